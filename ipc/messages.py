@@ -1,0 +1,277 @@
+"""Every message between processes, as frozen msgspec structs: one tagged union per direction, encoded with msgpack as arrays.
+
+Frontend -> core: `FrontendMessage`. Core -> frontend: `CoreMessage`. Worker -> core: `WorkerMessage`. Core -> worker:
+`WorkerCommand` (start-up only: what travels every step goes through the rings, see plan.py and ring.py).
+Each message carries the core's epoch, a number drawn when the core starts, so that a message meant for an earlier core is
+refused and never mistaken. Arrays of numbers travel as little-endian bytes; a receiver reads them with numpy.frombuffer.
+
+A sequence on the frontend wire is named by one integer, its key: `request id << 8 | child`, child < n <= 128.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from quire.ipc.sampling import SamplingParams
+
+PROTOCOL_VERSION = 1
+
+# Limits on one message, in bytes. A receiver drops the sender (frontend) or the message (core) that goes beyond.
+MAX_FRONTEND_MESSAGE = 64 << 20  # a request: a prompt of 8 M tokens as int32 would fit
+MAX_CORE_MESSAGE = 256 << 20  # a tokenizer file, prompt logprobs
+MAX_REQUEST_ID = (1 << 55) - 1
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Base of all messages: frozen, encoded as an array whose first element is the tag."""
+
+
+# ------------------------------------------------------------------------------------------------- frontend -> core
+class Hello(Message, tag="hello"):
+    """First message of a connection: which protocol the frontend speaks. Answered by Welcome or Refused."""
+
+    protocol: int
+
+
+class GetFile(Message, tag="get_file"):
+    """Ask for one of the files that Welcome lists."""
+
+    epoch: int
+    name: str
+
+
+class AddRequest(Message, tag="add"):
+    """A new request. Its n children are numbered 0 to n - 1; all answers name the key (id, child)."""
+
+    epoch: int
+    id: int  # chosen by the frontend, unique within its connection, 0 to MAX_REQUEST_ID
+    prompt_token_ids: bytes  # int32, at least one token
+    params: SamplingParams  # with max_tokens None meaning: to the end of the context
+    priority: int = 0  # lower runs first, under --scheduling-policy priority
+    cache_salt: str = ""  # prefix-cache hits happen only between requests of equal salt
+    arrival_time: float = 0.0  # seconds since the Unix epoch, for metrics and order of arrival
+
+
+class Abort(Message, tag="abort"):
+    """Drop these requests (all their children) now. Unknown ids are ignored: they may just have finished."""
+
+    epoch: int
+    ids: list[int]
+
+
+class Finish(Message, tag="finish"):
+    """The frontend has ended one sequence by itself (a stop string): free it; no further output is wanted."""
+
+    epoch: int
+    key: int
+    kept_tokens: int  # output tokens that belong to the text; for statistics
+
+
+class Ping(Message, tag="ping"):
+    """Heartbeat, at least every 2 s. `epoch` 0 before the Welcome. A frontend silent for long has its requests aborted."""
+
+    epoch: int
+
+
+FrontendMessage = Hello | GetFile | AddRequest | Abort | Finish | Ping
+
+
+# ------------------------------------------------------------------------------------------------- core -> frontend
+class FileInfo(Message):
+    name: str  # "tokenizer.json", "chat_template.jinja", "tokenizer_config.json", "generation_config.json"
+    digest: str  # sha256, hex
+    size: int
+
+
+class EngineLimits(Message):
+    max_model_len: int
+    vocab_size: int
+    max_num_seqs: int
+    max_logprobs: int
+    kv_capacity_tokens: int  # a sequence longer than this can never run
+
+
+class Welcome(Message, tag="welcome"):
+    """Answer to Hello: everything a frontend needs to serve, with the files themselves on demand."""
+
+    epoch: int
+    protocol: int
+    served_model_names: list[str]
+    limits: EngineLimits
+    files: list[FileInfo]
+    eos_token_ids: list[int]
+    version: str
+    created: int  # seconds since the Unix epoch, for /v1/models
+    step_timeout_s: float
+    enable_prefix_caching: bool
+
+
+class File(Message, tag="file"):
+    epoch: int
+    name: str
+    digest: str
+    data: bytes
+
+
+class Refused(Message, tag="refused"):
+    """The core does not talk to this frontend: wrong protocol, or a message with a stale epoch. Reconnect with Hello."""
+
+    epoch: int
+    reason: str
+
+
+class RequestError(Message, tag="request_error"):
+    """A request ended before or while it ran, for a reason of its own or because the engine failed it. Ends all its children."""
+
+    epoch: int
+    id: int
+    code: Literal["invalid", "too_long", "overloaded", "engine_error"]
+    message: str
+
+
+class Finished(Message):
+    """The end of one sequence. `stop_token_id`: the token that ended it, if one did (also the last token sent)."""
+
+    key: int
+    reason: FinishReason
+    stop_token_id: int | None = None
+
+
+class TokenLogprobs(Message):
+    """Log-probabilities that belong to one token of `StepOutputs`: raw, before penalties, temperature and masks."""
+
+    logprob: float  # of the sampled token
+    rank: int  # 1 = the most likely
+    top_ids: bytes  # int32, most likely first
+    top_logprobs: bytes  # float32
+
+
+class Started(Message):
+    """Sent with a sequence's first token."""
+
+    key: int
+    num_cached_tokens: int  # prompt tokens found in the prefix cache
+    queue_s: float  # from arrival to its first step
+
+
+class StepOutputs(Message, tag="outputs"):
+    """All new tokens of one frontend, of one or (if it was slow) several steps. keys may repeat: tokens in order.
+
+    `seq` counts this connection's StepOutputs from 0; a gap means a lost message, which a frontend treats as a lost core.
+    """
+
+    epoch: int
+    seq: int
+    keys: bytes  # int64
+    tokens: bytes  # int32, one per key
+    finished: list[Finished] = []
+    started: list[Started] = []
+    logprobs: list[TokenLogprobs] = []  # one for each token whose request asked for logprobs, in the order of keys
+
+
+class PromptLogprobs(Message, tag="prompt_logprobs"):
+    """Log-probabilities of the prompt's tokens from position `start` on (position 0 has none). Sent before the first token.
+
+    Of each position: the token's own logprob and rank, and the `num_top` most likely tokens.
+    """
+
+    epoch: int
+    id: int
+    start: int
+    num_top: int
+    logprobs: bytes  # float32 [positions]
+    ranks: bytes  # int32 [positions]
+    top_ids: bytes  # int32 [positions, num_top]
+    top_logprobs: bytes  # float32 [positions, num_top]
+
+
+class Beat(Message, tag="beat"):
+    """The core's loop is alive: sent to every frontend at least every 0.5 s, by the loop itself. Feeds /health and /metrics."""
+
+    epoch: int
+    oldest_step_s: float  # age of the oldest step in flight, 0.0 when there is none
+    num_running: int
+    num_waiting: int
+    kv_usage: float  # 0 to 1
+    prompt_tokens: int  # totals since start
+    cached_tokens: int
+    generation_tokens: int
+    preemptions: int
+    worker_restarts: int
+    ready: bool  # False while the workers (re)start
+
+
+class ShuttingDown(Message, tag="shutting_down"):
+    """The core stops: finish or fail your requests, reconnect later."""
+
+    epoch: int
+
+
+CoreMessage = Welcome | File | Refused | RequestError | StepOutputs | PromptLogprobs | Beat | ShuttingDown
+
+
+# ------------------------------------------------------------------------------------------------- worker <-> core
+class KVGroup(Message):
+    """Layers that share a block table: window 0 sees everything, otherwise the last `window` tokens."""
+
+    window: int
+    layers: list[int]
+
+
+class WorkerProfile(Message, tag="profile"):
+    """A worker has loaded its weights and measured its memory: how many KV blocks it can hold."""
+
+    rank: int
+    num_blocks: int
+    block_size: int
+    kv_groups: list[KVGroup]
+    vocab_size: int
+    device: str
+    weights_bytes: int
+    activation_bytes: int
+    block_bytes: int
+
+
+class WorkerReady(Message, tag="ready"):
+    """The KV cache is there, graphs are captured: plans may come."""
+
+    rank: int
+    startup_s: float
+
+
+class WorkerFailed(Message, tag="failed"):
+    """A worker cannot start or go on; `message` is for the user."""
+
+    rank: int
+    message: str
+
+
+class WorkerPromptLogprobs(Message, tag="worker_prompt_logprobs"):
+    """Prompt logprobs of one prefill row of one step; fields as in PromptLogprobs."""
+
+    rank: int
+    step: int
+    row: int
+    logprobs: bytes
+    ranks: bytes
+    top_ids: bytes
+    top_logprobs: bytes
+
+
+WorkerMessage = WorkerProfile | WorkerReady | WorkerFailed | WorkerPromptLogprobs
+
+
+class AllocateKV(Message, tag="allocate_kv"):
+    """The core's decision, the least of all workers' num_blocks."""
+
+    num_blocks: int
+
+
+WorkerCommand = AllocateKV
+
+
+def sequence_key(request_id: int, child: int) -> int:
+    """The wire name of child `child` of request `request_id`."""
+    return request_id << 8 | child

@@ -1,0 +1,195 @@
+"""SamplingParams: what a request may ask of the sampler, with vLLM's names and defaults, and the one table of bounds.
+
+The same frozen struct is what a Python user builds, what travels from a frontend to the core, and what the core reads.
+Bounds that need nothing but the value are checked when the struct is made, also when it is decoded from a wire; bounds that
+depend on the engine (vocabulary, context, caps) are checked by `check_against`, in the frontend and again in the core.
+"""
+
+import math
+
+import msgspec
+
+SAMPLING_EPS = 1e-5  # a temperature below this means greedy
+MIN_TEMPERATURE = 1e-2  # a positive temperature below this is raised to it, as in vLLM: fp32 logits / T overflow below
+
+MAX_N = 128
+MAX_STOP_STRINGS = 64
+MAX_STOP_LENGTH = 1024  # characters of one stop string
+MAX_STOP_TOKEN_IDS = 240  # with the model's own end-of-sequence ids (at most 16) they fill a row of MAX_MASKED_STOPS
+MAX_MASKED_STOPS = 256
+MAX_LOGIT_BIAS = 1024
+MAX_BAD_WORDS = 256  # token sequences
+MAX_BAD_WORD_TOKENS = 16  # tokens of one of them
+MAX_LOGPROBS = 20
+
+# name: (lowest, highest, whether the lowest itself is allowed); None = no limit on that side. NaN and infinity never pass.
+BOUNDS: dict[str, tuple[float | None, float | None, bool]] = {
+    "n": (1, MAX_N, True),
+    "temperature": (0.0, None, True),
+    "top_p": (0.0, 1.0, False),
+    "top_k": (-1, None, True),
+    "min_p": (0.0, 1.0, True),
+    "presence_penalty": (-2.0, 2.0, True),
+    "frequency_penalty": (-2.0, 2.0, True),
+    "repetition_penalty": (0.0, None, False),
+    "seed": (-(2**63), 2**63 - 1, True),
+    "max_tokens": (1, None, True),
+    "min_tokens": (0, None, True),
+    "logprobs": (0, MAX_LOGPROBS, True),
+    "prompt_logprobs": (0, MAX_LOGPROBS, True),
+}
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+    """How to sample one request. Names, defaults and meaning are vLLM's.
+
+    n: completions per prompt (1 to 128). temperature: 0 is greedy. top_p in (0, 1]; top_k: -1 or 0 means all; min_p in [0, 1].
+    presence_penalty, frequency_penalty in [-2, 2], over output tokens; repetition_penalty > 0, over prompt and output.
+    seed: None draws one; the same seed gives the same noise at the same position, whatever runs beside it.
+    stop: strings that end the text (cut from it unless include_stop_str_in_output). stop_token_ids: ids that end it.
+    ignore_eos: go on past the model's end-of-sequence ids. max_tokens: None means as many as fit into the context (the HTTP
+    routes and `LLM` set 16 where OpenAI's and vLLM's defaults are 16). min_tokens: no stop id before so many tokens.
+    logprobs, prompt_logprobs: None, or how many (0 to 20) alternatives to return beside each token's own log-probability.
+    logit_bias: token id -> bias in [-100, 100]. allowed_token_ids: nothing else may be sampled. bad_words: never produced.
+    detokenize: False returns ids without text. skip_special_tokens: leave special tokens out of the text.
+
+    Raises ValueError, naming the field, for a value outside its bounds.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    stop: list[str] | str | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    bad_words_token_ids: list[list[int]] | None = None  # filled in by the frontend, which has the tokenizer
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            msgspec.structs.force_setattr(self, "stop", [self.stop])
+        if 0 < self.temperature < SAMPLING_EPS:
+            msgspec.structs.force_setattr(self, "temperature", 0.0)
+        elif SAMPLING_EPS <= self.temperature < MIN_TEMPERATURE:
+            msgspec.structs.force_setattr(self, "temperature", MIN_TEMPERATURE)
+        for name in BOUNDS:
+            _check_bound(name, getattr(self, name))
+        _check_lists(self)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < SAMPLING_EPS
+
+    @property
+    def needs_filter(self) -> bool:
+        """Whether top-k, top-p or min-p removes anything; it never does under greedy sampling."""
+        return not self.is_greedy and (self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0)
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
+
+    @property
+    def needs_features(self) -> bool:
+        """Whether the request needs a row in the device's pool of rare sampling state."""
+        return bool(
+            self.has_penalties or self.logit_bias or self.allowed_token_ids or self.bad_words_token_ids or self.min_tokens > 0
+        )
+
+
+def _check_bound(name: str, value: float | None) -> None:
+    if value is None and name in ("seed", "max_tokens", "logprobs", "prompt_logprobs"):
+        return
+    whole = name in ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")
+    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
+        raise ValueError(f"{name} must be {'an integer' if whole else 'a number'}, got {value!r}")
+    low, high, closed = BOUNDS[name]
+    inside = math.isfinite(value) if isinstance(value, float) else True
+    inside = inside and (low is None or (value >= low if closed else value > low)) and (high is None or value <= high)
+    if not inside:
+        floor = "" if low is None else f"{'at least' if closed else 'greater than'} {low}"
+        top = "" if high is None else f"at most {high}"
+        raise ValueError(f"{name} must be {' and '.join(p for p in (floor, top) if p)}, got {value}")
+
+
+def _check_lists(p: SamplingParams) -> None:
+    if p.max_tokens is not None and p.min_tokens > p.max_tokens:
+        raise ValueError(f"min_tokens must be at most max_tokens ({p.max_tokens}), got {p.min_tokens}")
+    _check_strings("stop", p.stop, MAX_STOP_STRINGS)
+    _check_strings("bad_words", p.bad_words, MAX_BAD_WORDS)
+    _check_ids("stop_token_ids", p.stop_token_ids, MAX_STOP_TOKEN_IDS)
+    _check_ids("allowed_token_ids", p.allowed_token_ids, 1 << 24)
+    if p.allowed_token_ids is not None and not p.allowed_token_ids:
+        raise ValueError("allowed_token_ids must not be empty")
+    if p.logit_bias is not None:
+        if len(p.logit_bias) > MAX_LOGIT_BIAS:
+            raise ValueError(f"logit_bias takes at most {MAX_LOGIT_BIAS} tokens, got {len(p.logit_bias)}")
+        _check_ids("logit_bias", list(p.logit_bias), MAX_LOGIT_BIAS)
+        for token, bias in p.logit_bias.items():
+            if not (isinstance(bias, int | float) and -100 <= bias <= 100):
+                raise ValueError(f"logit_bias of token {token} must be between -100 and 100, got {bias}")
+    if p.bad_words_token_ids is not None:
+        if len(p.bad_words_token_ids) > MAX_BAD_WORDS:
+            raise ValueError(f"bad_words takes at most {MAX_BAD_WORDS} token sequences, got {len(p.bad_words_token_ids)}")
+        for word in p.bad_words_token_ids:
+            if not 1 <= len(word) <= MAX_BAD_WORD_TOKENS:
+                raise ValueError(f"each of bad_words must be 1 to {MAX_BAD_WORD_TOKENS} tokens long, got {len(word)}")
+            _check_ids("bad_words", word, MAX_BAD_WORD_TOKENS)
+
+
+def _check_strings(name: str, strings: list[str] | str | None, most: int) -> None:
+    if strings is None:
+        return
+    if not isinstance(strings, list) or not all(isinstance(s, str) for s in strings):
+        raise ValueError(f"{name} must be a list of strings")
+    if len(strings) > most:
+        raise ValueError(f"{name} takes at most {most} strings, got {len(strings)}")
+    for s in strings:
+        if not s:
+            raise ValueError(f"{name} must not contain an empty string")
+        if len(s) > MAX_STOP_LENGTH:
+            raise ValueError(f"a string of {name} may be at most {MAX_STOP_LENGTH} characters long")
+
+
+def _check_ids(name: str, ids: list[int] | None, most: int) -> None:
+    if ids is None:
+        return
+    if len(ids) > most:
+        raise ValueError(f"{name} takes at most {most} token ids, got {len(ids)}")
+    for i in ids:
+        if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < 2**31:
+            raise ValueError(f"{name} must hold token ids, got {i!r}")
+
+
+def check_against(p: SamplingParams, *, vocab_size: int, max_logprobs: int) -> None:
+    """Check what only the engine knows: ids within the vocabulary, the engine's own cap on logprobs. Raises ValueError."""
+    for name in ("logprobs", "prompt_logprobs"):
+        value = getattr(p, name)
+        if value is not None and value > max_logprobs:
+            raise ValueError(f"{name} must be at most {max_logprobs}, got {value}")
+    words = [i for word in p.bad_words_token_ids or [] for i in word]
+    for name, ids in (
+        ("stop_token_ids", p.stop_token_ids or []),
+        ("allowed_token_ids", p.allowed_token_ids or []),
+        ("logit_bias", p.logit_bias or {}),
+        ("bad_words", words),
+    ):
+        top = max(ids, default=-1)
+        if top >= vocab_size:
+            raise ValueError(f"{name} holds token id {top}, outside the vocabulary of {vocab_size}")
