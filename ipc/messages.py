@@ -123,7 +123,7 @@ class Refused(Message, tag="refused"):
 
 
 class RequestError(Message, tag="request_error"):
-    """A request ended before or while it ran, for a reason of its own or because the engine failed it. Ends all its children."""
+    """A request ended before or while it ran, for a reason of its own or because the engine failed. Ends all its children."""
 
     epoch: int
     id: int

@@ -11,8 +11,8 @@ device in tables indexed by slot, and a decode row that merely continues costs n
     prefill token ids   [n]               of all prefill rows, one after the other
     features            variable          see `encode_features`; applied by the worker before the step's forward
 
-Rows of a step are its decode rows, then its prefill rows; the tokens are laid out in the same order. Every row yields one result
-word; the core ignores that of a prefill row without PREFILL_SAMPLE. float32 values travel as their bits.
+Rows of a step are its decode rows, then its prefill rows; the tokens are laid out in the same order. Every row yields one
+result word; the core ignores that of a prefill row without PREFILL_SAMPLE. float32 values travel as their bits.
 """
 
 from dataclasses import dataclass
