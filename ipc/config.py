@@ -36,6 +36,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_num_waiting: int = 8192
     enable_prefix_caching: bool = True
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    admission: Literal["lookahead", "optimistic"] = "lookahead"
     enforce_eager: bool = False
     max_logprobs: int = 20
     seed: int = 0
@@ -134,6 +135,11 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=d.enable_prefix_caching,
                        help="reuse KV blocks of equal prefixes")  # fmt: skip
     add("--scheduling-policy", "order of waiting requests", choices=["fcfs", "priority"])
+    add(
+        "--admission",
+        "start a request if memory will do to its end, or as soon as there is room now (and preempt later)",
+        choices=["lookahead", "optimistic"],
+    )
     group.add_argument("--enforce-eager", action="store_true", help="run without CUDA graphs")
     add("--max-logprobs", "most logprobs a request may ask for, 0 to 20", type=int)
     add("--seed", "of weights under --load-format dummy, and of requests without one of their own", type=int)

@@ -1,0 +1,148 @@
+"""BlockPool: the one owner of KV blocks, their reference counts and the prefix cache. No I/O, no torch.
+
+Every block but block 0 (the null block, which block tables name where nothing is to be read) is in exactly one state:
+
+    free      no content that anybody could ask for
+    cached    reference count 0, but its content can be hit by its hash: the least recently used is evicted first
+    used      reference count > 0; may carry a hash, too
+
+`check()` proves free + cached + used == total. Blocks are hashed per KV group: a hash names the tokens up to the block's end,
+the group says whose layers the block holds.
+"""
+
+import hashlib
+import secrets
+from collections import OrderedDict
+from collections.abc import Iterable
+
+import numpy as np
+
+BlockHash = bytes
+
+
+class BlockHasher:
+    """Chain of keyed hashes, H(parent, tokens): equal only for equal prefixes under the same salt, in this process."""
+
+    def __init__(self, block_size: int, secret: bytes | None = None):
+        self.block_size = block_size
+        self._secret = secret or secrets.token_bytes(32)
+
+    def root(self, *parts: bytes) -> BlockHash:
+        """The chain's start: what else, besides tokens, must be equal (salt, adapter, media). Parts are length-prefixed."""
+        h = hashlib.blake2b(key=self._secret, digest_size=16)
+        for part in parts:
+            h.update(len(part).to_bytes(8, "little") + part)
+        return h.digest()
+
+    def extend(self, chain: list[BlockHash], root: BlockHash, token_ids: np.ndarray) -> None:
+        """Append the hashes of the full blocks of `token_ids` (int32) that `chain` lacks."""
+        size = self.block_size
+        parent = chain[-1] if chain else root
+        for start in range(len(chain) * size, len(token_ids) - size + 1, size):
+            h = hashlib.blake2b(parent, key=self._secret, digest_size=16)
+            h.update(token_ids[start : start + size].tobytes())
+            parent = h.digest()
+            chain.append(parent)
+
+
+class BlockPool:
+    """Blocks 1 to num_blocks - 1, shared by all KV groups."""
+
+    def __init__(self, num_blocks: int, num_groups: int):
+        if num_blocks < 2:
+            raise ValueError("a block pool needs at least 2 blocks: the null block and one more")
+        self.num_blocks = num_blocks
+        self._free = list(range(num_blocks - 1, 0, -1))
+        self._lru: OrderedDict[int, None] = OrderedDict()  # cached blocks, least recently used first
+        self._refs = [0] * num_blocks
+        self._hash_of: dict[int, tuple[int, BlockHash]] = {}
+        self._by_hash: list[dict[BlockHash, int]] = [{} for _ in range(num_groups)]
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that `allocate` could hand out."""
+        return len(self._free) + len(self._lru)
+
+    @property
+    def num_used(self) -> int:
+        return self.num_blocks - 1 - self.num_available
+
+    @property
+    def usage(self) -> float:
+        return self.num_used / (self.num_blocks - 1)
+
+    def allocate(self) -> int:
+        """A block of reference count 1 with no meaningful content. Raises IndexError if none is available."""
+        if self._free:
+            block = self._free.pop()
+        elif self._lru:
+            block, _ = self._lru.popitem(last=False)
+            self._forget(block)
+        else:
+            raise IndexError("no KV block is available")
+        self._refs[block] = 1
+        return block
+
+    def find(self, group: int, block_hash: BlockHash) -> int | None:
+        return self._by_hash[group].get(block_hash)
+
+    def is_cached_unused(self, block: int) -> bool:
+        """Whether taking this block costs an available one."""
+        return self._refs[block] == 0
+
+    def take(self, block: int) -> int:
+        """Share a block found by its hash."""
+        if self._refs[block] == 0:
+            del self._lru[block]
+        self._refs[block] += 1
+        return block
+
+    def release(self, blocks: Iterable[int]) -> None:
+        """Drop one reference to each; the first one released is the first to be evicted."""
+        for block in blocks:
+            if block == 0:
+                continue
+            self._refs[block] -= 1
+            if self._refs[block] == 0:
+                if block in self._hash_of:
+                    self._lru[block] = None
+                else:
+                    self._free.append(block)
+            elif self._refs[block] < 0:
+                raise AssertionError(f"block {block} was released more often than taken")
+
+    def register(self, group: int, block: int, block_hash: BlockHash) -> None:
+        """Make a used block's content findable. A second block of the same content stays private."""
+        if block_hash not in self._by_hash[group] and block not in self._hash_of:
+            self._by_hash[group][block_hash] = block
+            self._hash_of[block] = (group, block_hash)
+
+    def forget_all(self) -> None:
+        """Empty the prefix cache, e.g. after the workers lost their memory. Used blocks stay used, without a hash."""
+        for block in self._lru:
+            self._free.append(block)
+        self._lru.clear()
+        self._hash_of.clear()
+        for table in self._by_hash:
+            table.clear()
+
+    def _forget(self, block: int) -> None:
+        group, block_hash = self._hash_of.pop(block)
+        del self._by_hash[group][block_hash]
+
+    def check(self, holders: Iterable[Iterable[int]] | None = None) -> None:
+        """Assert conservation; with `holders` (every sequence's blocks) also that the reference counts are theirs."""
+        free, cached = set(self._free), set(self._lru)
+        used = {b for b in range(1, self.num_blocks) if self._refs[b] > 0}
+        assert len(free) == len(self._free), "a block is twice in the free list"
+        assert not (free & cached or free & used or cached & used), "a block is in two states"
+        assert len(free) + len(cached) + len(used) == self.num_blocks - 1, "a block was lost"
+        assert all(b in self._hash_of for b in cached) and not any(b in self._hash_of for b in free)
+        assert sum(len(t) for t in self._by_hash) == len(self._hash_of)
+        if holders is not None:
+            counts = [0] * self.num_blocks
+            for blocks in holders:
+                for block in blocks:
+                    counts[block] += 1
+            counts[0] = 0
+            assert counts == self._refs, "reference counts differ from what the sequences hold"

@@ -1,0 +1,594 @@
+"""Scheduler: a pure state machine. Events in (add, abort, step results), plans and outputs out. No I/O, no torch, no clock.
+
+There is no prefill phase: every running sequence has tokens that are known and tokens that are computed, and a step's token
+budget closes the gap, running sequences first (decode rows, then prefills under way), then waiting ones. Steps are scheduled
+before the results of earlier ones are known, by counts alone; blocks and slots are given back only when the last step that
+uses them has returned. Who calls: the core's loop (core.py); tests call it as a list of events.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from quire.enginecore.admission import PeakEstimate
+from quire.enginecore.kv_manager import KVManager
+from quire.enginecore.sequence import Sequence, Slots, State
+from quire.enginecore.waiting import WaitingQueue
+from quire.ipc.messages import Finished, Started
+from quire.ipc.plan import (
+    BLOCK_WORDS,
+    PREFILL_PROMPT_LOGPROBS,
+    PREFILL_SAMPLE,
+    PREFILL_WORDS,
+    SLOT_WORDS,
+    Features,
+    StepPlan,
+    encode_features,
+)
+from quire.ipc.sampling import MAX_BAD_WORD_TOKENS
+
+MAX_FEATURE_WORDS = 1 << 20  # of one plan; one sequence's record may go beyond
+NO_WORDS = np.zeros(0, np.int32)
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    block_size: int
+    num_blocks: int
+    windows: tuple[int, ...]  # per KV group; 0: sees everything
+    enable_prefix_caching: bool = True
+    policy: str = "fcfs"
+    num_feature_rows: int = 64
+    look_ahead: bool = True  # False: admit while blocks are free, and preempt when they run out
+    eos_token_ids: tuple[int, ...] = ()
+    vocab_size: int = 0
+
+
+@dataclass(frozen=True)
+class ScheduledStep:
+    """What must be remembered until a step's results are back. Rows: decode rows, then prefill rows."""
+
+    step: int
+    slots: np.ndarray  # int32 [rows]
+    samples: np.ndarray  # bool [rows]
+    prefills: list[tuple[Sequence, int]]  # sequence, and tokens computed once this step is done
+    first_prefill_row: int
+    num_tokens: int
+
+
+@dataclass
+class StepOutput:
+    """What a step's results mean: new tokens in row order, and which sequences began or ended. Arrays have equal length."""
+
+    owners: np.ndarray
+    keys: np.ndarray
+    tokens: np.ndarray
+    rows: np.ndarray  # row of the step that each token came from
+    wants_logprobs: np.ndarray
+    finished: list[tuple[int, Finished]] = field(default_factory=list)  # (owner, ...)
+    started: list[tuple[int, Started]] = field(default_factory=list)
+
+
+@dataclass
+class Counters:
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generation_tokens: int = 0
+    preemptions: int = 0
+
+
+class Scheduler:
+    def __init__(self, config: SchedulerConfig):
+        self.config = config
+        self.slots = Slots(config.max_num_seqs, config.max_model_len)
+        self.kv = KVManager(config.num_blocks, config.block_size, config.windows, num_slots=config.max_num_seqs + 1)
+        self.waiting = WaitingQueue(config.policy)
+        self.counters = Counters()
+        self._peak = PeakEstimate()
+        self._eos = np.zeros(max(config.vocab_size, 1), bool)
+        self._eos[[i for i in config.eos_token_ids if i < config.vocab_size]] = True
+        self._feature_rows = list(range(config.num_feature_rows - 1, -1, -1))
+        self._step = 0
+        self._returned = 0
+        self._decode = np.zeros(0, np.int32)  # slots of the decode rows, in row order
+        self._sent_decode: np.ndarray | None = None  # the decode rows that the workers hold
+        self._prefilling: list[Sequence] = []  # by order
+        self._leaving: deque[Sequence] = deque()  # finished or preempted, with a step in flight
+        self._stalled = 0  # decode rows left out of this step for want of blocks
+        self._preempted = False  # in this step: nobody is admitted, so that a slot has one owner within a plan
+        self._sequences: dict[tuple[int, int], list[Sequence]] = {}  # (owner, request id) -> live children
+
+    # ---------------------------------------------------------------------------------------------------- events
+    def add(self, seq: Sequence) -> None:
+        """A new sequence waits. It must be able to fit: see `fits`."""
+        self._sequences.setdefault((seq.owner, seq.request_id), []).append(seq)
+        self.waiting.push(seq)
+
+    def fits(self, num_tokens: int) -> bool:
+        """Whether a sequence of so many tokens could run if it were alone."""
+        return num_tokens <= self.config.max_model_len and bool(self.kv.blocks_needed(num_tokens) < self.config.num_blocks)
+
+    def abort(self, owner: int, request_id: int) -> int:
+        """Drop a request's sequences in any state; returns how many there were."""
+        live = list(self._sequences.get((owner, request_id), []))
+        for seq in live:
+            self._end(seq)
+        return len(live)
+
+    def finish(self, owner: int, key: int) -> None:
+        """The frontend ended one sequence (a stop string)."""
+        for seq in list(self._sequences.get((owner, key >> 8), [])):
+            if seq.key == key:
+                self._end(seq)
+
+    def abort_owner(self, owner: int) -> int:
+        """Drop all of a frontend's requests."""
+        return sum(self.abort(o, r) for o, r in list(self._sequences) if o == owner)
+
+    @property
+    def num_running(self) -> int:
+        return self.config.max_num_seqs - len(self.slots.free) - len(self._leaving)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting) or bool(self._prefilling) or len(self._decode) > 0 or self._draining()
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._sequences and not self._leaving
+
+    # -------------------------------------------------------------------------------------------------- schedule
+    def schedule(self, now: float = 0.0) -> tuple[StepPlan, ScheduledStep] | None:
+        """The next step, or None if nothing can run before an earlier step returns or a request arrives.
+
+        `now`, seconds since the Unix epoch, only stamps sequences that start.
+        """
+        step = self._step + 1
+        self._preempted = False
+        build = _PlanBuilder(step, now)
+        decode = self._schedule_decode(build)
+        self.slots.last_step[decode] = step
+        self._schedule_prefills(build, self.config.max_num_batched_tokens - len(decode))
+        if not len(decode) and not build.prefills:
+            return None
+        self._step = step
+        same = self._sent_decode is not None and np.array_equal(decode, self._sent_decode)
+        self._sent_decode = decode
+        prefill_slots = np.fromiter((s.slot for s, _ in build.prefills), np.int32, len(build.prefills))
+        rows = np.concatenate([decode, prefill_slots]) if len(prefill_slots) else decode
+        samples = np.concatenate([np.ones(len(decode), bool), np.asarray(build.samples, bool)])
+        plan = build.finish(decode, same, self.slots.variant[rows[samples]], self.slots.sched_tokens[rows])
+        self.slots.sched_tokens[rows[samples]] += 1
+        self._start_decoding(build)
+        return plan, ScheduledStep(step, rows, samples, build.prefills, len(decode), plan.num_tokens)
+
+    def _schedule_decode(self, build: "_PlanBuilder") -> np.ndarray:
+        t = self.slots
+        left = t.sched_tokens[self._decode] < t.final_len[self._decode]
+        if not left.all():
+            self._decode = self._decode[left]  # their last token is in flight
+        rows = self._decode
+        budget = self.config.max_num_batched_tokens
+        if len(rows) > budget:  # take turns
+            self._decode = np.concatenate([rows[budget:], rows[:budget]])
+            rows = rows[:budget]
+        short = t.sched_tokens[rows] > t.capacity[rows]
+        self._stalled = 0
+        if short.any():
+            rows = self._grow(rows, short, build)
+        return rows
+
+    def _grow(self, rows: np.ndarray, short: np.ndarray, build: "_PlanBuilder") -> np.ndarray:
+        """Give the rows at the end of their last block another one; who gets none is left out, or preempted."""
+        needy = [self._sequence(slot) for slot in rows[short]]
+        needy.sort(key=lambda s: s.order)
+        stalled: set[int] = set()
+        for seq in needy:
+            if seq.state is not State.DECODE:
+                continue  # preempted just now, for an earlier one
+            if not self._make_room(seq, 1):
+                if seq.state is State.DECODE:
+                    stalled.add(seq.slot)
+                continue
+            build.block_updates += self.kv.grow(seq, 1)
+            self.slots.capacity[seq.slot] += self.config.block_size
+        self._stalled = len(stalled)
+        keep = [s for s in rows.tolist() if s not in stalled and (q := self.slots.sequences[s]) and q.state is State.DECODE]
+        return np.asarray(keep, np.int32)
+
+    def _make_room(self, seq: Sequence, blocks_each: int) -> bool:
+        """See that `blocks_each` blocks per KV group are available for `seq`, preempting later ones (or itself)."""
+        need = blocks_each * self.kv.num_groups
+        while self.kv.pool.num_available < need:
+            if self.kv.pool.num_available + self._coming() >= need:
+                return False  # blocks come back with a step in flight
+            victim = max(self._running(), key=lambda s: s.order)
+            if victim is seq and self._alone(seq):
+                # its own steps in flight give back what its window leaves behind
+                assert self.slots.last_step[seq.slot] > self._returned, "a sequence was let in that does not fit"
+                return False
+            self._preempt(victim)
+            if victim is seq:
+                return False
+        return True
+
+    def _schedule_prefills(self, build: "_PlanBuilder", budget: int) -> None:
+        for seq in list(self._prefilling):
+            if budget <= 0:
+                break
+            if seq.state is State.PREFILL:
+                budget -= self._prefill_chunk(seq, budget, build)
+        self._admit(budget, build)
+        build.registrations.apply(self.kv)
+
+    def _prefill_chunk(self, seq: Sequence, budget: int, build: "_PlanBuilder") -> int:
+        """Schedule the next chunk of a running prefill; returns its tokens (0 if there is no room now)."""
+        total = int(self.slots.num_tokens[seq.slot])
+        length = min(total - seq.num_computed, budget)
+        length = self._room_for_chunk(seq, length)
+        if length <= 0:
+            return 0
+        grow = self.kv.blocks_to_grow(seq, seq.num_computed + length)
+        if grow:
+            build.block_updates += self.kv.grow(seq, grow)
+            self.slots.capacity[seq.slot] += grow * self.config.block_size
+        self._put_chunk(seq, length, build)
+        return length
+
+    def _room_for_chunk(self, seq: Sequence, length: int) -> int:
+        """How many of `length` tokens can be computed now: fewer if blocks are short, at least one block's worth or none."""
+        size, groups = self.config.block_size, self.kv.num_groups
+        grow = self.kv.blocks_to_grow(seq, seq.num_computed + length)
+        if grow * groups <= self.kv.pool.num_available:
+            return length
+        spare = int(self.slots.capacity[seq.slot]) - seq.num_computed
+        if spare <= 0 and not self._make_room(seq, 1):
+            return 0
+        blocks = self.kv.pool.num_available // groups
+        return min(length, spare + blocks * size)
+
+    def _put_chunk(self, seq: Sequence, length: int, build: "_PlanBuilder") -> None:
+        t, start = self.slots, seq.num_computed
+        total = int(t.num_tokens[seq.slot])
+        end = start + length
+        flags, next_token, num_prompt_logprobs = 0, -1, 0
+        if end == total:
+            flags |= PREFILL_SAMPLE
+        wanted = seq.params.prompt_logprobs
+        if wanted is not None and seq.child == 0 and start < len(seq.prompt) and t.is_first[seq.slot]:
+            flags |= PREFILL_PROMPT_LOGPROBS
+            num_prompt_logprobs = wanted
+            next_token = int(seq.prompt[end]) if end < len(seq.prompt) else -1
+        build.add_prefill(
+            seq, t.token_ids[seq.slot, start:end], (seq.slot, start, length, flags, next_token, num_prompt_logprobs)
+        )
+        seq.num_computed = end
+        t.last_step[seq.slot] = build.step
+        if not seq.first_scheduled:
+            seq.first_scheduled = build.now
+        if seq.use_cache:
+            build.registrations.add(seq, end // self.config.block_size)
+
+    def _start_decoding(self, build: "_PlanBuilder") -> None:
+        """Sequences whose known tokens are all computed now are decode rows from the next step on."""
+        rows = zip(build.prefills, build.samples, strict=True)
+        done = [seq for (seq, _), samples in rows if samples and seq.state is State.PREFILL]
+        for seq in done:
+            self._prefilling.remove(seq)
+            self.kv.remove_pending(seq)
+            seq.state = State.DECODE
+        if done:
+            self._decode = np.concatenate([self._decode, np.asarray([s.slot for s in done], np.int32)])
+
+    # ------------------------------------------------------------------------------------------------- admission
+    def _admit(self, budget: int, build: "_PlanBuilder") -> None:
+        held: list[Sequence] = []
+        while budget > 0 and self.waiting and self.slots.free and build.feature_words < MAX_FEATURE_WORDS:
+            if self._stalled or self._preempted:
+                break
+            seq = self.waiting.pop()
+            known = seq.tokens if seq.tokens is not None else seq.prompt
+            if seq.params.needs_features and not self._feature_rows:
+                held.append(seq)
+                break
+            hits, must_wait = self.kv.find_prefix(seq, known)
+            if must_wait:  # another sequence is computing the same prefix: let it, then hit its blocks
+                held.append(seq)
+                continue
+            if not self._has_room_for(seq, known, hits):
+                held.append(seq)
+                break
+            budget -= self._start(seq, known, hits, budget, build)
+        for seq in reversed(held):
+            self.waiting.push_front(seq)
+
+    def _has_room_for(self, seq: Sequence, known: np.ndarray, hits: list[list[int]]) -> bool:
+        """Look ahead: will everybody's blocks fit to the end, as far as can be guessed?"""
+        if self.num_running == 0 and not self._leaving:
+            return True
+        new = self.kv.blocks_needed(len(known) + 1) - len(hits[0]) * self.kv.num_groups
+        new += sum(self.kv.pool.is_cached_unused(b) for group in hits for b in group if b)
+        if new > self.kv.pool.num_available:
+            return False
+        if not self.config.look_ahead:
+            return True
+        t = self.slots
+        live = np.flatnonzero(t.running)
+        used = np.append(t.sched_tokens[live], len(known))
+        final = np.append(
+            self._peak.final_len(used[:-1], t.prompt_len[live], t.final_len[live], t.ends_by_length[live]),
+            self._peak.final_len(len(known), len(seq.prompt), seq.final_len, seq.ends_by_length),
+        )
+        counted_twice = max(int(self.kv.blocks_needed(used[:-1]).sum()) - self.kv.pool.num_used, 0)
+        return self._peak.fits(used, final, self.kv.blocks_needed, self.config.num_blocks - 1 + counted_twice)
+
+    def _start(self, seq: Sequence, known: np.ndarray, hits: list[list[int]], budget: int, build: "_PlanBuilder") -> int:
+        """Give a waiting sequence its slot and first chunk; returns the chunk's tokens."""
+        slot = self.slots.lease(seq, known)
+        seq.tokens = None
+        seq.state = State.PREFILL
+        cached = self.kv.attach(seq, hits) * self.config.block_size
+        seq.num_computed = cached
+        self.slots.capacity[slot] = cached
+        if seq.num_cached_tokens < 0:
+            seq.num_cached_tokens = cached
+            self.counters.prompt_tokens += len(seq.prompt)
+            self.counters.cached_tokens += cached
+        if seq.params.needs_features:
+            seq.feature_row = self._feature_rows.pop()
+            build.add_features(_features_of(seq, known))
+        build.slot_updates.append(_slot_words(seq))
+        build.block_updates += self.kv.table_of(seq)
+        self.kv.add_pending(seq)
+        self._prefilling.append(seq)
+        self._prefilling.sort(key=lambda s: s.order)
+        return self._prefill_chunk(seq, budget, build)
+
+    # --------------------------------------------------------------------------------------------------- results
+    def update(self, scheduled: ScheduledStep, tokens: np.ndarray) -> StepOutput:
+        """Take a step's sampled ids (int32 [rows]); steps return in order."""
+        t = self.slots
+        self._returned = scheduled.step
+        for seq, computed in scheduled.prefills:
+            if seq.slot >= 0:
+                self.kv.release_outside_window(seq, computed)
+        rows = np.flatnonzero(scheduled.samples & t.alive[scheduled.slots])
+        slots, tokens = scheduled.slots[rows], tokens[rows]
+        t.token_ids[slots, t.num_tokens[slots]] = tokens
+        t.num_tokens[slots] += 1
+        self.counters.generation_tokens += len(rows)
+        out = StepOutput(t.owner[slots], t.key[slots], tokens, rows, t.wants_logprobs[slots])
+        self._report_started(slots, out)
+        ended = self._find_ended(slots, tokens)
+        self._complete_blocks(slots)
+        for i, stop_id in ended:
+            self._finish_row(int(slots[i]), int(tokens[i]), stop_id, out)
+        self._let_go()
+        return out
+
+    def _report_started(self, slots: np.ndarray, out: StepOutput) -> None:
+        for i in np.flatnonzero(self.slots.is_first[slots]):
+            seq = self._sequence(slots[i])
+            self.slots.is_first[seq.slot] = False
+            queue_s = max(seq.first_scheduled - seq.arrival_time, 0.0)
+            out.started.append((seq.owner, Started(seq.key, max(seq.num_cached_tokens, 0), queue_s)))
+
+    def _find_ended(self, slots: np.ndarray, tokens: np.ndarray) -> list[tuple[int, bool]]:
+        """(index, whether a stop id ended it) of the rows that end with this token."""
+        t = self.slots
+        stops = self._eos[np.minimum(tokens, len(self._eos) - 1)] & t.checks_eos[slots]
+        for i in np.flatnonzero(t.checks_ids[slots]):
+            stops[i] |= int(tokens[i]) in self._sequence(slots[i]).stop_ids
+        ends = stops | (t.num_tokens[slots] >= t.final_len[slots])
+        return [(int(i), bool(stops[i])) for i in np.flatnonzero(ends)]
+
+    def _finish_row(self, slot: int, token: int, by_stop_id: bool, out: StepOutput) -> None:
+        seq = self._sequence(slot)
+        self._peak.observe(int(self.slots.num_tokens[slot]) - len(seq.prompt))
+        out.finished.append((seq.owner, Finished(seq.key, "stop" if by_stop_id else "length", token if by_stop_id else None)))
+        self._end(seq)
+
+    def _complete_blocks(self, slots: np.ndarray) -> None:
+        """Rows that have just filled a block: make it findable, give back what the window has left behind."""
+        computed = self.slots.num_tokens[slots] - 1  # of the steps that have returned
+        for i in np.flatnonzero(computed % self.config.block_size == 0):
+            seq = self._sequence(slots[i])
+            if seq.use_cache:
+                self.kv.hash_known(seq, self.slots.known(seq)[: int(computed[i])])
+                self.kv.register(seq, int(computed[i]) // self.config.block_size)
+            self.kv.release_outside_window(seq, int(computed[i]))
+
+    # --------------------------------------------------------------------------------- leaving: end and preemption
+    def _end(self, seq: Sequence) -> None:
+        """The sequence is over, for whatever reason; its blocks follow when no step in flight uses them."""
+        live = self._sequences[(seq.owner, seq.request_id)]
+        live.remove(seq)
+        if not live:
+            del self._sequences[(seq.owner, seq.request_id)]
+        before, seq.state = seq.state, State.FINISHED
+        if before is State.WAITING:
+            self.waiting.remove(seq)
+        elif before is not State.DRAINING:
+            self._leave(seq, before)
+        if seq.slot >= 0:
+            self.slots.alive[seq.slot] = False
+            self._let_go()
+
+    def _preempt(self, seq: Sequence) -> None:
+        """Take a running sequence out; it waits again, at the front, once its last step in flight has returned."""
+        self.counters.preemptions += 1
+        self._preempted = True
+        before, seq.state = seq.state, State.DRAINING
+        self._leave(seq, before)
+        self._let_go()
+
+    def _leave(self, seq: Sequence, before: State) -> None:
+        if before is State.DECODE:
+            self._decode = self._decode[self._decode != seq.slot]
+        else:
+            self._prefilling.remove(seq)
+        self.slots.running[seq.slot] = False
+        self.kv.remove_pending(seq)
+        self._leaving.append(seq)
+
+    def _let_go(self) -> None:
+        """Free what sequences held whose last step has returned."""
+        for _ in range(len(self._leaving)):
+            seq = self._leaving.popleft()
+            if self.slots.last_step[seq.slot] > self._returned:
+                self._leaving.append(seq)
+                continue
+            again = seq.state is State.DRAINING
+            if again:
+                seq.tokens = self.slots.known(seq).copy()
+            self.kv.free(seq)
+            self.slots.give_back(seq)
+            if seq.feature_row >= 0:
+                self._feature_rows.append(seq.feature_row)
+                seq.feature_row = -1
+            if again:
+                seq.state, seq.num_computed = State.WAITING, 0
+                self.waiting.push_front(seq)
+
+    def reset(self) -> list[Sequence]:
+        """The workers are gone: nothing in flight returns and the KV cache is lost.
+
+        Ends and returns every sequence that was running; waiting ones stay."""
+        gone = [s for s in self.slots.sequences if s is not None and s.state is not State.FINISHED]
+        self._returned = self._step
+        for seq in gone:
+            self._end(seq)
+        self._let_go()
+        self.kv.pool.forget_all()
+        self._sent_decode = None
+        return gone
+
+    # ----------------------------------------------------------------------------------------------------- small
+    def _sequence(self, slot: int) -> Sequence:
+        seq = self.slots.sequences[slot]
+        assert seq is not None, f"slot {slot} is empty"
+        return seq
+
+    def _running(self) -> Iterable[Sequence]:
+        return (s for s in self.slots.sequences if s is not None and s.state in (State.PREFILL, State.DECODE))
+
+    def _alone(self, seq: Sequence) -> bool:
+        return not self._leaving and all(s is seq for s in self._running())
+
+    def _coming(self) -> int:
+        """Blocks that come back when the steps in flight return; shared ones are counted as if they did."""
+        return sum(len(b) - r for s in self._leaving for b, r in zip(s.blocks, s.num_released, strict=True))
+
+    def _draining(self) -> bool:
+        return any(s.state is State.DRAINING for s in self._leaving)
+
+    def check(self) -> None:
+        """Assert that nothing is leaked or shared wrongly."""
+        t = self.slots
+        held = [s for s in t.sequences if s is not None]
+        assert len(held) + len(t.free) == self.config.max_num_seqs and len(set(t.free)) == len(t.free)
+        assert all(t.sequences[s.slot] is s for s in held)
+        self.kv.check(held)
+        rows = sum(s.feature_row >= 0 for s in held)
+        assert rows + len(self._feature_rows) == self.config.num_feature_rows
+        decode = {s.slot for s in held if s.state is State.DECODE}
+        assert set(self._decode.tolist()) <= decode and len(set(self._decode.tolist())) == len(self._decode)
+        assert {id(s) for s in self._prefilling} == {id(s) for s in held if s.state is State.PREFILL}
+        assert {id(s) for s in self._leaving} == {id(s) for s in held if s.state in (State.DRAINING, State.FINISHED)}
+        assert all(s.state is State.WAITING for s in self.waiting)
+
+
+class _Registrations:
+    """Blocks that this step's prefills write: findable from the next step on, so kept until the step is scheduled."""
+
+    def __init__(self) -> None:
+        self._todo: list[tuple[Sequence, int]] = []
+
+    def add(self, seq: Sequence, num_blocks: int) -> None:
+        self._todo.append((seq, num_blocks))
+
+    def apply(self, kv: KVManager) -> None:
+        for seq, num_blocks in self._todo:
+            if seq.slot >= 0:
+                kv.register(seq, num_blocks)
+
+
+class _PlanBuilder:
+    """Collects one step's deltas and rows."""
+
+    def __init__(self, step: int, now: float) -> None:
+        self.step = step
+        self.now = now
+        self.slot_updates: list[np.ndarray] = []
+        self.block_updates: list[tuple[int, int, int]] = []
+        self.prefills: list[tuple[Sequence, int]] = []
+        self.samples: list[bool] = []
+        self.registrations = _Registrations()
+        self._prefill_words: list[tuple[int, ...]] = []
+        self._prefill_tokens: list[np.ndarray] = []
+        self._features: list[np.ndarray] = []
+        self.feature_words = 0
+
+    def add_prefill(self, seq: Sequence, token_ids: np.ndarray, words: tuple[int, ...]) -> None:
+        _, start, length, flags, _, _ = words
+        self.prefills.append((seq, start + length))
+        self.samples.append(bool(flags & PREFILL_SAMPLE))
+        self._prefill_words.append((*words, *[0] * (PREFILL_WORDS - len(words))))
+        self._prefill_tokens.append(token_ids)
+
+    def add_features(self, features: Features) -> None:
+        record = encode_features(features)
+        self._features.append(record)
+        self.feature_words += len(record)
+
+    def finish(self, decode: np.ndarray, same: bool, variants: np.ndarray, lengths: np.ndarray) -> StepPlan:
+        ends = [end for _, end in self.prefills]
+        return StepPlan(
+            step=self.step,
+            slot_updates=np.stack(self.slot_updates) if self.slot_updates else np.zeros((0, SLOT_WORDS), np.int32),
+            block_updates=np.asarray(self.block_updates, np.int32).reshape(-1, BLOCK_WORDS),
+            decode_rows=decode,
+            prefill_rows=np.asarray(self._prefill_words, np.int32).reshape(-1, PREFILL_WORDS),
+            prefill_tokens=np.concatenate(self._prefill_tokens) if self._prefill_tokens else NO_WORDS,
+            features=np.concatenate(self._features) if self._features else NO_WORDS,
+            variant=int(np.bitwise_or.reduce(variants)) if len(variants) else 0,
+            same_decode_rows=same,
+            max_seq_len=max([int(lengths[: len(decode)].max()) if len(decode) else 0, *ends]),
+        )
+
+
+def _slot_words(seq: Sequence) -> np.ndarray:
+    p = seq.params
+    words = np.zeros(SLOT_WORDS, np.int32)
+    floats = words.view(np.float32)
+    words[0] = seq.slot
+    floats[1] = p.temperature
+    words[2] = min(max(p.top_k, 0), 2**31 - 1)
+    floats[3], floats[4] = p.top_p, p.min_p
+    floats[5], floats[6], floats[7] = p.presence_penalty, p.frequency_penalty, p.repetition_penalty
+    words[8:10] = np.asarray([seq.seed & (2**64 - 1)], np.uint64).view(np.int32)
+    words[10] = seq.feature_row
+    words[11] = len(seq.prompt) + p.min_tokens
+    words[12] = -1 if p.logprobs is None else p.logprobs
+    return words
+
+
+def _features_of(seq: Sequence, known: np.ndarray) -> Features:
+    p, outputs = seq.params, known[len(seq.prompt) :]
+    bias = p.logit_bias or {}
+    return Features(
+        slot=seq.slot,
+        feature_row=seq.feature_row,
+        prompt_ids=seq.prompt if p.has_penalties else NO_WORDS,
+        output_ids=outputs if p.has_penalties else outputs[-MAX_BAD_WORD_TOKENS:],
+        bias_ids=list(bias),
+        bias_values=list(bias.values()),
+        allowed_ids=p.allowed_token_ids or [],
+        stop_ids=seq.feature_stop_ids if p.min_tokens > 0 else [],
+        bad_words=p.bad_words_token_ids or [],
+    )

@@ -1,0 +1,345 @@
+"""The scheduler as a list of events: every request ends exactly once with its own tokens, and no block is lost or misread."""
+
+from collections import deque
+
+import numpy as np
+import pytest
+from fake_worker import FakeWorker, solo_output
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from quire.enginecore.block_pool import BlockPool
+from quire.enginecore.scheduler import Scheduler, SchedulerConfig
+from quire.enginecore.sequence import Sequence
+from quire.ipc.sampling import SamplingParams
+
+VOCAB = 50
+
+
+class Harness:
+    """Scheduler and fake worker joined as the core joins them: up to two steps in flight, results in order."""
+
+    def __init__(self, *, num_blocks=40, block_size=4, windows=(0,), max_num_seqs=4, budget=16, max_model_len=64, eos=(), **more):
+        self.eos = set(eos)
+        self.config = SchedulerConfig(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget,
+            max_model_len=max_model_len,
+            block_size=block_size,
+            num_blocks=num_blocks,
+            windows=windows,
+            eos_token_ids=tuple(eos),
+            vocab_size=VOCAB,
+            **more,
+        )
+        self.scheduler = Scheduler(self.config)
+        self.worker = FakeWorker(max_num_seqs + 1, max_model_len // block_size + 1, block_size, windows, VOCAB)
+        self.in_flight: deque = deque()
+        self.outputs: dict[int, list[int]] = {}
+        self.finished: dict[int, str] = {}
+        self.sequences: dict[int, Sequence] = {}
+        self.plans: list = []
+        self.count = 0
+
+    def add(self, prompt, max_tokens=8, *, priority=0, salt=b"", owner=0, ignore_eos=False, **params):
+        self.count += 1
+        p = SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos, **params)
+        seq = Sequence(
+            owner=owner,
+            key=self.count << 8,
+            request_id=self.count,
+            child=0,
+            params=p,
+            prompt=np.asarray(prompt, np.int32),
+            final_len=min(len(prompt) + max_tokens, self.config.max_model_len),
+            seed=self.count,
+            order=(priority, self.count),
+            arrival_time=0.0,
+            root_hash=self.scheduler.kv.hasher.root(salt),
+            use_cache=self.config.enable_prefix_caching,
+            stop_ids=frozenset(p.stop_token_ids or ()),
+        )
+        assert self.scheduler.fits(seq.final_len)
+        self.sequences[self.count] = seq
+        self.outputs[self.count] = []
+        self.scheduler.add(seq)
+        return self.count
+
+    def schedule(self):
+        made = self.scheduler.schedule(now=1.0)
+        self.scheduler.check()
+        if made is not None:
+            plan, step = made
+            assert plan.num_tokens <= self.config.max_num_batched_tokens
+            self.plans.append(plan)
+            self.in_flight.append((step, self.worker.run(plan)))
+        return made
+
+    def collect(self):
+        step, tokens = self.in_flight.popleft()
+        out = self.scheduler.update(step, tokens)
+        self.scheduler.check()
+        for key, token in zip(out.keys.tolist(), out.tokens.tolist(), strict=True):
+            assert key >> 8 not in self.finished, "a token after the end"
+            self.outputs[key >> 8].append(token)
+        for _, f in out.finished:
+            assert f.key >> 8 not in self.finished, "ended twice"
+            self.finished[f.key >> 8] = f.reason
+
+    def turn(self, depth=2):
+        """As the core's loop: fill the pipeline, then take the oldest result."""
+        while len(self.in_flight) < depth and self.schedule() is not None:
+            pass
+        if self.in_flight:
+            self.collect()
+            return True
+        return False
+
+    def run(self, depth=2, limit=10_000):
+        for _ in range(limit):
+            if not self.turn(depth):
+                break
+        assert self.scheduler.is_idle, "something is stuck"
+        assert self.scheduler.kv.pool.num_used == 0
+
+    def expected(self, name):
+        seq = self.sequences[name]
+        eos = set(seq.stop_ids) | (set() if seq.params.ignore_eos else self.eos)
+        return solo_output(seq.prompt.tolist(), seq.final_len, eos, VOCAB)
+
+    def assert_right(self):
+        for name in self.finished:
+            assert self.outputs[name] == self.expected(name), f"request {name} got other tokens than alone"
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_requests_get_the_tokens_they_would_get_alone(depth):
+    h = Harness()
+    names = [h.add(list(range(n, n + 5 * n)), max_tokens=10) for n in range(1, 7)]
+    h.run(depth)
+    assert set(h.finished) == set(names)
+    h.assert_right()
+
+
+def test_a_long_prompt_is_chunked_under_the_budget_and_mixed_with_decode():
+    h = Harness(budget=8, num_blocks=60)
+    first = h.add([1, 2, 3], max_tokens=20)
+    h.turn()
+    h.add(list(range(40)), max_tokens=4)
+    h.run()
+    mixed = [p for p in h.plans if len(p.decode_rows) and len(p.prefill_rows)]
+    assert len(mixed) >= 5 and len(h.outputs[first]) == 20
+    h.assert_right()
+
+
+def test_unchanged_decode_rows_cost_no_words():
+    h = Harness(block_size=16, num_blocks=20)
+    h.add([1, 2, 3], max_tokens=10)
+    h.run()
+    steady = [p for p in h.plans[2:] if p.same_decode_rows]
+    assert len(steady) >= 6 and all(p.encode().size == 32 for p in steady)
+
+
+def test_a_tiny_pool_preempts_and_changes_no_token():
+    h = Harness(num_blocks=14, block_size=4, max_num_seqs=4, look_ahead=False)
+    for n in range(4):
+        h.add([n] * 6, max_tokens=30)
+    h.run()
+    assert h.scheduler.counters.preemptions > 0
+    assert len(h.finished) == 4
+    h.assert_right()
+
+
+def test_a_cached_prefix_is_hit_in_whole_blocks_and_never_the_last_token():
+    h = Harness()
+    prompt = list(range(12))
+    h.add(prompt, max_tokens=2)
+    h.run()
+    again = h.add(prompt, max_tokens=2)
+    h.run()
+    assert h.sequences[again].num_cached_tokens == 8  # of 12: a third block would leave nothing to compute
+    longer = h.add([*prompt, 1, 2], max_tokens=2)
+    h.run()
+    assert h.sequences[longer].num_cached_tokens == 12
+    h.assert_right()
+
+
+def test_equal_prompts_that_arrive_together_are_computed_once():
+    h = Harness(budget=64)
+    prompt = list(range(20))
+    names = [h.add(prompt, max_tokens=3) for _ in range(4)]
+    h.run()
+    assert [h.sequences[n].num_cached_tokens for n in names] == [0, 16, 16, 16]
+    h.assert_right()
+
+
+def test_another_salt_hits_nothing():
+    h = Harness()
+    for salt in (b"a", b"b"):
+        name = h.add(list(range(12)), max_tokens=2, salt=salt)
+        h.run()
+        assert h.sequences[name].num_cached_tokens == 0
+
+
+def test_decoded_blocks_are_hit_by_the_next_turn_of_a_conversation():
+    h = Harness(num_blocks=60)
+    first = h.add([1, 2, 3], max_tokens=13)
+    h.run()
+    turn = h.add([1, 2, 3, *h.outputs[first], 9], max_tokens=2)
+    h.run()
+    assert h.sequences[turn].num_cached_tokens == 12  # the last of 15 computed tokens fill no block; 16 were never computed
+
+
+def test_priority_runs_first_and_fcfs_does_not_care():
+    for policy, first in (("priority", 3), ("fcfs", 1)):
+        h = Harness(max_num_seqs=1, policy=policy, num_blocks=20)
+        for priority in (2, 1, 0):
+            h.add([priority + 1] * 4, max_tokens=3, priority=priority)
+        h.run()
+        assert next(iter(h.finished)) == first
+
+
+def test_eos_ends_at_once_and_is_not_followed_by_the_wasted_row():
+    h = Harness(eos=range(0, 50, 3))
+    names = [h.add([n, n + 1], max_tokens=40) for n in range(6)]
+    other = h.add([1, 2], max_tokens=12, ignore_eos=True)
+    h.run()
+    assert all(h.finished[n] == "stop" for n in names) and h.finished[other] == "length"
+    h.assert_right()
+
+
+def test_own_stop_ids_count_only_for_their_request():
+    h = Harness()
+    token = h.expected(h.add([1, 2], max_tokens=10))[3]
+    stopper = h.add([1, 2], max_tokens=10, stop_token_ids=[token])
+    h.run()
+    assert len(h.outputs[1]) == 10 and h.outputs[stopper] == h.outputs[1][: h.outputs[1].index(token) + 1]
+
+
+def test_feature_rows_are_a_resource_that_requests_wait_for():
+    h = Harness(num_feature_rows=1, num_blocks=60)
+    for n in range(3):
+        h.add([n + 1] * 3, max_tokens=5, presence_penalty=1.0)
+    h.add([9, 9], max_tokens=5)
+    h.run()
+    assert len(h.finished) == 4
+    assert sum(len(p.features) > 0 for p in h.plans) == 3
+
+
+def test_what_cannot_fit_is_known_beforehand():
+    s = Harness(num_blocks=8, block_size=4).scheduler
+    assert s.fits(28) and not s.fits(29)
+    assert not Harness().scheduler.fits(65)
+
+
+def test_a_sliding_window_runs_in_a_pool_far_smaller_than_the_sequence():
+    h = Harness(windows=(8,), num_blocks=5, block_size=4, max_model_len=128, budget=16)
+    h.add(list(range(40)), max_tokens=60)
+    h.run()
+    h.assert_right()
+
+
+def test_aborted_owner_leaves_nothing():
+    h = Harness()
+    mine = h.add([1, 2, 3], max_tokens=20)
+    theirs = h.add([4, 5, 6], max_tokens=20, owner=1)
+    h.turn()
+    assert h.scheduler.abort_owner(1) == 1
+    h.run()
+    assert mine in h.finished and theirs not in h.finished
+
+
+def test_reset_ends_what_ran_and_keeps_what_waits():
+    h = Harness(max_num_seqs=2)
+    names = [h.add([n] * 8, max_tokens=10) for n in range(1, 5)]
+    h.turn()
+    gone = h.scheduler.reset()
+    h.scheduler.check()
+    assert [s.request_id for s in gone] == names[:2]
+    h.in_flight.clear()
+    h.worker = FakeWorker(3, 17, 4, (0,), VOCAB)
+    h.run()
+    assert set(h.finished) == set(names[2:])
+    h.assert_right()
+
+
+def test_block_pool_evicts_the_least_recently_used():
+    pool = BlockPool(4, 1)
+    blocks = [pool.allocate() for _ in range(3)]
+    for i, b in enumerate(blocks):
+        pool.register(0, b, bytes([i]))
+    pool.release(blocks)
+    pool.take(pool.find(0, b"\0"))
+    pool.release([blocks[0]])
+    pool.allocate()
+    assert pool.find(0, b"\1") is None and pool.find(0, b"\0") is not None
+    with pytest.raises(AssertionError):
+        pool.release([blocks[0], blocks[0]])
+
+
+requests = st.fixed_dictionaries(
+    {
+        "prompt": st.integers(1, 30),
+        "max_tokens": st.integers(1, 25),
+        "family": st.integers(0, 2),
+        "priority": st.integers(0, 2),
+        "salt": st.sampled_from([b"", b"x"]),
+        "penalty": st.booleans(),
+        "ignore_eos": st.booleans(),
+    }
+)
+events = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), requests),
+        st.tuples(st.just("abort"), st.integers(0, 30)),
+        st.tuples(st.just("schedule"), st.none()),
+        st.tuples(st.just("collect"), st.none()),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    events=events,
+    blocks=st.integers(16, 40),
+    windows=st.sampled_from([(0,), (6,), (0, 8), (0, 5, 9)]),
+    budget=st.sampled_from([1, 3, 8, 32]),
+    seqs=st.integers(1, 6),
+    caching=st.booleans(),
+    policy=st.sampled_from(["fcfs", "priority"]),
+    features=st.integers(1, 2),
+    eos=st.booleans(),
+    look_ahead=st.booleans(),
+)
+def test_any_history_ends_every_request_once_with_its_own_tokens(
+    events, blocks, windows, budget, seqs, caching, policy, features, eos, look_ahead
+):
+    h = Harness(
+        num_blocks=blocks * len(windows),
+        windows=windows,
+        budget=budget,
+        max_num_seqs=seqs,
+        enable_prefix_caching=caching,
+        policy=policy,
+        num_feature_rows=features,
+        look_ahead=look_ahead,
+        eos=range(0, VOCAB, 11) if eos else (),
+    )
+    aborted = set()
+    for what, arg in events:
+        if what == "add":
+            prompt = [arg["family"]] * 3 + list(range(arg["prompt"]))
+            params = {"presence_penalty": 1.0} if arg["penalty"] else {}
+            h.add(prompt, arg["max_tokens"], priority=arg["priority"], salt=arg["salt"], ignore_eos=arg["ignore_eos"], **params)
+        elif what == "abort" and h.count:
+            name = arg % h.count + 1
+            if h.scheduler.abort(0, name):
+                aborted.add(name)
+            h.scheduler.check()
+        elif what == "schedule" and len(h.in_flight) < 2:
+            h.schedule()
+        elif what == "collect" and h.in_flight:
+            h.collect()
+    h.run()
+    assert set(h.finished) | aborted == set(h.sequences) and not set(h.finished) & aborted
+    h.assert_right()

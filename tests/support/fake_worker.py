@@ -1,0 +1,92 @@
+"""A worker by hand: runs plans against a KV cache whose entries say which token of which prefix they hold.
+
+Every read is checked: a row must find, at each position its window sees, exactly its own prefix. The token it samples depends on
+the whole prefix, so wrong sharing, a lost update or a wrong position changes a sequence's output.
+"""
+
+import hashlib
+
+import numpy as np
+
+from quire.ipc.plan import PREFILL_SAMPLE, StepPlan, decode_plan
+
+
+def next_token(prefix: list[int], vocab_size: int) -> int:
+    digest = hashlib.blake2b(np.asarray(prefix, np.int32).tobytes(), digest_size=4).digest()
+    return int.from_bytes(digest, "little") % vocab_size
+
+
+def solo_output(prompt: list[int], final_len: int, eos: set[int], vocab_size: int) -> list[int]:
+    """What a sequence must produce, whatever runs beside it."""
+    tokens = list(prompt)
+    while len(tokens) < final_len:
+        tokens.append(next_token(tokens, vocab_size))
+        if tokens[-1] in eos:
+            break
+    return tokens[len(prompt) :]
+
+
+class FakeWorker:
+    def __init__(self, num_slots: int, max_blocks: int, block_size: int, windows: tuple[int, ...], vocab_size: int):
+        self.block_size, self.windows, self.vocab_size = block_size, windows, vocab_size
+        self.num_slots = num_slots
+        self.tables = np.full((len(windows) * num_slots, max_blocks), -1, np.int64)
+        self.cache: list[dict[tuple[int, int], tuple[int, ...]]] = [{} for _ in windows]  # (block, offset) -> prefix up to it
+        self.prefix: dict[int, list[int]] = {}  # slot -> computed tokens
+        self.last_token: dict[int, int] = {}
+        self.decode_rows = np.zeros(0, np.int32)
+
+    def run(self, plan: StepPlan) -> np.ndarray:
+        """One sampled id per row. The plan goes through its wire form."""
+        plan = decode_plan(plan.encode(), self.decode_rows)
+        self.decode_rows = plan.decode_rows.copy()
+        rows, indices = plan.block_updates[:, 0], plan.block_updates[:, 1]
+        assert len({*zip(rows.tolist(), indices.tolist(), strict=True)}) == len(rows), "a table entry is written twice"
+        self.tables[rows, indices] = plan.block_updates[:, 2]
+        slots = [*plan.decode_rows.tolist(), *plan.prefill_rows[:, 0].tolist()]
+        assert len(set(slots)) == len(slots), "a slot has two rows"
+        work, at = [], 0
+        for slot in plan.decode_rows.tolist():
+            work.append((slot, len(self.prefix[slot]), [self.last_token[slot]], True))
+        for slot, start, length, flags, *_ in plan.prefill_rows.tolist():
+            work.append((slot, start, plan.prefill_tokens[at : at + length].tolist(), bool(flags & PREFILL_SAMPLE)))
+            if slot not in self.prefix or start == 0:
+                self.prefix[slot] = []
+            if start != len(self.prefix[slot]):  # begins behind a cached prefix: read it from the cache
+                self.prefix[slot] = list(self._read(self._longest_group(), slot, start - 1))
+            at += length
+        for slot, start, tokens, _ in work:
+            assert len(self.prefix[slot]) == start
+            self._write(slot, tokens)
+        return np.asarray([self._sample(slot, samples) for slot, _, _, samples in work], np.int32)
+
+    def _longest_group(self) -> int:
+        return 0
+
+    def _place(self, group: int, slot: int, position: int) -> tuple[int, int]:
+        block = int(self.tables[group * self.num_slots + slot, position // self.block_size])
+        assert block > 0, "the null block is written or read"
+        return block, position % self.block_size
+
+    def _read(self, group: int, slot: int, position: int) -> tuple[int, ...]:
+        return self.cache[group][self._place(group, slot, position)]
+
+    def _write(self, slot: int, tokens: list[int]) -> None:
+        for token in tokens:
+            self.prefix[slot].append(token)
+            for group in range(len(self.windows)):
+                place = self._place(group, slot, len(self.prefix[slot]) - 1)
+                for other in self.cache:  # a block belongs to one group at a time
+                    other.pop(place, None)
+                self.cache[group][place] = tuple(self.prefix[slot])
+
+    def _sample(self, slot: int, samples: bool) -> int:
+        prefix = self.prefix[slot]
+        for group, window in enumerate(self.windows):
+            first = max(len(prefix) - window, 0) if window else 0
+            for position in range(first, len(prefix)):
+                assert self._read(group, slot, position) == tuple(prefix[: position + 1]), "a row read another prefix"
+        token = next_token(prefix, self.vocab_size)
+        if samples:
+            self.last_token[slot] = token
+        return token
