@@ -130,6 +130,9 @@ class Scheduler:
         """Drop all of a frontend's requests."""
         return sum(self.abort(o, r) for o, r in list(self._sequences) if o == owner)
 
+    def has_request(self, owner: int, request_id: int) -> bool:
+        return (owner, request_id) in self._sequences
+
     @property
     def num_running(self) -> int:
         return self.config.max_num_seqs - len(self.slots.free) - len(self._leaving)

@@ -1,0 +1,24 @@
+"""The engine as a child process of a server or an LLM object: configuration in, readiness or the reason why not out."""
+
+import signal
+import sys
+
+from quire.enginecore.daemon import StartupError, run_engine
+from quire.enginecore.workers import WorkersFailed
+from quire.ipc.config import EngineConfig
+from quire.ipc.logs import set_up_logging
+from quire.ipc.process import child_main_config, tell_parent
+
+
+def main() -> None:
+    config = child_main_config(EngineConfig, death_signal=signal.SIGTERM)
+    set_up_logging()
+    try:
+        run_engine(config, lambda address: tell_parent({"ready": address}))
+    except (StartupError, WorkersFailed) as error:
+        tell_parent({"error": str(error)})
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""`enginecore [MODEL] --listen ADDRESS`: the engine alone, for frontends that are started elsewhere."""
+
+import argparse
+import sys
+
+from quire.ipc.config import add_engine_arguments, engine_config_from
+from quire.ipc.logs import set_up_logging
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="enginecore",
+        description="Run a Quire engine without a frontend. Attach frontends with `quire serve --engine ADDRESS`, "
+        "or from Python with AsyncClient(ADDRESS).",
+    )
+    parser.add_argument("--listen", required=True, help="address for frontends: ipc:///path, or tcp://host:port with keys")
+    parser.add_argument("--curve-secret-key-file", help="the engine's secret key, for tcp:// (made if it does not exist)")
+    parser.add_argument("--curve-allow-file", help="public keys of the frontends that may connect over tcp://, one a line")
+    add_engine_arguments(parser)
+    args = parser.parse_args(argv)
+    try:
+        config = engine_config_from(args)
+    except ValueError as error:
+        parser.error(str(error))
+    set_up_logging()
+    from quire.enginecore.daemon import StartupError, run_engine
+    from quire.enginecore.workers import WorkersFailed
+
+    try:
+        run_engine(config, lambda address: print(f"Quire engine ready at {address}", flush=True))
+    except (StartupError, WorkersFailed) as error:
+        sys.exit(f"enginecore: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,322 @@
+"""EngineCore: the loop. Requests in from frontends, plans out to workers, results in, tokens out to frontends. One thread.
+
+A turn: take messages -> fill the pipeline (two steps in flight) -> take finished results -> publish -> wait for whatever comes
+next. Nothing that a frontend sends can end the loop; a worker that dies fails the requests in flight and is replaced.
+"""
+
+import logging
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+import zmq
+
+from quire.enginecore.intake import Intake, IntakeConfig
+from quire.enginecore.publish import messages_of, read_logprobs
+from quire.enginecore.scheduler import ScheduledStep, Scheduler, SchedulerConfig, StepOutput
+from quire.enginecore.stats import StatsLine
+from quire.enginecore.workers import WorkerGroup, WorkersFailed
+from quire.ipc.core_endpoint import CoreEndpoint
+from quire.ipc.messages import (
+    Abort,
+    AddRequest,
+    Beat,
+    CoreMessage,
+    EngineLimits,
+    Finish,
+    FrontendMessage,
+    PromptLogprobs,
+    RequestError,
+    ShuttingDown,
+    WorkerPromptLogprobs,
+)
+from quire.ipc.plan import PREFILL_PROMPT_LOGPROBS
+
+log = logging.getLogger("quire.enginecore")
+
+MAX_STEPS_IN_FLIGHT = 2
+BEAT_INTERVAL_S = 0.5
+SPIN_S = 2e-3  # the poller's resolution is a millisecond: closer to a step's expected end the loop spins
+MAX_FAILED_STARTS = 3
+
+
+@dataclass(frozen=True)
+class CoreConfig:
+    scheduler: SchedulerConfig
+    limits: EngineLimits
+    max_num_waiting: int
+    seed: int
+    step_timeout_s: float
+    spins: bool  # never when the workers need the CPU
+    log_requests: bool
+    log_stats: bool
+
+
+@dataclass
+class InFlight:
+    scheduled: ScheduledStep
+    sent_at: float
+    logprob_rows: np.ndarray
+    # prefill rows whose prompt logprobs come by message: row -> (owner, request id, position of the first)
+    prompt_rows: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+
+
+class EngineCore:
+    def __init__(self, config: CoreConfig, endpoint: CoreEndpoint, workers: WorkerGroup):
+        self.config = config
+        self.endpoint = endpoint
+        self.workers = workers
+        self.scheduler = Scheduler(config.scheduler)
+        s = config.scheduler
+        self.intake = Intake(
+            IntakeConfig(
+                limits=config.limits,
+                eos_token_ids=s.eos_token_ids,
+                enable_prefix_caching=s.enable_prefix_caching,
+                by_priority=s.policy == "priority",
+                seed=config.seed,
+                max_num_waiting=config.max_num_waiting,
+            ),
+            self.scheduler.kv.hasher,
+            self.scheduler.fits,
+        )
+        self.stopping = False
+        self._draining_until = 0.0
+        self._owners: dict[bytes, int] = {}  # identity -> owner
+        self._identities: dict[int, bytes] = {}
+        self._num_owners = 0
+        self._in_flight: deque[InFlight] = deque()
+        self._prompt_logprobs: dict[tuple[int, int], WorkerPromptLogprobs] = {}  # (step, row) -> not yet passed on
+        self._step_s = 0.0  # running mean of a step's time
+        self._last_result = 0.0
+        self._next_beat = 0.0
+        self._restarts = 0
+        self._failed_starts = 0
+        self._stats = StatsLine(config.log_stats)
+        self._poller = self._make_poller()
+
+    def _make_poller(self) -> zmq.Poller:
+        poller = zmq.Poller()
+        for source in (*self.endpoint.pollables(), *self.workers.pollables()):
+            poller.register(source, zmq.POLLIN)
+        return poller
+
+    # --------------------------------------------------------------------------------------------------- the loop
+    def run(self) -> None:
+        """Until `stop` was called and what it waits for has ended. Raises WorkersFailed if workers cannot be had."""
+        while not self._may_end():
+            try:
+                self._take_messages()
+                self._watch_workers()
+                self._fill()
+                if not self._collect():
+                    self._wait()
+            except WorkersFailed as error:
+                self._replace_workers(str(error))
+            self._beat()
+        self.endpoint.broadcast(ShuttingDown(self.endpoint.epoch))
+
+    def stop(self, grace_s: float) -> None:
+        """Take no new requests; end when those at work are done, at the latest after grace_s. Safe from a signal handler."""
+        self.stopping = True
+        self._draining_until = min(self._draining_until or float("inf"), time.monotonic() + grace_s)
+
+    def _may_end(self) -> bool:
+        return self.stopping and (self.scheduler.is_idle or time.monotonic() > self._draining_until)
+
+    def _take_messages(self) -> None:
+        for identity, message in self.endpoint.receive(limit=256):
+            self._handle(identity, message)
+        self.endpoint.flush()
+        for identity in self.endpoint.lost():
+            owner = self._owners.pop(identity, None)
+            if owner is not None:
+                count = self.scheduler.abort_owner(owner)
+                del self._identities[owner]
+                log.info("a frontend is gone; %d of its sequences were aborted", count)
+
+    def _handle(self, identity: bytes, message: FrontendMessage) -> None:
+        match message:
+            case AddRequest():
+                self._add(self._owner(identity), identity, message)
+            case Abort():
+                for request_id in message.ids:
+                    self.scheduler.abort(self._owner(identity), request_id)
+            case Finish():
+                self.scheduler.finish(self._owner(identity), message.key)
+
+    def _owner(self, identity: bytes) -> int:
+        owner = self._owners.get(identity)
+        if owner is None:
+            self._num_owners += 1
+            owner = self._owners[identity] = self._num_owners
+            self._identities[owner] = identity
+        return owner
+
+    def _add(self, owner: int, identity: bytes, message: AddRequest) -> None:
+        if self.stopping:
+            return self._refuse(identity, message.id, "overloaded", "the engine is shutting down")
+        if self.scheduler.has_request(owner, message.id):
+            return self._refuse(identity, message.id, "invalid", f"request id {message.id} is in use")
+        accepted = self.intake.accept(owner, message, len(self.scheduler.waiting))
+        if isinstance(accepted, RequestError):
+            return self._refuse(identity, message.id, accepted.code, accepted.message)
+        for seq in accepted:
+            self.scheduler.add(seq)
+        if self.config.log_requests:
+            prompt_len = len(message.prompt_token_ids) // 4
+            log.info("request %d: %d prompt tokens, %s", message.id, prompt_len, message.params)
+        return None
+
+    def _refuse(self, identity: bytes, request_id: int, code: str, text: str) -> None:
+        self._send(identity, RequestError(self.endpoint.epoch, request_id, code, text))  # type: ignore[arg-type]
+
+    def _send(self, identity: bytes, message: CoreMessage) -> None:
+        self.endpoint.send(identity, message)
+
+    # ------------------------------------------------------------------------------------------------------ steps
+    def _fill(self) -> None:
+        while self.workers.is_ready and len(self._in_flight) < MAX_STEPS_IN_FLIGHT:
+            made = self.scheduler.schedule(time.time())
+            if made is None:
+                return
+            plan, scheduled = made
+            wants = self.scheduler.slots.wants_logprobs[scheduled.slots] & scheduled.samples
+            step = InFlight(scheduled, time.monotonic(), np.flatnonzero(wants))
+            for i, words in enumerate(plan.prefill_rows.tolist()):
+                if words[3] & PREFILL_PROMPT_LOGPROBS:
+                    seq = scheduled.prefills[i][0]
+                    step.prompt_rows[scheduled.first_prefill_row + i] = (seq.owner, seq.request_id, words[1] + 1)
+            self._in_flight.append(step)
+            self.workers.send_plan(plan.encode())
+
+    def _collect(self) -> bool:
+        """Take the oldest step's results if they are there, and publish them."""
+        if not self._in_flight or not self._is_done(self._in_flight[0]):
+            return False
+        done = self._in_flight.popleft()
+        step, now = done.scheduled, time.monotonic()
+        self._step_s += 0.2 * (now - max(done.sent_at, self._last_result) - self._step_s)
+        self._last_result = now
+        ring = self.workers.result_ring
+        # the number of alternatives each row wants, before a finished sequence gives up its slot
+        sequences = self.scheduler.slots.sequences
+        wanted = {r: s.params.logprobs or 0 for r in done.logprob_rows.tolist() if (s := sequences[step.slots[r]])}
+        self._pass_on_prompt_logprobs(done)
+        out = self.scheduler.update(step, ring.tokens(step.step, len(step.slots)))
+        logprobs = []
+        if len(done.logprob_rows):
+            logprobs = read_logprobs(out, ring, step.step, np.asarray([wanted.get(int(r), 0) for r in out.rows]))
+        self._fill()  # the workers go on while the results are sent
+        self._publish(out, logprobs)
+        self._stats.step(len(step.slots), step.num_tokens)
+        return True
+
+    def _is_done(self, step: InFlight) -> bool:
+        s = step.scheduled
+        rows = step.logprob_rows if len(step.logprob_rows) else None
+        if not self.workers.result_ring.ready(s.step, len(s.slots), rows):
+            return False
+        return all((s.step, row) in self._prompt_logprobs for row in step.prompt_rows)
+
+    def _publish(self, out: StepOutput, logprobs: list) -> None:
+        for owner, message in messages_of(out, logprobs, self.endpoint.epoch):
+            identity = self._identities.get(owner)
+            if identity is not None:
+                self._send(identity, message)
+
+    def _pass_on_prompt_logprobs(self, done: InFlight) -> None:
+        for row, (owner, request_id, start) in done.prompt_rows.items():
+            m = self._prompt_logprobs.pop((done.scheduled.step, row))
+            num_top = len(m.top_ids) // max(len(m.ranks), 1)
+            identity = self._identities.get(owner)
+            if identity is not None and m.logprobs:
+                args = (m.logprobs, m.ranks, m.top_ids, m.top_logprobs)
+                self._send(identity, PromptLogprobs(self.endpoint.epoch, request_id, start, num_top, *args))
+
+    # ----------------------------------------------------------------------------------------------------- waiting
+    def _wait(self) -> None:
+        """Until a message, a result or a death; at the latest until the next beat."""
+        until_beat = self._next_beat - time.monotonic()
+        if not self._in_flight:
+            self._poll(until_beat)
+            return
+        expected = max(self._in_flight[0].sent_at, self._last_result) + self._step_s - time.monotonic()
+        if self.config.spins and expected < SPIN_S and expected > -SPIN_S:
+            self._spin(self._in_flight[0])
+            return
+        if not self.workers.result_ring.arm():
+            return
+        if not self._is_done(self._in_flight[0]):
+            self._poll(min(until_beat, expected - SPIN_S) if self.config.spins and expected > SPIN_S else until_beat)
+        self.workers.result_ring.disarm()
+
+    def _spin(self, step: InFlight) -> None:
+        """Look at the result ring for a while; between looks, at the sockets."""
+        ready, s = self.workers.result_ring.ready, step.scheduled
+        for _ in range(20):
+            if ready(s.step, len(s.slots)):
+                return
+        self._poll(0.0)
+
+    def _poll(self, timeout_s: float) -> None:
+        self._poller.poll(max(timeout_s, 0.0) * 1000)
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        if now < self._next_beat:
+            return
+        self._next_beat = now + BEAT_INTERVAL_S
+        c, s = self.scheduler.counters, self.scheduler
+        beat = Beat(
+            epoch=self.endpoint.epoch,
+            oldest_step_s=self._oldest_step_s(now),
+            num_running=s.num_running,
+            num_waiting=len(s.waiting),
+            kv_usage=s.kv.pool.usage,
+            prompt_tokens=c.prompt_tokens,
+            cached_tokens=c.cached_tokens,
+            generation_tokens=c.generation_tokens,
+            preemptions=c.preemptions,
+            worker_restarts=self._restarts,
+            ready=self.workers.is_ready,
+        )
+        self.endpoint.broadcast(beat)
+        self._stats.beat(beat, now)
+
+    def _oldest_step_s(self, now: float) -> float:
+        return now - max(self._in_flight[0].sent_at, self._last_result) if self._in_flight else 0.0
+
+    # ----------------------------------------------------------------------------------------------------- workers
+    def _watch_workers(self) -> None:
+        was_ready = self.workers.is_ready
+        for message in self.workers.messages():
+            self._prompt_logprobs[message.step, message.row] = message
+        self.workers.check_alive()
+        if self.workers.is_ready and not was_ready:
+            self._failed_starts = 0
+            log.info("workers are ready again after %.1f s", time.monotonic() - self.workers.started_at)
+        if self._oldest_step_s(time.monotonic()) > self.config.step_timeout_s:
+            raise WorkersFailed(f"a step took longer than --step-timeout-s ({self.config.step_timeout_s:g} s)")
+
+    def _replace_workers(self, why: str) -> None:
+        """Fail what was in flight, start new workers. What waits goes on waiting."""
+        was_ready = self.workers.is_ready
+        self.workers.kill()
+        self._in_flight.clear()
+        self._prompt_logprobs.clear()
+        gone = self.scheduler.reset()
+        log.error("%s; %d sequences in flight failed; starting new workers", why, len(gone))
+        for owner, request_id in {(s.owner, s.request_id) for s in gone}:
+            self.scheduler.abort(owner, request_id)  # children that were still waiting
+            identity = self._identities.get(owner)
+            if identity is not None:
+                self._refuse(identity, request_id, "engine_error", "the engine's worker failed while the request was running")
+        self._restarts += 1
+        self._failed_starts = 0 if was_ready else self._failed_starts + 1
+        if self._failed_starts >= MAX_FAILED_STARTS:
+            raise WorkersFailed(f"the workers failed to start {MAX_FAILED_STARTS} times in a row: {why}")
+        self.workers.start()
+        self._step_s = self._last_result = 0.0
+        self._poller = self._make_poller()

@@ -1,0 +1,214 @@
+"""One engine from its flags to its end: find the model, start the workers, bind the socket, run the loop.
+
+Called by `enginecore` (cli.py, stand-alone) and by `python -m quire.enginecore` (__main__.py, as a child of a server or an LLM
+object). Every failure to start is a StartupError, whose text is for the user.
+"""
+
+import logging
+import os
+import secrets
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from quire.enginecore.core import CoreConfig, EngineCore
+from quire.enginecore.device import find_gpus
+from quire.enginecore.model_files import ModelFilesError, ModelSummary, frontend_files, model_summary, resolve_model
+from quire.enginecore.scheduler import SchedulerConfig
+from quire.enginecore.workers import WorkerGroup, WorkersFailed
+from quire.ipc.config import EngineConfig, WorkerConfig
+from quire.ipc.core_endpoint import CoreEndpoint
+from quire.ipc.messages import EngineLimits, WorkerProfile
+from quire.ipc.version import VERSION
+
+log = logging.getLogger("quire.enginecore")
+
+GIB = 1 << 30
+DRAIN_S = 30.0
+BUNDLED_NAME = "quire-tiny"
+
+
+class StartupError(Exception):
+    """The engine cannot start; the text is for the user."""
+
+
+def run_engine(config: EngineConfig, on_ready: Callable[[str], None]) -> None:
+    """Run one engine until SIGTERM or SIGINT. `on_ready` gets the address once requests can come.
+
+    Raises StartupError before that, WorkersFailed when the workers are lost for good.
+    """
+    started = time.monotonic()
+    try:
+        folder = resolve_model(config)
+        summary = model_summary(folder, config)
+        files = frontend_files(folder, config)
+    except ModelFilesError as error:
+        raise StartupError(str(error)) from error
+    workers = WorkerGroup(worker_config(config, folder, summary))
+    endpoint = None
+    try:
+        workers.start()
+        profile = _wait_until_ready(workers)
+        core_config = core_config_of(config, summary, workers.template, profile)
+        endpoint = _endpoint(config, core_config, summary, files)
+        core = EngineCore(core_config, endpoint, workers)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: core.stop(0.0 if core.stopping else DRAIN_S))
+        log.info("ready after %.1f s: %s", time.monotonic() - started, endpoint.address)
+        on_ready(endpoint.address)
+        core.run()
+    finally:
+        workers.stop()
+        if endpoint is not None:
+            endpoint.close()
+
+
+# ------------------------------------------------------------------------------------------------ what is decided
+def worker_config(config: EngineConfig, folder: Path, summary: ModelSummary) -> WorkerConfig:
+    """The template of every worker's configuration, with all defaults resolved. Raises StartupError."""
+    gpus = find_gpus() if config.device != "cpu" else []
+    if config.device == "cuda" and not gpus:
+        raise StartupError("--device cuda: no CUDA device was found; leave --device out to run on the CPU")
+    device = "cuda" if gpus else "cpu"
+    max_model_len = config.max_model_len or summary.max_model_len
+    if max_model_len > summary.max_model_len:
+        raise StartupError(
+            f"--max-model-len {max_model_len} is more than the model was made for ({summary.max_model_len}, from its config.json)"
+        )
+    big = bool(gpus) and gpus[0].memory_bytes >= 70 * 10**9
+    max_num_seqs = config.max_num_seqs or ((1024 if big else 256) if gpus else 64)
+    return WorkerConfig(
+        rank=0,
+        world_size=config.tensor_parallel_size,
+        epoch=0,
+        model_dir=str(folder),
+        control_address="",
+        plan_ring_fds=[],
+        result_ring_fds=[],
+        output_rank=0,
+        device=device,
+        dtype=config.dtype,
+        load_format=config.load_format,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens or (8192 if gpus else 512),
+        block_size=config.block_size or (64 if gpus else 16),
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        cpu_kv_cache_gib=config.cpu_kv_cache_gib,
+        num_gpu_blocks_override=config.num_gpu_blocks_override,
+        enforce_eager=config.enforce_eager,
+        max_logprobs=config.max_logprobs,
+        seed=config.seed,
+    )
+
+
+def core_config_of(config: EngineConfig, summary: ModelSummary, worker: WorkerConfig, profile: WorkerProfile) -> CoreConfig:
+    """The core's configuration, now that the workers have said what they can hold. Logs the one line that sums it up."""
+    windows = tuple(g.window for g in profile.kv_groups)
+    scheduler = SchedulerConfig(
+        max_num_seqs=worker.max_num_seqs,
+        max_num_batched_tokens=worker.max_num_batched_tokens,
+        max_model_len=worker.max_model_len,
+        block_size=worker.block_size,
+        num_blocks=profile.num_blocks,
+        windows=windows,
+        enable_prefix_caching=config.enable_prefix_caching,
+        policy=config.scheduling_policy,
+        num_feature_rows=profile.num_feature_rows,
+        look_ahead=config.admission == "lookahead",
+        eos_token_ids=tuple(summary.eos_token_ids),
+        vocab_size=profile.vocab_size,
+    )
+    capacity = kv_capacity_tokens(windows, worker.block_size, profile.num_blocks, worker.max_model_len)
+    _log_sizes(worker, profile, capacity)
+    limits = EngineLimits(
+        max_model_len=min(worker.max_model_len, capacity),
+        vocab_size=profile.vocab_size,
+        max_num_seqs=worker.max_num_seqs,
+        max_logprobs=config.max_logprobs,
+        kv_capacity_tokens=capacity,
+    )
+    if limits.max_model_len < 2:
+        raise StartupError("the KV cache has no room for even two tokens: give it more memory or smaller blocks")
+    return CoreConfig(
+        scheduler=msgspec.structs.replace(scheduler) if isinstance(scheduler, msgspec.Struct) else scheduler,
+        limits=limits,
+        max_num_waiting=config.max_num_waiting,
+        seed=config.seed,
+        step_timeout_s=config.step_timeout_s,
+        spins=worker.device == "cuda" and (os.cpu_count() or 1) > 2,
+        log_requests=config.enable_log_requests,
+        log_stats=not config.disable_log_stats,
+    )
+
+
+def kv_capacity_tokens(windows: tuple[int, ...], block_size: int, num_blocks: int, max_model_len: int) -> int:
+    """The longest single sequence that the KV blocks can hold; max_model_len or more means that memory is no limit."""
+    usable = num_blocks - 1
+    full = sum(w == 0 for w in windows)
+    behind_windows = sum(min(-(-w // block_size) + 2, -(-max_model_len // block_size)) for w in windows if w)
+    if not full:
+        return max_model_len if behind_windows <= usable else usable // len(windows) * block_size
+    return max((usable - behind_windows) // full, usable // len(windows)) * block_size
+
+
+def _log_sizes(worker: WorkerConfig, profile: WorkerProfile, capacity: int) -> None:
+    tokens = (profile.num_blocks - 1) * worker.block_size // len(profile.kv_groups)
+    log.info(
+        "%s: weights %.2f GiB, activations %.2f GiB, KV cache %.2f GiB for %d tokens: %.1f requests of %d tokens",
+        profile.device,
+        profile.weights_bytes / GIB,
+        profile.activation_bytes / GIB,
+        profile.num_blocks * profile.block_bytes / GIB,
+        tokens,
+        tokens / worker.max_model_len,
+        worker.max_model_len,
+    )
+    if capacity < worker.max_model_len:
+        log.warning(
+            "the KV cache holds %d tokens, less than the model's %d: requests beyond are refused "
+            "(--gpu-memory-utilization, --cpu-kv-cache-gib or a smaller --max-model-len change that)",
+            capacity,
+            worker.max_model_len,
+        )
+
+
+# ------------------------------------------------------------------------------------------------------- start-up
+def _wait_until_ready(workers: WorkerGroup) -> WorkerProfile:
+    poller = zmq.Poller()
+    for source in workers.pollables():
+        poller.register(source, zmq.POLLIN)
+    try:
+        while not workers.is_ready:
+            poller.poll(1000)
+            workers.messages()
+            workers.check_alive()
+    except WorkersFailed as error:
+        raise StartupError(str(error)) from error
+    assert workers.profile is not None
+    return workers.profile
+
+
+def _endpoint(config: EngineConfig, core: CoreConfig, summary: ModelSummary, files: dict[str, bytes]) -> CoreEndpoint:
+    names = config.served_model_name or [config.model or BUNDLED_NAME]
+    try:
+        return CoreEndpoint(
+            config.listen,
+            epoch=secrets.randbits(62) | 1,
+            served_model_names=names,
+            limits=core.limits,
+            files=files,
+            eos_token_ids=list(summary.eos_token_ids),
+            version=VERSION,
+            created=int(time.time()),
+            step_timeout_s=config.step_timeout_s,
+            enable_prefix_caching=config.enable_prefix_caching,
+            curve_secret_key_file=config.curve_secret_key_file,
+            curve_allow_file=config.curve_allow_file,
+        )
+    except (OSError, ValueError, zmq.ZMQError) as error:
+        raise StartupError(f"cannot listen at {config.listen}: {error}") from error

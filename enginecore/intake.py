@@ -1,0 +1,122 @@
+"""Intake: AddRequest messages -> sequences. Everything that a frontend may have got wrong is found here, before any work.
+
+A request that can never run is refused at once, with a code and a text for its user; nothing here raises for bad input.
+"""
+
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from quire.enginecore.block_pool import BlockHasher
+from quire.enginecore.sequence import Sequence
+from quire.ipc.messages import MAX_REQUEST_ID, AddRequest, EngineLimits, RequestError, sequence_key
+from quire.ipc.sampling import check_against
+
+MAX_CACHE_SALT = 1024  # characters
+
+
+class Refusal(Exception):
+    """Why a request is refused: RequestError's code, and a text for its user."""
+
+    def __init__(self, code: str, message: str):
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True)
+class IntakeConfig:
+    limits: EngineLimits
+    eos_token_ids: tuple[int, ...]
+    enable_prefix_caching: bool
+    by_priority: bool
+    seed: int
+    max_num_waiting: int
+
+
+class Intake:
+    def __init__(self, config: IntakeConfig, hasher: BlockHasher, fits: Callable[[int], bool]):
+        self.config = config
+        self._hasher = hasher
+        self._fits = fits
+        self._arrivals = itertools.count()
+        self._random = np.random.default_rng(config.seed)
+
+    def accept(self, owner: int, request: AddRequest, num_waiting: int) -> list[Sequence] | RequestError:
+        """The request's n sequences, or why it is refused."""
+        try:
+            return self._sequences(owner, request, num_waiting)
+        except Refusal as refusal:
+            return RequestError(request.epoch, request.id, refusal.code, str(refusal))  # type: ignore[arg-type]
+
+    def _sequences(self, owner: int, request: AddRequest, num_waiting: int) -> list[Sequence]:
+        params, limits = request.params, self.config.limits
+        if not 0 <= request.id <= MAX_REQUEST_ID:
+            raise Refusal("invalid", f"a request id must be between 0 and {MAX_REQUEST_ID}")
+        if num_waiting + params.n > self.config.max_num_waiting:
+            raise Refusal("overloaded", "too many requests are waiting; try again later")
+        prompt = self._prompt(request)
+        try:
+            check_against(params, vocab_size=limits.vocab_size, max_logprobs=limits.max_logprobs)
+        except ValueError as error:
+            raise Refusal("invalid", str(error)) from None
+        if len(request.cache_salt) > MAX_CACHE_SALT:
+            raise Refusal("invalid", f"cache_salt may be at most {MAX_CACHE_SALT} characters long")
+        final_len = self._final_len(len(prompt), params.max_tokens)
+        # n children share their prompt's blocks even where nothing else is cached: their salt is their own then
+        cache = self.config.enable_prefix_caching or params.n > 1
+        own = b"" if self.config.enable_prefix_caching else f"{owner}/{request.id}".encode()
+        root = self._hasher.root(request.cache_salt.encode(), own)
+        seed = params.seed if params.seed is not None else int(self._random.integers(0, 2**63))
+        stop_ids = frozenset(params.stop_token_ids or ())
+        arrival_time = request.arrival_time if 0 < request.arrival_time < 1e12 else time.time()
+        return [
+            Sequence(
+                owner=owner,
+                key=sequence_key(request.id, child),
+                request_id=request.id,
+                child=child,
+                params=params,
+                prompt=prompt,
+                final_len=final_len,
+                seed=seed + child,
+                order=(request.priority if self.config.by_priority else 0, next(self._arrivals)),
+                arrival_time=arrival_time,
+                root_hash=root,
+                use_cache=cache,
+                stop_ids=stop_ids,
+                feature_stop_ids=sorted(stop_ids | (set() if params.ignore_eos else set(self.config.eos_token_ids))),
+            )
+            for child in range(params.n)
+        ]
+
+    def _prompt(self, request: AddRequest) -> np.ndarray:
+        data, limits = request.prompt_token_ids, self.config.limits
+        if len(data) % 4 or not data:
+            raise Refusal("invalid", "the prompt must hold at least one token")
+        prompt = np.frombuffer(data, np.int32)
+        if len(prompt) >= limits.max_model_len:
+            raise Refusal(
+                "too_long",
+                f"the prompt is {len(prompt)} tokens long; with at least one output token "
+                f"at most {limits.max_model_len - 1} fit the context of {limits.max_model_len}",
+            )
+        if prompt.min() < 0 or prompt.max() >= limits.vocab_size:
+            raise Refusal("invalid", f"the prompt holds a token id outside the vocabulary of {limits.vocab_size}")
+        return prompt
+
+    def _final_len(self, prompt_len: int, max_tokens: int | None) -> int:
+        limits = self.config.limits
+        longest = min(limits.max_model_len, limits.kv_capacity_tokens)
+        wanted = prompt_len + max_tokens if max_tokens is not None else longest
+        final_len = min(wanted, limits.max_model_len)
+        if max_tokens is None and prompt_len < longest:
+            return longest
+        if not self._fits(final_len):
+            raise Refusal(
+                "too_long",
+                f"{final_len} tokens (prompt and max_tokens) can never fit: the KV cache holds {limits.kv_capacity_tokens}",
+            )
+        return final_len

@@ -1,0 +1,157 @@
+"""WorkerGroup: the workers of one engine as the core sees them: started, sized, ready, dead, started anew. No torch.
+
+Starting is a small state machine, driven by messages, so that the core's loop goes on beating while an 8B model loads:
+
+    spawn -> every rank sends WorkerProfile -> AllocateKV with the least of their blocks -> every rank sends WorkerReady -> ready
+
+A generation of workers has rings of its own; after a death the group is closed as a whole and a new generation is spawned.
+"""
+
+import time
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+import zmq
+
+from quire.ipc.config import WorkerConfig
+from quire.ipc.messages import AllocateKV, WorkerFailed, WorkerMessage, WorkerProfile, WorkerPromptLogprobs, WorkerReady
+from quire.ipc.process import Child, spawn
+from quire.ipc.result_ring import ResultRing
+from quire.ipc.ring import KIND_MASK, KIND_PLAN, KIND_SHUTDOWN, PlanRing, RingFull
+from quire.ipc.worker_channel import WorkerEndpoint
+
+RING_WORDS = 8 << 20  # int32: room for the largest plan several times over; pages are touched as the ring turns
+RING_TIMEOUT_S = 10.0
+STOP_GRACE_S = 3.0
+
+
+class WorkersFailed(Exception):
+    """The workers cannot start or go on; the text is for the user."""
+
+
+class WorkerGroup:
+    """`template` says everything about the workers but rank, epoch, address and descriptors."""
+
+    def __init__(self, template: WorkerConfig):
+        self.template = template
+        self.world_size = template.world_size
+        self.generation = 0
+        self.is_ready = False
+        self.profile: WorkerProfile | None = None
+        self.started_at = 0.0
+        self._children: list[Child] = []
+        self._endpoint: WorkerEndpoint | None = None
+
+    # --------------------------------------------------------------------------------------------------- life cycle
+    def start(self) -> None:
+        """Spawn a new generation."""
+        self.generation += 1
+        self.is_ready, self.started_at = False, time.monotonic()
+        self._profiles: dict[int, WorkerProfile] = {}
+        self._ready: set[int] = set()
+        self.plan_ring = PlanRing.create(RING_WORDS, self.world_size)
+        self.result_ring = ResultRing.create(self.template.max_num_seqs)
+        self._endpoint = WorkerEndpoint()
+        for rank in range(self.world_size):
+            config = self._config(rank)
+            self._children.append(spawn("quire.workers", config, [*config.plan_ring_fds, *config.result_ring_fds]))
+
+    def _config(self, rank: int) -> WorkerConfig:
+        assert self._endpoint is not None
+        override = self.template.num_gpu_blocks_override
+        if self.profile is not None:  # a later generation must have the KV cache that frontends were told of
+            override = self.profile.num_blocks
+        return msgspec.structs.replace(
+            self.template,
+            rank=rank,
+            epoch=self.generation,
+            control_address=self._endpoint.address,
+            plan_ring_fds=self.plan_ring.fds(rank),
+            result_ring_fds=self.result_ring.fds() if rank == self.template.output_rank else [],
+            num_gpu_blocks_override=override,
+        )
+
+    def stop(self) -> None:
+        """End the generation, politely if it still listens."""
+        if self._endpoint is None:
+            return
+        try:
+            self.plan_ring.write(KIND_SHUTDOWN, np.zeros(0, np.int32), 0.1)
+        except RingFull:
+            pass  # it does not read any more; terminate does not ask
+        for child in self._children:
+            child.wait(STOP_GRACE_S if self.is_ready else 0.0)
+        self.kill()
+
+    def kill(self) -> None:
+        """End the generation now."""
+        for child in self._children:
+            child.terminate(0.5)
+        self._children = []
+        if self._endpoint is not None:
+            self._endpoint.close()
+            self.plan_ring.close()
+            self.result_ring.close()
+        self._endpoint, self.is_ready = None, False
+
+    # ------------------------------------------------------------------------------------------------------- events
+    def pollables(self) -> Iterator[int | zmq.Socket]:
+        """What the core's poller must watch: deaths, messages, results."""
+        assert self._endpoint is not None
+        yield from (child.fileno() for child in self._children)
+        yield self._endpoint.socket
+        yield self.result_ring.fileno()
+
+    def check_alive(self) -> None:
+        """Raises WorkersFailed if a worker has ended."""
+        for rank, child in enumerate(self._children):
+            code = child.poll()
+            if code is not None:
+                how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+                raise WorkersFailed(f"worker {rank} {how}")
+
+    def messages(self) -> list[WorkerPromptLogprobs]:
+        """Take what the workers have said; start-up is handled here. Raises WorkersFailed."""
+        assert self._endpoint is not None
+        results: list[WorkerPromptLogprobs] = []
+        for message in self._endpoint.receive():
+            self._handle(message, results)
+        return results
+
+    def _handle(self, message: WorkerMessage, results: list[WorkerPromptLogprobs]) -> None:
+        match message:
+            case WorkerProfile():
+                self._profiles[message.rank] = message
+                if len(self._profiles) == self.world_size:
+                    self._allocate()
+            case WorkerReady():
+                self._ready.add(message.rank)
+                self.is_ready = len(self._ready) == self.world_size
+            case WorkerFailed():
+                raise WorkersFailed(message.message)
+            case WorkerPromptLogprobs():
+                results.append(message)
+
+    def _allocate(self) -> None:
+        assert self._endpoint is not None
+        num_blocks = min(p.num_blocks for p in self._profiles.values())
+        first = self._profiles[0]
+        self.profile = msgspec.structs.replace(first, num_blocks=num_blocks)
+        for rank in range(self.world_size):
+            self._endpoint.send(rank, AllocateKV(num_blocks))
+
+    # -------------------------------------------------------------------------------------------------------- steps
+    def send_plan(self, words: np.ndarray) -> None:
+        """Raises WorkersFailed if a worker does not read."""
+        self._write(KIND_PLAN, words)
+
+    def send_mask(self, words: np.ndarray) -> None:
+        """Grammar masks of the step last sent, which has FLAG_LATE_MASK."""
+        self._write(KIND_MASK, words)
+
+    def _write(self, kind: int, words: np.ndarray) -> None:
+        try:
+            self.plan_ring.write(kind, words, RING_TIMEOUT_S)
+        except RingFull as error:
+            raise WorkersFailed(f"a worker does not take its plans: {error}") from error

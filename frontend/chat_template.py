@@ -1,0 +1,254 @@
+"""Chat templates: messages to prompt text, with jinja2's immutable sandbox and what Hugging Face templates expect to find.
+
+Globals, filters and extensions are those that `transformers` documents for templates: raise_exception, strftime_now, tojson
+without HTML escapes, loop controls, and the `generation` tag (which marks text for training and is ignored here). A template
+sees plain JSON data only. Whatever goes wrong inside one belongs to the request: `ChatTemplateError`, a ValueError.
+"""
+
+import json
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.sandbox
+import msgspec
+from jinja2 import nodes
+
+MAX_RENDERED_CHARS = 64 << 20
+_CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # with a trailing space, so that a template that trims is seen to do so
+
+Message = dict[str, Any]
+
+
+class ChatTemplateError(ValueError):
+    """The template cannot render this conversation; the text is for whoever sent it."""
+
+
+class ChatTemplate:
+    """One compiled template. `special_tokens`: bos_token, eos_token, ... as its variables.
+
+    content_format: how it wants a message's content: "string", or "openai" where it loops over a list of parts.
+    """
+
+    def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
+        self.source = source
+        self._special_tokens = special_tokens
+        self._template, self.content_format, self._takes_both = _compile(source)
+
+    def render(
+        self,
+        messages: list[Message],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        documents: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **variables: Any,
+    ) -> str:
+        """The prompt text. `variables` (chat_template_kwargs) go before special tokens of the same name.
+
+        continue_final_message leaves the last message open, so that the model goes on with it; add_generation_prompt, which
+        opens the assistant's turn, excludes it. Raises ChatTemplateError.
+        """
+        if continue_final_message and add_generation_prompt:
+            raise ChatTemplateError("continue_final_message and add_generation_prompt exclude each other")
+        for name in ("messages", "tools", "documents", "add_generation_prompt"):
+            if name in variables:
+                raise ChatTemplateError(f"chat_template_kwargs must not hold {name!r}")
+        if not isinstance(messages, list):
+            raise ChatTemplateError("messages must be a list")
+        prepared = [self._prepare(m) for m in _plain(messages, "messages")]
+        final_text = _tag_final_message(prepared) if continue_final_message else ""
+        text = self._render(
+            {
+                **self._special_tokens,
+                **_plain(variables, "chat_template_kwargs"),
+                "messages": prepared,
+                "tools": _plain(tools, "tools") or None,
+                "documents": _plain(documents, "documents") or None,
+                "add_generation_prompt": add_generation_prompt,
+            }
+        )
+        return _cut_at_tag(text, final_text) if continue_final_message else text
+
+    def _render(self, variables: dict[str, Any]) -> str:
+        parts, size = [], 0
+        try:
+            for part in self._template.generate(variables):
+                parts.append(part)
+                size += len(part)
+                if size > MAX_RENDERED_CHARS:
+                    break
+        except jinja2.TemplateError as error:  # raise_exception, or an undefined name, or the sandbox refused
+            raise ChatTemplateError(f"the chat template refused the conversation: {error}") from error
+        except Exception as error:  # any error of the template's own expressions on this request's data
+            raise ChatTemplateError(f"the chat template failed on the conversation: {type(error).__name__}: {error}") from error
+        if size > MAX_RENDERED_CHARS:
+            raise ChatTemplateError(f"the rendered chat template is longer than {MAX_RENDERED_CHARS} characters")
+        return "".join(parts)
+
+    def _prepare(self, message: Any) -> Message:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise ChatTemplateError("each message must be an object with a role")
+        prepared = {**message}
+        if "content" in message:
+            prepared["content"] = self._content(message["content"])
+        reasoning = next((message[k] for k in ("reasoning_content", "thinking", "reasoning") if message.get(k)), None)
+        if reasoning is not None:  # templates disagree about the name
+            prepared = {"thinking": reasoning, **prepared, "reasoning_content": reasoning}
+        if isinstance(message.get("tool_calls"), list):
+            prepared["tool_calls"] = [_with_parsed_arguments(call) for call in message["tool_calls"]]
+        return prepared
+
+    def _content(self, content: Any) -> Any:
+        if isinstance(content, str):
+            wrap = self.content_format == "openai" and not self._takes_both
+            return [{"type": "text", "text": content}] if wrap else content
+        if not isinstance(content, list):
+            return content
+        parts = [_text_part(part) for part in content]
+        return parts if self.content_format == "openai" else "\n".join(part["text"] for part in parts)
+
+
+def _plain(value: Any, what: str) -> Any:
+    """A fresh copy made of JSON types only: objects with methods of their own have no place in a sandbox."""
+    try:
+        return msgspec.to_builtins(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ChatTemplateError(f"{what} must be plain JSON data") from error
+
+
+def _text_part(part: Any) -> dict[str, Any]:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    if isinstance(part, dict) and part.get("type") in ("text", "input_text", "output_text"):
+        if isinstance(part.get("text"), str):
+            return {**part, "type": "text"}
+    elif isinstance(part, dict) and part.get("type") == "refusal" and isinstance(part.get("refusal"), str):
+        return {"type": "text", "text": part["refusal"]}
+    kind = part.get("type") if isinstance(part, dict) else None
+    raise ChatTemplateError(f"this model takes text only; a message's content holds a part of type {str(kind)[:40]!r}")
+
+
+def _with_parsed_arguments(call: Any) -> Any:
+    """OpenAI sends a call's arguments as a JSON string, templates want the object."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except ValueError as error:
+        raise ChatTemplateError("the arguments of a tool call must be a JSON object") from error
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _tag_final_message(messages: list[Message]) -> str:
+    """Put a mark at the end of the last message's text; returns the text without it."""
+    content = messages[-1].get("content") if messages else None
+    if isinstance(content, str):
+        messages[-1]["content"] = content + _CONTINUE_TAG
+        return content
+    if isinstance(content, list) and content:
+        text = content[-1]["text"]
+        content[-1]["text"] = text + _CONTINUE_TAG
+        return text
+    raise ChatTemplateError("continue_final_message needs a final message with a text to continue")
+
+
+def _cut_at_tag(text: str, final_text: str) -> str:
+    mark = text.rfind(_CONTINUE_TAG.strip())
+    if mark < 0 or final_text.strip() not in text:
+        raise ChatTemplateError("continue_final_message: the chat template does not show the final message as it is")
+    kept = text[:mark]
+    return kept if text.startswith(_CONTINUE_TAG, mark) else kept.rstrip()
+
+
+# -------------------------------------------------------------------------------------------------- the environment
+class _IgnoreGeneration(jinja2.ext.Extension):
+    """{% generation %} ... {% endgeneration %} renders its body."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Any) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
+
+
+class _SafeNamespace(jinja2.utils.Namespace):
+    """jinja's namespace(), without names that begin with an underscore."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        values = dict(*args[1:], **kwargs)
+        for name in values:
+            _check_name(name)
+        jinja2.utils.Namespace.__init__(args[0], values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError("a namespace cannot hold names that begin with an underscore")
+
+
+class _Dict:
+    """`dict` for templates: a call, and fromkeys; nothing else of the class."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    env = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_IgnoreGeneration, jinja2.ext.loopcontrols]
+    )
+    env.filters["tojson"] = _tojson
+    env.globals.update(
+        raise_exception=_raise_exception, strftime_now=_strftime_now, dict=_Dict(), namespace=_SafeNamespace
+    )  # fmt: skip
+    return env
+
+
+@lru_cache(maxsize=32)
+def _compile(source: str) -> tuple[jinja2.Template, str, bool]:
+    """The template, the format of content it wants, and whether it tells a string from a list itself."""
+    env = _environment()
+    try:
+        tree = env.parse(source)
+        template = env.from_string(source)
+    except (jinja2.TemplateError, RecursionError) as error:
+        raise ChatTemplateError(f"the chat template is not valid: {error}") from error
+    loops = any(_is_content(loop.iter) for loop in tree.find_all(nodes.For))
+    tests = {test.name for test in tree.find_all(nodes.Test)}
+    return template, "openai" if loops else "string", bool(tests & {"string", "iterable", "sequence", "mapping"})
+
+
+def _is_content(node: nodes.Node) -> bool:
+    """Whether a loop goes over something called content: message.content, message['content'], content, with filters."""
+    while isinstance(node, nodes.Filter) and node.node is not None:
+        node = node.node
+    match node:
+        case nodes.Getattr(attr="content") | nodes.Name(name="content"):
+            return True
+        case nodes.Getitem(arg=nodes.Const(value="content")):
+            return True
+    return False

@@ -1,0 +1,103 @@
+"""What a finished or running request looks like to Python callers, in vLLM's shapes, and the small step-wise `Delta`.
+
+`RequestOutput` and its parts are what `LLM.generate` and `AsyncClient.generate` hand out: cumulative, one per request.
+`Delta` is what a `Stream` yields and the HTTP routes turn into SSE chunks: what one child of a request has gained since
+the consumer's last turn. Nothing here talks to the core or knows a tokenizer.
+"""
+
+from dataclasses import dataclass, field
+
+from quire.ipc.messages import FinishReason
+
+
+@dataclass(slots=True)
+class Logprob:
+    """Log-probability of one token at one position; `rank` counts from 1, the most likely token of the vocabulary."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+# Of one position: the token that stands there first, then the most likely ones (which may repeat it, then kept once).
+TokenLogprobDict = dict[int, Logprob]
+
+
+@dataclass(slots=True)
+class Delta:
+    """What child `index` of a request gained since its consumer last looked; several steps are merged into one Delta.
+
+    text: new text, possibly "" (half a character, or a possible beginning of a stop string, is held back).
+    token_ids: the new tokens, also those whose text is held back, and the stop token. logprobs: one dict for each of them,
+    None if not asked for. finish_reason: set in the child's last Delta. stop_reason: the stop string or the stop token id
+    that ended it; None for an end-of-sequence token. num_tokens: output tokens of this child so far, these included.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobDict] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    num_tokens: int = 0
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """Times of one request, seconds since the Unix epoch (`queue_s`: seconds); None while not known."""
+
+    arrival_time: float
+    queue_s: float | None = None
+    first_token_time: float | None = None
+    last_token_time: float | None = None
+    finished_time: float | None = None
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One completion, cumulative. cumulative_logprob: sum over the sampled tokens; None unless logprobs were asked for."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    cumulative_logprob: float | None = None
+    logprobs: list[TokenLogprobDict] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A request's prompt and its completions, in order of index. prompt is None when token ids were given."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    prompt_logprobs: list[TokenLogprobDict | None] | None
+    outputs: list[CompletionOutput]
+    finished: bool
+    num_cached_tokens: int | None = None
+    metrics: RequestMetrics | None = None
+
+
+def new_completions(n: int, with_logprobs: bool) -> list[CompletionOutput]:
+    """n empty completions, to be filled by `add_delta`."""
+    return [
+        CompletionOutput(i, cumulative_logprob=0.0 if with_logprobs else None, logprobs=[] if with_logprobs else None)
+        for i in range(n)
+    ]
+
+
+def add_delta(outputs: list[CompletionOutput], delta: Delta) -> None:
+    """Add a Delta to the completion it belongs to."""
+    out = outputs[delta.index]
+    out.text += delta.text
+    out.token_ids += delta.token_ids
+    if delta.logprobs is not None and out.logprobs is not None and out.cumulative_logprob is not None:
+        out.logprobs += delta.logprobs
+        out.cumulative_logprob += sum(row[t].logprob for row, t in zip(delta.logprobs, delta.token_ids, strict=True))
+    if delta.finish_reason is not None:
+        out.finish_reason, out.stop_reason = delta.finish_reason, delta.stop_reason

@@ -1,0 +1,399 @@
+"""CoreEndpoint: the core's end of its link to all frontends. A ZeroMQ ROUTER, driven by the core's loop, without a thread.
+
+It owns the handshake, files, heartbeats, the epoch check and each frontend's outbox; it hands requests to the loop and never
+raises for what a frontend sends. A frontend is named by its connection's identity, 16 random bytes. A slow frontend's outputs
+wait, merged, in its outbox. It is lost, and its requests are to be aborted, when its connection is gone (every send tells, and
+there is a Beat each half second), when it has been silent for long, or when its outbox is full.
+"""
+
+import errno
+import hashlib
+import math
+import os
+import secrets
+import time
+from contextlib import suppress
+
+import msgspec
+import zmq
+
+from quire.ipc import paths
+from quire.ipc.curve import ZAP_DOMAIN, Authenticator, CoreKeys
+from quire.ipc.messages import (
+    MAX_FRONTEND_MESSAGE,
+    MAX_REQUEST_ID,
+    PROTOCOL_VERSION,
+    AddRequest,
+    CoreMessage,
+    File,
+    FileInfo,
+    FrontendMessage,
+    GetFile,
+    Hello,
+    Ping,
+    Refused,
+    RequestError,
+    StepOutputs,
+    Welcome,
+)
+from quire.ipc.outbox import Outbox, PendingOutputs
+
+IDENTITY_BYTES = 16
+MAX_FRONTENDS = 1024
+# Messages, per frontend. Beyond this the outbox takes over, where a hundred waiting steps become one message.
+_SEND_HWM = 128
+_RECEIVE_HWM = 1024
+_MAX_CLOCK_STEP_S = 1.0
+# What decoding hostile bytes can raise: msgspec's own errors, bad UTF-8 and nesting, a claimed length beyond all memory.
+DECODE_ERRORS = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError, MemoryError)
+
+_SENT, _FULL, _GONE = range(3)  # what becomes of a message offered to the socket
+
+
+def new_epoch() -> int:
+    """A number that no other core's life has: 62 random bits, never 0."""
+    return secrets.randbits(62) | 1
+
+
+def file_infos(files: dict[str, bytes]) -> list[FileInfo]:
+    """The list of files for a Welcome."""
+    return [FileInfo(name, hashlib.sha256(data).hexdigest(), len(data)) for name, data in files.items()]
+
+
+class _Frontend:
+    """One connection: who it is, when it was heard, what it has not taken yet."""
+
+    __slots__ = ("heard_at", "identity", "next_seq", "outbox", "welcomed")
+
+    def __init__(self, identity: bytes, now: float) -> None:
+        self.identity = identity
+        self.heard_at = now
+        self.next_seq = 0
+        self.outbox = Outbox()
+        self.welcomed = False
+
+
+class CoreEndpoint:
+    """The core's link to its frontends; one thread. Call `receive` and `flush` in each turn of the loop, then `lost`."""
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        epoch: int,
+        welcome: Welcome | None = None,
+        files: dict[str, bytes] | None = None,
+        keys: CoreKeys | None = None,
+        frontend_timeout_s: float = 30.0,
+        outbox_bytes: int = 64 << 20,
+        send_hwm: int = _SEND_HWM,
+    ) -> None:
+        """Bind. address: ipc:///absolute/path or tcp://host:port (port * picks one); None makes a private ipc address.
+
+        Without a welcome, connections are accepted and kept waiting until `set_welcome`. Raises ValueError for an address that
+        is malformed or not safe, FileExistsError if another process listens there, zmq.ZMQError if it cannot be bound.
+        """
+        self.epoch = epoch
+        self._frontend_timeout_s = frontend_timeout_s
+        self._outbox_bytes = outbox_bytes
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(FrontendMessage)
+        self._frontends: dict[bytes, _Frontend] = {}
+        self._slow: dict[bytes, _Frontend] = {}  # those with something in their outbox
+        self._lost: list[bytes] = []
+        self._welcome = welcome
+        self._files = files or {}
+        self._directory: str | None = None
+        self._socket_path: str | None = None
+        self._last_tick, self._now = time.monotonic(), 0.0  # see _tick
+        self._next_timeout_check = 1.0
+
+        paths.check_listen_address(address, has_keys=keys is not None)
+        self._context = zmq.Context()
+        self._authenticator = Authenticator(self._context, keys.allowed) if keys and paths.is_tcp(address) else None
+        self._router = self._context.socket(zmq.ROUTER)
+        self._router.set(zmq.ROUTER_MANDATORY, 1)
+        self._router.set(zmq.SNDHWM, send_hwm)
+        self._router.set(zmq.RCVHWM, _RECEIVE_HWM)
+        self._router.set(zmq.MAXMSGSIZE, MAX_FRONTEND_MESSAGE)
+        self._router.set(zmq.LINGER, 0)
+        self._router.set(zmq.IPV6, int("[" in (address or "")))
+        if self._authenticator is not None:
+            assert keys is not None
+            self._router.set(zmq.CURVE_SERVER, 1)
+            self._router.set(zmq.CURVE_SECRETKEY, keys.own.secret)
+            self._router.set(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
+        try:
+            self.address = self._bind(address)
+        except BaseException:
+            self.close()
+            raise
+
+    def _bind(self, address: str | None) -> str:
+        if address is None:
+            self._directory = paths.private_directory()
+            path = f"{self._directory}/core"
+            self._router.bind(f"ipc://{path}")
+        elif (path := paths.socket_path(address) or "") != "":
+            with paths.claim_socket_path(path):
+                self._router.bind(address)
+                os.chmod(path, 0o600)
+        else:
+            self._router.bind(address)
+        self._socket_path = path or None
+        return self._router.get(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
+
+    def sockets(self) -> list[zmq.Socket]:
+        """For a zmq.Poller, with POLLIN; call `receive` when any is ready."""
+        return [self._router] if self._authenticator is None else [self._router, self._authenticator.socket]
+
+    def set_welcome(self, welcome: Welcome, files: dict[str, bytes]) -> None:
+        """What frontends are told, and the closed list of files they may get; answers those that wait."""
+        self._welcome, self._files = welcome, files
+        for frontend in list(self._frontends.values()):
+            if not frontend.welcomed:
+                self._greet(frontend)
+
+    @property
+    def frontends(self) -> list[bytes]:
+        """Identities of the connections that have been welcomed."""
+        return [f.identity for f in self._frontends.values() if f.welcomed]
+
+    # ------------------------------------------------------------------------------------------------- receiving
+    def receive(self, limit: int = 256) -> list[tuple[bytes, FrontendMessage]]:
+        """Requests that have arrived: (identity, AddRequest | Abort | Finish), of at most `limit` messages looked at.
+
+        Everything else is dealt with here. Does not wait. If more is waiting than `limit`, the poller says so again.
+        """
+        if self._authenticator is not None:
+            self._authenticator.answer()
+        self._tick()
+        requests: list[tuple[bytes, FrontendMessage]] = []
+        router = self._router
+        for _ in range(limit):
+            if not router.get(zmq.EVENTS) & zmq.POLLIN:
+                break
+            identity, *frames = router.recv_multipart(zmq.NOBLOCK)
+            message = self._accept(identity, frames)
+            if message is not None:
+                requests.append((identity, message))
+        return requests
+
+    def _accept(self, identity: bytes, frames: list[bytes]) -> FrontendMessage | None:
+        """Decode one message; deal with it and return None unless it is a request of a known frontend."""
+        if len(frames) != 1 or len(identity) != IDENTITY_BYTES:
+            return self._refuse(identity, "malformed message")
+        try:
+            message = self._decoder.decode(frames[0])
+        except DECODE_ERRORS as error:
+            return self._reject(identity, frames[0], error)
+        frontend = self._frontends.get(identity)
+        if isinstance(message, Hello):
+            return self._hello(identity, message)
+        if frontend is not None:
+            frontend.heard_at = self._now
+            if isinstance(message, Ping) and message.epoch in (0, self.epoch):
+                return None
+        if message.epoch != self.epoch:
+            return self._refuse(identity, "stale epoch: the core has been started anew since; say Hello")
+        if frontend is None or not frontend.welcomed:
+            return self._refuse(identity, "unknown connection: say Hello first")
+        if isinstance(message, GetFile):
+            return self._send_file(frontend, message.name)
+        if isinstance(message, AddRequest) and (problem := _problem(message)) is not None:
+            self.send(identity, RequestError(self.epoch, message.id, "invalid", problem))
+            return None
+        return message
+
+    def _hello(self, identity: bytes, hello: Hello) -> None:
+        if hello.protocol != PROTOCOL_VERSION:
+            return self._refuse(
+                identity,
+                f"the core speaks protocol {PROTOCOL_VERSION}, this frontend {hello.protocol}: they need the same version",
+            )
+        if identity in self._frontends:
+            return self._refuse(identity, "Hello was said before on this connection")
+        if len(self._frontends) >= MAX_FRONTENDS:
+            return self._refuse(identity, f"the core has {MAX_FRONTENDS} frontends, the most it takes")
+        frontend = self._frontends[identity] = _Frontend(identity, self._now)
+        if self._welcome is not None:
+            self._greet(frontend)
+
+    def _greet(self, frontend: _Frontend) -> None:
+        assert self._welcome is not None
+        frontend.welcomed = True
+        self.send(frontend.identity, self._welcome)
+
+    def _send_file(self, frontend: _Frontend, name: str) -> None:
+        data = self._files.get(name)
+        if data is None:
+            return self._refuse(frontend.identity, "there is no such file")
+        self.send(frontend.identity, File(self.epoch, name, hashlib.sha256(data).hexdigest(), data))
+
+    def _reject(self, identity: bytes, payload: bytes, error: Exception) -> None:
+        """Undecodable. A known frontend's AddRequest fails by itself; anything else is refused."""
+        request_id = _identify_request(payload, self.epoch)
+        if identity in self._frontends and request_id is not None:
+            text = str(error)[:500] if isinstance(error, msgspec.ValidationError) else "malformed request"
+            self.send(identity, RequestError(self.epoch, request_id, "invalid", text))
+        else:
+            self._refuse(identity, "malformed message")
+
+    def _refuse(self, identity: bytes, reason: str) -> None:
+        """Tell a peer that we do not talk to it; if it was a frontend, it is one no longer."""
+        self._forget(identity)
+        self._transmit(identity, self._encoder.encode(Refused(self.epoch, reason)))
+
+    # ------------------------------------------------------------------------------------------------- sending
+    def send(self, identity: bytes, message: CoreMessage) -> bool:
+        """Send, or keep in the frontend's outbox while it is slow. False if there is no such frontend (any more).
+
+        The `seq` of StepOutputs is set here. Never waits.
+        """
+        frontend = self._frontends.get(identity)
+        if frontend is None:
+            return False
+        if not frontend.outbox:
+            numbered = _numbered(message, frontend.next_seq) if isinstance(message, StepOutputs) else message
+            outcome = self._transmit(identity, self._encoder.encode(numbered))
+            if outcome == _SENT:
+                frontend.next_seq += isinstance(message, StepOutputs)
+                return True
+            if outcome == _GONE:
+                self._forget(identity)
+                return False
+        frontend.outbox.append(message, self._encoder)
+        self._slow[identity] = frontend
+        if frontend.outbox.num_bytes > self._outbox_bytes:
+            self._refuse(identity, "this frontend reads too slowly: its outputs exceed the core's bound")
+            return False
+        return True
+
+    def broadcast(self, message: CoreMessage) -> None:
+        """Send a Beat or ShuttingDown to every connection, also to those that still wait for their Welcome.
+
+        Those that are slow miss it. Those that are gone are noticed: so this is called at least every 0.5 s.
+        """
+        encoded = self._encoder.encode(message)
+        for identity in list(self._frontends):
+            if identity not in self._slow and self._transmit(identity, encoded) == _GONE:
+                self._forget(identity)
+
+    def flush(self) -> None:
+        """Retry what waits in outboxes and look for frontends that have fallen silent."""
+        self._tick()
+        for frontend in list(self._slow.values()):
+            self._flush_one(frontend)
+        if self._now >= self._next_timeout_check:
+            self._next_timeout_check = self._now + min(1.0, self._frontend_timeout_s / 4)
+            for frontend in list(self._frontends.values()):
+                if self._now - frontend.heard_at > self._frontend_timeout_s:
+                    self._refuse(frontend.identity, f"this frontend was silent for {self._frontend_timeout_s:.3g} s")
+
+    def _flush_one(self, frontend: _Frontend) -> None:
+        while frontend.outbox:
+            # The identity goes first and tells whether there is room, so that a waiting batch is encoded once.
+            outcome = self._open(frontend.identity)
+            if outcome == _FULL:
+                return
+            if outcome == _GONE:
+                return self._forget(frontend.identity)
+            entry = frontend.outbox.first()
+            if isinstance(entry, PendingOutputs):
+                entry = self._encoder.encode(entry.message(frontend.next_seq))
+                frontend.next_seq += 1
+            self._router.send(entry, zmq.NOBLOCK)
+            frontend.outbox.pop()
+        del self._slow[frontend.identity]
+
+    def _transmit(self, identity: bytes, encoded: bytes) -> int:
+        outcome = self._open(identity)
+        if outcome == _SENT:
+            self._router.send(encoded, zmq.NOBLOCK)  # cannot fail: the room was reserved by _open
+        return outcome
+
+    def _open(self, identity: bytes) -> int:
+        """Begin a message to this peer by sending its identity: _SENT (the payload must follow), _FULL or _GONE."""
+        try:
+            self._router.send(identity, zmq.NOBLOCK | zmq.SNDMORE)
+        except zmq.Again:
+            return _FULL
+        except zmq.ZMQError as error:
+            if error.errno == errno.EHOSTUNREACH:
+                return _GONE
+            raise
+        return _SENT
+
+    # ------------------------------------------------------------------------------------------------- the lost
+    def lost(self) -> list[bytes]:
+        """Frontends lost since the last call: abort their requests. Nothing more comes from them or goes to them."""
+        lost, self._lost = self._lost, []
+        return lost
+
+    def _forget(self, identity: bytes) -> None:
+        frontend = self._frontends.pop(identity, None)
+        self._slow.pop(identity, None)
+        if frontend is not None and frontend.welcomed:
+            self._lost.append(identity)
+
+    def _tick(self) -> None:
+        """Advance our clock, by at most a second a call: if this process itself stood still, nobody else was silent."""
+        now = time.monotonic()
+        self._now += min(now - self._last_tick, _MAX_CLOCK_STEP_S)
+        self._last_tick = now
+
+    def check(self) -> None:
+        """Assert what must hold between calls."""
+        for identity, frontend in self._frontends.items():
+            frontend.outbox.check()
+            assert bool(frontend.outbox) == (identity in self._slow)
+            assert frontend.outbox.num_bytes <= self._outbox_bytes
+        assert self._slow.keys() <= self._frontends.keys()
+
+    def close(self, linger_s: float = 0.5) -> None:
+        """Close, giving messages already sent linger_s to leave; remove the socket file. May be called again."""
+        if self._authenticator is not None:
+            self._authenticator.close()
+        self._router.close(linger=round(linger_s * 1000))
+        self._context.term()
+        if self._socket_path is not None:
+            with suppress(FileNotFoundError):  # libzmq removes it too
+                os.unlink(self._socket_path)
+            self._socket_path = None
+        if self._directory is not None:
+            paths.remove_private_directory(self._directory)
+            self._directory = None
+
+
+def _numbered(m: StepOutputs, seq: int) -> StepOutputs:
+    return m if m.seq == seq else StepOutputs(m.epoch, seq, m.keys, m.tokens, m.finished, m.started, m.logprobs)
+
+
+def _problem(request: AddRequest) -> str | None:
+    """What is wrong with a request beyond its types, or None. What depends on the engine is checked by the core."""
+    if not 0 <= request.id <= MAX_REQUEST_ID:
+        return f"id must be between 0 and {MAX_REQUEST_ID}"
+    if not request.prompt_token_ids or len(request.prompt_token_ids) % 4:
+        return "prompt_token_ids must hold at least one int32"
+    if not math.isfinite(request.arrival_time):
+        return "arrival_time must be finite"
+    if abs(request.priority) >= 1 << 63:
+        return "priority must fit 64 bits"
+    return None
+
+
+_raw_list = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_any_int = msgspec.msgpack.Decoder(int)
+_any_str = msgspec.msgpack.Decoder(str)
+
+
+def _identify_request(payload: bytes, epoch: int) -> int | None:
+    """The id of an AddRequest of this epoch whose other fields do not decode, or None."""
+    try:
+        tag, *fields = _raw_list.decode(payload)
+        if _any_str.decode(tag) == "add" and len(fields) >= 2 and _any_int.decode(fields[0]) == epoch:
+            request_id = _any_int.decode(fields[1])
+            return request_id if 0 <= request_id <= MAX_REQUEST_ID else None
+    except DECODE_ERRORS:
+        pass
+    return None

@@ -1,0 +1,3 @@
+"""The version of Quire, as pyproject.toml has it (a test compares them)."""
+
+VERSION = "0.1.0"

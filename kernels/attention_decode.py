@@ -1,0 +1,351 @@
+"""Paged attention for decode rows: 1-8 query tokens a row, split over the KV length, balanced over the SMs.
+
+Formula and masks: attention_tile.py. The KV tiles of all (row, KV head) pairs, in that order, form one line of units;
+program p of a fixed grid takes units [p*n, (p+1)*n), whatever the mix of row lengths. `decode_schedule`
+(attention_decode_schedule.py) computes n and where each program starts, on the device, once a step. A (row, head) that one
+program covers is written straight to `out`; of one that several share, each leaves its partial sums in the workspace, and
+whichever arrives last (an atomic count) adds them up in the order of the keys. So there is no second launch, and results do
+not depend on timing. With `fixed_splits` (what fp32 gets) the cuts depend on the row's own length alone: a row's result is then the same,
+bit for bit, in any batch.
+
+Bytes: every visible key and value once, 2 * Hkv * D * itemsize(cache) a token; q and out are small beside it.
+The partial sums are at most 2 a program, and stay in L2.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from quire.kernels.attention_decode_schedule import DecodeSchedule, DecodeWorkspace, row_tiles, tiles_per_split
+from quire.kernels.attention_tile import LOG2_E, attend_tiles, check_layout, first_visible_key, row_lengths
+
+
+@triton.jit
+def _store_rows(
+    out_ptr, values, first_token, query_len, first_head, stride_token, stride_head,
+    ROWS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr,
+):  # fmt: skip
+    """Write values [ROWS, HEAD_PAD], row m = (query token m // GROUP, head m % GROUP), to out."""
+    offs_m = tl.arange(0, ROWS)
+    offs_d = tl.arange(0, HEAD_PAD)
+    token = offs_m // GROUP
+    offset = (first_token + token).to(tl.int64) * stride_token + (first_head + offs_m % GROUP) * stride_head
+    mask = (token < query_len)[:, None] & (offs_d < HEAD_DIM)[None, :]
+    tl.store(out_ptr + offset[:, None] + offs_d[None, :], values.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _combine(
+    partial_out_ptr, partial_max_ptr, partial_sum_ptr, first_slot, later_slot, slot_step, parts,
+    ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """Add up the parts of one (row, head), [ROWS, HEAD_PAD] fp32: part 0 is at first_slot, part i at later_slot + i*slot_step.
+
+    Loads go to L2 (.cg): other SMs wrote these lines in this launch.
+    """
+    offs_m = tl.arange(0, ROWS)
+    offs_d = tl.arange(0, HEAD_PAD)
+    offs_p = tl.arange(0, PARTS)
+    total_max = tl.full([ROWS], float("-inf"), tl.float32)
+    total_sum = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, HEAD_PAD], tl.float32)
+    for begin in range(0, parts, PARTS):
+        part = begin + offs_p
+        slot = tl.where(part == 0, first_slot, later_slot + part * slot_step)
+        live = part < parts
+        line = slot[:, None] * ROWS + offs_m[None, :]
+        maxima = tl.load(partial_max_ptr + line, mask=live[:, None], other=float("-inf"), cache_modifier=".cg")
+        sums = tl.load(partial_sum_ptr + line, mask=live[:, None], other=0.0, cache_modifier=".cg")
+        values = tl.load(
+            partial_out_ptr + line.to(tl.int64)[:, :, None] * HEAD_DIM + offs_d[None, None, :],
+            mask=live[:, None, None] & (offs_d < HEAD_DIM)[None, None, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        new_max = tl.maximum(total_max, tl.max(maxima, 0))
+        base = tl.where(new_max == float("-inf"), 0.0, new_max)
+        weights = tl.exp2(maxima - base[None, :])
+        rescale = tl.exp2(total_max - base)
+        total_sum = total_sum * rescale + tl.sum(weights * sums, 0)
+        acc = acc * rescale[:, None] + tl.sum(weights[:, :, None] * values, 0)
+        total_max = new_max
+    return acc, total_sum
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_slots", "num_blocks", "num_tokens", "max_keys", "window"])
+def _decode_kernel(
+    q_ptr,
+    key_ptr,
+    value_ptr,
+    out_ptr,
+    key_scale_ptr,
+    value_scale_ptr,
+    block_table_ptr,
+    row_slots_ptr,
+    query_start_ptr,
+    seq_lens_ptr,
+    header_ptr,
+    unit_starts_ptr,
+    first_rows_ptr,
+    padded_rows_ptr,
+    partial_out_ptr,
+    partial_max_ptr,
+    partial_sum_ptr,
+    arrivals_ptr,
+    scale_log2,
+    window,
+    num_rows,
+    num_slots,
+    num_blocks,
+    num_tokens,
+    max_keys,
+    stride_q_token,
+    stride_q_head,
+    stride_key_block,
+    stride_key_head,
+    stride_key_token,
+    stride_value_block,
+    stride_value_head,
+    stride_value_token,
+    stride_out_token,
+    stride_out_head,
+    stride_table,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    MAX_QUERY: tl.constexpr,
+    ROWS: tl.constexpr,
+    STORED_ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_PAD: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    SPLIT_TILES: tl.constexpr,
+    FIXED_SPLITS: tl.constexpr,
+    COMBINE_PARTS: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    HAS_KEY_SCALE: tl.constexpr,
+    HAS_VALUE_SCALE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    DEPENDENT_LAUNCH: tl.constexpr,
+):
+    if DEPENDENT_LAUNCH:
+        gdc_wait()
+        gdc_launch_dependents()
+    program = tl.program_id(0)
+    units_per_program = tl.load(header_ptr)
+    total_units = tl.load(header_ptr + 1)
+    num_padded = tl.load(header_ptr + 2)
+    row = tl.load(first_rows_ptr + program)
+    unit = program * units_per_program
+    end_unit = tl.minimum(unit + units_per_program, total_units)
+
+    offs_m = tl.arange(0, ROWS)
+    offs_d = tl.arange(0, HEAD_PAD)
+    token = offs_m // GROUP
+    qk_scale = scale_log2
+    if HAS_KEY_SCALE:
+        qk_scale = scale_log2 * tl.load(key_scale_ptr)
+    value_scale = 1.0
+    if HAS_VALUE_SCALE:
+        value_scale = tl.load(value_scale_ptr)
+
+    while unit < end_unit:
+        # Units of a row: head 0's tiles (or splits), head 1's, ...
+        head_units = tl.load(unit_starts_ptr + row + 1) - tl.load(unit_starts_ptr + row)
+        index = unit - tl.load(unit_starts_ptr + row) * NUM_KV_HEADS
+        if index >= head_units * NUM_KV_HEADS:
+            row += 1
+        else:
+            kv_head = index // head_units
+            first_index = index - kv_head * head_units
+            query_begin, query_len, seq_len = row_lengths(query_start_ptr, seq_lens_ptr, row, num_tokens, max_keys, MAX_QUERY)
+            first_tile, tiles = row_tiles(query_len, seq_len, window, TILE, WINDOWED)
+            if FIXED_SPLITS > 0:
+                num_units = 1
+                split_tiles = tiles_per_split(tiles, SPLIT_TILES, FIXED_SPLITS)
+                tile_begin = first_tile + first_index * split_tiles
+                tile_end = tl.minimum(tile_begin + split_tiles, first_tile + tiles)
+            else:
+                num_units = tl.minimum(end_unit - unit, head_units - first_index)
+                tile_begin = first_tile + first_index
+                tile_end = tile_begin + num_units
+
+            slot = tl.minimum(tl.maximum(tl.load(row_slots_ptr + row), 0), num_slots - 1)
+            q_offset = (query_begin + token).to(tl.int64) * stride_q_token
+            q_offset += (kv_head * GROUP + offs_m % GROUP) * stride_q_head
+            q_mask = (token < query_len)[:, None] & (offs_d < HEAD_DIM)[None, :]
+            q = tl.load(q_ptr + q_offset[:, None] + offs_d[None, :], mask=q_mask, other=0.0)
+            positions = tl.minimum(seq_len - query_len + token, seq_len - 1)
+            acc, row_max, row_sum = attend_tiles(
+                tl.zeros([ROWS, HEAD_PAD], tl.float32),
+                tl.full([ROWS], float("-inf"), tl.float32),
+                tl.zeros([ROWS], tl.float32),
+                q,
+                positions,
+                key_ptr + kv_head * stride_key_head,
+                value_ptr + kv_head * stride_value_head,
+                block_table_ptr + slot.to(tl.int64) * stride_table,
+                tile_begin,
+                tile_end,
+                first_visible_key(seq_len - query_len, window, WINDOWED),
+                seq_len,
+                qk_scale,
+                window,
+                num_blocks,
+                stride_key_block,
+                stride_key_token,
+                stride_value_block,
+                stride_value_token,
+                BLOCK_SIZE,
+                TILE,
+                HEAD_DIM,
+                HEAD_PAD,
+                True,
+                WINDOWED,
+                PRECISION,
+            )
+            if num_units == head_units:
+                values = acc * (value_scale / tl.where(row_sum == 0.0, 1.0, row_sum))[:, None]
+                _store_rows(
+                    out_ptr, values, query_begin, query_len, kv_head * GROUP, stride_out_token, stride_out_head,
+                    ROWS, GROUP, HEAD_DIM, HEAD_PAD,
+                )  # fmt: skip
+            else:
+                # Part i of this (row, head) lies at part_slot(i); STORED_ROWS <= ROWS leaves out what only fills the tile.
+                if FIXED_SPLITS > 0:
+                    parts = head_units
+                    first_slot = (row * NUM_KV_HEADS + kv_head) * FIXED_SPLITS
+                    later_slot = first_slot
+                    slot_step = 1
+                    own_slot = first_slot + first_index
+                else:
+                    # A program has at most one part that continues another's (slot 2p) and one that others go on with (2p + 1).
+                    first_program = (unit - first_index) // units_per_program
+                    parts = (unit - first_index + head_units - 1) // units_per_program - first_program + 1
+                    first_slot = 2 * first_program + 1
+                    later_slot = 2 * first_program
+                    slot_step = 2
+                    own_slot = tl.where(first_index == 0, first_slot, 2 * program)
+                line = own_slot * STORED_ROWS + offs_m
+                stored = offs_m < STORED_ROWS
+                tl.store(
+                    partial_out_ptr + line.to(tl.int64)[:, None] * HEAD_DIM + offs_d[None, :],
+                    acc,
+                    mask=stored[:, None] & (offs_d < HEAD_DIM)[None, :],
+                )
+                tl.store(partial_max_ptr + line, row_max, mask=stored)
+                tl.store(partial_sum_ptr + line, row_sum, mask=stored)
+                # Every thread's stores, then one release; the last to arrive has acquired all parts.
+                tl.debug_barrier()
+                arrival_ptr = arrivals_ptr + row * NUM_KV_HEADS + kv_head
+                arrived = tl.atomic_add(arrival_ptr, 1, sem="acq_rel", scope="gpu")
+                tl.debug_barrier()
+                if arrived == parts - 1:
+                    tl.store(arrival_ptr, 0)
+                    combined, combined_sum = _combine(
+                        partial_out_ptr, partial_max_ptr, partial_sum_ptr, first_slot, later_slot, slot_step, parts,
+                        STORED_ROWS, HEAD_DIM, HEAD_PAD, COMBINE_PARTS,
+                    )  # fmt: skip
+                    values = combined * (value_scale / tl.where(combined_sum == 0.0, 1.0, combined_sum))[:, None]
+                    _store_rows(
+                        out_ptr, values, query_begin, query_len, kv_head * GROUP, stride_out_token, stride_out_head,
+                        STORED_ROWS, GROUP, HEAD_DIM, HEAD_PAD,
+                    )  # fmt: skip
+            unit += num_units
+
+    while program < num_padded:
+        row = tl.load(padded_rows_ptr + program)
+        query_begin, query_len, seq_len = row_lengths(query_start_ptr, seq_lens_ptr, row, num_tokens, max_keys, MAX_QUERY)
+        for kv_head in range(NUM_KV_HEADS):
+            _store_rows(
+                out_ptr, tl.zeros([STORED_ROWS, HEAD_PAD], tl.float32), query_begin, query_len, kv_head * GROUP,
+                stride_out_token, stride_out_head, STORED_ROWS, GROUP, HEAD_DIM, HEAD_PAD,
+            )  # fmt: skip
+        program += tl.num_programs(0)
+
+
+def decode_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    row_slots: torch.Tensor,
+    query_start: torch.Tensor,
+    seq_lens: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    scale: float,
+    workspace: DecodeWorkspace,
+    schedule: DecodeSchedule,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+    dependent_launch: bool = False,
+) -> None:
+    """Causal attention of the rows that `schedule` was computed for; writes their tokens of `out`.
+
+    q, out [T, Hq, D]; k_cache, v_cache [num_blocks, Hkv, block_size, D]; block_table [num_slots, max_blocks] int32, by slot;
+    row_slots [R], query_start [R + 1], seq_lens [R] int32. The row's queries are its last positions. A row of seq_len 0 gets
+    zeros. k_scale, v_scale [1] fp32 multiply what the cache holds.
+    """
+    num_tokens, num_heads, head_dim = q.shape
+    num_blocks, num_kv_heads, block_size, _ = k_cache.shape
+    num_slots, max_blocks = block_table.shape
+    if (num_heads, num_kv_heads, head_dim) != (workspace.num_heads, workspace.num_kv_heads, workspace.head_dim):
+        raise ValueError(f"heads {num_heads}/{num_kv_heads} of {head_dim} do not fit the workspace")
+    check_layout(q, k_cache, v_cache, block_table, out, scale)
+    config = workspace.config
+    rows = triton.next_power_of_2(workspace.max_query_len * num_heads // num_kv_heads)
+    head_pad = triton.next_power_of_2(head_dim)
+    _decode_kernel[(workspace.num_programs,)](
+        q,
+        k_cache,
+        v_cache,
+        out,
+        k_scale,
+        v_scale,
+        block_table,
+        row_slots,
+        query_start,
+        seq_lens,
+        schedule.header,
+        schedule.unit_starts,
+        schedule.first_rows,
+        schedule.padded_rows,
+        workspace.partial_out,
+        workspace.partial_max,
+        workspace.partial_sum,
+        workspace.arrivals,
+        scale * LOG2_E,
+        schedule.window,
+        seq_lens.shape[0],
+        num_slots,
+        num_blocks,
+        num_tokens,
+        max_blocks * block_size,
+        *q.stride()[:2],
+        *k_cache.stride()[:3],
+        *v_cache.stride()[:3],
+        *out.stride()[:2],
+        block_table.stride(0),
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP=num_heads // num_kv_heads,
+        MAX_QUERY=workspace.max_query_len,
+        ROWS=max(rows, 16),
+        STORED_ROWS=rows,
+        HEAD_DIM=head_dim,
+        HEAD_PAD=head_pad,
+        BLOCK_SIZE=block_size,
+        TILE=config.tile,
+        SPLIT_TILES=workspace.split_tokens // config.tile,
+        FIXED_SPLITS=workspace.fixed_splits,
+        COMBINE_PARTS=int(__import__("os").environ.get("CP","0")) or max(1, min(16, 8192 // (rows * head_pad))),
+        WINDOWED=schedule.window > 0,
+        HAS_KEY_SCALE=k_scale is not None,
+        HAS_VALUE_SCALE=v_scale is not None,
+        PRECISION="ieee",
+        DEPENDENT_LAUNCH=dependent_launch,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages, **({"maxnreg": int(__import__("os").environ["MR"])} if "MR" in __import__("os").environ else {}),
+        **({"launch_pdl": True} if dependent_launch else {}),
+    )

@@ -1,0 +1,255 @@
+"""Who computes what in decode attention: its tile sizes, its device memory, and the split of a step's work, made on the device.
+
+Units and programs: see attention_decode.py. One launch of one program a step and window; the layers only read the result.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from quire.kernels.attention_tile import first_visible_key, row_lengths
+
+MAX_QUERY_LEN = 8
+
+
+@triton.jit
+def row_tiles(query_len, seq_len, window, TILE: tl.constexpr, WINDOWED: tl.constexpr):
+    """(first KV tile, number of KV tiles) that the row's queries see."""
+    first_key = first_visible_key(seq_len - query_len, window, WINDOWED)
+    first_tile = first_key // TILE
+    return first_tile, tl.maximum(tl.cdiv(seq_len, TILE) - first_tile, 0)
+
+
+@triton.jit
+def tiles_per_split(tiles, SPLIT_TILES: tl.constexpr, FIXED_SPLITS: tl.constexpr):
+    """Fixed mode: SPLIT_TILES tiles a split, more only where the row would need over FIXED_SPLITS of them."""
+    return tl.maximum(tl.cdiv(tiles, FIXED_SPLITS), SPLIT_TILES)
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_tokens", "max_keys", "window", "num_programs"])
+def _schedule_kernel(
+    query_start_ptr,
+    seq_lens_ptr,
+    num_decode_rows_ptr,
+    header_ptr,
+    unit_starts_ptr,
+    first_rows_ptr,
+    padded_rows_ptr,
+    num_rows,
+    num_tokens,
+    max_keys,
+    window,
+    num_programs,
+    NUM_KV_HEADS: tl.constexpr,
+    MAX_QUERY: tl.constexpr,
+    TILE: tl.constexpr,
+    MIN_TILES: tl.constexpr,
+    SPLIT_TILES: tl.constexpr,
+    FIXED_SPLITS: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    HAS_LIMIT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SEARCH_STEPS: tl.constexpr,
+):
+    """One program. header = [units a program, all units, padded rows]; unit_starts[r] = units (of one head) before row r."""
+    lanes = tl.arange(0, BLOCK)
+    limit = num_rows
+    if HAS_LIMIT:
+        limit = tl.minimum(tl.maximum(tl.load(num_decode_rows_ptr), 0), num_rows)
+    total = num_rows * 0
+    padded = num_rows * 0
+    for base in range(0, num_rows, BLOCK):
+        rows = base + lanes
+        live = rows < limit
+        safe = tl.where(live, rows, 0)
+        _start, query_len, seq_len = row_lengths(query_start_ptr, seq_lens_ptr, safe, num_tokens, max_keys, MAX_QUERY)
+        _first, units = row_tiles(query_len, seq_len, window, TILE, WINDOWED)
+        if FIXED_SPLITS > 0:
+            units = tl.cdiv(units, tiles_per_split(units, SPLIT_TILES, FIXED_SPLITS))
+        units = tl.where(live & (query_len > 0), units, 0)
+        # A padded row has no units: the decode kernel writes its zeros apart, from this list.
+        is_padded = (live & (query_len > 0) & (seq_len == 0)).to(tl.int32)
+        tl.store(unit_starts_ptr + rows, total + tl.cumsum(units, 0) - units, mask=rows < num_rows)
+        tl.store(padded_rows_ptr + padded + tl.cumsum(is_padded, 0) - 1, rows, mask=is_padded != 0)
+        total += tl.sum(units, 0)
+        padded += tl.sum(is_padded, 0)
+    units_per_program = tl.maximum(tl.cdiv(total * NUM_KV_HEADS, num_programs), MIN_TILES)
+    tl.store(unit_starts_ptr + num_rows, total)
+    tl.store(header_ptr, units_per_program)
+    tl.store(header_ptr + 1, total * NUM_KV_HEADS)
+    tl.store(header_ptr + 2, padded)
+    tl.debug_barrier()
+    # The last row that starts at or before a program's first unit: a binary search, all programs at once.
+    for base in range(0, num_programs, BLOCK):
+        programs = base + lanes
+        target = (programs * units_per_program) // NUM_KV_HEADS
+        low = tl.zeros([BLOCK], tl.int32)
+        high = low + num_rows
+        for _ in tl.static_range(SEARCH_STEPS):
+            middle = (low + high) // 2
+            go_up = (tl.load(unit_starts_ptr + middle) <= target) & (high - low > 1)
+            go_down = (high - low > 1) & (go_up == 0)
+            low = tl.where(go_up, middle, low)
+            high = tl.where(go_down, middle, high)
+        tl.store(first_rows_ptr + programs, low, mask=programs < num_programs)
+
+
+@dataclass(frozen=True)
+class DecodeConfig:
+    """How decode is cut: keys a tile, warps and pipeline stages a program, programs an SM, least tiles a program takes."""
+
+    tile: int
+    num_warps: int
+    num_stages: int
+    programs_per_sm: int
+    min_tiles: int = 2
+
+
+def choose_decode_config(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int, query_rows: int) -> DecodeConfig:
+    """The decision tree, from `benchmarks/kernels_attention.py --tune` on an H200. query_rows = max_query_len * group."""
+    head_pad = triton.next_power_of_2(head_dim)
+    if dtype == torch.float32:
+        return DecodeConfig(tile=32 if head_pad <= 128 else 16, num_warps=4, num_stages=2, programs_per_sm=2)
+    if head_pad > 128:
+        return DecodeConfig(tile=64, num_warps=4 if query_rows <= 32 else 8, num_stages=3, programs_per_sm=1)
+    return DecodeConfig(tile=64, num_warps=4, num_stages=3, programs_per_sm=3 if query_rows <= 32 else 2)
+
+
+@dataclass(frozen=True)
+class DecodeSchedule:
+    """What `decode_schedule` writes and `decode_attention` reads: one per window size in the model, rewritten every step."""
+
+    header: torch.Tensor  # [3] int32: units a program, all units, padded rows
+    unit_starts: torch.Tensor  # [max_rows + 1] int32: units of one KV head before each row
+    first_rows: torch.Tensor  # [programs] int32: the row in which each program starts
+    padded_rows: torch.Tensor  # [max_rows] int32: rows to be written as zeros
+    window: int
+
+
+@dataclass(frozen=True)
+class DecodeWorkspace:
+    """Device memory of decode attention, allocated once and shared by all layers of one shape.
+
+    partial_out [slots, rows, D], partial_max and partial_sum [slots, rows] fp32, where rows = max_query_len * group up to
+    a power of two; slots = 2 a program, or max_rows * Hkv * fixed_splits. arrivals [max_rows * Hkv] int32: 0 between launches.
+    """
+
+    max_rows: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_query_len: int
+    dtype: torch.dtype
+    config: DecodeConfig
+    num_programs: int
+    split_tokens: int  # 0: split by load; else the keys of a split (more where a row would need over fixed_splits of them)
+    fixed_splits: int  # 0: split by load
+    partial_out: torch.Tensor
+    partial_max: torch.Tensor
+    partial_sum: torch.Tensor
+    arrivals: torch.Tensor
+
+    @classmethod
+    def allocate(
+        cls,
+        max_rows: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        max_query_len: int,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        *,
+        cache_dtype: torch.dtype | None = None,
+        split_tokens: int | None = None,
+        fixed_splits: int = 8,
+        config: DecodeConfig | None = None,
+        num_programs: int | None = None,
+    ) -> "DecodeWorkspace":
+        """`split_tokens=None` means by load, but 1024 for fp32; `config` and `num_programs` are for tuning and tests."""
+        if num_heads % num_kv_heads:
+            raise ValueError(f"{num_heads} query heads do not divide into {num_kv_heads} KV heads")
+        if not 1 <= max_query_len <= MAX_QUERY_LEN:
+            raise ValueError(f"max_query_len must be 1..{MAX_QUERY_LEN}, not {max_query_len}")
+        device = torch.device(device)
+        query_rows = max_query_len * num_heads // num_kv_heads
+        config = config or choose_decode_config(dtype, cache_dtype or dtype, head_dim, query_rows)
+        if num_programs is None:
+            num_programs = torch.cuda.get_device_properties(device).multi_processor_count * config.programs_per_sm
+        if split_tokens is None:
+            split_tokens = 1024 if dtype == torch.float32 else 0
+        if split_tokens % config.tile:
+            raise ValueError(f"split_tokens {split_tokens} is not a multiple of the tile, {config.tile}")
+        if not split_tokens:
+            fixed_splits = 0
+        slots = max_rows * num_kv_heads * fixed_splits if split_tokens else 2 * num_programs
+        rows = triton.next_power_of_2(query_rows)
+        return cls(
+            max_rows=max_rows,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            max_query_len=max_query_len,
+            dtype=dtype,
+            config=config,
+            num_programs=num_programs,
+            split_tokens=split_tokens,
+            fixed_splits=fixed_splits,
+            partial_out=torch.empty(slots, rows, head_dim, dtype=torch.float32, device=device),
+            partial_max=torch.empty(slots, rows, dtype=torch.float32, device=device),
+            partial_sum=torch.empty(slots, rows, dtype=torch.float32, device=device),
+            arrivals=torch.zeros(max_rows * num_kv_heads, dtype=torch.int32, device=device),
+        )
+
+    def new_schedule(self, window: int = 0) -> DecodeSchedule:
+        def ints(n: int) -> torch.Tensor:
+            return torch.zeros(n, dtype=torch.int32, device=self.arrivals.device)
+
+        return DecodeSchedule(ints(3), ints(self.max_rows + 1), ints(self.num_programs), ints(self.max_rows), window)
+
+
+def decode_schedule(
+    workspace: DecodeWorkspace,
+    schedule: DecodeSchedule,
+    query_start: torch.Tensor,
+    seq_lens: torch.Tensor,
+    num_tokens: int,
+    max_keys: int,
+    num_decode_rows: torch.Tensor | None = None,
+) -> None:
+    """Fill `schedule` for the R rows of `seq_lens` [R]: one launch a step and window, before the layers' attention.
+
+    num_tokens = q.shape[0]; max_keys = block_table.shape[1] * block_size: clamps, which the attention call repeats.
+    num_decode_rows [1] int32 on the device: rows from there on are not decode rows and are left alone.
+    """
+    num_rows = seq_lens.shape[0]
+    if not 1 <= num_rows <= workspace.max_rows or query_start.shape[0] != num_rows + 1:
+        raise ValueError(f"{num_rows} rows, {query_start.shape[0]} query starts, workspace for {workspace.max_rows} rows")
+    config = workspace.config
+    _schedule_kernel[(1,)](
+        query_start,
+        seq_lens,
+        num_decode_rows,
+        schedule.header,
+        schedule.unit_starts,
+        schedule.first_rows,
+        schedule.padded_rows,
+        num_rows,
+        num_tokens,
+        max_keys,
+        schedule.window,
+        workspace.num_programs,
+        NUM_KV_HEADS=workspace.num_kv_heads,
+        MAX_QUERY=workspace.max_query_len,
+        TILE=config.tile,
+        MIN_TILES=1 if workspace.fixed_splits else config.min_tiles,
+        SPLIT_TILES=workspace.split_tokens // config.tile,
+        FIXED_SPLITS=workspace.fixed_splits,
+        WINDOWED=schedule.window > 0,
+        HAS_LIMIT=num_decode_rows is not None,
+        BLOCK=512,
+        SEARCH_STEPS=workspace.max_rows.bit_length(),
+        num_warps=4,
+    )

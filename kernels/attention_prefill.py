@@ -1,0 +1,382 @@
+"""Paged attention for prefill rows: any number of query tokens a row, the last positions of its keys (chunked prefill).
+
+Formula and masks: attention_tile.py. A unit of work is one query tile (64-128 rows: tokens x the group's heads, so that
+Hopper's wgmma is used) of one KV head. `prefill_schedule` lists the query tiles of a step on the device, once for all
+layers, last tile of a row first, since it sees most keys. A fixed grid of programs then takes units from an atomic counter,
+so that unequal tiles and unused grid (graphs captured for more rows than there are) cost nothing. KV tiles that every query
+of the tile sees in full run in a loop without masks.
+
+FLOPs: 4 * Hq * D a visible (query, key) pair. Bytes: q and out once; keys and values once per query tile, mostly from L2.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from quire.kernels.attention_tile import LOG2_E, attend_tiles, check_layout, first_visible_key, row_lengths
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_tokens", "max_keys", "num_entries"])
+def _schedule_kernel(
+    query_start_ptr,
+    seq_lens_ptr,
+    num_decode_rows_ptr,
+    num_tiles_ptr,
+    tile_starts_ptr,
+    tile_rows_ptr,
+    tile_indices_ptr,
+    num_rows,
+    num_tokens,
+    max_keys,
+    num_entries,
+    TOKENS: tl.constexpr,
+    HAS_LIMIT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SEARCH_STEPS: tl.constexpr,
+):
+    """One program. tile_starts[r] = query tiles before row r; entry e of the list = (row, index of the tile in the row)."""
+    lanes = tl.arange(0, BLOCK)
+    first_row = num_rows * 0
+    if HAS_LIMIT:
+        first_row = tl.maximum(tl.load(num_decode_rows_ptr), 0)
+    total = num_rows * 0
+    for base in range(0, num_rows, BLOCK):
+        rows = base + lanes
+        live = (rows >= first_row) & (rows < num_rows)
+        safe = tl.where(live, rows, 0)
+        _start, query_len, seq_len = row_lengths(query_start_ptr, seq_lens_ptr, safe, num_tokens, max_keys, 0)
+        tiles = tl.where(live & (seq_len > 0), tl.cdiv(query_len, TOKENS), 0)
+        tl.store(tile_starts_ptr + rows, total + tl.cumsum(tiles, 0) - tiles, mask=rows < num_rows)
+        total += tl.sum(tiles, 0)
+    tl.store(tile_starts_ptr + num_rows, total)
+    tl.store(num_tiles_ptr, tl.minimum(total, num_entries))
+    tl.debug_barrier()
+    for base in range(0, tl.minimum(total, num_entries), BLOCK):
+        entries = base + lanes
+        low = tl.zeros([BLOCK], tl.int32)
+        high = low + num_rows
+        for _ in tl.static_range(SEARCH_STEPS):
+            middle = (low + high) // 2
+            go_up = (tl.load(tile_starts_ptr + middle) <= entries) & (high - low > 1)
+            go_down = (high - low > 1) & (go_up == 0)
+            low = tl.where(go_up, middle, low)
+            high = tl.where(go_down, middle, high)
+        live = entries < tl.minimum(total, num_entries)
+        last = tl.load(tile_starts_ptr + low + 1) - 1
+        tl.store(tile_rows_ptr + entries, low, mask=live)
+        tl.store(tile_indices_ptr + entries, last - entries, mask=live)
+
+
+@triton.jit(do_not_specialize=["num_slots", "num_blocks", "num_tokens", "max_keys", "window"])
+def _prefill_kernel(
+    q_ptr,
+    key_ptr,
+    value_ptr,
+    out_ptr,
+    key_scale_ptr,
+    value_scale_ptr,
+    block_table_ptr,
+    row_slots_ptr,
+    query_start_ptr,
+    seq_lens_ptr,
+    num_tiles_ptr,
+    tile_rows_ptr,
+    tile_indices_ptr,
+    counters_ptr,
+    scale_log2,
+    window,
+    num_slots,
+    num_blocks,
+    num_tokens,
+    max_keys,
+    stride_q_token,
+    stride_q_head,
+    stride_key_block,
+    stride_key_head,
+    stride_key_token,
+    stride_value_block,
+    stride_value_head,
+    stride_value_token,
+    stride_out_token,
+    stride_out_head,
+    stride_table,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_PAD: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    HAS_KEY_SCALE: tl.constexpr,
+    HAS_VALUE_SCALE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    DEPENDENT_LAUNCH: tl.constexpr,
+):
+    if DEPENDENT_LAUNCH:
+        gdc_wait()
+        gdc_launch_dependents()
+    TOKENS: tl.constexpr = ROWS // GROUP
+    num_programs = tl.num_programs(0)
+    num_units = tl.load(num_tiles_ptr) * NUM_KV_HEADS
+    qk_scale = scale_log2
+    if HAS_KEY_SCALE:
+        qk_scale = scale_log2 * tl.load(key_scale_ptr)
+    value_scale = 1.0
+    if HAS_VALUE_SCALE:
+        value_scale = tl.load(value_scale_ptr)
+    offs_m = tl.arange(0, ROWS)
+    offs_d = tl.arange(0, HEAD_PAD)
+    token = offs_m // GROUP
+
+    unit = tl.program_id(0)
+    while unit < num_units:
+        # Ask for the next unit now: the answer arrives while this one is computed.
+        next_unit = tl.atomic_add(counters_ptr, 1, sem="relaxed") + num_programs
+        kv_head = unit % NUM_KV_HEADS
+        entry = unit // NUM_KV_HEADS
+        row = tl.load(tile_rows_ptr + entry)
+        first_token = tl.load(tile_indices_ptr + entry) * TOKENS
+        query_begin, query_len, seq_len = row_lengths(query_start_ptr, seq_lens_ptr, row, num_tokens, max_keys, 0)
+        slot = tl.minimum(tl.maximum(tl.load(row_slots_ptr + row), 0), num_slots - 1)
+
+        live = (token < TOKENS) & (first_token + token < query_len)
+        line = (query_begin + first_token + token).to(tl.int64)
+        q_offset = line * stride_q_token + (kv_head * GROUP + offs_m % GROUP) * stride_q_head
+        mask = live[:, None] & (offs_d < HEAD_DIM)[None, :]
+        q = tl.load(q_ptr + q_offset[:, None] + offs_d[None, :], mask=mask, other=0.0)
+
+        # Keys: [first_key, masked) seen by some, [.., full_end) whole tiles seen by all, [.., end_key) seen by some.
+        first_position = tl.maximum(seq_len - query_len + first_token, 0)
+        end_key = tl.minimum(first_position + tl.minimum(TOKENS, query_len - first_token), seq_len)
+        positions = tl.minimum(first_position + token, end_key - 1)
+        first_key = first_visible_key(first_position, window, WINDOWED)
+        tile_begin = first_key // TILE
+        tile_end = tl.cdiv(end_key, TILE)
+        full_end = tl.maximum((first_position + 1) // TILE, tile_begin)
+        full_begin = tl.minimum(tl.cdiv(first_visible_key(end_key - 1, window, WINDOWED), TILE), full_end)
+
+        key_head_ptr = key_ptr + kv_head * stride_key_head
+        value_head_ptr = value_ptr + kv_head * stride_value_head
+        block_row_ptr = block_table_ptr + slot.to(tl.int64) * stride_table
+        acc = tl.zeros([ROWS, HEAD_PAD], tl.float32)
+        row_max = tl.full([ROWS], float("-inf"), tl.float32)
+        row_sum = tl.zeros([ROWS], tl.float32)
+        if WINDOWED:
+            acc, row_max, row_sum = attend_tiles(
+                acc, row_max, row_sum, q, positions, key_head_ptr, value_head_ptr, block_row_ptr,
+                tile_begin, full_begin, first_key, end_key, qk_scale, window, num_blocks,
+                stride_key_block, stride_key_token, stride_value_block, stride_value_token,
+                BLOCK_SIZE, TILE, HEAD_DIM, HEAD_PAD, True, WINDOWED, PRECISION,
+            )  # fmt: skip
+        acc, row_max, row_sum = attend_tiles(
+            acc, row_max, row_sum, q, positions, key_head_ptr, value_head_ptr, block_row_ptr,
+            full_begin, full_end, first_key, end_key, qk_scale, window, num_blocks,
+            stride_key_block, stride_key_token, stride_value_block, stride_value_token,
+            BLOCK_SIZE, TILE, HEAD_DIM, HEAD_PAD, False, WINDOWED, PRECISION,
+        )  # fmt: skip
+        acc, row_max, row_sum = attend_tiles(
+            acc, row_max, row_sum, q, positions, key_head_ptr, value_head_ptr, block_row_ptr,
+            full_end, tile_end, first_key, end_key, qk_scale, window, num_blocks,
+            stride_key_block, stride_key_token, stride_value_block, stride_value_token,
+            BLOCK_SIZE, TILE, HEAD_DIM, HEAD_PAD, True, WINDOWED, PRECISION,
+        )  # fmt: skip
+        values = acc * (value_scale / tl.where(row_sum == 0.0, 1.0, row_sum))[:, None]
+        out_offset = line * stride_out_token + (kv_head * GROUP + offs_m % GROUP) * stride_out_head
+        tl.store(out_ptr + out_offset[:, None] + offs_d[None, :], values.to(out_ptr.dtype.element_ty), mask=mask)
+        unit = next_unit
+
+    # The last program to finish leaves the counters at 0 for the next launch.
+    finished = tl.atomic_add(counters_ptr + 1, 1, sem="acq_rel", scope="gpu")
+    if finished == num_programs - 1:
+        tl.store(counters_ptr, 0)
+        tl.store(counters_ptr + 1, 0)
+
+
+@dataclass(frozen=True)
+class PrefillConfig:
+    """Rows of a query tile (tokens x group), keys of a KV tile, warps and pipeline stages a program, programs an SM."""
+
+    query_rows: int
+    tile: int
+    num_warps: int
+    num_stages: int
+    programs_per_sm: int
+
+
+def choose_prefill_config(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int, group: int) -> PrefillConfig:
+    """The decision tree, from `benchmarks/kernels_attention.py --tune` on an H200."""
+    head_pad = triton.next_power_of_2(head_dim)
+    rows = triton.next_power_of_2(group)
+    if dtype == torch.float32:
+        # No tensor cores here: ieee dots are unrolled FMAs over operands in shared memory.
+        return PrefillConfig(max(rows, 32 if head_pad <= 128 else 16), 32 if head_pad <= 128 else 16, 4, 2, 2)
+    if head_pad > 128:
+        return PrefillConfig(128, 64, 8, 2, 1)
+    return PrefillConfig(max(rows, 128), 64, 8, 3, 1)
+
+
+@dataclass(frozen=True)
+class PrefillWorkspace:
+    """Device memory of prefill attention: the step's list of query tiles, shared by all layers (windows included)."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    config: PrefillConfig
+    num_programs: int
+    max_rows: int
+    num_tiles: torch.Tensor  # [1] int32
+    tile_starts: torch.Tensor  # [max_rows + 1] int32
+    tile_rows: torch.Tensor  # [entries] int32
+    tile_indices: torch.Tensor  # [entries] int32
+    counters: torch.Tensor  # [2] int32: next unit, finished programs; 0 between launches
+
+    @classmethod
+    def allocate(
+        cls,
+        max_rows: int,
+        max_tokens: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        *,
+        cache_dtype: torch.dtype | None = None,
+        config: PrefillConfig | None = None,
+        num_programs: int | None = None,
+    ) -> "PrefillWorkspace":
+        """For steps of at most max_rows rows and max_tokens tokens; `config` and `num_programs` are for tuning and tests."""
+        if num_heads % num_kv_heads:
+            raise ValueError(f"{num_heads} query heads do not divide into {num_kv_heads} KV heads")
+        device = torch.device(device)
+        group = num_heads // num_kv_heads
+        config = config or choose_prefill_config(dtype, cache_dtype or dtype, head_dim, group)
+        if config.query_rows < group:
+            raise ValueError(f"a tile of {config.query_rows} rows does not hold a group of {group} heads")
+        if num_programs is None:
+            num_programs = torch.cuda.get_device_properties(device).multi_processor_count * config.programs_per_sm
+        # ceil(q / n) summed over rows is at most T // n + rows.
+        entries = max_tokens // (config.query_rows // group) + max_rows
+
+        def ints(n: int) -> torch.Tensor:
+            return torch.zeros(n, dtype=torch.int32, device=device)
+
+        return cls(
+            num_heads, num_kv_heads, head_dim, config, num_programs, max_rows,
+            ints(1), ints(max_rows + 1), ints(entries), ints(entries), ints(2),
+        )  # fmt: skip
+
+
+def prefill_schedule(
+    workspace: PrefillWorkspace,
+    query_start: torch.Tensor,
+    seq_lens: torch.Tensor,
+    num_tokens: int,
+    max_keys: int,
+    num_decode_rows: torch.Tensor | None = None,
+) -> None:
+    """List the query tiles of the R rows of `seq_lens` [R]: one launch a step, before the layers' attention.
+
+    num_tokens = q.shape[0]; max_keys = block_table.shape[1] * block_size: clamps, which the attention call repeats.
+    num_decode_rows [1] int32 on the device: the rows before it are decode rows and are left alone. So are rows of seq_len 0.
+    """
+    num_rows = seq_lens.shape[0]
+    if not 1 <= num_rows <= workspace.max_rows or query_start.shape[0] != num_rows + 1:
+        raise ValueError(f"{num_rows} rows, {query_start.shape[0]} query starts, workspace for {workspace.max_rows} rows")
+    _schedule_kernel[(1,)](
+        query_start,
+        seq_lens,
+        num_decode_rows,
+        workspace.num_tiles,
+        workspace.tile_starts,
+        workspace.tile_rows,
+        workspace.tile_indices,
+        num_rows,
+        num_tokens,
+        max_keys,
+        workspace.tile_rows.shape[0],
+        TOKENS=workspace.config.query_rows // (workspace.num_heads // workspace.num_kv_heads),
+        HAS_LIMIT=num_decode_rows is not None,
+        BLOCK=512,
+        SEARCH_STEPS=workspace.max_rows.bit_length(),
+        num_warps=4,
+    )
+
+
+def prefill_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    row_slots: torch.Tensor,
+    query_start: torch.Tensor,
+    seq_lens: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    scale: float,
+    workspace: PrefillWorkspace,
+    window: int = 0,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+    dependent_launch: bool = False,
+) -> None:
+    """Causal attention of the rows that `prefill_schedule` was given; writes their tokens of `out`, and no others.
+
+    q, out [T, Hq, D]; k_cache, v_cache [num_blocks, Hkv, block_size, D]; block_table [num_slots, max_blocks] int32, by slot;
+    row_slots [R], query_start [R + 1] (offsets in q), seq_lens [R] int32, keys of this step included: query i of a row
+    stands at seq_len - query_len + i. k_scale, v_scale [1] fp32 multiply what the cache holds.
+    """
+    num_tokens, num_heads, head_dim = q.shape
+    num_blocks, num_kv_heads, block_size, _ = k_cache.shape
+    num_slots, max_blocks = block_table.shape
+    if (num_heads, num_kv_heads, head_dim) != (workspace.num_heads, workspace.num_kv_heads, workspace.head_dim):
+        raise ValueError(f"heads {num_heads}/{num_kv_heads} of {head_dim} do not fit the workspace")
+    check_layout(q, k_cache, v_cache, block_table, out, scale)
+    config = workspace.config
+    _prefill_kernel[(workspace.num_programs,)](
+        q,
+        k_cache,
+        v_cache,
+        out,
+        k_scale,
+        v_scale,
+        block_table,
+        row_slots,
+        query_start,
+        seq_lens,
+        workspace.num_tiles,
+        workspace.tile_rows,
+        workspace.tile_indices,
+        workspace.counters,
+        scale * LOG2_E,
+        window,
+        num_slots,
+        num_blocks,
+        num_tokens,
+        max_blocks * block_size,
+        *q.stride()[:2],
+        *k_cache.stride()[:3],
+        *v_cache.stride()[:3],
+        *out.stride()[:2],
+        block_table.stride(0),
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP=num_heads // num_kv_heads,
+        ROWS=config.query_rows,
+        HEAD_DIM=head_dim,
+        HEAD_PAD=triton.next_power_of_2(head_dim),
+        BLOCK_SIZE=block_size,
+        TILE=config.tile,
+        WINDOWED=window > 0,
+        HAS_KEY_SCALE=k_scale is not None,
+        HAS_VALUE_SCALE=v_scale is not None,
+        PRECISION="ieee",
+        DEPENDENT_LAUNCH=dependent_launch,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        **({"launch_pdl": True} if dependent_launch else {}),
+    )

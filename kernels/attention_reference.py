@@ -1,0 +1,54 @@
+"""The oracle of paged attention: plain, slow and in float64. Formula and masks, stated once more:
+
+For row r with queries at positions p = seq_len - query_len .. seq_len - 1 and query head h over KV head h // group:
+
+    out[p, h] = v_scale * sum_n softmax_n(scale * k_scale * <q[p, h], k[n]>) v[n],   n <= p, and p - n < window if window > 0
+
+Tests and benchmarks call this on any device; nothing that serves does. No Triton here.
+"""
+
+import torch
+
+
+def attention_reference(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    row_slots: torch.Tensor,
+    query_start: torch.Tensor,
+    seq_lens: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    scale: float,
+    window: int = 0,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+) -> None:
+    """Write out [T, Hq, D] for every row with queries; a row of seq_len 0 gets zeros. Arguments as in `prefill_attention`."""
+    block_size = k_cache.shape[2]
+    group = q.shape[1] // k_cache.shape[1]
+    starts, lens, slots = query_start.tolist(), seq_lens.tolist(), row_slots.tolist()
+    for row, seq_len in enumerate(lens):
+        begin, end = starts[row], starts[row + 1]
+        if seq_len == 0:
+            out[begin:end] = 0
+        if seq_len == 0 or begin == end:
+            continue
+        positions = torch.arange(seq_len - (end - begin), seq_len, device=q.device)
+        first_key = max(0, int(positions[0]) - window + 1) if window else 0
+        keys = torch.arange(first_key, seq_len, device=q.device)
+        blocks = block_table[slots[row], keys // block_size].long()
+        k = k_cache[blocks, :, keys % block_size].double()  # [n, Hkv, D]
+        v = v_cache[blocks, :, keys % block_size].double()
+        if k_scale is not None:
+            k = k * k_scale.double()
+        if v_scale is not None:
+            v = v * v_scale.double()
+        visible = keys[None, :] <= positions[:, None]
+        if window:
+            visible &= keys[None, :] > positions[:, None] - window
+        for head in range(q.shape[1]):
+            scores = scale * q[begin:end, head].double() @ k[:, head // group].T
+            weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
+            out[begin:end, head] = (weights @ v[:, head // group]).to(out.dtype)

@@ -1,0 +1,161 @@
+"""The source that both attention kernels share: one query tile against a range of KV tiles.
+
+Paged attention over a cache of blocks [num_blocks, Hkv, block_size, D], for one KV head h and a tile of query rows m
+(query tokens x the group of query heads that share h, packed into the tile's rows):
+
+    s[m, n] = scale * k_scale * <q[m], k[n]>             for first_visible(m) <= n <= position(m), else -inf
+    out[m]  = v_scale * sum_n softmax_n(s[m, n]) * v[n]
+
+computed online (running maximum and sum, in fp32, in base 2 so that the scale folds into exp2). attention_decode.py and
+attention_prefill.py call this; it decides nothing about which rows or tiles run where. Indices that come from tables are
+clamped here, and a key outside a row's range never reaches its result, even where the cache holds NaN.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+LOG2_E = 1.4426950408889634
+
+
+def check_layout(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    out: torch.Tensor,
+    scale: float,
+) -> None:
+    """Refuse what the kernels would read wrongly: they take strides, but want the last dimension dense."""
+    if q.stride(2) != 1 or out.stride(2) != 1 or k_cache.stride(3) != 1 or v_cache.stride(3) != 1 or block_table.stride(1) != 1:
+        raise ValueError("the last dimension of q, out, k_cache, v_cache and block_table must be contiguous")
+    if q.shape != out.shape or k_cache.shape != v_cache.shape or q.shape[2] != k_cache.shape[3]:
+        raise ValueError(f"shapes do not fit: q {q.shape}, out {out.shape}, caches {k_cache.shape}, {v_cache.shape}")
+    if k_cache.shape[2] & (k_cache.shape[2] - 1):
+        raise ValueError(f"block size {k_cache.shape[2]} is not a power of two")
+    if not scale > 0:
+        raise ValueError(f"scale must be positive, not {scale}")
+
+
+@triton.jit
+def first_visible_key(position, window, WINDOWED: tl.constexpr):
+    """The first key that a query at `position` sees: exactly `window` keys, its own included."""
+    if WINDOWED:
+        return tl.maximum(position - window + 1, 0)
+    else:
+        return position * 0
+
+
+@triton.jit
+def row_lengths(query_start_ptr, seq_lens_ptr, row, num_tokens, max_keys, MAX_QUERY: tl.constexpr):
+    """(first query token, number of query tokens, number of keys) of rows, clamped; MAX_QUERY 0 means no limit."""
+    start = tl.minimum(tl.maximum(tl.load(query_start_ptr + row), 0), num_tokens)
+    end = tl.minimum(tl.maximum(tl.load(query_start_ptr + row + 1), start), num_tokens)
+    seq_len = tl.minimum(tl.maximum(tl.load(seq_lens_ptr + row), 0), max_keys)
+    query_len = end - start
+    if MAX_QUERY > 0:
+        query_len = tl.minimum(query_len, MAX_QUERY)
+    return start, query_len, seq_len
+
+
+@triton.jit
+def _tile_blocks(block_row_ptr, tile, end_key, live, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """The block id of a tile, a scalar where a block holds a whole tile, else one id a key; unclamped."""
+    if BLOCK_SIZE >= TILE:
+        return tl.load(block_row_ptr + (tile * TILE) // BLOCK_SIZE, mask=live, other=0)
+    else:
+        keys = tile * TILE + tl.arange(0, TILE)
+        return tl.load(block_row_ptr + keys // BLOCK_SIZE, mask=live & (keys < end_key), other=0)
+
+
+@triton.jit
+def attend_tiles(
+    acc,
+    row_max,
+    row_sum,
+    q,
+    positions,
+    key_ptr,
+    value_ptr,
+    block_row_ptr,
+    tile_begin,
+    tile_end,
+    first_key,
+    end_key,
+    qk_scale,
+    window,
+    num_blocks,
+    stride_key_block,
+    stride_key_token,
+    stride_value_block,
+    stride_value_token,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_PAD: tl.constexpr,
+    MASKED: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Fold KV tiles [tile_begin, tile_end) into the running (acc [M, HEAD_PAD], row_max [M], row_sum [M]), all fp32.
+
+    q [M, HEAD_PAD]; positions [M] int32, where each query stands; key_ptr, value_ptr: the head's part of block 0;
+    row_max is in units of log2. Unmasked tiles must be visible in full to every row. Keys outside [first_key, end_key)
+    are seen by no row and are not read. Bytes: 2 * TILE * HEAD_DIM cache elements and the block ids of a tile.
+    """
+    offs_n = tl.arange(0, TILE)
+    offs_d = tl.arange(0, HEAD_PAD)
+    # A tile's block ids are read one tile ahead. Read in the same iteration they would be a load that the loads of K and V wait
+    # for, on which Triton's pipeliner spends half of its stages.
+    block = _tile_blocks(block_row_ptr, tile_begin, end_key, tile_begin < tile_end, BLOCK_SIZE, TILE)
+    for tile in range(tile_begin, tile_end):
+        next_block = _tile_blocks(block_row_ptr, tile + 1, end_key, tile + 1 < tile_end, BLOCK_SIZE, TILE)
+        block = tl.minimum(tl.maximum(block, 0), num_blocks - 1).to(tl.int64)
+        keys = tile * TILE + offs_n
+        if MASKED:
+            in_range = (keys >= first_key) & (keys < end_key)
+        if BLOCK_SIZE >= TILE:
+            # One block holds the whole tile: the address is a scalar plus what is the same in every tile.
+            token = (tile * TILE) % BLOCK_SIZE + offs_n
+            key_ptrs = key_ptr + block * stride_key_block + token[:, None] * stride_key_token + offs_d[None, :]
+            value_ptrs = value_ptr + block * stride_value_block + token[:, None] * stride_value_token + offs_d[None, :]
+        else:
+            token = offs_n % BLOCK_SIZE
+            key_ptrs = key_ptr + (block * stride_key_block + token * stride_key_token)[:, None] + offs_d[None, :]
+            value_ptrs = value_ptr + (block * stride_value_block + token * stride_value_token)[:, None] + offs_d[None, :]
+        if MASKED:
+            # Zero, not garbage: 0 * NaN would pass through the product with V, whatever the weight.
+            if HEAD_DIM == HEAD_PAD:
+                load_mask = in_range[:, None]
+            else:
+                load_mask = in_range[:, None] & (offs_d[None, :] < HEAD_DIM)
+            k = tl.load(key_ptrs, mask=load_mask, other=0.0)
+            v = tl.load(value_ptrs, mask=load_mask, other=0.0)
+        elif HEAD_DIM == HEAD_PAD:
+            k = tl.load(key_ptrs)
+            v = tl.load(value_ptrs)
+        else:
+            k = tl.load(key_ptrs, mask=offs_d[None, :] < HEAD_DIM, other=0.0)
+            v = tl.load(value_ptrs, mask=offs_d[None, :] < HEAD_DIM, other=0.0)
+
+        scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION)
+        if MASKED:
+            visible = in_range[None, :] & (keys[None, :] <= positions[:, None])
+            if WINDOWED:
+                visible = visible & (keys[None, :] > positions[:, None] - window)
+            scores = tl.where(visible, scores * qk_scale, float("-inf"))
+            new_max = tl.maximum(row_max, tl.max(scores, 1))
+            # A row that has seen no key yet keeps -inf as its maximum; exp2(-inf - -inf) would be NaN.
+            base = tl.where(new_max == float("-inf"), 0.0, new_max)
+            p = tl.exp2(scores - base[:, None])
+        else:
+            new_max = tl.maximum(row_max, tl.max(scores, 1) * qk_scale)
+            base = new_max
+            p = tl.exp2(scores * qk_scale - base[:, None])
+        rescale = tl.exp2(row_max - base)
+        row_sum = row_sum * rescale + tl.sum(p, 1)
+        acc = acc * rescale[:, None]
+        acc = tl.dot(p.to(q.dtype), v.to(q.dtype), acc, input_precision=PRECISION)
+        row_max = new_max
+        block = next_block
+    return acc, row_max, row_sum

@@ -1,0 +1,81 @@
+"""RMSNorm, alone or fused with the residual addition before it.
+
+    rms_norm:      y = weight * cast(x / sqrt(mean(x^2) + eps))           reads x, writes y:               2 * T * H elements
+    add_rms_norm:  residual += x (in place); y as above, of the residual  reads x and residual, writes both: 4 * T * H elements
+
+x, residual, out [T, H] with unit stride in H and any row stride; weight [H]; float32, float16 or bfloat16, all of one dtype.
+One program a row, which fits into registers: H up to 32768. Math in float32; the normalised value is rounded to x's dtype before
+the product with the weight, as in transformers' LlamaRMSNorm. `norm_torch` is the reference.
+`pdl=True` launches the kernel as a programmatic dependent of the one before it (Hopper): the weights are loaded meanwhile.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _rms_norm_kernel(
+    x_ptr, residual_ptr, weight_ptr, out_ptr, x_stride, residual_stride, out_stride, eps,
+    H: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, BLOCK)
+    mask = cols < H
+    weight = tl.load(weight_ptr + cols, mask, other=0.0)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    x = tl.load(x_ptr + row * x_stride + cols, mask, other=0.0)
+    if ADD:
+        residual = tl.load(residual_ptr + row * residual_stride + cols, mask, other=0.0)
+        x = (x.to(tl.float32) + residual.to(tl.float32)).to(x.dtype)
+        tl.store(residual_ptr + row * residual_stride + cols, x, mask)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    wide = x.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, 0) / H + eps)
+    y = (wide * scale).to(x.dtype).to(tl.float32) * weight.to(tl.float32)
+    tl.store(out_ptr + row * out_stride + cols, y.to(x.dtype), mask)
+
+
+def _launch(
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, out: torch.Tensor | None, pdl: bool
+) -> torch.Tensor:
+    out = torch.empty_like(x) if out is None else out
+    second = x if residual is None else residual
+    if x.dim() != 2 or weight.shape != (x.shape[1],) or second.shape != x.shape or out.shape != x.shape:
+        raise ValueError(f"rms_norm: shapes {x.shape}, {second.shape}, {weight.shape}, {out.shape} do not fit")
+    if not x.dtype == weight.dtype == second.dtype == out.dtype:
+        raise TypeError(f"rms_norm: dtypes differ: {x.dtype}, {second.dtype}, {weight.dtype}, {out.dtype}")
+    if not x.stride(1) == second.stride(1) == out.stride(1) == weight.stride(0) == 1:
+        raise ValueError("rms_norm: the last dimension must have stride 1")
+    rows, width = x.shape
+    if rows == 0:
+        return out
+    block = triton.next_power_of_2(width)
+    extra = {"launch_pdl": True} if pdl else {}
+    _rms_norm_kernel[(rows,)](
+        x, second, weight, out, x.stride(0), second.stride(0), out.stride(0), eps,
+        width, block, residual is not None, pdl, num_warps=min(max(block // 512, 1), 16), **extra,
+    )  # fmt: skip
+    return out
+
+
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None, *, pdl: bool = False
+) -> torch.Tensor:
+    """The normalised rows of x, written to `out` if given (which may be x itself)."""
+    return _launch(x, None, weight, eps, out, pdl)
+
+
+def add_rms_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    out: torch.Tensor | None = None,
+    *,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """Add x to the residual in place and return the norm of the sum; `out` may be x itself."""
+    return _launch(x, residual, weight, eps, out, pdl)

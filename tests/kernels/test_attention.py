@@ -1,0 +1,487 @@
+"""Paged attention against the float64 oracle: the CPU function, the Triton kernels in the interpreter, and on a GPU.
+
+Every cache is poisoned: all that no row may see (block 0, which stands for freed blocks, the tail of last blocks, blocks of
+nobody) is NaN, and so is `out` before a call.
+"""
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+
+from quire.kernels.attention_cpu import CpuAttentionPlan, attention_cpu
+from quire.kernels.attention_reference import attention_reference
+
+ODD_HEADS = [(1, 1, 64), (3, 1, 80), (5, 5, 96), (10, 2, 112), (7, 1, 128), (16, 1, 192), (6, 2, 256), (32, 8, 128)]
+
+
+@dataclass
+class Case:
+    """Rows of (keys, queries), laid out in a paged cache, with q a slice of a fused qkv buffer."""
+
+    rows: list[tuple[int, int]]
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim: int = 16
+    block_size: int = 16
+    window: int = 0
+    dtype: torch.dtype = torch.float32
+    cache_dtype: torch.dtype | None = None
+    device: str = "cpu"
+    seed: int = 0
+    scaled: bool = False
+    interleaved: bool = False
+    num_blocks: int = 0
+    scale: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        gen = torch.Generator().manual_seed(self.seed)
+        self.scale = self.head_dim**-0.5
+        cache_dtype = self.cache_dtype or self.dtype
+        needed = [-(-keys // self.block_size) for keys, _queries in self.rows]
+        num_blocks = max(self.num_blocks, sum(needed) + 3)
+        # With a large pool, the blocks at its very end: 64-bit offsets.
+        ids = num_blocks - 1 - torch.randperm(sum(needed) + 2, generator=gen)
+        num_slots = len(self.rows) + 2
+        self.max_blocks = max(needed) + 1
+        shape = (num_blocks, self.num_kv_heads, self.block_size, self.head_dim)
+        if self.interleaved:
+            both = torch.full((num_blocks, 2, *shape[1:]), float("nan")).to(self.device, cache_dtype)
+            self.k_cache, self.v_cache = both[:, 0], both[:, 1]
+        else:
+            self.k_cache = torch.empty(shape, device=self.device, dtype=cache_dtype).fill_(float("nan"))
+            self.v_cache = torch.empty(shape, device=self.device, dtype=cache_dtype).fill_(float("nan"))
+        block_table = torch.full((num_slots, self.max_blocks), 10**6, dtype=torch.int32)
+        self.row_slots = torch.randperm(num_slots, generator=gen)[: len(self.rows)].to(torch.int32)
+        taken = 0
+        for row, (keys, queries) in enumerate(self.rows):
+            blocks = ids[taken : taken + needed[row]]
+            taken += needed[row]
+            slot = int(self.row_slots[row])
+            block_table[slot, : needed[row]] = blocks
+            # As the engine does: blocks that the row's window has left behind are freed, and their entries point to block 0.
+            first_key = max(0, keys - queries - self.window + 1) if self.window else 0
+            block_table[slot, : first_key // self.block_size] = 0
+            positions = torch.arange(first_key // self.block_size * self.block_size, keys)
+            where = (ids.new_tensor(blocks.tolist())[positions // self.block_size], slice(None), positions % self.block_size)
+            for cache in (self.k_cache, self.v_cache):
+                values = torch.randn(len(positions), self.num_kv_heads, self.head_dim, generator=gen)
+                cache[tuple(i.to(self.device) if isinstance(i, torch.Tensor) else i for i in where)] = values.to(
+                    self.device, cache_dtype
+                )
+        self.block_table = block_table.to(self.device)
+        self.row_slots = self.row_slots.to(self.device)
+        starts = torch.tensor([0, *(queries for _keys, queries in self.rows)]).cumsum(0)
+        self.query_start = starts.to(self.device, torch.int32)
+        self.seq_lens = torch.tensor([keys for keys, _queries in self.rows], dtype=torch.int32, device=self.device)
+        tokens = int(starts[-1])
+        qkv = torch.randn(tokens, self.num_heads + 2 * self.num_kv_heads, self.head_dim, generator=gen)
+        self.q = qkv.to(self.device, self.dtype)[:, : self.num_heads]
+        self.out = torch.full((tokens, self.num_heads, self.head_dim), float("nan"), device=self.device, dtype=self.dtype)
+        self.k_scale = torch.tensor([0.7], device=self.device) if self.scaled else None
+        self.v_scale = torch.tensor([1.3], device=self.device) if self.scaled else None
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return self.q, self.k_cache, self.v_cache, self.block_table, self.row_slots, self.query_start, self.seq_lens, self.out
+
+    @property
+    def scales(self) -> dict[str, torch.Tensor | None]:
+        return {"k_scale": self.k_scale, "v_scale": self.v_scale}
+
+    def expected(self) -> torch.Tensor:
+        want = torch.full(self.out.shape, float("nan"), device=self.device, dtype=torch.float32)
+        attention_reference(*self.tensors[:-1], want, scale=self.scale, window=self.window, **self.scales)
+        return want
+
+
+def assert_matches(got: torch.Tensor, want: torch.Tensor, dtype: torch.dtype) -> None:
+    """fp32: last bits of sums in another order. fp16, bf16: rounding of the weights and of the result (2^-11, 2^-8)."""
+    atol, rtol = {torch.float32: (1e-5, 1e-5), torch.float16: (2e-3, 2e-3), torch.bfloat16: (1.5e-2, 1.6e-2)}[dtype]
+    torch.testing.assert_close(got.float(), want.float(), atol=atol, rtol=rtol)
+
+
+# --- the CPU function ---------------------------------------------------------------------------------------------------------
+
+
+def run_cpu(case: Case) -> torch.Tensor:
+    plan = CpuAttentionPlan(
+        case.block_table[case.row_slots.long()],
+        [keys for keys, _queries in case.rows],
+        [queries for _keys, queries in case.rows],
+        case.k_cache,
+        dtype=case.dtype,
+        window=case.window,
+    )
+    attention_cpu(case.q, case.k_cache, case.v_cache, case.out, plan, scale=case.scale, **case.scales)
+    return case.out
+
+
+CPU_ROWS = {
+    "one_token": [(1, 1)],
+    "decode": [(1, 1), (16, 1), (17, 1), (100, 1), (3, 1), (65, 1), (101, 1), (102, 1)],
+    "prefill": [(1, 1), (17, 17), (40, 40)],
+    "chunks": [(50, 7), (64, 32), (33, 32), (300, 290)],
+    "speculative": [(9, 3), (80, 8), (2, 2)],
+    "mixed_and_padded": [(70, 1), (0, 1), (20, 1), (33, 33), (0, 0), (90, 45), (5, 1)],
+}
+
+
+@pytest.mark.parametrize("window", [0, 1, 13, 64])
+@pytest.mark.parametrize("rows", CPU_ROWS.values(), ids=CPU_ROWS)
+def test_cpu_equals_reference(rows, window):
+    case = Case(rows, window=window)
+    assert_matches(run_cpu(case), case.expected(), case.dtype)
+
+
+@pytest.mark.parametrize("num_heads,num_kv_heads,head_dim", ODD_HEADS)
+def test_cpu_takes_any_head_shape(num_heads, num_kv_heads, head_dim):
+    case = Case([(70, 1), (33, 12), (9, 9)], num_heads, num_kv_heads, head_dim, block_size=32)
+    assert_matches(run_cpu(case), case.expected(), case.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_cpu_takes_half_precision(dtype):
+    case = Case([(70, 1), (33, 12), (9, 9)], head_dim=64, dtype=dtype)
+    assert_matches(run_cpu(case), case.expected(), dtype)
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.float16, torch.float8_e4m3fn])
+def test_cpu_multiplies_a_quantised_cache_by_its_scales(cache_dtype):
+    case = Case([(70, 1), (33, 12), (9, 9)], cache_dtype=cache_dtype, scaled=True)
+    assert_matches(run_cpu(case), case.expected(), case.dtype)
+
+
+def test_cpu_takes_keys_and_values_of_one_tensor():
+    case = Case([(70, 1), (33, 12), (9, 9)], interleaved=True, window=11)
+    assert_matches(run_cpu(case), case.expected(), case.dtype)
+
+
+@pytest.mark.parametrize("window", [0, 100])
+def test_cpu_slices_long_chunks(window, monkeypatch):
+    monkeypatch.setattr("quire.kernels.attention_cpu._MASK_ELEMENTS_KEPT", 256 * 500)
+    case = Case([(900, 700), (1, 1), (600, 600)], num_heads=2, num_kv_heads=1, window=window)
+    assert_matches(run_cpu(case), case.expected(), case.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_cpu_row_does_not_depend_on_its_neighbours(dtype):
+    rows = [(100, 1), (7, 1), (98, 1), (33, 12), (255, 1), (97, 1), (40, 40)]
+    case = Case(rows, num_heads=8, head_dim=64, dtype=dtype)
+    together = run_cpu(case).clone()
+    for row, (keys, queries) in enumerate(rows):
+        begin = int(case.query_start[row])
+        plan = CpuAttentionPlan(
+            case.block_table[case.row_slots[row : row + 1].long()], [keys], [queries], case.k_cache, dtype=dtype
+        )
+        alone = torch.empty(queries, *case.out.shape[1:], dtype=dtype)
+        attention_cpu(case.q[begin : begin + queries], case.k_cache, case.v_cache, alone, plan, scale=case.scale)
+        assert torch.equal(alone, together[begin : begin + queries])
+
+
+def test_cpu_refuses_more_queries_than_keys():
+    case = Case([(4, 4)])
+    with pytest.raises(ValueError, match="5 queries but 4 keys"):
+        CpuAttentionPlan(case.block_table, [4], [5], case.k_cache, dtype=case.dtype)
+
+
+# --- the Triton kernels -------------------------------------------------------------------------------------------------------
+
+
+def run_decode(case: Case, max_query_len: int | None = None, num_decode_rows: torch.Tensor | None = None, **options):
+    from quire.kernels.attention_decode import decode_attention
+    from quire.kernels.attention_decode_schedule import DecodeWorkspace, decode_schedule
+
+    max_query_len = max_query_len or max(queries for _keys, queries in case.rows)
+    workspace = DecodeWorkspace.allocate(
+        len(case.rows) + 1, case.num_heads, case.num_kv_heads, case.head_dim, max_query_len, case.device, case.dtype, **options
+    )
+    workspace.partial_out.fill_(float("nan"))
+    schedule = workspace.new_schedule(case.window)
+    max_keys = case.max_blocks * case.block_size
+    decode_schedule(workspace, schedule, case.query_start, case.seq_lens, case.q.shape[0], max_keys, num_decode_rows)
+    for _layer in range(2):
+        case.out.fill_(float("nan"))
+        decode_attention(*case.tensors, scale=case.scale, workspace=workspace, schedule=schedule, **case.scales)
+    assert not workspace.arrivals.any()
+    return case.out
+
+
+def run_prefill(case: Case, num_decode_rows: torch.Tensor | None = None, **options):
+    from quire.kernels.attention_prefill import PrefillWorkspace, prefill_attention, prefill_schedule
+
+    tokens = case.q.shape[0]
+    workspace = PrefillWorkspace.allocate(
+        len(case.rows) + 1, tokens, case.num_heads, case.num_kv_heads, case.head_dim, case.device, case.dtype, **options
+    )
+    max_keys = case.max_blocks * case.block_size
+    prefill_schedule(workspace, case.query_start, case.seq_lens, tokens, max_keys, num_decode_rows)
+    for _layer in range(2):
+        case.out.fill_(float("nan"))
+        prefill_attention(*case.tensors, scale=case.scale, workspace=workspace, window=case.window, **case.scales)
+    assert not workspace.counters.any()
+    return case.out
+
+
+def run_mixed(case: Case, num_decode: int, decode_options: dict, prefill_options: dict) -> torch.Tensor:
+    """Both kernels over all rows, with the border between them known on the device only."""
+    limit = torch.tensor([num_decode], dtype=torch.int32, device=case.device)
+    tokens = int(case.query_start[num_decode])
+    max_query_len = max(queries for _keys, queries in case.rows[:num_decode])
+    out = run_decode(case, max_query_len, limit, **decode_options).clone()
+    assert out[tokens:].isnan().all()
+    both = run_prefill(case, limit, **prefill_options)
+    assert both[:tokens].isnan().all()
+    both[:tokens] = out[:tokens]
+    return both
+
+
+INTERPRET_DECODE_ROWS = {
+    "one_token": [(1, 1)],
+    "lengths": [(1, 1), (40, 1), (16, 1), (0, 1), (17, 1)],
+    "queries": [(5, 2), (0, 1), (33, 3), (3, 3)],
+}
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("split_tokens", [0, 16])
+@pytest.mark.parametrize("window", [0, 9])
+@pytest.mark.parametrize("rows", INTERPRET_DECODE_ROWS.values(), ids=INTERPRET_DECODE_ROWS)
+def test_interpreted_decode_equals_reference(rows, window, split_tokens):
+    from quire.kernels.attention_decode_schedule import DecodeConfig
+
+    case = Case(rows, window=window, block_size=16)
+    config = DecodeConfig(tile=16, num_warps=4, num_stages=2, programs_per_sm=1, min_tiles=1)
+    got = run_decode(case, config=config, num_programs=5, split_tokens=split_tokens, fixed_splits=2)
+    assert_matches(got, case.expected(), case.dtype)
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("num_programs", [1, 2, 30])
+@pytest.mark.parametrize("block_size,num_heads,num_kv_heads,head_dim", [(16, 3, 1, 24), (64, 5, 5, 16)])
+def test_interpreted_decode_splits_by_load(num_programs, block_size, num_heads, num_kv_heads, head_dim):
+    from quire.kernels.attention_decode_schedule import DecodeConfig
+
+    config = DecodeConfig(tile=32, num_warps=4, num_stages=2, programs_per_sm=1, min_tiles=1)
+    case = Case([(100, 1), (0, 1), (3, 1), (65, 1)], num_heads, num_kv_heads, head_dim, block_size, scaled=True)
+    got = run_decode(case, config=config, num_programs=num_programs, split_tokens=0)
+    assert_matches(got, case.expected(), case.dtype)
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("window", [0, 9, 20])
+@pytest.mark.parametrize("block_size,tile,num_heads,num_kv_heads,head_dim", [(16, 32, 3, 1, 24), (32, 16, 4, 4, 16)])
+def test_interpreted_prefill_equals_reference(window, block_size, tile, num_heads, num_kv_heads, head_dim):
+    from quire.kernels.attention_prefill import PrefillConfig
+
+    rows = [(1, 1), (37, 37), (60, 9), (0, 3), (48, 20)]
+    case = Case(rows, num_heads, num_kv_heads, head_dim, block_size, window)
+    got = run_prefill(case, config=PrefillConfig(16, tile, 4, 2, 1), num_programs=3)
+    want = case.expected()
+    got[47:50] = want[47:50] = 0  # a padded row: ignored
+    assert_matches(got, want, case.dtype)
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("num_decode", [1, 3])
+def test_interpreted_mixed_step_is_cut_on_the_device(num_decode):
+    from quire.kernels.attention_decode_schedule import DecodeConfig
+    from quire.kernels.attention_prefill import PrefillConfig
+
+    case = Case([(40, 1), (3, 1), (20, 1), (33, 12), (9, 9)], cache_dtype=torch.float16, scaled=True)
+    decode = {"config": DecodeConfig(16, 4, 2, 1), "num_programs": 3, "split_tokens": 0}
+    prefill = {"config": PrefillConfig(16, 16, 4, 2, 1), "num_programs": 3}
+    assert_matches(run_mixed(case, num_decode, decode, prefill), case.expected(), case.dtype)
+
+
+GPU_DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+GPU_DECODE_ROWS = {
+    "one_token": [(1, 1)],
+    "one_long_row": [(20001, 1)],
+    "lengths": [(1, 1), (64, 1), (0, 1), (65, 1), (1000, 1), (127, 1), (3, 1), (0, 1)],
+    "many": [(17 * i % 613 + 1, 1) for i in range(300)],
+    "skewed": [(15000, 1)] + [(100 + i, 1) for i in range(40)],
+    "queries": [(8, 8), (0, 2), (500, 3), (64, 4), (2000, 7), (5, 1)],
+}
+GPU_PREFILL_ROWS = {
+    "one_token": [(1, 1)],
+    "one_row": [(1000, 1000)],
+    "rows": [(17, 17), (64, 64), (129, 129), (1, 1), (300, 300)],
+    "chunks": [(500, 60), (65, 1), (2000, 513), (128, 128), (1000, 2)],
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("window", [0, 1, 100, 1024])
+@pytest.mark.parametrize("dtype", GPU_DTYPES)
+@pytest.mark.parametrize("rows", GPU_DECODE_ROWS.values(), ids=GPU_DECODE_ROWS)
+def test_gpu_decode_equals_reference(rows, dtype, window):
+    case = Case(rows, 16, 4, 128, 64, window, dtype, device="cuda")
+    assert_matches(run_decode(case), case.expected(), dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("window", [0, 1, 100, 1024])
+@pytest.mark.parametrize("dtype", GPU_DTYPES)
+@pytest.mark.parametrize("rows", GPU_PREFILL_ROWS.values(), ids=GPU_PREFILL_ROWS)
+def test_gpu_prefill_equals_reference(rows, dtype, window):
+    case = Case(rows, 16, 4, 128, 64, window, dtype, device="cuda")
+    assert_matches(run_prefill(case), case.expected(), dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", GPU_DTYPES)
+@pytest.mark.parametrize("num_heads,num_kv_heads,head_dim", ODD_HEADS)
+def test_gpu_takes_any_head_shape(num_heads, num_kv_heads, head_dim, dtype):
+    decode = Case([(700, 1), (33, 2), (90, 5), (1, 1)], num_heads, num_kv_heads, head_dim, 32, dtype=dtype, device="cuda")
+    assert_matches(run_decode(decode), decode.expected(), dtype)
+    prefill = Case([(300, 60), (33, 33), (1, 1)], num_heads, num_kv_heads, head_dim, 32, dtype=dtype, device="cuda")
+    assert_matches(run_prefill(prefill), prefill.expected(), dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("window", [0, 77])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("block_size", [16, 32, 64, 128, 256])
+def test_gpu_takes_any_block_size(block_size, dtype, window):
+    decode = Case([(700, 1), (33, 1), (257, 1)], 8, 2, 64, block_size, window, dtype, device="cuda")
+    assert_matches(run_decode(decode), decode.expected(), dtype)
+    prefill = Case([(700, 300), (33, 33), (257, 257)], 8, 2, 64, block_size, window, dtype, device="cuda", interleaved=True)
+    assert_matches(run_prefill(prefill), prefill.expected(), dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("cache_dtype", [torch.float8_e4m3fn, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gpu_multiplies_a_quantised_cache_by_its_scales(dtype, cache_dtype):
+    case = Case([(700, 1), (33, 1), (257, 1)], 16, 4, 128, 64, dtype=dtype, cache_dtype=cache_dtype, device="cuda", scaled=True)
+    assert_matches(run_decode(case, cache_dtype=cache_dtype), case.expected(), dtype)
+    case = replace(case, rows=[(700, 300), (33, 33), (257, 257)])
+    assert_matches(run_prefill(case, cache_dtype=cache_dtype), case.expected(), dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("num_decode", [1, 4])
+def test_gpu_mixed_step_is_cut_on_the_device(num_decode, dtype):
+    rows = [(700, 1), (33, 2), (257, 3), (9, 1), (700, 300), (33, 33), (257, 257)]
+    case = Case(rows, 16, 4, 128, 64, dtype=dtype, device="cuda")
+    assert_matches(run_mixed(case, num_decode, {}, {}), case.expected(), dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype,split_tokens", [(torch.float32, None), (torch.bfloat16, 512)])
+def test_gpu_fixed_splits_make_a_row_independent_of_its_batch(dtype, split_tokens):
+    rows = [(3000, 1), (7, 1), (12000, 1), (513, 1), (100, 1)]
+    case = Case(rows, 16, 4, 128, 64, dtype=dtype, device="cuda")
+    together = run_decode(case, split_tokens=split_tokens).clone()
+    assert_matches(together, case.expected(), dtype)
+    for row in range(len(rows)):
+        alone = replace(case, rows=rows)
+        alone.rows = [rows[row]]
+        alone.row_slots, alone.seq_lens = case.row_slots[row : row + 1], case.seq_lens[row : row + 1]
+        alone.query_start = case.query_start[:2]
+        alone.q, alone.out = case.q[row : row + 1], torch.empty_like(case.out[:1])
+        assert torch.equal(run_decode(alone, split_tokens=split_tokens)[0], together[row])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gpu_graph_follows_changed_metadata(dtype):
+    """Captured for 8 rows and 64 tokens; replayed for other mixes of rows, with the border on the device."""
+    from quire.kernels.attention_decode import decode_attention
+    from quire.kernels.attention_decode_schedule import DecodeWorkspace, decode_schedule
+    from quire.kernels.attention_prefill import PrefillWorkspace, prefill_attention, prefill_schedule
+
+    max_rows, max_tokens, max_keys = 8, 640, 4096
+    mixes = [  # (rows, decode rows among them, then come padded rows)
+        ([(700, 1), (33, 2), (257, 257), (900, 300)], 2),
+        ([(4000, 1), (1, 1), (60, 1), (2000, 1), (64, 1)], 5),
+        ([(500, 500)], 0),
+        ([(5, 3), (129, 64), (80, 80), (81, 81), (1, 1), (300, 120), (301, 2)], 1),
+    ]
+    shape = {"num_heads": 16, "num_kv_heads": 4, "head_dim": 128, "block_size": 64, "dtype": dtype, "device": "cuda"}
+    cases = [Case(rows, num_blocks=200, seed=seed, **shape) for seed, (rows, _decode) in enumerate(mixes)]
+    k_cache, v_cache = torch.empty_like(cases[0].k_cache), torch.empty_like(cases[0].v_cache)
+    q, out = (torch.zeros(max_tokens, 16, 128, dtype=dtype, device="cuda") for _ in range(2))
+
+    def ints(*size):
+        return torch.zeros(*size, dtype=torch.int32, device="cuda")
+
+    table, slots, starts = ints(12, max_keys // 64), ints(max_rows), ints(max_rows + 1)
+    seq_lens, limit = ints(max_rows), ints(1)
+    decode = DecodeWorkspace.allocate(max_rows, 16, 4, 128, 3, "cuda", dtype)
+    schedule = decode.new_schedule()
+    prefill = PrefillWorkspace.allocate(max_rows, max_tokens, 16, 4, 128, "cuda", dtype)
+
+    def step():
+        tensors = q, k_cache, v_cache, table, slots, starts, seq_lens, out
+        decode_schedule(decode, schedule, starts, seq_lens, max_tokens, max_keys, limit)
+        prefill_schedule(prefill, starts, seq_lens, max_tokens, max_keys, limit)
+        decode_attention(*tensors, scale=128**-0.5, workspace=decode, schedule=schedule)
+        prefill_attention(*tensors, scale=128**-0.5, workspace=prefill)
+
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for case, (rows, num_decode) in zip(cases, mixes, strict=True):
+        tokens = case.q.shape[0]
+        k_cache.copy_(case.k_cache)
+        v_cache.copy_(case.v_cache)
+        table.zero_()
+        table[: case.block_table.shape[0], : case.max_blocks] = case.block_table
+        slots.zero_()[: len(rows)] = case.row_slots
+        seq_lens.zero_()[: len(rows)] = case.seq_lens
+        starts.fill_(tokens)[: len(rows) + 1] = case.query_start
+        q.fill_(float("nan"))[:tokens] = case.q
+        limit.fill_(num_decode)
+        out.fill_(float("nan"))
+        graph.replay()
+        replayed = out.clone()
+        assert_matches(replayed[:tokens], case.expected(), dtype)
+        assert replayed[tokens:].isnan().all()
+        out.fill_(float("nan"))
+        step()
+        assert torch.equal(out[:tokens], replayed[:tokens])
+
+
+@pytest.mark.gpu
+def test_gpu_offsets_into_a_cache_over_2_to_the_31_elements():
+    shape = {"num_heads": 16, "num_kv_heads": 8, "head_dim": 128, "dtype": torch.bfloat16, "device": "cuda"}
+    for block_size in (16, 64):
+        num_blocks = 2**31 // (8 * block_size * 128) + 5000
+        decode = Case([(700, 1), (33, 1), (4000, 1)], block_size=block_size, num_blocks=num_blocks, **shape)
+        assert decode.k_cache.numel() > 2**31
+        assert_matches(run_decode(decode), decode.expected(), torch.bfloat16)
+        del decode
+        prefill = Case([(700, 300), (33, 33), (257, 257)], block_size=block_size, num_blocks=num_blocks, **shape)
+        assert_matches(run_prefill(prefill), prefill.expected(), torch.bfloat16)
+        del prefill
+
+
+@pytest.mark.gpu
+def test_gpu_garbage_in_tables_stays_in_bounds():
+    """Slots and lengths out of range are clamped: results mean nothing, but no address leaves the tensors."""
+    case = Case([(700, 1), (33, 1)], 16, 4, 128, 64, dtype=torch.bfloat16, device="cuda")
+    case.block_table.fill_(-(2**30))
+    case.row_slots.fill_(2**30)
+    case.seq_lens.fill_(2**30)
+    run_decode(case)
+    run_prefill(case)
+    torch.cuda.synchronize()
+
+
+@pytest.mark.gpu
+def test_gpu_dependent_launch_changes_nothing():
+    from quire.kernels.attention_decode import decode_attention
+    from quire.kernels.attention_decode_schedule import DecodeWorkspace, decode_schedule
+
+    case = Case([(700, 1), (33, 1), (9000, 1)], 16, 4, 128, 64, dtype=torch.bfloat16, device="cuda")
+    workspace = DecodeWorkspace.allocate(3, 16, 4, 128, 1, "cuda", torch.bfloat16)
+    schedule = workspace.new_schedule()
+    decode_schedule(workspace, schedule, case.query_start, case.seq_lens, 3, case.max_blocks * 64)
+    for _layer in range(20):
+        decode_attention(*case.tensors, scale=case.scale, workspace=workspace, schedule=schedule, dependent_launch=True)
+    assert_matches(case.out, case.expected(), torch.bfloat16)

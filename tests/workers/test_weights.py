@@ -1,0 +1,240 @@
+"""Weights: what fits is loaded bit for bit, whatever its files and dtype; what does not fit is named, all of it at once."""
+
+import json
+import shutil
+
+import pytest
+import tiny_models
+import torch
+from safetensors.torch import load_file, save_file
+
+from quire.workers import weights
+from quire.workers.layers import Linear, RMSNorm, Shard
+from quire.workers.model_config import read_model_config
+from quire.workers.models.build import build_model
+from quire.workers.weights import WeightsError, checkpoint_targets, dummy_weights, load_weights
+
+
+def load(folder, dtype=torch.float32, shard=None):
+    model = build_model(read_model_config(folder), dtype, "cpu", *([shard] if shard else []))
+    for parameter in model.parameters():
+        parameter.fill_(float("nan"))  # what is not loaded shows
+    load_weights(model, folder, "cpu")
+    return model
+
+
+def tensors_of(model):
+    return {name: target.tensor for name, target in checkpoint_targets(model).items()}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A copy of the plain Llama that a test may spoil."""
+    return shutil.copytree(tiny_models.tiny_model("llama"), tmp_path / "model")
+
+
+def change(folder, drop=(), **add):
+    """Rewrite model.safetensors without the tensors `drop` and with the tensors `add` (dots in names written as __)."""
+    tensors = load_file(folder / "model.safetensors")
+    for name in drop:
+        del tensors[name]
+    tensors.update({name.replace("__", "."): tensor for name, tensor in add.items()})
+    save_file(tensors, folder / "model.safetensors")
+
+
+def assert_equals_file(model, tensors):
+    ours = tensors_of(model)
+    assert ours.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert torch.equal(ours[name], tensor.to(ours[name].dtype)), name
+
+
+@pytest.mark.parametrize("name", ["llama-mqa-bias", "llama-tied", "qwen2", "qwen3-bias"])
+def test_every_tensor_lands_in_its_place(name):
+    folder = tiny_models.tiny_model(name)
+    assert_equals_file(load(folder), load_file(folder / "model.safetensors"))
+
+
+def test_shards_give_the_same_model_as_one_file():
+    folder = tiny_models.tiny_model("llama", max_shard_size="100KB")
+    assert len(list(folder.glob("*.safetensors"))) > 2
+    assert_equals_file(load(folder), load_file(tiny_models.tiny_model("llama") / "model.safetensors"))
+
+
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("wanted", [torch.bfloat16, torch.float16, torch.float32])
+def test_dtype_is_converted_while_loading(folder, stored, wanted):
+    tensors = {name: tensor.to(stored) for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(tensors, folder / "model.safetensors")
+    assert_equals_file(load(folder, wanted), tensors)
+
+
+def test_large_tensors_travel_in_slices(folder, monkeypatch):
+    monkeypatch.setattr(weights, "SLICE_BYTES", 1000)
+    assert_equals_file(load(folder), load_file(folder / "model.safetensors"))
+
+
+def test_tensor_is_a_view_of_the_file_and_not_a_copy(tmp_path):
+    def anonymous_kib():
+        lines = open("/proc/self/status").read().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
+
+    size_kib = 64 << 10
+    save_file({"x": torch.ones(size_kib << 8)}, tmp_path / "model.safetensors")
+    before = anonymous_kib()
+    with weights._open(tmp_path / "model.safetensors") as tensors:
+        x = tensors.get_tensor("x")
+        assert x.max() == 1.0  # every page is touched
+        assert anonymous_kib() - before < size_kib // 4
+
+
+def test_ranks_hold_the_parts_of_the_whole():
+    folder = tiny_models.tiny_model("llama-mqa-bias")
+    config = read_model_config(folder)
+    tensors = load_file(folder / "model.safetensors")
+    parts = [tensors_of(load(folder, shard=Shard(rank, 2))) for rank in range(2)]
+    for name, whole in tensors.items():
+        dim = 1 if name.endswith(("o_proj.weight", "down_proj.weight")) else 0
+        split = ".q_proj" in name or ".k_proj" in name or ".v_proj" in name or ".gate" in name or ".up" in name or dim
+        joined = torch.cat([part[name] for part in parts], dim) if split else parts[0][name]
+        assert torch.equal(joined, whole), name
+    assert config.q_size == 64
+
+
+def test_missing_surplus_and_misshapen_tensors_are_named_together(folder):
+    change(
+        folder,
+        drop=["model.layers.1.self_attn.k_proj.weight", "model.norm.weight"],
+        model__layers__0__mlp__down_proj__weight=torch.zeros(64, 64),
+        model__layers__3__mlp__down_proj__weight=torch.zeros(2, 2),
+    )
+    with pytest.raises(WeightsError) as error:
+        load(folder)
+    text = str(error.value)
+    assert "missing: model.layers.1.self_attn.k_proj.weight, model.norm.weight" in text
+    assert "surplus: model.layers.3.mlp.down_proj.weight" in text
+    assert "misshapen: model.layers.0.mlp.down_proj.weight is [64, 64], expected [64, 128]" in text
+
+
+def test_a_bias_that_the_config_does_not_know_is_surplus(folder):
+    change(folder, model__layers__0__self_attn__q_proj__bias=torch.zeros(64))
+    with pytest.raises(WeightsError, match=r"surplus: model\.layers\.0\.self_attn\.q_proj\.bias"):
+        load(folder)
+
+
+def test_long_lists_of_names_are_cut(folder):
+    save_file({"other": torch.zeros(1)}, folder / "model.safetensors")
+    with pytest.raises(WeightsError, match=r"and \d+ more; surplus: other"):
+        load(folder)
+
+
+def test_buffers_of_old_checkpoints_are_ignored(folder):
+    change(folder, model__layers__0__self_attn__rotary_emb__inv_freq=torch.zeros(8))
+    load(folder)
+
+
+def test_quantised_tensors_are_refused(folder):
+    change(folder, model__norm__weight=torch.zeros(64, dtype=torch.int8))
+    with pytest.raises(WeightsError, match=r"unsupported dtype: model\.norm\.weight is I8"):
+        load(folder)
+
+
+def tied_folder(tmp_path, embed, head):
+    folder = shutil.copytree(tiny_models.tiny_model("llama-tied"), tmp_path / "tied")
+    names = {"model__embed_tokens__weight": embed, "lm_head__weight": head}
+    change(folder, ["model.embed_tokens.weight"], **{name: tensor for name, tensor in names.items() if tensor is not None})
+    return folder
+
+
+def test_tied_checkpoint_may_hold_either_name_or_both(tmp_path):
+    weight = torch.randn(tiny_models.VOCAB_SIZE, 64)
+    for i, (embed, head) in enumerate([(weight, None), (None, weight), (weight, weight.clone())]):
+        model = load(tied_folder(tmp_path / str(i), embed, head))
+        assert torch.equal(model.model.embed_tokens.weight, weight)
+        assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def test_tied_checkpoint_without_either_or_with_two_different_ones_is_refused(tmp_path):
+    weight = torch.randn(tiny_models.VOCAB_SIZE, 64)
+    with pytest.raises(WeightsError, match="tie_word_embeddings to false"):
+        load(tied_folder(tmp_path / "a", weight, weight + 1))
+    with pytest.raises(WeightsError, match=r"missing: model\.embed_tokens\.weight"):
+        load(tied_folder(tmp_path / "b", None, None))
+
+
+def test_pickled_weights_are_refused_and_never_read(folder):
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(WeightsError, match=r"no model\.safetensors"):
+        load(folder)
+    (folder / "pytorch_model.bin").write_bytes(b"not read")
+    with pytest.raises(WeightsError, match="pickled"):
+        load(folder)
+
+
+def test_damaged_file_is_named(folder):
+    data = (folder / "model.safetensors").read_bytes()
+    for damaged in (b"", b"\xff" * 100, data[: len(data) // 2]):
+        (folder / "model.safetensors").write_bytes(damaged)
+        with pytest.raises(WeightsError, match=r"model\.safetensors cannot be read"):
+            load(folder)
+
+
+@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/x.safetensors", "sub/x.safetensors", "x.bin", 3, ""])
+def test_index_may_name_only_safetensors_of_its_own_folder(folder, name):
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
+    with pytest.raises(WeightsError):
+        load(folder)
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", "{", '{"weight_map": 3}', '{"weight_map": {"a": []}}'])
+def test_broken_index_is_refused(folder, text):
+    (folder / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(WeightsError, match="is not a safetensors index"):
+        load(folder)
+
+
+def test_index_that_names_an_absent_file_is_an_incomplete_download(folder):
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "model-1-of-2.safetensors"}}))
+    with pytest.raises(WeightsError, match="incomplete"):
+        load(folder)
+
+
+def test_tensor_in_two_files_is_refused(folder):
+    save_file({"model.norm.weight": torch.ones(64)}, folder / "more.safetensors")
+    index = {"weight_map": {"a": "model.safetensors", "b": "more.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(WeightsError, match=r"model\.norm\.weight is in model\.safetensors and in more\.safetensors"):
+        load(folder)
+
+
+def test_dummy_weights_depend_on_the_seed_alone():
+    config = read_model_config(tiny_models.tiny_model("qwen3-bias"))
+
+    def made(seed):
+        model = build_model(config, torch.float32, "cpu")
+        dummy_weights(model, seed)
+        return model
+
+    one, again, other = made(1), made(1), made(2)
+    for a, b in zip(one.parameters(), again.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert not torch.equal(one.lm_head.weight, other.lm_head.weight)
+    assert one.lm_head.weight.std().item() == pytest.approx(config.initializer_range, rel=0.05)
+    assert not torch.equal(one.model.layers[0].mlp.down_proj.weight, one.model.layers[1].mlp.down_proj.weight)
+    norms = [module.weight for module in one.modules() if isinstance(module, RMSNorm)]
+    assert len(norms) == 4 * 3 + 1 and all(torch.equal(w, torch.ones_like(w)) for w in norms)
+
+
+def test_adapter_slot_adds_to_the_output():
+    class Doubled:
+        def apply(self, x, y):
+            return y * 2
+
+    layer = Linear(4, {"o_proj": 3}, "in", True, torch.float32, torch.device("cpu"))
+    layer.weight.normal_()
+    layer.bias.normal_()
+    x = torch.randn(2, 4)
+    plain = layer(x)
+    assert torch.equal(plain, torch.nn.functional.linear(x, layer.weight, layer.bias))
+    layer.adapter = Doubled()
+    assert torch.equal(layer(x), plain * 2)

@@ -1,0 +1,207 @@
+"""A GPU as a device: the same class as cpu.py's, over Triton kernels, with pinned staging, mapped results and a completion thread.
+
+Nothing on the decode path waits for the GPU: a plan is one asynchronous copy, the sampled ids are written by the GPU itself into
+the result ring's memory, which is registered with CUDA. The completion thread waits for each step's event and rings the
+core, if it sleeps.
+"""
+
+import queue
+import threading
+from contextlib import AbstractContextManager
+
+import numpy as np
+import torch
+
+from quire.ipc.plan import StepPlan
+from quire.ipc.result_ring import ResultRing
+from quire.kernels import sampler, step_inputs
+from quire.kernels.attention_decode import decode_attention
+from quire.kernels.attention_decode_schedule import DecodeSchedule, DecodeWorkspace, decode_schedule
+from quire.kernels.attention_prefill import PrefillWorkspace, prefill_attention, prefill_schedule
+from quire.kernels.rope_kv import rope_kv
+from quire.kernels.tables import SlotTables, StepBuffers
+from quire.workers.device import DeviceContext
+
+STAGING_DEPTH = 4  # plans whose copy may be under way; the core has at most two steps in flight
+MAX_QUERY_LEN = 1  # query tokens of a decode row
+
+
+class CudaDevice:
+    """Step inputs, attention, sampling and results on one GPU."""
+
+    can_capture = True
+
+    def __init__(self, ctx: DeviceContext, ring: ResultRing | None):
+        self.ctx = ctx
+        c = ctx.config
+        self._ring = ring
+        self._stream = torch.cuda.Stream(ctx.device)
+        self.plan = torch.zeros(ctx.max_plan_words, dtype=torch.int32, device=ctx.device)
+        self._staging = [torch.zeros(ctx.max_plan_words, dtype=torch.int32).pin_memory() for _ in range(STAGING_DEPTH)]
+        self._staging_views = [s.numpy() for s in self._staging]
+        self._turn = 0
+        mask_words = -(-c.vocab_size // 32)
+        self.mask = torch.full((ctx.max_rows, mask_words), -1, dtype=torch.int32, device=ctx.device)
+        self.results = _mapped_results(ring) if ring is not None else _private_results(ctx)
+        shape = (c.num_heads, c.num_kv_heads, c.head_dim)
+        self._decode = DecodeWorkspace.allocate(ctx.max_rows, *shape, MAX_QUERY_LEN, ctx.device, ctx.dtype)
+        self._schedules: list[DecodeSchedule] = [self._decode.new_schedule(w) for w in ctx.cache.windows]
+        self._prefill = PrefillWorkspace.allocate(ctx.max_rows, ctx.max_tokens, *shape, ctx.device, ctx.dtype)
+        self._sampler = sampler.SamplerWorkspace.allocate(ctx.max_rows, c.vocab_size, ctx.device)
+        self._num_decode_rows = 0
+        self._events: queue.SimpleQueue[torch.cuda.Event | None] = queue.SimpleQueue()
+        self._completion = threading.Thread(target=self._complete, name="completion", daemon=True)
+        self._completion.start()
+
+    def load_plan(self, words: np.ndarray) -> torch.Tensor:
+        """Copy a plan to its place on the device; returns that place, the same every step."""
+        n, self._turn = len(words), (self._turn + 1) % STAGING_DEPTH
+        self._staging_views[self._turn][:n] = words
+        self.plan[:n].copy_(self._staging[self._turn][:n], non_blocking=True)
+        return self.plan
+
+    def load_mask(self, words: np.ndarray) -> torch.Tensor:
+        """Copy grammar masks int32 [rows, ceil(V / 32)] to their place on the device."""
+        self.mask[: len(words)].copy_(torch.from_numpy(words.copy()).pin_memory(), non_blocking=True)
+        return self.mask
+
+    def prepare(self, plan: torch.Tensor, tables: SlotTables, step: StepBuffers, num_tokens: int, num_rows: int) -> None:
+        cache = self.ctx.cache
+        step_inputs.prepare_step(
+            plan,
+            tables,
+            step,
+            num_tokens,
+            num_rows,
+            block_size=cache.block_size,
+            num_blocks=cache.num_blocks,
+            vocab=self.ctx.config.vocab_size,
+        )
+
+    def begin_attention(self, host_plan: StepPlan, tables: SlotTables, step: StepBuffers, num_tokens: int, num_rows: int) -> None:
+        """Split the step's attention over the GPU, once for all layers. Rows: decode rows, then prefill rows."""
+        cache = self.ctx.cache
+        nd = self._num_decode_rows = num_rows - len(host_plan.prefill_rows)
+        max_keys = self.ctx.max_blocks * cache.block_size
+        self._tables, self._rows = tables, num_rows
+        if nd:
+            for schedule in self._schedules:
+                decode_schedule(
+                    self._decode, schedule, step.query_start[: nd + 1], step.seq_lens[:nd], num_tokens, max_keys
+                )
+        if nd < num_rows:
+            prefill_schedule(
+                self._prefill, step.query_start[nd : num_rows + 1], step.seq_lens[nd:num_rows], num_tokens, max_keys
+            )
+
+    def attend(
+        self,
+        layer: int,
+        qkv: torch.Tensor,
+        q_norm: torch.Tensor | None,
+        k_norm: torch.Tensor | None,
+        step: StepBuffers,
+    ) -> torch.Tensor:
+        """Rotate, write KV, attend: qkv [T, (Hq + 2 Hkv) D] -> [T, Hq D]."""
+        c, cache = self.ctx.config, self.ctx.cache
+        place = cache.places[layer]
+        k, v = cache.k[place.tensor], cache.v[place.tensor]
+        t, nd, n = qkv.shape[0], self._num_decode_rows, self._rows
+        mapping = step.slot_mapping[place.group, :t]
+        rope_kv(qkv, step.positions[:t], self.ctx.cos_sin, mapping, k, v, c.num_heads, q_norm, k_norm, c.rms_norm_eps)
+        q = qkv[:, : c.num_heads * c.head_dim].unflatten(1, (c.num_heads, c.head_dim))
+        out = torch.empty(t, c.num_heads, c.head_dim, dtype=qkv.dtype, device=qkv.device)
+        table = self._tables.block_table[place.group]
+        if nd:
+            decode_attention(
+                q,
+                k,
+                v,
+                table,
+                step.row_slots[:nd],
+                step.query_start[: nd + 1],
+                step.seq_lens[:nd],
+                out,
+                scale=self.ctx.scale,
+                workspace=self._decode,
+                schedule=self._schedules[place.group],
+            )
+        if nd < n:
+            prefill_attention(
+                q,
+                k,
+                v,
+                table,
+                step.row_slots[nd:n],
+                step.query_start[nd : n + 1],
+                step.seq_lens[nd:n],
+                out,
+                scale=self.ctx.scale,
+                workspace=self._prefill,
+                window=cache.windows[place.group],
+            )
+        return out.view(t, -1)
+
+    def sample(
+        self, logits: torch.Tensor, tables: SlotTables, step: StepBuffers, num_rows: int, variant: int, mask: torch.Tensor | None
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...] | None]:
+        return sampler.sample(
+            logits, step.row_slots[:num_rows], step.seq_lens[:num_rows], tables, self.ctx.pool, self._sampler, variant, mask
+        )
+
+    def finish(
+        self,
+        plan: torch.Tensor,
+        tables: SlotTables,
+        step: StepBuffers,
+        sampled: torch.Tensor,
+        logprobs: tuple[torch.Tensor, ...] | None,
+        num_rows: int,
+    ) -> None:
+        step_inputs.finish_step(
+            plan,
+            tables,
+            self.ctx.pool,
+            step,
+            sampled,
+            self.results,
+            num_rows,
+            max_rows=self.ctx.max_rows,
+            logprobs=logprobs,  # type: ignore[arg-type]
+        )
+
+    def signal(self) -> None:
+        """The step has been given to the GPU: the completion thread rings the core when it is through."""
+        event = torch.cuda.Event(blocking=True)
+        event.record(self._stream)
+        self._events.put(event)
+
+    def _complete(self) -> None:
+        while (event := self._events.get()) is not None:
+            event.synchronize()
+            if self._ring is not None:
+                self._ring.ring_doorbell()
+
+    def stream(self) -> AbstractContextManager[None]:
+        """All of a worker's GPU work is on this one stream."""
+        return torch.cuda.stream(self._stream)  # type: ignore[return-value]
+
+    def close(self) -> None:
+        self._events.put(None)
+
+
+def _mapped_results(ring: ResultRing) -> torch.Tensor:
+    """The result ring's words as a tensor that the GPU can write to: int64 [depth, words_per_step]."""
+    words = np.frombuffer(ring.buffer, np.int64).reshape(ring.depth, ring.words_per_step)
+    tensor = torch.from_numpy(words)
+    cudart = torch.cuda.cudart()
+    portable_and_mapped = 3
+    error = cudart.cudaHostRegister(tensor.data_ptr(), tensor.numel() * 8, portable_and_mapped)
+    if int(error) != 0:
+        raise RuntimeError(f"the result ring's memory cannot be registered with CUDA (error {int(error)})")
+    return tensor
+
+
+def _private_results(ctx: DeviceContext) -> torch.Tensor:
+    """Where ranks other than the output rank write: nobody reads it."""
+    return torch.zeros((8, ctx.max_rows * 43), dtype=torch.int64, device=ctx.device)

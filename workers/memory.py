@@ -1,0 +1,82 @@
+"""How many KV blocks fit: what the weights and a step of the largest size take is measured, the rest is the cache's."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from quire.ipc.config import WorkerConfig
+from quire.ipc.plan import BLOCK_WORDS, PREFILL_SAMPLE, PREFILL_WORDS, SLOT_WORDS, VARIANT_RANDOM, StepPlan
+from quire.workers.kv_cache import KVCache
+
+GIB = 1 << 30
+GRAPHS_BYTES = 512 << 20  # captured graphs, kernels' code, fragmentation
+MIN_BLOCKS = 2
+
+
+class OutOfMemory(Exception):
+    """The model does not fit; the text says what would help."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    num_blocks: int
+    activation_bytes: int
+
+
+def largest_plan(max_tokens: int, max_rows: int, max_model_len: int) -> StepPlan:
+    """A step of max_tokens prefill tokens in as few rows as there can be, all in the null block: for measuring and warming up."""
+    lengths = [max_model_len - 1] * (max_tokens // (max_model_len - 1)) + [max_tokens % (max_model_len - 1)]
+    lengths = [n for n in lengths if n][:max_rows]
+    rows = np.zeros((len(lengths), PREFILL_WORDS), np.int32)
+    rows[:, 0], rows[:, 2], rows[:, 3] = np.arange(len(lengths)), lengths, PREFILL_SAMPLE
+    slots = np.zeros((len(lengths), SLOT_WORDS), np.int32)
+    slots[:, 0], slots[:, 10], slots[:, 12] = np.arange(len(lengths)), -1, -1
+    slots.view(np.float32)[:, [1, 3, 7]] = 1.0
+    return StepPlan(
+        step=1,
+        slot_updates=slots,
+        block_updates=np.zeros((0, BLOCK_WORDS), np.int32),
+        decode_rows=np.zeros(0, np.int32),
+        prefill_rows=rows,
+        prefill_tokens=np.zeros(sum(lengths), np.int32),
+        features=np.zeros(0, np.int32),
+        variant=VARIANT_RANDOM,
+        max_seq_len=max(lengths),
+    )
+
+
+def cpu_budget(config: WorkerConfig, cache: KVCache, activation_bytes: int) -> Budget:
+    """--cpu-kv-cache-gib, but no more than a full house of longest requests could use."""
+    if config.num_gpu_blocks_override is not None:
+        return Budget(config.num_gpu_blocks_override, activation_bytes)
+    blocks = int(config.cpu_kv_cache_gib * GIB) // cache.block_bytes
+    if blocks < MIN_BLOCKS:
+        raise OutOfMemory(
+            f"--cpu-kv-cache-gib {config.cpu_kv_cache_gib:g} has no room for two blocks of {cache.block_bytes} bytes: raise it"
+        )
+    most = len(cache.groups) * config.max_num_seqs * -(-config.max_model_len // cache.block_size) + 1
+    return Budget(min(blocks, most), activation_bytes)
+
+
+def gpu_budget(config: WorkerConfig, cache: KVCache, weights_bytes: int, activation_bytes: int) -> Budget:
+    """The part of the GPU that --gpu-memory-utilization allows, less what is in use, less what a step takes.
+
+    Call after the model was loaded and the largest step was run. Raises OutOfMemory with what was found.
+    """
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    allowed = int(config.gpu_memory_utilization * total)
+    in_use = total - free
+    room = allowed - in_use - activation_bytes - GRAPHS_BYTES
+    if config.num_gpu_blocks_override is not None:
+        return Budget(config.num_gpu_blocks_override, activation_bytes)
+    blocks = room // cache.block_bytes
+    if blocks < MIN_BLOCKS:
+        raise OutOfMemory(
+            f"no memory is left for the KV cache: the GPU has {total / GIB:.1f} GiB, --gpu-memory-utilization "
+            f"{config.gpu_memory_utilization:g} allows {allowed / GIB:.1f}; weights take {weights_bytes / GIB:.1f}, a step "
+            f"{activation_bytes / GIB:.1f}, graphs {GRAPHS_BYTES / GIB:.1f}, everything in use {in_use / GIB:.1f}. "
+            "Raise --gpu-memory-utilization, lower --max-num-batched-tokens or --max-num-seqs, or free the GPU"
+        )
+    return Budget(blocks, activation_bytes)

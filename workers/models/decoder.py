@@ -1,0 +1,131 @@
+"""The decoder-only transformer that the Llama, Mistral, Qwen2 and Qwen3 families share; what differs is in their files.
+
+Pre-norm blocks over a residual stream: x += attention(norm(x)); x += mlp(norm(x)), MLP = down(silu(gate) · up). Module names
+are the checkpoint's. What is not here: QK-norm, rotary embedding, KV write and attention itself, which the runner passes in as
+one callable, for it owns the cache and the step's metadata. Nothing here depends on data: forward can be captured in a graph.
+"""
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import nn
+
+from quire.workers import ops
+from quire.workers.layers import WHOLE, Embedding, Linear, LMHead, RMSNorm, Shard
+from quire.workers.model_config import ModelConfig
+
+
+class Attend(Protocol):
+    """The runner's attention: qkv [T, (Hq + 2 Hkv) D] = q|k|v of `layer` -> [T, Hq D].
+
+    Norm weights [D] are those of QK-norm (applied to each head before the rotation), None where the model has none.
+    """
+
+    def __call__(
+        self, layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None
+    ) -> torch.Tensor: ...
+
+
+class Variant(NamedTuple):
+    """What a family makes of the shared block."""
+
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+
+
+class Placement(NamedTuple):
+    """Dtype, device and shard of a model's parameters."""
+
+    dtype: torch.dtype
+    device: torch.device
+    shard: Shard = WHOLE
+
+
+class SelfAttention(nn.Module):
+    """The projections around attention; q, k and v are one matrix product."""
+
+    def __init__(self, config: ModelConfig, variant: Variant, place: Placement, layer: int):
+        super().__init__()
+        self.layer = layer
+        parts = {"q_proj": config.q_size, "k_proj": config.kv_size, "v_proj": config.kv_size}
+        self.qkv_proj = Linear(config.hidden_size, parts, "out", variant.qkv_bias, *place)
+        self.o_proj = Linear(config.q_size, {"o_proj": config.hidden_size}, "in", variant.o_bias, *place)
+        if variant.qk_norm:
+            self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps, place.dtype, place.device)
+            self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps, place.dtype, place.device)
+        self.qk_norm = variant.qk_norm
+
+    def forward(self, x: torch.Tensor, attend: Attend) -> torch.Tensor:
+        q_norm, k_norm = (self.q_norm.weight, self.k_norm.weight) if self.qk_norm else (None, None)
+        return self.o_proj(attend(self.layer, self.qkv_proj(x), q_norm, k_norm))
+
+
+class MLP(nn.Module):
+    """down(silu(gate(x)) · up(x)); gate and up are one matrix product."""
+
+    def __init__(self, config: ModelConfig, variant: Variant, place: Placement):
+        super().__init__()
+        parts = {"gate_proj": config.intermediate_size, "up_proj": config.intermediate_size}
+        self.gate_up_proj = Linear(config.hidden_size, parts, "out", variant.mlp_bias, *place)
+        self.down_proj = Linear(config.intermediate_size, {"down_proj": config.hidden_size}, "in", variant.mlp_bias, *place)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(ops.silu_mul(self.gate_up_proj(x)))
+
+
+class DecoderLayer(nn.Module):
+    """One block. Takes and returns the output of the last sublayer, not yet added to `residual`, which changes in place."""
+
+    def __init__(self, config: ModelConfig, variant: Variant, place: Placement, layer: int):
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, place.dtype, place.device)
+        self.self_attn = SelfAttention(config, variant, place, layer)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, place.dtype, place.device)
+        self.mlp = MLP(config, variant, place)
+
+    def forward(self, x: torch.Tensor | None, residual: torch.Tensor, attend: Attend) -> torch.Tensor:
+        h = self.input_layernorm(residual) if x is None else self.input_layernorm.add(x, residual)
+        h = self.self_attn(h, attend)
+        h = self.post_attention_layernorm.add(h, residual)
+        return self.mlp(h)
+
+
+class Decoder(nn.Module):
+    """Embedding, blocks, final norm: token ids int32 [T] -> hidden states [T, H]."""
+
+    def __init__(self, config: ModelConfig, variant: Variant, place: Placement):
+        super().__init__()
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, place.dtype, place.device)
+        self.layers = nn.ModuleList(DecoderLayer(config, variant, place, i) for i in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, place.dtype, place.device)
+
+    def forward(self, input_ids: torch.Tensor, attend: Attend) -> torch.Tensor:
+        x, residual = None, self.embed_tokens(input_ids)
+        for layer in self.layers:
+            x = layer(x, residual, attend)
+        assert x is not None  # a model has layers
+        return self.norm.add(x, residual)
+
+
+class CausalLM(nn.Module):
+    """A decoder and its language-model head: the interface that the runner and weights.py use, whatever the family."""
+
+    def __init__(self, config: ModelConfig, variant: Variant, place: Placement):
+        super().__init__()
+        self.config = config
+        self.model = Decoder(config, variant, place)
+        tied_to = self.model.embed_tokens if config.tie_word_embeddings else None
+        self.lm_head = LMHead(config.vocab_size, config.hidden_size, place.dtype, place.device, tied_to)
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, attention: Attend) -> torch.Tensor:
+        """input_ids, positions int32 [T] -> hidden [T, H], after the final norm.
+
+        Rotary families leave `positions` to `attention`; a family with learned positions would read them here.
+        """
+        return self.model(input_ids, attention)
+
+    def compute_logits(self, hidden_rows: torch.Tensor) -> torch.Tensor:
+        """hidden_rows [R, H] -> logits [R, vocab_size], in the model's dtype."""
+        return self.lm_head(hidden_rows)

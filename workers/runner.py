@@ -1,0 +1,131 @@
+"""ModelRunner: executes step plans on one device. Owns the tables by slot, the step's buffers and the captured graphs.
+
+A step: apply the plan's changes and build the inputs -> forward to the logits -> (late masks) -> tail: sample, update the tables,
+write the results. On a GPU a step of decode rows replays two graphs, forward and tail, and nothing here waits for the device.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from quire.ipc.plan import (
+    PREFILL_PROMPT_LOGPROBS,
+    VARIANT_MASK,
+    StepPlan,
+    decode_features,
+    decode_plan,
+)
+from quire.kernels.features_torch import apply_features
+from quire.kernels.sampler_torch import prompt_logprobs
+from quire.kernels.tables import SlotTables, StepBuffers
+from quire.workers.cpu import CpuDevice
+from quire.workers.device import DeviceContext
+from quire.workers.graphs import StepGraphs
+from quire.workers.models.decoder import CausalLM
+
+PROMPT_LOGPROB_ROWS = 512  # rows of logits that exist at once for prompt logprobs
+
+
+class PromptRow(NamedTuple):
+    """Log-probabilities of one chunk's next tokens; tensors on the CPU, [positions] or [positions, num_top]."""
+
+    row: int
+    logprobs: torch.Tensor
+    ranks: torch.Tensor
+    top_ids: torch.Tensor
+    top_logprobs: torch.Tensor
+
+
+class ModelRunner:
+    def __init__(self, model: CausalLM, ctx: DeviceContext, make_device: Callable[[DeviceContext], CpuDevice]):
+        """`make_device` gives the CpuDevice, or the class of the same methods for another device."""
+        self.model = model
+        self.ctx = ctx
+        self.device = make_device(ctx)
+        self.graphs: StepGraphs | None = None
+        num_groups = len(ctx.cache.groups)
+        self.tables = SlotTables.allocate(ctx.max_rows, num_groups, ctx.max_blocks, ctx.device)
+        self.buffers = StepBuffers.allocate(ctx.max_tokens, ctx.max_rows, num_groups, ctx.device)
+        self._decode_rows = np.zeros(0, np.int32)  # as the core knows them
+
+    @torch.inference_mode()
+    def step(self, words: np.ndarray, read_mask: Callable[[], np.ndarray]) -> list[PromptRow]:
+        """Run one plan. `read_mask` gives the step's grammar masks, int32 [rows * ceil(V / 32)], if the plan says they come."""
+        plan = decode_plan(words, self._decode_rows)
+        if not plan.same_decode_rows:
+            self._decode_rows = plan.decode_rows.copy()
+        device_plan = self.device.load_plan(words)
+        if len(plan.features):
+            for features in decode_features(plan.features):
+                apply_features(self.ctx.pool, self.tables, features)
+        if self.graphs is not None and self.graphs.run(plan, read_mask):
+            return []
+        return self._run(plan, device_plan, read_mask)
+
+    @torch.inference_mode()
+    def capture_graphs(self) -> float:
+        """Make graphs for decode steps; returns the seconds it took."""
+        self.graphs = StepGraphs(self)
+        return self.graphs.warm_up()
+
+    def _run(self, plan: StepPlan, device_plan: torch.Tensor, read_mask: Callable[[], np.ndarray]) -> list[PromptRow]:
+        hidden = self.forward(plan, device_plan, plan.num_tokens, plan.num_rows)
+        prompt_rows = self._prompt_logprobs(plan, hidden)
+        logits = self.logits(hidden, plan.num_rows)
+        mask = self._read_mask(plan.num_rows, read_mask) if plan.late_mask else None
+        self.tail(device_plan, logits, plan.num_rows, plan.variant, mask)
+        return prompt_rows
+
+    def forward(self, plan: StepPlan, device_plan: torch.Tensor, num_tokens: int, num_rows: int) -> torch.Tensor:
+        """Inputs and hidden states [num_tokens, H] of a step."""
+        step = self.buffers
+        self.device.prepare(device_plan, self.tables, step, num_tokens, num_rows)
+        self.device.begin_attention(plan, self.tables, step, num_tokens, num_rows)
+
+        def attend(layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None) -> torch.Tensor:
+            return self.device.attend(layer, qkv, q_norm, k_norm, step)
+
+        return self.model(step.input_ids[:num_tokens], step.positions[:num_tokens], attend)
+
+    def logits(self, hidden: torch.Tensor, num_rows: int) -> torch.Tensor:
+        """[num_rows, V] of each row's last token."""
+        if num_rows != len(hidden):
+            hidden = hidden.index_select(0, self.buffers.logits_indices[:num_rows])
+        return self.model.compute_logits(hidden)
+
+    def tail(
+        self, device_plan: torch.Tensor, logits: torch.Tensor, num_rows: int, variant: int, mask: torch.Tensor | None
+    ) -> None:
+        """Sample, update the tables, write the results."""
+        variant = variant | VARIANT_MASK if mask is not None else variant & ~VARIANT_MASK
+        sampled, logprobs = self.device.sample(logits, self.tables, self.buffers, num_rows, variant, mask)
+        self.device.finish(device_plan, self.tables, self.buffers, sampled, logprobs, num_rows)
+
+    def _read_mask(self, num_rows: int, read_mask: Callable[[], np.ndarray]) -> torch.Tensor:
+        return self.device.load_mask(read_mask().reshape(num_rows, -1))
+
+    def _prompt_logprobs(self, plan: StepPlan, hidden: torch.Tensor) -> list[PromptRow]:
+        rows, at, tokens_at = [], len(plan.decode_rows), 0
+        for i, (_, _, length, flags, next_token, num_top, *_) in enumerate(plan.prefill_rows.tolist()):
+            if flags & PREFILL_PROMPT_LOGPROBS:
+                targets = plan.prefill_tokens[tokens_at + 1 : tokens_at + length]
+                if next_token >= 0:
+                    targets = np.append(targets, np.int32(next_token))
+                states = hidden[at : at + len(targets)]
+                rows.append(self._prompt_row(len(plan.decode_rows) + i, states, targets, num_top))
+            at += length
+            tokens_at += length
+        return rows
+
+    def _prompt_row(self, row: int, states: torch.Tensor, targets: np.ndarray, num_top: int) -> PromptRow:
+        wanted = torch.from_numpy(targets.copy()).to(self.ctx.device)
+        parts = [
+            [x.cpu() for x in prompt_logprobs(self.model.compute_logits(s), t, num_top)]
+            for s, t in zip(states.split(PROMPT_LOGPROB_ROWS), wanted.split(PROMPT_LOGPROB_ROWS), strict=True)
+        ]
+        if not len(targets):
+            none = torch.zeros(0)
+            return PromptRow(row, none, none.int(), none.int(), none)
+        return PromptRow(row, *(torch.cat(columns) for columns in zip(*parts, strict=True)))

@@ -1,0 +1,195 @@
+"""One worker: loads the model, says what it can hold, then runs the plans that come through the ring until told to stop.
+
+    config -> weights -> largest step, measured -> WorkerProfile -> AllocateKV -> graphs -> WorkerReady -> plans
+
+Started by the core through __main__.py. Whatever goes wrong is told to the core and ends the process: the core decides.
+"""
+
+import logging
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from quire.ipc.config import WorkerConfig
+from quire.ipc.messages import AllocateKV, KVGroup, WorkerFailed, WorkerProfile, WorkerPromptLogprobs, WorkerReady
+from quire.ipc.plan import max_plan_words
+from quire.ipc.result_ring import ResultRing
+from quire.ipc.ring import KIND_MASK, KIND_PLAN, KIND_SHUTDOWN, PlanReader
+from quire.ipc.worker_channel import WorkerChannel
+from quire.kernels.tables import FeaturePool
+from quire.workers.cpu import CpuDevice
+from quire.workers.device import DeviceContext, num_feature_rows
+from quire.workers.kv_cache import KVCache
+from quire.workers.memory import Budget, OutOfMemory, cpu_budget, gpu_budget, largest_plan
+from quire.workers.model_config import ModelConfig, ModelConfigError, read_model_config
+from quire.workers.models.build import build_model
+from quire.workers.models.decoder import CausalLM
+from quire.workers.rope import cos_sin_table
+from quire.workers.runner import ModelRunner, PromptRow
+from quire.workers.weights import WeightsError, dummy_weights, load_weights
+
+log = logging.getLogger("quire.workers")
+
+READ_TIMEOUT_S = 1.0
+MASK_TIMEOUT_S = 60.0
+GPU_SPIN_S = 2e-4
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Worker:
+    def __init__(self, config: WorkerConfig):
+        self.config = config
+        self.channel = WorkerChannel(config.control_address, config.rank)
+        self.reader = PlanReader.attach(config.plan_ring_fds)
+        self.ring = ResultRing.attach(config.result_ring_fds) if config.result_ring_fds else None
+        self.device = torch.device("cuda", 0) if config.device == "cuda" else torch.device("cpu")
+
+    def run(self) -> None:
+        """Start up, serve, end. Raises what the core cannot be told of."""
+        begin = time.monotonic()
+        try:
+            runner = self._start()
+        except (ModelConfigError, WeightsError, OutOfMemory, torch.OutOfMemoryError) as error:
+            self.channel.send(WorkerFailed(self.config.rank, str(error).splitlines()[0]))
+            return
+        with runner.device.stream():
+            self._warm_up(runner)
+            if self.ring is not None:
+                self.ring.epoch = self.config.epoch
+            self.channel.send(WorkerReady(self.config.rank, time.monotonic() - begin))
+            self._serve(runner)
+        runner.device.close()
+
+    # ----------------------------------------------------------------------------------------------------- start-up
+    def _start(self) -> ModelRunner:
+        c = self.config
+        model_config = read_model_config(c.model_dir)
+        dtype = choose_dtype(c.dtype, model_config, c.device)
+        if c.device == "cuda":
+            torch.cuda.set_device(self.device)
+            torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        model = self._load(model_config, dtype)
+        cache = KVCache(model_config, c.block_size, dtype)
+        weights_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
+        runner = ModelRunner(model, self._context(model_config, cache, dtype), self._make_device)
+        budget = self._measure(runner, weights_bytes)
+        self._report(runner, budget, weights_bytes)
+        command = self.channel.receive(timeout_s=None)
+        assert isinstance(command, AllocateKV)
+        cache.allocate(command.num_blocks, self.device)
+        return runner
+
+    def _load(self, model_config: ModelConfig, dtype: torch.dtype) -> CausalLM:
+        model = build_model(model_config, dtype, self.device)
+        if self.config.load_format == "dummy":
+            dummy_weights(model, self.config.seed)
+        else:
+            load_weights(model, Path(self.config.model_dir), self.device)
+        return model.eval()
+
+    def _context(self, model_config: ModelConfig, cache: KVCache, dtype: torch.dtype) -> DeviceContext:
+        c = self.config
+        rows, vocab = c.max_num_seqs, model_config.vocab_size
+        max_blocks = -(-c.max_model_len // c.block_size)
+        return DeviceContext(
+            config=model_config,
+            cache=cache,
+            pool=FeaturePool.allocate(num_feature_rows(vocab, rows), vocab, self.device),
+            cos_sin=cos_sin_table(model_config, c.max_model_len, self.device),
+            device=self.device,
+            dtype=dtype,
+            max_tokens=max(c.max_num_batched_tokens, rows),
+            max_rows=rows,
+            max_blocks=max_blocks,
+            max_plan_words=max_plan_words(rows, c.max_num_batched_tokens, c.block_size, len(cache.groups), max_blocks),
+        )
+
+    def _make_device(self, ctx: DeviceContext) -> CpuDevice:
+        if self.config.device == "cpu":
+            return CpuDevice(ctx, self.ring)
+        from quire.workers.cuda import CudaDevice
+
+        return CudaDevice(ctx, self.ring)  # type: ignore[return-value]
+
+    def _measure(self, runner: ModelRunner, weights_bytes: int) -> Budget:
+        """Run the largest step in a cache of two blocks, to see what it takes; on a GPU this also compiles its kernels."""
+        c, cache = self.config, runner.ctx.cache
+        if c.device == "cpu":
+            return cpu_budget(c, cache, activation_bytes=0)
+        cache.allocate(2, self.device)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        plan = largest_plan(c.max_num_batched_tokens, c.max_num_seqs, c.max_model_len)
+        with runner.device.stream():
+            runner.step(plan.encode(), _no_mask)
+        torch.cuda.synchronize()
+        peak = torch.cuda.max_memory_allocated() - before
+        cache.allocate(0, self.device)
+        logits = c.max_num_seqs * runner.ctx.config.vocab_size * runner.ctx.dtype.itemsize
+        return gpu_budget(c, cache, weights_bytes, peak + (0 if c.enforce_eager else logits))
+
+    def _report(self, runner: ModelRunner, budget: Budget, weights_bytes: int) -> None:
+        c, cache = self.config, runner.ctx.cache
+        name = torch.cuda.get_device_name(self.device) if c.device == "cuda" else "CPU"
+        self.channel.send(
+            WorkerProfile(
+                rank=c.rank,
+                num_blocks=budget.num_blocks,
+                block_size=c.block_size,
+                kv_groups=[KVGroup(window, layers) for window, layers in cache.groups],
+                vocab_size=runner.ctx.config.vocab_size,
+                device=f"{name}, {str(runner.ctx.dtype).removeprefix('torch.')}",
+                weights_bytes=weights_bytes,
+                activation_bytes=budget.activation_bytes,
+                block_bytes=cache.block_bytes,
+                num_feature_rows=runner.ctx.pool.num_rows,
+            )
+        )
+
+    def _warm_up(self, runner: ModelRunner) -> None:
+        if self.config.device == "cuda" and not self.config.enforce_eager:
+            seconds = runner.capture_graphs()
+            log.info("graphs captured in %.1f s", seconds)
+
+    # ------------------------------------------------------------------------------------------------------ serving
+    def _serve(self, runner: ModelRunner) -> None:
+        spin_s = GPU_SPIN_S if self.config.device == "cuda" else 0.0
+        while True:
+            record = self.reader.read(READ_TIMEOUT_S, spin_s)
+            if record is None:
+                continue
+            kind, words = record
+            if kind == KIND_SHUTDOWN:
+                return
+            if kind != KIND_PLAN:
+                raise RuntimeError(f"a record of kind {kind} came where a plan was due")
+            step = int(words[0])
+            for row in runner.step(words, self._read_mask):
+                self._send_prompt_logprobs(step, row)
+            runner.device.signal()
+
+    def _read_mask(self) -> np.ndarray:
+        record = self.reader.read(MASK_TIMEOUT_S, GPU_SPIN_S)
+        if record is None or record[0] != KIND_MASK:
+            raise RuntimeError("a step's grammar masks did not come")
+        return record[1]
+
+    def _send_prompt_logprobs(self, step: int, row: PromptRow) -> None:
+        if self.ring is None:
+            return
+        arrays = [row.logprobs.float(), row.ranks.int(), row.top_ids.int(), row.top_logprobs.float()]
+        parts = [np.ascontiguousarray(a.numpy()).tobytes() for a in arrays]
+        self.channel.send(WorkerPromptLogprobs(self.config.rank, step, row.row, *parts))
+
+
+def choose_dtype(wanted: str, config: ModelConfig, device: str) -> torch.dtype:
+    """`auto`: float32 on a CPU, the checkpoint's own on a GPU."""
+    if wanted != "auto":
+        return DTYPES[wanted]
+    return torch.float32 if device == "cpu" else DTYPES[config.dtype or "bfloat16"]
+
+
+def _no_mask() -> np.ndarray:
+    raise RuntimeError("a step without late masks asked for them")
