@@ -98,7 +98,7 @@ class EngineCore:
 
     def _make_poller(self) -> zmq.Poller:
         poller = zmq.Poller()
-        for source in (*self.endpoint.pollables(), *self.workers.pollables()):
+        for source in (*self.endpoint.sockets(), *self.workers.pollables()):
             poller.register(source, zmq.POLLIN)
         return poller
 
@@ -246,11 +246,11 @@ class EngineCore:
         if self.config.spins and expected < SPIN_S and expected > -SPIN_S:
             self._spin(self._in_flight[0])
             return
-        if not self.workers.result_ring.arm():
-            return
-        if not self._is_done(self._in_flight[0]):
+        oldest = self._in_flight[0]
+        if self.workers.result_ring.arm(oldest.scheduled.step, len(oldest.scheduled.slots)):
             self._poll(min(until_beat, expected - SPIN_S) if self.config.spins and expected > SPIN_S else until_beat)
         self.workers.result_ring.disarm()
+        self.workers.result_ring.drain_doorbell()
 
     def _spin(self, step: InFlight) -> None:
         """Look at the result ring for a while; between looks, at the sockets."""
@@ -261,7 +261,7 @@ class EngineCore:
         self._poll(0.0)
 
     def _poll(self, timeout_s: float) -> None:
-        self._poller.poll(max(timeout_s, 0.0) * 1000)
+        self._poller.poll(int(max(timeout_s, 0.0) * 1000))
 
     def _beat(self) -> None:
         now = time.monotonic()

@@ -6,23 +6,30 @@ object). Every failure to start is a StartupError, whose text is for the user.
 
 import logging
 import os
-import secrets
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
-import msgspec
 import zmq
 
 from quire.enginecore.core import CoreConfig, EngineCore
 from quire.enginecore.device import find_gpus
-from quire.enginecore.model_files import ModelFilesError, ModelSummary, frontend_files, model_summary, resolve_model
+from quire.enginecore.model_files import (
+    ModelFilesError,
+    ModelSummary,
+    frontend_files,
+    model_summary,
+    resolve_model,
+    resolve_tokenizer,
+)
 from quire.enginecore.scheduler import SchedulerConfig
 from quire.enginecore.workers import WorkerGroup, WorkersFailed
 from quire.ipc.config import EngineConfig, WorkerConfig
-from quire.ipc.core_endpoint import CoreEndpoint
-from quire.ipc.messages import EngineLimits, WorkerProfile
+from quire.ipc.core_endpoint import CoreEndpoint, file_infos, new_epoch
+from quire.ipc.curve import load_core_keys
+from quire.ipc.messages import PROTOCOL_VERSION, EngineLimits, Welcome, WorkerProfile
 from quire.ipc.version import VERSION
 
 log = logging.getLogger("quire.enginecore")
@@ -43,9 +50,10 @@ def run_engine(config: EngineConfig, on_ready: Callable[[str], None]) -> None:
     """
     started = time.monotonic()
     try:
-        folder = resolve_model(config)
-        summary = model_summary(folder, config)
-        files = frontend_files(folder, config)
+        folder = resolve_model(config.model, config.revision, config.download_dir, weights=config.load_format != "dummy")
+        tokenizer = resolve_tokenizer(config.tokenizer, folder, config.download_dir)
+        summary = model_summary(folder, tokenizer, config.generation_config)
+        files = frontend_files(folder, tokenizer, config.chat_template, config.generation_config)
     except ModelFilesError as error:
         raise StartupError(str(error)) from error
     workers = WorkerGroup(worker_config(config, folder, summary))
@@ -73,7 +81,7 @@ def worker_config(config: EngineConfig, folder: Path, summary: ModelSummary) -> 
     gpus = find_gpus() if config.device != "cpu" else []
     if config.device == "cuda" and not gpus:
         raise StartupError("--device cuda: no CUDA device was found; leave --device out to run on the CPU")
-    device = "cuda" if gpus else "cpu"
+    device: Literal["cuda", "cpu"] = "cuda" if gpus else "cpu"
     max_model_len = config.max_model_len or summary.max_model_len
     if max_model_len > summary.max_model_len:
         raise StartupError(
@@ -135,7 +143,7 @@ def core_config_of(config: EngineConfig, summary: ModelSummary, worker: WorkerCo
     if limits.max_model_len < 2:
         raise StartupError("the KV cache has no room for even two tokens: give it more memory or smaller blocks")
     return CoreConfig(
-        scheduler=msgspec.structs.replace(scheduler) if isinstance(scheduler, msgspec.Struct) else scheduler,
+        scheduler=scheduler,
         limits=limits,
         max_num_waiting=config.max_num_waiting,
         seed=config.seed,
@@ -194,21 +202,23 @@ def _wait_until_ready(workers: WorkerGroup) -> WorkerProfile:
 
 
 def _endpoint(config: EngineConfig, core: CoreConfig, summary: ModelSummary, files: dict[str, bytes]) -> CoreEndpoint:
-    names = config.served_model_name or [config.model or BUNDLED_NAME]
+    epoch = new_epoch()
+    welcome = Welcome(
+        epoch=epoch,
+        protocol=PROTOCOL_VERSION,
+        served_model_names=config.served_model_name or [config.model or BUNDLED_NAME],
+        limits=core.limits,
+        files=file_infos(files),
+        eos_token_ids=list(summary.eos_token_ids),
+        version=VERSION,
+        created=int(time.time()),
+        step_timeout_s=config.step_timeout_s,
+        enable_prefix_caching=config.enable_prefix_caching,
+    )
     try:
-        return CoreEndpoint(
-            config.listen,
-            epoch=secrets.randbits(62) | 1,
-            served_model_names=names,
-            limits=core.limits,
-            files=files,
-            eos_token_ids=list(summary.eos_token_ids),
-            version=VERSION,
-            created=int(time.time()),
-            step_timeout_s=config.step_timeout_s,
-            enable_prefix_caching=config.enable_prefix_caching,
-            curve_secret_key_file=config.curve_secret_key_file,
-            curve_allow_file=config.curve_allow_file,
-        )
+        keys = None
+        if config.curve_secret_key_file or config.curve_allow_file:
+            keys = load_core_keys(config.curve_secret_key_file or "", config.curve_allow_file or "")
+        return CoreEndpoint(config.listen, epoch=epoch, welcome=welcome, files=files, keys=keys)
     except (OSError, ValueError, zmq.ZMQError) as error:
         raise StartupError(f"cannot listen at {config.listen}: {error}") from error

@@ -133,8 +133,8 @@ def _download(hub_id: str, revision: str | None, download_dir: str | None, patte
         ) from None
     except errors.HFValidationError as error:
         raise ModelFilesError(f"{hub_id} is not a hub id: {_first_line(error)}") from None
-    except OSError as error:  # of the hub's answers (HfHubHTTPError) and of the disk
-        raise ModelFilesError(f"{hub_id}{at} cannot be downloaded: {_first_line(error)}") from None
+    except Exception as error:  # of the disk, of the hub's answers, of whichever HTTP library huggingface_hub has today
+        raise ModelFilesError(f"{hub_id}{at} cannot be downloaded: {type(error).__name__}: {_first_line(error)}") from error
 
 
 def _first_line(error: Exception) -> str:

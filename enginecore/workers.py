@@ -7,6 +7,7 @@ Starting is a small state machine, driven by messages, so that the core's loop g
 A generation of workers has rings of its own; after a death the group is closed as a whole and a new generation is spawned.
 """
 
+import contextlib
 import time
 from collections.abc import Iterator
 
@@ -52,7 +53,7 @@ class WorkerGroup:
         self._ready: set[int] = set()
         self.plan_ring = PlanRing.create(RING_WORDS, self.world_size)
         self.result_ring = ResultRing.create(self.template.max_num_seqs)
-        self._endpoint = WorkerEndpoint()
+        self._endpoint = WorkerEndpoint(self.generation)
         for rank in range(self.world_size):
             config = self._config(rank)
             self._children.append(spawn("quire.workers", config, [*config.plan_ring_fds, *config.result_ring_fds]))
@@ -76,10 +77,8 @@ class WorkerGroup:
         """End the generation, politely if it still listens."""
         if self._endpoint is None:
             return
-        try:
+        with contextlib.suppress(RingFull):  # who does not read any more is not asked
             self.plan_ring.write(KIND_SHUTDOWN, np.zeros(0, np.int32), 0.1)
-        except RingFull:
-            pass  # it does not read any more; terminate does not ask
         for child in self._children:
             child.wait(STOP_GRACE_S if self.is_ready else 0.0)
         self.kill()
@@ -100,7 +99,7 @@ class WorkerGroup:
         """What the core's poller must watch: deaths, messages, results."""
         assert self._endpoint is not None
         yield from (child.fileno() for child in self._children)
-        yield self._endpoint.socket
+        yield from self._endpoint.sockets()
         yield self.result_ring.fileno()
 
     def check_alive(self) -> None:
@@ -115,7 +114,7 @@ class WorkerGroup:
         """Take what the workers have said; start-up is handled here. Raises WorkersFailed."""
         assert self._endpoint is not None
         results: list[WorkerPromptLogprobs] = []
-        for message in self._endpoint.receive():
+        for _, message in self._endpoint.receive():
             self._handle(message, results)
         return results
 

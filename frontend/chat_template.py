@@ -6,8 +6,10 @@ sees plain JSON data only. Whatever goes wrong inside one belongs to the request
 """
 
 import json
+from collections.abc import Mapping
 from datetime import datetime
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 import jinja2
@@ -20,6 +22,7 @@ MAX_RENDERED_CHARS = 64 << 20
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # with a trailing space, so that a template that trims is seen to do so
 
 Message = dict[str, Any]
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class ChatTemplateError(ValueError):
@@ -45,7 +48,7 @@ class ChatTemplate:
         documents: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-        **variables: Any,
+        variables: Mapping[str, Any] = _NOTHING,
     ) -> str:
         """The prompt text. `variables` (chat_template_kwargs) go before special tokens of the same name.
 
@@ -64,7 +67,7 @@ class ChatTemplate:
         text = self._render(
             {
                 **self._special_tokens,
-                **_plain(variables, "chat_template_kwargs"),
+                **_plain(dict(variables), "chat_template_kwargs"),
                 "messages": prepared,
                 "tools": _plain(tools, "tools") or None,
                 "documents": _plain(documents, "documents") or None,

@@ -5,13 +5,14 @@
 the consumer's last turn. Nothing here talks to the core or knows a tokenizer.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import msgspec
 
 from quire.ipc.messages import FinishReason
 
 
-@dataclass(slots=True)
-class Logprob:
+class Logprob(msgspec.Struct, gc=False):
     """Log-probability of one token at one position; `rank` counts from 1, the most likely token of the vocabulary."""
 
     logprob: float
@@ -19,12 +20,11 @@ class Logprob:
     decoded_token: str
 
 
-# Of one position: the token that stands there first, then the most likely ones (which may repeat it, then kept once).
+# Of one position: the token that stands there first, then the most likely ones (if it is among them, it is there once).
 TokenLogprobDict = dict[int, Logprob]
 
 
-@dataclass(slots=True)
-class Delta:
+class Delta(msgspec.Struct):
     """What child `index` of a request gained since its consumer last looked; several steps are merged into one Delta.
 
     text: new text, possibly "" (half a character, or a possible beginning of a stop string, is held back).
@@ -44,12 +44,12 @@ class Delta:
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """Times of one request, seconds since the Unix epoch (`queue_s`: seconds); None while not known."""
+    """Times of one request: seconds since the Unix epoch, queue_s in seconds; None while not known."""
 
     arrival_time: float
-    queue_s: float | None = None
+    queue_s: float | None = None  # from arrival at the core to the first step
     first_token_time: float | None = None
-    last_token_time: float | None = None
+    last_token_time: float | None = None  # as the consumer saw it
     finished_time: float | None = None
 
 
@@ -101,3 +101,8 @@ def add_delta(outputs: list[CompletionOutput], delta: Delta) -> None:
         out.cumulative_logprob += sum(row[t].logprob for row, t in zip(delta.logprobs, delta.token_ids, strict=True))
     if delta.finish_reason is not None:
         out.finish_reason, out.stop_reason = delta.finish_reason, delta.stop_reason
+
+
+def snapshot(outputs: list[CompletionOutput]) -> list[CompletionOutput]:
+    """Copies that later deltas do not change."""
+    return [replace(o, token_ids=list(o.token_ids), logprobs=None if o.logprobs is None else list(o.logprobs)) for o in outputs]

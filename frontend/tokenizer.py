@@ -7,7 +7,6 @@ convert anything (the core does), keep state per request (detokenizer.py), or gu
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any, Self
 
 import msgspec
@@ -26,6 +25,7 @@ class Tokenizer:
 
     special_tokens: name -> text ("eos_token": "</s>"); special_ids: what skip_special_tokens leaves out; added_ids: all
     tokens added to the model's own vocabulary, special or not; vocab_size: highest id + 1 (a model's may be larger).
+    max_token_chars: length of the longest token; a text of more than n times as many characters has more than n tokens.
     generation_defaults: SamplingParams fields set by generation_config.json.
     """
 
@@ -42,7 +42,10 @@ class Tokenizer:
         config = config or {}
         self.special_tokens = {n: text for n in _NAMED_TOKENS if (text := _token_text(config.get(n))) is not None}
         added = backend.get_added_tokens_decoder()
-        named = {backend.token_to_id(text) for text in self.special_tokens.values()} - {None}
+        named = {i for text in self.special_tokens.values() if (i := backend.token_to_id(text)) is not None}
+        vocab = backend.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocab.values(), default=-1) + 1
+        self.max_token_chars = max(map(len, vocab), default=1)
         self.added_ids = frozenset(added)
         self.special_ids = frozenset(i for i, token in added.items() if token.special) | (named & self.added_ids)
         self.pieces = Pieces(backend, self.special_ids)
@@ -76,15 +79,6 @@ class Tokenizer:
 
     def _named_id(self, name: str) -> int | None:
         return self.backend.token_to_id(self.special_tokens[name]) if name in self.special_tokens else None
-
-    @cached_property
-    def vocab_size(self) -> int:
-        return max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-
-    @cached_property
-    def max_token_chars(self) -> int:
-        """Length of the longest token: a text of more than n times as many characters has more than n tokens."""
-        return max(map(len, self.backend.get_vocab(with_added_tokens=True)), default=1)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text. Special tokens written out in it are recognised, as everywhere."""
@@ -155,7 +149,7 @@ class Tokenizer:
             documents=documents,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
-            **(chat_template_kwargs or {}),
+            variables=chat_template_kwargs or {},
         )
 
     # ---------------------------------------------------------------------------------------------------------- params

@@ -20,6 +20,8 @@ import zmq
 from quire.ipc import paths
 from quire.ipc.curve import ZAP_DOMAIN, Authenticator, CoreKeys
 from quire.ipc.messages import (
+    DECODE_ERRORS,
+    IDENTITY_BYTES,
     MAX_FRONTEND_MESSAGE,
     MAX_REQUEST_ID,
     PROTOCOL_VERSION,
@@ -38,14 +40,11 @@ from quire.ipc.messages import (
 )
 from quire.ipc.outbox import Outbox, PendingOutputs
 
-IDENTITY_BYTES = 16
 MAX_FRONTENDS = 1024
 # Messages, per frontend. Beyond this the outbox takes over, where a hundred waiting steps become one message.
 _SEND_HWM = 128
 _RECEIVE_HWM = 1024
 _MAX_CLOCK_STEP_S = 1.0
-# What decoding hostile bytes can raise: msgspec's own errors, bad UTF-8 and nesting, a claimed length beyond all memory.
-DECODE_ERRORS = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError, MemoryError)
 
 _SENT, _FULL, _GONE = range(3)  # what becomes of a message offered to the socket
 

@@ -20,6 +20,10 @@ PROTOCOL_VERSION = 1
 MAX_FRONTEND_MESSAGE = 64 << 20  # a request: a prompt of 8 M tokens as int32 would fit
 MAX_CORE_MESSAGE = 256 << 20  # a tokenizer file, prompt logprobs
 MAX_REQUEST_ID = (1 << 55) - 1
+IDENTITY_BYTES = 16  # of a frontend's connection, random
+
+# What decoding hostile bytes can raise: msgspec's own errors, bad UTF-8 and nesting, a claimed length beyond all memory.
+DECODE_ERRORS = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError, MemoryError)
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from queue import SimpleQueue
 from typing import TypeVar
 
@@ -33,9 +33,11 @@ _ORPHAN_EXIT_CODE = 70
 
 ConfigT = TypeVar("ConfigT", bound=msgspec.Struct)
 
+_control: list[socket.socket] = []  # a child's end of its control socket
+
 
 class Child:
-    """A running child. Closing the control socket (or dying) tells it to end."""
+    """A running child. Keep it: when it is closed or dropped, the child takes it as its parent's death."""
 
     def __init__(self, proc: subprocess.Popen[bytes], control: socket.socket) -> None:
         self.proc = proc
@@ -53,13 +55,29 @@ class Child:
 
     def wait(self, timeout_s: float) -> int | None:
         """Wait for the end; the exit code, or None after timeout_s."""
-        with suppress(subprocess.TimeoutExpired):
+        if self.proc.returncode is None and self._pidfd >= 0:  # Popen.wait would look again and again
             poll = select.poll()
             poll.register(self._pidfd, select.POLLIN)
-            if self.proc.returncode is None:
-                poll.poll(max(0.0, timeout_s) * 1000)
-            return self.proc.wait(0)
+            poll.poll(max(0.0, timeout_s) * 1000)
+            timeout_s = 0.0
+        with suppress(subprocess.TimeoutExpired):
+            return self.proc.wait(timeout_s)
         return None
+
+    def receive(self, timeout_s: float) -> dict[str, str] | None:
+        """What the child has said with `tell_parent`; None if it said nothing within timeout_s, or ended without a word."""
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        if not poll.poll(max(0.0, timeout_s) * 1000):
+            return None
+        try:
+            header = self._control.recv(8, socket.MSG_WAITALL)
+            size = int.from_bytes(header, "little")
+            if len(header) < 8 or size > _MAX_CONFIG_BYTES:
+                return None
+            return msgspec.json.decode(self._control.recv(size, socket.MSG_WAITALL), type=dict[str, str])
+        except (OSError, msgspec.MsgspecError):
+            return None  # it is ending: poll() and fileno() tell
 
     def terminate(self, grace_s: float) -> int:
         """SIGTERM, after grace_s SIGKILL; returns the exit code and frees what the parent held. May be called again."""
@@ -94,7 +112,8 @@ def spawn(module: str, config: msgspec.Struct, pass_fds: Sequence[int] = (), *, 
 
 def _spawn(module: str, config: msgspec.Struct, pass_fds: Sequence[int], arguments: Sequence[str]) -> Child:
     mine, theirs = socket.socketpair()
-    with theirs:
+    with theirs, ExitStack() as on_failure:
+        on_failure.enter_context(mine)
         command = [sys.executable, "-P", "-m", module, "--control-fd", str(theirs.fileno())]
         command += ["--parent-pid", str(os.getpid()), *arguments]
         proc = subprocess.Popen(
@@ -103,7 +122,8 @@ def _spawn(module: str, config: msgspec.Struct, pass_fds: Sequence[int], argumen
             stdin=subprocess.DEVNULL,
             process_group=0,  # a terminal's Ctrl-C is the launcher's business, which then ends its children in order
         )
-    child = Child(proc, mine)
+        child = Child(proc, mine)
+        on_failure.pop_all()
     body = msgspec.json.encode(config)
     mine.settimeout(_CONFIG_TIMEOUT_S)
     with suppress(ConnectionError):  # it has ended already: poll() and fileno() tell
@@ -135,6 +155,7 @@ class _Spawner:
                 done.set_result(job())
             except Exception as error:  # belongs to the caller: raised there by done.result()
                 done.set_exception(error)
+            del job, done  # or they, and an error's frames, would live until the next job
 
 
 _spawner = _Spawner()
@@ -160,8 +181,16 @@ def child_main_config(
     if size > _MAX_CONFIG_BYTES:
         sys.exit(f"a configuration of {size} bytes cannot be right")
     config = msgspec.json.decode(_read_exactly(control, size), type=config_type)
+    _control.append(control)
     threading.Thread(target=_watch_parent, args=(control, grace_s), name="parent-watch", daemon=True).start()
     return config
+
+
+def tell_parent(message: dict[str, str]) -> None:
+    """Say something to the parent, e.g. that this child is ready, or why it cannot be: `Child.receive` there."""
+    body = msgspec.json.encode(message)
+    with suppress(OSError):
+        _control[0].sendall(len(body).to_bytes(8, "little") + body)
 
 
 def die_with_parent(parent_pid: int, death_signal: signal.Signals) -> None:

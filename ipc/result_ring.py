@@ -76,7 +76,11 @@ class ResultRing:
                 words_per_step,
             )
             q[_Q_MAGIC] = _MAGIC
-        return cls(fd, make_doorbell())
+        ring = cls(fd, make_doorbell())
+        np.frombuffer(ring.buffer, np.int64).fill(
+            -1
+        )  # not zeros, which would be results of step 0, the one where the number wraps
+        return ring
 
     @classmethod
     def attach(cls, fds: list[int]) -> "ResultRing":
@@ -85,7 +89,7 @@ class ResultRing:
         size = os.fstat(fds[0]).st_size
         if size < 2 * _PAGE:
             raise RingCorrupt("this is no result ring")
-        with mmap.mmap(fds[0], _PAGE) as page, memoryview(page) as raw, raw.cast("q") as q:
+        with mmap.mmap(fds[0], _PAGE, prot=mmap.PROT_READ) as page, memoryview(page) as raw, raw.cast("q") as q:
             magic, rows, logprobs, depth, words = q[_Q_MAGIC], *q[_Q_MAX_ROWS : _Q_WORDS_PER_STEP + 1]
         sane = rows > 0 and logprobs >= 0 and depth > 1 and words == rows * (3 + 2 * logprobs)
         if magic != _MAGIC or not sane or size < _PAGE + 8 * depth * words:
@@ -182,6 +186,11 @@ class ResultRing:
             os.eventfd_write(self._doorbell, 1)
 
     def close(self) -> None:
-        """Close the descriptors; the memory goes when the last view of it goes."""
+        """Let go of descriptors and memory; whoever uses `buffer` still may. May be called again; nothing else may."""
+        if self._fd < 0:
+            return
         os.close(self._fd)
         os.close(self._doorbell)
+        self._fd = -1
+        del self._q, self.buffer, self._halves, self._token_words, self._token_tags, self._token_values
+        del self._logprob_grid, self._logprob_tags, self._logprob_values  # the map goes, and its own descriptor

@@ -189,10 +189,13 @@ class PlanRing:
             time.sleep(_FULL_SLEEP_S)
 
     def close(self) -> None:
-        """Close the descriptors; the memory goes when the last view of it goes."""
+        """Let go of descriptors and memory. May be called again; nothing else may."""
+        if self._fd < 0:
+            return
         for fd in (self._fd, *self._readers, *self._doorbells):
             os.close(fd)
-        self._readers, self._doorbells, self._bells = [], [], []
+        self._fd = -1
+        del self._q, self._headers, self._words, self._pages, self._bells  # the maps go, and their own descriptors
 
     def __repr__(self) -> str:
         return f"PlanRing({len(self._pages)} readers, {self._head - self._tail} of {self._capacity} units held)"
@@ -302,6 +305,10 @@ class PlanReader:
         drain_doorbell(self._doorbell)
 
     def close(self) -> None:
-        """Close the descriptors; views handed out stay valid until they are dropped."""
+        """Let go of descriptors and memory; a view handed out stays valid. May be called again; nothing else may."""
+        if not self._fds:
+            return
         for fd in self._fds:
             os.close(fd)
+        self._fds = []
+        del self._q, self._headers, self._words, self._page

@@ -5,8 +5,8 @@ program p of a fixed grid takes units [p*n, (p+1)*n), whatever the mix of row le
 (attention_decode_schedule.py) computes n and where each program starts, on the device, once a step. A (row, head) that one
 program covers is written straight to `out`; of one that several share, each leaves its partial sums in the workspace, and
 whichever arrives last (an atomic count) adds them up in the order of the keys. So there is no second launch, and results do
-not depend on timing. With `fixed_splits` (what fp32 gets) the cuts depend on the row's own length alone: a row's result is then the same,
-bit for bit, in any batch.
+not depend on timing. With `fixed_splits` (what fp32 gets) the cuts depend on the row's own length alone: a row's result is
+then the same, bit for bit, in any batch.
 
 Bytes: every visible key and value once, 2 * Hkv * D * itemsize(cache) a token; q and out are small beside it.
 The partial sums are at most 2 a program, and stay in L2.
@@ -339,13 +339,14 @@ def decode_attention(
         TILE=config.tile,
         SPLIT_TILES=workspace.split_tokens // config.tile,
         FIXED_SPLITS=workspace.fixed_splits,
-        COMBINE_PARTS=int(__import__("os").environ.get("CP","0")) or max(1, min(16, 8192 // (rows * head_pad))),
+        COMBINE_PARTS=max(1, min(8, 4096 // (rows * head_pad))),
         WINDOWED=schedule.window > 0,
         HAS_KEY_SCALE=k_scale is not None,
         HAS_VALUE_SCALE=v_scale is not None,
         PRECISION="ieee",
         DEPENDENT_LAUNCH=dependent_launch,
         num_warps=config.num_warps,
-        num_stages=config.num_stages, **({"maxnreg": int(__import__("os").environ["MR"])} if "MR" in __import__("os").environ else {}),
+        num_stages=config.num_stages,
+        maxnreg=config.max_registers,
         **({"launch_pdl": True} if dependent_launch else {}),
     )

@@ -106,15 +106,21 @@ class DecodeConfig:
     programs_per_sm: int
     min_tiles: int = 2
 
+    @property
+    def max_registers(self) -> int:
+        """What a thread may have for `programs_per_sm` programs to fit; the compiler alone takes 250, for the rare combine."""
+        return min(255, 65536 // (self.programs_per_sm * self.num_warps * 32) // 8 * 8)
+
 
 def choose_decode_config(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int, query_rows: int) -> DecodeConfig:
     """The decision tree, from `benchmarks/kernels_attention.py --tune` on an H200. query_rows = max_query_len * group."""
     head_pad = triton.next_power_of_2(head_dim)
+    wide = query_rows > 32  # speculative decoding with large groups: wgmma tiles
     if dtype == torch.float32:
-        return DecodeConfig(tile=32 if head_pad <= 128 else 16, num_warps=4, num_stages=2, programs_per_sm=2)
+        return DecodeConfig(tile=32 if head_pad <= 128 else 16, num_warps=8 if wide else 4, num_stages=2, programs_per_sm=2)
     if head_pad > 128:
-        return DecodeConfig(tile=64, num_warps=4 if query_rows <= 32 else 8, num_stages=3, programs_per_sm=1)
-    return DecodeConfig(tile=64, num_warps=4, num_stages=3, programs_per_sm=3 if query_rows <= 32 else 2)
+        return DecodeConfig(tile=64, num_warps=8 if wide else 4, num_stages=2 if wide else 3, programs_per_sm=1)
+    return DecodeConfig(tile=64, num_warps=4, num_stages=3, programs_per_sm=1 if wide else 3)
 
 
 @dataclass(frozen=True)

@@ -206,6 +206,11 @@ class PrefillConfig:
     num_stages: int
     programs_per_sm: int
 
+    @property
+    def max_registers(self) -> int:
+        """What a thread may have for `programs_per_sm` programs to fit."""
+        return min(255, 65536 // (self.programs_per_sm * self.num_warps * 32) // 8 * 8)
+
 
 def choose_prefill_config(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int, group: int) -> PrefillConfig:
     """The decision tree, from `benchmarks/kernels_attention.py --tune` on an H200."""
@@ -378,5 +383,6 @@ def prefill_attention(
         DEPENDENT_LAUNCH=dependent_launch,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
+        maxnreg=config.max_registers,
         **({"launch_pdl": True} if dependent_launch else {}),
     )

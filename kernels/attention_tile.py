@@ -59,13 +59,13 @@ def row_lengths(query_start_ptr, seq_lens_ptr, row, num_tokens, max_keys, MAX_QU
 
 
 @triton.jit
-def _tile_blocks(block_row_ptr, tile, end_key, live, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr):
+def _tile_blocks(block_row_ptr, tile, end_key, tile_end, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr):
     """The block id of a tile, a scalar where a block holds a whole tile, else one id a key; unclamped."""
     if BLOCK_SIZE >= TILE:
-        return tl.load(block_row_ptr + (tile * TILE) // BLOCK_SIZE, mask=live, other=0)
+        return tl.load(block_row_ptr + (tile * TILE) // BLOCK_SIZE, mask=tile < tile_end, other=0)
     else:
         keys = tile * TILE + tl.arange(0, TILE)
-        return tl.load(block_row_ptr + keys // BLOCK_SIZE, mask=live & (keys < end_key), other=0)
+        return tl.load(block_row_ptr + keys // BLOCK_SIZE, mask=keys < tl.minimum(end_key, tile_end * TILE), other=0)
 
 
 @triton.jit
@@ -107,9 +107,9 @@ def attend_tiles(
     offs_d = tl.arange(0, HEAD_PAD)
     # A tile's block ids are read one tile ahead. Read in the same iteration they would be a load that the loads of K and V wait
     # for, on which Triton's pipeliner spends half of its stages.
-    block = _tile_blocks(block_row_ptr, tile_begin, end_key, tile_begin < tile_end, BLOCK_SIZE, TILE)
+    block = _tile_blocks(block_row_ptr, tile_begin, end_key, tile_end, BLOCK_SIZE, TILE)
     for tile in range(tile_begin, tile_end):
-        next_block = _tile_blocks(block_row_ptr, tile + 1, end_key, tile + 1 < tile_end, BLOCK_SIZE, TILE)
+        next_block = _tile_blocks(block_row_ptr, tile + 1, end_key, tile_end, BLOCK_SIZE, TILE)
         block = tl.minimum(tl.maximum(block, 0), num_blocks - 1).to(tl.int64)
         keys = tile * TILE + offs_n
         if MASKED:

@@ -136,7 +136,9 @@ def _draw(x: np.ndarray, params: np.ndarray, position: int, filtered: bool) -> i
     return first + int(((x[first : first + SAMPLER_BLOCK] - top) * scale - log_e).argmax())
 
 
-def _threshold(x: np.ndarray, top: np.float32, temperature: np.float32, top_k: int, top_p: np.float32, min_p: np.float32) -> float:
+def _threshold(
+    x: np.ndarray, top: np.float32, temperature: np.float32, top_k: int, top_p: np.float32, min_p: np.float32
+) -> float:
     """The least logit that min-p, top-k and top-p keep."""
     least = np.float32(-np.inf)
     if min_p > 0:

@@ -111,7 +111,7 @@ def reference(name: str) -> Any:
         "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
     }[family]
     config = config_class(**{**BASE, **changes}, attn_implementation="eager")
-    with torch.random.fork_rng(), torch.no_grad():
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(len(name) + sum(name.encode()))
         model = model_class(config).eval()
         for key, parameter in model.named_parameters():

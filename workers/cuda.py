@@ -1,4 +1,4 @@
-"""A GPU as a device: the same class as cpu.py's, over Triton kernels, with pinned staging, mapped results and a completion thread.
+"""A GPU as a device: Triton kernels, pinned staging, results in mapped memory, and a completion thread.
 
 Nothing on the decode path waits for the GPU: a plan is one asynchronous copy, the sampled ids are written by the GPU itself into
 the result ring's memory, which is registered with CUDA. The completion thread waits for each step's event and rings the
@@ -20,19 +20,15 @@ from quire.kernels.attention_decode_schedule import DecodeSchedule, DecodeWorksp
 from quire.kernels.attention_prefill import PrefillWorkspace, prefill_attention, prefill_schedule
 from quire.kernels.rope_kv import rope_kv
 from quire.kernels.tables import SlotTables, StepBuffers
-from quire.workers.device import DeviceContext
+from quire.workers.device import RESULT_DEPTH, Device, DeviceContext, result_words
 
 STAGING_DEPTH = 4  # plans whose copy may be under way; the core has at most two steps in flight
 MAX_QUERY_LEN = 1  # query tokens of a decode row
 
 
-class CudaDevice:
-    """Step inputs, attention, sampling and results on one GPU."""
-
-    can_capture = True
-
+class CudaDevice(Device):
     def __init__(self, ctx: DeviceContext, ring: ResultRing | None):
-        self.ctx = ctx
+        super().__init__(ctx, step_inputs, sampler)
         c = ctx.config
         self._ring = ring
         self._stream = torch.cuda.Stream(ctx.device)
@@ -47,62 +43,38 @@ class CudaDevice:
         self._decode = DecodeWorkspace.allocate(ctx.max_rows, *shape, MAX_QUERY_LEN, ctx.device, ctx.dtype)
         self._schedules: list[DecodeSchedule] = [self._decode.new_schedule(w) for w in ctx.cache.windows]
         self._prefill = PrefillWorkspace.allocate(ctx.max_rows, ctx.max_tokens, *shape, ctx.device, ctx.dtype)
-        self._sampler = sampler.SamplerWorkspace.allocate(ctx.max_rows, c.vocab_size, ctx.device)
         self._num_decode_rows = 0
         self._events: queue.SimpleQueue[torch.cuda.Event | None] = queue.SimpleQueue()
         self._completion = threading.Thread(target=self._complete, name="completion", daemon=True)
         self._completion.start()
 
     def load_plan(self, words: np.ndarray) -> torch.Tensor:
-        """Copy a plan to its place on the device; returns that place, the same every step."""
+        """One asynchronous copy to the plan's place on the device, the same every step."""
         n, self._turn = len(words), (self._turn + 1) % STAGING_DEPTH
         self._staging_views[self._turn][:n] = words
         self.plan[:n].copy_(self._staging[self._turn][:n], non_blocking=True)
         return self.plan
 
     def load_mask(self, words: np.ndarray) -> torch.Tensor:
-        """Copy grammar masks int32 [rows, ceil(V / 32)] to their place on the device."""
         self.mask[: len(words)].copy_(torch.from_numpy(words.copy()).pin_memory(), non_blocking=True)
         return self.mask
 
-    def prepare(self, plan: torch.Tensor, tables: SlotTables, step: StepBuffers, num_tokens: int, num_rows: int) -> None:
+    def begin_attention(self, plan: StepPlan, tables: SlotTables, step: StepBuffers, num_tokens: int, num_rows: int) -> None:
         cache = self.ctx.cache
-        step_inputs.prepare_step(
-            plan,
-            tables,
-            step,
-            num_tokens,
-            num_rows,
-            block_size=cache.block_size,
-            num_blocks=cache.num_blocks,
-            vocab=self.ctx.config.vocab_size,
-        )
-
-    def begin_attention(self, host_plan: StepPlan, tables: SlotTables, step: StepBuffers, num_tokens: int, num_rows: int) -> None:
-        """Split the step's attention over the GPU, once for all layers. Rows: decode rows, then prefill rows."""
-        cache = self.ctx.cache
-        nd = self._num_decode_rows = num_rows - len(host_plan.prefill_rows)
+        nd = self._num_decode_rows = num_rows - len(plan.prefill_rows)
         max_keys = self.ctx.max_blocks * cache.block_size
         self._tables, self._rows = tables, num_rows
         if nd:
             for schedule in self._schedules:
-                decode_schedule(
-                    self._decode, schedule, step.query_start[: nd + 1], step.seq_lens[:nd], num_tokens, max_keys
-                )
+                decode_schedule(self._decode, schedule, step.query_start[: nd + 1], step.seq_lens[:nd], num_tokens, max_keys)
         if nd < num_rows:
             prefill_schedule(
                 self._prefill, step.query_start[nd : num_rows + 1], step.seq_lens[nd:num_rows], num_tokens, max_keys
             )
 
     def attend(
-        self,
-        layer: int,
-        qkv: torch.Tensor,
-        q_norm: torch.Tensor | None,
-        k_norm: torch.Tensor | None,
-        step: StepBuffers,
+        self, layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, step: StepBuffers
     ) -> torch.Tensor:
-        """Rotate, write KV, attend: qkv [T, (Hq + 2 Hkv) D] -> [T, Hq D]."""
         c, cache = self.ctx.config, self.ctx.cache
         place = cache.places[layer]
         k, v = cache.k[place.tensor], cache.v[place.tensor]
@@ -142,36 +114,7 @@ class CudaDevice:
             )
         return out.view(t, -1)
 
-    def sample(
-        self, logits: torch.Tensor, tables: SlotTables, step: StepBuffers, num_rows: int, variant: int, mask: torch.Tensor | None
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...] | None]:
-        return sampler.sample(
-            logits, step.row_slots[:num_rows], step.seq_lens[:num_rows], tables, self.ctx.pool, self._sampler, variant, mask
-        )
-
-    def finish(
-        self,
-        plan: torch.Tensor,
-        tables: SlotTables,
-        step: StepBuffers,
-        sampled: torch.Tensor,
-        logprobs: tuple[torch.Tensor, ...] | None,
-        num_rows: int,
-    ) -> None:
-        step_inputs.finish_step(
-            plan,
-            tables,
-            self.ctx.pool,
-            step,
-            sampled,
-            self.results,
-            num_rows,
-            max_rows=self.ctx.max_rows,
-            logprobs=logprobs,  # type: ignore[arg-type]
-        )
-
     def signal(self) -> None:
-        """The step has been given to the GPU: the completion thread rings the core when it is through."""
         event = torch.cuda.Event(blocking=True)
         event.record(self._stream)
         self._events.put(event)
@@ -182,9 +125,8 @@ class CudaDevice:
             if self._ring is not None:
                 self._ring.ring_doorbell()
 
-    def stream(self) -> AbstractContextManager[None]:
-        """All of a worker's GPU work is on this one stream."""
-        return torch.cuda.stream(self._stream)  # type: ignore[return-value]
+    def stream(self) -> AbstractContextManager[object]:
+        return torch.cuda.stream(self._stream)
 
     def close(self) -> None:
         self._events.put(None)
@@ -204,4 +146,4 @@ def _mapped_results(ring: ResultRing) -> torch.Tensor:
 
 def _private_results(ctx: DeviceContext) -> torch.Tensor:
     """Where ranks other than the output rank write: nobody reads it."""
-    return torch.zeros((8, ctx.max_rows * 43), dtype=torch.int64, device=ctx.device)
+    return torch.zeros((RESULT_DEPTH, result_words(ctx.max_rows)), dtype=torch.int64, device=ctx.device)

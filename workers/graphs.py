@@ -84,8 +84,8 @@ class StepGraphs:
         self._logits[:rows].copy_(r.model.compute_logits(hidden))
 
     def _run_tail(self, rows: int, variant: int) -> None:
-        mask = self._device.mask if variant & VARIANT_MASK else None  # type: ignore[attr-defined]
-        self._runner.tail(self._device.plan, self._logits[:rows], rows, variant, mask)  # type: ignore[attr-defined]
+        mask = self._device.mask[:rows] if variant & VARIANT_MASK else None  # type: ignore[attr-defined]
+        self._runner.tail(self._device.plan, self._logits[:rows], variant, mask)  # type: ignore[attr-defined]
 
 
 def _decode_plan_of(rows: int) -> StepPlan:

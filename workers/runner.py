@@ -12,7 +12,6 @@ import torch
 
 from quire.ipc.plan import (
     PREFILL_PROMPT_LOGPROBS,
-    VARIANT_MASK,
     StepPlan,
     decode_features,
     decode_plan,
@@ -20,8 +19,7 @@ from quire.ipc.plan import (
 from quire.kernels.features_torch import apply_features
 from quire.kernels.sampler_torch import prompt_logprobs
 from quire.kernels.tables import SlotTables, StepBuffers
-from quire.workers.cpu import CpuDevice
-from quire.workers.device import DeviceContext
+from quire.workers.device import Device, DeviceContext
 from quire.workers.graphs import StepGraphs
 from quire.workers.models.decoder import CausalLM
 
@@ -39,8 +37,7 @@ class PromptRow(NamedTuple):
 
 
 class ModelRunner:
-    def __init__(self, model: CausalLM, ctx: DeviceContext, make_device: Callable[[DeviceContext], CpuDevice]):
-        """`make_device` gives the CpuDevice, or the class of the same methods for another device."""
+    def __init__(self, model: CausalLM, ctx: DeviceContext, make_device: Callable[[DeviceContext], Device]):
         self.model = model
         self.ctx = ctx
         self.device = make_device(ctx)
@@ -59,7 +56,7 @@ class ModelRunner:
         device_plan = self.device.load_plan(words)
         if len(plan.features):
             for features in decode_features(plan.features):
-                apply_features(self.ctx.pool, self.tables, features)
+                apply_features(self.tables, self.ctx.pool, *features)
         if self.graphs is not None and self.graphs.run(plan, read_mask):
             return []
         return self._run(plan, device_plan, read_mask)
@@ -75,7 +72,7 @@ class ModelRunner:
         prompt_rows = self._prompt_logprobs(plan, hidden)
         logits = self.logits(hidden, plan.num_rows)
         mask = self._read_mask(plan.num_rows, read_mask) if plan.late_mask else None
-        self.tail(device_plan, logits, plan.num_rows, plan.variant, mask)
+        self.tail(device_plan, logits, plan.variant, mask)
         return prompt_rows
 
     def forward(self, plan: StepPlan, device_plan: torch.Tensor, num_tokens: int, num_rows: int) -> torch.Tensor:
@@ -95,13 +92,9 @@ class ModelRunner:
             hidden = hidden.index_select(0, self.buffers.logits_indices[:num_rows])
         return self.model.compute_logits(hidden)
 
-    def tail(
-        self, device_plan: torch.Tensor, logits: torch.Tensor, num_rows: int, variant: int, mask: torch.Tensor | None
-    ) -> None:
+    def tail(self, device_plan: torch.Tensor, logits: torch.Tensor, variant: int, mask: torch.Tensor | None) -> None:
         """Sample, update the tables, write the results."""
-        variant = variant | VARIANT_MASK if mask is not None else variant & ~VARIANT_MASK
-        sampled, logprobs = self.device.sample(logits, self.tables, self.buffers, num_rows, variant, mask)
-        self.device.finish(device_plan, self.tables, self.buffers, sampled, logprobs, num_rows)
+        self.device.tail(device_plan, logits, self.tables, self.buffers, variant, mask)
 
     def _read_mask(self, num_rows: int, read_mask: Callable[[], np.ndarray]) -> torch.Tensor:
         return self.device.load_mask(read_mask().reshape(num_rows, -1))

@@ -23,6 +23,7 @@ SLICE_BYTES = 64 << 20  # of a tensor, copied at once: bounds the temporary of a
 DTYPES = {"F32": 4, "F16": 2, "BF16": 2}  # of safetensors files, bytes; others are quantised weights or no weights
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 INERT_SUFFIXES = (".rotary_emb.inv_freq", ".self_attn.masked_bias", ".attn.masked_bias")  # buffers of old transformers
+EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 MAX_NAMES = 12  # shown of each kind of problem
 
 
@@ -50,9 +51,13 @@ def load_weights(model: CausalLM, model_dir: str | Path, device: torch.device | 
     files = checkpoint_files(Path(model_dir))
     sources = _sources(files)
     targets = checkpoint_targets(model)
-    _check_fit(sources, targets, model.config.tie_word_embeddings)
-    if model.config.tie_word_embeddings:
-        _resolve_tied(sources, targets)
+    if model.config.tie_word_embeddings and HEAD in sources:
+        if EMBED in sources:
+            _check_tied(sources)
+            del sources[HEAD]
+        else:
+            targets[HEAD] = targets.pop(EMBED)
+    _check_fit(sources, targets)
     total = sum(source.num_bytes for name, source in sources.items() if name in targets)
     with tqdm(
         total=total, unit="B", unit_scale=True, desc="Loading weights", disable=not (progress and sys.stderr.isatty())
@@ -143,11 +148,10 @@ def _sources(files: list[Path]) -> dict[str, Source]:
     return sources
 
 
-def _check_fit(sources: dict[str, Source], targets: dict[str, Target], tied: bool) -> None:
+def _check_fit(sources: dict[str, Source], targets: dict[str, Target]) -> None:
     """Raise one WeightsError that names every tensor that is missing, surplus, of another shape or of another kind."""
-    alias = {"lm_head.weight", "model.embed_tokens.weight"} if tied else set()
-    missing = [name for name in targets if name not in sources and not (name in alias and alias & sources.keys())]
-    surplus = [name for name in sources if name not in targets and name not in alias and not name.endswith(INERT_SUFFIXES)]
+    missing = [name for name in targets if name not in sources]
+    surplus = [name for name in sources if name not in targets and not name.endswith(INERT_SUFFIXES)]
     misshapen = [
         f"{name} is {list(sources[name].shape)}, expected {list(target.full_shape)}"
         for name, target in targets.items()
@@ -173,16 +177,10 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:MAX_NAMES]) + more
 
 
-def _resolve_tied(sources: dict[str, Source], targets: dict[str, Target]) -> None:
-    """A tied checkpoint holds either name, or both with equal values (else it is not tied, whatever its config says)."""
-    embed, head = "model.embed_tokens.weight", "lm_head.weight"
-    if head not in sources:
-        return
-    if embed not in sources:
-        targets[head] = targets.pop(embed)
-        return
-    with _open(sources[embed].file) as a, _open(sources[head].file) as b:
-        if not torch.equal(a.get_tensor(embed), b.get_tensor(head)):
+def _check_tied(sources: dict[str, Source]) -> None:
+    """A tied checkpoint may hold both names, with equal values: else it is not tied, whatever its config.json says."""
+    with _open(sources[EMBED].file) as a, _open(sources[HEAD].file) as b:
+        if not torch.equal(a.get_tensor(EMBED), b.get_tensor(HEAD)):
             raise WeightsError(
                 "config.json ties the word embeddings, but the checkpoint holds an lm_head.weight of its own that differs: "
                 "set tie_word_embeddings to false"

@@ -20,7 +20,7 @@ from quire.ipc.ring import KIND_MASK, KIND_PLAN, KIND_SHUTDOWN, PlanReader
 from quire.ipc.worker_channel import WorkerChannel
 from quire.kernels.tables import FeaturePool
 from quire.workers.cpu import CpuDevice
-from quire.workers.device import DeviceContext, num_feature_rows
+from quire.workers.device import Device, DeviceContext, num_feature_rows
 from quire.workers.kv_cache import KVCache
 from quire.workers.memory import Budget, OutOfMemory, cpu_budget, gpu_budget, largest_plan
 from quire.workers.model_config import ModelConfig, ModelConfigError, read_model_config
@@ -41,7 +41,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class Worker:
     def __init__(self, config: WorkerConfig):
         self.config = config
-        self.channel = WorkerChannel(config.control_address, config.rank)
+        self.channel = WorkerChannel(config.control_address, config.rank, config.epoch)
         self.reader = PlanReader.attach(config.plan_ring_fds)
         self.ring = ResultRing.attach(config.result_ring_fds) if config.result_ring_fds else None
         self.device = torch.device("cuda", 0) if config.device == "cuda" else torch.device("cpu")
@@ -52,7 +52,8 @@ class Worker:
         try:
             runner = self._start()
         except (ModelConfigError, WeightsError, OutOfMemory, torch.OutOfMemoryError) as error:
-            self.channel.send(WorkerFailed(self.config.rank, str(error).splitlines()[0]))
+            self.channel.send(WorkerFailed(self.config.rank, str(error)))
+            self.channel.close()
             return
         with runner.device.stream():
             self._warm_up(runner)
@@ -76,10 +77,14 @@ class Worker:
         runner = ModelRunner(model, self._context(model_config, cache, dtype), self._make_device)
         budget = self._measure(runner, weights_bytes)
         self._report(runner, budget, weights_bytes)
-        command = self.channel.receive(timeout_s=None)
-        assert isinstance(command, AllocateKV)
+        command = self._await_allocation()
         cache.allocate(command.num_blocks, self.device)
         return runner
+
+    def _await_allocation(self) -> AllocateKV:
+        while (command := self.channel.receive(timeout_s=60.0)) is None:
+            pass  # other ranks are still loading; if the core is gone, so are we
+        return command
 
     def _load(self, model_config: ModelConfig, dtype: torch.dtype) -> CausalLM:
         model = build_model(model_config, dtype, self.device)
@@ -106,12 +111,12 @@ class Worker:
             max_plan_words=max_plan_words(rows, c.max_num_batched_tokens, c.block_size, len(cache.groups), max_blocks),
         )
 
-    def _make_device(self, ctx: DeviceContext) -> CpuDevice:
+    def _make_device(self, ctx: DeviceContext) -> Device:
         if self.config.device == "cpu":
             return CpuDevice(ctx, self.ring)
         from quire.workers.cuda import CudaDevice
 
-        return CudaDevice(ctx, self.ring)  # type: ignore[return-value]
+        return CudaDevice(ctx, self.ring)
 
     def _measure(self, runner: ModelRunner, weights_bytes: int) -> Budget:
         """Run the largest step in a cache of two blocks, to see what it takes; on a GPU this also compiles its kernels."""

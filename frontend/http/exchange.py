@@ -54,6 +54,11 @@ class Request:
         self.refusal: ApiError | None = None  # decided before the body was read
         self.route: object = None  # set by the application's `admit`
 
+    def take_body(self) -> bytearray:
+        """The body, given up by the request: it is not needed once decoded, and an answer may take minutes."""
+        body, self.body = self.body, bytearray()
+        return body
+
 
 class State(enum.Enum):
     WAITING = "waiting"  # nothing sent
@@ -123,8 +128,12 @@ class Response:
 
     async def drain(self) -> None:
         """Wait while the client reads more slowly than we write."""
-        if self._output.write_paused:
+        if self.write_paused:
             await self._output.drain()
+
+    @property
+    def write_paused(self) -> bool:
+        return self._output.write_paused
 
     @property
     def client_gone(self) -> bool:

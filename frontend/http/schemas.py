@@ -3,7 +3,7 @@
 `decode` turns bytes into a struct or raises the 400 that names the field. A field that is null means the same as one that is
 absent. Fields that OpenAI's clients send and that change nothing here (user, metadata, store, service_tier, ...) are ignored
 like any unknown field; fields that would change the answer and are not supported stand in `Unsupported`, and `check_supported`
-refuses them by name, for a silently ignored wish is worse than an error. Bounds on values are SamplingParams' (ipc/sampling.py).
+refuses them by name: a wish silently ignored is worse than an error. Bounds on values are SamplingParams' (ipc/sampling.py).
 """
 
 import re
@@ -93,8 +93,8 @@ class SamplingFields(Unsupported, kw_only=True):
     return_tokens_as_token_ids: bool | None = None
 
 
-class TemplateFields(msgspec.Struct, kw_only=True):
-    """How messages become a prompt: chat completions and /tokenize. The template checks the messages themselves."""
+class ChatRequest(SamplingFields, kw_only=True):
+    """The chat template checks the messages themselves."""
 
     messages: Annotated[list[Json], msgspec.Meta(min_length=1)]
     tools: list[Json] | None = None
@@ -103,9 +103,6 @@ class TemplateFields(msgspec.Struct, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: Json | None = None
     reasoning_effort: ShortText | None = None
-
-
-class ChatRequest(SamplingFields, TemplateFields, kw_only=True):
     max_completion_tokens: Int64 | None = None
     logprobs: bool | None = None
     top_logprobs: Int64 | None = None
@@ -246,7 +243,7 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: ChatLogprobs | None
     finish_reason: str
     stop_reason: int | str | None
-    token_ids: list[int] | None | msgspec.UnsetType = msgspec.UNSET
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatResponse(msgspec.Struct, frozen=True, kw_only=True):
@@ -257,7 +254,7 @@ class ChatResponse(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     prompt_logprobs: PromptLogprobList | None = None
-    prompt_token_ids: list[int] | None | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -267,8 +264,8 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str
     stop_reason: int | str | None
     prompt_logprobs: PromptLogprobList | None = None
-    token_ids: list[int] | None | msgspec.UnsetType = msgspec.UNSET
-    prompt_token_ids: list[int] | None | msgspec.UnsetType = msgspec.UNSET
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class CompletionResponse(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,12 +2,13 @@
 
 import functools
 
+import msgspec
 import pytest
 import tiny_models
 import torch
 import torch.nn.functional as F
 
-from quire.workers.model_config import read_model_config
+from quire.workers.model_config import ModelConfigError, RopeConfig, read_model_config
 from quire.workers.models.build import build_model
 from quire.workers.rope import cos_sin_table
 from quire.workers.weights import load_weights
@@ -81,7 +82,60 @@ def test_logits_and_greedy_output_equal_transformers(name):
     ours = logits(name, sequence)
     with torch.inference_mode():
         theirs = tiny_models.reference(name)(sequence.long()[None]).logits[0]
-    torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=2e-5)
+    torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-5)
     # One causal pass over the reference's output shows the same greedy choice at every step.
     assert torch.equal(ours[len(PROMPT) - 1 : -1].argmax(-1).int(), sequence[len(PROMPT) :])
     assert len(set(sequence[len(PROMPT) :].tolist())) >= 16, "the model repeats itself: a test of it sees nothing"
+
+
+def wrong_greedy_tokens(name, config):
+    """How many greedy tokens change when the attention follows another config: would the test above see such a fault?"""
+    sequence = greedy_reference(name)
+    model, _ = loaded(name)
+    with torch.inference_mode():
+        hidden = model.forward(sequence, torch.arange(len(sequence)), DenseAttention(config))
+        choice = model.compute_logits(hidden)[len(PROMPT) - 1 : -1].argmax(-1)
+    return (choice != sequence[len(PROMPT) :]).sum().item()
+
+
+@pytest.mark.parametrize("name", ["mistral-sliding", "qwen2-mixed", "qwen3-mixed"])
+@pytest.mark.parametrize("change", [lambda window: 0, lambda window: window + 1, lambda window: window - 1])
+def test_a_wrong_window_would_be_seen(name, change):
+    config = loaded(name)[0].config
+    windows = tuple(change(window) if window else 0 for window in config.windows)
+    assert wrong_greedy_tokens(name, msgspec.structs.replace(config, windows=windows)) > 4
+
+
+@pytest.mark.parametrize("name", ["llama-linear", "llama-llama3", "llama-yarn", "qwen2-yarn"])
+def test_a_forgotten_rope_scaling_would_be_seen(name):
+    config = loaded(name)[0].config
+    assert wrong_greedy_tokens(name, msgspec.structs.replace(config, rope=RopeConfig(theta=config.rope.theta))) > 4
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_stays_close(dtype):
+    folder = tiny_models.tiny_model("qwen3")
+    config = read_model_config(folder)
+    model = build_model(config, dtype, "cpu")
+    load_weights(model, folder, "cpu")
+    dense = DenseAttention(config)
+
+    def attention(layer, qkv, q_norm, k_norm):
+        return dense(layer, qkv.float(), q_norm.float(), k_norm.float()).to(dtype)
+
+    with torch.inference_mode():
+        ours = model.compute_logits(model.forward(PROMPT, torch.arange(len(PROMPT)), attention))
+    assert ours.dtype == dtype
+    assert F.cosine_similarity(ours.float(), logits("qwen3", PROMPT), dim=-1).min() > 0.995
+
+
+def test_head_sizes_without_a_gpu_kernel_are_refused_on_a_gpu():
+    config = read_model_config(tiny_models.tiny_model("llama"))
+    with pytest.raises(ModelConfigError, match="head_dim 16 is not supported on a GPU"):
+        build_model(config, torch.float32, "cuda")
+
+
+def test_a_tied_head_owns_no_weight():
+    model, _ = loaded("qwen2-tied")
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert len({id(p) for p in model.parameters()}) == len(list(model.parameters()))

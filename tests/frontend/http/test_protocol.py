@@ -13,7 +13,9 @@ from quire.frontend.http.shared import Limits
 
 GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST /b HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello"
-CHUNKED = b"POST /c HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2;ext=1\r\nde\r\n0\r\nTrailer: 1\r\n\r\n"
+CHUNKED = (
+    b"POST /c HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2;ext=1\r\nde\r\n0\r\nTrailer: 1\r\n\r\n"
+)
 STREAM = b"GET /stream HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
@@ -166,7 +168,7 @@ def test_upgrade_is_declined_by_an_ordinary_answer(http):
 
 BAD = {
     "both lengths": b"POST /b HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    "both lengths, other order": b"POST /b HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n",
+    "both, swapped": b"POST /b HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n",
     "two lengths": b"POST /b HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nContent-Length: 3\r\n\r\nabc",
     "length list": b"POST /b HTTP/1.1\r\nHost: x\r\nContent-Length: 3, 3\r\n\r\nabc",
     "signed length": b"POST /b HTTP/1.1\r\nHost: x\r\nContent-Length: +3\r\n\r\nabc",

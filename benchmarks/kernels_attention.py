@@ -1,0 +1,355 @@
+"""Paged attention on one GPU: time, share of the roofline, and torch's attention beside it; `--tune` sweeps the tile sizes.
+
+    python benchmarks/kernels_attention.py [--only decode|prefill] [--tune] [--seconds N]
+
+Method: every shape is captured as a CUDA graph of several layers' calls, each layer with its own cache, so that the caches
+together are over 4x the L2; the time of a call is the median over replays, divided by the layers. The schedule is timed by
+itself: a step pays for it once. Bytes are those of visible keys and values, FLOPs those of visible pairs. Decode is set
+against a large copy (read + write), measured first, and prefill against 990 TFLOP/s. Bias: torch's attention gets contiguous
+keys and values, no paging, and for prefill heads that are expanded beforehand.
+"""
+
+import argparse
+import itertools
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from quire.kernels.attention_decode import decode_attention
+from quire.kernels.attention_decode_schedule import DecodeConfig, DecodeWorkspace, choose_decode_config, decode_schedule
+from quire.kernels.attention_prefill import (
+    PrefillConfig,
+    PrefillWorkspace,
+    choose_prefill_config,
+    prefill_attention,
+    prefill_schedule,
+)
+
+L2_BYTES = 60 << 20
+SHARED_BYTES = 227 << 10
+LLAMA, QWEN_06B, SMALL_HEADS, WIDE_HEADS = (32, 8, 128), (16, 8, 128), (32, 8, 64), (16, 8, 256)
+
+
+@dataclass(frozen=True)
+class Shape:
+    name: str
+    rows: tuple[tuple[int, int], ...]  # (keys, queries)
+    heads: tuple[int, int, int] = LLAMA  # query heads, KV heads, head size
+    block_size: int = 64
+    window: int = 0
+    dtype: torch.dtype = torch.bfloat16
+    cache_dtype: torch.dtype = torch.bfloat16
+
+    @property
+    def uniform(self) -> bool:
+        return len(set(self.rows)) == 1
+
+    def visible(self) -> tuple[int, int]:
+        """(keys read, pairs computed) by one head."""
+        keys = pairs = 0
+        for seq_len, query_len in self.rows:
+            window = self.window or seq_len
+            first = max(0, seq_len - query_len - window + 1)
+            keys += seq_len - first
+            pairs += sum(min(position + 1, window) for position in range(seq_len - query_len, seq_len))
+        return keys, pairs
+
+
+def same(n: int, keys: int, queries: int = 1) -> tuple[tuple[int, int], ...]:
+    return ((keys, queries),) * n
+
+
+SKEWED = same(1, 32768) + same(4, 8192) + same(59, 512)
+RAGGED = tuple((128 + 37 * i % 2000, 1) for i in range(128))
+DECODE = [
+    Shape("64 x 4096", same(64, 4096)),
+    Shape("64 x 4096", same(64, 4096), block_size=16),
+    Shape("256 x 512", same(256, 512)),
+    Shape("256 x 512", same(256, 512), block_size=16),
+    Shape("256 x 192", same(256, 192)),
+    Shape("1 x 32768", same(1, 32768)),
+    Shape("1 x 32768", same(1, 32768), block_size=16),
+    Shape("skewed 64 rows", SKEWED),
+    Shape("ragged 128 rows", RAGGED),
+    Shape("1 x 256", same(1, 256)),
+    Shape("1 x 2048", same(1, 2048)),
+    Shape("16 x 1024", same(16, 1024)),
+    Shape("64 x 256", same(64, 256)),
+    Shape("64 x 4096, 4 queries", same(64, 4096, 4)),
+    Shape("64 x 4096, 8 queries", same(64, 4096, 8)),
+    Shape("64 x 8192, window 1024", same(64, 8192), window=1024),
+    Shape("64 x 4096, fp8 cache", same(64, 4096), cache_dtype=torch.float8_e4m3fn),
+    Shape("0.6B: 1 x 256", same(1, 256), QWEN_06B),
+    Shape("0.6B: 64 x 1024", same(64, 1024), QWEN_06B),
+    Shape("0.6B: 256 x 512", same(256, 512), QWEN_06B),
+    Shape("0.6B: 256 x 192", same(256, 192), QWEN_06B),
+    Shape("D 64: 64 x 4096", same(64, 4096), SMALL_HEADS),
+    Shape("D 256: 64 x 2048", same(64, 2048), WIDE_HEADS),
+]
+PREFILL = [
+    Shape("8 x 4096", same(8, 4096, 4096)),
+    Shape("8 x 4096", same(8, 4096, 4096), block_size=16),
+    Shape("16 x 512", same(16, 512, 512)),
+    Shape("4 x 2048", same(4, 2048, 2048)),
+    Shape("1 x 8192", same(1, 8192, 8192)),
+    Shape("1 x 32768", same(1, 32768, 32768)),
+    Shape("ragged 16 rows", tuple((100 + 131 * i, 100 + 131 * i) for i in range(16))),
+    Shape("2048 behind 30720", same(1, 32768, 2048)),
+    Shape("64 behind 8128", same(1, 8192, 64)),
+    Shape("8 x 4096, window 1024", same(8, 4096, 4096), window=1024),
+    Shape("8 x 4096, fp8 cache", same(8, 4096, 4096), cache_dtype=torch.float8_e4m3fn),
+    Shape("0.6B: 8 x 4096", same(8, 4096, 4096), QWEN_06B),
+    Shape("0.6B: 8 x 1024", same(8, 1024, 1024), QWEN_06B),
+    Shape("D 64: 8 x 4096", same(8, 4096, 4096), SMALL_HEADS),
+    Shape("D 256: 8 x 4096", same(8, 4096, 4096), WIDE_HEADS),
+]
+
+
+def graph_us(layers: list[Callable[[], object]], replays: int = 7) -> float:
+    """Microseconds a call, in a graph of all `layers`, run over so often that a sample takes at least 2 ms."""
+    for layer in layers[:2]:
+        layer()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for layer in layers:
+            layer()
+    graph.replay()
+
+    def sample(times: int) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(times):
+            graph.replay()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) * 1e3 / times
+
+    times = max(1, int(2000 / sample(1)))
+    return statistics.median(sample(times) for _ in range(replays)) / len(layers)
+
+
+def rooflines() -> tuple[float, float]:
+    """(TB/s of a copy, TFLOP/s of a bf16 product)."""
+    a = torch.randn(1 << 30, device="cuda", dtype=torch.bfloat16)
+    b = torch.empty_like(a)
+    copy = 2 * a.nbytes / graph_us([lambda: b.copy_(a)]) / 1e6
+    x = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    y = torch.empty_like(x)
+    product = 2 * 8192**3 / graph_us([lambda: torch.mm(x, x, out=y)]) / 1e6
+    return copy, product
+
+
+class Inputs:
+    """Device tensors of a shape: as many layers' caches as it takes to outgrow the L2, blocks in random order."""
+
+    def __init__(self, shape: Shape, max_layers: int = 24) -> None:
+        heads, kv_heads, dim = shape.heads
+        blocks = [-(-keys // shape.block_size) for keys, _queries in shape.rows]
+        self.shape, self.scale, self.max_blocks = shape, dim**-0.5, max(blocks)
+        size = (sum(blocks) + 1, kv_heads, shape.block_size, dim)
+        layer_bytes = 2 * size[0] * kv_heads * shape.block_size * dim * shape.cache_dtype.itemsize
+        self.num_layers = min(max_layers, -(-4 * L2_BYTES // layer_bytes))
+        self.tokens = sum(queries for _keys, queries in shape.rows)
+        make = {"device": "cuda", "dtype": torch.bfloat16}
+        self.caches = [[torch.randn(size, **make).to(shape.cache_dtype) for _ in range(2)] for _layer in range(self.num_layers)]
+        self.q = torch.randn(self.tokens, heads + 2 * kv_heads, dim, **make)[:, :heads]
+        self.out = torch.empty(self.tokens, heads, dim, **make)
+        ids = (torch.randperm(sum(blocks)) + 1).to(torch.int32).split(blocks)
+        self.table = torch.zeros(len(blocks), self.max_blocks, dtype=torch.int32)
+        for row, row_ids in enumerate(ids):
+            self.table[row, : len(row_ids)] = row_ids
+        self.table = self.table.cuda()
+        self.slots = torch.arange(len(blocks), dtype=torch.int32, device="cuda")
+        self.starts = torch.tensor([0, *(queries for _keys, queries in shape.rows)]).cumsum(0).to("cuda", torch.int32)
+        self.seq_lens = torch.tensor([keys for keys, _queries in shape.rows], dtype=torch.int32, device="cuda")
+        self.max_keys = self.max_blocks * shape.block_size
+
+    def tensors(self, layer: int) -> tuple[torch.Tensor, ...]:
+        return self.q, *self.caches[layer], self.table, self.slots, self.starts, self.seq_lens, self.out
+
+
+def decode_us(inputs: Inputs, config: DecodeConfig, dependent: bool = False) -> tuple[float, float]:
+    """(attention, schedule) in microseconds."""
+    shape, rows = inputs.shape, len(inputs.shape.rows)
+    queries = max(queries for _keys, queries in shape.rows)
+    workspace = DecodeWorkspace.allocate(rows, *shape.heads, queries, "cuda", shape.dtype, config=config)
+    schedule = workspace.new_schedule(shape.window)
+
+    def plan() -> None:
+        decode_schedule(workspace, schedule, inputs.starts, inputs.seq_lens, inputs.tokens, inputs.max_keys)
+
+    def call(layer: int) -> Callable[[], None]:
+        return lambda: decode_attention(
+            *inputs.tensors(layer), scale=inputs.scale, workspace=workspace, schedule=schedule, dependent_launch=dependent
+        )
+
+    plan()
+    return graph_us([call(layer) for layer in range(inputs.num_layers)]), graph_us([plan] * 8)
+
+
+def prefill_us(inputs: Inputs, config: PrefillConfig) -> tuple[float, float]:
+    shape, rows = inputs.shape, len(inputs.shape.rows)
+    workspace = PrefillWorkspace.allocate(rows, inputs.tokens, *shape.heads, "cuda", shape.dtype, config=config)
+
+    def plan() -> None:
+        prefill_schedule(workspace, inputs.starts, inputs.seq_lens, inputs.tokens, inputs.max_keys)
+
+    def call(layer: int) -> Callable[[], None]:
+        return lambda: prefill_attention(*inputs.tensors(layer), scale=inputs.scale, workspace=workspace, window=shape.window)
+
+    plan()
+    return graph_us([call(layer) for layer in range(inputs.num_layers)]), graph_us([plan] * 8)
+
+
+def torch_us(shape: Shape, backend: SDPBackend) -> float | None:
+    """torch's attention on contiguous tensors, where one call can do the shape: rows of one length, no window."""
+    keys, queries = shape.rows[0]
+    if not shape.uniform or shape.window or shape.cache_dtype != shape.dtype or queries not in (1, keys):
+        return None
+    heads, kv_heads, dim = shape.heads
+    make = {"device": "cuda", "dtype": shape.dtype}
+    # One query: the group's heads are the queries, which share keys. Else: expanded heads.
+    key_heads, q_shape = (kv_heads, (kv_heads, heads // kv_heads)) if queries == 1 else (heads, (heads, queries))
+    layers = min(8, -(-4 * L2_BYTES // (2 * len(shape.rows) * key_heads * keys * dim * 2)))
+    q = torch.randn(len(shape.rows), *q_shape, dim, **make)
+    caches = [[torch.randn(len(shape.rows), key_heads, keys, dim, **make) for _ in range(2)] for _layer in range(layers)]
+
+    def call(layer: int) -> Callable[[], torch.Tensor]:
+        return lambda: scaled_dot_product_attention(q, *caches[layer], is_causal=queries > 1)
+
+    try:
+        with sdpa_kernel(backend):
+            return graph_us([call(layer) for layer in range(layers)], replays=3)
+    except RuntimeError:  # this backend does not take the shape
+        return None
+
+
+def score(shape: Shape, us: float, is_decode: bool) -> float:
+    """TB/s or TFLOP/s."""
+    heads, kv_heads, dim = shape.heads
+    keys, pairs = shape.visible()
+    work = 2 * keys * kv_heads * dim * shape.cache_dtype.itemsize if is_decode else 4 * pairs * heads * dim
+    return work / us / 1e6
+
+
+def describe(shape: Shape) -> str:
+    return f"{shape.name:26s} {shape.heads[0]:2d}/{shape.heads[1]}/{shape.heads[2]:3d} block {shape.block_size:3d}"
+
+
+def run(shapes: list[Shape], is_decode: bool, roofline: float) -> None:
+    unit = "TB/s" if is_decode else "TFLOP/s"
+    kind = "decode" if is_decode else "prefill"
+    print(f"\n{kind}: µs a call, {unit}, share of {roofline:.2f} {unit}; torch: µs (its time over ours)")
+    for shape in shapes:
+        inputs = Inputs(shape)
+        heads, kv_heads, dim = shape.heads
+        if is_decode:
+            rows = max(queries for _keys, queries in shape.rows) * heads // kv_heads
+            us, plan_us = decode_us(inputs, choose_decode_config(shape.dtype, shape.cache_dtype, dim, rows))
+        else:
+            us, plan_us = prefill_us(inputs, choose_prefill_config(shape.dtype, shape.cache_dtype, dim, heads // kv_heads))
+        rate = score(shape, us, is_decode)
+        line = f"{describe(shape)} {us:9.1f} {rate:7.2f} {rate / roofline:6.1%}  schedule {plan_us:4.1f}"
+        if is_decode and len(shape.rows) == 1:
+            config = choose_decode_config(shape.dtype, shape.cache_dtype, dim, rows)
+            line += f"  dependent launch {decode_us(inputs, config, dependent=True)[0]:.1f}"
+        del inputs
+        for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
+            peer = torch_us(shape, backend)
+            if peer is not None:
+                line += f"  {backend.name.split('_')[0].lower()} {peer:.1f} ({peer / us:.2f}x)"
+        print(line, flush=True)
+
+
+def decode_configs(shape: Shape) -> list[DecodeConfig]:
+    dim, size = shape.heads[2], shape.cache_dtype.itemsize
+    configs = []
+    for tile, warps, stages, programs in itertools.product((32, 64, 128), (4, 8), (2, 3, 4, 5), (1, 2, 3, 4, 6)):
+        shared = (stages - 1) * 2 * tile * dim * size + (8 << 10)
+        in_flight = (stages - 1) * 2 * tile * dim * size * programs
+        fits = shared * programs <= SHARED_BYTES and warps * programs <= 16
+        if fits and in_flight >= 64 << 10 and tile >= 8 * warps:
+            configs.append(DecodeConfig(tile, warps, stages, programs))
+    return configs
+
+
+def prefill_configs(shape: Shape) -> list[PrefillConfig]:
+    dim, size = shape.heads[2], shape.cache_dtype.itemsize
+    configs = []
+    for rows, tile, warps, stages, programs in itertools.product((64, 128, 256), (64, 128), (4, 8), (2, 3, 4), (1, 2, 3)):
+        shared = (rows * 2 + stages * 2 * tile * size) * dim
+        rows_a_warp = (16,) if dim > 128 else (16, 32)
+        if shared * programs <= SHARED_BYTES and rows // warps in rows_a_warp and warps * programs <= 16:
+            configs.append(PrefillConfig(rows, tile, warps, stages, programs))
+    return configs
+
+
+def tune(shapes: list[Shape], is_decode: bool, roofline: float, seconds: float) -> None:
+    """Every feasible config on every shape of one kernel variant; the best five of each shape, then of all by mean share."""
+    deadline = time.monotonic() + seconds
+    inputs = [Inputs(shape) for shape in shapes]
+    shares: dict[DecodeConfig | PrefillConfig, list[float]] = {}
+    configs: list = decode_configs(shapes[0]) if is_decode else prefill_configs(shapes[0])
+    print(f"\n{len(configs)} configs for {describe(shapes[0])} ...", flush=True)
+    for number, config in enumerate(configs):
+        if time.monotonic() > deadline:
+            print(f"time is up after {number} of {len(configs)}")
+            break
+        try:
+            times = [(decode_us if is_decode else prefill_us)(each, config)[0] for each in inputs]  # type: ignore[arg-type]
+        except Exception as error:  # a config the compiler refuses: shared memory, registers
+            print(f"{config}: {type(error).__name__} {str(error)[:90]}")
+            continue
+        shares[config] = [score(shape, us, is_decode) / roofline for shape, us in zip(shapes, times, strict=True)]
+    for number, shape in enumerate(shapes):
+        print(describe(shape))
+        for config in sorted(shares, key=lambda c: -shares[c][number])[:5]:
+            print(f"   {shares[config][number]:6.1%}  {config}")
+    print("all of them")
+    for config in sorted(shares, key=lambda c: -statistics.geometric_mean(shares[c]))[:8]:
+        each = " ".join(f"{share:.0%}" for share in shares[config])
+        print(f"   {statistics.geometric_mean(shares[config]):6.1%}  ({each})  {config}", flush=True)
+
+
+def kernel_variants(shapes: list[Shape]) -> list[list[Shape]]:
+    """Shapes grouped by what one compiled kernel serves."""
+    groups: dict[tuple, list[Shape]] = {}
+    for shape in shapes:
+        queries = shape.rows[0][1] if shape.rows[0][1] <= 8 else 0
+        groups.setdefault((shape.heads, shape.block_size, shape.window > 0, shape.cache_dtype, queries), []).append(shape)
+    return list(groups.values())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=["decode", "prefill"])
+    parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--seconds", type=float, default=500, help="tuning stops after this")
+    parser.add_argument("--match", default="", help="only shapes whose description contains this")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    copy, product = rooflines()
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}: copy {copy:.2f} TB/s, product {product:.0f} TFLOP/s")
+    for kind, shapes, roofline in (("decode", DECODE, copy), ("prefill", PREFILL, 990.0)):
+        shapes = [shape for shape in shapes if args.match in describe(shape)]
+        if args.only not in (None, kind) or not shapes:
+            continue
+        if args.tune:
+            variants = kernel_variants(shapes)
+            begin = time.monotonic()
+            for number, variant in enumerate(variants):
+                left = args.seconds - (time.monotonic() - begin)
+                # The first variant (Llama, blocks of 64) matters most: it may take half of the time.
+                tune(variant, kind == "decode", roofline, left / 2 if number == 0 else left / (len(variants) - number))
+        else:
+            run(shapes, kind == "decode", roofline)
+
+
+if __name__ == "__main__":
+    main()

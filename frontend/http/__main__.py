@@ -1,0 +1,30 @@
+"""A frontend process as a child of `quire serve --frontends N`: configuration in, readiness or the reason why not out."""
+
+import signal
+import sys
+
+from quire.frontend.client import AsyncClient
+from quire.frontend.http.server import FrontendConfig, FrontendError, StopSignals, run, serve
+from quire.ipc.logs import set_up_logging
+from quire.ipc.process import child_main_config, tell_parent
+
+
+def main() -> None:
+    config = child_main_config(FrontendConfig, death_signal=signal.SIGTERM)
+    set_up_logging()
+
+    def ready(client: AsyncClient) -> None:
+        tell_parent({"ready": client.welcome.served_model_names[0]})
+
+    async def serve_until_told() -> None:
+        await serve(config, StopSignals(), ready)
+
+    try:
+        run(serve_until_told)
+    except FrontendError as error:
+        tell_parent({"error": str(error)})
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

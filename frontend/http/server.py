@@ -1,0 +1,190 @@
+"""One frontend process: listening sockets, the client to the engine, the application between them, and an end in order.
+
+`serve` runs until told to stop, in the process of `quire serve` itself or in a child of it (`python -m quire.frontend.http`).
+Sockets are bound before anything slow happens (`bind`), by whoever starts the process, so that a port in use is said at once.
+"""
+
+import asyncio
+import errno
+import gc
+import logging
+import mmap
+import resource
+import signal
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
+import uvloop
+
+from quire.frontend.client import AsyncClient, EngineDown
+from quire.frontend.http.app import App
+from quire.frontend.http.metrics import Metrics
+from quire.frontend.http.protocol import Connection
+from quire.frontend.http.shared import Limits, Server
+from quire.ipc.curve import FrontendKeys, load_keys, parse_key
+
+log = logging.getLogger("quire.http")
+
+_BACKLOG = 2048
+
+
+class FrontendError(Exception):
+    """The frontend cannot start; the text is for the user."""
+
+
+class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one frontend process is told. It travels over the control socket, so that keys show in no command line.
+
+    listen_fd: a bound TCP socket. metrics_fd: a file of num_frontends blocks (metrics.py), -1 for numbers of its own.
+    """
+
+    engine_address: str
+    listen_fd: int
+    api_keys: list[str] = []
+    metrics_open: bool = False
+    metrics_fd: int = -1
+    index: int = 0
+    num_frontends: int = 1
+    shutdown_grace_s: float = 30.0
+    connect_timeout_s: float = 30.0
+    curve_secret_key_file: str | None = None  # this frontend's key pair, for a tcp:// engine
+    curve_server_key: str | None = None  # the engine's public key
+    limits: Limits = Limits()
+
+
+def bind(host: str, port: int, count: int = 1) -> list[socket.socket]:
+    """`count` TCP sockets bound to the same host and port (0: any free one), not listening yet, so that nobody is left waiting
+    while a model loads. Raises FrontendError with what to do."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]  # fmt: skip
+    except (OSError, UnicodeError) as error:
+        raise FrontendError(f"--host {host}: {error}") from None
+    sockets: list[socket.socket] = []
+    try:
+        # One without SO_REUSEPORT first: with it, a stranger's server of the same user would share its port with us unnoticed.
+        probe = _bound(socket.socket(family, kind, protocol), address, shared=False)
+        if count == 1:
+            return [probe]
+        address = probe.getsockname()
+        probe.close()
+        for _ in range(count):
+            sockets.append(_bound(socket.socket(family, kind, protocol), address, shared=True))
+    except OSError as error:
+        for sock in sockets:
+            sock.close()
+        raise _cannot_listen(host, port, error) from None
+    return sockets
+
+
+def _bound(sock: socket.socket, address: object, shared: bool) -> socket.socket:
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.bind(address)  # type: ignore[arg-type]
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> FrontendError:
+    if error.errno == errno.EADDRINUSE:
+        return FrontendError(f"port {port} of {host} is in use; choose another with --port")
+    return FrontendError(f"cannot listen at {host}:{port}: {error.strerror}")
+
+
+def run(main: Callable[[], object]) -> None:
+    """asyncio.run on uvloop."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())  # type: ignore[arg-type]
+
+
+class StopSignals:
+    """SIGTERM and SIGINT: the first means end in order, the second means now."""
+
+    def __init__(self) -> None:
+        self.stop = asyncio.Event()
+        self.now = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+
+    def _on_signal(self) -> None:
+        (self.now if self.stop.is_set() else self.stop).set()
+
+
+async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable[[AsyncClient], None]) -> None:
+    """Connect to the engine, answer requests until signals.stop, then drain. Raises FrontendError if it cannot start."""
+    _raise_file_limit()
+    client = AsyncClient(config.engine_address, frontend_keys(config))
+    try:
+        await client.connect(config.connect_timeout_s)
+    except (EngineDown, ValueError) as error:
+        raise FrontendError(f"no engine at {config.engine_address}: {error}") from error
+    app = App(client, _metrics(config), api_keys=config.api_keys, metrics_open=config.metrics_open)
+    server = Server(app, config.limits)
+    listener = await _listen(config.listen_fd, server)
+    sweeper = asyncio.create_task(server.sweep_forever())
+    gc.collect()
+    gc.freeze()  # what start-up made stays; collections look at requests only
+    try:
+        on_ready(client)
+        await signals.stop.wait()
+        listener.close()
+        await _shut_down(server, config.shutdown_grace_s, signals)
+    finally:
+        sweeper.cancel()
+        listener.close()
+        await client.close()
+
+
+async def _listen(fd: int, server: Server) -> asyncio.Server:
+    sock = socket.socket(fileno=fd)
+    host, port = sock.getsockname()[:2]
+    try:
+        return await asyncio.get_running_loop().create_server(lambda: Connection(server), sock=sock, backlog=_BACKLOG)
+    except OSError as error:  # another has bound the same address at the same time, and listened first
+        raise _cannot_listen(host, port, error) from None
+
+
+async def _shut_down(server: Server, grace_s: float, signals: StopSignals) -> None:
+    if server.connections:
+        log.info("stopping: %d connections have up to %.0f s to end", len(server.connections), grace_s)
+    drain = asyncio.create_task(server.shut_down(grace_s))
+    hurry = asyncio.create_task(signals.now.wait())
+    await asyncio.wait((drain, hurry), return_when=asyncio.FIRST_COMPLETED)
+    for task in (drain, hurry):
+        task.cancel()
+    for connection in list(server.connections):
+        connection.abort()
+    await asyncio.sleep(0)  # their handlers learn of it and abort their requests
+
+
+def frontend_keys(config: FrontendConfig) -> FrontendKeys | None:
+    """Raises FrontendError."""
+    if config.curve_secret_key_file is None and config.curve_server_key is None:
+        return None
+    if config.curve_secret_key_file is None or config.curve_server_key is None:
+        raise FrontendError("--curve-secret-key-file and --curve-server-key belong together")
+    try:
+        return FrontendKeys(load_keys(config.curve_secret_key_file), parse_key(config.curve_server_key, "--curve-server-key"))
+    except (OSError, ValueError) as error:
+        raise FrontendError(str(error)) from None
+
+
+def _metrics(config: FrontendConfig) -> Metrics:
+    if config.metrics_fd < 0:
+        return Metrics()
+    return Metrics(mmap.mmap(config.metrics_fd, 0), config.index)
+
+
+def _raise_file_limit() -> None:
+    """A connection is a descriptor; the usual soft limit of 1024 is from another age."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

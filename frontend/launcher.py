@@ -1,0 +1,73 @@
+"""Starting the engine core as a child process, for `LLM` and for `quire serve`: from configuration to an address, or an error.
+
+The child's own children (workers) are its business. It ends with us whatever happens (see quire.ipc.process); `stop` ends it in
+order: SIGTERM, time to finish, SIGKILL.
+"""
+
+import time
+from typing import Self
+
+from quire.ipc.config import EngineConfig
+from quire.ipc.process import Child, spawn
+
+_POLL_S = 1.0
+STOP_GRACE_S = 40.0  # the core lets what runs finish for up to 30 s
+
+
+class EngineStartError(RuntimeError):
+    """The engine could not start; the text is the engine's own and for the user."""
+
+
+class CoreProcess:
+    """A running engine core: where it listens, and its process."""
+
+    def __init__(self, address: str, child: Child) -> None:
+        self.address = address
+        self.child = child
+
+    def poll(self) -> int | None:
+        """Its exit code, None while it runs."""
+        return self.child.poll()
+
+    def stop(self, grace_s: float = STOP_GRACE_S) -> int:
+        """End it, with grace_s to finish what runs; its exit code. May be called again."""
+        return self.child.terminate(grace_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def launch_core(config: EngineConfig, timeout_s: float | None = None, module: str = "quire.enginecore") -> CoreProcess:
+    """Start a core and wait until it is ready: model loaded, workers up, address bound.
+
+    timeout_s None waits as long as the child lives: a download or a large checkpoint takes what it takes. Raises
+    EngineStartError with the engine's own words if it cannot start; on any exception (Ctrl-C too) the child is gone.
+    """
+    child = spawn(module, config)
+    try:
+        return CoreProcess(_address(child, timeout_s), child)
+    except BaseException:
+        child.terminate(grace_s=5.0)
+        raise
+
+
+def _address(child: Child, timeout_s: float | None) -> str:
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        said = child.receive(_POLL_S)
+        if said is not None and "ready" in said:
+            return said["ready"]
+        if said is not None and "error" in said:
+            raise EngineStartError(said["error"])
+        code = child.wait(0.0 if said is None else _POLL_S)
+        if code is not None:
+            raise EngineStartError(f"the engine ended while it started ({_how(code)}); its messages are above")
+        if deadline is not None and time.monotonic() > deadline:
+            raise EngineStartError(f"the engine was not ready within {timeout_s:.3g} s")
+
+
+def _how(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"exit code {code}"

@@ -1,0 +1,321 @@
+"""LLM: offline generation from a Python script or notebook, with vLLM's shapes and names.
+
+    from quire.frontend.llm import LLM, SamplingParams
+    with LLM("path/to/model", max_model_len=4096) as llm:
+        for output in llm.generate(["Hello", "Once upon a time"], SamplingParams(max_tokens=32)):
+            print(output.outputs[0].text)
+
+The engine is a child process, the client lives on an event loop in a thread of its own: so it works where a loop is running
+already. All of it ends with the object: `shutdown`, the end of a `with`, garbage collection, or the interpreter's exit.
+"""
+
+import asyncio
+import difflib
+import os
+import threading
+import weakref
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import Future
+from typing import Any, Self, TypeVar
+
+import msgspec
+import uvloop
+
+from quire.frontend.client import AsyncClient, Prompt
+from quire.frontend.launcher import CoreProcess, launch_core
+from quire.frontend.outputs import Delta, RequestOutput, add_delta, new_completions
+from quire.frontend.stream import EngineDown, Overloaded, Stream
+from quire.frontend.tokenizer import Tokenizer
+from quire.ipc.config import EngineConfig
+from quire.ipc.sampling import SamplingParams
+
+__all__ = ["LLM", "SamplingParams"]
+
+_BAR_DELAY_S = 1.0  # a batch that is done before shows no bar
+_RETRY_S = 0.05  # when the engine's queue is full
+
+T = TypeVar("T")
+Conversation = list[dict[str, Any]]
+
+
+class LLM:
+    """An engine of its own and a blocking interface to it. Methods may be called from any thread, also at once.
+
+    model: folder or hub id; None: the bundled model. options: fields of EngineConfig. Raises TypeError for an unknown option,
+    ValueError for a bad value, EngineStartError with the engine's own words.
+    """
+
+    def __init__(self, model: str | os.PathLike[str] | None = None, **options: Any) -> None:
+        config = engine_config(model, options)
+        self._background = _Background(launch_core(config))
+        self._finalizer = weakref.finalize(self, self._background.close, os.getpid())
+        try:
+            self._background.connect()
+        except BaseException:
+            self._finalizer()
+            raise
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Outputs in the order of the prompts.
+
+        prompts: one prompt or a list of them; a prompt is a text, a list of token ids, {"prompt": text} or
+        {"prompt_token_ids": ids}. sampling_params: one for all or one each; None: the model's defaults. Raises ValueError for a
+        prompt or parameter that cannot be run (then nothing is), EngineDown if the engine is lost. Ctrl-C aborts the requests.
+        """
+        batch = _prompt_list(prompts)
+        params = self._params(sampling_params, len(batch))
+        if priority is not None and len(priority) != len(batch):
+            raise ValueError(f"there are {len(batch)} prompts and {len(priority)} priorities")
+        return self._run(self._client.run_batch(batch, params, priority, use_tqdm))
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        tools: list[dict[str, Any]] | None = None,
+        documents: list[dict[str, Any]] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """`generate` for one conversation or a list of them, rendered with the model's chat template or `chat_template`."""
+        conversations = [messages] if not messages or isinstance(messages[0], dict) else messages
+        tokenizer, prompts = self.get_tokenizer(), []
+        for conversation in conversations:
+            text = tokenizer.render_chat(
+                list(conversation),  # type: ignore[arg-type]
+                tools=tools,
+                documents=documents,
+                chat_template=chat_template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                chat_template_kwargs=chat_template_kwargs,
+            )
+            prompts.append({"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)})
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self._client.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """SamplingParams with the model's own defaults, from generation_config.json."""
+        return self._client.default_sampling_params()
+
+    def shutdown(self) -> None:
+        """End the engine and free what it holds. May be called again; afterwards `generate` raises EngineDown."""
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    @property
+    def _client(self) -> "_BatchClient":
+        if not self._finalizer.alive:
+            raise EngineDown("this LLM has been shut down")
+        return self._background.client
+
+    def _params(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+        if params is None:
+            params = self.get_default_sampling_params()
+        if isinstance(params, SamplingParams):
+            return [params] * count
+        if len(params) != count:
+            raise ValueError(f"there are {count} prompts and {len(params)} sampling_params")
+        return list(params)
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._background.run(work)
+
+
+class _BatchClient(AsyncClient):
+    """AsyncClient with what a batch needs; everything here runs on the background loop."""
+
+    async def run_batch(
+        self, prompts: list[Prompt], params: list[SamplingParams], priority: Sequence[int] | None, use_tqdm: bool
+    ) -> list[RequestOutput]:
+        resolved = await self._resolve_all(prompts)
+        self._check_batch(resolved, params)
+        window = asyncio.Semaphore(max(64, 4 * self.welcome.limits.max_num_seqs))
+        with _Bar(len(prompts), use_tqdm) as bar:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    tasks = [
+                        group.create_task(self._run_one(text, ids, p, priority[i] if priority else 0, window, bar))
+                        for i, ((text, ids), p) in enumerate(zip(resolved, params, strict=True))
+                    ]
+            except ExceptionGroup as failures:
+                raise failures.exceptions[0] from None
+        outputs = [task.result() for task in tasks]
+        for i, output in enumerate(outputs):
+            output.request_id = str(i)
+        return outputs
+
+    def _check_batch(self, resolved: list[tuple[str | None, list[int]]], params: list[SamplingParams]) -> None:
+        """Find what cannot be run before anything is."""
+        for i, ((_, ids), p) in enumerate(zip(resolved, params, strict=True)):
+            try:
+                self._check_prompt(ids)
+                self._check_params(p, len(ids))
+            except ValueError as error:
+                raise type(error)(f"prompt {i}: {error}") from None
+
+    async def _resolve_all(self, prompts: list[Prompt]) -> list[tuple[str | None, list[int]]]:
+        """(text, ids) of each prompt; all texts are tokenized together, on all cores."""
+        texts = [(i, text) for i, p in enumerate(prompts) if (text := _text_of(p)) is not None]
+        rows = {}
+        if texts:
+            encoded = await asyncio.to_thread(self.tokenizer.encode_batch, [text for _, text in texts])
+            rows = {i: (text, ids) for (i, text), ids in zip(texts, encoded, strict=True)}
+        return [rows[i] if i in rows else await self._resolve(p) for i, p in enumerate(prompts)]
+
+    async def _run_one(
+        self, text: str | None, ids: list[int], params: SamplingParams, priority: int, window: asyncio.Semaphore, bar: "_Bar"
+    ) -> RequestOutput:
+        async with window:
+            stream, deltas = await self._collect(ids, params, priority)
+        outputs = new_completions(params.n, params.logprobs is not None)
+        for delta in deltas:
+            add_delta(outputs, delta)
+        bar.update(len(ids), sum(len(o.token_ids) for o in outputs))
+        return RequestOutput(
+            request_id="",
+            prompt=text,
+            prompt_token_ids=ids,
+            prompt_logprobs=stream.prompt_logprobs,
+            outputs=outputs,
+            finished=True,
+            num_cached_tokens=stream.num_cached_tokens,
+            metrics=stream.metrics,
+        )
+
+    async def _collect(self, ids: list[int], params: SamplingParams, priority: int) -> tuple[Stream, list[Delta]]:
+        while True:
+            try:
+                stream = self.submit(ids, params, priority=priority)
+                try:
+                    return stream, await stream.collect()
+                finally:
+                    stream.cancel()
+            except Overloaded:  # somebody set --max-num-waiting low: a batch has time
+                await asyncio.sleep(_RETRY_S)
+
+
+class _Background:
+    """The engine, the event loop's thread and the client: everything of an LLM that must be put away. Knows no LLM."""
+
+    def __init__(self, core: CoreProcess) -> None:
+        self._core = core
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="quire-llm", daemon=True)
+        self._thread.start()
+        self.client = _BatchClient(core.address)
+
+    def connect(self) -> None:
+        self.run(self.client.connect())
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run on the loop, from another thread, and wait. An interrupt cancels it, and is raised once that is done."""
+        future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            if not future.done():
+                future.cancel()
+                asyncio.run_coroutine_threadsafe(_settle(), self._loop).result()
+            raise
+
+    def close(self, owner_pid: int) -> None:
+        """Abort what runs, end the engine and the thread. Nothing in a fork of the process that made us."""
+        if os.getpid() != owner_pid:
+            return
+        try:
+            asyncio.run_coroutine_threadsafe(self.client.close(), self._loop).result()
+        finally:
+            self._core.stop(grace_s=10.0)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+
+async def _settle() -> None:
+    """Some turns of the loop, in which cancelled tasks run their `finally`."""
+    for _ in range(4):
+        await asyncio.sleep(0)
+
+
+class _Bar:
+    """A progress bar over prompts, with token rates; appears on batches that take a while."""
+
+    def __init__(self, total: int, wanted: bool) -> None:
+        self._bar: Any = None
+        self._tokens_in = self._tokens_out = 0
+        if wanted and total > 1:
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=total, desc="Processed prompts", delay=_BAR_DELAY_S, dynamic_ncols=True)
+
+    def update(self, tokens_in: int, tokens_out: int) -> None:
+        if self._bar is None:
+            return
+        self._tokens_in += tokens_in
+        self._tokens_out += tokens_out
+        elapsed = self._bar.format_dict["elapsed"] or 1e-9
+        self._bar.set_postfix_str(
+            f"in {self._tokens_in / elapsed:.0f}, out {self._tokens_out / elapsed:.0f} tok/s", refresh=False
+        )
+        self._bar.update(1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def engine_config(model: str | os.PathLike[str] | None, options: dict[str, Any]) -> EngineConfig:
+    """EngineConfig from LLM's arguments. Raises TypeError, ValueError."""
+    names = EngineConfig.__struct_fields__
+    for name in options:
+        if name not in names:
+            close = difflib.get_close_matches(name, names, n=3)
+            hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(names)}"
+            raise TypeError(f"LLM has no option {name!r}; {hint}")
+    values = {"disable_log_stats": True, **options, "model": None if model is None else os.fspath(model)}
+    if isinstance(values.get("served_model_name"), str):
+        values["served_model_name"] = [values["served_model_name"]]
+    try:
+        return msgspec.convert(values, EngineConfig)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from None
+
+
+def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt, or a list of them, as a list."""
+    if isinstance(prompts, str | dict):
+        return [prompts]
+    if len(prompts) and not isinstance(prompts[0], str | dict | Sequence) and not hasattr(prompts[0], "__len__"):
+        return [prompts]  # token ids
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _text_of(prompt: Prompt) -> str | None:
+    """The text of a prompt that has to be tokenized, None for one that is token ids."""
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, dict) and prompt.get("prompt_token_ids") is None:
+        return str(prompt.get("prompt") or "")
+    return None

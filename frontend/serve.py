@@ -1,0 +1,254 @@
+"""`quire serve`: the port, the engine, one or more frontends, and the end of all of them in order. The process tree is here.
+
+    quire serve ─┬─ quire.enginecore ── workers      (unless --engine names a running daemon)
+                 └─ quire.frontend.http × N          (with --frontends N > 1; a single frontend runs in this process)
+
+The port is bound before the model loads. An engine that dies is started again at the same address, and the frontends, which
+answer 503 meanwhile, find it by themselves; if it cannot start, everything ends with its message and exit code 1.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from quire.frontend.client import AsyncClient
+from quire.frontend.http.metrics import block_bytes
+from quire.frontend.http.server import FrontendConfig, FrontendError, StopSignals, bind, frontend_keys, run, serve
+from quire.frontend.launcher import CoreProcess, EngineStartError, launch_core
+from quire.ipc.config import EngineConfig
+from quire.ipc.paths import private_directory
+from quire.ipc.process import Child, spawn
+
+log = logging.getLogger("quire.serve")
+
+_RESTART_PAUSE_S, _MAX_RESTART_PAUSE_S = 1.0, 30.0
+_LIVED_WELL_S = 120.0  # an engine or frontend that lived so long gets its next start at once
+_START_TIMEOUT_S = 60.0  # of a frontend process
+
+
+class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What `quire serve` was asked for. engine: None to attach to `frontend.engine_address`."""
+
+    host: str
+    port: int
+    num_frontends: int
+    engine: EngineConfig | None
+    frontend: FrontendConfig  # the template: address, sockets and numbers are filled in
+
+
+class ServeError(Exception):
+    """The server cannot start or go on; the text is for the user."""
+
+
+def run_server(config: ServeConfig) -> None:
+    """Serve until SIGTERM or SIGINT. Raises ServeError."""
+    try:
+        frontend_keys(config.frontend)
+        sockets = bind(config.host, config.port, config.num_frontends)
+        port = sockets[0].getsockname()[1]
+        engine = Engine(config.engine, config.frontend.engine_address)
+        engine.start()
+    except (FrontendError, EngineStartError) as error:
+        raise ServeError(str(error)) from None
+    try:
+        template = msgspec.structs.replace(config.frontend, engine_address=engine.address, num_frontends=config.num_frontends)
+        print_ready = ReadyMessage(config.host, port, bool(config.frontend.api_keys))
+        if config.num_frontends == 1:
+            run(lambda: _serve_here(template, sockets[0], engine, print_ready))
+        else:
+            run(lambda: _serve_in_children(template, sockets, engine, print_ready))
+    except FrontendError as error:
+        raise ServeError(str(error)) from None
+    finally:
+        engine.stop()
+
+
+class Engine:
+    """The engine process, kept alive; or, without a config, somebody else's engine, which is left alone."""
+
+    def __init__(self, config: EngineConfig | None, address: str) -> None:
+        self.address = address
+        self._process: CoreProcess | None = None
+        self._config = config
+        if config is not None:
+            self.address = config.listen or f"ipc://{private_directory()}/engine.sock"
+            self._config = msgspec.structs.replace(config, listen=self.address)  # the same one after a restart
+
+    def start(self) -> None:
+        """Returns when the engine is ready. Raises EngineStartError."""
+        if self._config is not None:
+            self._process = launch_core(self._config)
+            self.address = self._process.address
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.stop()
+
+    async def keep_alive(self) -> None:
+        """Start the engine again whenever it ends. Raises ServeError if it cannot start."""
+        if self._process is None:
+            await asyncio.Event().wait()
+            return
+        pause_s = _RESTART_PAUSE_S
+        while True:
+            started = time.monotonic()
+            await _ended(self._process.child)
+            code = self._process.stop(0.0)
+            log.error("the engine ended unexpectedly (%s); requests get 503 until it is back", _how(code))
+            pause_s = _RESTART_PAUSE_S if time.monotonic() - started > _LIVED_WELL_S else pause_s
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _MAX_RESTART_PAUSE_S)
+            try:
+                await asyncio.to_thread(self.start)
+            except EngineStartError as error:
+                raise ServeError(f"the engine cannot start again: {error}") from None
+            log.info("the engine is back")
+
+
+class ReadyMessage:
+    """What the user sees when requests can come."""
+
+    def __init__(self, host: str, port: int, needs_key: bool) -> None:
+        shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        self._url = f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+        self._needs_key = needs_key
+
+    def __call__(self, model: str) -> None:
+        key = " -H 'Authorization: Bearer YOUR_KEY'" if self._needs_key else ""
+        body = '{"model": "%s", "messages": [{"role": "user", "content": "Hello!"}]}' % model
+        print(f"Quire serves {model} at {self._url}")
+        print(f"Try: curl {self._url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'")
+        print(f"or:  quire chat --url {self._url}{' --api-key YOUR_KEY' if self._needs_key else ''}", flush=True)
+
+
+async def _serve_here(
+    template: FrontendConfig, sock: socket.socket, engine: Engine, print_ready: Callable[[str], None]
+) -> None:  # fmt: skip
+    signals = StopSignals()
+
+    def ready(client: AsyncClient) -> None:
+        print_ready(client.welcome.served_model_names[0])
+
+    serving = asyncio.create_task(serve(msgspec.structs.replace(template, listen_fd=sock.detach()), signals, ready))
+    await _until_stopped(signals, [serving], engine)
+
+
+async def _serve_in_children(
+    template: FrontendConfig, sockets: list[socket.socket], engine: Engine, print_ready: Callable[[str], None]
+) -> None:
+    signals = StopSignals()
+    metrics_fd = os.memfd_create("quire-metrics", os.MFD_CLOEXEC)
+    os.ftruncate(metrics_fd, block_bytes() * len(sockets))
+    frontends = [
+        Frontend(msgspec.structs.replace(template, listen_fd=sock.fileno(), metrics_fd=metrics_fd, index=i))
+        for i, sock in enumerate(sockets)
+    ]
+    for frontend in frontends:
+        frontend.start()
+    try:
+        models = await asyncio.gather(*(asyncio.to_thread(f.wait_until_ready) for f in frontends))
+        print_ready(models[0])
+        await _until_stopped(signals, [asyncio.create_task(f.keep_alive(signals)) for f in frontends], engine)
+    finally:
+        for frontend in frontends:
+            frontend.stop(template.shutdown_grace_s + 5.0)
+        os.close(metrics_fd)
+
+
+async def _until_stopped(signals: StopSignals, tasks: list[asyncio.Task[None]], engine: Engine) -> None:
+    """Run tasks and the engine's keeper until all tasks end, which they do after a signal. An engine that is lost for good
+    stops them and is raised."""
+    keeper = asyncio.create_task(engine.keep_alive())
+    stopping = asyncio.create_task(signals.stop.wait())
+    try:
+        await asyncio.wait([*tasks, keeper, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if keeper.done() and not signals.stop.is_set():
+            signals.stop.set()
+            signals.now.set()  # nothing that runs can end well
+        failed = keeper if keeper.done() else None
+        keeper.cancel()
+        await asyncio.gather(*tasks)
+        if failed is not None:
+            await failed
+    finally:
+        for task in (*tasks, keeper, stopping):
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, ServeError):
+            await keeper
+
+
+class Frontend:
+    """One frontend process, kept alive. The parent holds its socket too, so connections wait in the backlog across a restart."""
+
+    def __init__(self, config: FrontendConfig) -> None:
+        self._config = config
+        self._child: Child | None = None
+
+    def start(self) -> None:
+        self._child = spawn("quire.frontend.http", self._config, (self._config.listen_fd, self._config.metrics_fd))
+
+    def wait_until_ready(self) -> str:
+        """The served model's name. Raises FrontendError."""
+        assert self._child is not None
+        said = self._child.receive(_START_TIMEOUT_S)
+        if said is not None and "ready" in said:
+            return said["ready"]
+        raise FrontendError((said or {}).get("error", "a frontend process did not start"))
+
+    async def keep_alive(self, signals: StopSignals) -> None:
+        """Start the process again when it ends, until signals.stop; then end it."""
+        pause_s = _RESTART_PAUSE_S
+        stop = asyncio.create_task(signals.stop.wait())
+        while True:
+            assert self._child is not None
+            started, child = time.monotonic(), self._child
+            ended = asyncio.create_task(_ended(child))
+            await asyncio.wait((ended, stop), return_when=asyncio.FIRST_COMPLETED)
+            ended.cancel()
+            if stop.done():
+                grace_s = 0.0 if signals.now.is_set() else self._config.shutdown_grace_s + 5.0
+                await asyncio.to_thread(child.terminate, grace_s)
+                return
+            log.error("frontend process %d ended unexpectedly (%s)", self._config.index, _how(child.terminate(0.0)))
+            pause_s = _RESTART_PAUSE_S if time.monotonic() - started > _LIVED_WELL_S else pause_s
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _MAX_RESTART_PAUSE_S)
+            self.start()
+
+    def stop(self, grace_s: float) -> None:
+        if self._child is not None:
+            self._child.terminate(grace_s)
+
+
+async def _ended(child: Child) -> None:
+    """Wait for the end of a child."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(child.fileno(), ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(child.fileno())
+
+
+def _how(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def main(config: ServeConfig) -> int:
+    """The exit code of `quire serve`."""
+    try:
+        run_server(config)
+    except ServeError as error:
+        print(f"quire serve: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:  # while the model was loading
+        return 130
+    return 0

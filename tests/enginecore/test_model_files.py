@@ -1,0 +1,369 @@
+"""The model's files at launch: folders, hub downloads (from a local server), summaries, files for frontends, conversions."""
+
+import hashlib
+import http.server
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import tiny_models
+
+from quire.enginecore import model_files
+from quire.enginecore.model_files import (
+    ModelFilesError,
+    converted_tokenizer,
+    frontend_files,
+    model_summary,
+    resolve_model,
+    resolve_tokenizer,
+)
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A model's folder that a test may spoil."""
+    return shutil.copytree(tiny_models.tiny_model("llama"), tmp_path / "model")
+
+
+def edit(path, **changes):
+    """Set fields of a JSON file; `...` removes one."""
+    fields = {**json.loads(path.read_text()), **changes} if path.exists() else changes
+    path.write_text(json.dumps({name: value for name, value in fields.items() if value is not ...}))
+
+
+# ------------------------------------------------------------------------------------------------------- local folders
+def test_local_folder_is_taken_as_it_is(folder):
+    assert resolve_model(str(folder)) == folder.resolve()
+    assert resolve_tokenizer(None, folder) == folder
+    assert resolve_tokenizer(str(folder), Path("/elsewhere")) == folder.resolve()
+    assert resolve_model(None) == Path(model_files.__file__).parent / "bundled"
+
+
+@pytest.mark.parametrize("name", ["/no/such/folder", "./here", "a/b/c", "../up", "owner/na me", "owner/..", "http://x/y"])
+def test_what_is_neither_a_folder_nor_a_hub_id_is_refused_without_a_download(name):
+    with pytest.raises(ModelFilesError, match="neither a folder nor a hub id"):
+        resolve_model(name)
+
+
+def test_incomplete_folders_name_what_is_missing(folder):
+    with pytest.raises(ModelFilesError, match="is a file"):
+        resolve_model(str(folder / "config.json"))
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelFilesError, match=r"no model\.safetensors"):
+        resolve_model(str(folder))
+    assert resolve_model(str(folder), weights=False) == folder.resolve()
+    (folder / "config.json").unlink()
+    with pytest.raises(ModelFilesError, match=r"no config\.json"):
+        resolve_model(str(folder), weights=False)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ModelFilesError, match=r"no tokenizer\.json"):
+        resolve_tokenizer(None, folder)
+
+
+# ------------------------------------------------------------------------------------------------------- summary
+def test_summary_of_a_model(folder):
+    edit(folder / "generation_config.json", temperature=0.6, top_p=0.9, top_k=20, max_new_tokens=64, do_sample=True)
+    summary = model_summary(folder)
+    assert (summary.architecture, summary.vocab_size, summary.max_model_len) == ("LlamaForCausalLM", 512, 512)
+    assert (summary.dtype, summary.bos_token_id) == ("float32", tiny_models.BOS)
+    assert summary.generation_defaults == {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "max_tokens": 64}
+
+
+def test_eos_ids_are_the_union_of_all_sources(folder):
+    assert model_summary(folder).eos_token_ids == [tiny_models.EOS, tiny_models.IM_END]
+    edit(folder / "config.json", eos_token_id=[7, 9, 100000])
+    edit(folder / "generation_config.json", eos_token_id=8)
+    edit(folder / "tokenizer_config.json", eos_token={"content": "<|im_end|>"})
+    assert model_summary(folder).eos_token_ids == [tiny_models.IM_END, 7, 8, 9]
+    for name in ("generation_config.json", "tokenizer_config.json", "tokenizer.json"):
+        (folder / name).unlink()
+    assert model_summary(folder).eos_token_ids == [7, 9]
+    edit(folder / "config.json", eos_token_id=None)
+    assert model_summary(folder).eos_token_ids == []
+    edit(folder / "config.json", eos_token_id=list(range(40)))
+    with pytest.raises(ModelFilesError, match="at most 16"):
+        model_summary(folder)
+
+
+def test_eos_token_is_found_in_every_tokenizer_file(folder):
+    edit(folder / "tokenizer_config.json", eos_token="<x>", added_tokens_decoder={"77": {"content": "<x>"}})
+    assert model_files.tokenizer_eos_id(folder) == 77
+    edit(folder / "tokenizer_config.json", eos_token=..., added_tokens_decoder=...)
+    assert model_files.tokenizer_eos_id(folder) is None
+    edit(folder / "special_tokens_map.json", eos_token="<|im_start|>")
+    assert model_files.tokenizer_eos_id(folder) == tiny_models.IM_START
+    edit(folder / "special_tokens_map.json", eos_token="nowhere")
+    assert model_files.tokenizer_eos_id(folder) is None
+
+
+@pytest.mark.parametrize(
+    "changes, length",
+    [
+        ({"rope_parameters": None}, 512),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, 2048),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 100}}, 400),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2}}, 1024),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64}}, 512),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": "x"}}, 512),
+    ],
+)
+def test_context_length_follows_rope_scaling(folder, changes, length):
+    edit(folder / "config.json", **changes)
+    assert model_summary(folder).max_model_len == length
+
+
+def test_dtype_is_the_checkpoints_where_config_does_not_say(folder):
+    edit(folder / "config.json", dtype=..., torch_dtype="torch.float16")
+    assert model_summary(folder).dtype == "float16"
+    edit(folder / "config.json", torch_dtype=...)
+    assert model_summary(folder).dtype == "float32"
+    (folder / "model.safetensors").unlink()
+    assert model_summary(folder).dtype == "bfloat16"
+
+
+def test_generation_defaults_can_be_turned_off_or_come_from_elsewhere(folder, tmp_path):
+    edit(folder / "generation_config.json", temperature=0.6)
+    assert model_summary(folder, generation_config="vllm").generation_defaults == {}
+    assert model_summary(folder, generation_config="vllm").eos_token_ids == [tiny_models.EOS, tiny_models.IM_END]
+    assert "generation_config.json" not in frontend_files(folder, generation_config="vllm")
+    (tmp_path / "other").mkdir()
+    edit(tmp_path / "other" / "generation_config.json", min_p=0.1, repetition_penalty=1.1, top_k=None)
+    summary = model_summary(folder, generation_config=str(tmp_path / "other"))
+    assert summary.generation_defaults == {"min_p": 0.1, "repetition_penalty": 1.1}
+    with pytest.raises(ModelFilesError, match="--generation-config"):
+        model_summary(folder, generation_config=str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize("bad", [{"temperature": -1}, {"temperature": "hot"}, {"top_p": 2}, {"max_new_tokens": 1.5}])
+def test_generation_defaults_are_held_to_the_bounds(folder, bad):
+    edit(folder / "generation_config.json", **bad)
+    with pytest.raises(ModelFilesError, match=r"generation_config\.json.*--generation-config vllm"):
+        model_summary(folder)
+    assert model_summary(folder, generation_config="vllm").generation_defaults == {}
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json"])
+def test_broken_json_is_named(folder, name):
+    for text in ("{", "[1]", "\udce4"):
+        (folder / name).write_bytes(text.encode(errors="surrogateescape"))
+        with pytest.raises(ModelFilesError, match=name.replace(".", r"\.")):
+            model_summary(folder)
+
+
+# ------------------------------------------------------------------------------------------------------- frontends' files
+def test_frontends_are_sent_the_closed_list_of_files(folder):
+    (folder / "secret.json").write_text("{}")
+    files = frontend_files(folder)
+    assert sorted(files) == ["generation_config.json", "tokenizer.json", "tokenizer_config.json"]
+    assert files["tokenizer.json"] == (folder / "tokenizer.json").read_bytes()
+    (folder / "chat_template.jinja").write_text("own")
+    assert frontend_files(folder)["chat_template.jinja"] == b"own"
+
+
+def test_chat_template_may_be_a_file_or_the_text_itself(folder, tmp_path):
+    (tmp_path / "t.jinja").write_text("{{ messages }}")
+    assert frontend_files(folder, chat_template=str(tmp_path / "t.jinja"))["chat_template.jinja"] == b"{{ messages }}"
+    assert frontend_files(folder, chat_template="{{ x }}")["chat_template.jinja"] == b"{{ x }}"
+    long = "{{ x }}" + "y" * 10000
+    assert frontend_files(folder, chat_template=long)["chat_template.jinja"] == long.encode()
+    with pytest.raises(ModelFilesError, match="--chat-template"):
+        frontend_files(folder, chat_template="no-such-file.jinja")
+
+
+def gpt2_tokenizer(folder):
+    """The tiny tokenizer as vocab.json and merges.txt only."""
+    folder.mkdir()
+    tiny_models.tokenizer().model.save(str(folder))
+    settings = {"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|endoftext|>", "bos_token": "<|endoftext|>"}
+    settings["unk_token"] = "<|endoftext|>"
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def test_other_tokenizers_are_converted_once_by_a_child(tmp_path):
+    from tokenizers import Tokenizer
+
+    folder, cache = gpt2_tokenizer(tmp_path / "gpt2"), tmp_path / "cache"
+    path = converted_tokenizer(folder, cache)
+    made = Tokenizer.from_str(path.read_text())
+    text = "A quire holds twenty-four sheets, naïvely 你好."
+    assert made.encode(text).ids == tiny_models.tokenizer().encode(text).ids
+    written = path.stat().st_mtime_ns
+    assert converted_tokenizer(folder, cache) == path and path.stat().st_mtime_ns == written
+    assert [p.name for p in path.parent.iterdir()] == ["tokenizer.json"], "nothing half-made is left"
+
+
+def test_a_tokenizer_that_cannot_be_converted_says_why(tmp_path):
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    (folder / "vocab.json").write_text("{")
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    with pytest.raises(ModelFilesError, match=r"cannot be converted to tokenizer\.json: \w+"):
+        converted_tokenizer(folder, tmp_path / "cache")
+    assert not list((tmp_path / "cache").rglob("tokenizer.json"))
+
+
+def test_core_side_imports_no_torch_and_no_hub():
+    code = (
+        "import sys; import quire.enginecore.model_files; "
+        "print([m for m in ('torch', 'transformers', 'huggingface_hub', 'tokenizers') if m in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+# ------------------------------------------------------------------------------------------------------- the hub
+class FakeHub(http.server.ThreadingHTTPServer):
+    """As much of the hub's API as a snapshot download needs: owner/tiny at one commit; owner/gated, whose files are locked."""
+
+    daemon_threads = True
+
+    def __init__(self, folder):
+        super().__init__(("127.0.0.1", 0), FakeHubHandler)
+        self.files = {path.name: path.read_bytes() for path in folder.iterdir()}
+        self.files["pytorch_model.bin"] = b"pickled"
+        self.files["original/consolidated.safetensors"] = self.files["consolidated.safetensors"] = b"a second copy"
+        self.downloaded = []
+        self.tokens = set()
+
+
+class FakeHubHandler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *args):
+        pass
+
+    def answer(self, body, status=200, **headers):
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def do_GET(self):
+        hub = self.server
+        hub.tokens.add(self.headers.get("Authorization"))
+        path = self.path.partition("?")[0]
+        repository = "owner/gated" if "owner/gated" in path else "owner/tiny"
+        api = f"/api/models/{repository}"
+        if path in (f"{api}/revision/main", f"{api}/revision/{COMMIT}"):
+            siblings = [{"rfilename": name} for name in hub.files]
+            return self.answer(json.dumps({"id": repository, "sha": COMMIT, "siblings": siblings}).encode())
+        if path == f"{api}/revision/nothere":
+            return self.answer(b"{}", 404, X_Error_Code="RevisionNotFound")
+        if path == f"{api}/tree/{COMMIT}":
+            tree = [
+                {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+                for name, data in hub.files.items()
+            ]
+            return self.answer(json.dumps(tree).encode())
+        name = path.removeprefix(f"/{repository}/resolve/{COMMIT}/")
+        if name == path or name not in hub.files:
+            return self.answer(b"{}", 404, X_Error_Code="RepoNotFound")
+        if repository == "owner/gated":
+            return self.answer(b"{}", 401, X_Error_Code="GatedRepo", X_Error_Message="gated")
+        if self.command == "GET":
+            hub.downloaded.append(name)
+        etag = f'"{hashlib.sha1(hub.files[name]).hexdigest()}"'
+        return self.answer(hub.files[name], X_Repo_Commit=COMMIT, ETag=etag)
+
+    do_HEAD = do_GET
+
+
+@pytest.fixture(scope="module")
+def hub():
+    server = FakeHub(tiny_models.tiny_model("llama"))
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def resolve_in_child(hub, cache, *calls, **env):
+    """Call resolve_model(**call) in a process of its own (the hub's library reads its environment when imported).
+
+    One line a call: the files of the folder, or the error.
+    """
+    code = (
+        "import json, os, sys, quire.enginecore.model_files as m\n"
+        "for call in json.loads(sys.argv[1]):\n"
+        "    try:\n"
+        "        folder = m.resolve_model(**call)\n"
+        "        print('ok', *sorted(os.listdir(folder)))\n"
+        "    except m.ModelFilesError as error:\n"
+        "        print('error', error)\n"
+    )
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("HF_") and "proxy" not in name.lower()},
+        "HF_ENDPOINT": f"http://127.0.0.1:{hub.server_address[1]}",
+        "HF_HOME": str(cache),
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        **env,
+    }
+    child = subprocess.run(
+        [sys.executable, "-P", "-c", code, json.dumps(calls)], capture_output=True, text=True, env=environment, timeout=60
+    )
+    assert child.returncode == 0, child.stderr
+    return child.stdout.splitlines()
+
+
+TINY = {"model": "owner/tiny"}
+
+
+def test_hub_model_is_downloaded_once_and_only_what_is_needed(hub, tmp_path):
+    hub.downloaded.clear()
+    wanted = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    small = [name for name in wanted if name != "model.safetensors"]
+    lines = resolve_in_child(hub, tmp_path, {**TINY, "weights": False}, TINY, HF_TOKEN="hf_secret")
+    assert lines == ["ok " + " ".join(small), "ok " + " ".join(wanted)]
+    assert sorted(hub.downloaded) == wanted, "each file once, no pickles, no second copy of the weights"
+    assert "Bearer hf_secret" in hub.tokens
+    assert (tmp_path / "hub" / "models--owner--tiny" / "refs" / "main").read_text() == COMMIT
+
+    hub.downloaded.clear()
+    offline = resolve_in_child(hub, tmp_path, TINY, HF_HUB_OFFLINE="1")
+    unreachable = resolve_in_child(hub, tmp_path, {**TINY, "revision": COMMIT}, HF_ENDPOINT="http://127.0.0.1:9")
+    assert offline == unreachable == ["ok " + " ".join(wanted)]
+    assert not hub.downloaded
+
+
+def test_small_files_alone_are_not_a_model_offline(hub, tmp_path):
+    resolve_in_child(hub, tmp_path, {**TINY, "weights": False})
+    (line,) = resolve_in_child(hub, tmp_path, TINY, HF_HUB_OFFLINE="1")
+    assert line.startswith("error owner/tiny")
+
+
+def test_download_dir_and_revision_are_respected(hub, tmp_path):
+    call = {**TINY, "revision": COMMIT, "download_dir": str(tmp_path / "here"), "weights": False}
+    assert resolve_in_child(hub, tmp_path / "home", call)[0].startswith("ok config.json")
+    assert (tmp_path / "here" / "models--owner--tiny" / "snapshots" / COMMIT / "config.json").exists()
+
+
+def test_hub_errors_say_what_to_do(hub, tmp_path):
+    (tmp_path / "file").touch()
+    lines = resolve_in_child(
+        hub,
+        tmp_path,
+        {"model": "owner/gated"},
+        {"model": "owner/absent"},
+        {**TINY, "revision": "nothere"},
+        {**TINY, "download_dir": str(tmp_path / "file")},
+    )
+    assert lines[0].startswith("error owner/gated is gated: accept its terms")
+    assert lines[1].startswith("error owner/absent is neither a local folder nor a model on the hub")
+    assert lines[2] == "error owner/tiny has no revision nothere on the hub"
+    assert lines[3].startswith("error owner/tiny cannot be downloaded: ")
+    for env in ({"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}):
+        (line,) = resolve_in_child(hub, tmp_path / "empty", TINY, **env)
+        assert line.startswith("error owner/tiny is not (completely) in the local cache, and the hub cannot be reached")

@@ -1,0 +1,736 @@
+"""The routes, over a fake wire, with a scripted client: shapes, parameters, streams, and every refusal by name."""
+
+import asyncio
+import json
+import logging
+
+import pytest
+
+from quire.frontend.client import EngineDown, EngineError, InvalidRequest, Overloaded, TooLong
+from quire.frontend.outputs import Delta
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+NUM_TOKENS = 21  # of FakeClient.OUTPUT
+
+
+def run(coroutine):
+    return asyncio.run(coroutine)
+
+
+# ---------------------------------------------------------------------------------------------------------------- chat
+def test_chat_answers_in_openai_shape(http):
+    async def main():
+        api = http.Api()
+        status, body = await api.json("POST", CHAT, HELLO)
+        assert status == 200
+        assert body.pop("id").startswith("chatcmpl-") and body.pop("created") > 1.7e9
+        usage = {"prompt_tokens": 19, "completion_tokens": NUM_TOKENS, "total_tokens": 19 + NUM_TOKENS}
+        assert body == {
+            "object": "chat.completion",
+            "model": "tiny",
+            "choices": [
+                {
+                    "index": 0,
+                    "message": {"role": "assistant", "content": api.client.OUTPUT, "refusal": None, "tool_calls": []},
+                    "logprobs": None,
+                    "finish_reason": "stop",
+                    "stop_reason": None,
+                }
+            ],
+            "usage": {**usage, "prompt_tokens_details": {"cached_tokens": 4}},
+            "prompt_logprobs": None,
+        }
+        (stream,) = api.client.streams
+        assert api.client.tokenizer.decode(stream.ids) == "<user>hi<assistant>"
+        assert stream.params.max_tokens is None
+
+    run(main())
+
+
+def test_chat_stream_is_role_text_finish_usage_done(http):
+    async def main():
+        api = http.Api()
+        events = await api.events(CHAT, {**HELLO, "stream_options": {"include_usage": True}})
+        assert events.pop() == "[DONE]"
+        usage = events.pop()
+        assert usage["choices"] == [] and usage["usage"]["completion_tokens"] == NUM_TOKENS
+        assert usage["usage"]["prompt_tokens_details"] == {"cached_tokens": 4}
+        assert all(e["usage"] is None and e["object"] == "chat.completion.chunk" for e in events)
+        assert len({(e["id"], e["created"], e["model"]) for e in events}) == 1
+        choices = [e["choices"][0] for e in events]
+        assert choices[0]["delta"] == {"role": "assistant", "content": ""}
+        assert choices[-1] == {"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop", "stop_reason": None}
+        assert "".join(c["delta"]["content"] for c in choices[:-1]) == api.client.OUTPUT
+        assert all(c["finish_reason"] is None for c in choices[:-1])
+
+    run(main())
+
+
+def test_a_stream_writes_once_per_turn_and_its_head_with_the_first_text(http):
+    async def main():
+        api = http.Api()
+        api.client.speak = None
+        wire = api.wire()
+        await wire.talk(api.encode("POST", CHAT, {**HELLO, "stream": True, "n": 2}))
+        (stream,) = api.client.streams
+        assert wire.transport.num_writes == 0
+        stream.push(Delta(0, "a", [1], num_tokens=1), Delta(1, "b", [2], num_tokens=1))
+        await http.settle()
+        assert wire.transport.num_writes == 1
+        stream.push(Delta(0, "c", [1], num_tokens=2), Delta(1, "", [2], num_tokens=2))
+        await http.settle()
+        assert wire.transport.num_writes == 2
+        stream.push(Delta(0, "", [1], num_tokens=3))  # held back: nothing to say
+        await http.settle()
+        assert wire.transport.num_writes == 2
+        stream.push(Delta(0, "d", [1], None, "length", None, 4), Delta(1, "", [], None, "stop", "X", 2))
+        stream.end()
+        await http.settle()
+        choices = [e["choices"][0] for e in http.parse_events(wire.answers()[0].body)[:-1]]
+        texts = ["".join(c["delta"].get("content", "") for c in choices if c["index"] == i) for i in (0, 1)]
+        ends = {c["index"]: (c["finish_reason"], c["stop_reason"]) for c in choices if c["finish_reason"]}
+        assert texts == ["acd", "b"] and ends == {0: ("length", None), 1: ("stop", "X")}
+
+    run(main())
+
+
+def test_chat_logprobs_stream_and_whole_are_equal(http):
+    async def main():
+        api = http.Api()
+        body = {**HELLO, "logprobs": True, "top_logprobs": 2}
+        _, whole = await api.json("POST", CHAT, body)
+        content = whole["choices"][0]["logprobs"]["content"]
+        assert len(content) == NUM_TOKENS
+        first = content[0]
+        token = api.client.tokenizer.token_str
+        assert first["token"] == "G" and first["logprob"] == -3.0 and first["bytes"] == [71]
+        assert [t["token"] for t in first["top_logprobs"]] == [token(10), token(11)]  # the third is not among the best two
+        assert bytes(b for c in content for b in c["bytes"]).decode() == api.client.OUTPUT
+        events = await api.events(CHAT, body)
+        streamed = [c for e in events[:-1] if (lp := e["choices"][0]["logprobs"]) for c in lp["content"]]
+        assert streamed == content
+        _, none = await api.json("POST", CHAT, {**HELLO, "logprobs": True})
+        assert none["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
+        _, ids = await api.json("POST", CHAT, {**body, "return_tokens_as_token_ids": True})
+        assert ids["choices"][0]["logprobs"]["content"][0]["top_logprobs"][0]["token"] == "token_id:10"
+
+    run(main())
+
+
+def test_impossible_tokens_are_sent_as_a_number(http):
+    async def main():
+        _, whole = await http.Api().json("POST", CHAT, {**HELLO, "logprobs": True, "top_logprobs": 5})
+        assert whole["choices"][0]["logprobs"]["content"][0]["top_logprobs"][-1]["logprob"] == -9999.0
+
+    run(main())
+
+
+def test_chat_extras_reach_the_template(http):
+    async def main():
+        api = http.Api()
+        decode = api.client.tokenizer.decode
+        tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+        cases = [
+            ({"tools": [tool, tool], "tool_choice": "auto"}, "<user>hi[2 tools]<assistant>"),
+            ({"chat_template_kwargs": {"shout": True}}, "<user>hi!<assistant>"),
+            ({"add_generation_prompt": False}, "<user>hi"),
+            ({"messages": [*HELLO["messages"], {"role": "assistant", "content": "yo"}], "continue_final_message": True,
+              "add_generation_prompt": False}, "<user>hi<assistant>yo"),
+            ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]},
+             "<user>a\nb<assistant>"),
+        ]  # fmt: skip
+        for extra, expected in cases:
+            status, _ = await api.json("POST", CHAT, {**HELLO, **extra})
+            assert status == 200 and decode(api.client.streams[-1].ids) == expected, extra
+
+    run(main())
+
+
+def test_return_token_ids(http):
+    async def main():
+        api = http.Api()
+        _, whole = await api.json("POST", CHAT, {**HELLO, "return_token_ids": True})
+        (stream,) = api.client.streams
+        ids = whole["choices"][0]["token_ids"]
+        assert whole["prompt_token_ids"] == stream.ids and api.client.tokenizer.decode(ids) == api.client.OUTPUT
+        events = await api.events(CHAT, {**HELLO, "return_token_ids": True})
+        assert events[0]["prompt_token_ids"] == stream.ids
+        assert [i for e in events[:-1] for i in e["choices"][0].get("token_ids", [])] == ids
+        _, whole = await api.json("POST", COMPLETIONS, {"prompt": [5, 6], "return_token_ids": True})
+        assert whole["choices"][0]["prompt_token_ids"] == [5, 6] and whole["choices"][0]["token_ids"] == ids
+        events = await api.events(COMPLETIONS, {"prompt": [5, 6], "return_token_ids": True})
+        assert events[0]["choices"][0]["prompt_token_ids"] == [5, 6]
+        assert [i for e in events[:-1] for i in e["choices"][0].get("token_ids", [])] == ids
+
+    run(main())
+
+
+def test_continuous_usage(http):
+    async def main():
+        options = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+        events = await http.Api().events(CHAT, {**HELLO, **options})
+        counts = [e["usage"]["completion_tokens"] for e in events[1:-1]]
+        assert counts == sorted(counts) and counts[0] == 1 and counts[-1] == NUM_TOKENS
+
+    run(main())
+
+
+# --------------------------------------------------------------------------------------------------------- completions
+def test_completions_take_prompts_in_four_shapes(http):
+    async def main():
+        api = http.Api()
+        text = api.client.tokenizer.encode("ab")
+        for prompt, expected in [
+            ("ab", [text]),
+            (["ab", "ab"], [text, text]),
+            ([1, 2, 3], [[1, 2, 3]]),
+            ([[1, 2], [3]], [[1, 2], [3]]),
+        ]:
+            api.client.streams.clear()
+            status, body = await api.json("POST", COMPLETIONS, {"model": "tiny", "prompt": prompt})
+            assert status == 200 and [s.ids for s in api.client.streams] == expected
+            assert [c["index"] for c in body["choices"]] == list(range(len(expected)))
+            assert all(c["text"] == api.client.OUTPUT for c in body["choices"])
+            assert body["usage"]["completion_tokens"] == NUM_TOKENS * len(expected)
+            assert api.client.streams[0].params.max_tokens == 16
+
+    run(main())
+
+
+def test_choices_of_many_prompts_and_n_are_numbered(http):
+    async def main():
+        api = http.Api()
+        body = {"prompt": ["a", "b"], "n": 3}
+        _, whole = await api.json("POST", COMPLETIONS, body)
+        assert [c["index"] for c in whole["choices"]] == list(range(6))
+        events = await api.events(COMPLETIONS, {**body, "stream_options": {"include_usage": True}})
+        assert events.pop() == "[DONE]"
+        assert events.pop()["usage"] == whole["usage"]
+        texts, ends = [""] * 6, []
+        for event in events:
+            (choice,) = event["choices"]
+            texts[choice["index"]] += choice["text"]
+            ends += [choice["index"]] if choice["finish_reason"] else []
+        assert texts == [api.client.OUTPUT] * 6 and sorted(ends) == list(range(6))
+
+    run(main())
+
+
+def test_completion_logprobs_and_echo_stream_and_whole_are_equal(http):
+    async def main():
+        api = http.Api()
+        body = {"prompt": "ab", "logprobs": 2, "echo": True}
+        _, whole = await api.json("POST", COMPLETIONS, body)
+        (choice,) = whole["choices"]
+        assert choice["text"] == "ab" + api.client.OUTPUT
+        logprobs = choice["logprobs"]
+        assert logprobs["tokens"][:4] == ["a", "b", "G", "r"] and logprobs["text_offset"][:4] == [0, 1, 2, 3]
+        assert logprobs["token_logprobs"][:3] == [None, -3.0, -3.0] and logprobs["top_logprobs"][0] is None
+        token = api.client.tokenizer.token_str
+        assert logprobs["top_logprobs"][2] == {token(10): -1.0, token(11): -2.0, "G": -3.0}
+        assert api.client.streams[0].params.prompt_logprobs == 2
+        events = await api.events(COMPLETIONS, body)
+        parts = [e["choices"][0] for e in events[:-1]]
+        assert "".join(p["text"] for p in parts) == choice["text"]
+        for name, values in logprobs.items():
+            assert [v for p in parts if p["logprobs"] for v in p["logprobs"][name]] == values
+
+    run(main())
+
+
+def test_echo_without_output_scores_a_prompt(http):
+    async def main():
+        api = http.Api()
+        _, body = await api.json("POST", COMPLETIONS, {"prompt": [1, 2, 3], "max_tokens": 0, "echo": True, "logprobs": 1})
+        (choice,) = body["choices"]
+        assert choice["text"] == api.client.tokenizer.decode([1, 2, 3]) and choice["finish_reason"] == "length"
+        assert len(choice["logprobs"]["tokens"]) == 3 and body["usage"]["completion_tokens"] == 0
+        assert api.client.streams[0].params.max_tokens == 1
+
+    run(main())
+
+
+def test_prompt_logprobs_in_vllm_shape(http):
+    async def main():
+        for path, body, pick in [
+            (CHAT, HELLO, lambda r: r["prompt_logprobs"]),
+            (COMPLETIONS, {"prompt": "ab"}, lambda r: r["choices"][0]["prompt_logprobs"]),
+        ]:
+            api = http.Api()
+            _, answer = await api.json("POST", path, {**body, "prompt_logprobs": 1})
+            first, second, *_ = pick(answer)
+            own = str(api.client.streams[0].ids[1])
+            assert first is None and second[own]["logprob"] == -3.0 and second[own]["rank"] == 3
+            assert second["10"]["decoded_token"] == api.client.tokenizer.token_str(10)
+
+    run(main())
+
+
+# ---------------------------------------------------------------------------------------------------------- parameters
+SAMPLING = {
+    "n": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "presence_penalty": 0.5, "frequency_penalty": -0.5,
+    "repetition_penalty": 1.1, "seed": 42, "stop": ["x", "y"], "stop_token_ids": [3], "include_stop_str_in_output": True,
+    "ignore_eos": True, "max_tokens": 9, "min_tokens": 2, "allowed_token_ids": [1, 2], "bad_words": ["zz"],
+    "skip_special_tokens": False, "spaces_between_special_tokens": False, "prompt_logprobs": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "base"), [(CHAT, HELLO), (COMPLETIONS, {"prompt": "a"})])
+def test_every_sampling_parameter_arrives(http, path, base):
+    async def main():
+        api = http.Api()
+        extra = {"logit_bias": {"5": -1.5}, "priority": -3, "cache_salt": "s"}
+        status, answer = await api.json("POST", path, {**base, **SAMPLING, **extra})
+        assert status == 200, answer
+        (stream,) = api.client.streams
+        for name, value in SAMPLING.items():
+            assert getattr(stream.params, name) == value, name
+        assert stream.params.logit_bias == {5: -1.5}
+        assert stream.options["priority"] == -3 and stream.options["cache_salt"] == "s"
+        nulls = dict.fromkeys([*SAMPLING, *extra, "stream", "stream_options", "user", "model", "logprobs", "tools"])
+        status, answer = await api.json("POST", path, {**nulls, **base})
+        assert status == 200, answer  # null is as good as absent
+
+    run(main())
+
+
+def test_defaults_come_from_the_generation_config(http):
+    async def main():
+        config = {"temperature": 0.6, "top_k": 20, "max_new_tokens": 50, "repetition_penalty": 1.05}
+        api = http.Api(http.FakeClient(config))
+        for path, base in [(CHAT, HELLO), (COMPLETIONS, {"prompt": "a"})]:
+            await api.json("POST", path, base)
+            params = api.client.streams[-1].params
+            assert (params.temperature, params.top_k, params.max_tokens, params.repetition_penalty) == (0.6, 20, 50, 1.05)
+            await api.json("POST", path, {**base, "temperature": 0, "max_tokens": 3})
+            params = api.client.streams[-1].params
+            assert (params.temperature, params.top_k, params.max_tokens) == (0.0, 20, 3)
+        await api.json("POST", CHAT, {**HELLO, "max_completion_tokens": 5, "max_tokens": 7})
+        assert api.client.streams[-1].params.max_tokens == 5
+        await api.json("POST", COMPLETIONS, {"prompt": [1] * 190})
+        assert api.client.streams[-1].params.max_tokens == 10  # a default never asks for more than there is room for
+
+    run(main())
+
+
+def test_harmless_fields_are_accepted(http):
+    async def main():
+        harmless = {
+            "user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "parallel_tool_calls": True,
+            "response_format": {"type": "text"}, "tool_choice": "none", "modalities": ["text"], "best_of": 1,
+            "reasoning_effort": "low", "guided_json": None, "audio": None, "use_beam_search": False, "unheard_of": [1],
+            "prompt_cache_key": "k", "safety_identifier": "s", "verbosity": "low",
+        }  # fmt: skip
+        api = http.Api()
+        for path, base in [(CHAT, HELLO), (COMPLETIONS, {"prompt": "a", "suffix": ""})]:
+            status, answer = await api.json("POST", path, {**base, **harmless})
+            assert status == 200, answer
+
+    run(main())
+
+
+REFUSED = [
+    ({"messages": None}, "messages"), ({"messages": []}, "messages"), ({"messages": "hi"}, "messages"),
+    ({"messages": ["hi"]}, "messages[0]"), ({"messages": [{"content": "hi"}]}, "messages"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
+    ({"max_tokens": "9"}, "max_tokens"), ({"max_tokens": 1.5}, "max_tokens"), ({"max_tokens": True}, "max_tokens"),
+    ({"max_tokens": 0}, "max_tokens"), ({"max_tokens": -1}, "max_tokens"), ({"max_tokens": 10**30}, "max_tokens"),
+    ({"temperature": -1}, "temperature"), ({"temperature": "hot"}, "temperature"), ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.1}, "top_p"), ({"top_k": -2}, "top_k"), ({"min_p": 2}, "min_p"), ({"presence_penalty": 3}, "presence_penalty"),
+    ({"frequency_penalty": -3}, "frequency_penalty"), ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"n": 0}, "n"), ({"n": 129}, "n"), ({"n": 10**12}, "n"), ({"seed": 2**70}, "seed"), ({"min_tokens": -1}, "min_tokens"),
+    ({"min_tokens": 10**9}, "min_tokens"), ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+    ({"stop": 5}, "stop"), ({"stop": [5]}, "stop[0]"), ({"stop": [""]}, "stop"), ({"stop": ["x"] * 100}, "stop"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids[0]"), ({"stop_token_ids": list(range(300))}, "stop_token_ids"),
+    ({"logit_bias": {"x": 1}}, "logit_bias"), ({"logit_bias": {"5": 101}}, "logit_bias"), ({"logit_bias": [1]}, "logit_bias"),
+    ({"logit_bias": {"-5": 1}}, "logit_bias"), ({"allowed_token_ids": []}, "allowed_token_ids"),
+    ({"bad_words": [""]}, "bad_words"),
+    ({"top_logprobs": 2}, "top_logprobs"), ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
+    ({"logprobs": 3}, "logprobs"), ({"prompt_logprobs": 21}, "prompt_logprobs"),
+    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"), ({"stream": 1}, "stream"),
+    ({"priority": 2**40}, "priority"), ({"cache_salt": "x" * 300}, "cache_salt"), ({"model": 3}, "model"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"), ({"echo": True}, "echo"),
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": [1]}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"a b": 1}}, "chat_template_kwargs"),
+    ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+    ({"tools": {}}, "tools"), ({"tools": [1]}, "tools[0]"),
+    ({"response_format": {"type": "json_object"}}, "response_format"), ({"response_format": "text"}, "response_format"),
+    ({"tool_choice": "required"}, "tool_choice"), ({"tool_choice": {"type": "function"}}, "tool_choice"),
+    ({"modalities": ["text", "audio"]}, "modalities"), ({"audio": {"voice": "x"}}, "audio"), ({"best_of": 3}, "best_of"),
+    ({"functions": [{}]}, "functions"), ({"guided_json": {"type": "object"}}, "guided_json"),
+    ({"structured_outputs": {"json": {}}}, "structured_outputs"), ({"use_beam_search": True}, "use_beam_search"),
+    ({"chat_template": "{{ x }}"}, "chat_template"), ({"prediction": {"type": "content"}}, "prediction"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("extra", "param"), REFUSED, ids=[json.dumps(e)[:40] for e, _ in REFUSED])
+def test_wrong_values_get_400_and_the_field_is_named(http, extra, param):
+    async def main():
+        api = http.Api()
+        for stream in (False, True):
+            if stream and "stream_options" in extra:
+                continue
+            status, answer = await api.json("POST", CHAT, {**HELLO, "stream": stream, **extra})
+            error = answer.get("error")
+            assert status == 400 and error, answer
+            assert error["param"] == param and error["type"] == "invalid_request_error" and error["code"]
+            assert param.partition("[")[0] in error["message"]
+        assert not api.client.streams
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "prompt"), ({"prompt": ""}, "prompt"), ({"prompt": []}, "prompt"), ({"prompt": [""]}, "prompt"),
+        ({"prompt": [[]]}, "prompt"), ({"prompt": [1, "a"]}, "prompt"), ({"prompt": [1, [2]]}, "prompt"),
+        ({"prompt": {"a": 1}}, "prompt"), ({"prompt": [-1]}, "prompt[0]"), ({"prompt": [1.5]}, "prompt[0]"),
+        ({"prompt": [2**40]}, "prompt[0]"), ({"prompt": ["a"] * 1025}, "prompt"), ({"prompt": ["a"] * 20, "n": 128}, "n"),
+        ({"prompt": "a", "logprobs": 21}, "logprobs"), ({"prompt": "a", "logprobs": True}, "logprobs"),
+        ({"prompt": "a", "max_tokens": 0}, "max_tokens"), ({"prompt": "a", "suffix": "b"}, "suffix"),
+    ],
+)  # fmt: skip
+def test_completions_refuse_by_name(http, body, param):
+    async def main():
+        status, answer = await http.Api().json("POST", COMPLETIONS, body)
+        assert status == 400 and answer["error"]["param"] == param, answer
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"nonsense", b'{"temperature": NaN}', b'{"temperature": Infinity}', b'{"temperature": 1e999}', b"[]", b"null",
+     b'{"messages": ' + b"[" * 100_000, b'{"unknown": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+     b'{"chat_template_kwargs": ' + b'{"a":' * 50_000, b"\xff\xfe", b'{"model": "\xff"}', b'{"model": "\\ud800"}',
+     b'{"messages": [{"role": "user", "content": "hi"}]} x'],
+)  # fmt: skip
+def test_broken_json_gets_400(http, body):
+    async def main():
+        status, answer = await http.Api().json("POST", CHAT, body)
+        assert status == 400 and set(answer["error"]) == {"message", "type", "param", "code"}
+
+    run(main())
+
+
+def test_too_long_names_the_context(http):
+    async def main():
+        api = http.Api()
+        for path, body, param in [
+            (CHAT, {"messages": [{"role": "user", "content": "x" * 200}]}, "messages"),
+            (CHAT, {"messages": [{"role": "user", "content": "x" * 200_000}]}, "messages"),
+            (CHAT, {**HELLO, "max_tokens": 190}, "messages"),
+            (COMPLETIONS, {"prompt": [1] * 200}, "prompt"),
+            (COMPLETIONS, {"prompt": "x" * 190, "max_tokens": 11}, "prompt"),
+        ]:
+            status, answer = await api.json("POST", path, body)
+            assert status == 400 and answer["error"]["code"] == "context_length_exceeded", answer
+            assert "200 tokens" in answer["error"]["message"] and answer["error"]["param"] == param
+        status, _ = await api.json("POST", COMPLETIONS, {"prompt": "x" * 190, "max_tokens": 10})
+        assert status == 200
+        status, _ = await api.json("POST", COMPLETIONS, {"prompt": "x" * 500, "truncate_prompt_tokens": 50})
+        assert status == 200 and len(api.client.streams[-1].ids) == 50
+
+    run(main())
+
+
+def test_a_long_prompt_is_encoded_in_a_thread(http):
+    async def main():
+        api = http.Api()
+        status, answer = await api.json("POST", "/tokenize", {"prompt": "x" * 100_000})
+        assert status == 200 and answer["count"] == 100_000
+
+    run(main())
+
+
+# -------------------------------------------------------------------------------------------------------------- errors
+@pytest.mark.parametrize(
+    ("error", "status", "code", "retry"),
+    [
+        (InvalidRequest("prompt holds token id 999, outside the vocabulary"), 400, "invalid_value", None),
+        (TooLong("too long"), 400, "context_length_exceeded", None),
+        (Overloaded("full"), 503, "overloaded", "1"),
+        (EngineDown("gone"), 503, "engine_down", "2"),
+        (EngineError("broken"), 500, "engine_error", None),
+        (RuntimeError("secret detail"), 500, "internal_error", None),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("when", ["submit", "before the first token"])
+def test_failures_before_the_first_token_have_a_status(http, error, status, code, retry, stream, when):
+    async def main():
+        api = http.Api()
+        if when == "submit":
+            api.client.submit_error = error
+        else:
+            api.client.speak = lambda s: s.end(error)
+        answer = await api.ask("POST", CHAT, {**HELLO, "stream": stream})
+        body = json.loads(answer.body)["error"]
+        assert (answer.status, body["code"], answer.headers.get("retry-after")) == (status, code, retry)
+        assert "secret" not in body["message"]
+
+    logging.getLogger("quire.http").disabled = True
+    run(main())
+    logging.getLogger("quire.http").disabled = False
+
+
+def test_a_failure_within_a_stream_is_its_last_event(http):
+    async def main():
+        api = http.Api()
+
+        def speak(stream):
+            stream.push(Delta(0, "a", [1], num_tokens=1))
+            stream.end(EngineError("boom"))
+
+        api.client.speak = speak
+        events = await api.events(CHAT, HELLO)
+        assert events[-1] == {
+            "error": {"message": "The engine failed while it ran this request.", "type": "server_error", "param": None,
+                      "code": "engine_error"}
+        }  # fmt: skip
+        assert events[1]["choices"][0]["delta"]["content"] == "a"
+
+    run(main())
+
+
+def test_one_failed_prompt_stops_the_others(http):
+    async def main():
+        api = http.Api()
+        api.client.speak = lambda s: s.end(EngineDown("gone")) if s.id == 1 else None
+        for stream in (False, True):
+            api.client.streams.clear()
+            answer = await api.ask("POST", COMPLETIONS, {"prompt": ["a", "b", "c"], "stream": stream})
+            assert answer.status == 503
+            assert [s.cancelled for s in api.client.streams] == [True, False, True]
+
+    run(main())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path_and_body", [(CHAT, HELLO), (COMPLETIONS, {"prompt": ["a", "b"]})])
+def test_a_gone_client_aborts_its_requests_within_a_turn(http, path_and_body, stream):
+    async def main():
+        path, body = path_and_body
+        api = http.Api()
+        api.client.speak = lambda s: s.push(Delta(0, "a", [1], num_tokens=1))
+        wire = api.wire()
+        await wire.talk(api.encode("POST", path, {**body, "stream": stream}))
+        assert not any(s.cancelled for s in api.client.streams)
+        wire.connection.connection_lost(None)
+        await asyncio.sleep(0)
+        assert all(s.cancelled for s in api.client.streams)
+
+    run(main())
+
+
+def test_a_slow_client_stops_the_pump_and_gets_everything_later(http):
+    async def main():
+        api = http.Api()
+        api.client.speak = None
+        wire = api.wire()
+        await wire.talk(api.encode("POST", CHAT, {**HELLO, "stream": True}))
+        (stream,) = api.client.streams
+        stream.push(Delta(0, "0 ", [1], num_tokens=1))
+        await http.settle()
+        wire.connection.pause_writing()
+        written = len(wire.transport.sent)
+        for i in range(1, 50):
+            stream.push(Delta(0, f"{i} ", [1], num_tokens=i + 1))
+            await http.settle(2)
+        assert len(wire.transport.sent) < written + 300  # at most the chunk that was under way
+        assert len(stream.turns) == 48
+        wire.connection.resume_writing()
+        stream.push(Delta(0, "", [], None, "stop", None, 50))
+        stream.end()
+        await http.settle(300)
+        events = http.parse_events(wire.answers()[0].body)
+        text = "".join(e["choices"][0]["delta"].get("content", "") for e in events[:-1])
+        assert text == "".join(f"{i} " for i in range(50))
+
+    run(main())
+
+
+def test_shutdown_ends_a_stream_with_an_error_event(http):
+    async def main():
+        api = http.Api()
+        api.client.speak = lambda s: s.push(Delta(0, "a", [1], num_tokens=1))
+        wire = api.wire()
+        await wire.talk(api.encode("POST", CHAT, {**HELLO, "stream": True}))
+        await wire.server.shut_down(grace_s=0.01)
+        (answer,) = wire.answers()
+        assert answer.complete and http.parse_events(answer.body)[-1]["error"]["code"] == "shutting_down"
+        assert api.client.streams[0].cancelled
+
+    run(main())
+
+
+# --------------------------------------------------------------------------------------------------------- other routes
+def test_models(http):
+    async def main():
+        api = http.Api()
+        _, answer = await api.json("GET", "/v1/models")
+        assert answer["object"] == "list" and [m["id"] for m in answer["data"]] == ["tiny", "org/tiny"]
+        assert answer["data"][0]["max_model_len"] == 200 and answer["data"][1]["root"] == "tiny"
+        for path in ("/v1/models/org/tiny", "/v1/models/org%2Ftiny"):
+            status, card = await api.json("GET", path)
+            assert status == 200 and card["id"] == "org/tiny" and card["object"] == "model"
+        for method, path, body in [
+            ("GET", "/v1/models/huge", None),
+            ("POST", CHAT, {**HELLO, "model": "huge"}),
+            ("POST", COMPLETIONS, {"prompt": "a", "model": "huge"}),
+            ("POST", "/tokenize", {"prompt": "a", "model": "huge"}),
+        ]:
+            status, answer = await api.json(method, path, body)
+            assert status == 404 and answer["error"]["code"] == "model_not_found" and answer["error"]["param"] == "model"
+
+    run(main())
+
+
+def test_health(http):
+    async def main():
+        api = http.Api()
+        answer = await api.ask("GET", "/health")
+        assert answer.status == 200 and answer.body == b""
+        assert (await api.ask("HEAD", "/health")).status == 200
+        api.client.problem = "the engine's loop has not been heard for 2 s"
+        answer = await api.ask("GET", "/health")
+        assert answer.status == 503 and b"not been heard" in answer.body and answer.headers["retry-after"] == "2"
+
+    run(main())
+
+
+def test_version(http):
+    assert run(http.Api().json("GET", "/version")) == (200, {"version": "0.1.0"})
+
+
+def test_tokenize_and_detokenize(http):
+    async def main():
+        api = http.Api()
+        _, answer = await api.json("POST", "/tokenize", {"model": "tiny", "prompt": "hé", "return_token_strs": True})
+        assert answer["count"] == 3 and answer["max_model_len"] == 200 and answer["token_strs"][0] == "h"
+        _, text = await api.json("POST", "/detokenize", {"tokens": answer["tokens"]})
+        assert text == {"prompt": "hé"}
+        _, answer = await api.json("POST", "/tokenize", HELLO)
+        assert api.client.tokenizer.decode(answer["tokens"]) == "<user>hi<assistant>" and answer["token_strs"] is None
+        for path, body in [
+            ("/tokenize", {}),
+            ("/tokenize", {"prompt": "a", **HELLO}),
+            ("/tokenize", {"prompt": 3}),
+            ("/tokenize", {**HELLO, "chat_template": "x"}),
+            ("/detokenize", {"tokens": [300]}),
+            ("/detokenize", {"tokens": [-1]}),
+            ("/detokenize", {"tokens": "x"}),
+        ]:
+            assert (await api.json("POST", path, body))[0] == 400, body
+
+    run(main())
+
+
+def test_unknown_paths_methods_and_types(http):
+    async def main():
+        api = http.Api()
+        for path in ("/", "/nope", "/v1", "/v1/chat/completions/", "//health", "/health/", "/%68ealth", "http://x/health"):
+            assert (await api.ask("GET", path)).status == 404, path
+        answer = await api.ask("GET", CHAT)
+        assert answer.status == 405 and answer.headers["allow"] == "POST"
+        answer = await api.ask("DELETE", "/v1/models")
+        assert answer.status == 405 and answer.headers["allow"] == "GET, HEAD"
+        assert (await api.ask("POST", CHAT, HELLO, {"Content-Type": "text/plain"})).status == 415
+        assert (await api.ask("POST", CHAT, HELLO, {"Content-Encoding": "gzip"})).status == 415
+        assert (await api.ask("POST", CHAT, HELLO, {"Content-Type": "application/json; charset=utf-8"})).status == 200
+        assert (await api.ask("GET", "/health?x=/v1/models")).status == 200
+
+    run(main())
+
+
+def test_metrics(http):
+    async def main():
+        api = http.Api()
+        await api.json("POST", CHAT, HELLO)
+        await api.events(CHAT, {**HELLO, "n": 2, "max_tokens": 30})
+        await api.json("POST", CHAT, {**HELLO, "n": 0})
+        await api.ask("GET", "/secret-path")
+        text = (await api.ask("GET", "/metrics")).body.decode()
+        for line in [
+            'quire:num_requests_running{model_name="tiny"} 3.0',
+            'quire:num_requests_waiting{model_name="tiny"} 4.0',
+            'quire:kv_cache_usage_perc{model_name="tiny"} 0.25',
+            'quire:prompt_tokens_total{model_name="tiny"} 100.0',
+            'quire:generation_tokens_total{model_name="tiny"} 50.0',
+            'quire:prefix_cache_hits_total{model_name="tiny"} 40.0',
+            'quire:num_preemptions_total{model_name="tiny"} 2.0',
+            'quire:request_success_total{finished_reason="stop",model_name="tiny"} 3.0',
+            'quire:http_requests_total{handler="/v1/chat/completions",status="2xx"} 2.0',
+            'quire:http_requests_total{handler="/v1/chat/completions",status="4xx"} 1.0',
+            'quire:http_requests_total{handler="other",status="4xx"} 1.0',
+            'quire:time_to_first_token_seconds_count{model_name="tiny"} 2.0',
+            'quire:e2e_request_latency_seconds_count{model_name="tiny"} 2.0',
+            'quire:request_queue_time_seconds_count{model_name="tiny"} 2.0',
+            'quire:request_prompt_tokens_sum{model_name="tiny"} 38.0',
+            f'quire:request_generation_tokens_sum{{model_name="tiny"}} {3.0 * NUM_TOKENS}',
+            'quire:request_params_max_tokens_count{model_name="tiny"} 1.0',
+        ]:
+            assert line in text, line
+        assert "secret" not in text
+        gaps = len(api.client.OUTPUT)  # turns of the one stream, less one
+        assert f'quire:inter_token_latency_seconds_count{{model_name="tiny"}} {gaps}.0' in text
+
+    run(main())
+
+
+# ---------------------------------------------------------------------------------------------------------------- keys
+EVERY_ROUTE = [
+    ("POST", CHAT), ("POST", COMPLETIONS), ("GET", "/v1/models"), ("GET", "/v1/models/tiny"), ("GET", "/version"),
+    ("POST", "/tokenize"), ("POST", "/detokenize"), ("GET", "/metrics"), ("GET", "/nope"), ("GET", "/"), ("OPTIONS", CHAT),
+    ("GET", "//health"), ("GET", "/health/"), ("GET", "/%68ealth"), ("GET", "http://x/health"), ("GET", "/Health"),
+    ("GET", "/health/../v1/models"), ("GET", "/v1/models?/health"), ("GET", "/health;x"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "path"), EVERY_ROUTE)
+def test_every_path_but_health_needs_a_key(http, method, path):
+    async def main():
+        api = http.Api(api_keys=["first-key", "second-key"])
+        body = HELLO if method == "POST" else None
+        for headers in (
+            {}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer first-ke"}, {"Authorization": "first-key"},
+            {"Authorization": "Basic first-key"}, {"Authorization": "Bearer "},
+            {"Authorization": "Bearer first-key,second-key"},
+            {"X-Api-Key": "first-key"}, {"Host": "/health"},
+        ):  # fmt: skip
+            answer = await api.ask(method, path, body, headers)
+            assert answer.status == 401 and answer.headers["www-authenticate"] == "Bearer", headers
+            assert b"first" not in answer.body
+        for key in ("first-key", "second-key"):
+            assert (await api.ask(method, path, body, {"Authorization": f"Bearer {key}"})).status != 401
+        assert (await api.ask(method, path, body, {"authorization": "bearer first-key"})).status != 401
+
+    run(main())
+
+
+def test_health_and_optionally_metrics_are_open(http):
+    async def main():
+        closed, opened = http.Api(api_keys=["k"]), http.Api(api_keys=["k"], metrics_open=True)
+        assert (await closed.ask("GET", "/health")).status == 200
+        assert (await opened.ask("GET", "/health?x=1")).status == 200
+        assert (await closed.ask("GET", "/metrics")).status == 401
+        assert (await opened.ask("GET", "/metrics")).status == 200
+
+    run(main())
+
+
+def test_without_a_key_no_body_is_read(http):
+    async def main():
+        api = http.Api(api_keys=["k"])
+        wire = api.wire()
+        head = api.encode("POST", CHAT, HELLO).replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n").partition(b"{")[0]
+        (answer,) = await wire.talk(head)
+        assert answer.status == 401 and wire.server.held_bytes == 0
+
+    run(main())

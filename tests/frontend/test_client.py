@@ -1,0 +1,341 @@
+"""AsyncClient against a core in a thread: requests and answers over the wire, refusals before it, and a core that goes."""
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import pytest
+import toy_tokenizers
+from fake_core import LIMITS, FakeCore, echo, outputs, prompt_of
+
+from quire.frontend.client import (
+    AsyncClient,
+    EngineDown,
+    EngineError,
+    InvalidRequest,
+    Overloaded,
+    TooLong,
+)
+from quire.frontend.tokenizer import Tokenizer
+from quire.ipc.messages import Abort, AddRequest, EngineLimits, Finish, RequestError
+from quire.ipc.sampling import SamplingParams
+
+TOKENIZER = Tokenizer.from_files(toy_tokenizers.files())
+THE, CAT, WORLD = (TOKENIZER.encode(t)[0] for t in (" the", " cat", " world"))
+ENDLESS = SamplingParams(max_tokens=None)
+
+
+def with_core(**options: Any) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
+    """Run the test in a loop of its own with a FakeCore and a connected client."""
+
+    def decorate(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+        async def run(**kwargs: Any) -> None:
+            with FakeCore(**options) as core:
+                async with AsyncClient(core.address) as client:
+                    await test(core, client, **kwargs)
+
+        @functools.wraps(test)
+        def start(**kwargs: Any) -> None:
+            asyncio.run(asyncio.wait_for(run(**kwargs), 30))
+
+        start.__signature__ = inspect.Signature(list(inspect.signature(test).parameters.values())[2:])  # type: ignore[attr-defined]
+        return start
+
+    return decorate
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Turns of the loop until something is so; every event that matters here wakes the loop."""
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+async def heard(core: FakeCore, kind: type) -> Any:
+    return await asyncio.to_thread(core.next, kind)
+
+
+# -------------------------------------------------------------------------------------------------------- generating
+@with_core(script=echo)
+async def test_generate_streams_cumulative_outputs_of_a_text(core: FakeCore, client: AsyncClient) -> None:
+    texts = []
+    async for output in client.generate(" the cat", SamplingParams(max_tokens=6), "mine"):
+        texts.append(output.outputs[0].text)
+        assert (output.request_id, output.prompt, output.prompt_token_ids) == ("mine", " the cat", [THE, CAT])
+        assert len(output.outputs[0].token_ids) == len(texts[-1].split())
+    assert texts[-1] == " the cat the cat the cat" and all(texts[-1].startswith(t) for t in texts)
+    assert output.finished and output.outputs[0].finish_reason == "length" and output.num_cached_tokens == 0
+    assert output.metrics is not None and output.metrics.finished_time is not None
+    assert client.num_requests == 0
+
+
+@with_core(script=echo)
+async def test_outputs_already_handed_out_do_not_change(core: FakeCore, client: AsyncClient) -> None:
+    seen = [o async for o in client.generate([THE], SamplingParams(max_tokens=20))]
+    assert [len(o.outputs[0].token_ids) for o in seen] == sorted({len(o.outputs[0].token_ids) for o in seen})
+    assert [o.finished for o in seen] == [False] * (len(seen) - 1) + [True]
+
+
+@with_core(script=echo)
+@pytest.mark.parametrize("prompt", [[THE, CAT], {"prompt_token_ids": [THE, CAT]}, {"prompt": " the cat"}, " the cat"])
+async def test_prompts_come_in_four_shapes(core: FakeCore, client: AsyncClient, prompt: Any) -> None:
+    async for output in client.generate(prompt, SamplingParams(max_tokens=2)):
+        pass
+    assert output.outputs[0].text == " the cat"
+
+
+@with_core(script=echo, files=toy_tokenizers.files(toy_tokenizers.llama2_like()))
+async def test_chats_go_through_the_template_without_a_second_bos(core: FakeCore, client: AsyncClient) -> None:
+    messages = [{"role": "user", "content": "the cat"}]
+    async for output in client.chat(messages, SamplingParams(max_tokens=1), add_generation_prompt=False):
+        pass
+    assert output.prompt == "<|im_start|>user\nthe cat<|im_end|>\n"
+    assert output.prompt_token_ids == client.tokenizer.encode(output.prompt, add_special_tokens=False)
+    assert prompt_of(await heard(core, AddRequest)) == output.prompt_token_ids
+    with pytest.raises(InvalidRequest, match="role"):
+        await anext(client.chat([{}]))
+
+
+@with_core(script=echo, files=toy_tokenizers.files() | {"generation_config.json": b'{"temperature": 0.5, "max_new_tokens": 3}'})
+async def test_without_params_the_models_defaults_are_used(core: FakeCore, client: AsyncClient) -> None:
+    async for output in client.generate(" the"):
+        pass
+    assert len(output.outputs[0].token_ids) == 3
+    assert (await heard(core, AddRequest)).params.temperature == 0.5
+
+
+@with_core(script=echo)
+async def test_a_request_travels_with_what_belongs_to_it(core: FakeCore, client: AsyncClient) -> None:
+    params = SamplingParams(max_tokens=500, min_tokens=400, bad_words=["cat"], stop=["zzz"])
+    stream = client.submit([THE] * 10, params, priority=-3, cache_salt="salt", request_name="name")
+    request = await heard(core, AddRequest)
+    assert (request.priority, request.cache_salt, request.id) == (-3, "salt", stream.id)
+    assert request.arrival_time == stream.metrics.arrival_time
+    assert request.params.max_tokens == request.params.min_tokens == LIMITS.max_model_len - 10
+    assert request.params.bad_words_token_ids == [TOKENIZER.encode("cat"), TOKENIZER.encode(" cat")]
+    assert stream.params == request.params and stream.request_name == "name"
+
+
+@with_core(script=lambda request, child: [*TOKENIZER.encode(" the cat world"), THE] * 9)
+async def test_a_stop_string_frees_the_core(core: FakeCore, client: AsyncClient) -> None:
+    (delta,) = await client.submit([THE], SamplingParams(max_tokens=None, stop=["cat wor"])).collect()
+    assert (delta.text, delta.finish_reason, delta.stop_reason) == (" the ", "stop", "cat wor")
+    request = await heard(core, AddRequest)
+    assert await heard(core, Finish) == Finish(core.epoch, request.id << 8, len(delta.token_ids))
+
+
+# ------------------------------------------------------------------------------------------------------------ aborting
+@with_core()
+async def test_leaving_the_loop_aborts(core: FakeCore, client: AsyncClient) -> None:
+    generator = client.generate([THE], ENDLESS)
+    turn = asyncio.create_task(anext(generator))
+    request = await heard(core, AddRequest)
+    core.say(outputs([(request.id << 8, CAT)], epoch=core.epoch))
+    assert (await turn).outputs[0].text == " cat"
+    await generator.aclose()
+    assert (await heard(core, Abort)).ids == [request.id]
+    assert client.num_requests == 0
+
+
+@with_core()
+async def test_a_cancelled_task_aborts(core: FakeCore, client: AsyncClient) -> None:
+    async def consume() -> None:
+        async for _ in client.generate([THE], ENDLESS):
+            pass
+
+    task = asyncio.create_task(consume())
+    request = await heard(core, AddRequest)
+    task.cancel()
+    assert (await heard(core, Abort)).ids == [request.id]
+
+
+@with_core()
+async def test_abort_by_name_ends_the_generator_with_abort(core: FakeCore, client: AsyncClient) -> None:
+    async def last() -> Any:
+        async for output in client.generate([THE], ENDLESS, "name"):
+            pass
+        return output
+
+    task = asyncio.create_task(last())
+    await heard(core, AddRequest)
+    client.abort("nobody")
+    client.abort("name")
+    assert (await task).outputs[0].finish_reason == "abort"
+    await heard(core, Abort)
+
+
+# --------------------------------------------------------------------------------------------------- refused before sent
+@with_core()
+@pytest.mark.parametrize(
+    ("prompt", "error", "match"),
+    [
+        ([], InvalidRequest, "empty"),
+        ([-1], InvalidRequest, "outside the vocabulary of 400"),
+        ([400], InvalidRequest, "outside the vocabulary of 400"),
+        ([1 << 70], InvalidRequest, "token ids"),
+        ([1.5], InvalidRequest, "token ids"),
+        (["a"], InvalidRequest, "token ids"),
+        ([True], InvalidRequest, "token ids"),
+        ([[1], [2]], InvalidRequest, "token ids"),
+        ([[1], [2, 3]], InvalidRequest, "token ids"),
+        ([1] * 64, TooLong, "at most 63"),
+    ],
+)
+async def test_a_prompt_that_cannot_run_is_refused_before_it_is_sent(
+    core: FakeCore, client: AsyncClient, prompt: Any, error: type, match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        client.submit(prompt, SamplingParams())
+    client.submit([1] * 63, SamplingParams())
+    assert len(prompt_of(await heard(core, AddRequest))) == 63
+
+
+@with_core(limits=EngineLimits(64, 400, 4, 5, 32))
+@pytest.mark.parametrize(
+    ("params", "match"),
+    [
+        ({"logprobs": 6}, "logprobs must be at most 5"),
+        ({"stop_token_ids": [400]}, "stop_token_ids"),
+        ({"logit_bias": {999: 1.0}}, "logit_bias"),
+        ({"bad_words": ["xyz " * 10]}, "bad_words"),
+        ({"stop": ["x"], "detokenize": False}, "detokenize"),
+        ({"stop": ["\ud800"]}, "Unicode"),
+    ],
+)
+async def test_params_that_cannot_run_are_refused(core: FakeCore, client: AsyncClient, params: dict, match: str) -> None:
+    with pytest.raises(ValueError, match=match) as caught:
+        client.submit([1], SamplingParams(**params))
+    assert isinstance(caught.value, InvalidRequest)
+    assert client.num_requests == 0
+    with pytest.raises(TooLong):  # what the KV cache cannot hold is too long, whatever the context
+        client.submit([1] * 32, SamplingParams())
+
+
+@with_core()
+async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(core: FakeCore, client: AsyncClient) -> None:
+    with pytest.raises(TooLong, match="characters"):
+        await client.encode("a" * 1_000_000)
+    assert len(await client.encode("a b" * 6000)) > 64  # tokenized in a thread
+
+
+@with_core(files={})
+async def test_an_engine_without_tokenizer_takes_ids(core: FakeCore, client: AsyncClient) -> None:
+    client.submit([1], SamplingParams())
+    for refused in ({"stop": ["x"]}, {"bad_words": ["x"]}):
+        with pytest.raises(InvalidRequest, match="no tokenizer"):
+            client.submit([1], SamplingParams(**refused))
+    with pytest.raises(InvalidRequest, match="no tokenizer"):
+        await anext(client.generate("text"))
+
+
+# ------------------------------------------------------------------------------------------------------ what the core says
+@with_core()
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [("invalid", InvalidRequest), ("too_long", TooLong), ("overloaded", Overloaded), ("engine_error", EngineError)],
+)
+async def test_the_cores_refusals_are_typed(core: FakeCore, client: AsyncClient, code: Any, error: type) -> None:
+    stream = client.submit([THE], SamplingParams(n=2))
+    request = await heard(core, AddRequest)
+    core.say(RequestError(core.epoch, request.id, code, "because"))
+    with pytest.raises(error, match="because"):
+        await stream.collect()
+    assert client.num_requests == 0
+
+
+@with_core(script=echo)
+async def test_many_requests_run_side_by_side(core: FakeCore, client: AsyncClient) -> None:
+    prompts = [[THE] * (1 + i % 5) + [CAT] for i in range(100)]
+    streams = [client.submit(p, SamplingParams(max_tokens=len(p), n=1 + i % 3)) for i, p in enumerate(prompts)]
+    for prompt, stream, deltas in zip(prompts, streams, await asyncio.gather(*[s.collect() for s in streams]), strict=True):
+        assert [d.token_ids for d in deltas] == [prompt] * stream.params.n
+
+
+@with_core()
+async def test_the_latest_beat_is_kept_and_tells_the_engines_health(core: FakeCore, client: AsyncClient) -> None:
+    assert client.health() is None
+    for changed, problem in (
+        ({"oldest_step_s": 61.0}, "stuck"),
+        ({"ready": False, "oldest_step_s": 0.0}, "starting"),
+        ({"ready": True, "num_running": 7}, None),
+    ):
+        core.announce(**changed)
+        await until(lambda: client.beat is not None and client.beat == core.beat)
+        health = client.health()
+        assert health is None if problem is None else problem in (health or "")
+    client.beat_time -= 2.1
+    assert "does not answer" in (client.health() or "")
+
+
+# ------------------------------------------------------------------------------------------------------------ a core that goes
+def test_a_lost_core_fails_its_streams_and_its_successor_serves_again() -> None:
+    asyncio.run(asyncio.wait_for(_lose_and_find_again(), 30))
+
+
+async def _lose_and_find_again() -> None:
+    with FakeCore() as core:
+        address, client = core.address, AsyncClient(core.address)
+        await client.connect()
+        stream = client.submit([THE], ENDLESS)
+        collecting = asyncio.create_task(client.submit([THE], ENDLESS).collect())
+        request = await heard(core, AddRequest)
+        core.say(outputs([(request.id << 8, CAT)], epoch=core.epoch))
+        await until(lambda: stream._state.news)
+    assert [d.text for d in await anext(stream)] == [" cat"]
+    for failing in (anext(stream), collecting):
+        with pytest.raises(EngineDown):
+            await failing
+    assert not client.is_connected and "no connection" in (client.health() or "")
+    with pytest.raises(EngineDown):
+        client.submit([THE], ENDLESS)
+    stream.cancel()
+    _private_directory(address)
+    with FakeCore(echo, files=toy_tokenizers.files(toy_tokenizers.wordpiece()), address=address) as successor:
+        await until(lambda: client.is_connected)
+        assert client.welcome.epoch == successor.epoch and client.health() is None
+        assert client.tokenizer.backend.token_to_id("##ing") is not None
+        async for output in client.generate("the cat", SamplingParams(max_tokens=2)):
+            pass
+        assert output.outputs[0].text == " the cat"
+        await client.close()
+        await client.close()
+        with pytest.raises(EngineDown):
+            client.submit([THE], ENDLESS)
+
+
+def _private_directory(address: str) -> None:
+    """A private address went with its core; its successor here takes the same path."""
+    from pathlib import Path
+
+    Path(address.removeprefix("ipc://")).parent.mkdir(exist_ok=True)
+
+
+def test_closing_fails_what_runs() -> None:
+    async def run() -> None:
+        with FakeCore() as core:
+            async with AsyncClient(core.address) as client:
+                stream = client.submit([THE], ENDLESS)
+            with pytest.raises(EngineDown, match="closed"):
+                await stream.collect()
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_no_core_is_an_engine_down_and_an_unreadable_tokenizer_is_said() -> None:
+    async def run() -> None:
+        with pytest.raises(EngineDown):
+            await AsyncClient("ipc:///tmp/quire-nobody-listens-here").connect(timeout_s=0.05)
+        with pytest.raises(EngineDown):
+            _ = AsyncClient("ipc:///tmp/x").welcome
+        with FakeCore(files={"tokenizer.json": b"{}"}) as core, pytest.raises(ValueError, match=r"tokenizer\.json"):
+            await AsyncClient(core.address).connect()
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_errors_are_value_errors_only_where_the_request_is_wrong() -> None:
+    assert issubclass(TooLong, InvalidRequest) and issubclass(InvalidRequest, ValueError)
+    assert not issubclass(EngineDown, ValueError) and not issubclass(Overloaded, ValueError)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(SamplingParams()), type=SamplingParams) == SamplingParams()

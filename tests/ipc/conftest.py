@@ -1,0 +1,35 @@
+"""Shared by the tests of ipc/: children's reports, and a check that each test leaves nothing behind."""
+
+import gc
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import ipc_cores
+import psutil
+import pytest
+from ipc_cores import Reports
+
+from quire.ipc import paths
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind() -> Iterator[None]:
+    """Descriptors, children, threads and private folders after a test are those from before it."""
+    gc.collect()
+    before = os.listdir("/proc/self/fd")
+    yield
+    gc.collect()
+    assert psutil.Process().children() == []
+    assert [t for t in threading.enumerate() if t.name.startswith("test-")] == []
+    assert os.listdir("/proc/self/fd") == before
+    assert paths._held == {}
+
+
+@pytest.fixture
+def reports(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reports]:
+    monkeypatch.setenv("PYTHONPATH", str(Path(ipc_cores.__file__).parent))  # where ipc_children is
+    pipe = Reports()
+    yield pipe
+    pipe.close()

@@ -1,0 +1,151 @@
+"""The result ring: words that validate themselves, old entries, wrap of the step number, logprobs, sleeping."""
+
+import os
+import select
+
+import numpy as np
+import pytest
+
+from quire.ipc.result_ring import ResultRing, RowLogprobs
+from quire.ipc.ring import PlanRing, RingCorrupt
+
+
+@pytest.fixture
+def ends():
+    core = ResultRing.create(max_rows=6, num_logprobs=3, depth=4)
+    worker = ResultRing.attach([os.dup(fd) for fd in core.fds()])
+    yield core, worker
+    core.close()
+    worker.close()
+
+
+def some_logprobs(rows: list[int]) -> RowLogprobs:
+    k = len(rows)
+    ids = np.arange(3 * k, dtype=np.int32).reshape(k, 3) + 100
+    values = -np.arange(3 * k, dtype=np.float32).reshape(k, 3)
+    return RowLogprobs(np.asarray(rows), np.full(k, -1.5, np.float32), np.arange(k, dtype=np.int32) + 1, ids, values)
+
+
+def test_tokens_arrive(ends):
+    core, worker = ends
+    tokens = np.asarray([5, -1, 2**31 - 1, 0], np.int32)
+    assert not core.ready(1, 4)
+    worker.write(1, tokens)
+    assert core.ready(1, 4) and core.ready(1, 2) and core.ready(2, 0)
+    assert not core.ready(1, 5)
+    got = core.tokens(1, 4)
+    assert got.tolist() == tokens.tolist() and got.dtype == np.int32
+    worker.write(5, tokens + 1)
+    assert got.tolist() == tokens.tolist()  # a copy
+
+
+def test_step_is_ready_only_when_each_of_its_words_is_there(ends):
+    """As a GPU writes: word by word, in any order."""
+    core, worker = ends
+    entry = np.frombuffer(worker.buffer, np.uint64).reshape(4, -1)[3 % 4]
+    for row in (2, 0, 3, 1):
+        assert not core.ready(3, 4)
+        entry[row] = 3 << 32 | row + 10
+    assert core.ready(3, 4)
+    assert core.tokens(3, 4).tolist() == [10, 11, 12, 13]
+
+
+def test_entries_are_reused_and_an_old_one_is_never_ready(ends):
+    core, worker = ends
+    for step in range(1, 30):
+        assert not core.ready(step, 2)
+        worker.write(step, np.asarray([step, -step], np.int32))
+        for then in range(max(1, step - 3), step + 1):
+            assert core.ready(then, 2)
+            assert core.tokens(then, 2).tolist() == [then, -then]
+        assert not core.ready(step - 4, 2)
+
+
+def test_step_number_wraps(ends):
+    core, worker = ends
+    for step in range(2**31 - 3, 2**31 + 6):
+        assert not core.ready(step, 1)
+        worker.write(step, np.asarray([step % 1000], np.int32))
+        assert core.ready(step, 1)
+        assert core.tokens(step, 1).tolist() == [step % 1000]
+
+
+def test_logprobs_arrive_for_the_rows_that_have_them(ends):
+    core, worker = ends
+    worker.write(7, np.arange(6, dtype=np.int32), some_logprobs([4, 1]))
+    assert core.ready(7, 6, [4, 1]) and core.ready(7, 6, []) and core.ready(7, 6, np.asarray([1]))
+    assert not core.ready(7, 6, [0, 1])
+    logprob, rank, ids, logprobs = core.logprobs(7, 1)
+    assert (logprob, rank, ids.tolist(), logprobs.tolist()) == (-1.5, 2, [103, 104, 105], [-3.0, -4.0, -5.0])
+    assert (ids.dtype, logprobs.dtype) == (np.int32, np.float32)
+
+
+def test_missing_alternatives_are_filled_up(ends):
+    core, worker = ends
+    worker.write(
+        1, np.zeros(1, np.int32), some_logprobs([0])._replace(top_ids=np.asarray([[9]]), top_logprobs=np.zeros((1, 1)))
+    )
+    assert core.ready(1, 1, [0])
+    _, _, ids, logprobs = core.logprobs(1, 0)
+    assert ids.tolist() == [9, -1, -1] and logprobs.tolist() == [0.0, -np.inf, -np.inf]
+
+
+def test_what_does_not_fit_is_refused(ends):
+    _, worker = ends
+    with pytest.raises(ValueError, match="7 rows"):
+        worker.write(1, np.zeros(7, np.int32))
+    with pytest.raises(ValueError, match="4 logprobs"):
+        worker.write(1, np.zeros(1, np.int32), some_logprobs([0])._replace(top_ids=np.zeros((1, 4), np.int32)))
+
+
+def test_core_is_rung_only_while_it_sleeps(ends):
+    core, worker = ends
+
+    def rings() -> bool:
+        return bool(select.select([core.fileno()], [], [], 0)[0])
+
+    worker.write(1, np.zeros(1, np.int32))
+    assert not rings()
+    assert not core.arm(1, 1)  # it is there: no sleep
+    worker.ring_doorbell()
+    assert not rings()
+    assert core.arm(2, 1)
+    worker.write(2, np.zeros(1, np.int32))
+    assert rings()
+    core.disarm()
+    core.drain_doorbell()
+    core.drain_doorbell()
+    assert not rings()
+    worker.ring_doorbell()
+    assert not rings()
+
+
+def test_header_tells_the_layout_and_the_workers_epoch(ends):
+    core, worker = ends
+    assert (worker.max_rows, worker.num_logprobs, worker.depth, worker.words_per_step) == (6, 3, 4, 6 * 9)
+    worker.epoch = 2**62 + 1
+    assert core.epoch == 2**62 + 1
+    assert len(worker.buffer) == 4 * 54 * 8
+    assert np.frombuffer(worker.buffer, np.uint8).ctypes.data % 4096 == 0
+
+
+def test_ring_without_logprobs():
+    ring = ResultRing.create(max_rows=3, num_logprobs=0)
+    ring.write(1, np.arange(3, dtype=np.int32))
+    assert ring.ready(1, 3) and ring.tokens(1, 3).tolist() == [0, 1, 2]
+    ring.close()
+
+
+def test_attach_refuses_descriptors_of_something_else():
+    plan = PlanRing.create(4096, 1)
+    with pytest.raises(RingCorrupt):
+        ResultRing.attach(plan.fds(0)[:2])
+    with pytest.raises(ValueError, match="2 descriptors"):
+        ResultRing.attach(plan.fds(0))
+    plan.close()
+
+
+def test_senseless_sizes_are_refused():
+    for rows, logprobs, depth in ((0, 1, 8), (1, -1, 8), (1, 1, 6), (1, 1, 1)):
+        with pytest.raises(ValueError, match="no result ring"):
+            ResultRing.create(rows, logprobs, depth)

@@ -1,0 +1,57 @@
+"""silu(gate) * up: the CPU path against transformers' expression, the kernel against the CPU path."""
+
+import pytest
+import torch
+
+from quire.kernels import activation_torch
+
+SHAPES = [(1, 1), (1, 3072), (3, 77), (5, 128), (2, 1500)]
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+
+
+def gate_up(shape, dtype, device):
+    g = torch.Generator().manual_seed(sum(shape))
+    return (torch.randn(shape[0], 2 * shape[1], generator=g) * 4).to(device, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_cpu_path_is_silu_times_up(dtype):
+    x = gate_up((4, 9), dtype, "cpu")
+    want = torch.nn.functional.silu(x[:, :9]) * x[:, 9:]
+    assert torch.equal(activation_torch.silu_mul(x), want)
+    out = torch.empty_like(want)
+    assert activation_torch.silu_mul(x, out) is out
+    assert torch.equal(out, want)
+
+
+def compare(shape, dtype, device):
+    from quire.kernels import activation
+
+    x = gate_up(shape, dtype, device)
+    x[0, 0] = -100.0 if device == "cuda" else -80.0  # exp overflows, which numpy would warn of; the result is -0
+    tolerance = {"rtol": TOLERANCE[dtype], "atol": TOLERANCE[dtype]}
+    torch.testing.assert_close(activation.silu_mul(x), activation_torch.silu_mul(x), **tolerance)
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("shape", SHAPES)
+def test_kernel_in_the_interpreter(shape):
+    compare(shape, torch.float32, "cpu")
+
+
+@pytest.mark.interpret
+def test_what_does_not_fit_is_refused():
+    from quire.kernels import activation
+
+    with pytest.raises(ValueError, match="shapes"):
+        activation.silu_mul(torch.zeros(2, 7))
+    with pytest.raises(ValueError, match="shapes"):
+        activation.silu_mul(torch.zeros(2, 8), torch.zeros(2, 8))
+    assert activation.silu_mul(torch.zeros(0, 8)).shape == (0, 4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("shape", [*SHAPES, (4096, 3072), (257, 14336)])
+def test_kernel(shape, dtype):
+    compare(shape, dtype, "cuda")

@@ -1,0 +1,92 @@
+"""RMSNorm: the CPU path against transformers, the kernel against the CPU path."""
+
+import pytest
+import torch
+
+from quire.kernels import norm_torch
+
+SHAPES = [(1, 1), (1, 1024), (3, 67), (5, 128), (2, 4096), (7, 5120)]
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}  # relative: a rounding step or two of the dtype
+
+
+def inputs(shape, dtype, device):
+    g = torch.Generator().manual_seed(sum(shape))
+    x, residual = (torch.randn(shape, generator=g).to(device, dtype) for _ in range(2))
+    return x, residual, (torch.randn(shape[1], generator=g) + 1).to(device, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_cpu_path_is_transformers_norm_to_the_bit(dtype):
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+    x, residual, weight = inputs((5, 67), dtype, "cpu")
+    module = LlamaRMSNorm(67, eps=1e-5).to(dtype)
+    module.weight.data.copy_(weight)
+    assert torch.equal(norm_torch.rms_norm(x, weight, 1e-5), module(x))
+    total = x + residual
+    assert torch.equal(norm_torch.add_rms_norm(x, residual, weight, 1e-5), module(total))
+    assert torch.equal(residual, total)
+
+
+def test_out_may_be_the_input_on_the_cpu():
+    x, residual, weight = inputs((3, 16), torch.float32, "cpu")
+    want = norm_torch.rms_norm(x, weight, 1e-6)
+    assert norm_torch.rms_norm(x, weight, 1e-6, out=x) is x
+    assert torch.equal(x, want)
+    want = norm_torch.add_rms_norm(x, residual.clone(), weight, 1e-6)
+    assert torch.equal(norm_torch.add_rms_norm(x, residual, weight, 1e-6, out=x), want)
+
+
+def compare(shape, dtype, device):
+    from quire.kernels import norm
+
+    x, residual, weight = inputs(shape, dtype, device)
+    tolerance = {"rtol": TOLERANCE[dtype], "atol": TOLERANCE[dtype]}
+    torch.testing.assert_close(norm.rms_norm(x, weight, 1e-6), norm_torch.rms_norm(x, weight, 1e-6), **tolerance)
+    wide = torch.empty(shape[0], 2 * shape[1], device=device, dtype=dtype)[:, : shape[1]]  # rows apart
+    wide.copy_(x)
+    ours, theirs = residual.clone(), residual.clone()
+    want = norm_torch.add_rms_norm(x, theirs, weight, 1e-6)
+    torch.testing.assert_close(norm.add_rms_norm(wide, ours, weight, 1e-6, out=wide), want, **tolerance)
+    assert torch.equal(ours, theirs)
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("shape", SHAPES)
+def test_kernel_in_the_interpreter(shape):
+    compare(shape, torch.float32, "cpu")
+
+
+@pytest.mark.interpret
+def test_what_does_not_fit_is_refused():
+    from quire.kernels import norm
+
+    x = torch.zeros(2, 8)
+    with pytest.raises(ValueError, match="shapes"):
+        norm.rms_norm(x, torch.zeros(7), 1e-6)
+    with pytest.raises(TypeError, match="dtypes"):
+        norm.rms_norm(x, torch.zeros(8, dtype=torch.float16), 1e-6)
+    with pytest.raises(ValueError, match="stride"):
+        norm.rms_norm(torch.zeros(8, 2).t(), torch.zeros(8), 1e-6)
+    assert norm.rms_norm(torch.zeros(0, 8), torch.zeros(8), 1e-6).shape == (0, 8)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("shape", [*SHAPES, (4096, 1024), (300, 8192)])
+def test_kernel(shape, dtype):
+    compare(shape, dtype, "cuda")
+
+
+@pytest.mark.gpu
+def test_programmatic_dependent_launch_gives_the_same():
+    from quire.kernels import norm
+
+    x, residual, weight = inputs((16, 1024), torch.bfloat16, "cuda")
+    ours, theirs = residual.clone(), residual.clone()
+    y, want = x, x
+    for _ in range(50):  # a chain, each link reading what the one before it wrote
+        y = norm.add_rms_norm(y, ours, weight, 1e-6, pdl=True)
+        want = norm.add_rms_norm(want, theirs, weight, 1e-6)
+    assert torch.equal(y, want)
+    assert torch.equal(ours, theirs)

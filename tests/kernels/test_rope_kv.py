@@ -1,0 +1,135 @@
+"""QK-norm, RoPE and KV write: the CPU path against transformers, the kernel against the CPU path, caches beyond 2^31 elements."""
+
+import pytest
+import torch
+
+from quire.kernels import rope_kv_torch
+
+# tokens, q heads, kv heads, head size, rotary size, block size
+SHAPES = [(1, 1, 1, 2, 2, 1), (5, 3, 2, 24, 24, 4), (3, 4, 4, 20, 8, 5), (2, 16, 8, 128, 128, 16), (9, 8, 1, 64, 32, 16)]
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 3.2e-2}
+
+
+def table(positions, rotary, base=10000.0):
+    frequencies = 1.0 / base ** (torch.arange(0, rotary, 2).float() / rotary)
+    angles = torch.arange(positions).float()[:, None] * frequencies
+    return torch.cat([angles.cos(), angles.sin()], -1)
+
+
+def case(shape, dtype, device, cache_dtype=None, norm=True, scales=False):
+    tokens, hq, hkv, d, rotary, block_size = shape
+    g = torch.Generator().manual_seed(sum(shape))
+    width = (hq + 2 * hkv) * d
+    qkv = torch.randn(tokens, width + 3, generator=g).to(device, dtype)[:, :width]
+    slots = torch.randperm(7 * block_size, generator=g)[:tokens].clone()
+    slots[tokens // 2] = -1 if tokens > 1 else slots[0]
+    weights = [torch.randn(d, generator=g).to(device, dtype) if norm else None for _ in range(2)]
+    cache = [torch.zeros(7, 2, hkv, block_size, d, device=device, dtype=cache_dtype or dtype)[:, 0] for _ in range(2)]
+    return {
+        "qkv": qkv,
+        "positions": torch.randint(0, 50, (tokens,), generator=g, dtype=torch.int32).to(device),
+        "cos_sin": table(50, rotary).to(device),
+        "slot_mapping": slots.to(device),
+        "k_cache": cache[0],
+        "v_cache": cache[1],
+        "num_q_heads": hq,
+        "q_weight": weights[0],
+        "k_weight": weights[1],
+        "eps": 1e-6,
+        "k_scale": torch.tensor([0.5], device=device) if scales else None,
+        "v_scale": torch.tensor([2.0], device=device) if scales else None,
+    }
+
+
+def test_the_cpu_path_is_qwen3s_to_the_bit():
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
+
+    shape = (6, 4, 2, 16, 16, 4)
+    args = case(shape, torch.float32, "cpu")
+    qkv = args["qkv"].clone()
+    rope_kv_torch.rope_kv(**args)
+    heads = qkv.view(6, 8, 16)
+    norms = [Qwen3RMSNorm(16, 1e-6), Qwen3RMSNorm(16, 1e-6)]
+    for module, weight in zip(norms, (args["q_weight"], args["k_weight"]), strict=True):
+        module.weight.data.copy_(weight)
+    q, k = norms[0](heads[:, :4]).transpose(0, 1)[None], norms[1](heads[:, 4:6]).transpose(0, 1)[None]
+    halves = args["cos_sin"][args["positions"]].chunk(2, -1)
+    cos, sin = (torch.cat([x, x], -1)[None] for x in halves)
+    q, k = apply_rotary_pos_emb(q, k, cos, sin)
+    assert torch.equal(args["qkv"].view(6, 8, 16)[:, :4], q[0].transpose(0, 1))
+    assert torch.equal(args["qkv"].view(6, 8, 16)[:, 4:], heads[:, 4:])  # k and v stay as they were
+    for token, slot in enumerate(args["slot_mapping"].tolist()):
+        if slot >= 0:
+            assert torch.equal(args["k_cache"][slot // 4, :, slot % 4], k[0, :, token])
+            assert torch.equal(args["v_cache"][slot // 4, :, slot % 4], heads[token, 6:])
+    assert int((args["v_cache"] != 0).any(-1).any(1).sum()) == 5  # nothing else was written
+
+
+def compare(shape, dtype, device, **kwargs):
+    from quire.kernels import rope_kv
+
+    ours, theirs = case(shape, dtype, device, **kwargs), case(shape, dtype, device, **kwargs)
+    rope_kv.rope_kv(**ours)
+    rope_kv_torch.rope_kv(**theirs)
+    tolerance = {"rtol": TOLERANCE[dtype], "atol": TOLERANCE[dtype]}
+    torch.testing.assert_close(ours["qkv"], theirs["qkv"], **tolerance)
+    for name in ("k_cache", "v_cache"):
+        if ours[name].dtype.itemsize == 1:  # a value on the edge may round to the neighbour: 1/8 or 1/4 apart
+            tolerance = {"rtol": 0.13 if ours[name].dtype == torch.float8_e4m3fn else 0.26, "atol": 0.02}
+        torch.testing.assert_close(ours[name].float(), theirs[name].float(), **tolerance)
+        assert ours[name].float().abs().sum() > 0
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_kernel_in_the_interpreter(shape, norm):
+    compare(shape, torch.float32, "cpu", norm=norm, scales=norm)
+
+
+@pytest.mark.interpret
+def test_what_does_not_fit_is_refused():
+    from quire.kernels import rope_kv
+
+    def refused(error, **changes):
+        with pytest.raises(error):
+            rope_kv.rope_kv(**{**case((2, 2, 1, 8, 8, 4), torch.float32, "cpu"), **changes})
+
+    refused(ValueError, num_q_heads=3)
+    refused(ValueError, q_weight=None)
+    refused(ValueError, positions=torch.zeros(3, dtype=torch.int32))
+    refused(ValueError, k_scale=torch.ones(1))
+    refused(TypeError, positions=torch.zeros(2, dtype=torch.int64))
+    refused(TypeError, k_cache=torch.zeros(7, 1, 4, 8, dtype=torch.int8), v_cache=torch.zeros(7, 1, 4, 8, dtype=torch.int8))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize("shape", [*SHAPES, (1024, 32, 8, 128, 128, 16), (33, 14, 2, 80, 80, 64)])
+def test_kernel(shape, dtype, norm):
+    shape = (*shape[:5], max(shape[5], shape[0]))  # room for the tokens
+    compare(shape, dtype, "cuda", norm=norm, scales=norm)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("cache_dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_kernel_writes_8_bit_caches(cache_dtype):
+    compare((9, 8, 2, 128, 128, 16), torch.bfloat16, "cuda", cache_dtype=cache_dtype, scales=True)
+
+
+@pytest.mark.gpu
+def test_kernel_reaches_beyond_2_31_elements():
+    from quire.kernels import rope_kv
+
+    num_blocks = 2**31 // (8 * 16 * 128) + 10
+    cache = torch.zeros(2, num_blocks, 8, 16, 128, device="cuda", dtype=torch.float16)
+    args = case((4, 8, 8, 128, 128, 16), torch.float16, "cuda")
+    slots = torch.tensor([num_blocks * 16 - 1, 3, -1, (num_blocks - 2) * 16], device="cuda")
+    qkv = args["qkv"].clone()
+    rope_kv.rope_kv(**{**args, "k_cache": cache[0], "v_cache": cache[1], "slot_mapping": slots})
+    v = qkv.view(4, 24, 128)[:, 16:]
+    assert torch.equal(cache[1, -1, :, 15], v[0])
+    assert torch.equal(cache[1, 0, :, 3], v[1])
+    assert torch.equal(cache[1, -2, :, 0], v[3])
+    assert int(cache[1].any(-1).any(1).sum()) == 3

@@ -1,0 +1,183 @@
+"""A core without an engine, in a thread, for tests of frontends: its sequences say what a script says, a token a turn.
+
+`FakeCore(script=...)` plays a whole engine: eos and stop tokens, max_tokens, abort. Without a script it only records what comes
+(`next`) and says what the test tells it to (`say`). Every method may be called from any thread.
+"""
+
+import os
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Self, TypeVar
+
+import numpy as np
+import toy_tokenizers
+import zmq
+
+from quire.ipc.core_endpoint import CoreEndpoint, file_infos, new_epoch
+from quire.ipc.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    AddRequest,
+    Beat,
+    CoreMessage,
+    EngineLimits,
+    Finish,
+    Finished,
+    FinishReason,
+    FrontendMessage,
+    Started,
+    StepOutputs,
+    Welcome,
+    sequence_key,
+)
+
+TIMEOUT_S = 20.0
+LIMITS = EngineLimits(max_model_len=64, vocab_size=400, max_num_seqs=4, max_logprobs=20, kv_capacity_tokens=1024)
+
+Script = Callable[[AddRequest, int], list[int]]  # a request and a child's index -> its tokens
+M = TypeVar("M", bound=FrontendMessage)
+
+
+def outputs(
+    tokens: list[tuple[int, int]], finished: dict[int, FinishReason] | None = None, *, epoch: int = 1, **more: object
+) -> StepOutputs:
+    """A StepOutputs from (key, token) pairs. `stops`: key -> the token that ended it."""
+    stops = more.pop("stops", {})
+    keys, ids = np.array([k for k, _ in tokens], "<i8"), np.array([t for _, t in tokens], "<i4")
+    ends = [Finished(k, reason, stops.get(k)) for k, reason in (finished or {}).items()]
+    return StepOutputs(epoch, 0, keys.tobytes(), ids.tobytes(), ends, **more)
+
+
+class FakeCore(threading.Thread):
+    """Runs from its making until `stop` or the end of a `with`."""
+
+    def __init__(
+        self,
+        script: Script | None = None,
+        *,
+        files: dict[str, bytes] | None = None,
+        limits: EngineLimits = LIMITS,
+        eos: tuple[int, ...] = (),
+        address: str | None = None,
+    ) -> None:
+        super().__init__(name="test-core", daemon=True)
+        self.epoch = new_epoch()
+        self.beat = Beat(self.epoch, 0.0, 0, 0, 0.0, 0, 0, 0, 0, 0, True)
+        self._files = toy_tokenizers.files() if files is None else files
+        welcome = Welcome(self.epoch, PROTOCOL_VERSION, ["toy"], limits, file_infos(self._files), list(eos), "0", 1, 60.0, True)
+        self._limits, self._eos, self._script = limits, eos, script
+        self._endpoint = CoreEndpoint(address, epoch=self.epoch, welcome=welcome, files=self._files)
+        self.address = self._endpoint.address
+        self._received: queue.Queue[FrontendMessage] = queue.Queue()
+        self._todo: deque[Callable[[], None]] = deque()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK)
+        self._running = True
+        self._owner = b""
+        self._playing: dict[int, tuple[AddRequest, deque[int]]] = {}
+        self._started: list[Started] = []
+        self.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # ------------------------------------------------------------------------------------------------- for the test
+    def next(self, kind: type[M]) -> M:
+        """The next message from a frontend, which must be of this kind."""
+        message = self._received.get(timeout=TIMEOUT_S)
+        assert isinstance(message, kind), message
+        return message
+
+    def say(self, *messages: CoreMessage) -> None:
+        """Send messages to the frontend that has spoken last."""
+        self._do(lambda: [self._endpoint.send(self._owner, m) for m in messages])
+
+    def announce(self, **fields: object) -> None:
+        """Change the Beat, and send it now."""
+        self.beat = Beat(**{**{n: getattr(self.beat, n) for n in Beat.__struct_fields__}, **fields})
+        self._do(lambda: self._endpoint.broadcast(self.beat))
+
+    def stop(self) -> None:
+        """Go without a word."""
+        self._do(lambda: setattr(self, "_running", False))
+        self.join()
+
+    def _do(self, job: Callable[[], object]) -> None:
+        self._todo.append(job)
+        os.eventfd_write(self._wake_fd, 1)
+
+    # ------------------------------------------------------------------------------------------------- in the thread
+    def run(self) -> None:
+        poller = zmq.Poller()
+        for source in (*self._endpoint.sockets(), self._wake_fd):
+            poller.register(source, zmq.POLLIN)
+        next_beat = 0.0
+        while self._running:
+            for source, _ in poller.poll(0 if self._playing else 100):
+                if source == self._wake_fd:
+                    os.eventfd_read(self._wake_fd)
+            while self._todo:
+                self._todo.popleft()()
+            for identity, message in self._endpoint.receive():
+                self._owner = identity
+                self._received.put(message)
+                self._take(message)
+            self._play()
+            self._endpoint.flush()
+            if time.monotonic() >= next_beat:
+                next_beat = time.monotonic() + 0.5
+                self._endpoint.broadcast(self.beat)
+            if self._endpoint.lost():
+                self._playing.clear()
+        self._endpoint.close(linger_s=0.0)
+        os.close(self._wake_fd)
+
+    def _take(self, message: FrontendMessage) -> None:
+        match message:
+            case AddRequest() if self._script is not None:
+                for child in range(message.params.n):
+                    key = sequence_key(message.id, child)
+                    self._playing[key] = (message, deque(self._script(message, child)))
+                    self._started.append(Started(key, 0, 0.0))
+            case Abort():
+                for key in [k for k in self._playing if k >> 8 in message.ids]:
+                    del self._playing[key]
+            case Finish():
+                self._playing.pop(message.key, None)
+
+    def _play(self) -> None:
+        """One step: a token of each sequence that plays."""
+        if not self._playing:
+            return
+        tokens, finished, stops = [], {}, {}
+        for key, (request, left) in self._playing.items():
+            token = left.popleft()
+            tokens.append((key, token))
+            if self._is_stop(request, token):
+                finished[key], stops[key] = "stop", token
+            elif not left:
+                finished[key] = "length"
+        for key in finished:
+            del self._playing[key]
+        started, self._started = self._started, []
+        self._endpoint.send(self._owner, outputs(tokens, finished, stops=stops, epoch=self.epoch, started=started))
+
+    def _is_stop(self, request: AddRequest, token: int) -> bool:
+        p = request.params
+        return token in (p.stop_token_ids or ()) or (token in self._eos and not p.ignore_eos)
+
+
+def prompt_of(request: AddRequest) -> list[int]:
+    return np.frombuffer(request.prompt_token_ids, "<i4").tolist()
+
+
+def echo(request: AddRequest, child: int) -> list[int]:
+    """A script: the prompt again and again, to max_tokens or to the end of the context."""
+    prompt = prompt_of(request)
+    count = request.params.max_tokens or LIMITS.max_model_len - len(prompt)
+    return [prompt[i % len(prompt)] for i in range(count)]

@@ -1,0 +1,139 @@
+"""Scheduler and runner in one process, without wires: what a model produces under given scheduling, step by step."""
+
+from collections import deque
+
+import numpy as np
+import torch
+from quire.enginecore.intake import Intake, IntakeConfig
+from quire.enginecore.scheduler import Scheduler, SchedulerConfig
+from quire.ipc.messages import AddRequest, EngineLimits, RequestError
+from quire.ipc.plan import max_plan_words
+from quire.ipc.sampling import SamplingParams
+from quire.kernels.tables import FeaturePool
+from quire.workers.cpu import CpuDevice
+from quire.workers.device import DeviceContext
+from quire.workers.kv_cache import KVCache
+from quire.workers.model_config import read_model_config
+from quire.workers.models.build import build_model
+from quire.workers.rope import cos_sin_table
+from quire.workers.runner import ModelRunner
+from quire.workers.weights import dummy_weights, load_weights
+
+
+class InlineEngine:
+    def __init__(
+        self,
+        model_dir,
+        *,
+        device="cpu",
+        dtype=torch.float32,
+        max_num_seqs=16,
+        budget=512,
+        block_size=16,
+        num_blocks=256,
+        max_model_len=None,
+        graphs=False,
+        depth=2,
+        eos=(),
+        dummy=False,
+        **scheduling,
+    ):
+        self.depth, self.device = depth, torch.device(device)
+        config = read_model_config(model_dir)
+        max_model_len = max_model_len or min(config.max_position_embeddings, 512)
+        self.model = build_model(config, dtype, self.device).eval()
+        if dummy:
+            dummy_weights(self.model, 0)
+        else:
+            load_weights(self.model, model_dir, self.device, progress=False)
+        cache = KVCache(config, block_size, dtype)
+        cache.allocate(num_blocks, self.device)
+        max_blocks = -(-max_model_len // block_size)
+        ctx = DeviceContext(
+            config=config,
+            cache=cache,
+            pool=FeaturePool.allocate(max_num_seqs, config.vocab_size, self.device),
+            cos_sin=cos_sin_table(config, max_model_len, self.device),
+            device=self.device,
+            dtype=dtype,
+            max_tokens=max(budget, max_num_seqs),
+            max_rows=max_num_seqs,
+            max_blocks=max_blocks,
+            max_plan_words=max_plan_words(max_num_seqs, budget, block_size, len(cache.groups), max_blocks),
+        )
+        self.runner = ModelRunner(self.model, ctx, self._make_device)
+        if graphs:
+            with self.runner.device.stream():
+                self.runner.capture_graphs()
+        self.scheduler = Scheduler(
+            SchedulerConfig(
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=budget,
+                max_model_len=max_model_len,
+                block_size=block_size,
+                num_blocks=num_blocks,
+                windows=cache.windows,
+                num_feature_rows=max_num_seqs,
+                eos_token_ids=tuple(eos),
+                vocab_size=config.vocab_size,
+                **scheduling,
+            )
+        )
+        limits = EngineLimits(max_model_len, config.vocab_size, max_num_seqs, 20, num_blocks * block_size)
+        caching = self.scheduler.config.enable_prefix_caching
+        self.intake = Intake(
+            IntakeConfig(limits, tuple(eos), caching, False, 0, 10_000), self.scheduler.kv.hasher, self.scheduler.fits
+        )
+        self.masks: dict[int, np.ndarray] = {}
+        self.count = 0
+        self.prompt_rows: list = []
+
+    def _make_device(self, ctx):
+        if ctx.device.type == "cpu":
+            return CpuDevice(ctx, None)
+        from quire.workers.cuda import CudaDevice
+
+        return CudaDevice(ctx, None)
+
+    def add(self, prompt, params: SamplingParams) -> int:
+        self.count += 1
+        data = np.asarray(prompt, np.int32).tobytes()
+        accepted = self.intake.accept(0, AddRequest(0, self.count, data, params), 0)
+        if isinstance(accepted, RequestError):
+            raise ValueError(accepted.message)
+        for seq in accepted:
+            self.scheduler.add(seq)
+        return self.count
+
+    def run(self) -> dict[int, list[int]]:
+        """Until all have ended: key -> output tokens. Children of one request have keys of their own."""
+        in_flight: deque = deque()
+        outputs: dict[int, list[int]] = {}
+        with self.runner.device.stream(), torch.inference_mode():
+            while True:
+                while len(in_flight) < self.depth and (made := self.scheduler.schedule()) is not None:
+                    plan, step = made
+                    self.prompt_rows += self.runner.step(plan.encode(), lambda: self.masks[plan.step])
+                    in_flight.append(step)
+                if not in_flight:
+                    assert self.scheduler.is_idle
+                    return outputs
+                step = in_flight.popleft()
+                out = self.scheduler.update(step, self._results(step))
+                self.scheduler.check()
+                for key, token in zip(out.keys.tolist(), out.tokens.tolist(), strict=True):
+                    outputs.setdefault(key, []).append(token)
+
+    def _results(self, step) -> np.ndarray:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        words = self.runner.device.results[step.step % len(self.runner.device.results), : len(step.slots)].cpu().numpy()
+        assert (words >> 32 == step.step).all(), "a result word of another step"
+        return (words & 0xFFFFFFFF).astype(np.int32)
+
+    def generate(self, prompts, params) -> list[list[int]]:
+        """Outputs of one-child requests, in order; params may be one for all or a list."""
+        params = params if isinstance(params, list) else [params] * len(prompts)
+        names = [self.add(p, q) for p, q in zip(prompts, params, strict=True)]
+        outputs = self.run()
+        return [outputs.get(name << 8, []) for name in names]

@@ -1,0 +1,123 @@
+"""fp32 on the CPU: greedy output equals transformers' token for token, however the work is scheduled. For every family.
+
+And the test sees something: each of a handful of small faults in the engine turns it red.
+"""
+
+import functools
+
+import pytest
+import torch
+from inline_engine import InlineEngine
+from quire.ipc.sampling import SamplingParams
+from tiny_models import MODELS, reference, tiny_model
+
+NEW_TOKENS = 64
+GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
+LENGTHS = [1, 2, 5, 15, 16, 17, 31, 32, 33, 40, 47, 48, 64, 65, 80, 97]
+
+
+@functools.cache
+def prompts() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(4, 500, (n,), generator=generator).tolist() for n in LENGTHS]
+
+
+def greedy_by_transformers(name: str, prompt: list[int]) -> list[int]:
+    ids = torch.tensor([prompt])
+    with torch.inference_mode():
+        out = reference(name).generate(ids, max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0)
+    return out[0, len(prompt) :].tolist()
+
+
+@functools.cache
+def is_greedy(name: str, prompt: tuple[int, ...], output: tuple[int, ...]) -> bool:
+    """Whether each token is transformers' argmax after those before it, and so, by induction, the whole its greedy output."""
+    with torch.inference_mode():
+        logits = reference(name)(torch.tensor([[*prompt, *output[:-1]]])).logits[0, len(prompt) - 1 :]
+    return logits.argmax(-1).tolist() == list(output)
+
+
+def assert_equal(got: list[list[int]], name: str) -> None:
+    wrong = [
+        len(p)
+        for p, out in zip(prompts(), got, strict=True)
+        if len(out) != NEW_TOKENS or not is_greedy(name, tuple(p), tuple(out))
+    ]
+    assert not wrong, f"{name}: output differs from transformers' after prompts of {wrong} tokens"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_equals_generate_and_has_enough_distinct_tokens_to_see_a_fault(name):
+    some = [prompts()[n] for n in (0, 8, 15)]
+    outputs = InlineEngine(tiny_model(name)).generate(some, GREEDY)
+    assert outputs == [greedy_by_transformers(name, p) for p in some]
+    assert max(len(set(out)) for out in outputs) >= 16
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_sixteen_at_once(name):
+    assert_equal(InlineEngine(tiny_model(name)).generate(prompts(), GREEDY), name)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_alone_one_after_the_other(name):
+    engine = InlineEngine(tiny_model(name), enable_prefix_caching=False)
+    assert_equal([engine.generate([p], GREEDY)[0] for p in prompts()], name)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_under_a_token_budget_of_32(name):
+    assert_equal(InlineEngine(tiny_model(name), budget=32).generate(prompts(), GREEDY), name)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_in_a_pool_so_small_that_sequences_are_preempted(name):
+    engine = InlineEngine(tiny_model(name), budget=64, num_blocks=26, look_ahead=False)
+    assert_equal(engine.generate(prompts(), GREEDY), name)
+    assert engine.scheduler.counters.preemptions > 0
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_with_a_cold_and_a_warm_prefix_cache(name):
+    engine = InlineEngine(tiny_model(name), num_blocks=1024)
+    assert_equal(engine.generate(prompts(), GREEDY), name)
+    assert engine.scheduler.counters.cached_tokens == 0
+    assert_equal(engine.generate(prompts(), GREEDY), name)
+    assert engine.scheduler.counters.cached_tokens > 400
+
+
+# ------------------------------------------------------------------------------------------- faults must turn it red
+def wrong_kv_slot(engine):
+    prepare = engine.runner.device.prepare
+
+    def shifted(plan, tables, step, num_tokens, num_rows):
+        prepare(plan, tables, step, num_tokens, num_rows)
+        if (step.positions[:num_tokens] == 7).any():
+            step.slot_mapping[:, :num_tokens][:, step.positions[:num_tokens] == 7] += 1
+
+    engine.runner.device.prepare = shifted
+
+
+def position_plus_one(engine):
+    table = engine.runner.ctx.cos_sin
+    # rotary attention sees differences of positions only: shift those of the queries and keys from 20 on
+    table[20:-1] = table[21:].clone()
+
+
+def wrong_window(engine):
+    cache = engine.runner.ctx.cache
+    cache.groups = [(w + 1 if w else 24, layers) for w, layers in cache.groups]
+
+
+def attention_off(engine):
+    attend = engine.runner.device.attend
+    engine.runner.device.attend = lambda *a: torch.zeros_like(attend(*a))
+
+
+@pytest.mark.parametrize("fault", [wrong_kv_slot, position_plus_one, wrong_window, attention_off])
+@pytest.mark.parametrize("name", ["qwen2-mixed", "mistral-sliding"])
+def test_a_fault_is_seen(name, fault):
+    engine = InlineEngine(tiny_model(name))
+    fault(engine)
+    with pytest.raises(AssertionError):
+        assert_equal(engine.generate(prompts(), GREEDY), name)
