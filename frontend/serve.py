@@ -9,11 +9,13 @@ answer 503 meanwhile, find it by themselves; if it cannot start, everything ends
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -30,7 +32,7 @@ from quire.ipc.process import Child, spawn
 log = logging.getLogger("quire.serve")
 
 _RESTART_PAUSE_S, _MAX_RESTART_PAUSE_S = 1.0, 30.0
-_LIVED_WELL_S = 120.0  # an engine or frontend that lived so long gets its next start at once
+_LIVED_WELL_S = 120.0  # after so long the pause before the next start is the shortest again
 _START_TIMEOUT_S = 60.0  # of a frontend process
 
 
@@ -79,7 +81,7 @@ class Engine:
         self._process: CoreProcess | None = None
         self._config = config
         if config is not None:
-            self.address = config.listen or f"ipc://{private_directory()}/engine.sock"
+            self.address = config.listen or f"ipc://{_socket_folder()}/engine.sock"
             self._config = msgspec.structs.replace(config, listen=self.address)  # the same one after a restart
 
     def start(self) -> None:
@@ -107,10 +109,18 @@ class Engine:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _MAX_RESTART_PAUSE_S)
             try:
-                await asyncio.to_thread(self.start)
+                await _in_daemon_thread(self.start)
             except EngineStartError as error:
                 raise ServeError(f"the engine cannot start again: {error}") from None
             log.info("the engine is back")
+
+
+def _socket_folder() -> str:
+    """A folder for the engine's socket, gone with this process. One within the private directory, which is locked by us, as the
+    engine locks the folder it binds in."""
+    folder = os.path.join(private_directory(), "engine")
+    os.mkdir(folder, 0o700)
+    return folder
 
 
 class ReadyMessage:
@@ -123,7 +133,7 @@ class ReadyMessage:
 
     def __call__(self, model: str) -> None:
         key = " -H 'Authorization: Bearer YOUR_KEY'" if self._needs_key else ""
-        body = '{"model": "%s", "messages": [{"role": "user", "content": "Hello!"}]}' % model
+        body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello!"}]})
         print(f"Quire serves {model} at {self._url}")
         print(f"Try: curl {self._url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'")
         print(f"or:  quire chat --url {self._url}{' --api-key YOUR_KEY' if self._needs_key else ''}", flush=True)
@@ -186,7 +196,7 @@ async def _until_stopped(signals: StopSignals, tasks: list[asyncio.Task[None]], 
 
 
 class Frontend:
-    """One frontend process, kept alive. The parent holds its socket too, so connections wait in the backlog across a restart."""
+    """One frontend process, kept alive. The parent holds its socket too: connections wait in the backlog across a restart."""
 
     def __init__(self, config: FrontendConfig) -> None:
         self._config = config
@@ -226,6 +236,28 @@ class Frontend:
     def stop(self, grace_s: float) -> None:
         if self._child is not None:
             self._child.terminate(grace_s)
+
+
+async def _in_daemon_thread(function: Callable[[], None]) -> None:
+    """Like asyncio.to_thread, but at exit nobody waits for the thread; the engine it may be starting ends with us."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def finish(error: BaseException | None) -> None:
+        if not done.done():
+            done.set_result(None) if error is None else done.set_exception(error)
+
+    def work() -> None:
+        error = None
+        try:
+            function()
+        except Exception as caught:  # belongs to whoever awaits
+            error = caught
+        with contextlib.suppress(RuntimeError):  # the loop is closed: we are exiting
+            loop.call_soon_threadsafe(finish, error)
+
+    threading.Thread(target=work, name="quire-restart", daemon=True).start()
+    await done
 
 
 async def _ended(child: Child) -> None:

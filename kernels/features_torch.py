@@ -1,8 +1,8 @@
 """Rare sampling features: filling a row of the pool (any device), and what a row does to logits (CPU path and oracle).
 
-`apply_features` runs eagerly, before the step in which a sequence gets its slot. The sampler's kernels keep the row up to date from then on.
-The order of what a row does: bias and allowed ids, bad words, stop ids below the minimum length, repetition penalty (over prompt and
-output), frequency and presence penalties (over the output).
+`apply_features` runs eagerly, before the step in which a sequence gets its slot. The sampler's kernels keep the row up to date
+from then on. The order of what a row does: bias and allowed ids, bad words, stop ids below the minimum length, repetition
+penalty (over prompt and output), frequency and presence penalties (over the output).
 """
 
 from collections.abc import Sequence
@@ -40,9 +40,10 @@ def apply_features(
     stop_ids: Ids,
     bad_words: Sequence[Ids],
 ) -> None:
-    """Fill row `feature_row` of the pool, and the slot's history, for one sequence; the arguments after `pool` are ipc.plan.Features.
+    """Fill row `feature_row` of the pool, and the slot's history, for one sequence.
 
-    Ids outside the vocabulary are dropped. Lists beyond their caps raise ValueError.
+    The arguments after `pool` are those of ipc.plan.Features. Ids outside the vocabulary are dropped. Lists beyond their caps
+    raise ValueError.
     """
     device, vocab = pool.counts.device, pool.counts.shape[1]
 

@@ -4,9 +4,9 @@
     add_rms_norm:  residual += x (in place); y as above, of the residual  reads x and residual, writes both: 4 * T * H elements
 
 x, residual, out [T, H] with unit stride in H and any row stride; weight [H]; float32, float16 or bfloat16, all of one dtype.
-One program a row, which fits into registers: H up to 32768. Math in float32; the normalised value is rounded to x's dtype before
-the product with the weight, as in transformers' LlamaRMSNorm. `norm_torch` is the reference.
-`pdl=True` launches the kernel as a programmatic dependent of the one before it (Hopper): the weights are loaded meanwhile.
+One program a row, which fits into registers: H up to 32768. Math in float32; the normalised value is rounded to x's dtype
+before the product with the weight, as in transformers' LlamaRMSNorm. `norm_torch` is the reference. `pdl=True` launches the
+kernel as a programmatic dependent of the one before it (Hopper): the weights are loaded meanwhile.
 """
 
 import torch

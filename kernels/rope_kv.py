@@ -1,17 +1,18 @@
 """QK-norm (optional), rotary embedding and KV-cache write, in one launch.
 
     q, k <- cast(q / rms(q)) * q_weight, likewise k          per head, if weights are given (Qwen3)
-    (a, b) <- (a * cos - b * sin, b * cos + a * sin)          a, b: the two halves of the first rotary_dim elements of a q or k head
+    (a, b) <- (a * cos - b * sin, b * cos + a * sin)          a, b: halves of the first rotary_dim elements of a q or k head
     k_cache[block, h, offset] <- k / k_scale, likewise v      block * block_size + offset = slot_mapping[t]
 
-qkv         [T, (Hq + 2 * Hkv) * D] = q | k | v, any row stride; float32, float16 or bfloat16. q is rotated in place, k is not written back
-positions   int32 [T], clamped to the table;  cos_sin float32 [max_position, rotary_dim] = cos | sin, rotary_dim <= D, even
-slot_mapping int64 [T], negative: nothing is written
-k_cache, v_cache [num_blocks, Hkv, block_size, D], any strides (unit in D), any float dtype, 8-bit ones saturate; offsets are 64-bit
-q_weight, k_weight [D];  k_scale, v_scale float32 [1] on the device
+qkv [T, (Hq + 2 * Hkv) * D] = q | k | v, any row stride; float32, float16 or bfloat16; q is rotated in place, k stays as it was.
+positions int32 [T], clamped to the table;  cos_sin float32 [max_position, rotary_dim] = cos | sin, rotary_dim <= D, even.
+slot_mapping int64 [T], negative: nothing is written.
+k_cache, v_cache [num_blocks, Hkv, block_size, D], any strides (unit in D), any float dtype (8-bit saturate), 64-bit offsets.
+q_weight, k_weight [D];  k_scale, v_scale float32 [1] on the device.
 
-Moves T * (2 * Hq + 4 * Hkv) * D elements. A program takes one token and a tile of heads. Math in float32, rounded once (after the norm's
-own two roundings, as in transformers); products are not fused, so that float32 gives transformers' results to the bit but for the norm.
+Moves T * (2 * Hq + 4 * Hkv) * D elements. A program takes one token and a tile of heads. Math in float32, rounded once (after
+the norm's own two roundings, as in transformers); products are not fused, so that float32 gives transformers' results to the
+bit but for the norm.
 """
 
 import torch
@@ -67,7 +68,8 @@ def _rope_kv_kernel(
     k_block_stride, k_head_stride, k_slot_stride, v_block_stride, v_head_stride, v_slot_stride, num_slots,
     q_weight, k_weight, eps, k_scale_ptr, v_scale_ptr,
     HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, ROTARY: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr,
-    HALF_PAD: tl.constexpr, REST_PAD: tl.constexpr, NORM: tl.constexpr, SCALED: tl.constexpr, TOP: tl.constexpr, PDL: tl.constexpr,
+    HALF_PAD: tl.constexpr, REST_PAD: tl.constexpr, NORM: tl.constexpr, SCALED: tl.constexpr, TOP: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)

@@ -1,15 +1,16 @@
-"""The sampler on the device: features, masks, temperature, filters, exponential race, log-probabilities. No sort, no host decision.
+"""The sampler on the device: features, masks, temperature, filters, race, log-probabilities. No sort, no host decision.
 
-    features   processed[fr, v] = penalties(bias(logits[r, v])), bad words and stop ids banned        rows with a feature row only
-    partial    block_max[r, b] = max over block b; block_sum[r, b] = sum exp((x - block_max) / T)      reads the logits once
+    features   processed[fr, v] = penalties(bias(logits[r, v])), bad words and stop ids banned; feature rows only
+    partial    block_max[r, b] = max over block b; block_sum[r, b] = sum exp((x - block_max) / T)
     filter     (kernels/sampler_filter.py) rows with top-k, top-p or min-p: threshold, race over what passes
     combine    greedy: the block with the largest max, the first token that has it; random: the block with the largest
                block_max / T + log(block_sum) - log(E_b), and in it the token with the largest x / T - log(E_v)
 
-logits [R, V] bfloat16, float16 or float32, any row stride; row_slots, positions int32 [R] (position: index in its sequence of the token
-to be sampled = seq_lens); bitmask int32 [R, ceil(V / 32)], bit set = allowed (optional). V up to 2^18 = 512 blocks. Bytes: R * V of the
-logits' width, plus one block a row; with features another 16 bytes a token of feature rows. `sampler_torch` states the semantics, and
-where it may differ from this. Launches, grids and arguments depend on shapes and flags alone, so a graph may hold them.
+logits [R, V] bfloat16, float16 or float32, any row stride; row_slots, positions int32 [R] (position: index in its sequence of
+the token to be sampled = seq_lens); bitmask int32 [R, ceil(V / 32)], bit set = allowed (optional). V up to 2^18 = 512 blocks.
+Bytes: R * V of the logits' width, plus one block a row; with features another 16 bytes a token of feature rows.
+`sampler_torch` states the semantics, and where it may differ from this. Launches, grids and arguments depend on shapes and
+flags alone, so a graph may hold them.
 """
 
 import torch
@@ -64,7 +65,7 @@ def noise_bits(seed_lo, seed_hi, position, purpose: tl.constexpr, index):
 
 @triton.jit
 def log_exponential(bits):
-    """log(E), E = -log1p(-U), U = (bits + 1/2) / 2^32; log1p by Kahan's identity from log, exact to float32 where U is small."""
+    """log(E), E = -log1p(-U), U = (bits + 1/2) / 2^32; log1p by Kahan's identity, exact to float32 where U is small."""
     u = tl.minimum((bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.99999994)
     w = 1.0 - u
     tail = w == 1.0
@@ -184,7 +185,8 @@ def _partial_kernel(
     param_row, _, _ = row_state(row, row_slots, row_slots, params, num_slots)
     feature_row = tl.load(param_row + S_FEATURE_ROW)
     x = load_logits(
-        logits + row * stride, processed, processed_stride, feature_row, pool_rows, bitmask + row * mask_stride, cols, V, FEATURES, MASK
+        logits + row * stride, processed, processed_stride, feature_row, pool_rows, bitmask + row * mask_stride, cols, V,
+        FEATURES, MASK,
     )  # fmt: skip
     top = tl.max(x, 1)
     tl.store(block_max + row * num_blocks + blocks, top, blocks < num_blocks)
@@ -198,8 +200,8 @@ def _partial_kernel(
 
 @triton.jit
 def _combine_kernel(
-    logits, stride, processed, processed_stride, pool_rows, bitmask, mask_stride, row_slots, positions, params, block_max, block_sum,
-    sampled, V, num_blocks, num_slots,
+    logits, stride, processed, processed_stride, pool_rows, bitmask, mask_stride, row_slots, positions, params, block_max,
+    block_sum, sampled, V, num_blocks, num_slots,
     BLOCKS: tl.constexpr, RANDOM: tl.constexpr, FILTER: tl.constexpr, FEATURES: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -222,7 +224,8 @@ def _combine_kernel(
     cols = first + tl.arange(0, BLOCK)
     feature_row = tl.load(param_row + S_FEATURE_ROW)
     x = load_logits(
-        logits + row * stride, processed, processed_stride, feature_row, pool_rows, bitmask + row * mask_stride, cols, V, FEATURES, MASK
+        logits + row * stride, processed, processed_stride, feature_row, pool_rows, bitmask + row * mask_stride, cols, V,
+        FEATURES, MASK,
     )  # fmt: skip
     if RANDOM:
         log_e = log_exponential(noise_bits(seed_lo, seed_hi, position, PURPOSE_TOKEN, cols))
@@ -300,9 +303,10 @@ def sample(
     features: bool = False,
     bitmask: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """int32 [R] tokens, a view of the workspace. The flags say what some row of the step may need; a flag too many only costs time.
+    """int32 [R] tokens, a view of the workspace. The flags say what some row of the step may need.
 
-    A row that needs what no flag offers is sampled without it. Every result is a valid token id, whatever the logits hold.
+    A flag too many only costs time. A row that needs what no flag offers is sampled without it. Every result is a valid token
+    id, whatever the logits hold.
     """
     from quire.kernels.sampler_filter import launch_filter
 
@@ -342,9 +346,10 @@ def sample(
 def sampled_logprobs(
     logits: torch.Tensor, sampled: torch.Tensor, workspace: SamplerWorkspace
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of the raw logits: (log-probability of the sampled token f32 [R], its rank i32 [R], ids i32 [R, NUM_TOP], theirs f32 [R, NUM_TOP]).
+    """Of the raw logits: (log-probability of the sampled token f32 [R], its rank i32 [R], top ids i32 [R, NUM_TOP], theirs).
 
-    rank = 1 + number of larger logits. Reads the logits twice. Which of equal logits is the last of the top is torch.topk's choice.
+    rank = 1 + number of larger logits. Reads the logits twice. Which of equal logits is the last of the top is torch.topk's
+    choice.
     """
     _check(logits, workspace, None)
     rows, vocab = logits.shape

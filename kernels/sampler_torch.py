@@ -1,16 +1,16 @@
-"""The sampler on the CPU: its noise, the CPU worker's path, and the oracle of the kernels in `sampler`, with the same signatures.
+"""The sampler on the CPU: its noise, the CPU worker's path, and the oracle of the kernels in `sampler`; same signatures.
 
-Noise is stateless: a 32-bit hash of (seed, position, purpose, index), so a row draws the same whatever runs beside it. It becomes an
-exponential variable E; the token with the least E / p wins, which is a draw from p (exponential race; Gumbel-max in other words).
-The race has two levels, so that few tokens need noise: over blocks of SAMPLER_BLOCK tokens by their summed weight, then within the
-block that won. A row with a filter races flat, over the tokens that pass. Both are exact draws.
+Noise is stateless: a 32-bit hash of (seed, position, purpose, index), so a row draws the same whatever runs beside it. It
+becomes an exponential variable E; the token with the least E / p wins, which is a draw from p (exponential race; Gumbel-max in
+other words). The race has two levels, so that few tokens need noise: over blocks of SAMPLER_BLOCK tokens by their summed
+weight, then within the block that won. A row with a filter races flat, over the tokens that pass. Both are exact draws.
 
-Filters act in vLLM's order after the temperature: min-p (relative to the largest probability), top-k, top-p over what top-k left.
-Each is a threshold on the logit: tokens that tie with the last one kept are kept too. Greedy takes the lowest index among equals.
-NaN counts as -inf; a row without any finite logit gives token 0.
+Filters act in vLLM's order after the temperature: min-p (relative to the largest probability), top-k, top-p over what top-k
+left. Each is a threshold on the logit: tokens that tie with the last one kept are kept too. Greedy takes the lowest index
+among equals. NaN counts as -inf; a row without any finite logit gives token 0.
 
-CPU and GPU agree bit for bit on the hash; E, sums and exponentials differ in the last bits. So their tokens may differ where two
-scores, or a nucleus' mass and top_p, are equal within float32 rounding.
+CPU and GPU agree bit for bit on the hash; E, sums and exponentials differ in the last bits. So their tokens may differ where
+two scores, or a nucleus' mass and top_p, are equal within float32 rounding.
 """
 
 import numpy as np
@@ -46,7 +46,7 @@ def noise_bits(seed_lo: int, seed_hi: int, position: int, purpose: int, index: n
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """A bijection of uint32 with low bias: xor-shift-multiply, constants from Wellons, "Prospecting for hash functions" (2018)."""
+    """A bijection of uint32 with low bias: xor-shift-multiply; Wellons, "Prospecting for hash functions" (2018)."""
     x = x ^ (x >> np.uint32(17))
     x *= np.uint32(0xED5AD4BB)
     x ^= x >> np.uint32(11)
@@ -58,7 +58,7 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 
 def log_exponential(bits: np.ndarray) -> np.ndarray:
-    """log(E), E = -log1p(-U), U = (bits + 1/2) / 2^32: float32 keeps full resolution where E is small, which is where it wins."""
+    """log(E), E = -log1p(-U), U = (bits + 1/2) / 2^32: full float32 resolution where E is small, which is where it wins."""
     u = np.minimum((bits.astype(np.float32) + np.float32(0.5)) * np.float32(2**-32), np.float32(1 - 2**-24))
     return np.log(-np.log1p(-u))
 
@@ -183,7 +183,7 @@ def sampled_logprobs(
 def prompt_logprobs(
     logits: torch.Tensor, targets: torch.Tensor, num_top: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Raw log-probabilities on any device: (of the target f32 [N], its rank i32 [N], ids i32 [N, num_top], theirs f32 [N, num_top]).
+    """Raw log-probabilities on any device: (of the target f32 [N], its rank i32 [N], top ids i32 [N, num_top], theirs f32).
 
     logits [N, V], targets int [N] (those outside the vocabulary are clamped). rank = 1 + number of larger logits.
     num_top is capped by the vocabulary; columns beyond it hold id 0 at -inf.

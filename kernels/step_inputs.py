@@ -1,16 +1,17 @@
-"""What surrounds a step's forward, on the device: apply the plan, build the inputs; afterwards record the tokens, write the results.
+"""What surrounds a step's forward on the device: apply the plan, build the inputs; then record the tokens, write the results.
 
     prepare_step  1. slot updates, block updates and decode rows of the plan go into the tables (`SlotTables`)
                   2. ids, positions, slot mapping, row offsets, lengths (`StepBuffers`), padded to num_tokens and num_rows:
                      decode row r: slot = decode_slots[r], id = last_token[slot], position = seq_len[slot];
                      prefill rows: slot, start, length and ids from the plan, laid out after the decode rows.
                      Padded rows have the dummy slot, length 0, and start at the last token; padded tokens map to slot -1.
-    finish_step   seq_len, last_token, history and counts of the rows, then one 64-bit word a row: step << 32 | token. With log-probabilities,
-                  at word max_rows + row * LOGPROB_WORDS: those of the token, its rank, NUM_TOP ids, their log-probabilities.
+    finish_step   seq_len, last_token, history and counts of the rows, then one 64-bit word a row: step << 32 | token. With
+                  log-probabilities, at word max_rows + row * LOGPROB_WORDS: the token's, its rank, NUM_TOP ids, theirs.
 
-The plan is an int32 buffer of fixed size (layout: ipc/plan.py). Grids and arguments depend on padded sizes alone; counts are read from the
-plan's header on the device, so a captured launch serves every step. Indices from the plan are clamped to their tables. Two updates
-of one entry in one plan leave either. Moves about 30 bytes a token and 100 a row. `step_inputs_torch` is the reference.
+The plan is an int32 buffer of fixed size (layout: ipc/plan.py). Grids and arguments depend on padded sizes alone; counts are
+read from the plan's header on the device, so a captured launch serves every step. Indices from the plan are clamped to their
+tables. Two updates of one entry in one plan leave either. Moves about 30 bytes a token and 100 a row. `step_inputs_torch` is
+the reference.
 """
 
 import torch
@@ -259,8 +260,8 @@ def finish_step(
     """Record the sampled tokens in the tables and write the step's result words.
 
     sampled int32 [num_rows]; results int64 [depth, words], on the device or in host memory registered with CUDA, the record is
-    row step % depth. logprobs: (log-probability f32 [R], rank i32 [R], ids i32 [R, NUM_TOP], log-probabilities f32 [R, NUM_TOP]).
-    Every word carries the step, and is one 64-bit store: a reader polls the word itself.
+    row step % depth. logprobs: (log-probability f32 [R], rank i32 [R], ids i32 [R, NUM_TOP], log-probabilities f32 [R,
+    NUM_TOP]). Every word carries the step, and is one 64-bit store: a reader polls the word itself.
     """
     if results.dtype != torch.int64 or results.dim() != 2 or results.stride(1) != 1 or sampled.dtype != torch.int32:
         raise ValueError("finish_step: results must be int64 [depth, words], sampled int32")

@@ -1,7 +1,7 @@
 """Applying a plan and building a step's inputs on the CPU: the CPU worker's path and the oracle of `step_inputs`.
 
-numpy over memory that the tables share with it: a dozen operations a step, where torch would take 5 µs each. An index outside its
-table raises IndexError here; on the device it is clamped.
+numpy over memory that the tables share with it: a dozen operations a step, where torch would take 5 µs each. An index outside
+its table raises IndexError here; on the device it is clamped.
 """
 
 import numpy as np

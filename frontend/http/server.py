@@ -9,6 +9,7 @@ import errno
 import gc
 import logging
 import mmap
+import os
 import resource
 import signal
 import socket
@@ -23,7 +24,7 @@ from quire.frontend.http.app import App
 from quire.frontend.http.metrics import Metrics
 from quire.frontend.http.protocol import Connection
 from quire.frontend.http.shared import Limits, Server
-from quire.ipc.curve import FrontendKeys, load_keys, parse_key
+from quire.ipc.curve import FrontendKeys, load_keys, make_keys, parse_key, write_keys
 
 log = logging.getLogger("quire.http")
 
@@ -49,8 +50,8 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     num_frontends: int = 1
     shutdown_grace_s: float = 30.0
     connect_timeout_s: float = 30.0
-    curve_secret_key_file: str | None = None  # this frontend's key pair, for a tcp:// engine
-    curve_server_key: str | None = None  # the engine's public key
+    curve_key_file: str | None = None  # this frontend's key pair, for a tcp:// engine; made if it does not exist
+    curve_engine_key: str | None = None  # the engine's public key
     limits: Limits = Limits()
 
 
@@ -166,13 +167,18 @@ async def _shut_down(server: Server, grace_s: float, signals: StopSignals) -> No
 
 
 def frontend_keys(config: FrontendConfig) -> FrontendKeys | None:
-    """Raises FrontendError."""
-    if config.curve_secret_key_file is None and config.curve_server_key is None:
+    """The keys for a tcp:// engine. Raises FrontendError."""
+    path, engine_key = config.curve_key_file, config.curve_engine_key
+    if path is None and engine_key is None:
         return None
-    if config.curve_secret_key_file is None or config.curve_server_key is None:
-        raise FrontendError("--curve-secret-key-file and --curve-server-key belong together")
+    if path is None or engine_key is None:
+        raise FrontendError("--curve-key-file and --curve-engine-key belong together")
     try:
-        return FrontendKeys(load_keys(config.curve_secret_key_file), parse_key(config.curve_server_key, "--curve-server-key"))
+        if not os.path.exists(path):
+            keys = make_keys()
+            write_keys(path, keys)
+            log.info("made %s; the engine's --curve-allow-file needs its public key: %s", path, keys.public.decode())
+        return FrontendKeys(load_keys(path), parse_key(engine_key, "--curve-engine-key"))
     except (OSError, ValueError) as error:
         raise FrontendError(str(error)) from None
 

@@ -1,4 +1,4 @@
-"""QK-norm, RoPE and KV write: the CPU path against transformers, the kernel against the CPU path, caches beyond 2^31 elements."""
+"""QK-norm, RoPE and KV write: the CPU path against transformers, the kernel against the CPU path, caches beyond 2^31."""
 
 import pytest
 import torch

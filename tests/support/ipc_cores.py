@@ -88,17 +88,17 @@ class CoreThread(threading.Thread):
         self.core = LoopingCore(*args, **options)
         self.address = self.core.endpoint.address
         self._answer = answer
-        self._stop = threading.Event()
+        self._stopping = threading.Event()
         self.start()
 
     def run(self) -> None:
-        while not self._stop.is_set():
+        while not self._stopping.is_set():
             for identity, message in self.core.turn(20):
                 self._answer(self.core, identity, message)
         self.core.endpoint.close()
 
     def stop(self) -> None:
-        self._stop.set()
+        self._stopping.set()
         self.join()
 
 

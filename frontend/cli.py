@@ -1,0 +1,160 @@
+"""`quire`: the command line. Only argparse is imported until a command needs more, so that --help and version are quick."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from quire.ipc.version import VERSION
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 0 done, 1 failed, 2 wrong arguments, 130 interrupted while starting."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if args.command is None:
+        parser.print_help()
+        return 2
+    return args.run(args)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="quire", description="Quire serves large language models.")
+    parser.add_argument("--version", action="version", version=f"quire {VERSION}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    _add_serve(commands)
+    _add_chat(commands)
+    version = commands.add_parser("version", help="print the version")
+    version.set_defaults(run=_version)
+    return parser
+
+
+def _version(args: argparse.Namespace) -> int:
+    print(f"quire {VERSION}")
+    return 0
+
+
+# ------------------------------------------------------------------------------------------------------------ quire serve
+def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    serve = commands.add_parser(
+        "serve",
+        help="serve a model over an OpenAI-compatible HTTP API",
+        description="Serve a model over an OpenAI-compatible HTTP API. Without a model, a tiny bundled one.",
+        epilog="example: quire serve Qwen/Qwen3-0.6B --port 8000",
+    )
+    http = serve.add_argument_group("server")
+    http.add_argument("--host", default="127.0.0.1", help="address to listen at; 0.0.0.0 for all (default: %(default)s)")
+    http.add_argument("--port", type=_port, default=8000, help="port to listen at; 0 for any free one (default: %(default)s)")
+    http.add_argument("--api-key", action="append", default=[], metavar="KEY", help="a key that clients must send; repeatable")
+    http.add_argument("--api-key-file", metavar="FILE", help="a file of such keys, one a line: shows in no process list")
+    http.add_argument("--metrics-open", action="store_true", help="let /metrics be read without a key")
+    http.add_argument("--frontends", type=int, default=1, metavar="N", help="HTTP processes that share the port (default: 1)")
+    http.add_argument("--max-connections", type=int, default=8192, help="per HTTP process (default: %(default)s)")
+    http.add_argument("--max-body-mib", type=int, default=32, help="largest request body, MiB (default: %(default)s)")
+    http.add_argument("--keep-alive-timeout-s", type=float, default=75.0, help="for idle connections (default: %(default)s)")
+    http.add_argument("--shutdown-grace-s", type=float, default=30.0, help="for running requests to end (default: %(default)s)")
+    attach = serve.add_argument_group("running engine", "attach to an `enginecore` daemon instead of starting an engine")
+    attach.add_argument("--engine", metavar="ADDRESS", help="its address: ipc:///path or tcp://host:port")
+    attach.add_argument("--curve-key-file", metavar="FILE", help="this server's key pair, for tcp:// (made if there is none)")
+    attach.add_argument("--curve-engine-key", metavar="KEY", help="the engine's public key, for tcp://")
+    serve.set_defaults(run=lambda args: _serve(serve, args))
+    from quire.ipc.config import add_engine_arguments
+
+    add_engine_arguments(serve)
+
+
+def _serve(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
+    from quire.ipc.config import engine_config_from
+
+    if not 1 <= args.frontends <= 64:
+        parser.error("--frontends must be between 1 and 64")
+    if args.engine is not None and args.model is not None:
+        parser.error("--engine attaches to a running engine, which has its model already: leave the model out")
+    try:
+        engine = engine_config_from(args) if args.engine is None else None
+        keys = [*args.api_key, *_key_file(args.api_key_file)]
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    if not all(keys):
+        parser.error("an API key must not be empty")
+
+    from quire.frontend.http.server import FrontendConfig
+    from quire.frontend.http.shared import Limits
+    from quire.frontend.serve import ServeConfig
+    from quire.frontend.serve import main as serve_main
+    from quire.ipc.logs import set_up_logging
+
+    set_up_logging()
+    try:
+        limits = Limits(
+            max_connections=args.max_connections,
+            max_body_bytes=args.max_body_mib << 20,
+            keep_alive_timeout_s=args.keep_alive_timeout_s,
+        )
+    except ValueError as error:
+        parser.error(str(error))
+    frontend = FrontendConfig(
+        engine_address=args.engine or "",
+        listen_fd=-1,
+        api_keys=keys,
+        metrics_open=args.metrics_open,
+        shutdown_grace_s=args.shutdown_grace_s,
+        curve_key_file=args.curve_key_file,
+        curve_engine_key=args.curve_engine_key,
+        limits=limits,
+    )
+    config = ServeConfig(host=args.host, port=args.port, num_frontends=args.frontends, engine=engine, frontend=frontend)
+    return serve_main(config)
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port <= 65535:
+        raise argparse.ArgumentTypeError("a port is between 0 and 65535")
+    return port
+
+
+def _key_file(path: str | None) -> list[str]:
+    """Keys of a file, one a line. Raises OSError, ValueError."""
+    if path is None:
+        return []
+    with open(path) as file:
+        keys = [line.strip() for line in file if line.strip()]
+    if not keys:
+        raise ValueError(f"--api-key-file {path}: no key in this file: anyone could connect")
+    return keys
+
+
+# ------------------------------------------------------------------------------------------------------------- quire chat
+def _add_chat(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    chat = commands.add_parser(
+        "chat",
+        help="talk to a served model in the terminal",
+        description="Talk to any OpenAI-compatible server. Ctrl-C stops an answer, /clear forgets, /exit (or Ctrl-D) leaves. "
+        "With text piped in, answers it once.",
+    )
+    chat.add_argument("--url", default="http://127.0.0.1:8000", help="where the server is (default: %(default)s)")
+    chat.add_argument("--model", help="which of its models (default: its first)")
+    chat.add_argument("--api-key", help="the server's key")
+    chat.add_argument("--system", help="a system message")
+    chat.add_argument("--max-tokens", type=int, help="longest answer, in tokens")
+    chat.add_argument("--temperature", type=float, help="0 gives the same answer each time")
+    chat.set_defaults(run=_chat)
+
+
+def _chat(args: argparse.Namespace) -> int:
+    from quire.frontend.chat_cli import ChatOptions, chat
+
+    return chat(
+        ChatOptions(
+            url=args.url,
+            model=args.model,
+            api_key=args.api_key,
+            system=args.system,
+            max_tokens=args.max_tokens,
+            temperature=args.temperature,
+        )
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
