@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 import zmq
+from zmq.utils import z85
 
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
 ZAP_DOMAIN = b"quire"
@@ -93,7 +94,7 @@ class Authenticator:
     """Answers libzmq's questions whether a key may connect. No thread: the loop that owns the ROUTER polls `socket`."""
 
     def __init__(self, context: zmq.Context, allowed: frozenset[bytes]) -> None:
-        self._allowed = frozenset(zmq.utils.z85.decode(key) for key in allowed)
+        self._allowed = frozenset(z85.decode(key) for key in allowed)
         self.socket = context.socket(zmq.REP)
         self.socket.linger = 0
         self.socket.bind(ZAP_ADDRESS)

@@ -125,9 +125,10 @@ class CoreChannel:
                     if channel._task.done() or channel._refused:
                         raise ChannelDown(f"no connection to the core at {address}: {channel._reason}")
         except BaseException as error:
+            reason = channel._reason
             await channel.close()
             if isinstance(error, TimeoutError):
-                raise ChannelDown(f"no core at {address} for {timeout_s} s: {channel._reason}") from None
+                raise ChannelDown(f"no core at {address} for {timeout_s} s: {reason}") from None
             raise
         return channel
 
@@ -161,6 +162,7 @@ class CoreChannel:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
+        self._connection, self._reason = None, "the channel is closed"
         self._context.term()
 
     async def _run(self) -> None:
@@ -238,13 +240,13 @@ class _Connection:
         """Queue one message; False if the queue is full."""
         try:
             self._socket.send(encoded, zmq.NOBLOCK)
+            sent = True
         except zmq.Again:
-            return False
-        finally:
-            # The descriptor of a ZeroMQ socket signals edges, and sending may have taken one: look for ourselves.
-            if self._socket.get(zmq.EVENTS) & zmq.POLLIN:
-                self._loop.call_soon(self._on_readable)
-        return True
+            sent = False
+        # The descriptor of a ZeroMQ socket signals edges, and sending may have taken one: look for ourselves.
+        if self._socket.get(zmq.EVENTS) & zmq.POLLIN:
+            self._loop.call_soon(self._on_readable)
+        return sent
 
     def is_going(self) -> bool:
         """Whether the monitor knows of an end that the event loop has yet to hear of."""

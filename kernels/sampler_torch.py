@@ -138,7 +138,7 @@ def _draw(x: np.ndarray, params: np.ndarray, position: int, filtered: bool) -> i
 
 def _threshold(
     x: np.ndarray, top: np.float32, temperature: np.float32, top_k: int, top_p: np.float32, min_p: np.float32
-) -> float:
+) -> np.float32:
     """The least logit that min-p, top-k and top-p keep."""
     least = np.float32(-np.inf)
     if min_p > 0:

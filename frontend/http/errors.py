@@ -13,7 +13,7 @@ import msgspec
 from quire.frontend.client import EngineDown, EngineError, InvalidRequest, Overloaded, TooLong
 from quire.ipc.sampling import SamplingParams
 
-_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error", 503: "overloaded_error"}
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
 class ErrorBody(msgspec.Struct, frozen=True):

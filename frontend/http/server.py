@@ -123,10 +123,8 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
     """Connect to the engine, answer requests until signals.stop, then drain. Raises FrontendError if it cannot start."""
     _raise_file_limit()
     client = AsyncClient(config.engine_address, frontend_keys(config))
-    try:
-        await client.connect(config.connect_timeout_s)
-    except (EngineDown, ValueError) as error:
-        raise FrontendError(f"no engine at {config.engine_address}: {error}") from error
+    if not await _connect(client, config, signals):
+        return
     app = App(client, _metrics(config), api_keys=config.api_keys, metrics_open=config.metrics_open)
     server = Server(app, config.limits)
     listener = await _listen(config.listen_fd, server)
@@ -142,6 +140,23 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
         sweeper.cancel()
         listener.close()
         await client.close()
+
+
+async def _connect(client: AsyncClient, config: FrontendConfig, signals: StopSignals) -> bool:
+    """False if we were told to stop meanwhile."""
+    connecting = asyncio.create_task(client.connect(config.connect_timeout_s))
+    stopping = asyncio.create_task(signals.stop.wait())
+    await asyncio.wait((connecting, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not connecting.done():
+        connecting.cancel()
+        await asyncio.wait((connecting,))
+        return False
+    try:
+        await connecting
+    except (EngineDown, ValueError) as error:
+        raise FrontendError(f"cannot use the engine at {config.engine_address}: {error}") from error
+    return True
 
 
 async def _listen(fd: int, server: Server) -> asyncio.Server:

@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -19,6 +19,7 @@ from quire.frontend.client import (
     Overloaded,
     TooLong,
 )
+from quire.frontend.outputs import RequestOutput
 from quire.frontend.tokenizer import Tokenizer
 from quire.ipc.messages import Abort, AddRequest, EngineLimits, Finish, RequestError
 from quire.ipc.sampling import SamplingParams
@@ -53,6 +54,10 @@ async def until(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0.001)
 
 
+async def last(generator: AsyncIterator[RequestOutput]) -> RequestOutput:
+    return [output async for output in generator][-1]
+
+
 async def heard(core: FakeCore, kind: type) -> Any:
     return await asyncio.to_thread(core.next, kind)
 
@@ -81,16 +86,14 @@ async def test_outputs_already_handed_out_do_not_change(core: FakeCore, client: 
 @with_core(script=echo)
 @pytest.mark.parametrize("prompt", [[THE, CAT], {"prompt_token_ids": [THE, CAT]}, {"prompt": " the cat"}, " the cat"])
 async def test_prompts_come_in_four_shapes(core: FakeCore, client: AsyncClient, prompt: Any) -> None:
-    async for output in client.generate(prompt, SamplingParams(max_tokens=2)):
-        pass
+    output = await last(client.generate(prompt, SamplingParams(max_tokens=2)))
     assert output.outputs[0].text == " the cat"
 
 
 @with_core(script=echo, files=toy_tokenizers.files(toy_tokenizers.llama2_like()))
 async def test_chats_go_through_the_template_without_a_second_bos(core: FakeCore, client: AsyncClient) -> None:
     messages = [{"role": "user", "content": "the cat"}]
-    async for output in client.chat(messages, SamplingParams(max_tokens=1), add_generation_prompt=False):
-        pass
+    output = await last(client.chat(messages, SamplingParams(max_tokens=1), add_generation_prompt=False))
     assert output.prompt == "<|im_start|>user\nthe cat<|im_end|>\n"
     assert output.prompt_token_ids == client.tokenizer.encode(output.prompt, add_special_tokens=False)
     assert prompt_of(await heard(core, AddRequest)) == output.prompt_token_ids
@@ -100,8 +103,7 @@ async def test_chats_go_through_the_template_without_a_second_bos(core: FakeCore
 
 @with_core(script=echo, files=toy_tokenizers.files() | {"generation_config.json": b'{"temperature": 0.5, "max_new_tokens": 3}'})
 async def test_without_params_the_models_defaults_are_used(core: FakeCore, client: AsyncClient) -> None:
-    async for output in client.generate(" the"):
-        pass
+    output = await last(client.generate(" the"))
     assert len(output.outputs[0].token_ids) == 3
     assert (await heard(core, AddRequest)).params.temperature == 0.5
 
@@ -153,12 +155,7 @@ async def test_a_cancelled_task_aborts(core: FakeCore, client: AsyncClient) -> N
 
 @with_core()
 async def test_abort_by_name_ends_the_generator_with_abort(core: FakeCore, client: AsyncClient) -> None:
-    async def last() -> Any:
-        async for output in client.generate([THE], ENDLESS, "name"):
-            pass
-        return output
-
-    task = asyncio.create_task(last())
+    task = asyncio.create_task(last(client.generate([THE], ENDLESS, "name")))
     await heard(core, AddRequest)
     client.abort("nobody")
     client.abort("name")
@@ -213,11 +210,12 @@ async def test_params_that_cannot_run_are_refused(core: FakeCore, client: AsyncC
         client.submit([1] * 32, SamplingParams())
 
 
-@with_core()
+@with_core(limits=EngineLimits(20_000, 400, 4, 20, 20_000))
 async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(core: FakeCore, client: AsyncClient) -> None:
     with pytest.raises(TooLong, match="characters"):
         await client.encode("a" * 1_000_000)
-    assert len(await client.encode("a b" * 6000)) > 64  # tokenized in a thread
+    long = " the cat" * 3000  # tokenized in a thread
+    assert await client.encode(long) == [THE, CAT] * 3000
 
 
 @with_core(files={})
@@ -296,8 +294,7 @@ async def _lose_and_find_again() -> None:
         await until(lambda: client.is_connected)
         assert client.welcome.epoch == successor.epoch and client.health() is None
         assert client.tokenizer.backend.token_to_id("##ing") is not None
-        async for output in client.generate("the cat", SamplingParams(max_tokens=2)):
-            pass
+        output = await last(client.generate("the cat", SamplingParams(max_tokens=2)))
         assert output.outputs[0].text == " the cat"
         await client.close()
         await client.close()

@@ -1,5 +1,6 @@
 """Shared by the tests of ipc/: children's reports, and a check that each test leaves nothing behind."""
 
+import asyncio
 import gc
 import os
 import threading
@@ -9,9 +10,16 @@ from pathlib import Path
 import ipc_cores
 import psutil
 import pytest
+import uvloop
 from ipc_cores import Reports
 
 from quire.ipc import paths
+
+
+@pytest.fixture(scope="session", autouse=True)
+def uvloop_has_run() -> None:
+    """Its first loop opens descriptors that stay for the process's life."""
+    uvloop.run(asyncio.sleep(0))
 
 
 @pytest.fixture(autouse=True)

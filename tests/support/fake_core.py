@@ -51,7 +51,7 @@ def outputs(
     return StepOutputs(epoch, 0, keys.tobytes(), ids.tobytes(), ends, **more)
 
 
-class FakeCore(threading.Thread):
+class FakeCore:
     """Runs from its making until `stop` or the end of a `with`."""
 
     def __init__(
@@ -63,7 +63,6 @@ class FakeCore(threading.Thread):
         eos: tuple[int, ...] = (),
         address: str | None = None,
     ) -> None:
-        super().__init__(name="test-core", daemon=True)
         self.epoch = new_epoch()
         self.beat = Beat(self.epoch, 0.0, 0, 0, 0.0, 0, 0, 0, 0, 0, True)
         self._files = toy_tokenizers.files() if files is None else files
@@ -78,7 +77,8 @@ class FakeCore(threading.Thread):
         self._owner = b""
         self._playing: dict[int, tuple[AddRequest, deque[int]]] = {}
         self._started: list[Started] = []
-        self.start()
+        self._thread = threading.Thread(target=self._run, name="test-core", daemon=True)
+        self._thread.start()
 
     def __enter__(self) -> Self:
         return self
@@ -105,14 +105,14 @@ class FakeCore(threading.Thread):
     def stop(self) -> None:
         """Go without a word."""
         self._do(lambda: setattr(self, "_running", False))
-        self.join()
+        self._thread.join()
 
     def _do(self, job: Callable[[], object]) -> None:
         self._todo.append(job)
         os.eventfd_write(self._wake_fd, 1)
 
     # ------------------------------------------------------------------------------------------------- in the thread
-    def run(self) -> None:
+    def _run(self) -> None:
         poller = zmq.Poller()
         for source in (*self._endpoint.sockets(), self._wake_fd):
             poller.register(source, zmq.POLLIN)

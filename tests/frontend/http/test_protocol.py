@@ -4,8 +4,9 @@ import asyncio
 import json
 import logging
 
+import fake_http as http
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.frontend.http.exchange import Request, Response
@@ -19,7 +20,7 @@ CHUNKED = (
 STREAM = b"GET /stream HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
-def test_keep_alive_answers_one_after_the_other(http):
+def test_keep_alive_answers_one_after_the_other():
     async def main():
         wire = http.Wire(http.EchoApp())
         for data in (GET, POST, CHUNKED):
@@ -31,7 +32,7 @@ def test_keep_alive_answers_one_after_the_other(http):
     asyncio.run(main())
 
 
-def test_split_at_every_byte_gives_the_same(http):
+def test_split_at_every_byte_gives_the_same():
     async def main():
         data = GET + POST + CHUNKED
         for cut in range(1, len(data)):
@@ -48,7 +49,7 @@ def test_split_at_every_byte_gives_the_same(http):
     asyncio.run(main())
 
 
-def test_pipelined_requests_are_answered_in_order(http):
+def test_pipelined_requests_are_answered_in_order():
     async def main():
         app = http.EchoApp()
         wire = http.Wire(app)
@@ -61,7 +62,7 @@ def test_pipelined_requests_are_answered_in_order(http):
     asyncio.run(main())
 
 
-def test_too_many_pipelined_requests_end_the_connection(http):
+def test_too_many_pipelined_requests_end_the_connection():
     async def main():
         app = http.EchoApp()
         wire = http.Wire(app, Limits(max_pipelined=4))
@@ -75,7 +76,7 @@ def test_too_many_pipelined_requests_end_the_connection(http):
     asyncio.run(main())
 
 
-def test_reading_pauses_when_the_client_sends_far_ahead(http):
+def test_reading_pauses_when_the_client_sends_far_ahead():
     async def main():
         app = http.EchoApp()
         wire = http.Wire(app)
@@ -96,7 +97,7 @@ def test_reading_pauses_when_the_client_sends_far_ahead(http):
     asyncio.run(main())
 
 
-def test_http_1_0_closes_unless_asked_to_stay(http):
+def test_http_1_0_closes_unless_asked_to_stay():
     async def main():
         wire = http.Wire(http.EchoApp())
         (answer,) = await wire.talk(b"GET /a HTTP/1.0\r\n\r\n")
@@ -108,7 +109,7 @@ def test_http_1_0_closes_unless_asked_to_stay(http):
     asyncio.run(main())
 
 
-def test_connection_close_is_honoured_and_the_rest_ignored(http):
+def test_connection_close_is_honoured_and_the_rest_ignored():
     async def main():
         wire = http.Wire(http.EchoApp())
         (answer,) = await wire.talk(b"GET /a HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" + GET)
@@ -117,7 +118,7 @@ def test_connection_close_is_honoured_and_the_rest_ignored(http):
     asyncio.run(main())
 
 
-def test_head_has_the_length_and_no_body(http):
+def test_head_has_the_length_and_no_body():
     async def main():
         wire = http.Wire(http.EchoApp())
         (answer, _) = await wire.talk(b"HEAD /a HTTP/1.1\r\nHost: x\r\n\r\n" + GET, "HEAD GET")
@@ -126,7 +127,7 @@ def test_head_has_the_length_and_no_body(http):
     asyncio.run(main())
 
 
-def test_expect_continue_is_answered_before_the_body_and_in_turn(http):
+def test_expect_continue_is_answered_before_the_body_and_in_turn():
     async def main():
         app = http.EchoApp()
         wire = http.Wire(app)
@@ -147,7 +148,7 @@ def test_expect_continue_is_answered_before_the_body_and_in_turn(http):
     asyncio.run(main())
 
 
-def test_upgrade_is_declined_by_an_ordinary_answer(http):
+def test_upgrade_is_declined_by_an_ordinary_answer():
     async def main():
         wire = http.Wire(http.EchoApp())
         offer = b" HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\n"
@@ -196,7 +197,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_malformed_and_smuggling_shapes_get_400_and_the_connection_ends(http, name):
+def test_malformed_and_smuggling_shapes_get_400_and_the_connection_ends(name):
     async def main():
         app = http.EchoApp()
         wire = http.Wire(app)
@@ -234,7 +235,7 @@ def test_malformed_and_smuggling_shapes_get_400_and_the_connection_ends(http, na
     ],
 )
 @pytest.mark.parametrize("step", [1 << 20, 1000, 1])
-def test_refusals_by_status_however_the_bytes_arrive(http, data, status, step):
+def test_refusals_by_status_however_the_bytes_arrive(data, status, step):
     async def main():
         wire = http.Wire(http.EchoApp())
         for i in range(0, len(data), step):
@@ -250,7 +251,7 @@ def test_refusals_by_status_however_the_bytes_arrive(http, data, status, step):
     logging.getLogger("quire.http").disabled = False
 
 
-def test_a_header_that_never_ends_is_cut_off(http):
+def test_a_header_that_never_ends_is_cut_off():
     async def main():
         wire = http.Wire(http.EchoApp())
         wire.feed(b"GET / HTTP/1.1\r\nHost: x\r\nA: ")
@@ -262,7 +263,7 @@ def test_a_header_that_never_ends_is_cut_off(http):
     asyncio.run(main())
 
 
-def test_a_refusal_without_a_body_keeps_the_connection(http):
+def test_a_refusal_without_a_body_keeps_the_connection():
     async def main():
         wire = http.Wire(http.EchoApp())
         answers = await wire.talk(b"GET /refuse HTTP/1.1\r\nHost: x\r\n\r\n" + GET)
@@ -271,7 +272,7 @@ def test_a_refusal_without_a_body_keeps_the_connection(http):
     asyncio.run(main())
 
 
-def test_bodies_in_memory_are_bounded_over_all_connections(http):
+def test_bodies_in_memory_are_bounded_over_all_connections():
     async def main():
         app = http.EchoApp()
         first = http.Wire(app, Limits(max_held_bytes=1000))
@@ -290,7 +291,7 @@ def test_bodies_in_memory_are_bounded_over_all_connections(http):
     asyncio.run(main())
 
 
-def test_unwanted_bytes_are_thrown_away_for_a_moment_only(http):
+def test_unwanted_bytes_are_thrown_away_for_a_moment_only():
     async def main():
         wire = http.Wire(http.EchoApp())
         await wire.talk(b"POST /refuse HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999\r\n\r\n")
@@ -305,7 +306,7 @@ def test_unwanted_bytes_are_thrown_away_for_a_moment_only(http):
     asyncio.run(main())
 
 
-def test_time_outs(http):
+def test_time_outs():
     async def main():
         idle = http.Wire(http.EchoApp())
         await idle.pass_time(74)
@@ -342,7 +343,7 @@ def test_time_outs(http):
     asyncio.run(main())
 
 
-def test_streams_are_chunked_in_1_1_and_end_with_the_connection_in_1_0(http):
+def test_streams_are_chunked_in_1_1_and_end_with_the_connection_in_1_0():
     async def main():
         app = http.EchoApp()
         app.release.set()
@@ -357,7 +358,7 @@ def test_streams_are_chunked_in_1_1_and_end_with_the_connection_in_1_0(http):
     asyncio.run(main())
 
 
-def test_a_stream_that_breaks_ends_without_its_last_chunk(http):
+def test_a_stream_that_breaks_ends_without_its_last_chunk():
     async def main():
         app = http.EchoApp()
         app.release.set()
@@ -371,7 +372,7 @@ def test_a_stream_that_breaks_ends_without_its_last_chunk(http):
 
 
 @pytest.mark.parametrize("how", ["eof", "reset"])
-def test_a_gone_client_cancels_the_handler_within_a_turn(http, how):
+def test_a_gone_client_cancels_the_handler_within_a_turn(how):
     async def main():
         app = http.EchoApp()
         wire = http.Wire(app)
@@ -385,7 +386,7 @@ def test_a_gone_client_cancels_the_handler_within_a_turn(http, how):
     asyncio.run(main())
 
 
-def test_a_client_that_does_not_read_stops_the_writer_and_is_dropped_in_time(http):
+def test_a_client_that_does_not_read_stops_the_writer_and_is_dropped_in_time():
     async def main():
         app = http.EchoApp()
         wire = http.Wire(app)
@@ -408,7 +409,7 @@ def test_a_client_that_does_not_read_stops_the_writer_and_is_dropped_in_time(htt
     asyncio.run(main())
 
 
-def test_the_connection_limit_is_told(http):
+def test_the_connection_limit_is_told():
     async def main():
         app = http.EchoApp()
         first = http.Wire(app, Limits(max_connections=1))
@@ -422,7 +423,7 @@ def test_the_connection_limit_is_told(http):
     asyncio.run(main())
 
 
-def test_shut_down_lets_answers_end_and_closes_the_idle(http):
+def test_shut_down_lets_answers_end_and_closes_the_idle():
     async def main():
         app = http.EchoApp()
         busy = http.Wire(app)
@@ -445,7 +446,7 @@ def test_shut_down_lets_answers_end_and_closes_the_idle(http):
     asyncio.run(main())
 
 
-def test_shut_down_cancels_what_outlives_the_grace_period(http):
+def test_shut_down_cancels_what_outlives_the_grace_period():
     async def main():
         app = http.EchoApp()
         streaming = http.Wire(app)
@@ -461,9 +462,9 @@ def test_shut_down_cancels_what_outlives_the_grace_period(http):
     asyncio.run(main())
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from([GET, POST, CHUNKED]), min_size=1, max_size=8), st.randoms(use_true_random=False))
-def test_any_split_gives_the_same_answers(http, requests, random):
+def test_any_split_gives_the_same_answers(requests, random):
     async def main():
         data, wire = b"".join(requests), http.Wire(http.EchoApp())
         while data:
@@ -483,9 +484,9 @@ _PIECES = [GET, POST, CHUNKED, b"\r\n", b"\x00", b"GET ", b" HTTP/1.1\r\n", b"Co
 _PIECES += [b"Transfer-Encoding: chunked\r\n", b"A: " + b"b" * 40_000, *BAD.values()]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, deadline=None)
 @given(st.lists(st.one_of(st.sampled_from(_PIECES), st.binary(max_size=30)), max_size=10), st.integers(1, 50))
-def test_garbage_never_raises_and_is_answered_in_http(http, pieces, step):
+def test_garbage_never_raises_and_is_answered_in_http(pieces, step):
     async def main():
         wire = http.Wire(http.EchoApp())
         data = b"".join(pieces)
@@ -502,7 +503,7 @@ def test_garbage_never_raises_and_is_answered_in_http(http, pieces, step):
     asyncio.run(main())
 
 
-def test_a_response_out_of_order_is_a_bug_of_the_handler(http):
+def test_a_response_out_of_order_is_a_bug_of_the_handler():
     async def main():
         wire = http.Wire(http.EchoApp())
         response = Response(Request(), wire.connection)

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 
+import fake_http as http
 import pytest
 
 from quire.frontend.client import EngineDown, EngineError, InvalidRequest, Overloaded, TooLong
@@ -20,7 +21,7 @@ def run(coroutine):
 
 
 # ---------------------------------------------------------------------------------------------------------------- chat
-def test_chat_answers_in_openai_shape(http):
+def test_chat_answers_in_openai_shape():
     async def main():
         api = http.Api()
         status, body = await api.json("POST", CHAT, HELLO)
@@ -49,7 +50,7 @@ def test_chat_answers_in_openai_shape(http):
     run(main())
 
 
-def test_chat_stream_is_role_text_finish_usage_done(http):
+def test_chat_stream_is_role_text_finish_usage_done():
     async def main():
         api = http.Api()
         events = await api.events(CHAT, {**HELLO, "stream_options": {"include_usage": True}})
@@ -68,7 +69,7 @@ def test_chat_stream_is_role_text_finish_usage_done(http):
     run(main())
 
 
-def test_a_stream_writes_once_per_turn_and_its_head_with_the_first_text(http):
+def test_a_stream_writes_once_per_turn_and_its_head_with_the_first_text():
     async def main():
         api = http.Api()
         api.client.speak = None
@@ -96,7 +97,7 @@ def test_a_stream_writes_once_per_turn_and_its_head_with_the_first_text(http):
     run(main())
 
 
-def test_chat_logprobs_stream_and_whole_are_equal(http):
+def test_chat_logprobs_stream_and_whole_are_equal():
     async def main():
         api = http.Api()
         body = {**HELLO, "logprobs": True, "top_logprobs": 2}
@@ -119,7 +120,7 @@ def test_chat_logprobs_stream_and_whole_are_equal(http):
     run(main())
 
 
-def test_impossible_tokens_are_sent_as_a_number(http):
+def test_impossible_tokens_are_sent_as_a_number():
     async def main():
         _, whole = await http.Api().json("POST", CHAT, {**HELLO, "logprobs": True, "top_logprobs": 5})
         assert whole["choices"][0]["logprobs"]["content"][0]["top_logprobs"][-1]["logprob"] == -9999.0
@@ -127,7 +128,7 @@ def test_impossible_tokens_are_sent_as_a_number(http):
     run(main())
 
 
-def test_chat_extras_reach_the_template(http):
+def test_chat_extras_reach_the_template():
     async def main():
         api = http.Api()
         decode = api.client.tokenizer.decode
@@ -148,7 +149,7 @@ def test_chat_extras_reach_the_template(http):
     run(main())
 
 
-def test_return_token_ids(http):
+def test_return_token_ids():
     async def main():
         api = http.Api()
         _, whole = await api.json("POST", CHAT, {**HELLO, "return_token_ids": True})
@@ -167,7 +168,7 @@ def test_return_token_ids(http):
     run(main())
 
 
-def test_continuous_usage(http):
+def test_continuous_usage():
     async def main():
         options = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
         events = await http.Api().events(CHAT, {**HELLO, **options})
@@ -178,7 +179,7 @@ def test_continuous_usage(http):
 
 
 # --------------------------------------------------------------------------------------------------------- completions
-def test_completions_take_prompts_in_four_shapes(http):
+def test_completions_take_prompts_in_four_shapes():
     async def main():
         api = http.Api()
         text = api.client.tokenizer.encode("ab")
@@ -199,7 +200,7 @@ def test_completions_take_prompts_in_four_shapes(http):
     run(main())
 
 
-def test_choices_of_many_prompts_and_n_are_numbered(http):
+def test_choices_of_many_prompts_and_n_are_numbered():
     async def main():
         api = http.Api()
         body = {"prompt": ["a", "b"], "n": 3}
@@ -218,7 +219,7 @@ def test_choices_of_many_prompts_and_n_are_numbered(http):
     run(main())
 
 
-def test_completion_logprobs_and_echo_stream_and_whole_are_equal(http):
+def test_completion_logprobs_and_echo_stream_and_whole_are_equal():
     async def main():
         api = http.Api()
         body = {"prompt": "ab", "logprobs": 2, "echo": True}
@@ -240,7 +241,7 @@ def test_completion_logprobs_and_echo_stream_and_whole_are_equal(http):
     run(main())
 
 
-def test_echo_without_output_scores_a_prompt(http):
+def test_echo_without_output_scores_a_prompt():
     async def main():
         api = http.Api()
         _, body = await api.json("POST", COMPLETIONS, {"prompt": [1, 2, 3], "max_tokens": 0, "echo": True, "logprobs": 1})
@@ -252,7 +253,7 @@ def test_echo_without_output_scores_a_prompt(http):
     run(main())
 
 
-def test_prompt_logprobs_in_vllm_shape(http):
+def test_prompt_logprobs_in_vllm_shape():
     async def main():
         for path, body, pick in [
             (CHAT, HELLO, lambda r: r["prompt_logprobs"]),
@@ -278,7 +279,7 @@ SAMPLING = {
 
 
 @pytest.mark.parametrize(("path", "base"), [(CHAT, HELLO), (COMPLETIONS, {"prompt": "a"})])
-def test_every_sampling_parameter_arrives(http, path, base):
+def test_every_sampling_parameter_arrives(path, base):
     async def main():
         api = http.Api()
         extra = {"logit_bias": {"5": -1.5}, "priority": -3, "cache_salt": "s"}
@@ -296,7 +297,7 @@ def test_every_sampling_parameter_arrives(http, path, base):
     run(main())
 
 
-def test_defaults_come_from_the_generation_config(http):
+def test_defaults_come_from_the_generation_config():
     async def main():
         config = {"temperature": 0.6, "top_k": 20, "max_new_tokens": 50, "repetition_penalty": 1.05}
         api = http.Api(http.FakeClient(config))
@@ -315,7 +316,7 @@ def test_defaults_come_from_the_generation_config(http):
     run(main())
 
 
-def test_harmless_fields_are_accepted(http):
+def test_harmless_fields_are_accepted():
     async def main():
         harmless = {
             "user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "parallel_tool_calls": True,
@@ -369,7 +370,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("extra", "param"), REFUSED, ids=[json.dumps(e)[:40] for e, _ in REFUSED])
-def test_wrong_values_get_400_and_the_field_is_named(http, extra, param):
+def test_wrong_values_get_400_and_the_field_is_named(extra, param):
     async def main():
         api = http.Api()
         for stream in (False, True):
@@ -396,7 +397,7 @@ def test_wrong_values_get_400_and_the_field_is_named(http, extra, param):
         ({"prompt": "a", "max_tokens": 0}, "max_tokens"), ({"prompt": "a", "suffix": "b"}, "suffix"),
     ],
 )  # fmt: skip
-def test_completions_refuse_by_name(http, body, param):
+def test_completions_refuse_by_name(body, param):
     async def main():
         status, answer = await http.Api().json("POST", COMPLETIONS, body)
         assert status == 400 and answer["error"]["param"] == param, answer
@@ -411,7 +412,7 @@ def test_completions_refuse_by_name(http, body, param):
      b'{"chat_template_kwargs": ' + b'{"a":' * 50_000, b"\xff\xfe", b'{"model": "\xff"}', b'{"model": "\\ud800"}',
      b'{"messages": [{"role": "user", "content": "hi"}]} x'],
 )  # fmt: skip
-def test_broken_json_gets_400(http, body):
+def test_broken_json_gets_400(body):
     async def main():
         status, answer = await http.Api().json("POST", CHAT, body)
         assert status == 400 and set(answer["error"]) == {"message", "type", "param", "code"}
@@ -419,7 +420,7 @@ def test_broken_json_gets_400(http, body):
     run(main())
 
 
-def test_too_long_names_the_context(http):
+def test_too_long_names_the_context():
     async def main():
         api = http.Api()
         for path, body, param in [
@@ -440,7 +441,7 @@ def test_too_long_names_the_context(http):
     run(main())
 
 
-def test_a_long_prompt_is_encoded_in_a_thread(http):
+def test_a_long_prompt_is_encoded_in_a_thread():
     async def main():
         api = http.Api()
         status, answer = await api.json("POST", "/tokenize", {"prompt": "x" * 100_000})
@@ -463,7 +464,7 @@ def test_a_long_prompt_is_encoded_in_a_thread(http):
 )
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("when", ["submit", "before the first token"])
-def test_failures_before_the_first_token_have_a_status(http, error, status, code, retry, stream, when):
+def test_failures_before_the_first_token_have_a_status(error, status, code, retry, stream, when):
     async def main():
         api = http.Api()
         if when == "submit":
@@ -480,7 +481,7 @@ def test_failures_before_the_first_token_have_a_status(http, error, status, code
     logging.getLogger("quire.http").disabled = False
 
 
-def test_a_failure_within_a_stream_is_its_last_event(http):
+def test_a_failure_within_a_stream_is_its_last_event():
     async def main():
         api = http.Api()
 
@@ -499,7 +500,7 @@ def test_a_failure_within_a_stream_is_its_last_event(http):
     run(main())
 
 
-def test_one_failed_prompt_stops_the_others(http):
+def test_one_failed_prompt_stops_the_others():
     async def main():
         api = http.Api()
         api.client.speak = lambda s: s.end(EngineDown("gone")) if s.id == 1 else None
@@ -514,7 +515,7 @@ def test_one_failed_prompt_stops_the_others(http):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path_and_body", [(CHAT, HELLO), (COMPLETIONS, {"prompt": ["a", "b"]})])
-def test_a_gone_client_aborts_its_requests_within_a_turn(http, path_and_body, stream):
+def test_a_gone_client_aborts_its_requests_within_a_turn(path_and_body, stream):
     async def main():
         path, body = path_and_body
         api = http.Api()
@@ -529,7 +530,7 @@ def test_a_gone_client_aborts_its_requests_within_a_turn(http, path_and_body, st
     run(main())
 
 
-def test_a_slow_client_stops_the_pump_and_gets_everything_later(http):
+def test_a_slow_client_stops_the_pump_and_gets_everything_later():
     async def main():
         api = http.Api()
         api.client.speak = None
@@ -556,7 +557,7 @@ def test_a_slow_client_stops_the_pump_and_gets_everything_later(http):
     run(main())
 
 
-def test_shutdown_ends_a_stream_with_an_error_event(http):
+def test_shutdown_ends_a_stream_with_an_error_event():
     async def main():
         api = http.Api()
         api.client.speak = lambda s: s.push(Delta(0, "a", [1], num_tokens=1))
@@ -571,7 +572,7 @@ def test_shutdown_ends_a_stream_with_an_error_event(http):
 
 
 # --------------------------------------------------------------------------------------------------------- other routes
-def test_models(http):
+def test_models():
     async def main():
         api = http.Api()
         _, answer = await api.json("GET", "/v1/models")
@@ -592,7 +593,7 @@ def test_models(http):
     run(main())
 
 
-def test_health(http):
+def test_health():
     async def main():
         api = http.Api()
         answer = await api.ask("GET", "/health")
@@ -605,11 +606,11 @@ def test_health(http):
     run(main())
 
 
-def test_version(http):
+def test_version():
     assert run(http.Api().json("GET", "/version")) == (200, {"version": "0.1.0"})
 
 
-def test_tokenize_and_detokenize(http):
+def test_tokenize_and_detokenize():
     async def main():
         api = http.Api()
         _, answer = await api.json("POST", "/tokenize", {"model": "tiny", "prompt": "hé", "return_token_strs": True})
@@ -632,7 +633,7 @@ def test_tokenize_and_detokenize(http):
     run(main())
 
 
-def test_unknown_paths_methods_and_types(http):
+def test_unknown_paths_methods_and_types():
     async def main():
         api = http.Api()
         for path in ("/", "/nope", "/v1", "/v1/chat/completions/", "//health", "/health/", "/%68ealth", "http://x/health"):
@@ -649,7 +650,7 @@ def test_unknown_paths_methods_and_types(http):
     run(main())
 
 
-def test_metrics(http):
+def test_metrics():
     async def main():
         api = http.Api()
         await api.json("POST", CHAT, HELLO)
@@ -694,7 +695,7 @@ EVERY_ROUTE = [
 
 
 @pytest.mark.parametrize(("method", "path"), EVERY_ROUTE)
-def test_every_path_but_health_needs_a_key(http, method, path):
+def test_every_path_but_health_needs_a_key(method, path):
     async def main():
         api = http.Api(api_keys=["first-key", "second-key"])
         body = HELLO if method == "POST" else None
@@ -714,7 +715,7 @@ def test_every_path_but_health_needs_a_key(http, method, path):
     run(main())
 
 
-def test_health_and_optionally_metrics_are_open(http):
+def test_health_and_optionally_metrics_are_open():
     async def main():
         closed, opened = http.Api(api_keys=["k"]), http.Api(api_keys=["k"], metrics_open=True)
         assert (await closed.ask("GET", "/health")).status == 200
@@ -725,7 +726,7 @@ def test_health_and_optionally_metrics_are_open(http):
     run(main())
 
 
-def test_without_a_key_no_body_is_read(http):
+def test_without_a_key_no_body_is_read():
     async def main():
         api = http.Api(api_keys=["k"])
         wire = api.wire()

@@ -5,7 +5,6 @@ import json
 import time
 from dataclasses import dataclass, field
 
-import pytest
 import tokenizers
 
 from quire.frontend.client import TooLong
@@ -392,15 +391,3 @@ def parse_events(body: bytes) -> list:
     assert events.pop() == ""
     assert all(e.startswith("data: ") and "\n" not in e for e in events)
     return [e[6:] if e == "data: [DONE]" else json.loads(e[6:]) for e in events]
-
-
-@pytest.fixture
-def http():
-    """The fakes above, by name: test modules import nothing from each other."""
-
-    class Names:
-        pass
-
-    for thing in (FakeTransport, FakeClock, Answer, Wire, EchoApp, FakeClient, Api, parse_answers, parse_events, settle):
-        setattr(Names, thing.__name__, staticmethod(thing))
-    return Names

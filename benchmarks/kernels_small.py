@@ -1,0 +1,269 @@
+"""Time of the kernels around attention on one GPU, in CUDA graphs over rotated buffers, and the fraction of the memory's speed.
+
+    python benchmarks/kernels_small.py [--model 0.6B|8B] [--only norm,silu,rope,step,sampler,linear] [--rows 1,16,64,256,1024]
+                                       [--pdl] [--tune] [--bandwidth 4.8]
+
+A row of the table: kernel, shape, µs a call, the µs that its bytes alone would take, and their quotient. Buffers rotate through at
+least 256 MB, so that nothing is found in L2 which a model would not leave there; what a kernel hands to the next one (x, y of a
+linear layer) is as warm as in a model. Linear layers stand beside cuBLAS; --tune sweeps their configurations and prints the best.
+Biases: kernels follow each other without gap, each a copy of the last; the launch overhead inside a graph is part of the figure.
+Ends in one line of JSON.
+"""
+
+import argparse
+import itertools
+import json
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from quire.kernels import activation, linear, norm, rope_kv, sampler, step_inputs
+from quire.kernels import tables as t
+
+ROTATED_BYTES = 256 << 20
+DTYPE = torch.bfloat16
+BLOCK_SIZE = 16
+
+
+class Model(NamedTuple):
+    hidden: int
+    intermediate: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    qk_norm: bool
+
+    @property
+    def linears(self) -> dict[str, tuple[int, int]]:
+        """name: (N, K)"""
+        heads = self.q_heads + 2 * self.kv_heads
+        return {
+            "qkv": (heads * self.head_dim, self.hidden),
+            "o": (self.hidden, self.q_heads * self.head_dim),
+            "gate_up": (2 * self.intermediate, self.hidden),
+            "down": (self.hidden, self.intermediate),
+            "head": (self.vocab, self.hidden),
+        }
+
+
+MODELS = {"0.6B": Model(1024, 3072, 16, 8, 128, 151936, True), "8B": Model(4096, 14336, 32, 8, 128, 128256, False)}
+
+
+def measure(calls: list[Callable[[], object]], repeats: int = 20) -> float:
+    """µs a call: the median over replays of one graph that holds all calls, at least 20 of them."""
+    calls = calls * -(-20 // len(calls))
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for call in calls[:3]:
+            call()
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for call in calls:
+                call()
+        times = []
+        for _ in range(repeats):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record(stream)
+            graph.replay()
+            end.record(stream)
+            end.synchronize()
+            times.append(begin.elapsed_time(end) * 1e3 / len(calls))
+    return sorted(times)[len(times) // 2]
+
+
+def copies(bytes_each: int) -> int:
+    return max(2, min(64, -(-ROTATED_BYTES // bytes_each)))
+
+
+class Table:
+    """Prints rows as they come; keeps them for the line of JSON."""
+
+    def __init__(self, bandwidth: float, device: str):
+        self.bandwidth, self.device, self.rows = bandwidth, device, []
+
+    def add(self, kernel: str, shape: str, calls: list[Callable[[], object]], bytes_moved: int, beside: str = "") -> float:
+        micros = measure(calls)
+        least = bytes_moved / self.bandwidth * 1e-6
+        print(f"{kernel:24} {shape:28} {micros:9.2f} µs   by bytes {least:9.2f}   {least / micros:6.1%}   {beside}", flush=True)
+        row = {"kernel": kernel, "shape": shape, "us": round(micros, 3), "fraction": round(least / micros, 4)}
+        self.rows.append({**row, "beside": beside} if beside else row)
+        return micros
+
+
+def random(*shape: int, dtype: torch.dtype = DTYPE) -> torch.Tensor:
+    return torch.randn(shape, device=DEVICE, dtype=dtype)
+
+
+DEVICE = "cuda"
+
+
+def bench_norm(table: Table, m: Model, rows: int, pdl: bool) -> None:
+    weight = random(m.hidden)
+    size = rows * m.hidden * 2
+    n = copies(4 * size)
+    xs, residuals, outs = ([random(rows, m.hidden) for _ in range(n)] for _ in range(3))
+    both = list(zip(xs, residuals, outs, strict=True))
+    table.add(
+        "rms_norm",
+        f"{rows} x {m.hidden}",
+        [lambda a=a, c=c: norm.rms_norm(a, weight, 1e-6, c, pdl=pdl) for a, _, c in both],
+        2 * size,
+    )
+    calls = [lambda a=a, b=b, c=c: norm.add_rms_norm(a, b, weight, 1e-6, c, pdl=pdl) for a, b, c in both]
+    table.add("add_rms_norm", f"{rows} x {m.hidden}", calls, 4 * size)
+
+
+def bench_silu(table: Table, m: Model, rows: int, pdl: bool) -> None:
+    size = rows * m.intermediate * 2
+    pairs = [(random(rows, 2 * m.intermediate), random(rows, m.intermediate)) for _ in range(copies(3 * size))]
+    calls = [lambda x=x, y=y: activation.silu_mul(x, y, pdl=pdl) for x, y in pairs]
+    table.add("silu_mul", f"{rows} x {m.intermediate}", calls, 3 * size)
+
+
+def bench_rope(table: Table, m: Model, rows: int, pdl: bool) -> None:
+    heads = m.q_heads + 2 * m.kv_heads
+    moved = rows * (2 * m.q_heads + 4 * m.kv_heads) * m.head_dim * 2
+    table_of_angles = random(40960, m.head_dim, dtype=torch.float32)
+    positions = torch.randint(0, 40960, (rows,), device=DEVICE, dtype=torch.int32)
+    slots = torch.randperm(4096 * BLOCK_SIZE, device=DEVICE)[:rows]
+    weights = (random(m.head_dim), random(m.head_dim)) if m.qk_norm else (None, None)
+    calls = []
+    for _ in range(min(copies(moved), 8)):
+        qkv, cache = random(rows, heads * m.head_dim), random(2, 4096, m.kv_heads, BLOCK_SIZE, m.head_dim)
+        args = (qkv, positions, table_of_angles, slots, cache[0], cache[1], m.q_heads, *weights)
+        calls.append(lambda args=args: rope_kv.rope_kv(*args, pdl=pdl))
+    table.add("rope_kv", f"{rows} x {heads} x {m.head_dim}", calls, moved)
+
+
+def bench_step(table: Table, m: Model, rows: int) -> None:
+    """Decode steps, and a step whose tokens are all prefill."""
+    state, step = t.SlotTables.allocate(rows, 1, 512, DEVICE), t.StepBuffers.allocate(8192, rows, 1, DEVICE)
+    pool = t.FeaturePool.allocate(1, m.vocab, DEVICE)
+    results = torch.zeros(4, rows, dtype=torch.int64).pin_memory()
+    sampled = torch.zeros(rows, dtype=torch.int32, device=DEVICE)
+    for name, decode in (("decode", True), ("prefill", False)):
+        tokens = rows if decode else 8192
+        plan = torch.zeros(32 + 8 * rows + tokens, dtype=torch.int32)
+        if decode:
+            plan[t.H_NUM_DECODE_ROWS], plan[t.H_DECODE_ROWS] = rows, 32
+            plan[32 : 32 + rows] = torch.arange(rows)
+        else:
+            plan[t.H_NUM_PREFILL_ROWS], plan[t.H_PREFILL_ROWS] = rows, 32
+            plan[t.H_NUM_PREFILL_TOKENS], plan[t.H_PREFILL_TOKENS] = tokens, 32 + 8 * rows
+            prefill = plan[32 : 32 + 8 * rows].view(rows, 8)
+            prefill[:, t.P_SLOT], prefill[:, t.P_LENGTH], prefill[:, t.P_FLAGS] = torch.arange(rows), tokens // rows, 1
+        on_device = plan.to(DEVICE)
+        sizes = {"block_size": BLOCK_SIZE, "num_blocks": 4096, "vocab": m.vocab}
+        prepare = [lambda p=on_device, n=tokens: step_inputs.prepare_step(p, state, step, n, rows, **sizes)]
+        table.add("prepare_step", f"{rows} rows, {name}", prepare, 30 * tokens + 100 * rows)
+        finish = [lambda p=on_device: step_inputs.finish_step(p, state, pool, step, sampled, results, rows, max_rows=rows)]
+        table.add("finish_step", f"{rows} rows, {name}", finish, 100 * rows)
+
+
+def bench_sampler(table: Table, m: Model, rows: int) -> None:
+    state = t.SlotTables.allocate(rows, 1, 1, DEVICE)
+    features = min(rows, 16)
+    pool, workspace = (
+        t.FeaturePool.allocate(features, m.vocab, DEVICE),
+        t.SamplerWorkspace.allocate(rows, m.vocab, features, DEVICE),
+    )
+    slots, positions = (
+        torch.arange(rows, device=DEVICE, dtype=torch.int32),
+        torch.full((rows,), 77, device=DEVICE, dtype=torch.int32),
+    )
+    size = rows * m.vocab * 2
+    logits = [random(rows, m.vocab) * 2 for _ in range(copies(size))]
+    for x in logits:  # a few tokens well above the rest, as a model has
+        x[:, :40] += torch.linspace(12, 4, 40, device=DEVICE, dtype=DTYPE)
+    mask = torch.full((rows, -(-m.vocab // 32)), -1, dtype=torch.int32, device=DEVICE)
+    for name, values, flags, moved in (
+        ("greedy", {}, {"random": False}, size),
+        ("random", {"temperature": 1.0}, {"random": True}, size),
+        ("random, mask", {"temperature": 1.0}, {"random": True, "bitmask": mask}, size + mask.nbytes),
+        ("top-k 50", {"temperature": 1.0, "top_k": 50}, {"random": True, "filtered": True}, size),
+        ("top-k 50, top-p 0.9", {"temperature": 0.8, "top_k": 50, "top_p": 0.9}, {"random": True, "filtered": True}, size),
+        ("top-p 0.95", {"temperature": 1.0, "top_p": 0.95}, {"random": True, "filtered": True}, size),
+        ("min-p 0.05", {"temperature": 1.0, "min_p": 0.05}, {"random": True, "filtered": True}, size),
+        ("top-p 0.95, flat", {"temperature": 100.0, "top_p": 0.95}, {"random": True, "filtered": True}, size),
+        (f"{features} features", {"temperature": 1.0}, {"random": True, "features": True}, size + features * m.vocab * 16),
+    ):  # fmt: skip
+        defaults = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        for column, value in {**defaults, **values}.items():
+            getattr(state, column).fill_(value)
+        state.feature_row.fill_(-1)
+        if "features" in flags:
+            state.feature_row[:features] = torch.arange(features, dtype=torch.int32, device=DEVICE)
+        calls = [lambda x=x, f=flags: sampler.sample(x, slots, positions, state, pool, workspace, **f) for x in logits]
+        table.add(f"sample, {name}", f"{rows} x {m.vocab}", calls, moved)
+    calls = [lambda x=x: sampler.sampled_logprobs(x, workspace.sampled[:rows], workspace) for x in logits]
+    table.add("sampled_logprobs", f"{rows} x {m.vocab}", calls, 2 * size)
+
+
+def bench_linear(table: Table, m: Model, rows: int, pdl: bool, tune: bool) -> None:
+    for name, (n, k) in m.linears.items():
+        weights = [random(n, k) for _ in range(copies(n * k * 2))]
+        x, out = random(rows, k), random(rows, n)
+        shape, moved = f"{name} {rows} x {n} x {k}", n * k * 2 + rows * (n + k) * 2
+        cublas = measure([lambda w=w: F.linear(x, w) for w in weights])
+        configs = candidates(rows, k) if tune else [linear.choose(rows, n, k)]
+        timed = []
+        for config in configs:
+            calls = [lambda w=w, c=config: linear.launch_skinny(x, w, None, out, c, pdl=pdl) for w in weights]
+            timed.append((measure(calls, 5 if tune else 20), config))
+        best = min(timed)[1]
+        for micros, config in sorted(timed)[1:5]:
+            print(f"    {micros:9.2f} µs  {config}")
+        calls = [lambda w=w: linear.launch_skinny(x, w, None, out, best, pdl=pdl) for w in weights]
+        table.add("skinny_linear", shape, calls, moved, f"cuBLAS {cublas:.2f} µs, {tuple(best)}")
+        del weights
+
+
+def candidates(rows: int, k: int) -> list[linear.Config]:
+    found = []
+    if rows <= linear.MAX_VECTOR_ROWS:
+        for block_n, block_k, warps, stages in itertools.product((1, 2, 4), (256, 512, 1024, 2048, 4096), (2, 4, 8), (1, 3)):
+            if block_k < 2 * k and 256 <= block_n * block_k // warps <= 2048 and (stages == 1 or block_k * 2 <= k):
+                found.append(linear.Config(False, block_n, block_k, warps, stages))
+    if rows > 1:
+        for block_n, block_k, warps, stages in itertools.product((16, 32, 64), (64, 128, 256, 512), (2, 4, 8), (3, 4, 6)):
+            if (16 + block_n) * block_k * 2 * stages <= 200_000 and block_k * 2 <= k:
+                found.append(linear.Config(True, block_n, block_k, warps, stages))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", choices=MODELS, action="append")
+    parser.add_argument("--only", default="norm,silu,rope,step,sampler,linear")
+    parser.add_argument("--rows", default="1,16,64,256,1024")
+    parser.add_argument("--linear-rows", default="1,2,4,8,16")
+    parser.add_argument("--pdl", action="store_true", help="programmatic dependent launch where a kernel has it")
+    parser.add_argument("--tune", action="store_true", help="sweep the configurations of skinny_linear")
+    parser.add_argument("--bandwidth", type=float, default=4.8, help="of the memory, in TB/s")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    table = Table(args.bandwidth, torch.cuda.get_device_name())
+    only = args.only.split(",")
+    print(f"{table.device}, torch {torch.__version__}, {DTYPE}, {args.bandwidth} TB/s")
+    for name in args.model or MODELS:
+        m = MODELS[name]
+        print(f"\n{name}")
+        for rows in (int(r) for r in args.rows.split(",")):
+            for part, bench in (("norm", bench_norm), ("silu", bench_silu), ("rope", bench_rope)):
+                if part in only:
+                    bench(table, m, rows, args.pdl)
+            for part, bench in (("step", bench_step), ("sampler", bench_sampler)):
+                if part in only:
+                    bench(table, m, rows)
+        if "linear" in only:
+            for rows in (int(r) for r in args.linear_rows.split(",")):
+                bench_linear(table, m, rows, args.pdl, args.tune)
+    print(json.dumps({"device": table.device, "torch": torch.__version__, "bandwidth": args.bandwidth, "rows": table.rows}))
+
+
+if __name__ == "__main__":
+    main()

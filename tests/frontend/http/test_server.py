@@ -1,0 +1,323 @@
+"""Whole processes over real sockets: `quire serve` attached to a fake core, the openai client, `quire chat`, and every end."""
+
+import contextlib
+import http.client
+import io
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import openai
+import pytest
+from fake_core import FakeCore, outputs
+from toy_tokenizers import byte_level
+
+from quire.frontend import cli
+from quire.frontend.chat_cli import ChatError, ChatOptions, ChatServer, Conversation, chat
+from quire.frontend.http.server import FrontendError, bind
+from quire.frontend.serve import ReadyMessage
+from quire.ipc.messages import Abort, AddRequest, EngineLimits
+
+DEADLINE_S = 30.0
+ROOMY = EngineLimits(max_model_len=4096, vocab_size=400, max_num_seqs=4, max_logprobs=20, kv_capacity_tokens=1 << 20)
+
+
+def say_hi(request: AddRequest, child: int) -> list[int]:
+    return byte_level().encode("hello world!").ids
+
+
+class Served:
+    """`quire serve` as a child process, from its first line to its exit code."""
+
+    def __init__(self, *arguments: str) -> None:
+        command = [sys.executable, "-P", "-m", "quire.frontend.cli", "serve", "--port", "0", *arguments]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+        self.lines: list[str] = []
+
+    def __enter__(self) -> "Served":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
+
+    def url(self) -> str:
+        """Waits until it is ready."""
+        assert self.process.stdout is not None
+        ready, _, _ = select.select([self.process.stdout], [], [], DEADLINE_S)
+        assert ready, "not ready in time"
+        self.lines = [self.process.stdout.readline().decode() for _ in range(3)]
+        assert "http://" in self.lines[0], (self.lines, self.process.communicate())
+        return "http://" + self.lines[0].strip().partition("http://")[2]
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
+        """Exit code and what it had to say on stderr."""
+        self.process.send_signal(number)
+        return self.wait()
+
+    def wait(self) -> tuple[int, str]:
+        _, err = self.process.communicate(timeout=DEADLINE_S)
+        return self.process.returncode, err.decode()
+
+
+def request(url: str, method: str, path: str, body: dict | None = None, key: str | None = None) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=DEADLINE_S)
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    connection.request(method, path, json.dumps(body) if body is not None else None, headers)
+    response = connection.getresponse()
+    try:
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+def until(url: str, status: int) -> None:
+    """Wait until /health says so."""
+    deadline = time.monotonic() + DEADLINE_S
+    while request(url, "GET", "/health")[0] != status:
+        assert time.monotonic() < deadline
+
+
+# --------------------------------------------------------------------------------------------------------------- serve
+def test_the_openai_client_is_served():
+    with FakeCore(say_hi, limits=ROOMY) as core, Served("--engine", core.address, "--api-key", "k") as served:
+        url = served.url()
+        assert "curl" in served.lines[1] and '"model": "toy"' in served.lines[1] and "quire chat" in served.lines[2]
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0, timeout=DEADLINE_S)
+        assert [m.id for m in client.models.list()] == ["toy"]
+        messages = [{"role": "user", "content": "hi"}]
+        options = {"model": "toy", "messages": messages, "n": 2}
+        whole = client.chat.completions.create(**options)
+        assert [c.message.content for c in whole.choices] == ["hello world!"] * 2
+        assert whole.usage.completion_tokens == 2 * len(say_hi(None, 0)) and whole.choices[0].finish_reason == "length"
+        texts = ["", ""]
+        for chunk in client.chat.completions.create(**options, stream=True, stream_options={"include_usage": True}):
+            for choice in chunk.choices:
+                texts[choice.index] += choice.delta.content or ""
+            usage = chunk.usage
+        assert texts == ["hello world!"] * 2 and usage == whole.usage
+        completion = client.completions.create(model="toy", prompt=["a", "b"], max_tokens=20, echo=True)
+        assert [c.text for c in completion.choices] == ["ahello world!", "bhello world!"]
+        streamed = client.completions.create(model="toy", prompt="a", max_tokens=20, stream=True)
+        assert "".join(c.choices[0].text for c in streamed) == "hello world!"
+        with pytest.raises(openai.NotFoundError):
+            client.chat.completions.create(model="other", messages=messages)
+        with pytest.raises(openai.BadRequestError, match="temperature"):
+            client.chat.completions.create(model="toy", messages=messages, temperature=-1)
+        with pytest.raises(openai.AuthenticationError):
+            client.with_options(api_key="wrong").models.list()
+        client.close()
+        code, err = served.end()
+        assert code == 0, err
+
+
+def test_a_client_that_leaves_ends_its_request_in_the_core():
+    with FakeCore() as core, Served("--engine", core.address) as served:
+        url = served.url()
+        connection = http.client.HTTPConnection(url.removeprefix("http://"))
+        body = json.dumps({"prompt": [1, 2], "max_tokens": 10})
+        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        added = next_of(core, AddRequest)
+        connection.close()
+        assert next_of(core, Abort).ids == [added.id]
+
+
+def next_of(core: FakeCore, kind: type):
+    """The next message of this kind, heartbeats and greetings aside."""
+    while True:
+        message = core._received.get(timeout=DEADLINE_S)
+        if isinstance(message, kind):
+            return message
+
+
+def test_it_outlives_the_core_and_finds_the_next_one(tmp_path):
+    address = f"ipc://{tmp_path}/core.sock"
+    with Served("--engine", address) as served:
+        with FakeCore(say_hi, address=address):
+            url = served.url()
+            assert request(url, "GET", "/health")[0] == 200
+        until(url, 503)
+        status, body = request(url, "POST", "/v1/completions", {"prompt": "a"})
+        assert status == 503 and json.loads(body)["error"]["code"] == "engine_down"
+        with FakeCore(say_hi, address=address):
+            until(url, 200)
+            status, body = request(url, "POST", "/v1/completions", {"prompt": "a"})
+            assert status == 200 and json.loads(body)["choices"][0]["text"] == "hello world!"
+            assert served.end(signal.SIGINT)[0] == 0
+
+
+def test_health_follows_the_beat():
+    with FakeCore(say_hi) as core, Served("--engine", core.address) as served:
+        url = served.url()
+        core.announce(oldest_step_s=61.0)
+        until(url, 503)
+        core.announce(oldest_step_s=0.0)
+        until(url, 200)
+        core.announce(ready=False)
+        until(url, 503)
+
+
+def test_a_stop_lets_a_stream_end_first():
+    with FakeCore() as core, Served("--engine", core.address) as served:
+        url = served.url()
+        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=DEADLINE_S)
+        body = json.dumps({"prompt": [1, 2], "max_tokens": 2, "stream": True})
+        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        key = next_of(core, AddRequest).id << 8
+        say(core, key, 70)
+        response = connection.getresponse()
+        first = response.readline()
+        served.process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + DEADLINE_S
+        while True:  # nobody new is let in
+            assert time.monotonic() < deadline
+            with contextlib.suppress(ConnectionRefusedError), socket.create_connection(address_of(url)):
+                continue
+            break
+        say(core, key, 71, "length")
+        rest = response.read()
+        assert first.startswith(b"data: {") and rest.endswith(b"data: [DONE]\n\n")
+        assert served.wait()[0] == 0
+        connection.close()
+
+
+def say(core: FakeCore, key: int, token: int, reason: str | None = None) -> None:
+    core.say(outputs([(key, token)], {key: reason} if reason else None, epoch=core.epoch))
+
+
+def address_of(url: str) -> tuple[str, int]:
+    host, _, port = url.removeprefix("http://").partition(":")
+    return host, int(port)
+
+
+def test_several_frontends_share_a_port_and_their_metrics():
+    with FakeCore(say_hi) as core, Served("--engine", core.address, "--frontends", "2") as served:
+        url = served.url()
+        for _ in range(12):
+            assert request(url, "POST", "/v1/completions", {"prompt": "a"})[0] == 200
+        _, text = request(url, "GET", "/metrics")
+        assert b'quire:http_requests_total{handler="/v1/completions",status="2xx"} 12.0' in text
+        code, err = served.end()
+        assert code == 0, err
+
+
+def test_wrong_starts_say_why(tmp_path):
+    with bind("127.0.0.1", 0)[0] as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(FrontendError, match="in use; choose another with --port"):
+            bind("127.0.0.1", port)
+        with pytest.raises(FrontendError, match="in use"):
+            bind("127.0.0.1", port, 2)
+        with Served("--port", str(port)) as served:  # said before any model is looked for
+            code, err = served.wait()
+            assert code == 1 and "in use" in err and "Traceback" not in err
+    with pytest.raises(FrontendError, match="--host"):
+        bind("no such host", 0)
+    empty = tmp_path / "keys"
+    empty.write_text("\n")
+    for arguments, text in [
+        (["--frontends", "0"], "--frontends"), (["--port", "70000"], "--port"), (["--api-key-file", str(empty)], "no key"),
+        (["--api-key-file", "/nowhere"], "nowhere"), (["--api-key", ""], "empty"), (["--block-size", "3"], "--block-size"),
+        (["model", "--engine", "ipc:///x"], "--engine"), (["--engine", "ipc:///x", "--curve-key-file", "k"], "belong together"),
+    ]:  # fmt: skip
+        err = io.StringIO()
+        with contextlib.redirect_stderr(err):
+            try:
+                code = cli.main(["serve", "--port", "0", *arguments])
+            except SystemExit as end:
+                code = end.code
+        assert code in (1, 2) and text in err.getvalue(), arguments
+
+
+def test_a_stop_while_looking_for_the_engine(tmp_path):
+    with Served("--engine", f"ipc://{tmp_path}/nobody.sock") as served:
+        wait_for_signal_handler(served.process.pid, signal.SIGTERM)
+        assert served.end()[0] == 0
+
+
+def wait_for_signal_handler(pid: int, number: signal.Signals) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        with open(f"/proc/{pid}/status") as status:
+            caught = int(next(line.split()[1] for line in status if line.startswith("SigCgt")), 16)
+        if caught >> (number - 1) & 1:
+            return
+        os.sched_yield()
+    raise AssertionError("no handler in time")
+
+
+def test_help_and_version_are_quick():
+    for arguments in (["version"], ["--help"], ["serve", "--help"], ["chat", "--help"]):
+        code = "import sys; from quire.frontend import cli\ntry: cli.main(sys.argv[1:])\nexcept SystemExit: pass\n"
+        code += "heavy = {'torch', 'transformers', 'zmq', 'uvloop', 'tokenizers', 'numpy'}\n"
+        code += "print('IMPORTED', *(heavy & set(sys.modules)))"
+        run = subprocess.run([sys.executable, "-P", "-c", code, *arguments], capture_output=True, text=True, check=True)
+        assert run.stdout.endswith("IMPORTED\n"), arguments
+        assert "quire" in run.stdout
+
+
+def test_the_ready_message_can_be_pasted(capsys):
+    ReadyMessage("0.0.0.0", 80, False)("it's")
+    ReadyMessage("::", 80, True)("m")
+    lines = capsys.readouterr().out.splitlines()
+    assert "http://127.0.0.1:80" in lines[0] and "http://[::1]:80" in lines[3] and "YOUR_KEY" in lines[4]
+    assert lines[1].count("'") % 2 == 0
+
+
+# ---------------------------------------------------------------------------------------------------------------- chat
+def test_chat_answers_piped_text_and_keeps_the_conversation(capsys):
+    with FakeCore(say_hi, limits=ROOMY) as core, Served("--engine", core.address, "--api-key", "k") as served:
+        url = served.url()
+        options = ChatOptions(url=url, api_key="k", system="be brief", max_tokens=40, temperature=0.0)
+        out = io.StringIO()
+        assert chat(options, io.StringIO("hi\n"), out) == 0 and out.getvalue() == "hello world!\n"
+        conversation = Conversation(ChatServer(url, "k"), options, "toy")
+        conversation.ask("one", out)
+        conversation.ask("two", out)
+        assert [m["role"] for m in conversation.messages] == ["system", "user", "assistant", "user", "assistant"]
+        conversation.clear()
+        assert conversation.messages == [{"role": "system", "content": "be brief"}]
+        with pytest.raises(ChatError, match="does not exist"):
+            Conversation(ChatServer(url, "k"), options, "other").ask("hi", out)
+        assert chat(ChatOptions(url=url), io.StringIO("hi"), out) == 1
+        assert "--api-key" in capsys.readouterr().err
+
+
+def test_chat_says_when_nobody_is_there(capsys):
+    with bind("127.0.0.1", 0)[0] as unused:
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        assert chat(ChatOptions(url=url), io.StringIO("hi")) == 1
+    err = capsys.readouterr().err
+    assert "nobody answers" in err and "quire serve" in err
+    assert chat(ChatOptions(url="ftp://x"), io.StringIO("hi")) == 1
+    assert "an URL like" in capsys.readouterr().err
+
+
+def test_ctrl_c_stops_an_answer_and_the_request():
+    with FakeCore() as core, Served("--engine", core.address) as served:
+        url = served.url()
+        out = io.StringIO()
+        conversation = Conversation(ChatServer(url), ChatOptions(url=url), "toy")
+
+        def interrupt() -> None:
+            key = next_of(core, AddRequest).id << 8
+            say(core, key, 70)
+            while not out.getvalue():
+                os.sched_yield()
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+        helper = threading.Thread(target=interrupt)
+        helper.start()
+        conversation.ask("hi", out)
+        helper.join()
+        assert out.getvalue().endswith(" [stopped]\n")
+        assert [m["role"] for m in conversation.messages] == ["user", "assistant"]
+        next_of(core, Abort)

@@ -1,0 +1,140 @@
+"""On a GPU: fp32 output equals transformers' token for token, graphs equal eager steps, and decode never waits for the device."""
+
+import functools
+
+import pytest
+import torch
+from inline_engine import InlineEngine
+from quire.ipc.sampling import SamplingParams
+from tiny_models import MODELS, reference, tiny_model
+
+pytestmark = pytest.mark.gpu
+
+NEW_TOKENS = 64
+GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
+BF16_TOLERANCE = 0.05  # of the row's logit range: how far below the maximum a bf16 engine's token may lie in fp32 logits
+
+# the GPU's kernels are built for these head sizes; the shapes on the CPU are smaller
+HEAD_DIMS = {"llama": 64, "llama-mha": 80, "llama-mqa-bias": 96, "qwen2-mixed": 112, "mistral-sliding": 128, "qwen3": 256}
+for _name, (_family, _changes) in list(MODELS.items()):
+    MODELS[f"gpu-{_name}"] = (_family, {**_changes, "head_dim": HEAD_DIMS.get(_name, 64)})
+NAMES = [n for n in MODELS if n.startswith("gpu-")]
+
+
+@functools.cache
+def prompts() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(1)
+    lengths = [1, 2, 5, 15, 16, 17, 31, 32, 33, 40, 47, 48, 64, 65, 80, 97]
+    return [torch.randint(4, 500, (n,), generator=generator).tolist() for n in lengths]
+
+
+def reference_logits(name, prompt, output):
+    with torch.inference_mode():
+        return reference(name)(torch.tensor([[*prompt, *output[:-1]]])).logits[0, len(prompt) - 1 :]
+
+
+def wrong_rows(name, got):
+    """Indices of prompts whose output is not transformers' (on the CPU, fp32) greedy one."""
+    pairs = enumerate(zip(prompts(), got, strict=True))
+    return [n for n, (p, out) in pairs if reference_logits(name, p, out).argmax(-1).tolist() != out]
+
+
+@pytest.fixture(autouse=True)
+def ieee_products():
+    torch.backends.cuda.matmul.allow_tf32 = False
+    yield
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_fp32_equals_transformers(name, graphs):
+    engine = InlineEngine(tiny_model(name), device="cuda", graphs=graphs)
+    assert wrong_rows(name, engine.generate(prompts(), GREEDY)) == []
+    assert wrong_rows(name, engine.generate(prompts(), GREEDY)) == []  # from the prefix cache
+    assert wrong_rows(name, [engine.generate([p], GREEDY)[0] for p in prompts()]) == []
+
+
+@pytest.mark.parametrize("name", ["gpu-llama", "gpu-qwen2-mixed", "gpu-mistral-sliding"])
+def test_fp32_equals_transformers_when_chunked_and_preempted(name):
+    engine = InlineEngine(tiny_model(name), device="cuda", graphs=True, budget=32)
+    assert wrong_rows(name, engine.generate(prompts(), GREEDY)) == []
+    engine = InlineEngine(tiny_model(name), device="cuda", graphs=True, budget=64, num_blocks=26, look_ahead=False)
+    assert wrong_rows(name, engine.generate(prompts(), GREEDY)) == []
+    assert engine.scheduler.counters.preemptions > 0
+
+
+@pytest.mark.parametrize("name", ["gpu-llama", "gpu-mistral-sliding", "gpu-qwen2-mixed", "gpu-qwen3"])
+def test_bf16_tokens_are_near_the_maximum_in_fp32(name):
+    engine = InlineEngine(tiny_model(name), device="cuda", dtype=torch.bfloat16, graphs=True, block_size=64)
+    for p, out in zip(prompts(), engine.generate(prompts(), GREEDY), strict=True):
+        logits = reference_logits(name, p, out)
+        ours = logits.gather(1, torch.tensor(out)[:, None])[:, 0]
+        spread = logits.max(-1).values - logits.min(-1).values
+        assert ((logits.max(-1).values - ours) / spread).max() < BF16_TOLERANCE
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_graphs_equal_eager_steps_for_every_kind_of_sampling(dtype):
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True),
+        SamplingParams(temperature=1.0, seed=1, max_tokens=24, ignore_eos=True),
+        SamplingParams(temperature=0.7, seed=2, top_p=0.8, max_tokens=24, ignore_eos=True),
+        SamplingParams(temperature=0.9, seed=3, top_k=20, min_p=0.01, max_tokens=24, ignore_eos=True),
+        SamplingParams(temperature=0.9, seed=4, repetition_penalty=1.2, presence_penalty=0.3, max_tokens=24, ignore_eos=True),
+        SamplingParams(temperature=0.0, frequency_penalty=0.7, logit_bias={5: 3.0}, min_tokens=24, max_tokens=24),
+        SamplingParams(temperature=1.0, seed=5, logprobs=5, max_tokens=24, ignore_eos=True),
+        SamplingParams(temperature=1.0, seed=6, allowed_token_ids=[7, 8, 9, 10], max_tokens=24, ignore_eos=True),
+    ]
+    some = prompts()[: len(params)]
+    kw = {"device": "cuda", "dtype": dtype}
+    # without chunks or company that differ, bf16 sums in the same order
+    eager = InlineEngine(tiny_model("gpu-llama"), graphs=False, **kw).generate(some, params)
+    graphs = InlineEngine(tiny_model("gpu-llama"), graphs=True, **kw).generate(some, params)
+    assert graphs == eager
+
+
+def test_fp32_rows_do_not_depend_on_their_company():
+    params = [SamplingParams(temperature=1.0, seed=n, top_p=0.95, max_tokens=32, ignore_eos=True) for n in range(16)]
+    engine = InlineEngine(tiny_model("gpu-llama"), device="cuda", graphs=True)
+    together = engine.generate(prompts(), params)
+    assert together == [engine.generate([p], [q])[0] for p, q in zip(prompts(), params, strict=True)]
+
+
+def test_the_cpu_and_the_gpu_draw_the_same_noise():
+    params = [SamplingParams(temperature=1.0, seed=n, max_tokens=16, ignore_eos=True) for n in range(16)]
+    cpu = InlineEngine(tiny_model("gpu-llama")).generate(prompts(), params)
+    gpu = InlineEngine(tiny_model("gpu-llama"), device="cuda", graphs=True).generate(prompts(), params)
+    assert gpu == cpu
+
+
+def test_decode_never_waits_for_the_device():
+    engine = InlineEngine(tiny_model("gpu-llama"), device="cuda", dtype=torch.bfloat16, graphs=True)
+    step = engine.runner.step
+    checked = []
+
+    def watched(words, read_mask):
+        is_decode = words[9] == 0  # no prefill rows
+        torch.cuda.set_sync_debug_mode("error" if is_decode else "default")
+        try:
+            return step(words, read_mask)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+            checked.append(is_decode)
+
+    engine.runner.step = watched
+    engine.generate(prompts(), SamplingParams(temperature=1.0, seed=1, max_tokens=32, ignore_eos=True))
+    assert sum(checked) > 25
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+def test_late_masks_on_the_device(delayed):
+    from workers.test_runner import with_late_masks
+
+    params = SamplingParams(temperature=0.8, seed=3, max_tokens=12, ignore_eos=True)
+    want = InlineEngine(tiny_model("gpu-llama"), device="cuda", graphs=True).generate(prompts(), params)
+    engine = InlineEngine(tiny_model("gpu-llama"), device="cuda", graphs=True)
+    came = with_late_masks(engine, delayed=delayed)
+    assert engine.generate(prompts(), params) == want and len(came) >= 12
+    engine = InlineEngine(tiny_model("gpu-llama"), device="cuda", graphs=True)
+    with_late_masks(engine, allowed=[17, 400], delayed=delayed)
+    assert {t for out in engine.generate(prompts(), params) for t in out} <= {17, 400}

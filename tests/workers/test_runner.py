@@ -1,0 +1,136 @@
+"""The runner on the CPU: late grammar masks, prompt logprobs, penalties across preemption, seeds in any company."""
+
+import dataclasses
+import threading
+
+import numpy as np
+import pytest
+import torch
+from inline_engine import InlineEngine
+from quire.ipc.sampling import SamplingParams
+from tiny_models import reference, tiny_model
+
+PROMPTS = [[5, 6, 7], list(range(4, 44)), [9] * 17, [100, 200, 300, 400]]
+
+
+def with_late_masks(engine, allowed=None, delayed=False):
+    """Make every step wait for its masks; `allowed`: the only ids in them, None for all. Returns how many came."""
+    came = []
+    vocab = engine.runner.ctx.config.vocab_size
+    words = np.full(-(-vocab // 32), -1, np.int32)
+    if allowed is not None:
+        bits = np.zeros(len(words) * 32, bool)
+        bits[allowed] = True
+        words = np.packbits(bits, bitorder="little").view(np.int32)
+    schedule = engine.scheduler.schedule
+
+    def masked(now=0.0):
+        made = schedule(now)
+        if made is None:
+            return None
+        plan = dataclasses.replace(made[0], late_mask=True)
+        engine.masks[plan.step] = np.tile(words, plan.num_rows)
+        return plan, made[1]
+
+    step = engine.runner.step
+
+    def step_late(plan_words, read_mask):
+        def late():
+            came.append(1)
+            if not delayed:
+                return read_mask()
+            box, ready = [], threading.Event()
+            threading.Timer(0.01, lambda: (box.append(read_mask()), ready.set())).start()
+            ready.wait()
+            return box[0]
+
+        return step(plan_words, late)
+
+    engine.scheduler.schedule, engine.runner.step = masked, step_late
+    return came
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+def test_masks_that_allow_everything_change_nothing_however_late(delayed):
+    params = SamplingParams(temperature=0.8, seed=3, max_tokens=12, ignore_eos=True)
+    want = InlineEngine(tiny_model("llama")).generate(PROMPTS, params)
+    engine = InlineEngine(tiny_model("llama"))
+    came = with_late_masks(engine, delayed=delayed)
+    assert engine.generate(PROMPTS, params) == want
+    assert len(came) >= 12
+
+
+def test_a_late_mask_binds():
+    engine = InlineEngine(tiny_model("llama"))
+    with_late_masks(engine, allowed=[17, 400])
+    outs = engine.generate(PROMPTS, SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True))
+    assert {t for out in outs for t in out} <= {17, 400}
+
+
+@pytest.mark.parametrize(
+    "scheduling",
+    [
+        {},
+        {"budget": 7},
+        {"max_num_seqs": 1},
+        {"num_blocks": 14, "look_ahead": False},
+        {"enable_prefix_caching": False, "depth": 1},
+    ],
+)
+def test_a_seeded_request_gets_the_same_tokens_in_any_company(scheduling):
+    params = [
+        SamplingParams(temperature=1.0, seed=n, max_tokens=30, ignore_eos=True, top_p=0.9 if n % 2 else 1.0, top_k=40 * (n % 3))
+        for n in range(4)
+    ]
+    alone = [InlineEngine(tiny_model("qwen3")).generate([p], [q])[0] for p, q in zip(PROMPTS, params, strict=True)]
+    engine = InlineEngine(tiny_model("qwen3"), **scheduling)
+    assert engine.generate(PROMPTS, params) == alone
+    assert engine.generate(PROMPTS, params) == alone  # now from the prefix cache, where there is one
+
+
+def test_penalties_survive_preemption():
+    params = SamplingParams(
+        temperature=0.0, max_tokens=40, ignore_eos=True, repetition_penalty=1.3, frequency_penalty=0.5, presence_penalty=0.5
+    )
+    want = InlineEngine(tiny_model("llama")).generate(PROMPTS, params)
+    engine = InlineEngine(tiny_model("llama"), num_blocks=12, look_ahead=False)
+    assert engine.generate(PROMPTS, params) == want
+    assert engine.scheduler.counters.preemptions > 0
+
+
+@pytest.mark.parametrize("budget", [512, 16])
+def test_prompt_logprobs_equal_transformers(budget):
+    engine = InlineEngine(tiny_model("llama"), budget=budget)
+    prompt = PROMPTS[1]
+    engine.generate([prompt], SamplingParams(temperature=0.0, max_tokens=2, prompt_logprobs=5))
+    got = torch.cat([r.logprobs for r in engine.prompt_rows])
+    with torch.inference_mode():
+        want = reference("llama")(torch.tensor([prompt])).logits[0].log_softmax(-1)
+    assert len(got) == len(prompt) - 1
+    torch.testing.assert_close(got, want[torch.arange(len(prompt) - 1), prompt[1:]], atol=1e-4, rtol=1e-4)
+    top = torch.cat([r.top_ids for r in engine.prompt_rows])
+    assert top.shape == (len(prompt) - 1, 5) and (top[:, 0] == want[:-1].argmax(-1)).all()
+
+
+def test_n_children_share_the_prompts_blocks_and_differ_by_seed():
+    for caching in (True, False):
+        engine = InlineEngine(tiny_model("llama"), enable_prefix_caching=caching)
+        name = engine.add(PROMPTS[1], SamplingParams(n=3, temperature=1.0, seed=1, max_tokens=8, ignore_eos=True))
+        outs = engine.run()
+        children = [tuple(outs[name << 8 | c]) for c in range(3)]
+        assert len(set(children)) == 3
+        assert engine.scheduler.counters.cached_tokens == 2 * 32  # of 40 prompt tokens, two whole blocks, by two children
+
+
+def test_min_tokens_bad_words_bias_and_allowed_ids_bind():
+    engine = InlineEngine(tiny_model("llama"), eos=range(0, 512, 2))
+    early, late = engine.generate([[5, 6, 7]] * 2, [SamplingParams(temperature=0.0, max_tokens=30, min_tokens=m) for m in (0, 20)])
+    assert len(early) < 20 <= len(late) and all(t % 2 for t in late[:20])
+    free = engine.generate([[5, 6, 7]], SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True))[0]
+    banned = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, bad_words_token_ids=[free[:1], free[2:4]])
+    out = engine.generate([[5, 6, 7]], banned)[0]
+    assert free[0] not in out
+    only = SamplingParams(temperature=1.0, seed=1, max_tokens=9, ignore_eos=True, allowed_token_ids=[3, 9, 27])
+    assert set(engine.generate([[5, 6, 7]], only)[0]) <= {3, 9, 27}
+    biased = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True, logit_bias={77: 100.0})
+    assert engine.generate([[5, 6, 7]], biased)[0] == [77, 77, 77]
