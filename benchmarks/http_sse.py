@@ -3,6 +3,7 @@
     http: scripted streams -> SSE chunks -> protocol -> a transport that drops the bytes
     all:  encoded StepOutputs -> dispatch -> detokenize -> SSE -> protocol -> the same transport: everything but the sockets
     tcp:  the same, through uvloop's TCP sockets to a process that reads and drops
+    whole: us per chat request that is answered in one piece, by a stream that has ended already
 
 Times are this process's CPU time (its event loop does nothing else), so busy neighbours matter little. The bias: all streams
 get a token in the same step, as under a steady batch, and text is a few ASCII characters a token.
@@ -77,6 +78,7 @@ class ScriptedStream:
     """The cheapest stream there is: a future for each turn."""
 
     num_prompt_tokens = num_cached_tokens = 1
+    prompt_logprobs = None
 
     def __init__(self) -> None:
         self.metrics = RequestMetrics(time.time())
@@ -102,6 +104,13 @@ class ScriptedStream:
         deltas, self.deltas = self.deltas, None
         return deltas
 
+    async def collect(self):
+        return [Delta(0, "Hello", [1], None, "stop", None, 1)]
+
+    @property
+    def finished(self) -> bool:
+        return self.ended
+
     def cancel(self) -> None:
         pass
 
@@ -112,9 +121,11 @@ class Sink(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.num_bytes = 0
+        self.last = b""
 
     def write(self, data) -> None:
         self.num_bytes += len(data)
+        self.last = data
 
     def is_closing(self) -> bool:
         return False
@@ -129,8 +140,8 @@ class Sink(asyncio.Transport):
         pass
 
 
-def request_bytes() -> bytes:
-    body = json.dumps(BODY).encode()
+def request_bytes(**more) -> bytes:
+    body = json.dumps({**BODY, **more}).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
@@ -186,6 +197,20 @@ async def run(case: str, num_streams: int, steps: int) -> Counts:
     return Counts(time.process_time() - start, sum(s.num_bytes for s in sinks))
 
 
+async def answer_whole(num_requests: int) -> Counts:
+    """Requests one after the other on one connection."""
+    server = Server(App(Client(lambda c, ids, params: ScriptedStream())))
+    sink, connection, data = Sink(), Connection(server), request_bytes(stream=False)
+    connection.connection_made(sink)
+    start = time.process_time()
+    for _ in range(num_requests):
+        connection.data_received(data)
+        while connection._task is not None:
+            await asyncio.sleep(0)
+    assert sink.last.startswith(b"HTTP/1.1 200 ")
+    return Counts(time.process_time() - start, sink.num_bytes)
+
+
 def new_stream(case: str, client: Client, ids, params, dispatcher: Dispatcher):
     if case == "http":
         return ScriptedStream()
@@ -229,6 +254,9 @@ def main() -> None:
         result[f"{case}_us_per_chunk"] = round(us, 2)
         size = f", {best.num_bytes / args.streams / args.steps:.0f} bytes a chunk" if best.num_bytes else ""
         print(f"{case}: {us:.2f} us per chunk, {1e6 / us:,.0f} chunks/s{size}", flush=True)
+    us = min(uvloop.run(answer_whole(5000)).seconds for _ in range(3)) / 5000 * 1e6
+    result["whole_us_per_request"] = round(us, 1)
+    print(f"whole: {us:.1f} us per request, {1e6 / us:,.0f} requests/s", flush=True)
     print(json.dumps(result))
 
 

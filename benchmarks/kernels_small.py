@@ -3,14 +3,15 @@
     python benchmarks/kernels_small.py [--model 0.6B|8B] [--only norm,silu,rope,step,sampler,linear] [--rows 1,16,64,256,1024]
                                        [--pdl] [--tune] [--bandwidth 4.8]
 
-A row of the table: kernel, shape, µs a call, the µs that its bytes alone would take, and their quotient. Buffers rotate through at
-least 256 MB, so that nothing is found in L2 which a model would not leave there; what a kernel hands to the next one (x, y of a
-linear layer) is as warm as in a model. Linear layers stand beside cuBLAS; --tune sweeps their configurations and prints the best.
-Biases: kernels follow each other without gap, each a copy of the last; the launch overhead inside a graph is part of the figure.
+A row of the table: kernel, shape, µs a call, the µs that its bytes alone would take, and their quotient. Buffers rotate through
+at least 256 MB, so that nothing is in L2 which a model would not leave there; what a kernel hands to the next one (x, y of
+a linear layer) is as warm as in a model. Linear layers stand beside cuBLAS; --tune sweeps their configurations.
+Biases: kernels follow each other without gap, each a copy of the last; the launch overhead inside a graph counts.
 Ends in one line of JSON.
 """
 
 import argparse
+import functools
 import itertools
 import json
 from collections.abc import Callable
@@ -145,23 +146,27 @@ def bench_step(table: Table, m: Model, rows: int) -> None:
     pool = t.FeaturePool.allocate(1, m.vocab, DEVICE)
     results = torch.zeros(4, rows, dtype=torch.int64).pin_memory()
     sampled = torch.zeros(rows, dtype=torch.int32, device=DEVICE)
-    for name, decode in (("decode", True), ("prefill", False)):
-        tokens = rows if decode else 8192
-        plan = torch.zeros(32 + 8 * rows + tokens, dtype=torch.int32)
-        if decode:
-            plan[t.H_NUM_DECODE_ROWS], plan[t.H_DECODE_ROWS] = rows, 32
-            plan[32 : 32 + rows] = torch.arange(rows)
-        else:
-            plan[t.H_NUM_PREFILL_ROWS], plan[t.H_PREFILL_ROWS] = rows, 32
-            plan[t.H_NUM_PREFILL_TOKENS], plan[t.H_PREFILL_TOKENS] = tokens, 32 + 8 * rows
-            prefill = plan[32 : 32 + 8 * rows].view(rows, 8)
-            prefill[:, t.P_SLOT], prefill[:, t.P_LENGTH], prefill[:, t.P_FLAGS] = torch.arange(rows), tokens // rows, 1
-        on_device = plan.to(DEVICE)
-        sizes = {"block_size": BLOCK_SIZE, "num_blocks": 4096, "vocab": m.vocab}
-        prepare = [lambda p=on_device, n=tokens: step_inputs.prepare_step(p, state, step, n, rows, **sizes)]
-        table.add("prepare_step", f"{rows} rows, {name}", prepare, 30 * tokens + 100 * rows)
-        finish = [lambda p=on_device: step_inputs.finish_step(p, state, pool, step, sampled, results, rows, max_rows=rows)]
-        table.add("finish_step", f"{rows} rows, {name}", finish, 100 * rows)
+    for name, tokens in (("decode", rows), ("prefill", 8192)):
+        plan = step_plan(rows, tokens, name == "decode").to(DEVICE)
+        prepare = functools.partial(
+            step_inputs.prepare_step, plan, state, step, tokens, rows, block_size=BLOCK_SIZE, num_blocks=4096, vocab=m.vocab
+        )
+        table.add("prepare_step", f"{rows} rows, {name}", [prepare], 30 * tokens + 100 * rows)
+        finish = functools.partial(step_inputs.finish_step, plan, state, pool, step, sampled, results, rows, max_rows=rows)
+        table.add("finish_step", f"{rows} rows, {name}", [finish], 100 * rows)
+
+
+def step_plan(rows: int, tokens: int, decode: bool) -> torch.Tensor:
+    plan = torch.zeros(32 + 8 * rows + tokens, dtype=torch.int32)
+    if decode:
+        plan[t.H_NUM_DECODE_ROWS], plan[t.H_DECODE_ROWS] = rows, 32
+        plan[32 : 32 + rows] = torch.arange(rows)
+        return plan
+    plan[t.H_NUM_PREFILL_ROWS], plan[t.H_PREFILL_ROWS] = rows, 32
+    plan[t.H_NUM_PREFILL_TOKENS], plan[t.H_PREFILL_TOKENS] = tokens, 32 + 8 * rows
+    prefill = plan[32 : 32 + 8 * rows].view(rows, 8)
+    prefill[:, t.P_SLOT], prefill[:, t.P_LENGTH], prefill[:, t.P_FLAGS] = torch.arange(rows), tokens // rows, 1
+    return plan
 
 
 def bench_sampler(table: Table, m: Model, rows: int) -> None:
@@ -204,32 +209,40 @@ def bench_sampler(table: Table, m: Model, rows: int) -> None:
 
 
 def bench_linear(table: Table, m: Model, rows: int, pdl: bool, tune: bool) -> None:
-    for name, (n, k) in m.linears.items():
-        weights = [random(n, k) for _ in range(copies(n * k * 2))]
-        x, out = random(rows, k), random(rows, n)
-        shape, moved = f"{name} {rows} x {n} x {k}", n * k * 2 + rows * (n + k) * 2
-        cublas = measure([lambda w=w: F.linear(x, w) for w in weights])
-        configs = candidates(rows, k) if tune else [linear.choose(rows, n, k)]
-        timed = []
-        for config in configs:
-            calls = [lambda w=w, c=config: linear.launch_skinny(x, w, None, out, c, pdl=pdl) for w in weights]
-            timed.append((measure(calls, 5 if tune else 20), config))
-        best = min(timed)[1]
-        for micros, config in sorted(timed)[1:5]:
+    for name, shape in m.linears.items():
+        bench_one_linear(table, name, rows, *shape, pdl, tune)
+
+
+def bench_one_linear(table: Table, name: str, rows: int, n: int, k: int, pdl: bool, tune: bool) -> None:
+    weights = [random(n, k) for _ in range(copies(n * k * 2))]
+    x, out = random(rows, k), random(rows, n)
+
+    def calls(config: linear.Config) -> list[Callable[[], object]]:
+        return [lambda w=w: linear.launch_skinny(x, w, None, out, config, pdl=pdl) for w in weights]
+
+    cublas = measure([lambda w=w: F.linear(x, w) for w in weights])
+    best = linear.choose(rows, n, k)
+    if tune:
+        timed = sorted((measure(calls(config), 5), config) for config in {best, *candidates(rows, k)})
+        for micros, config in timed[:5]:
             print(f"    {micros:9.2f} µs  {config}")
-        calls = [lambda w=w: linear.launch_skinny(x, w, None, out, best, pdl=pdl) for w in weights]
-        table.add("skinny_linear", shape, calls, moved, f"cuBLAS {cublas:.2f} µs, {tuple(best)}")
-        del weights
+        best = timed[0][1]
+    moved = n * k * 2 + rows * (n + k) * 2
+    table.add("skinny_linear", f"{name} {rows} x {n} x {k}", calls(best), moved, f"cuBLAS {cublas:.2f} µs, {tuple(best)}")
 
 
 def candidates(rows: int, k: int) -> list[linear.Config]:
     found = []
     if rows <= linear.MAX_VECTOR_ROWS:
-        for block_n, block_k, warps, stages in itertools.product((1, 2, 4), (256, 512, 1024, 2048, 4096), (2, 4, 8), (1, 3)):
-            if block_k < 2 * k and 256 <= block_n * block_k // warps <= 2048 and (stages == 1 or block_k * 2 <= k):
+        for block_n, block_k, warps, stages in itertools.product((1, 2, 4), (512, 1024, 2048, 4096), (4, 8), (1, 3)):
+            if (
+                block_k < 2 * k
+                and 256 <= block_n * block_k // warps <= 2048
+                and (stages == 1 or (rows > 1 and block_k * 2 <= k))
+            ):
                 found.append(linear.Config(False, block_n, block_k, warps, stages))
     if rows > 1:
-        for block_n, block_k, warps, stages in itertools.product((16, 32, 64), (64, 128, 256, 512), (2, 4, 8), (3, 4, 6)):
+        for block_n, block_k, warps, stages in itertools.product((16, 32, 64), (128, 256, 512), (4, 8), (3, 5)):
             if (16 + block_n) * block_k * 2 * stages <= 200_000 and block_k * 2 <= k:
                 found.append(linear.Config(True, block_n, block_k, warps, stages))
     return found

@@ -4,7 +4,9 @@
 and output at once gives, less the prompt's text (so the space between prompt and output is kept, as in vLLM).
 `StopChecker` finds the stop string that is complete first and holds back only what may still become one. `OutputText` is
 what the client keeps per sequence. Tokenizers with local pieces (see pieces.py) cost a table look-up and a UTF-8 decode per
-push, O(1) a token; any other decodes a short window of tokens again.
+push, O(1) a token; any other decodes a short window of tokens again. `tokenizers.decoders.DecodeStream` is as fast (0.5 us a
+token) but raises on one in seven random sequences with byte fallback, and holds invalid bytes back for ever, at growing cost
+(195 us a token over 2,000 of them).
 
 One difference to `tokenizers`, on purpose: with byte fallback, a run of byte tokens that ends in an incomplete character
 keeps its complete ones, where `tokenizers` replaces every byte of the run. What has been streamed cannot be taken back.

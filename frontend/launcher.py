@@ -57,12 +57,13 @@ def launch_core(config: EngineConfig, timeout_s: float | None = None, module: st
 def _address(child: Child, timeout_s: float | None) -> str:
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
-        said = child.receive(_POLL_S)
+        patience_s = _POLL_S if deadline is None else min(_POLL_S, deadline - time.monotonic())
+        said = child.receive(patience_s)
         if said is not None and "ready" in said:
             return said["ready"]
         if said is not None and "error" in said:
             raise EngineStartError(said["error"])
-        code = child.wait(0.0 if said is None else _POLL_S)
+        code = child.wait(0.0)
         if code is not None:
             raise EngineStartError(f"the engine ended while it started ({_how(code)}); its messages are above")
         if deadline is not None and time.monotonic() > deadline:

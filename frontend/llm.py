@@ -14,8 +14,9 @@ import difflib
 import os
 import threading
 import weakref
-from collections.abc import Coroutine, Sequence
-from concurrent.futures import Future
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, wait
+from numbers import Integral
 from typing import Any, Self, TypeVar
 
 import msgspec
@@ -33,6 +34,7 @@ __all__ = ["LLM", "SamplingParams"]
 
 _BAR_DELAY_S = 1.0  # a batch that is done before shows no bar
 _RETRY_S = 0.05  # when the engine's queue is full
+_CANCEL_S = 5.0  # for interrupted requests to be aborted
 
 T = TypeVar("T")
 Conversation = list[dict[str, Any]]
@@ -45,12 +47,14 @@ class LLM:
     ValueError for a bad value, EngineStartError with the engine's own words.
     """
 
+    engine_module = "quire.enginecore"  # what runs as the engine's process
+
     def __init__(self, model: str | os.PathLike[str] | None = None, **options: Any) -> None:
         config = engine_config(model, options)
-        self._background = _Background(launch_core(config))
+        self._background = _Background(launch_core(config, module=self.engine_module))
         self._finalizer = weakref.finalize(self, self._background.close, os.getpid())
         try:
-            self._background.connect()
+            self._background.run(self._background.client.connect())
         except BaseException:
             self._finalizer()
             raise
@@ -73,7 +77,7 @@ class LLM:
         params = self._params(sampling_params, len(batch))
         if priority is not None and len(priority) != len(batch):
             raise ValueError(f"there are {len(batch)} prompts and {len(priority)} priorities")
-        return self._run(self._client.run_batch(batch, params, priority, use_tqdm))
+        return self._background.run(self._client.run_batch(batch, params, priority, use_tqdm))
 
     def chat(
         self,
@@ -90,9 +94,9 @@ class LLM:
     ) -> list[RequestOutput]:
         """`generate` for one conversation or a list of them, rendered with the model's chat template or `chat_template`."""
         conversations = [messages] if not messages or isinstance(messages[0], dict) else messages
-        tokenizer, prompts = self.get_tokenizer(), []
-        for conversation in conversations:
-            text = tokenizer.render_chat(
+        tokenizer = self.get_tokenizer()
+        texts = [
+            tokenizer.render_chat(
                 list(conversation),  # type: ignore[arg-type]
                 tools=tools,
                 documents=documents,
@@ -101,7 +105,10 @@ class LLM:
                 continue_final_message=continue_final_message,
                 chat_template_kwargs=chat_template_kwargs,
             )
-            prompts.append({"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)})
+            for conversation in conversations
+        ]
+        rows = tokenizer.encode_batch(texts, add_special_tokens=False)
+        prompts = [{"prompt": text, "prompt_token_ids": ids} for text, ids in zip(texts, rows, strict=True)]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def get_tokenizer(self) -> Tokenizer:
@@ -135,9 +142,6 @@ class LLM:
         if len(params) != count:
             raise ValueError(f"there are {count} prompts and {len(params)} sampling_params")
         return list(params)
-
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return self._background.run(work)
 
 
 class _BatchClient(AsyncClient):
@@ -217,32 +221,42 @@ class _Background:
     """The engine, the event loop's thread and the client: everything of an LLM that must be put away. Knows no LLM."""
 
     def __init__(self, core: CoreProcess) -> None:
+        self.client = _BatchClient(core.address)
         self._core = core
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="quire-llm", daemon=True)
         self._thread.start()
-        self.client = _BatchClient(core.address)
-
-    def connect(self) -> None:
-        self.run(self.client.connect())
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run on the loop, from another thread, and wait. An interrupt cancels it, and is raised once that is done."""
-        future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Run on the loop, from another thread, and wait. An interrupt cancels it, and is raised once it has ended."""
+        result: Future[T] = Future()
+        tasks: list[asyncio.Task[T]] = []
+
+        def start() -> None:
+            tasks.append(self._loop.create_task(work))
+            tasks[0].add_done_callback(lambda task: _copy_result(task, result))
+
+        self._loop.call_soon_threadsafe(start)
         try:
-            return future.result()
+            return result.result()
         except BaseException:
-            if not future.done():
-                future.cancel()
-                asyncio.run_coroutine_threadsafe(_settle(), self._loop).result()
+            if not result.done():
+                self._loop.call_soon_threadsafe(lambda: tasks[0].cancel())
+                wait([result], timeout=_CANCEL_S)
             raise
 
     def close(self, owner_pid: int) -> None:
         """Abort what runs, end the engine and the thread. Nothing in a fork of the process that made us."""
         if os.getpid() != owner_pid:
             return
+        if threading.current_thread() is self._thread:  # garbage is collected in any thread
+            threading.Thread(target=self._close, name="quire-llm-close").start()
+        else:
+            self._close()
+
+    def _close(self) -> None:
         try:
-            asyncio.run_coroutine_threadsafe(self.client.close(), self._loop).result()
+            self.run(self.client.close())
         finally:
             self._core.stop(grace_s=10.0)
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -250,10 +264,13 @@ class _Background:
             self._loop.close()
 
 
-async def _settle() -> None:
-    """Some turns of the loop, in which cancelled tasks run their `finally`."""
-    for _ in range(4):
-        await asyncio.sleep(0)
+def _copy_result(task: asyncio.Task[T], result: Future[T]) -> None:
+    if task.cancelled():
+        result.set_exception(CancelledError())
+    elif (error := task.exception()) is not None:
+        result.set_exception(error)
+    else:
+        result.set_result(task.result())
 
 
 class _Bar:
@@ -305,10 +322,10 @@ def engine_config(model: str | os.PathLike[str] | None, options: dict[str, Any])
 
 def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt, or a list of them, as a list."""
-    if isinstance(prompts, str | dict):
+    if isinstance(prompts, str | Mapping):
         return [prompts]
-    if len(prompts) and not isinstance(prompts[0], str | dict | Sequence) and not hasattr(prompts[0], "__len__"):
-        return [prompts]  # token ids
+    if len(prompts) and isinstance(prompts[0], Integral):
+        return [prompts]  # type: ignore[list-item]  # the token ids of one prompt
     return list(prompts)  # type: ignore[arg-type]
 
 
@@ -316,6 +333,6 @@ def _text_of(prompt: Prompt) -> str | None:
     """The text of a prompt that has to be tokenized, None for one that is token ids."""
     if isinstance(prompt, str):
         return prompt
-    if isinstance(prompt, dict) and prompt.get("prompt_token_ids") is None:
+    if isinstance(prompt, Mapping) and prompt.get("prompt_token_ids") is None:
         return str(prompt.get("prompt") or "")
     return None

@@ -12,6 +12,7 @@ import contextlib
 import json
 import logging
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -76,18 +77,32 @@ def run_server(config: ServeConfig) -> None:
 class Engine:
     """The engine process, kept alive; or, without a config, somebody else's engine, which is left alone."""
 
-    def __init__(self, config: EngineConfig | None, address: str) -> None:
+    def __init__(
+        self,
+        config: EngineConfig | None,
+        address: str,
+        *,
+        launch: Callable[[EngineConfig], CoreProcess] = launch_core,
+        restart_pause_s: float = _RESTART_PAUSE_S,
+    ) -> None:
         self.address = address
         self._process: CoreProcess | None = None
         self._config = config
+        self._launch = launch
+        self._restart_pause_s = restart_pause_s
         if config is not None:
             self.address = config.listen or f"ipc://{_socket_folder()}/engine.sock"
             self._config = msgspec.structs.replace(config, listen=self.address)  # the same one after a restart
 
+    @property
+    def pid(self) -> int:
+        """Of the engine's process; 0 for somebody else's."""
+        return 0 if self._process is None else self._process.child.pid
+
     def start(self) -> None:
         """Returns when the engine is ready. Raises EngineStartError."""
         if self._config is not None:
-            self._process = launch_core(self._config)
+            self._process = self._launch(self._config)
             self.address = self._process.address
 
     def stop(self) -> None:
@@ -99,13 +114,13 @@ class Engine:
         if self._process is None:
             await asyncio.Event().wait()
             return
-        pause_s = _RESTART_PAUSE_S
+        pause_s = self._restart_pause_s
         while True:
             started = time.monotonic()
             await _ended(self._process.child)
             code = self._process.stop(0.0)
             log.error("the engine ended unexpectedly (%s); requests get 503 until it is back", _how(code))
-            pause_s = _RESTART_PAUSE_S if time.monotonic() - started > _LIVED_WELL_S else pause_s
+            pause_s = self._restart_pause_s if time.monotonic() - started > _LIVED_WELL_S else pause_s
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _MAX_RESTART_PAUSE_S)
             try:
@@ -133,9 +148,9 @@ class ReadyMessage:
 
     def __call__(self, model: str) -> None:
         key = " -H 'Authorization: Bearer YOUR_KEY'" if self._needs_key else ""
-        body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello!"}]})
+        body = shlex.quote(json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello!"}]}))
         print(f"Quire serves {model} at {self._url}")
-        print(f"Try: curl {self._url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'")
+        print(f"Try: curl {self._url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {body}")
         print(f"or:  quire chat --url {self._url}{' --api-key YOUR_KEY' if self._needs_key else ''}", flush=True)
 
 

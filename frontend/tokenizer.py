@@ -154,8 +154,9 @@ class Tokenizer:
 
     # ---------------------------------------------------------------------------------------------------------- params
     def with_bad_words(self, params: SamplingParams) -> SamplingParams:
-        """Fill in bad_words_token_ids: each word as the beginning of a text and, where that is a word of as many other
-        tokens, after a space. Raises ValueError for too many or too long ones."""
+        """Fill in bad_words_token_ids: each word as the beginning of a text and after a space, where that is not the same with
+        something before it. (vLLM leaves out a spaced form of another length, and so lets " there" pass where "there" is two
+        tokens.) Raises ValueError for too many or too long ones."""
         if not params.bad_words:
             return params
         rows: list[list[int]] = []
@@ -165,7 +166,7 @@ class Tokenizer:
             if not bare:
                 raise ValueError(f"bad_words: {word!r} has no tokens")
             rows.append(bare)
-            if len(spaced) == len(bare) and spaced[0] != bare[0]:
+            if spaced[-len(bare) :] != bare:
                 rows.append(spaced)
         return msgspec.structs.replace(params, bad_words_token_ids=rows)
 

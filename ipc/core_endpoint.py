@@ -25,10 +25,12 @@ from quire.ipc.messages import (
     MAX_FRONTEND_MESSAGE,
     MAX_REQUEST_ID,
     PROTOCOL_VERSION,
+    Abort,
     AddRequest,
     CoreMessage,
     File,
     FileInfo,
+    Finish,
     FrontendMessage,
     GetFile,
     Hello,
@@ -39,6 +41,7 @@ from quire.ipc.messages import (
     Welcome,
 )
 from quire.ipc.outbox import Outbox, PendingOutputs
+from quire.ipc.sockets import readable
 
 MAX_FRONTENDS = 1024
 # Messages, per frontend. Beyond this the outbox takes over, where a hundred waiting steps become one message.
@@ -140,7 +143,7 @@ class CoreEndpoint:
         else:
             self._router.bind(address)
         self._socket_path = path or None
-        return self._router.get(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
+        return self._router.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def sockets(self) -> list[zmq.Socket]:
         """For a zmq.Poller, with POLLIN; call `receive` when any is ready."""
@@ -170,7 +173,7 @@ class CoreEndpoint:
         requests: list[tuple[bytes, FrontendMessage]] = []
         router = self._router
         for _ in range(limit):
-            if not router.get(zmq.EVENTS) & zmq.POLLIN:
+            if not readable(router):
                 break
             identity, *frames = router.recv_multipart(zmq.NOBLOCK)
             message = self._accept(identity, frames)
@@ -181,53 +184,65 @@ class CoreEndpoint:
     def _accept(self, identity: bytes, frames: list[bytes]) -> FrontendMessage | None:
         """Decode one message; deal with it and return None unless it is a request of a known frontend."""
         if len(frames) != 1 or len(identity) != IDENTITY_BYTES:
-            return self._refuse(identity, "malformed message")
+            self._refuse(identity, "malformed message")
+            return None
         try:
             message = self._decoder.decode(frames[0])
         except DECODE_ERRORS as error:
-            return self._reject(identity, frames[0], error)
+            self._reject(identity, frames[0], error)
+            return None
         frontend = self._frontends.get(identity)
-        if isinstance(message, Hello):
-            return self._hello(identity, message)
         if frontend is not None:
             frontend.heard_at = self._now
-            if isinstance(message, Ping) and message.epoch in (0, self.epoch):
-                return None
-        if message.epoch != self.epoch:
-            return self._refuse(identity, "stale epoch: the core has been started anew since; say Hello")
-        if frontend is None or not frontend.welcomed:
-            return self._refuse(identity, "unknown connection: say Hello first")
-        if isinstance(message, GetFile):
-            return self._send_file(frontend, message.name)
-        if isinstance(message, AddRequest) and (problem := _problem(message)) is not None:
-            self.send(identity, RequestError(self.epoch, message.id, "invalid", problem))
-            return None
-        return message
+        match message:
+            case Hello():
+                self._hello(identity, message)
+            case Ping(epoch=0) if frontend is not None:
+                pass  # it waits for its Welcome
+            case _ if not self._is_welcome(identity, frontend, message.epoch):
+                pass
+            case GetFile():
+                self._send_file(identity, message.name)
+            case AddRequest() if (problem := _problem(message)) is not None:
+                self.send(identity, RequestError(self.epoch, message.id, "invalid", problem))
+            case AddRequest() | Abort() | Finish():
+                return message
+        return None
+
+    def _is_welcome(self, identity: bytes, frontend: _Frontend | None, epoch: int) -> bool:
+        """Whether a message is of this core's life and of a frontend that was welcomed; refuses it otherwise."""
+        if epoch != self.epoch:
+            self._refuse(identity, "stale epoch: the core has been started anew since; say Hello")
+        elif frontend is None or not frontend.welcomed:
+            self._refuse(identity, "unknown connection: say Hello first")
+        else:
+            return True
+        return False
 
     def _hello(self, identity: bytes, hello: Hello) -> None:
         if hello.protocol != PROTOCOL_VERSION:
-            return self._refuse(
-                identity,
-                f"the core speaks protocol {PROTOCOL_VERSION}, this frontend {hello.protocol}: they need the same version",
-            )
-        if identity in self._frontends:
-            return self._refuse(identity, "Hello was said before on this connection")
-        if len(self._frontends) >= MAX_FRONTENDS:
-            return self._refuse(identity, f"the core has {MAX_FRONTENDS} frontends, the most it takes")
-        frontend = self._frontends[identity] = _Frontend(identity, self._now)
-        if self._welcome is not None:
-            self._greet(frontend)
+            ours = f"the core speaks protocol {PROTOCOL_VERSION}, this frontend {hello.protocol}"
+            self._refuse(identity, f"{ours}: they need the same version")
+        elif identity in self._frontends:
+            self._refuse(identity, "Hello was said before on this connection")
+        elif len(self._frontends) >= MAX_FRONTENDS:
+            self._refuse(identity, f"the core has {MAX_FRONTENDS} frontends, the most it takes")
+        else:
+            frontend = self._frontends[identity] = _Frontend(identity, self._now)
+            if self._welcome is not None:
+                self._greet(frontend)
 
     def _greet(self, frontend: _Frontend) -> None:
         assert self._welcome is not None
         frontend.welcomed = True
         self.send(frontend.identity, self._welcome)
 
-    def _send_file(self, frontend: _Frontend, name: str) -> None:
+    def _send_file(self, identity: bytes, name: str) -> None:
         data = self._files.get(name)
         if data is None:
-            return self._refuse(frontend.identity, "there is no such file")
-        self.send(frontend.identity, File(self.epoch, name, hashlib.sha256(data).hexdigest(), data))
+            self._refuse(identity, "there is no such file")
+        else:
+            self.send(identity, File(self.epoch, name, hashlib.sha256(data).hexdigest(), data))
 
     def _reject(self, identity: bytes, payload: bytes, error: Exception) -> None:
         """Undecodable. A known frontend's AddRequest fails by itself; anything else is refused."""
@@ -296,7 +311,8 @@ class CoreEndpoint:
             if outcome == _FULL:
                 return
             if outcome == _GONE:
-                return self._forget(frontend.identity)
+                self._forget(frontend.identity)
+                return
             entry = frontend.outbox.first()
             if isinstance(entry, PendingOutputs):
                 entry = self._encoder.encode(entry.message(frontend.next_seq))

@@ -15,6 +15,8 @@ import msgspec
 import zmq
 from zmq.utils import z85
 
+from quire.ipc.sockets import readable
+
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
 ZAP_DOMAIN = b"quire"
 _Z85 = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
@@ -101,7 +103,7 @@ class Authenticator:
 
     def answer(self) -> None:
         """Answer every question that has arrived. RFC 27: version, request id, domain, address, identity, mechanism, key."""
-        while self.socket.get(zmq.EVENTS) & zmq.POLLIN:
+        while readable(self.socket):
             version, request, domain, _, _, mechanism, *credentials = self.socket.recv_multipart(zmq.NOBLOCK)
             admit = domain == ZAP_DOMAIN and mechanism == b"CURVE" and credentials[:1] and credentials[0] in self._allowed
             code, text = (b"200", b"OK") if admit else (b"400", b"this key is not in the core's allow-list")

@@ -37,6 +37,7 @@ from quire.ipc.messages import (
     StepOutputs,
     Welcome,
 )
+from quire.ipc.sockets import readable
 
 PING_INTERVAL_S = 2.0
 SILENCE_S = 5.0  # without a message from the core, which beats every 0.5 s
@@ -244,13 +245,13 @@ class _Connection:
         except zmq.Again:
             sent = False
         # The descriptor of a ZeroMQ socket signals edges, and sending may have taken one: look for ourselves.
-        if self._socket.get(zmq.EVENTS) & zmq.POLLIN:
+        if readable(self._socket):
             self._loop.call_soon(self._on_readable)
         return sent
 
     def is_going(self) -> bool:
         """Whether the monitor knows of an end that the event loop has yet to hear of."""
-        if self._monitor.get(zmq.EVENTS) & zmq.POLLIN:
+        if readable(self._monitor):
             self._loop.call_soon(self._on_monitor)  # we may have taken the descriptor's edge
             return True
         return False
@@ -275,7 +276,7 @@ class _Connection:
     # ------------------------------------------------------------------------------------------------- events
     def _on_readable(self) -> None:
         for _ in range(_BATCH):
-            if self._socket.closed or not self._socket.get(zmq.EVENTS) & zmq.POLLIN:
+            if self._socket.closed or not readable(self._socket):
                 return
             frames = self._socket.recv_multipart(zmq.NOBLOCK)
             try:
@@ -286,7 +287,7 @@ class _Connection:
         self._loop.call_soon(self._on_readable)
 
     def _on_monitor(self) -> None:
-        while not self._socket.closed and self._monitor.get(zmq.EVENTS) & zmq.POLLIN:
+        while not self._socket.closed and readable(self._monitor):
             event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))["event"]
             if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 self.end("the core does not admit this frontend's key", refused=True)
@@ -294,7 +295,7 @@ class _Connection:
                 self.end("the handshake failed: one side uses keys that the other does not expect")
             else:
                 # What the core still said before it went (a refusal, tokens) has arrived before this event.
-                while not self._socket.closed and self._socket.get(zmq.EVENTS) & zmq.POLLIN:
+                while not self._socket.closed and readable(self._socket):
                     self._on_readable()
                 self.end("the core has gone" if self._welcome is not None else "no core listens at this address")
 

@@ -33,20 +33,20 @@ class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 
 # ------------------------------------------------------------------------------------------------- frontend -> core
-class Hello(Message, tag="hello"):
+class Hello(Message, tag="hello", frozen=True):
     """First message of a connection: which protocol the frontend speaks. Answered by Welcome or Refused."""
 
     protocol: int
 
 
-class GetFile(Message, tag="get_file"):
+class GetFile(Message, tag="get_file", frozen=True):
     """Ask for one of the files that Welcome lists."""
 
     epoch: int
     name: str
 
 
-class AddRequest(Message, tag="add"):
+class AddRequest(Message, tag="add", frozen=True):
     """A new request. Its n children are numbered 0 to n - 1; all answers name the key (id, child)."""
 
     epoch: int
@@ -58,14 +58,14 @@ class AddRequest(Message, tag="add"):
     arrival_time: float = 0.0  # seconds since the Unix epoch, for metrics and order of arrival
 
 
-class Abort(Message, tag="abort"):
+class Abort(Message, tag="abort", frozen=True):
     """Drop these requests (all their children) now. Unknown ids are ignored: they may just have finished."""
 
     epoch: int
     ids: list[int]
 
 
-class Finish(Message, tag="finish"):
+class Finish(Message, tag="finish", frozen=True):
     """The frontend has ended one sequence by itself (a stop string): free it; no further output is wanted."""
 
     epoch: int
@@ -73,7 +73,7 @@ class Finish(Message, tag="finish"):
     kept_tokens: int  # output tokens that belong to the text; for statistics
 
 
-class Ping(Message, tag="ping"):
+class Ping(Message, tag="ping", frozen=True):
     """Heartbeat, at least every 2 s. `epoch` 0 before the Welcome. A frontend silent for long has its requests aborted."""
 
     epoch: int
@@ -83,13 +83,13 @@ FrontendMessage = Hello | GetFile | AddRequest | Abort | Finish | Ping
 
 
 # ------------------------------------------------------------------------------------------------- core -> frontend
-class FileInfo(Message):
+class FileInfo(Message, frozen=True):
     name: str  # "tokenizer.json", "chat_template.jinja", "tokenizer_config.json", "generation_config.json"
     digest: str  # sha256, hex
     size: int
 
 
-class EngineLimits(Message):
+class EngineLimits(Message, frozen=True):
     max_model_len: int
     vocab_size: int
     max_num_seqs: int
@@ -97,7 +97,7 @@ class EngineLimits(Message):
     kv_capacity_tokens: int  # a sequence longer than this can never run
 
 
-class Welcome(Message, tag="welcome"):
+class Welcome(Message, tag="welcome", frozen=True):
     """Answer to Hello: everything a frontend needs to serve, with the files themselves on demand."""
 
     epoch: int
@@ -112,21 +112,21 @@ class Welcome(Message, tag="welcome"):
     enable_prefix_caching: bool
 
 
-class File(Message, tag="file"):
+class File(Message, tag="file", frozen=True):
     epoch: int
     name: str
     digest: str
     data: bytes
 
 
-class Refused(Message, tag="refused"):
+class Refused(Message, tag="refused", frozen=True):
     """The core does not talk to this frontend: wrong protocol, or a message with a stale epoch. Reconnect with Hello."""
 
     epoch: int
     reason: str
 
 
-class RequestError(Message, tag="request_error"):
+class RequestError(Message, tag="request_error", frozen=True):
     """A request ended before or while it ran, for a reason of its own or because the engine failed. Ends all its children."""
 
     epoch: int
@@ -135,7 +135,7 @@ class RequestError(Message, tag="request_error"):
     message: str
 
 
-class Finished(Message):
+class Finished(Message, frozen=True):
     """The end of one sequence. `stop_token_id`: the token that ended it, if one did (also the last token sent)."""
 
     key: int
@@ -143,7 +143,7 @@ class Finished(Message):
     stop_token_id: int | None = None
 
 
-class TokenLogprobs(Message):
+class TokenLogprobs(Message, frozen=True):
     """Log-probabilities that belong to one token of `StepOutputs`: raw, before penalties, temperature and masks."""
 
     logprob: float  # of the sampled token
@@ -152,7 +152,7 @@ class TokenLogprobs(Message):
     top_logprobs: bytes  # float32
 
 
-class Started(Message):
+class Started(Message, frozen=True):
     """Sent with a sequence's first token."""
 
     key: int
@@ -160,7 +160,7 @@ class Started(Message):
     queue_s: float  # from arrival to its first step
 
 
-class StepOutputs(Message, tag="outputs"):
+class StepOutputs(Message, tag="outputs", frozen=True):
     """All new tokens of one frontend, of one or (if it was slow) several steps. keys may repeat: tokens in order.
 
     `seq` counts this connection's StepOutputs from 0; a gap means a lost message, which a frontend treats as a lost core.
@@ -175,7 +175,7 @@ class StepOutputs(Message, tag="outputs"):
     logprobs: list[TokenLogprobs] = []  # one for each token whose request asked for logprobs, in the order of keys
 
 
-class PromptLogprobs(Message, tag="prompt_logprobs"):
+class PromptLogprobs(Message, tag="prompt_logprobs", frozen=True):
     """Log-probabilities of the prompt's tokens from position `start` on (position 0 has none). Sent before the first token.
 
     Of each position: the token's own logprob and rank, and the `num_top` most likely tokens.
@@ -191,7 +191,7 @@ class PromptLogprobs(Message, tag="prompt_logprobs"):
     top_logprobs: bytes  # float32 [positions, num_top]
 
 
-class Beat(Message, tag="beat"):
+class Beat(Message, tag="beat", frozen=True):
     """The core's loop is alive: sent to every frontend at least every 0.5 s, by the loop itself. Feeds /health and /metrics."""
 
     epoch: int
@@ -207,7 +207,7 @@ class Beat(Message, tag="beat"):
     ready: bool  # False while the workers (re)start
 
 
-class ShuttingDown(Message, tag="shutting_down"):
+class ShuttingDown(Message, tag="shutting_down", frozen=True):
     """The core stops: finish or fail your requests, reconnect later."""
 
     epoch: int
@@ -217,14 +217,14 @@ CoreMessage = Welcome | File | Refused | RequestError | StepOutputs | PromptLogp
 
 
 # ------------------------------------------------------------------------------------------------- worker <-> core
-class KVGroup(Message):
+class KVGroup(Message, frozen=True):
     """Layers that share a block table: window 0 sees everything, otherwise the last `window` tokens."""
 
     window: int
     layers: list[int]
 
 
-class WorkerProfile(Message, tag="profile"):
+class WorkerProfile(Message, tag="profile", frozen=True):
     """A worker has loaded its weights and measured its memory: how many KV blocks it can hold."""
 
     rank: int
@@ -239,21 +239,21 @@ class WorkerProfile(Message, tag="profile"):
     num_feature_rows: int  # of the pool of rare sampling state
 
 
-class WorkerReady(Message, tag="ready"):
+class WorkerReady(Message, tag="ready", frozen=True):
     """The KV cache is there, graphs are captured: plans may come."""
 
     rank: int
     startup_s: float
 
 
-class WorkerFailed(Message, tag="failed"):
+class WorkerFailed(Message, tag="failed", frozen=True):
     """A worker cannot start or go on; `message` is for the user."""
 
     rank: int
     message: str
 
 
-class WorkerPromptLogprobs(Message, tag="worker_prompt_logprobs"):
+class WorkerPromptLogprobs(Message, tag="worker_prompt_logprobs", frozen=True):
     """Prompt logprobs of one prefill row of one step; fields as in PromptLogprobs."""
 
     rank: int
@@ -268,7 +268,7 @@ class WorkerPromptLogprobs(Message, tag="worker_prompt_logprobs"):
 WorkerMessage = WorkerProfile | WorkerReady | WorkerFailed | WorkerPromptLogprobs
 
 
-class AllocateKV(Message, tag="allocate_kv"):
+class AllocateKV(Message, tag="allocate_kv", frozen=True):
     """The core's decision, the least of all workers' num_blocks."""
 
     num_blocks: int

@@ -27,7 +27,7 @@ import msgspec
 from quire.ipc.paths import remove_private_directories
 
 _PR_SET_PDEATHSIG = 1
-_MAX_CONFIG_BYTES = 64 << 20
+_MAX_MESSAGE_BYTES = 64 << 20
 _CONFIG_TIMEOUT_S = 60.0
 _ORPHAN_EXIT_CODE = 70
 
@@ -71,12 +71,9 @@ class Child:
         if not poll.poll(max(0.0, timeout_s) * 1000):
             return None
         try:
-            header = self._control.recv(8, socket.MSG_WAITALL)
-            size = int.from_bytes(header, "little")
-            if len(header) < 8 or size > _MAX_CONFIG_BYTES:
-                return None
-            return msgspec.json.decode(self._control.recv(size, socket.MSG_WAITALL), type=dict[str, str])
-        except (OSError, msgspec.MsgspecError):
+            body = _read_message(self._control)
+            return None if body is None else msgspec.json.decode(body, type=dict[str, str])
+        except (OSError, ValueError):
             return None  # it is ending: poll() and fileno() tell
 
     def terminate(self, grace_s: float) -> int:
@@ -124,11 +121,33 @@ def _spawn(module: str, config: msgspec.Struct, pass_fds: Sequence[int], argumen
         )
         child = Child(proc, mine)
         on_failure.pop_all()
-    body = msgspec.json.encode(config)
     mine.settimeout(_CONFIG_TIMEOUT_S)
     with suppress(ConnectionError):  # it has ended already: poll() and fileno() tell
-        mine.sendall(len(body).to_bytes(8, "little") + body)
+        _send_message(mine, msgspec.json.encode(config))
     return child
+
+
+# A message on the control socket is its length in 8 bytes, little-endian, and so many bytes of JSON.
+def _send_message(control: socket.socket, body: bytes) -> None:
+    control.sendall(len(body).to_bytes(8, "little") + body)
+
+
+def _read_message(control: socket.socket) -> bytes | None:
+    """The next message, or None if the other end has gone."""
+    header = _read_exactly(control, 8)
+    size = int.from_bytes(header, "little")
+    if size > _MAX_MESSAGE_BYTES:
+        raise ValueError(f"a message of {size} bytes cannot be right")
+    body = _read_exactly(control, size)
+    return body if len(header) == 8 and len(body) == size else None
+
+
+def _read_exactly(control: socket.socket, size: int) -> bytes:
+    parts, missing = [], size
+    while missing and (part := control.recv(min(missing, 1 << 20))):
+        parts.append(part)
+        missing -= len(part)
+    return b"".join(parts)
 
 
 class _Spawner:
@@ -177,10 +196,10 @@ def child_main_config(
     die_with_parent(args.parent_pid, death_signal)
     os.set_inheritable(args.control_fd, False)
     control = socket.socket(fileno=args.control_fd)
-    size = int.from_bytes(_read_exactly(control, 8), "little")
-    if size > _MAX_CONFIG_BYTES:
-        sys.exit(f"a configuration of {size} bytes cannot be right")
-    config = msgspec.json.decode(_read_exactly(control, size), type=config_type)
+    body = _read_message(control)
+    if body is None:
+        os._exit(_ORPHAN_EXIT_CODE)
+    config = msgspec.json.decode(body, type=config_type)
     _control.append(control)
     threading.Thread(target=_watch_parent, args=(control, grace_s), name="parent-watch", daemon=True).start()
     return config
@@ -188,9 +207,8 @@ def child_main_config(
 
 def tell_parent(message: dict[str, str]) -> None:
     """Say something to the parent, e.g. that this child is ready, or why it cannot be: `Child.receive` there."""
-    body = msgspec.json.encode(message)
     with suppress(OSError):
-        _control[0].sendall(len(body).to_bytes(8, "little") + body)
+        _send_message(_control[0], msgspec.json.encode(message))
 
 
 def die_with_parent(parent_pid: int, death_signal: signal.Signals) -> None:
@@ -200,17 +218,6 @@ def die_with_parent(parent_pid: int, death_signal: signal.Signals) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent_pid:
         os._exit(_ORPHAN_EXIT_CODE)
-
-
-def _read_exactly(control: socket.socket, size: int) -> bytes:
-    parts, missing = [], size
-    while missing:
-        part = control.recv(min(missing, 1 << 20))
-        if not part:
-            os._exit(_ORPHAN_EXIT_CODE)
-        parts.append(part)
-        missing -= len(part)
-    return b"".join(parts)
 
 
 def _watch_parent(control: socket.socket, grace_s: float) -> None:

@@ -84,12 +84,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True,
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             msgspec.structs.force_setattr(self, "stop", [self.stop])
+        for name in BOUNDS:
+            _check_bound(name, getattr(self, name))
         if 0 < self.temperature < SAMPLING_EPS:
             msgspec.structs.force_setattr(self, "temperature", 0.0)
         elif SAMPLING_EPS <= self.temperature < MIN_TEMPERATURE:
             msgspec.structs.force_setattr(self, "temperature", MIN_TEMPERATURE)
-        for name in BOUNDS:
-            _check_bound(name, getattr(self, name))
         _check_lists(self)
 
     @property

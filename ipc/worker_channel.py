@@ -12,6 +12,7 @@ import zmq
 
 from quire.ipc import paths
 from quire.ipc.messages import DECODE_ERRORS, MAX_CORE_MESSAGE, WorkerCommand, WorkerFailed, WorkerMessage
+from quire.ipc.sockets import readable
 
 _HWM = 1024
 _IDENTITY = struct.Struct("<4sqi")  # "rank", worker epoch, rank: begins with no zero byte, which libzmq forbids
@@ -44,7 +45,7 @@ class WorkerEndpoint:
         """What has arrived from this generation, as (rank, message). A message that cannot be read is that worker's failure."""
         messages: list[tuple[int, WorkerMessage]] = []
         for _ in range(limit):
-            if not self._router.get(zmq.EVENTS) & zmq.POLLIN:
+            if not readable(self._router):
                 break
             identity, *frames = self._router.recv_multipart(zmq.NOBLOCK)
             rank = self._rank(identity)

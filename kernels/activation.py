@@ -3,7 +3,7 @@
     out[t, i] = cast(silu(gate_up[t, i])) * gate_up[t, I + i],   silu(x) = x / (1 + exp(-x))
 
 gate_up [T, 2 * I] with unit stride in its last dimension and any row stride, out [T, I]; float32, float16 or bfloat16.
-Moves 3 * T * I elements. SiLU in float32, rounded to the dtype before the product, as torch does. Reference: `activation_torch`.
+Moves 3 * T * I elements. SiLU in float32, rounded before the product, as torch does. Reference: `activation_torch`.
 """
 
 import torch

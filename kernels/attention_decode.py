@@ -46,34 +46,37 @@ def _combine(
     """
     offs_m = tl.arange(0, ROWS)
     offs_d = tl.arange(0, HEAD_PAD)
-    offs_p = tl.arange(0, PARTS)
     total_max = tl.full([ROWS], float("-inf"), tl.float32)
     total_sum = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, HEAD_PAD], tl.float32)
     for begin in range(0, parts, PARTS):
-        part = begin + offs_p
-        slot = tl.where(part == 0, first_slot, later_slot + part * slot_step)
-        live = part < parts
-        line = slot[:, None] * ROWS + offs_m[None, :]
-        maxima = tl.load(partial_max_ptr + line, mask=live[:, None], other=float("-inf"), cache_modifier=".cg")
-        sums = tl.load(partial_sum_ptr + line, mask=live[:, None], other=0.0, cache_modifier=".cg")
-        values = tl.load(
-            partial_out_ptr + line.to(tl.int64)[:, :, None] * HEAD_DIM + offs_d[None, None, :],
-            mask=live[:, None, None] & (offs_d < HEAD_DIM)[None, None, :],
-            other=0.0,
-            cache_modifier=".cg",
-        )
-        new_max = tl.maximum(total_max, tl.max(maxima, 0))
-        base = tl.where(new_max == float("-inf"), 0.0, new_max)
-        weights = tl.exp2(maxima - base[None, :])
-        rescale = tl.exp2(total_max - base)
-        total_sum = total_sum * rescale + tl.sum(weights * sums, 0)
-        acc = acc * rescale[:, None] + tl.sum(weights[:, :, None] * values, 0)
-        total_max = new_max
+        # Unrolled, so that the loads of PARTS parts are under way at once.
+        for i in tl.static_range(PARTS):
+            part = begin + i
+            live = part < parts
+            line = tl.where(part == 0, first_slot, later_slot + part * slot_step) * ROWS + offs_m
+            maximum = tl.load(partial_max_ptr + line, mask=live, other=float("-inf"), cache_modifier=".cg")
+            sums = tl.load(partial_sum_ptr + line, mask=live, other=0.0, cache_modifier=".cg")
+            values = tl.load(
+                partial_out_ptr + line.to(tl.int64)[:, None] * HEAD_DIM + offs_d[None, :],
+                mask=live & (offs_d < HEAD_DIM)[None, :],
+                other=0.0,
+                cache_modifier=".cg",
+            )
+            new_max = tl.maximum(total_max, maximum)
+            base = tl.where(new_max == float("-inf"), 0.0, new_max)
+            weight = tl.exp2(maximum - base)
+            rescale = tl.exp2(total_max - base)
+            total_sum = total_sum * rescale + weight * sums
+            acc = acc * rescale[:, None] + weight[:, None] * values
+            total_max = new_max
     return acc, total_sum
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_slots", "num_blocks", "num_tokens", "max_keys", "window"])
+@triton.jit(
+    do_not_specialize=["num_rows", "num_slots", "num_blocks", "num_tokens", "max_keys", "window", "stride_table"],
+    do_not_specialize_on_alignment=["row_slots_ptr", "query_start_ptr", "seq_lens_ptr"],  # slices of a step's buffers
+)
 def _decode_kernel(
     q_ptr,
     key_ptr,
@@ -104,10 +107,10 @@ def _decode_kernel(
     stride_q_head,
     stride_key_block,
     stride_key_head,
-    stride_key_token,
+    stride_key_token: tl.constexpr,
     stride_value_block,
     stride_value_head,
-    stride_value_token,
+    stride_value_token: tl.constexpr,
     stride_out_token,
     stride_out_head,
     stride_table,
@@ -129,14 +132,15 @@ def _decode_kernel(
     PRECISION: tl.constexpr,
     DEPENDENT_LAUNCH: tl.constexpr,
 ):
-    if DEPENDENT_LAUNCH:
-        gdc_wait()
-        gdc_launch_dependents()
     program = tl.program_id(0)
     units_per_program = tl.load(header_ptr)
     total_units = tl.load(header_ptr + 1)
     num_padded = tl.load(header_ptr + 2)
     row = tl.load(first_rows_ptr + program)
+    if DEPENDENT_LAUNCH:
+        # The schedule is read before the wait: `decode_schedule` must not be the launch right before this one.
+        gdc_wait()
+        gdc_launch_dependents()
     unit = program * units_per_program
     end_unit = tl.minimum(unit + units_per_program, total_units)
 
@@ -151,15 +155,17 @@ def _decode_kernel(
         value_scale = tl.load(value_scale_ptr)
 
     while unit < end_unit:
-        # Units of a row: head 0's tiles (or splits), head 1's, ...
-        head_units = tl.load(unit_starts_ptr + row + 1) - tl.load(unit_starts_ptr + row)
-        index = unit - tl.load(unit_starts_ptr + row) * NUM_KV_HEADS
+        # Units of a row: head 0's tiles (or splits), head 1's, ... All of the row's loads at once, before the first branch.
+        row_begin = tl.load(unit_starts_ptr + row)
+        head_units = tl.load(unit_starts_ptr + row + 1) - row_begin
+        query_begin, query_len, seq_len = row_lengths(query_start_ptr, seq_lens_ptr, row, num_tokens, max_keys, MAX_QUERY)
+        slot = tl.minimum(tl.maximum(tl.load(row_slots_ptr + row), 0), num_slots - 1)
+        index = unit - row_begin * NUM_KV_HEADS
         if index >= head_units * NUM_KV_HEADS:
             row += 1
         else:
             kv_head = index // head_units
             first_index = index - kv_head * head_units
-            query_begin, query_len, seq_len = row_lengths(query_start_ptr, seq_lens_ptr, row, num_tokens, max_keys, MAX_QUERY)
             first_tile, tiles = row_tiles(query_len, seq_len, window, TILE, WINDOWED)
             if FIXED_SPLITS > 0:
                 num_units = 1
@@ -171,7 +177,6 @@ def _decode_kernel(
                 tile_begin = first_tile + first_index
                 tile_end = tile_begin + num_units
 
-            slot = tl.minimum(tl.maximum(tl.load(row_slots_ptr + row), 0), num_slots - 1)
             q_offset = (query_begin + token).to(tl.int64) * stride_q_token
             q_offset += (kv_head * GROUP + offs_m % GROUP) * stride_q_head
             q_mask = (token < query_len)[:, None] & (offs_d < HEAD_DIM)[None, :]
@@ -253,6 +258,7 @@ def _decode_kernel(
                         STORED_ROWS, GROUP, HEAD_DIM, HEAD_PAD,
                     )  # fmt: skip
             unit += num_units
+            row += (index + num_units == head_units * NUM_KV_HEADS).to(tl.int32)
 
     while program < num_padded:
         row = tl.load(padded_rows_ptr + program)

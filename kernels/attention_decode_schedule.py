@@ -28,7 +28,10 @@ def tiles_per_split(tiles, SPLIT_TILES: tl.constexpr, FIXED_SPLITS: tl.constexpr
     return tl.maximum(tl.cdiv(tiles, FIXED_SPLITS), SPLIT_TILES)
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_tokens", "max_keys", "window", "num_programs"])
+@triton.jit(
+    do_not_specialize=["num_rows", "num_tokens", "max_keys", "window", "num_programs"],
+    do_not_specialize_on_alignment=["query_start_ptr", "seq_lens_ptr", "num_decode_rows_ptr"],  # slices of a step's buffers
+)
 def _schedule_kernel(
     query_start_ptr,
     seq_lens_ptr,

@@ -19,7 +19,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from quire.kernels.attention_tile import LOG2_E, attend_tiles, check_layout, first_visible_key, row_lengths
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_tokens", "max_keys", "num_entries"])
+@triton.jit(
+    do_not_specialize=["num_rows", "num_tokens", "max_keys", "num_entries"],
+    do_not_specialize_on_alignment=["query_start_ptr", "seq_lens_ptr", "num_decode_rows_ptr"],  # slices of a step's buffers
+)
 def _schedule_kernel(
     query_start_ptr,
     seq_lens_ptr,
@@ -70,7 +73,10 @@ def _schedule_kernel(
         tl.store(tile_indices_ptr + entries, last - entries, mask=live)
 
 
-@triton.jit(do_not_specialize=["num_slots", "num_blocks", "num_tokens", "max_keys", "window"])
+@triton.jit(
+    do_not_specialize=["num_slots", "num_blocks", "num_tokens", "max_keys", "window", "stride_table"],
+    do_not_specialize_on_alignment=["row_slots_ptr", "query_start_ptr", "seq_lens_ptr"],  # slices of a step's buffers
+)
 def _prefill_kernel(
     q_ptr,
     key_ptr,
@@ -96,10 +102,10 @@ def _prefill_kernel(
     stride_q_head,
     stride_key_block,
     stride_key_head,
-    stride_key_token,
+    stride_key_token: tl.constexpr,
     stride_value_block,
     stride_value_head,
-    stride_value_token,
+    stride_value_token: tl.constexpr,
     stride_out_token,
     stride_out_head,
     stride_table,
@@ -114,6 +120,7 @@ def _prefill_kernel(
     HAS_KEY_SCALE: tl.constexpr,
     HAS_VALUE_SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
+    NUM_LANES: tl.constexpr,
     DEPENDENT_LAUNCH: tl.constexpr,
 ):
     if DEPENDENT_LAUNCH:
@@ -131,11 +138,13 @@ def _prefill_kernel(
     offs_m = tl.arange(0, ROWS)
     offs_d = tl.arange(0, HEAD_PAD)
     token = offs_m // GROUP
+    lanes = tl.arange(0, NUM_LANES)
 
     unit = tl.program_id(0)
     while unit < num_units:
-        # Ask for the next unit now: the answer arrives while this one is computed.
-        next_unit = tl.atomic_add(counters_ptr, 1, sem="relaxed") + num_programs
+        # Ask for the next unit now: the answer arrives while this one is computed. By one lane of many, because the result of a
+        # scalar atomic is handed to all threads at once, for which they wait.
+        tickets = tl.atomic_add(counters_ptr + lanes * 0, 1, mask=lanes == 0, sem="relaxed")
         kv_head = unit % NUM_KV_HEADS
         entry = unit // NUM_KV_HEADS
         row = tl.load(tile_rows_ptr + entry)
@@ -187,7 +196,7 @@ def _prefill_kernel(
         values = acc * (value_scale / tl.where(row_sum == 0.0, 1.0, row_sum))[:, None]
         out_offset = line * stride_out_token + (kv_head * GROUP + offs_m % GROUP) * stride_out_head
         tl.store(out_ptr + out_offset[:, None] + offs_d[None, :], values.to(out_ptr.dtype.element_ty), mask=mask)
-        unit = next_unit
+        unit = tl.sum(tl.where(lanes == 0, tickets, 0), 0) + num_programs
 
     # The last program to finish leaves the counters at 0 for the next launch.
     finished = tl.atomic_add(counters_ptr + 1, 1, sem="acq_rel", scope="gpu")
@@ -380,6 +389,7 @@ def prefill_attention(
         HAS_KEY_SCALE=k_scale is not None,
         HAS_VALUE_SCALE=v_scale is not None,
         PRECISION="ieee",
+        NUM_LANES=config.num_warps * 32,
         DEPENDENT_LAUNCH=dependent_launch,
         num_warps=config.num_warps,
         num_stages=config.num_stages,

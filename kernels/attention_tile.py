@@ -63,6 +63,12 @@ def _tile_blocks(block_row_ptr, tile, end_key, tile_end, BLOCK_SIZE: tl.constexp
     """The block id of a tile, a scalar where a block holds a whole tile, else one id a key; unclamped."""
     if BLOCK_SIZE >= TILE:
         return tl.load(block_row_ptr + (tile * TILE) // BLOCK_SIZE, mask=tile < tile_end, other=0)
+    elif BLOCK_SIZE * 2 == TILE:
+        # Two scalars take fewer registers than an id a key: with those, prefill's 128 x 128 tiles spill.
+        end = tl.minimum(end_key, tile_end * TILE)
+        first = tl.load(block_row_ptr + tile * 2, mask=tile * TILE < end, other=0)
+        second = tl.load(block_row_ptr + tile * 2 + 1, mask=tile * TILE + BLOCK_SIZE < end, other=0)
+        return tl.where(tl.arange(0, TILE) < BLOCK_SIZE, first, second)
     else:
         keys = tile * TILE + tl.arange(0, TILE)
         return tl.load(block_row_ptr + keys // BLOCK_SIZE, mask=keys < tl.minimum(end_key, tile_end * TILE), other=0)
@@ -86,9 +92,9 @@ def attend_tiles(
     window,
     num_blocks,
     stride_key_block,
-    stride_key_token,
+    stride_key_token: tl.constexpr,
     stride_value_block,
-    stride_value_token,
+    stride_value_token: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -116,7 +122,9 @@ def attend_tiles(
             in_range = (keys >= first_key) & (keys < end_key)
         if BLOCK_SIZE >= TILE:
             # One block holds the whole tile: the address is a scalar plus what is the same in every tile.
-            token = (tile * TILE) % BLOCK_SIZE + offs_n
+            token = offs_n
+            if BLOCK_SIZE > TILE:
+                token += (tile * TILE) % BLOCK_SIZE
             key_ptrs = key_ptr + block * stride_key_block + token[:, None] * stride_key_token + offs_d[None, :]
             value_ptrs = value_ptr + block * stride_value_block + token[:, None] * stride_value_token + offs_d[None, :]
         else:

@@ -72,7 +72,7 @@ def _vector_kernel(
         tl.store(out + 3 * out_stride, (tl.sum(acc3, 1) + bias).to(dtype), n < N)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _dot_kernel(
     x_ptr, w_ptr, bias_ptr, out_ptr, x_stride, w_stride, out_stride, M, N,
     K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr,

@@ -74,10 +74,10 @@ def log_exponential(bits):
 
 
 @triton.jit
-def row_state(row, row_slots, positions, params, num_slots):
+def row_state(row, row_slots, positions, slot_params, num_slots):
     """(words of the row's parameters, position, slot), the slot clamped."""
     slot = tl.minimum(tl.maximum(tl.load(row_slots + row), 0), num_slots - 1)
-    return params + slot * SLOT_WORDS, tl.load(positions + row), slot
+    return slot_params + slot * SLOT_WORDS, tl.load(positions + row), slot
 
 
 @triton.jit
@@ -126,12 +126,12 @@ def load_logits(
 
 @triton.jit
 def _feature_kernel(
-    logits, stride, row_slots, params, counts, bias, pool_stride, pool_rows, processed, processed_stride, V, num_slots,
+    logits, stride, row_slots, slot_params, counts, bias, pool_stride, pool_rows, processed, processed_stride, V, num_slots,
     TILE: tl.constexpr,
 ):  # fmt: skip
     """Elementwise: bias, then penalties. Bans are scattered afterwards, since no penalty moves a -inf."""
     row = tl.program_id(0).to(tl.int64)
-    param_row, _, _ = row_state(row, row_slots, row_slots, params, num_slots)
+    param_row, _, _ = row_state(row, row_slots, row_slots, slot_params, num_slots)
     feature_row = tl.load(param_row + S_FEATURE_ROW)
     if (feature_row >= 0) & (feature_row < pool_rows):
         cols = tl.program_id(1) * TILE + tl.arange(0, TILE)
@@ -151,11 +151,11 @@ def _feature_kernel(
 
 @triton.jit
 def _ban_kernel(
-    row_slots, positions, params, history, bad_words, stop_ids, pool_rows, processed, processed_stride, V, num_slots
+    row_slots, positions, slot_params, history, bad_words, stop_ids, pool_rows, processed, processed_stride, V, num_slots
 ):
     """-inf at the last token of bad words whose other tokens end the history, and at stop ids below the minimum length."""
     row = tl.program_id(0)
-    param_row, position, slot = row_state(row, row_slots, positions, params, num_slots)
+    param_row, position, slot = row_state(row, row_slots, positions, slot_params, num_slots)
     feature_row = tl.load(param_row + S_FEATURE_ROW)
     if (feature_row >= 0) & (feature_row < pool_rows):
         out = processed + feature_row.to(tl.int64) * processed_stride
@@ -175,14 +175,14 @@ def _ban_kernel(
 
 @triton.jit
 def _partial_kernel(
-    logits, stride, processed, processed_stride, pool_rows, bitmask, mask_stride, row_slots, params, block_max, block_sum, V,
-    num_blocks, num_slots,
+    logits, stride, processed, processed_stride, pool_rows, bitmask, mask_stride, row_slots, slot_params, block_max, block_sum,
+    V, num_blocks, num_slots,
     BLOCKS: tl.constexpr, RANDOM: tl.constexpr, FEATURES: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     blocks = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
     cols = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    param_row, _, _ = row_state(row, row_slots, row_slots, params, num_slots)
+    param_row, _, _ = row_state(row, row_slots, row_slots, slot_params, num_slots)
     feature_row = tl.load(param_row + S_FEATURE_ROW)
     x = load_logits(
         logits + row * stride, processed, processed_stride, feature_row, pool_rows, bitmask + row * mask_stride, cols, V,
@@ -200,12 +200,12 @@ def _partial_kernel(
 
 @triton.jit
 def _combine_kernel(
-    logits, stride, processed, processed_stride, pool_rows, bitmask, mask_stride, row_slots, positions, params, block_max,
+    logits, stride, processed, processed_stride, pool_rows, bitmask, mask_stride, row_slots, positions, slot_params, block_max,
     block_sum, sampled, V, num_blocks, num_slots,
     BLOCKS: tl.constexpr, RANDOM: tl.constexpr, FILTER: tl.constexpr, FEATURES: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    param_row, position, _ = row_state(row, row_slots, positions, params, num_slots)
+    param_row, position, _ = row_state(row, row_slots, positions, slot_params, num_slots)
     blocks = tl.arange(0, BLOCKS)
     maxima = tl.load(block_max + row * num_blocks + blocks, blocks < num_blocks, other=-float("inf"))
     key = maxima

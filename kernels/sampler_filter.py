@@ -136,14 +136,14 @@ def _kth_block_maximum(maxima, k, num_blocks, SHIFT: tl.constexpr):
 
 @triton.jit
 def _filter_kernel(
-    logits, stride, processed, processed_stride, pool_rows, bitmask, mask_stride, row_slots, positions, params, block_max,
+    logits, stride, processed, processed_stride, pool_rows, bitmask, mask_stride, row_slots, positions, slot_params, block_max,
     block_sum, candidates, candidate_ids, sampled, V, num_blocks, num_slots,
     CAP: tl.constexpr, BLOCKS: tl.constexpr, TILE_BLOCKS: tl.constexpr, SHIFT: tl.constexpr, FEATURES: tl.constexpr,
     MASK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     TILE: tl.constexpr = TILE_BLOCKS * BLOCK
-    param_row, position, _slot = row_state(row, row_slots, positions, params, num_slots)
+    param_row, position, _slot = row_state(row, row_slots, positions, slot_params, num_slots)
     if is_filtered(param_row, V):
         feature_row = tl.load(param_row + S_FEATURE_ROW)
         scale = 1.0 / float_param(param_row, S_TEMPERATURE)

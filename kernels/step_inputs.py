@@ -60,7 +60,7 @@ def _section(plan, count_word: tl.constexpr, at_word: tl.constexpr, width: tl.co
 
 @triton.jit
 def _apply_kernel(
-    plan, plan_len, params, block_table, decode_slots, num_slots, num_tables, max_blocks, num_blocks,
+    plan, plan_len, slot_params, block_table, decode_slots, num_slots, num_tables, max_blocks, num_blocks,
     PROGRAMS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
@@ -73,7 +73,7 @@ def _apply_kernel(
         slot = _clamp(tl.load(plan + at + update * SLOT_WORDS, inside, other=0), num_slots - 1)
         mask = inside[:, None] & (columns < SLOT_WORDS)[None, :]
         values = tl.load(plan + at + update[:, None] * SLOT_WORDS + columns[None, :], mask, other=0)
-        tl.store(params + slot[:, None] * SLOT_WORDS + columns[None, :], values, mask)
+        tl.store(slot_params + slot[:, None] * SLOT_WORDS + columns[None, :], values, mask)
     n, at = _section(plan, H_NUM_BLOCK_UPDATES, H_BLOCK_UPDATES, BLOCK_WORDS, plan_len)
     for i in range(pid * BLOCK, n, PROGRAMS * BLOCK):
         update = i + lanes
@@ -92,7 +92,7 @@ def _apply_kernel(
             tl.store(decode_slots + i + lanes, _clamp(slot, num_slots - 1), inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T", "R"])  # one compilation for all padded sizes
 def _build_kernel(
     plan, plan_len, decode_slots, seq_len, last_token, block_table, input_ids, positions, slot_mapping, row_slots, query_start,
     seq_lens, logits_indices, samples, num_decode_rows, num_rows, T, R, num_slots, max_blocks, vocab, mapping_stride,
@@ -168,8 +168,8 @@ def _build_kernel(
 
 @triton.jit
 def _finish_kernel(
-    plan, params, seq_len, last_token, history, counts, counts_stride, pool_rows, row_slots, seq_lens, samples, num_rows_ptr,
-    sampled, results, results_stride, depth, vocab, num_slots, BLOCK: tl.constexpr,
+    plan, slot_params, seq_len, last_token, history, counts, counts_stride, pool_rows, row_slots, seq_lens, samples,
+    num_rows_ptr, sampled, results, results_stride, depth, vocab, num_slots, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     real = row < tl.load(num_rows_ptr)
@@ -180,7 +180,7 @@ def _finish_kernel(
     tl.store(seq_len + slot, new_len, real)
     tl.store(last_token + slot, token, writes)
 
-    feature_row = tl.load(params + slot * SLOT_WORDS + S_FEATURE_ROW, writes, other=-1)
+    feature_row = tl.load(slot_params + slot * SLOT_WORDS + S_FEATURE_ROW, writes, other=-1)
     featured = (feature_row >= 0) & (feature_row < pool_rows)
     count = counts + feature_row.to(tl.int64) * counts_stride + token
     tl.store(count, tl.load(count, featured, other=0) + 1, featured)

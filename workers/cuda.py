@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 import numpy as np
 import torch
 
-from quire.ipc.plan import StepPlan
+from quire.ipc.plan import H_FEATURES, StepPlan
 from quire.ipc.result_ring import ResultRing
 from quire.kernels import sampler, step_inputs
 from quire.kernels.attention_decode import decode_attention
@@ -50,8 +50,8 @@ class CudaDevice(Device):
 
     def load_plan(self, words: np.ndarray) -> torch.Tensor:
         """One asynchronous copy to the plan's place on the device, the same every step."""
-        n, self._turn = len(words), (self._turn + 1) % STAGING_DEPTH
-        self._staging_views[self._turn][:n] = words
+        n, self._turn = int(words[H_FEATURES]), (self._turn + 1) % STAGING_DEPTH  # features, the last section, stay here
+        self._staging_views[self._turn][:n] = words[:n]
         self.plan[:n].copy_(self._staging[self._turn][:n], non_blocking=True)
         return self.plan
 

@@ -1,5 +1,6 @@
 """POST /v1/completions: one or many prompts, as text or token ids, with OpenAI's legacy logprobs and echo."""
 
+import asyncio
 import time
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,9 @@ async def completions(app: "App", request: Request, response: Response) -> None:
     model = check_model(body.model, app.client.welcome.served_model_names)
     tokenizer = app.client.tokenizer
     _check(body)
+    returns_prompt_logprobs = body.prompt_logprobs is not None
+    if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
+        body.prompt_logprobs = body.logprobs  # the prompt's tokens are part of the answer
     prompts = completion_prompts(body)
     wanted = Wanted(
         body,
@@ -54,6 +58,8 @@ async def completions(app: "App", request: Request, response: Response) -> None:
                 ids, params, priority=body.priority or 0, cache_salt=body.cache_salt or "", request_name=name
             )
             jobs.append(Job(stream, params, ids, len(jobs) * params.n))
+            if len(prompts) > 1:
+                await asyncio.sleep(0)  # encoding may take milliseconds: others' tokens go first
             if body.echo:
                 texts.append(_echo_text(body, prompt, ids, tokenizer))
         shape = CompletionShape(body, tokenizer, texts, wanted.n)
@@ -65,9 +71,8 @@ async def completions(app: "App", request: Request, response: Response) -> None:
             await Streaming(response, chunks, shape, jobs, body, app.metrics).run()
             return
         results = await collect(jobs, app.metrics)
-        choices = [
-            shape.choice(job, delta, body) for job, deltas in zip(jobs, results, strict=True) for delta in deltas
-        ]  # fmt: skip
+        pairs = [(job, delta) for job, deltas in zip(jobs, results, strict=True) for delta in deltas]
+        choices = [shape.choice(job, delta, returns_prompt_logprobs) for job, delta in pairs]
         answer = CompletionResponse(id=name, created=created, model=model, choices=choices, usage=usage_of(jobs))
     response.send(200, json_bytes(answer))
 
@@ -77,8 +82,6 @@ def _check(body: CompletionRequest) -> None:
         raise invalid("max_tokens: 0 needs echo: true and stream: false", "max_tokens")
     if body.stream and body.prompt_logprobs is not None:
         raise invalid("prompt_logprobs is not available with stream: true", "prompt_logprobs")
-    if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
-        body.prompt_logprobs = body.logprobs  # the prompt's tokens are part of the answer
 
 
 async def _token_ids(app: "App", body: CompletionRequest, prompt: str | list[int]) -> list[int]:
@@ -105,7 +108,8 @@ class CompletionShape:
         self._n = n
         self._return_token_ids = bool(body.return_token_ids)
         self._no_output = body.max_tokens == 0
-        self._style = LogprobStyle(tokenizer, body.logprobs or 0, bool(body.return_tokens_as_token_ids))
+        skip_special = body.skip_special_tokens is not False
+        self._style = LogprobStyle(tokenizer, body.logprobs or 0, bool(body.return_tokens_as_token_ids), skip_special)
         self._text_offsets: dict[int, int] = {}  # of each choice
 
     def opening(self, job: Job, chunks: ChunkWriter) -> list[bytes]:
@@ -122,7 +126,7 @@ class CompletionShape:
     def logprobs(self, job: Job, delta: Delta) -> CompletionLogprobs | None:
         return self._add_output(CompletionLogprobs(), job, delta) if delta.logprobs is not None else None
 
-    def choice(self, job: Job, delta: Delta, body: CompletionRequest) -> CompletionChoice:
+    def choice(self, job: Job, delta: Delta, with_prompt_logprobs: bool) -> CompletionChoice:
         """A whole choice, for an answer in one piece."""
         index = job.first_choice + delta.index
         logprobs = None
@@ -138,7 +142,7 @@ class CompletionShape:
             logprobs=logprobs,
             finish_reason="length" if self._no_output else delta.finish_reason or "abort",
             stop_reason=None if self._no_output else delta.stop_reason,
-            prompt_logprobs=prompt_logprobs(job.prompt_logprobs()),
+            prompt_logprobs=prompt_logprobs(job.prompt_logprobs()) if with_prompt_logprobs else None,
             token_ids=delta.token_ids if self._return_token_ids else msgspec.UNSET,
             prompt_token_ids=list(job.prompt_token_ids) if self._return_token_ids else msgspec.UNSET,
         )

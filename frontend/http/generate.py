@@ -71,7 +71,9 @@ async def running(jobs: list[Job], metrics: Metrics) -> AsyncIterator[None]:
         yield
     finally:
         for job in jobs:
-            job.stream.cancel()
+            if not job.stream.finished:
+                metrics.count("request_success", "abort")
+                job.stream.cancel()
             record(metrics, job)
 
 

@@ -24,13 +24,18 @@ IMPOSSIBLE = -9999.0
 class LogprobStyle:
     """How one request wants its tokens shown: how many alternatives, and tokens as text or as "token_id:N"."""
 
-    def __init__(self, tokenizer: Tokenizer, num_top: int, as_token_ids: bool = False) -> None:
+    def __init__(self, tokenizer: Tokenizer, num_top: int, as_token_ids: bool = False, skip_special: bool = True) -> None:
         self.num_top = num_top
         self._tokenizer = tokenizer
         self._as_token_ids = as_token_ids
+        self._silent_ids = tokenizer.special_ids if skip_special else frozenset[int]()
 
     def token(self, token_id: int) -> str:
         return f"token_id:{token_id}" if self._as_token_ids else self._tokenizer.token_str(token_id)
+
+    def num_characters(self, token_id: int) -> int:
+        """What the token adds to the text; for text offsets."""
+        return 0 if token_id in self._silent_ids else len(self._tokenizer.token_str(token_id))
 
     def token_bytes(self, token_id: int) -> list[int]:
         return list(self._tokenizer.token_bytes(token_id))
@@ -53,10 +58,9 @@ def add_completion_logprobs(
 ) -> int:
     """Append these positions; returns the offset behind them. A row of None (the prompt's first token) has no numbers."""
     for row, token_id in zip(rows, token_ids, strict=True):
-        token = style.token(token_id)
-        to.tokens.append(token)
+        to.tokens.append(style.token(token_id))
         to.text_offset.append(text_offset)
-        text_offset += len(token)
+        text_offset += style.num_characters(token_id)
         if row is None:
             to.token_logprobs.append(None)
             to.top_logprobs.append(None)

@@ -17,7 +17,7 @@ from quire.frontend.http.exchange import Request, Response
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of one frontend process; times in seconds."""
+    """Limits of one frontend process; times in seconds. Raises ValueError for one that is not positive."""
 
     max_connections: int = 8192
     max_head_bytes: int = 32 << 10
@@ -30,6 +30,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     body_timeout_s: float = 120.0
     keep_alive_timeout_s: float = 75.0
     write_timeout_s: float = 120.0  # a client that reads nothing for so long is gone
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be greater than 0")
 
 
 class Application(Protocol):
@@ -45,8 +50,8 @@ class Application(Protocol):
 class Peer(Protocol):
     """A connection, as the process sees it."""
 
-    held_bytes: int
-
+    @property
+    def held_bytes(self) -> int: ...
     def check_deadlines(self, now: float) -> None: ...
     def close_if_idle(self) -> None: ...
     def cancel(self) -> None: ...

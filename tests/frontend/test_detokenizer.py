@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 import toy_tokenizers
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quire.frontend.detokenizer import IncrementalDetokenizer
@@ -13,7 +13,7 @@ from quire.frontend.tokenizer import Tokenizer
 from quire.ipc.sampling import SamplingParams
 
 TOKENIZERS = {name: Tokenizer(make()) for name, make in toy_tokenizers.LOCAL.items()}
-FEW = settings(max_examples=40)
+FEW = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 TEXTS = st.text(st.sampled_from("ab .,'!\n\téß漢字мир😀👩🏽‍🚀hello the cat"), max_size=40)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import toy_tokenizers
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quire.frontend.detokenizer import OutputText, StopChecker
@@ -11,6 +11,7 @@ from quire.ipc.sampling import SamplingParams
 
 TOKENIZER = Tokenizer(toy_tokenizers.byte_level())
 EOS = TOKENIZER.backend.token_to_id("</s>")
+MANY = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 LETTERS = st.text(st.sampled_from("ab"), min_size=1, max_size=5)
 
 
@@ -37,7 +38,7 @@ def run(parts: list[str], stops: list[str], include: bool = False) -> tuple[list
     return [*shown, checker.flush()], None
 
 
-@settings(max_examples=200)
+@MANY
 @given(parts=st.lists(st.text(st.sampled_from("abc"), max_size=4), max_size=8), stops=st.lists(LETTERS, min_size=1, max_size=3))
 @pytest.mark.parametrize("include", [False, True])
 def test_the_first_complete_match_ends_the_text_however_it_is_cut(parts: list[str], stops: list[str], include: bool) -> None:
@@ -50,7 +51,7 @@ def test_the_first_complete_match_ends_the_text_however_it_is_cut(parts: list[st
         assert (found, "".join(shown)) == (stop, text[: end if include else end - len(stop)])
 
 
-@settings(max_examples=200)
+@MANY
 @given(text=st.text(st.sampled_from("abc"), max_size=12), stops=st.lists(LETTERS, min_size=1, max_size=3))
 def test_exactly_what_may_become_a_stop_string_is_held_back(text: str, stops: list[str]) -> None:
     checker, seen, shown = StopChecker(stops), "", ""

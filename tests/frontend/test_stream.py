@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import toy_tokenizers
 from fake_core import outputs
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quire.frontend.dispatch import Dispatcher
@@ -341,7 +341,7 @@ async def test_the_first_token_brings_its_times_and_the_cached_tokens(bench: Ben
     assert stream.metrics.first_token_time is not None and stream.metrics.finished_time is None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_interleaving_gives_each_sequence_its_own_text(data: st.DataObject) -> None:
     """Two requests of two children; messages, turns of consumers and ends in any order."""

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import toy_tokenizers
 from tokenizers import Tokenizer as Backend
-from tokenizers import processors
+from tokenizers import normalizers, processors
 
 from quire.frontend.chat_template import ChatTemplateError
 from quire.frontend.tokenizer import Tokenizer, generation_defaults
@@ -249,6 +249,16 @@ def test_bad_words_are_forbidden_at_the_start_and_after_a_space() -> None:
     (cat,), (spaced,) = tok.encode("cat"), tok.encode(" cat")
     assert params.bad_words_token_ids == [[cat], [spaced], tok.encode("hello world"), tok.encode(" hello world")]
     assert tok.with_bad_words(params).bad_words_token_ids == params.bad_words_token_ids
+
+
+def test_a_bad_word_of_several_tokens_is_forbidden_as_the_one_token_that_it_is_after_a_space() -> None:
+    backend = Backend.from_str(toy_tokenizers.llama2_like().to_str())
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    backend.add_tokens(["▁xyz"])
+    tok = tokenizer(backend)
+    bare = tok.encode("xyz", add_special_tokens=False)
+    assert tok.with_bad_words(SamplingParams(bad_words=["xyz"])).bad_words_token_ids == [bare, [backend.token_to_id("▁xyz")]]
+    assert len(bare) > 1
 
 
 def test_a_bad_word_of_too_many_tokens_is_refused() -> None:

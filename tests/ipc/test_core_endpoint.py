@@ -48,7 +48,7 @@ def make_core():
 
     yield make
     for core in cores:
-        core.endpoint.close()
+        core.endpoint.close(linger_s=0)
 
 
 @pytest.fixture

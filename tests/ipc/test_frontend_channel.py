@@ -153,7 +153,7 @@ def test_send_says_busy_rather_than_wait(run):
         await channel.close()
 
     run(main())
-    core.endpoint.close()
+    core.endpoint.close(linger_s=0)
 
 
 def test_a_failing_callback_does_not_stop_the_messages_after_it(run, make_core):
@@ -262,7 +262,7 @@ def test_waits_patiently_for_a_core_that_still_loads(run):
         await connecting.result().close()
 
     run(main())
-    core.endpoint.close()
+    core.endpoint.close(linger_s=0)
 
 
 def test_other_protocol_is_an_error_at_once(run, make_core, monkeypatch):
@@ -310,7 +310,7 @@ def loses(run, provoke: Callable[[ScriptedCore, CoreChannel], None], reason: str
         await scripted.until(lambda: len(scripted.core.endpoint.frontends) == 1)
         assert heard.log[2:] == [9] and scripted.core.endpoint.frontends != first  # a new identity
         await channel.close()
-        scripted.core.endpoint.close()
+        scripted.core.endpoint.close(linger_s=0)
 
     run(main())
 
@@ -369,7 +369,7 @@ def test_messages_of_another_epoch_are_dropped(run):
         await scripted.until(lambda: heard.messages)
         assert heard.tokens() == [1] and heard.log == [9]
         await connecting.result().close()
-        endpoint.close()
+        endpoint.close(linger_s=0)
 
     run(main())
 
@@ -464,7 +464,7 @@ def make_frontend(reports):
 def core():
     core = LoopingCore(epoch=2**61 + 3, send_hwm=2)
     yield core
-    core.endpoint.close()
+    core.endpoint.close(linger_s=0)
 
 
 def wait_until_stopped(pid: int) -> None:

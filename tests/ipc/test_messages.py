@@ -1,5 +1,7 @@
 """Messages: each comes back as it went, and nothing but a message decodes."""
 
+from contextlib import suppress
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -72,10 +74,8 @@ def test_no_bytes_decode_to_anything_else(direction):
     @settings(max_examples=150, deadline=None)
     @given(st.binary(max_size=60))
     def try_one(data: bytes) -> None:
-        try:
+        with suppress(*DECODE_ERRORS):
             assert type(decoder.decode(data)) in members(UNIONS[direction])
-        except DECODE_ERRORS:
-            pass
 
     try_one()
 

@@ -48,6 +48,18 @@ def test_child_gets_its_configuration_however_long(reports):
     assert child.terminate(20.0) == -signal.SIGTERM
 
 
+def test_child_tells_its_parent(reports):
+    text = "ready " * 100_000
+    child = start(reports, "teller", text=text)
+    assert child.receive(20.0) == {"text": text}
+    assert child.receive(20.0) is None  # it has ended
+    assert child.wait(20.0) == 0
+    child.close()
+    child = start(reports, "idle")
+    assert child.receive(0.0) is None
+    child.terminate(20.0)
+
+
 def test_ending_is_seen_by_a_poller(reports):
     child = start(reports, "idle")
     reports.next()

@@ -37,7 +37,7 @@ from quire.ipc.messages import (
 TIMEOUT_S = 20.0
 LIMITS = EngineLimits(max_model_len=64, vocab_size=400, max_num_seqs=4, max_logprobs=20, kv_capacity_tokens=1024)
 
-Script = Callable[[AddRequest, int], list[int]]  # a request and a child's index -> its tokens
+Script = Callable[[AddRequest, int], list[int] | None]  # a request and a child's index -> its tokens; None: it never starts
 M = TypeVar("M", bound=FrontendMessage)
 
 
@@ -141,9 +141,10 @@ class FakeCore:
         match message:
             case AddRequest() if self._script is not None:
                 for child in range(message.params.n):
-                    key = sequence_key(message.id, child)
-                    self._playing[key] = (message, deque(self._script(message, child)))
-                    self._started.append(Started(key, 0, 0.0))
+                    key, tokens = sequence_key(message.id, child), self._script(message, child)
+                    if tokens is not None:
+                        self._playing[key] = (message, deque(tokens))
+                        self._started.append(Started(key, 0, 0.0))
             case Abort():
                 for key in [k for k in self._playing if k >> 8 in message.ids]:
                     del self._playing[key]

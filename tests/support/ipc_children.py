@@ -11,7 +11,7 @@ import numpy as np
 from quire.ipc.core_endpoint import CoreEndpoint
 from quire.ipc.frontend_channel import CoreChannel
 from quire.ipc.messages import AddRequest, Beat, StepOutputs
-from quire.ipc.process import child_main_config, spawn
+from quire.ipc.process import child_main_config, spawn, tell_parent
 from quire.ipc.ring import PlanReader, PlanRing
 from quire.ipc.sampling import SamplingParams
 
@@ -37,6 +37,11 @@ def report(role: Role, **values: object) -> None:
 
 def echo(role: Role) -> None:
     report(role, text=role.text, pid=os.getpid(), parent=os.getppid(), path=sys.path)
+
+
+def teller(role: Role) -> None:
+    """Tells its parent its text, and ends without another word."""
+    tell_parent({"text": role.text})
 
 
 def idle(role: Role) -> None:
@@ -119,7 +124,16 @@ async def _ask(role: Role) -> None:
     await channel.close()
 
 
-ROLES = {"echo": echo, "idle": idle, "busy": busy, "reader": reader, "launcher": launcher, "core": core, "frontend": frontend}
+ROLES = {
+    "echo": echo,
+    "teller": teller,
+    "idle": idle,
+    "busy": busy,
+    "reader": reader,
+    "launcher": launcher,
+    "core": core,
+    "frontend": frontend,
+}
 
 if __name__ == "__main__":
     main()

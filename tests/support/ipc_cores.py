@@ -95,7 +95,7 @@ class CoreThread(threading.Thread):
         while not self._stopping.is_set():
             for identity, message in self.core.turn(20):
                 self._answer(self.core, identity, message)
-        self.core.endpoint.close()
+        self.core.endpoint.close(linger_s=0)
 
     def stop(self) -> None:
         self._stopping.set()

@@ -295,12 +295,12 @@ def test_unwanted_bytes_are_thrown_away_for_a_moment_only():
     async def main():
         wire = http.Wire(http.EchoApp())
         await wire.talk(b"POST /refuse HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999\r\n\r\n")
-        for _ in range(100):
+        for _ in range(200):
             if wire.transport.reading_paused:
                 break
-            wire.feed(bytes(64 << 10))
+            wire.feed(bytes(1 << 20))
         assert wire.transport.reading_paused
-        await wire.pass_time(2.5)
+        await wire.pass_time(6)
         assert wire.transport.closed and not wire.server.connections
 
     asyncio.run(main())

@@ -6,8 +6,11 @@ import logging
 
 import fake_http as http
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from quire.frontend.client import EngineDown, EngineError, InvalidRequest, Overloaded, TooLong
+from quire.frontend.http.schemas import ChatRequest, CompletionRequest, TokenizeRequest
 from quire.frontend.outputs import Delta
 
 CHAT = "/v1/chat/completions"
@@ -231,12 +234,26 @@ def test_completion_logprobs_and_echo_stream_and_whole_are_equal():
         assert logprobs["token_logprobs"][:3] == [None, -3.0, -3.0] and logprobs["top_logprobs"][0] is None
         token = api.client.tokenizer.token_str
         assert logprobs["top_logprobs"][2] == {token(10): -1.0, token(11): -2.0, "G": -3.0}
-        assert api.client.streams[0].params.prompt_logprobs == 2
+        assert api.client.streams[0].params.prompt_logprobs == 2 and choice["prompt_logprobs"] is None
         events = await api.events(COMPLETIONS, body)
         parts = [e["choices"][0] for e in events[:-1]]
         assert "".join(p["text"] for p in parts) == choice["text"]
         for name, values in logprobs.items():
             assert [v for p in parts if p["logprobs"] for v in p["logprobs"][name]] == values
+
+    run(main())
+
+
+def test_text_offsets_are_positions_in_the_text():
+    async def main():
+        api = http.Api()
+        special = api.client.tokenizer.bos_token_id
+        ids = [special, *api.client.tokenizer.encode("ab")]
+        for skip, offsets in [(True, [0, 0, 1, 2]), (False, [0, 3, 4, 5])]:
+            options = {"prompt": ids, "logprobs": 0, "echo": True, "skip_special_tokens": skip}
+            _, body = await api.json("POST", COMPLETIONS, {**options, "return_tokens_as_token_ids": True})
+            logprobs = body["choices"][0]["logprobs"]
+            assert logprobs["text_offset"][:4] == offsets and logprobs["tokens"][0] == f"token_id:{special}"
 
     run(main())
 
@@ -526,6 +543,8 @@ def test_a_gone_client_aborts_its_requests_within_a_turn(path_and_body, stream):
         wire.connection.connection_lost(None)
         await asyncio.sleep(0)
         assert all(s.cancelled for s in api.client.streams)
+        aborted = f'quire:request_success_total{{finished_reason="abort",model_name="tiny"}} {len(api.client.streams)}.0'
+        assert aborted in (await api.ask("GET", "/metrics")).body.decode()
 
     run(main())
 
@@ -733,5 +752,56 @@ def test_without_a_key_no_body_is_read():
         head = api.encode("POST", CHAT, HELLO).replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n").partition(b"{")[0]
         (answer,) = await wire.talk(head)
         assert answer.status == 401 and wire.server.held_bytes == 0
+
+    run(main())
+
+
+# ---------------------------------------------------------------------------------------------------------- properties
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.text(max_size=6), max_size=12), st.booleans(), st.booleans())
+def test_a_stream_says_what_the_whole_answer_says(pieces, chat, usage):
+    async def main():
+        api = http.Api()
+
+        def speak(stream):
+            for i, piece in enumerate(pieces):
+                stream.push(Delta(0, piece, [i], num_tokens=i + 1))
+            stream.push(Delta(0, "", [], None, "stop", None, len(pieces)))
+            stream.end()
+
+        api.client.speak = speak
+        path, body = (CHAT, HELLO) if chat else (COMPLETIONS, {"prompt": "a"})
+        _, whole = await api.json("POST", path, body)
+        events = await api.events(path, {**body, **({"stream_options": {"include_usage": True}} if usage else {})})
+        choices = [c for e in events[:-1] for c in e["choices"]]
+        text = "".join(c["delta"].get("content", "") if chat else c["text"] for c in choices)
+        whole_choice = whole["choices"][0]
+        assert text == (whole_choice["message"]["content"] if chat else whole_choice["text"]) == "".join(pieces)
+        assert [c["finish_reason"] for c in choices if c["finish_reason"]] == ["stop"]
+        assert not usage or events[-2]["usage"] == whole["usage"]
+
+    run(main())
+
+
+_JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(allow_nan=False), st.text(max_size=5)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=4), inner, max_size=3)),
+    max_leaves=6,
+)
+_FIELDS = sorted({*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__, *TokenizeRequest.__struct_fields__})
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from([CHAT, COMPLETIONS, "/tokenize", "/detokenize"]),
+    st.dictionaries(st.sampled_from(_FIELDS), _JSON, max_size=4),
+)
+def test_no_body_is_a_bug_of_ours(path, fields):
+    async def main():
+        body = {**({"prompt": "a", "tokens": [1]} if path != CHAT else HELLO), **fields}
+        answer = await http.Api().ask("POST", path, body)
+        assert answer.status in (200, 400, 404), (body, answer.body)
+        if answer.status != 200:
+            assert json.loads(answer.body)["error"]["message"]
 
     run(main())

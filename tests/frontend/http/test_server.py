@@ -1,18 +1,24 @@
 """Whole processes over real sockets: `quire serve` attached to a fake core, the openai client, `quire chat`, and every end."""
 
+import asyncio
 import contextlib
+import functools
 import http.client
 import io
 import json
+import logging
 import os
 import select
+import shlex
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
+import fake_engine_child
 import openai
 import pytest
 from fake_core import FakeCore, outputs
@@ -20,9 +26,13 @@ from toy_tokenizers import byte_level
 
 from quire.frontend import cli
 from quire.frontend.chat_cli import ChatError, ChatOptions, ChatServer, Conversation, chat
+from quire.frontend.client import AsyncClient
 from quire.frontend.http.server import FrontendError, bind
-from quire.frontend.serve import ReadyMessage
+from quire.frontend.launcher import launch_core
+from quire.frontend.serve import Engine, ReadyMessage, ServeError
+from quire.ipc.config import EngineConfig
 from quire.ipc.messages import Abort, AddRequest, EngineLimits
+from quire.ipc.paths import remove_private_directories
 
 DEADLINE_S = 30.0
 ROOMY = EngineLimits(max_model_len=4096, vocab_size=400, max_num_seqs=4, max_logprobs=20, kv_capacity_tokens=1 << 20)
@@ -137,6 +147,15 @@ def next_of(core: FakeCore, kind: type):
             return message
 
 
+def test_a_client_that_sends_too_much_is_told_and_not_cut_off():
+    with FakeCore() as core, Served("--engine", core.address, "--max-body-mib", "1", "--api-key", "k") as served:
+        url = served.url()
+        big = {"prompt": "x" * (5 << 20)}
+        status, body = request(url, "POST", "/v1/completions", big, "k")
+        assert status == 413 and json.loads(body)["error"]["code"] == "body_too_large"
+        assert request(url, "POST", "/v1/completions", big)[0] == 401
+
+
 def test_it_outlives_the_core_and_finds_the_next_one(tmp_path):
     address = f"ipc://{tmp_path}/core.sock"
     with Served("--engine", address) as served:
@@ -226,6 +245,7 @@ def test_wrong_starts_say_why(tmp_path):
     for arguments, text in [
         (["--frontends", "0"], "--frontends"), (["--port", "70000"], "--port"), (["--api-key-file", str(empty)], "no key"),
         (["--api-key-file", "/nowhere"], "nowhere"), (["--api-key", ""], "empty"), (["--block-size", "3"], "--block-size"),
+        (["--max-connections", "0"], "max_connections"),
         (["model", "--engine", "ipc:///x"], "--engine"), (["--engine", "ipc:///x", "--curve-key-file", "k"], "belong together"),
     ]:  # fmt: skip
         err = io.StringIO()
@@ -235,6 +255,39 @@ def test_wrong_starts_say_why(tmp_path):
             except SystemExit as end:
                 code = end.code
         assert code in (1, 2) and text in err.getvalue(), arguments
+
+
+def test_an_engine_that_dies_is_started_again_and_one_that_cannot_start_ends_the_server(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("PYTHONPATH", str(Path(fake_engine_child.__file__).parent))
+    why_not = tmp_path / "why_not"
+    launch = functools.partial(launch_core, module="fake_engine_child")
+
+    async def main() -> None:
+        config = EngineConfig(model=str(why_not))
+        engine = Engine(config, "", launch=launch, restart_pause_s=0.01)
+        engine.start()
+        keeper = asyncio.create_task(engine.keep_alive())
+        try:
+            async with AsyncClient(engine.address) as client:
+                epoch = client.welcome.epoch
+                os.kill(engine.pid, signal.SIGKILL)
+                async with asyncio.timeout(DEADLINE_S):
+                    while not client.is_connected or client.welcome.epoch == epoch:
+                        await asyncio.sleep(0.01)
+                why_not.write_text("the GPU has left")
+                os.kill(engine.pid, signal.SIGKILL)
+                with pytest.raises(ServeError, match="cannot start again: the GPU has left"):
+                    await asyncio.wait_for(keeper, DEADLINE_S)
+        finally:
+            keeper.cancel()
+            engine.stop()
+
+    logging.getLogger("quire").propagate, before = True, logging.getLogger("quire").propagate
+    asyncio.run(main())
+    logging.getLogger("quire").propagate = before
+    assert "SIGKILL" in caplog.text
+    why_not.unlink()
+    remove_private_directories()
 
 
 def test_a_stop_while_looking_for_the_engine(tmp_path):
@@ -269,7 +322,7 @@ def test_the_ready_message_can_be_pasted(capsys):
     ReadyMessage("::", 80, True)("m")
     lines = capsys.readouterr().out.splitlines()
     assert "http://127.0.0.1:80" in lines[0] and "http://[::1]:80" in lines[3] and "YOUR_KEY" in lines[4]
-    assert lines[1].count("'") % 2 == 0
+    assert json.loads(shlex.split(lines[1])[-1])["model"] == "it's"
 
 
 # ---------------------------------------------------------------------------------------------------------------- chat
@@ -289,6 +342,36 @@ def test_chat_answers_piped_text_and_keeps_the_conversation(capsys):
             Conversation(ChatServer(url, "k"), options, "other").ask("hi", out)
         assert chat(ChatOptions(url=url), io.StringIO("hi"), out) == 1
         assert "--api-key" in capsys.readouterr().err
+
+
+def test_chat_in_a_terminal(monkeypatch, capsys):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    def type_lines(*lines: str | type[BaseException]) -> None:
+        left = iter(lines)
+
+        def read(prompt: str) -> str:
+            line = next(left)
+            if isinstance(line, str):
+                return line
+            raise line
+
+        monkeypatch.setattr("builtins.input", read)
+
+    with FakeCore(say_hi, limits=ROOMY) as core, Served("--engine", core.address) as served:
+        options = ChatOptions(url=served.url())
+        out = io.StringIO()
+        type_lines("hi", "", KeyboardInterrupt, "/clear", "again", "/exit")
+        assert chat(options, Terminal(), out) == 0
+        assert out.getvalue().count("hello world!\n") == 2
+        first = [next_of(core, AddRequest).prompt_token_ids for _ in range(2)]
+        assert first[0] != first[1] and len(first[1]) < 2 * len(first[0])  # nothing of "hi" is left after /clear
+        served.end()
+        type_lines("anyone?", EOFError)
+        assert chat(ChatOptions(url=options.url, model="toy"), Terminal(), out) == 0
+        assert "nobody answers" in capsys.readouterr().err
 
 
 def test_chat_says_when_nobody_is_there(capsys):

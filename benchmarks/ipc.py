@@ -1,0 +1,299 @@
+"""What the links between processes cost: round trips, throughput and the calls that each step makes. Run: python benchmarks/ipc.py
+
+Method: whole processes, started as the engine starts them; each figure is of `--rounds` repetitions after a tenth of them as
+warm-up, by the wall clock around the call or the round trip. A link's far end answers from Python, so its costs are in the
+round trip. Biased against us where a machine has fewer free cores than a link has spinning processes: cores are printed, and
+such rows are marked. There is no peer in this table: it is for finding out what a step spends outside the GPU.
+"""
+
+import argparse
+import asyncio
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import uvloop
+import zmq
+
+from quire.ipc.core_endpoint import CoreEndpoint
+from quire.ipc.frontend_channel import CoreChannel
+from quire.ipc.messages import (
+    PROTOCOL_VERSION,
+    AddRequest,
+    Beat,
+    CoreMessage,
+    EngineLimits,
+    FrontendMessage,
+    StepOutputs,
+    Welcome,
+)
+from quire.ipc.plan import BLOCK_WORDS, PREFILL_WORDS, SLOT_WORDS, StepPlan, decode_plan
+from quire.ipc.process import Child, child_main_config, spawn
+from quire.ipc.result_ring import ResultRing, RowLogprobs
+from quire.ipc.ring import KIND_PLAN, KIND_SHUTDOWN, PlanReader, PlanRing
+from quire.ipc.sampling import SamplingParams
+
+ROWS = 256
+NO_ROWS = np.zeros(0, np.int32)
+
+
+class Role(msgspec.Struct, kw_only=True):
+    name: str
+    ring_fds: list[int] = []
+    result_fds: list[int] = []
+    address: str = ""
+    spin_s: float = 0.0
+    rounds: int = 0
+
+
+# ------------------------------------------------------------------------------------------------- the far ends
+def worker(role: Role) -> None:
+    """Reads plans; the one with the result ring answers each with ROWS tokens."""
+    reader = PlanReader.attach(role.ring_fds)
+    results = ResultRing.attach(role.result_fds) if role.result_fds else None
+    tokens = np.arange(ROWS, dtype=np.int32)
+    while (record := reader.read(60.0, role.spin_s)) is not None and record[0] != KIND_SHUTDOWN:
+        if results is not None:
+            results.write(int(record[1][0]), tokens)
+
+
+def frontend(role: Role) -> None:
+    """Sends a request, waits for its token, `rounds` times; then waits for as many messages, sent at once."""
+    uvloop.run(_frontend(role))
+
+
+async def _frontend(role: Role) -> None:
+    arrived = asyncio.Event()
+    messages = 0
+
+    def on_message(message: CoreMessage) -> None:
+        nonlocal messages
+        if isinstance(message, StepOutputs):
+            messages += 1
+            arrived.set()
+
+    channel = await CoreChannel.connect(role.address, on_message=on_message)
+    request = AddRequest(channel.epoch, 1, bytes(4 * 1000), SamplingParams())
+    times = []
+    for _ in range(role.rounds):
+        started = time.perf_counter()
+        arrived.clear()
+        channel.send(request)
+        await arrived.wait()
+        times.append(time.perf_counter() - started)
+    messages = 0
+    channel.send(AddRequest(channel.epoch, 2, bytes(4), SamplingParams()))
+    started = time.perf_counter()
+    while messages < role.rounds:
+        arrived.clear()
+        await arrived.wait()
+    seconds = time.perf_counter() - started
+    print(msgspec.json.encode({"times": times, "per_message": seconds / role.rounds}).decode(), file=sys.stderr, flush=True)
+    await channel.close()
+
+
+ROLES: dict[str, Callable[[Role], None]] = {"worker": worker, "frontend": frontend}
+
+
+def child_main() -> None:
+    role = child_main_config(Role)
+    ROLES[role.name](role)
+
+
+# ------------------------------------------------------------------------------------------------- measuring
+class Table:
+    """Rows of (what, p50 us, p99 us, per second)."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, dict[str, float]] = {}
+        print(f"{'':58} {'p50 us':>9} {'p99 us':>9} {'a second':>11}")
+
+    def add(self, name: str, seconds: list[float] | np.ndarray, batch: int = 1, note: str = "") -> None:
+        us = np.asarray(seconds) * 1e6 / batch
+        p50, p99 = (float(x) for x in np.percentile(us, [50, 99]))
+        self.rows[name] = {"p50_us": round(p50, 3), "p99_us": round(p99, 3), "per_s": round(1e6 / float(us.mean()))}
+        print(f"{name:58} {p50:9.2f} {p99:9.2f} {1e6 / us.mean():11,.0f} {note}", flush=True)
+
+
+def timed(call: Callable[[], object], rounds: int, batch: int = 10) -> np.ndarray:
+    """Seconds of one call, measured in batches, so that the clock's own 0.1 us does not show."""
+    times = np.empty(max(1, rounds // batch))
+    for i in range(-len(times) // 10, len(times)):
+        started = time.perf_counter()
+        for _ in range(batch):
+            call()
+        times[i] = time.perf_counter() - started
+    return times / batch
+
+
+def example_plan(decode: int, prefill_tokens: int = 0, same: bool = False) -> StepPlan:
+    """A step of `decode` rows, of which one in 16 gets a new block, and perhaps a chunk of one prompt."""
+    rows = 1 if prefill_tokens else 0
+    return StepPlan(
+        step=1,
+        slot_updates=np.zeros((rows, SLOT_WORDS), np.int32),
+        block_updates=np.zeros((decode // 16 + prefill_tokens // 16, BLOCK_WORDS), np.int32),
+        decode_rows=np.arange(decode, dtype=np.int32),
+        prefill_rows=np.zeros((rows, PREFILL_WORDS), np.int32),
+        prefill_tokens=np.zeros(prefill_tokens, np.int32),
+        features=NO_ROWS,
+        same_decode_rows=same,
+    )
+
+
+def outputs(num_tokens: int) -> StepOutputs:
+    keys = (np.arange(num_tokens, dtype=np.int64) << 8).tobytes()
+    return StepOutputs(1, 0, keys, np.arange(num_tokens, dtype=np.int32).tobytes())
+
+
+def measure_codecs(table: Table, rounds: int) -> None:
+    encoder = msgspec.msgpack.Encoder()
+    messages = [
+        ("AddRequest, 1000 tokens", AddRequest(1, 1, bytes(4000), SamplingParams(temperature=0.5, top_p=0.9)), FrontendMessage),
+        ("StepOutputs, 64 tokens", outputs(64), CoreMessage),
+        ("StepOutputs, 1024 tokens", outputs(1024), CoreMessage),
+    ]
+    for name, message, union in messages:
+        decoder, encoded = msgspec.msgpack.Decoder(union), encoder.encode(message)
+        table.add(f"encode {name} ({len(encoded)} B)", timed(lambda m=message: encoder.encode(m), rounds))
+        table.add(f"decode {name}", timed(lambda d=decoder, e=encoded: d.decode(e), rounds))
+    for name, plan in (
+        (f"StepPlan, {ROWS} decode rows as before", example_plan(ROWS, same=True)),
+        (f"StepPlan, {ROWS} decode rows + 2048 prompt tokens", example_plan(ROWS, 2048)),
+    ):
+        words = plan.encode()
+        table.add(f"encode {name} ({4 * len(words)} B)", timed(plan.encode, rounds))
+        table.add(f"decode {name}", timed(lambda w=words, p=plan: decode_plan(w, p.decode_rows), rounds))
+
+
+def measure_ring_calls(table: Table, rounds: int) -> None:
+    """Both ends in this process: what the calls cost by themselves."""
+    ring = PlanRing.create(1 << 16, 1)
+    reader = PlanReader.attach([os.dup(fd) for fd in ring.fds(0)])
+    words = example_plan(ROWS).encode()
+
+    def write_and_read() -> None:
+        ring.write(KIND_PLAN, words, 1.0)
+        reader.read(0.0)
+
+    table.add(f"PlanRing write + read, {4 * len(words)} B", timed(write_and_read, rounds))
+    reader.close()
+    ring.close()
+    results = ResultRing.create(1024)
+    tokens = np.arange(ROWS, dtype=np.int32)
+    results.write(1, tokens)
+    table.add(f"ResultRing ready, {ROWS} rows, no", timed(lambda: results.ready(2, ROWS), rounds))
+    table.add(f"ResultRing ready, {ROWS} rows, yes", timed(lambda: results.ready(1, ROWS), rounds))
+    table.add(f"ResultRing tokens, {ROWS} rows", timed(lambda: results.tokens(1, ROWS), rounds))
+    table.add(f"ResultRing write, {ROWS} rows", timed(lambda: results.write(1, tokens), rounds))
+    rows = np.arange(32)
+    top = np.zeros((32, 20), np.int32)
+    logprobs = RowLogprobs(rows, np.zeros(32, np.float32), np.ones(32, np.int32), top, top.view(np.float32))
+    table.add("ResultRing write, 32 of its rows with 20 logprobs", timed(lambda: results.write(1, tokens, logprobs), rounds))
+    table.add("ResultRing ready, 32 of its rows with logprobs, yes", timed(lambda: results.ready(1, ROWS, rows), rounds))
+    table.add("ResultRing logprobs, one row", timed(lambda: results.logprobs(1, 3), rounds))
+    results.close()
+
+
+def measure_step(table: Table, rounds: int, readers: int, spin: bool) -> None:
+    """Plan out, tokens back: core and workers in processes of their own. Spinning or asleep in poll, both sides."""
+    ring, results = PlanRing.create(1 << 16, readers), ResultRing.create(1024)
+    children: list[Child] = []
+    for r in range(readers):
+        result_fds = results.fds() if r == 0 else []
+        role = Role(name="worker", ring_fds=ring.fds(r), result_fds=result_fds, spin_s=60.0 if spin else 0.0)
+        children.append(spawn("ipc", role, [*role.ring_fds, *role.result_fds]))
+    words = example_plan(ROWS).encode()
+    poller = zmq.Poller()
+    poller.register(results.fileno(), zmq.POLLIN)
+
+    def step(number: int) -> None:
+        words[0] = number
+        ring.write(KIND_PLAN, words, 60.0)
+        while not results.ready(number, ROWS):
+            if not spin and results.arm(number, ROWS):
+                poller.poll(1000)
+                results.disarm()
+                results.drain_doorbell()
+        results.tokens(number, ROWS)
+
+    step(1)
+    times = []
+    for number in range(2, rounds + 2):
+        started = time.perf_counter()
+        step(number)
+        times.append(time.perf_counter() - started)
+    ring.write(KIND_SHUTDOWN, NO_ROWS, 1.0)
+    for child in children:
+        child.wait(10.0)
+        child.terminate(1.0)
+    ring.close()
+    results.close()
+    how = "spinning" if spin else "asleep in poll"
+    note = "(more spinning processes than cores)" if spin and readers + 1 > len(os.sched_getaffinity(0)) else ""
+    table.add(f"plan out, tokens back, {readers} worker{'s' * (readers > 1)}, {how}", times, note=note)
+
+
+def measure_zmq(table: Table, rounds: int) -> None:
+    """A frontend in its own process and the core here: request out, token back; then messages at full speed."""
+    endpoint = CoreEndpoint(epoch=1)
+    limits = EngineLimits(1024, 512, 64, 20, 4096)
+    endpoint.set_welcome(Welcome(1, PROTOCOL_VERSION, ["m"], limits, [], [0], "0", 0, 60.0, True), {})
+    poller = zmq.Poller()
+    for source in endpoint.sockets():
+        poller.register(source, zmq.POLLIN)
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import ipc; ipc.frontend(ipc.Role(name='frontend', address=sys.argv[2],"
+    )
+    command = [sys.executable, "-c", f"{code} rounds={rounds}))", str(Path(__file__).parent), endpoint.address]
+    one, step = outputs(1), outputs(64)
+    send_times = []
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        while process.poll() is None:
+            poller.poll(20)
+            for identity, message in endpoint.receive():
+                if isinstance(message, AddRequest) and message.id == 1:
+                    endpoint.send(identity, one)
+                else:
+                    for _ in range(rounds):
+                        started = time.perf_counter()
+                        endpoint.send(identity, step)
+                        send_times.append(time.perf_counter() - started)
+            endpoint.flush()
+            endpoint.broadcast(Beat(1, 0.0, 0, 0, 0.0, 0, 0, 0, 0, 0, True)) if not endpoint.lost() else None
+        assert process.stderr is not None
+        said = msgspec.json.decode(process.stderr.read())
+    endpoint.close()
+    table.add("ZeroMQ ipc: request of 1000 tokens out, first token back", said["times"][rounds // 10 :])
+    table.add("ZeroMQ ipc: StepOutputs of 64 tokens, throughput", [said["per_message"]])
+    table.add("CoreEndpoint.send, StepOutputs of 64 tokens", send_times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5000)
+    rounds = parser.parse_args().rounds
+    os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # children find this module
+    cores = len(os.sched_getaffinity(0))
+    versions = (
+        f"Python {platform.python_version()}, pyzmq {zmq.__version__}, msgspec {msgspec.__version__}, numpy {np.__version__}"
+    )
+    print(f"{cores} cores, {platform.machine()}; {versions}\n")
+    table = Table()
+    measure_codecs(table, rounds)
+    measure_ring_calls(table, rounds)
+    for spin in (True, False):
+        for readers in (1, 2):
+            measure_step(table, rounds, readers, spin)
+    measure_zmq(table, rounds)
+    print("RESULT " + msgspec.json.encode({"benchmark": "ipc", "cores": cores, "rows": table.rows}).decode())
+
+
+if __name__ == "__main__":
+    child_main() if "--control-fd" in sys.argv else main()

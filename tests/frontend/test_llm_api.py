@@ -1,0 +1,243 @@
+"""LLM and the launcher against a child process that only plays an engine: prompts, order, errors, and that everything ends."""
+
+import asyncio
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fake_engine
+import numpy as np
+import psutil
+import pytest
+import toy_tokenizers
+
+from quire.frontend.client import EngineDown, InvalidRequest, TooLong
+from quire.frontend.launcher import EngineStartError, launch_core
+from quire.frontend.llm import LLM, SamplingParams, engine_config
+from quire.frontend.tokenizer import Tokenizer
+from quire.ipc.config import EngineConfig
+
+TOKENIZER = Tokenizer.from_files(toy_tokenizers.files())
+THE, CAT = (TOKENIZER.encode(t)[0] for t in (" the", " cat"))
+SUPPORT = str(Path(fake_engine.__file__).parent)
+NEVER = [7]  # a prompt that is not answered
+
+
+class FakeLLM(LLM):
+    engine_module = "fake_engine"
+
+
+@pytest.fixture(scope="module")
+def python_path() -> Iterator[None]:
+    """Children find the fake engine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", SUPPORT)
+        yield
+
+
+@pytest.fixture(scope="module")
+def llm(python_path: None) -> Iterator[LLM]:
+    with FakeLLM() as llm:
+        yield llm
+
+
+def texts(outputs: list[Any]) -> list[str]:
+    return [o.outputs[0].text for o in outputs]
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it has not happened in time"
+        time.sleep(0.005)
+
+
+# ------------------------------------------------------------------------------------------------------------- prompts
+@pytest.mark.parametrize(
+    ("prompts", "expected"),
+    [
+        (" the cat", [" the cat the"]),
+        ([THE, CAT], [" the cat the"]),
+        (np.array([THE, CAT]), [" the cat the"]),
+        ({"prompt": " cat"}, [" cat cat cat"]),
+        ([" the", " cat"], [" the the the", " cat cat cat"]),
+        ([[THE], [CAT]], [" the the the", " cat cat cat"]),
+        ([{"prompt_token_ids": [THE]}, " cat", np.array([CAT, THE])], [" the the the", " cat cat cat", " cat the cat"]),
+        ([], []),
+    ],
+)
+def test_prompts_come_alone_or_in_lists_in_every_shape(llm: LLM, prompts: Any, expected: list[str]) -> None:
+    assert texts(llm.generate(prompts, SamplingParams(max_tokens=3))) == expected
+
+
+def test_outputs_are_in_the_order_of_the_prompts_each_with_its_own_params(llm: LLM) -> None:
+    params = [SamplingParams(max_tokens=1 + i % 7, n=1 + i % 2) for i in range(200)]
+    outputs = llm.generate([[THE, CAT][i % 2 :] for i in range(200)], params, priority=list(range(200)))
+    for i, (output, p) in enumerate(zip(outputs, params, strict=True)):
+        assert output.request_id == str(i) and output.finished and len(output.outputs) == p.n
+        assert [len(o.token_ids) for o in output.outputs] == [p.max_tokens] * p.n
+        assert output.prompt_token_ids == [THE, CAT][i % 2 :]
+
+
+def test_default_params_are_the_models(llm: LLM) -> None:
+    assert llm.get_default_sampling_params() == SamplingParams()
+    assert len(llm.generate(" the")[0].outputs[0].token_ids) == 16
+
+
+def test_chats_are_rendered_one_or_many(llm: LLM) -> None:
+    one = [{"role": "user", "content": "the"}]
+    (output,) = llm.chat(one, SamplingParams(max_tokens=1))
+    assert output.prompt == "<|im_start|>user\nthe<|im_end|>\n<|im_start|>assistant\n"
+    assert output.prompt_token_ids == llm.get_tokenizer().encode(output.prompt, add_special_tokens=False)
+    two = llm.chat([one, one], SamplingParams(max_tokens=1), chat_template="{{ messages[0].content }}{{ tools | length }}",
+                   tools=[{"type": "function"}])  # fmt: skip
+    assert [o.prompt for o in two] == ["the1", "the1"]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "error", "match"),
+    [
+        ([[THE], []], None, InvalidRequest, "prompt 1: .*empty"),
+        ([NEVER, [THE] * 64], None, TooLong, "prompt 1: .*64 tokens"),
+        ([[THE]], SamplingParams(logit_bias={10_000: 1.0}), ValueError, "vocabulary"),
+        ([[THE]], [SamplingParams()] * 2, ValueError, "1 prompts and 2"),
+    ],
+)
+def test_what_cannot_run_is_a_value_error_and_nothing_runs(
+    llm: LLM, prompts: Any, params: Any, error: type, match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        llm.generate(prompts, params)
+    assert llm._client.num_requests == 0
+
+
+def test_it_works_inside_a_running_loop_and_from_several_threads(llm: LLM) -> None:
+    async def notebook() -> list[str]:
+        return texts(llm.generate(" the", SamplingParams(max_tokens=2)))
+
+    assert asyncio.run(notebook()) == [" the the"]
+    results: list[list[str]] = []
+    threads = [
+        threading.Thread(target=lambda: results.append(texts(llm.generate([" cat"] * 20, SamplingParams(max_tokens=2)))))
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [[" cat cat"] * 20] * 3
+
+
+def test_an_interrupt_aborts_the_requests_and_the_llm_goes_on(llm: LLM) -> None:
+    main = threading.main_thread()
+
+    def interrupt() -> None:
+        wait_until(lambda: llm._client.num_requests == 2)
+        signal.pthread_kill(main.ident, signal.SIGINT)  # type: ignore[arg-type]
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([NEVER, NEVER], SamplingParams())
+    thread.join()
+    assert llm._client.num_requests == 0
+    assert texts(llm.generate(" the", SamplingParams(max_tokens=1))) == [" the"]
+
+
+def test_a_bar_appears_for_long_batches_only(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    llm.generate([" the"] * 3, SamplingParams(max_tokens=1))
+    assert capsys.readouterr().err == ""
+
+
+# ------------------------------------------------------------------------------------------------------------- options
+def test_an_unknown_option_names_those_like_it() -> None:
+    with pytest.raises(TypeError, match="'max_model_length'; did you mean max_model_len"):
+        LLM(max_model_length=5)
+    with pytest.raises(TypeError, match="there are model, revision"):
+        LLM(zzz=5)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [({"max_model_len": 1}, "max-model-len"), ({"device": "tpu"}, "device"), ({"max_num_seqs": "many"}, "max_num_seqs")],
+)
+def test_a_bad_option_is_a_value_error(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        LLM(**options)
+
+
+def test_options_become_the_engines_configuration() -> None:
+    config = engine_config(Path("/models/x"), {"served_model_name": "x", "max_model_len": 9})
+    assert config == EngineConfig(model="/models/x", served_model_name=["x"], max_model_len=9, disable_log_stats=True)
+
+
+# ---------------------------------------------------------------------------------------------------------- start and end
+@pytest.mark.parametrize(
+    ("model", "match"), [("cannot-start", "^the model is made of cheese$"), ("dies", "exit code 3"), ("mute", "not ready")]
+)
+def test_an_engine_that_cannot_start_says_why_and_leaves_nothing(python_path: None, model: str, match: str) -> None:
+    before = psutil.Process().children()
+    with pytest.raises(EngineStartError, match=match):
+        launch_core(EngineConfig(model=model), timeout_s=0.5 if model == "mute" else None, module="fake_engine")
+    assert psutil.Process().children() == before
+
+
+@pytest.mark.parametrize("how", ["shutdown", "with", "del", "in the loop's thread"])
+def test_everything_ends_with_the_object(python_path: None, how: str) -> None:
+    threads = set(threading.enumerate())
+    llm = FakeLLM()
+    child, loop = llm._background._core.child, llm._background._loop
+    if how == "shutdown":
+        llm.shutdown()
+        llm.shutdown()
+        with pytest.raises(EngineDown, match="shut down"):
+            llm.generate(" the")
+    elif how == "with":
+        with llm:
+            pass
+    elif how == "in the loop's thread":
+        loop.call_soon_threadsafe(llm._finalizer)
+        wait_until(lambda: not {t for t in threading.enumerate() if t.name.startswith("quire-llm")} - threads)
+    del llm
+    gc.collect()
+    assert child.poll() is not None
+    assert loop.is_closed()
+    assert not {t for t in threading.enumerate() if t.name.startswith("quire-llm")} - threads
+
+
+def test_requests_fail_when_the_engine_dies(python_path: None) -> None:
+    with FakeLLM() as llm:
+        child = llm._background._core.child
+
+        def kill() -> None:
+            wait_until(lambda: llm._client.num_requests == 1)
+            child.proc.kill()
+
+        thread = threading.Thread(target=kill)
+        thread.start()
+        with pytest.raises(EngineDown):
+            llm.generate(NEVER, SamplingParams())
+        thread.join()
+
+
+SCRIPT = """
+from test_llm_api import FakeLLM
+from quire.frontend.llm import SamplingParams
+llm = FakeLLM()
+llm.generate(" the", SamplingParams(max_tokens=1))
+print(llm._background._core.child.pid, flush=True)
+"""
+
+
+def test_a_script_that_just_ends_takes_its_engine_with_it() -> None:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([SUPPORT, str(Path(__file__).parent)])}
+    done = subprocess.run([sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stderr == ""
+    assert not psutil.pid_exists(int(done.stdout))
