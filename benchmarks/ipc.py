@@ -1,4 +1,6 @@
-"""What the links between processes cost: round trips, throughput and the calls that each step makes. Run: python benchmarks/ipc.py
+"""What the links between processes cost: round trips, throughput and the calls that each step makes.
+
+    python benchmarks/ipc.py [--rounds N]
 
 Method: whole processes, started as the engine starts them; each figure is of `--rounds` repetitions after a tenth of them as
 warm-up, by the wall clock around the call or the round trip. A link's far end answers from Python, so its costs are in the
@@ -10,7 +12,6 @@ import argparse
 import asyncio
 import os
 import platform
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -34,12 +35,15 @@ from quire.ipc.messages import (
     Welcome,
 )
 from quire.ipc.plan import BLOCK_WORDS, PREFILL_WORDS, SLOT_WORDS, StepPlan, decode_plan
-from quire.ipc.process import Child, child_main_config, spawn
+from quire.ipc.process import Child, child_main_config, spawn, tell_parent
 from quire.ipc.result_ring import ResultRing, RowLogprobs
 from quire.ipc.ring import KIND_PLAN, KIND_SHUTDOWN, PlanReader, PlanRing
 from quire.ipc.sampling import SamplingParams
 
-ROWS = 256
+ROWS = 256  # of a step
+STREAM = 64  # tokens in one StepOutputs
+MODULE = Path(__file__).stem
+ECHO, FLOOD = 1, 2  # request ids, to the core of measure_zmq
 NO_ROWS = np.zeros(0, np.int32)
 
 
@@ -70,31 +74,37 @@ def frontend(role: Role) -> None:
 
 async def _frontend(role: Role) -> None:
     arrived = asyncio.Event()
-    messages = 0
+    num_tokens = num_messages = 0
 
     def on_message(message: CoreMessage) -> None:
-        nonlocal messages
+        nonlocal num_tokens, num_messages
         if isinstance(message, StepOutputs):
-            messages += 1
+            num_tokens += len(message.tokens) // 4
+            num_messages += 1
             arrived.set()
 
+    async def receive(expected: int) -> None:
+        nonlocal num_tokens
+        while num_tokens < expected:
+            arrived.clear()
+            await arrived.wait()
+        num_tokens -= expected
+
     channel = await CoreChannel.connect(role.address, on_message=on_message)
-    request = AddRequest(channel.epoch, 1, bytes(4 * 1000), SamplingParams())
+    request = AddRequest(channel.epoch, ECHO, bytes(4 * 1000), SamplingParams())
     times = []
     for _ in range(role.rounds):
         started = time.perf_counter()
-        arrived.clear()
         channel.send(request)
-        await arrived.wait()
+        await receive(1)
         times.append(time.perf_counter() - started)
-    messages = 0
-    channel.send(AddRequest(channel.epoch, 2, bytes(4), SamplingParams()))
-    started = time.perf_counter()
-    while messages < role.rounds:
-        arrived.clear()
-        await arrived.wait()
-    seconds = time.perf_counter() - started
-    print(msgspec.json.encode({"times": times, "per_message": seconds / role.rounds}).decode(), file=sys.stderr, flush=True)
+    channel.send(AddRequest(channel.epoch, FLOOD, bytes(4), SamplingParams()))
+    await receive(STREAM)
+    started, num_messages = time.perf_counter(), 0
+    await receive(STREAM * (role.rounds - 1))
+    per_step = (time.perf_counter() - started) / (role.rounds - 1)
+    report = {"times": times, "per_step": per_step, "merged": (role.rounds - 1) / max(1, num_messages)}
+    tell_parent({"report": msgspec.json.encode(report).decode()})
     await channel.close()
 
 
@@ -208,7 +218,7 @@ def measure_step(table: Table, rounds: int, readers: int, spin: bool) -> None:
     for r in range(readers):
         result_fds = results.fds() if r == 0 else []
         role = Role(name="worker", ring_fds=ring.fds(r), result_fds=result_fds, spin_s=60.0 if spin else 0.0)
-        children.append(spawn("ipc", role, [*role.ring_fds, *role.result_fds]))
+        children.append(spawn(MODULE, role, [*role.ring_fds, *role.result_fds]))
     words = example_plan(ROWS).encode()
     poller = zmq.Poller()
     poller.register(results.fileno(), zmq.POLLIN)
@@ -248,31 +258,32 @@ def measure_zmq(table: Table, rounds: int) -> None:
     poller = zmq.Poller()
     for source in endpoint.sockets():
         poller.register(source, zmq.POLLIN)
-    code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import ipc; ipc.frontend(ipc.Role(name='frontend', address=sys.argv[2],"
-    )
-    command = [sys.executable, "-c", f"{code} rounds={rounds}))", str(Path(__file__).parent), endpoint.address]
-    one, step = outputs(1), outputs(64)
-    send_times = []
-    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
-        while process.poll() is None:
-            poller.poll(20)
-            for identity, message in endpoint.receive():
-                if isinstance(message, AddRequest) and message.id == 1:
-                    endpoint.send(identity, one)
-                else:
-                    for _ in range(rounds):
-                        started = time.perf_counter()
-                        endpoint.send(identity, step)
-                        send_times.append(time.perf_counter() - started)
-            endpoint.flush()
-            endpoint.broadcast(Beat(1, 0.0, 0, 0, 0.0, 0, 0, 0, 0, 0, True)) if not endpoint.lost() else None
-        assert process.stderr is not None
-        said = msgspec.json.decode(process.stderr.read())
+    child = spawn(MODULE, Role(name="frontend", address=endpoint.address, rounds=rounds))
+    one, step = outputs(1), outputs(STREAM)
+    send_times: list[float] = []
+    beat_at = 0.0
+    while (said := child.receive(0.0)) is None and child.poll() is None:
+        poller.poll(20)
+        for identity, message in endpoint.receive():
+            if isinstance(message, AddRequest) and message.id == ECHO:
+                endpoint.send(identity, one)
+                continue
+            for _ in range(rounds):
+                started = time.perf_counter()
+                endpoint.send(identity, step)
+                send_times.append(time.perf_counter() - started)
+        endpoint.flush()
+        if time.monotonic() > beat_at:
+            beat_at = time.monotonic() + 0.5
+            endpoint.broadcast(Beat(1, 0.0, 0, 0, 0.0, 0, 0, 0, 0, 0, True))
+    child.terminate(10.0)
     endpoint.close()
-    table.add("ZeroMQ ipc: request of 1000 tokens out, first token back", said["times"][rounds // 10 :])
-    table.add("ZeroMQ ipc: StepOutputs of 64 tokens, throughput", [said["per_message"]])
-    table.add("CoreEndpoint.send, StepOutputs of 64 tokens", send_times)
+    assert said is not None, "the frontend has ended early"
+    report = msgspec.json.decode(said["report"])
+    table.add("ZeroMQ ipc: request of 1000 tokens out, first token back", report["times"][rounds // 10 :])
+    merged = f"(merged: {report['merged']:.1f} steps a message)"
+    table.add(f"ZeroMQ ipc: steps of {STREAM} tokens at full speed, each", [report["per_step"]], note=merged)
+    table.add(f"CoreEndpoint.send, StepOutputs of {STREAM} tokens", send_times)
 
 
 def main() -> None:

@@ -131,8 +131,8 @@ class Engine:
 
 
 def _socket_folder() -> str:
-    """A folder for the engine's socket, gone with this process. One within the private directory, which is locked by us, as the
-    engine locks the folder it binds in."""
+    """A folder for the engine's socket, gone with this process. One within the private directory: that one is locked by us for
+    its life, and the engine locks the folder in which it binds."""
     folder = os.path.join(private_directory(), "engine")
     os.mkdir(folder, 0o700)
     return folder

@@ -12,7 +12,7 @@ import math
 import os
 import secrets
 import time
-from contextlib import suppress
+from contextlib import ExitStack
 
 import msgspec
 import zmq
@@ -106,11 +106,12 @@ class CoreEndpoint:
         self._welcome = welcome
         self._files = files or {}
         self._directory: str | None = None
-        self._socket_path: str | None = None
+        self._socket_path: str | None = None  # at a path that others may want
         self._last_tick, self._now = time.monotonic(), 0.0  # see _tick
         self._next_timeout_check = 1.0
 
-        paths.check_listen_address(address, has_keys=keys is not None)
+        if address is not None:
+            paths.check_listen_address(address, has_keys=keys is not None)
         self._context = zmq.Context()
         self._authenticator = Authenticator(self._context, keys.allowed) if keys and paths.is_tcp(address) else None
         self._router = self._context.socket(zmq.ROUTER)
@@ -134,15 +135,14 @@ class CoreEndpoint:
     def _bind(self, address: str | None) -> str:
         if address is None:
             self._directory = paths.private_directory()
-            path = f"{self._directory}/core"
-            self._router.bind(f"ipc://{path}")
-        elif (path := paths.socket_path(address) or "") != "":
+            self._router.bind(f"ipc://{self._directory}/core")
+        elif (path := paths.socket_path(address)) is not None:
             with paths.claim_socket_path(path):
                 self._router.bind(address)
+                self._socket_path = path
                 os.chmod(path, 0o600)
         else:
             self._router.bind(address)
-        self._socket_path = path or None
         return self._router.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def sockets(self) -> list[zmq.Socket]:
@@ -367,14 +367,14 @@ class CoreEndpoint:
 
     def close(self, linger_s: float = 0.5) -> None:
         """Close, giving messages already sent linger_s to leave; remove the socket file. May be called again."""
-        if self._authenticator is not None:
-            self._authenticator.close()
-        self._router.close(linger=round(linger_s * 1000))
-        self._context.term()
-        if self._socket_path is not None:
-            with suppress(FileNotFoundError):  # libzmq removes it too
-                os.unlink(self._socket_path)
-            self._socket_path = None
+        with ExitStack() as stack:
+            if self._socket_path is not None:
+                stack.enter_context(paths.release_socket_path(self._socket_path))
+            if self._authenticator is not None:
+                self._authenticator.close()
+            self._router.close(linger=round(linger_s * 1000))
+            self._context.term()
+        self._socket_path = None
         if self._directory is not None:
             paths.remove_private_directory(self._directory)
             self._directory = None

@@ -14,7 +14,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 MAX_SOCKET_PATH = 107  # bytes, sockaddr_un
@@ -76,12 +76,16 @@ def _remove_stale_directories(base: str) -> None:
 
 
 def _remove_directory(path: str) -> None:
-    """Remove the sockets in a directory, then itself; one that holds anything else is somebody's, and stays."""
+    """Remove the sockets in a directory and in its subfolders, then itself; one that holds anything else is somebody's, and
+    stays. (A subfolder: an engine's socket at an address that its launcher has chosen.)"""
     with suppress(OSError):
         for name in os.listdir(path):
             file = os.path.join(path, name)
-            if stat.S_ISSOCK(os.lstat(file).st_mode):
+            mode = os.lstat(file).st_mode
+            if stat.S_ISSOCK(mode):
                 os.unlink(file)
+            elif stat.S_ISDIR(mode):
+                _remove_directory(file)
         os.rmdir(path)
 
 
@@ -110,6 +114,15 @@ def claim_socket_path(path: str, timeout_s: float = 5.0) -> Iterator[None]:
             if _is_listening(path):
                 raise FileExistsError(errno.EADDRINUSE, "another process listens there", path)
             os.unlink(path)
+        yield
+
+
+@contextmanager
+def release_socket_path(path: str, timeout_s: float = 5.0) -> Iterator[None]:
+    """Around close, which removes the file: so that it cannot be a successor's file that is removed."""
+    with ExitStack() as stack:
+        with suppress(OSError):  # locked for long, or the folder is gone: nothing to protect then
+            stack.enter_context(_locked_directory(str(Path(path).parent), timeout_s))
         yield
 
 
@@ -147,16 +160,22 @@ def is_tcp(address: str | None) -> bool:
     return address is not None and address.startswith("tcp://")
 
 
-def check_listen_address(address: str | None, has_keys: bool) -> None:
-    """Refuse what cannot be bound, and tcp without keys beyond loopback. Raises ValueError, saying what to do."""
-    if address is None or socket_path(address) is not None:
-        return
+def check_address(address: str) -> str | None:
+    """Refuse what no socket can use; returns the host of a tcp address, None for ipc. Raises ValueError, saying what to do."""
+    if socket_path(address) is not None:
+        return None
     if not is_tcp(address):
         raise ValueError(f"{address}: an address starts with ipc:// or tcp://")
     host, colon, port = address.removeprefix("tcp://").rpartition(":")
-    if not colon or not (port == "*" or port.isdecimal()):
+    if not host or not colon or not (port == "*" or (port.isdecimal() and int(port) < 65536)):
         raise ValueError(f"{address}: a tcp address is tcp://host:port")
-    if not has_keys and not _is_loopback(host):
+    return host
+
+
+def check_listen_address(address: str, has_keys: bool) -> None:
+    """As check_address, and tcp without keys only on loopback."""
+    host = check_address(address)
+    if host is not None and not has_keys and not _is_loopback(host):
         raise ValueError(
             f"{address}: listening beyond this machine needs --curve-secret-key-file and --curve-allow-file;"
             " without keys only ipc:// and loopback addresses are allowed"

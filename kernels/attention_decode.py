@@ -52,14 +52,14 @@ def _combine(
     for begin in range(0, parts, PARTS):
         # Unrolled, so that the loads of PARTS parts are under way at once.
         for i in tl.static_range(PARTS):
-            part = begin + i
+            part = tl.full([ROWS], i, tl.int32) + begin
             live = part < parts
             line = tl.where(part == 0, first_slot, later_slot + part * slot_step) * ROWS + offs_m
             maximum = tl.load(partial_max_ptr + line, mask=live, other=float("-inf"), cache_modifier=".cg")
             sums = tl.load(partial_sum_ptr + line, mask=live, other=0.0, cache_modifier=".cg")
             values = tl.load(
                 partial_out_ptr + line.to(tl.int64)[:, None] * HEAD_DIM + offs_d[None, :],
-                mask=live & (offs_d < HEAD_DIM)[None, :],
+                mask=live[:, None] & (offs_d < HEAD_DIM)[None, :],
                 other=0.0,
                 cache_modifier=".cg",
             )

@@ -142,9 +142,9 @@ def _prefill_kernel(
 
     unit = tl.program_id(0)
     while unit < num_units:
-        # Ask for the next unit now: the answer arrives while this one is computed. By one lane of many, because the result of a
-        # scalar atomic is handed to all threads at once, for which they wait.
-        tickets = tl.atomic_add(counters_ptr + lanes * 0, 1, mask=lanes == 0, sem="relaxed")
+        # Ask for the next unit now: the answer arrives while this one is computed. One lane of many asks, and not for a constant:
+        # the result of a scalar atomic is handed to all threads at once, constants are first summed over a warp, and both wait.
+        tickets = tl.atomic_add(counters_ptr + lanes * 0, 1 - lanes, mask=lanes == 0, sem="relaxed")
         kv_head = unit % NUM_KV_HEADS
         entry = unit // NUM_KV_HEADS
         row = tl.load(tile_rows_ptr + entry)

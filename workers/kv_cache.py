@@ -45,8 +45,13 @@ class KVCache:
 
     def allocate(self, num_blocks: int, device: torch.device) -> None:
         """Replace the tensors; the null block is zeroed, so that nothing it holds is NaN."""
-        self.k, self.v, self.num_blocks = [], [], num_blocks
+        self.release()
+        self.num_blocks = num_blocks
         for _ in range(self.num_tensors):
             for side in (self.k, self.v):
                 side.append(torch.empty((num_blocks, *self._shape), dtype=self.dtype, device=device))
                 side[-1][0].zero_()
+
+    def release(self) -> None:
+        """Give the memory back."""
+        self.k, self.v, self.num_blocks = [], [], 0

@@ -131,7 +131,7 @@ class Worker:
             runner.step(plan.encode(), _no_mask)
         torch.cuda.synchronize()
         peak = torch.cuda.max_memory_allocated() - before
-        cache.allocate(0, self.device)
+        cache.release()
         logits = c.max_num_seqs * runner.ctx.config.vocab_size * runner.ctx.dtype.itemsize
         return gpu_budget(c, cache, weights_bytes, peak + (0 if c.enforce_eager else logits))
 

@@ -261,11 +261,13 @@ def test_an_engine_that_dies_is_started_again_and_one_that_cannot_start_ends_the
     monkeypatch.setenv("PYTHONPATH", str(Path(fake_engine_child.__file__).parent))
     why_not = tmp_path / "why_not"
     launch = functools.partial(launch_core, module="fake_engine_child")
+    addresses: list[str] = []
 
     async def main() -> None:
         config = EngineConfig(model=str(why_not))
         engine = Engine(config, "", launch=launch, restart_pause_s=0.01)
         engine.start()
+        addresses.append(engine.address)
         keeper = asyncio.create_task(engine.keep_alive())
         try:
             async with AsyncClient(engine.address) as client:
@@ -286,8 +288,10 @@ def test_an_engine_that_dies_is_started_again_and_one_that_cannot_start_ends_the
     asyncio.run(main())
     logging.getLogger("quire").propagate = before
     assert "SIGKILL" in caplog.text
-    why_not.unlink()
+    folder = Path(addresses[0].removeprefix("ipc://")).parent.parent
+    assert folder.is_dir()
     remove_private_directories()
+    assert not folder.exists()
 
 
 def test_a_stop_while_looking_for_the_engine(tmp_path):
