@@ -11,10 +11,13 @@ keys and values, no paging, and for prefill heads that are expanded beforehand.
 
 import argparse
 import itertools
+import multiprocessing
+import os
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -77,14 +80,17 @@ DECODE = [
     Shape("skewed 64 rows", SKEWED),
     Shape("ragged 128 rows", RAGGED),
     Shape("1 x 256", same(1, 256)),
+    Shape("1 x 384", same(1, 384)),
     Shape("1 x 2048", same(1, 2048)),
     Shape("16 x 1024", same(16, 1024)),
-    Shape("64 x 256", same(64, 256)),
+    Shape("64 x 192", same(64, 192)),
+    Shape("64 x 320", same(64, 320)),
     Shape("64 x 4096, 4 queries", same(64, 4096, 4)),
     Shape("64 x 4096, 8 queries", same(64, 4096, 8)),
     Shape("64 x 8192, window 1024", same(64, 8192), window=1024),
     Shape("64 x 4096, fp8 cache", same(64, 4096), cache_dtype=torch.float8_e4m3fn),
     Shape("0.6B: 1 x 256", same(1, 256), QWEN_06B),
+    Shape("0.6B: 64 x 256", same(64, 256), QWEN_06B),
     Shape("0.6B: 64 x 1024", same(64, 1024), QWEN_06B),
     Shape("0.6B: 256 x 512", same(256, 512), QWEN_06B),
     Shape("0.6B: 256 x 192", same(256, 192), QWEN_06B),
@@ -94,6 +100,7 @@ DECODE = [
 PREFILL = [
     Shape("8 x 4096", same(8, 4096, 4096)),
     Shape("8 x 4096", same(8, 4096, 4096), block_size=16),
+    Shape("64 x 128", same(64, 128, 128)),
     Shape("16 x 512", same(16, 512, 512)),
     Shape("4 x 2048", same(4, 2048, 2048)),
     Shape("1 x 8192", same(1, 8192, 8192)),
@@ -148,7 +155,7 @@ def rooflines() -> tuple[float, float]:
 class Inputs:
     """Device tensors of a shape: as many layers' caches as it takes to outgrow the L2, blocks in random order."""
 
-    def __init__(self, shape: Shape, max_layers: int = 24) -> None:
+    def __init__(self, shape: Shape, max_layers: int = 256) -> None:
         heads, kv_heads, dim = shape.heads
         blocks = [-(-keys // shape.block_size) for keys, _queries in shape.rows]
         self.shape, self.scale, self.max_blocks = shape, dim**-0.5, max(blocks)
@@ -270,11 +277,10 @@ def run(shapes: list[Shape], is_decode: bool, roofline: float) -> None:
 def decode_configs(shape: Shape) -> list[DecodeConfig]:
     dim, size = shape.heads[2], shape.cache_dtype.itemsize
     configs = []
-    for tile, warps, stages, programs in itertools.product((32, 64, 128), (4, 8), (2, 3, 4, 5), (1, 2, 3, 4, 6)):
-        shared = (stages - 1) * 2 * tile * dim * size + (8 << 10)
-        in_flight = (stages - 1) * 2 * tile * dim * size * programs
-        fits = shared * programs <= SHARED_BYTES and warps * programs <= 16
-        if fits and in_flight >= 64 << 10 and tile >= 8 * warps:
+    for tile, warps, stages, programs in itertools.product((32, 64, 128), (1, 2, 4, 8), (2, 3, 4), (1, 2, 3, 4, 6)):
+        in_flight = (stages - 1) * 2 * tile * dim * size
+        fits = (in_flight + (8 << 10)) * programs <= SHARED_BYTES and 4 <= warps * programs <= 16
+        if fits and in_flight * programs >= 64 << 10 and 8 * warps <= tile <= 32 * warps:
             configs.append(DecodeConfig(tile, warps, stages, programs))
     return configs
 
@@ -284,10 +290,18 @@ def prefill_configs(shape: Shape) -> list[PrefillConfig]:
     configs = []
     for rows, tile, warps, stages, programs in itertools.product((64, 128, 256), (64, 128), (4, 8), (2, 3, 4), (1, 2, 3)):
         shared = (rows * 2 + stages * 2 * tile * size) * dim
-        rows_a_warp = (16,) if dim > 128 else (16, 32)
+        rows_a_warp = (16,) if dim > 64 else (16, 32)
         if shared * programs <= SHARED_BYTES and rows // warps in rows_a_warp and warps * programs <= 16:
             configs.append(PrefillConfig(rows, tile, warps, stages, programs))
     return configs
+
+
+def compile_config(job: tuple[Shape, bool, DecodeConfig | PrefillConfig]) -> None:
+    shape, is_decode, config = job
+    try:
+        (decode_us if is_decode else prefill_us)(Inputs(replace(shape, rows=shape.rows[-1:]), 1), config)  # type: ignore[arg-type]
+    except Exception as error:  # a config the compiler refuses: shared memory, registers
+        print(f"{config}: {type(error).__name__} {str(error)[:90]}", flush=True)
 
 
 def tune(shapes: list[Shape], is_decode: bool, roofline: float, seconds: float) -> None:
@@ -297,24 +311,48 @@ def tune(shapes: list[Shape], is_decode: bool, roofline: float, seconds: float) 
     shares: dict[DecodeConfig | PrefillConfig, list[float]] = {}
     configs: list = decode_configs(shapes[0]) if is_decode else prefill_configs(shapes[0])
     print(f"\n{len(configs)} configs for {describe(shapes[0])} ...", flush=True)
-    for number, config in enumerate(configs):
-        if time.monotonic() > deadline:
-            print(f"time is up after {number} of {len(configs)}")
-            break
-        try:
-            times = [(decode_us if is_decode else prefill_us)(each, config)[0] for each in inputs]  # type: ignore[arg-type]
-        except Exception as error:  # a config the compiler refuses: shared memory, registers
-            print(f"{config}: {type(error).__name__} {str(error)[:90]}")
-            continue
-        shares[config] = [score(shape, us, is_decode) / roofline for shape, us in zip(shapes, times, strict=True)]
+
+    def measure(configs: list) -> None:
+        for number, config in enumerate(configs):
+            if time.monotonic() > deadline:
+                print(f"time is up after {number} of {len(configs)}")
+                return
+            try:
+                times = [(decode_us if is_decode else prefill_us)(each, config)[0] for each in inputs]  # type: ignore[arg-type]
+            except Exception:  # compile_config said why
+                continue
+            shares[config] = [score(shape, us, is_decode) / roofline for shape, us in zip(shapes, times, strict=True)]
+
+    def ranked(key: Callable[[DecodeConfig | PrefillConfig], float]) -> list:
+        return sorted(shares, key=key, reverse=True)
+
+    measure(configs)
+    if is_decode:
+        best = ranked(lambda c: statistics.geometric_mean(shares[c]))[:5]
+        measure([replace(config, min_tiles=tiles) for config in best for tiles in (1, 3, 4, 6, 8)])
     for number, shape in enumerate(shapes):
         print(describe(shape))
-        for config in sorted(shares, key=lambda c: -shares[c][number])[:5]:
-            print(f"   {shares[config][number]:6.1%}  {config}")
+        for config in ranked(lambda c, number=number: shares[c][number])[:5]:  # type: ignore[misc]
+            us = score(shape, 1, is_decode) / (shares[config][number] * roofline)
+            print(f"   {shares[config][number]:6.1%} {us:9.1f} µs  {config}")
     print("all of them")
-    for config in sorted(shares, key=lambda c: -statistics.geometric_mean(shares[c]))[:8]:
+    for config in ranked(lambda c: statistics.geometric_mean(shares[c]))[:12]:
         each = " ".join(f"{share:.0%}" for share in shares[config])
         print(f"   {statistics.geometric_mean(shares[config]):6.1%}  ({each})  {config}", flush=True)
+
+
+def tune_all(variants: list[list[Shape]], is_decode: bool, roofline: float, seconds: float) -> None:
+    """Compile everything on all cores, into Triton's cache; then measure, one after the other."""
+    begin = time.monotonic()
+    configs = decode_configs if is_decode else prefill_configs
+    jobs = [(variant[0], is_decode, config) for variant in variants for config in configs(variant[0])]
+    with ProcessPoolExecutor(max(1, (os.cpu_count() or 1) - 1), multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(compile_config, jobs))
+    print(f"compiled {len(jobs)} configs in {time.monotonic() - begin:.0f} s")
+    for number, variant in enumerate(variants):
+        left = seconds - (time.monotonic() - begin)
+        # The first variant (Llama, blocks of 64) matters most: it may take half of the time.
+        tune(variant, is_decode, roofline, left / 2 if number == 0 < len(variants) - 1 else left / (len(variants) - number))
 
 
 def kernel_variants(shapes: list[Shape]) -> list[list[Shape]]:
@@ -331,6 +369,7 @@ def main() -> None:
     parser.add_argument("--only", choices=["decode", "prefill"])
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--seconds", type=float, default=500, help="tuning stops after this")
+    parser.add_argument("--variants", type=int, default=99, help="tune only the first of the compiled kernel's variants")
     parser.add_argument("--match", default="", help="only shapes whose description contains this")
     args = parser.parse_args()
     torch.manual_seed(0)
@@ -341,12 +380,7 @@ def main() -> None:
         if args.only not in (None, kind) or not shapes:
             continue
         if args.tune:
-            variants = kernel_variants(shapes)
-            begin = time.monotonic()
-            for number, variant in enumerate(variants):
-                left = args.seconds - (time.monotonic() - begin)
-                # The first variant (Llama, blocks of 64) matters most: it may take half of the time.
-                tune(variant, kind == "decode", roofline, left / 2 if number == 0 else left / (len(variants) - number))
+            tune_all(kernel_variants(shapes)[: args.variants], kind == "decode", roofline, args.seconds)
         else:
             run(shapes, kind == "decode", roofline)
 

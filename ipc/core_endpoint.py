@@ -12,7 +12,7 @@ import math
 import os
 import secrets
 import time
-from contextlib import ExitStack
+from contextlib import suppress
 
 import msgspec
 import zmq
@@ -367,14 +367,14 @@ class CoreEndpoint:
 
     def close(self, linger_s: float = 0.5) -> None:
         """Close, giving messages already sent linger_s to leave; remove the socket file. May be called again."""
-        with ExitStack() as stack:
-            if self._socket_path is not None:
-                stack.enter_context(paths.release_socket_path(self._socket_path))
-            if self._authenticator is not None:
-                self._authenticator.close()
-            self._router.close(linger=round(linger_s * 1000))
-            self._context.term()
-        self._socket_path = None
+        if self._socket_path is not None:
+            with suppress(FileNotFoundError):
+                os.unlink(self._socket_path)  # while we still listen there: later, it might be a successor's
+            self._socket_path = None
+        if self._authenticator is not None:
+            self._authenticator.close()
+        self._router.close(linger=round(linger_s * 1000))
+        self._context.term()
         if self._directory is not None:
             paths.remove_private_directory(self._directory)
             self._directory = None

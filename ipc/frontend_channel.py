@@ -16,6 +16,7 @@ import msgspec
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from quire.ipc import paths
 from quire.ipc.curve import FrontendKeys
 from quire.ipc.messages import (
     DECODE_ERRORS,
@@ -80,6 +81,7 @@ class CoreChannel:
         silence_s: float = SILENCE_S,
     ) -> None:
         """Use `connect`, which also waits for the first connection."""
+        paths.check_address(address)
         self.address = address
         self.welcome: Welcome | None = None
         self.files: dict[str, bytes] = {}
@@ -114,16 +116,19 @@ class CoreChannel:
 
         on_message gets StepOutputs, RequestError, PromptLogprobs and Beat of the present epoch. on_lost gets a reason, once per
         loss; every request sent before is then void. Raises ChannelDown after timeout_s without a core (None: waits for ever),
-        or as soon as one refuses us.
+        or as soon as one refuses us; ValueError or zmq.ZMQError for an address that cannot be used.
         """
         channel = cls(address, on_message, on_lost, on_connected, keys, silence_s)
         channel._task = asyncio.get_running_loop().create_task(channel._run(), name="core-channel")
+        channel._task.add_done_callback(lambda _: channel._changed.set())
         try:
             async with asyncio.timeout(timeout_s):
                 while channel._connection is None:
                     await channel._changed.wait()
                     channel._changed.clear()
-                    if channel._task.done() or channel._refused:
+                    if channel._task.done():
+                        channel._task.result()
+                    if channel._refused:
                         raise ChannelDown(f"no connection to the core at {address}: {channel._reason}")
         except BaseException as error:
             reason = channel._reason
@@ -215,9 +220,13 @@ class _Connection:
         self._monitor = self._socket.get_monitor_socket(_MONITORED)
         self._loop.add_reader(self._socket.fileno(), self._on_readable)
         self._loop.add_reader(self._monitor.fileno(), self._on_monitor)
-        self._socket.connect(channel.address)
-        self.send(self._encoder.encode(Hello(PROTOCOL_VERSION)))
         self._ticker = self._loop.call_later(_TICK_S, self._tick)
+        try:
+            self._socket.connect(channel.address)
+        except zmq.ZMQError:
+            self.close()
+            raise
+        self.send(self._encoder.encode(Hello(PROTOCOL_VERSION)))
         self._on_monitor()
 
     @staticmethod

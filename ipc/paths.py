@@ -14,7 +14,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 MAX_SOCKET_PATH = 107  # bytes, sockaddr_un
@@ -114,15 +114,6 @@ def claim_socket_path(path: str, timeout_s: float = 5.0) -> Iterator[None]:
             if _is_listening(path):
                 raise FileExistsError(errno.EADDRINUSE, "another process listens there", path)
             os.unlink(path)
-        yield
-
-
-@contextmanager
-def release_socket_path(path: str, timeout_s: float = 5.0) -> Iterator[None]:
-    """Around close, which removes the file: so that it cannot be a successor's file that is removed."""
-    with ExitStack() as stack:
-        with suppress(OSError):  # locked for long, or the folder is gone: nothing to protect then
-            stack.enter_context(_locked_directory(str(Path(path).parent), timeout_s))
         yield
 
 

@@ -142,8 +142,8 @@ def _prefill_kernel(
 
     unit = tl.program_id(0)
     while unit < num_units:
-        # Ask for the next unit now: the answer arrives while this one is computed. One lane of many asks, and not for a constant:
-        # the result of a scalar atomic is handed to all threads at once, constants are first summed over a warp, and both wait.
+        # Ask for the next unit now: the answer arrives while this one is computed. One lane asks, and adds no constant: the
+        # result of a scalar atomic is handed to all threads at once, a constant is first summed over the warp; both wait.
         tickets = tl.atomic_add(counters_ptr + lanes * 0, 1 - lanes, mask=lanes == 0, sem="relaxed")
         kv_head = unit % NUM_KV_HEADS
         entry = unit // NUM_KV_HEADS

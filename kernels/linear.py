@@ -144,8 +144,9 @@ def skinny_linear(
     """x @ weight^T + bias: by our kernel for 1 to 16 rows of a 16-bit dtype, by cuBLAS otherwise."""
     rows = x.shape[0]
     if not 1 <= rows <= MAX_ROWS or x.dtype.itemsize != 2 or x.stride(1) != 1 or weight.stride(1) != 1:
-        y = F.linear(x, weight, bias)
-        return y if out is None else out.copy_(y)
+        if out is None:
+            return F.linear(x, weight, bias)
+        return torch.mm(x, weight.t(), out=out) if bias is None else torch.addmm(bias, x, weight.t(), out=out)
     out = x.new_empty((rows, weight.shape[0])) if out is None else out
     launch_skinny(x, weight, bias, out, choose(rows, *weight.shape), pdl=pdl)
     return out

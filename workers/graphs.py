@@ -81,7 +81,7 @@ class StepGraphs:
         r = self._runner
         plan = _decode_plan_of(rows)
         hidden = r.forward(plan, self._device.plan, rows, rows)  # type: ignore[attr-defined]
-        self._logits[:rows].copy_(r.model.compute_logits(hidden))
+        r.model.compute_logits(hidden, out=self._logits[:rows])
 
     def _run_tail(self, rows: int, variant: int) -> None:
         mask = self._device.mask[:rows] if variant & VARIANT_MASK else None  # type: ignore[attr-defined]

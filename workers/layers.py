@@ -150,8 +150,8 @@ class LMHead(nn.Module):
         self.tied = tied_to is not None
         self.weight = tied_to.weight if tied_to is not None else _parameter((vocab_size, hidden_size), dtype, device)
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return ops.linear(hidden, self.weight, None)
+    def forward(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return ops.linear(hidden, self.weight, None, out)
 
     def targets(self, prefix: str) -> Iterator[tuple[str, Target]]:
         if not self.tied:

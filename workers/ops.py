@@ -42,8 +42,13 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     return (_kernels().activation if gate_up.is_cuda else activation_torch).silu_mul(gate_up)
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """x Wᵀ + bias; x [T, in], weight [out, in], bias [out]. On CUDA few rows go to our kernel, many to cuBLAS (it decides)."""
+def linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """x Wᵀ + bias; x [T, in], weight [out, in], bias [out]. On CUDA few rows go to our kernel, many to cuBLAS (it decides).
+
+    `out` [T, out], on CUDA only, takes the result.
+    """
     if x.is_cuda:
-        return _kernels().linear.skinny_linear(x, weight, bias)
+        return _kernels().linear.skinny_linear(x, weight, bias, out)
     return F.linear(x, weight, bias)

@@ -10,6 +10,7 @@ import numpy as np
 import psutil
 import pytest
 import uvloop
+import zmq
 from ipc_children import Role
 from ipc_cores import FILES, CoreThread, LoopingCore, make_beat, make_welcome
 
@@ -222,6 +223,15 @@ def test_no_core_is_told_after_the_time_out(run, tmp_path):
     async def main() -> None:
         with pytest.raises(ChannelDown, match="no core"):
             await CoreChannel.connect(f"ipc://{tmp_path}/none", on_message=print, timeout_s=0.2)
+
+    run(main())
+
+
+@pytest.mark.parametrize("address", ["", "ipc://relative", "tcp://127.0.0.1", "tcp://nowhere:1:2:3:x", "tcp://a b:1"])
+def test_address_that_cannot_be_used_is_an_error_at_once(run, address):
+    async def main() -> None:
+        with pytest.raises((ValueError, zmq.ZMQError)):
+            await CoreChannel.connect(address, on_message=print)
 
     run(main())
 

@@ -126,6 +126,6 @@ class CausalLM(nn.Module):
         """
         return self.model(input_ids, attention)
 
-    def compute_logits(self, hidden_rows: torch.Tensor) -> torch.Tensor:
-        """hidden_rows [R, H] -> logits [R, vocab_size], in the model's dtype."""
-        return self.lm_head(hidden_rows)
+    def compute_logits(self, hidden_rows: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """hidden_rows [R, H] -> logits [R, vocab_size], in the model's dtype; into `out` if it is given (on a GPU)."""
+        return self.lm_head(hidden_rows, out)

@@ -1,0 +1,88 @@
+"""Where a decode step's GPU time goes: `step_profile.py MODEL --rows 1 64 256 --context 256 [--kernels]`, on a GPU, dummy weights.
+
+Times the forward and tail graphs of each padded size by replaying them back to back, and, with --kernels, lists what the
+kernels within take (torch.profiler over replays). The state is that of sequences of `--context` tokens each. Prints `RESULT {json}` last.
+"""
+
+import argparse
+import json
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import torch
+
+sys.path[:0] = [str(Path(__file__).parent.parent / "tests" / "support")]
+from inline_engine import InlineEngine
+from quire.ipc.sampling import SamplingParams
+
+
+def prepared(model: str, rows: int, context: int, engine: InlineEngine | None) -> InlineEngine:
+    """An engine whose first `rows` slots hold sequences of `context` tokens, all decoding."""
+    if engine is None:
+        blocks = 2 + max(rows, 256) * (context // 64 + 2)
+        engine = InlineEngine(
+            model, device="cuda", dtype=torch.bfloat16, max_num_seqs=1024, budget=8192, block_size=64, num_blocks=blocks,
+            max_model_len=8192, graphs=True, dummy=True, enable_prefix_caching=False,
+        )  # fmt: skip
+        engine.scheduler.check = lambda: None
+    params = SamplingParams(temperature=1.0, max_tokens=8, ignore_eos=True, seed=1)
+    engine.generate([[11 + i % 50] * context for i in range(rows)], params)
+    return engine
+
+
+def replay_ms(graphs: list[torch.cuda.CUDAGraph], repeats: int = 50) -> float:
+    """Mean time of replaying these graphs once, back to back."""
+    stream = torch.cuda.current_stream()
+    for g in graphs * 3:
+        g.replay()
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record(stream)
+    for _ in range(repeats):
+        for g in graphs:
+            g.replay()
+    end.record(stream)
+    end.synchronize()
+    return begin.elapsed_time(end) / repeats
+
+
+def kernel_times(graphs: list[torch.cuda.CUDAGraph], repeats: int = 5) -> dict[str, tuple[float, int]]:
+    """Kernel name -> (µs a step, launches a step)."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(repeats):
+            for g in graphs:
+                g.replay()
+        torch.cuda.synchronize()
+    found: dict[str, list[float]] = defaultdict(list)
+    for event in profile.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            found[event.name[:70]].append(event.time_range.elapsed_us())
+    return {name: (sum(times) / repeats, len(times) // repeats) for name, times in found.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 64, 256])
+    parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--kernels", action="store_true")
+    args = parser.parse_args()
+    engine, result = None, {}
+    for rows in args.rows:
+        engine = prepared(args.model, rows, args.context, engine)
+        graphs = engine.runner.graphs
+        size = next(s for s in graphs.sizes if s >= rows)
+        with engine.runner.device.stream():
+            forward, tail = graphs._forward[size], graphs._tail[size, 1]
+            both = replay_ms([forward, tail])
+            result[rows] = {"forward_ms": replay_ms([forward]), "tail_ms": replay_ms([tail]), "step_ms": both}
+            print(f"{rows:5} rows: " + ", ".join(f"{k} {v:.3f}" for k, v in result[rows].items()), flush=True)
+            if args.kernels:
+                times = kernel_times([forward, tail])
+                for name, (us, count) in sorted(times.items(), key=lambda x: -x[1][0])[:16]:
+                    print(f"      {us:9.1f} µs {count:5} x  {name}")
+    print("RESULT " + json.dumps({"model": args.model, "context": args.context, "rows": result}))
+
+
+if __name__ == "__main__":
+    main()
