@@ -15,6 +15,7 @@ import torch
 sys.path[:0] = [str(Path(__file__).parent.parent / "tests" / "support")]
 from inline_engine import InlineEngine
 from quire.ipc.sampling import SamplingParams
+from quire.workers.graphs import Shape
 
 
 def prepared(model: str, rows: int, context: int, engine: InlineEngine | None) -> InlineEngine:
@@ -73,7 +74,7 @@ def main() -> None:
         graphs = engine.runner.graphs
         size = next(s for s in graphs.sizes if s >= rows)
         with engine.runner.device.stream():
-            forward, tail = graphs._forward[size], graphs._tail[size, 1]
+            forward, tail = graphs._forward[Shape(size, size, False)], graphs._tail[size, 1]
             both = replay_ms([forward, tail])
             result[rows] = {"forward_ms": replay_ms([forward]), "tail_ms": replay_ms([tail]), "step_ms": both}
             print(f"{rows:5} rows: " + ", ".join(f"{k} {v:.3f}" for k, v in result[rows].items()), flush=True)

@@ -1,4 +1,8 @@
-"""The CPU as a device, in torch and numpy. Everything is synchronous; nothing is captured."""
+"""The CPU as a device, in torch and numpy. Everything is synchronous; nothing is captured.
+
+What layers share is made once a step: rotations, the cache lines to write and to read. At one row a step of a small model is a
+few hundred calls into torch, and their number is what it costs.
+"""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -8,8 +12,9 @@ import torch
 from quire.ipc.plan import StepPlan
 from quire.ipc.result_ring import ResultRing
 from quire.kernels import sampler_torch, step_inputs_torch
-from quire.kernels.attention_cpu import CpuAttentionPlan, attention_cpu
-from quire.kernels.rope_kv_torch import rope_kv
+from quire.kernels.attention_cpu import CpuAttentionPlan, Scratch, attend_lines
+from quire.kernels.kv_lines_cpu import as_lines, line_strides, token_lines
+from quire.kernels.rope_kv_cpu import Writes, head_weights, rope_kv, rotation_table, rotations
 from quire.kernels.tables import SlotTables, StepBuffers
 from quire.workers.device import RESULT_DEPTH, Device, DeviceContext, result_words
 
@@ -18,6 +23,15 @@ class CpuDevice(Device):
     def __init__(self, ctx: DeviceContext, ring: ResultRing | None):
         super().__init__(ctx, step_inputs_torch, sampler_torch)
         self._ring = ring
+        self._rotation_table = rotation_table(ctx.cos_sin)
+        self._scratch = Scratch()
+        self._head_weights: dict[int, torch.Tensor] = {}  # of QK-norm, by layer
+        # of the cache as it is allocated now
+        self._cached: list[torch.Tensor] = []
+        self._lines: list[tuple[np.ndarray, np.ndarray]] = []  # of k and v
+        # of the step at work, the lists by group
+        self._rotations = rotations(self._rotation_table, torch.zeros(0, dtype=torch.int32))
+        self._writes: list[Writes] = []
         self._plans: list[CpuAttentionPlan] = []
         if ring is None:
             words = np.zeros((RESULT_DEPTH, result_words(ctx.max_rows)), np.int64)
@@ -32,35 +46,52 @@ class CpuDevice(Device):
         return torch.from_numpy(words.copy())
 
     def begin_attention(self, plan: StepPlan, tables: SlotTables, step: StepBuffers, num_tokens: int, num_rows: int) -> None:
-        slots = step.row_slots[:num_rows]
-        seq_lens = step.seq_lens[:num_rows].tolist()
-        query_lens = step.query_start[: num_rows + 1].diff().tolist()
-        cache = self.ctx.cache
+        cache, host = self.ctx.cache, step.host
+        if self._cached is not cache.k:
+            self._cached = cache.k
+            self._lines = [(as_lines(k), as_lines(v)) for k, v in zip(cache.k, cache.v, strict=True)]
+        self._rotations = rotations(self._rotation_table, step.positions[:num_tokens])
+        block_table = tables.host["block_table"][:, host["row_slots"][:num_rows]]
+        seq_lens = host["seq_lens"][:num_rows].tolist()
+        starts = host["query_start"][: num_rows + 1].tolist()
+        query_lens = [end - begin for begin, end in zip(starts, starts[1:], strict=False)]
+        self._writes = [self._written(mapping) for mapping in host["slot_mapping"][:, :num_tokens]]
         self._plans = [
             CpuAttentionPlan(
-                tables.block_table[g].index_select(0, slots),
+                block_table[g],
                 seq_lens,
                 query_lens,
                 cache.k[0],
                 dtype=self.ctx.dtype,
                 window=window,
+                scratch=self._scratch,
             )
             for g, window in enumerate(cache.windows)
         ]
 
+    def _written(self, mapping: np.ndarray) -> Writes:
+        cache, tokens = self.ctx.cache, None
+        if mapping.min() < 0:
+            tokens = np.flatnonzero(mapping >= 0)
+            mapping = mapping[tokens]
+        lines = token_lines(mapping, line_strides(cache.k[0]), cache.block_size, self.ctx.config.num_kv_heads)
+        return Writes(lines, tokens)
+
     def attend(
         self, layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, step: StepBuffers
     ) -> torch.Tensor:
-        c, cache = self.ctx.config, self.ctx.cache
-        place = cache.places[layer]
-        k, v = cache.k[place.tensor], cache.v[place.tensor]
-        t = qkv.shape[0]
-        mapping = step.slot_mapping[place.group, :t]
-        rope_kv(qkv, step.positions[:t], self.ctx.cos_sin, mapping, k, v, c.num_heads, q_norm, k_norm, c.rms_norm_eps)
-        q = qkv[:, : c.num_heads * c.head_dim].unflatten(1, (c.num_heads, c.head_dim))
-        out = torch.empty(t, c.num_heads, c.head_dim, dtype=qkv.dtype)
-        attention_cpu(q, k, v, out, self._plans[place.group], scale=self.ctx.scale)
-        return out.view(t, -1)
+        c, place = self.ctx.config, self.ctx.cache.places[layer]
+        k_lines, v_lines = self._lines[place.tensor]
+        weights = None
+        if q_norm is not None and k_norm is not None:
+            weights = self._head_weights.get(layer)
+            if weights is None:
+                weights = self._head_weights[layer] = head_weights(q_norm, k_norm, c.num_heads, c.num_kv_heads)
+        writes = self._writes[place.group]
+        q = rope_kv(qkv, self._rotations, writes, k_lines, v_lines, c.num_heads, weights, c.rms_norm_eps)
+        out = torch.empty_like(q)
+        attend_lines(q, k_lines, v_lines, out, self._plans[place.group], self.ctx.scale)
+        return out.flatten(1)
 
     def signal(self) -> None:
         if self._ring is not None:

@@ -1,7 +1,7 @@
 """A GPU as a device: Triton kernels, pinned staging, results in mapped memory, and a completion thread.
 
-Nothing on the decode path waits for the GPU: a plan is one asynchronous copy, the sampled ids are written by the GPU itself into
-the result ring's memory, which is registered with CUDA. The completion thread waits for each step's event and rings the
+Nothing on the decode path waits for the GPU: a plan is one asynchronous copy, the sampled ids are written by the GPU itself
+into the result ring's memory, which is registered with CUDA. The completion thread waits for each step's event and rings the
 core, if it sleeps.
 """
 
@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 import numpy as np
 import torch
 
-from quire.ipc.plan import H_FEATURES, StepPlan
+from quire.ipc.plan import H_FEATURES
 from quire.ipc.result_ring import ResultRing
 from quire.kernels import sampler, step_inputs
 from quire.kernels.attention_decode import decode_attention
@@ -24,6 +24,14 @@ from quire.workers.device import RESULT_DEPTH, Device, DeviceContext, result_wor
 
 STAGING_DEPTH = 4  # plans whose copy may be under way; the core has at most two steps in flight
 MAX_QUERY_LEN = 1  # query tokens of a decode row
+
+
+class _Rows:
+    """Rows [first, last) of a step, as an attention kernel takes them."""
+
+    def __init__(self, step: StepBuffers, first: int, last: int):
+        self.slots = step.row_slots[first:last]
+        self.lengths = (step.query_start[first : last + 1], step.seq_lens[first:last])
 
 
 class CudaDevice(Device):
@@ -43,7 +51,8 @@ class CudaDevice(Device):
         self._decode = DecodeWorkspace.allocate(ctx.max_rows, *shape, MAX_QUERY_LEN, ctx.device, ctx.dtype)
         self._schedules: list[DecodeSchedule] = [self._decode.new_schedule(w) for w in ctx.cache.windows]
         self._prefill = PrefillWorkspace.allocate(ctx.max_rows, ctx.max_tokens, *shape, ctx.device, ctx.dtype)
-        self._num_decode_rows = 0
+        self._decode_part: _Rows | None = None
+        self._prefill_part: _Rows | None = None
         self._events: queue.SimpleQueue[torch.cuda.Event | None] = queue.SimpleQueue()
         self._completion = threading.Thread(target=self._complete, name="completion", daemon=True)
         self._completion.start()
@@ -59,58 +68,42 @@ class CudaDevice(Device):
         self.mask[: len(words)].copy_(torch.from_numpy(words.copy()).pin_memory(), non_blocking=True)
         return self.mask
 
-    def begin_attention(self, plan: StepPlan, tables: SlotTables, step: StepBuffers, num_tokens: int, num_rows: int) -> None:
-        cache = self.ctx.cache
-        nd = self._num_decode_rows = num_rows - len(plan.prefill_rows)
-        max_keys = self.ctx.max_blocks * cache.block_size
-        self._tables, self._rows = tables, num_rows
-        if nd:
+    def begin_attention(
+        self, tables: SlotTables, step: StepBuffers, num_tokens: int, num_rows: int, num_decode_rows: int | None
+    ) -> None:
+        # a captured mixed step gives all rows to both kernels, and they part them by what the device says
+        limit = step.num_decode_rows if num_decode_rows is None else None
+        nd, first = (num_rows, 0) if num_decode_rows is None else (num_decode_rows, num_decode_rows)
+        max_keys = self.ctx.max_blocks * self.ctx.cache.block_size
+        self._tables = tables
+        self._decode_part = _Rows(step, 0, nd) if nd else None
+        self._prefill_part = _Rows(step, first, num_rows) if first < num_rows else None
+        if self._decode_part is not None:
             for schedule in self._schedules:
-                decode_schedule(self._decode, schedule, step.query_start[: nd + 1], step.seq_lens[:nd], num_tokens, max_keys)
-        if nd < num_rows:
-            prefill_schedule(
-                self._prefill, step.query_start[nd : num_rows + 1], step.seq_lens[nd:num_rows], num_tokens, max_keys
-            )
+                decode_schedule(self._decode, schedule, *self._decode_part.lengths, num_tokens, max_keys, limit)
+        if self._prefill_part is not None:
+            prefill_schedule(self._prefill, *self._prefill_part.lengths, num_tokens, max_keys, limit)
 
     def attend(
         self, layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, step: StepBuffers
     ) -> torch.Tensor:
         c, cache = self.ctx.config, self.ctx.cache
         place = cache.places[layer]
-        k, v = cache.k[place.tensor], cache.v[place.tensor]
-        t, nd, n = qkv.shape[0], self._num_decode_rows, self._rows
+        k, v, t = cache.k[place.tensor], cache.v[place.tensor], qkv.shape[0]
         mapping = step.slot_mapping[place.group, :t]
         rope_kv(qkv, step.positions[:t], self.ctx.cos_sin, mapping, k, v, c.num_heads, q_norm, k_norm, c.rms_norm_eps)
         q = qkv[:, : c.num_heads * c.head_dim].unflatten(1, (c.num_heads, c.head_dim))
         out = torch.empty(t, c.num_heads, c.head_dim, dtype=qkv.dtype, device=qkv.device)
-        table = self._tables.block_table[place.group]
-        if nd:
+        table, scale = self._tables.block_table[place.group], self.ctx.scale
+        if (part := self._decode_part) is not None:
+            schedule = self._schedules[place.group]
             decode_attention(
-                q,
-                k,
-                v,
-                table,
-                step.row_slots[:nd],
-                step.query_start[: nd + 1],
-                step.seq_lens[:nd],
-                out,
-                scale=self.ctx.scale,
-                workspace=self._decode,
-                schedule=self._schedules[place.group],
+                q, k, v, table, part.slots, *part.lengths, out, scale=scale, workspace=self._decode, schedule=schedule
             )
-        if nd < n:
+        if (part := self._prefill_part) is not None:
+            window = cache.windows[place.group]
             prefill_attention(
-                q,
-                k,
-                v,
-                table,
-                step.row_slots[nd:n],
-                step.query_start[nd : n + 1],
-                step.seq_lens[nd:n],
-                out,
-                scale=self.ctx.scale,
-                workspace=self._prefill,
-                window=cache.windows[place.group],
+                q, k, v, table, part.slots, *part.lengths, out, scale=scale, workspace=self._prefill, window=window
             )
         return out.view(t, -1)
 

@@ -1,7 +1,7 @@
 """Device: what the runner asks of the machine below it. cpu.py and cuda.py are the two there are.
 
-`DeviceContext` is what both are given: the model's shape, the limits of a step, the memory that stays for the worker's life. The
-step's kernels exist twice with the same signatures, in Triton and in torch: a device names the modules, and adds what differs:
+`DeviceContext` is what both are given: the model's shape, the limits of a step, the memory that stays for the worker's life.
+The step's kernels exist twice with the same signatures, in Triton and in torch: a device names the modules, and adds what differs:
 how a plan gets there, attention, how results get back.
 """
 
@@ -13,7 +13,7 @@ from types import ModuleType
 import numpy as np
 import torch
 
-from quire.ipc.plan import VARIANT_FEATURES, VARIANT_FILTER, VARIANT_LOGPROBS, VARIANT_RANDOM, StepPlan
+from quire.ipc.plan import VARIANT_FEATURES, VARIANT_FILTER, VARIANT_LOGPROBS, VARIANT_RANDOM
 from quire.kernels.tables import LOGPROB_WORDS, FeaturePool, SamplerWorkspace, SlotTables, StepBuffers
 from quire.workers.kv_cache import KVCache
 from quire.workers.model_config import ModelConfig
@@ -112,8 +112,13 @@ class Device(ABC):
         """Grammar masks int32 [rows, ceil(V / 32)], bit set = allowed, as a tensor of at least so many rows for `tail`."""
 
     @abstractmethod
-    def begin_attention(self, plan: StepPlan, tables: SlotTables, step: StepBuffers, num_tokens: int, num_rows: int) -> None:
-        """What all layers' attention shares in this step. Rows: decode rows (padded ones, too), then prefill rows."""
+    def begin_attention(
+        self, tables: SlotTables, step: StepBuffers, num_tokens: int, num_rows: int, num_decode_rows: int | None
+    ) -> None:
+        """What all layers' attention shares in this step. Rows: decode rows, then prefill rows, then padding.
+
+        num_decode_rows None: only the device knows how many there are (step.num_decode_rows), in a captured mixed step.
+        """
 
     @abstractmethod
     def attend(

@@ -1,94 +1,138 @@
-"""Captured steps of decode rows: a forward graph by padded rows, a tail graph by padded rows and sampler variant.
+"""Captured steps: a forward graph by padded tokens and rows, a tail graph by padded rows and sampler variant.
 
-All metadata is read from the device, so a graph depends on padded sizes and not on who is in the batch. Graphs share one memory
-pool, and are replayed back to back on one stream; logits pass from forward to tail in a buffer of their own. A size that
-was not captured at start is captured when it is first met (10-20 ms).
+All metadata is read from the device, so a graph depends on padded sizes and not on who is in the batch or how tokens are
+divided among rows. Steps of decode rows have as many tokens as rows; mixed steps up to MAX_TOKENS are captured, too, larger ones run
+eagerly (there the GPU is slower than the host). Graphs share one memory pool; logits pass from forward to tail in a buffer of
+their own. A size that was not captured at start is captured when it is first met (10-20 ms), without waiting for the device.
 """
 
 import bisect
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
-from quire.ipc.plan import VARIANT_MASK, VARIANT_RANDOM, StepPlan
+from quire.ipc.plan import PREFILL_PROMPT_LOGPROBS, VARIANT_MASK, VARIANT_RANDOM, StepPlan
 
 if TYPE_CHECKING:
+    from quire.workers.cuda import CudaDevice
     from quire.workers.runner import ModelRunner
 
-NO_ROWS = np.zeros(0, np.int32)
+MAX_TOKENS = 2048  # of a captured mixed step
 
 
-def padded_sizes(max_rows: int) -> list[int]:
-    """Numbers of rows that steps are padded to: close together where a row costs a larger part of the step."""
+def decode_sizes(max_rows: int) -> list[int]:
+    """Rows that steps of decode rows are padded to: close together where a row costs a larger part of the step."""
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, 512, 32), *range(512, max_rows + 1, 64)]
     return sorted({min(s, max_rows) for s in (*sizes, max_rows)})
 
 
+def mixed_token_sizes(max_tokens: int) -> list[int]:
+    """Tokens that mixed steps are padded to."""
+    sizes = [16, 32, *range(64, 512, 64), *range(512, 1024, 128), *range(1024, MAX_TOKENS + 1, 256)]
+    return [s for s in sizes if s <= max_tokens]
+
+
+def mixed_row_sizes(max_rows: int) -> list[int]:
+    """Rows that mixed steps are padded to; they cost only in the head and the sampler."""
+    sizes = [4, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1024]
+    return sorted({min(s, max_rows) for s in (*sizes, max_rows)})
+
+
+class Shape(NamedTuple):
+    """What a step is padded to. mixed: prefill rows, too; otherwise every row is a decode row and has one token."""
+
+    tokens: int
+    rows: int
+    mixed: bool
+
+
 class StepGraphs:
-    def __init__(self, runner: "ModelRunner"):
+    def __init__(self, runner: "ModelRunner", device: "CudaDevice"):
         self._runner = runner
-        self._device = runner.device
+        self._device = device
         ctx = runner.ctx
-        self.sizes = padded_sizes(min(ctx.max_rows, ctx.max_tokens))
+        self.sizes = decode_sizes(min(ctx.max_rows, ctx.max_tokens))
+        self._mixed_tokens = mixed_token_sizes(ctx.max_tokens)
+        self._mixed_rows = mixed_row_sizes(ctx.max_rows)
         self._logits = torch.empty(ctx.max_rows, ctx.config.vocab_size, dtype=ctx.dtype, device=ctx.device)
         self._pool = torch.cuda.graph_pool_handle()
-        self._forward: dict[int, torch.cuda.CUDAGraph] = {}
-        self._tail: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+        self._forward: dict[Shape, torch.cuda.CUDAGraph] = {}
+        self._tail: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}  # (rows, variant)
 
     def run(self, plan: StepPlan, read_mask: Callable[[], np.ndarray]) -> bool:
-        """Replay the step if it is one of decode rows only; its plan must be on the device already."""
-        if len(plan.prefill_rows) or not len(plan.decode_rows):
+        """Replay the step if its kind is captured; its plan must be on the device already."""
+        shape = self._shape(plan)
+        if shape is None:
             return False
-        rows = self.sizes[bisect.bisect_left(self.sizes, len(plan.decode_rows))]
+        rows = shape.rows
         variant = plan.variant | VARIANT_MASK if plan.late_mask else plan.variant & ~VARIANT_MASK
-        if rows not in self._forward or (rows, variant) not in self._tail:
-            self.capture(rows, variant)
-        self._forward[rows].replay()
+        if shape not in self._forward or (rows, variant) not in self._tail:
+            self.capture(shape, variant)
+        self._forward[shape].replay()
         if plan.late_mask:
-            self._device.load_mask(read_mask().reshape(len(plan.decode_rows), -1))
+            self._device.load_mask(read_mask().reshape(plan.num_rows, -1))
         self._tail[rows, variant].replay()
         return True
 
-    def capture(self, rows: int, variant: int) -> None:
-        """Capture what is missing for `rows` padded rows. Capturing runs nothing, so no state changes."""
-        if rows not in self._forward:
-            self._forward[rows] = self._captured(lambda: self._run_forward(rows))
+    def _shape(self, plan: StepPlan) -> Shape | None:
+        """None if the step must run eagerly."""
+        tokens, rows = plan.num_tokens, plan.num_rows
+        if not len(plan.prefill_rows):
+            size = self.sizes[bisect.bisect_left(self.sizes, rows)]
+            return Shape(size, size, False)
+        if not self._mixed_tokens or tokens > self._mixed_tokens[-1]:
+            return None
+        if (plan.prefill_rows[:, 3] & PREFILL_PROMPT_LOGPROBS).any():
+            return None
+        padded_rows = self._mixed_rows[bisect.bisect_left(self._mixed_rows, rows)]
+        padded_tokens = self._mixed_tokens[bisect.bisect_left(self._mixed_tokens, tokens)]
+        return Shape(padded_tokens, padded_rows, True)
+
+    def capture(self, shape: Shape, variant: int) -> None:
+        """Capture what is missing. Capturing runs nothing, so no state changes."""
+        rows = shape.rows
+        if shape not in self._forward:
+            self._forward[shape] = self._captured(lambda: self._run_forward(shape))
         if (rows, variant) not in self._tail:
             self._tail[rows, variant] = self._captured(lambda: self._run_tail(rows, variant))
 
     def warm_up(self) -> float:
-        """Compile the kernels by an eager run of rows that are all padding, then capture every size; returns seconds."""
+        """Compile the kernels by eager runs of padding, then capture every size of decode; returns seconds."""
         begin = time.perf_counter()
-        self._device.load_plan(_decode_plan_of(0).encode())
+        self._device.load_plan(_no_rows().encode())
         for variant in (0, VARIANT_RANDOM):
-            self._run_forward(1)
             self._run_tail(1, variant)
-            for rows in reversed(self.sizes):
-                self.capture(rows, variant)
+        largest_first = [Shape(s, s, False) for s in reversed(self.sizes)]
+        for shape in largest_first:
+            self._run_forward(shape)
+            for variant in (0, VARIANT_RANDOM):
+                self.capture(shape, variant)
         return time.perf_counter() - begin
 
     def _captured(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        # torch.cuda.graph() would synchronize and collect garbage first: a step in flight would be waited for
         graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.current_stream()
-        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        try:
             run()
+        finally:
+            graph.capture_end()
         return graph
 
-    def _run_forward(self, rows: int) -> None:
+    def _run_forward(self, shape: Shape) -> None:
+        tokens, rows, mixed = shape
         r = self._runner
-        plan = _decode_plan_of(rows)
-        hidden = r.forward(plan, self._device.plan, rows, rows)  # type: ignore[attr-defined]
-        r.model.compute_logits(hidden, out=self._logits[:rows])
+        hidden = r.forward(self._device.plan, tokens, rows, num_decode_rows=None if mixed else rows)
+        r.logits(hidden, rows, is_decode=not mixed, out=self._logits[:rows])
 
     def _run_tail(self, rows: int, variant: int) -> None:
-        mask = self._device.mask[:rows] if variant & VARIANT_MASK else None  # type: ignore[attr-defined]
-        self._runner.tail(self._device.plan, self._logits[:rows], variant, mask)  # type: ignore[attr-defined]
+        mask = self._device.mask[:rows] if variant & VARIANT_MASK else None
+        self._runner.tail(self._device.plan, self._logits[:rows], variant, mask)
 
 
-def _decode_plan_of(rows: int) -> StepPlan:
-    """A plan of `rows` decode rows, for what the host needs to know of one."""
-    none = np.zeros((0, 8), np.int32)
-    return StepPlan(0, none, none, np.zeros(rows, np.int32), none, NO_ROWS, NO_ROWS)
+def _no_rows() -> StepPlan:
+    none = np.zeros((0, 16), np.int32)
+    return StepPlan(0, none, none[:, :3], none[:, 0], none[:, :8], none[:, 0], none[:, 0])

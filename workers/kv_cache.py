@@ -1,7 +1,7 @@
 """KVCache: the device memory that KV blocks stand for, and where each layer keeps its part. Block ids are the core's business.
 
-Layers are in groups that share a block table (one per window size). All groups draw block ids from one pool, and a block belongs
-to one group at a time, so the i-th layers of all groups can share one tensor: there are as many tensors as the largest
+Layers are in groups that share a block table (one per window size). All groups draw block ids from one pool, and a block
+belongs to one group at a time, so the i-th layers of all groups can share one tensor: there are as many tensors as the largest
 group has layers.
 """
 

@@ -25,7 +25,7 @@ class Budget:
 
 
 def largest_plan(max_tokens: int, max_rows: int, max_model_len: int) -> StepPlan:
-    """A step of max_tokens prefill tokens in as few rows as there can be, all in the null block: for measuring and warming up."""
+    """A step of max_tokens prefill tokens in as few rows as can be, all in the null block: to measure and to warm up."""
     lengths = [max_model_len - 1] * (max_tokens // (max_model_len - 1)) + [max_tokens % (max_model_len - 1)]
     lengths = [n for n in lengths if n][:max_rows]
     rows = np.zeros((len(lengths), PREFILL_WORDS), np.int32)

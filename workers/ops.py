@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from quire.kernels import activation_torch, norm_torch
+from quire.kernels import activation_torch, norm_cpu
 
 
 class _Kernels(NamedTuple):
@@ -29,12 +29,12 @@ def _kernels() -> _Kernels:
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x / sqrt(mean(x²) + eps) · weight over the last dimension, computed in float32; x [T, H], weight [H]."""
-    return (_kernels().norm if x.is_cuda else norm_torch).rms_norm(x, weight, eps)
+    return (_kernels().norm if x.is_cuda else norm_cpu).rms_norm(x, weight, eps)
 
 
 def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """residual += x in place; returns the norm of the new residual. x, residual [T, H]."""
-    return (_kernels().norm if x.is_cuda else norm_torch).add_rms_norm(x, residual, weight, eps)
+    return (_kernels().norm if x.is_cuda else norm_cpu).add_rms_norm(x, residual, weight, eps)
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
@@ -42,9 +42,7 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     return (_kernels().activation if gate_up.is_cuda else activation_torch).silu_mul(gate_up)
 
 
-def linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None = None
-) -> torch.Tensor:
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None = None) -> torch.Tensor:
     """x Wᵀ + bias; x [T, in], weight [out, in], bias [out]. On CUDA few rows go to our kernel, many to cuBLAS (it decides).
 
     `out` [T, out], on CUDA only, takes the result.

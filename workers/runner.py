@@ -1,7 +1,7 @@
 """ModelRunner: executes step plans on one device. Owns the tables by slot, the step's buffers and the captured graphs.
 
-A step: apply the plan's changes and build the inputs -> forward to the logits -> (late masks) -> tail: sample, update the tables,
-write the results. On a GPU a step of decode rows replays two graphs, forward and tail, and nothing here waits for the device.
+A step: apply the plan's changes and build the inputs -> forward to the logits -> (late masks) -> tail: sample, update the
+tables, write the results. On a GPU a step of decode rows replays two graphs, forward and tail, and nothing here waits for the device.
 """
 
 from collections.abc import Callable
@@ -64,33 +64,34 @@ class ModelRunner:
     @torch.inference_mode()
     def capture_graphs(self) -> float:
         """Make graphs for decode steps; returns the seconds it took."""
-        self.graphs = StepGraphs(self)
+        self.graphs = StepGraphs(self, self.device)  # type: ignore[arg-type]
         return self.graphs.warm_up()
 
     def _run(self, plan: StepPlan, device_plan: torch.Tensor, read_mask: Callable[[], np.ndarray]) -> list[PromptRow]:
-        hidden = self.forward(plan, device_plan, plan.num_tokens, plan.num_rows)
+        rows, decode_rows = plan.num_rows, len(plan.decode_rows)
+        hidden = self.forward(device_plan, plan.num_tokens, rows, decode_rows)
         prompt_rows = self._prompt_logprobs(plan, hidden)
-        logits = self.logits(hidden, plan.num_rows)
-        mask = self._read_mask(plan.num_rows, read_mask) if plan.late_mask else None
+        logits = self.logits(hidden, rows, is_decode=rows == decode_rows)
+        mask = self._read_mask(rows, read_mask) if plan.late_mask else None
         self.tail(device_plan, logits, plan.variant, mask)
         return prompt_rows
 
-    def forward(self, plan: StepPlan, device_plan: torch.Tensor, num_tokens: int, num_rows: int) -> torch.Tensor:
-        """Inputs and hidden states [num_tokens, H] of a step."""
+    def forward(self, device_plan: torch.Tensor, num_tokens: int, num_rows: int, num_decode_rows: int | None) -> torch.Tensor:
+        """Inputs and hidden states [num_tokens, H] of a step padded to these sizes; num_decode_rows None: the device knows."""
         step = self.buffers
         self.device.prepare(device_plan, self.tables, step, num_tokens, num_rows)
-        self.device.begin_attention(plan, self.tables, step, num_tokens, num_rows)
+        self.device.begin_attention(self.tables, step, num_tokens, num_rows, num_decode_rows)
 
         def attend(layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None) -> torch.Tensor:
             return self.device.attend(layer, qkv, q_norm, k_norm, step)
 
         return self.model(step.input_ids[:num_tokens], step.positions[:num_tokens], attend)
 
-    def logits(self, hidden: torch.Tensor, num_rows: int) -> torch.Tensor:
-        """[num_rows, V] of each row's last token."""
-        if num_rows != len(hidden):
+    def logits(self, hidden: torch.Tensor, num_rows: int, *, is_decode: bool, out: torch.Tensor | None = None) -> torch.Tensor:
+        """[num_rows, V] of each row's last token; rows of a decode step have one token each."""
+        if not is_decode:
             hidden = hidden.index_select(0, self.buffers.logits_indices[:num_rows])
-        return self.model.compute_logits(hidden)
+        return self.model.compute_logits(hidden, out)
 
     def tail(self, device_plan: torch.Tensor, logits: torch.Tensor, variant: int, mask: torch.Tensor | None) -> None:
         """Sample, update the tables, write the results."""

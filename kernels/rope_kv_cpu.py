@@ -1,0 +1,73 @@
+"""QK-norm, rotary embedding and KV write on the CPU: what rope_kv_torch computes, with everything that layers share done once.
+
+Once a run: `rotation_table`. Once a step: `rotations`, and the cache lines to write (kv_lines_cpu.token_lines). A layer then
+takes three operations on q and k together, (x1, x2) -> (x1, x2) * (cos, cos) + (x2, x1) * (-sin, sin), and two numpy writes.
+One token of 4 + 2 heads of 64: 12 us; rope_kv_torch 55.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from quire.kernels import norm_cpu
+from quire.kernels.kv_lines_cpu import as_numpy
+
+
+class Rotations(NamedTuple):
+    """Of a step's tokens, float32 [T, 1, D] each."""
+
+    cos: torch.Tensor  # cos | cos
+    sin: torch.Tensor  # -sin | sin
+
+
+class Writes(NamedTuple):
+    """Where a step's keys and values go."""
+
+    lines: np.ndarray  # int64 [N, Hkv], cache lines
+    tokens: np.ndarray | None  # int64 [N], which tokens are written; None: all
+
+
+def rotation_table(cos_sin: torch.Tensor) -> torch.Tensor:
+    """cos_sin float32 [P, D] = cos | sin, made ready for `rotations`: [P, 2, D]."""
+    cos, sin = cos_sin.chunk(2, -1)
+    return torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), 1)
+
+
+def rotations(table: torch.Tensor, positions: torch.Tensor) -> Rotations:
+    """For positions int32 [T]."""
+    return Rotations(*table.index_select(0, positions).split(1, 1))
+
+
+def head_weights(q_weight: torch.Tensor, k_weight: torch.Tensor, num_q_heads: int, num_kv_heads: int) -> torch.Tensor:
+    """QK-norm weights [D] of queries and keys, by head: [Hq + Hkv, D]."""
+    return torch.cat((q_weight.expand(num_q_heads, -1), k_weight.expand(num_kv_heads, -1)))
+
+
+def rope_kv(
+    qkv: torch.Tensor,
+    at: Rotations,
+    writes: Writes,
+    k_lines: np.ndarray,
+    v_lines: np.ndarray,
+    num_q_heads: int,
+    weights: torch.Tensor | None = None,
+    eps: float = 1e-6,
+) -> torch.Tensor:
+    """Write k and v of qkv [T, (Hq + 2 Hkv) D] to the cache, whose dtype is theirs; returns the rotated q [T, Hq, D], strided.
+
+    `weights` are those of QK-norm by head (`head_weights`); qkv stays as it was.
+    """
+    num_rotated = num_q_heads + writes.lines.shape[1]
+    head_dim = at.cos.shape[2]
+    heads = qkv.view(qkv.shape[0], -1, head_dim)
+    x = heads[:, :num_rotated]
+    if weights is not None:
+        x = norm_cpu.rms_norm(x, weights, eps)
+    wide = x.float()
+    rotated = torch.mul(wide, at.cos).addcmul_(torch.roll(wide, head_dim // 2, -1), at.sin).to(x.dtype)
+    k, v = as_numpy(rotated[:, num_q_heads:]), as_numpy(heads[:, num_rotated:])
+    if writes.tokens is not None:
+        k, v = k[writes.tokens], v[writes.tokens]
+    k_lines[writes.lines], v_lines[writes.lines] = k, v
+    return rotated[:, :num_q_heads]
