@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, nullcontext
 import numpy as np
 import torch
 
-from quire.ipc.plan import StepPlan
 from quire.ipc.result_ring import ResultRing
 from quire.kernels import sampler_torch, step_inputs_torch
 from quire.kernels.attention_cpu import CpuAttentionPlan, Scratch, attend_lines
@@ -45,7 +44,9 @@ class CpuDevice(Device):
     def load_mask(self, words: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(words.copy())
 
-    def begin_attention(self, plan: StepPlan, tables: SlotTables, step: StepBuffers, num_tokens: int, num_rows: int) -> None:
+    def begin_attention(
+        self, tables: SlotTables, step: StepBuffers, num_tokens: int, num_rows: int, num_decode_rows: int | None
+    ) -> None:
         cache, host = self.ctx.cache, step.host
         if self._cached is not cache.k:
             self._cached = cache.k

@@ -1,0 +1,13 @@
+"""`python -P with_parent.py PARENT_PID MODULE ARGUMENTS`: `python -m MODULE ARGUMENTS` that is killed when its parent dies."""
+
+import runpy
+import signal
+import sys
+
+from quire.ipc.process import die_with_parent
+
+if __name__ == "__main__":
+    die_with_parent(int(sys.argv[1]), signal.SIGKILL)
+    module = sys.argv[2]
+    del sys.argv[:2]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
