@@ -32,6 +32,7 @@ from quire.ipc.messages import (
     WorkerPromptLogprobs,
 )
 from quire.ipc.plan import PREFILL_PROMPT_LOGPROBS
+from quire.ipc.sampling import SamplingParams
 
 log = logging.getLogger("quire.enginecore")
 
@@ -165,8 +166,7 @@ class EngineCore:
         for seq in accepted:
             self.scheduler.add(seq)
         if self.config.log_requests:
-            prompt_len = len(message.prompt_token_ids) // 4
-            log.info("request %d: %d prompt tokens, %s", message.id, prompt_len, message.params)
+            log.info("request %d: %d prompt tokens, %s", message.id, len(message.prompt_token_ids) // 4, _shown(message))
         return None
 
     def _refuse(self, identity: bytes, request_id: int, code: str, text: str) -> None:
@@ -298,6 +298,7 @@ class EngineCore:
             self._failed_starts = 0
             log.info("workers are ready again after %.1f s", time.monotonic() - self.workers.started_at)
         if self._oldest_step_s(time.monotonic()) > self.config.step_timeout_s:
+            self.workers.dump_stacks()
             raise WorkersFailed(f"a step took longer than --step-timeout-s ({self.config.step_timeout_s:g} s)")
 
     def _replace_workers(self, why: str) -> None:
@@ -320,3 +321,11 @@ class EngineCore:
         self.workers.start()
         self._step_s = self._last_result = 0.0
         self._poller = self._make_poller()
+
+
+def _shown(request: AddRequest) -> str:
+    """A request's parameters that are not the defaults, without those that may quote a text."""
+    texts = {"stop", "bad_words", "bad_words_token_ids", "logit_bias", "allowed_token_ids"}
+    p, defaults = request.params, SamplingParams()
+    names = [n for n in p.__struct_fields__ if n not in texts and getattr(p, n) != getattr(defaults, n)]
+    return ", ".join(f"{n}={getattr(p, n)}" for n in names) or "default parameters"

@@ -28,7 +28,7 @@ from quire.enginecore.scheduler import SchedulerConfig
 from quire.enginecore.workers import WorkerGroup, WorkersFailed
 from quire.ipc.config import EngineConfig, WorkerConfig
 from quire.ipc.core_endpoint import CoreEndpoint, file_infos, new_epoch
-from quire.ipc.curve import load_core_keys
+from quire.ipc.curve import CoreKeys, load_core_keys, make_keys, write_keys
 from quire.ipc.messages import PROTOCOL_VERSION, EngineLimits, Welcome, WorkerProfile
 from quire.ipc.version import VERSION
 
@@ -85,7 +85,7 @@ def worker_config(config: EngineConfig, folder: Path, summary: ModelSummary) -> 
     max_model_len = config.max_model_len or summary.max_model_len
     if max_model_len > summary.max_model_len:
         raise StartupError(
-            f"--max-model-len {max_model_len} is more than the model was made for ({summary.max_model_len}, from its config.json)"
+            f"--max-model-len {max_model_len} is more than the model was made for ({summary.max_model_len}, by its config.json)"
         )
     big = bool(gpus) and gpus[0].memory_bytes >= 70 * 10**9
     max_num_seqs = config.max_num_seqs or ((1024 if big else 256) if gpus else 64)
@@ -216,9 +216,20 @@ def _endpoint(config: EngineConfig, core: CoreConfig, summary: ModelSummary, fil
         enable_prefix_caching=config.enable_prefix_caching,
     )
     try:
-        keys = None
-        if config.curve_secret_key_file or config.curve_allow_file:
-            keys = load_core_keys(config.curve_secret_key_file or "", config.curve_allow_file or "")
+        keys = _core_keys(config)
         return CoreEndpoint(config.listen, epoch=epoch, welcome=welcome, files=files, keys=keys)
     except (OSError, ValueError, zmq.ZMQError) as error:
         raise StartupError(f"cannot listen at {config.listen}: {error}") from error
+
+
+def _core_keys(config: EngineConfig) -> CoreKeys | None:
+    """Keys for tcp://; the engine's own pair is made where its file does not exist yet."""
+    if not config.curve_secret_key_file and not config.curve_allow_file:
+        return None
+    if not config.curve_secret_key_file or not config.curve_allow_file:
+        raise ValueError("--curve-secret-key-file and --curve-allow-file go together")
+    if not Path(config.curve_secret_key_file).exists():
+        write_keys(config.curve_secret_key_file, make_keys())
+    keys = load_core_keys(config.curve_secret_key_file, config.curve_allow_file)
+    log.info("the engine's public key, for frontends: %s", keys.own.public.decode())
+    return keys

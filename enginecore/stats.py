@@ -37,8 +37,10 @@ class StatsLine:
     def _line(self, a: Beat, b: Beat, seconds: float) -> str:
         prompt = b.prompt_tokens - a.prompt_tokens
         hits = (b.cached_tokens - a.cached_tokens) / prompt if prompt else 0.0
+        generated = b.generation_tokens - a.generation_tokens
         return (
-            f"prompt {prompt / seconds:.1f} tok/s, generation {(b.generation_tokens - a.generation_tokens) / seconds:.1f} tok/s, "
+            f"prompt {prompt / seconds:.1f} tok/s, generation {generated / seconds:.1f} tok/s, "
             f"running {b.num_running}, waiting {b.num_waiting}, KV cache {b.kv_usage:.1%}, prefix hits {hits:.1%}, "
-            f"{self._steps / seconds:.1f} steps/s of {self._rows / self._steps:.1f} rows, preempted {b.preemptions - a.preemptions}"
+            f"{self._steps / seconds:.1f} steps/s of {self._rows / self._steps:.1f} rows, "
+            f"preempted {b.preemptions - a.preemptions}"
         )

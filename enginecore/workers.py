@@ -2,12 +2,14 @@
 
 Starting is a small state machine, driven by messages, so that the core's loop goes on beating while an 8B model loads:
 
-    spawn -> every rank sends WorkerProfile -> AllocateKV with the least of their blocks -> every rank sends WorkerReady -> ready
+    spawn -> WorkerProfile of every rank -> AllocateKV with the least of their blocks -> WorkerReady of every rank
 
 A generation of workers has rings of its own; after a death the group is closed as a whole and a new generation is spawned.
 """
 
 import contextlib
+import os
+import signal
 import time
 from collections.abc import Iterator
 
@@ -19,7 +21,7 @@ from quire.ipc.config import WorkerConfig
 from quire.ipc.messages import AllocateKV, WorkerFailed, WorkerMessage, WorkerProfile, WorkerPromptLogprobs, WorkerReady
 from quire.ipc.process import Child, spawn
 from quire.ipc.result_ring import ResultRing
-from quire.ipc.ring import KIND_MASK, KIND_PLAN, KIND_SHUTDOWN, PlanRing, RingFull
+from quire.ipc.ring import KIND_MASK, KIND_PLAN, KIND_SHUTDOWN, PlanRing, RingCorrupt, RingFull
 from quire.ipc.worker_channel import WorkerEndpoint
 
 RING_WORDS = 8 << 20  # int32: room for the largest plan several times over; pages are touched as the ring turns
@@ -77,11 +79,18 @@ class WorkerGroup:
         """End the generation, politely if it still listens."""
         if self._endpoint is None:
             return
-        with contextlib.suppress(RingFull):  # who does not read any more is not asked
+        with contextlib.suppress(RingFull, RingCorrupt):  # who does not read any more is not asked
             self.plan_ring.write(KIND_SHUTDOWN, np.zeros(0, np.int32), 0.1)
         for child in self._children:
             child.wait(STOP_GRACE_S if self.is_ready else 0.0)
         self.kill()
+
+    def dump_stacks(self) -> None:
+        """Ask workers that hang to write their threads' stacks to stderr."""
+        for child in self._children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child.pid, signal.SIGUSR1)
+            child.wait(0.2)
 
     def kill(self) -> None:
         """End the generation now."""
@@ -152,5 +161,5 @@ class WorkerGroup:
     def _write(self, kind: int, words: np.ndarray) -> None:
         try:
             self.plan_ring.write(kind, words, RING_TIMEOUT_S)
-        except RingFull as error:
+        except (RingFull, RingCorrupt) as error:
             raise WorkersFailed(f"a worker does not take its plans: {error}") from error
