@@ -1,6 +1,6 @@
 """Run the tests marked `gpu` and print a machine-readable summary: `python benchmarks/gpu_tests.py [pytest arguments]`.
 
-The last line is `RESULT {json}`: the device, versions, counts and seconds, in all and by file, and the names of tests that failed.
+The last line is `RESULT {json}`: the device, versions, counts and seconds, in all and by file, the names of failed tests.
 Exits 1 if one failed or none ran. With pytest-xdist installed the tests share the GPU in four processes.
 """
 

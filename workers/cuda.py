@@ -26,14 +26,6 @@ STAGING_DEPTH = 4  # plans whose copy may be under way; the core has at most two
 MAX_QUERY_LEN = 1  # query tokens of a decode row
 
 
-class _Rows:
-    """Rows [first, last) of a step, as an attention kernel takes them."""
-
-    def __init__(self, step: StepBuffers, first: int, last: int):
-        self.slots = step.row_slots[first:last]
-        self.lengths = (step.query_start[first : last + 1], step.seq_lens[first:last])
-
-
 class CudaDevice(Device):
     def __init__(self, ctx: DeviceContext, ring: ResultRing | None):
         super().__init__(ctx, step_inputs, sampler)
@@ -51,8 +43,6 @@ class CudaDevice(Device):
         self._decode = DecodeWorkspace.allocate(ctx.max_rows, *shape, MAX_QUERY_LEN, ctx.device, ctx.dtype)
         self._schedules: list[DecodeSchedule] = [self._decode.new_schedule(w) for w in ctx.cache.windows]
         self._prefill = PrefillWorkspace.allocate(ctx.max_rows, ctx.max_tokens, *shape, ctx.device, ctx.dtype)
-        self._decode_part: _Rows | None = None
-        self._prefill_part: _Rows | None = None
         self._events: queue.SimpleQueue[torch.cuda.Event | None] = queue.SimpleQueue()
         self._completion = threading.Thread(target=self._complete, name="completion", daemon=True)
         self._completion.start()
@@ -71,18 +61,19 @@ class CudaDevice(Device):
     def begin_attention(
         self, tables: SlotTables, step: StepBuffers, num_tokens: int, num_rows: int, num_decode_rows: int | None
     ) -> None:
-        # a captured mixed step gives all rows to both kernels, and they part them by what the device says
-        limit = step.num_decode_rows if num_decode_rows is None else None
-        nd, first = (num_rows, 0) if num_decode_rows is None else (num_decode_rows, num_decode_rows)
+        # a mixed step gives all rows to both kernels, and they part them by what the device says: a graph must not depend on
+        # the mix, and a slice from an odd row on would be another alignment, for which Triton compiles anew
+        mixed = num_decode_rows is None or 0 < num_decode_rows < num_rows
+        limit = step.num_decode_rows if mixed else None
         max_keys = self.ctx.max_blocks * self.ctx.cache.block_size
-        self._tables = tables
-        self._decode_part = _Rows(step, 0, nd) if nd else None
-        self._prefill_part = _Rows(step, first, num_rows) if first < num_rows else None
-        if self._decode_part is not None:
+        self._tables, self._rows = tables, step.row_slots[:num_rows]
+        self._lengths = (step.query_start[: num_rows + 1], step.seq_lens[:num_rows])
+        self._has_decode, self._has_prefill = mixed or num_decode_rows == num_rows, mixed or num_decode_rows == 0
+        if self._has_decode:
             for schedule in self._schedules:
-                decode_schedule(self._decode, schedule, *self._decode_part.lengths, num_tokens, max_keys, limit)
-        if self._prefill_part is not None:
-            prefill_schedule(self._prefill, *self._prefill_part.lengths, num_tokens, max_keys, limit)
+                decode_schedule(self._decode, schedule, *self._lengths, num_tokens, max_keys, limit)
+        if self._has_prefill:
+            prefill_schedule(self._prefill, *self._lengths, num_tokens, max_keys, limit)
 
     def attend(
         self, layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, step: StepBuffers
@@ -95,16 +86,13 @@ class CudaDevice(Device):
         q = qkv[:, : c.num_heads * c.head_dim].unflatten(1, (c.num_heads, c.head_dim))
         out = torch.empty(t, c.num_heads, c.head_dim, dtype=qkv.dtype, device=qkv.device)
         table, scale = self._tables.block_table[place.group], self.ctx.scale
-        if (part := self._decode_part) is not None:
+        rows, lengths = self._rows, self._lengths
+        if self._has_decode:
             schedule = self._schedules[place.group]
-            decode_attention(
-                q, k, v, table, part.slots, *part.lengths, out, scale=scale, workspace=self._decode, schedule=schedule
-            )
-        if (part := self._prefill_part) is not None:
+            decode_attention(q, k, v, table, rows, *lengths, out, scale=scale, workspace=self._decode, schedule=schedule)
+        if self._has_prefill:
             window = cache.windows[place.group]
-            prefill_attention(
-                q, k, v, table, part.slots, *part.lengths, out, scale=scale, workspace=self._prefill, window=window
-            )
+            prefill_attention(q, k, v, table, rows, *lengths, out, scale=scale, workspace=self._prefill, window=window)
         return out.view(t, -1)
 
     def signal(self) -> None:

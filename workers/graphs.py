@@ -14,13 +14,23 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from quire.ipc.plan import PREFILL_PROMPT_LOGPROBS, VARIANT_MASK, VARIANT_RANDOM, StepPlan
+from quire.ipc.plan import (
+    PREFILL_PROMPT_LOGPROBS,
+    VARIANT_FEATURES,
+    VARIANT_FILTER,
+    VARIANT_LOGPROBS,
+    VARIANT_MASK,
+    VARIANT_RANDOM,
+    StepPlan,
+)
 
 if TYPE_CHECKING:
     from quire.workers.cuda import CudaDevice
     from quire.workers.runner import ModelRunner
 
 MAX_TOKENS = 2048  # of a captured mixed step
+_ALL = VARIANT_RANDOM | VARIANT_FILTER | VARIANT_FEATURES
+WARM_VARIANTS = (0, VARIANT_RANDOM, VARIANT_RANDOM | VARIANT_FILTER, VARIANT_LOGPROBS, VARIANT_FEATURES, _ALL, VARIANT_MASK)
 
 
 def decode_sizes(max_rows: int) -> list[int]:
@@ -100,13 +110,17 @@ class StepGraphs:
             self._tail[rows, variant] = self._captured(lambda: self._run_tail(rows, variant))
 
     def warm_up(self) -> float:
-        """Compile the kernels by eager runs of padding, then capture every size of decode; returns seconds."""
+        """Compile all kernels by eager runs of padding, then capture every size of decode; returns seconds.
+
+        What compiles while serving would stop every request for a second; what is captured then takes 10-20 ms.
+        """
         begin = time.perf_counter()
         self._device.load_plan(_no_rows().encode())
-        for variant in (0, VARIANT_RANDOM):
+        self._run_forward(Shape(min(4, self.sizes[-1]), 1, True))
+        for variant in WARM_VARIANTS:
             self._run_tail(1, variant)
-        largest_first = [Shape(s, s, False) for s in reversed(self.sizes)]
-        for shape in largest_first:
+        for size in reversed(self.sizes):
+            shape = Shape(size, size, False)
             self._run_forward(shape)
             for variant in (0, VARIANT_RANDOM):
                 self.capture(shape, variant)
