@@ -1,8 +1,8 @@
 """Offline throughput of an engine on fixed workloads: `offline.py MODEL --engine quire,vllm [--workloads NAME ...]`.
 
-Each engine runs in a process of its own, one after the other, on the same machine: start-up (process to first token) is timed, then
-every workload once warm and `--repeat` times measured, the best counts. Prefix caching is off, lengths are fixed, temperature 1.0,
-detokenizing on only with --detokenize (all engines alike). `transformers` runs requests one after the other through generate.
+Each engine runs in a process of its own, one after the other, on the same machine: start-up (process to first token) is timed,
+then every workload once warm and `--repeat` times measured, the best counts. Prefix caching is off, lengths are fixed,
+temperature 1.0, detokenizing on only with --detokenize (all engines alike). `transformers` runs requests one after the other.
 Prints a table and a last line `RESULT {json}`; `--csv FILE` appends rows. Method and bias: README.md beside this file.
 """
 

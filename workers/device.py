@@ -1,8 +1,8 @@
 """Device: what the runner asks of the machine below it. cpu.py and cuda.py are the two there are.
 
 `DeviceContext` is what both are given: the model's shape, the limits of a step, the memory that stays for the worker's life.
-The step's kernels exist twice with the same signatures, in Triton and in torch: a device names the modules, and adds what differs:
-how a plan gets there, attention, how results get back.
+The step's kernels exist twice with the same signatures, in Triton and in torch: a device names the modules, and adds what
+differs: how a plan gets there, attention, how results get back.
 """
 
 from abc import ABC, abstractmethod

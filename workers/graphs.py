@@ -1,9 +1,10 @@
 """Captured steps: a forward graph by padded tokens and rows, a tail graph by padded rows and sampler variant.
 
 All metadata is read from the device, so a graph depends on padded sizes and not on who is in the batch or how tokens are
-divided among rows. Steps of decode rows have as many tokens as rows; mixed steps up to MAX_TOKENS are captured, too, larger ones run
-eagerly (there the GPU is slower than the host). Graphs share one memory pool; logits pass from forward to tail in a buffer of
-their own. A size that was not captured at start is captured when it is first met (10-20 ms), without waiting for the device.
+divided among rows. Steps of decode rows have as many tokens as rows; mixed steps up to MAX_TOKENS are captured, too; larger
+ones run eagerly (there the GPU is slower than the host). Graphs share one memory pool; logits pass from forward to tail in a
+buffer of their own. A size that was not captured at start is captured when it is first met, in 10-20 ms, without waiting for
+the device.
 """
 
 import bisect

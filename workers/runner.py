@@ -1,7 +1,7 @@
 """ModelRunner: executes step plans on one device. Owns the tables by slot, the step's buffers and the captured graphs.
 
 A step: apply the plan's changes and build the inputs -> forward to the logits -> (late masks) -> tail: sample, update the
-tables, write the results. On a GPU a step of decode rows replays two graphs, forward and tail, and nothing here waits for the device.
+tables, write the results. On a GPU most steps replay two graphs, forward and tail, and nothing here waits for the device.
 """
 
 from collections.abc import Callable
