@@ -1,7 +1,8 @@
 """The offline workloads, the same for every engine: how long prompts and outputs are, and the prompts' token ids.
 
 Ids are drawn from [10, 30000) (or below the vocabulary's end, if that is smaller), end-of-sequence is ignored and the
-temperature is 1.0, so every engine makes exactly the output tokens asked for. `sharegpt_like` draws lognormal lengths like ShareGPT's.
+temperature is 1.0, so every engine makes exactly the output tokens asked for. `sharegpt_like` draws lognormal lengths like
+ShareGPT's.
 """
 
 from collections.abc import Callable

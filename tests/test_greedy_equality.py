@@ -8,8 +8,9 @@ import functools
 import pytest
 import torch
 from inline_engine import InlineEngine
-from quire.ipc.sampling import SamplingParams
 from tiny_models import MODELS, reference, tiny_model
+
+from quire.ipc.sampling import SamplingParams
 
 NEW_TOKENS = 64
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)

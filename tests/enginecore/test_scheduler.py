@@ -7,6 +7,7 @@ import pytest
 from fake_worker import FakeWorker, solo_output
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from quire.enginecore.block_pool import BlockPool
 from quire.enginecore.scheduler import Scheduler, SchedulerConfig
 from quire.enginecore.sequence import Sequence
@@ -18,7 +19,9 @@ VOCAB = 50
 class Harness:
     """Scheduler and fake worker joined as the core joins them: up to two steps in flight, results in order."""
 
-    def __init__(self, *, num_blocks=40, block_size=4, windows=(0,), max_num_seqs=4, budget=16, max_model_len=64, eos=(), **more):
+    def __init__(
+        self, *, num_blocks=40, block_size=4, windows=(0,), max_num_seqs=4, budget=16, max_model_len=64, eos=(), **more
+    ):
         self.eos = set(eos)
         self.config = SchedulerConfig(
             max_num_seqs=max_num_seqs,

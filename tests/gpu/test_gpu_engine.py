@@ -1,12 +1,13 @@
-"""On a GPU: fp32 output equals transformers' token for token, graphs equal eager steps, and decode never waits for the device."""
+"""On a GPU: fp32 output equals transformers' token for token, graphs equal eager steps, decode never waits for the device."""
 
 import functools
 
 import pytest
 import torch
 from inline_engine import InlineEngine
-from quire.ipc.sampling import SamplingParams
 from tiny_models import MODELS, reference, tiny_model
+
+from quire.ipc.sampling import SamplingParams
 
 pytestmark = pytest.mark.gpu
 

@@ -5,16 +5,16 @@ One model of each family, sixteen prompts at once. The engine by itself is held 
 
 import asyncio
 import functools
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from serving import Background, Served
+from serving import Served, until
 from tiny_models import reference, tiny_model
 
 from quire.frontend.client import AsyncClient
 from quire.frontend.llm import LLM, SamplingParams
+from quire.frontend.outputs import RequestOutput
 
 FAMILIES = ["llama", "mistral-sliding", "qwen2-mixed", "qwen3"]
 NEW_TOKENS = 64
@@ -24,7 +24,7 @@ IN_CHUNKS = {"device": "cpu", "dtype": "float32", "max_num_batched_tokens": 32, 
 TOO_SMALL = {**IN_CHUNKS, "num_gpu_blocks_override": 26, "admission": "optimistic"}
 
 Tokens = list[list[int]]
-Ask = Callable[[], Tokens]
+Answers = tuple[Tokens, int]  # of all prompts, and how many prompt tokens were found in the prefix cache
 
 
 @functools.cache
@@ -35,47 +35,56 @@ def prompts() -> Tokens:
 
 @functools.cache
 def greedy(name: str) -> Tokens:
-    """transformers' greedy tokens."""
-    rows = []
-    for prompt in prompts():
-        with torch.inference_mode():
-            out = reference(name).generate(
-                torch.tensor([prompt]), max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0
-            )
-        rows.append(out[0, len(prompt) :].tolist())
-    return rows
+    """transformers' greedy tokens, one at a time for all prompts at once, each in a row of its own, padded behind its end."""
+    longest = max(LENGTHS) + NEW_TOKENS
+    ids = torch.zeros((len(LENGTHS), longest), dtype=torch.long)
+    for row, prompt in zip(ids, prompts(), strict=True):
+        row[: len(prompt)] = torch.tensor(prompt)
+    ends, rows = torch.tensor(LENGTHS), torch.arange(len(LENGTHS))
+    with torch.inference_mode():
+        for _ in range(NEW_TOKENS):  # causal: what stands to the right of a row's end changes nothing
+            logits = reference(name)(ids[:, : int(ends.max())]).logits
+            ids[rows, ends] = logits[rows, ends - 1].argmax(-1)
+            ends += 1
+    return [row[n : n + NEW_TOKENS].tolist() for row, n in zip(ids, LENGTHS, strict=True)]
 
 
-def over_http(served: Served, salt: str = "", stream: bool = False) -> Tokens:
+def over_http(served: Served, salt: str = "", stream: bool = False) -> Answers:
     body = {"max_tokens": NEW_TOKENS, "ignore_eos": True, "return_token_ids": True, "cache_salt": salt}
     rows: Tokens = [[] for _ in prompts()]
     if not stream:
-        for choice in served.complete(prompts(), **body)["choices"]:
+        answer = served.complete(prompts(), **body)
+        for choice in answer["choices"]:
             rows[choice["index"]] = choice["token_ids"]
-        return rows
-    with served.stream(prompts(), **body) as events:
+        return rows, answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    with served.stream(prompts(), **body, stream_options={"include_usage": True}) as events:
         for event in events:
+            usage = event["usage"]
             for choice in event["choices"]:
                 rows[choice["index"]] += choice.get("token_ids") or []
         assert events.done
-    return rows
+    return rows, usage["prompt_tokens_details"]["cached_tokens"]
 
 
-def by_async_client(address: str, salt: str = "") -> Tokens:
-    async def one(client: AsyncClient, prompt: list[int]) -> list[int]:
+def by_async_client(address: str, salt: str = "") -> Answers:
+    async def one(client: AsyncClient, prompt: list[int]) -> RequestOutput:
         async for output in client.generate(prompt, GREEDY, cache_salt=salt):
             last = output
-        return last.outputs[0].token_ids
+        return last
 
-    async def all_of_them() -> Tokens:
+    async def all_of_them() -> list[RequestOutput]:
         async with AsyncClient(address) as client:
             return list(await asyncio.gather(*(one(client, p) for p in prompts())))
 
-    return asyncio.run(all_of_them())
+    return answers(asyncio.run(all_of_them()))
 
 
-def by_llm(llm: LLM) -> Tokens:
-    return [output.outputs[0].token_ids for output in llm.generate(prompts(), GREEDY, use_tqdm=False)]
+def by_llm(llm: LLM) -> Answers:
+    return answers(llm.generate(prompts(), GREEDY, use_tqdm=False))
+
+
+def answers(outputs: list[RequestOutput]) -> Answers:
+    return [output.outputs[0].token_ids for output in outputs], sum(output.num_cached_tokens or 0 for output in outputs)
 
 
 def differing(name: str, rows: Tokens) -> list[int]:
@@ -83,35 +92,43 @@ def differing(name: str, rows: Tokens) -> list[int]:
     return [len(p) for p, row, right in zip(prompts(), rows, greedy(name), strict=True) if row != right]
 
 
+def num_preemptions(served: Served) -> float:
+    return served.metrics()["num_preemptions_total"]
+
+
 def flags(options: dict[str, Any]) -> list[str]:
     return [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_one_engine_cold_and_warm(name: str) -> None:
-    """`LLM`'s engine, which also serves an AsyncClient and an HTTP frontend. A salt of one's own finds nothing cached."""
-    reference(name)
-    with (
-        LLM(str(tiny_model(name)), **IN_CHUNKS, cpu_kv_cache_gib=0.05) as llm,
-        Served("--engine", llm._background._core.address) as served,
-    ):
+def test_cold_and_warm_in_chunks_of_32_tokens(name: str) -> None:
+    """`LLM`'s engine, which an AsyncClient and an HTTP frontend share; with a salt of its own each finds the cache cold."""
+    with LLM(str(tiny_model(name)), **IN_CHUNKS, cpu_kv_cache_gib=0.05) as llm:
         address = llm._background._core.address
-        asks: dict[str, Ask] = {
-            "LLM": lambda: by_llm(llm),
-            "AsyncClient": lambda: by_async_client(address, "a"),
-            "HTTP": lambda: over_http(served, "b"),
-            "HTTP, streamed": lambda: over_http(served, "b", stream=True),
-        }
-        expected = Background(lambda: greedy(name))
-        served.ready()
-        hits = [cached_tokens(served)]
-        for way, ask in asks.items():
-            for temperature in ("cold", "warm"):
-                assert differing(name, ask()) == [], f"{way}, {temperature}"
-                expected.result()
-                hits.append(cached_tokens(served))
+        with Served("--engine", address) as served:
+            for ask_cold, ask_warm in (
+                (lambda: by_llm(llm), lambda: by_llm(llm)),
+                (lambda: by_async_client(address, "a"), lambda: by_async_client(address, "a")),
+                (lambda: over_http(served, "b"), lambda: over_http(served, "b", stream=True)),
+            ):
+                cold, num_cached = ask_cold()
+                assert (differing(name, cold), num_cached) == ([], 0)
+                warm, num_cached = ask_warm()
+                assert differing(name, warm) == [] and num_cached > 400
+            assert served.end() == 0
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_in_a_kv_cache_so_small_that_requests_are_preempted(name: str) -> None:
-    pass
+    """`quire serve` with these flags; an AsyncClient shares its engine. And an `LLM` with these options, one of its own."""
+    with Served(str(tiny_model(name)), *flags(TOO_SMALL)) as served:
+        with LLM(str(tiny_model(name)), **TOO_SMALL) as llm:
+            assert differing(name, by_llm(llm)[0]) == []
+            client = llm._background.client
+            until(lambda: client.beat is not None and client.beat.preemptions > 0)
+        assert differing(name, over_http(served)[0]) == []
+        until(lambda: num_preemptions(served) > 0)
+        before = num_preemptions(served)
+        assert differing(name, by_async_client(served.engine_address())[0]) == []
+        until(lambda: num_preemptions(served) > before)
+        assert served.end() == 0

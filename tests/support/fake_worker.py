@@ -1,7 +1,7 @@
 """A worker by hand: runs plans against a KV cache whose entries say which token of which prefix they hold.
 
-Every read is checked: a row must find, at each position its window sees, exactly its own prefix. The token it samples depends on
-the whole prefix, so wrong sharing, a lost update or a wrong position changes a sequence's output.
+Every read is checked: a row must find, at each position its window sees, exactly its own prefix. The token it samples depends
+on the whole prefix, so wrong sharing, a lost update or a wrong position changes a sequence's output.
 """
 
 import hashlib

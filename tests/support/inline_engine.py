@@ -4,6 +4,7 @@ from collections import deque
 
 import numpy as np
 import torch
+
 from quire.enginecore.intake import Intake, IntakeConfig
 from quire.enginecore.scheduler import Scheduler, SchedulerConfig
 from quire.ipc.messages import AddRequest, EngineLimits, RequestError
@@ -113,7 +114,7 @@ class InlineEngine:
             while True:
                 while len(in_flight) < self.depth and (made := self.scheduler.schedule()) is not None:
                     plan, step = made
-                    self.prompt_rows += self.runner.step(plan.encode(), lambda: self.masks[plan.step])
+                    self.prompt_rows += self.runner.step(plan.encode(), lambda step=plan.step: self.masks[step])
                     in_flight.append(step)
                 if not in_flight:
                     assert self.scheduler.is_idle

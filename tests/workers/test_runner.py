@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 from inline_engine import InlineEngine
-from quire.ipc.sampling import SamplingParams
 from tiny_models import reference, tiny_model
+
+from quire.ipc.sampling import SamplingParams
 
 PROMPTS = [[5, 6, 7], list(range(4, 44)), [9] * 17, [100, 200, 300, 400]]
 
@@ -124,7 +125,8 @@ def test_n_children_share_the_prompts_blocks_and_differ_by_seed():
 
 def test_min_tokens_bad_words_bias_and_allowed_ids_bind():
     engine = InlineEngine(tiny_model("llama"), eos=range(0, 512, 2))
-    early, late = engine.generate([[5, 6, 7]] * 2, [SamplingParams(temperature=0.0, max_tokens=30, min_tokens=m) for m in (0, 20)])
+    params = [SamplingParams(temperature=0.0, max_tokens=30, min_tokens=m) for m in (0, 20)]
+    early, late = engine.generate([[5, 6, 7]] * 2, params)
     assert len(early) < 20 <= len(late) and all(t % 2 for t in late[:20])
     free = engine.generate([[5, 6, 7]], SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True))[0]
     banned = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, bad_words_token_ids=[free[:1], free[2:4]])
