@@ -12,8 +12,9 @@ BIN := $(VENV)/bin
 FOR_RUN := $(VENV)/.installed-run
 FOR_TEST := $(VENV)/.installed-test
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-# A test that hangs shows where, and does not hold up the rest of the day.
-PYTEST = $(BIN)/python -m pytest -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true $(PYTEST_ARGS)
+# One OpenMP thread: the tensors are tiny, and several wait for each other by spinning (on two busy cores the tests took five
+# times as long). A test that hangs shows its stacks and ends the run.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
 .PHONY: help run test lint types clean

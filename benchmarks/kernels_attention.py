@@ -181,11 +181,13 @@ class Inputs:
         return self.q, *self.caches[layer], self.table, self.slots, self.starts, self.seq_lens, self.out
 
 
-def decode_us(inputs: Inputs, config: DecodeConfig, dependent: bool = False) -> tuple[float, float]:
+def decode_us(inputs: Inputs, config: DecodeConfig | None = None, dependent: bool = False) -> tuple[float, float]:
     """(attention, schedule) in microseconds."""
     shape, rows = inputs.shape, len(inputs.shape.rows)
     queries = max(queries for _keys, queries in shape.rows)
-    workspace = DecodeWorkspace.allocate(rows, *shape.heads, queries, "cuda", shape.dtype, config=config)
+    workspace = DecodeWorkspace.allocate(
+        rows, *shape.heads, queries, "cuda", shape.dtype, cache_dtype=shape.cache_dtype, config=config
+    )
     schedule = workspace.new_schedule(shape.window)
 
     def plan() -> None:
@@ -200,7 +202,7 @@ def decode_us(inputs: Inputs, config: DecodeConfig, dependent: bool = False) -> 
     return graph_us([call(layer) for layer in range(inputs.num_layers)]), graph_us([plan] * 8)
 
 
-def prefill_us(inputs: Inputs, config: PrefillConfig) -> tuple[float, float]:
+def prefill_us(inputs: Inputs, config: PrefillConfig | None = None) -> tuple[float, float]:
     shape, rows = inputs.shape, len(inputs.shape.rows)
     workspace = PrefillWorkspace.allocate(rows, inputs.tokens, *shape.heads, "cuda", shape.dtype, config=config)
 
@@ -257,15 +259,13 @@ def run(shapes: list[Shape], is_decode: bool, roofline: float) -> None:
         inputs = Inputs(shape)
         heads, kv_heads, dim = shape.heads
         if is_decode:
-            rows = max(queries for _keys, queries in shape.rows) * heads // kv_heads
-            us, plan_us = decode_us(inputs, choose_decode_config(shape.dtype, shape.cache_dtype, dim, rows))
+            us, plan_us = decode_us(inputs)
         else:
-            us, plan_us = prefill_us(inputs, choose_prefill_config(shape.dtype, shape.cache_dtype, dim, heads // kv_heads))
+            us, plan_us = prefill_us(inputs)
         rate = score(shape, us, is_decode)
         line = f"{describe(shape)} {us:9.1f} {rate:7.2f} {rate / roofline:6.1%}  schedule {plan_us:4.1f}"
         if is_decode and len(shape.rows) == 1:
-            config = choose_decode_config(shape.dtype, shape.cache_dtype, dim, rows)
-            line += f"  dependent launch {decode_us(inputs, config, dependent=True)[0]:.1f}"
+            line += f"  dependent launch {decode_us(inputs, dependent=True)[0]:.1f}"
         del inputs
         for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
             peer = torch_us(shape, backend)

@@ -32,6 +32,7 @@ from quire.ipc.messages import (
     WorkerPromptLogprobs,
 )
 from quire.ipc.plan import PREFILL_PROMPT_LOGPROBS
+from quire.ipc.result_ring import STEP_MASK
 from quire.ipc.sampling import SamplingParams
 
 log = logging.getLogger("quire.enginecore")
@@ -127,9 +128,13 @@ class EngineCore:
         return self.stopping and (self.scheduler.is_idle or time.monotonic() > self._draining_until)
 
     def _take_messages(self) -> None:
-        for identity, message in self.endpoint.receive(limit=256):
-            self._handle(identity, message)
+        messages = self.endpoint.receive(limit=256)
         self.endpoint.flush()
+        self._drop_lost()
+        for identity, message in messages:
+            self._handle(identity, message)
+
+    def _drop_lost(self) -> None:
         for identity in self.endpoint.lost():
             owner = self._owners.pop(identity, None)
             if owner is not None:
@@ -208,8 +213,11 @@ class EngineCore:
         logprobs = []
         if len(done.logprob_rows):
             logprobs = read_logprobs(out, ring, step.step, np.asarray([wanted.get(int(r), 0) for r in out.rows]))
-        self._fill()  # the workers go on while the results are sent
-        self._publish(out, logprobs)
+        try:
+            self._fill()  # the workers go on while the results are sent
+        finally:
+            self._publish(out, logprobs)
+        self.scheduler.settle()
         self._stats.step(len(step.slots), step.num_tokens)
         return True
 
@@ -218,7 +226,7 @@ class EngineCore:
         rows = step.logprob_rows if len(step.logprob_rows) else None
         if not self.workers.result_ring.ready(s.step, len(s.slots), rows):
             return False
-        return all((s.step, row) in self._prompt_logprobs for row in step.prompt_rows)
+        return all((s.step & STEP_MASK, row) in self._prompt_logprobs for row in step.prompt_rows)
 
     def _publish(self, out: StepOutput, logprobs: list) -> None:
         for owner, message in messages_of(out, logprobs, self.endpoint.epoch):
@@ -228,7 +236,7 @@ class EngineCore:
 
     def _pass_on_prompt_logprobs(self, done: InFlight) -> None:
         for row, (owner, request_id, start) in done.prompt_rows.items():
-            m = self._prompt_logprobs.pop((done.scheduled.step, row))
+            m = self._prompt_logprobs.pop((done.scheduled.step & STEP_MASK, row))
             num_top = len(m.top_ids) // max(len(m.ranks), 1)
             identity = self._identities.get(owner)
             if identity is not None and m.logprobs:
@@ -297,7 +305,7 @@ class EngineCore:
         if self.workers.is_ready and not was_ready:
             self._failed_starts = 0
             log.info("workers are ready again after %.1f s", time.monotonic() - self.workers.started_at)
-        if self._oldest_step_s(time.monotonic()) > self.config.step_timeout_s:
+        if self._oldest_step_s(time.monotonic()) > self.config.step_timeout_s and not self._is_done(self._in_flight[0]):
             self.workers.dump_stacks()
             raise WorkersFailed(f"a step took longer than --step-timeout-s ({self.config.step_timeout_s:g} s)")
 

@@ -4,6 +4,7 @@ Called by `enginecore` (cli.py, stand-alone) and by `python -m quire.enginecore`
 object). Every failure to start is a StartupError, whose text is for the user.
 """
 
+import bisect
 import logging
 import os
 import signal
@@ -16,6 +17,7 @@ import zmq
 
 from quire.enginecore.core import CoreConfig, EngineCore
 from quire.enginecore.device import find_gpus
+from quire.enginecore.kv_manager import KVManager
 from quire.enginecore.model_files import (
     ModelFilesError,
     ModelSummary,
@@ -155,13 +157,9 @@ def core_config_of(config: EngineConfig, summary: ModelSummary, worker: WorkerCo
 
 
 def kv_capacity_tokens(windows: tuple[int, ...], block_size: int, num_blocks: int, max_model_len: int) -> int:
-    """The longest single sequence that the KV blocks can hold; max_model_len or more means that memory is no limit."""
-    usable = num_blocks - 1
-    full = sum(w == 0 for w in windows)
-    behind_windows = sum(min(-(-w // block_size) + 2, -(-max_model_len // block_size)) for w in windows if w)
-    if not full:
-        return max_model_len if behind_windows <= usable else usable // len(windows) * block_size
-    return max((usable - behind_windows) // full, usable // len(windows)) * block_size
+    """The longest single sequence that the KV blocks can hold, up to max_model_len."""
+    kv = KVManager(num_blocks, block_size, windows, num_slots=1)
+    return bisect.bisect_left(range(1, max_model_len + 1), True, key=lambda n: bool(kv.blocks_needed(n) >= num_blocks))
 
 
 def _log_sizes(worker: WorkerConfig, profile: WorkerProfile, capacity: int) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from quire.enginecore.block_pool import BlockHasher
 from quire.enginecore.sequence import Sequence
 from quire.ipc.messages import MAX_REQUEST_ID, AddRequest, EngineLimits, RequestError, sequence_key
-from quire.ipc.sampling import check_against
+from quire.ipc.sampling import SamplingParams, check_against
 
 MAX_CACHE_SALT = 1024  # characters
 
@@ -70,7 +70,11 @@ class Intake:
         own = b"" if self.config.enable_prefix_caching else f"{owner}/{request.id}".encode()
         root = self._hasher.root(request.cache_salt.encode(), own)
         seed = params.seed if params.seed is not None else int(self._random.integers(0, 2**63))
+        hashes: list[bytes] = []
+        if cache:
+            self._hasher.extend(hashes, root, prompt)
         stop_ids = frozenset(params.stop_token_ids or ())
+        self._check_can_go_on(params, stop_ids)
         arrival_time = request.arrival_time if 0 < request.arrival_time < 1e12 else time.time()
         return [
             Sequence(
@@ -87,10 +91,16 @@ class Intake:
                 root_hash=root,
                 use_cache=cache,
                 stop_ids=stop_ids,
+                hashes=hashes.copy(),
                 feature_stop_ids=sorted(stop_ids | (set() if params.ignore_eos else set(self.config.eos_token_ids))),
             )
             for child in range(params.n)
         ]
+
+    def _check_can_go_on(self, params: SamplingParams, stop_ids: frozenset[int]) -> None:
+        ends = stop_ids if params.ignore_eos else stop_ids | set(self.config.eos_token_ids)
+        if params.min_tokens > 0 and params.allowed_token_ids and ends.issuperset(params.allowed_token_ids):
+            raise Refusal("invalid", "allowed_token_ids holds only ids that min_tokens forbids")
 
     def _prompt(self, request: AddRequest) -> np.ndarray:
         data, limits = request.prompt_token_ids, self.config.limits

@@ -65,6 +65,9 @@ class KVManager:
         nothing: list[list[int]] = [[] for _ in self.windows]
         if not seq.use_cache:
             return nothing, False
+        if seq.waits_for is not None and self._pending[seq.waits_for] > 0:
+            return nothing, True
+        seq.waits_for = None
         self.hasher.extend(seq.hashes, seq.root_hash, known)
         if seq.params.prompt_logprobs is not None and seq.child == 0:
             return nothing, False
@@ -79,6 +82,7 @@ class KVManager:
                 break
             length = shorter
         if length < most and self._pending[seq.hashes[length]] > 0:
+            seq.waits_for = seq.hashes[length]
             return nothing, True
         return hits, False
 

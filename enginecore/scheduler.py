@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from quire.enginecore.admission import PeakEstimate
-from quire.enginecore.kv_manager import KVManager
+from quire.enginecore.kv_manager import NULL_BLOCK, KVManager
 from quire.enginecore.sequence import Sequence, Slots, State
 from quire.enginecore.waiting import WaitingQueue
 from quire.ipc.messages import Finished, Started
@@ -29,7 +29,9 @@ from quire.ipc.plan import (
 )
 from quire.ipc.sampling import MAX_BAD_WORD_TOKENS
 
+EXTREME = 1e30  # parameters beyond it, or below its inverse, would be infinite or zero in float32
 MAX_FEATURE_WORDS = 1 << 20  # of one plan; one sequence's record may go beyond
+MAX_HELD = 256  # waiting sequences that a step looks at in vain
 NO_WORDS = np.zeros(0, np.int32)
 
 
@@ -90,6 +92,8 @@ class Scheduler:
         self.waiting = WaitingQueue(config.policy)
         self.counters = Counters()
         self._peak = PeakEstimate()
+        # max_plan_words has room for four whole block tables: the last sequence admitted may add one more
+        self._max_table_updates = 3 * self.kv.num_groups * -(-config.max_model_len // config.block_size)
         self._eos = np.zeros(max(config.vocab_size, 1), bool)
         self._eos[[i for i in config.eos_token_ids if i < config.vocab_size]] = True
         self._feature_rows = list(range(config.num_feature_rows - 1, -1, -1))
@@ -99,6 +103,7 @@ class Scheduler:
         self._sent_decode: np.ndarray | None = None  # the decode rows that the workers hold
         self._prefilling: list[Sequence] = []  # by order
         self._leaving: deque[Sequence] = deque()  # finished or preempted, with a step in flight
+        self._filled: list[tuple[Sequence, int]] = []  # decode rows that filled a block, and their computed tokens: see settle
         self._stalled = 0  # decode rows left out of this step for want of blocks
         self._preempted = False  # in this step: nobody is admitted, so that a slot has one owner within a plan
         self._sequences: dict[tuple[int, int], list[Sequence]] = {}  # (owner, request id) -> live children
@@ -154,29 +159,41 @@ class Scheduler:
         step = self._step + 1
         self._preempted = False
         build = _PlanBuilder(step, now)
-        decode = self._schedule_decode(build)
+        decode = self._schedule_decode(build, self._for_decode())
         self.slots.last_step[decode] = step
         self._schedule_prefills(build, self.config.max_num_batched_tokens - len(decode))
+        if not len(decode) and not build.prefills and not self._preempted:  # nobody wanted what decode rows were denied
+            decode = self._schedule_decode(build, self.config.max_num_batched_tokens)
+            self.slots.last_step[decode] = step
         if not len(decode) and not build.prefills:
             return None
         self._step = step
-        same = self._sent_decode is not None and np.array_equal(decode, self._sent_decode)
-        self._sent_decode = decode
-        prefill_slots = np.fromiter((s.slot for s, _ in build.prefills), np.int32, len(build.prefills))
-        rows = np.concatenate([decode, prefill_slots]) if len(prefill_slots) else decode
-        samples = np.concatenate([np.ones(len(decode), bool), np.asarray(build.samples, bool)])
-        plan = build.finish(decode, same, self.slots.variant[rows[samples]], self.slots.sched_tokens[rows])
-        self.slots.sched_tokens[rows[samples]] += 1
+        sent, self._sent_decode = self._sent_decode, decode
+        same = decode is sent or (sent is not None and np.array_equal(decode, sent))
+        rows, samples, sampling = decode, np.ones(len(decode), bool), decode
+        if build.prefills:
+            rows = np.concatenate([decode, np.asarray([s.slot for s, _ in build.prefills], np.int32)])
+            samples = np.concatenate([samples, np.asarray(build.samples, bool)])
+            sampling = rows[samples]
+        lengths = self.slots.sched_tokens[rows]
+        plan = build.finish(decode, same, self.slots.variant[sampling], lengths)
+        self.slots.sched_tokens[sampling] = lengths[samples] + 1
         self._start_decoding(build)
         return plan, ScheduledStep(step, rows, samples, build.prefills, len(decode), plan.num_tokens)
 
-    def _schedule_decode(self, build: "_PlanBuilder") -> np.ndarray:
+    def _for_decode(self) -> int:
+        """Tokens that decode rows may take: not all, where something waits to be computed first; in turns for a budget of 1."""
+        budget = self.config.max_num_batched_tokens
+        if not self._prefilling and not (self.waiting and self.slots.free):
+            return budget
+        return budget - (budget // 8 or (1 if budget > 1 else self._step % 2))
+
+    def _schedule_decode(self, build: "_PlanBuilder", budget: int) -> np.ndarray:
         t = self.slots
         left = t.sched_tokens[self._decode] < t.final_len[self._decode]
         if not left.all():
             self._decode = self._decode[left]  # their last token is in flight
         rows = self._decode
-        budget = self.config.max_num_batched_tokens
         if len(rows) > budget:  # take turns
             self._decode = np.concatenate([rows[budget:], rows[:budget]])
             rows = rows[:budget]
@@ -201,6 +218,8 @@ class Scheduler:
             build.block_updates += self.kv.grow(seq, 1)
             self.slots.capacity[seq.slot] += self.config.block_size
         self._stalled = len(stalled)
+        if not stalled and not self._preempted:
+            return rows
         keep = [s for s in rows.tolist() if s not in stalled and (q := self.slots.sequences[s]) and q.state is State.DECODE]
         return np.asarray(keep, np.int32)
 
@@ -290,9 +309,11 @@ class Scheduler:
 
     # ------------------------------------------------------------------------------------------------- admission
     def _admit(self, budget: int, build: "_PlanBuilder") -> None:
+        if self.waiting:
+            self.settle()
         held: list[Sequence] = []
         while budget > 0 and self.waiting and self.slots.free and build.feature_words < MAX_FEATURE_WORDS:
-            if self._stalled or self._preempted:
+            if self._stalled or self._preempted or len(held) >= MAX_HELD or build.table_updates >= self._max_table_updates:
                 break
             seq = self.waiting.pop()
             known = seq.tokens if seq.tokens is not None else seq.prompt
@@ -314,7 +335,8 @@ class Scheduler:
         """Look ahead: will everybody's blocks fit to the end, as far as can be guessed?"""
         if self.num_running == 0 and not self._leaving:
             return True
-        new = self.kv.blocks_needed(len(known) + 1) - len(hits[0]) * self.kv.num_groups
+        held = sum(b != NULL_BLOCK for group in hits for b in group)
+        new = max(int(self.kv.blocks_needed(len(known) + 1)) - held, self.kv.num_groups)
         new += sum(self.kv.pool.is_cached_unused(b) for group in hits for b in group if b)
         if new > self.kv.pool.num_available:
             return False
@@ -346,15 +368,21 @@ class Scheduler:
             seq.feature_row = self._feature_rows.pop()
             build.add_features(_features_of(seq, known))
         build.slot_updates.append(_slot_words(seq))
-        build.block_updates += self.kv.table_of(seq)
+        table = self.kv.table_of(seq)
+        build.block_updates += table
+        build.table_updates += len(table)
         self.kv.add_pending(seq)
         self._prefilling.append(seq)
         self._prefilling.sort(key=lambda s: s.order)
-        return self._prefill_chunk(seq, budget, build)
+        length = self._prefill_chunk(seq, budget, build)
+        if not length and seq.state is State.PREFILL:
+            self._preempt(seq)  # no room after all: it has no row, so slot and blocks go back now, and it waits in front
+        return length
 
     # --------------------------------------------------------------------------------------------------- results
     def update(self, scheduled: ScheduledStep, tokens: np.ndarray) -> StepOutput:
         """Take a step's sampled ids (int32 [rows]); steps return in order."""
+        self.settle()
         t = self.slots
         self._returned = scheduled.step
         for seq, computed in scheduled.prefills:
@@ -367,10 +395,14 @@ class Scheduler:
         self.counters.generation_tokens += len(rows)
         out = StepOutput(t.owner[slots], t.key[slots], tokens, rows, t.wants_logprobs[slots])
         self._report_started(slots, out)
-        ended = self._find_ended(slots, tokens)
+        # named before any of them ends: an end may give back the slot of another that was preempted
+        ended = [(self._sequence(slots[i]), int(slots[i]), int(tokens[i]), stop) for i, stop in self._find_ended(slots, tokens)]
         self._complete_blocks(slots)
-        for i, stop_id in ended:
-            self._finish_row(int(slots[i]), int(tokens[i]), stop_id, out)
+        for seq, slot, token, by_stop_id in ended:
+            self._peak.observe(int(t.num_tokens[slot]) - len(seq.prompt))
+            reason = Finished(seq.key, "stop", token) if by_stop_id else Finished(seq.key, "length")
+            out.finished.append((seq.owner, reason))
+            self._end(seq)
         self._let_go()
         return out
 
@@ -390,21 +422,24 @@ class Scheduler:
         ends = stops | (t.num_tokens[slots] >= t.final_len[slots])
         return [(int(i), bool(stops[i])) for i in np.flatnonzero(ends)]
 
-    def _finish_row(self, slot: int, token: int, by_stop_id: bool, out: StepOutput) -> None:
-        seq = self._sequence(slot)
-        self._peak.observe(int(self.slots.num_tokens[slot]) - len(seq.prompt))
-        out.finished.append((seq.owner, Finished(seq.key, "stop" if by_stop_id else "length", token if by_stop_id else None)))
-        self._end(seq)
-
     def _complete_blocks(self, slots: np.ndarray) -> None:
-        """Rows that have just filled a block: make it findable, give back what the window has left behind."""
+        """Rows that have just filled a block: remember it for `settle`, give back what the window has left behind."""
         computed = self.slots.num_tokens[slots] - 1  # of the steps that have returned
-        for i in np.flatnonzero(computed % self.config.block_size == 0):
-            seq = self._sequence(slots[i])
+        filled = [(self._sequence(slots[i]), int(computed[i])) for i in np.flatnonzero(computed % self.config.block_size == 0)]
+        self._filled += filled
+        if any(self.config.windows):
+            self.settle()  # what is given back should be findable
+            for seq, num_computed in filled:
+                self.kv.release_outside_window(seq, num_computed)
+
+    def settle(self) -> None:
+        """Make the blocks that decode rows have filled findable. Whatever depends on that does it first; call it when there is
+        time: hashing was a third of the time to a large batch's next plan, which does not need it."""
+        filled, self._filled = self._filled, []
+        for seq, num_computed in filled:
             if seq.use_cache:
-                self.kv.hash_known(seq, self.slots.known(seq)[: int(computed[i])])
-                self.kv.register(seq, int(computed[i]) // self.config.block_size)
-            self.kv.release_outside_window(seq, int(computed[i]))
+                self.kv.hash_known(seq, self.slots.known(seq)[:num_computed])
+                self.kv.register(seq, num_computed // self.config.block_size)
 
     # --------------------------------------------------------------------------------- leaving: end and preemption
     def _end(self, seq: Sequence) -> None:
@@ -441,6 +476,8 @@ class Scheduler:
 
     def _let_go(self) -> None:
         """Free what sequences held whose last step has returned."""
+        if self._leaving:
+            self.settle()
         for _ in range(len(self._leaving)):
             seq = self._leaving.popleft()
             if self.slots.last_step[seq.slot] > self._returned:
@@ -536,6 +573,7 @@ class _PlanBuilder:
         self._prefill_tokens: list[np.ndarray] = []
         self._features: list[np.ndarray] = []
         self.feature_words = 0
+        self.table_updates = 0  # block updates that repeat a cached prefix
 
     def add_prefill(self, seq: Sequence, token_ids: np.ndarray, words: tuple[int, ...]) -> None:
         _, start, length, flags, _, _ = words
@@ -570,13 +608,17 @@ def _slot_words(seq: Sequence) -> np.ndarray:
     words = np.zeros(SLOT_WORDS, np.int32)
     floats = words.view(np.float32)
     words[0] = seq.slot
-    floats[1] = p.temperature
+    floats[1] = min(p.temperature, EXTREME)
     words[2] = min(max(p.top_k, 0), 2**31 - 1)
-    floats[3], floats[4] = p.top_p, p.min_p
-    floats[5], floats[6], floats[7] = p.presence_penalty, p.frequency_penalty, p.repetition_penalty
+    floats[3], floats[4] = max(p.top_p, 1 / EXTREME), p.min_p
+    floats[5], floats[6], floats[7] = (
+        p.presence_penalty,
+        p.frequency_penalty,
+        min(max(p.repetition_penalty, 1 / EXTREME), EXTREME),
+    )
     words[8:10] = np.asarray([seq.seed & (2**64 - 1)], np.uint64).view(np.int32)
     words[10] = seq.feature_row
-    words[11] = len(seq.prompt) + p.min_tokens
+    words[11] = min(len(seq.prompt) + p.min_tokens, seq.final_len)
     words[12] = -1 if p.logprobs is None else p.logprobs
     return words
 

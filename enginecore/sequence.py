@@ -54,6 +54,7 @@ class Sequence:
     num_released: list[int] = field(default_factory=list)  # per KV group: leading blocks given back, outside the window
     num_cached_tokens: int = -1  # of the prompt, at the first admission
     first_scheduled: float = 0.0
+    waits_for: bytes | None = None  # the hash of a block that another sequence is computing and this one wants to hit
     pending: bool = False  # its unregistered hashes are in the scheduler's table of prefixes being computed
 
     @property

@@ -41,6 +41,9 @@ class WaitingQueue:
 
     def remove(self, seq: Sequence) -> None:
         del self._queue[id(seq)]
+        if len(self._heap) > 2 * len(self._queue) + 64:
+            self._heap = [(s.order, name) for name, s in self._queue.items()]
+            heapq.heapify(self._heap)
 
     def __len__(self) -> int:
         return len(self._queue)

@@ -163,3 +163,5 @@ class WorkerGroup:
             self.plan_ring.write(kind, words, RING_TIMEOUT_S)
         except (RingFull, RingCorrupt) as error:
             raise WorkersFailed(f"a worker does not take its plans: {error}") from error
+        except ValueError as error:  # too long for the ring; the scheduler's limits should not let it come to this
+            raise WorkersFailed(f"a plan cannot be sent: {error}") from error

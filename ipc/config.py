@@ -32,7 +32,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     num_gpu_blocks_override: int | None = None
     block_size: int | None = None  # tokens; None: chosen by device
     max_num_seqs: int | None = None  # None: 1024 on a GPU of 70 GB and more, 256 on smaller ones, 64 on a CPU
-    max_num_batched_tokens: int | None = None  # None: 8192 on a GPU, 2048 on a CPU
+    max_num_batched_tokens: int | None = None  # None: 8192 on a GPU, 512 on a CPU
     max_num_waiting: int = 8192
     enable_prefix_caching: bool = True
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"

@@ -8,7 +8,7 @@ refused and never mistaken. Arrays of numbers travel as little-endian bytes; a r
 A sequence on the frontend wire is named by one integer, its key: `request id << 8 | child`, child < n <= 128.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -20,6 +20,7 @@ PROTOCOL_VERSION = 1
 MAX_FRONTEND_MESSAGE = 64 << 20  # a request: a prompt of 8 M tokens as int32 would fit
 MAX_CORE_MESSAGE = 256 << 20  # a tokenizer file, prompt logprobs
 MAX_REQUEST_ID = (1 << 55) - 1
+MAX_ABORTED = 65536  # ids in one Abort
 IDENTITY_BYTES = 16  # of a frontend's connection, random
 
 # What decoding hostile bytes can raise: msgspec's own errors, bad UTF-8 and nesting, a claimed length beyond all memory.
@@ -62,7 +63,7 @@ class Abort(Message, tag="abort", frozen=True):
     """Drop these requests (all their children) now. Unknown ids are ignored: they may just have finished."""
 
     epoch: int
-    ids: list[int]
+    ids: Annotated[list[int], msgspec.Meta(max_length=MAX_ABORTED)]
 
 
 class Finish(Message, tag="finish", frozen=True):

@@ -34,7 +34,7 @@ BOUNDS: dict[str, tuple[float | None, float | None, bool]] = {
     "repetition_penalty": (0.0, None, False),
     "seed": (-(2**63), 2**63 - 1, True),
     "max_tokens": (1, None, True),
-    "min_tokens": (0, None, True),
+    "min_tokens": (0, 2**31 - 1, True),
     "logprobs": (0, MAX_LOGPROBS, True),
     "prompt_logprobs": (0, MAX_LOGPROBS, True),
 }
@@ -134,7 +134,7 @@ def _check_lists(p: SamplingParams) -> None:
     _check_strings("stop", p.stop, MAX_STOP_STRINGS)
     _check_strings("bad_words", p.bad_words, MAX_BAD_WORDS)
     _check_ids("stop_token_ids", p.stop_token_ids, MAX_STOP_TOKEN_IDS)
-    _check_ids("allowed_token_ids", p.allowed_token_ids, 1 << 24)
+    _check_ids("allowed_token_ids", p.allowed_token_ids, 1 << 20)
     if p.allowed_token_ids is not None and not p.allowed_token_ids:
         raise ValueError("allowed_token_ids must not be empty")
     if p.logit_bias is not None:
@@ -190,6 +190,8 @@ def check_against(p: SamplingParams, *, vocab_size: int, max_logprobs: int) -> N
         ("logit_bias", p.logit_bias or {}),
         ("bad_words", words),
     ):
+        if len(ids) > vocab_size and name != "bad_words":
+            raise ValueError(f"{name} holds {len(ids)} token ids; the vocabulary has {vocab_size}")
         top = max(ids, default=-1)
         if top >= vocab_size:
             raise ValueError(f"{name} holds token id {top}, outside the vocabulary of {vocab_size}")

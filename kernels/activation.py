@@ -19,11 +19,10 @@ def _silu_mul_kernel(
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = cols < width
     if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     gate = tl.load(x_ptr + row * x_stride + cols, mask, other=0.0)
     up = tl.load(x_ptr + row * x_stride + width + cols, mask, other=0.0)
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
     wide = gate.to(tl.float32)
     silu = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype)
     y = silu.to(tl.float32) * up.to(tl.float32)

@@ -137,33 +137,42 @@ class CpuAttentionPlan:
         n = max(1, _BATCH_ELEMENTS // (self.num_kv_heads * length * self.head_dim))
         return [members[i : i + n] for i in range(0, len(members), n)]
 
-    def _gathered(self, rows: np.ndarray, keys: np.ndarray) -> _Gathered:
-        """Of keys [n, length] of rows [n]."""
-        blocks = self._tables[rows[:, None], keys // self.block_size].astype(np.int64)
-        lines = blocks * self.lines.block + keys % self.block_size * self.lines.slot
-        heads = np.arange(self.num_kv_heads, dtype=np.int64) * self.lines.head
-        index = (lines[:, None, :] + heads[None, :, None]).reshape(-1)
-        shape = (*keys.shape[:1], self.num_kv_heads, keys.shape[1], self.head_dim)
-        k, v = (side[: len(index) * self.head_dim].view(shape) for side in self._sides)
+    def _line_index(self, rows: np.ndarray, first_keys: np.ndarray, length: int) -> np.ndarray:
+        """Cache lines [n, Hkv, length] of the keys from first_keys [n] on of rows [n]; beyond a row's end they are undefined."""
+        heads = np.arange(self.num_kv_heads) * self.lines.head
+        if first_keys.any():
+            keys = np.minimum(first_keys[:, None] + np.arange(length), self._tables.shape[1] * self.block_size - 1)
+            blocks = self._tables[rows[:, None], keys // self.block_size].astype(np.int64)
+            return (blocks * self.lines.block + keys % self.block_size * self.lines.slot)[:, None] + heads[:, None]
+        blocks = self._tables[rows, : -(-length // self.block_size)].astype(np.int64) * self.lines.block
+        slots = heads[:, None, None] + np.arange(self.block_size) * self.lines.slot
+        return (blocks[:, None, :, None] + slots).reshape(len(rows), self.num_kv_heads, -1)[:, :, :length]
+
+    def _gathered(self, index: np.ndarray) -> _Gathered:
+        """What is at cache lines [n, Hkv, length]."""
+        shape = (*index.shape, self.head_dim)
+        k, v = (side[: index.size * self.head_dim].view(shape) for side in self._sides)
         k_lines, v_lines = (as_numpy(x.view(-1, self.head_dim)) for x in (k, v))
-        return _Gathered(index, k_lines, v_lines, k, v)
+        return _Gathered(index.reshape(-1), k_lines, v_lines, k, v)
 
     def _plan_batch(self, members: list[tuple[int, int, int, int]], length: int) -> _Batch:
-        rows, tokens, first_keys, seq_lens = np.array(members, dtype=np.int64).T
-        places = np.arange(length)
-        keys = np.minimum(first_keys[:, None] + places, seq_lens[:, None] - 1)
-        mask = np.zeros((len(rows), self.num_kv_heads, 1, length), np.float32)
-        mask.transpose(0, 3, 1, 2)[places >= (seq_lens - first_keys)[:, None]] = -np.inf
+        rows, tokens, first_keys, seq_lens = np.array(members).T
+        num_keys = seq_lens - first_keys
+        index = self._line_index(rows, first_keys, length)
+        mask = np.zeros((len(rows), self.num_kv_heads, length), np.float32)
+        padded = (np.arange(length) >= num_keys[:, None])[:, None]
+        np.copyto(index, index[np.arange(len(rows)), :, num_keys - 1][:, :, None], where=padded)
+        np.copyto(mask, np.float32(-np.inf), where=padded)
         first, last = int(tokens[0]), int(tokens[-1])
         together = last - first + 1 == len(tokens)
         return _Batch(
             tokens=slice(first, last + 1) if together else torch.from_numpy(tokens.copy()),
-            mask=torch.from_numpy(mask).to(self.dtype),
-            kv=self._gathered(rows, keys),
+            mask=torch.from_numpy(mask).unsqueeze_(2).to(self.dtype),
+            kv=self._gathered(index),
         )
 
     def _plan_row(self, row: int, begin: int, end: int, first_key: int, seq_len: int) -> _Row:
-        kv = self._gathered(np.array([row]), np.arange(first_key, seq_len)[None])
+        kv = self._gathered(self._line_index(np.array([row]), np.array([first_key]), seq_len - first_key))
         plan = _Row(begin, end, first_key, seq_len - (end - begin), [], kv)
         if plan.num_cached or (self.window and self.window < seq_len):
             for query in range(0, end - begin, _QUERY_SLICE):

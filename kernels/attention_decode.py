@@ -1,12 +1,12 @@
 """Paged attention for decode rows: 1-8 query tokens a row, split over the KV length, balanced over the SMs.
 
-Formula and masks: attention_tile.py. The KV tiles of all (row, KV head) pairs, in that order, form one line of units;
-program p of a fixed grid takes units [p*n, (p+1)*n), whatever the mix of row lengths. `decode_schedule`
-(attention_decode_schedule.py) computes n and where each program starts, on the device, once a step. A (row, head) that one
-program covers is written straight to `out`; of one that several share, each leaves its partial sums in the workspace, and
-whichever arrives last (an atomic count) adds them up in the order of the keys. So there is no second launch, and results do
-not depend on timing. With `fixed_splits` (what fp32 gets) the cuts depend on the row's own length alone: a row's result is
-then the same, bit for bit, in any batch.
+Formula and masks: attention_tile.py. The KV tiles of all (row, KV head) pairs, in that order, form one line of units; the
+programs of a fixed grid take equal stretches of it, whatever the mix of row lengths. `decode_schedule`
+(attention_decode_schedule.py) makes the cuts, on the device, once a step. A (row, head) that one program covers is written
+straight to `out`; of one that several share, each leaves its partial sums in the workspace, and whichever arrives last (an
+atomic count) adds them up in the order of the keys. So there is no second launch, and results do not depend on timing. With
+`fixed_splits` (what fp32 gets) the cuts depend on the row's own length alone: a row's result is then the same, bit for bit,
+in any batch.
 
 Bytes: every visible key and value once, 2 * Hkv * D * itemsize(cache) a token; q and out are small beside it.
 The partial sums are at most 2 a program, and stay in L2.
@@ -17,7 +17,14 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from quire.kernels.attention_decode_schedule import DecodeSchedule, DecodeWorkspace, row_tiles, tiles_per_split
+from quire.kernels.attention_decode_schedule import (
+    DecodeSchedule,
+    DecodeWorkspace,
+    program_of,
+    program_start,
+    row_tiles,
+    tiles_per_split,
+)
 from quire.kernels.attention_tile import LOG2_E, attend_tiles, check_layout, first_visible_key, row_lengths
 
 
@@ -133,16 +140,19 @@ def _decode_kernel(
     DEPENDENT_LAUNCH: tl.constexpr,
 ):
     program = tl.program_id(0)
-    units_per_program = tl.load(header_ptr)
-    total_units = tl.load(header_ptr + 1)
-    num_padded = tl.load(header_ptr + 2)
-    row = tl.load(first_rows_ptr + program)
+    units = tl.load(header_ptr)
+    longer = tl.load(header_ptr + 1)
+    total_units = tl.load(header_ptr + 2)
+    num_padded = tl.load(header_ptr + 3)
+    row = num_rows * 0
+    if num_rows > 1:  # a single row's lengths are read at once, not after its number: loads one after the other are the cost
+        row = tl.load(first_rows_ptr + program)
     if DEPENDENT_LAUNCH:
         # The schedule is read before the wait: `decode_schedule` must not be the launch right before this one.
         gdc_wait()
         gdc_launch_dependents()
-    unit = program * units_per_program
-    end_unit = tl.minimum(unit + units_per_program, total_units)
+    unit = program_start(program, units, longer)
+    end_unit = tl.minimum(program_start(program + 1, units, longer), total_units)
 
     offs_m = tl.arange(0, ROWS)
     offs_d = tl.arange(0, HEAD_PAD)
@@ -175,7 +185,7 @@ def _decode_kernel(
             else:
                 num_units = tl.minimum(end_unit - unit, head_units - first_index)
                 tile_begin = first_tile + first_index
-                tile_end = tile_begin + num_units
+                tile_end = tl.minimum(tile_begin + num_units, first_tile + tiles)
 
             q_offset = (query_begin + token).to(tl.int64) * stride_q_token
             q_offset += (kv_head * GROUP + offs_m % GROUP) * stride_q_head
@@ -185,13 +195,15 @@ def _decode_kernel(
             acc, row_max, row_sum = attend_tiles(
                 tl.zeros([ROWS, HEAD_PAD], tl.float32),
                 tl.full([ROWS], float("-inf"), tl.float32),
-                tl.zeros([ROWS], tl.float32),
+                tl.zeros([ROWS, TILE], tl.float32),
                 q,
                 positions,
                 key_ptr + kv_head * stride_key_head,
                 value_ptr + kv_head * stride_value_head,
                 block_table_ptr + slot.to(tl.int64) * stride_table,
                 tile_begin,
+                tile_end,
+                tile_end,
                 tile_end,
                 first_visible_key(seq_len - query_len, window, WINDOWED),
                 seq_len,
@@ -207,9 +219,11 @@ def _decode_kernel(
                 HEAD_DIM,
                 HEAD_PAD,
                 True,
+                True,
                 WINDOWED,
                 PRECISION,
             )
+            row_sum = tl.sum(row_sum, 1)
             if num_units == head_units:
                 values = acc * (value_scale / tl.where(row_sum == 0.0, 1.0, row_sum))[:, None]
                 _store_rows(
@@ -226,8 +240,8 @@ def _decode_kernel(
                     own_slot = first_slot + first_index
                 else:
                     # A program has at most one part that continues another's (slot 2p) and one that others go on with (2p + 1).
-                    first_program = (unit - first_index) // units_per_program
-                    parts = (unit - first_index + head_units - 1) // units_per_program - first_program + 1
+                    first_program = program_of(unit - first_index, units, longer)
+                    parts = program_of(unit - first_index + head_units - 1, units, longer) - first_program + 1
                     first_slot = 2 * first_program + 1
                     later_slot = 2 * first_program
                     slot_step = 2
@@ -300,10 +314,11 @@ def decode_attention(
     if (num_heads, num_kv_heads, head_dim) != (workspace.num_heads, workspace.num_kv_heads, workspace.head_dim):
         raise ValueError(f"heads {num_heads}/{num_kv_heads} of {head_dim} do not fit the workspace")
     check_layout(q, k_cache, v_cache, block_table, out, scale)
-    config = workspace.config
+    num_rows = seq_lens.shape[0]
+    config, num_programs = workspace.launch(num_rows)
     rows = triton.next_power_of_2(workspace.max_query_len * num_heads // num_kv_heads)
     head_pad = triton.next_power_of_2(head_dim)
-    _decode_kernel[(workspace.num_programs,)](
+    _decode_kernel[(num_programs,)](
         q,
         k_cache,
         v_cache,
@@ -324,7 +339,7 @@ def decode_attention(
         workspace.arrivals,
         scale * LOG2_E,
         schedule.window,
-        seq_lens.shape[0],
+        num_rows,
         num_slots,
         num_blocks,
         num_tokens,

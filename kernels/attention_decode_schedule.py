@@ -12,6 +12,7 @@ import triton.language as tl
 from quire.kernels.attention_tile import first_visible_key, row_lengths
 
 MAX_QUERY_LEN = 8
+SLACK = 3  # eighths of a unit a program: cutting a (row, head) to use up more idleness than that pays
 
 
 @triton.jit
@@ -26,6 +27,36 @@ def row_tiles(query_len, seq_len, window, TILE: tl.constexpr, WINDOWED: tl.const
 def tiles_per_split(tiles, SPLIT_TILES: tl.constexpr, FIXED_SPLITS: tl.constexpr):
     """Fixed mode: SPLIT_TILES tiles a split, more only where the row would need over FIXED_SPLITS of them."""
     return tl.maximum(tl.cdiv(tiles, FIXED_SPLITS), SPLIT_TILES)
+
+
+@triton.jit
+def program_start(program, units, longer):
+    """The first unit of a program: the first `longer` programs take units + 1 each, the others `units`."""
+    return program * units + tl.minimum(program, longer)
+
+
+@triton.jit
+def program_of(unit, units, longer):
+    """The program that takes a unit."""
+    border = longer * (units + 1)
+    return tl.where(unit < border, unit // (units + 1), longer + (unit - border) // units)
+
+
+@triton.jit
+def _load_rows(
+    query_start_ptr, seq_lens_ptr, rows, limit, num_tokens, max_keys, window,
+    MAX_QUERY: tl.constexpr, TILE: tl.constexpr, SPLIT_TILES: tl.constexpr, FIXED_SPLITS: tl.constexpr,
+    WINDOWED: tl.constexpr,
+):  # fmt: skip
+    """(units of one KV head, whether a row is padded). A padded row has none: its zeros are written apart."""
+    live = rows < limit
+    safe = tl.where(live, rows, 0)
+    _start, query_len, seq_len = row_lengths(query_start_ptr, seq_lens_ptr, safe, num_tokens, max_keys, MAX_QUERY)
+    _first, units = row_tiles(query_len, seq_len, window, TILE, WINDOWED)
+    if FIXED_SPLITS > 0:
+        units = tl.cdiv(units, tiles_per_split(units, SPLIT_TILES, FIXED_SPLITS))
+    live = live & (query_len > 0)
+    return tl.where(live, units, 0), (live & (seq_len == 0)).to(tl.int32)
 
 
 @triton.jit(
@@ -53,10 +84,12 @@ def _schedule_kernel(
     FIXED_SPLITS: tl.constexpr,
     WINDOWED: tl.constexpr,
     HAS_LIMIT: tl.constexpr,
+    SLACK: tl.constexpr,
     BLOCK: tl.constexpr,
     SEARCH_STEPS: tl.constexpr,
 ):
-    """One program. header = [units a program, all units, padded rows]; unit_starts[r] = units (of one head) before row r."""
+    """One program. header = [units a program, programs with one more, all units, padded rows]; unit_starts[r] = units (of one
+    head) before row r."""
     lanes = tl.arange(0, BLOCK)
     limit = num_rows
     if HAS_LIMIT:
@@ -64,30 +97,63 @@ def _schedule_kernel(
     total = num_rows * 0
     padded = num_rows * 0
     for base in range(0, num_rows, BLOCK):
-        rows = base + lanes
-        live = rows < limit
-        safe = tl.where(live, rows, 0)
-        _start, query_len, seq_len = row_lengths(query_start_ptr, seq_lens_ptr, safe, num_tokens, max_keys, MAX_QUERY)
-        _first, units = row_tiles(query_len, seq_len, window, TILE, WINDOWED)
-        if FIXED_SPLITS > 0:
-            units = tl.cdiv(units, tiles_per_split(units, SPLIT_TILES, FIXED_SPLITS))
-        units = tl.where(live & (query_len > 0), units, 0)
-        # A padded row has no units: the decode kernel writes its zeros apart, from this list.
-        is_padded = (live & (query_len > 0) & (seq_len == 0)).to(tl.int32)
-        tl.store(unit_starts_ptr + rows, total + tl.cumsum(units, 0) - units, mask=rows < num_rows)
-        tl.store(padded_rows_ptr + padded + tl.cumsum(is_padded, 0) - 1, rows, mask=is_padded != 0)
+        units, is_padded = _load_rows(
+            query_start_ptr, seq_lens_ptr, base + lanes, limit, num_tokens, max_keys, window,
+            MAX_QUERY, TILE, SPLIT_TILES, FIXED_SPLITS, WINDOWED,
+        )  # fmt: skip
+        tl.store(padded_rows_ptr + padded + tl.cumsum(is_padded, 0) - 1, base + lanes, mask=is_padded != 0)
         total += tl.sum(units, 0)
         padded += tl.sum(is_padded, 0)
-    units_per_program = tl.maximum(tl.cdiv(total * NUM_KV_HEADS, num_programs), MIN_TILES)
+    per_program = tl.maximum(tl.cdiv(total * NUM_KV_HEADS, num_programs), MIN_TILES)
+
+    # Where every (row, head) can have programs of its own, round its units up to theirs: then programs have one (row, head)
+    # each, and a short row has no parts to add up, which takes longer than a few tiles.
+    part = num_rows * 0 + 1
+    if FIXED_SPLITS == 0:
+        larger = per_program + tl.cdiv(per_program, 8)
+        parts = num_rows * 0
+        parts_if_larger = num_rows * 0
+        for base in range(0, num_rows, BLOCK):
+            units, is_padded = _load_rows(
+                query_start_ptr, seq_lens_ptr, base + lanes, limit, num_tokens, max_keys, window,
+                MAX_QUERY, TILE, SPLIT_TILES, FIXED_SPLITS, WINDOWED,
+            )  # fmt: skip
+            parts += tl.sum(tl.cdiv(units, per_program), 0)
+            parts_if_larger += tl.sum(tl.cdiv(units, larger), 0)
+        if parts * NUM_KV_HEADS <= num_programs:
+            part = per_program
+        elif parts_if_larger * NUM_KV_HEADS <= num_programs:
+            part = larger
+            per_program = larger
+
+    total = num_rows * 0
+    for base in range(0, num_rows, BLOCK):
+        rows = base + lanes
+        units, is_padded = _load_rows(
+            query_start_ptr, seq_lens_ptr, rows, limit, num_tokens, max_keys, window,
+            MAX_QUERY, TILE, SPLIT_TILES, FIXED_SPLITS, WINDOWED,
+        )  # fmt: skip
+        units = tl.cdiv(units, part) * part
+        tl.store(unit_starts_ptr + rows, total + tl.cumsum(units, 0) - units, mask=rows < num_rows)
+        total += tl.sum(units, 0)
     tl.store(unit_starts_ptr + num_rows, total)
-    tl.store(header_ptr, units_per_program)
-    tl.store(header_ptr + 1, total * NUM_KV_HEADS)
-    tl.store(header_ptr + 2, padded)
+    total = total * NUM_KV_HEADS
+    # Else equal stretches, to within one unit, if rounding up would leave over SLACK eighths of a unit a program idle.
+    longer = num_rows * 0
+    if FIXED_SPLITS == 0:
+        idle = per_program * num_programs - total
+        if (part == 1) & (per_program > MIN_TILES) & (idle * 8 > num_programs * SLACK):
+            per_program = total // num_programs
+            longer = total - per_program * num_programs
+    tl.store(header_ptr, per_program)
+    tl.store(header_ptr + 1, longer)
+    tl.store(header_ptr + 2, total)
+    tl.store(header_ptr + 3, padded)
     tl.debug_barrier()
     # The last row that starts at or before a program's first unit: a binary search, all programs at once.
     for base in range(0, num_programs, BLOCK):
         programs = base + lanes
-        target = (programs * units_per_program) // NUM_KV_HEADS
+        target = program_start(programs, per_program, longer) // NUM_KV_HEADS
         low = tl.zeros([BLOCK], tl.int32)
         high = low + num_rows
         for _ in tl.static_range(SEARCH_STEPS):
@@ -123,14 +189,23 @@ def choose_decode_config(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim:
         return DecodeConfig(tile=32 if head_pad <= 128 else 16, num_warps=8 if wide else 4, num_stages=2, programs_per_sm=2)
     if head_pad > 128:
         return DecodeConfig(tile=64, num_warps=8 if wide else 4, num_stages=2 if wide else 3, programs_per_sm=1)
-    return DecodeConfig(tile=64, num_warps=4, num_stages=3, programs_per_sm=1 if wide else 3)
+    if wide:
+        return DecodeConfig(tile=64, num_warps=4, num_stages=3, programs_per_sm=1)
+    return DecodeConfig(tile=64, num_warps=4, num_stages=2, programs_per_sm=4, min_tiles=1)
+
+
+def choose_few_rows_config(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int, query_rows: int) -> DecodeConfig | None:
+    """For steps of no more (row, KV head) pairs than SMs: latency counts, and one program an SM has all of its memory."""
+    if dtype == torch.float32 or triton.next_power_of_2(head_dim) > 128 or query_rows > 32:
+        return None
+    return DecodeConfig(tile=128, num_warps=8, num_stages=3, programs_per_sm=1)
 
 
 @dataclass(frozen=True)
 class DecodeSchedule:
     """What `decode_schedule` writes and `decode_attention` reads: one per window size in the model, rewritten every step."""
 
-    header: torch.Tensor  # [3] int32: units a program, all units, padded rows
+    header: torch.Tensor  # [4] int32: units a program, programs with one more, all units, padded rows
     unit_starts: torch.Tensor  # [max_rows + 1] int32: units of one KV head before each row
     first_rows: torch.Tensor  # [programs] int32: the row in which each program starts
     padded_rows: torch.Tensor  # [max_rows] int32: rows to be written as zeros
@@ -151,8 +226,10 @@ class DecodeWorkspace:
     head_dim: int
     max_query_len: int
     dtype: torch.dtype
+    num_sms: int
     config: DecodeConfig
     num_programs: int
+    few_rows_config: DecodeConfig | None
     split_tokens: int  # 0: split by load; else the keys of a split (more where a row would need over fixed_splits of them)
     fixed_splits: int  # 0: split by load
     partial_out: torch.Tensor
@@ -184,11 +261,18 @@ class DecodeWorkspace:
             raise ValueError(f"max_query_len must be 1..{MAX_QUERY_LEN}, not {max_query_len}")
         device = torch.device(device)
         query_rows = max_query_len * num_heads // num_kv_heads
-        config = config or choose_decode_config(dtype, cache_dtype or dtype, head_dim, query_rows)
-        if num_programs is None:
-            num_programs = torch.cuda.get_device_properties(device).multi_processor_count * config.programs_per_sm
         if split_tokens is None:
             split_tokens = 1024 if dtype == torch.float32 else 0
+        few_rows_config = None
+        if config is None:
+            variant = (dtype, cache_dtype or dtype, head_dim, query_rows)
+            config = choose_decode_config(*variant)
+            if not split_tokens:  # else a row's result must not depend on how many there are
+                few_rows_config = choose_few_rows_config(*variant)
+        num_sms = 0
+        if num_programs is None:
+            num_sms = torch.cuda.get_device_properties(device).multi_processor_count
+            num_programs = num_sms * config.programs_per_sm
         if split_tokens % config.tile:
             raise ValueError(f"split_tokens {split_tokens} is not a multiple of the tile, {config.tile}")
         if not split_tokens:
@@ -202,8 +286,10 @@ class DecodeWorkspace:
             head_dim=head_dim,
             max_query_len=max_query_len,
             dtype=dtype,
+            num_sms=num_sms,
             config=config,
             num_programs=num_programs,
+            few_rows_config=few_rows_config,
             split_tokens=split_tokens,
             fixed_splits=fixed_splits,
             partial_out=torch.empty(slots, rows, head_dim, dtype=torch.float32, device=device),
@@ -212,11 +298,18 @@ class DecodeWorkspace:
             arrivals=torch.zeros(max_rows * num_kv_heads, dtype=torch.int32, device=device),
         )
 
+    def launch(self, num_rows: int) -> tuple[DecodeConfig, int]:
+        """(config, programs) of a step of that many rows; never more programs than `num_programs`."""
+        few = self.few_rows_config
+        if few is not None and num_rows * self.num_kv_heads <= self.num_sms:
+            return few, min(self.num_sms * few.programs_per_sm, self.num_programs)
+        return self.config, self.num_programs
+
     def new_schedule(self, window: int = 0) -> DecodeSchedule:
         def ints(n: int) -> torch.Tensor:
             return torch.zeros(n, dtype=torch.int32, device=self.arrivals.device)
 
-        return DecodeSchedule(ints(3), ints(self.max_rows + 1), ints(self.num_programs), ints(self.max_rows), window)
+        return DecodeSchedule(ints(4), ints(self.max_rows + 1), ints(self.num_programs), ints(self.max_rows), window)
 
 
 def decode_schedule(
@@ -236,7 +329,7 @@ def decode_schedule(
     num_rows = seq_lens.shape[0]
     if not 1 <= num_rows <= workspace.max_rows or query_start.shape[0] != num_rows + 1:
         raise ValueError(f"{num_rows} rows, {query_start.shape[0]} query starts, workspace for {workspace.max_rows} rows")
-    config = workspace.config
+    config, num_programs = workspace.launch(num_rows)
     _schedule_kernel[(1,)](
         query_start,
         seq_lens,
@@ -249,7 +342,7 @@ def decode_schedule(
         num_tokens,
         max_keys,
         schedule.window,
-        workspace.num_programs,
+        num_programs,
         NUM_KV_HEADS=workspace.num_kv_heads,
         MAX_QUERY=workspace.max_query_len,
         TILE=config.tile,
@@ -258,6 +351,7 @@ def decode_schedule(
         FIXED_SPLITS=workspace.fixed_splits,
         WINDOWED=schedule.window > 0,
         HAS_LIMIT=num_decode_rows is not None,
+        SLACK=SLACK,
         BLOCK=512,
         SEARCH_STEPS=workspace.max_rows.bit_length(),
         num_warps=4,

@@ -4,7 +4,7 @@ Formula and masks: attention_tile.py. A unit of work is one query tile (64-128 r
 Hopper's wgmma is used) of one KV head. `prefill_schedule` lists the query tiles of a step on the device, once for all
 layers, last tile of a row first, since it sees most keys. A fixed grid of programs then takes units from an atomic counter,
 so that unequal tiles and unused grid (graphs captured for more rows than there are) cost nothing. KV tiles that every query
-of the tile sees in full run in a loop without masks.
+of the tile sees in full take no mask. A loop of their own would cost short prompts more: a drained pipeline a tile.
 
 FLOPs: 4 * Hq * D a visible (query, key) pair. Bytes: q and out once; keys and values once per query tile, mostly from L2.
 """
@@ -71,6 +71,20 @@ def _schedule_kernel(
         last = tl.load(tile_starts_ptr + low + 1) - 1
         tl.store(tile_rows_ptr + entries, low, mask=live)
         tl.store(tile_indices_ptr + entries, last - entries, mask=live)
+
+
+@triton.jit
+def _load_unit(
+    tile_rows_ptr, tile_indices_ptr, row_slots_ptr, query_start_ptr, seq_lens_ptr, unit, num_units, num_slots, num_tokens,
+    max_keys, NUM_KV_HEADS: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    """(first token of the unit's query tile within its row, first token of the row, its queries, its keys, its slot)."""
+    entry = unit // NUM_KV_HEADS
+    row = tl.load(tile_rows_ptr + entry, mask=unit < num_units, other=0)
+    first_token = tl.load(tile_indices_ptr + entry, mask=unit < num_units, other=0) * TOKENS
+    query_begin, query_len, seq_len = row_lengths(query_start_ptr, seq_lens_ptr, row, num_tokens, max_keys, 0)
+    slot = tl.minimum(tl.maximum(tl.load(row_slots_ptr + row), 0), num_slots - 1)
+    return first_token, query_begin, query_len, seq_len, slot
 
 
 @triton.jit(
@@ -141,62 +155,67 @@ def _prefill_kernel(
     lanes = tl.arange(0, NUM_LANES)
 
     unit = tl.program_id(0)
+    first_token, query_begin, query_len, seq_len, slot = _load_unit(
+        tile_rows_ptr, tile_indices_ptr, row_slots_ptr, query_start_ptr, seq_lens_ptr, unit, num_units, num_slots,
+        num_tokens, max_keys, NUM_KV_HEADS, TOKENS,
+    )  # fmt: skip
     while unit < num_units:
-        # Ask for the next unit now: the answer arrives while this one is computed. One lane asks, and adds no constant: the
-        # result of a scalar atomic is handed to all threads at once, a constant is first summed over the warp; both wait.
+        # Ask for the next unit now: the answer arrives while this one's queries are read. One lane asks, and adds no constant:
+        # the result of a scalar atomic is handed to all threads at once, a constant is first summed over the warp; both wait.
         tickets = tl.atomic_add(counters_ptr + lanes * 0, 1 - lanes, mask=lanes == 0, sem="relaxed")
         kv_head = unit % NUM_KV_HEADS
-        entry = unit // NUM_KV_HEADS
-        row = tl.load(tile_rows_ptr + entry)
-        first_token = tl.load(tile_indices_ptr + entry) * TOKENS
-        query_begin, query_len, seq_len = row_lengths(query_start_ptr, seq_lens_ptr, row, num_tokens, max_keys, 0)
-        slot = tl.minimum(tl.maximum(tl.load(row_slots_ptr + row), 0), num_slots - 1)
-
         live = (token < TOKENS) & (first_token + token < query_len)
         line = (query_begin + first_token + token).to(tl.int64)
         q_offset = line * stride_q_token + (kv_head * GROUP + offs_m % GROUP) * stride_q_head
         mask = live[:, None] & (offs_d < HEAD_DIM)[None, :]
         q = tl.load(q_ptr + q_offset[:, None] + offs_d[None, :], mask=mask, other=0.0)
 
-        # Keys: [first_key, masked) seen by some, [.., full_end) whole tiles seen by all, [.., end_key) seen by some.
+        # Keys: [first_key, ..) seen by some, [full_begin, full_end) whole tiles seen by all, [.., end_key) seen by some.
         first_position = tl.maximum(seq_len - query_len + first_token, 0)
         end_key = tl.minimum(first_position + tl.minimum(TOKENS, query_len - first_token), seq_len)
         positions = tl.minimum(first_position + token, end_key - 1)
         first_key = first_visible_key(first_position, window, WINDOWED)
-        tile_begin = first_key // TILE
-        tile_end = tl.cdiv(end_key, TILE)
-        full_end = tl.maximum((first_position + 1) // TILE, tile_begin)
-        full_begin = tl.minimum(tl.cdiv(first_visible_key(end_key - 1, window, WINDOWED), TILE), full_end)
-
-        key_head_ptr = key_ptr + kv_head * stride_key_head
-        value_head_ptr = value_ptr + kv_head * stride_value_head
         block_row_ptr = block_table_ptr + slot.to(tl.int64) * stride_table
-        acc = tl.zeros([ROWS, HEAD_PAD], tl.float32)
-        row_max = tl.full([ROWS], float("-inf"), tl.float32)
-        row_sum = tl.zeros([ROWS], tl.float32)
-        if WINDOWED:
-            acc, row_max, row_sum = attend_tiles(
-                acc, row_max, row_sum, q, positions, key_head_ptr, value_head_ptr, block_row_ptr,
-                tile_begin, full_begin, first_key, end_key, qk_scale, window, num_blocks,
-                stride_key_block, stride_key_token, stride_value_block, stride_value_token,
-                BLOCK_SIZE, TILE, HEAD_DIM, HEAD_PAD, True, WINDOWED, PRECISION,
-            )  # fmt: skip
-        acc, row_max, row_sum = attend_tiles(
-            acc, row_max, row_sum, q, positions, key_head_ptr, value_head_ptr, block_row_ptr,
-            full_begin, full_end, first_key, end_key, qk_scale, window, num_blocks,
-            stride_key_block, stride_key_token, stride_value_block, stride_value_token,
-            BLOCK_SIZE, TILE, HEAD_DIM, HEAD_PAD, False, WINDOWED, PRECISION,
+
+        unit = tl.sum(tl.where(lanes == 0, tickets, 0), 0) + num_programs
+        first_token, query_begin, query_len, seq_len, slot = _load_unit(
+            tile_rows_ptr, tile_indices_ptr, row_slots_ptr, query_start_ptr, seq_lens_ptr, unit, num_units, num_slots,
+            num_tokens, max_keys, NUM_KV_HEADS, TOKENS,
         )  # fmt: skip
         acc, row_max, row_sum = attend_tiles(
-            acc, row_max, row_sum, q, positions, key_head_ptr, value_head_ptr, block_row_ptr,
-            full_end, tile_end, first_key, end_key, qk_scale, window, num_blocks,
-            stride_key_block, stride_key_token, stride_value_block, stride_value_token,
-            BLOCK_SIZE, TILE, HEAD_DIM, HEAD_PAD, True, WINDOWED, PRECISION,
-        )  # fmt: skip
+            tl.zeros([ROWS, HEAD_PAD], tl.float32),
+            tl.full([ROWS], float("-inf"), tl.float32),
+            tl.zeros([ROWS], tl.float32),
+            q,
+            positions,
+            key_ptr + kv_head * stride_key_head,
+            value_ptr + kv_head * stride_value_head,
+            block_row_ptr,
+            first_key // TILE,
+            tl.cdiv(end_key, TILE),
+            tl.cdiv(first_visible_key(end_key - 1, window, WINDOWED), TILE),
+            (first_position + 1) // TILE,
+            first_key,
+            end_key,
+            qk_scale,
+            window,
+            num_blocks,
+            stride_key_block,
+            stride_key_token,
+            stride_value_block,
+            stride_value_token,
+            BLOCK_SIZE,
+            TILE,
+            HEAD_DIM,
+            HEAD_PAD,
+            False,
+            False,
+            WINDOWED,
+            PRECISION,
+        )
         values = acc * (value_scale / tl.where(row_sum == 0.0, 1.0, row_sum))[:, None]
         out_offset = line * stride_out_token + (kv_head * GROUP + offs_m % GROUP) * stride_out_head
         tl.store(out_ptr + out_offset[:, None] + offs_d[None, :], values.to(out_ptr.dtype.element_ty), mask=mask)
-        unit = tl.sum(tl.where(lanes == 0, tickets, 0), 0) + num_programs
 
     # The last program to finish leaves the counters at 0 for the next launch.
     finished = tl.atomic_add(counters_ptr + 1, 1, sem="acq_rel", scope="gpu")

@@ -75,6 +75,15 @@ def _tile_blocks(block_row_ptr, tile, end_key, tile_end, BLOCK_SIZE: tl.constexp
 
 
 @triton.jit
+def _mask(scores, keys, positions, window, WINDOWED: tl.constexpr):
+    """-inf where a query does not see a key. Keys past the row's end are also past every position."""
+    visible = keys[None, :] <= positions[:, None]
+    if WINDOWED:
+        visible = visible & (keys[None, :] > positions[:, None] - window)
+    return tl.where(visible, scores, float("-inf"))
+
+
+@triton.jit
 def attend_tiles(
     acc,
     row_max,
@@ -86,6 +95,8 @@ def attend_tiles(
     block_row_ptr,
     tile_begin,
     tile_end,
+    full_begin,
+    full_end,
     first_key,
     end_key,
     qk_scale,
@@ -99,15 +110,18 @@ def attend_tiles(
     TILE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_PAD: tl.constexpr,
-    MASKED: tl.constexpr,
+    ALL_MASKED: tl.constexpr,
+    SUM_LATER: tl.constexpr,
     WINDOWED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Fold KV tiles [tile_begin, tile_end) into the running (acc [M, HEAD_PAD], row_max [M], row_sum [M]), all fp32.
+    """Fold KV tiles [tile_begin, tile_end) into the running (acc [M, HEAD_PAD], row_max [M], row_sum), all fp32.
 
     q [M, HEAD_PAD]; positions [M] int32, where each query stands; key_ptr, value_ptr: the head's part of block 0;
-    row_max is in units of log2. Unmasked tiles must be visible in full to every row. Keys outside [first_key, end_key)
-    are seen by no row and are not read. Bytes: 2 * TILE * HEAD_DIM cache elements and the block ids of a tile.
+    row_max is in units of log2. Every row sees tiles [full_begin, full_end) in full: they take no mask, unless ALL_MASKED.
+    Keys outside [first_key, end_key) are seen by no row and are not read. row_sum is [M], or with SUM_LATER [M, TILE], which
+    the caller sums: where few rows are spread over all warps, that saves two barriers a tile.
+    Bytes: 2 * TILE * HEAD_DIM cache elements and the block ids of a tile.
     """
     offs_n = tl.arange(0, TILE)
     offs_d = tl.arange(0, HEAD_PAD)
@@ -118,8 +132,6 @@ def attend_tiles(
         next_block = _tile_blocks(block_row_ptr, tile + 1, end_key, tile_end, BLOCK_SIZE, TILE)
         block = tl.minimum(tl.maximum(block, 0), num_blocks - 1).to(tl.int64)
         keys = tile * TILE + offs_n
-        if MASKED:
-            in_range = (keys >= first_key) & (keys < end_key)
         if BLOCK_SIZE >= TILE:
             # One block holds the whole tile: the address is a scalar plus what is the same in every tile.
             token = offs_n
@@ -131,37 +143,27 @@ def attend_tiles(
             token = offs_n % BLOCK_SIZE
             key_ptrs = key_ptr + (block * stride_key_block + token * stride_key_token)[:, None] + offs_d[None, :]
             value_ptrs = value_ptr + (block * stride_value_block + token * stride_value_token)[:, None] + offs_d[None, :]
-        if MASKED:
-            # Zero, not garbage: 0 * NaN would pass through the product with V, whatever the weight.
-            if HEAD_DIM == HEAD_PAD:
-                load_mask = in_range[:, None]
-            else:
-                load_mask = in_range[:, None] & (offs_d[None, :] < HEAD_DIM)
-            k = tl.load(key_ptrs, mask=load_mask, other=0.0)
-            v = tl.load(value_ptrs, mask=load_mask, other=0.0)
-        elif HEAD_DIM == HEAD_PAD:
-            k = tl.load(key_ptrs)
-            v = tl.load(value_ptrs)
-        else:
-            k = tl.load(key_ptrs, mask=offs_d[None, :] < HEAD_DIM, other=0.0)
-            v = tl.load(value_ptrs, mask=offs_d[None, :] < HEAD_DIM, other=0.0)
+        # Zero, not garbage: 0 * NaN would pass through the product with V, whatever the weight.
+        load_mask = ((keys >= first_key) & (keys < end_key))[:, None]
+        if HEAD_DIM < HEAD_PAD:
+            load_mask = load_mask & (offs_d[None, :] < HEAD_DIM)
+        k = tl.load(key_ptrs, mask=load_mask, other=0.0)
+        v = tl.load(value_ptrs, mask=load_mask, other=0.0)
 
         scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION)
-        if MASKED:
-            visible = in_range[None, :] & (keys[None, :] <= positions[:, None])
-            if WINDOWED:
-                visible = visible & (keys[None, :] > positions[:, None] - window)
-            scores = tl.where(visible, scores * qk_scale, float("-inf"))
-            new_max = tl.maximum(row_max, tl.max(scores, 1))
-            # A row that has seen no key yet keeps -inf as its maximum; exp2(-inf - -inf) would be NaN.
-            base = tl.where(new_max == float("-inf"), 0.0, new_max)
-            p = tl.exp2(scores - base[:, None])
-        else:
-            new_max = tl.maximum(row_max, tl.max(scores, 1) * qk_scale)
-            base = new_max
-            p = tl.exp2(scores * qk_scale - base[:, None])
+        if ALL_MASKED:
+            scores = _mask(scores, keys, positions, window, WINDOWED)
+        elif (tile < full_begin) | (tile >= full_end):
+            scores = _mask(scores, keys, positions, window, WINDOWED)
+        new_max = tl.maximum(row_max, tl.max(scores, 1) * qk_scale)
+        # A row that has seen no key yet keeps -inf as its maximum; exp2(-inf - -inf) would be NaN.
+        base = tl.where(new_max == float("-inf"), 0.0, new_max)
+        p = tl.exp2(scores * qk_scale - base[:, None])
         rescale = tl.exp2(row_max - base)
-        row_sum = row_sum * rescale + tl.sum(p, 1)
+        if SUM_LATER:
+            row_sum = row_sum * rescale[:, None] + p
+        else:
+            row_sum = row_sum * rescale + tl.sum(p, 1)
         acc = acc * rescale[:, None]
         acc = tl.dot(p.to(q.dtype), v.to(q.dtype), acc, input_precision=PRECISION)
         row_max = new_max

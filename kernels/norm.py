@@ -24,14 +24,13 @@ def _rms_norm_kernel(
     mask = cols < H
     weight = tl.load(weight_ptr + cols, mask, other=0.0)
     if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     x = tl.load(x_ptr + row * x_stride + cols, mask, other=0.0)
     if ADD:
         residual = tl.load(residual_ptr + row * residual_stride + cols, mask, other=0.0)
         x = (x.to(tl.float32) + residual.to(tl.float32)).to(x.dtype)
         tl.store(residual_ptr + row * residual_stride + cols, x, mask)
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
     wide = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, 0) / H + eps)
     y = (wide * scale).to(x.dtype).to(tl.float32) * weight.to(tl.float32)

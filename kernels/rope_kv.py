@@ -83,6 +83,7 @@ def _rope_kv_kernel(
     cos = tl.load(cos_sin_ptr + position * ROTARY + cols, cols < HALF, other=0.0)[None, :]
     sin = tl.load(cos_sin_ptr + position * ROTARY + HALF + cols, cols < HALF, other=0.0)[None, :]
     if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     row = qkv_ptr + token * qkv_stride
     a = _part(row, heads, row_mask, cols, 0, HALF, D)
@@ -90,8 +91,6 @@ def _rope_kv_kernel(
     if REST_PAD > 0:
         rest_cols = tl.arange(0, REST_PAD)
         rest = _part(row, heads, row_mask, rest_cols, ROTARY, D, D)
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
     rotate = (heads < HQ + HKV)[:, None]
     if NORM:
         squares = tl.sum(a * a, 1) + tl.sum(b * b, 1)

@@ -13,6 +13,7 @@ from tiny_models import MODELS, reference, tiny_model
 from quire.ipc.sampling import SamplingParams
 
 NEW_TOKENS = 64
+ROUNDING = 1e-5  # of logits of about 4
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
 LENGTHS = [1, 2, 5, 15, 16, 17, 31, 32, 33, 40, 47, 48, 64, 65, 80, 97]
 
@@ -32,10 +33,14 @@ def greedy_by_transformers(name: str, prompt: list[int]) -> list[int]:
 
 @functools.cache
 def is_greedy(name: str, prompt: tuple[int, ...], output: tuple[int, ...]) -> bool:
-    """Whether each token is transformers' argmax after those before it, and so, by induction, the whole its greedy output."""
+    """Whether each token is transformers' argmax after those before it, and so, by induction, the whole its greedy output.
+
+    One pass over the whole rounds otherwise than token by token: what lies within ROUNDING of the maximum is taken as equal.
+    """
     with torch.inference_mode():
         logits = reference(name)(torch.tensor([[*prompt, *output[:-1]]])).logits[0, len(prompt) - 1 :]
-    return logits.argmax(-1).tolist() == list(output)
+    chosen = logits.gather(1, torch.tensor(output)[:, None])[:, 0]
+    return bool((chosen >= logits.max(-1).values - ROUNDING).all())
 
 
 def assert_equal(got: list[list[int]], name: str) -> None:
@@ -100,9 +105,14 @@ def wrong_kv_slot(engine):
 
 
 def position_plus_one(engine):
-    table = engine.runner.ctx.cos_sin
-    # rotary attention sees differences of positions only: shift those of the queries and keys from 20 on
-    table[20:-1] = table[21:].clone()
+    prepare = engine.runner.device.prepare
+
+    def shifted(plan, tables, step, num_tokens, num_rows):
+        prepare(plan, tables, step, num_tokens, num_rows)
+        # rotary attention sees differences of positions only: shift those from 20 on
+        step.positions[:num_tokens] += (step.positions[:num_tokens] >= 20).int()
+
+    engine.runner.device.prepare = shifted
 
 
 def wrong_window(engine):

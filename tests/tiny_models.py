@@ -86,6 +86,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
+# The same for a GPU, whose kernels are built for certain head sizes.
+HEAD_DIMS = {"llama": 64, "llama-mha": 80, "llama-mqa-bias": 96, "qwen2-mixed": 112, "mistral-sliding": 128, "qwen3": 256}
+GPU_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    f"gpu-{name}": (family, {**changes, "head_dim": HEAD_DIMS.get(name, 64)}) for name, (family, changes) in MODELS.items()
+}
+
 
 @functools.cache
 def tiny_model(name: str, max_shard_size: str = "1GB") -> Path:
@@ -103,7 +109,7 @@ def reference(name: str) -> Any:
     import torch
     import transformers
 
-    family, changes = MODELS[name]
+    family, changes = {**MODELS, **GPU_MODELS}[name]
     config_class, model_class = {
         "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
         "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),

@@ -13,7 +13,7 @@ from quire.ipc.result_ring import ResultRing
 from quire.kernels import sampler_torch, step_inputs_torch
 from quire.kernels.attention_cpu import CpuAttentionPlan, Scratch, attend_lines
 from quire.kernels.kv_lines_cpu import as_lines, line_strides, token_lines
-from quire.kernels.rope_kv_cpu import Writes, head_weights, rope_kv, rotation_table, rotations
+from quire.kernels.rope_kv_cpu import Writes, head_weights, rope_kv, rotations
 from quire.kernels.tables import SlotTables, StepBuffers
 from quire.workers.device import RESULT_DEPTH, Device, DeviceContext, result_words
 
@@ -22,14 +22,13 @@ class CpuDevice(Device):
     def __init__(self, ctx: DeviceContext, ring: ResultRing | None):
         super().__init__(ctx, step_inputs_torch, sampler_torch)
         self._ring = ring
-        self._rotation_table = rotation_table(ctx.cos_sin)
         self._scratch = Scratch()
         self._head_weights: dict[int, torch.Tensor] = {}  # of QK-norm, by layer
         # of the cache as it is allocated now
         self._cached: list[torch.Tensor] = []
         self._lines: list[tuple[np.ndarray, np.ndarray]] = []  # of k and v
         # of the step at work, the lists by group
-        self._rotations = rotations(self._rotation_table, torch.zeros(0, dtype=torch.int32))
+        self._rotations = rotations(ctx.cos_sin, np.zeros(0, np.int32))
         self._writes: list[Writes] = []
         self._plans: list[CpuAttentionPlan] = []
         if ring is None:
@@ -51,7 +50,7 @@ class CpuDevice(Device):
         if self._cached is not cache.k:
             self._cached = cache.k
             self._lines = [(as_lines(k), as_lines(v)) for k, v in zip(cache.k, cache.v, strict=True)]
-        self._rotations = rotations(self._rotation_table, step.positions[:num_tokens])
+        self._rotations = rotations(self.ctx.cos_sin, host["positions"][:num_tokens])
         block_table = tables.host["block_table"][:, host["row_slots"][:num_rows]]
         seq_lens = host["seq_lens"][:num_rows].tolist()
         starts = host["query_start"][: num_rows + 1].tolist()

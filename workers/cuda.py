@@ -20,6 +20,7 @@ from quire.kernels.attention_decode_schedule import DecodeSchedule, DecodeWorksp
 from quire.kernels.attention_prefill import PrefillWorkspace, prefill_attention, prefill_schedule
 from quire.kernels.rope_kv import rope_kv
 from quire.kernels.tables import SlotTables, StepBuffers
+from quire.workers import ops
 from quire.workers.device import RESULT_DEPTH, Device, DeviceContext, result_words
 
 STAGING_DEPTH = 4  # plans whose copy may be under way; the core has at most two steps in flight
@@ -82,14 +83,17 @@ class CudaDevice(Device):
         place = cache.places[layer]
         k, v, t = cache.k[place.tensor], cache.v[place.tensor], qkv.shape[0]
         mapping = step.slot_mapping[place.group, :t]
-        rope_kv(qkv, step.positions[:t], self.ctx.cos_sin, mapping, k, v, c.num_heads, q_norm, k_norm, c.rms_norm_eps)
+        pdl = ops.launches_dependent(t)
+        rope = (qkv, step.positions[:t], self.ctx.cos_sin, mapping, k, v, c.num_heads, q_norm, k_norm, c.rms_norm_eps)
+        rope_kv(*rope, pdl=pdl)
         q = qkv[:, : c.num_heads * c.head_dim].unflatten(1, (c.num_heads, c.head_dim))
         out = torch.empty(t, c.num_heads, c.head_dim, dtype=qkv.dtype, device=qkv.device)
         table, scale = self._tables.block_table[place.group], self.ctx.scale
         rows, lengths = self._rows, self._lengths
         if self._has_decode:
             schedule = self._schedules[place.group]
-            decode_attention(q, k, v, table, rows, *lengths, out, scale=scale, workspace=self._decode, schedule=schedule)
+            place_of = {"workspace": self._decode, "schedule": schedule}
+            decode_attention(q, k, v, table, rows, *lengths, out, scale=scale, dependent_launch=pdl, **place_of)
         if self._has_prefill:
             window = cache.windows[place.group]
             prefill_attention(q, k, v, table, rows, *lengths, out, scale=scale, workspace=self._prefill, window=window)

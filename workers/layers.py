@@ -56,6 +56,9 @@ class Dense:
     def apply(self, layer: "Linear", x: torch.Tensor) -> torch.Tensor:
         return ops.linear(x, layer.weight, layer.bias)
 
+    def apply_gated(self, layer: "Linear", x: torch.Tensor) -> torch.Tensor:
+        return ops.gated_linear(x, layer.weight, layer.bias)
+
 
 class Linear(nn.Module):
     """y = x Wᵀ + b, x [T, in] -> y [T, out]; one or several of the checkpoint's layers side by side.
@@ -92,6 +95,10 @@ class Linear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.format.apply(self, x)
         return y if self.adapter is None else self.adapter.apply(x, y)
+
+    def gated(self, x: torch.Tensor) -> torch.Tensor:
+        """silu(first half of y) · second half of y."""
+        return self.format.apply_gated(self, x) if self.adapter is None else ops.silu_mul(self(x))
 
     def targets(self, prefix: str) -> Iterator[tuple[str, Target]]:
         parent = prefix.rpartition(".")[0]
@@ -134,7 +141,7 @@ class Embedding(nn.Module):
         self.weight = _parameter((vocab_size, hidden_size), dtype, device)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return nn.functional.embedding(ids, self.weight)
+        return ops.embedding(ids, self.weight)
 
     def targets(self, prefix: str) -> Iterator[tuple[str, Target]]:
         yield f"{prefix}.weight", _whole(self.weight)

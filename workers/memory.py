@@ -34,7 +34,7 @@ def largest_plan(max_tokens: int, max_rows: int, max_model_len: int) -> StepPlan
     slots[:, 0], slots[:, 10], slots[:, 12] = np.arange(len(lengths)), -1, -1
     slots.view(np.float32)[:, [1, 3, 7]] = 1.0
     return StepPlan(
-        step=1,
+        step=0,  # no step of the core's: what it leaves in the result ring means nothing
         slot_updates=slots,
         block_updates=np.zeros((0, BLOCK_WORDS), np.int32),
         decode_rows=np.zeros(0, np.int32),

@@ -58,6 +58,7 @@ class Worker:
         with runner.device.stream():
             self._warm_up(runner)
             if self.ring is not None:
+                self._clear_results(runner)
                 self.ring.epoch = self.config.epoch
             self.channel.send(WorkerReady(self.config.rank, time.monotonic() - begin))
             self._serve(runner)
@@ -157,6 +158,12 @@ class Worker:
         if self.config.device == "cuda" and not self.config.enforce_eager:
             seconds = runner.capture_graphs()
             log.info("graphs captured in %.1f s", seconds)
+
+    def _clear_results(self, runner: ModelRunner) -> None:
+        """Measuring and warming up have written results that nobody asked for."""
+        if self.config.device == "cuda":
+            torch.cuda.synchronize()
+        runner.device.results.fill_(-1)
 
     # ------------------------------------------------------------------------------------------------------ serving
     def _serve(self, runner: ModelRunner) -> None:

@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 from inline_engine import InlineEngine
-from tiny_models import MODELS, reference, tiny_model
+from tiny_models import GPU_MODELS, reference, tiny_model
 
 from quire.ipc.sampling import SamplingParams
 
@@ -15,11 +15,8 @@ NEW_TOKENS = 64
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
 BF16_TOLERANCE = 0.05  # of the row's logit range: how far below the maximum a bf16 engine's token may lie in fp32 logits
 
-# the GPU's kernels are built for these head sizes; the shapes on the CPU are smaller
-HEAD_DIMS = {"llama": 64, "llama-mha": 80, "llama-mqa-bias": 96, "qwen2-mixed": 112, "mistral-sliding": 128, "qwen3": 256}
-for _name, (_family, _changes) in list(MODELS.items()):
-    MODELS[f"gpu-{_name}"] = (_family, {**_changes, "head_dim": HEAD_DIMS.get(_name, 64)})
-NAMES = [n for n in MODELS if n.startswith("gpu-")]
+NAMES = list(GPU_MODELS)
+ROUNDING = 1e-4  # of logits of about 4, summed in other orders on the GPU: what lies so near the maximum is equal
 
 
 @functools.cache
@@ -36,8 +33,13 @@ def reference_logits(name, prompt, output):
 
 def wrong_rows(name, got):
     """Indices of prompts whose output is not transformers' (on the CPU, fp32) greedy one."""
-    pairs = enumerate(zip(prompts(), got, strict=True))
-    return [n for n, (p, out) in pairs if reference_logits(name, p, out).argmax(-1).tolist() != out]
+    wrong = []
+    for n, (p, out) in enumerate(zip(prompts(), got, strict=True)):
+        logits = reference_logits(name, p, out)
+        chosen = logits.gather(1, torch.tensor(out)[:, None])[:, 0]
+        if not (chosen >= logits.max(-1).values - ROUNDING).all():
+            wrong.append(n)
+    return wrong
 
 
 @pytest.fixture(autouse=True)

@@ -28,6 +28,8 @@ def members(union) -> list[type]:
 
 def values_of(kind) -> st.SearchStrategy:
     """Any value of a field's type."""
+    if hasattr(kind, "__metadata__"):  # Annotated
+        kind = kind.__origin__
     args = getattr(kind, "__args__", ())
     if kind is SamplingParams:
         return st.builds(SamplingParams, n=st.integers(1, 128), temperature=st.floats(0, 10), stop=st.none() | st.just(["x"]))

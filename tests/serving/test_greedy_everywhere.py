@@ -5,6 +5,7 @@ One model of each family, sixteen prompts at once. The engine by itself is held 
 
 import asyncio
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -93,11 +94,19 @@ def differing(name: str, rows: Tokens) -> list[int]:
 
 
 def num_preemptions(served: Served) -> float:
-    return served.metrics()["num_preemptions_total"]
+    return served.metric("num_preemptions_total")
 
 
 def flags(options: dict[str, Any]) -> list[str]:
     return [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread_here_too() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

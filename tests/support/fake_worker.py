@@ -43,15 +43,17 @@ class FakeWorker:
         rows, indices = plan.block_updates[:, 0], plan.block_updates[:, 1]
         assert len({*zip(rows.tolist(), indices.tolist(), strict=True)}) == len(rows), "a table entry is written twice"
         self.tables[rows, indices] = plan.block_updates[:, 2]
+        for slot in plan.slot_updates[:, 0].tolist():
+            self.prefix.pop(slot, None)
         slots = [*plan.decode_rows.tolist(), *plan.prefill_rows[:, 0].tolist()]
         assert len(set(slots)) == len(slots), "a slot has two rows"
+        for slot in plan.slot_updates[:, 0].tolist():  # a new sequence: what the slot's last one computed is not its own
+            self.prefix[slot] = []
         work, at = [], 0
         for slot in plan.decode_rows.tolist():
             work.append((slot, len(self.prefix[slot]), [self.last_token[slot]], True))
         for slot, start, length, flags, *_ in plan.prefill_rows.tolist():
             work.append((slot, start, plan.prefill_tokens[at : at + length].tolist(), bool(flags & PREFILL_SAMPLE)))
-            if slot not in self.prefix or start == 0:
-                self.prefix[slot] = []
             if start != len(self.prefix[slot]):  # begins behind a cached prefix: read it from the cache
                 self.prefix[slot] = list(self._read(self._longest_group(), slot, start - 1))
             at += length

@@ -122,3 +122,9 @@ class RawFrontend:
     def close(self) -> None:
         self.socket.close()
         self.context.term()
+
+    def __enter__(self) -> "RawFrontend":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -8,6 +8,7 @@ import contextlib
 import functools
 import http.client
 import json
+import math
 import os
 import re
 import signal
@@ -186,10 +187,11 @@ class Served(Launched):
     def health(self) -> int:
         return self.ask("GET", "/health").status
 
-    def metrics(self) -> dict[str, float]:
-        """Values of the metrics without labels of their own, by their names without the prefix."""
+    def metric(self, name: str) -> float:
+        """A metric without labels of its own, by its name without the prefix; NaN before the engine's first Beat."""
         text = self.ask("GET", "/metrics").body.decode()
-        return {name: float(value) for name, value in re.findall(r'^quire:(\w+){model_name="[^"]*"} (\S+)$', text, re.M)}
+        found = re.search(rf'^quire:{name}{{model_name="[^"]*"}} (\S+)$', text, re.M)
+        return float(found[1]) if found else math.nan
 
 
 class Answer(NamedTuple):

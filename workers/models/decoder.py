@@ -10,7 +10,6 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import nn
 
-from quire.workers import ops
 from quire.workers.layers import WHOLE, Embedding, Linear, LMHead, RMSNorm, Shard
 from quire.workers.model_config import ModelConfig
 
@@ -72,7 +71,7 @@ class MLP(nn.Module):
         self.down_proj = Linear(config.intermediate_size, {"down_proj": config.hidden_size}, "in", variant.mlp_bias, *place)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(ops.silu_mul(self.gate_up_proj(x)))
+        return self.down_proj(self.gate_up_proj.gated(x))
 
 
 class DecoderLayer(nn.Module):

@@ -1,0 +1,142 @@
+"""Every process of `quire serve` killed or stopped in mid-stream, a client that hangs up, and the end in order.
+
+quire serve (HTTP) ── quire.enginecore ── quire.workers
+"""
+
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+from serving import SMALL, SOON_S, Background, EventStream, Served, until
+
+PROMPT = "Once upon a time there was a little dog"
+LONG = {"max_tokens": 1500, "min_tokens": 1500}
+WORKER, CORE = "quire.workers", "quire.enginecore"
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    """Shared by the tests that a server survives."""
+    with Served(*SMALL, "--step-timeout-s", "2") as served:
+        yield served.ready()
+        assert served.end() == 0
+
+
+@pytest.fixture
+def another() -> Iterator[Served]:
+    with Served(*SMALL) as served:
+        yield served.ready()
+
+
+def running(served: Served, **fields: Any) -> EventStream:
+    """A stream that has begun and goes on for long."""
+    stream = served.stream(PROMPT, **{**LONG, **fields})
+    stream.wait_for_text()
+    return stream
+
+
+def error_of(stream: EventStream) -> dict[str, Any]:
+    """What a stream's last event says has gone wrong."""
+    with stream:
+        *_, last = stream
+        return last["error"]
+
+
+def test_a_client_that_hangs_up_frees_what_its_request_held(served: Served) -> None:
+    streams = [running(served), running(served, n=3)]
+    until(lambda: served.metric("num_requests_running") == 4 and served.metric("kv_cache_usage_perc") > 0)
+    for stream in streams:
+        stream.close()
+    assert until(lambda: served.metric("num_requests_running") == 0 == served.metric("kv_cache_usage_perc")) < SOON_S
+    assert served.health() == 200
+
+
+def test_a_worker_killed_fails_what_it_ran_and_is_replaced(served: Served) -> None:
+    before, text = served.metric("worker_restarts_total"), served.text(PROMPT, max_tokens=10)
+    stream = running(served)
+    whole = Background(lambda: served.ask("POST", "/v1/completions", {"prompt": PROMPT, **LONG}))
+    until(lambda: served.metric("num_requests_running") == 2)
+    worker = served.pid_of(WORKER)
+    psutil.Process(worker).kill()
+    error = error_of(stream)
+    assert (error["code"], error["type"]) == ("engine_error", "server_error") and "engine failed" in error["message"]
+    assert whole.result().status == 500 and whole.result().error == error
+    until(lambda: served.health() == 503)
+    until(lambda: served.health() == 200)
+    assert served.metric("worker_restarts_total") == before + 1
+    assert served.pid_of(WORKER) != worker
+    assert served.text(PROMPT, max_tokens=10) == text
+    served.line("worker 0 was killed by signal 9; 2 sequences in flight failed; starting new workers")
+
+
+def test_a_worker_killed_while_idle_is_replaced_and_a_request_meanwhile_waits(served: Served) -> None:
+    text, before = served.text(PROMPT, max_tokens=10), served.metric("worker_restarts_total")
+    worker = psutil.Process(served.pid_of(WORKER))
+    worker.kill()
+    worker.wait(10)  # its parent has noticed
+    assert served.text(PROMPT, max_tokens=10) == text
+    until(lambda: served.metric("worker_restarts_total") == before + 1 and served.health() == 200)
+
+
+def test_a_worker_that_hangs_is_found_by_the_step_timeout_and_replaced(served: Served) -> None:
+    before, text = served.metric("worker_restarts_total"), served.text(PROMPT, max_tokens=10)
+    stream = running(served)
+    worker = psutil.Process(served.pid_of(WORKER))
+    worker.suspend()
+    assert until(lambda: served.health() == 503) > 1.0  # not at once: a step may take its time
+    assert error_of(stream)["code"] == "engine_error"
+    until(lambda: served.health() == 200)
+    assert not worker.is_running() and served.metric("worker_restarts_total") == before + 1
+    assert served.text(PROMPT, max_tokens=10) == text
+    served.line(r"a step took longer than --step-timeout-s \(2 s\)")
+
+
+def test_a_core_that_hangs_shows_in_health(served: Served) -> None:
+    core = psutil.Process(served.pid_of(CORE))
+    text = served.text(PROMPT, max_tokens=10)
+    core.suspend()
+    try:
+        until(lambda: served.health() == 503)
+    finally:
+        core.resume()
+    until(lambda: served.health() == 200)
+    assert served.text(PROMPT, max_tokens=10) == text
+
+
+def test_a_core_killed_leaves_no_worker_and_is_started_again(served: Served) -> None:
+    text, epoch_line = served.text(PROMPT, max_tokens=10), served.engine_address()
+    stream = running(served)
+    core, worker = served.pid_of(CORE), psutil.Process(served.pid_of(WORKER))
+    psutil.Process(core).kill()
+    assert error_of(stream)["code"] == "engine_down"
+    answer = served.ask("POST", "/v1/completions", {"prompt": PROMPT})
+    assert answer.status == 503 and int(answer.headers["retry-after"]) > 0
+    worker.wait(10)
+    until(lambda: served.health() == 200)
+    assert served.pid_of(CORE) != core and served.pid_of(WORKER) != worker.pid
+    assert served.engine_address(2) == epoch_line
+    assert served.text(PROMPT, max_tokens=10) == text
+    served.line("the engine ended unexpectedly .signal SIGKILL.")
+
+
+def test_nothing_survives_a_killed_server(another: Served) -> None:
+    stream = running(another)
+    assert len(another.pids(CORE)) == len(another.pids(WORKER)) == 1
+    another.kill(signal.SIGKILL)
+    assert another.tree_has_ended(10.0)
+    stream.close()
+
+
+def test_sigterm_lets_a_stream_end_and_then_ends_everything_in_order(another: Served) -> None:
+    stream = running(another, max_tokens=150, min_tokens=150)
+    idle = running(another, max_tokens=1, min_tokens=1)
+    assert idle.text() == ""  # a connection that is kept alive holds nothing up
+    another.kill(signal.SIGTERM)
+    with stream:
+        rest = stream.text()
+    assert len(rest) > 150 and stream.done
+    assert another.wait() == 0
+    assert "Traceback" not in another.output and "ERROR" not in another.output
+    idle.close()

@@ -1,0 +1,96 @@
+"""One daemon and two frontends: they share it, one's death is its own affair, and the daemon's is survived by both."""
+
+import http.client
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from serving import SMALL, SOON_S, Background, Daemon, EventStream, Served, until
+
+PROMPT = "Once upon a time there was a little dog"
+LONG = {"max_tokens": 1500, "min_tokens": 1500}  # and no end of the story before
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    return f"ipc://{tmp_path}/engine.sock"
+
+
+@pytest.fixture
+def trio(address: str) -> Iterator[tuple[Daemon, Served, Served]]:
+    """A daemon and two frontends."""
+    with (
+        Daemon(address, *SMALL, "--step-timeout-s", "20") as daemon,
+        Served("--engine", address) as first,
+        Served("--engine", address) as second,
+    ):
+        daemon.ready()
+        first.ready()
+        second.ready()
+        yield daemon, first, second
+
+
+def test_a_frontend_killed_in_mid_stream_takes_only_its_own_requests_along(trio: tuple[Daemon, Served, Served]) -> None:
+    daemon, first, second = trio
+    short = {"max_tokens": 150, "min_tokens": 150}
+    undisturbed = second.text(PROMPT, **short)
+    assert first.text(PROMPT, **short) == undisturbed
+    doomed = [first.stream(f"{PROMPT} {i}", **LONG) for i in range(3)]
+    for stream in doomed:
+        stream.wait_for_text()
+    mine = second.stream(PROMPT, max_tokens=400, min_tokens=400)
+    beginning = mine.wait_for_text()
+    until(lambda: second.metric("num_requests_running") == 4)
+
+    first.kill(signal.SIGKILL)
+    assert until(lambda: second.metric("num_requests_running") <= 1) < SOON_S
+    for stream in doomed:
+        with pytest.raises((http.client.IncompleteRead, ConnectionError, AssertionError)):
+            stream.text()
+        stream.close()
+    assert (beginning + mine.text()).startswith(undisturbed)
+    mine.close()
+    assert until(lambda: second.metric("kv_cache_usage_perc") == 0) < SOON_S
+    assert second.health() == 200
+    daemon.line("a frontend is gone; 3 of its sequences were aborted")
+    assert (second.end(), daemon.end()) == (0, 0)
+
+
+def test_frontends_say_503_while_the_daemon_is_away_and_find_it_again(
+    trio: tuple[Daemon, Served, Served], address: str
+) -> None:
+    daemon, first, second = trio
+    text = first.text(PROMPT, max_tokens=10)
+    cut_off = [frontend.stream(PROMPT, **LONG) for frontend in (first, second)]
+    for stream in cut_off:
+        stream.wait_for_text()
+    whole = Background(lambda: first.ask("POST", "/v1/completions", {"prompt": PROMPT, **LONG}))
+    until(lambda: first.metric("num_requests_running") == 3)
+
+    daemon.kill(signal.SIGKILL)
+    for stream in cut_off:
+        assert last_error(stream)["code"] == "engine_down"
+    answer = whole.result()
+    assert (answer.status, answer.error["code"]) == (503, "engine_down") and int(answer.headers["retry-after"]) > 0
+    assert daemon.wait() == -signal.SIGKILL  # and its worker is gone, too
+    for frontend in (first, second):
+        assert frontend.health() == 503
+        answer = frontend.ask("POST", "/v1/completions", {"prompt": PROMPT})
+        assert (answer.status, answer.error["code"]) == (503, "engine_down") and int(answer.headers["retry-after"]) > 0
+        assert frontend.ask("GET", "/metrics").status == 200
+
+    with Daemon(address, *SMALL).ready() as successor:  # at the same address, where a dead one's socket lies
+        for frontend in (first, second):
+            until(lambda frontend=frontend: frontend.health() == 200)
+            assert frontend.text(PROMPT, max_tokens=10) == text
+            assert frontend.end() == 0
+        assert successor.end() == 0
+    assert not Path(address.removeprefix("ipc://")).exists()
+
+
+def last_error(stream: EventStream) -> dict[str, object]:
+    """A stream's last event, which must be an error that is said and not a connection that breaks."""
+    with stream:
+        *_, last = stream
+        return last["error"]  # type: ignore[return-value]

@@ -1,0 +1,133 @@
+"""The `openai` package against `quire serve` with the bundled model: what a user of it can see."""
+
+import math
+from collections.abc import Iterator
+
+import openai
+import pytest
+from serving import DEADLINE_S, SMALL, Served
+
+KEY = "secret"
+MESSAGES = [{"role": "user", "content": "Tell me about a dog."}]
+GREEDY = {"model": "tiny", "temperature": 0.0, "max_tokens": 16}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[openai.OpenAI]:
+    with Served(*SMALL, "--api-key", KEY, "--served-model-name", "tiny", "--max-model-len", "256") as served:
+        served.ready()
+        with openai.OpenAI(base_url=f"{served.url}/v1", api_key=KEY, max_retries=0, timeout=DEADLINE_S) as client:
+            yield client
+        assert served.end() == 0
+
+
+def test_a_streamed_chat_says_what_one_in_a_piece_says(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(messages=MESSAGES, **GREEDY)
+    assert whole.object == "chat.completion" and whole.model == "tiny" and whole.id.startswith("chatcmpl-")
+    message, text, usage, roles, reasons = whole.choices[0].message, "", None, [], []
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    for chunk in client.chat.completions.create(messages=MESSAGES, **GREEDY, **options):
+        assert chunk.object == "chat.completion.chunk"
+        usage = chunk.usage
+        for choice in chunk.choices:
+            text += choice.delta.content or ""
+            roles += [choice.delta.role] if choice.delta.role else []
+            reasons += [choice.finish_reason] if choice.finish_reason else []
+    assert message.role == "assistant" and message.content == text and len(text) > 10
+    assert roles == ["assistant"] and reasons == [whole.choices[0].finish_reason]
+    assert usage is not None and whole.usage is not None
+    assert (usage.prompt_tokens, usage.completion_tokens) == (whole.usage.prompt_tokens, whole.usage.completion_tokens)
+
+
+def test_completions_whole_streamed_and_many(client: openai.OpenAI) -> None:
+    prompts = ["Once upon a time", "The cat", "A dog and a bird"]
+    alone = [client.completions.create(prompt=p, **GREEDY).choices[0] for p in prompts]
+    together = client.completions.create(prompt=prompts, **GREEDY)
+    assert [c.text for c in together.choices] == [c.text for c in alone] and len({c.text for c in alone}) == 3
+    assert [c.index for c in together.choices] == [0, 1, 2]
+    texts = ["", "", ""]
+    for chunk in client.completions.create(prompt=prompts, **GREEDY, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert texts == [c.text for c in alone]
+    echoed = client.completions.create(prompt=prompts[0], **GREEDY, echo=True).choices[0]
+    assert echoed.text == prompts[0] + alone[0].text
+    assert alone[0].finish_reason == "length"
+
+
+def test_usage_counts_tokens_and_those_found_in_the_cache(client: openai.OpenAI) -> None:
+    prompt = "One day a little girl went to the park with her dog and her mother. " * 4
+    to_the_end = {"extra_body": {"ignore_eos": True}}
+    first, second = (client.completions.create(prompt=prompt, **GREEDY, **to_the_end) for _ in range(2))
+    assert first.usage is not None and second.usage is not None
+    assert first.usage.completion_tokens == 16 and first.usage.total_tokens == first.usage.prompt_tokens + 16
+    assert first.usage.prompt_tokens_details is not None and second.usage.prompt_tokens_details is not None
+    assert first.usage.prompt_tokens_details.cached_tokens == 0
+    cached = second.usage.prompt_tokens_details.cached_tokens
+    assert cached is not None and second.usage.prompt_tokens - 16 <= cached < second.usage.prompt_tokens
+    assert first.choices[0].text == second.choices[0].text
+
+
+def test_n_samples_differ_and_a_seed_repeats_them(client: openai.OpenAI) -> None:
+    options = {"model": "tiny", "messages": MESSAGES, "max_tokens": 12, "temperature": 1.0, "n": 4, "seed": 7}
+    first, second = (client.chat.completions.create(**options) for _ in range(2))
+    texts = [c.message.content for c in first.choices]
+    assert [c.index for c in first.choices] == [0, 1, 2, 3] and len(set(texts)) > 1
+    assert texts == [c.message.content for c in second.choices]
+    assert first.usage is not None and first.usage.completion_tokens <= 4 * 12
+    streamed = ["", "", "", ""]
+    for chunk in client.chat.completions.create(**options, stream=True):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.delta.content or ""
+    assert streamed == texts
+
+
+def test_stop_strings_are_cut_off_streamed_or_not(client: openai.OpenAI) -> None:
+    text = client.completions.create(prompt="Once upon a time", **GREEDY).choices[0].text
+    stop = text[len(text) // 2 :][:5]
+    whole = client.completions.create(prompt="Once upon a time", **GREEDY, stop=[stop, "never said"]).choices[0]
+    assert whole.text == text[: text.index(stop)] and whole.finish_reason == "stop"
+    chunks = list(client.completions.create(prompt="Once upon a time", **GREEDY, stop=stop, stream=True))
+    assert "".join(c.choices[0].text for c in chunks) == whole.text
+    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+def test_logprobs_of_both_routes(client: openai.OpenAI) -> None:
+    choice = client.chat.completions.create(messages=MESSAGES, **GREEDY, logprobs=True, top_logprobs=3).choices[0]
+    assert choice.logprobs is not None and choice.logprobs.content is not None
+    assert "".join(t.token for t in choice.logprobs.content) == choice.message.content
+    for token in choice.logprobs.content:  # greedy: the token is the best of the three
+        assert token.token == token.top_logprobs[0].token and len(token.top_logprobs) == 3
+        assert math.isclose(token.logprob, token.top_logprobs[0].logprob, abs_tol=1e-5) and token.logprob <= 0.0
+    legacy = client.completions.create(prompt="The cat", **GREEDY, logprobs=2, echo=True).choices[0]
+    assert legacy.logprobs is not None and legacy.logprobs.tokens is not None
+    assert legacy.logprobs.token_logprobs is not None and legacy.logprobs.text_offset is not None
+    assert legacy.logprobs.token_logprobs[0] is None and all(x <= 0 for x in legacy.logprobs.token_logprobs[1:])  # type: ignore[operator]
+    assert legacy.logprobs.text_offset[0] == 0 and len(legacy.logprobs.tokens) == len(legacy.logprobs.token_logprobs)
+
+
+def test_models_are_listed(client: openai.OpenAI) -> None:
+    assert [m.id for m in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").id == "tiny"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("other")
+
+
+def test_errors_are_exceptions_of_the_right_kind(client: openai.OpenAI) -> None:
+    create = client.chat.completions.create
+    with pytest.raises(openai.AuthenticationError):
+        client.with_options(api_key="wrong").chat.completions.create(messages=MESSAGES, **GREEDY)
+    with pytest.raises(openai.NotFoundError, match="model"):
+        create(model="gpt-4", messages=MESSAGES)
+    for field, value in {"temperature": -1.0, "top_p": 2.0, "n": 0, "presence_penalty": 3.0, "max_tokens": 0}.items():
+        with pytest.raises(openai.BadRequestError, match=field) as caught:
+            create(**{"model": "tiny", "messages": MESSAGES, field: value})
+        assert caught.value.param == field
+    with pytest.raises(openai.BadRequestError) as caught:
+        create(messages=[{"role": "user", "content": "word " * 400}], **GREEDY)
+    assert caught.value.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError, match="response_format"):
+        create(messages=MESSAGES, response_format={"type": "json_object"}, **GREEDY)
+    with pytest.raises(openai.BadRequestError):
+        create(messages=[], **GREEDY)
+    assert create(messages=MESSAGES, **GREEDY).choices[0].message.content  # and it goes on

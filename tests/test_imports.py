@@ -1,0 +1,87 @@
+"""What a process imports when it runs: torch only the worker, Triton no process of a CPU engine.
+
+In processes of their own, since this one has imported everything long ago. `-P` as in production: the working directory is not
+on the path.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from quire.frontend.llm import LLM, SamplingParams
+
+ROOT = Path(__file__).parents[1]
+HEAVY = ("torch", "transformers", "triton")
+# Runs by itself, once for a checkpoint, and ends: a tokenizer that is not a tokenizer.json is converted by transformers.
+CONVERTER = "quire.enginecore.convert_tokenizer"
+
+IMPORT_ALL = f"""
+import importlib, json, sys
+found = {{}}
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+    found[name] = [heavy for heavy in {HEAVY} if heavy in sys.modules]
+print(json.dumps(found))
+"""
+
+
+def modules(folder: str) -> list[str]:
+    paths = sorted((ROOT / folder).rglob("*.py"))
+    return ["quire." + str(path.relative_to(ROOT).with_suffix("")).replace("/", ".") for path in paths]
+
+
+def python(*arguments: str, env: dict[str, str] | None = None) -> str:
+    """Output of `python -P arguments`."""
+    done = subprocess.run([sys.executable, "-P", *arguments], capture_output=True, text=True, env=env, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("folder", ["ipc", "frontend", "enginecore"])
+def test_these_folders_import_no_torch(folder):
+    found = json.loads(python("-c", IMPORT_ALL, *(name for name in modules(folder) if name != CONVERTER)))
+    assert {name: heavy for name, heavy in found.items() if heavy} == {}
+    assert len(found) > 10
+
+
+def test_workers_import_no_transformers():
+    found = json.loads(python("-c", IMPORT_ALL, *modules("workers")))
+    assert {name for name, heavy in found.items() if "transformers" in heavy} == set()
+
+
+def test_a_module_that_imports_torch_is_seen():
+    assert json.loads(python("-c", IMPORT_ALL, "json", "torch"))["torch"] == ["torch"]
+
+
+@pytest.mark.parametrize("module", ["quire.frontend.cli", "quire.enginecore.cli"])
+def test_help_needs_little(module):
+    """The command line answers at once: neither messages, ZeroMQ nor tokenizers are loaded to print a page of help."""
+    timed = subprocess.run([sys.executable, "-P", "-X", "importtime", "-m", module, "--help"], capture_output=True, text=True)
+    imported = {line.rsplit("|", 1)[-1].strip().split(".")[0] for line in timed.stderr.splitlines()}
+    assert timed.stdout.startswith("usage: ") and timed.returncode == 0
+    assert not imported & {*HEAVY, "tokenizers", "zmq", "uvloop", "numpy", "asyncio"}
+
+
+@pytest.mark.slow
+def test_a_cpu_engine_runs_where_triton_cannot_be_imported_and_only_its_worker_has_torch(tmp_path, monkeypatch):
+    (tmp_path / "triton.py").write_text("raise ImportError('there is no Triton here')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with LLM(device="cpu", max_model_len=64) as llm:
+        outputs = llm.generate("Once", SamplingParams(max_tokens=4, ignore_eos=True), use_tqdm=False)
+        libraries = {process.cmdline()[3]: mapped(process.pid) for process in psutil.Process().children(recursive=True)}
+    assert len(outputs[0].outputs[0].token_ids) == 4
+    assert sorted(libraries) == ["quire.enginecore", "quire.workers"]
+    assert not any("libtorch" in library or "libtriton" in library for library in libraries["quire.enginecore"])
+    assert any("libtorch" in library for library in libraries["quire.workers"])
+    assert not any("libtriton" in library for library in libraries["quire.workers"])
+
+
+def mapped(pid: int) -> set[str]:
+    """File names of what a process has mapped: every extension module it has loaded is there."""
+    return {os.path.basename(line.split(maxsplit=5)[-1].strip()) for line in Path(f"/proc/{pid}/maps").read_text().splitlines()}
