@@ -24,11 +24,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from quire.kernels.attention_decode import decode_attention
-from quire.kernels.attention_decode_schedule import DecodeConfig, DecodeWorkspace, choose_decode_config, decode_schedule
+from quire.kernels.attention_decode_schedule import DecodeConfig, DecodeWorkspace, decode_schedule
 from quire.kernels.attention_prefill import (
     PrefillConfig,
     PrefillWorkspace,
-    choose_prefill_config,
     prefill_attention,
     prefill_schedule,
 )
@@ -257,7 +256,6 @@ def run(shapes: list[Shape], is_decode: bool, roofline: float) -> None:
     print(f"\n{kind}: µs a call, {unit}, share of {roofline:.2f} {unit}; torch: µs (its time over ours)")
     for shape in shapes:
         inputs = Inputs(shape)
-        heads, kv_heads, dim = shape.heads
         if is_decode:
             us, plan_us = decode_us(inputs)
         else:

@@ -182,7 +182,7 @@ def _prefill_kernel(
             tile_rows_ptr, tile_indices_ptr, row_slots_ptr, query_start_ptr, seq_lens_ptr, unit, num_units, num_slots,
             num_tokens, max_keys, NUM_KV_HEADS, TOKENS,
         )  # fmt: skip
-        acc, row_max, row_sum = attend_tiles(
+        acc, _row_max, row_sum = attend_tiles(
             tl.zeros([ROWS, HEAD_PAD], tl.float32),
             tl.full([ROWS], float("-inf"), tl.float32),
             tl.zeros([ROWS], tl.float32),

@@ -151,7 +151,7 @@ def attend_tiles(
         v = tl.load(value_ptrs, mask=load_mask, other=0.0)
 
         scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION)
-        if ALL_MASKED:
+        if ALL_MASKED:  # noqa: SIM114 - decided when compiled, the other at run time
             scores = _mask(scores, keys, positions, window, WINDOWED)
         elif (tile < full_begin) | (tile >= full_end):
             scores = _mask(scores, keys, positions, window, WINDOWED)

@@ -46,6 +46,14 @@ class Adapter(Protocol):
     def apply(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor: ...
 
 
+class Format(Protocol):
+    """How a layer's weight lies in memory, and the products with it."""
+
+    def apply(self, layer: "Linear | LMHead", x: torch.Tensor) -> torch.Tensor: ...
+
+    def apply_gated(self, layer: "Linear", x: torch.Tensor) -> torch.Tensor: ...
+
+
 class Dense:
     """The plain weight format: weight [out, in] and bias [out] in the dtype of the activations."""
 
@@ -53,7 +61,7 @@ class Dense:
         layer.weight = _parameter(shape, dtype, device)
         layer.bias = _parameter(shape[:1], dtype, device) if bias else None
 
-    def apply(self, layer: "Linear", x: torch.Tensor) -> torch.Tensor:
+    def apply(self, layer: "Linear | LMHead", x: torch.Tensor) -> torch.Tensor:
         return ops.linear(x, layer.weight, layer.bias)
 
     def apply_gated(self, layer: "Linear", x: torch.Tensor) -> torch.Tensor:
@@ -87,10 +95,11 @@ class Linear(nn.Module):
         self.full_in_features = in_features
         self.rows = {name: shard.split(n) if split == "out" else slice(0, n) for name, n in parts.items()}
         self.columns = shard.split(in_features) if split == "in" else slice(0, in_features)
-        self.format = Dense()
         self.adapter: Adapter | None = None
         out_features = sum(rows.stop - rows.start for rows in self.rows.values())
-        self.format.create(self, (out_features, self.columns.stop - self.columns.start), bias, dtype, device)
+        dense = Dense()
+        dense.create(self, (out_features, self.columns.stop - self.columns.start), bias, dtype, device)
+        self.format: Format = dense
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.format.apply(self, x)
@@ -156,8 +165,12 @@ class LMHead(nn.Module):
         super().__init__()
         self.tied = tied_to is not None
         self.weight = tied_to.weight if tied_to is not None else _parameter((vocab_size, hidden_size), dtype, device)
+        self.bias = None
+        self.format: Format | None = None  # of a copy of the weight, on the CPU
 
     def forward(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        if self.format is not None:
+            return self.format.apply(self, hidden)
         return ops.linear(hidden, self.weight, None, out)
 
     def targets(self, prefix: str) -> Iterator[tuple[str, Target]]:

@@ -1,0 +1,105 @@
+"""Histories that a review found, each of which once broke the scheduler, and many random ones of their kind."""
+
+import random
+
+import numpy as np
+import pytest
+from enginecore.test_scheduler import Harness
+
+from quire.enginecore.intake import Intake, IntakeConfig
+from quire.enginecore.scheduler import Scheduler, SchedulerConfig
+from quire.ipc.messages import AddRequest, EngineLimits, RequestError
+from quire.ipc.plan import H_FEATURES, max_plan_words
+from quire.ipc.sampling import SamplingParams
+
+
+def scenario(seed, windows, look):
+    r = random.Random(seed)
+    nb = {(8,): r.randint(6, 12), (0, 8): r.randint(20, 30), (0,): r.randint(12, 20)}[windows]
+    h = Harness(
+        num_blocks=nb,
+        windows=windows,
+        budget=r.choice([8, 32]),
+        max_model_len=48,
+        eos=range(0, 50, 11),
+        look_ahead=look,
+        policy=r.choice(["fcfs", "priority"]),
+    )
+    for _ in range(r.randint(2, 12)):
+        fam = r.randint(0, 1)
+        prompt, max_tokens, priority = [fam] * 3 + list(range(r.randint(1, 24))), r.randint(2, 16), r.randint(0, 2)
+        if not h.scheduler.fits(min(48, len(prompt) + max_tokens)):
+            continue
+        h.add(prompt, max_tokens, priority=priority)
+        for _ in range(r.randint(0, 4)):
+            h.turn()
+    h.run()
+    h.assert_right()
+
+
+@pytest.mark.parametrize("seed,look", [(980, True), (2074, True), (84, False), (114, False)])
+def test_a_preempted_sequence_may_end_with_its_last_result_beside_another_end(seed, look):
+    scenario(seed, (0,), look)
+
+
+@pytest.mark.parametrize("seed", [43, 239, 546])
+def test_a_sequence_admitted_by_a_step_that_had_no_rows_is_still_told_to_the_workers(seed):
+    scenario(seed, (8,), True)
+
+
+@pytest.mark.parametrize("windows", [(0,), (8,), (0, 8)])
+@pytest.mark.parametrize("look", [True, False])
+def test_many_histories(windows, look):
+    for seed in range(120):
+        scenario(seed, windows, look)
+
+
+def test_no_plan_is_longer_than_the_worker_has_room_for():
+    mml, bs, seqs, budget = 131072, 64, 1024, 8192  # a GPU's defaults
+    s = Scheduler(SchedulerConfig(seqs, budget, mml, bs, 20_000, (0,), vocab_size=1000))
+    it = Intake(IntakeConfig(EngineLimits(mml, 1000, seqs, 20, 20_000 * bs), (), True, False, 0, 8192), s.kv.hasher, s.fits)
+    prompt = (np.arange(16384) % 1000).astype(np.int32)
+    for q in it.accept(0, AddRequest(0, 1, prompt.tobytes(), SamplingParams(n=128, max_tokens=8)), 0):
+        s.add(q)
+    longest, flight = 0, []
+    while not s.is_idle:
+        made = s.schedule()
+        if made:
+            longest = max(longest, int(made[0].encode()[H_FEATURES]))
+            flight.append(made[1])
+        if flight and (len(flight) > 1 or not made):
+            step = flight.pop(0)
+            s.update(step, np.zeros(len(step.slots), np.int32))
+    assert longest <= max_plan_words(seqs, budget, bs, 1, -(-mml // bs))
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"min_tokens": 2**31 - 1, "max_tokens": 2**40},
+        {"temperature": 1e39, "min_p": 1.0},
+        {"top_p": 1e-46},
+        {"repetition_penalty": 1e-300},
+    ],
+)
+def test_legal_extremes_make_a_plan_of_finite_numbers(params):
+    s = Scheduler(SchedulerConfig(4, 64, 128, 16, 40, (0,), vocab_size=100))
+    it = Intake(IntakeConfig(EngineLimits(128, 100, 4, 20, 640), (), True, False, 0, 100), s.kv.hasher, s.fits)
+    accepted = it.accept(0, AddRequest(0, 1, np.arange(3, dtype=np.int32).tobytes(), SamplingParams(**params)), 0)
+    assert not isinstance(accepted, RequestError)
+    for seq in accepted:
+        s.add(seq)
+    floats = s.schedule()[0].slot_updates.view(np.float32)[0, [1, 3, 4, 5, 6, 7]]
+    assert np.isfinite(floats).all() and floats[1] > 0
+
+
+def test_what_is_refused_at_the_door():
+    s = Scheduler(SchedulerConfig(4, 64, 128, 16, 40, (0,), vocab_size=100))
+    it = Intake(IntakeConfig(EngineLimits(128, 100, 4, 20, 640), (7,), True, False, 0, 100), s.kv.hasher, s.fits)
+    prompt = np.arange(3, dtype=np.int32).tobytes()
+    too_many = SamplingParams(allowed_token_ids=[5] * 101)
+    only_the_end = SamplingParams(allowed_token_ids=[7], min_tokens=2)
+    for params in (too_many, only_the_end):
+        assert isinstance(it.accept(0, AddRequest(0, 1, prompt, params), 0), RequestError)
+    assert isinstance(it.accept(0, AddRequest(0, 1, b"abc", SamplingParams()), 0), RequestError)
+    assert isinstance(it.accept(0, AddRequest(0, 1, np.asarray([100], np.int32).tobytes(), SamplingParams()), 0), RequestError)
