@@ -1,19 +1,19 @@
 """Host time of a decode step, no GPU needed: from "the GPU's result is visible" to "the next plan is published", and beyond.
 
-The core side runs the real EngineCore, Scheduler, CoreEndpoint and rings. The worker is faked: it writes the result ring and nothing
-else; so is the frontend, a process of its own that sends the requests through ZeroMQ and reads what comes. Two ways:
+The core side runs the real EngineCore, Scheduler, CoreEndpoint and rings. The worker is faked: it writes the result ring and
+nothing else; so is the frontend, a process of its own that sends the requests through ZeroMQ and reads what comes. Two ways:
 
     inline (default)  core and fake worker take turns in one thread: the code's own cost, whatever else the machine does
     --processes       the fake worker is a process that spins on the plan ring and takes --step-ms a step, the core runs its own
                       loop: what a GPU would see, waiting and waking included. Needs 3 idle cores
 
     turn     the loop's other calls before it looks at the result (messages, deaths), inline only
-    plan     result taken -> scheduler updated -> next step scheduled -> plan on the ring       <- the GPU may be waiting here
-    publish  tokens encoded and given to ZeroMQ; the workers run meanwhile
-    visible  turn + plan (inline), or result written -> the worker sees the plan made from it (--processes): target 150 us at 256
+    plan     result taken -> scheduler updated -> next step scheduled -> plan on the ring      <- the GPU may be waiting here
+    publish  tokens encoded and given to ZeroMQ, filled blocks hashed; the workers run meanwhile
+    visible  inline: turn + plan; --processes: result written -> the worker has the plan made from it. Target at 256 rows: 150
 
-`--worker MODEL_DIR` times the other side on a GPU: ModelRunner.step of decode plans, graphs replayed. `--profile` prints what costs.
-Bias: prompt lengths are staggered over a block, all rows decode, nobody comes or goes. The last line is `RESULT {json}`.
+`--worker MODEL_DIR` times the other side on a GPU: ModelRunner.step of decode plans, graphs replayed. `--profile` prints what
+costs. Bias: prompt lengths are staggered over a block, all rows decode, nobody comes or goes. Last line: `RESULT {json}`.
 """
 
 import argparse
@@ -84,7 +84,7 @@ class Times:
 
 
 class FakeWorkers(WorkerGroup):
-    """Rings and control link of one real worker; its process does nothing, or what `command` says with the rings' descriptors."""
+    """Rings and control link of one worker; its process does nothing, or what `command` says with the rings' descriptors."""
 
     def __init__(self, template: WorkerConfig, command: Callable[[list[int], list[int]], list[str]] | None = None):
         super().__init__(template)
@@ -249,7 +249,7 @@ def measure_processes(args: argparse.Namespace, rows: int) -> Times:
 
 def child_worker(fds: str, step_ms: float, steps: int) -> None:
     """A GPU's clock: steps run one after the other, `step_ms` each; at the end of one its result is written. Reports, for each
-    steady step, the time from there to the arrival of the plan that was made from it: the second after it, two are in flight."""
+    steady step, the time from there to the arrival of the plan made from it: the second after it, for two are in flight."""
     plan_fds, result_fds = json.loads(fds)
     reader, ring = PlanReader.attach(plan_fds), ResultRing.attach(result_fds)
     rows = int(sys.stdin.readline())

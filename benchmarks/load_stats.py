@@ -1,8 +1,8 @@
 """Percentiles and the summary of one load: pure arithmetic, used by serve.py, hostcost.py and soak.py, and tested by itself.
 
 Definitions are those of `vllm bench serve`, so that figures can be laid side by side:
-    TTFT  request sent (open loop: due) -> first chunk that carries text        ITL   time between two such chunks of one request
-    E2E   request sent (open loop: due) -> last chunk that carries text         TPOT  (E2E - TTFT) / (output tokens - 1)
+    TTFT  request sent (open loop: due) -> first chunk that carries text      ITL   time between two such chunks of one request
+    E2E   request sent (open loop: due) -> last text or finish reason         TPOT  (E2E - TTFT) / (output tokens - 1)
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ class RequestResult(NamedTuple):
     due: float  # when it was to be sent, or was sent if nobody said when
     sent: float
     first: float  # first chunk with text, 0.0 if none came
-    last: float
+    last: float  # last text or finish reason
     prompt_tokens: int
     output_tokens: int
     error: str  # "" for success

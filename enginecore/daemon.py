@@ -11,11 +11,12 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Literal
 
 import zmq
 
-from quire.enginecore.core import CoreConfig, EngineCore
+from quire.enginecore.core import BEAT_INTERVAL_S, CoreConfig, EngineCore
 from quire.enginecore.device import find_gpus
 from quire.enginecore.kv_manager import KVManager
 from quire.enginecore.model_files import (
@@ -31,7 +32,7 @@ from quire.enginecore.workers import WorkerGroup, WorkersFailed
 from quire.ipc.config import EngineConfig, WorkerConfig
 from quire.ipc.core_endpoint import CoreEndpoint, file_infos, new_epoch
 from quire.ipc.curve import CoreKeys, load_core_keys, make_keys, write_keys
-from quire.ipc.messages import PROTOCOL_VERSION, EngineLimits, Welcome, WorkerProfile
+from quire.ipc.messages import PROTOCOL_VERSION, Beat, EngineLimits, Welcome, WorkerProfile
 from quire.ipc.version import VERSION
 
 log = logging.getLogger("quire.enginecore")
@@ -50,6 +51,14 @@ def run_engine(config: EngineConfig, on_ready: Callable[[str], None]) -> None:
 
     Raises StartupError before that, WorkersFailed when the workers are lost for good.
     """
+    _on_stop_signals(_stop_starting)
+    try:
+        _run(config, on_ready)
+    finally:
+        _on_stop_signals(signal.SIG_IGN)  # we are ending, and the caller has a last word to say
+
+
+def _run(config: EngineConfig, on_ready: Callable[[str], None]) -> None:
     started = time.monotonic()
     try:
         folder = resolve_model(config.model, config.revision, config.download_dir, weights=config.load_format != "dummy")
@@ -59,22 +68,30 @@ def run_engine(config: EngineConfig, on_ready: Callable[[str], None]) -> None:
     except ModelFilesError as error:
         raise StartupError(str(error)) from error
     workers = WorkerGroup(worker_config(config, folder, summary))
-    endpoint = None
+    endpoint = _endpoint(config)  # before anything slow: an address in use is said at once
     try:
         workers.start()
-        profile = _wait_until_ready(workers)
+        profile = _wait_until_ready(workers, endpoint)
         core_config = core_config_of(config, summary, workers.template, profile)
-        endpoint = _endpoint(config, core_config, summary, files)
+        endpoint.set_welcome(_welcome(config, endpoint.epoch, core_config, summary, files), files)
         core = EngineCore(core_config, endpoint, workers)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: core.stop(0.0 if core.stopping else DRAIN_S))
+        _on_stop_signals(lambda *_: core.stop(0.0 if core.stopping else DRAIN_S))
         log.info("ready after %.1f s: %s", time.monotonic() - started, endpoint.address)
         on_ready(endpoint.address)
         core.run()
     finally:
         workers.stop()
-        if endpoint is not None:
-            endpoint.close()
+        endpoint.close()
+
+
+def _on_stop_signals(handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, handler)
+
+
+def _stop_starting(*_: object) -> None:
+    _on_stop_signals(signal.SIG_IGN)
+    raise StartupError("stopped while it was starting")
 
 
 # ------------------------------------------------------------------------------------------------ what is decided
@@ -184,24 +201,35 @@ def _log_sizes(worker: WorkerConfig, profile: WorkerProfile, capacity: int) -> N
 
 
 # ------------------------------------------------------------------------------------------------------- start-up
-def _wait_until_ready(workers: WorkerGroup) -> WorkerProfile:
+def _wait_until_ready(workers: WorkerGroup, endpoint: CoreEndpoint) -> WorkerProfile:
+    """What the workers can hold, once they are ready. Frontends that come before wait for their Welcome, and hear beats."""
     poller = zmq.Poller()
-    for source in workers.pollables():
+    for source in (*workers.pollables(), *endpoint.sockets()):
         poller.register(source, zmq.POLLIN)
+    beat = Beat(endpoint.epoch, 0.0, 0, 0, 0.0, 0, 0, 0, 0, 0, ready=False)
     try:
         while not workers.is_ready:
-            poller.poll(1000)
+            poller.poll(int(BEAT_INTERVAL_S * 1000))
             workers.messages()
             workers.check_alive()
+            endpoint.receive()
+            endpoint.flush()
+            endpoint.broadcast(beat)
     except WorkersFailed as error:
         raise StartupError(str(error)) from error
     assert workers.profile is not None
     return workers.profile
 
 
-def _endpoint(config: EngineConfig, core: CoreConfig, summary: ModelSummary, files: dict[str, bytes]) -> CoreEndpoint:
-    epoch = new_epoch()
-    welcome = Welcome(
+def _endpoint(config: EngineConfig) -> CoreEndpoint:
+    try:
+        return CoreEndpoint(config.listen, epoch=new_epoch(), keys=_core_keys(config))
+    except (OSError, ValueError, zmq.ZMQError) as error:
+        raise StartupError(f"cannot listen at {config.listen}: {error}") from error
+
+
+def _welcome(config: EngineConfig, epoch: int, core: CoreConfig, summary: ModelSummary, files: dict[str, bytes]) -> Welcome:
+    return Welcome(
         epoch=epoch,
         protocol=PROTOCOL_VERSION,
         served_model_names=config.served_model_name or [config.model or BUNDLED_NAME],
@@ -213,11 +241,6 @@ def _endpoint(config: EngineConfig, core: CoreConfig, summary: ModelSummary, fil
         step_timeout_s=config.step_timeout_s,
         enable_prefix_caching=config.enable_prefix_caching,
     )
-    try:
-        keys = _core_keys(config)
-        return CoreEndpoint(config.listen, epoch=epoch, welcome=welcome, files=files, keys=keys)
-    except (OSError, ValueError, zmq.ZMQError) as error:
-        raise StartupError(f"cannot listen at {config.listen}: {error}") from error
 
 
 def _core_keys(config: EngineConfig) -> CoreKeys | None:

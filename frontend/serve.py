@@ -291,6 +291,7 @@ def _how(code: int) -> str:
 
 def main(config: ServeConfig) -> int:
     """The exit code of `quire serve`."""
+    signal.signal(signal.SIGTERM, _stop_starting)  # until StopSignals takes over
     try:
         run_server(config)
     except ServeError as error:
@@ -299,3 +300,7 @@ def main(config: ServeConfig) -> int:
     except KeyboardInterrupt:  # while the model was loading
         return 130
     return 0
+
+
+def _stop_starting(*_: object) -> None:
+    sys.exit(128 + signal.SIGTERM)  # an exception, so that everything started is put away

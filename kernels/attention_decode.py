@@ -25,7 +25,15 @@ from quire.kernels.attention_decode_schedule import (
     row_tiles,
     tiles_per_split,
 )
-from quire.kernels.attention_tile import LOG2_E, attend_tiles, check_layout, first_visible_key, row_lengths
+from quire.kernels.attention_tile import (
+    LOG2_E,
+    attend_tiles,
+    check_layout,
+    combine_parts,
+    first_visible_key,
+    leave_part,
+    row_lengths,
+)
 
 
 @triton.jit
@@ -40,44 +48,6 @@ def _store_rows(
     offset = (first_token + token).to(tl.int64) * stride_token + (first_head + offs_m % GROUP) * stride_head
     mask = (token < query_len)[:, None] & (offs_d < HEAD_DIM)[None, :]
     tl.store(out_ptr + offset[:, None] + offs_d[None, :], values.to(out_ptr.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def _combine(
-    partial_out_ptr, partial_max_ptr, partial_sum_ptr, first_slot, later_slot, slot_step, parts,
-    ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, PARTS: tl.constexpr,
-):  # fmt: skip
-    """Add up the parts of one (row, head), [ROWS, HEAD_PAD] fp32: part 0 is at first_slot, part i at later_slot + i*slot_step.
-
-    Loads go to L2 (.cg): other SMs wrote these lines in this launch.
-    """
-    offs_m = tl.arange(0, ROWS)
-    offs_d = tl.arange(0, HEAD_PAD)
-    total_max = tl.full([ROWS], float("-inf"), tl.float32)
-    total_sum = tl.zeros([ROWS], tl.float32)
-    acc = tl.zeros([ROWS, HEAD_PAD], tl.float32)
-    for begin in range(0, parts, PARTS):
-        # Unrolled, so that the loads of PARTS parts are under way at once.
-        for i in tl.static_range(PARTS):
-            part = tl.full([ROWS], i, tl.int32) + begin
-            live = part < parts
-            line = tl.where(part == 0, first_slot, later_slot + part * slot_step) * ROWS + offs_m
-            maximum = tl.load(partial_max_ptr + line, mask=live, other=float("-inf"), cache_modifier=".cg")
-            sums = tl.load(partial_sum_ptr + line, mask=live, other=0.0, cache_modifier=".cg")
-            values = tl.load(
-                partial_out_ptr + line.to(tl.int64)[:, None] * HEAD_DIM + offs_d[None, :],
-                mask=live[:, None] & (offs_d < HEAD_DIM)[None, :],
-                other=0.0,
-                cache_modifier=".cg",
-            )
-            new_max = tl.maximum(total_max, maximum)
-            base = tl.where(new_max == float("-inf"), 0.0, new_max)
-            weight = tl.exp2(maximum - base)
-            rescale = tl.exp2(total_max - base)
-            total_sum = total_sum * rescale + weight * sums
-            acc = acc * rescale[:, None] + weight[:, None] * values
-            total_max = new_max
-    return acc, total_sum
 
 
 @triton.jit(
@@ -246,23 +216,14 @@ def _decode_kernel(
                     later_slot = 2 * first_program
                     slot_step = 2
                     own_slot = tl.where(first_index == 0, first_slot, 2 * program)
-                line = own_slot * STORED_ROWS + offs_m
-                stored = offs_m < STORED_ROWS
-                tl.store(
-                    partial_out_ptr + line.to(tl.int64)[:, None] * HEAD_DIM + offs_d[None, :],
-                    acc,
-                    mask=stored[:, None] & (offs_d < HEAD_DIM)[None, :],
-                )
-                tl.store(partial_max_ptr + line, row_max, mask=stored)
-                tl.store(partial_sum_ptr + line, row_sum, mask=stored)
-                # Every thread's stores, then one release; the last to arrive has acquired all parts.
-                tl.debug_barrier()
                 arrival_ptr = arrivals_ptr + row * NUM_KV_HEADS + kv_head
-                arrived = tl.atomic_add(arrival_ptr, 1, sem="acq_rel", scope="gpu")
-                tl.debug_barrier()
+                arrived = leave_part(
+                    partial_out_ptr, partial_max_ptr, partial_sum_ptr, arrival_ptr, own_slot, acc, row_max, row_sum,
+                    STORED_ROWS, HEAD_DIM, HEAD_PAD,
+                )  # fmt: skip
                 if arrived == parts - 1:
                     tl.store(arrival_ptr, 0)
-                    combined, combined_sum = _combine(
+                    combined, combined_sum = combine_parts(
                         partial_out_ptr, partial_max_ptr, partial_sum_ptr, first_slot, later_slot, slot_step, parts,
                         STORED_ROWS, HEAD_DIM, HEAD_PAD, COMBINE_PARTS,
                     )  # fmt: skip

@@ -16,18 +16,28 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from quire.kernels.attention_tile import LOG2_E, attend_tiles, check_layout, first_visible_key, row_lengths
+from quire.kernels.attention_tile import (
+    LOG2_E,
+    attend_tiles,
+    check_layout,
+    combine_parts,
+    first_visible_key,
+    leave_part,
+    row_lengths,
+)
+
+MIN_SPLIT_TILES = tl.constexpr(8)  # KV tiles: what a program must save for the sum of the parts to pay
 
 
 @triton.jit(
-    do_not_specialize=["num_rows", "num_tokens", "max_keys", "num_entries"],
+    do_not_specialize=["num_rows", "num_tokens", "max_keys", "num_entries", "num_programs"],
     do_not_specialize_on_alignment=["query_start_ptr", "seq_lens_ptr", "num_decode_rows_ptr"],  # slices of a step's buffers
 )
 def _schedule_kernel(
     query_start_ptr,
     seq_lens_ptr,
     num_decode_rows_ptr,
-    num_tiles_ptr,
+    header_ptr,
     tile_starts_ptr,
     tile_rows_ptr,
     tile_indices_ptr,
@@ -35,17 +45,23 @@ def _schedule_kernel(
     num_tokens,
     max_keys,
     num_entries,
+    num_programs,
+    NUM_KV_HEADS: tl.constexpr,
     TOKENS: tl.constexpr,
+    TILE: tl.constexpr,
+    MAY_SPLIT: tl.constexpr,
     HAS_LIMIT: tl.constexpr,
     BLOCK: tl.constexpr,
     SEARCH_STEPS: tl.constexpr,
 ):
-    """One program. tile_starts[r] = query tiles before row r; entry e of the list = (row, index of the tile in the row)."""
+    """One program. header = [query tiles, splits]; tile_starts[r] = query tiles before row r; entry e of the list = (row, index
+    of the tile in the row)."""
     lanes = tl.arange(0, BLOCK)
     first_row = num_rows * 0
     if HAS_LIMIT:
         first_row = tl.maximum(tl.load(num_decode_rows_ptr), 0)
     total = num_rows * 0
+    most_keys = num_rows * 0
     for base in range(0, num_rows, BLOCK):
         rows = base + lanes
         live = (rows >= first_row) & (rows < num_rows)
@@ -54,8 +70,14 @@ def _schedule_kernel(
         tiles = tl.where(live & (seq_len > 0), tl.cdiv(query_len, TOKENS), 0)
         tl.store(tile_starts_ptr + rows, total + tl.cumsum(tiles, 0) - tiles, mask=rows < num_rows)
         total += tl.sum(tiles, 0)
+        most_keys = tl.maximum(most_keys, tl.max(tl.where(tiles > 0, seq_len, 0), 0))
     tl.store(tile_starts_ptr + num_rows, total)
-    tl.store(num_tiles_ptr, tl.minimum(total, num_entries))
+    tl.store(header_ptr, tl.minimum(total, num_entries))
+    splits = num_rows * 0 + 1
+    if MAY_SPLIT:
+        # Few query tiles, but many keys (a short prompt behind a long cached one): share out the keys, too.
+        splits = tl.minimum(num_programs // tl.maximum(total * NUM_KV_HEADS, 1), tl.cdiv(most_keys, MIN_SPLIT_TILES * TILE))
+    tl.store(header_ptr + 1, tl.maximum(splits, 1))
     tl.debug_barrier()
     for base in range(0, tl.minimum(total, num_entries), BLOCK):
         entries = base + lanes
@@ -75,11 +97,11 @@ def _schedule_kernel(
 
 @triton.jit
 def _load_unit(
-    tile_rows_ptr, tile_indices_ptr, row_slots_ptr, query_start_ptr, seq_lens_ptr, unit, num_units, num_slots, num_tokens,
-    max_keys, NUM_KV_HEADS: tl.constexpr, TOKENS: tl.constexpr,
+    tile_rows_ptr, tile_indices_ptr, row_slots_ptr, query_start_ptr, seq_lens_ptr, unit, num_units, splits, num_slots,
+    num_tokens, max_keys, NUM_KV_HEADS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     """(first token of the unit's query tile within its row, first token of the row, its queries, its keys, its slot)."""
-    entry = unit // NUM_KV_HEADS
+    entry = unit // splits // NUM_KV_HEADS
     row = tl.load(tile_rows_ptr + entry, mask=unit < num_units, other=0)
     first_token = tl.load(tile_indices_ptr + entry, mask=unit < num_units, other=0) * TOKENS
     query_begin, query_len, seq_len = row_lengths(query_start_ptr, seq_lens_ptr, row, num_tokens, max_keys, 0)
@@ -102,9 +124,12 @@ def _prefill_kernel(
     row_slots_ptr,
     query_start_ptr,
     seq_lens_ptr,
-    num_tiles_ptr,
+    header_ptr,
     tile_rows_ptr,
     tile_indices_ptr,
+    partial_out_ptr,
+    partial_max_ptr,
+    partial_sum_ptr,
     counters_ptr,
     scale_log2,
     window,
@@ -135,6 +160,7 @@ def _prefill_kernel(
     HAS_VALUE_SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
     NUM_LANES: tl.constexpr,
+    MAY_SPLIT: tl.constexpr,
     DEPENDENT_LAUNCH: tl.constexpr,
 ):
     if DEPENDENT_LAUNCH:
@@ -142,7 +168,10 @@ def _prefill_kernel(
         gdc_launch_dependents()
     TOKENS: tl.constexpr = ROWS // GROUP
     num_programs = tl.num_programs(0)
-    num_units = tl.load(num_tiles_ptr) * NUM_KV_HEADS
+    splits = tl.program_id(0) * 0 + 1
+    if MAY_SPLIT:
+        splits = tl.load(header_ptr + 1)
+    num_units = tl.load(header_ptr) * NUM_KV_HEADS * splits
     qk_scale = scale_log2
     if HAS_KEY_SCALE:
         qk_scale = scale_log2 * tl.load(key_scale_ptr)
@@ -156,14 +185,16 @@ def _prefill_kernel(
 
     unit = tl.program_id(0)
     first_token, query_begin, query_len, seq_len, slot = _load_unit(
-        tile_rows_ptr, tile_indices_ptr, row_slots_ptr, query_start_ptr, seq_lens_ptr, unit, num_units, num_slots,
+        tile_rows_ptr, tile_indices_ptr, row_slots_ptr, query_start_ptr, seq_lens_ptr, unit, num_units, splits, num_slots,
         num_tokens, max_keys, NUM_KV_HEADS, TOKENS,
     )  # fmt: skip
     while unit < num_units:
         # Ask for the next unit now: the answer arrives while this one's queries are read. One lane asks, and adds no constant:
         # the result of a scalar atomic is handed to all threads at once, a constant is first summed over the warp; both wait.
         tickets = tl.atomic_add(counters_ptr + lanes * 0, 1 - lanes, mask=lanes == 0, sem="relaxed")
-        kv_head = unit % NUM_KV_HEADS
+        split = unit % splits
+        whole_unit = unit // splits
+        kv_head = whole_unit % NUM_KV_HEADS
         live = (token < TOKENS) & (first_token + token < query_len)
         line = (query_begin + first_token + token).to(tl.int64)
         q_offset = line * stride_q_token + (kv_head * GROUP + offs_m % GROUP) * stride_q_head
@@ -175,14 +206,20 @@ def _prefill_kernel(
         end_key = tl.minimum(first_position + tl.minimum(TOKENS, query_len - first_token), seq_len)
         positions = tl.minimum(first_position + token, end_key - 1)
         first_key = first_visible_key(first_position, window, WINDOWED)
+        tile_begin = first_key // TILE
+        tile_end = tl.cdiv(end_key, TILE)
+        if MAY_SPLIT:
+            split_tiles = tl.cdiv(tile_end - tile_begin, splits)
+            tile_begin += split * split_tiles
+            tile_end = tl.minimum(tile_begin + split_tiles, tile_end)
         block_row_ptr = block_table_ptr + slot.to(tl.int64) * stride_table
 
         unit = tl.sum(tl.where(lanes == 0, tickets, 0), 0) + num_programs
         first_token, query_begin, query_len, seq_len, slot = _load_unit(
-            tile_rows_ptr, tile_indices_ptr, row_slots_ptr, query_start_ptr, seq_lens_ptr, unit, num_units, num_slots,
+            tile_rows_ptr, tile_indices_ptr, row_slots_ptr, query_start_ptr, seq_lens_ptr, unit, num_units, splits, num_slots,
             num_tokens, max_keys, NUM_KV_HEADS, TOKENS,
         )  # fmt: skip
-        acc, _row_max, row_sum = attend_tiles(
+        acc, row_max, row_sum = attend_tiles(
             tl.zeros([ROWS, HEAD_PAD], tl.float32),
             tl.full([ROWS], float("-inf"), tl.float32),
             tl.zeros([ROWS], tl.float32),
@@ -191,8 +228,8 @@ def _prefill_kernel(
             key_ptr + kv_head * stride_key_head,
             value_ptr + kv_head * stride_value_head,
             block_row_ptr,
-            first_key // TILE,
-            tl.cdiv(end_key, TILE),
+            tile_begin,
+            tile_end,
             tl.cdiv(first_visible_key(end_key - 1, window, WINDOWED), TILE),
             (first_position + 1) // TILE,
             first_key,
@@ -213,9 +250,24 @@ def _prefill_kernel(
             WINDOWED,
             PRECISION,
         )
-        values = acc * (value_scale / tl.where(row_sum == 0.0, 1.0, row_sum))[:, None]
-        out_offset = line * stride_out_token + (kv_head * GROUP + offs_m % GROUP) * stride_out_head
-        tl.store(out_ptr + out_offset[:, None] + offs_d[None, :], values.to(out_ptr.dtype.element_ty), mask=mask)
+        last = splits == 1
+        if MAY_SPLIT and splits > 1:
+            arrival_ptr = counters_ptr + 2 + whole_unit
+            arrived = leave_part(
+                partial_out_ptr, partial_max_ptr, partial_sum_ptr, arrival_ptr, whole_unit * splits + split,
+                acc, row_max, row_sum, ROWS, HEAD_DIM, HEAD_PAD,
+            )  # fmt: skip
+            last = arrived == splits - 1
+            if last:
+                tl.store(arrival_ptr, 0)
+                acc, row_sum = combine_parts(
+                    partial_out_ptr, partial_max_ptr, partial_sum_ptr, whole_unit * splits, whole_unit * splits, 1, splits,
+                    ROWS, HEAD_DIM, HEAD_PAD, 1,
+                )  # fmt: skip
+        if last:
+            values = acc * (value_scale / tl.where(row_sum == 0.0, 1.0, row_sum))[:, None]
+            out_offset = line * stride_out_token + (kv_head * GROUP + offs_m % GROUP) * stride_out_head
+            tl.store(out_ptr + out_offset[:, None] + offs_d[None, :], values.to(out_ptr.dtype.element_ty), mask=mask)
 
     # The last program to finish leaves the counters at 0 for the next launch.
     finished = tl.atomic_add(counters_ptr + 1, 1, sem="acq_rel", scope="gpu")
@@ -262,11 +314,15 @@ class PrefillWorkspace:
     config: PrefillConfig
     num_programs: int
     max_rows: int
-    num_tiles: torch.Tensor  # [1] int32
+    may_split: bool  # keys, where there are few queries; not for fp32: a row's result is to be the same in any batch
+    header: torch.Tensor  # [2] int32: query tiles, ranges that the keys of each are split into
     tile_starts: torch.Tensor  # [max_rows + 1] int32
     tile_rows: torch.Tensor  # [entries] int32
     tile_indices: torch.Tensor  # [entries] int32
-    counters: torch.Tensor  # [2] int32: next unit, finished programs; 0 between launches
+    partial_out: torch.Tensor  # [programs, query_rows, D] fp32: of split keys
+    partial_max: torch.Tensor  # [programs, query_rows] fp32
+    partial_sum: torch.Tensor  # [programs, query_rows] fp32
+    counters: torch.Tensor  # [2 + programs] int32: next unit, finished programs, parts that are done; 0 between launches
 
     @classmethod
     def allocate(
@@ -299,9 +355,15 @@ class PrefillWorkspace:
         def ints(n: int) -> torch.Tensor:
             return torch.zeros(n, dtype=torch.int32, device=device)
 
+        may_split = dtype != torch.float32
+
+        def floats(*shape: int) -> torch.Tensor:
+            return torch.empty(num_programs if may_split else 0, config.query_rows, *shape, dtype=torch.float32, device=device)
+
         return cls(
-            num_heads, num_kv_heads, head_dim, config, num_programs, max_rows,
-            ints(1), ints(max_rows + 1), ints(entries), ints(entries), ints(2),
+            num_heads, num_kv_heads, head_dim, config, num_programs, max_rows, may_split,
+            ints(2), ints(max_rows + 1), ints(entries), ints(entries),
+            floats(head_dim), floats(), floats(), ints(2 + num_programs),
         )  # fmt: skip
 
 
@@ -325,7 +387,7 @@ def prefill_schedule(
         query_start,
         seq_lens,
         num_decode_rows,
-        workspace.num_tiles,
+        workspace.header,
         workspace.tile_starts,
         workspace.tile_rows,
         workspace.tile_indices,
@@ -333,6 +395,10 @@ def prefill_schedule(
         num_tokens,
         max_keys,
         workspace.tile_rows.shape[0],
+        workspace.num_programs,
+        NUM_KV_HEADS=workspace.num_kv_heads,
+        TILE=workspace.config.tile,
+        MAY_SPLIT=workspace.may_split,
         TOKENS=workspace.config.query_rows // (workspace.num_heads // workspace.num_kv_heads),
         HAS_LIMIT=num_decode_rows is not None,
         BLOCK=512,
@@ -382,9 +448,12 @@ def prefill_attention(
         row_slots,
         query_start,
         seq_lens,
-        workspace.num_tiles,
+        workspace.header,
         workspace.tile_rows,
         workspace.tile_indices,
+        workspace.partial_out,
+        workspace.partial_max,
+        workspace.partial_sum,
         workspace.counters,
         scale * LOG2_E,
         window,
@@ -409,6 +478,7 @@ def prefill_attention(
         HAS_VALUE_SCALE=v_scale is not None,
         PRECISION="ieee",
         NUM_LANES=config.num_warps * 32,
+        MAY_SPLIT=workspace.may_split,
         DEPENDENT_LAUNCH=dependent_launch,
         num_warps=config.num_warps,
         num_stages=config.num_stages,

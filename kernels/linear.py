@@ -186,7 +186,9 @@ def choose(rows: int, n: int, k: int, gated: bool = False) -> Config | None:
     """
     block_k = triton.next_power_of_2(k)
     if rows == 1:
-        return Config(False, 1 if k > 1024 else 2, min(block_k, 4096 if k <= 4096 else 2048), 4)
+        if k <= 2048:
+            return Config(False, 4 if k <= 1024 else 2, min(block_k, 2048), 4)
+        return Config(False, 2, 2048, 4) if k > 4096 else Config(False, 1, 4096, 8)
     if rows <= MAX_VECTOR_ROWS and n <= 1024:
         return Config(False, 2, min(block_k, 1024), 4)
     block_k = max(block_k, 16)

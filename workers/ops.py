@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from quire.kernels import activation_torch, norm_cpu
 
-DEPENDENT_ROWS = 256  # up to so many rows kernels are launched as programmatic dependents: each begins in the tail of the last
+DEPENDENT_ROWS = 1  # up to so many rows kernels are launched as programmatic dependents: each begins in the tail of the last
 
 
 class _Kernels(NamedTuple):

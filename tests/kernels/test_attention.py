@@ -283,6 +283,29 @@ def test_interpreted_prefill_equals_reference(window, block_size, tile, num_head
 
 
 @pytest.mark.interpret
+@pytest.mark.parametrize("window", [0, 150])
+def test_interpreted_prefill_splits_the_keys_of_few_queries(window):
+    from quire.kernels.attention_prefill import PrefillConfig
+
+    case = Case([(400, 5), (30, 3)], 2, 1, 16, 16, window, dtype=torch.float16)
+    got = run_prefill(case, config=PrefillConfig(16, 16, 4, 2, 1), num_programs=9)
+    assert_matches(got, case.expected(), case.dtype)
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("lengths", [[100, 40], [100, 100, 100], [33, 200, 7, 90, 65]])
+@pytest.mark.parametrize("num_programs", [1, 3, 5, 8, 13])
+def test_interpreted_decode_cuts_rows_anywhere(lengths, num_programs):
+    """Aligned to (row, head), rounded up, and equal to within one unit: every way of the schedule."""
+    from quire.kernels.attention_decode_schedule import DecodeConfig
+
+    config = DecodeConfig(tile=16, num_warps=4, num_stages=2, programs_per_sm=1, min_tiles=1)
+    case = Case([(n, 1) for n in lengths])
+    got = run_decode(case, config=config, num_programs=num_programs, split_tokens=0)
+    assert_matches(got, case.expected(), case.dtype)
+
+
+@pytest.mark.interpret
 @pytest.mark.parametrize("num_decode", [1, 3])
 def test_interpreted_mixed_step_is_cut_on_the_device(num_decode):
     from quire.kernels.attention_decode_schedule import DecodeConfig
@@ -301,6 +324,7 @@ GPU_DECODE_ROWS = {
     "lengths": [(1, 1), (64, 1), (0, 1), (65, 1), (1000, 1), (127, 1), (3, 1), (0, 1)],
     "many": [(17 * i % 613 + 1, 1) for i in range(300)],
     "skewed": [(15000, 1)] + [(100 + i, 1) for i in range(40)],
+    "few_rows": [(700, 1), (130, 1), (1, 1), (3000, 1)],
     "queries": [(8, 8), (0, 2), (500, 3), (64, 4), (2000, 7), (5, 1)],
 }
 GPU_PREFILL_ROWS = {
@@ -308,6 +332,7 @@ GPU_PREFILL_ROWS = {
     "one_row": [(1000, 1000)],
     "rows": [(17, 17), (64, 64), (129, 129), (1, 1), (300, 300)],
     "chunks": [(500, 60), (65, 1), (2000, 513), (128, 128), (1000, 2)],
+    "suffixes": [(9000, 40), (70, 5), (5000, 33)],
 }
 
 

@@ -97,10 +97,6 @@ def num_preemptions(served: Served) -> float:
     return served.metric("num_preemptions_total")
 
 
-def flags(options: dict[str, Any]) -> list[str]:
-    return [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-
-
 @pytest.fixture(scope="module", autouse=True)
 def one_thread_here_too() -> Iterator[None]:
     before = torch.get_num_threads()
@@ -129,15 +125,11 @@ def test_cold_and_warm_in_chunks_of_32_tokens(name: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_in_a_kv_cache_so_small_that_requests_are_preempted(name: str) -> None:
-    """`quire serve` with these flags; an AsyncClient shares its engine. And an `LLM` with these options, one of its own."""
-    with Served(str(tiny_model(name)), *flags(TOO_SMALL)) as served:
-        with LLM(str(tiny_model(name)), **TOO_SMALL) as llm:
-            assert differing(name, by_llm(llm)[0]) == []
-            client = llm._background.client
-            until(lambda: client.beat is not None and client.beat.preemptions > 0)
-        assert differing(name, over_http(served)[0]) == []
-        until(lambda: num_preemptions(served) > 0)
-        before = num_preemptions(served)
-        assert differing(name, by_async_client(served.engine_address())[0]) == []
-        until(lambda: num_preemptions(served) > before)
-        assert served.end() == 0
+    with LLM(str(tiny_model(name)), **TOO_SMALL) as llm:
+        address = llm._background._core.address
+        with Served("--engine", address) as served:
+            for ask in (lambda: by_llm(llm), lambda: by_async_client(address), lambda: over_http(served)):
+                before = num_preemptions(served)
+                assert differing(name, ask()[0]) == []
+                until(lambda before=before: num_preemptions(served) > before)
+            assert served.end() == 0

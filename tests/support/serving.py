@@ -130,8 +130,8 @@ def _command(process: psutil.Process) -> list[str]:
 class Daemon(Launched):
     """`enginecore --listen ADDRESS`."""
 
-    def __init__(self, address: str, *arguments: str) -> None:
-        super().__init__("quire.enginecore.cli", "--listen", address, *arguments)
+    def __init__(self, address: str, *arguments: str, env: dict[str, str] | None = None) -> None:
+        super().__init__("quire.enginecore.cli", "--listen", address, *arguments, env=env)
         self.address = address
 
     def ready(self) -> Self:

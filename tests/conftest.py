@@ -1,0 +1,7 @@
+"""Settings of the whole suite."""
+
+import os
+
+# The models of the tests are tiny: a second thread would only wait, for long where other processes want the cores, too.
+# Set before torch is imported; children inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -1,0 +1,45 @@
+"""The line of statistics: every ten seconds while steps are run, never when it is turned off, with rates and not totals."""
+
+import logging
+import re
+
+import pytest
+
+from quire.enginecore.stats import INTERVAL_S, StatsLine
+from quire.ipc.messages import Beat
+
+
+def beat(tokens: int) -> Beat:
+    return Beat(1, 0.0, 3, 4, 0.25, 2 * tokens, tokens, tokens, tokens // 100, 0, True)
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+    monkeypatch.setattr(logging.getLogger("quire"), "propagate", True)
+    caplog.set_level(logging.INFO, "quire.enginecore")
+    return caplog
+
+
+def test_rates_since_the_last_line(lines: pytest.LogCaptureFixture) -> None:
+    stats = StatsLine(True)
+    stats.beat(beat(1000), 100.0)
+    for _ in range(20):
+        stats.step(8, 16)
+    stats.beat(beat(1500), 100.0 + INTERVAL_S - 0.1)
+    assert lines.messages == []
+    stats.beat(beat(2000), 100.0 + INTERVAL_S)
+    (line,) = lines.messages
+    for part in (
+        "prompt 200.0 tok/s", "generation 100.0 tok/s", "running 3", "waiting 4", "KV cache 25.0%", "prefix hits 50.0%",
+        "2.0 steps/s of 8.0 rows", "preempted 10",
+    ):  # fmt: skip
+        assert re.search(rf"\b{part}(,|$)", line), line
+
+
+def test_nothing_to_say_while_idle_or_turned_off(lines: pytest.LogCaptureFixture) -> None:
+    for stats, num_steps in ((StatsLine(True), 0), (StatsLine(False), 5)):
+        for i in range(5):
+            stats.beat(beat(i), 100.0 + INTERVAL_S * i)
+            for _ in range(num_steps):
+                stats.step(1, 1)
+    assert lines.messages == []
