@@ -2,10 +2,10 @@
 
     python benchmarks/cpu_decode.py [FOLDER ...] [--threads 1] [--batch 1,16] [--prompt 64] [--new 128] [--rounds 5]
 
-Same folder, float32, threads and greedy decoding; weights are read once each. Ours: time of the steps that decode all rows, plan
-and update included; `worker` is the part that the worker process does. transformers: (time of --new tokens - time of 1) / (--new
-- 1), one request. Both are taken in turns, the least mean of --rounds counts: on a shared machine noise only ever adds.
-Prefill is one chunk of 512 tokens, milliseconds. Ratio: tokens per second of transformers one by one = 1.
+Same folder, float32, threads and greedy decoding for both. Ours: time of the steps that decode all rows and nothing else, plan
+and update included; `worker` is the part of it that the worker process does. transformers: one request, (time of --new tokens -
+time of 1) / (--new - 1). Both are taken in turns, and the least mean of --rounds counts: on a shared machine noise only adds.
+Prefill is one chunk of 512 tokens. Ratio: tokens per second, transformers one request after the other = 1.
 The last line is `RESULT {json}`.
 """
 
@@ -123,7 +123,9 @@ def report(result: dict[str, Any], batches: list[int]) -> None:
     print(f"{result['model']}: transformers {result['transformers_ms']:.3f} ms a token")
     for rows in batches:
         whole, worker, ratio = (result[f"batch_{rows}_{what}"] for what in ("ms", "worker_ms", "ratio"))
-        print(f"  {rows:3} rows: {whole:8.3f} ms a step ({worker:.3f} in the worker), {ratio:.2f} times transformers one by one")
+        print(
+            f"  {rows:3} rows: {whole:8.3f} ms a step ({worker:.3f} in the worker), {ratio:.2f} times transformers one by one"
+        )
     print(f"  {PREFILL} tokens of prefill: {result['prefill_ms']:.2f} ms, transformers {result['transformers_prefill_ms']:.2f}")
 
 

@@ -337,7 +337,7 @@ def tune(shapes: list[Shape], is_decode: bool, roofline: float, seconds: float) 
     measure(configs)
     if is_decode:
         best = ranked(lambda c: statistics.geometric_mean(shares[c]))[:5]
-        measure([replace(config, min_tiles=tiles) for config in best for tiles in (1, 3, 4, 6, 8)])
+        measure([replace(config, whole_tiles=tiles) for config in best for tiles in (0, 2, 4, 6)])
     for number, shape in enumerate(shapes):
         print(describe(shape))
         for config in ranked(lambda c, number=number: shares[c][number])[:5]:  # type: ignore[misc]

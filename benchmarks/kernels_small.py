@@ -1,7 +1,7 @@
 """Time of the kernels around attention on one GPU, in CUDA graphs over rotated buffers, and the fraction of the memory's speed.
 
     python benchmarks/kernels_small.py [--model 0.6B|8B] [--only norm,silu,rope,step,sampler,linear] [--rows 1,16,64,256,1024]
-                                       [--pdl] [--tune] [--bandwidth 4.8]
+                                       [--pdl 0|1|2] [--tune] [--bandwidth 4.8]
 
 A row of the table: kernel, shape, µs a call, the µs that its bytes alone would take, and their quotient. Buffers rotate through
 at least 256 MB, so that nothing is in L2 which a model would not leave there; what a kernel hands to the next one (x, y of
@@ -102,7 +102,7 @@ def random(*shape: int, dtype: torch.dtype = DTYPE) -> torch.Tensor:
 DEVICE = "cuda"
 
 
-def bench_norm(table: Table, m: Model, rows: int, pdl: bool) -> None:
+def bench_norm(table: Table, m: Model, rows: int, pdl: int) -> None:
     weight = random(m.hidden)
     size = rows * m.hidden * 2
     n = copies(4 * size)
@@ -118,14 +118,14 @@ def bench_norm(table: Table, m: Model, rows: int, pdl: bool) -> None:
     table.add("add_rms_norm", f"{rows} x {m.hidden}", calls, 4 * size)
 
 
-def bench_silu(table: Table, m: Model, rows: int, pdl: bool) -> None:
+def bench_silu(table: Table, m: Model, rows: int, pdl: int) -> None:
     size = rows * m.intermediate * 2
     pairs = [(random(rows, 2 * m.intermediate), random(rows, m.intermediate)) for _ in range(copies(3 * size))]
     calls = [lambda x=x, y=y: activation.silu_mul(x, y, pdl=pdl) for x, y in pairs]
     table.add("silu_mul", f"{rows} x {m.intermediate}", calls, 3 * size)
 
 
-def bench_rope(table: Table, m: Model, rows: int, pdl: bool) -> None:
+def bench_rope(table: Table, m: Model, rows: int, pdl: int) -> None:
     heads = m.q_heads + 2 * m.kv_heads
     moved = rows * (2 * m.q_heads + 4 * m.kv_heads) * m.head_dim * 2
     table_of_angles = random(40960, m.head_dim, dtype=torch.float32)
@@ -208,42 +208,45 @@ def bench_sampler(table: Table, m: Model, rows: int) -> None:
     table.add("sampled_logprobs", f"{rows} x {m.vocab}", calls, 2 * size)
 
 
-def bench_linear(table: Table, m: Model, rows: int, pdl: bool, tune: bool) -> None:
+def bench_linear(table: Table, m: Model, rows: int, pdl: int, tune: bool) -> None:
     for name, shape in m.linears.items():
-        bench_one_linear(table, name, rows, *shape, pdl, tune)
+        bench_one_linear(table, name, rows, *shape, name == "gate_up", pdl, tune)
 
 
-def bench_one_linear(table: Table, name: str, rows: int, n: int, k: int, pdl: bool, tune: bool) -> None:
+def bench_one_linear(table: Table, name: str, rows: int, n: int, k: int, is_gated: bool, pdl: int, tune: bool) -> None:
+    """gate_up with what follows it, silu and the product: beside it stand cuBLAS and a kernel of its own for those."""
     weights = [random(n, k) for _ in range(copies(n * k * 2))]
-    x, out = random(rows, k), random(rows, n)
+    columns = n // 2 if is_gated else n
+    x, out = random(rows, k), random(rows, columns)
 
-    def calls(config: linear.Config) -> list[Callable[[], object]]:
-        return [lambda w=w: linear.launch_skinny(x, w, None, out, config, pdl=pdl) for w in weights]
+    def calls(config: linear.Config | None) -> list[Callable[[], object]]:
+        if config is None and is_gated:
+            return [lambda w=w: activation.silu_mul(F.linear(x, w), out, pdl=pdl) for w in weights]
+        if config is None:
+            return [lambda w=w: F.linear(x, w) for w in weights]
+        return [lambda w=w: linear.launch_skinny(x, w, None, out, config, is_gated=is_gated, pdl=pdl) for w in weights]
 
-    cublas = measure([lambda w=w: F.linear(x, w) for w in weights])
-    best = linear.choose(rows, n, k)
+    cublas = measure(calls(None))
+    best = linear.choose(rows, columns, k, is_gated)
     if tune:
-        timed = sorted((measure(calls(config), 5), config) for config in {best, *candidates(rows, k)})
+        timed = sorted((measure(calls(config), 5), config) for config in {best, *candidates(rows, k, is_gated)} - {None})
         for micros, config in timed[:5]:
             print(f"    {micros:9.2f} µs  {config}")
         best = timed[0][1]
-    moved = n * k * 2 + rows * (n + k) * 2
-    table.add("skinny_linear", f"{name} {rows} x {n} x {k}", calls(best), moved, f"cuBLAS {cublas:.2f} µs, {tuple(best)}")
+    moved = n * k * 2 + rows * (columns + k) * 2
+    name = f"{name} {rows} x {n} x {k}"
+    table.add("skinny_linear", name, calls(best), moved, f"cuBLAS {cublas:.2f} µs, {None if best is None else tuple(best)}")
 
 
-def candidates(rows: int, k: int) -> list[linear.Config]:
+def candidates(rows: int, k: int, is_gated: bool) -> list[linear.Config]:
     found = []
     if rows <= linear.MAX_VECTOR_ROWS:
-        for block_n, block_k, warps, stages in itertools.product((1, 2, 4), (512, 1024, 2048, 4096), (4, 8), (1, 3)):
-            if (
-                block_k < 2 * k
-                and 256 <= block_n * block_k // warps <= 2048
-                and (stages == 1 or (rows > 1 and block_k * 2 <= k))
-            ):
-                found.append(linear.Config(False, block_n, block_k, warps, stages))
+        for block_n, block_k, warps in itertools.product((1, 2, 4, 8), (512, 1024, 2048, 4096), (2, 4, 8)):
+            if block_k < 2 * k and 256 <= block_n * block_k // warps <= 2048:
+                found.append(linear.Config(False, block_n, block_k, warps))
     if rows > 1:
         for block_n, block_k, warps, stages in itertools.product((16, 32, 64), (128, 256, 512), (4, 8), (3, 5)):
-            if (16 + block_n) * block_k * 2 * stages <= 200_000 and block_k * 2 <= k:
+            if (16 + block_n * (1 + is_gated)) * block_k * 2 * stages <= 200_000 and block_k * 2 <= k:
                 found.append(linear.Config(True, block_n, block_k, warps, stages))
     return found
 
@@ -254,7 +257,7 @@ def main() -> None:
     parser.add_argument("--only", default="norm,silu,rope,step,sampler,linear")
     parser.add_argument("--rows", default="1,16,64,256,1024")
     parser.add_argument("--linear-rows", default="1,2,4,8,16")
-    parser.add_argument("--pdl", action="store_true", help="programmatic dependent launch where a kernel has it")
+    parser.add_argument("--pdl", type=int, choices=(0, 1, 2), default=0, help="mode of kernels/dependent_launch.py")
     parser.add_argument("--tune", action="store_true", help="sweep the configurations of skinny_linear")
     parser.add_argument("--bandwidth", type=float, default=4.8, help="of the memory, in TB/s")
     args = parser.parse_args()

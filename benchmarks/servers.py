@@ -175,10 +175,10 @@ def _gpu_name() -> str:
     return _smi("name") or "none"
 
 
-def gpu_memory_mib() -> float:
-    """Used memory of the first GPU, NaN without one."""
+def gpu_memory_mib() -> float | None:
+    """Used memory of the first GPU."""
     text = _smi("memory.used")
-    return float(text) if text else float("nan")
+    return float(text) if text.replace(".", "").isdigit() else None
 
 
 def _smi(what: str) -> str:

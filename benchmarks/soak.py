@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import collections
 import contextlib
+import itertools
 import json
 import random
 import re
@@ -59,7 +60,7 @@ class Mix:
         self.kinds: dict[str, tuple[int, Callable[[], Plan]]] = {
             "plain": (30, lambda: self.plan("plain", self.ids(self.short()))),
             "long": (4, lambda: self.plan("long", self.ids(self.random.randint(max_model_len // 4, max_model_len // 2)))),
-            "shared_prefix": (12, lambda: self.plan("shared_prefix", self.random.choice(self.prefixes) + self.ids(self.short()))),
+            "shared_prefix": (12, lambda: self.plan("shared_prefix", [*self.random.choice(self.prefixes), *self.ids(20)])),
             "several": (8, lambda: self.plan("several", self.ids(self.short()), n=self.random.randint(2, 4))),
             "logprobs": (8, lambda: self.plan("logprobs", self.ids(self.short()), logprobs=self.random.randint(0, 5))),
             "penalties": (8, lambda: self.plan("penalties", self.ids(self.short()), presence_penalty=0.5,
@@ -184,7 +185,8 @@ class Soak:
         answer = await ask(self.target, self.target.request(path="/metrics"), timeout_s=10.0)
         found: dict[str, float] = collections.defaultdict(float)
         for name, value in METRIC.findall(answer.body.decode(errors="replace")):
-            found[name] += float(value)
+            if not name.endswith("_bucket"):
+                found[name] += float(value)
         return dict(found)
 
     async def sample(self, pid: int | None, begin: float) -> None:
@@ -194,8 +196,8 @@ class Soak:
         found = {"at_s": round(time.monotonic() - begin, 1), "rss_mib": rss, "gpu_mib": gpu}
         self.samples.append(found | {name: metrics.get(name, float("nan")) for name in GAUGES})
         print(
-            f"{found['at_s']:8.1f} s  {sum(self.done.values()):8} requests  {self.chunks:9} chunks  {self.num_failures} failed  "
-            f"rss {sum(rss.values()):8.1f} MiB  gpu {gpu:.0f} MiB  "
+            f"{found['at_s']:8.1f} s {sum(self.done.values()):8} requests {self.chunks:9} chunks {self.num_failures:3} failed  "
+            f"rss {sum(rss.values()):8.1f} MiB  gpu {gpu or 0:.0f} MiB  "
             + "  ".join(f"{metrics.get(name, float('nan')):.3g} {name.split('_')[-1]}" for name in GAUGES),
             flush=True,
         )
@@ -219,7 +221,7 @@ class Soak:
 def name_of(pid: int) -> str:
     with contextlib.suppress(OSError):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-        modules = [b for a, b in zip(words, words[1:], strict=False) if a == "-m"]
+        modules = [b for a, b in itertools.pairwise(words) if a == "-m"]
         return (modules or [Path(w).name for w in words if not w.startswith("-")] or [""])[0]
     return ""
 
@@ -274,12 +276,15 @@ async def soak(args: argparse.Namespace, pid: int | None) -> tuple[dict[str, Any
         failed.append(f"{state.num_failures} requests failed")
     failed += [f"{name} is {value:g} with nothing to do" for name, value in idle.items() if value != 0]
     failed += [f"{name} grew by {g['growth']} MiB" for name, g in grown.items() if g["growth"] > args.max_growth_mib]
+    gpu = [s["gpu_mib"] for s in state.samples if s["gpu_mib"] is not None and s["at_s"] >= args.warm_up * 60 * args.minutes]
+    if gpu and gpu[-1] - gpu[0] > args.max_gpu_growth_mib:
+        failed.append(f"the GPU's used memory grew by {gpu[-1] - gpu[0]:.0f} MiB")
     if pid and state.samples[0]["rss_mib"].keys() != state.samples[-1]["rss_mib"].keys():
         failed.append("the server's processes are not those of the beginning")
     result = {
         "minutes": args.minutes, "concurrency": args.concurrency, "requests": dict(state.done), "chunks": state.chunks,
         "failures": state.num_failures, "failed": state.failures, "idle": idle, "rss_mib": grown,
-        "gpu_mib": [state.samples[0]["gpu_mib"], state.samples[-1]["gpu_mib"]], "metrics": await state.metrics(),
+        "gpu_mib": gpu[:: max(len(gpu) - 1, 1)], "metrics": await state.metrics(),
     }  # fmt: skip
     return result, failed
 
@@ -295,6 +300,9 @@ def main() -> None:
     parser.add_argument("--sample-s", type=float, default=5.0)
     parser.add_argument("--warm-up", type=float, default=0.4, help="part of the time after which memory should be steady")
     parser.add_argument("--max-growth-mib", type=float, default=64.0, help="of one process after the warm-up")
+    parser.add_argument(
+        "--max-gpu-growth-mib", type=float, default=1024.0, help="after the warm-up; graphs come as they are met"
+    )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     where = machine()

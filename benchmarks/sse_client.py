@@ -8,9 +8,10 @@ server does wrong: `Answer.error` names it.
 """
 
 import asyncio
+import json
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
@@ -43,7 +44,7 @@ class Usage(msgspec.Struct):
 class Event(msgspec.Struct):
     choices: list[Choice] = []
     usage: Usage | None = None
-    error: msgspec.Raw | None = None
+    error: Any = None
 
 
 class Answer:
@@ -246,7 +247,7 @@ class Connection(asyncio.Protocol):
             answer.error = f"an event cannot be read: {error}"
             return
         if event.error is not None:
-            answer.error = bytes(event.error).decode(errors="replace")[:300]
+            answer.error = json.dumps(event.error)[:300]
         if event.usage is not None:
             answer.prompt_tokens = event.usage.prompt_tokens
             answer.output_tokens = event.usage.completion_tokens or 0

@@ -1,7 +1,8 @@
-"""Where a decode step's GPU time goes: `step_profile.py MODEL --rows 1 64 256 --context 256 [--kernels]`, on a GPU, dummy weights.
+"""Where a decode step's GPU time goes: `step_profile.py MODEL --rows 1 64 256 --context 256 [--kernels]`, dummy weights.
 
 Times the forward and tail graphs of each padded size by replaying them back to back, and, with --kernels, lists what the
-kernels within take (torch.profiler over replays). The state is that of sequences of `--context` tokens each. Prints `RESULT {json}` last.
+kernels within take (torch.profiler over replays). The state is that of sequences of `--context` tokens each. Prints
+`RESULT {json}` last.
 """
 
 import argparse
@@ -13,9 +14,10 @@ from pathlib import Path
 import torch
 
 sys.path[:0] = [str(Path(__file__).parent.parent / "tests" / "support")]
-from inline_engine import InlineEngine
-from quire.ipc.sampling import SamplingParams
-from quire.workers.graphs import Shape
+from inline_engine import InlineEngine  # noqa: E402
+
+from quire.ipc.sampling import SamplingParams  # noqa: E402
+from quire.workers.graphs import Shape  # noqa: E402
 
 
 def prepared(model: str, rows: int, context: int, engine: InlineEngine | None) -> InlineEngine:

@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from quire.kernels.dependent_launch import PLAIN, launch_options, wait_for_previous
+
 
 @triton.jit
 def _silu_mul_kernel(
@@ -18,9 +20,7 @@ def _silu_mul_kernel(
     row = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = cols < width
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    wait_for_previous(PDL)
     gate = tl.load(x_ptr + row * x_stride + cols, mask, other=0.0)
     up = tl.load(x_ptr + row * x_stride + width + cols, mask, other=0.0)
     wide = gate.to(tl.float32)
@@ -29,7 +29,7 @@ def _silu_mul_kernel(
     tl.store(out_ptr + row * out_stride + cols, y.to(gate.dtype), mask)
 
 
-def silu_mul(gate_up: torch.Tensor, out: torch.Tensor | None = None, *, pdl: bool = False) -> torch.Tensor:
+def silu_mul(gate_up: torch.Tensor, out: torch.Tensor | None = None, *, pdl: int = PLAIN) -> torch.Tensor:
     """silu(gate) * up of gate_up [T, 2 * I] = gate | up; [T, I]."""
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty((rows, width)) if out is None else out
@@ -40,8 +40,8 @@ def silu_mul(gate_up: torch.Tensor, out: torch.Tensor | None = None, *, pdl: boo
     if rows == 0:
         return out
     block = min(triton.next_power_of_2(width), 1024)
-    extra = {"launch_pdl": True} if pdl else {}
     _silu_mul_kernel[(rows, triton.cdiv(width, block))](
-        gate_up, out, gate_up.stride(0), out.stride(0), width, block, pdl, num_warps=max(min(block // 256, 4), 1), **extra
-    )
+        gate_up, out, gate_up.stride(0), out.stride(0), width, block, pdl, num_warps=max(min(block // 256, 4), 1),
+        **launch_options(pdl),
+    )  # fmt: skip
     return out

@@ -18,6 +18,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.attention_decode_schedule import (
+    DecodeConfig,
     DecodeSchedule,
     DecodeWorkspace,
     program_of,
@@ -30,10 +31,12 @@ from quire.kernels.attention_tile import (
     attend_tiles,
     check_layout,
     combine_parts,
+    compute_type,
     first_visible_key,
     leave_part,
     row_lengths,
 )
+from quire.kernels.dependent_launch import PLAIN, launch_options
 
 
 @triton.jit
@@ -48,6 +51,27 @@ def _store_rows(
     offset = (first_token + token).to(tl.int64) * stride_token + (first_head + offs_m % GROUP) * stride_head
     mask = (token < query_len)[:, None] & (offs_d < HEAD_DIM)[None, :]
     tl.store(out_ptr + offset[:, None] + offs_d[None, :], values.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _load_row(
+    unit_starts_ptr, query_start_ptr, seq_lens_ptr, row_slots_ptr, row, num_rows, num_slots, num_tokens, max_keys,
+    MAX_QUERY: tl.constexpr,
+):  # fmt: skip
+    """(units before the row, units of one head, first query token, queries, keys, slot): loads that do not wait for another."""
+    row = tl.minimum(row, num_rows - 1)
+    row_begin = tl.load(unit_starts_ptr + row)
+    head_units = tl.load(unit_starts_ptr + row + 1) - row_begin
+    query_begin, query_len, seq_len = row_lengths(query_start_ptr, seq_lens_ptr, row, num_tokens, max_keys, MAX_QUERY)
+    slot = tl.minimum(tl.maximum(tl.load(row_slots_ptr + row), 0), num_slots - 1)
+    return row_begin, head_units, query_begin, query_len, seq_len, slot
+
+
+@triton.jit
+def _prefetch(ptr, BYTES: tl.constexpr):
+    """Ask BYTES that lie together into L2."""
+    at = ptr.to(tl.pointer_type(tl.int8)) + tl.arange(0, BYTES // 128) * 128
+    tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit(
@@ -107,6 +131,7 @@ def _decode_kernel(
     HAS_KEY_SCALE: tl.constexpr,
     HAS_VALUE_SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
+    PREFETCH_BYTES: tl.constexpr,
     DEPENDENT_LAUNCH: tl.constexpr,
 ):
     program = tl.program_id(0)
@@ -117,12 +142,28 @@ def _decode_kernel(
     row = num_rows * 0
     if num_rows > 1:  # a single row's lengths are read at once, not after its number: loads one after the other are the cost
         row = tl.load(first_rows_ptr + program)
-    if DEPENDENT_LAUNCH:
-        # The schedule is read before the wait: `decode_schedule` must not be the launch right before this one.
-        gdc_wait()
-        gdc_launch_dependents()
+    row_begin, head_units, query_begin, query_len, seq_len, slot = _load_row(
+        unit_starts_ptr, query_start_ptr, seq_lens_ptr, row_slots_ptr, row, num_rows, num_slots, num_tokens, max_keys, MAX_QUERY
+    )
     unit = program_start(program, units, longer)
     end_unit = tl.minimum(program_start(program + 1, units, longer), total_units)
+    if PREFETCH_BYTES > 0:
+        index = unit - row_begin * NUM_KV_HEADS
+        if (unit < end_unit) & (index < head_units * NUM_KV_HEADS):
+            kv_head = index // head_units
+            first_tile, tiles = row_tiles(query_len, seq_len, window, TILE, WINDOWED)
+            tile = first_tile + tl.minimum(index - kv_head * head_units, tiles - 1)
+            block = tl.load(block_table_ptr + slot.to(tl.int64) * stride_table + (tile * TILE) // BLOCK_SIZE)
+            block = tl.minimum(tl.maximum(block, 0), num_blocks - 1).to(tl.int64)
+            token = (tile * TILE) % BLOCK_SIZE
+            _prefetch(key_ptr + block * stride_key_block + kv_head * stride_key_head + token * HEAD_DIM, PREFETCH_BYTES)
+            _prefetch(value_ptr + block * stride_value_block + kv_head * stride_value_head + token * HEAD_DIM, PREFETCH_BYTES)
+    if DEPENDENT_LAUNCH:
+        # What the step's first kernels wrote was read before the wait, the block table, too, and the first tile's keys are under
+        # way: `decode_schedule` and what it comes after must come before the chain's last plain launch.
+        gdc_wait()
+    if DEPENDENT_LAUNCH == 2:  # EARLY; later, large programs of the next kernel would crowd the SMs that happen to be free
+        gdc_launch_dependents()
 
     offs_m = tl.arange(0, ROWS)
     offs_d = tl.arange(0, HEAD_PAD)
@@ -135,14 +176,14 @@ def _decode_kernel(
         value_scale = tl.load(value_scale_ptr)
 
     while unit < end_unit:
-        # Units of a row: head 0's tiles (or splits), head 1's, ... All of the row's loads at once, before the first branch.
-        row_begin = tl.load(unit_starts_ptr + row)
-        head_units = tl.load(unit_starts_ptr + row + 1) - row_begin
-        query_begin, query_len, seq_len = row_lengths(query_start_ptr, seq_lens_ptr, row, num_tokens, max_keys, MAX_QUERY)
-        slot = tl.minimum(tl.maximum(tl.load(row_slots_ptr + row), 0), num_slots - 1)
+        # Units of a row: head 0's tiles (or splits), head 1's, ...
         index = unit - row_begin * NUM_KV_HEADS
         if index >= head_units * NUM_KV_HEADS:
             row += 1
+            row_begin, head_units, query_begin, query_len, seq_len, slot = _load_row(
+                unit_starts_ptr, query_start_ptr, seq_lens_ptr, row_slots_ptr, row, num_rows, num_slots, num_tokens, max_keys,
+                MAX_QUERY,
+            )  # fmt: skip
         else:
             kv_head = index // head_units
             first_index = index - kv_head * head_units
@@ -160,8 +201,21 @@ def _decode_kernel(
             q_offset = (query_begin + token).to(tl.int64) * stride_q_token
             q_offset += (kv_head * GROUP + offs_m % GROUP) * stride_q_head
             q_mask = (token < query_len)[:, None] & (offs_d < HEAD_DIM)[None, :]
-            q = tl.load(q_ptr + q_offset[:, None] + offs_d[None, :], mask=q_mask, other=0.0)
+            q = compute_type(tl.load(q_ptr + q_offset[:, None] + offs_d[None, :], mask=q_mask, other=0.0), key_ptr)
             positions = tl.minimum(seq_len - query_len + token, seq_len - 1)
+            first_key = first_visible_key(seq_len - query_len, window, WINDOWED)
+            end_key = seq_len
+            block_row_ptr = block_table_ptr + slot.to(tl.int64) * stride_table
+            parts = head_units
+            first_token, num_queries = query_begin, query_len
+            pair = row * NUM_KV_HEADS + kv_head
+            if index + num_units == head_units * NUM_KV_HEADS:
+                # The next row's lengths arrive while this one's tiles are computed.
+                row += 1
+                row_begin, head_units, query_begin, query_len, seq_len, slot = _load_row(
+                    unit_starts_ptr, query_start_ptr, seq_lens_ptr, row_slots_ptr, row, num_rows, num_slots, num_tokens,
+                    max_keys, MAX_QUERY,
+                )  # fmt: skip
             acc, row_max, row_sum = attend_tiles(
                 tl.zeros([ROWS, HEAD_PAD], tl.float32),
                 tl.full([ROWS], float("-inf"), tl.float32),
@@ -170,13 +224,11 @@ def _decode_kernel(
                 positions,
                 key_ptr + kv_head * stride_key_head,
                 value_ptr + kv_head * stride_value_head,
-                block_table_ptr + slot.to(tl.int64) * stride_table,
+                block_row_ptr,
                 tile_begin,
                 tile_end,
-                tile_end,
-                tile_end,
-                first_visible_key(seq_len - query_len, window, WINDOWED),
-                seq_len,
+                first_key,
+                end_key,
                 qk_scale,
                 window,
                 num_blocks,
@@ -194,29 +246,28 @@ def _decode_kernel(
                 PRECISION,
             )
             row_sum = tl.sum(row_sum, 1)
-            if num_units == head_units:
+            if num_units == parts:
                 values = acc * (value_scale / tl.where(row_sum == 0.0, 1.0, row_sum))[:, None]
                 _store_rows(
-                    out_ptr, values, query_begin, query_len, kv_head * GROUP, stride_out_token, stride_out_head,
+                    out_ptr, values, first_token, num_queries, kv_head * GROUP, stride_out_token, stride_out_head,
                     ROWS, GROUP, HEAD_DIM, HEAD_PAD,
                 )  # fmt: skip
             else:
                 # Part i of this (row, head) lies at part_slot(i); STORED_ROWS <= ROWS leaves out what only fills the tile.
                 if FIXED_SPLITS > 0:
-                    parts = head_units
-                    first_slot = (row * NUM_KV_HEADS + kv_head) * FIXED_SPLITS
+                    first_slot = pair * FIXED_SPLITS
                     later_slot = first_slot
                     slot_step = 1
                     own_slot = first_slot + first_index
                 else:
                     # A program has at most one part that continues another's (slot 2p) and one that others go on with (2p + 1).
                     first_program = program_of(unit - first_index, units, longer)
-                    parts = program_of(unit - first_index + head_units - 1, units, longer) - first_program + 1
+                    parts = program_of(unit - first_index + parts - 1, units, longer) - first_program + 1
                     first_slot = 2 * first_program + 1
                     later_slot = 2 * first_program
                     slot_step = 2
                     own_slot = tl.where(first_index == 0, first_slot, 2 * program)
-                arrival_ptr = arrivals_ptr + row * NUM_KV_HEADS + kv_head
+                arrival_ptr = arrivals_ptr + pair
                 arrived = leave_part(
                     partial_out_ptr, partial_max_ptr, partial_sum_ptr, arrival_ptr, own_slot, acc, row_max, row_sum,
                     STORED_ROWS, HEAD_DIM, HEAD_PAD,
@@ -229,11 +280,10 @@ def _decode_kernel(
                     )  # fmt: skip
                     values = combined * (value_scale / tl.where(combined_sum == 0.0, 1.0, combined_sum))[:, None]
                     _store_rows(
-                        out_ptr, values, query_begin, query_len, kv_head * GROUP, stride_out_token, stride_out_head,
+                        out_ptr, values, first_token, num_queries, kv_head * GROUP, stride_out_token, stride_out_head,
                         STORED_ROWS, GROUP, HEAD_DIM, HEAD_PAD,
                     )  # fmt: skip
             unit += num_units
-            row += (index + num_units == head_units * NUM_KV_HEADS).to(tl.int32)
 
     while program < num_padded:
         row = tl.load(padded_rows_ptr + program)
@@ -244,6 +294,15 @@ def _decode_kernel(
                 stride_out_token, stride_out_head, STORED_ROWS, GROUP, HEAD_DIM, HEAD_PAD,
             )  # fmt: skip
         program += tl.num_programs(0)
+
+
+def _prefetch_bytes(k_cache: torch.Tensor, v_cache: torch.Tensor, workspace: DecodeWorkspace, config: DecodeConfig) -> int:
+    """What of a tile lies together, in keys and in values; 0 if it does not, or if a program's first unit is not a tile."""
+    block_size, head_dim = k_cache.shape[2:]
+    tile_bytes = config.tile * head_dim * k_cache.element_size()
+    dense = k_cache.stride(2) == v_cache.stride(2) == head_dim
+    power_of_two = tile_bytes & (tile_bytes - 1) == 0
+    return tile_bytes if dense and power_of_two and block_size >= config.tile and not workspace.fixed_splits else 0
 
 
 def decode_attention(
@@ -261,7 +320,7 @@ def decode_attention(
     schedule: DecodeSchedule,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
-    dependent_launch: bool = False,
+    dependent_launch: int = PLAIN,
 ) -> None:
     """Causal attention of the rows that `schedule` was computed for; writes their tokens of `out`.
 
@@ -326,9 +385,10 @@ def decode_attention(
         HAS_KEY_SCALE=k_scale is not None,
         HAS_VALUE_SCALE=v_scale is not None,
         PRECISION="ieee",
+        PREFETCH_BYTES=_prefetch_bytes(k_cache, v_cache, workspace, config) if dependent_launch else 0,
         DEPENDENT_LAUNCH=dependent_launch,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         maxnreg=config.max_registers,
-        **({"launch_pdl": True} if dependent_launch else {}),
+        **launch_options(dependent_launch),
     )

@@ -38,6 +38,15 @@ def check_layout(
 
 
 @triton.jit
+def compute_type(q, key_ptr):
+    """q as the products take it. An 8-bit cache is widened to fp16, in one instruction; to bf16 it takes several."""
+    if key_ptr.dtype.element_ty.primitive_bitwidth == 8 and q.dtype == tl.bfloat16:
+        return tl.minimum(tl.maximum(q.to(tl.float32), -65504.0), 65504.0).to(tl.float16)
+    else:
+        return q
+
+
+@triton.jit
 def first_visible_key(position, window, WINDOWED: tl.constexpr):
     """The first key that a query at `position` sees: exactly `window` keys, its own included."""
     if WINDOWED:
@@ -75,15 +84,6 @@ def _tile_blocks(block_row_ptr, tile, end_key, tile_end, BLOCK_SIZE: tl.constexp
 
 
 @triton.jit
-def _mask(scores, keys, positions, window, WINDOWED: tl.constexpr):
-    """-inf where a query does not see a key. Keys past the row's end are also past every position."""
-    visible = keys[None, :] <= positions[:, None]
-    if WINDOWED:
-        visible = visible & (keys[None, :] > positions[:, None] - window)
-    return tl.where(visible, scores, float("-inf"))
-
-
-@triton.jit
 def attend_tiles(
     acc,
     row_max,
@@ -95,8 +95,6 @@ def attend_tiles(
     block_row_ptr,
     tile_begin,
     tile_end,
-    full_begin,
-    full_end,
     first_key,
     end_key,
     qk_scale,
@@ -110,7 +108,7 @@ def attend_tiles(
     TILE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_PAD: tl.constexpr,
-    ALL_MASKED: tl.constexpr,
+    MASKED: tl.constexpr,
     SUM_LATER: tl.constexpr,
     WINDOWED: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -118,9 +116,9 @@ def attend_tiles(
     """Fold KV tiles [tile_begin, tile_end) into the running (acc [M, HEAD_PAD], row_max [M], row_sum), all fp32.
 
     q [M, HEAD_PAD]; positions [M] int32, where each query stands; key_ptr, value_ptr: the head's part of block 0;
-    row_max is in units of log2. Every row sees tiles [full_begin, full_end) in full: they take no mask, unless ALL_MASKED.
-    Keys outside [first_key, end_key) are seen by no row and are not read. row_sum is [M], or with SUM_LATER [M, TILE], which
-    the caller sums: where few rows are spread over all warps, that saves two barriers a tile.
+    row_max is in units of log2. Unmasked tiles must be visible in full to every row. Keys outside [first_key, end_key)
+    are seen by no row and are not read. row_sum is [M], or with SUM_LATER [M, TILE], which the caller sums: where few rows
+    are spread over all warps, that saves two barriers a tile.
     Bytes: 2 * TILE * HEAD_DIM cache elements and the block ids of a tile.
     """
     offs_n = tl.arange(0, TILE)
@@ -143,21 +141,31 @@ def attend_tiles(
             token = offs_n % BLOCK_SIZE
             key_ptrs = key_ptr + (block * stride_key_block + token * stride_key_token)[:, None] + offs_d[None, :]
             value_ptrs = value_ptr + (block * stride_value_block + token * stride_value_token)[:, None] + offs_d[None, :]
-        # Zero, not garbage: 0 * NaN would pass through the product with V, whatever the weight.
-        load_mask = ((keys >= first_key) & (keys < end_key))[:, None]
-        if HEAD_DIM < HEAD_PAD:
-            load_mask = load_mask & (offs_d[None, :] < HEAD_DIM)
-        k = tl.load(key_ptrs, mask=load_mask, other=0.0)
-        v = tl.load(value_ptrs, mask=load_mask, other=0.0)
+        if MASKED:
+            # Zero, not garbage: 0 * NaN would pass through the product with V, whatever the weight.
+            load_mask = ((keys >= first_key) & (keys < end_key))[:, None]
+            if HEAD_DIM < HEAD_PAD:
+                load_mask = load_mask & (offs_d[None, :] < HEAD_DIM)
+            k = tl.load(key_ptrs, mask=load_mask, other=0.0)
+            v = tl.load(value_ptrs, mask=load_mask, other=0.0)
+        elif HEAD_DIM < HEAD_PAD:
+            k = tl.load(key_ptrs, mask=offs_d[None, :] < HEAD_DIM, other=0.0)
+            v = tl.load(value_ptrs, mask=offs_d[None, :] < HEAD_DIM, other=0.0)
+        else:
+            k = tl.load(key_ptrs)
+            v = tl.load(value_ptrs)
 
         scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION)
-        if ALL_MASKED:  # noqa: SIM114 - decided when compiled, the other at run time
-            scores = _mask(scores, keys, positions, window, WINDOWED)
-        elif (tile < full_begin) | (tile >= full_end):
-            scores = _mask(scores, keys, positions, window, WINDOWED)
+        if MASKED:
+            visible = keys[None, :] <= positions[:, None]  # which also leaves out keys past the row's end
+            if WINDOWED:
+                visible = visible & (keys[None, :] > positions[:, None] - window)
+            scores = tl.where(visible, scores, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(scores, 1) * qk_scale)
-        # A row that has seen no key yet keeps -inf as its maximum; exp2(-inf - -inf) would be NaN.
-        base = tl.where(new_max == float("-inf"), 0.0, new_max)
+        base = new_max
+        if MASKED:
+            # A row that has seen no key yet keeps -inf as its maximum; exp2(-inf - -inf) would be NaN.
+            base = tl.where(new_max == float("-inf"), 0.0, new_max)
         p = tl.exp2(scores * qk_scale - base[:, None])
         rescale = tl.exp2(row_max - base)
         if SUM_LATER:

@@ -2,7 +2,8 @@
 
 ids int32 [T], clamped to the table; weight [V, H] with unit stride in H, out [T, H], one dtype of any kind. Moves 2 * T * H
 elements. A program copies BLOCK elements of one row. torch.nn.functional.embedding is the reference; its kernel for few rows
-takes 2 us at 1 and 9 us at 16 rows of 4096, where this one takes what a launch does.
+takes 2 us at 1 and 9 us at 16 rows of 4096, where this one takes what a launch does. A plain launch: at the head of a step's
+chain of dependents it sees to it that the step's inputs are there for all of them (`dependent_launch`).
 """
 
 import torch

@@ -10,8 +10,8 @@ program. The dot kernel (2 to 16): tensor cores on tiles of 16 rows x BLOCK_N co
 shape alone, not on what other rows hold; but it differs between numbers of rows, so a row's last bits may change with M, as
 they do with cuBLAS. `choose` says which kernel a shape gets, and where cuBLAS is faster.
 
-pdl=True launches a kernel as a programmatic dependent of the one before it (Hopper): weights, which nobody writes, are on
-their way before it waits for x. torch.nn.functional.linear and `activation_torch` are the references.
+pdl is a mode of `dependent_launch`: the vector kernel's first weights are on their way before it waits for x.
+References: torch.nn.functional.linear, `activation_torch`.
 """
 
 from typing import NamedTuple
@@ -22,10 +22,10 @@ import triton
 import triton.language as tl
 
 from quire.kernels.activation import silu_mul
+from quire.kernels.dependent_launch import PLAIN, launch_options, wait_for_previous
 
 MAX_ROWS = 16  # beyond it cuBLAS is at the memory's speed too
 MAX_VECTOR_ROWS = 4  # of the kernel without tensor cores
-PREFETCH_BYTES = 1 << 16  # of W that a program of the dot kernel asks into L2 before it waits for x
 
 
 class Config(NamedTuple):
@@ -47,7 +47,7 @@ def _add_row(acc, w, x_row, k, K: tl.constexpr):
 
 
 @triton.jit
-def _gated(gate, up, dtype: tl.constexpr):
+def gated(gate, up, dtype: tl.constexpr):
     """silu(gate) * up of sums in float32, rounded where `silu_mul` rounds."""
     gate = gate.to(dtype).to(tl.float32)
     silu = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
@@ -59,7 +59,7 @@ def _store_row(out, gate, up, bias, up_bias, mask, GATED: tl.constexpr):
     dtype: tl.constexpr = out.dtype.element_ty
     y = tl.sum(gate, 1) + bias
     if GATED:
-        y = _gated(y, tl.sum(up, 1) + up_bias, dtype)
+        y = gated(y, tl.sum(up, 1) + up_bias, dtype)
     tl.store(out, y.to(dtype), mask)
 
 
@@ -79,9 +79,7 @@ def _vector_kernel(
     up = w
     if GATED:
         up = _tile(up_row, k, inside, K)
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    wait_for_previous(2 if PDL > 0 else 0)  # many small programs, always: EARLY
     acc0 = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     acc1 = acc0
     acc2 = acc0
@@ -126,25 +124,14 @@ def _vector_kernel(
         _store_row(out_ptr + 3 * out_stride + n, acc3, up3, bias, up_bias, mask, GATED)
 
 
-@triton.jit
-def _prefetch(w_ptr, w_stride, first, last, BLOCK_N: tl.constexpr, COLUMNS: tl.constexpr):
-    """Ask the first COLUMNS (a multiple of 32) of BLOCK_N rows of 16-bit weights into L2, a quarter of a row a thread."""
-    i = tl.arange(0, 4 * BLOCK_N)
-    at = w_ptr + tl.minimum(first + i // 4, last).to(tl.int64) * w_stride + (i % 4) * (COLUMNS // 4)
-    asm: tl.constexpr = "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;"
-    size = tl.full([4 * BLOCK_N], COLUMNS // 4 * 2, tl.int32)
-    tl.inline_asm_elementwise(asm, "=r,l,r", [at, size], dtype=tl.int32, is_pure=False, pack=1)
-
-
 @triton.jit(do_not_specialize=["M"])
 def _dot_kernel(
     x_ptr, w_ptr, bias_ptr, out_ptr, x_stride, w_stride, out_stride, M, N,
     K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr,
-    PDL: tl.constexpr, PREFETCH: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Up to 16 rows on tensor cores; rows beyond M are zero and cost no traffic."""
-    first = tl.program_id(0) * BLOCK_N
-    n = first + tl.arange(0, BLOCK_N)
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.arange(0, 16)
     k = tl.arange(0, BLOCK_K)
     x_at = x_ptr + m[:, None] * x_stride + k[None, :]
@@ -152,12 +139,7 @@ def _dot_kernel(
     up_at = w_ptr + (n + N).to(tl.int64)[None, :] * w_stride + k[:, None]
     acc = tl.zeros([16, BLOCK_N], tl.float32)
     up = acc
-    if PREFETCH > 0:
-        _prefetch(w_ptr, w_stride, first, N - 1, BLOCK_N, PREFETCH)
-        if GATED:
-            _prefetch(w_ptr, w_stride, N + first, 2 * N - 1, BLOCK_N, PREFETCH)
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+    if PDL > 0:
         tl.extra.cuda.gdc_wait()
     for start in range(0, K, BLOCK_K):
         x_mask = (m < M)[:, None] & (k < K - start)[None, :]
@@ -168,27 +150,29 @@ def _dot_kernel(
         if GATED:
             w = tl.load(up_at + start, w_mask, other=0.0, eviction_policy="evict_first")
             up = tl.dot(x, w, up, input_precision="ieee")
+    if PDL > 0:
+        tl.extra.cuda.gdc_launch_dependents()
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     if BIAS:
         acc += tl.load(bias_ptr + n, n < N, other=0.0).to(tl.float32)[None, :]
         if GATED:
             up += tl.load(bias_ptr + N + n, n < N, other=0.0).to(tl.float32)[None, :]
     if GATED:
-        acc = _gated(acc, up, dtype)
+        acc = gated(acc, up, dtype)
     out = out_ptr + m[:, None] * out_stride + n[None, :]
     tl.store(out, acc.to(dtype), (m < M)[:, None] & (n < N)[None, :])
 
 
-def choose(rows: int, n: int, k: int, gated: bool = False) -> Config | None:
+def choose(rows: int, n: int, k: int, is_gated: bool = False) -> Config | None:
     """The configuration for a shape (n columns of the output), None for cuBLAS.
 
     Found with benchmarks/kernels_small.py --tune.
     """
     block_k = triton.next_power_of_2(k)
     if rows == 1:
-        if k <= 2048:
-            return Config(False, 4 if k <= 1024 else 2, min(block_k, 2048), 4)
-        return Config(False, 2, 2048, 4) if k > 4096 else Config(False, 1, 4096, 8)
+        if k >= 4096:
+            return Config(False, 2, 2048, 4) if k > 4096 else Config(False, 1, 4096, 8)
+        return Config(False, 4 if k <= 1024 else 2, block_k, 4)
     if rows <= MAX_VECTOR_ROWS and n <= 1024:
         return Config(False, 2, min(block_k, 1024), 4)
     block_k = max(block_k, 16)
@@ -196,14 +180,7 @@ def choose(rows: int, n: int, k: int, gated: bool = False) -> Config | None:
         return Config(True, 16, min(block_k, 256), 4, 4)
     if n <= 4096 and k >= 4096:
         return Config(True, 32, min(block_k, 512), 4, 3)
-    return Config(True, 32 if n <= 4096 or gated else 64, min(block_k, 128), 4, 5 if n * k <= 2**25 else 3)
-
-
-def _prefetch_columns(config: Config, x: torch.Tensor, weight: torch.Tensor) -> int:
-    """Columns of W that a program of the dot kernel prefetches: what aligned 16-byte pieces a quarter of a row divides into."""
-    columns = min(x.shape[1], PREFETCH_BYTES // (2 * config.block_n)) // 32 * 32
-    aligned = x.dtype.itemsize == 2 and weight.stride(0) % 8 == 0 and weight.data_ptr() % 16 == 0
-    return columns if aligned else 0
+    return Config(True, 32 if n <= 4096 or is_gated else 64, min(block_k, 128), 4, 5 if n * k <= 2**25 else 3)
 
 
 def launch_skinny(
@@ -213,39 +190,36 @@ def launch_skinny(
     out: torch.Tensor,
     config: Config,
     *,
-    gated: bool = False,
-    pdl: bool = False,
+    is_gated: bool = False,
+    pdl: int = PLAIN,
 ) -> None:
     """Run our kernel, whatever the shape is worth: 1 to 16 rows of a float dtype. Gated: weight [2 I, K], out [M, I]."""
     (rows, k), n = x.shape, out.shape[1]
-    columns = 2 * n if gated else n
+    columns = 2 * n if is_gated else n
     bias_fits = bias is None or bias.shape == (columns,)
     if weight.shape != (columns, k) or out.shape[0] != rows or not 1 <= rows <= MAX_ROWS or not bias_fits:
         raise ValueError(f"skinny_linear: x {x.shape}, weight {weight.shape}, out {out.shape} do not fit, or too many rows")
     if not x.dtype == weight.dtype == out.dtype or not x.stride(1) == weight.stride(1) == out.stride(1) == 1:
         raise ValueError("skinny_linear: x, weight and out need one dtype, and unit stride in the last dimension")
     strides = (x.stride(0), weight.stride(0), out.stride(0))
-    extra = {"launch_pdl": True} if pdl else {}
+    extra = launch_options(pdl)
     arguments = (x, weight, x if bias is None else bias, out, *strides)
     grid = (triton.cdiv(n, config.block_n),)
-    shape = (config.block_n, config.block_k, bias is not None, gated, pdl)
+    shape = (config.block_n, config.block_k, bias is not None, is_gated, pdl)
     if config.dot:
-        prefetch = _prefetch_columns(config, x, weight) if pdl else 0
-        _dot_kernel[grid](
-            *arguments, rows, n, k, *shape, prefetch, num_warps=config.num_warps, num_stages=config.num_stages, **extra
-        )
+        _dot_kernel[grid](*arguments, rows, n, k, *shape, num_warps=config.num_warps, num_stages=config.num_stages, **extra)
     elif rows <= MAX_VECTOR_ROWS:
         _vector_kernel[grid](*arguments, n, k, rows, *shape, num_warps=config.num_warps, **extra)
     else:
         raise ValueError(f"skinny_linear: {rows} rows need the kernel on tensor cores")
 
 
-def _choose_for(x: torch.Tensor, weight: torch.Tensor, gated: bool) -> Config | None:
+def _choose_for(x: torch.Tensor, weight: torch.Tensor, is_gated: bool) -> Config | None:
     """None: by cuBLAS."""
     if not 1 <= x.shape[0] <= MAX_ROWS or x.dtype.itemsize != 2 or x.stride(1) != 1 or weight.stride(1) != 1:
         return None
     n, k = weight.shape
-    return choose(x.shape[0], n // 2 if gated else n, k, gated)
+    return choose(x.shape[0], n // 2 if is_gated else n, k, is_gated)
 
 
 def skinny_linear(
@@ -254,7 +228,7 @@ def skinny_linear(
     bias: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     *,
-    pdl: bool = False,
+    pdl: int = PLAIN,
 ) -> torch.Tensor:
     """x @ weight^T + bias: by our kernel for few rows of a 16-bit dtype, by cuBLAS otherwise."""
     config = _choose_for(x, weight, False)
@@ -267,11 +241,11 @@ def skinny_linear(
     return out
 
 
-def skinny_gated(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, pdl: bool = False) -> torch.Tensor:
+def skinny_gated(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, pdl: int = PLAIN) -> torch.Tensor:
     """silu(gate) * up of gate | up = x @ weight^T + bias: in one kernel for few rows, by cuBLAS and `silu_mul` otherwise."""
     config = _choose_for(x, weight, True)
     if config is None:
         return silu_mul(F.linear(x, weight, bias), pdl=pdl)
     out = x.new_empty((x.shape[0], weight.shape[0] // 2))
-    launch_skinny(x, weight, bias, out, config, gated=True, pdl=pdl)
+    launch_skinny(x, weight, bias, out, config, is_gated=True, pdl=pdl)
     return out

@@ -5,13 +5,15 @@
 
 x, residual, out [T, H] with unit stride in H and any row stride; weight [H]; float32, float16 or bfloat16, all of one dtype.
 One program a row, which fits into registers: H up to 32768. Math in float32; the normalised value is rounded to x's dtype
-before the product with the weight, as in transformers' LlamaRMSNorm. `norm_torch` is the reference. `pdl=True` launches the
-kernel as a programmatic dependent of the one before it (Hopper): the weights are loaded meanwhile.
+before the product with the weight, as in transformers' LlamaRMSNorm. `norm_torch` is the reference. `pdl` is a mode of
+`dependent_launch`: the weights are loaded before the wait.
 """
 
 import torch
 import triton
 import triton.language as tl
+
+from quire.kernels.dependent_launch import PLAIN, launch_options, wait_for_previous
 
 
 @triton.jit
@@ -23,9 +25,7 @@ def _rms_norm_kernel(
     cols = tl.arange(0, BLOCK)
     mask = cols < H
     weight = tl.load(weight_ptr + cols, mask, other=0.0)
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    wait_for_previous(PDL)
     x = tl.load(x_ptr + row * x_stride + cols, mask, other=0.0)
     if ADD:
         residual = tl.load(residual_ptr + row * residual_stride + cols, mask, other=0.0)
@@ -38,7 +38,7 @@ def _rms_norm_kernel(
 
 
 def _launch(
-    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, out: torch.Tensor | None, pdl: bool
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, out: torch.Tensor | None, pdl: int
 ) -> torch.Tensor:
     out = torch.empty_like(x) if out is None else out
     second = x if residual is None else residual
@@ -52,16 +52,15 @@ def _launch(
     if rows == 0:
         return out
     block = triton.next_power_of_2(width)
-    extra = {"launch_pdl": True} if pdl else {}
     _rms_norm_kernel[(rows,)](
         x, second, weight, out, x.stride(0), second.stride(0), out.stride(0), eps,
-        width, block, residual is not None, pdl, num_warps=min(max(block // 512, 1), 16), **extra,
+        width, block, residual is not None, pdl, num_warps=min(max(block // 512, 1), 16), **launch_options(pdl),
     )  # fmt: skip
     return out
 
 
 def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None, *, pdl: bool = False
+    x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None, *, pdl: int = PLAIN
 ) -> torch.Tensor:
     """The normalised rows of x, written to `out` if given (which may be x itself)."""
     return _launch(x, None, weight, eps, out, pdl)
@@ -74,7 +73,7 @@ def add_rms_norm(
     eps: float,
     out: torch.Tensor | None = None,
     *,
-    pdl: bool = False,
+    pdl: int = PLAIN,
 ) -> torch.Tensor:
     """Add x to the residual in place and return the norm of the sum; `out` may be x itself."""
     return _launch(x, residual, weight, eps, out, pdl)

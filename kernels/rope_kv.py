@@ -19,6 +19,8 @@ import torch
 import triton
 import triton.language as tl
 
+from quire.kernels.dependent_launch import PLAIN, launch_options, wait_for_previous
+
 MAX_TILE = 1024  # elements of a program's tile of heads
 
 
@@ -82,9 +84,7 @@ def _rope_kv_kernel(
     slot = tl.load(slot_ptr + token)
     cos = tl.load(cos_sin_ptr + position * ROTARY + cols, cols < HALF, other=0.0)[None, :]
     sin = tl.load(cos_sin_ptr + position * ROTARY + HALF + cols, cols < HALF, other=0.0)[None, :]
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    wait_for_previous(PDL)
     row = qkv_ptr + token * qkv_stride
     a = _part(row, heads, row_mask, cols, 0, HALF, D)
     b = _part(row, heads, row_mask, cols, HALF, ROTARY, D)
@@ -170,11 +170,11 @@ def rope_kv(
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
     *,
-    pdl: bool = False,
+    pdl: int = PLAIN,
 ) -> None:
     """Rotate q in place in qkv and write k and v to the cache; shapes in the module's docstring.
 
-    With pdl, positions and slot_mapping must have been written before the kernel that precedes this one.
+    pdl is a mode of `dependent_launch`; positions and slot_mapping are read before the wait.
     """
     _check(qkv, positions, cos_sin, slot_mapping, k_cache, v_cache, num_q_heads, (q_weight, k_weight))
     num_blocks, num_kv_heads, block_size, head_dim = k_cache.shape
@@ -188,12 +188,11 @@ def rope_kv(
     rest_pad = triton.next_power_of_2(head_dim - rotary) if head_dim > rotary else 0
     heads = max(1, min(triton.next_power_of_2(total_heads), MAX_TILE // triton.next_power_of_2(head_dim)))
     top = torch.finfo(k_cache.dtype).max if k_cache.dtype.itemsize == 1 else 0.0
-    extra = {"launch_pdl": True} if pdl else {}
     _rope_kv_kernel[(tokens, triton.cdiv(total_heads, heads))](
         qkv, qkv.stride(0), positions, cos_sin, cos_sin.shape[0], slot_mapping, k_cache, v_cache,
         k_cache.stride(0), k_cache.stride(1), k_cache.stride(2), v_cache.stride(0), v_cache.stride(1), v_cache.stride(2),
         num_blocks * block_size, qkv if q_weight is None else q_weight, qkv if k_weight is None else k_weight, eps,
         k_scale if k_scale is not None else qkv, v_scale if v_scale is not None else qkv,
         num_q_heads, num_kv_heads, head_dim, rotary, block_size, heads, half_pad, rest_pad,
-        q_weight is not None, k_scale is not None, top, pdl, num_warps=4, enable_fp_fusion=False, **extra,
+        q_weight is not None, k_scale is not None, top, pdl, num_warps=4, enable_fp_fusion=False, **launch_options(pdl),
     )  # fmt: skip

@@ -5,6 +5,7 @@ few hundred calls into torch, and their number is what it costs.
 """
 
 from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -54,7 +55,7 @@ class CpuDevice(Device):
         block_table = tables.host["block_table"][:, host["row_slots"][:num_rows]]
         seq_lens = host["seq_lens"][:num_rows].tolist()
         starts = host["query_start"][: num_rows + 1].tolist()
-        query_lens = [end - begin for begin, end in zip(starts, starts[1:], strict=False)]
+        query_lens = [end - begin for begin, end in pairwise(starts)]
         self._writes = [self._written(mapping) for mapping in host["slot_mapping"][:, :num_tokens]]
         self._plans = [
             CpuAttentionPlan(
@@ -89,9 +90,7 @@ class CpuDevice(Device):
                 weights = self._head_weights[layer] = head_weights(q_norm, k_norm, c.num_heads, c.num_kv_heads)
         writes = self._writes[place.group]
         q = rope_kv(qkv, self._rotations, writes, k_lines, v_lines, c.num_heads, weights, c.rms_norm_eps)
-        out = torch.empty_like(q)
-        attend_lines(q, k_lines, v_lines, out, self._plans[place.group], self.ctx.scale)
-        return out.flatten(1)
+        return attend_lines(q, k_lines, v_lines, self._plans[place.group], self.ctx.scale).view(len(qkv), -1)
 
     def signal(self) -> None:
         if self._ring is not None:

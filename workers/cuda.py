@@ -18,9 +18,9 @@ from quire.kernels import sampler, step_inputs
 from quire.kernels.attention_decode import decode_attention
 from quire.kernels.attention_decode_schedule import DecodeSchedule, DecodeWorkspace, decode_schedule
 from quire.kernels.attention_prefill import PrefillWorkspace, prefill_attention, prefill_schedule
+from quire.kernels.dependent_launch import mode_for
 from quire.kernels.rope_kv import rope_kv
 from quire.kernels.tables import SlotTables, StepBuffers
-from quire.workers import ops
 from quire.workers.device import RESULT_DEPTH, Device, DeviceContext, result_words
 
 STAGING_DEPTH = 4  # plans whose copy may be under way; the core has at most two steps in flight
@@ -83,7 +83,7 @@ class CudaDevice(Device):
         place = cache.places[layer]
         k, v, t = cache.k[place.tensor], cache.v[place.tensor], qkv.shape[0]
         mapping = step.slot_mapping[place.group, :t]
-        pdl = ops.launches_dependent(t)
+        pdl = mode_for(t)
         rope = (qkv, step.positions[:t], self.ctx.cos_sin, mapping, k, v, c.num_heads, q_norm, k_norm, c.rms_norm_eps)
         rope_kv(*rope, pdl=pdl)
         q = qkv[:, : c.num_heads * c.head_dim].unflatten(1, (c.num_heads, c.head_dim))
@@ -92,8 +92,13 @@ class CudaDevice(Device):
         rows, lengths = self._rows, self._lengths
         if self._has_decode:
             schedule = self._schedules[place.group]
-            place_of = {"workspace": self._decode, "schedule": schedule}
-            decode_attention(q, k, v, table, rows, *lengths, out, scale=scale, dependent_launch=pdl, **place_of)
+            decode_attention(
+                *(q, k, v, table, rows, *lengths, out),
+                scale=scale,
+                workspace=self._decode,
+                schedule=schedule,
+                dependent_launch=pdl,
+            )
         if self._has_prefill:
             window = cache.windows[place.group]
             prefill_attention(q, k, v, table, rows, *lengths, out, scale=scale, workspace=self._prefill, window=window)

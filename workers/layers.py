@@ -109,6 +109,15 @@ class Linear(nn.Module):
         """silu(first half of y) · second half of y."""
         return self.format.apply_gated(self, x) if self.adapter is None else ops.silu_mul(self(x))
 
+    def normed(
+        self, x: torch.Tensor | None, residual: torch.Tensor, norm: "RMSNorm", *, gated: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(y of norm(residual + x), gated if so asked; residual + x), in one kernel where that pays. x None: no addition."""
+        if self.adapter is None and isinstance(self.format, Dense) and ops.fuses_norm(residual, self.weight):
+            return ops.norm_linear(x, residual, norm.weight, norm.eps, self.weight, self.bias, gated)
+        h = norm(residual) if x is None else norm.add(x, residual)
+        return self.gated(h) if gated else self(h), residual
+
     def targets(self, prefix: str) -> Iterator[tuple[str, Target]]:
         parent = prefix.rpartition(".")[0]
         start = 0

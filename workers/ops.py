@@ -13,26 +13,25 @@ import torch.nn.functional as F
 
 from quire.kernels import activation_torch, norm_cpu
 
-DEPENDENT_ROWS = 1  # up to so many rows kernels are launched as programmatic dependents: each begins in the tail of the last
-
 
 class _Kernels(NamedTuple):
     activation: ModuleType
+    dependent_launch: ModuleType
     embedding: ModuleType
     linear: ModuleType
     norm: ModuleType
+    norm_linear: ModuleType
 
 
 @functools.cache
 def _kernels() -> _Kernels:
-    from quire.kernels import activation, embedding, linear, norm
+    from quire.kernels import activation, dependent_launch, embedding, linear, norm, norm_linear
 
-    return _Kernels(activation, embedding, linear, norm)
+    return _Kernels(activation, dependent_launch, embedding, linear, norm, norm_linear)
 
 
-def launches_dependent(rows: int) -> bool:
-    """Whether the kernels of a step of so many rows are launched as programmatic dependents."""
-    return rows <= DEPENDENT_ROWS
+def _launch_mode(x: torch.Tensor) -> int:
+    return _kernels().dependent_launch.mode_for(len(x))
 
 
 def embedding(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -43,21 +42,21 @@ def embedding(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x / sqrt(mean(x²) + eps) · weight over the last dimension, computed in float32; x [T, H], weight [H]."""
     if x.is_cuda:
-        return _kernels().norm.rms_norm(x, weight, eps, pdl=launches_dependent(len(x)))
+        return _kernels().norm.rms_norm(x, weight, eps, pdl=_launch_mode(x))
     return norm_cpu.rms_norm(x, weight, eps)
 
 
 def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """residual += x in place; returns the norm of the new residual. x, residual [T, H]."""
     if x.is_cuda:
-        return _kernels().norm.add_rms_norm(x, residual, weight, eps, pdl=launches_dependent(len(x)))
+        return _kernels().norm.add_rms_norm(x, residual, weight, eps, pdl=_launch_mode(x))
     return norm_cpu.add_rms_norm(x, residual, weight, eps)
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """silu(gate) · up of gate_up [T, 2I] = gate|up, giving [T, I]."""
     if gate_up.is_cuda:
-        return _kernels().activation.silu_mul(gate_up, pdl=launches_dependent(len(gate_up)))
+        return _kernels().activation.silu_mul(gate_up, pdl=_launch_mode(gate_up))
     return activation_torch.silu_mul(gate_up)
 
 
@@ -67,12 +66,31 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out
     `out` [T, out], on CUDA only, takes the result.
     """
     if x.is_cuda:
-        return _kernels().linear.skinny_linear(x, weight, bias, out, pdl=launches_dependent(len(x)))
+        return _kernels().linear.skinny_linear(x, weight, bias, out, pdl=_launch_mode(x))
     return F.linear(x, weight, bias)
 
 
 def gated_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """silu(gate) · up of gate|up = x Wᵀ + bias; x [T, in], weight [2I, in] -> [T, I]. One kernel for few rows on CUDA."""
     if x.is_cuda:
-        return _kernels().linear.skinny_gated(x, weight, bias, pdl=launches_dependent(len(x)))
+        return _kernels().linear.skinny_gated(x, weight, bias, pdl=_launch_mode(x))
     return silu_mul(F.linear(x, weight, bias))
+
+
+def fuses_norm(residual: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether `norm_linear` is there for these and faster than its parts: one row, a small weight, on CUDA."""
+    return residual.is_cuda and _kernels().norm_linear.pays(residual, weight)
+
+
+def norm_linear(
+    x: torch.Tensor | None,
+    residual: torch.Tensor,
+    norm_weight: torch.Tensor,
+    eps: float,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    is_gated: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(linear(norm(residual + x)), residual + x), the first gated if so asked; the residual itself stays as it was."""
+    mode = _launch_mode(residual)
+    return _kernels().norm_linear.norm_linear(x, residual, norm_weight, eps, weight, bias, is_gated=is_gated, pdl=mode)

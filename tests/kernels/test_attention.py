@@ -251,7 +251,7 @@ def test_interpreted_decode_equals_reference(rows, window, split_tokens):
     from quire.kernels.attention_decode_schedule import DecodeConfig
 
     case = Case(rows, window=window, block_size=16)
-    config = DecodeConfig(tile=16, num_warps=4, num_stages=2, programs_per_sm=1, min_tiles=1)
+    config = DecodeConfig(tile=16, num_warps=4, num_stages=2, programs_per_sm=1)
     got = run_decode(case, config=config, num_programs=5, split_tokens=split_tokens, fixed_splits=2)
     assert_matches(got, case.expected(), case.dtype)
 
@@ -262,7 +262,7 @@ def test_interpreted_decode_equals_reference(rows, window, split_tokens):
 def test_interpreted_decode_splits_by_load(num_programs, block_size, num_heads, num_kv_heads, head_dim):
     from quire.kernels.attention_decode_schedule import DecodeConfig
 
-    config = DecodeConfig(tile=32, num_warps=4, num_stages=2, programs_per_sm=1, min_tiles=1)
+    config = DecodeConfig(tile=32, num_warps=4, num_stages=2, programs_per_sm=1)
     case = Case([(100, 1), (0, 1), (3, 1), (65, 1)], num_heads, num_kv_heads, head_dim, block_size, scaled=True)
     got = run_decode(case, config=config, num_programs=num_programs, split_tokens=0)
     assert_matches(got, case.expected(), case.dtype)
@@ -299,7 +299,7 @@ def test_interpreted_decode_cuts_rows_anywhere(lengths, num_programs):
     """Aligned to (row, head), rounded up, and equal to within one unit: every way of the schedule."""
     from quire.kernels.attention_decode_schedule import DecodeConfig
 
-    config = DecodeConfig(tile=16, num_warps=4, num_stages=2, programs_per_sm=1, min_tiles=1)
+    config = DecodeConfig(tile=16, num_warps=4, num_stages=2, programs_per_sm=1)
     case = Case([(n, 1) for n in lengths])
     got = run_decode(case, config=config, num_programs=num_programs, split_tokens=0)
     assert_matches(got, case.expected(), case.dtype)

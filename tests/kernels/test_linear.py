@@ -6,6 +6,7 @@ import torch
 triton = pytest.importorskip("triton")
 
 from quire.kernels import linear  # noqa: E402
+from quire.kernels.dependent_launch import EARLY, LATE, PLAIN  # noqa: E402
 
 SHAPES = [(1, 1), (3, 5), (64, 96), (130, 257), (33, 1030)]  # N, K
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 6e-4, torch.bfloat16: 5e-3}  # of the result's largest value: one rounding
@@ -28,11 +29,11 @@ def wanted(x, weight, bias, gated):
     return torch.nn.functional.silu(gate) * up
 
 
-def compare(rows, n, k, dtype, device, use_bias, config, gated=False, pdl=False):
+def compare(rows, n, k, dtype, device, use_bias, config, gated=False, pdl=PLAIN):
     x, weight, bias = operands(rows, 2 * n if gated else n, k, dtype, device)
     bias = bias if use_bias else None
     out = torch.full((rows + 1, n), 7.0, dtype=dtype, device=device)
-    linear.launch_skinny(x, weight, bias, out[:rows], config, gated=gated, pdl=pdl)
+    linear.launch_skinny(x, weight, bias, out[:rows], config, is_gated=gated, pdl=pdl)
     want = wanted(x, weight, bias, gated)
     tolerance = TOLERANCE[dtype] * (4 if gated else 1)  # silu, gate and up are rounded, too
     assert (out[:rows].double() - want).abs().max() <= tolerance * want.abs().max() + 1e-6
@@ -60,7 +61,7 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="fit"):
         linear.launch_skinny(x, weight, None, torch.zeros(2, 5), VECTOR)
     with pytest.raises(ValueError, match="fit"):
-        linear.launch_skinny(x, weight, None, torch.zeros(2, 4), VECTOR, gated=True)
+        linear.launch_skinny(x, weight, None, torch.zeros(2, 4), VECTOR, is_gated=True)
     with pytest.raises(ValueError, match="fit"):
         linear.launch_skinny(torch.zeros(17, 8), weight, None, torch.zeros(17, 4), DOT)
     with pytest.raises(ValueError, match="tensor cores"):
@@ -86,7 +87,7 @@ def test_what_is_not_skinny_goes_to_torch():
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 8, 16])
 def test_kernels(rows, shape, gated, dtype):
     for config in configurations(rows, *shape, gated):
-        compare(rows, *shape, dtype, "cuda", rows % 2 == 1, config, gated, pdl=dtype == torch.bfloat16)
+        compare(rows, *shape, dtype, "cuda", rows % 2 == 1, config, gated, pdl=LATE if dtype == torch.bfloat16 else PLAIN)
 
 
 @pytest.mark.gpu
@@ -111,13 +112,13 @@ def test_a_row_is_the_same_beside_other_rows(rows):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rows", [1, 2, 4, 16])
-def test_programmatic_dependent_launch_gives_the_same(rows):
+@pytest.mark.parametrize(("rows", "mode"), [(1, EARLY), (1, LATE), (2, LATE), (4, EARLY), (16, LATE)])
+def test_programmatic_dependent_launch_gives_the_same(rows, mode):
     x, weight, _ = operands(rows, 1024, 1024, torch.bfloat16, "cuda")
     _, wide, _ = operands(rows, 2048, 1024, torch.bfloat16, "cuda")
     y, want = x, x
     for _ in range(30):  # a chain, each link reading what the one before it wrote
-        y = linear.skinny_gated(linear.skinny_linear(y, weight, pdl=True), wide, pdl=True) * 4
+        y = linear.skinny_gated(linear.skinny_linear(y, weight, pdl=mode), wide, pdl=mode) * 4
         want = linear.skinny_gated(linear.skinny_linear(want, weight), wide) * 4
-        y, want = linear.skinny_linear(y, weight, pdl=True), linear.skinny_linear(want, weight)
+        y, want = linear.skinny_linear(y, weight, pdl=mode), linear.skinny_linear(want, weight)
     assert torch.equal(y, want)

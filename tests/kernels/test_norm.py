@@ -79,14 +79,15 @@ def test_kernel(shape, dtype):
 
 
 @pytest.mark.gpu
-def test_programmatic_dependent_launch_gives_the_same():
+@pytest.mark.parametrize("mode", [1, 2])  # LATE, EARLY
+def test_programmatic_dependent_launch_gives_the_same(mode):
     from quire.kernels import norm
 
     x, residual, weight = inputs((16, 1024), torch.bfloat16, "cuda")
     ours, theirs = residual.clone(), residual.clone()
     y, want = x, x
     for _ in range(50):  # a chain, each link reading what the one before it wrote
-        y = norm.add_rms_norm(y, ours, weight, 1e-6, pdl=True)
+        y = norm.add_rms_norm(y, ours, weight, 1e-6, pdl=mode)
         want = norm.add_rms_norm(want, theirs, weight, 1e-6)
     assert torch.equal(y, want)
     assert torch.equal(ours, theirs)

@@ -10,15 +10,17 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import inline_engine
 import pytest
 from serving import SMALL, Daemon, Launched, Served, until
 from tiny_models import tiny_model
 
-from quire.frontend.llm import LLM, SamplingParams
+from quire.ipc.sampling import SamplingParams
+from quire.workers.weights import dummy_weights
 
 ALL_FLAGS = {
     "--served-model-name": ["first", "second"], "--generation-config": ["vllm"], "--device": ["cpu"], "--dtype": ["float32"],
-    "--load-format": ["auto"], "--max-model-len": ["200"], "--gpu-memory-utilization": ["0.5"], "--cpu-kv-cache-gib": ["0.01"],
+    "--load-format": ["dummy"], "--max-model-len": ["200"], "--gpu-memory-utilization": ["0.5"], "--cpu-kv-cache-gib": ["0.01"],
     "--num-gpu-blocks-override": ["100"], "--block-size": ["32"], "--max-num-seqs": ["4"], "--max-num-batched-tokens": ["64"],
     "--max-num-waiting": ["2"], "--no-enable-prefix-caching": [], "--scheduling-policy": ["priority"],
     "--admission": ["lookahead"], "--enforce-eager": [], "--max-logprobs": ["3"], "--seed": ["5"],
@@ -87,16 +89,12 @@ def test_more_than_may_wait_is_told_to_come_again(flagged: Served) -> None:
     until(lambda: flagged.metric("num_requests_running") == 0)
 
 
-def test_a_seed_of_the_engine_repeats_unseeded_requests_and_dummy_weights() -> None:
-    options: dict[str, Any] = {"device": "cpu", "max_model_len": 128, "max_num_seqs": 4, "cpu_kv_cache_gib": 0.01}
-    random = SamplingParams(temperature=1.0, max_tokens=16, ignore_eos=True)
-
-    def tokens(seed: int) -> list[list[int]]:
-        with LLM(str(tiny_model("llama")), load_format="dummy", seed=seed, **options) as llm:
-            return [llm.generate([[5, 6, 7]], random)[0].outputs[0].token_ids for _ in range(2)]
-
-    first = tokens(1)
-    assert first == tokens(1) and first[0] != first[1]
+def test_dummy_weights_come_from_the_seed(flagged: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inline_engine, "dummy_weights", lambda model, _: dummy_weights(model, 5))
+    engine = inline_engine.InlineEngine(tiny_model("llama"), block_size=32, dummy=True)
+    (expected,) = engine.generate([PROMPT], SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True))
+    answer = flagged.complete(PROMPT, max_tokens=16, ignore_eos=True, return_token_ids=True)
+    assert answer["choices"][0]["token_ids"] == expected
 
 
 @pytest.mark.parametrize(("dtype", "block_size"), [("bfloat16", 16), ("float16", 256)])
@@ -126,22 +124,18 @@ def edit_config(folder: Path, **fields: Any) -> Path:
 
 
 def test_what_cannot_start_says_why_in_a_line_and_ends(tmp_path: Path) -> None:
-    no_tokenizer, cut, rope, tensorless = (broken(tmp_path, f"model-{i}") for i in range(4))
+    no_tokenizer, cut, rope = (broken(tmp_path, f"model-{i}") for i in range(3))
     for file in no_tokenizer.glob("tokenizer*"):
         file.unlink()
     weights = (cut / "model.safetensors").read_bytes()
     (cut / "model.safetensors").write_bytes(weights[: len(weights) // 2])
     edit_config(rope, rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0})
-    (tensorless / "model.safetensors").unlink()
     cases: list[tuple[list[str], str]] = [
         ([f"{tmp_path}/nowhere"], "neither a folder nor a hub id"),
         (["nobody/nothing"], "nobody/nothing is not .* in the local cache"),
         ([str(no_tokenizer)], "no tokenizer.json"),
         ([str(cut)], "model.safetensors"),
         ([str(rope)], "dynamic"),
-        ([str(tensorless)], "safetensors"),
-        ([str(tiny_model("llama")), "--max-model-len", "100000"], "--max-model-len 100000"),
-        ([str(tiny_model("llama")), "--chat-template", "/nowhere"], "--chat-template"),
         (["--device", "cuda"], "--device cuda"),
     ]
     offline = {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path)}

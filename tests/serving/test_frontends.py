@@ -3,6 +3,7 @@
 import http.client
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -12,27 +13,58 @@ PROMPT = "Once upon a time there was a little dog"
 LONG = {"max_tokens": 1500, "min_tokens": 1500}  # and no end of the story before
 
 
-@pytest.fixture
-def address(tmp_path: Path) -> str:
-    return f"ipc://{tmp_path}/engine.sock"
+class House:
+    """A daemon and two frontends; the daemon may be replaced."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.stack = ExitStack()
+        self.daemon = self.new_daemon()
+        self.first, self.second = (self.stack.enter_context(Served("--engine", address)) for _ in range(2))
+
+    def new_daemon(self) -> Daemon:
+        return self.stack.enter_context(Daemon(self.address, *SMALL))
 
 
-@pytest.fixture
-def trio(address: str) -> Iterator[tuple[Daemon, Served, Served]]:
-    """A daemon and two frontends."""
-    with (
-        Daemon(address, *SMALL, "--step-timeout-s", "20") as daemon,
-        Served("--engine", address) as first,
-        Served("--engine", address) as second,
-    ):
-        daemon.ready()
-        first.ready()
-        second.ready()
-        yield daemon, first, second
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    house = House(f"ipc://{tmp_path_factory.mktemp('house')}/engine.sock")
+    with house.stack:
+        house.first.ready()
+        house.second.ready()
+        yield house
 
 
-def test_a_frontend_killed_in_mid_stream_takes_only_its_own_requests_along(trio: tuple[Daemon, Served, Served]) -> None:
-    daemon, first, second = trio
+def test_frontends_say_503_while_the_daemon_is_away_and_find_it_again(house: House) -> None:
+    daemon, first, second = house.daemon, house.first, house.second
+    text = first.text(PROMPT, max_tokens=10)
+    cut_off = [frontend.stream(PROMPT, **LONG) for frontend in (first, second)]
+    for stream in cut_off:
+        stream.wait_for_text()
+    whole = Background(lambda: first.ask("POST", "/v1/completions", {"prompt": PROMPT, **LONG}))
+    until(lambda: first.metric("num_requests_running") == 3)
+
+    daemon.kill(signal.SIGKILL)
+    for stream in cut_off:
+        assert last_error(stream)["code"] == "engine_down"
+    answer = whole.result()
+    assert (answer.status, answer.error["code"]) == (503, "engine_down") and int(answer.headers["retry-after"]) > 0
+    assert daemon.wait() == -signal.SIGKILL  # and its worker is gone, too
+    for frontend in (first, second):
+        assert frontend.health() == 503
+        answer = frontend.ask("POST", "/v1/completions", {"prompt": PROMPT})
+        assert (answer.status, answer.error["code"]) == (503, "engine_down") and int(answer.headers["retry-after"]) > 0
+        assert frontend.ask("GET", "/metrics").status == 200
+
+    house.daemon = house.new_daemon()  # at the same address, where a dead one's socket lies
+    for frontend in (first, second):
+        until(lambda frontend=frontend: frontend.health() == 200)
+        assert frontend.text(PROMPT, max_tokens=10) == text
+
+
+def test_a_frontend_killed_in_mid_stream_takes_only_its_own_requests_along(house: House) -> None:
+    """The last one: it leaves nobody alive."""
+    daemon, first, second = house.daemon, house.first, house.second
     short = {"max_tokens": 150, "min_tokens": 150}
     undisturbed = second.text(PROMPT, **short)
     assert first.text(PROMPT, **short) == undisturbed
@@ -55,38 +87,7 @@ def test_a_frontend_killed_in_mid_stream_takes_only_its_own_requests_along(trio:
     assert second.health() == 200
     daemon.line("a frontend is gone; 3 of its sequences were aborted")
     assert (second.end(), daemon.end()) == (0, 0)
-
-
-def test_frontends_say_503_while_the_daemon_is_away_and_find_it_again(
-    trio: tuple[Daemon, Served, Served], address: str
-) -> None:
-    daemon, first, second = trio
-    text = first.text(PROMPT, max_tokens=10)
-    cut_off = [frontend.stream(PROMPT, **LONG) for frontend in (first, second)]
-    for stream in cut_off:
-        stream.wait_for_text()
-    whole = Background(lambda: first.ask("POST", "/v1/completions", {"prompt": PROMPT, **LONG}))
-    until(lambda: first.metric("num_requests_running") == 3)
-
-    daemon.kill(signal.SIGKILL)
-    for stream in cut_off:
-        assert last_error(stream)["code"] == "engine_down"
-    answer = whole.result()
-    assert (answer.status, answer.error["code"]) == (503, "engine_down") and int(answer.headers["retry-after"]) > 0
-    assert daemon.wait() == -signal.SIGKILL  # and its worker is gone, too
-    for frontend in (first, second):
-        assert frontend.health() == 503
-        answer = frontend.ask("POST", "/v1/completions", {"prompt": PROMPT})
-        assert (answer.status, answer.error["code"]) == (503, "engine_down") and int(answer.headers["retry-after"]) > 0
-        assert frontend.ask("GET", "/metrics").status == 200
-
-    with Daemon(address, *SMALL).ready() as successor:  # at the same address, where a dead one's socket lies
-        for frontend in (first, second):
-            until(lambda frontend=frontend: frontend.health() == 200)
-            assert frontend.text(PROMPT, max_tokens=10) == text
-            assert frontend.end() == 0
-        assert successor.end() == 0
-    assert not Path(address.removeprefix("ipc://")).exists()
+    assert not Path(house.address.removeprefix("ipc://")).exists()
 
 
 def last_error(stream: EventStream) -> dict[str, object]:

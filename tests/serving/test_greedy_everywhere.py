@@ -5,8 +5,8 @@ One model of each family, sixteen prompts at once. The engine by itself is held 
 
 import asyncio
 import functools
+import math
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -94,7 +94,8 @@ def differing(name: str, rows: Tokens) -> list[int]:
 
 
 def num_preemptions(served: Served) -> float:
-    return served.metric("num_preemptions_total")
+    value = served.metric("num_preemptions_total")
+    return 0.0 if math.isnan(value) else value
 
 
 @pytest.fixture(scope="module", autouse=True)

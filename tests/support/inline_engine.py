@@ -16,7 +16,7 @@ from quire.workers.device import DeviceContext
 from quire.workers.kv_cache import KVCache
 from quire.workers.model_config import read_model_config
 from quire.workers.models.build import build_model
-from quire.workers.packing import pack_weights
+from quire.workers.prepare_cpu import prepare_model
 from quire.workers.rope import cos_sin_table
 from quire.workers.runner import ModelRunner
 from quire.workers.weights import dummy_weights, load_weights
@@ -49,7 +49,7 @@ class InlineEngine:
         else:
             load_weights(self.model, model_dir, self.device, progress=False)
         if self.device.type == "cpu":
-            pack_weights(self.model)
+            prepare_model(self.model)
         cache = KVCache(config, block_size, dtype)
         cache.allocate(num_blocks, self.device)
         max_blocks = -(-max_model_len // block_size)

@@ -1,8 +1,9 @@
 """The decoder-only transformer that the Llama, Mistral, Qwen2 and Qwen3 families share; what differs is in their files.
 
-Pre-norm blocks over a residual stream: x += attention(norm(x)); x += mlp(norm(x)), MLP = down(silu(gate) · up). Module names
-are the checkpoint's. What is not here: QK-norm, rotary embedding, KV write and attention itself, which the runner passes in as
-one callable, for it owns the cache and the step's metadata. Nothing here depends on data: forward can be captured in a graph.
+Pre-norm blocks over a residual stream: x += attention(norm(x)); x += mlp(norm(x)), MLP = down(silu(gate) · up). A sublayer gets
+the residual and its norm, for addition, norm and the first product may be one kernel. Module names are the checkpoint's. What
+is not here: QK-norm, rotary embedding, KV write and attention itself, which the runner passes in as one callable, for it owns
+the cache and the step's metadata. Nothing here depends on data: forward can be captured in a graph.
 """
 
 from typing import NamedTuple, Protocol
@@ -56,9 +57,12 @@ class SelfAttention(nn.Module):
             self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps, place.dtype, place.device)
         self.qk_norm = variant.qk_norm
 
-    def forward(self, x: torch.Tensor, attend: Attend) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor | None, residual: torch.Tensor, norm: RMSNorm, attend: Attend
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         q_norm, k_norm = (self.q_norm.weight, self.k_norm.weight) if self.qk_norm else (None, None)
-        return self.o_proj(attend(self.layer, self.qkv_proj(x), q_norm, k_norm))
+        qkv, residual = self.qkv_proj.normed(x, residual, norm)
+        return self.o_proj(attend(self.layer, qkv, q_norm, k_norm)), residual
 
 
 class MLP(nn.Module):
@@ -70,12 +74,13 @@ class MLP(nn.Module):
         self.gate_up_proj = Linear(config.hidden_size, parts, "out", variant.mlp_bias, *place)
         self.down_proj = Linear(config.intermediate_size, {"down_proj": config.hidden_size}, "in", variant.mlp_bias, *place)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(self.gate_up_proj.gated(x))
+    def forward(self, x: torch.Tensor, residual: torch.Tensor, norm: RMSNorm) -> tuple[torch.Tensor, torch.Tensor]:
+        h, residual = self.gate_up_proj.normed(x, residual, norm, gated=True)
+        return self.down_proj(h), residual
 
 
 class DecoderLayer(nn.Module):
-    """One block. Takes and returns the output of the last sublayer, not yet added to `residual`, which changes in place."""
+    """One block: (output of the last sublayer, residual without it) -> the same of this block. The residual may change."""
 
     def __init__(self, config: ModelConfig, variant: Variant, place: Placement, layer: int):
         super().__init__()
@@ -84,11 +89,9 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, place.dtype, place.device)
         self.mlp = MLP(config, variant, place)
 
-    def forward(self, x: torch.Tensor | None, residual: torch.Tensor, attend: Attend) -> torch.Tensor:
-        h = self.input_layernorm(residual) if x is None else self.input_layernorm.add(x, residual)
-        h = self.self_attn(h, attend)
-        h = self.post_attention_layernorm.add(h, residual)
-        return self.mlp(h)
+    def forward(self, x: torch.Tensor | None, residual: torch.Tensor, attend: Attend) -> tuple[torch.Tensor, torch.Tensor]:
+        x, residual = self.self_attn(x, residual, self.input_layernorm, attend)
+        return self.mlp(x, residual, self.post_attention_layernorm)
 
 
 class Decoder(nn.Module):
@@ -103,7 +106,7 @@ class Decoder(nn.Module):
     def forward(self, input_ids: torch.Tensor, attend: Attend) -> torch.Tensor:
         x, residual = None, self.embed_tokens(input_ids)
         for layer in self.layers:
-            x = layer(x, residual, attend)
+            x, residual = layer(x, residual, attend)
         assert x is not None  # a model has layers
         return self.norm.add(x, residual)
 

@@ -1,0 +1,274 @@
+"""The least time that a workload could take on this GPU, from what its parts cost here when measured alone.
+
+    python benchmarks/ceilings.py MODEL_DIR [--workloads NAME ...] [--tokens 1 16 32 ...]
+
+Measured: every matrix product of the model, through cuBLAS, one captured graph for each number of tokens, over as many weights
+as the model has (so that L2 holds none of the next layer's); the rate of a copy (bytes read + written a second); the best dense
+rate met. Computed from these: KV bytes read and written, and the bytes of norms, activation, rotation and sampler, at the
+copy's rate; attention's arithmetic over prompts at the dense rate. Between measured sizes time is interpolated, and never more
+than at the next size, to which a step could be padded.
+
+A workload is played step by step as an engine with continuous batching would run it: at most 1024 rows and --budget tokens a
+step, running rows first, prompts cut into chunks. A step costs products + head + attention (its bytes or its arithmetic, the
+larger) + elementwise + sampler. Launch gaps, scheduling and the sampler's arithmetic cost nothing: nobody reaches this.
+Prints tables and a last line `RESULT {json}`. `--device cpu` is for trying the script, not for learning anything.
+"""
+
+import argparse
+import bisect
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+sys.path.insert(0, str(Path(__file__).parent))
+import workloads
+from servers import machine
+
+from quire.workers.model_config import ModelConfig, read_model_config
+
+TOKENS = (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+MAX_ROWS = 1024
+BYTES = 2  # bfloat16
+COPY_BYTES = 2 << 30
+
+
+# ------------------------------------------------------------------------------------------------------------- measuring
+def measure(run: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """Seconds of one call: the median over replays of a graph that holds it (on a CPU: over calls)."""
+    if device.type == "cpu":
+        run()
+        times = []
+        for _ in range(repeats):
+            begin = time.perf_counter()
+            run()
+            times.append(time.perf_counter() - begin)
+        return sorted(times)[repeats // 2]
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        run()
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            run()
+        graph.replay()
+        times = []
+        for _ in range(repeats):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record(stream)
+            graph.replay()
+            end.record(stream)
+            end.synchronize()
+            times.append(begin.elapsed_time(end) / 1e3)
+        del graph
+    return sorted(times)[repeats // 2]
+
+
+@dataclass
+class Measured:
+    """What this machine does with this model. Times in seconds by number of tokens (body) or of rows (head)."""
+
+    copy_bytes_s: float
+    body: dict[int, float] = field(default_factory=dict)
+    head: dict[int, float] = field(default_factory=dict)
+    dense_flop_s: float = 0.0
+
+    @staticmethod
+    def at(times: dict[int, float], size: int) -> float:
+        """Interpolated; not more than at the next larger measured size, beyond the largest in proportion."""
+        if size <= 0:
+            return 0.0
+        sizes = sorted(times)
+        i = bisect.bisect_left(sizes, size)
+        if i == len(sizes):
+            return times[sizes[-1]] * size / sizes[-1]
+        above = min(times[s] for s in sizes[i:])
+        if i == 0:
+            return above
+        low, high = sizes[i - 1], sizes[i]
+        between = times[low] + (times[high] - times[low]) * (size - low) / (high - low)
+        return min(between, above)
+
+
+def measure_machine(config: ModelConfig, tokens: list[int], device: torch.device, repeats: int) -> Measured:
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    found = Measured(copy_rate(device, repeats))
+    print(f"copy: {found.copy_bytes_s / 1e12:.3f} TB/s (read + written)", flush=True)
+    h, i = config.hidden_size, config.intermediate_size
+    shapes = [(config.q_size + 2 * config.kv_size, h), (h, config.q_size), (2 * i, h), (h, i)]
+    layers = [[random(n, k, device=device, dtype=dtype) for n, k in shapes] for _ in range(config.num_layers)]
+    head = random(config.vocab_size, h, device=device, dtype=dtype)
+    spare = random(config.vocab_size, h, device=device, dtype=dtype)  # two in turn: 0.3 GB would half stay in an L2 of 50 MB
+    flops = 2 * sum(n * k for n, k in shapes) * config.num_layers
+    print(f"\n{'tokens':>7} {'products ms':>12} {'TB/s':>7} {'TFLOP/s':>8} {'head ms':>9} {'TB/s':>7} {'TFLOP/s':>8}")
+    for count in tokens:
+        inputs = {k: random(count, k, device=device, dtype=dtype) for _, k in shapes}
+        outputs = {n: torch.empty(count, n, device=device, dtype=dtype) for n, _ in shapes}
+
+        def body(inputs=inputs, outputs=outputs) -> None:
+            for weights in layers:
+                for w in weights:
+                    torch.mm(inputs[w.shape[1]], w.t(), out=outputs[w.shape[0]])
+
+        found.body[count] = t = measure(body, device, repeats)
+        found.dense_flop_s = max(found.dense_flop_s, flops * count / t)
+        line = f"{count:7} {1e3 * t:12.3f} {_bytes(layers) / t / 1e12:7.2f} {flops * count / t / 1e12:8.1f}"
+        del inputs, outputs
+        if count <= MAX_ROWS:
+            x = random(count, h, device=device, dtype=dtype)
+            logits = torch.empty(count, config.vocab_size, device=device, dtype=dtype)
+
+            def heads(x=x, logits=logits) -> None:
+                for w in (head, spare):
+                    torch.mm(x, w.t(), out=logits)
+
+            found.head[count] = t = measure(heads, device, repeats) / 2
+            head_flops = 2 * head.numel() * count
+            line += f" {1e3 * t:9.3f} {_bytes([[head]]) / t / 1e12:7.2f} {head_flops / t / 1e12:8.1f}"
+        print(line, flush=True)
+    return found
+
+
+def random(*shape: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """Small values: at full range a matrix product's power, and with it the clock, would differ from a model's."""
+    return torch.randn(shape, device=device, dtype=dtype) * 0.02
+
+
+def _bytes(layers: list[list[torch.Tensor]]) -> int:
+    return sum(w.numel() * w.element_size() for weights in layers for w in weights)
+
+
+def copy_rate(device: torch.device, repeats: int) -> float:
+    size = COPY_BYTES if device.type == "cuda" else 64 << 20
+    a, b = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2))
+    return 2 * size / measure(lambda: b.copy_(a), device, repeats)
+
+
+def attention_rate(config: ModelConfig, device: torch.device, repeats: int) -> float:
+    """FLOP/s of torch's own causal attention over 8 x 2048 tokens, half the square counted: for orientation."""
+    length, batch = (2048, 8) if device.type == "cuda" else (128, 1)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    q, k, v = (torch.randn(batch, config.num_heads, length, config.head_dim, device=device, dtype=dtype) for _ in range(3))
+    seconds = measure(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True), device, repeats)
+    return 4 * batch * config.q_size * length * (length + 1) / 2 / seconds
+
+
+# -------------------------------------------------------------------------------------------------------------- computing
+class Costs:
+    """Seconds of a step's parts, from a Measured and the model's shape."""
+
+    def __init__(self, config: ModelConfig, found: Measured) -> None:
+        self.config, self.found = config, found
+        c = config
+        per_layer = 8 * c.hidden_size  # two norms, each: read x and residual, write both
+        per_layer += 3 * c.intermediate_size  # gate and up read, product written
+        per_layer += 2 * (c.q_size + 2 * c.kv_size) + 2 * c.q_size  # qkv read, q and KV written; attention's q and output
+        self._elementwise = BYTES * (per_layer * c.num_layers + 4 * c.hidden_size)  # per token
+        self._kv = 2 * BYTES * c.kv_size  # per layer and token of context
+        self._flops = 4 * c.q_size  # per layer, query and key
+        self._windows = {w: c.windows.count(w) for w in set(c.windows)}
+
+    def step(self, contexts: list[int], chunks: list[tuple[int, int]], num_samples: int) -> dict[str, float]:
+        """contexts: of decode rows, this step's token included. chunks: (tokens computed before, tokens). Seconds by part."""
+        tokens = len(contexts) + sum(n for _, n in chunks)
+        rate, c = self.found.copy_bytes_s, self.config
+        kv_bytes = flops = 0.0
+        for window, layers in self._windows.items():
+            seen = sum(min(n, window) if window else n for n in contexts)
+            for before, n in chunks:
+                seen += min(before + n, window + n) if window else before + n
+                flops += self._flops * layers * _pairs(before, n, window)
+            kv_bytes += self._kv * layers * seen
+        return {
+            "products": self.found.at(self.found.body, tokens),
+            "head": self.found.at(self.found.head, num_samples),
+            "attention": max(kv_bytes / rate, flops / self.found.dense_flop_s),
+            "elementwise": self._elementwise * tokens / rate,
+            "sampler": BYTES * c.vocab_size * num_samples / rate,
+        }
+
+
+def _pairs(before: int, count: int, window: int) -> float:
+    """(query, key) pairs of `count` new tokens behind `before` others."""
+    if not window:
+        return count * before + count * (count + 1) / 2
+    return float(sum(min(before + i + 1, window) for i in range(count)))
+
+
+def play(costs: Costs, n_in: list[int], n_out: list[int], budget: int) -> dict[str, Any]:
+    """All requests are there at once; the steps they take, and the seconds by part."""
+    waiting = list(range(len(n_in)))[::-1]
+    computed, produced = [0] * len(n_in), [0] * len(n_in)
+    decoding: list[int] = []
+    prefilling: list[int] = []
+    parts: dict[str, float] = {}
+    steps = 0
+    while waiting or prefilling or decoding:
+        left = budget - len(decoding)
+        chunks, ready = [], []
+        while left > 0 and (prefilling or (waiting and len(decoding) + len(chunks) < MAX_ROWS)):
+            r = prefilling.pop() if prefilling else waiting.pop()
+            n = min(n_in[r] - computed[r], left)
+            chunks.append((computed[r], n))
+            computed[r] += n
+            left -= n
+            (ready if computed[r] == n_in[r] else prefilling).append(r)
+            if prefilling:
+                break
+        contexts = [n_in[r] + produced[r] for r in decoding]
+        for name, seconds in costs.step(contexts, chunks, len(decoding) + len(ready)).items():
+            parts[name] = parts.get(name, 0.0) + seconds
+        steps += 1
+        decoding += ready
+        for r in decoding:
+            produced[r] += 1
+        decoding = [r for r in decoding if produced[r] < n_out[r]]
+    return {"steps": steps, "parts": {name: round(s, 4) for name, s in parts.items()}, "seconds": sum(parts.values())}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="model folder; only its config.json is read")
+    parser.add_argument("--workloads", nargs="+", default=workloads.GPU_NAMES, choices=list(workloads.WORKLOADS))
+    parser.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS))
+    parser.add_argument("--budget", type=int, default=8192, help="most tokens of a step (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    args = parser.parse_args()
+    config, device = read_model_config(args.model), torch.device(args.device)
+    if device.type == "cuda":  # as the engine's workers have it
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    with torch.inference_mode():
+        found = measure_machine(config, sorted(args.tokens), device, args.repeats)
+        attention = attention_rate(config, device, args.repeats)
+    print(f"\ndense {found.dense_flop_s / 1e12:.1f} TFLOP/s; torch's attention {attention / 1e12:.1f} TFLOP/s")
+    costs = Costs(config, found)
+    result: dict[str, Any] = {
+        "model": Path(args.model).name, "machine": machine(), "copy_tb_s": round(found.copy_bytes_s / 1e12, 3),
+        "dense_tflop_s": round(found.dense_flop_s / 1e12, 1), "attention_tflop_s": round(attention / 1e12, 1),
+        "products_ms": {n: round(1e3 * t, 4) for n, t in found.body.items()},
+        "head_ms": {n: round(1e3 * t, 4) for n, t in found.head.items()},
+    }  # fmt: skip
+    names = ("products", "head", "attention", "elementwise", "sampler")
+    print(f"\n{'workload':22} {'seconds':>9} {'out tok/s':>11} {'tok/s':>11} {'ms/step':>9} {'steps':>6}   " + " ".join(names))
+    for name in args.workloads:
+        n_in, n_out = workloads.lengths(name)
+        played = play(costs, n_in, n_out, args.budget)
+        seconds = played.pop("seconds")
+        row = result[name] = {**workloads.figures(seconds, n_in, n_out), "seconds": round(seconds, 4), **played}
+        shares = " ".join(f"{played['parts'][p] / seconds:{len(p)}.0%}" for p in names)
+        print(
+            f"{name:22} {seconds:9.3f} {row['output_tok_s']:11,.0f} {row['total_tok_s']:11,.0f} "
+            f"{row['ms_per_step_at_least']:9.3f} {row['steps']:6}   {shares}"
+        )
+    print("RESULT " + json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

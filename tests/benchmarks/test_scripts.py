@@ -1,0 +1,81 @@
+"""What the other scripts compute, without a GPU and without a server."""
+
+import csv
+import json
+
+import ceilings
+import plot
+import pytest
+import serve
+import soak
+from ceilings import Costs, Measured
+
+from quire.workers.model_config import read_model_config
+
+
+@pytest.fixture
+def costs():
+    found = Measured(1e12, {1: 0.001, 16: 0.001, 64: 0.002, 8192: 0.2}, {1: 1e-4, 1024: 5e-4}, 1e14)
+    return Costs(read_model_config("enginecore/bundled"), found)
+
+
+def test_times_between_sizes_are_interpolated_and_never_above_the_next_size():
+    times = {1: 4.0, 16: 3.0, 64: 6.0}
+    assert [Measured.at(times, n) for n in (0, 1, 8, 16, 40, 64, 128)] == [0.0, 3.0, 3.0, 3.0, 4.5, 6.0, 12.0]
+
+
+def test_a_workload_is_played_to_its_last_token(costs):
+    played = ceilings.play(costs, [100, 20], [5, 3], budget=64)
+    assert played["steps"] == 2 + 4  # 120 tokens of prompts under a budget of 64; then the longer output's other four
+    assert played["seconds"] == pytest.approx(sum(played["parts"].values()), abs=1e-3)
+    assert ceilings.play(costs, [10] * 2000, [1] * 2000, budget=8192)["steps"] == 3  # 819, 819 and 362 prompts
+    assert ceilings.play(costs, [1] * 1500, [1] * 1500, budget=8192)["steps"] == 2  # not more than 1024 rows
+
+
+def test_attention_counts_every_pair_once(costs):
+    assert ceilings._pairs(0, 4, 0) == 10 and ceilings._pairs(6, 4, 0) == 34
+    assert ceilings._pairs(0, 4, 2) == 7
+    one, two = costs.step([100], [], 1), costs.step([200], [], 1)
+    assert two["attention"] == pytest.approx(2 * one["attention"])
+
+
+def test_memory_that_grew_is_told_from_memory_that_is_steady():
+    samples = [{"at_s": t, "rss_mib": {"1 a": 100.0 + t, "2 b": 50.0 if t < 40 else 60.0}} for t in range(101)]
+    found = soak.growth(samples, warm_up_s=40.0)
+    assert found["2 b"]["growth"] == 0.0 and 50 < found["1 a"]["growth"] < 60
+
+
+def test_metrics_are_read_under_either_prefix():
+    text = 'quire:num_requests_running{model_name="m"} 3.0\nvllm:prompt_tokens_total{a="b"} 1e3\n# HELP quire:x y\n'
+    assert soak.METRIC.findall(text) == [("num_requests_running", "3.0"), ("prompt_tokens", "1e3")]
+
+
+def test_a_mix_holds_every_kind_of_request_within_the_context():
+    mix = soak.Mix("m", 512, 300, seed=1)
+    plans = [mix.draw() for _ in range(2000)]
+    assert {p.kind for p in plans} == set(mix.kinds)
+    for p in plans:
+        if p.status == 200 and "prompt" in p.body:
+            assert len(p.body["prompt"]) + p.body["max_tokens"] <= 512 and max(p.body["prompt"]) < 300
+
+
+def result(engine, load, rate):
+    points = {name: dict.fromkeys(("mean", "p50", "p90", "p99"), 1.5) for name in serve.LATENCIES}
+    sizes = {"input_len": 1, "output_len": 2, "range_ratio": 0.0, "requests": 3, "failures": 0, "duration_s": 1.0}
+    one = {"engine": engine, "load": load, "output_tok_s": rate, "total_tok_s": rate, "request_s": 1.0, **sizes, **points}
+    return {"engine": engine, "health_s": 2.5, "loads": [one]}
+
+
+def test_results_survive_the_way_through_csv_and_log_to_a_plot(tmp_path):
+    table, log = tmp_path / "r.csv", tmp_path / "run.log"
+    results = [result("quire", "closed:256", 10.0), result("vllm", "closed:256", 5.0), result("quire", "closed:8", 3.0)]
+    serve.append_csv(table, "m", results[:1], {"gpu": "g"})
+    serve.append_csv(table, "m", results[1:], {"gpu": "g"})
+    assert len(list(csv.DictReader(table.read_text().splitlines()))) == 3
+    log.write_text("noise\nRESULT " + json.dumps({"model": "a/m", "results": results}))
+    for path in (table, log):
+        engines = plot.curves(plot.read(path))["m"]
+        assert [r["output_tok_s"] for r in engines["quire"]] == [3.0, 10.0] and engines["vllm"][0]["itl_ms_p99"] == 1.5
+    log.write_text("noise")
+    with pytest.raises(ValueError, match="RESULT"):
+        plot.read(log)
