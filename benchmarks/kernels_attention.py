@@ -82,6 +82,8 @@ DECODE = [
     Shape("1 x 384", same(1, 384)),
     Shape("1 x 2048", same(1, 2048)),
     Shape("16 x 1024", same(16, 1024)),
+    Shape("16 x 256", same(16, 256)),
+    Shape("32 x 256", same(32, 256)),
     Shape("64 x 192", same(64, 192)),
     Shape("64 x 320", same(64, 320)),
     Shape("64 x 4096, 4 queries", same(64, 4096, 4)),
@@ -161,6 +163,17 @@ def rooflines() -> tuple[float, float]:
     return copy, 2 * 8192**3 / eager_us(lambda: torch.mm(x, x, out=y)) / 1e6
 
 
+def cold_us(calls: list[Callable[[], None]]) -> float:
+    """Microseconds a call where nothing of it is in the L2, as between a model's layers, each of which streams its weights."""
+    trash = torch.zeros(96 << 20, dtype=torch.uint8, device="cuda")
+
+    def evict() -> None:
+        trash.add_(1)
+
+    calls = calls[:32]
+    return 2 * graph_us([each for call in calls for each in (evict, call)]) - graph_us([evict] * len(calls))
+
+
 class Inputs:
     """Device tensors of a shape: as many layers' caches as it takes to outgrow the L2, blocks in random order."""
 
@@ -190,13 +203,14 @@ class Inputs:
         return self.q, *self.caches[layer], self.table, self.slots, self.starts, self.seq_lens, self.out
 
 
-def decode_us(inputs: Inputs, config: DecodeConfig | None = None, dependent: bool = False) -> tuple[float, float]:
-    """(attention, schedule) in microseconds."""
+def decode_calls(
+    inputs: Inputs, config: DecodeConfig | None = None, mode: int = PLAIN
+) -> tuple[list[Callable[[], None]], Callable]:
+    """(attention, one call a layer; schedule, which has run once)"""
     shape, rows = inputs.shape, len(inputs.shape.rows)
     queries = max(queries for _keys, queries in shape.rows)
-    workspace = DecodeWorkspace.allocate(
-        rows, *shape.heads, queries, "cuda", shape.dtype, cache_dtype=shape.cache_dtype, config=config
-    )
+    variant = {"cache_dtype": shape.cache_dtype, "config": config}
+    workspace = DecodeWorkspace.allocate(rows, *shape.heads, queries, "cuda", shape.dtype, **variant)
     schedule = workspace.new_schedule(shape.window)
 
     def plan() -> None:
@@ -204,11 +218,17 @@ def decode_us(inputs: Inputs, config: DecodeConfig | None = None, dependent: boo
 
     def call(layer: int) -> Callable[[], None]:
         return lambda: decode_attention(
-            *inputs.tensors(layer), scale=inputs.scale, workspace=workspace, schedule=schedule, dependent_launch=dependent
+            *inputs.tensors(layer), scale=inputs.scale, workspace=workspace, schedule=schedule, dependent_launch=mode
         )
 
     plan()
-    return graph_us([call(layer) for layer in range(inputs.num_layers)]), graph_us([plan] * 8)
+    return [call(layer) for layer in range(inputs.num_layers)], plan
+
+
+def decode_us(inputs: Inputs, config: DecodeConfig | None = None) -> tuple[float, float]:
+    """(attention, schedule) in microseconds."""
+    calls, plan = decode_calls(inputs, config)
+    return graph_us(calls), graph_us([plan] * 8)
 
 
 def prefill_us(inputs: Inputs, config: PrefillConfig | None = None) -> tuple[float, float]:
@@ -272,8 +292,9 @@ def run(shapes: list[Shape], is_decode: bool, roofline: float) -> None:
             us, plan_us = prefill_us(inputs)
         rate = score(shape, us, is_decode)
         line = f"{describe(shape)} {us:9.1f} {rate:7.2f} {rate / roofline:6.1%}  schedule {plan_us:4.1f}"
-        if is_decode and len(shape.rows) == 1:
-            line += f"  dependent launch {decode_us(inputs, dependent=True)[0]:.1f}"
+        if is_decode and len(shape.rows) <= 16:
+            line += f"  cold {cold_us(decode_calls(inputs)[0]):.1f}"
+            line += f"  dependent launch {graph_us(decode_calls(inputs, mode=mode_for(len(shape.rows)))[0]):.1f}"
         del inputs
         for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
             peer = torch_us(shape, backend)

@@ -214,7 +214,7 @@ def bench_linear(table: Table, m: Model, rows: int, pdl: int, tune: bool) -> Non
 
 
 def bench_one_linear(table: Table, name: str, rows: int, n: int, k: int, is_gated: bool, pdl: int, tune: bool) -> None:
-    """gate_up with what follows it, silu and the product: beside it stand cuBLAS and a kernel of its own for those."""
+    """gate_up goes together with silu and the product that follow: beside it stand cuBLAS and a kernel of its own for those."""
     weights = [random(n, k) for _ in range(copies(n * k * 2))]
     columns = n // 2 if is_gated else n
     x, out = random(rows, k), random(rows, columns)

@@ -1,8 +1,8 @@
 """Where a decode step's GPU time goes: `step_profile.py MODEL --rows 1 64 256 --context 256 [--kernels]`, dummy weights.
 
 Times the forward and tail graphs of each padded size by replaying them back to back, and, with --kernels, lists what the
-kernels within take (torch.profiler over replays). The state is that of sequences of `--context` tokens each. Prints
-`RESULT {json}` last.
+kernels within take (torch.profiler over replays: those of dependent launches include their wait). The state is that of
+sequences of `--context` tokens each. Needs a GPU. Prints `RESULT {json}` last.
 """
 
 import argparse

@@ -159,8 +159,8 @@ def _decode_kernel(
             _prefetch(key_ptr + block * stride_key_block + kv_head * stride_key_head + token * HEAD_DIM, PREFETCH_BYTES)
             _prefetch(value_ptr + block * stride_value_block + kv_head * stride_value_head + token * HEAD_DIM, PREFETCH_BYTES)
     if DEPENDENT_LAUNCH:
-        # What the step's first kernels wrote was read before the wait, the block table, too, and the first tile's keys are under
-        # way: `decode_schedule` and what it comes after must come before the chain's last plain launch.
+        # The schedule and the step's lengths and block table are read before the wait, and the first tile is on its way to L2:
+        # `decode_schedule`, and what wrote those, must come before the chain's last plain launch.
         gdc_wait()
     if DEPENDENT_LAUNCH == 2:  # EARLY; later, large programs of the next kernel would crowd the SMs that happen to be free
         gdc_launch_dependents()

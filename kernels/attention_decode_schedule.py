@@ -170,7 +170,7 @@ def _schedule_kernel(
 
 @dataclass(frozen=True)
 class DecodeConfig:
-    """How decode is cut: keys a tile, warps and pipeline stages a program, programs an SM; rows up to whole_tiles stay whole."""
+    """How decode is cut: keys a tile, warps and stages a program, programs an SM; rows of up to whole_tiles stay whole."""
 
     tile: int
     num_warps: int

@@ -300,7 +300,7 @@ def choose_prefill_config(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim
         return PrefillConfig(max(rows, 32 if head_pad <= 128 else 16), 32 if head_pad <= 128 else 16, 4, 2, 2)
     if head_pad > 128:
         return PrefillConfig(128, 64, 8, 2, 1)
-    return PrefillConfig(max(rows, 128), 64, 8, 3, 1)
+    return PrefillConfig(max(rows, 128), 64, 8, 3, 2 if head_pad <= 64 or cache_dtype.itemsize == 1 else 1)
 
 
 @dataclass(frozen=True)

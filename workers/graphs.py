@@ -8,6 +8,7 @@ the device.
 """
 
 import bisect
+import gc
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
@@ -130,11 +131,15 @@ class StepGraphs:
     def _captured(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
         # torch.cuda.graph() would synchronize and collect garbage first: a step in flight would be waited for
         graph = torch.cuda.CUDAGraph()
+        collects = gc.isenabled()
+        gc.disable()  # what is collected meanwhile might call CUDA, which a capture forbids
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
             run()
         finally:
             graph.capture_end()
+            if collects:
+                gc.enable()
         return graph
 
     def _run_forward(self, shape: Shape) -> None:

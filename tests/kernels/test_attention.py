@@ -499,14 +499,17 @@ def test_gpu_garbage_in_tables_stays_in_bounds():
 
 
 @pytest.mark.gpu
-def test_gpu_dependent_launch_changes_nothing():
+@pytest.mark.parametrize("mode", [1, 2])
+@pytest.mark.parametrize("rows", [1, 3, 60])
+def test_gpu_dependent_launch_changes_nothing(rows, mode):
     from quire.kernels.attention_decode import decode_attention
     from quire.kernels.attention_decode_schedule import DecodeWorkspace, decode_schedule
 
-    case = Case([(700, 1), (33, 1), (9000, 1)], 16, 4, 128, 64, dtype=torch.bfloat16, device="cuda")
-    workspace = DecodeWorkspace.allocate(3, 16, 4, 128, 1, "cuda", torch.bfloat16)
+    lengths = [(9000, 1), (33, 1), (700, 1)] * 20
+    case = Case(lengths[:rows], 16, 4, 128, 64, dtype=torch.bfloat16, device="cuda")
+    workspace = DecodeWorkspace.allocate(rows, 16, 4, 128, 1, "cuda", torch.bfloat16)
     schedule = workspace.new_schedule()
-    decode_schedule(workspace, schedule, case.query_start, case.seq_lens, 3, case.max_blocks * 64)
+    decode_schedule(workspace, schedule, case.query_start, case.seq_lens, rows, case.max_blocks * 64)
     for _layer in range(20):
-        decode_attention(*case.tensors, scale=case.scale, workspace=workspace, schedule=schedule, dependent_launch=True)
+        decode_attention(*case.tensors, scale=case.scale, workspace=workspace, schedule=schedule, dependent_launch=mode)
     assert_matches(case.out, case.expected(), torch.bfloat16)
