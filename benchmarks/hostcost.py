@@ -34,9 +34,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
-import zmq
 
 sys.path.insert(0, str(Path(__file__).parent))
 from load_stats import percentiles
@@ -46,17 +44,7 @@ from quire.enginecore.scheduler import ScheduledStep, SchedulerConfig
 from quire.enginecore.workers import RING_WORDS, WorkerGroup
 from quire.ipc.config import WorkerConfig
 from quire.ipc.core_endpoint import CoreEndpoint, new_epoch
-from quire.ipc.messages import (
-    IDENTITY_BYTES,
-    PROTOCOL_VERSION,
-    AddRequest,
-    CoreMessage,
-    EngineLimits,
-    Hello,
-    Ping,
-    Welcome,
-)
-from quire.ipc.plan import H_NUM_DECODE_ROWS, H_NUM_PREFILL_ROWS
+from quire.ipc.messages import PROTOCOL_VERSION, EngineLimits, Welcome
 from quire.ipc.process import Child
 from quire.ipc.result_ring import ResultRing
 from quire.ipc.ring import PlanReader, PlanRing
@@ -66,6 +54,7 @@ from quire.ipc.worker_channel import WorkerEndpoint
 ROWS = (1, 64, 256, 1024)
 BLOCK_SIZE = 64
 VOCAB_SIZE = 128256
+PEERS = str(Path(__file__).with_name("hostcost_peers.py"))
 clock = time.perf_counter_ns
 
 
@@ -143,7 +132,7 @@ def engine(args: argparse.Namespace, rows: int, steps: int, command: Any = None)
     endpoint = CoreEndpoint(None, epoch=epoch, welcome=welcome, files={})
     workers.start()
     frontend = subprocess.Popen(
-        [sys.executable, __file__, "--child-frontend", endpoint.address, str(rows), str(max_tokens)], stdin=subprocess.PIPE
+        [sys.executable, PEERS, "frontend", endpoint.address, str(rows), str(max_tokens)], stdin=subprocess.PIPE
     )
     try:
         yield EngineCore(config, endpoint, workers), workers
@@ -227,7 +216,7 @@ def measure_processes(args: argparse.Namespace, rows: int) -> Times:
 
     def command(plan_fds: list[int], result_fds: list[int]) -> list[str]:
         fds = json.dumps([plan_fds, result_fds])
-        return [sys.executable, __file__, "--child-worker", fds, str(args.step_ms), str(args.steps)]
+        return [sys.executable, PEERS, "worker", fds, str(args.step_ms), str(args.steps)]
 
     times = Times()
     with engine(args, rows, args.steps, command) as (core, workers):
@@ -247,102 +236,45 @@ def measure_processes(args: argparse.Namespace, rows: int) -> Times:
     return times
 
 
-def child_worker(fds: str, step_ms: float, steps: int) -> None:
-    """A GPU's clock: steps run one after the other, `step_ms` each; at the end of one its result is written. Reports, for each
-    steady step, the time from there to the arrival of the plan made from it: the second after it, for two are in flight."""
-    plan_fds, result_fds = json.loads(fds)
-    reader, ring = PlanReader.attach(plan_fds), ResultRing.attach(result_fds)
-    rows = int(sys.stdin.readline())
-    running: deque[tuple[int, int, int]] = deque()  # step, rows, when it ends
-    written: dict[int, int] = {}
-    waits: list[float] = []
-    ends = 0
-    while len(waits) < steps + 200:
-        record, now = reader.read(0.0), clock()
-        if record is not None:
-            words = record[1]
-            step, decode_rows = int(words[0]), int(words[H_NUM_DECODE_ROWS])
-            ends = max(now, ends) + int(step_ms * 1e6)
-            running.append((step, decode_rows + int(words[H_NUM_PREFILL_ROWS]), ends))
-            if step - 2 in written and decode_rows == rows:
-                waits.append((now - written[step - 2]) / 1e3)
-        if running and now >= running[0][2]:
-            step, count, _ = running.popleft()
-            ring.write(step, np.full(count, 7, np.int32))
-            written[step] = clock()
-    print(json.dumps(waits[200:]), flush=True)
-    sys.stdin.read()
-
-
-def child_frontend(address: str, rows: int, max_tokens: int) -> None:
-    """Send the requests, read and drop what comes, until the core's process closes our standard input."""
-    context = zmq.Context()
-    dealer = context.socket(zmq.DEALER)
-    dealer.set(zmq.ROUTING_ID, b"\1" + os.urandom(IDENTITY_BYTES - 1))
-    dealer.set(zmq.LINGER, 0)
-    dealer.connect(address)
-    encode, decode = msgspec.msgpack.encode, msgspec.msgpack.Decoder(CoreMessage).decode
-    dealer.send(encode(Hello(PROTOCOL_VERSION)))
-    rng = np.random.default_rng(0)
-    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-    poller = zmq.Poller()
-    poller.register(dealer, zmq.POLLIN)
-    poller.register(sys.stdin.fileno(), zmq.POLLIN)
-    epoch, pinged = 0, time.monotonic()
-    while True:
-        ready = dict(poller.poll(1000))
-        if sys.stdin.fileno() in ready:
-            break
-        if dealer in ready:
-            data = dealer.recv()
-            if not epoch:
-                epoch = decode(data).epoch
-                for i in range(rows):
-                    prompt = rng.integers(10, 30000, int(rng.integers(1, 2 * BLOCK_SIZE)), np.int32)
-                    dealer.send(encode(AddRequest(epoch, i, prompt.tobytes(), params)))
-        if time.monotonic() > pinged + 1:
-            dealer.send(encode(Ping(epoch)))
-            pinged = time.monotonic()
-    dealer.close()
-    context.term()
-
-
 # --------------------------------------------------------------------------------------------------------- the worker side
-def measure_worker(model_dir: str, rows: int, steps: int, device: str = "cuda") -> Times:
-    """Time inside ModelRunner.step for plans of `rows` decode rows; on a GPU graphs are replayed and nothing waits for it."""
+def measure_worker(model_dir: str, sizes: list[int], steps: int, device: str = "cuda") -> Iterator[tuple[int, Times]]:
+    """Time inside ModelRunner.step for plans of so many decode rows; on a GPU graphs are replayed and nothing waits for it."""
     import torch
 
     sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
     from inline_engine import InlineEngine
 
     gpu = device == "cuda"
-    length = 3 * BLOCK_SIZE + steps
+    steps = min(steps, 200)  # the KV cache holds all rows to their end: some 80 GB for 1024 rows of an 8B model
+    block_size, length, rows = (BLOCK_SIZE if gpu else 16), 2 * BLOCK_SIZE + steps, max(sizes)
     inline = InlineEngine(
         model_dir, device=device, dtype=torch.bfloat16 if gpu else torch.float32, dummy=True, graphs=gpu, max_num_seqs=rows,
-        budget=8192, block_size=BLOCK_SIZE if gpu else 16, max_model_len=length + 1, enable_prefix_caching=False,
-        num_blocks=rows * (length // 16 + 2) + 2,
+        budget=8192, block_size=block_size, max_model_len=length + 1, enable_prefix_caching=False,
+        num_blocks=rows * (length // block_size + 2) + 2,
     )  # fmt: skip
     rng, vocab = np.random.default_rng(0), inline.scheduler.config.vocab_size
-    for _ in range(rows):
-        prompt = rng.integers(10, min(30000, vocab), int(rng.integers(1, 2 * BLOCK_SIZE)))
-        inline.add(prompt, SamplingParams(max_tokens=steps, ignore_eos=True))
-    times, in_flight = Times(), deque[ScheduledStep]()
-    with inline.runner.device.stream(), torch.inference_mode():
-        while True:
-            while len(in_flight) < 2 and (made := inline.scheduler.schedule()) is not None:
-                plan, step = made
-                words = plan.encode()
-                begin = clock()
-                inline.runner.step(words, lambda: np.zeros(0, np.int32))
-                if len(plan.decode_rows) == rows and not len(plan.prefill_rows):
-                    times.add(step=(clock() - begin) / 1e3)
-                in_flight.append(step)
-            if not in_flight:
-                return times
-            if gpu:
-                torch.cuda.synchronize()
-            done = in_flight.popleft()
-            inline.scheduler.update(done, np.full(len(done.slots), 7, np.int32))
+    for size in sizes:
+        for _ in range(size):
+            prompt = rng.integers(10, min(30000, vocab), int(rng.integers(1, 2 * BLOCK_SIZE)))
+            inline.add(prompt, SamplingParams(max_tokens=steps, ignore_eos=True))
+        times, in_flight = Times(), deque[ScheduledStep]()
+        with inline.runner.device.stream(), torch.inference_mode():
+            while True:
+                while len(in_flight) < 2 and (made := inline.scheduler.schedule()) is not None:
+                    words = made[0].encode()
+                    begin = clock()
+                    inline.runner.step(words, lambda: np.zeros(0, np.int32))
+                    if len(made[0].decode_rows) == size and not len(made[0].prefill_rows):
+                        times.add(step=(clock() - begin) / 1e3)
+                    in_flight.append(made[1])
+                if not in_flight:
+                    break
+                if gpu:
+                    torch.cuda.synchronize()
+                done = in_flight.popleft()
+                inline.scheduler.update(done, np.full(len(done.slots), 7, np.int32))
+        yield size, times
+    inline.runner.device.close()
 
 
 def main() -> None:
@@ -359,25 +291,23 @@ def main() -> None:
     args = parser.parse_args()
     result: dict[str, Any] = {"python": platform.python_version(), "cpus": os.cpu_count(), "steps": args.steps}
     print(f"{'rows':>6} {'stage':10}" + "".join(f"{name:>10}" for name in ("mean", "p50", "p90", "p99", "max")) + "  (us)")
-    for rows in args.rows:
-        if args.profile:
+    if args.processes and len(os.sched_getaffinity(0)) < 4:
+        print("beware: core, worker and frontend spin on fewer than 4 cores; these figures are the scheduler's, not ours")
+    if args.profile:
+        for rows in args.rows:
             profile(args, rows)
-            continue
-        if args.worker:
-            times = measure_worker(args.worker, rows, args.steps, args.device)
-        else:
-            times = (measure_processes if args.processes else measure_inline)(args, rows)
+        return
+    if args.worker:
+        found = measure_worker(args.worker, args.rows, args.steps, args.device)
+    else:
+        core = measure_processes if args.processes else measure_inline
+        found = ((rows, core(args, rows)) for rows in args.rows)
+    for rows, times in found:
         result[str(rows)] = times.summary()
-        for stage, found in result[str(rows)].items():
-            print(f"{rows:6} {stage:10}" + "".join(f"{value:10.1f}" for value in found.values()), flush=True)
+        for stage, points in result[str(rows)].items():
+            print(f"{rows:6} {stage:10}" + "".join(f"{value:10.1f}" for value in points.values()), flush=True)
     print("RESULT " + json.dumps(result))
 
 
 if __name__ == "__main__":
-    match sys.argv[1:]:
-        case ["--child-worker", fds, step_ms, steps]:
-            child_worker(fds, float(step_ms), int(steps))
-        case ["--child-frontend", address, rows, max_tokens]:
-            child_frontend(address, int(rows), int(max_tokens))
-        case _:
-            main()
+    main()
