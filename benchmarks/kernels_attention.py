@@ -31,6 +31,7 @@ from quire.kernels.attention_prefill import (
     prefill_attention,
     prefill_schedule,
 )
+from quire.kernels.dependent_launch import PLAIN, mode_for
 
 L2_BYTES = 60 << 20
 SHARED_BYTES = 227 << 10
