@@ -24,7 +24,7 @@ import psutil
 
 START_TIMEOUT_S = 600.0
 NAMES = {
-    "quire.frontend.cli": "frontend",
+    "quire.frontend.cli": "serve",
     "quire.frontend.http": "frontend",
     "quire.enginecore": "core",
     "quire.workers": "worker",

@@ -8,7 +8,7 @@ from quire.ipc.version import VERSION
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0 done, 1 failed, 2 wrong arguments, 130 or 143 interrupted or terminated while starting."""
+    """Returns the exit code: 0 done, 1 failed, 2 wrong arguments, 130 interrupted while starting."""
     parser = _parser()
     args = parser.parse_args(argv)
     if args.command is None:

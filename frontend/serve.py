@@ -291,7 +291,7 @@ def _how(code: int) -> str:
 
 def main(config: ServeConfig) -> int:
     """The exit code of `quire serve`."""
-    signal.signal(signal.SIGTERM, _stop_starting)  # until StopSignals takes over
+    before = signal.signal(signal.SIGTERM, _stop_starting)  # until StopSignals takes over
     try:
         run_server(config)
     except ServeError as error:
@@ -299,8 +299,10 @@ def main(config: ServeConfig) -> int:
         return 1
     except KeyboardInterrupt:  # while the model was loading
         return 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
     return 0
 
 
 def _stop_starting(*_: object) -> None:
-    sys.exit(128 + signal.SIGTERM)  # an exception, so that everything started is put away
+    sys.exit(0)  # an exception, so that what has been started is put away
