@@ -72,9 +72,11 @@ def test_a_cpu_engine_runs_where_triton_cannot_be_imported_and_only_its_worker_h
     (tmp_path / "triton.py").write_text("raise ImportError('there is no Triton here')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    before = psutil.Process().children(recursive=True)
     with LLM(device="cpu", max_model_len=64) as llm:
         outputs = llm.generate("Once", SamplingParams(max_tokens=4, ignore_eos=True), use_tqdm=False)
-        libraries = {process.cmdline()[3]: mapped(process.pid) for process in psutil.Process().children(recursive=True)}
+        started = set(psutil.Process().children(recursive=True)).difference(before)
+        libraries = {process.cmdline()[3]: mapped(process.pid) for process in started}
     assert len(outputs[0].outputs[0].token_ids) == 4
     assert sorted(libraries) == ["quire.enginecore", "quire.workers"]
     assert not any("libtorch" in library or "libtriton" in library for library in libraries["quire.enginecore"])

@@ -1,4 +1,4 @@
-"""Shared by the tests of whole servers: one thread for each worker, and nothing may be left behind."""
+"""Shared by the tests of whole servers: nothing may be left behind."""
 
 from collections.abc import Iterator
 
@@ -6,15 +6,9 @@ import psutil
 import pytest
 
 
-@pytest.fixture(scope="session", autouse=True)
-def one_thread_each() -> Iterator[None]:
-    """Several engines at once on few cores: OpenMP threads that spin while they wait for one another would cost all of them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield
-
-
 @pytest.fixture(scope="module", autouse=True)
 def nothing_is_left_behind() -> Iterator[None]:
+    """After a module, which keeps its servers for all of its tests."""
+    before = psutil.Process().children()
     yield
-    assert psutil.Process().children() == []
+    assert psutil.Process().children() == before

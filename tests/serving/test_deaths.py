@@ -3,13 +3,18 @@
 quire serve (HTTP) ── quire.enginecore ── quire.workers
 """
 
+import re
+import shutil
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from serving import SMALL, SOON_S, Background, EventStream, Served, until
+
+from quire.enginecore.model_files import BUNDLED
 
 PROMPT = "Once upon a time there was a little dog"
 LONG = {"max_tokens": 1500, "min_tokens": 1500}
@@ -122,6 +127,17 @@ def test_nothing_survives_a_killed_server() -> None:
         another.kill(signal.SIGKILL)
         assert another.tree_has_ended(10.0)
         stream.close()
+
+
+def test_workers_that_cannot_start_again_end_the_server_with_their_reason(tmp_path: Path) -> None:
+    model = shutil.copytree(BUNDLED, tmp_path / "model")
+    with Served(str(model), *SMALL) as another:
+        worker = psutil.Process(another.ready().pid_of(WORKER))
+        (model / "model.safetensors").unlink()
+        worker.kill()
+        assert another.wait() == 1
+        assert re.match("quire serve: the engine cannot start again: .*safetensors", another.lines[-1])
+        assert "Traceback" not in another.output
 
 
 def test_sigterm_lets_a_stream_end_and_then_ends_everything_in_order(served: Served) -> None:

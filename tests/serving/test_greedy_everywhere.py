@@ -6,7 +6,6 @@ One model of each family, sixteen prompts at once. The engine by itself is held 
 import asyncio
 import functools
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -95,14 +94,6 @@ def differing(name: str, rows: Tokens) -> list[int]:
 def num_preemptions(served: Served) -> float:
     value = served.metric("num_preemptions_total")
     return 0.0 if math.isnan(value) else value
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread_here_too() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
