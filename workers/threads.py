@@ -3,9 +3,19 @@
 import os
 from pathlib import Path
 
+import torch
+from torch import nn
+
 SMALL_WEIGHTS_BYTES = 64 << 20
-MIN_THREADS, ENV = 1, ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+USERS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 CPUS = Path("/sys/devices/system/cpu")
+
+
+def set_num_threads(model: nn.Module) -> None:
+    """Set torch's threads for a loaded model, unless the user did."""
+    threads = choose_num_threads(sum(p.numel() * p.element_size() for p in model.parameters()))
+    if threads is not None:
+        torch.set_num_threads(threads)
 
 
 def choose_num_threads(weights_bytes: int) -> int | None:
@@ -15,9 +25,9 @@ def choose_num_threads(weights_bytes: int) -> int | None:
     and each split waits for the slowest thread, which on a busy machine may be off its core for milliseconds. From
     SMALL_WEIGHTS_BYTES on: all physical cores that this process may use.
     """
-    if any(os.environ.get(name) for name in ENV):
+    if any(os.environ.get(name) for name in USERS):
         return None
-    return MIN_THREADS if weights_bytes < SMALL_WEIGHTS_BYTES else num_physical_cores()
+    return 1 if weights_bytes < SMALL_WEIGHTS_BYTES else num_physical_cores()
 
 
 def num_physical_cores() -> int:

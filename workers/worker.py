@@ -26,8 +26,10 @@ from quire.workers.memory import Budget, OutOfMemory, cpu_budget, gpu_budget, la
 from quire.workers.model_config import ModelConfig, ModelConfigError, read_model_config
 from quire.workers.models.build import build_model
 from quire.workers.models.decoder import CausalLM
+from quire.workers.prepare_cpu import prepare_model
 from quire.workers.rope import cos_sin_table
 from quire.workers.runner import ModelRunner, PromptRow
+from quire.workers.threads import set_num_threads
 from quire.workers.weights import WeightsError, dummy_weights, load_weights
 
 log = logging.getLogger("quire.workers")
@@ -93,6 +95,9 @@ class Worker:
             dummy_weights(model, self.config.seed)
         else:
             load_weights(model, Path(self.config.model_dir), self.device)
+        if self.config.device == "cpu":
+            set_num_threads(model)
+            prepare_model(model)
         return model.eval()
 
     def _context(self, model_config: ModelConfig, cache: KVCache, dtype: torch.dtype) -> DeviceContext:
