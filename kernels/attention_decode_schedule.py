@@ -184,26 +184,28 @@ class DecodeConfig:
         return min(255, 65536 // (self.programs_per_sm * self.num_warps * 32) // 8 * 8)
 
 
-def choose_decode_config(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int, query_rows: int) -> DecodeConfig:
-    """The decision tree, from `benchmarks/kernels_attention.py --tune` on an H200. query_rows = max_query_len * group."""
+def choose_decode_configs(
+    dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int, query_rows: int
+) -> tuple[DecodeConfig, ...]:
+    """The decision tree, from `benchmarks/kernels_attention.py --tune` on an H200. query_rows = max_query_len * group.
+
+    By programs an SM, ascending: a step gets the first that has a program for each (row, KV head), else the last. Few, each
+    with more tiles under way, are best where latency counts; many hide each other's, at the beginning and end of rows.
+    """
     head_pad = triton.next_power_of_2(head_dim)
     wide = query_rows > 32  # speculative decoding with large groups: wgmma tiles
     if dtype == torch.float32:
-        return DecodeConfig(tile=32 if head_pad <= 128 else 16, num_warps=8 if wide else 4, num_stages=2, programs_per_sm=2)
+        tile, warps = (32 if head_pad <= 128 else 16), (8 if wide else 4)
+        return (DecodeConfig(tile, warps, num_stages=2, programs_per_sm=2),)
     if head_pad > 128:
-        return DecodeConfig(tile=64, num_warps=8 if wide else 4, num_stages=2 if wide else 3, programs_per_sm=1)
+        return (DecodeConfig(tile=64, num_warps=8 if wide else 4, num_stages=2 if wide else 3, programs_per_sm=1),)
     if wide:
-        return DecodeConfig(tile=64, num_warps=4, num_stages=3, programs_per_sm=1)
+        return (DecodeConfig(tile=64, num_warps=4, num_stages=3, programs_per_sm=1),)
+    one = DecodeConfig(tile=64, num_warps=4, num_stages=4, programs_per_sm=1)
+    two = DecodeConfig(tile=64, num_warps=4, num_stages=3, programs_per_sm=2, whole_tiles=4)
     if cache_dtype.itemsize == 1:
-        return DecodeConfig(tile=64, num_warps=4, num_stages=3, programs_per_sm=3)
-    return DecodeConfig(tile=64, num_warps=4, num_stages=2, programs_per_sm=4)
-
-
-def choose_few_rows_config(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int, query_rows: int) -> DecodeConfig | None:
-    """For steps of no more (row, KV head) pairs than SMs: latency counts, and one program an SM has all of its memory."""
-    if dtype == torch.float32 or triton.next_power_of_2(head_dim) > 128 or query_rows > 32:
-        return None
-    return DecodeConfig(tile=64, num_warps=4, num_stages=4, programs_per_sm=1)
+        return one, two, DecodeConfig(tile=64, num_warps=4, num_stages=3, programs_per_sm=3)
+    return one, two, DecodeConfig(tile=64, num_warps=4, num_stages=2, programs_per_sm=4)
 
 
 @dataclass(frozen=True)
@@ -231,10 +233,7 @@ class DecodeWorkspace:
     head_dim: int
     max_query_len: int
     dtype: torch.dtype
-    num_sms: int
-    config: DecodeConfig
-    num_programs: int
-    few_rows_config: DecodeConfig | None
+    configs: tuple[tuple[DecodeConfig, int], ...]  # with their numbers of programs, ascending
     split_tokens: int  # 0: split by load; else the keys of a split (more where a row would need over fixed_splits of them)
     fixed_splits: int  # 0: split by load
     partial_out: torch.Tensor
@@ -268,18 +267,17 @@ class DecodeWorkspace:
         query_rows = max_query_len * num_heads // num_kv_heads
         if split_tokens is None:
             split_tokens = 1024 if dtype == torch.float32 else 0
-        few_rows_config = None
-        if config is None:
-            variant = (dtype, cache_dtype or dtype, head_dim, query_rows)
-            config = choose_decode_config(*variant)
-            if not split_tokens:  # else a row's result must not depend on how many there are
-                few_rows_config = choose_few_rows_config(*variant)
-        num_sms = 0
+        choices = (config,) if config else choose_decode_configs(dtype, cache_dtype or dtype, head_dim, query_rows)
+        if split_tokens:  # a row's result must not depend on how many there are
+            choices = choices[-1:]
         if num_programs is None:
             num_sms = torch.cuda.get_device_properties(device).multi_processor_count
-            num_programs = num_sms * config.programs_per_sm
-        if split_tokens % config.tile:
-            raise ValueError(f"split_tokens {split_tokens} is not a multiple of the tile, {config.tile}")
+            configs = tuple((choice, num_sms * choice.programs_per_sm) for choice in choices)
+        else:
+            configs = tuple((choice, num_programs) for choice in choices)
+        tile, num_programs = configs[-1][0].tile, configs[-1][1]
+        if split_tokens % tile:
+            raise ValueError(f"split_tokens {split_tokens} is not a multiple of the tile, {tile}")
         if not split_tokens:
             fixed_splits = 0
         slots = max_rows * num_kv_heads * fixed_splits if split_tokens else 2 * num_programs
@@ -291,10 +289,7 @@ class DecodeWorkspace:
             head_dim=head_dim,
             max_query_len=max_query_len,
             dtype=dtype,
-            num_sms=num_sms,
-            config=config,
-            num_programs=num_programs,
-            few_rows_config=few_rows_config,
+            configs=configs,
             split_tokens=split_tokens,
             fixed_splits=fixed_splits,
             partial_out=torch.empty(slots, rows, head_dim, dtype=torch.float32, device=device),
@@ -304,17 +299,15 @@ class DecodeWorkspace:
         )
 
     def launch(self, num_rows: int) -> tuple[DecodeConfig, int]:
-        """(config, programs) of a step of that many rows; never more programs than `num_programs`."""
-        few = self.few_rows_config
-        if few is not None and num_rows * self.num_kv_heads <= self.num_sms:
-            return few, min(self.num_sms * few.programs_per_sm, self.num_programs)
-        return self.config, self.num_programs
+        """(config, programs) of a step of that many rows."""
+        pairs = num_rows * self.num_kv_heads
+        return next((choice for choice in self.configs if pairs <= choice[1]), self.configs[-1])
 
     def new_schedule(self, window: int = 0) -> DecodeSchedule:
         def ints(n: int) -> torch.Tensor:
             return torch.zeros(n, dtype=torch.int32, device=self.arrivals.device)
 
-        return DecodeSchedule(ints(4), ints(self.max_rows + 1), ints(self.num_programs), ints(self.max_rows), window)
+        return DecodeSchedule(ints(4), ints(self.max_rows + 1), ints(self.configs[-1][1]), ints(self.max_rows), window)
 
 
 def decode_schedule(

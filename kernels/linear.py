@@ -172,12 +172,12 @@ def choose(rows: int, n: int, k: int, is_gated: bool = False) -> Config | None:
     if rows == 1:
         if k >= 4096:
             return Config(False, 2, 2048, 4) if k > 4096 else Config(False, 1, 4096, 8)
-        return Config(False, 4 if k <= 1024 else 2, block_k, 4)
+        return Config(False, 4 if k <= 1024 else 2, block_k, 4 if k <= 2048 else 8)
     if rows <= MAX_VECTOR_ROWS and n <= 1024:
         return Config(False, 2, min(block_k, 1024), 4)
     block_k = max(block_k, 16)
-    if n <= 1024:
-        return Config(True, 16, min(block_k, 256), 4, 4)
+    if n <= 1024:  # few output columns: only tiles this small are enough programs
+        return Config(True, 8, min(block_k, 512), 2, 3)
     if n <= 4096 and k >= 4096:
         return Config(True, 32, min(block_k, 512), 4, 3)
     return Config(True, 32 if n <= 4096 or is_gated else 64, min(block_k, 128), 4, 5 if n * k <= 2**25 else 3)

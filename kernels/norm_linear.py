@@ -66,7 +66,7 @@ def pays(residual: torch.Tensor, weight: torch.Tensor) -> bool:
 
 def choose(k: int) -> tuple[int, int]:
     """Output columns and warps of a program."""
-    return (4, 4) if k <= 1024 else (2, 4 if k <= 2048 else 8)
+    return 2, 2 if k <= 1024 else 4 if k <= 2048 else 8
 
 
 def norm_linear(
