@@ -34,14 +34,24 @@ from quire.kernels.tables import (
 
 PURPOSE_BLOCK, PURPOSE_TOKEN = 0, 1
 LARGEST = np.float32(3e38)  # +inf counts as this
-PROMPT_LOGPROB_ROWS = 32  # rows in float32 at a time
+PROMPT_LOGPROB_ROWS = RACE_ROWS = 32  # rows in float32 at a time
 
 
 def noise_bits(seed_lo: int, seed_hi: int, position: int, purpose: int, index: np.ndarray) -> np.ndarray:
     """uint32 hash per index (uint32): two rounds of a mixing function keyed with 64 bits made of the rest."""
-    lo, hi, at, why = (np.asarray([x & 0xFFFFFFFF], np.uint32) for x in (seed_lo, seed_hi, position, purpose))
-    first = _mix(_mix(_mix(lo + (why + np.uint32(0x9E3779B9))) ^ hi) + at)
-    second = _mix(_mix(_mix(hi + (why + np.uint32(0x7F4A7C15))) ^ at) + lo)
+    first, second = noise_key(seed_lo, seed_hi, position, purpose)
+    return _keyed(np.uint32(first), np.uint32(second), index)
+
+
+def noise_key(seed_lo: int, seed_hi: int, position: int, purpose: int) -> tuple[int, int]:
+    """What the two rounds are keyed with. In plain integers: an array operation on one element takes ten times as long."""
+    lo, hi, at = seed_lo & 0xFFFFFFFF, seed_hi & 0xFFFFFFFF, position & 0xFFFFFFFF
+    first = _mix_int(_mix_int(_mix_int(lo + purpose + 0x9E3779B9) ^ hi) + at)
+    second = _mix_int(_mix_int(_mix_int(hi + purpose + 0x7F4A7C15) ^ at) + lo)
+    return first, second
+
+
+def _keyed(first: np.ndarray | np.uint32, second: np.ndarray | np.uint32, index: np.ndarray) -> np.ndarray:
     return _mix(_mix(index ^ first) + second)
 
 
@@ -55,6 +65,18 @@ def _mix(x: np.ndarray) -> np.ndarray:
     x *= np.uint32(0x31848BAB)
     x ^= x >> np.uint32(14)
     return x
+
+
+def _mix_int(x: int) -> int:
+    """`_mix` of one number, of which the low 32 bits count."""
+    x &= 0xFFFFFFFF
+    x ^= x >> 17
+    x = x * 0xED5AD4BB & 0xFFFFFFFF
+    x ^= x >> 11
+    x = x * 0xAC4C1B51 & 0xFFFFFFFF
+    x ^= x >> 15
+    x = x * 0x31848BAB & 0xFFFFFFFF
+    return x ^ x >> 14
 
 
 def log_exponential(bits: np.ndarray) -> np.ndarray:
@@ -79,39 +101,81 @@ def sample(
     """int32 [R] tokens. See `sampler.sample`."""
     rows = logits.shape[0]
     out = np.zeros(rows, np.int32)
-    state, slots, at = tables.host, row_slots[:rows].tolist(), positions[:rows].tolist()
-    for row in range(rows):
-        params = state["params"][slots[row]]
-        x = logits[row]
-        if features and 0 <= params[S_FEATURE_ROW] < pool.num_rows:
-            x = torch.from_numpy(processed_row(x.float().numpy(), params, at[row], state["history"][slots[row]], pool))
+    values, owned = logits.float().numpy(), logits.dtype != torch.float32
+    params, slots, at = tables.host["params"], row_slots[:rows].tolist(), positions[:rows].tolist()
+    racing = []
+    for row, slot in enumerate(slots):
+        x = raw = values[row]
+        if features and 0 <= params[slot, S_FEATURE_ROW] < pool.num_rows:
+            x = processed_row(x, params[slot], at[row], tables.host["history"][slot], pool)
         if bitmask is not None and not bool((bitmask[row] == -1).all()):
             x = _masked(x, bitmask[row])
-        if random and params.view(np.float32)[S_TEMPERATURE] > 0:
-            out[row] = _draw(x.float().numpy(), params, at[row], filtered)
-        else:
+        floats = params[slot].view(np.float32)
+        if not random or not floats[S_TEMPERATURE] > 0:
             out[row] = _argmax(x)
+        elif filtered and (0 < params[slot, S_TOP_K] < len(x) or floats[S_TOP_P] < 1 or floats[S_MIN_P] > 0):
+            out[row] = _draw_filtered(x, params[slot], at[row])
+        else:
+            racing.append(row)
+            if x is not raw:
+                values, owned = (values if owned else values.copy()), True
+                values[row] = x
+    for begin in range(0, len(racing), RACE_ROWS):
+        some = racing[begin : begin + RACE_ROWS]
+        x = values if len(some) == rows else values[some]
+        out[some] = _race(x, params[[slots[row] for row in some]], [at[row] for row in some])
     return torch.from_numpy(out)
 
 
-def _masked(x: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+def _masked(x: np.ndarray, words: torch.Tensor) -> np.ndarray:
     bits = np.unpackbits(words.contiguous().numpy().view(np.uint8), bitorder="little", count=x.shape[0])
-    return x.masked_fill(torch.from_numpy(bits == 0), -torch.inf)
+    return np.where(bits == 0, np.float32(-np.inf), x)
 
 
-def _argmax(x: torch.Tensor) -> int:
+def _argmax(x: np.ndarray) -> int:
     """Lowest index of the largest value; by numpy, which takes 15 µs for 152k values where torch took 500 in bfloat16."""
-    best = int(x.float().numpy().argmax())
-    if torch.isnan(x[best]):
-        best = int(torch.nan_to_num(x.float(), nan=-torch.inf, posinf=float(LARGEST), neginf=-torch.inf).numpy().argmax())
-    return best
+    best = int(x.argmax())
+    return int(_finite(x).argmax()) if np.isnan(x[best]) else best
 
 
-def _draw(x: np.ndarray, params: np.ndarray, position: int, filtered: bool) -> int:
-    """One random token of a row of float32 logits."""
+def _finite(x: np.ndarray) -> np.ndarray:
+    """With -inf for NaN, and LARGEST for +inf."""
+    return np.minimum(np.where(np.isnan(x), np.float32(-np.inf), x), LARGEST)
+
+
+def _race(x: np.ndarray, params: np.ndarray, positions: list[int]) -> np.ndarray:
+    """int64 [R]: a random token of each row of x, float32 [R, V], of rows without a filter; params [R, words] of their slots."""
+    top = x.max(1)
+    if not (top <= LARGEST).all():  # +inf or NaN
+        x = _finite(x)
+        top = x.max(1)
+    some = top > -np.inf
+    top = np.where(some, top, np.float32(0))
+    rows, blocks = np.arange(len(x)), -(-x.shape[1] // SAMPLER_BLOCK)
+    scores = torch.full((len(x), blocks * SAMPLER_BLOCK), -torch.inf)
+    scale = np.float32(1) / params.view(np.float32)[:, S_TEMPERATURE]
+    torch.sub(torch.from_numpy(x), torch.from_numpy(top[:, None]), out=scores[:, : x.shape[1]])
+    by_block = scores.mul_(torch.from_numpy(scale[:, None])).view(len(x), blocks, SAMPLER_BLOCK)
+    seeds = params[:, [S_SEED_LO, S_SEED_HI]].tolist()
+    with np.errstate(divide="ignore"):  # an empty block has weight 0
+        sums = np.log(by_block.exp().sum(2).numpy())
+    first = (sums - _log_e(seeds, positions, PURPOSE_BLOCK, np.arange(blocks, dtype=np.uint32))).argmax(1)
+    ids = first.astype(np.uint32)[:, None] * np.uint32(SAMPLER_BLOCK) + np.arange(SAMPLER_BLOCK, dtype=np.uint32)
+    last = (by_block.numpy()[rows, first] - _log_e(seeds, positions, PURPOSE_TOKEN, ids)).argmax(1)
+    return np.where(some, first * SAMPLER_BLOCK + last, 0)
+
+
+def _log_e(seeds: list[list[int]], positions: list[int], purpose: int, index: np.ndarray) -> np.ndarray:
+    """log(E) [R, index's last size] of each row; index: of all rows, or [R, n]."""
+    keys = np.array([noise_key(lo, hi, at, purpose) for (lo, hi), at in zip(seeds, positions, strict=True)], np.uint32)
+    return log_exponential(_keyed(keys[:, :1], keys[:, 1:], index))
+
+
+def _draw_filtered(x: np.ndarray, params: np.ndarray, position: int) -> int:
+    """A random token of those that pass the filters of a row, float32 [V]."""
     top = x.max()
     if not top <= LARGEST:  # +inf or NaN
-        x = np.minimum(np.where(np.isnan(x), np.float32(-np.inf), x), LARGEST)
+        x = _finite(x)
         top = x.max()
     if top == -np.inf:
         return 0
@@ -119,21 +183,9 @@ def _draw(x: np.ndarray, params: np.ndarray, position: int, filtered: bool) -> i
     key = (int(params[S_SEED_LO]), int(params[S_SEED_HI]), position)
     temperature, top_k, top_p, min_p = floats[S_TEMPERATURE], int(params[S_TOP_K]), floats[S_TOP_P], floats[S_MIN_P]
     scale = np.float32(1) / temperature
-    if filtered and (0 < top_k < len(x) or top_p < 1 or min_p > 0):
-        ids = np.flatnonzero(x >= _threshold(x, top, temperature, top_k, top_p, min_p))
-        log_e = log_exponential(noise_bits(*key, PURPOSE_TOKEN, ids.astype(np.uint32)))
-        return int(ids[((x[ids] - top) * scale - log_e).argmax()])
-
-    blocks = -(-len(x) // SAMPLER_BLOCK)
-    weights = torch.zeros(blocks * SAMPLER_BLOCK)
-    torch.sub(torch.from_numpy(x), float(top), out=weights[: len(x)]).mul_(float(scale)).exp_()
-    sums = weights.view(blocks, SAMPLER_BLOCK).sum(1).numpy()
-    log_e = log_exponential(noise_bits(*key, PURPOSE_BLOCK, np.arange(blocks, dtype=np.uint32)))
-    with np.errstate(divide="ignore"):  # an empty block has weight 0
-        first = int((np.log(sums) - log_e).argmax()) * SAMPLER_BLOCK
-    ids = np.arange(first, min(first + SAMPLER_BLOCK, len(x)), dtype=np.uint32)
-    log_e = log_exponential(noise_bits(*key, PURPOSE_TOKEN, ids))
-    return first + int(((x[first : first + SAMPLER_BLOCK] - top) * scale - log_e).argmax())
+    ids = np.flatnonzero(x >= _threshold(x, top, temperature, top_k, top_p, min_p))
+    log_e = log_exponential(noise_bits(*key, PURPOSE_TOKEN, ids.astype(np.uint32)))
+    return int(ids[((x[ids] - top) * scale - log_e).argmax()])
 
 
 def _threshold(
