@@ -144,7 +144,7 @@ def _finite(x: np.ndarray) -> np.ndarray:
 
 
 def _race(x: np.ndarray, params: np.ndarray, positions: list[int]) -> np.ndarray:
-    """int64 [R]: a random token of each row of x, float32 [R, V], of rows without a filter; params [R, words] of their slots."""
+    """int64 [R]: a random token of each row of x, float32 [R, V], none filtered; params: [R, words] of their slots."""
     top = x.max(1)
     if not (top <= LARGEST).all():  # +inf or NaN
         x = _finite(x)
