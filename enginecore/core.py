@@ -128,11 +128,10 @@ class EngineCore:
         return self.stopping and (self.scheduler.is_idle or time.monotonic() > self._draining_until)
 
     def _take_messages(self) -> None:
-        messages = self.endpoint.receive(limit=256)
-        self.endpoint.flush()
-        self._drop_lost()
-        for identity, message in messages:
+        for identity, message in self.endpoint.receive(limit=256):
             self._handle(identity, message)
+        self.endpoint.flush()
+        self._drop_lost()  # last: what a frontend said before it was lost ends with it
 
     def _drop_lost(self) -> None:
         for identity in self.endpoint.lost():
@@ -147,8 +146,9 @@ class EngineCore:
             case AddRequest():
                 self._add(self._owner(identity), identity, message)
             case Abort():
+                owner = self._owner(identity)
                 for request_id in message.ids:
-                    self.scheduler.abort(self._owner(identity), request_id)
+                    self.scheduler.abort(owner, request_id)
             case Finish():
                 self.scheduler.finish(self._owner(identity), message.key)
 
@@ -249,6 +249,7 @@ class EngineCore:
         until_beat = self._next_beat - time.monotonic()
         if not self._in_flight:
             self._poll(until_beat)
+            self.workers.result_ring.drain_doorbell()  # a late one would wake us for ever
             return
         expected = max(self._in_flight[0].sent_at, self._last_result) + self._step_s - time.monotonic()
         if self.config.spins and expected < SPIN_S and expected > -SPIN_S:

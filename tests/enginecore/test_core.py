@@ -1,0 +1,55 @@
+"""The core's loop, turned by hand: what becomes of a lost frontend's requests, and that idleness is idle."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from core_by_hand import CoreByHand, add
+
+from quire.ipc.messages import RequestError, StepOutputs
+
+
+@pytest.fixture
+def by_hand() -> Iterator[CoreByHand]:
+    by_hand = CoreByHand()
+    yield by_hand
+    by_hand.close()
+
+
+def test_a_request_that_comes_with_its_frontends_loss_is_not_run(by_hand):
+    frontend, other = by_hand.frontend(), by_hand.frontend()
+    other.send(add(1, max_tokens=50))
+    by_hand.until(lambda: by_hand.core.scheduler.num_running == 1)
+    for message in (add(1, max_tokens=50), b"no message", add(2, max_tokens=50)):  # at best in one turn
+        frontend.send(message)
+    while frontend.identity in by_hand.endpoint.frontends:
+        time.sleep(0.02)
+        by_hand.turn()
+    owner = by_hand.core._owners[other.identity]
+    assert by_hand.core._owners == {other.identity: owner} and by_hand.core._identities == {owner: other.identity}
+    assert {o for o, _ in by_hand.core.scheduler._sequences} == {owner}
+    tokens = 0
+    while tokens < 50:
+        tokens += len(by_hand.answer(other, StepOutputs).tokens) // 4
+    assert by_hand.core.scheduler.is_idle
+
+
+def test_a_ring_that_comes_after_the_result_was_seen_does_not_keep_an_idle_core_awake(by_hand):
+    ring = by_hand.workers.result_ring
+    assert ring.arm(1, 1)
+    ring.ring_doorbell()
+    ring.disarm()
+    by_hand.core._beat()
+    by_hand.core._wait()
+    started = time.monotonic()
+    by_hand.core._wait()
+    assert time.monotonic() - started > 0.1  # to the next beat
+
+
+def test_an_id_in_use_is_refused_and_its_owner_goes_on(by_hand):
+    frontend = by_hand.frontend()
+    frontend.send(add(1, max_tokens=30))
+    frontend.send(add(1, max_tokens=30))
+    assert by_hand.answer(frontend, RequestError).message == "request id 1 is in use"
+    by_hand.until(lambda: by_hand.core.scheduler.is_idle)
+    assert by_hand.core.scheduler.counters.generation_tokens == 30

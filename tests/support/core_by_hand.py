@@ -1,0 +1,115 @@
+"""An EngineCore whose worker is tests/support/fake_worker.py and whose loop is turned by hand; frontends are RawFrontends."""
+
+import os
+from typing import Any
+
+import msgspec
+import numpy as np
+from fake_worker import FakeWorker
+from ipc_cores import RawFrontend
+
+from quire.enginecore.core import CoreConfig, EngineCore
+from quire.enginecore.scheduler import SchedulerConfig
+from quire.enginecore.workers import WorkerGroup
+from quire.ipc.config import WorkerConfig
+from quire.ipc.core_endpoint import CoreEndpoint
+from quire.ipc.messages import PROTOCOL_VERSION, AddRequest, CoreMessage, EngineLimits, Hello, Welcome
+from quire.ipc.plan import decode_plan
+from quire.ipc.result_ring import ResultRing
+from quire.ipc.ring import PlanReader, PlanRing
+from quire.ipc.sampling import SamplingParams
+from quire.ipc.worker_channel import WorkerEndpoint
+
+EPOCH = 77
+VOCAB_SIZE, MAX_MODEL_LEN, MAX_NUM_SEQS, BLOCK_SIZE, NUM_BLOCKS = 50, 64, 4, 4, 60
+decode = msgspec.msgpack.Decoder(CoreMessage).decode
+
+
+class FakeWorkers(WorkerGroup):
+    """Real rings, and a fake worker in this process that takes a plan when it is told to."""
+
+    def start(self) -> None:
+        self.generation += 1
+        self.plan_ring = PlanRing.create(1 << 16, 1)
+        self.result_ring = ResultRing.create(MAX_NUM_SEQS)
+        self._endpoint = WorkerEndpoint(self.generation)
+        self._reader = PlanReader.attach([os.dup(fd) for fd in self.plan_ring.fds(0)])
+        self._worker = FakeWorker(MAX_NUM_SEQS + 1, MAX_MODEL_LEN // BLOCK_SIZE + 1, BLOCK_SIZE, (0,), VOCAB_SIZE)
+        self._decode_rows = np.zeros(0, np.int32)
+        self.is_ready = True
+
+    def answer(self) -> None:
+        """Run the next plan, if there is one."""
+        record = self._reader.read(0.0)
+        if record is not None:
+            plan = decode_plan(record[1].copy(), self._decode_rows)
+            self._decode_rows = plan.decode_rows.copy()
+            self.result_ring.write(plan.step, self._worker.run(plan))
+
+    def kill(self) -> None:
+        self._reader.close()
+        super().kill()
+
+
+class CoreByHand:
+    def __init__(self) -> None:
+        worker = WorkerConfig(
+            rank=0, world_size=1, epoch=1, model_dir="", control_address="", plan_ring_fds=[], result_ring_fds=[],
+            output_rank=0, device="cpu", dtype="auto", load_format="dummy", max_model_len=MAX_MODEL_LEN,
+            max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=16, block_size=BLOCK_SIZE, gpu_memory_utilization=0.9,
+            cpu_kv_cache_gib=1.0, num_gpu_blocks_override=None, enforce_eager=False, max_logprobs=20, seed=0,
+        )  # fmt: skip
+        scheduler = SchedulerConfig(MAX_NUM_SEQS, 16, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS, (0,), vocab_size=VOCAB_SIZE)
+        limits = EngineLimits(MAX_MODEL_LEN, VOCAB_SIZE, MAX_NUM_SEQS, 20, NUM_BLOCKS * BLOCK_SIZE)
+        config = CoreConfig(scheduler, limits, 100, 0, 60.0, spins=False, log_requests=False, log_stats=False)
+        welcome = Welcome(EPOCH, PROTOCOL_VERSION, ["tiny"], limits, [], [0], "0", 1, 60.0, True)
+        self.endpoint = CoreEndpoint(None, epoch=EPOCH, welcome=welcome)
+        self.workers = FakeWorkers(worker)
+        self.workers.start()
+        self.core = EngineCore(config, self.endpoint, self.workers)
+        self._frontends: list[RawFrontend] = []
+
+    def turn(self) -> None:
+        """The loop's body, without its wait, with a worker that has always just finished."""
+        self.core._take_messages()
+        self.core._watch_workers()
+        self.core._fill()
+        self.workers.answer()
+        self.core._collect()
+        self.core._beat()
+        self.endpoint.check()
+        self.core.scheduler.check()
+
+    def until(self, condition: Any, turns: int = 100_000) -> None:
+        for _ in range(turns):
+            if condition():
+                return
+            self.turn()
+        raise AssertionError("it has not happened in time")
+
+    def frontend(self) -> RawFrontend:
+        """A new one that has been welcomed."""
+        frontend = RawFrontend(self.endpoint.address)
+        self._frontends.append(frontend)
+        frontend.send(Hello(PROTOCOL_VERSION))
+        assert isinstance(self.answer(frontend, Welcome), Welcome)
+        return frontend
+
+    def answer(self, frontend: RawFrontend, kind: Any) -> Any:
+        """The frontend's next message of this kind; others are dropped."""
+        while True:
+            self.until(frontend.ready)
+            message = decode(frontend.socket.recv())
+            if isinstance(message, kind):
+                return message
+
+    def close(self) -> None:
+        for frontend in self._frontends:
+            frontend.close()
+        self.workers.kill()
+        self.endpoint.close(linger_s=0)
+
+
+def add(request_id: int, num_tokens: int = 4, **params: Any) -> AddRequest:
+    prompt = (np.arange(num_tokens) % VOCAB_SIZE).astype(np.int32)
+    return AddRequest(EPOCH, request_id, prompt.tobytes(), SamplingParams(**params))
