@@ -46,7 +46,8 @@ from quire.ipc.sockets import readable
 MAX_FRONTENDS = 1024
 # Messages, per frontend. Beyond this the outbox takes over, where a hundred waiting steps become one message.
 _SEND_HWM = 128
-_RECEIVE_HWM = 1024
+_RECEIVE_HWM = 64
+RECEIVE_BYTES = 1 << 20  # of one `receive`, questions and answers: what is large takes its turn, and others' streams go on
 _MAX_CLOCK_STEP_S = 1.0
 
 _SENT, _FULL, _GONE = range(3)  # what becomes of a message offered to the socket
@@ -65,13 +66,14 @@ def file_infos(files: dict[str, bytes]) -> list[FileInfo]:
 class _Frontend:
     """One connection: who it is, when it was heard, what it has not taken yet."""
 
-    __slots__ = ("heard_at", "identity", "next_seq", "outbox", "welcomed")
+    __slots__ = ("files", "heard_at", "identity", "next_seq", "outbox", "welcomed")
 
     def __init__(self, identity: bytes, now: float) -> None:
         self.identity = identity
         self.heard_at = now
         self.next_seq = 0
         self.outbox = Outbox()
+        self.files: set[str] = set()  # that it was sent
         self.welcomed = False
 
 
@@ -103,6 +105,7 @@ class CoreEndpoint:
         self._frontends: dict[bytes, _Frontend] = {}
         self._slow: dict[bytes, _Frontend] = {}  # those with something in their outbox
         self._lost: list[bytes] = []
+        self._receive_bytes = 0  # that this call of `receive` may still deal with
         self._welcome = welcome
         self._files = files or {}
         self._directory: str | None = None
@@ -163,7 +166,8 @@ class CoreEndpoint:
 
     # ------------------------------------------------------------------------------------------------- receiving
     def receive(self, limit: int = 256) -> list[tuple[bytes, FrontendMessage]]:
-        """Requests that have arrived: (identity, AddRequest | Abort | Finish), of at most `limit` messages looked at.
+        """Requests that have arrived: (identity, AddRequest | Abort | Finish), of at most `limit` messages looked at, fewer if
+        they are large.
 
         Everything else is dealt with here. Does not wait. If more is waiting than `limit`, the poller says so again.
         """
@@ -172,10 +176,12 @@ class CoreEndpoint:
         self._tick()
         requests: list[tuple[bytes, FrontendMessage]] = []
         router = self._router
+        self._receive_bytes = RECEIVE_BYTES
         for _ in range(limit):
-            if not readable(router):
+            if self._receive_bytes <= 0 or not readable(router):
                 break
             identity, *frames = router.recv_multipart(zmq.NOBLOCK)
+            self._receive_bytes -= sum(map(len, frames))
             message = self._accept(identity, frames)
             if message is not None:
                 requests.append((identity, message))
@@ -202,7 +208,8 @@ class CoreEndpoint:
             case _ if not self._is_welcome(identity, frontend, message.epoch):
                 pass
             case GetFile():
-                self._send_file(identity, message.name)
+                assert frontend is not None
+                self._send_file(frontend, message.name)
             case AddRequest() if (problem := _problem(message)) is not None:
                 self.send(identity, RequestError(self.epoch, message.id, "invalid", problem))
             case AddRequest() | Abort() | Finish():
@@ -237,12 +244,18 @@ class CoreEndpoint:
         frontend.welcomed = True
         self.send(frontend.identity, self._welcome)
 
-    def _send_file(self, identity: bytes, name: str) -> None:
-        data = self._files.get(name)
-        if data is None:
-            self._refuse(identity, "there is no such file")
+    def _send_file(self, frontend: _Frontend, name: str) -> None:
+        """Once a connection: a tokenizer may have 20 MB, and high-water marks count messages."""
+        assert self._welcome is not None
+        info = next((file for file in self._welcome.files if file.name == name), None)
+        if info is None:
+            self._refuse(frontend.identity, "there is no such file")
+        elif name in frontend.files:
+            self._refuse(frontend.identity, "this file was sent before on this connection")
         else:
-            self.send(identity, File(self.epoch, name, hashlib.sha256(data).hexdigest(), data))
+            frontend.files.add(name)
+            self._receive_bytes -= info.size
+            self.send(frontend.identity, File(self.epoch, name, info.digest, self._files[name]))
 
     def _reject(self, identity: bytes, payload: bytes, error: Exception) -> None:
         """Undecodable. A known frontend's AddRequest fails by itself; anything else is refused."""

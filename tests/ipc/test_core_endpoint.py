@@ -188,6 +188,43 @@ def test_receive_looks_at_no_more_than_its_limit(core, make_frontend):
     assert [m.id for _, m in got] == list(range(10))
 
 
+def test_receive_takes_what_is_large_one_by_one(make_core, make_frontend):
+    """A turn of the loop must stay short for everybody's streams, whatever one frontend sends."""
+    size = core_endpoint.RECEIVE_BYTES
+    core = make_core()
+    large, small = make_frontend(at=core), make_frontend(at=core)
+    for i in range(6):
+        large.send(AddRequest(EPOCH, i, bytes(size // 2), SamplingParams()))
+        small.send(add(i))
+    got: list = []
+    deadline = time.monotonic() + 20
+    while len(got) < 12 and time.monotonic() < deadline:
+        core._poller.poll(1000)
+        new = core.endpoint.receive()
+        assert sum(len(m.prompt_token_ids) for _, m in new) <= 1.5 * size
+        got += new
+    assert [m.id for i, m in got if i == large.identity] == [m.id for i, m in got if i == small.identity] == list(range(6))
+
+
+def test_a_file_is_sent_once_a_connection_and_few_files_a_turn(make_core, make_frontend):
+    core = make_core()
+    names = [f"{i}.json" for i in range(4)]
+    files = {name: bytes(core_endpoint.RECEIVE_BYTES) for name in names}
+    core.endpoint.set_welcome(make_welcome(EPOCH, files), files)
+    frontend = make_frontend(at=core)
+    for name in names:
+        frontend.send(GetFile(EPOCH, name))
+    deadline, sent = time.monotonic() + 20, 0
+    while sent < 4 and time.monotonic() < deadline:
+        core._poller.poll(1000)
+        core.endpoint.receive()
+        before, sent = sent, len(core.endpoint._frontends[frontend.identity].files)
+        assert sent - before <= 1
+    assert [answer(core, frontend).name for _ in names] == names
+    frontend.send(GetFile(EPOCH, names[0]))
+    assert isinstance(answer(core, frontend), Refused)
+
+
 # ------------------------------------------------------------------------------------------------- bad messages
 def encoded_add(**changes) -> bytes:
     """An AddRequest with fields of any type."""
