@@ -1,7 +1,9 @@
 """`quire chat`: a conversation in the terminal with any OpenAI-compatible server. Standard library only."""
 
 import http.client
+import io
 import json
+import os
 import ssl
 import sys
 from collections.abc import Iterator
@@ -32,8 +34,8 @@ class ChatServer:
     """One OpenAI-compatible server. Each request is a connection of its own: closing it is how an answer is stopped."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
         try:
+            parts = urlsplit(url if "://" in url else f"http://{url}")
             port = parts.port
         except ValueError:
             raise ChatError(f"{url}: this is not an URL") from None
@@ -43,9 +45,11 @@ class ChatServer:
         self._host, self._port = parts.hostname, port
         self._prefix = parts.path.rstrip("/").removesuffix("/v1")
         self._url = url
-        self._headers = {"Content-Type": "application/json"}
+        self._headers = {"Content-Type": b"application/json"}
         if api_key is not None:
-            self._headers["Authorization"] = f"Bearer {api_key}"
+            if not api_key.isprintable():
+                raise ChatError("--api-key: a key holds no line breaks or other control characters")
+            self._headers["Authorization"] = f"Bearer {api_key}".encode()
 
     def models(self) -> list[str]:
         """Names of the models that the server offers."""
@@ -143,8 +147,9 @@ class Conversation:
     def clear(self) -> None:
         self.messages[:] = [{"role": "system", "content": self.options.system}] if self.options.system else []
 
-    def ask(self, text: str, out: TextIO) -> None:
-        """One turn, printed as it comes. Ctrl-C keeps what has come; an error takes the question back and is raised."""
+    def ask(self, text: str, out: TextIO) -> bool:
+        """One turn, printed as it comes; whether it came to its end. Ctrl-C keeps what has come; an error takes the question
+        back and is raised."""
         self.messages.append({"role": "user", "content": text})
         body: dict[str, Any] = {"model": self.model, "messages": self.messages}
         if self.options.max_tokens is not None:
@@ -152,13 +157,17 @@ class Conversation:
         if self.options.temperature is not None:
             body["temperature"] = self.options.temperature
         pieces: list[str] = []
+        complete = True
         try:
             for piece in self.server.stream(body):
                 pieces.append(piece)
                 out.write(piece)
                 out.flush()
         except KeyboardInterrupt:
+            complete = False
             out.write(" [stopped]")
+        except BrokenPipeError:  # not the server: whoever reads `out` has gone
+            raise
         except (ChatError, OSError, http.client.HTTPException) as error:
             if not pieces:
                 self.messages.pop()
@@ -171,11 +180,14 @@ class Conversation:
             self.messages.pop()
         out.write("\n")
         out.flush()
+        return complete
 
 
 def chat(options: ChatOptions, stdin: TextIO | None = None, out: TextIO | None = None) -> int:
     """Talk until /exit or the end of input; returns the exit code. Piped input is one question."""
     stdin, out = stdin or sys.stdin, out or sys.stdout
+    if isinstance(stdin, io.TextIOWrapper):
+        stdin.reconfigure(errors="replace")  # input that is not text: lone surrogates are no JSON
     try:
         server = ChatServer(options.url, options.api_key)
         model = options.model or next(iter(server.models()), None)
@@ -186,14 +198,16 @@ def chat(options: ChatOptions, stdin: TextIO | None = None, out: TextIO | None =
             question = stdin.read().strip()
             if not question:
                 raise ChatError("nothing was piped in")
-            conversation.ask(question, out)
-            return 0
+            return 0 if conversation.ask(question, out) else 130
         _talk(conversation, out)
     except ChatError as error:
         print(f"quire chat: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())  # what is left in its buffer is not written at exit either
+        return 1
     return 0
 
 

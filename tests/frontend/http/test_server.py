@@ -386,6 +386,23 @@ def test_chat_says_when_nobody_is_there(capsys):
     assert "nobody answers" in err and "quire serve" in err
     assert chat(ChatOptions(url="ftp://x"), io.StringIO("hi")) == 1
     assert "an URL like" in capsys.readouterr().err
+    assert chat(ChatOptions(url="http://[x"), io.StringIO("hi")) == 1
+    assert "not an URL" in capsys.readouterr().err
+    assert chat(ChatOptions(url=url, api_key="a\nb"), io.StringIO("hi")) == 1
+    assert "--api-key" in capsys.readouterr().err
+
+
+def test_chat_with_input_that_is_no_text_and_with_nobody_who_reads():
+    with FakeCore(say_hi, limits=ROOMY) as core, Served("--engine", core.address, "--api-key", "ключ") as served:
+        command = [sys.executable, "-m", "quire.frontend.cli", "chat", "--url", served.url(), "--api-key", "ключ"]
+        strict = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+        done = subprocess.run(command, input=b"\xff hi", capture_output=True, timeout=DEADLINE_S, env=strict)
+        assert (done.returncode, done.stdout, done.stderr) == (0, b"hello world!\n", b"")
+        reads, writes = os.pipe()
+        os.close(reads)
+        done = subprocess.run(command, input=b"hi", stdout=writes, stderr=subprocess.PIPE, timeout=DEADLINE_S)
+        os.close(writes)
+        assert (done.returncode, done.stderr) == (1, b"")
 
 
 def test_ctrl_c_stops_an_answer_and_the_request():
@@ -403,7 +420,7 @@ def test_ctrl_c_stops_an_answer_and_the_request():
 
         helper = threading.Thread(target=interrupt)
         helper.start()
-        conversation.ask("hi", out)
+        assert not conversation.ask("hi", out)
         helper.join()
         assert out.getvalue().endswith(" [stopped]\n")
         assert [m["role"] for m in conversation.messages] == ["user", "assistant"]
