@@ -59,6 +59,7 @@ __all__ = [
 Prompt = str | Sequence[int] | Mapping[str, Any]  # text, token ids, {"prompt": text} or {"prompt_token_ids": ids}
 
 BEAT_TIMEOUT_S = 2.0
+_PROMPT_KEYS = {"prompt", "prompt_token_ids"}
 _LONG_TEXT = 16 << 10  # characters; longer texts are tokenized in a thread
 _ERRORS: dict[str, type[ClientError]] = {
     "invalid": InvalidRequest,
@@ -240,6 +241,8 @@ class AsyncClient:
 
     def _check_params(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
         """Params as they go to the core. Raises InvalidRequest."""
+        if not isinstance(params, SamplingParams):
+            raise TypeError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
         limits = self.welcome.limits
         try:
             if params.bad_words:
@@ -295,14 +298,11 @@ class AsyncClient:
 
     async def _resolve(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         """A prompt as (its text or None, its token ids)."""
-        if isinstance(prompt, Mapping):
-            ids, text = prompt.get("prompt_token_ids"), prompt.get("prompt")
-            if ids is not None:
-                return text, list(ids)
-            prompt = text if text is not None else ""
-        if isinstance(prompt, str):
-            return prompt, await self.encode(prompt)
-        return None, list(prompt)
+        text, ids = split_prompt(prompt)
+        if ids is not None:
+            return text, list(ids)
+        assert text is not None
+        return text, await self.encode(text)
 
     def render_chat(self, messages: list[dict[str, Any]], **options: Any) -> str:
         """A conversation as prompt text; options as for Tokenizer.render_chat. Raises InvalidRequest."""
@@ -384,3 +384,18 @@ class AsyncClient:
                 self._dispatcher.prompt_logprobs(message)
             case RequestError():
                 self._dispatcher.fail(message.id, _ERRORS[message.code](message.message))
+
+
+def split_prompt(prompt: Prompt) -> tuple[str | None, Sequence[int] | None]:
+    """(text, token ids) of a prompt, at least one of them. Raises InvalidRequest for a mapping with other keys, which would
+    change the answer if they were heeded; TypeError for what is no prompt."""
+    if isinstance(prompt, Mapping):
+        if unknown := prompt.keys() - _PROMPT_KEYS:
+            raise InvalidRequest(f"a prompt holds prompt or prompt_token_ids; not supported: {', '.join(map(str, unknown))}")
+        text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    else:
+        text, ids = (prompt, None) if isinstance(prompt, str) else (None, prompt)
+    no_ids = isinstance(ids, str | bytes) or not hasattr(ids, "__len__")
+    if not isinstance(text, str | None) or (no_ids and (ids is not None or text is None)):
+        raise TypeError("a prompt is a text, a list of token ids, {'prompt': text} or {'prompt_token_ids': ids}")
+    return text, ids

@@ -22,7 +22,7 @@ from typing import Any, Self, TypeVar
 import msgspec
 import uvloop
 
-from quire.frontend.client import AsyncClient, Prompt
+from quire.frontend.client import AsyncClient, Prompt, split_prompt
 from quire.frontend.launcher import CoreProcess, launch_core
 from quire.frontend.outputs import Delta, RequestOutput, add_delta, new_completions
 from quire.frontend.stream import EngineDown, Overloaded, Stream
@@ -93,7 +93,9 @@ class LLM:
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """`generate` for one conversation or a list of them, rendered with the model's chat template or `chat_template`."""
-        conversations = [messages] if not messages or isinstance(messages[0], dict) else messages
+        if isinstance(messages, str | Mapping):
+            raise TypeError("messages must be a list of messages, or a list of such lists")
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         tokenizer = self.get_tokenizer()
         texts = [
             tokenizer.render_chat(
@@ -178,12 +180,13 @@ class _BatchClient(AsyncClient):
 
     async def _resolve_all(self, prompts: list[Prompt]) -> list[tuple[str | None, list[int]]]:
         """(text, ids) of each prompt; all texts are tokenized together, on all cores."""
-        texts = [(i, text) for i, p in enumerate(prompts) if (text := _text_of(p)) is not None]
+        split = [split_prompt(p) for p in prompts]
+        texts = [(i, text) for i, (text, ids) in enumerate(split) if text is not None and ids is None]
         rows = {}
         if texts:
             encoded = await asyncio.to_thread(self.tokenizer.encode_batch, [text for _, text in texts])
             rows = {i: (text, ids) for (i, text), ids in zip(texts, encoded, strict=True)}
-        return [rows[i] if i in rows else await self._resolve(p) for i, p in enumerate(prompts)]
+        return [rows[i] if ids is None else (text, list(ids)) for i, (text, ids) in enumerate(split)]
 
     async def _run_one(
         self, text: str | None, ids: list[int], params: SamplingParams, priority: int, window: asyncio.Semaphore, bar: "_Bar"
@@ -327,12 +330,3 @@ def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if len(prompts) and isinstance(prompts[0], Integral):
         return [prompts]  # type: ignore[list-item]  # the token ids of one prompt
     return list(prompts)  # type: ignore[arg-type]
-
-
-def _text_of(prompt: Prompt) -> str | None:
-    """The text of a prompt that has to be tokenized, None for one that is token ids."""
-    if isinstance(prompt, str):
-        return prompt
-    if isinstance(prompt, Mapping) and prompt.get("prompt_token_ids") is None:
-        return str(prompt.get("prompt") or "")
-    return None

@@ -99,6 +99,9 @@ def test_chats_are_rendered_one_or_many(llm: LLM) -> None:
     two = llm.chat([one, one], SamplingParams(max_tokens=1), chat_template="{{ messages[0].content }}{{ tools | length }}",
                    tools=[{"type": "function"}])  # fmt: skip
     assert [o.prompt for o in two] == ["the1", "the1"]
+    assert llm.chat([]) == []
+    with pytest.raises(TypeError, match="list of messages"):
+        llm.chat(one[0])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -108,11 +111,16 @@ def test_chats_are_rendered_one_or_many(llm: LLM) -> None:
         ([NEVER, [THE] * 64], None, TooLong, "prompt 1: .*64 tokens"),
         ([[THE]], SamplingParams(logit_bias={10_000: 1.0}), ValueError, "vocabulary"),
         ([[THE]], [SamplingParams()] * 2, ValueError, "1 prompts and 2"),
+        ([[THE]], {"max_tokens": 3}, TypeError, "must be SamplingParams, got str"),
+        ([[THE]], [None], TypeError, "must be SamplingParams, got NoneType"),
+        ({"text": " the"}, None, InvalidRequest, "not supported: text"),
+        ([" the", {"prompt": " the", "cache_salt": "x"}], None, InvalidRequest, "not supported: cache_salt"),
+        ([" the", None], None, TypeError, "a prompt is a text"),
+        ({"prompt": None}, None, TypeError, "a prompt is a text"),
+        ([b"the"], None, TypeError, "a prompt is a text"),
     ],
 )
-def test_what_cannot_run_is_a_value_error_and_nothing_runs(
-    llm: LLM, prompts: Any, params: Any, error: type, match: str
-) -> None:
+def test_what_cannot_run_is_said_and_nothing_runs(llm: LLM, prompts: Any, params: Any, error: type, match: str) -> None:
     with pytest.raises(error, match=match):
         llm.generate(prompts, params)
     assert llm._client.num_requests == 0
