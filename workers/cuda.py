@@ -7,6 +7,7 @@ core, if it sleeps.
 
 import queue
 import threading
+from collections.abc import Hashable
 from contextlib import AbstractContextManager
 
 import numpy as np
@@ -58,6 +59,10 @@ class CudaDevice(Device):
     def load_mask(self, words: np.ndarray) -> torch.Tensor:
         self.mask[: len(words)].copy_(torch.from_numpy(words.copy()).pin_memory(), non_blocking=True)
         return self.mask
+
+    def attention_variant(self, num_tokens: int, num_rows: int) -> Hashable:
+        """Steps of padded sizes with equal variants run the same compiled attention kernels."""
+        return mode_for(num_tokens), self._decode.launch(num_rows)
 
     def begin_attention(
         self, tables: SlotTables, step: StepBuffers, num_tokens: int, num_rows: int, num_decode_rows: int | None

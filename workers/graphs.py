@@ -10,7 +10,7 @@ the device.
 import bisect
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -31,8 +31,17 @@ if TYPE_CHECKING:
     from quire.workers.runner import ModelRunner
 
 MAX_TOKENS = 2048  # of a captured mixed step
-_ALL = VARIANT_RANDOM | VARIANT_FILTER | VARIANT_FEATURES
-WARM_VARIANTS = (0, VARIANT_RANDOM, VARIANT_RANDOM | VARIANT_FILTER, VARIANT_LOGPROBS, VARIANT_FEATURES, _ALL, VARIANT_MASK)
+_RANDOM_FEATURES = VARIANT_RANDOM | VARIANT_FEATURES
+WARM_VARIANTS = (  # between them they run every kernel that a step without grammar masks may need
+    0,
+    VARIANT_RANDOM,
+    VARIANT_RANDOM | VARIANT_FILTER,
+    VARIANT_LOGPROBS,
+    VARIANT_FEATURES,
+    _RANDOM_FEATURES,
+    _RANDOM_FEATURES | VARIANT_FILTER,
+    VARIANT_MASK,
+)
 
 
 def decode_sizes(max_rows: int) -> list[int]:
@@ -59,6 +68,15 @@ class Shape(NamedTuple):
     tokens: int
     rows: int
     mixed: bool
+
+
+def mixed_variants(tokens: Iterable[int], rows: Iterable[int], variant: Callable[[int, int], Hashable]) -> list[Shape]:
+    """The smallest mixed steps of these padded sizes that meet every `variant(tokens, rows)` there is among them."""
+    found: dict[Hashable, Shape] = {}
+    for t in sorted(tokens):
+        for r in sorted(r for r in rows if r < 2 * t):  # no step has more rows than tokens, but for padding
+            found.setdefault(variant(t, r), Shape(t, r, True))
+    return list(found.values())
 
 
 class StepGraphs:
@@ -118,7 +136,9 @@ class StepGraphs:
         """
         begin = time.perf_counter()
         self._device.load_plan(_no_rows().encode())
-        self._run_forward(Shape(min(4, self.sizes[-1]), 1, True))
+        mixed = mixed_variants(self._mixed_tokens, self._mixed_rows, self._device.attention_variant)
+        for shape in mixed or [Shape(min(4, self.sizes[-1]), 1, True)]:
+            self._run_forward(shape)
         for variant in WARM_VARIANTS:
             self._run_tail(1, variant)
         for size in reversed(self.sizes):

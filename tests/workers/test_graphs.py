@@ -1,0 +1,70 @@
+"""Captured steps, as far as they can be seen without a GPU: what sizes are padded to, and what is compiled before serving."""
+
+import itertools
+
+import pytest
+
+pytest.importorskip("triton")
+
+from quire.ipc.plan import VARIANT_FEATURES, VARIANT_FILTER, VARIANT_RANDOM
+from quire.kernels.attention_decode_schedule import DecodeConfig
+from quire.kernels.dependent_launch import EARLY, LATE, PLAIN, mode_for
+from quire.workers.graphs import (
+    WARM_VARIANTS,
+    decode_sizes,
+    mixed_row_sizes,
+    mixed_token_sizes,
+    mixed_variants,
+)
+
+CONFIGS = [DecodeConfig(64, 4, 4, 1), DecodeConfig(64, 4, 3, 2), DecodeConfig(64, 4, 2, 4)]
+
+
+def padded(sizes, n):
+    return min(size for size in sizes if size >= n)
+
+
+@pytest.mark.parametrize("max_rows", [1, 3, 16, 100, 256, 1000, 1024])
+@pytest.mark.parametrize("kv_heads", [1, 8, 32])
+def test_every_variant_of_a_mixed_step_is_met_before_serving(max_rows, kv_heads):
+    def variant(tokens, rows):
+        pairs = rows * kv_heads
+        return mode_for(tokens), next((c for c in CONFIGS if pairs <= 132 * c.programs_per_sm), CONFIGS[-1])
+
+    tokens, rows = mixed_token_sizes(8192), mixed_row_sizes(max_rows)
+    warm = {variant(shape.tokens, shape.rows) for shape in mixed_variants(tokens, rows, variant)}
+    steps = itertools.product(range(1, max_rows + 1), (0, 1, 15, 31, 500))
+    met = {variant(padded(tokens, r + more), padded(rows, r)) for r, more in steps}
+    assert met <= warm
+    assert all(shape.mixed for shape in mixed_variants(tokens, rows, variant)) and len(warm) <= 6
+
+
+def test_no_mixed_step_is_captured_where_the_budget_is_too_small():
+    assert mixed_variants(mixed_token_sizes(8), mixed_row_sizes(4), lambda t, r: 0) == []
+
+
+@pytest.mark.parametrize("max_rows", [1, 3, 16, 100, 1024])
+def test_decode_sizes_take_any_number_of_rows_with_little_padding(max_rows):
+    sizes = decode_sizes(max_rows)
+    assert sizes == sorted(set(sizes)) and sizes[-1] == max_rows
+    for rows in range(1, max_rows + 1):
+        assert padded(sizes, rows) - rows < max(8, rows // 3)
+
+
+def test_modes_of_dependent_launch_by_rows():
+    assert [mode_for(rows) for rows in (1, 2, 16, 17, 1024)] == [EARLY, LATE, LATE, PLAIN, PLAIN]
+
+
+def test_every_kind_of_sampling_is_compiled_before_serving():
+    def kernels(variant):  # as `sampler.sample` chooses them, without masks
+        random, features = bool(variant & VARIANT_RANDOM), bool(variant & VARIANT_FEATURES)
+        filtered = random and bool(variant & VARIANT_FILTER)
+        return {
+            ("partial", random, features),
+            ("combine", random, filtered, features),
+            ("filter", filtered and features, filtered),
+        }
+
+    warm = set().union(*map(kernels, WARM_VARIANTS))
+    for variant in range((VARIANT_RANDOM | VARIANT_FILTER | VARIANT_FEATURES) + 1):
+        assert kernels(variant) <= warm
