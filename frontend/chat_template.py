@@ -109,8 +109,10 @@ class ChatTemplate:
         if isinstance(content, str):
             wrap = self.content_format == "openai" and not self._takes_both
             return [{"type": "text", "text": content}] if wrap else content
-        if not isinstance(content, list):
+        if content is None:  # beside tool calls
             return content
+        if not isinstance(content, list):
+            raise ChatTemplateError("a message's content must be a text, a list of parts or null")
         parts = [_text_part(part) for part in content]
         return parts if self.content_format == "openai" else "\n".join(part["text"] for part in parts)
 

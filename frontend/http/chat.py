@@ -9,7 +9,7 @@ from quire.frontend.http.errors import ApiError, invalid
 from quire.frontend.http.exchange import Request, Response
 from quire.frontend.http.generate import Job, Streaming, collect, new_id, running, usage_of
 from quire.frontend.http.logprobs import LogprobStyle, chat_logprobs, prompt_logprobs
-from quire.frontend.http.params import Wanted, chat_text, check_model, truncated
+from quire.frontend.http.params import Wanted, chat_text, check_model, encoded
 from quire.frontend.http.schemas import (
     ChatChoice,
     ChatLogprobs,
@@ -43,8 +43,7 @@ async def chat_completions(app: "App", request: Request, response: Response) -> 
         logprobs=_num_logprobs(body),
     )
     text = chat_text(body, tokenizer)
-    ids = await app.client.encode(text, add_special_tokens=bool(body.add_special_tokens))
-    ids = truncated(ids, body.truncate_prompt_tokens)
+    ids = await encoded(app.client, text, bool(body.add_special_tokens), body.truncate_prompt_tokens)
     params = wanted.params(len(ids), "messages")
     name, created, jobs = new_id("chatcmpl"), int(time.time()), list[Job]()
     async with running(jobs, app.metrics):

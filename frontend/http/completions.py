@@ -10,7 +10,7 @@ from quire.frontend.http.errors import invalid
 from quire.frontend.http.exchange import Request, Response
 from quire.frontend.http.generate import Job, Streaming, collect, new_id, running, usage_of
 from quire.frontend.http.logprobs import LogprobStyle, add_completion_logprobs, prompt_logprobs
-from quire.frontend.http.params import Wanted, check_model, completion_prompts, truncated
+from quire.frontend.http.params import Wanted, check_model, completion_prompts, encoded, truncated
 from quire.frontend.http.schemas import (
     CompletionChoice,
     CompletionLogprobs,
@@ -85,9 +85,11 @@ def _check(body: CompletionRequest) -> None:
 
 
 async def _token_ids(app: "App", body: CompletionRequest, prompt: str | list[int]) -> list[int]:
+    keep = body.truncate_prompt_tokens
     if isinstance(prompt, str):
-        prompt = await app.client.encode(prompt, add_special_tokens=body.add_special_tokens is not False)
-    ids = truncated(prompt, body.truncate_prompt_tokens)
+        ids = await encoded(app.client, prompt, body.add_special_tokens is not False, keep)
+    else:
+        ids = truncated(prompt, keep)
     if not ids:
         raise invalid("prompt must not be empty", "prompt")
     return ids

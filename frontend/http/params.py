@@ -8,8 +8,10 @@ import re
 from typing import Any
 
 from quire.frontend.chat_template import ChatTemplateError
+from quire.frontend.client import AsyncClient
 from quire.frontend.http.errors import ApiError, invalid, too_long
 from quire.frontend.http.schemas import (
+    MAX_ITEMS,
     MAX_PROMPTS,
     MAX_SEQUENCES,
     ChatRequest,
@@ -103,8 +105,8 @@ def completion_prompts(body: CompletionRequest) -> list[str | list[int]]:
     kinds = {type(item) for item in prompt}
     if kinds == {int}:
         return [prompt]  # type: ignore[list-item]
-    if len(kinds) != 1 or not all(prompt):
-        raise invalid("prompt must be a text, a list of texts, token ids or a list of lists of token ids, none of them empty",
+    if len(kinds) != 1 or [] in prompt:
+        raise invalid("prompt must be a text, a list of texts, token ids or a list of lists of token ids; no list may be empty",
                       "prompt")  # fmt: skip
     if len(prompt) > MAX_PROMPTS:
         raise invalid(f"prompt takes at most {MAX_PROMPTS} prompts, got {len(prompt)}", "prompt")
@@ -113,6 +115,10 @@ def completion_prompts(body: CompletionRequest) -> list[str | list[int]]:
 
 def chat_text(body: ChatRequest | TokenizeRequest, tokenizer: Tokenizer) -> str:
     """The conversation as prompt text, by the model's template."""
+    messages = body.messages or []
+    parts = [m.get(name) for m in messages for name in ("content", "tool_calls")]
+    if sum(len(part) for part in parts if isinstance(part, list)) > MAX_ITEMS:
+        raise invalid(f"messages may hold at most {MAX_ITEMS} content parts and tool calls", "messages")
     variables = dict(body.chat_template_kwargs or {})
     for name in variables:
         if name in _RESERVED_KWARGS or not re.fullmatch(r"[A-Za-z]\w{0,63}", name):
@@ -125,7 +131,7 @@ def chat_text(body: ChatRequest | TokenizeRequest, tokenizer: Tokenizer) -> str:
         raise invalid("continue_final_message and add_generation_prompt exclude each other", "continue_final_message")
     try:
         return tokenizer.render_chat(
-            body.messages or [],
+            messages,
             tools=body.tools or None,
             documents=body.documents or None,
             add_generation_prompt=opens,
@@ -134,6 +140,14 @@ def chat_text(body: ChatRequest | TokenizeRequest, tokenizer: Tokenizer) -> str:
         )
     except ChatTemplateError as error:
         raise invalid(f"messages: {error}", "messages") from None
+
+
+async def encoded(client: AsyncClient, text: str, add_special_tokens: bool, keep: int | None) -> list[int]:
+    """The prompt's ids, or the last `keep` of them, for which no more text is tokenized than can fit into the context."""
+    if keep is not None:
+        most = min(max(keep, 0) + 1, client.max_sequence_len)
+        text = text[-most * client.tokenizer.max_token_chars :]
+    return truncated(await client.encode(text, add_special_tokens=add_special_tokens), keep)
 
 
 def truncated(token_ids: list[int], keep: int | None) -> list[int]:

@@ -6,6 +6,7 @@ like any unknown field; fields that would change the answer and are not supporte
 refuses them by name: a wish silently ignored is worse than an error. Bounds on values are SamplingParams' (ipc/sampling.py).
 """
 
+import gc
 import re
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
@@ -19,6 +20,11 @@ Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 ShortText = Annotated[str, msgspec.Meta(max_length=256)]
 Json = dict[str, Any]
+# A chat template costs some 10 us an item, in which no other request is served: counts are bounded before it runs.
+MAX_ITEMS = 1 << 14  # messages of a chat; content parts and tool calls of all of them
+Messages = Annotated[list[Json], msgspec.Meta(min_length=1, max_length=MAX_ITEMS)]
+Objects = Annotated[list[Json], msgspec.Meta(max_length=1024)]
+TemplateVariables = Annotated[Json, msgspec.Meta(max_length=64)]
 
 MAX_PROMPTS = 1024  # prompts of one request
 MAX_SEQUENCES = 2048  # prompts times n
@@ -96,12 +102,12 @@ class SamplingFields(Unsupported, kw_only=True):
 class ChatRequest(SamplingFields, kw_only=True):
     """The chat template checks the messages themselves."""
 
-    messages: Annotated[list[Json], msgspec.Meta(min_length=1)]
-    tools: list[Json] | None = None
-    documents: list[Json] | None = None
+    messages: Messages
+    tools: Objects | None = None
+    documents: Objects | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: Json | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     reasoning_effort: ShortText | None = None
     max_completion_tokens: Int64 | None = None
     logprobs: bool | None = None
@@ -119,21 +125,21 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     """Either `prompt` or `messages`."""
 
     prompt: str | None = None
-    messages: Annotated[list[Json], msgspec.Meta(min_length=1)] | None = None
+    messages: Messages | None = None
     model: ShortText | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
-    tools: list[Json] | None = None
-    documents: list[Json] | None = None
+    tools: Objects | None = None
+    documents: Objects | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: Json | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     reasoning_effort: ShortText | None = None
     chat_template: Any = None
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
-    tokens: list[TokenId]
+    tokens: Annotated[list[TokenId], msgspec.Meta(max_length=1 << 20)]
     model: ShortText | None = None
 
 
@@ -164,6 +170,8 @@ _MISSING = re.compile(r"^Object missing required field `(?P<name>\w+)`$")
 
 def decode(decoder: "msgspec.json.Decoder[T]", body: bytearray) -> T:
     """The body as a struct. Raises ApiError 400, naming the field."""
+    collects = gc.isenabled()
+    gc.disable()  # lists of lists: what is half parsed is no garbage, and looking at it again and again takes seconds
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -172,6 +180,9 @@ def decode(decoder: "msgspec.json.Decoder[T]", body: bytearray) -> T:
         raise ApiError(400, "The request's body is not valid JSON.", code="invalid_json") from None
     except RecursionError:
         raise ApiError(400, "The request's JSON is nested too deeply.", code="invalid_json") from None
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _wrong_type(text: str) -> ApiError:

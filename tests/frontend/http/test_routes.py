@@ -203,6 +203,18 @@ def test_completions_take_prompts_in_four_shapes():
     run(main())
 
 
+def test_an_empty_text_is_a_prompt_where_the_tokenizer_begins_it_with_a_token(monkeypatch):
+    async def main():
+        api = http.Api()
+        monkeypatch.setattr(api.client.tokenizer, "_add_bos", [256])
+        for prompt in ("", ["", "a"]):
+            status, answer = await api.json("POST", COMPLETIONS, {"prompt": prompt})
+            assert status == 200, answer
+        assert [s.ids for s in api.client.streams] == [[256], [256], [256, 64]]
+
+    run(main())
+
+
 def test_choices_of_many_prompts_and_n_are_numbered():
     async def main():
         api = http.Api()
@@ -351,8 +363,15 @@ def test_harmless_fields_are_accepted():
 
 REFUSED = [
     ({"messages": None}, "messages"), ({"messages": []}, "messages"), ({"messages": "hi"}, "messages"),
+    ({"messages": [{"role": "user"}] * 20_000}, "messages"),
+    ({"messages": [{"role": "user", "content": ["a"] * 20_000}]}, "messages"),
+    ({"messages": [{"role": "user", "content": "a", "tool_calls": [{}] * 20_000}]}, "messages"),
+    ({"tools": [{}] * 2000}, "tools"), ({"documents": [{}] * 2000}, "documents"),
+    ({"chat_template_kwargs": {f"a{i}": i for i in range(100)}}, "chat_template_kwargs"),
     ({"messages": ["hi"]}, "messages[0]"), ({"messages": [{"content": "hi"}]}, "messages"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
+    ({"messages": [{"role": "user", "content": {"a": 1}}]}, "messages"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages"),
     ({"max_tokens": "9"}, "max_tokens"), ({"max_tokens": 1.5}, "max_tokens"), ({"max_tokens": True}, "max_tokens"),
     ({"max_tokens": 0}, "max_tokens"), ({"max_tokens": -1}, "max_tokens"), ({"max_tokens": 10**30}, "max_tokens"),
     ({"temperature": -1}, "temperature"), ({"temperature": "hot"}, "temperature"), ({"top_p": 0}, "top_p"),
@@ -454,6 +473,13 @@ def test_too_long_names_the_context():
         assert status == 200
         status, _ = await api.json("POST", COMPLETIONS, {"prompt": "x" * 500, "truncate_prompt_tokens": 50})
         assert status == 200 and len(api.client.streams[-1].ids) == 50
+        for keep in (50, 190):  # more text than is ever tokenized
+            long = "y" * 300_000 + "x" * 500
+            body = {"messages": [{"role": "user", "content": long}], "add_generation_prompt": False}
+            for path, fields in [(COMPLETIONS, {"prompt": long}), (CHAT, body)]:
+                status, answer = await api.json("POST", path, {**fields, "truncate_prompt_tokens": keep, "max_tokens": 5})
+                assert status == 200, answer
+                assert api.client.streams[-1].ids == api.client.tokenizer.encode("x" * keep)
 
     run(main())
 
@@ -646,6 +672,7 @@ def test_tokenize_and_detokenize():
             ("/detokenize", {"tokens": [300]}),
             ("/detokenize", {"tokens": [-1]}),
             ("/detokenize", {"tokens": "x"}),
+            ("/detokenize", {"tokens": [1] * ((1 << 20) + 1)}),
         ]:
             assert (await api.json("POST", path, body))[0] == 400, body
 
