@@ -5,6 +5,8 @@ into the result ring's memory, which is registered with CUDA. The completion thr
 core, if it sleeps.
 """
 
+import logging
+import os
 import queue
 import threading
 from collections.abc import Hashable
@@ -23,6 +25,8 @@ from quire.kernels.dependent_launch import mode_for
 from quire.kernels.rope_kv import rope_kv
 from quire.kernels.tables import SlotTables, StepBuffers
 from quire.workers.device import RESULT_DEPTH, Device, DeviceContext, result_words
+
+log = logging.getLogger("quire.workers")
 
 STAGING_DEPTH = 4  # plans whose copy may be under way; the core has at most two steps in flight
 MAX_QUERY_LEN = 1  # query tokens of a decode row
@@ -116,7 +120,13 @@ class CudaDevice(Device):
 
     def _complete(self) -> None:
         while (event := self._events.get()) is not None:
-            event.synchronize()
+            try:
+                event.synchronize()
+            except RuntimeError:
+                # The device is lost to this process. Its main thread waits for the next plan, the core for this step's result:
+                # only our end tells them before the step's time is up.
+                log.exception("a step failed on the GPU")
+                os._exit(1)
             if self._ring is not None:
                 self._ring.ring_doorbell()
 

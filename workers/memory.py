@@ -26,7 +26,8 @@ class Budget:
 
 def largest_plan(max_tokens: int, max_rows: int, max_model_len: int) -> StepPlan:
     """A step of max_tokens prefill tokens in as few rows as can be, all in the null block: to measure and to warm up."""
-    lengths = [max_model_len - 1] * (max_tokens // (max_model_len - 1)) + [max_tokens % (max_model_len - 1)]
+    longest = max(max_model_len - 1, 1)
+    lengths = [longest] * (max_tokens // longest) + [max_tokens % longest]
     lengths = [n for n in lengths if n][:max_rows]
     rows = np.zeros((len(lengths), PREFILL_WORDS), np.int32)
     rows[:, 0], rows[:, 2], rows[:, 3] = np.arange(len(lengths)), lengths, PREFILL_SAMPLE

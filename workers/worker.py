@@ -74,6 +74,7 @@ class Worker:
         if c.device == "cuda":
             torch.cuda.set_device(self.device)
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+            torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         model = self._load(model_config, dtype)
         cache = KVCache(model_config, c.block_size, dtype)
         weights_bytes = sum(p.numel() * p.element_size() for p in model.parameters())

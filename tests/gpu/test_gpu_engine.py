@@ -13,7 +13,7 @@ pytestmark = pytest.mark.gpu
 
 NEW_TOKENS = 64
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
-BF16_TOLERANCE = 0.05  # of the row's logit range: how far below the maximum a bf16 engine's token may lie in fp32 logits
+TOLERANCE_16_BIT = 0.05  # of the row's logit range: how far below the maximum a 16-bit engine's token may lie in fp32 logits
 
 NAMES = list(GPU_MODELS)
 ROUNDING = 1e-4  # of logits of about 4, summed in other orders on the GPU: what lies so near the maximum is equal
@@ -66,14 +66,15 @@ def test_fp32_equals_transformers_when_chunked_and_preempted(name):
     assert engine.scheduler.counters.preemptions > 0
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["gpu-llama", "gpu-mistral-sliding", "gpu-qwen2-mixed", "gpu-qwen3"])
-def test_bf16_tokens_are_near_the_maximum_in_fp32(name):
-    engine = InlineEngine(tiny_model(name), device="cuda", dtype=torch.bfloat16, graphs=True, block_size=64)
+def test_16_bit_tokens_are_near_the_maximum_in_fp32(name, dtype):
+    engine = InlineEngine(tiny_model(name), device="cuda", dtype=dtype, graphs=True, block_size=64)
     for p, out in zip(prompts(), engine.generate(prompts(), GREEDY), strict=True):
         logits = reference_logits(name, p, out)
         ours = logits.gather(1, torch.tensor(out)[:, None])[:, 0]
         spread = logits.max(-1).values - logits.min(-1).values
-        assert ((logits.max(-1).values - ours) / spread).max() < BF16_TOLERANCE
+        assert ((logits.max(-1).values - ours) / spread).max() < TOLERANCE_16_BIT
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
