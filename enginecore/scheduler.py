@@ -6,7 +6,6 @@ before the results of earlier ones are known, by counts alone; blocks and slots 
 uses them has returned. Who calls: the core's loop (core.py); tests call it as a list of events.
 """
 
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -102,9 +101,10 @@ class Scheduler:
         self._decode = np.zeros(0, np.int32)  # slots of the decode rows, in row order
         self._sent_decode: np.ndarray | None = None  # the decode rows that the workers hold
         self._prefilling: list[Sequence] = []  # by order
-        self._leaving: deque[Sequence] = deque()  # finished or preempted, with a step in flight
+        self._leaving: list[Sequence] = []  # finished or preempted, with a step in flight
         self._filled: list[tuple[Sequence, int]] = []  # decode rows that filled a block, and their computed tokens: see settle
         self._stalled = 0  # decode rows left out of this step for want of blocks
+        self._no_room_for: Sequence | None = None  # the first that waits: looked at again when something was given back
         self._preempted = False  # in this step: nobody is admitted, so that a slot has one owner within a plan
         self._sequences: dict[tuple[int, int], list[Sequence]] = {}  # (owner, request id) -> live children
 
@@ -309,13 +309,15 @@ class Scheduler:
 
     # ------------------------------------------------------------------------------------------------- admission
     def _admit(self, budget: int, build: "_PlanBuilder") -> None:
-        if self.waiting:
-            self.settle()
         held: list[Sequence] = []
         while budget > 0 and self.waiting and self.slots.free and build.feature_words < MAX_FEATURE_WORDS:
             if self._stalled or self._preempted or len(held) >= MAX_HELD or build.table_updates >= self._max_table_updates:
                 break
             seq = self.waiting.pop()
+            if seq is self._no_room_for:
+                held.append(seq)
+                break
+            self.settle()
             known = seq.tokens if seq.tokens is not None else seq.prompt
             if seq.params.needs_features and not self._feature_rows:
                 held.append(seq)
@@ -325,6 +327,7 @@ class Scheduler:
                 held.append(seq)
                 continue
             if not self._has_room_for(seq, known, hits):
+                self._no_room_for = seq
                 held.append(seq)
                 break
             budget -= self._start(seq, known, hits, budget, build)
@@ -388,6 +391,8 @@ class Scheduler:
         for seq, computed in scheduled.prefills:
             if seq.slot >= 0:
                 self.kv.release_outside_window(seq, computed)
+        if any(self.config.windows):
+            self._no_room_for = None  # windows give blocks back without an end
         rows = np.flatnonzero(scheduled.samples & t.alive[scheduled.slots])
         slots, tokens = scheduled.slots[rows], tokens[rows]
         t.token_ids[slots, t.num_tokens[slots]] = tokens
@@ -395,7 +400,7 @@ class Scheduler:
         self.counters.generation_tokens += len(rows)
         out = StepOutput(t.owner[slots], t.key[slots], tokens, rows, t.wants_logprobs[slots])
         self._report_started(slots, out)
-        # named before any of them ends: an end may give back the slot of another that was preempted
+        # named before any of them ends and gives back its slot
         ended = [(self._sequence(slots[i]), int(slots[i]), int(tokens[i]), stop) for i, stop in self._find_ended(slots, tokens)]
         self._complete_blocks(slots)
         for seq, slot, token, by_stop_id in ended:
@@ -455,7 +460,6 @@ class Scheduler:
             self._leave(seq, before)
         if seq.slot >= 0:
             self.slots.alive[seq.slot] = False
-            self._let_go()
 
     def _preempt(self, seq: Sequence) -> None:
         """Take a running sequence out; it waits again, at the front, once its last step in flight has returned."""
@@ -463,7 +467,6 @@ class Scheduler:
         self._preempted = True
         before, seq.state = seq.state, State.DRAINING
         self._leave(seq, before)
-        self._let_go()
 
     def _leave(self, seq: Sequence, before: State) -> None:
         if before is State.DECODE:
@@ -472,28 +475,34 @@ class Scheduler:
             self._prefilling.remove(seq)
         self.slots.running[seq.slot] = False
         self.kv.remove_pending(seq)
-        self._leaving.append(seq)
+        if self.slots.last_step[seq.slot] > self._returned:
+            self._leaving.append(seq)
+        else:
+            self._give_back(seq)
 
     def _let_go(self) -> None:
-        """Free what sequences held whose last step has returned."""
-        if self._leaving:
-            self.settle()
-        for _ in range(len(self._leaving)):
-            seq = self._leaving.popleft()
+        """A step has returned: sequences whose last one it was give back what they held."""
+        leaving, self._leaving = self._leaving, []
+        for seq in leaving:
             if self.slots.last_step[seq.slot] > self._returned:
                 self._leaving.append(seq)
-                continue
-            again = seq.state is State.DRAINING
-            if again:
-                seq.tokens = self.slots.known(seq).copy()
-            self.kv.free(seq)
-            self.slots.give_back(seq)
-            if seq.feature_row >= 0:
-                self._feature_rows.append(seq.feature_row)
-                seq.feature_row = -1
-            if again:
-                seq.state, seq.num_computed = State.WAITING, 0
-                self.waiting.push_front(seq)
+            else:
+                self._give_back(seq)
+
+    def _give_back(self, seq: Sequence) -> None:
+        self.settle()
+        again = seq.state is State.DRAINING
+        if again:
+            seq.tokens = self.slots.known(seq).copy()
+        self.kv.free(seq)
+        self.slots.give_back(seq)
+        self._no_room_for = None
+        if seq.feature_row >= 0:
+            self._feature_rows.append(seq.feature_row)
+            seq.feature_row = -1
+        if again:
+            seq.state, seq.num_computed = State.WAITING, 0
+            self.waiting.push_front(seq)
 
     def reset(self) -> list[Sequence]:
         """The workers are gone: nothing in flight returns and the KV cache is lost.

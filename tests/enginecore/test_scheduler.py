@@ -251,6 +251,40 @@ def test_aborted_owner_leaves_nothing():
     assert mine in h.finished and theirs not in h.finished
 
 
+def test_a_crowd_that_leaves_at_once_costs_each_the_same(monkeypatch):
+    """Looking at all that leave whenever one does stopped everybody's streams for 46 ms when 1024 were aborted in flight."""
+    h = Harness(num_blocks=1000, max_num_seqs=64, budget=256)
+    for n in range(64):
+        h.add([n % VOCAB, 1], max_tokens=20)
+    h.turn()
+    h.schedule()
+    assert h.scheduler.num_running == 64 and len(h.in_flight) == 2
+    looks = []
+    monkeypatch.setattr(h.scheduler.kv, "remove_pending", looks.append)
+    monkeypatch.setattr(h.scheduler, "_let_go", lambda: looks.extend(h.scheduler._leaving))
+    h.scheduler.abort_owner(0)
+    assert len(looks) == 64
+    monkeypatch.undo()
+    h.run()
+
+
+def test_the_first_that_waits_is_looked_at_again_only_when_something_was_given_back(monkeypatch):
+    """A long cached prefix is expensive to look up: 2 ms a step for 100k tokens."""
+    h = Harness(num_blocks=20, max_num_seqs=4, budget=64)
+    h.add([1, 2, 3], max_tokens=30, ignore_eos=True)
+    h.turn()
+    big = h.add(list(range(40)), max_tokens=24, ignore_eos=True)
+    lookups = []
+    find_prefix = h.scheduler.kv.find_prefix
+    monkeypatch.setattr(h.scheduler.kv, "find_prefix", lambda seq, known: lookups.append(seq) or find_prefix(seq, known))
+    while 1 not in h.finished:
+        h.turn()
+    assert [s.key >> 8 for s in lookups] == [big]
+    h.run()
+    assert len(lookups) == 2
+    h.assert_right()
+
+
 def test_reset_ends_what_ran_and_keeps_what_waits():
     h = Harness(max_num_seqs=2)
     names = [h.add([n] * 8, max_tokens=10) for n in range(1, 5)]
