@@ -207,6 +207,25 @@ def run_decode(case: Case, max_query_len: int | None = None, num_decode_rows: to
     return case.out
 
 
+def check_steps_of_one_workspace(steps: list[list[tuple[int, int]]], device: str, dtype: torch.dtype, **shape: int) -> None:
+    """Steps of different numbers of rows, so of different configurations, share partial sums, counts and schedule."""
+    from quire.kernels.attention_decode import decode_attention
+    from quire.kernels.attention_decode_schedule import DecodeWorkspace, decode_schedule
+
+    cases = [Case(rows, device=device, dtype=dtype, seed=seed, **shape) for seed, rows in enumerate(steps)]
+    heads = cases[0].num_heads, cases[0].num_kv_heads, cases[0].head_dim
+    workspace = DecodeWorkspace.allocate(max(map(len, steps)), *heads, 1, device, dtype)
+    workspace.partial_out.fill_(float("nan"))
+    schedule = workspace.new_schedule()
+    for case in cases:
+        case.out.fill_(float("nan"))
+        decode_schedule(workspace, schedule, case.query_start, case.seq_lens, len(case.rows), case.max_blocks * case.block_size)
+        decode_attention(*case.tensors, scale=case.scale, workspace=workspace, schedule=schedule)
+        assert_matches(case.out, case.expected(), dtype)
+        assert not workspace.arrivals.any()
+    assert {workspace.launch(len(rows)) for rows in steps} == set(workspace.configs)
+
+
 def run_prefill(case: Case, num_decode_rows: torch.Tensor | None = None, **options):
     from quire.kernels.attention_prefill import PrefillWorkspace, prefill_attention, prefill_schedule
 
@@ -306,6 +325,14 @@ def test_interpreted_decode_cuts_rows_anywhere(lengths, num_programs):
 
 
 @pytest.mark.interpret
+def test_interpreted_steps_of_all_configurations_share_a_workspace(monkeypatch):
+    two_sms = type("Properties", (), {"multi_processor_count": 2})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: two_sms)
+    steps = [[(300, 1)], [(400, 1), (1, 1), (70, 1), (129, 1), (64, 1)], [(90, 1), (200, 1)], [(65, 1)], [(7, 1)] * 5]
+    check_steps_of_one_workspace(steps, "cpu", torch.float16, num_heads=4, num_kv_heads=2, head_dim=16, block_size=64)
+
+
+@pytest.mark.interpret
 @pytest.mark.parametrize("num_decode", [1, 3])
 def test_interpreted_mixed_step_is_cut_on_the_device(num_decode):
     from quire.kernels.attention_decode_schedule import DecodeConfig
@@ -343,6 +370,14 @@ GPU_PREFILL_ROWS = {
 def test_gpu_decode_equals_reference(rows, dtype, window):
     case = Case(rows, 16, 4, 128, 64, window, dtype, device="cuda")
     assert_matches(run_decode(case), case.expected(), dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gpu_steps_of_all_configurations_share_a_workspace(dtype):
+    sizes = (1, 64, 16, 200, 17, 33, 5, 200, 1)
+    steps = [[(1 + (977 * i + 131 * n) % 1500, 1) for i in range(n)] for n in sizes] + [[(9000, 1)]]
+    check_steps_of_one_workspace(steps, "cuda", dtype, num_heads=32, num_kv_heads=8, head_dim=128, block_size=64)
 
 
 @pytest.mark.gpu
