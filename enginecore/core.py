@@ -256,7 +256,8 @@ class EngineCore:
             self._spin(self._in_flight[0])
             return
         oldest = self._in_flight[0]
-        if self.workers.result_ring.arm(oldest.scheduled.step, len(oldest.scheduled.slots)):
+        armed = self.workers.result_ring.arm(oldest.scheduled.step, len(oldest.scheduled.slots), oldest.logprob_rows)
+        if armed or not self._is_done(oldest):  # prompt logprobs come after the tokens, as a message
             self._poll(min(until_beat, expected - SPIN_S) if self.config.spins and expected > SPIN_S else until_beat)
         self.workers.result_ring.disarm()
         self.workers.result_ring.drain_doorbell()

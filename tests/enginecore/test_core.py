@@ -6,7 +6,8 @@ from collections.abc import Iterator
 import pytest
 from core_by_hand import CoreByHand, add
 
-from quire.ipc.messages import RequestError, StepOutputs
+from quire.ipc.messages import PromptLogprobs, RequestError, StepOutputs, WorkerPromptLogprobs
+from quire.ipc.worker_channel import WorkerChannel
 
 
 @pytest.fixture
@@ -44,6 +45,20 @@ def test_a_ring_that_comes_after_the_result_was_seen_does_not_keep_an_idle_core_
     started = time.monotonic()
     by_hand.core._wait()
     assert time.monotonic() - started > 0.1  # to the next beat
+
+
+def test_the_core_sleeps_while_prompt_logprobs_are_on_their_way(by_hand):
+    frontend, core = by_hand.frontend(), by_hand.core
+    frontend.send(add(1, max_tokens=1, prompt_logprobs=0))
+    by_hand.until(lambda: core._in_flight)  # its tokens are there
+    core._next_beat = time.monotonic() + 0.2
+    core._wait()
+    assert time.monotonic() >= core._next_beat - 0.01
+    worker = WorkerChannel(by_hand.workers._endpoint.address, 0, by_hand.workers.generation)
+    worker.send(WorkerPromptLogprobs(0, core._in_flight[0].scheduled.step, 0, bytes(12), bytes(12), b"", b""))
+    assert by_hand.answer(frontend, PromptLogprobs).start == 1
+    assert by_hand.answer(frontend, StepOutputs).finished[0].reason == "length"
+    worker.close()
 
 
 def test_an_id_in_use_is_refused_and_its_owner_goes_on(by_hand):
