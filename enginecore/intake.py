@@ -65,9 +65,10 @@ class Intake:
         if len(request.cache_salt) > MAX_CACHE_SALT:
             raise Refusal("invalid", f"cache_salt may be at most {MAX_CACHE_SALT} characters long")
         final_len = self._final_len(len(prompt), params.max_tokens)
-        # n children share their prompt's blocks even where nothing else is cached: their salt is their own then
+        # n children share their prompt's blocks even where nothing else is cached: their salt is their own then, and no
+        # later request's, whatever its id
         cache = self.config.enable_prefix_caching or params.n > 1
-        own = b"" if self.config.enable_prefix_caching else f"{owner}/{request.id}".encode()
+        own = b"" if self.config.enable_prefix_caching else str(next(self._arrivals)).encode()
         root = self._hasher.root(request.cache_salt.encode(), own)
         seed = params.seed if params.seed is not None else int(self._random.integers(0, 2**63))
         hashes: list[bytes] = []

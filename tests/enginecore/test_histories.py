@@ -103,3 +103,17 @@ def test_what_is_refused_at_the_door():
         assert isinstance(it.accept(0, AddRequest(0, 1, prompt, params), 0), RequestError)
     assert isinstance(it.accept(0, AddRequest(0, 1, b"abc", SamplingParams()), 0), RequestError)
     assert isinstance(it.accept(0, AddRequest(0, 1, np.asarray([100], np.int32).tobytes(), SamplingParams()), 0), RequestError)
+
+
+def test_without_prefix_caching_only_the_children_of_one_request_share():
+    s = Scheduler(SchedulerConfig(4, 64, 128, 16, 40, (0,), False, vocab_size=100))
+    it = Intake(IntakeConfig(EngineLimits(128, 100, 4, 20, 640), (), False, False, 0, 100), s.kv.hasher, s.fits)
+    prompt = np.arange(40, dtype=np.int32).tobytes()
+    for _ in range(2):  # an id may be used again when its request has ended
+        first, second = it.accept(0, AddRequest(0, 1, prompt, SamplingParams(n=2, max_tokens=2)), 0)
+        for seq in (first, second):
+            s.add(seq)
+        while not s.is_idle:
+            _, step = s.schedule()
+            s.update(step, np.zeros(len(step.slots), np.int32))
+        assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 32)
