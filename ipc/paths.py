@@ -28,7 +28,10 @@ def private_directory() -> str:
     _remove_stale_directories(base)
     while True:
         path = tempfile.mkdtemp(prefix=_PREFIX, dir=base)
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue  # another process swept it as a dead one's
         fcntl.flock(fd, fcntl.LOCK_EX)
         with suppress(FileNotFoundError):
             if os.stat(path).st_ino == os.fstat(fd).st_ino:
@@ -36,7 +39,7 @@ def private_directory() -> str:
                     atexit.register(remove_private_directories)
                 _held[path] = fd
                 return path
-        os.close(fd)  # another process swept it between mkdtemp and our lock
+        os.close(fd)  # swept between open and our lock
 
 
 def remove_private_directory(path: str) -> None:

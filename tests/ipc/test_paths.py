@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 
 import pytest
@@ -49,6 +50,22 @@ def test_directories_of_the_living_stay_and_those_of_the_dead_go(base):
         other.wait()
     paths.private_directory()
     assert os.path.exists(mine) and not os.path.exists(theirs)
+
+
+def test_a_directory_swept_before_it_is_held_is_made_anew(base, monkeypatch):
+    """Two processes start together: the sweep of one finds the other's new directory, which nobody holds yet."""
+    make, swept = tempfile.mkdtemp, []
+
+    def mkdtemp(**options: str) -> str:
+        path = make(**options)
+        if not swept:
+            swept.append(path)
+            os.rmdir(path)
+        return path
+
+    monkeypatch.setattr(tempfile, "mkdtemp", mkdtemp)
+    path = paths.private_directory()
+    assert swept and path != swept[0] and os.path.isdir(path)
 
 
 def test_what_looks_like_ours_but_holds_files_stays(base):
