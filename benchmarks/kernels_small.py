@@ -5,7 +5,7 @@
 
 A row of the table: kernel, shape, µs a call, the µs that its bytes alone would take, and their quotient. Buffers rotate through
 at least 256 MB, so that nothing is in L2 which a model would not leave there; what a kernel hands to the next one (x, y of
-a linear layer) is as warm as in a model. Linear layers stand beside cuBLAS; --tune sweeps their configurations.
+a linear layer) is as warm as in a model. Linear layers stand beside cuBLAS; --tune sweeps configurations.
 Biases: kernels follow each other without gap, each a copy of the last; the launch overhead inside a graph counts.
 Ends in one line of JSON.
 """
@@ -118,26 +118,37 @@ def bench_norm(table: Table, m: Model, rows: int, pdl: int) -> None:
     table.add("add_rms_norm", f"{rows} x {m.hidden}", calls, 4 * size)
 
 
-def bench_silu(table: Table, m: Model, rows: int, pdl: int) -> None:
+def bench_silu(table: Table, m: Model, rows: int, pdl: int, tune: bool) -> None:
     size = rows * m.intermediate * 2
     pairs = [(random(rows, 2 * m.intermediate), random(rows, m.intermediate)) for _ in range(copies(3 * size))]
-    calls = [lambda x=x, y=y: activation.silu_mul(x, y, pdl=pdl) for x, y in pairs]
-    table.add("silu_mul", f"{rows} x {m.intermediate}", calls, 3 * size)
+
+    def calls(config: activation.Config | None) -> list[Callable[[], object]]:
+        return [lambda x=x, y=y: activation.silu_mul(x, y, pdl=pdl, config=config) for x, y in pairs]
+
+    for block, warps in itertools.product((512, 1024, 2048, 4096), (1, 2, 4, 8)) if tune else ():
+        if 8 <= block // (32 * warps) <= 32:
+            print(f"    {measure(calls(activation.Config(block, warps)), 5):9.2f} µs  {activation.Config(block, warps)}")
+    table.add("silu_mul", f"{rows} x {m.intermediate}", calls(None), 3 * size)
 
 
-def bench_rope(table: Table, m: Model, rows: int, pdl: int) -> None:
+def bench_rope(table: Table, m: Model, rows: int, pdl: int, tune: bool) -> None:
     heads = m.q_heads + 2 * m.kv_heads
     moved = rows * (2 * m.q_heads + 4 * m.kv_heads) * m.head_dim * 2
     table_of_angles = random(40960, m.head_dim, dtype=torch.float32)
     positions = torch.randint(0, 40960, (rows,), device=DEVICE, dtype=torch.int32)
     slots = torch.randperm(4096 * BLOCK_SIZE, device=DEVICE)[:rows]
     weights = (random(m.head_dim), random(m.head_dim)) if m.qk_norm else (None, None)
-    calls = []
+    each = []
     for _ in range(min(copies(moved), 8)):
         qkv, cache = random(rows, heads * m.head_dim), random(2, 4096, m.kv_heads, BLOCK_SIZE, m.head_dim)
-        args = (qkv, positions, table_of_angles, slots, cache[0], cache[1], m.q_heads, *weights)
-        calls.append(lambda args=args: rope_kv.rope_kv(*args, pdl=pdl))
-    table.add("rope_kv", f"{rows} x {heads} x {m.head_dim}", calls, moved)
+        each.append((qkv, positions, table_of_angles, slots, cache[0], cache[1], m.q_heads, *weights))
+
+    def calls(tile: int | None) -> list[Callable[[], object]]:
+        return [lambda args=args: rope_kv.rope_kv(*args, pdl=pdl, tile=tile) for args in each]
+
+    for tile in (512, 1024, 2048, 4096) if tune else ():
+        print(f"    {measure(calls(tile), 5):9.2f} µs  tile {tile}")
+    table.add("rope_kv", f"{rows} x {heads} x {m.head_dim}", calls(None), moved)
 
 
 def bench_step(table: Table, m: Model, rows: int) -> None:
@@ -258,7 +269,7 @@ def main() -> None:
     parser.add_argument("--rows", default="1,16,64,256,1024")
     parser.add_argument("--linear-rows", default="1,2,4,8,16")
     parser.add_argument("--pdl", type=int, choices=(0, 1, 2), default=0, help="mode of kernels/dependent_launch.py")
-    parser.add_argument("--tune", action="store_true", help="sweep the configurations of skinny_linear")
+    parser.add_argument("--tune", action="store_true", help="sweep the configurations of silu_mul, rope_kv and skinny_linear")
     parser.add_argument("--bandwidth", type=float, default=4.8, help="of the memory, in TB/s")
     args = parser.parse_args()
     torch.manual_seed(0)
@@ -269,9 +280,11 @@ def main() -> None:
         m = MODELS[name]
         print(f"\n{name}")
         for rows in (int(r) for r in args.rows.split(",")):
-            for part, bench in (("norm", bench_norm), ("silu", bench_silu), ("rope", bench_rope)):
+            if "norm" in only:
+                bench_norm(table, m, rows, args.pdl)
+            for part, bench in (("silu", bench_silu), ("rope", bench_rope)):
                 if part in only:
-                    bench(table, m, rows, args.pdl)
+                    bench(table, m, rows, args.pdl, args.tune)
             for part, bench in (("step", bench_step), ("sampler", bench_sampler)):
                 if part in only:
                     bench(table, m, rows)

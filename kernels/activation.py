@@ -6,6 +6,8 @@ gate_up [T, 2 * I] with unit stride in its last dimension and any row stride, ou
 Moves 3 * T * I elements. SiLU in float32, rounded before the product, as torch does. Reference: `activation_torch`.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -29,8 +31,21 @@ def _silu_mul_kernel(
     tl.store(out_ptr + row * out_stride + cols, y.to(gate.dtype), mask)
 
 
-def silu_mul(gate_up: torch.Tensor, out: torch.Tensor | None = None, *, pdl: int = PLAIN) -> torch.Tensor:
-    """silu(gate) * up of gate_up [T, 2 * I] = gate | up; [T, I]."""
+class Config(NamedTuple):
+    block: int  # elements of a program
+    num_warps: int
+
+
+def choose(width: int) -> Config:
+    """The configuration for rows of `width` results."""
+    block = min(triton.next_power_of_2(width), 1024)
+    return Config(block, max(min(block // 256, 4), 1))
+
+
+def silu_mul(
+    gate_up: torch.Tensor, out: torch.Tensor | None = None, *, pdl: int = PLAIN, config: Config | None = None
+) -> torch.Tensor:
+    """silu(gate) * up of gate_up [T, 2 * I] = gate | up; [T, I]. `config` is for tuning."""
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty((rows, width)) if out is None else out
     if gate_up.dim() != 2 or gate_up.shape[1] != 2 * width or out.shape != (rows, width):
@@ -39,9 +54,8 @@ def silu_mul(gate_up: torch.Tensor, out: torch.Tensor | None = None, *, pdl: int
         raise ValueError("silu_mul: out must have the input's dtype, and both unit stride in the last dimension")
     if rows == 0:
         return out
-    block = min(triton.next_power_of_2(width), 1024)
+    block, num_warps = config or choose(width)
     _silu_mul_kernel[(rows, triton.cdiv(width, block))](
-        gate_up, out, gate_up.stride(0), out.stride(0), width, block, pdl, num_warps=max(min(block // 256, 4), 1),
-        **launch_options(pdl),
+        gate_up, out, gate_up.stride(0), out.stride(0), width, block, pdl, num_warps=num_warps, **launch_options(pdl),
     )  # fmt: skip
     return out

@@ -22,7 +22,7 @@ from quire.kernels.attention_decode import decode_attention
 from quire.kernels.attention_decode_schedule import DecodeSchedule, DecodeWorkspace, decode_schedule
 from quire.kernels.attention_prefill import PrefillWorkspace, prefill_attention, prefill_schedule
 from quire.kernels.dependent_launch import mode_for
-from quire.kernels.rope_kv import rope_kv
+from quire.kernels.rope_kv import choose_tile, rope_kv
 from quire.kernels.tables import SlotTables, StepBuffers
 from quire.workers.device import RESULT_DEPTH, Device, DeviceContext, result_words
 
@@ -66,7 +66,7 @@ class CudaDevice(Device):
 
     def attention_variant(self, num_tokens: int, num_rows: int) -> Hashable:
         """Steps of padded sizes with equal variants run the same compiled attention kernels."""
-        return mode_for(num_tokens), self._decode.launch(num_rows)
+        return mode_for(num_tokens), self._decode.launch(num_rows), choose_tile(num_tokens)
 
     def begin_attention(
         self, tables: SlotTables, step: StepBuffers, num_tokens: int, num_rows: int, num_decode_rows: int | None

@@ -40,6 +40,16 @@ def test_kernel_in_the_interpreter(shape):
 
 
 @pytest.mark.interpret
+def test_the_configuration_changes_nothing():
+    from quire.kernels import activation
+
+    x = gate_up((3, 77), torch.float32, "cpu")
+    want = activation.silu_mul(x)
+    for config in (activation.Config(32, 1), activation.Config(2048, 4)):
+        assert torch.equal(activation.silu_mul(x, config=config), want)
+
+
+@pytest.mark.interpret
 def test_what_does_not_fit_is_refused():
     from quire.kernels import activation
 

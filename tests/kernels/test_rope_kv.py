@@ -88,6 +88,17 @@ def test_kernel_in_the_interpreter(shape, norm):
 
 
 @pytest.mark.interpret
+def test_the_tile_of_heads_changes_nothing():
+    from quire.kernels import rope_kv
+
+    results = [case((3, 5, 2, 16, 16, 4), torch.float32, "cpu", norm=True) for _ in range(3)]
+    for args, tile in zip(results, (16, 64, 2048), strict=True):
+        rope_kv.rope_kv(**args, tile=tile)
+    for args in results[1:]:
+        assert all(torch.equal(args[name], results[0][name]) for name in ("qkv", "k_cache", "v_cache"))
+
+
+@pytest.mark.interpret
 def test_what_does_not_fit_is_refused():
     from quire.kernels import rope_kv
 
