@@ -67,8 +67,10 @@ def _serve(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
 
     if not 1 <= args.frontends <= 64:
         parser.error("--frontends must be between 1 and 64")
-    if args.engine is not None and args.model is not None:
-        parser.error("--engine attaches to a running engine, which has its model already: leave the model out")
+    if args.engine is not None and (extra := _engine_options(parser, args)):
+        parser.error(f"--engine attaches to a running engine, which has its own model and options: leave {extra} out")
+    if not args.shutdown_grace_s >= 0:
+        parser.error("--shutdown-grace-s must be at least 0")
     try:
         engine = engine_config_from(args) if args.engine is None else None
         keys = [*args.api_key, *_key_file(args.api_key_file)]
@@ -106,8 +108,16 @@ def _serve(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     return serve_main(config)
 
 
+def _engine_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> str:
+    """What was given that is the engine's, as it was written."""
+    from quire.ipc.config import EngineConfig
+
+    names = [n for n in EngineConfig.__struct_fields__ if getattr(args, n, None) != parser.get_default(n)]
+    return ", ".join("the model" if name == "model" else f"--{name.replace('_', '-')}" for name in names)
+
+
 def _port(text: str) -> int:
-    port = int(text)
+    port = int(text) if text.isdecimal() else -1
     if not 0 <= port <= 65535:
         raise argparse.ArgumentTypeError("a port is between 0 and 65535")
     return port

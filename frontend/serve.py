@@ -179,13 +179,28 @@ async def _serve_in_children(
     for frontend in frontends:
         frontend.start()
     try:
-        models = await asyncio.gather(*(asyncio.to_thread(f.wait_until_ready) for f in frontends))
-        print_ready(models[0])
+        if (model := await _ready(frontends, signals)) is None:
+            return
+        print_ready(model)
         await _until_stopped(signals, [asyncio.create_task(f.keep_alive(signals)) for f in frontends], engine)
     finally:
         for frontend in frontends:
             frontend.stop(template.shutdown_grace_s + 5.0)
         os.close(metrics_fd)
+
+
+async def _ready(frontends: list["Frontend"], signals: StopSignals) -> str | None:
+    """The served model's name, when all frontends are ready; None if we were told to stop meanwhile. Raises FrontendError."""
+    ready = asyncio.gather(*(asyncio.to_thread(f.wait_until_ready) for f in frontends))
+    stopping = asyncio.create_task(signals.stop.wait())
+    await asyncio.wait((ready, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not signals.stop.is_set():
+        return (await ready)[0]
+    ready.cancel()  # its threads end with the frontends
+    with contextlib.suppress(asyncio.CancelledError, FrontendError):
+        await ready
+    return None
 
 
 async def _until_stopped(signals: StopSignals, tasks: list[asyncio.Task[None]], engine: Engine) -> None:

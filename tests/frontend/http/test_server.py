@@ -20,6 +20,7 @@ from pathlib import Path
 
 import fake_engine_child
 import openai
+import psutil
 import pytest
 from fake_core import FakeCore, outputs
 from toy_tokenizers import byte_level
@@ -246,7 +247,10 @@ def test_wrong_starts_say_why(tmp_path):
         (["--frontends", "0"], "--frontends"), (["--port", "70000"], "--port"), (["--api-key-file", str(empty)], "no key"),
         (["--api-key-file", "/nowhere"], "nowhere"), (["--api-key", ""], "empty"), (["--block-size", "3"], "--block-size"),
         (["--max-connections", "0"], "max_connections"),
-        (["model", "--engine", "ipc:///x"], "--engine"), (["--engine", "ipc:///x", "--curve-key-file", "k"], "belong together"),
+        (["--port", "http"], "a port is"), (["--shutdown-grace-s", "nan"], "--shutdown-grace-s"),
+        (["model", "--engine", "ipc:///x"], "leave the model out"),
+        (["--engine", "ipc:///x", "--max-model-len", "9", "--enforce-eager"], "leave --max-model-len, --enforce-eager out"),
+        (["--engine", "ipc:///x", "--curve-key-file", "k"], "belong together"),
     ]:  # fmt: skip
         err = io.StringIO()
         with contextlib.redirect_stderr(err):
@@ -298,6 +302,21 @@ def test_a_stop_while_looking_for_the_engine(tmp_path):
     with Served("--engine", f"ipc://{tmp_path}/nobody.sock") as served:
         wait_for_signal_handler(served.process.pid, signal.SIGTERM)
         assert served.end()[0] in (0, 143)  # still starting, or already waiting: either way it ends at once
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_while_several_frontends_look_for_the_engine(tmp_path, number):
+    with Served("--engine", f"ipc://{tmp_path}/nobody.sock", "--frontends", "2") as served:
+        process = psutil.Process(served.process.pid)
+        deadline = time.monotonic() + DEADLINE_S
+        while len(children := process.children()) < 2:
+            assert time.monotonic() < deadline
+            os.sched_yield()
+        for child in children:
+            wait_for_signal_handler(child.pid, signal.SIGTERM)
+        started = time.monotonic()
+        assert served.end(number) == (0, "")
+        assert time.monotonic() - started < 10.0  # not when they give up
 
 
 def wait_for_signal_handler(pid: int, number: signal.Signals) -> None:
