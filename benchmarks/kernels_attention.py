@@ -1,6 +1,7 @@
 """Paged attention on one GPU: time, share of the roofline, and torch's attention beside it; `--tune` sweeps the tile sizes.
 
-    python benchmarks/kernels_attention.py [--only decode|prefill] [--tune] [--seconds N]
+    python benchmarks/kernels_attention.py [--only decode|prefill] [--match TEXT] [--tune] [--seconds N]
+                                           [--config 128,64,8,2,2] [--config ...]
 
 Method: every shape is captured as a CUDA graph of several layers' calls, each layer with its own cache, so that the caches
 together are over 4x the L2; the time of a call is the median over replays, divided by the layers. The schedule is timed by
@@ -281,6 +282,21 @@ def describe(shape: Shape) -> str:
     return f"{shape.name:26s} {shape.heads[0]:2d}/{shape.heads[1]}/{shape.heads[2]:3d} block {shape.block_size:3d}"
 
 
+def run_configs(shapes: list[Shape], is_decode: bool, roofline: float, configs: list[list[int]]) -> None:
+    """Given configurations (fields of DecodeConfig or PrefillConfig) beside what the kernel chooses by itself (-)."""
+    for shape in shapes:
+        inputs = Inputs(shape)
+        for fields in [None, *configs]:
+            config = None if fields is None else (DecodeConfig if is_decode else PrefillConfig)(*fields)
+            try:
+                us = decode_us(inputs, config)[0] if is_decode else prefill_us(inputs, config)[0]  # type: ignore[arg-type]
+            except Exception as error:  # a config the compiler refuses: shared memory, registers
+                print(f"{describe(shape)} {fields}: {type(error).__name__} {str(error)[:90]}", flush=True)
+                continue
+            rate = score(shape, us, is_decode)
+            print(f"{describe(shape)} {us:9.1f} µs {rate:7.2f} {rate / roofline:6.1%}  {fields or '-'}", flush=True)
+
+
 def run(shapes: list[Shape], is_decode: bool, roofline: float) -> None:
     unit = "TB/s" if is_decode else "TFLOP/s"
     kind = "decode" if is_decode else "prefill"
@@ -318,7 +334,9 @@ def decode_configs(shape: Shape) -> list[DecodeConfig]:
 def prefill_configs(shape: Shape) -> list[PrefillConfig]:
     dim, size = shape.heads[2], shape.cache_dtype.itemsize
     configs = []
-    for rows, tile, warps, stages, programs in itertools.product((64, 128, 256), (64, 128), (4, 8), (2, 3, 4), (1, 2, 3)):
+    for rows, tile, warps, stages, programs in itertools.product(
+        (64, 128, 256), (32, 64, 128), (4, 8), (2, 3, 4), (1, 2, 3, 4)
+    ):
         shared = (rows * 2 + stages * 2 * tile * size) * dim
         rows_a_warp = (16,) if dim > 64 else (16, 32)
         if shared * programs <= SHARED_BYTES and rows // warps in rows_a_warp and warps * programs <= 16:
@@ -400,8 +418,11 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--seconds", type=float, default=500, help="tuning stops after this")
     parser.add_argument("--variants", type=int, default=99, help="tune only the first of the compiled kernel's variants")
+    parser.add_argument("--config", action="append", help="measure this configuration, with --only; may be repeated")
     parser.add_argument("--match", default="", help="only shapes whose description contains this")
     args = parser.parse_args()
+    if args.config and not args.only:
+        parser.error("--config needs --only decode or --only prefill")
     torch.manual_seed(0)
     copy, product = rooflines()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}: copy {copy:.2f} TB/s, product {product:.0f} TFLOP/s")
@@ -409,7 +430,9 @@ def main() -> None:
         shapes = [shape for shape in shapes if args.match in describe(shape)]
         if args.only not in (None, kind) or not shapes:
             continue
-        if args.tune:
+        if args.config:
+            run_configs(shapes, kind == "decode", roofline, [[int(n) for n in each.split(",")] for each in args.config])
+        elif args.tune:
             tune_all(kernel_variants(shapes)[: args.variants], kind == "decode", roofline, args.seconds)
         else:
             run(shapes, kind == "decode", roofline)

@@ -23,9 +23,9 @@ from quire.kernels.dependent_launch import PLAIN, launch_options, wait_for_previ
 
 
 def choose_tile(tokens: int) -> int:
-    """Elements of a program's tile of heads: few tokens are quickest in many small programs. Where tokens are many, 8 elements a
-    thread would make the SMs' issue rate the limit, and not the memory: 0.78 instructions an element (with QK-norm 1.13), most
-    of them for addresses. At 16 it is 0.53 (0.78)."""
+    """Elements of a program's tile of heads: few tokens are quickest in many small programs. Where tokens are many, 8 elements
+    a thread would make the SMs' issue rate the limit, and not the memory: 0.78 instructions an element (with QK-norm 1.13),
+    most of them for addresses. At 16 it is 0.53 (0.78)."""
     return 1024 if tokens <= 256 else 2048
 
 

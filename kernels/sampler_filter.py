@@ -38,6 +38,7 @@ from quire.kernels.sampler import (
 from quire.kernels.tables import SamplerWorkspace, SlotTables
 
 TILE_BLOCKS = 8
+MAX_REGISTERS = 128  # of a thread: two programs an SM, next to no spills; the compiler alone takes 209
 KEY_SHIFT = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}  # low bits of a float32 that the dtype leaves empty
 
 
@@ -254,5 +255,6 @@ def launch_filter(
     _filter_kernel[(rows,)](
         *source, positions, tables.params, workspace.block_max, workspace.block_sum, workspace.candidates,
         workspace.candidate_ids, workspace.sampled, vocab, num_blocks, tables.max_num_seqs + 1,
-        words.CANDIDATES, padded_blocks, min(padded_blocks, TILE_BLOCKS), shift, features, masked, num_warps=8,
+        words.CANDIDATES, padded_blocks, min(padded_blocks, TILE_BLOCKS), shift, features, masked,
+        num_warps=8, maxnreg=MAX_REGISTERS,
     )  # fmt: skip
