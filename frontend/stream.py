@@ -262,6 +262,11 @@ class Stream:
         """Whether the request has ended; the last Deltas may still wait to be taken."""
         return not self._state.num_open
 
+    @property
+    def error(self) -> ClientError | None:
+        """What it failed with."""
+        return self._state.error
+
     def __aiter__(self) -> Self:
         return self
 

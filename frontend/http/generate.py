@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
-from quire.frontend.client import Stream
+from quire.frontend.client import EngineDown, EngineError, Stream
 from quire.frontend.http.exchange import Response, State
 from quire.frontend.http.metrics import Metrics
 from quire.frontend.http.schemas import (
@@ -74,6 +74,8 @@ async def running(jobs: list[Job], metrics: Metrics) -> AsyncIterator[None]:
             if not job.stream.finished:
                 metrics.count("request_success", "abort")
                 job.stream.cancel()
+            elif isinstance(job.stream.error, EngineError | EngineDown):
+                metrics.count("request_success", "error")
             record(metrics, job)
 
 

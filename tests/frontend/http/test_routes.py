@@ -725,6 +725,9 @@ def test_metrics():
         ]:
             assert line in text, line
         assert "secret" not in text
+        api.client.speak = lambda stream: stream.end(EngineError("broken"))
+        await api.json("POST", CHAT, HELLO)
+        assert 'finished_reason="error",model_name="tiny"} 1.0' in (await api.ask("GET", "/metrics")).body.decode()
         gaps = len(api.client.OUTPUT)  # turns of the one stream, less one
         assert f'quire:inter_token_latency_seconds_count{{model_name="tiny"}} {gaps}.0' in text
 
