@@ -13,25 +13,14 @@ import numpy as np
 
 from quire.enginecore.admission import PeakEstimate
 from quire.enginecore.kv_manager import NULL_BLOCK, KVManager
+from quire.enginecore.plan_builder import PlanBuilder, features_of, slot_words
 from quire.enginecore.sequence import Sequence, Slots, State
 from quire.enginecore.waiting import WaitingQueue
 from quire.ipc.messages import Finished, Started
-from quire.ipc.plan import (
-    BLOCK_WORDS,
-    PREFILL_PROMPT_LOGPROBS,
-    PREFILL_SAMPLE,
-    PREFILL_WORDS,
-    SLOT_WORDS,
-    Features,
-    StepPlan,
-    encode_features,
-)
-from quire.ipc.sampling import MAX_BAD_WORD_TOKENS
+from quire.ipc.plan import PREFILL_PROMPT_LOGPROBS, PREFILL_SAMPLE, StepPlan
 
-EXTREME = 1e30  # parameters beyond it, or below its inverse, would be infinite or zero in float32
 MAX_FEATURE_WORDS = 1 << 20  # of one plan; one sequence's record may go beyond
 MAX_HELD = 256  # waiting sequences that a step looks at in vain
-NO_WORDS = np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True)
@@ -158,7 +147,7 @@ class Scheduler:
         """
         step = self._step + 1
         self._preempted = False
-        build = _PlanBuilder(step, now)
+        build = PlanBuilder(step, now)
         decode = self._schedule_decode(build, self._for_decode())
         self.slots.last_step[decode] = step
         self._schedule_prefills(build, self.config.max_num_batched_tokens - len(decode))
@@ -188,7 +177,7 @@ class Scheduler:
             return budget
         return budget - (budget // 8 or (1 if budget > 1 else self._step % 2))
 
-    def _schedule_decode(self, build: "_PlanBuilder", budget: int) -> np.ndarray:
+    def _schedule_decode(self, build: PlanBuilder, budget: int) -> np.ndarray:
         t = self.slots
         left = t.sched_tokens[self._decode] < t.final_len[self._decode]
         if not left.all():
@@ -203,7 +192,7 @@ class Scheduler:
             rows = self._grow(rows, short, build)
         return rows
 
-    def _grow(self, rows: np.ndarray, short: np.ndarray, build: "_PlanBuilder") -> np.ndarray:
+    def _grow(self, rows: np.ndarray, short: np.ndarray, build: PlanBuilder) -> np.ndarray:
         """Give the rows at the end of their last block another one; who gets none is left out, or preempted."""
         needy = [self._sequence(slot) for slot in rows[short]]
         needy.sort(key=lambda s: s.order)
@@ -239,7 +228,7 @@ class Scheduler:
                 return False
         return True
 
-    def _schedule_prefills(self, build: "_PlanBuilder", budget: int) -> None:
+    def _schedule_prefills(self, build: PlanBuilder, budget: int) -> None:
         for seq in list(self._prefilling):
             if budget <= 0:
                 break
@@ -248,7 +237,7 @@ class Scheduler:
         self._admit(budget, build)
         build.registrations.apply(self.kv)
 
-    def _prefill_chunk(self, seq: Sequence, budget: int, build: "_PlanBuilder") -> int:
+    def _prefill_chunk(self, seq: Sequence, budget: int, build: PlanBuilder) -> int:
         """Schedule the next chunk of a running prefill; returns its tokens (0 if there is no room now)."""
         total = int(self.slots.num_tokens[seq.slot])
         length = min(total - seq.num_computed, budget)
@@ -274,7 +263,7 @@ class Scheduler:
         blocks = self.kv.pool.num_available // groups
         return min(length, spare + blocks * size)
 
-    def _put_chunk(self, seq: Sequence, length: int, build: "_PlanBuilder") -> None:
+    def _put_chunk(self, seq: Sequence, length: int, build: PlanBuilder) -> None:
         t, start = self.slots, seq.num_computed
         total = int(t.num_tokens[seq.slot])
         end = start + length
@@ -296,7 +285,7 @@ class Scheduler:
         if seq.use_cache:
             build.registrations.add(seq, end // self.config.block_size)
 
-    def _start_decoding(self, build: "_PlanBuilder") -> None:
+    def _start_decoding(self, build: PlanBuilder) -> None:
         """Sequences whose known tokens are all computed now are decode rows from the next step on."""
         rows = zip(build.prefills, build.samples, strict=True)
         done = [seq for (seq, _), samples in rows if samples and seq.state is State.PREFILL]
@@ -308,7 +297,7 @@ class Scheduler:
             self._decode = np.concatenate([self._decode, np.asarray([s.slot for s in done], np.int32)])
 
     # ------------------------------------------------------------------------------------------------- admission
-    def _admit(self, budget: int, build: "_PlanBuilder") -> None:
+    def _admit(self, budget: int, build: PlanBuilder) -> None:
         held: list[Sequence] = []
         while budget > 0 and self.waiting and self.slots.free and build.feature_words < MAX_FEATURE_WORDS:
             if self._stalled or self._preempted or len(held) >= MAX_HELD or build.table_updates >= self._max_table_updates:
@@ -355,7 +344,7 @@ class Scheduler:
         counted_twice = max(int(self.kv.blocks_needed(used[:-1]).sum()) - self.kv.pool.num_used, 0)
         return self._peak.fits(used, final, self.kv.blocks_needed, self.config.num_blocks - 1 + counted_twice)
 
-    def _start(self, seq: Sequence, known: np.ndarray, hits: list[list[int]], budget: int, build: "_PlanBuilder") -> int:
+    def _start(self, seq: Sequence, known: np.ndarray, hits: list[list[int]], budget: int, build: PlanBuilder) -> int:
         """Give a waiting sequence its slot and first chunk; returns the chunk's tokens."""
         slot = self.slots.lease(seq, known)
         seq.tokens = None
@@ -369,8 +358,8 @@ class Scheduler:
             self.counters.cached_tokens += cached
         if seq.params.needs_features:
             seq.feature_row = self._feature_rows.pop()
-            build.add_features(_features_of(seq, known))
-        build.slot_updates.append(_slot_words(seq))
+            build.add_features(features_of(seq, known))
+        build.slot_updates.append(slot_words(seq))
         table = self.kv.table_of(seq)
         build.block_updates += table
         build.table_updates += len(table)
@@ -550,99 +539,3 @@ class Scheduler:
         assert {id(s) for s in self._prefilling} == {id(s) for s in held if s.state is State.PREFILL}
         assert {id(s) for s in self._leaving} == {id(s) for s in held if s.state in (State.DRAINING, State.FINISHED)}
         assert all(s.state is State.WAITING for s in self.waiting)
-
-
-class _Registrations:
-    """Blocks that this step's prefills write: findable from the next step on, so kept until the step is scheduled."""
-
-    def __init__(self) -> None:
-        self._todo: list[tuple[Sequence, int]] = []
-
-    def add(self, seq: Sequence, num_blocks: int) -> None:
-        self._todo.append((seq, num_blocks))
-
-    def apply(self, kv: KVManager) -> None:
-        for seq, num_blocks in self._todo:
-            if seq.slot >= 0:
-                kv.register(seq, num_blocks)
-
-
-class _PlanBuilder:
-    """Collects one step's deltas and rows."""
-
-    def __init__(self, step: int, now: float) -> None:
-        self.step = step
-        self.now = now
-        self.slot_updates: list[np.ndarray] = []
-        self.block_updates: list[tuple[int, int, int]] = []
-        self.prefills: list[tuple[Sequence, int]] = []
-        self.samples: list[bool] = []
-        self.registrations = _Registrations()
-        self._prefill_words: list[tuple[int, ...]] = []
-        self._prefill_tokens: list[np.ndarray] = []
-        self._features: list[np.ndarray] = []
-        self.feature_words = 0
-        self.table_updates = 0  # block updates that repeat a cached prefix
-
-    def add_prefill(self, seq: Sequence, token_ids: np.ndarray, words: tuple[int, ...]) -> None:
-        _, start, length, flags, _, _ = words
-        self.prefills.append((seq, start + length))
-        self.samples.append(bool(flags & PREFILL_SAMPLE))
-        self._prefill_words.append((*words, *[0] * (PREFILL_WORDS - len(words))))
-        self._prefill_tokens.append(token_ids)
-
-    def add_features(self, features: Features) -> None:
-        record = encode_features(features)
-        self._features.append(record)
-        self.feature_words += len(record)
-
-    def finish(self, decode: np.ndarray, same: bool, variants: np.ndarray, lengths: np.ndarray) -> StepPlan:
-        ends = [end for _, end in self.prefills]
-        return StepPlan(
-            step=self.step,
-            slot_updates=np.stack(self.slot_updates) if self.slot_updates else np.zeros((0, SLOT_WORDS), np.int32),
-            block_updates=np.asarray(self.block_updates, np.int32).reshape(-1, BLOCK_WORDS),
-            decode_rows=decode,
-            prefill_rows=np.asarray(self._prefill_words, np.int32).reshape(-1, PREFILL_WORDS),
-            prefill_tokens=np.concatenate(self._prefill_tokens) if self._prefill_tokens else NO_WORDS,
-            features=np.concatenate(self._features) if self._features else NO_WORDS,
-            variant=int(np.bitwise_or.reduce(variants)) if len(variants) else 0,
-            same_decode_rows=same,
-            max_seq_len=max([int(lengths[: len(decode)].max()) if len(decode) else 0, *ends]),
-        )
-
-
-def _slot_words(seq: Sequence) -> np.ndarray:
-    p = seq.params
-    words = np.zeros(SLOT_WORDS, np.int32)
-    floats = words.view(np.float32)
-    words[0] = seq.slot
-    floats[1] = min(p.temperature, EXTREME)
-    words[2] = min(max(p.top_k, 0), 2**31 - 1)
-    floats[3], floats[4] = max(p.top_p, 1 / EXTREME), p.min_p
-    floats[5], floats[6], floats[7] = (
-        p.presence_penalty,
-        p.frequency_penalty,
-        min(max(p.repetition_penalty, 1 / EXTREME), EXTREME),
-    )
-    words[8:10] = np.asarray([seq.seed & (2**64 - 1)], np.uint64).view(np.int32)
-    words[10] = seq.feature_row
-    words[11] = min(len(seq.prompt) + p.min_tokens, seq.final_len)
-    words[12] = -1 if p.logprobs is None else p.logprobs
-    return words
-
-
-def _features_of(seq: Sequence, known: np.ndarray) -> Features:
-    p, outputs = seq.params, known[len(seq.prompt) :]
-    bias = p.logit_bias or {}
-    return Features(
-        slot=seq.slot,
-        feature_row=seq.feature_row,
-        prompt_ids=seq.prompt if p.has_penalties else NO_WORDS,
-        output_ids=outputs if p.has_penalties else outputs[-MAX_BAD_WORD_TOKENS:],
-        bias_ids=list(bias),
-        bias_values=list(bias.values()),
-        allowed_ids=p.allowed_token_ids or [],
-        stop_ids=seq.feature_stop_ids if p.min_tokens > 0 else [],
-        bad_words=p.bad_words_token_ids or [],
-    )
