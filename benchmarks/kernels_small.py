@@ -1,7 +1,8 @@
 """Time of the kernels around attention on one GPU, in CUDA graphs over rotated buffers, and the fraction of the memory's speed.
 
-    python benchmarks/kernels_small.py [--model 0.6B|8B] [--only norm,silu,rope,step,sampler,linear] [--rows 1,16,64,256,1024]
-                                       [--pdl 0|1|2] [--tune] [--bandwidth 4.8]
+    python benchmarks/kernels_small.py [--model 0.6B|8B] [--only norm,silu,rope,step,sampler,linear,chain]
+                                       [--rows 1,16,64,256,1024] [--linear-rows 1,2,4,8,16] [--pdl 0|1|2] [--tune]
+                                       [--bandwidth 4.8]
 
 A row of the table: kernel, shape, µs a call, the µs that its bytes alone would take, and their quotient. Buffers rotate through
 at least 256 MB, so that nothing is in L2 which a model would not leave there; what a kernel hands to the next one (x, y of
@@ -22,6 +23,7 @@ import torch.nn.functional as F
 
 from quire.kernels import activation, linear, norm, rope_kv, sampler, step_inputs
 from quire.kernels import tables as t
+from quire.kernels.dependent_launch import LATE
 
 ROTATED_BYTES = 256 << 20
 DTYPE = torch.bfloat16
@@ -249,6 +251,36 @@ def bench_one_linear(table: Table, name: str, rows: int, n: int, k: int, is_gate
     table.add("skinny_linear", name, calls(best), moved, f"cuBLAS {cublas:.2f} µs, {None if best is None else tuple(best)}")
 
 
+def bench_chain(table: Table, m: Model, rows: int) -> None:
+    """A norm and the product behind it, in dependent launches: what it saves to prefetch weights while the norm is at work."""
+    for name in ("qkv", "gate_up"):
+        n, k = m.linears[name]
+        config = linear.choose(rows, n // 2 if name == "gate_up" else n, k, name == "gate_up")
+        if config is None or not config.dot:
+            continue
+        weights = [random(n, k) for _ in range(copies(n * k * 2))]
+        for prefetch in (0, 256, 512, 1024, 2048):
+            if prefetch <= k:
+                calls = chain_calls(weights, rows, config._replace(prefetch=prefetch), name == "gate_up")
+                shape, moved = f"{rows} x {n} x {k}", (n + 6 * rows) * k  # bytes of half a pair
+                table.add(f"norm, {name}: mean", shape, calls, moved, f"prefetch {prefetch}")
+
+
+def chain_calls(weights: list[torch.Tensor], rows: int, config: linear.Config, is_gated: bool) -> list[Callable[[], object]]:
+    """A norm and a product for each of the weights, in turn."""
+    n, k = weights[0].shape
+    x, residual, scale = random(rows, k), random(rows, k), random(k)
+    h, out = torch.empty_like(x), random(rows, n // 2 if is_gated else n)
+
+    def product(w: torch.Tensor) -> Callable[[], object]:
+        return lambda: linear.launch_skinny(h, w, None, out, config, is_gated=is_gated, pdl=LATE)
+
+    def normed() -> torch.Tensor:
+        return norm.add_rms_norm(x, residual, scale, 1e-6, h, pdl=LATE)
+
+    return [call for w in weights for call in (normed, product(w))]
+
+
 def candidates(rows: int, k: int, is_gated: bool) -> list[linear.Config]:
     found = []
     if rows <= linear.MAX_VECTOR_ROWS:
@@ -256,7 +288,7 @@ def candidates(rows: int, k: int, is_gated: bool) -> list[linear.Config]:
             if block_k < 2 * k and 256 <= block_n * block_k // warps <= 2048:
                 found.append(linear.Config(False, block_n, block_k, warps))
     if rows > 1:
-        for block_n, block_k, warps, stages in itertools.product((16, 32, 64), (128, 256, 512), (4, 8), (3, 5)):
+        for block_n, block_k, warps, stages in itertools.product((8, 16, 32, 64), (128, 256, 512), (2, 4, 8), (3, 5)):
             if (16 + block_n * (1 + is_gated)) * block_k * 2 * stages <= 200_000 and block_k * 2 <= k:
                 found.append(linear.Config(True, block_n, block_k, warps, stages))
     return found
@@ -265,7 +297,7 @@ def candidates(rows: int, k: int, is_gated: bool) -> list[linear.Config]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=MODELS, action="append")
-    parser.add_argument("--only", default="norm,silu,rope,step,sampler,linear")
+    parser.add_argument("--only", default="norm,silu,rope,step,sampler,linear,chain")
     parser.add_argument("--rows", default="1,16,64,256,1024")
     parser.add_argument("--linear-rows", default="1,2,4,8,16")
     parser.add_argument("--pdl", type=int, choices=(0, 1, 2), default=0, help="mode of kernels/dependent_launch.py")
@@ -288,9 +320,11 @@ def main() -> None:
             for part, bench in (("step", bench_step), ("sampler", bench_sampler)):
                 if part in only:
                     bench(table, m, rows)
-        if "linear" in only:
-            for rows in (int(r) for r in args.linear_rows.split(",")):
+        for rows in (int(r) for r in args.linear_rows.split(",")):
+            if "linear" in only:
                 bench_linear(table, m, rows, args.pdl, args.tune)
+            if "chain" in only and 1 < rows <= linear.MAX_ROWS:
+                bench_chain(table, m, rows)
     print(json.dumps({"device": table.device, "torch": torch.__version__, "bandwidth": args.bandwidth, "rows": table.rows}))
 
 

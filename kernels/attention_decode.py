@@ -36,7 +36,7 @@ from quire.kernels.attention_tile import (
     leave_part,
     row_lengths,
 )
-from quire.kernels.dependent_launch import PLAIN, launch_options
+from quire.kernels.dependent_launch import PLAIN, launch_options, prefetch
 
 
 @triton.jit
@@ -68,10 +68,9 @@ def _load_row(
 
 
 @triton.jit
-def _prefetch(ptr, BYTES: tl.constexpr):
+def _prefetch_tile(ptr, BYTES: tl.constexpr):
     """Ask BYTES that lie together into L2."""
-    at = ptr.to(tl.pointer_type(tl.int8)) + tl.arange(0, BYTES // 128) * 128
-    tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1)
+    prefetch(ptr.to(tl.pointer_type(tl.int8)) + tl.arange(0, BYTES // 128) * 128)
 
 
 @triton.jit(
@@ -156,8 +155,10 @@ def _decode_kernel(
             block = tl.load(block_table_ptr + slot.to(tl.int64) * stride_table + (tile * TILE) // BLOCK_SIZE)
             block = tl.minimum(tl.maximum(block, 0), num_blocks - 1).to(tl.int64)
             token = (tile * TILE) % BLOCK_SIZE
-            _prefetch(key_ptr + block * stride_key_block + kv_head * stride_key_head + token * HEAD_DIM, PREFETCH_BYTES)
-            _prefetch(value_ptr + block * stride_value_block + kv_head * stride_value_head + token * HEAD_DIM, PREFETCH_BYTES)
+            _prefetch_tile(key_ptr + block * stride_key_block + kv_head * stride_key_head + token * HEAD_DIM, PREFETCH_BYTES)
+            _prefetch_tile(
+                value_ptr + block * stride_value_block + kv_head * stride_value_head + token * HEAD_DIM, PREFETCH_BYTES
+            )
     if DEPENDENT_LAUNCH:
         # The schedule and the step's lengths and block table are read before the wait, and the first tile is on its way to L2:
         # `decode_schedule`, and what wrote those, must come before the chain's last plain launch.

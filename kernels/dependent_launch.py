@@ -37,6 +37,12 @@ def wait_for_previous(MODE: tl.constexpr):
         tl.extra.cuda.gdc_launch_dependents()
 
 
+@triton.jit
+def prefetch(lines):
+    """Ask the 128 bytes at each of these addresses into L2: for constants, before `wait_for_previous`."""
+    tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [lines], dtype=tl.int32, is_pure=False, pack=1)
+
+
 def launch_options(mode: int) -> dict[str, bool]:
     """What a launch of a kernel needs besides."""
     return {"launch_pdl": True} if mode else {}
