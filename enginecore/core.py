@@ -209,7 +209,7 @@ class EngineCore:
         sequences = self.scheduler.slots.sequences
         wanted = {r: s.params.logprobs or 0 for r in done.logprob_rows.tolist() if (s := sequences[step.slots[r]])}
         self._pass_on_prompt_logprobs(done)
-        out = self.scheduler.update(step, ring.tokens(step.step, len(step.slots)))
+        out = self.scheduler.update(step, self._tokens(step))
         logprobs = []
         if len(done.logprob_rows):
             logprobs = read_logprobs(out, ring, step.step, np.asarray([wanted.get(int(r), 0) for r in out.rows]))
@@ -220,6 +220,13 @@ class EngineCore:
         self.scheduler.settle()
         self._stats.step(len(step.slots), step.num_tokens)
         return True
+
+    def _tokens(self, step: ScheduledStep) -> np.ndarray:
+        """What the workers have sampled, int32 [rows]. Raises WorkersFailed for what no correct worker writes."""
+        tokens = self.workers.result_ring.tokens(step.step, len(step.slots))
+        if (tokens.view(np.uint32) >= self.config.limits.vocab_size)[step.samples].any():
+            raise WorkersFailed("a worker's result is a token outside the vocabulary")
+        return tokens
 
     def _is_done(self, step: InFlight) -> bool:
         s = step.scheduled

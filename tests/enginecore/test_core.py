@@ -3,9 +3,11 @@
 import time
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
-from core_by_hand import CoreByHand, add
+from core_by_hand import VOCAB_SIZE, CoreByHand, add
 
+from quire.enginecore.workers import WorkersFailed
 from quire.ipc.messages import PromptLogprobs, RequestError, StepOutputs, WorkerPromptLogprobs
 from quire.ipc.worker_channel import WorkerChannel
 
@@ -59,6 +61,23 @@ def test_the_core_sleeps_while_prompt_logprobs_are_on_their_way(by_hand):
     assert by_hand.answer(frontend, PromptLogprobs).start == 1
     assert by_hand.answer(frontend, StepOutputs).finished[0].reason == "length"
     worker.close()
+
+
+@pytest.mark.parametrize("token", [-1, -(2**31), VOCAB_SIZE, 2**31 - 1])
+def test_a_result_that_is_no_token_is_the_workers_failure(by_hand, token):
+    frontend, core = by_hand.frontend(), by_hand.core
+    frontend.send(add(1, max_tokens=5))
+    while not core._in_flight:
+        core._take_messages()
+        core._fill()
+    by_hand.workers.result_ring.write(core._in_flight[0].scheduled.step, np.asarray([token], np.int32))
+    with pytest.raises(WorkersFailed, match="outside the vocabulary") as failed:
+        core._collect()
+    core._replace_workers(str(failed.value))
+    assert by_hand.answer(frontend, RequestError).code == "engine_error"
+    frontend.send(add(2, max_tokens=5))
+    while not by_hand.answer(frontend, StepOutputs).finished:
+        pass
 
 
 def test_an_id_in_use_is_refused_and_its_owner_goes_on(by_hand):
