@@ -22,7 +22,6 @@ from quire.frontend.http.schemas import (
 from quire.frontend.http.sse import ChunkWriter, json_bytes
 from quire.frontend.outputs import Delta
 from quire.frontend.tokenizer import Tokenizer
-from quire.ipc.sampling import MAX_LOGPROBS
 
 if TYPE_CHECKING:
     from quire.frontend.http.app import App
@@ -40,7 +39,7 @@ async def chat_completions(app: "App", request: Request, response: Response) -> 
         app.client.max_sequence_len,
         max_tokens=body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens,
         default_max_tokens=None,
-        logprobs=_num_logprobs(body),
+        logprobs=_num_logprobs(body, app.client.welcome.limits.max_logprobs),
     )
     text = chat_text(body, tokenizer)
     ids = await encoded(app.client, text, bool(body.add_special_tokens), body.truncate_prompt_tokens)
@@ -100,15 +99,15 @@ def _choice(job: Job, delta: Delta, shape: ChatShape, with_ids: bool) -> ChatCho
     )
 
 
-def _num_logprobs(body: ChatRequest) -> int | None:
+def _num_logprobs(body: ChatRequest, most: int) -> int | None:
     """Chat has a flag and a number; the engine takes None or a number."""
     if body.echo:
         raise ApiError(400, "echo: not supported for chats.", param="echo", code="unsupported_value")
     if body.stream and body.prompt_logprobs is not None:
         raise invalid("prompt_logprobs is not available with stream: true", "prompt_logprobs")
     top = body.top_logprobs
-    if top is not None and not 0 <= top <= MAX_LOGPROBS:
-        raise invalid(f"top_logprobs must be at least 0 and at most {MAX_LOGPROBS}, got {top}", "top_logprobs")
+    if top is not None and not 0 <= top <= most:
+        raise invalid(f"top_logprobs must be at least 0 and at most {most}, got {top}", "top_logprobs")
     if top and not body.logprobs:
         raise invalid("top_logprobs needs logprobs: true", "top_logprobs")
     return (top or 0) if body.logprobs else None

@@ -5,6 +5,7 @@ import json
 import logging
 
 import fake_http as http
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -119,6 +120,17 @@ def test_chat_logprobs_stream_and_whole_are_equal():
         assert none["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
         _, ids = await api.json("POST", CHAT, {**body, "return_tokens_as_token_ids": True})
         assert ids["choices"][0]["logprobs"]["content"][0]["top_logprobs"][0]["token"] == "token_id:10"
+
+    run(main())
+
+
+def test_a_server_may_allow_fewer_logprobs():
+    async def main():
+        api = http.Api()
+        welcome = api.client.welcome
+        api.client.welcome = msgspec.structs.replace(welcome, limits=msgspec.structs.replace(welcome.limits, max_logprobs=3))
+        status, answer = await api.json("POST", CHAT, {**HELLO, "logprobs": True, "top_logprobs": 4})
+        assert status == 400 and answer["error"]["param"] == "top_logprobs" and "at most 3" in answer["error"]["message"]
 
     run(main())
 
