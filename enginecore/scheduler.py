@@ -328,8 +328,8 @@ class Scheduler:
         if self.num_running == 0 and not self._leaving:
             return True
         held = sum(b != NULL_BLOCK for group in hits for b in group)
-        new = max(int(self.kv.blocks_needed(len(known) + 1)) - held, self.kv.num_groups)
-        new += sum(self.kv.pool.is_cached_unused(b) for group in hits for b in group if b)
+        unused = sum(self.kv.pool.is_cached_unused(b) for group in hits for b in group if b)
+        new = max(int(self.kv.blocks_needed(len(known) + 1)) - held, self.kv.num_groups) + unused
         if new > self.kv.pool.num_available:
             return False
         if not self.config.look_ahead:
@@ -341,7 +341,7 @@ class Scheduler:
             self._peak.final_len(used[:-1], t.prompt_len[live], t.final_len[live], t.ends_by_length[live]),
             self._peak.final_len(len(known), len(seq.prompt), seq.final_len, seq.ends_by_length),
         )
-        counted_twice = max(int(self.kv.blocks_needed(used[:-1]).sum()) - self.kv.pool.num_used, 0)
+        counted_twice = max(int(self.kv.blocks_needed(used[:-1]).sum()) - self.kv.pool.num_used, 0) + held - unused
         return self._peak.fits(used, final, self.kv.blocks_needed, self.config.num_blocks - 1 + counted_twice)
 
     def _start(self, seq: Sequence, known: np.ndarray, hits: list[list[int]], budget: int, build: PlanBuilder) -> int:

@@ -175,6 +175,18 @@ def test_equal_prompts_that_arrive_together_are_computed_once():
     h.assert_right()
 
 
+def test_a_shared_prompt_is_room_for_all_who_share_it():
+    """Admission looks ahead to the end: the blocks of a long prompt are needed once, not once more for each that comes."""
+    h = Harness(num_blocks=30, max_model_len=128, budget=128)  # 20 blocks of prompt, and 2 more for each
+    for n in range(4):
+        h.add([*range(80), n], max_tokens=7, ignore_eos=True)
+    most = 0
+    while h.turn():
+        most = max(most, h.scheduler.num_running)
+    assert most == 4 and h.scheduler.counters.preemptions == 0
+    h.assert_right()
+
+
 def test_another_salt_hits_nothing():
     h = Harness()
     for salt in (b"a", b"b"):
