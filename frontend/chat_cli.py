@@ -55,7 +55,7 @@ class ChatServer:
         """Names of the models that the server offers."""
         with self._request("GET", "/v1/models") as response:
             answer = _json(response.read())
-        return [str(m["id"]) for m in answer.get("data", []) if isinstance(m, dict) and "id" in m]
+        return [str(m["id"]) for m in _objects(answer, "data") if "id" in m]
 
     def stream(self, body: dict[str, Any]) -> Iterator[str]:
         """The pieces of an answer. Raises ChatError; closing the iterator stops the answer."""
@@ -71,9 +71,10 @@ class ChatServer:
                 chunk = _json(event)
                 if "error" in chunk:
                     raise ChatError(_error_text(chunk))
-                for choice in chunk.get("choices", []):
-                    if text := (choice.get("delta") or {}).get("content"):
-                        yield text
+                for choice in _objects(chunk, "choices"):
+                    delta = choice.get("delta")
+                    if isinstance(delta, dict) and (text := delta.get("content")):
+                        yield str(text)
         raise ChatError("the answer broke off")
 
     def _request(self, method: str, path: str, body: bytes | None = None) -> "_Response":
@@ -123,6 +124,12 @@ def _json(data: bytes) -> dict[str, Any]:
     except ValueError:
         raise ChatError("the server's answer is not JSON; is this an OpenAI-compatible server?") from None
     return value if isinstance(value, dict) else {}
+
+
+def _objects(answer: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    """The objects in a list of an answer; none where it holds something else."""
+    values = answer.get(name)
+    return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
 
 
 def _error_text(answer: dict[str, Any], status: int | None = None) -> str:

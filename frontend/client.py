@@ -98,7 +98,12 @@ class AsyncClient:
         await self.close()
 
     async def connect(self, timeout_s: float | None = 30.0) -> None:
-        """Connect and fetch the files. Raises EngineDown without a core in time, ValueError if its tokenizer is unreadable."""
+        """Connect and fetch the files. Raises EngineDown without a core in time, ValueError if its tokenizer is unreadable.
+
+        Nothing to do where it is connected already, or reconnecting.
+        """
+        if self._channel is not None:
+            return
         try:
             self._channel = await CoreChannel.connect(
                 self.address,

@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import inspect
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -269,12 +270,13 @@ async def test_the_latest_beat_is_kept_and_tells_the_engines_health(core: FakeCo
 
 # ------------------------------------------------------------------------------------------------------------ a core that goes
 def test_a_lost_core_fails_its_streams_and_its_successor_serves_again() -> None:
-    asyncio.run(asyncio.wait_for(_lose_and_find_again(), 30))
+    with tempfile.TemporaryDirectory() as folder:  # both cores': a private one goes with its core
+        asyncio.run(asyncio.wait_for(_lose_and_find_again(f"ipc://{folder}/core"), 30))
 
 
-async def _lose_and_find_again() -> None:
-    with FakeCore() as core:
-        address, client = core.address, AsyncClient(core.address)
+async def _lose_and_find_again(address: str) -> None:
+    with FakeCore(address=address) as core:
+        client = AsyncClient(address)
         await client.connect()
         stream = client.submit([THE], ENDLESS)
         collecting = asyncio.create_task(client.submit([THE], ENDLESS).collect())
@@ -289,7 +291,6 @@ async def _lose_and_find_again() -> None:
     with pytest.raises(EngineDown):
         client.submit([THE], ENDLESS)
     stream.cancel()
-    _private_directory(address)
     with FakeCore(echo, files=toy_tokenizers.files(toy_tokenizers.wordpiece()), address=address) as successor:
         await until(lambda: client.is_connected)
         assert client.welcome.epoch == successor.epoch and client.health() is None
@@ -302,11 +303,12 @@ async def _lose_and_find_again() -> None:
             client.submit([THE], ENDLESS)
 
 
-def _private_directory(address: str) -> None:
-    """A private address went with its core; its successor here takes the same path."""
-    from pathlib import Path
-
-    Path(address.removeprefix("ipc://")).parent.mkdir(exist_ok=True)
+@with_core(script=echo)
+async def test_connecting_again_changes_nothing(core: FakeCore, client: AsyncClient) -> None:
+    channel = client._channel
+    await client.connect()
+    assert client._channel is channel
+    assert (await last(client.generate([THE], SamplingParams(max_tokens=1)))).finished
 
 
 def test_closing_fails_what_runs() -> None:

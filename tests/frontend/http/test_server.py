@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 import http.client
+import http.server
 import io
 import json
 import logging
@@ -422,6 +423,38 @@ def test_chat_with_input_that_is_no_text_and_with_nobody_who_reads():
         done = subprocess.run(command, input=b"hi", stdout=writes, stderr=subprocess.PIPE, timeout=DEADLINE_S)
         os.close(writes)
         assert (done.returncode, done.stderr) == (1, b"")
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (b'{"data": null}', "offers no model"),
+        (b'{"data": [5]}', "offers no model"),
+        (b"[]", "no model"),
+        (b"<html>", "not JSON"),
+    ],
+)
+def test_chat_with_a_server_of_another_kind(capsys, answer, said):
+    class Strange(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.wfile.write(b"HTTP/1.0 200 OK\r\n\r\n" + answer)
+
+        def do_POST(self) -> None:
+            lines = (b'data: {"choices": null}', b'data: {"choices": [null, {"delta": [], "index": 0}]}', b"data: [DONE]")
+            self.wfile.write(b"HTTP/1.0 200 OK\r\n\r\n" + b"\n".join(lines))
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Strange) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
+        url, out = f"http://127.0.0.1:{server.server_port}", io.StringIO()
+        try:
+            assert chat(ChatOptions(url=url), io.StringIO("hi"), out) == 1
+            assert said in capsys.readouterr().err
+            assert chat(ChatOptions(url=url, model="m"), io.StringIO("hi"), out) == 0 and out.getvalue() == "\n"
+        finally:
+            server.shutdown()
 
 
 def test_ctrl_c_stops_an_answer_and_the_request():
