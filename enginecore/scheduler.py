@@ -154,6 +154,10 @@ class Scheduler:
         if not len(decode) and not build.prefills and not self._preempted:  # nobody wanted what decode rows were denied
             decode = self._schedule_decode(build, self.config.max_num_batched_tokens)
             self.slots.last_step[decode] = step
+        while not len(decode) and not build.prefills and len(self._decode) and self._returned == self._step:
+            # whose turn it was were preempted, and no result will bring us back here: it is the next ones' turn
+            decode = self._schedule_decode(build, self.config.max_num_batched_tokens)
+            self.slots.last_step[decode] = step
         if not len(decode) and not build.prefills:
             return None
         self._step = step

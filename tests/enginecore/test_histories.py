@@ -54,6 +54,17 @@ def test_many_histories(windows, look):
         scenario(seed, windows, look)
 
 
+@pytest.mark.parametrize("prompt_len,num_blocks,budget", [(8, 5, 1), (3, 4, 1), (3, 4, 2), (9, 5, 2)])
+def test_a_row_that_is_preempted_in_its_turn_leaves_the_step_to_the_next(prompt_len, num_blocks, budget):
+    """More rows than budget: the one whose turn it was made room for nobody, and the core slept until its next beat."""
+    h = Harness(num_blocks=num_blocks, block_size=8, max_num_seqs=3, budget=budget, max_model_len=32, look_ahead=False)
+    for _ in range(3):
+        h.add([*range(prompt_len)], max_tokens=8 * (num_blocks - 1) - prompt_len)
+    h.run(depth=1)
+    assert h.scheduler.counters.preemptions > 0
+    h.assert_right()
+
+
 def test_no_plan_is_longer_than_the_worker_has_room_for():
     mml, bs, seqs, budget = 131072, 64, 1024, 8192  # a GPU's defaults
     s = Scheduler(SchedulerConfig(seqs, budget, mml, bs, 20_000, (0,), vocab_size=1000))
