@@ -289,7 +289,7 @@ def candidates(rows: int, k: int, is_gated: bool) -> list[linear.Config]:
                 found.append(linear.Config(False, block_n, block_k, warps))
     if rows > 1:
         for block_n, block_k, warps, stages in itertools.product((8, 16, 32, 64), (128, 256, 512), (2, 4, 8), (3, 5)):
-            if (16 + block_n * (1 + is_gated)) * block_k * 2 * stages <= 200_000 and block_k * 2 <= k:
+            if (linear.row_block(rows) + block_n * (1 + is_gated)) * block_k * 2 * stages <= 200_000 and block_k * 2 <= k:
                 found.append(linear.Config(True, block_n, block_k, warps, stages))
     return found
 
@@ -323,7 +323,7 @@ def main() -> None:
         for rows in (int(r) for r in args.linear_rows.split(",")):
             if "linear" in only:
                 bench_linear(table, m, rows, args.pdl, args.tune)
-            if "chain" in only and 1 < rows <= linear.MAX_ROWS:
+            if "chain" in only and 1 < rows <= linear.MAX_DOT_ROWS:
                 bench_chain(table, m, rows)
     print(json.dumps({"device": table.device, "torch": torch.__version__, "bandwidth": args.bandwidth, "rows": table.rows}))
 

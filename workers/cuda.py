@@ -22,6 +22,7 @@ from quire.kernels.attention_decode import decode_attention
 from quire.kernels.attention_decode_schedule import DecodeSchedule, DecodeWorkspace, decode_schedule
 from quire.kernels.attention_prefill import PrefillWorkspace, prefill_attention, prefill_schedule
 from quire.kernels.dependent_launch import mode_for
+from quire.kernels.linear import MAX_ROWS, row_block
 from quire.kernels.rope_kv import choose_tile, rope_kv
 from quire.kernels.tables import SlotTables, StepBuffers
 from quire.workers.device import RESULT_DEPTH, Device, DeviceContext, result_words
@@ -64,9 +65,10 @@ class CudaDevice(Device):
         self.mask[: len(words)].copy_(torch.from_numpy(words.copy()).pin_memory(), non_blocking=True)
         return self.mask
 
-    def attention_variant(self, num_tokens: int, num_rows: int) -> Hashable:
-        """Steps of padded sizes with equal variants run the same compiled attention kernels."""
-        return mode_for(num_tokens), self._decode.launch(num_rows), choose_tile(num_tokens)
+    def kernel_variant(self, num_tokens: int, num_rows: int) -> Hashable:
+        """Mixed steps of padded sizes with equal variants run the same compiled kernels."""
+        skinny = min(num_tokens, MAX_ROWS + 1)
+        return mode_for(num_tokens), self._decode.launch(num_rows), choose_tile(num_tokens), row_block(skinny)
 
     def begin_attention(
         self, tables: SlotTables, step: StepBuffers, num_tokens: int, num_rows: int, num_decode_rows: int | None

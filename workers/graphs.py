@@ -136,7 +136,7 @@ class StepGraphs:
         """
         begin = time.perf_counter()
         self._device.load_plan(_no_rows().encode())
-        mixed = mixed_variants(self._mixed_tokens, self._mixed_rows, self._device.attention_variant)
+        mixed = mixed_variants(self._mixed_tokens, self._mixed_rows, self._device.kernel_variant)
         for shape in mixed or [Shape(min(4, self.sizes[-1]), 1, True)]:
             self._run_forward(shape)
         for variant in WARM_VARIANTS:
