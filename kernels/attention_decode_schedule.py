@@ -59,7 +59,7 @@ def _load_rows(
 
 
 @triton.jit(
-    do_not_specialize=["num_rows", "num_tokens", "max_keys", "window", "num_programs"],
+    do_not_specialize=["num_rows", "num_tokens", "max_keys", "window", "num_programs", "whole_tiles"],
     do_not_specialize_on_alignment=["query_start_ptr", "seq_lens_ptr", "num_decode_rows_ptr"],  # slices of a step's buffers
 )
 def _schedule_kernel(
@@ -75,10 +75,10 @@ def _schedule_kernel(
     max_keys,
     window,
     num_programs,
+    whole_tiles,
     NUM_KV_HEADS: tl.constexpr,
     MAX_QUERY: tl.constexpr,
     TILE: tl.constexpr,
-    WHOLE_TILES: tl.constexpr,
     SPLIT_TILES: tl.constexpr,
     FIXED_SPLITS: tl.constexpr,
     WINDOWED: tl.constexpr,
@@ -105,7 +105,7 @@ def _schedule_kernel(
         padded += tl.sum(is_padded, 0)
         most_units = tl.maximum(most_units, tl.max(units, 0))
     per_program = tl.maximum(tl.cdiv(total * NUM_KV_HEADS, num_programs), 1)
-    if most_units <= WHOLE_TILES:
+    if most_units <= whole_tiles:
         per_program = tl.maximum(per_program, most_units)
 
     # Where every (row, head) can have programs of its own, round its units up to theirs: then programs have one (row, head)
@@ -341,10 +341,10 @@ def decode_schedule(
         max_keys,
         schedule.window,
         num_programs,
+        0 if workspace.fixed_splits else config.whole_tiles,
         NUM_KV_HEADS=workspace.num_kv_heads,
         MAX_QUERY=workspace.max_query_len,
         TILE=config.tile,
-        WHOLE_TILES=0 if workspace.fixed_splits else config.whole_tiles,
         SPLIT_TILES=workspace.split_tokens // config.tile,
         FIXED_SPLITS=workspace.fixed_splits,
         WINDOWED=schedule.window > 0,
