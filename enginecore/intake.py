@@ -55,6 +55,8 @@ class Intake:
         params, limits = request.params, self.config.limits
         if not 0 <= request.id <= MAX_REQUEST_ID:
             raise Refusal("invalid", f"a request id must be between 0 and {MAX_REQUEST_ID}")
+        if params.n > self.config.max_num_waiting:
+            raise Refusal("invalid", f"n may be at most --max-num-waiting, {self.config.max_num_waiting}; got {params.n}")
         if num_waiting + params.n > self.config.max_num_waiting:
             raise Refusal("overloaded", "too many requests are waiting; try again later")
         prompt = self._prompt(request)

@@ -116,6 +116,14 @@ def test_what_is_refused_at_the_door():
     assert isinstance(it.accept(0, AddRequest(0, 1, np.asarray([100], np.int32).tobytes(), SamplingParams()), 0), RequestError)
 
 
+def test_more_choices_than_may_wait_will_not_fit_later_either():
+    s = Scheduler(SchedulerConfig(4, 64, 128, 16, 40, (0,), vocab_size=100))
+    it = Intake(IntakeConfig(EngineLimits(128, 100, 4, 20, 640), (), True, False, 0, 3), s.kv.hasher, s.fits)
+    prompt = np.arange(3, dtype=np.int32).tobytes()
+    codes = [it.accept(0, AddRequest(0, 1, prompt, SamplingParams(n=n)), 1).code for n in (3, 4)]
+    assert codes == ["overloaded", "invalid"]
+
+
 def test_without_prefix_caching_only_the_children_of_one_request_share():
     s = Scheduler(SchedulerConfig(4, 64, 128, 16, 40, (0,), False, vocab_size=100))
     it = Intake(IntakeConfig(EngineLimits(128, 100, 4, 20, 640), (), False, False, 0, 100), s.kv.hasher, s.fits)
