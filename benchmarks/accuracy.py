@@ -5,8 +5,8 @@ Against transformers, with no server:    python benchmarks/accuracy.py --engine 
 
 Every question is greedy (temperature 0) through /v1/chat/completions. An answer counts when it equals the expected text, a
 function call when its name and its arguments do. The questions come from tiny_data.py, seeded; none of them is in the tiny
-model's training text. What may be there are relatives: 34 + 12 where 12 + 34 is asked, another phrasing of the same fact, the
-same call by another of its function's names. Prints a table and a last line `RESULT {json}`; exits 1 when a task is under --at-least.
+model's training text. Relatives may be there: 34 + 12 where 12 + 34 is asked, another phrasing of the same fact, a call with
+the same arguments by another name. Prints a table and a last line `RESULT {json}`; exits 1 when a task is under --at-least.
 """
 
 import argparse

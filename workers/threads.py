@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 SMALL_WEIGHTS_BYTES = 64 << 20
+CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 CPUS = Path("/sys/devices/system/cpu")
 
 
@@ -17,7 +18,7 @@ def set_num_threads(model: nn.Module) -> None:
 
 def choose_num_threads(weights_bytes: int) -> int:
     """Threads for a model of so many bytes: one for a small one, else as many as OMP_NUM_THREADS or MKL_NUM_THREADS says, else
-    all physical cores that this process may use.
+    all physical cores that this process may use, as far as its container's share of the CPU goes.
 
     A small model's step is a few hundred operations of microseconds each: to split them over threads costs more than it gains,
     and each split waits for the slowest thread. Where another process takes a core for a moment, that is milliseconds: with two
@@ -27,7 +28,16 @@ def choose_num_threads(weights_bytes: int) -> int:
         return 1
     if any(os.environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")):
         return torch.get_num_threads()
-    return num_physical_cores()
+    return max(1, min(num_physical_cores(), cpu_share()))
+
+
+def cpu_share() -> int:
+    """Cores' worth of time that the control group grants, rounded up: more threads than that are stopped in mid-operation."""
+    try:
+        quota, period = CPU_MAX.read_text().split()
+        return -(-int(quota) // int(period))
+    except (OSError, ValueError):  # no control group of version 2, or "max"
+        return len(os.sched_getaffinity(0))
 
 
 def num_physical_cores() -> int:

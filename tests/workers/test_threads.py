@@ -35,9 +35,13 @@ def test_else_one_for_each_core_it_may_use(monkeypatch: pytest.MonkeyPatch, unas
         (topology / "core_id").write_text(core + "\n")
         (topology / "physical_package_id").write_text("0\n")
     monkeypatch.setattr(threads, "CPUS", tmp_path)
+    monkeypatch.setattr(threads, "CPU_MAX", tmp_path / "cpu.max")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
     assert threads.choose_num_threads(2 * BILLION) == 2
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2})
     assert threads.choose_num_threads(2 * BILLION) == 1
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {7, 8, 9})  # of which nothing is known
     assert threads.choose_num_threads(2 * BILLION) == 3
+    for quota, share in (("max 100000", 3), ("150000 100000", 2), ("10000 100000", 1)):
+        (tmp_path / "cpu.max").write_text(quota + "\n")
+        assert threads.choose_num_threads(2 * BILLION) == share
