@@ -1,14 +1,14 @@
 """`enginecore [MODEL] --listen ADDRESS`: the engine alone, for frontends that are started elsewhere."""
 
-import argparse
 import sys
 
+from quire.ipc.command import CommandParser
 from quire.ipc.config import add_engine_arguments, engine_config_from
 from quire.ipc.logs import set_up_logging
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="enginecore",
         description="Run a Quire engine without a frontend. Attach frontends with `quire serve --engine ADDRESS`, "
         "or from Python with AsyncClient(ADDRESS).",

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, TextIO
 from urllib.parse import urlsplit
 
+from quire.ipc.command import as_started
+
 _CONNECT_TIMEOUT_S = 10.0
 _READ_TIMEOUT_S = 600.0  # between two pieces of an answer
 
@@ -87,7 +89,8 @@ class ChatServer:
         try:
             connection.connect()
         except OSError as error:
-            raise ChatError(f"nobody answers at {self._url} ({error.strerror or error}); start one with: quire serve") from None
+            hint = f"start one with: {as_started('quire serve')}"
+            raise ChatError(f"nobody answers at {self._url} ({error.strerror or error}); {hint}") from None
         try:
             connection.sock.settimeout(_READ_TIMEOUT_S)
             connection.request(method, self._prefix + path, body, self._headers)

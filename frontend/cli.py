@@ -4,13 +4,16 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from quire.ipc.command import CommandParser
 from quire.ipc.version import VERSION
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0 done, 1 failed, 2 wrong arguments, 130 interrupted while starting."""
     parser = _parser()
-    args = parser.parse_args(argv)
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:  # said by the command that does not know them: its help is the one to see
+        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if args.command is None:
         parser.print_help()
         return 2
@@ -18,13 +21,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="quire", description="Quire serves large language models.")
+    parser = CommandParser(prog="quire", description="Quire serves large language models.")
     parser.add_argument("--version", action="version", version=f"quire {VERSION}")
+    parser.set_defaults(parser=parser)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     _add_serve(commands)
     _add_chat(commands)
     version = commands.add_parser("version", help="print the version")
-    version.set_defaults(run=_version)
+    version.set_defaults(run=_version, parser=version)
     return parser
 
 
@@ -34,7 +38,7 @@ def _version(args: argparse.Namespace) -> int:
 
 
 # ------------------------------------------------------------------------------------------------------------ quire serve
-def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_serve(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     serve = commands.add_parser(
         "serve",
         help="serve a model over an OpenAI-compatible HTTP API",
@@ -56,15 +60,16 @@ def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     attach.add_argument("--engine", metavar="ADDRESS", help="its address: ipc:///path or tcp://host:port")
     attach.add_argument("--curve-key-file", metavar="FILE", help="this server's key pair, for tcp:// (made if there is none)")
     attach.add_argument("--curve-engine-key", metavar="KEY", help="the engine's public key, for tcp://")
-    serve.set_defaults(run=lambda args: _serve(serve, args))
+    serve.set_defaults(run=_serve, parser=serve)
     from quire.ipc.config import add_engine_arguments
 
     add_engine_arguments(serve)
 
 
-def _serve(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
+def _serve(args: argparse.Namespace) -> int:
     from quire.ipc.config import engine_config_from
 
+    parser: CommandParser = args.parser
     if not 1 <= args.frontends <= 64:
         parser.error("--frontends must be between 1 and 64")
     if args.engine is not None and (extra := _engine_options(parser, args)):
@@ -135,7 +140,7 @@ def _key_file(path: str | None) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------------------------------- quire chat
-def _add_chat(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_chat(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     chat = commands.add_parser(
         "chat",
         help="talk to a served model in the terminal",
@@ -148,7 +153,7 @@ def _add_chat(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     chat.add_argument("--system", help="a system message")
     chat.add_argument("--max-tokens", type=int, help="longest answer, in tokens")
     chat.add_argument("--temperature", type=float, help="0 gives the same answer each time")
-    chat.set_defaults(run=_chat)
+    chat.set_defaults(run=_chat, parser=chat)
 
 
 def _chat(args: argparse.Namespace) -> int:

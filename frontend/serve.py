@@ -26,6 +26,7 @@ from quire.frontend.client import AsyncClient
 from quire.frontend.http.metrics import block_bytes
 from quire.frontend.http.server import FrontendConfig, FrontendError, StopSignals, bind, frontend_keys, run, serve
 from quire.frontend.launcher import CoreProcess, EngineStartError, launch_core
+from quire.ipc.command import as_started
 from quire.ipc.config import EngineConfig
 from quire.ipc.paths import private_directory
 from quire.ipc.process import Child, spawn
@@ -151,7 +152,8 @@ class ReadyMessage:
         body = shlex.quote(json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello!"}]}))
         print(f"Quire serves {model} at {self._url}")
         print(f"Try: curl {self._url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {body}")
-        print(f"or:  quire chat --url {self._url}{' --api-key YOUR_KEY' if self._needs_key else ''}", flush=True)
+        key = " --api-key YOUR_KEY" if self._needs_key else ""
+        print(f"or:  {as_started('quire chat')} --url {self._url}{key}", flush=True)
 
 
 async def _serve_here(

@@ -32,6 +32,7 @@ from quire.frontend.client import AsyncClient
 from quire.frontend.http.server import FrontendError, bind
 from quire.frontend.launcher import launch_core
 from quire.frontend.serve import Engine, ReadyMessage, ServeError
+from quire.ipc.command import as_started
 from quire.ipc.config import EngineConfig
 from quire.ipc.messages import Abort, AddRequest, EngineLimits
 from quire.ipc.paths import remove_private_directories
@@ -260,6 +261,36 @@ def test_wrong_starts_say_why(tmp_path):
             except SystemExit as end:
                 code = end.code
         assert code in (1, 2) and text in err.getvalue(), arguments
+        assert err.getvalue().count("\n") == 1, arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "help_of"),
+    [(["--flg"], ""), (["srve"], ""), (["serve", "--flg", "3"], " serve"), (["chat", "--max-tokens", "x"], " chat")],
+)
+def test_a_wrong_flag_is_said_in_a_line(arguments, help_of, capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(arguments)
+    err = capsys.readouterr().err
+    assert end.value.code == 2 and err.count("\n") == 1
+    assert err.startswith(f"quire{help_of}: ") and err.endswith(f"; see 'quire{help_of} --help'\n")
+    assert arguments[-1] in err or "--flg" in err
+
+
+def test_hints_name_the_command_as_it_was_started(tmp_path, monkeypatch):
+    installed, linked = tmp_path / "quire", tmp_path / "bin" / "quire"
+    linked.parent.mkdir()
+    installed.touch(0o755)
+    linked.symlink_to(installed)
+    for started, path, shown in (
+        (str(installed), "/nowhere", f"{installed} chat"),
+        (str(installed), str(linked.parent), "quire chat"),
+        ("my env/bin/quire", str(linked.parent), "'my env/bin/quire' chat"),
+        ("/usr/lib/cli.py", "/nowhere", "quire chat"),  # python -m
+    ):
+        monkeypatch.setattr(sys, "argv", [started])
+        monkeypatch.setenv("PATH", path)
+        assert as_started("quire chat") == shown
 
 
 def test_an_engine_that_dies_is_started_again_and_one_that_cannot_start_ends_the_server(tmp_path, monkeypatch, caplog):

@@ -1,0 +1,27 @@
+"""What `quire` and `enginecore` have in common as commands: wrong flags are answered in a line, and hints can be typed as shown.
+
+Called by the command lines and by whatever prints a command for the user to type. Standard library only.
+"""
+
+import argparse
+import os
+import shlex
+import shutil
+import sys
+from typing import NoReturn
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Says in a line what is wrong and where help is; argparse puts the whole usage before it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see '{as_started(self.prog)} --help'\n")
+
+
+def as_started(command: str) -> str:
+    """A command of ours, e.g. "quire chat", as it can be typed here: with the path of this process, if PATH does not lead to it."""
+    name, *words = command.split()
+    path = sys.argv[0]
+    if os.path.basename(path) == name and os.path.realpath(path) != os.path.realpath(shutil.which(name) or ""):
+        name = shlex.quote(path)
+    return " ".join([name, *words])
