@@ -256,7 +256,7 @@ def _multiply(q: torch.Tensor, mask: torch.Tensor, keys: torch.Tensor, values: t
 
     q [n, Hq, D]; mask [n * Hkv, 1, length], keys [n * Hkv, D, length], values [n * Hkv, length, D].
     """
-    scores = torch.baddbmm(mask, q.reshape(len(mask), -1, q.shape[2]), keys, alpha=scale)
+    scores = torch.baddbmm(mask, q.reshape(mask.shape[0], -1, q.shape[2]), keys, alpha=scale)
     return torch.bmm(torch.softmax(scores, -1), values).view(q.shape)
 
 

@@ -59,7 +59,7 @@ def rope_kv(
     `weights` are those of QK-norm by head (`head_weights`); qkv stays as it was.
     """
     num_rotated = num_q_heads + writes.lines.shape[1]
-    shape = (len(qkv), -1, at.cos.shape[2])
+    shape = (qkv.shape[0], -1, at.cos.shape[2])
     heads = as_numpy(qkv).reshape(shape)
     if qkv.dtype == torch.float32 and weights is None:
         x = heads[:, :num_rotated]

@@ -90,7 +90,7 @@ class CpuDevice(Device):
                 weights = self._head_weights[layer] = head_weights(q_norm, k_norm, c.num_heads, c.num_kv_heads)
         writes = self._writes[place.group]
         q = rope_kv(qkv, self._rotations, writes, k_lines, v_lines, c.num_heads, weights, c.rms_norm_eps)
-        return attend_lines(q, k_lines, v_lines, self._plans[place.group], self.ctx.scale).view(len(qkv), -1)
+        return attend_lines(q, k_lines, v_lines, self._plans[place.group], self.ctx.scale).view(qkv.shape[0], -1)
 
     def signal(self) -> None:
         if self._ring is not None:

@@ -68,7 +68,16 @@ class Dense:
         return ops.gated_linear(x, layer.weight, layer.bias)
 
 
-class Linear(nn.Module):
+class Module(nn.Module):
+    """nn.Module whose call is its `forward` and nothing else: no hooks, nor the microsecond that looking for them takes."""
+
+    def __init_subclass__(cls, **more: object) -> None:
+        super().__init_subclass__(**more)
+        if "forward" in vars(cls):
+            cls.__call__ = cls.forward  # type: ignore[method-assign]
+
+
+class Linear(Module):
     """y = x Wᵀ + b, x [T, in] -> y [T, out]; one or several of the checkpoint's layers side by side.
 
     `parts` maps the checkpoint's layer names to their output sizes, in the order of y: {"q_proj": 512, "k_proj": 128, ...}.
@@ -133,7 +142,7 @@ class Linear(nn.Module):
             start = stop
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(Module):
     """RMSNorm with a weight [size]; `forward` normalises x, `add` first adds x to the residual stream, in place."""
 
     def __init__(self, size: int, eps: float, dtype: torch.dtype, device: torch.device):
@@ -151,7 +160,7 @@ class RMSNorm(nn.Module):
         yield f"{prefix}.weight", _whole(self.weight)
 
 
-class Embedding(nn.Module):
+class Embedding(Module):
     """Rows of weight [vocab, H] by token id; ids int32 [T] -> [T, H]. Not split: a lookup is cheap."""
 
     def __init__(self, vocab_size: int, hidden_size: int, dtype: torch.dtype, device: torch.device):
@@ -165,7 +174,7 @@ class Embedding(nn.Module):
         yield f"{prefix}.weight", _whole(self.weight)
 
 
-class LMHead(nn.Module):
+class LMHead(Module):
     """Logits [R, V] of hidden rows [R, H]. `tied_to` shares the embedding's weight and then owns no tensor of its own."""
 
     def __init__(

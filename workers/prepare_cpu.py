@@ -28,7 +28,7 @@ class Packed:
         self.plain = weight if is_small else None
 
     def apply(self, layer: Linear | LMHead, x: torch.Tensor) -> torch.Tensor:
-        if self.plain is not None and len(x) == 1:
+        if self.plain is not None and x.shape[0] == 1:
             return F.linear(x, self.plain, self.bias)
         return packed_linear(x, self.packed, self.bias)
 

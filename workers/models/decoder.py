@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import nn
 
-from quire.workers.layers import WHOLE, Embedding, Linear, LMHead, RMSNorm, Shard
+from quire.workers.layers import WHOLE, Embedding, Linear, LMHead, Module, RMSNorm, Shard
 from quire.workers.model_config import ModelConfig
 
 
@@ -43,7 +43,7 @@ class Placement(NamedTuple):
     shard: Shard = WHOLE
 
 
-class SelfAttention(nn.Module):
+class SelfAttention(Module):
     """The projections around attention; q, k and v are one matrix product."""
 
     def __init__(self, config: ModelConfig, variant: Variant, place: Placement, layer: int):
@@ -65,7 +65,7 @@ class SelfAttention(nn.Module):
         return self.o_proj(attend(self.layer, qkv, q_norm, k_norm)), residual
 
 
-class MLP(nn.Module):
+class MLP(Module):
     """down(silu(gate(x)) · up(x)); gate and up are one matrix product."""
 
     def __init__(self, config: ModelConfig, variant: Variant, place: Placement):
@@ -79,7 +79,7 @@ class MLP(nn.Module):
         return self.down_proj(h), residual
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(Module):
     """One block: (output of the last sublayer, residual without it) -> the same of this block. The residual may change."""
 
     def __init__(self, config: ModelConfig, variant: Variant, place: Placement, layer: int):
@@ -94,7 +94,7 @@ class DecoderLayer(nn.Module):
         return self.mlp(x, residual, self.post_attention_layernorm)
 
 
-class Decoder(nn.Module):
+class Decoder(Module):
     """Embedding, blocks, final norm: token ids int32 [T] -> hidden states [T, H]."""
 
     def __init__(self, config: ModelConfig, variant: Variant, place: Placement):
@@ -111,7 +111,7 @@ class Decoder(nn.Module):
         return self.norm.add(x, residual)
 
 
-class CausalLM(nn.Module):
+class CausalLM(Module):
     """A decoder and its language-model head: the interface that the runner and weights.py use, whatever the family."""
 
     def __init__(self, config: ModelConfig, variant: Variant, place: Placement):
