@@ -5,6 +5,7 @@ import sys
 from quire.ipc.command import CommandParser
 from quire.ipc.config import add_engine_arguments, engine_config_from
 from quire.ipc.logs import set_up_logging
+from quire.ipc.version import VERSION
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -13,9 +14,18 @@ def main(argv: list[str] | None = None) -> None:
         description="Run a Quire engine without a frontend. Attach frontends with `quire serve --engine ADDRESS`, "
         "or from Python with AsyncClient(ADDRESS).",
     )
-    parser.add_argument("--listen", required=True, help="address for frontends: ipc:///path, or tcp://host:port with keys")
-    parser.add_argument("--curve-secret-key-file", help="the engine's secret key, for tcp:// (made if it does not exist)")
-    parser.add_argument("--curve-allow-file", help="public keys of the frontends that may connect over tcp://, one a line")
+    parser.add_argument("--version", action="version", version=f"enginecore {VERSION}")
+    parser.add_argument(
+        "--listen",
+        required=True,
+        help="address for frontends: ipc:///path, or tcp://host:port (beyond this host only with keys)",
+    )
+    parser.add_argument(
+        "--curve-secret-key-file", help="the engine's secret key, for tcp://; made if the file is not there (default: no keys)"
+    )
+    parser.add_argument(
+        "--curve-allow-file", help="public keys of the frontends that may connect over tcp://, one a line (default: no keys)"
+    )
     add_engine_arguments(parser)
     args = parser.parse_args(argv)
     try:

@@ -48,8 +48,12 @@ def _add_serve(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     http = serve.add_argument_group("server")
     http.add_argument("--host", default="127.0.0.1", help="address to listen at; 0.0.0.0 for all (default: %(default)s)")
     http.add_argument("--port", type=_port, default=8000, help="port to listen at; 0 for any free one (default: %(default)s)")
-    http.add_argument("--api-key", action="append", default=[], metavar="KEY", help="a key that clients must send; repeatable")
-    http.add_argument("--api-key-file", metavar="FILE", help="a file of such keys, one a line: shows in no process list")
+    http.add_argument(
+        "--api-key", action="append", default=[], metavar="KEY", help="a key that clients must send; repeatable (default: none)"
+    )
+    http.add_argument(
+        "--api-key-file", metavar="FILE", help="a file of such keys, one a line, which no process list shows (default: none)"
+    )
     http.add_argument("--metrics-open", action="store_true", help="let /metrics be read without a key")
     http.add_argument("--frontends", type=int, default=1, metavar="N", help="HTTP processes that share the port (default: 1)")
     http.add_argument("--max-connections", type=int, default=8192, help="per HTTP process (default: %(default)s)")
@@ -57,9 +61,15 @@ def _add_serve(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     http.add_argument("--keep-alive-timeout-s", type=float, default=75.0, help="for idle connections (default: %(default)s)")
     http.add_argument("--shutdown-grace-s", type=float, default=30.0, help="for running requests to end (default: %(default)s)")
     attach = serve.add_argument_group("running engine", "attach to an `enginecore` daemon instead of starting an engine")
-    attach.add_argument("--engine", metavar="ADDRESS", help="its address: ipc:///path or tcp://host:port")
-    attach.add_argument("--curve-key-file", metavar="FILE", help="this server's key pair, for tcp:// (made if there is none)")
-    attach.add_argument("--curve-engine-key", metavar="KEY", help="the engine's public key, for tcp://")
+    attach.add_argument("--engine", metavar="ADDRESS", help="its address: ipc:///path or tcp://host:port (default: start one)")
+    attach.add_argument(
+        "--curve-key-file",
+        metavar="FILE",
+        help="this server's key pair, for an engine with keys; made if the file is not there (default: none)",
+    )
+    attach.add_argument(
+        "--curve-engine-key", metavar="KEY", help="the engine's public key, for an engine with keys (default: none)"
+    )
     serve.set_defaults(run=_serve, parser=serve)
     from quire.ipc.config import add_engine_arguments
 
@@ -149,10 +159,10 @@ def _add_chat(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     )
     chat.add_argument("--url", default="http://127.0.0.1:8000", help="where the server is (default: %(default)s)")
     chat.add_argument("--model", help="which of its models (default: its first)")
-    chat.add_argument("--api-key", help="the server's key")
-    chat.add_argument("--system", help="a system message")
-    chat.add_argument("--max-tokens", type=int, help="longest answer, in tokens")
-    chat.add_argument("--temperature", type=float, help="0 gives the same answer each time")
+    chat.add_argument("--api-key", help="the server's key (default: none)")
+    chat.add_argument("--system", help="a system message (default: none)")
+    chat.add_argument("--max-tokens", type=int, help="longest answer, in tokens (default: what the server allows)")
+    chat.add_argument("--temperature", type=float, help="0 gives the same answer each time (default: the server's)")
     chat.set_defaults(run=_chat, parser=chat)
 
 

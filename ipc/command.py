@@ -1,4 +1,4 @@
-"""What `quire` and `enginecore` have in common as commands: wrong flags are answered in a line, and hints can be typed as shown.
+"""What `quire` and `enginecore` have in common as commands: wrong flags are answered in a line, hints can be typed as shown.
 
 Called by the command lines and by whatever prints a command for the user to type. Standard library only.
 """
@@ -19,7 +19,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def as_started(command: str) -> str:
-    """A command of ours, e.g. "quire chat", as it can be typed here: with the path of this process, if PATH does not lead to it."""
+    """A command of ours, e.g. "quire chat", as it can be typed here: with this process's path, unless PATH leads to it."""
     name, *words = command.split()
     path = sys.argv[0]
     if os.path.basename(path) == name and os.path.realpath(path) != os.path.realpath(shutil.which(name) or ""):

@@ -109,31 +109,41 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         name = flag[2:].replace("-", "_")
         if "default" not in kwargs and "action" not in kwargs:
             kwargs["default"] = getattr(d, name)
+        if kwargs.get("default") is not None and "(default" not in help_text:
+            help_text += " (default: %(default)s)"
         group.add_argument(flag, help=help_text, **kwargs)
 
     parser.add_argument(
         "model", nargs="?", default=None, help="model folder or hub id; without it a tiny bundled model is served"
     )
-    add("--revision", "branch, tag or commit of a hub model")
+    add("--revision", "branch, tag or commit of a hub model (default: its main branch)")
     add("--download-dir", "where hub downloads go (default: the hub's own cache)")
     add("--served-model-name", "names clients may use for the model (default: its folder or hub id)", nargs="+", default=[])
-    add("--tokenizer", "folder or hub id of the tokenizer, where it is not the model's own")
-    add("--chat-template", "a file with a jinja2 chat template, or the template itself")
+    add("--tokenizer", "folder or hub id of the tokenizer (default: the model's own)")
+    add("--chat-template", "a file with a jinja2 chat template, or the template itself (default: the model's)")
     add("--generation-config", "'auto': sampling defaults from the model's generation_config.json; 'vllm': none; or a folder")
-    add("--device", "where to run (default: cuda if there is a GPU, else cpu)", choices=["auto", "cuda", "cpu"])
+    add("--device", "where to run; auto: cuda if there is a GPU, else cpu", choices=["auto", "cuda", "cpu"])
     add("--dtype", "of weights and activations; auto: the checkpoint's on a GPU, float32 on a CPU",
         choices=["auto", "float32", "bfloat16", "float16"])  # fmt: skip
     add("--load-format", "'dummy' makes random weights instead of reading any", choices=["auto", "dummy"])
     add("--max-model-len", "longest sequence, prompt and output (default: the model's)", type=int)
     add("--gpu-memory-utilization", "part of the GPU's memory that Quire may use", type=float)
     add("--cpu-kv-cache-gib", "size of the KV cache on a CPU, GiB", type=float)
-    add("--num-gpu-blocks-override", "number of KV blocks, whatever the memory says", type=int)
-    add("--block-size", "tokens in a KV block: 16, 32, 64, 128 or 256", type=int)
-    add("--max-num-seqs", "most sequences that run at once", type=int)
-    add("--max-num-batched-tokens", "most tokens computed in one step; longer prompts are chunked", type=int)
+    add("--num-gpu-blocks-override", "number of KV blocks, whatever the memory says (default: what fits)", type=int)
+    add("--block-size", "tokens in a KV block: 16, 32, 64, 128 or 256 (default: 64 on a GPU, 16 on a CPU)", type=int)
+    add(
+        "--max-num-seqs",
+        "most sequences that run at once (default: 1024 on a GPU of 70 GB and more, 256 on smaller ones, 64 on a CPU)",
+        type=int,
+    )
+    add(
+        "--max-num-batched-tokens",
+        "most tokens computed in one step; longer prompts are chunked (default: 8192 on a GPU, 512 on a CPU)",
+        type=int,
+    )
     add("--max-num-waiting", "most requests that wait; more are refused with 503", type=int)
     group.add_argument("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=d.enable_prefix_caching,
-                       help="reuse KV blocks of equal prefixes")  # fmt: skip
+                       help="reuse KV blocks of equal prefixes (default: on)")  # fmt: skip
     add("--scheduling-policy", "order of waiting requests", choices=["fcfs", "priority"])
     add(
         "--admission",

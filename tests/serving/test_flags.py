@@ -16,6 +16,7 @@ from serving import SMALL, Daemon, Launched, Served, until
 from tiny_models import tiny_model
 
 from quire.ipc.sampling import SamplingParams
+from quire.ipc.version import VERSION
 from quire.workers.weights import dummy_weights
 
 ALL_FLAGS = {
@@ -48,6 +49,17 @@ def test_every_flag_of_the_engine_is_known_to_both_commands() -> None:
     rest = {"--revision", "--download-dir", "--tokenizer", "--disable-log-stats", "--enable-prefix-caching"}
     for flag in {*ALL_FLAGS, *rest}:
         assert all(re.search(rf"{flag}\b", said) for said in (daemon.output, serve.output)), flag
+    for said in (daemon.output, serve.output):
+        for entry in re.split(r"\n  (?=-)", said.partition("\noptions:")[2])[2:]:  # what takes a value says its default
+            flag, takes_value = re.match(r"(--[-\w]+)( [A-Z{])?", entry).groups()
+            assert not takes_value or flag == "--listen" or "(default: " in " ".join(entry.split()), entry
+    assert "tcp://host:port (beyond this host only with keys)" in " ".join(daemon.output.split())
+
+
+def test_versions() -> None:
+    with Launched("quire.enginecore.cli", "--version") as daemon, Launched("quire.frontend.cli", "--version") as quire:
+        assert daemon.wait() == quire.wait() == 0
+    assert (daemon.lines, quire.lines) == ([f"enginecore {VERSION}"], [f"quire {VERSION}"])
 
 
 def test_names_and_lengths(flagged: Served) -> None:
