@@ -33,6 +33,7 @@ from quire.ipc.sampling import SamplingParams
 __all__ = ["LLM", "SamplingParams"]
 
 _BAR_DELAY_S = 1.0  # a batch that is done before shows no bar
+_BAR_REFRESH_S = 0.5
 _RETRY_S = 0.05  # when the engine's queue is full
 _CANCEL_S = 5.0  # for interrupted requests to be aborted
 
@@ -192,11 +193,11 @@ class _BatchClient(AsyncClient):
         self, text: str | None, ids: list[int], params: SamplingParams, priority: int, window: asyncio.Semaphore, bar: "_Bar"
     ) -> RequestOutput:
         async with window:
-            stream, deltas = await self._collect(ids, params, priority)
+            stream, deltas = await self._collect(ids, params, priority, bar)
         outputs = new_completions(params.n, params.logprobs is not None)
         for delta in deltas:
             add_delta(outputs, delta)
-        bar.update(len(ids), sum(len(o.token_ids) for o in outputs))
+        bar.add(len(ids), sum(len(o.token_ids) for o in outputs))
         return RequestOutput(
             request_id="",
             prompt=text,
@@ -208,13 +209,17 @@ class _BatchClient(AsyncClient):
             metrics=stream.metrics,
         )
 
-    async def _collect(self, ids: list[int], params: SamplingParams, priority: int) -> tuple[Stream, list[Delta]]:
+    async def _collect(
+        self, ids: list[int], params: SamplingParams, priority: int, bar: "_Bar"
+    ) -> tuple[Stream, list[Delta]]:  # fmt: skip
         while True:
             try:
                 stream = self.submit(ids, params, priority=priority)
+                bar.running.add(stream)
                 try:
                     return stream, await stream.collect()
                 finally:
+                    bar.running.discard(stream)
                     stream.cancel()
             except Overloaded:  # somebody set --max-num-waiting low: a batch has time
                 await asyncio.sleep(_RETRY_S)
@@ -277,32 +282,51 @@ def _copy_result(task: asyncio.Task[T], result: Future[T]) -> None:
 
 
 class _Bar:
-    """A progress bar over prompts, with token rates; appears on batches that take a while."""
+    """A progress bar over prompts, with token rates; appears on batches that take a while. Used on the event loop.
+
+    It is drawn by time and looks at the running streams only then: a token costs it nothing.
+    """
 
     def __init__(self, total: int, wanted: bool) -> None:
+        self.running: set[Stream] = set()
         self._bar: Any = None
-        self._tokens_in = self._tokens_out = 0
+        self._drawing: asyncio.Task[None] | None = None
+        self._done = self._tokens_in = self._tokens_out = 0  # of the prompts that have ended
         if wanted and total > 1:
             from tqdm import tqdm
 
-            self._bar = tqdm(total=total, desc="Processed prompts", delay=_BAR_DELAY_S, dynamic_ncols=True)
+            # no least number of steps: what has changed may be the rates alone
+            self._bar = tqdm(total=total, desc="Processed prompts", delay=_BAR_DELAY_S, miniters=0, dynamic_ncols=True)
 
-    def update(self, tokens_in: int, tokens_out: int) -> None:
-        if self._bar is None:
-            return
+    def add(self, tokens_in: int, tokens_out: int) -> None:
+        """A prompt has ended."""
+        self._done += 1
         self._tokens_in += tokens_in
         self._tokens_out += tokens_out
+
+    async def _draw_forever(self) -> None:
+        while True:
+            await asyncio.sleep(_BAR_REFRESH_S)
+            self._draw()
+
+    def _draw(self) -> None:
+        """Within the delay tqdm shows nothing."""
+        tokens_in = self._tokens_in + sum(s.num_prompt_tokens for s in self.running if s.num_cached_tokens is not None)
+        tokens_out = self._tokens_out + sum(s.num_output_tokens for s in self.running)
         elapsed = self._bar.format_dict["elapsed"] or 1e-9
-        self._bar.set_postfix_str(
-            f"in {self._tokens_in / elapsed:.0f}, out {self._tokens_out / elapsed:.0f} tok/s", refresh=False
-        )
-        self._bar.update(1)
+        rates = f"input: {tokens_in / elapsed:.0f} tok/s, output: {tokens_out / elapsed:.0f} tok/s"
+        self._bar.set_postfix_str(rates, refresh=False)
+        self._bar.update(self._done - self._bar.n)
 
     def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._drawing = asyncio.get_running_loop().create_task(self._draw_forever())
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
+        if self._drawing is not None:
+            self._drawing.cancel()
+            self._draw()
             self._bar.close()
 
 

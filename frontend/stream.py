@@ -246,6 +246,11 @@ class Stream:
         return self._state.num_cached_tokens
 
     @property
+    def num_output_tokens(self) -> int:
+        """Of all children so far, also those that were not taken yet."""
+        return sum(sequence.num_tokens for sequence in self._state.sequences)
+
+    @property
     def metrics(self) -> RequestMetrics:
         return self._state.metrics
 

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -162,6 +163,28 @@ def test_an_interrupt_aborts_the_requests_and_the_llm_goes_on(llm: LLM) -> None:
 def test_a_bar_appears_for_long_batches_only(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
     llm.generate([" the"] * 3, SamplingParams(max_tokens=1))
     assert capsys.readouterr().err == ""
+
+
+def test_a_bar_appears_before_any_prompt_has_ended(
+    llm: LLM, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.frontend.llm._BAR_DELAY_S", 0.01)
+    monkeypatch.setattr("quire.frontend.llm._BAR_REFRESH_S", 0.02)
+    shown: list[str] = []
+
+    def interrupt() -> None:
+        def seen() -> bool:
+            shown.append(capsys.readouterr().err)
+            return re.search(r"0/2 .*input: 0 tok/s, output: 0 tok/s", "".join(shown)) is not None
+
+        wait_until(seen)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # type: ignore[arg-type]
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([NEVER, NEVER], SamplingParams())
+    thread.join()
 
 
 # ------------------------------------------------------------------------------------------------------------- options
