@@ -12,6 +12,7 @@ already. All of it ends with the object: `shutdown`, the end of a `with`, garbag
 import asyncio
 import difflib
 import os
+import re
 import threading
 import weakref
 from collections.abc import Coroutine, Mapping, Sequence
@@ -23,7 +24,7 @@ import msgspec
 import uvloop
 
 from quire.frontend.client import AsyncClient, Prompt, split_prompt
-from quire.frontend.launcher import CoreProcess, launch_core
+from quire.frontend.launcher import CoreProcess, EngineStartError, launch_core
 from quire.frontend.outputs import Delta, RequestOutput, add_delta, new_completions
 from quire.frontend.stream import EngineDown, Overloaded, Stream
 from quire.frontend.tokenizer import Tokenizer
@@ -36,6 +37,7 @@ _BAR_DELAY_S = 1.0  # a batch that is done before shows no bar
 _BAR_REFRESH_S = 0.5
 _RETRY_S = 0.05  # when the engine's queue is full
 _CANCEL_S = 5.0  # for interrupted requests to be aborted
+_NOT_FOR_LLM = ("listen", "curve_secret_key_file", "curve_allow_file")  # options that nobody needs here: not suggested
 
 T = TypeVar("T")
 Conversation = list[dict[str, Any]]
@@ -52,7 +54,10 @@ class LLM:
 
     def __init__(self, model: str | os.PathLike[str] | None = None, **options: Any) -> None:
         config = engine_config(model, options)
-        self._background = _Background(launch_core(config, module=self.engine_module))
+        try:
+            self._background = _Background(launch_core(config, module=self.engine_module))
+        except EngineStartError as error:
+            raise EngineStartError(_in_words_of_python(str(error))) from None
         self._finalizer = weakref.finalize(self, self._background.close, os.getpid())
         try:
             self._background.run(self._background.client.connect())
@@ -94,13 +99,14 @@ class LLM:
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """`generate` for one conversation or a list of them, rendered with the model's chat template or `chat_template`."""
-        if isinstance(messages, str | Mapping):
-            raise TypeError("messages must be a list of messages, or a list of such lists")
+        if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
+            kind = type(messages).__name__
+            raise TypeError(f"messages must be a list of messages, or a list of such lists, got {kind}")
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         tokenizer = self.get_tokenizer()
         texts = [
             tokenizer.render_chat(
-                list(conversation),  # type: ignore[arg-type]
+                list(conversation) if isinstance(conversation, tuple) else conversation,  # type: ignore[arg-type]
                 tools=tools,
                 documents=documents,
                 chat_template=chat_template,
@@ -142,6 +148,8 @@ class LLM:
             params = self.get_default_sampling_params()
         if isinstance(params, SamplingParams):
             return [params] * count
+        if isinstance(params, str | Mapping) or not isinstance(params, Sequence):
+            raise TypeError(f"sampling_params must be SamplingParams or a list of them, got {type(params).__name__}")
         if len(params) != count:
             raise ValueError(f"there are {count} prompts and {len(params)} sampling_params")
         return list(params)
@@ -335,8 +343,9 @@ def engine_config(model: str | os.PathLike[str] | None, options: dict[str, Any])
     names = EngineConfig.__struct_fields__
     for name in options:
         if name not in names:
-            close = difflib.get_close_matches(name, names, n=3)
-            hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(names)}"
+            public = [n for n in names if n not in _NOT_FOR_LLM]
+            close = difflib.get_close_matches(name, public, n=3, cutoff=0.7)
+            hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(public)}"
             raise TypeError(f"LLM has no option {name!r}; {hint}")
     values = {"disable_log_stats": True, **options, "model": None if model is None else os.fspath(model)}
     if isinstance(values.get("served_model_name"), str):
@@ -344,13 +353,23 @@ def engine_config(model: str | os.PathLike[str] | None, options: dict[str, Any])
     try:
         return msgspec.convert(values, EngineConfig)
     except msgspec.ValidationError as error:
-        raise ValueError(str(error)) from None
+        raise ValueError(_in_words_of_python(str(error))) from None
+
+
+def _in_words_of_python(text: str) -> str:
+    """An error of msgspec or about a flag, as one about an argument of LLM."""
+    what, _, path = text.partition(" - at `$.")
+    if path:
+        what = f"{path.rstrip('`')}: {what[:1].lower()}{what[1:]}".replace("| null", "or None").replace("`", "")
+    return re.sub(r"--([a-z][a-z-]+)", lambda flag: flag[1].replace("-", "_"), what)
 
 
 def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt, or a list of them, as a list."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
+    if not hasattr(prompts, "__len__") or not hasattr(prompts, "__getitem__"):
+        raise TypeError(f"prompts must be a prompt or a list of prompts, got {type(prompts).__name__}")
     if len(prompts) and isinstance(prompts[0], Integral):
         return [prompts]  # type: ignore[list-item]  # the token ids of one prompt
     return list(prompts)  # type: ignore[arg-type]

@@ -101,8 +101,11 @@ def test_chats_are_rendered_one_or_many(llm: LLM) -> None:
                    tools=[{"type": "function"}])  # fmt: skip
     assert [o.prompt for o in two] == ["the1", "the1"]
     assert llm.chat([]) == []
-    with pytest.raises(TypeError, match="list of messages"):
-        llm.chat(one[0])  # type: ignore[arg-type]
+    for wrong in (one[0], None, "hi"):
+        with pytest.raises(TypeError, match="list of messages"):
+            llm.chat(wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="must be a list"):
+        llm.chat([None])  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize(
@@ -112,8 +115,11 @@ def test_chats_are_rendered_one_or_many(llm: LLM) -> None:
         ([NEVER, [THE] * 64], None, TooLong, "prompt 1: .*64 tokens"),
         ([[THE]], SamplingParams(logit_bias={10_000: 1.0}), ValueError, "vocabulary"),
         ([[THE]], [SamplingParams()] * 2, ValueError, "1 prompts and 2"),
-        ([[THE]], {"max_tokens": 3}, TypeError, "must be SamplingParams, got str"),
+        ([[THE]], {"max_tokens": 3}, TypeError, "must be SamplingParams or a list of them, got dict"),
+        ([[THE]], 3, TypeError, "must be SamplingParams or a list of them, got int"),
         ([[THE]], [None], TypeError, "must be SamplingParams, got NoneType"),
+        (None, None, TypeError, "a prompt or a list of prompts, got NoneType"),
+        ({" the"}, None, TypeError, "a prompt or a list of prompts, got set"),
         ({"text": " the"}, None, InvalidRequest, "not supported: text"),
         ([" the", {"prompt": " the", "cache_salt": "x"}], None, InvalidRequest, "not supported: cache_salt"),
         ([" the", None], None, TypeError, "a prompt is a text"),
@@ -191,13 +197,20 @@ def test_a_bar_appears_before_any_prompt_has_ended(
 def test_an_unknown_option_names_those_like_it() -> None:
     with pytest.raises(TypeError, match="'max_model_length'; did you mean max_model_len"):
         LLM(max_model_length=5)
-    with pytest.raises(TypeError, match="there are model, revision"):
-        LLM(zzz=5)
+    for name in ("zzz", "trust_remote_code", "enable_lora"):
+        with pytest.raises(TypeError, match="there are model, revision") as error:
+            LLM(**{name: 5})
+        assert "max_num_seqs" in str(error.value) and "curve" not in str(error.value)
 
 
 @pytest.mark.parametrize(
     ("options", "match"),
-    [({"max_model_len": 1}, "max-model-len"), ({"device": "tpu"}, "device"), ({"max_num_seqs": "many"}, "max_num_seqs")],
+    [
+        ({"max_model_len": 1}, "^max_model_len must be at least 2$"),
+        ({"tensor_parallel_size": 2}, "^tensor_parallel_size above 1 is not supported yet$"),
+        ({"device": "tpu"}, "^device: invalid enum value 'tpu'$"),
+        ({"max_num_seqs": "many"}, "^max_num_seqs: expected int or None, got str$"),
+    ],
 )
 def test_a_bad_option_is_a_value_error(options: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
@@ -211,13 +224,19 @@ def test_options_become_the_engines_configuration() -> None:
 
 # ---------------------------------------------------------------------------------------------------------- start and end
 @pytest.mark.parametrize(
-    ("model", "match"), [("cannot-start", "^the model is made of cheese$"), ("dies", "exit code 3"), ("mute", "not ready")]
+    ("model", "match"),
+    [("cannot-start", "^the model is made of cheese: --max-model-len$"), ("dies", "exit code 3"), ("mute", "not ready")],
 )
 def test_an_engine_that_cannot_start_says_why_and_leaves_nothing(python_path: None, model: str, match: str) -> None:
     before = psutil.Process().children()
     with pytest.raises(EngineStartError, match=match):
         launch_core(EngineConfig(model=model), timeout_s=0.5 if model == "mute" else None, module="fake_engine")
     assert psutil.Process().children() == before
+
+
+def test_an_llm_that_cannot_start_names_arguments_not_flags(python_path: None) -> None:
+    with pytest.raises(EngineStartError, match="^the model is made of cheese: max_model_len$"):
+        FakeLLM("cannot-start")
 
 
 @pytest.mark.parametrize("how", ["shutdown", "with", "del", "in the loop's thread"])

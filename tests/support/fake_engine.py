@@ -24,7 +24,7 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, stop)
     match config.model:
         case "cannot-start":
-            tell_parent({"error": "the model is made of cheese"})
+            tell_parent({"error": "the model is made of cheese: --max-model-len"})
             sys.exit(1)
         case "dies":
             sys.exit(3)
