@@ -21,6 +21,9 @@ from jinja2 import nodes
 MAX_RENDERED_CHARS = 64 << 20
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # with a trailing space, so that a template that trims is seen to do so
 
+_REASONING = ("reasoning_content", "thinking", "reasoning")  # clients and templates disagree about the name
+_INSTEAD_OF_CONTENT = ("tool_calls", "function_call", "refusal", *_REASONING)
+
 Message = dict[str, Any]
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -95,11 +98,14 @@ class ChatTemplate:
     def _prepare(self, message: Any) -> Message:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise ChatTemplateError("each message must be an object with a role")
+        speechless = message["role"] == "assistant" and any(message.get(name) for name in _INSTEAD_OF_CONTENT)
+        if message.get("content") is None and not speechless:
+            raise ChatTemplateError("each message must have a content, but for an assistant's with tool_calls")
         prepared = {**message}
         if "content" in message:
             prepared["content"] = self._content(message["content"])
-        reasoning = next((message[k] for k in ("reasoning_content", "thinking", "reasoning") if message.get(k)), None)
-        if reasoning is not None:  # templates disagree about the name
+        reasoning = next((message[k] for k in _REASONING if message.get(k)), None)
+        if reasoning is not None:
             prepared = {"thinking": reasoning, **prepared, "reasoning_content": reasoning}
         if isinstance(message.get("tool_calls"), list):
             prepared["tool_calls"] = [_with_parsed_arguments(call) for call in message["tool_calls"]]

@@ -176,7 +176,6 @@ PARTS = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
             "one",
             "one",
         ),
-        ("{{ messages[0].content }}", None, "None"),
     ],
 )
 def test_content_comes_in_the_form_the_template_wants(template: str, content: Any, expected: str) -> None:
@@ -187,6 +186,7 @@ def test_arguments_of_tool_calls_become_objects() -> None:
     call = {"type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
     tok = tokenizer(chat_template="{{ messages[0].tool_calls[0].function.arguments.x }}")
     assert tok.render_chat([{"role": "assistant", "content": None, "tool_calls": [call]}]) == "1"
+    assert tok.render_chat([{"role": "assistant", "tool_calls": [call]}]) == "1"
     call["function"]["arguments"] = "{"
     with pytest.raises(ChatTemplateError, match="arguments"):
         tok.render_chat([{"role": "assistant", "content": None, "tool_calls": [call]}])
@@ -217,6 +217,9 @@ def test_what_goes_wrong_in_a_template_is_the_requests_error(template: str, matc
         ("hello", {}, "list"),
         (["hello"], {}, "role"),
         ([{"content": "x"}], {}, "role"),
+        ([{"role": "user"}], {}, "must have a content"),
+        ([{"role": "user", "content": None, "tool_calls": [{}]}], {}, "must have a content"),
+        ([{"role": "assistant", "tool_calls": []}], {}, "must have a content"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], {}, "text only"),
         (CHAT, {"chat_template_kwargs": {"messages": []}}, "messages"),
         (CHAT, {"chat_template_kwargs": {"f": object()}}, "plain JSON"),
