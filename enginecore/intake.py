@@ -64,6 +64,8 @@ class Intake:
             check_against(params, vocab_size=limits.vocab_size, max_logprobs=limits.max_logprobs)
         except ValueError as error:
             raise Refusal("invalid", str(error)) from None
+        if request.priority and not self.config.by_priority:
+            raise Refusal("invalid", "a priority other than 0 needs an engine with --scheduling-policy priority")
         if len(request.cache_salt) > MAX_CACHE_SALT:
             raise Refusal("invalid", f"cache_salt may be at most {MAX_CACHE_SALT} characters long")
         final_len = self._final_len(len(prompt), params.max_tokens)
@@ -89,7 +91,7 @@ class Intake:
                 prompt=prompt,
                 final_len=final_len,
                 seed=seed + child,
-                order=(request.priority if self.config.by_priority else 0, next(self._arrivals)),
+                order=(request.priority, next(self._arrivals)),
                 arrival_time=arrival_time,
                 root_hash=root,
                 use_cache=cache,

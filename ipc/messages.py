@@ -54,7 +54,7 @@ class AddRequest(Message, tag="add", frozen=True):
     id: int  # chosen by the frontend, unique within its connection, 0 to MAX_REQUEST_ID
     prompt_token_ids: bytes  # int32, at least one token
     params: SamplingParams  # with max_tokens None meaning: to the end of the context
-    priority: int = 0  # lower runs first, under --scheduling-policy priority
+    priority: int = 0  # lower runs first, under --scheduling-policy priority; 0 under any other
     cache_salt: str = ""  # prefix-cache hits happen only between requests of equal salt
     arrival_time: float = 0.0  # seconds since the Unix epoch, for metrics and order of arrival
 

@@ -116,6 +116,19 @@ def test_what_is_refused_at_the_door():
     assert isinstance(it.accept(0, AddRequest(0, 1, np.asarray([100], np.int32).tobytes(), SamplingParams()), 0), RequestError)
 
 
+@pytest.mark.parametrize("by_priority", [False, True])
+def test_a_priority_that_would_not_count_is_refused(by_priority):
+    s = Scheduler(SchedulerConfig(4, 64, 128, 16, 40, (0,), vocab_size=100))
+    it = Intake(IntakeConfig(EngineLimits(128, 100, 4, 20, 640), (), True, by_priority, 0, 9), s.kv.hasher, s.fits)
+    prompt = np.arange(3, dtype=np.int32).tobytes()
+    usual, urgent = (it.accept(0, AddRequest(0, 1, prompt, SamplingParams(), priority), 0) for priority in (0, -3))
+    assert usual[0].order[0] == 0
+    if by_priority:
+        assert urgent[0].order[0] == -3
+    else:
+        assert urgent.code == "invalid" and "--scheduling-policy priority" in urgent.message
+
+
 def test_more_choices_than_may_wait_will_not_fit_later_either():
     s = Scheduler(SchedulerConfig(4, 64, 128, 16, 40, (0,), vocab_size=100))
     it = Intake(IntakeConfig(EngineLimits(128, 100, 4, 20, 640), (), True, False, 0, 3), s.kv.hasher, s.fits)
