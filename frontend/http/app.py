@@ -20,6 +20,7 @@ from quire.frontend.http.errors import ApiError, from_exception, internal_error,
 from quire.frontend.http.exchange import Request, Response, State
 from quire.frontend.http.metrics import Metrics
 from quire.frontend.http.sse import error_event
+from quire.frontend.http.unknown_fields import UnknownFields
 
 logger = logging.getLogger("quire.http")
 
@@ -42,6 +43,7 @@ ROUTES: dict[bytes, Route] = {
     b"/tokenize": Route("/tokenize", "POST", plain.tokenize),
     b"/detokenize": Route("/detokenize", "POST", plain.detokenize),
     b"/health": Route("/health", "GET", plain.health),
+    b"/ping": Route("/ping", "GET", plain.health),
     b"/version": Route("/version", "GET", plain.version),
     b"/metrics": Route("/metrics", "GET", plain.metrics),
 }
@@ -57,8 +59,9 @@ class App:
     ) -> None:
         self.client = client
         self.metrics = metrics or Metrics()
+        self.unknown_fields = UnknownFields()
         self._key_digests = [hashlib.sha256(key.encode()).digest() for key in api_keys]
-        self._open_paths = {b"/health", b"/metrics"} if metrics_open else {b"/health"}
+        self._open_paths = {b"/health", b"/ping", b"/metrics"} if metrics_open else {b"/health", b"/ping"}
 
     # ------------------------------------------------------------------------------------------------ before the body
     def admit(self, request: Request) -> ApiError | None:

@@ -17,6 +17,7 @@ from quire.frontend.http.schemas import (
     ChatRequest,
     ChatResponse,
     SamplingFields,
+    Usage,
     decode,
 )
 from quire.frontend.http.sse import ChunkWriter, json_bytes
@@ -30,7 +31,7 @@ _decoder = msgspec.json.Decoder(ChatRequest)
 
 
 async def chat_completions(app: "App", request: Request, response: Response) -> None:
-    body = decode(_decoder, request.take_body())
+    body = decode(_decoder, request.take_body(), app.unknown_fields)
     model = check_model(body.model, app.client.welcome.served_model_names)
     tokenizer = app.client.tokenizer
     wanted = Wanted(
@@ -80,9 +81,9 @@ class ChatShape:
         self._return_token_ids = bool(body.return_token_ids)
         self._style = LogprobStyle(tokenizer, body.top_logprobs or 0, bool(body.return_tokens_as_token_ids))
 
-    def opening(self, job: Job, chunks: ChunkWriter) -> list[bytes]:
+    def opening(self, job: Job, chunks: ChunkWriter, usage: Usage | None) -> list[bytes]:
         ids = list(job.prompt_token_ids) if self._return_token_ids else None
-        return [chunks.role(i, prompt_token_ids=ids) for i in range(job.params.n)]
+        return [chunks.role(i, prompt_token_ids=ids, usage=usage) for i in range(job.params.n)]
 
     def logprobs(self, job: Job, delta: Delta) -> ChatLogprobs | None:
         return None if delta.logprobs is None else chat_logprobs(delta.logprobs, delta.token_ids, self._style)

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -16,6 +16,7 @@ from quire.frontend.http.schemas import (
     CompletionLogprobs,
     CompletionRequest,
     CompletionResponse,
+    Usage,
     decode,
 )
 from quire.frontend.http.sse import ChunkWriter, json_bytes
@@ -31,7 +32,7 @@ _decoder = msgspec.json.Decoder(CompletionRequest)
 
 
 async def completions(app: "App", request: Request, response: Response) -> None:
-    body = decode(_decoder, request.take_body())
+    body = decode(_decoder, request.take_body(), app.unknown_fields)
     model = check_model(body.model, app.client.welcome.served_model_names)
     tokenizer = app.client.tokenizer
     _check(body)
@@ -114,14 +115,15 @@ class CompletionShape:
         self._style = LogprobStyle(tokenizer, body.logprobs or 0, bool(body.return_tokens_as_token_ids), skip_special)
         self._text_offsets: dict[int, int] = {}  # of each choice
 
-    def opening(self, job: Job, chunks: ChunkWriter) -> list[bytes]:
+    def opening(self, job: Job, chunks: ChunkWriter, usage: Usage | None) -> list[bytes]:
         """The prompt, if it is to be echoed or its ids are to be returned, in a chunk of its own for each choice."""
         if not self._echo_texts and not self._return_token_ids:
             return []
         text = self._echo_texts[job.first_choice // self._n] if self._echo_texts else ""
         ids = list(job.prompt_token_ids) if self._return_token_ids else None
+        common: dict[str, Any] = {"token_ids": [] if ids else None, "prompt_token_ids": ids, "usage": usage}
         return [
-            chunks.rich_text(i, text, logprobs=self._prompt_part(job, i), token_ids=[] if ids else None, prompt_token_ids=ids)
+            chunks.rich_text(i, text, logprobs=self._prompt_part(job, i), **common)
             for i in range(job.first_choice, job.first_choice + self._n)
         ]
 

@@ -75,11 +75,11 @@ def shutting_down() -> ApiError:
     return ApiError(503, "The server is shutting down.", code="shutting_down", retry_after_s=5)
 
 
-_FIELDS = frozenset(SamplingParams.__struct_fields__)
+_FIELDS = frozenset((*SamplingParams.__struct_fields__, "priority", "cache_salt"))
 
 
 def invalid(message: str, param: str | None = None) -> ApiError:
-    """A value that can never be right. Without `param`, the first sampling field that the text names."""
+    """A value that can never be right. Without `param`, the first field of the request that the text names."""
     if param is None:
         param = next((word for word in re.findall(r"\w+", message) if word in _FIELDS), None)
     return ApiError(400, message if message.endswith(".") else message + ".", param=param, code="invalid_value")
@@ -97,7 +97,7 @@ def from_exception(error: Exception, prompt_field: str | None = None) -> ApiErro
         case TooLong():
             return too_long(str(error), prompt_field)
         case InvalidRequest():
-            return invalid(str(error))
+            return invalid(str(error), prompt_field if str(error).startswith("the prompt ") else None)
         case Overloaded():
             return ApiError(503, "The engine's queue is full; try again later.", code="overloaded", retry_after_s=1)
         case EngineDown():

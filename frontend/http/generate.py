@@ -54,8 +54,8 @@ class Shape(Protocol):
 
     logprobs_wanted: bool
 
-    def opening(self, job: Job, chunks: ChunkWriter) -> list[bytes]:
-        """Chunks before a job's first text."""
+    def opening(self, job: Job, chunks: ChunkWriter, usage: Usage | None) -> list[bytes]:
+        """Chunks before a job's first text; with the usage so far, if it is wanted."""
 
     def logprobs(self, job: Job, delta: Delta) -> ChatLogprobs | CompletionLogprobs | None: ...
 
@@ -145,7 +145,7 @@ class Streaming:
             if previous:
                 latency.observe(now - previous)
             else:
-                events = self._shape.opening(job, self._chunks)
+                events = self._shape.opening(job, self._chunks, self._running_usage())
             previous = now
             for delta in deltas:
                 job.num_tokens[delta.index] = delta.num_tokens

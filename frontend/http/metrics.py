@@ -21,8 +21,8 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST.encode()
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
 ROUTES = (
-    "/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/version", "/tokenize", "/detokenize", "/metrics",
-    "other",
+    "/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/ping", "/version", "/tokenize", "/detokenize",
+    "/metrics", "other",
 )  # fmt: skip
 STATUSES = ("2xx", "4xx", "5xx")
 

@@ -64,7 +64,7 @@ async def metrics(app: "App", request: Request, response: Response) -> None:
 
 
 async def tokenize(app: "App", request: Request, response: Response) -> None:
-    body = decode(_tokenize_decoder, request.take_body())
+    body = decode(_tokenize_decoder, request.take_body(), app.unknown_fields)
     check_model(body.model, app.client.welcome.served_model_names)
     tokenizer = app.client.tokenizer
     if (body.prompt is None) == (body.messages is None):
@@ -82,7 +82,7 @@ async def tokenize(app: "App", request: Request, response: Response) -> None:
 
 
 async def detokenize(app: "App", request: Request, response: Response) -> None:
-    body = decode(_detokenize_decoder, request.take_body())
+    body = decode(_detokenize_decoder, request.take_body(), app.unknown_fields)
     check_model(body.model, app.client.welcome.served_model_names)
     vocab_size = app.client.welcome.limits.vocab_size
     if any(i >= vocab_size for i in body.tokens):

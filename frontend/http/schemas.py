@@ -1,9 +1,10 @@
 """Bodies of requests and responses, as msgspec structs with OpenAI's and vLLM's field names.
 
 `decode` turns bytes into a struct or raises the 400 that names the field. A field that is null means the same as one that is
-absent. Fields that OpenAI's clients send and that change nothing here (user, metadata, store, service_tier, ...) are ignored
-like any unknown field; fields that would change the answer and are not supported stand in `Unsupported`, and `check_supported`
-refuses them by name: a wish silently ignored is worse than an error. Bounds on values are SamplingParams' (ipc/sampling.py).
+absent. Fields that OpenAI's clients send and that change nothing here (user, metadata, store, service_tier, ...) are ignored,
+and so are unknown ones, with a word in the log (unknown_fields.py); fields that would change the answer and are not supported
+stand in `Unsupported`, and `check_supported` refuses them by name: a wish silently ignored is worse than an error. Bounds on
+values are SamplingParams' (ipc/sampling.py).
 """
 
 import gc
@@ -14,6 +15,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from quire.frontend.http.errors import ApiError
+from quire.frontend.http.unknown_fields import UnknownFields
 
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
@@ -168,12 +170,14 @@ _AT = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>.*)`)?$",
 _MISSING = re.compile(r"^Object missing required field `(?P<name>\w+)`$")
 
 
-def decode(decoder: "msgspec.json.Decoder[T]", body: bytearray) -> T:
-    """The body as a struct. Raises ApiError 400, naming the field."""
+def decode(decoder: "msgspec.json.Decoder[T]", body: bytearray, unknown: UnknownFields) -> T:
+    """The body as a struct; `unknown` is told of it. Raises ApiError 400, naming the field."""
     collects = gc.isenabled()
     gc.disable()  # lists of lists: what is half parsed is no garbage, and looking at it again and again takes seconds
     try:
-        return decoder.decode(body)
+        decoded = decoder.decode(body)
+        unknown.look_at(body, decoded)
+        return decoded
     except msgspec.ValidationError as error:
         raise _wrong_type(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError):

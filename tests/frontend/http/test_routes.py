@@ -187,8 +187,11 @@ def test_continuous_usage():
     async def main():
         options = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
         events = await http.Api().events(CHAT, {**HELLO, **options})
-        counts = [e["usage"]["completion_tokens"] for e in events[1:-1]]
-        assert counts == sorted(counts) and counts[0] == 1 and counts[-1] == NUM_TOKENS
+        assert all(e["usage"]["prompt_tokens"] == 19 for e in events[:-1])
+        counts = [e["usage"]["completion_tokens"] for e in events[:-1]]
+        assert counts == sorted(counts) and counts[:2] == [0, 1] and counts[-1] == NUM_TOKENS
+        events = await http.Api().events(COMPLETIONS, {"prompt": "ab", "echo": True, **options})
+        assert [e["usage"]["completion_tokens"] for e in events[:2]] == [0, 1]
 
     run(main())
 
@@ -373,6 +376,25 @@ def test_harmless_fields_are_accepted():
     run(main())
 
 
+def test_an_unknown_field_is_said_once_and_answered(caplog, monkeypatch):
+    async def main():
+        api = http.Api()
+        for path, base in [(CHAT, HELLO), (COMPLETIONS, {"prompt": "a"})]:
+            for _ in range(2):
+                status, _ = await api.json("POST", path, {**base, "temprature": 0.1, "user": "u", "x" * 100_000: 1})
+                assert status == 200
+        said = sorted(record.getMessage() for record in caplog.records)
+        assert len(said) == 2 and "'temprature'" in said[0] and "xxx" in said[1] and len(said[1]) < 200
+        for i in range(200):
+            await api.json("POST", COMPLETIONS, {"prompt": "a", f"field-{i}": 1})
+        assert len(caplog.records) == 100
+        status, _ = await api.json("POST", COMPLETIONS, b'{"prompt": "a", "\xff": 1}')
+        assert status == 400
+
+    monkeypatch.setattr(logging.getLogger("quire"), "propagate", True)
+    run(main())
+
+
 REFUSED = [
     ({"messages": None}, "messages"), ({"messages": []}, "messages"), ({"messages": "hi"}, "messages"),
     ({"messages": [{"role": "user"}] * 20_000}, "messages"),
@@ -380,6 +402,7 @@ REFUSED = [
     ({"messages": [{"role": "user", "content": "a", "tool_calls": [{}] * 20_000}]}, "messages"),
     ({"tools": [{}] * 2000}, "tools"), ({"documents": [{}] * 2000}, "documents"),
     ({"chat_template_kwargs": {f"a{i}": i for i in range(100)}}, "chat_template_kwargs"),
+    ({"messages": [{"role": "user"}]}, "messages"), ({"messages": [{"role": "user", "content": None}]}, "messages"),
     ({"messages": ["hi"]}, "messages[0]"), ({"messages": [{"content": "hi"}]}, "messages"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
     ({"messages": [{"role": "user", "content": {"a": 1}}]}, "messages"),
@@ -509,7 +532,7 @@ def test_a_long_prompt_is_encoded_in_a_thread():
 @pytest.mark.parametrize(
     ("error", "status", "code", "retry"),
     [
-        (InvalidRequest("prompt holds token id 999, outside the vocabulary"), 400, "invalid_value", None),
+        (InvalidRequest("the prompt holds a token id outside the vocabulary of 300"), 400, "invalid_value", None),
         (TooLong("too long"), 400, "context_length_exceeded", None),
         (Overloaded("full"), 503, "overloaded", "1"),
         (EngineDown("gone"), 503, "engine_down", "2"),
@@ -534,6 +557,24 @@ def test_failures_before_the_first_token_have_a_status(error, status, code, retr
     logging.getLogger("quire.http").disabled = True
     run(main())
     logging.getLogger("quire.http").disabled = False
+
+
+@pytest.mark.parametrize(
+    ("text", "param"),
+    [
+        ("the prompt holds a token id outside the vocabulary of 300", "prompt"),
+        ("a priority other than 0 needs an engine with --scheduling-policy priority", "priority"),
+        ("prompt_logprobs must be at most 3, got 4", "prompt_logprobs"),
+    ],
+)
+def test_what_the_engine_refuses_names_the_field(text, param):
+    async def main():
+        api = http.Api()
+        api.client.speak = lambda stream: stream.end(InvalidRequest(text))
+        _, answer = await api.json("POST", COMPLETIONS, {"prompt": [999]})
+        assert answer["error"]["param"] == param
+
+    run(main())
 
 
 def test_a_failure_within_a_stream_is_its_last_event():
@@ -650,14 +691,15 @@ def test_models():
     run(main())
 
 
-def test_health():
+@pytest.mark.parametrize("path", ["/health", "/ping"])
+def test_health(path):
     async def main():
         api = http.Api()
-        answer = await api.ask("GET", "/health")
+        answer = await api.ask("GET", path)
         assert answer.status == 200 and answer.body == b""
-        assert (await api.ask("HEAD", "/health")).status == 200
+        assert (await api.ask("HEAD", path)).status == 200
         api.client.problem = "the engine's loop has not been heard for 2 s"
-        answer = await api.ask("GET", "/health")
+        answer = await api.ask("GET", path)
         assert answer.status == 503 and b"not been heard" in answer.body and answer.headers["retry-after"] == "2"
 
     run(main())
@@ -779,7 +821,7 @@ def test_every_path_but_health_needs_a_key(method, path):
 def test_health_and_optionally_metrics_are_open():
     async def main():
         closed, opened = http.Api(api_keys=["k"]), http.Api(api_keys=["k"], metrics_open=True)
-        assert (await closed.ask("GET", "/health")).status == 200
+        assert (await closed.ask("GET", "/health")).status == (await closed.ask("GET", "/ping")).status == 200
         assert (await opened.ask("GET", "/health?x=1")).status == 200
         assert (await closed.ask("GET", "/metrics")).status == 401
         assert (await opened.ask("GET", "/metrics")).status == 200
