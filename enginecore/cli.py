@@ -2,7 +2,7 @@
 
 import sys
 
-from quire.ipc.command import CommandParser
+from quire.ipc.command import CommandParser, quiet_interrupts
 from quire.ipc.config import add_engine_arguments, engine_config_from
 from quire.ipc.logs import set_up_logging
 from quire.ipc.version import VERSION
@@ -33,8 +33,9 @@ def main(argv: list[str] | None = None) -> None:
     except ValueError as error:
         parser.error(str(error))
     set_up_logging()
-    from quire.enginecore.daemon import StartupError, run_engine
-    from quire.enginecore.workers import WorkersFailed
+    with quiet_interrupts():
+        from quire.enginecore.daemon import StartupError, run_engine
+        from quire.enginecore.workers import WorkersFailed
 
     try:
         run_engine(config, lambda address: print(f"Quire engine ready at {address}", flush=True))

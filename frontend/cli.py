@@ -1,15 +1,23 @@
 """`quire`: the command line. Only argparse is imported until a command needs more, so that --help and version are quick."""
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 
-from quire.ipc.command import CommandParser
+from quire.ipc.command import CommandParser, quiet_interrupts
 from quire.ipc.version import VERSION
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0 done, 1 failed, 2 wrong arguments, 130 interrupted while starting."""
+    try:
+        return _run(argv)
+    except KeyboardInterrupt:  # before a command has its own way with it
+        return 130
+
+
+def _run(argv: Sequence[str] | None) -> int:
     parser = _parser()
     args, unknown = parser.parse_known_args(argv)
     if unknown:  # said by the command that does not know them: its help is the one to see
@@ -55,6 +63,13 @@ def _add_serve(commands: "argparse._SubParsersAction[CommandParser]") -> None:
         "--api-key-file", metavar="FILE", help="a file of such keys, one a line, which no process list shows (default: none)"
     )
     http.add_argument("--metrics-open", action="store_true", help="let /metrics be read without a key")
+    http.add_argument(
+        "--allowed-origins",
+        type=_origins,
+        default=["*"],
+        metavar="LIST",
+        help='origins of web pages that may use the server: a JSON list, or with commas (default: ["*"], all)',
+    )
     http.add_argument("--frontends", type=int, default=1, metavar="N", help="HTTP processes that share the port (default: 1)")
     http.add_argument("--max-connections", type=int, default=8192, help="per HTTP process (default: %(default)s)")
     http.add_argument("--max-body-mib", type=int, default=32, help="largest request body, MiB (default: %(default)s)")
@@ -87,20 +102,23 @@ def _serve(args: argparse.Namespace) -> int:
     if not args.shutdown_grace_s >= 0:
         parser.error("--shutdown-grace-s must be at least 0")
     try:
-        engine = engine_config_from(args) if args.engine is None else None
+        # requests are logged by the frontends, under the names that clients know
+        engine = engine_config_from(args, enable_log_requests=False) if args.engine is None else None
         keys = [*args.api_key, *_key_file(args.api_key_file)]
     except (OSError, ValueError) as error:
         parser.error(str(error))
     if not all(keys):
         parser.error("an API key must not be empty")
 
-    from quire.frontend.http.server import FrontendConfig
-    from quire.frontend.http.shared import Limits
-    from quire.frontend.serve import ServeConfig
-    from quire.frontend.serve import main as serve_main
     from quire.ipc.logs import set_up_logging
 
     set_up_logging()
+    with quiet_interrupts():
+        from quire.frontend.http.server import FrontendConfig
+        from quire.frontend.http.shared import Limits
+        from quire.frontend.serve import ServeConfig
+        from quire.frontend.serve import main as serve_main
+
     try:
         limits = Limits(
             max_connections=args.max_connections,
@@ -114,6 +132,8 @@ def _serve(args: argparse.Namespace) -> int:
         listen_fd=-1,
         api_keys=keys,
         metrics_open=args.metrics_open,
+        allowed_origins=args.allowed_origins,
+        log_requests=args.enable_log_requests,
         shutdown_grace_s=args.shutdown_grace_s,
         curve_key_file=args.curve_key_file,
         curve_engine_key=args.curve_engine_key,
@@ -127,8 +147,20 @@ def _engine_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -
     """What was given that is the engine's, as it was written."""
     from quire.ipc.config import EngineConfig
 
-    names = [n for n in EngineConfig.__struct_fields__ if getattr(args, n, None) != parser.get_default(n)]
+    fields = [n for n in EngineConfig.__struct_fields__ if n != "enable_log_requests"]  # that one is ours as well
+    names = [n for n in fields if getattr(args, n, None) != parser.get_default(n)]
     return ", ".join("the model" if name == "model" else f"--{name.replace('_', '-')}" for name in names)
+
+
+def _origins(text: str) -> list[str]:
+    """A JSON list, as vLLM takes it, or origins with commas between them."""
+    try:
+        origins = json.loads(text) if text.lstrip().startswith("[") else [part.strip() for part in text.split(",")]
+    except ValueError:
+        origins = None
+    if not isinstance(origins, list) or not all(isinstance(origin, str) and origin for origin in origins):
+        raise argparse.ArgumentTypeError("origins are like https://example.org, with commas between them, or a JSON list")
+    return origins
 
 
 def _port(text: str) -> int:

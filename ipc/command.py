@@ -7,7 +7,10 @@ import argparse
 import os
 import shlex
 import shutil
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 
@@ -25,3 +28,14 @@ def as_started(command: str) -> str:
     if os.path.basename(path) == name and os.path.realpath(path) != os.path.realpath(shutil.which(name) or ""):
         name = shlex.quote(path)
     return " ".join([name, *words])
+
+
+@contextmanager
+def quiet_interrupts() -> Iterator[None]:
+    """While a command's modules are imported, Ctrl-C ends it at once: there is nothing to put away yet, and the usual exception,
+    raised in the midst of an extension module's initialization, may crash the process."""
+    before = signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

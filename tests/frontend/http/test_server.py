@@ -248,7 +248,8 @@ def test_wrong_starts_say_why(tmp_path):
     for arguments, text in [
         (["--frontends", "0"], "--frontends"), (["--port", "70000"], "--port"), (["--api-key-file", str(empty)], "no key"),
         (["--api-key-file", "/nowhere"], "nowhere"), (["--api-key", ""], "empty"), (["--block-size", "3"], "--block-size"),
-        (["--max-connections", "0"], "max_connections"),
+        (["--max-connections", "0"], "max_connections"), (["--allowed-origins", '["a", 3]'], "--allowed-origins"),
+        (["--allowed-origins", "[a"], "--allowed-origins"), (["--allowed-origins", "a,,b"], "--allowed-origins"),
         (["--port", "http"], "a port is"), (["--shutdown-grace-s", "nan"], "--shutdown-grace-s"),
         (["model", "--engine", "ipc:///x"], "leave the model out"),
         (["--engine", "ipc:///x", "--max-model-len", "9", "--enforce-eager"], "leave --max-model-len, --enforce-eager out"),
@@ -349,6 +350,55 @@ def test_a_stop_while_several_frontends_look_for_the_engine(tmp_path, number):
         started = time.monotonic()
         assert served.end(number) == (0, "")
         assert time.monotonic() - started < 10.0  # not when they give up
+
+
+def test_an_interrupt_while_a_command_is_being_imported_is_quiet(tmp_path):
+    for module, attribute, argument in (("frontend", "cli", "serve"), ("enginecore", "cli", "--listen=ipc:///nowhere/x")):
+        late = "quire.frontend.serve" if argument == "serve" else "quire.enginecore.daemon"
+        code = f"""
+import signal, sys
+from quire.{module} import {attribute}
+
+class Interrupted:  # Ctrl-C in the middle of the imports
+    def find_spec(self, name, path, target=None):
+        if name == {late!r}:
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupted())
+sys.exit(cli.main([{argument!r}]))
+"""
+        run = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=DEADLINE_S)
+        assert (run.returncode, run.stdout, run.stderr) == (130, "", ""), module
+
+
+def test_a_server_goes_on_when_nobody_reads_what_it_writes():
+    command = [sys.executable, "-P", "-m", "quire.frontend.cli", "serve", "--engine"]
+    with FakeCore(say_hi) as core, bind("127.0.0.1", 0)[0] as free:
+        port = str(free.getsockname()[1])
+        free.close()
+        reads, writes = os.pipe()
+        os.close(reads)
+        for redirected in ({"stdout": writes, "stderr": writes}, {"preexec_fn": lambda: os.closerange(0, 3)}):
+            process = subprocess.Popen([*command, core.address, "--port", port], **redirected)
+            try:
+                until_it_listens(port)
+                assert request(f"http://127.0.0.1:{port}", "GET", "/health")[0] == 200
+                assert [os.readlink(f"/proc/{process.pid}/fd/{fd}") for fd in range(3)].count("/dev/null") in (0, 1, 3)
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(DEADLINE_S) == 0
+            finally:
+                process.kill()
+                process.wait()
+        os.close(writes)
+
+
+def until_it_listens(port: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", int(port))):
+            return
+        os.sched_yield()
+    raise AssertionError("it does not listen in time")
 
 
 def wait_for_signal_handler(pid: int, number: signal.Signals) -> None:
