@@ -34,6 +34,7 @@ from quire.kernels.tables import (
 
 PURPOSE_BLOCK, PURPOSE_TOKEN = 0, 1
 LARGEST = np.float32(3e38)  # +inf counts as this
+_OFFSETS = np.arange(SAMPLER_BLOCK, dtype=np.uint32)
 PROMPT_LOGPROB_ROWS = RACE_ROWS = 32  # rows in float32 at a time
 
 
@@ -145,24 +146,24 @@ def _finite(x: np.ndarray) -> np.ndarray:
 
 def _race(x: np.ndarray, params: np.ndarray, positions: list[int]) -> np.ndarray:
     """int64 [R]: a random token of each row of x, float32 [R, V], none filtered; params: [R, words] of their slots."""
-    top = x.max(1)
+    top = x.max(1, keepdims=True)
     if not (top <= LARGEST).all():  # +inf or NaN
         x = _finite(x)
-        top = x.max(1)
-    some = top > -np.inf
-    top = np.where(some, top, np.float32(0))
-    rows, blocks = np.arange(len(x)), -(-x.shape[1] // SAMPLER_BLOCK)
-    scores = torch.full((len(x), blocks * SAMPLER_BLOCK), -torch.inf)
-    scale = np.float32(1) / params.view(np.float32)[:, S_TEMPERATURE]
-    torch.sub(torch.from_numpy(x), torch.from_numpy(top[:, None]), out=scores[:, : x.shape[1]])
-    by_block = scores.mul_(torch.from_numpy(scale[:, None])).view(len(x), blocks, SAMPLER_BLOCK)
+        top = x.max(1, keepdims=True)
+    empty = top == -np.inf
+    rows, vocab, blocks = len(x), x.shape[1], -(-x.shape[1] // SAMPLER_BLOCK)
+    scores = torch.empty(rows, blocks * SAMPLER_BLOCK)
+    scores[:, vocab:] = -torch.inf
+    scale = np.float32(1) / params.view(np.float32)[:, S_TEMPERATURE, None]
+    shown = scores.numpy()
+    np.multiply(np.subtract(x, np.where(empty, 0, top), out=shown[:, :vocab]), scale, out=shown[:, :vocab])
+    by_block = scores.view(rows, blocks, SAMPLER_BLOCK)
+    sums = by_block.exp().sum(2).log_().numpy()  # -inf of an empty block
     seeds = params[:, [S_SEED_LO, S_SEED_HI]].tolist()
-    with np.errstate(divide="ignore"):  # an empty block has weight 0
-        sums = np.log(by_block.exp().sum(2).numpy())
     first = (sums - _log_e(seeds, positions, PURPOSE_BLOCK, np.arange(blocks, dtype=np.uint32))).argmax(1)
-    ids = first.astype(np.uint32)[:, None] * np.uint32(SAMPLER_BLOCK) + np.arange(SAMPLER_BLOCK, dtype=np.uint32)
-    last = (by_block.numpy()[rows, first] - _log_e(seeds, positions, PURPOSE_TOKEN, ids)).argmax(1)
-    return np.where(some, first * SAMPLER_BLOCK + last, 0)
+    ids = first.astype(np.uint32)[:, None] * np.uint32(SAMPLER_BLOCK) + _OFFSETS
+    last = (by_block.numpy()[np.arange(rows), first] - _log_e(seeds, positions, PURPOSE_TOKEN, ids)).argmax(1)
+    return np.where(empty[:, 0], 0, first * SAMPLER_BLOCK + last)
 
 
 def _log_e(seeds: list[list[int]], positions: list[int], purpose: int, index: np.ndarray) -> np.ndarray:
