@@ -66,7 +66,7 @@ def _add_serve(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     http.add_argument(
         "--allowed-origins",
         type=_origins,
-        default=["*"],
+        default=("*",),
         metavar="LIST",
         help='origins of web pages that may use the server: a JSON list, or with commas (default: ["*"], all)',
     )
@@ -152,7 +152,7 @@ def _engine_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -
     return ", ".join("the model" if name == "model" else f"--{name.replace('_', '-')}" for name in names)
 
 
-def _origins(text: str) -> list[str]:
+def _origins(text: str) -> tuple[str, ...]:
     """A JSON list, as vLLM takes it, or origins with commas between them."""
     try:
         origins = json.loads(text) if text.lstrip().startswith("[") else [part.strip() for part in text.split(",")]
@@ -160,7 +160,7 @@ def _origins(text: str) -> list[str]:
         origins = None
     if not isinstance(origins, list) or not all(isinstance(origin, str) and origin for origin in origins):
         raise argparse.ArgumentTypeError("origins are like https://example.org, with commas between them, or a JSON list")
-    return origins
+    return tuple(origins)
 
 
 def _port(text: str) -> int:

@@ -1,8 +1,9 @@
 """The application behind the protocol: who may ask, what is asked, and what becomes of an error.
 
 Deny by default: with API keys configured, every path but the open ones needs one, decided on the raw bytes of the path, before
-routing and before a body is read. Routing is one dictionary; each route is a function in a file of its own. Whatever a route
-raises becomes OpenAI's error JSON here, or the last event of a stream that has begun.
+routing and before a body is read; only a browser's preflight, which does nothing, cannot bring one. Routing is one dictionary;
+each route is a function in a file of its own. Whatever a route raises becomes OpenAI's error JSON here, or the last event of a
+stream that has begun.
 """
 
 import asyncio
@@ -16,9 +17,11 @@ from quire.frontend.client import AsyncClient
 from quire.frontend.http import plain
 from quire.frontend.http.chat import chat_completions
 from quire.frontend.http.completions import completions
+from quire.frontend.http.cors import Cors, is_preflight
 from quire.frontend.http.errors import ApiError, from_exception, internal_error, shutting_down
 from quire.frontend.http.exchange import Request, Response, State
 from quire.frontend.http.metrics import Metrics
+from quire.frontend.http.request_log import RequestLog, given_id
 from quire.frontend.http.sse import error_event
 from quire.frontend.http.unknown_fields import UnknownFields
 
@@ -49,22 +52,36 @@ ROUTES: dict[bytes, Route] = {
 }
 _MODEL_PREFIX = b"/v1/models/"
 _MODEL = Route("/v1/models", "GET", plain.one_model)
+_PREFLIGHT = Route("other", "OPTIONS", plain.preflight)
 
 
 class App:
-    """One frontend process's application. client: connected, and reconnecting by itself. api_keys: none means open to all."""
+    """One frontend process's application. client: connected, and reconnecting by itself. api_keys: none means open to all.
+    allowed_origins: see cors.py."""
 
     def __init__(
-        self, client: AsyncClient, metrics: Metrics | None = None, *, api_keys: Iterable[str] = (), metrics_open: bool = False
+        self,
+        client: AsyncClient,
+        metrics: Metrics | None = None,
+        *,
+        api_keys: Iterable[str] = (),
+        metrics_open: bool = False,
+        allowed_origins: Iterable[str] = ("*",),
+        log_requests: bool = False,
     ) -> None:
         self.client = client
         self.metrics = metrics or Metrics()
         self.unknown_fields = UnknownFields()
+        self.request_log = RequestLog(log_requests, client)
+        self._cors = Cors(allowed_origins)
         self._key_digests = [hashlib.sha256(key.encode()).digest() for key in api_keys]
         self._open_paths = {b"/health", b"/ping", b"/metrics"} if metrics_open else {b"/health", b"/ping"}
 
     # ------------------------------------------------------------------------------------------------ before the body
     def admit(self, request: Request) -> ApiError | None:
+        request.answer_headers = self._cors.headers(request.headers)
+        if given := given_id(request.headers):
+            request.answer_headers += b"x-request-id: %b\r\n" % given
         error = self._admit(request)
         if error is not None:
             route = request.route
@@ -72,6 +89,10 @@ class App:
         return error
 
     def _admit(self, request: Request) -> ApiError | None:
+        if is_preflight(request):
+            request.route = _PREFLIGHT
+            request.max_body = min(request.max_body, _MAX_BODY_OF_GET)
+            return None
         if self._key_digests and request.path not in self._open_paths and not self._has_key(request):
             return ApiError(401, "A valid API key is needed: 'Authorization: Bearer KEY'.", code="invalid_api_key")
         route = ROUTES.get(bytes(request.path))

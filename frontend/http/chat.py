@@ -7,9 +7,10 @@ import msgspec
 
 from quire.frontend.http.errors import ApiError, invalid
 from quire.frontend.http.exchange import Request, Response
-from quire.frontend.http.generate import Job, Streaming, collect, new_id, running, usage_of
+from quire.frontend.http.generate import Job, Streaming, collect, running, usage_of
 from quire.frontend.http.logprobs import LogprobStyle, chat_logprobs, prompt_logprobs
 from quire.frontend.http.params import Wanted, chat_text, check_model, encoded
+from quire.frontend.http.request_log import new_id
 from quire.frontend.http.schemas import (
     ChatChoice,
     ChatLogprobs,
@@ -45,12 +46,13 @@ async def chat_completions(app: "App", request: Request, response: Response) -> 
     text = chat_text(body, tokenizer)
     ids = await encoded(app.client, text, bool(body.add_special_tokens), body.truncate_prompt_tokens)
     params = wanted.params(len(ids), "messages")
-    name, created, jobs = new_id("chatcmpl"), int(time.time()), list[Job]()
-    async with running(jobs, app.metrics):
+    name, created, jobs = new_id("chatcmpl", request.headers), int(time.time()), list[Job]()
+    async with running(name, jobs, app.metrics, app.request_log):
         stream = app.client.submit(
             ids, params, priority=body.priority or 0, cache_salt=body.cache_salt or "", request_name=name
         )
         jobs.append(Job(stream, params, ids, 0))
+        app.request_log.begun(name, jobs, bool(body.stream))
         shape = ChatShape(body, tokenizer)
         if body.stream:
             null_usage = body.stream_options is not None and bool(body.stream_options.include_usage)

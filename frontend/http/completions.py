@@ -8,9 +8,10 @@ import msgspec
 
 from quire.frontend.http.errors import invalid
 from quire.frontend.http.exchange import Request, Response
-from quire.frontend.http.generate import Job, Streaming, collect, new_id, running, usage_of
+from quire.frontend.http.generate import Job, Streaming, collect, running, usage_of
 from quire.frontend.http.logprobs import LogprobStyle, add_completion_logprobs, prompt_logprobs
 from quire.frontend.http.params import Wanted, check_model, completion_prompts, encoded, truncated
+from quire.frontend.http.request_log import new_id
 from quire.frontend.http.schemas import (
     CompletionChoice,
     CompletionLogprobs,
@@ -50,8 +51,8 @@ async def completions(app: "App", request: Request, response: Response) -> None:
     )
     wanted.check_fan_out(len(prompts))
     texts: list[str] = []
-    name, created, jobs = new_id("cmpl"), int(time.time()), list[Job]()
-    async with running(jobs, app.metrics):
+    name, created, jobs = new_id("cmpl", request.headers), int(time.time()), list[Job]()
+    async with running(name, jobs, app.metrics, app.request_log):
         for prompt in prompts:
             ids = await _token_ids(app, body, prompt)
             params = wanted.params(len(ids), "prompt")
@@ -63,6 +64,7 @@ async def completions(app: "App", request: Request, response: Response) -> None:
                 await asyncio.sleep(0)  # encoding may take milliseconds: others' tokens go first
             if body.echo:
                 texts.append(_echo_text(body, prompt, ids, tokenizer))
+        app.request_log.begun(name, jobs, bool(body.stream))
         shape = CompletionShape(body, tokenizer, texts, wanted.n)
         if body.stream:
             null_usage = body.stream_options is not None and bool(body.stream_options.include_usage)

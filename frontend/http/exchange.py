@@ -24,6 +24,7 @@ class Request:
     """A request as parsed: `headers` have lower-case names; `body` is complete when a handler sees it."""
 
     __slots__ = (
+        "answer_headers",
         "body",
         "complete",
         "expects_continue",
@@ -52,7 +53,9 @@ class Request:
         self.body = bytearray()
         self.complete = False
         self.refusal: ApiError | None = None  # decided before the body was read
-        self.route: object = None  # set by the application's `admit`
+        # set by the application's `admit`
+        self.route: object = None
+        self.answer_headers = b""  # header lines that go with the answer, whatever it will be
 
     def take_body(self) -> bytearray:
         """The body, given up by the request: it is not needed once decoded, and an answer may take minutes."""
@@ -145,7 +148,7 @@ class Response:
     def _head(self, status: int, headers: Headers, framing: bytes) -> bytes:
         self.status = status
         self.close = self.close or self._output.is_last()
-        parts = [_STATUS_LINES[status], self._output.date(), framing]
+        parts = [_STATUS_LINES[status], self._output.date(), framing, self._request.answer_headers]
         parts += [b"%b: %b\r\n" % pair for pair in headers]
         if self.close:
             parts.append(b"connection: close\r\n")

@@ -6,7 +6,6 @@ neighbour, the server's shutdown.
 """
 
 import asyncio
-import secrets
 import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 from quire.frontend.client import EngineDown, EngineError, Stream
 from quire.frontend.http.exchange import Response, State
 from quire.frontend.http.metrics import Metrics
+from quire.frontend.http.request_log import RequestLog
 from quire.frontend.http.schemas import (
     ChatLogprobs,
     CompletionLogprobs,
@@ -24,6 +24,7 @@ from quire.frontend.http.schemas import (
 )
 from quire.frontend.http.sse import DONE, ChunkWriter
 from quire.frontend.outputs import Delta, TokenLogprobDict
+from quire.ipc.messages import FinishReason
 from quire.ipc.sampling import SamplingParams
 
 T = TypeVar("T")
@@ -32,7 +33,7 @@ T = TypeVar("T")
 class Job:
     """One prompt of a request. first_choice: index of its first child among the response's choices."""
 
-    __slots__ = ("_prompt_logprobs", "first_choice", "num_tokens", "params", "prompt_token_ids", "stream")
+    __slots__ = ("_prompt_logprobs", "finish_reasons", "first_choice", "num_tokens", "params", "prompt_token_ids", "stream")
 
     def __init__(self, stream: Stream, params: SamplingParams, prompt_token_ids: Sequence[int], first_choice: int) -> None:
         self.stream = stream
@@ -40,6 +41,7 @@ class Job:
         self.prompt_token_ids = prompt_token_ids
         self.first_choice = first_choice
         self.num_tokens = [0] * params.n  # output tokens by child
+        self.finish_reasons: list[FinishReason | None] = [None] * params.n
         self._prompt_logprobs: list[TokenLogprobDict | None] | None = None
 
     def prompt_logprobs(self) -> list[TokenLogprobDict | None] | None:
@@ -60,12 +62,8 @@ class Shape(Protocol):
     def logprobs(self, job: Job, delta: Delta) -> ChatLogprobs | CompletionLogprobs | None: ...
 
 
-def new_id(prefix: str) -> str:
-    return f"{prefix}-{secrets.token_hex(16)}"
-
-
 @asynccontextmanager
-async def running(jobs: list[Job], metrics: Metrics) -> AsyncIterator[None]:
+async def running(name: str, jobs: list[Job], metrics: Metrics, log: RequestLog) -> AsyncIterator[None]:
     """Around the life of a request's streams, which may be submitted inside: afterwards none runs, and all are counted."""
     try:
         yield
@@ -77,6 +75,7 @@ async def running(jobs: list[Job], metrics: Metrics) -> AsyncIterator[None]:
             elif isinstance(job.stream.error, EngineError | EngineDown):
                 metrics.count("request_success", "error")
             record(metrics, job)
+        log.ended(name, jobs)
 
 
 async def run_all(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
@@ -101,6 +100,7 @@ async def collect(jobs: Sequence[Job], metrics: Metrics) -> list[list[Delta]]:
     for job, deltas in zip(jobs, results, strict=True):
         for delta in deltas:
             job.num_tokens[delta.index] = delta.num_tokens
+            job.finish_reasons[delta.index] = delta.finish_reason
             metrics.count("request_success", delta.finish_reason or "abort")
     return results
 
@@ -180,6 +180,7 @@ class Streaming:
 
     def _finish_chunk(self, job: Job, delta: Delta) -> bytes:
         assert delta.finish_reason is not None
+        job.finish_reasons[delta.index] = delta.finish_reason
         self._metrics.count("request_success", delta.finish_reason)
         index = job.first_choice + delta.index
         return self._chunks.finish(index, delta.finish_reason, delta.stop_reason, self._running_usage())

@@ -1,10 +1,11 @@
-"""The routes that generate nothing: models, health, version, metrics, tokenize, detokenize."""
+"""The routes that generate nothing: models, health, version, metrics, tokenize, detokenize, preflights."""
 
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 import msgspec
 
+from quire.frontend.http.cors import preflight_headers
 from quire.frontend.http.errors import ApiError, invalid
 from quire.frontend.http.exchange import Request, Response
 from quire.frontend.http.metrics import CONTENT_TYPE
@@ -52,6 +53,11 @@ async def health(app: "App", request: Request, response: Response) -> None:
     if problem is not None:
         raise ApiError(503, problem, code="unhealthy", retry_after_s=2)
     response.send(200)
+
+
+async def preflight(app: "App", request: Request, response: Response) -> None:
+    """A browser's OPTIONS before a page's request, to any path."""
+    response.send(200, headers=preflight_headers(request.headers))
 
 
 async def version(app: "App", request: Request, response: Response) -> None:

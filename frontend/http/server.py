@@ -24,6 +24,7 @@ from quire.frontend.http.app import App
 from quire.frontend.http.metrics import Metrics
 from quire.frontend.http.protocol import Connection
 from quire.frontend.http.shared import Limits, Server
+from quire.frontend.launcher import tell_of_engine
 from quire.ipc.curve import FrontendKeys, load_keys, make_keys, parse_key, write_keys
 
 log = logging.getLogger("quire.http")
@@ -45,9 +46,12 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     listen_fd: int
     api_keys: list[str] = []
     metrics_open: bool = False
+    allowed_origins: tuple[str, ...] = ("*",)
+    log_requests: bool = False
     metrics_fd: int = -1
     index: int = 0
     num_frontends: int = 1
+    tells_of_engine: bool = False  # log its end and return: the launcher does where it is the launcher's own
     shutdown_grace_s: float = 30.0
     connect_timeout_s: float = 30.0
     curve_key_file: str | None = None  # this frontend's key pair, for a tcp:// engine; made if it does not exist
@@ -125,10 +129,18 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
     client = AsyncClient(config.engine_address, frontend_keys(config))
     if not await _connect(client, config, signals):
         return
-    app = App(client, _metrics(config), api_keys=config.api_keys, metrics_open=config.metrics_open)
+    app = App(
+        client,
+        _metrics(config),
+        api_keys=config.api_keys,
+        metrics_open=config.metrics_open,
+        allowed_origins=config.allowed_origins,
+        log_requests=config.log_requests,
+    )
     server = Server(app, config.limits)
     listener = await _listen(config.listen_fd, server)
     sweeper = asyncio.create_task(server.sweep_forever())
+    teller = asyncio.create_task(tell_of_engine(client)) if config.tells_of_engine else None
     gc.collect()
     gc.freeze()  # what start-up made stays; collections look at requests only
     try:
@@ -138,6 +150,8 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
         await _shut_down(server, config.shutdown_grace_s, signals)
     finally:
         sweeper.cancel()
+        if teller is not None:
+            teller.cancel()
         listener.close()
         await client.close()
 
@@ -170,7 +184,7 @@ async def _listen(fd: int, server: Server) -> asyncio.Server:
 
 async def _shut_down(server: Server, grace_s: float, signals: StopSignals) -> None:
     if server.connections:
-        log.info("stopping: %d connections have up to %.0f s to end", len(server.connections), grace_s)
+        log.info("stopping: up to %.0f s for open connections to end: %d", grace_s, len(server.connections))
     drain = asyncio.create_task(server.shut_down(grace_s))
     hurry = asyncio.create_task(signals.now.wait())
     await asyncio.wait((drain, hurry), return_when=asyncio.FIRST_COMPLETED)

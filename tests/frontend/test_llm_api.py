@@ -235,7 +235,7 @@ def test_an_engine_that_cannot_start_says_why_and_leaves_nothing(python_path: No
 
 
 def test_an_llm_that_cannot_start_names_arguments_not_flags(python_path: None) -> None:
-    with pytest.raises(EngineStartError, match="^the model is made of cheese: max_model_len$"):
+    with pytest.raises(EngineStartError, match=r"^the model is made of cheese: max_model_len$"):
         FakeLLM("cannot-start")
 
 

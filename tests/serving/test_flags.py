@@ -85,8 +85,10 @@ def test_without_prefix_caching_nothing_is_found(flagged: Served) -> None:
 
 def test_requests_are_logged_without_their_texts(flagged: Served) -> None:
     secrets = {"prompt": "confidential", "stop": ["clandestine"], "bad_words": ["hush"]}
-    flagged.complete(**secrets, max_tokens=7, user="private")
-    line = flagged.line(r"request \d+: \d+ prompt tokens, .*max_tokens.{1,3}7\b")[0]
+    name = flagged.complete(**secrets, max_tokens=7, user="private")["id"]
+    line = flagged.line(rf"request {name}: \d+ prompt tokens, max_tokens=7\b")[0]
+    flagged.line(rf"request {name}: length, \d+ prompt tokens, 7 output tokens, \d")
+    assert flagged.output.count(f"request {name}") == 2 and not re.search(r"request \d+:", flagged.output)
     for text in ("confidential", "clandestine", "hush", "private"):
         assert text not in flagged.output, line
 
@@ -96,7 +98,7 @@ def test_more_than_may_wait_is_told_to_come_again(flagged: Served) -> None:
         answers = [flagged.stream([20 + i, 21], max_tokens=190, min_tokens=190) for i in range(4)]
         for stream in answers:
             streams.enter_context(stream).wait_for_text()
-        answer = flagged.ask("POST", "/v1/completions", {"prompt": [5], "n": 3})
+        answer = flagged.ask("POST", "/v1/completions", {"prompt": [[5], [6]], "n": 2})
         assert answer.status == 503 and answer.error["code"] == "overloaded" and int(answer.headers["retry-after"]) > 0
     until(lambda: flagged.metric("num_requests_running") == 0)
 
