@@ -72,7 +72,7 @@ def _add_serve(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     )
     http.add_argument("--frontends", type=int, default=1, metavar="N", help="HTTP processes that share the port (default: 1)")
     http.add_argument("--max-connections", type=int, default=8192, help="per HTTP process (default: %(default)s)")
-    http.add_argument("--max-body-mib", type=int, default=32, help="largest request body, MiB (default: %(default)s)")
+    http.add_argument("--max-body-mib", type=int, default=8, help="largest request body, MiB (default: %(default)s)")
     http.add_argument("--keep-alive-timeout-s", type=float, default=75.0, help="for idle connections (default: %(default)s)")
     http.add_argument("--shutdown-grace-s", type=float, default=30.0, help="for running requests to end (default: %(default)s)")
     attach = serve.add_argument_group("running engine", "attach to an `enginecore` daemon instead of starting an engine")

@@ -23,7 +23,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_head_bytes: int = 32 << 10
     max_target_bytes: int = 8 << 10
     max_headers: int = 100
-    max_body_bytes: int = 32 << 20
+    max_body_bytes: int = 8 << 20  # 1 M token ids; 3 M empty lists, whose reading takes a second in which nobody is served
     max_held_bytes: int = 1 << 30  # bodies of all connections that no handler has taken yet
     max_pipelined: int = 16
     head_timeout_s: float = 20.0

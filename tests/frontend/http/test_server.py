@@ -29,7 +29,8 @@ from toy_tokenizers import byte_level
 from quire.frontend import cli
 from quire.frontend.chat_cli import ChatError, ChatOptions, ChatServer, Conversation, chat
 from quire.frontend.client import AsyncClient
-from quire.frontend.http.server import FrontendError, bind
+from quire.frontend.http.server import FrontendConfig, FrontendError, bind
+from quire.frontend.http.shared import Limits
 from quire.frontend.launcher import launch_core
 from quire.frontend.serve import Engine, ReadyMessage, ServeError
 from quire.ipc.command import as_started
@@ -292,6 +293,14 @@ def test_hints_name_the_command_as_it_was_started(tmp_path, monkeypatch):
         monkeypatch.setattr(sys, "argv", [started])
         monkeypatch.setenv("PATH", path)
         assert as_started("quire chat") == shown
+
+
+def test_flags_of_the_server_as_they_are_understood():
+    parse = cli._parser().parse_args
+    assert parse(["serve"]).max_body_mib << 20 == Limits().max_body_bytes
+    assert parse(["serve"]).allowed_origins == FrontendConfig(engine_address="", listen_fd=-1).allowed_origins == ("*",)
+    for text in ('["https://a", "http://b:1"]', "https://a,http://b:1", "https://a, http://b:1"):
+        assert parse(["serve", "--allowed-origins", text]).allowed_origins == ("https://a", "http://b:1")
 
 
 def test_an_engine_that_dies_is_started_again_and_one_that_cannot_start_ends_the_server(tmp_path, monkeypatch, caplog):
