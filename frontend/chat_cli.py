@@ -16,6 +16,11 @@ from quire.ipc.command import as_started
 
 _CONNECT_TIMEOUT_S = 10.0
 _READ_TIMEOUT_S = 600.0  # between two pieces of an answer
+_HELP = """/clear   forget the conversation
+/exit    leave; so do /quit and Ctrl-D
+/help    this list
+//text   send /text
+Ctrl-C   stop an answer"""
 
 
 class ChatError(Exception):
@@ -224,9 +229,8 @@ def chat(options: ChatOptions, stdin: TextIO | None = None, out: TextIO | None =
 def _talk(conversation: Conversation, out: TextIO) -> None:
     with suppress(ImportError):
         import readline  # noqa: F401  (line editing and history for input())
-    print(
-        f"{conversation.model} at {conversation.options.url}. /clear forgets, /exit leaves, Ctrl-C stops an answer.", file=out
-    )
+    where = f"{conversation.model} at {conversation.options.url}"
+    print(f"{where}. /help lists the commands, /exit leaves, Ctrl-C stops an answer.", file=out)
     while True:
         try:
             text = input("> ").strip()
@@ -240,8 +244,12 @@ def _talk(conversation: Conversation, out: TextIO) -> None:
             return
         if text == "/clear":
             conversation.clear()
+        elif text == "/help":
+            print(_HELP, file=out)
+        elif text.startswith("/") and not text.startswith("//"):
+            print(f"{text.split()[0]} is no command: /help lists them, and // begins a message with a slash", file=out)
         elif text:
             try:
-                conversation.ask(text, out)
+                conversation.ask(text[1:] if text.startswith("//") else text, out)
             except ChatError as error:  # the next question may do better
                 print(f"quire chat: {error}", file=sys.stderr)

@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 import fake_engine_child
+import numpy as np
 import openai
 import psutil
 import pytest
@@ -482,6 +483,13 @@ def test_chat_in_a_terminal(monkeypatch, capsys):
         assert out.getvalue().count("hello world!\n") == 2
         first = [next_of(core, AddRequest).prompt_token_ids for _ in range(2)]
         assert first[0] != first[1] and len(first[1]) < 2 * len(first[0])  # nothing of "hi" is left after /clear
+        out.truncate(0)
+        type_lines("/help", "/clera all", "//etc", "/quit")
+        assert chat(options, Terminal(), out) == 0
+        assert "/clear   forget" in out.getvalue() and "/clera is no command: /help" in out.getvalue()
+        assert out.getvalue().count("hello world!\n") == 1
+        sent = np.frombuffer(next_of(core, AddRequest).prompt_token_ids, "<i4").tolist()
+        assert "/etc" in byte_level().decode(sent) and "//etc" not in byte_level().decode(sent)
         served.end()
         type_lines("anyone?", EOFError)
         assert chat(ChatOptions(url=options.url, model="toy"), Terminal(), out) == 0
