@@ -39,6 +39,7 @@ log = logging.getLogger("quire.enginecore")
 
 GIB = 1 << 30
 DRAIN_S = 30.0
+SAY_EVERY_S = 30.0  # that workers are still starting
 BUNDLED_NAME = "quire-tiny"
 
 
@@ -201,8 +202,9 @@ def _log_sizes(worker: WorkerConfig, profile: WorkerProfile, capacity: int) -> N
 
 
 # ------------------------------------------------------------------------------------------------------- start-up
-def _wait_until_ready(workers: WorkerGroup, endpoint: CoreEndpoint) -> WorkerProfile:
+def _wait_until_ready(workers: WorkerGroup, endpoint: CoreEndpoint, say_every_s: float = SAY_EVERY_S) -> WorkerProfile:
     """What the workers can hold, once they are ready. Frontends that come before wait for their Welcome, and hear beats."""
+    started, say_after_s = time.monotonic(), say_every_s
     poller = zmq.Poller()
     for source in (*workers.pollables(), *endpoint.sockets()):
         poller.register(source, zmq.POLLIN)
@@ -212,6 +214,10 @@ def _wait_until_ready(workers: WorkerGroup, endpoint: CoreEndpoint) -> WorkerPro
             poller.poll(int(BEAT_INTERVAL_S * 1000))
             workers.messages()
             workers.check_alive()
+            if (waited_s := time.monotonic() - started) >= say_after_s:
+                say_after_s += say_every_s
+                doing = "make their KV cache and graphs" if workers.profile is not None else "load the model and measure a step"
+                log.info("the workers are still starting after %.0f s: they %s", waited_s, doing)
             endpoint.receive()
             endpoint.flush()
             endpoint.broadcast(beat)

@@ -1,5 +1,6 @@
 """The core's loop, turned by hand: what becomes of a lost frontend's requests, and that idleness is idle."""
 
+import logging
 import time
 from collections.abc import Iterator
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 from core_by_hand import VOCAB_SIZE, CoreByHand, add
 
+from quire.enginecore import daemon
 from quire.enginecore.workers import WorkersFailed
 from quire.ipc.messages import PromptLogprobs, RequestError, StepOutputs, WorkerPromptLogprobs
 from quire.ipc.worker_channel import WorkerChannel
@@ -87,3 +89,31 @@ def test_an_id_in_use_is_refused_and_its_owner_goes_on(by_hand):
     assert by_hand.answer(frontend, RequestError).message == "request id 1 is in use"
     by_hand.until(lambda: by_hand.core.scheduler.is_idle)
     assert by_hand.core.scheduler.counters.generation_tokens == 30
+
+
+class SlowWorkers:
+    """Workers that start in two stages, each done when its line is in the log."""
+
+    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
+        self.caplog = caplog
+        self.profile = None
+        self.is_ready = False
+
+    def pollables(self) -> list[int]:
+        return []
+
+    def messages(self) -> None:
+        self.profile = "a profile" if "load the model" in self.caplog.text else None
+        self.is_ready = "KV cache" in self.caplog.text
+
+    def check_alive(self) -> None:
+        pass
+
+
+def test_workers_that_take_long_to_start_are_spoken_of(by_hand, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("quire"), "propagate", True)
+    monkeypatch.setattr(daemon, "BEAT_INTERVAL_S", 0.0)
+    with caplog.at_level(logging.INFO, "quire"):
+        assert daemon._wait_until_ready(SlowWorkers(caplog), by_hand.endpoint, say_every_s=0.1) == "a profile"
+    lines = [record.getMessage() for record in caplog.records if "still starting" in record.getMessage()]
+    assert ["load the model" in line for line in lines] == [True, False]
