@@ -17,7 +17,7 @@ from quire.enginecore.publish import messages_of, read_logprobs
 from quire.enginecore.scheduler import ScheduledStep, Scheduler, SchedulerConfig, StepOutput
 from quire.enginecore.stats import StatsLine
 from quire.enginecore.workers import WorkerGroup, WorkersFailed
-from quire.ipc.core_endpoint import CoreEndpoint
+from quire.ipc.core_endpoint import CoreEndpoint, name_of
 from quire.ipc.messages import (
     Abort,
     AddRequest,
@@ -135,11 +135,11 @@ class EngineCore:
 
     def _drop_lost(self) -> None:
         for identity in self.endpoint.lost():
-            owner = self._owners.pop(identity, None)
+            owner, count = self._owners.pop(identity, None), 0
             if owner is not None:
                 count = self.scheduler.abort_owner(owner)
                 del self._identities[owner]
-                log.info("a frontend is gone; %d of its sequences were aborted", count)
+            log.info("frontend %s is gone%s", name_of(identity), f"; aborted {count} of its sequences" if count else "")
 
     def _handle(self, identity: bytes, message: FrontendMessage) -> None:
         match message:

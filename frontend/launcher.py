@@ -1,16 +1,25 @@
 """Starting the engine core as a child process, for `LLM` and for `quire serve`: from configuration to an address, or an error.
 
 The child's own children (workers) are its business. It ends with us whatever happens (see quire.ipc.process); `stop` ends it in
-order: SIGTERM, time to finish, SIGKILL.
+order: SIGTERM, time to finish, SIGKILL. Of an engine that somebody else has started, its coming and going is logged.
 """
 
+import asyncio
+import logging
 import time
 from typing import Self
 
+from quire.frontend.client import AsyncClient
 from quire.ipc.config import EngineConfig
 from quire.ipc.process import Child, spawn
 
+log = logging.getLogger("quire.serve")
+
+ENGINE_ENDED = "the engine ended unexpectedly (%s); requests get 503 until it is back"
+ENGINE_IS_BACK = "the engine is back"
+
 _POLL_S = 1.0
+_LOOK_S = 0.5  # as often as it beats
 STOP_GRACE_S = 40.0  # the core lets what runs finish for up to 30 s
 
 
@@ -52,6 +61,19 @@ def launch_core(config: EngineConfig, timeout_s: float | None = None, module: st
     except BaseException:
         child.terminate(grace_s=5.0)
         raise
+
+
+async def tell_of_engine(client: AsyncClient) -> None:
+    """Log when somebody else's engine, whose client this is, ends and is back. For as long as it is not cancelled."""
+    was_connected = True
+    while True:
+        if client.is_connected != was_connected:
+            was_connected = client.is_connected
+            if was_connected:
+                log.info(ENGINE_IS_BACK)
+            else:
+                log.error(ENGINE_ENDED, f"no connection to {client.address}")
+        await asyncio.sleep(_LOOK_S)
 
 
 def _address(child: Child, timeout_s: float | None) -> str:

@@ -25,7 +25,7 @@ import msgspec
 from quire.frontend.client import AsyncClient
 from quire.frontend.http.metrics import block_bytes
 from quire.frontend.http.server import FrontendConfig, FrontendError, StopSignals, bind, frontend_keys, run, serve
-from quire.frontend.launcher import CoreProcess, EngineStartError, launch_core
+from quire.frontend.launcher import ENGINE_ENDED, ENGINE_IS_BACK, CoreProcess, EngineStartError, launch_core
 from quire.ipc.command import as_started
 from quire.ipc.config import EngineConfig
 from quire.ipc.paths import private_directory
@@ -60,6 +60,8 @@ def run_server(config: ServeConfig) -> None:
         port = sockets[0].getsockname()[1]
         engine = Engine(config.engine, config.frontend.engine_address)
         engine.start()
+        if config.engine is None:
+            log.info("waiting for an engine at %s (up to %.0f s)", engine.address, config.frontend.connect_timeout_s)
     except (FrontendError, EngineStartError) as error:
         raise ServeError(str(error)) from None
     try:
@@ -96,6 +98,10 @@ class Engine:
             self._config = msgspec.structs.replace(config, listen=self.address)  # the same one after a restart
 
     @property
+    def is_ours(self) -> bool:
+        return self._config is not None
+
+    @property
     def pid(self) -> int:
         """Of the engine's process; 0 for somebody else's."""
         return 0 if self._process is None else self._process.child.pid
@@ -120,7 +126,7 @@ class Engine:
             started = time.monotonic()
             await _ended(self._process.child)
             code = self._process.stop(0.0)
-            log.error("the engine ended unexpectedly (%s); requests get 503 until it is back", _how(code))
+            log.error(ENGINE_ENDED, _how(code))
             pause_s = self._restart_pause_s if time.monotonic() - started > _LIVED_WELL_S else pause_s
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _MAX_RESTART_PAUSE_S)
@@ -128,7 +134,7 @@ class Engine:
                 await _in_daemon_thread(self.start)
             except EngineStartError as error:
                 raise ServeError(f"the engine cannot start again: {error}") from None
-            log.info("the engine is back")
+            log.info(ENGINE_IS_BACK)
 
 
 def _socket_folder() -> str:
@@ -164,7 +170,8 @@ async def _serve_here(
     def ready(client: AsyncClient) -> None:
         print_ready(client.welcome.served_model_names[0])
 
-    serving = asyncio.create_task(serve(msgspec.structs.replace(template, listen_fd=sock.detach()), signals, ready))
+    template = msgspec.structs.replace(template, listen_fd=sock.detach(), tells_of_engine=not engine.is_ours)
+    serving = asyncio.create_task(serve(template, signals, ready))
     await _until_stopped(signals, [serving], engine)
 
 
@@ -175,8 +182,12 @@ async def _serve_in_children(
     metrics_fd = os.memfd_create("quire-metrics", os.MFD_CLOEXEC)
     os.ftruncate(metrics_fd, block_bytes() * len(sockets))
     frontends = [
-        Frontend(msgspec.structs.replace(template, listen_fd=sock.fileno(), metrics_fd=metrics_fd, index=i))
-        for i, sock in enumerate(sockets)
+        Frontend(
+            msgspec.structs.replace(
+                template, listen_fd=s.fileno(), metrics_fd=metrics_fd, index=i, tells_of_engine=i == 0 and not engine.is_ours
+            )
+        )
+        for i, s in enumerate(sockets)
     ]
     for frontend in frontends:
         frontend.start()
@@ -259,8 +270,9 @@ class Frontend:
                 grace_s = 0.0 if signals.now.is_set() else self._config.shutdown_grace_s + 5.0
                 await asyncio.to_thread(child.terminate, grace_s)
                 return
-            log.error("frontend process %d ended unexpectedly (%s)", self._config.index, _how(child.terminate(0.0)))
             pause_s = _RESTART_PAUSE_S if time.monotonic() - started > _LIVED_WELL_S else pause_s
+            how = _how(child.terminate(0.0))
+            log.error("frontend process %d ended unexpectedly (%s); next start in %.0f s", self._config.index, how, pause_s)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _MAX_RESTART_PAUSE_S)
             self.start()
@@ -311,6 +323,7 @@ def main(config: ServeConfig) -> int:
     before = signal.signal(signal.SIGTERM, _stop_starting)  # until StopSignals takes over
     try:
         run_server(config)
+        log.info("stopped")
     except ServeError as error:
         print(f"quire serve: {error}", file=sys.stderr)
         return 1

@@ -8,6 +8,7 @@ there is a Beat each half second), when it has been silent for long, or when its
 
 import errno
 import hashlib
+import logging
 import math
 import os
 import secrets
@@ -43,6 +44,8 @@ from quire.ipc.messages import (
 from quire.ipc.outbox import Outbox, PendingOutputs
 from quire.ipc.sockets import readable
 
+log = logging.getLogger("quire.enginecore")
+
 MAX_FRONTENDS = 1024
 # Messages, per frontend. Beyond this the outbox takes over, where a hundred waiting steps become one message.
 _SEND_HWM = 128
@@ -56,6 +59,11 @@ _SENT, _FULL, _GONE = range(3)  # what becomes of a message offered to the socke
 def new_epoch() -> int:
     """A number that no other core's life has: 62 random bits, never 0."""
     return secrets.randbits(62) | 1
+
+
+def name_of(identity: bytes) -> str:
+    """A frontend's, in logs."""
+    return identity[-4:].hex()
 
 
 def file_infos(files: dict[str, bytes]) -> list[FileInfo]:
@@ -219,7 +227,7 @@ class CoreEndpoint:
     def _is_welcome(self, identity: bytes, frontend: _Frontend | None, epoch: int) -> bool:
         """Whether a message is of this core's life and of a frontend that was welcomed; refuses it otherwise."""
         if epoch != self.epoch:
-            self._refuse(identity, "stale epoch: the core has been started anew since; say Hello")
+            self._refuse(identity, "stale epoch: the engine has been started anew since; say Hello")
         elif frontend is None or not frontend.welcomed:
             self._refuse(identity, "unknown connection: say Hello first")
         else:
@@ -228,12 +236,12 @@ class CoreEndpoint:
 
     def _hello(self, identity: bytes, hello: Hello) -> None:
         if hello.protocol != PROTOCOL_VERSION:
-            ours = f"the core speaks protocol {PROTOCOL_VERSION}, this frontend {hello.protocol}"
+            ours = f"the engine speaks protocol {PROTOCOL_VERSION}, this frontend {hello.protocol}"
             self._refuse(identity, f"{ours}: they need the same version")
         elif identity in self._frontends:
             self._refuse(identity, "Hello was said before on this connection")
         elif len(self._frontends) >= MAX_FRONTENDS:
-            self._refuse(identity, f"the core has {MAX_FRONTENDS} frontends, the most it takes")
+            self._refuse(identity, f"the engine has {MAX_FRONTENDS} frontends, the most it takes")
         else:
             frontend = self._frontends[identity] = _Frontend(identity, self._now)
             if self._welcome is not None:
@@ -242,6 +250,7 @@ class CoreEndpoint:
     def _greet(self, frontend: _Frontend) -> None:
         assert self._welcome is not None
         frontend.welcomed = True
+        log.info("frontend %s is here", name_of(frontend.identity))
         self.send(frontend.identity, self._welcome)
 
     def _send_file(self, frontend: _Frontend, name: str) -> None:
@@ -292,7 +301,7 @@ class CoreEndpoint:
         frontend.outbox.append(message, self._encoder)
         self._slow[identity] = frontend
         if frontend.outbox.num_bytes > self._outbox_bytes:
-            self._refuse(identity, "this frontend reads too slowly: its outputs exceed the core's bound")
+            self._refuse(identity, "this frontend reads too slowly: its outputs exceed the engine's bound")
             return False
         return True
 

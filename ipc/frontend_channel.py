@@ -129,12 +129,12 @@ class CoreChannel:
                     if channel._task.done():
                         channel._task.result()
                     if channel._refused:
-                        raise ChannelDown(f"no connection to the core at {address}: {channel._reason}")
+                        raise ChannelDown(f"no connection to the engine at {address}: {channel._reason}")
         except BaseException as error:
             reason = channel._reason
             await channel.close()
             if isinstance(error, TimeoutError):
-                raise ChannelDown(f"no core at {address} for {timeout_s} s: {reason}") from None
+                raise ChannelDown(f"no engine at {address} for {timeout_s:g} s: {reason}") from None
             raise
         return channel
 
@@ -157,11 +157,13 @@ class CoreChannel:
             raise ChannelDown(self._reason)
         encoded = self._encoder.encode(message)
         if len(encoded) > MAX_FRONTEND_MESSAGE:
-            raise ValueError(f"a message of {len(encoded)} bytes is longer than the {MAX_FRONTEND_MESSAGE} that the core takes")
+            raise ValueError(
+                f"a message of {len(encoded)} bytes is longer than the {MAX_FRONTEND_MESSAGE} that the engine takes"
+            )
         if not self._connection.send(encoded):
             if self._connection.is_going():
-                raise ChannelDown("the core has gone")
-            raise ChannelBusy("the core does not keep up with this frontend's messages")
+                raise ChannelDown("the engine has gone")
+            raise ChannelBusy("the engine does not keep up with this frontend's messages")
 
     async def close(self) -> None:
         """End the connection without on_lost; the core aborts what runs. May be called again."""
@@ -299,21 +301,21 @@ class _Connection:
         while not self._socket.closed and readable(self._monitor):
             event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))["event"]
             if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                self.end("the core does not admit this frontend's key", refused=True)
+                self.end("the engine does not admit this frontend's key", refused=True)
             elif event in (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL):
                 self.end("the handshake failed: one side uses keys that the other does not expect")
             else:
                 # What the core still said before it went (a refusal, tokens) has arrived before this event.
                 while not self._socket.closed and readable(self._socket):
                     self._on_readable()
-                self.end("the core has gone" if self._welcome is not None else "no core listens at this address")
+                self.end("the engine has gone" if self._welcome is not None else "none listens at this address")
 
     def _tick(self) -> None:
         # Counted in ticks, not in time: when this process itself stood still, the core was not silent.
         self._ticker = self._loop.call_later(_TICK_S, self._tick)
         self._silent_ticks += 1
         if self._silent_ticks * _TICK_S > self._channel._silence_s:
-            self.end(f"the core has been silent for {self._channel._silence_s:.3g} s")
+            self.end(f"the engine has been silent for {self._channel._silence_s:.3g} s")
         elif self._loop.time() >= self._next_ping:
             self._next_ping = self._loop.time() + PING_INTERVAL_S
             self.send(self._encoder.encode(Ping(self.epoch)))
@@ -324,7 +326,7 @@ class _Connection:
         try:
             message = self._decoder.decode(b"".join(frames))
         except DECODE_ERRORS:
-            return self.end("the core sent a malformed message")
+            return self.end("the engine sent a malformed message")
         match message:
             case StepOutputs() if self._serving and message.epoch == self.epoch:
                 if message.seq != self._next_seq:
@@ -334,9 +336,9 @@ class _Connection:
             case Welcome() if self._welcome is None:
                 self._welcomed(message)
             case Refused():
-                self.end(f"refused by the core: {message.reason}", refused=True)
+                self.end(f"refused by the engine: {message.reason}", refused=True)
             case ShuttingDown() if message.epoch == self.epoch or not self._serving:
-                self.end("the core is shutting down")
+                self.end("the engine is shutting down")
             case File() if message.epoch == self.epoch and not self._serving:
                 self._received(message)
             case RequestError() | PromptLogprobs() | Beat() if self._serving and message.epoch == self.epoch:
@@ -344,7 +346,7 @@ class _Connection:
 
     def _welcomed(self, welcome: Welcome) -> None:
         if welcome.protocol != PROTOCOL_VERSION:
-            return self.end(f"the core speaks protocol {welcome.protocol}, not {PROTOCOL_VERSION}", refused=True)
+            return self.end(f"the engine speaks protocol {welcome.protocol}, not {PROTOCOL_VERSION}", refused=True)
         self._welcome, self.epoch = welcome, welcome.epoch
         held = self._channel._files_by_digest
         self._missing = {file.name: file.digest for file in welcome.files if file.digest not in held}
@@ -354,7 +356,7 @@ class _Connection:
 
     def _received(self, file: File) -> None:
         if self._missing.get(file.name) != hashlib.sha256(file.data).hexdigest():
-            return self.end(f"the core sent a file {file.name!r} that is not the one it announced")
+            return self.end(f"the engine sent a file {file.name!r} that is not the one it announced")
         self._channel._files_by_digest[self._missing.pop(file.name)] = file.data
         self._serve_if_complete()
 

@@ -56,10 +56,12 @@ def test_frontends_say_503_while_the_daemon_is_away_and_find_it_again(house: Hou
         assert (answer.status, answer.error["code"]) == (503, "engine_down") and int(answer.headers["retry-after"]) > 0
         assert frontend.ask("GET", "/metrics").status == 200
 
+        frontend.line(rf"the engine ended unexpectedly \(no connection to {house.address}\); requests get 503 until it is back")
     house.daemon = house.new_daemon()  # at the same address, where a dead one's socket lies
     for frontend in (first, second):
         until(lambda frontend=frontend: frontend.health() == 200)
         assert frontend.text(PROMPT, max_tokens=10) == text
+        frontend.line("the engine is back")
 
 
 def test_a_frontend_killed_in_mid_stream_takes_only_its_own_requests_along(house: House) -> None:
@@ -85,8 +87,10 @@ def test_a_frontend_killed_in_mid_stream_takes_only_its_own_requests_along(house
     mine.close()
     assert until(lambda: second.metric("kv_cache_usage_perc") == 0) < SOON_S
     assert second.health() == 200
-    daemon.line("a frontend is gone; 3 of its sequences were aborted")
+    name = daemon.line(r"frontend (\w+) is gone; aborted 3 of its sequences")[1]
+    assert any(line.endswith(f"frontend {name} is here") for line in daemon.lines)
     assert (second.end(), daemon.end()) == (0, 0)
+    assert second.lines[-1].endswith("stopped")
     assert not Path(house.address.removeprefix("ipc://")).exists()
 
 

@@ -228,8 +228,15 @@ def test_several_frontends_share_a_port_and_their_metrics():
             assert request(url, "POST", "/v1/completions", {"prompt": "a"})[0] == 200
         _, text = request(url, "GET", "/metrics")
         assert b'quire:http_requests_total{handler="/v1/completions",status="2xx"} 12.0' in text
+        process = psutil.Process(served.process.pid)
+        first = min(process.children(), key=psutil.Process.create_time)
+        first.kill()
+        deadline = time.monotonic() + DEADLINE_S
+        while first in process.children() or len(process.children()) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
         code, err = served.end()
-        assert code == 0, err
+        assert code == 0 and "frontend process 0 ended unexpectedly (signal SIGKILL); next start in 1 s" in err, err
 
 
 def test_wrong_starts_say_why(tmp_path):
@@ -358,7 +365,9 @@ def test_a_stop_while_several_frontends_look_for_the_engine(tmp_path, number):
         for child in children:
             wait_for_signal_handler(child.pid, signal.SIGTERM)
         started = time.monotonic()
-        assert served.end(number) == (0, "")
+        code, err = served.end(number)
+        waits, stopped = err.splitlines()
+        assert code == 0 and f"waiting for an engine at ipc://{tmp_path}/nobody.sock" in waits and stopped.endswith("stopped")
         assert time.monotonic() - started < 10.0  # not when they give up
 
 
