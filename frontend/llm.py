@@ -77,8 +77,8 @@ class LLM:
 
         prompts: one prompt or a list of them; a prompt is a text, a list of token ids, {"prompt": text} or
         {"prompt_token_ids": ids}. sampling_params: one for all or one each; None: the model's defaults. priority: one each,
-        lower runs first; needs scheduling_policy="priority". Raises TypeError or ValueError for a prompt or parameter that cannot
-        be run (then nothing is), EngineDown if the engine is lost. Ctrl-C aborts the requests.
+        lower runs first; needs scheduling_policy="priority". Raises TypeError or ValueError for a prompt or parameter that
+        cannot be run (then nothing is), EngineDown if the engine is lost. Ctrl-C aborts the requests.
         """
         batch = _prompt_list(prompts)
         params = self._params(sampling_params, len(batch))
