@@ -2,7 +2,8 @@
 
 Each engine runs in a process of its own, one after the other, on the same machine: start-up (process to first token) is timed,
 then every workload once warm and `--repeat` times measured, the best counts. Prefix caching is off, lengths are fixed,
-temperature 1.0, detokenizing on only with --detokenize (all engines alike). `transformers` runs requests one after the other.
+temperature 1.0, detokenizing on only with --detokenize, threads by --threads (all engines alike). `transformers`
+runs requests one after the other.
 Prints a table and a last line `RESULT {json}`; `--csv FILE` appends rows. Method and bias: README.md beside this file.
 """
 
@@ -177,6 +178,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--device", default="auto", choices=["auto", "cuda", "cpu"])
     parser.add_argument("--max-model-len", type=int, default=None)
+    parser.add_argument("--threads", type=int, help="OMP_NUM_THREADS of every engine; without it each chooses for itself")
     parser.add_argument("--detokenize", action="store_true")
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--cold", action="store_true", help="no warm-up before a workload")
@@ -190,7 +192,7 @@ def main() -> None:
     if args.child:
         print("CHILD " + json.dumps(run_engine(args.child, args)), flush=True)
         return
-    results = [_spawn(name) for name in args.engine.split(",")]
+    results = [_spawn(name, args.threads) for name in args.engine.split(",")]
     print_table(results)
     where = machine()
     if args.csv:
@@ -198,9 +200,10 @@ def main() -> None:
     print("RESULT " + json.dumps({"model": args.model, "machine": where, "results": results}))
 
 
-def _spawn(name: str) -> dict[str, Any]:
+def _spawn(name: str, threads: int | None) -> dict[str, Any]:
     command = [sys.executable, __file__, *sys.argv[1:], "--child", name, "--started", str(time.time())]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)} if threads else None
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as child:
         assert child.stdout is not None
         lines = []
         for line in child.stdout:
