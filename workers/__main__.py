@@ -16,8 +16,10 @@ SPIN_COUNT = "8000"
 
 def main() -> None:
     config = child_main_config(WorkerConfig)
-    if config.device == "cpu" and "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)  # which is read when torch is loaded
+    if config.device == "cpu":  # variables that are read when torch is loaded
+        if "OMP_WAIT_POLICY" not in os.environ:
+            os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+        os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages: 2 GB of weights are there 2 s sooner
     set_up_logging()
     faulthandler.register(signal.SIGUSR1)  # the core asks a stuck worker for its stacks before it kills it
     from quire.workers.worker import Worker
