@@ -45,7 +45,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True,
 
     n: completions per prompt (1 to 128). temperature: 0 is greedy. top_p in (0, 1]; top_k: -1 or 0 means all; min_p in [0, 1].
     presence_penalty, frequency_penalty in [-2, 2], over output tokens; repetition_penalty > 0, over prompt and output.
-    seed: None draws one; the same seed gives the same noise at the same position, whatever runs beside it.
+    seed: None, or -1, draws one; the same seed gives the same noise at the same position, whatever runs beside it.
     stop: strings that end the text (cut from it unless include_stop_str_in_output). stop_token_ids: ids that end it.
     ignore_eos: go on past the model's end-of-sequence ids. max_tokens: None means as many as fit into the context (the HTTP
     routes and `LLM` set 16 where OpenAI's and vLLM's defaults are 16). min_tokens: no stop id before so many tokens.
@@ -86,6 +86,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True,
             msgspec.structs.force_setattr(self, "stop", [self.stop])
         for name in BOUNDS:
             _check_bound(name, getattr(self, name))
+        if self.seed == -1:  # as in vLLM, a way to say None
+            msgspec.structs.force_setattr(self, "seed", None)
         if 0 < self.temperature < SAMPLING_EPS:
             msgspec.structs.force_setattr(self, "temperature", 0.0)
         elif SAMPLING_EPS <= self.temperature < MIN_TEMPERATURE:

@@ -8,6 +8,9 @@
     finish_step   seq_len, last_token, history and counts of the rows, then one 64-bit word a row: step << 32 | token. With
                   log-probabilities, at word max_rows + row * LOGPROB_WORDS: the token's, its rank, NUM_TOP ids, theirs.
 
+prepare_step is two launches, of 1 and 3 us: every entry of the tables must be there before the first input is made of one, and
+the programs of a kernel can wait for one another only at its end.
+
 The plan is an int32 buffer of fixed size (layout: ipc/plan.py). Grids and arguments depend on padded sizes alone; counts are
 read from the plan's header on the device, so a captured launch serves every step. Indices from the plan are clamped to their
 tables. Two updates of one entry in one plan leave either. Moves about 30 bytes a token and 100 a row. `step_inputs_torch` is

@@ -15,6 +15,10 @@ def test_defaults_are_vllms():
     p = SamplingParams()
     assert (p.n, p.temperature, p.top_p, p.top_k, p.min_p, p.max_tokens, p.min_tokens) == (1, 1.0, 1.0, 0, 0.0, 16, 0)
     assert (p.presence_penalty, p.frequency_penalty, p.repetition_penalty, p.seed) == (0.0, 0.0, 1.0, None)
+    assert (p.logprobs, p.prompt_logprobs, p.logit_bias, p.allowed_token_ids, p.bad_words) == (None,) * 5
+    assert (p.include_stop_str_in_output, p.ignore_eos, p.detokenize, p.skip_special_tokens) == (False, False, True, True)
+    assert not p.stop and not p.stop_token_ids and p.spaces_between_special_tokens
+    assert SamplingParams(seed=-1).seed is None
     assert not (p.is_greedy or p.needs_filter or p.has_penalties or p.needs_features)
 
 

@@ -1,0 +1,24 @@
+"""The bundled model over HTTP still answers what it was trained to: caching, chunking and batching cost no quality.
+
+A few questions of each task; benchmarks/accuracy.py asks 200 of each.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from serving import SMALL, Served
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "accuracy.py"
+
+
+def test_the_bundled_model_answers_in_small_chunks_and_a_crowd() -> None:
+    with Served(*SMALL, "--max-num-batched-tokens", "32") as served:
+        served.ready()
+        command = [sys.executable, str(SCRIPT), "--url", served.url, "--items", "12", "--concurrency", "8", "--at-least", "0.9"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert served.end() == 0
+    found = json.loads(done.stdout.splitlines()[-1].removeprefix("RESULT "))
+    assert "add" in json.dumps(found) and "call" in json.dumps(found)
