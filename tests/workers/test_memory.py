@@ -1,8 +1,25 @@
-"""The largest step, by which a worker measures what a step takes."""
+"""What is decided about memory: the largest step a worker measures, the KV blocks that fit, how many rows a step has by default.
 
+And the one line that says so.
+"""
+
+import logging
+
+import msgspec
 import pytest
+import torch
+from tiny_models import tiny_model
 
-from quire.workers.memory import largest_plan
+from quire.enginecore import daemon
+from quire.enginecore.device import Gpu
+from quire.enginecore.model_files import model_summary
+from quire.ipc.config import EngineConfig
+from quire.ipc.messages import KVGroup, WorkerProfile
+from quire.workers.kv_cache import KVCache
+from quire.workers.memory import GIB, GRAPHS_BYTES, OutOfMemory, cpu_budget, gpu_budget, largest_plan
+from quire.workers.model_config import read_model_config
+
+LLAMA_BLOCK_BYTES = 2 * 3 * 2 * 16 * 16 * 4  # keys and values, layers, heads, tokens, head size, float32
 
 
 @pytest.mark.parametrize(
@@ -21,3 +38,135 @@ def test_the_largest_step_has_all_its_tokens_in_as_few_rows_as_can_be(max_tokens
     assert plan.prefill_rows[:, 2].tolist() == lengths
     assert plan.num_tokens == len(plan.prefill_tokens) == sum(lengths)
     assert plan.max_seq_len == max(lengths) and len(set(plan.slot_updates[:, 0].tolist())) == len(lengths)
+
+
+def resolved(monkeypatch, gpus=(), model="llama", **flags):
+    """The workers' configuration on a machine with these GPUs."""
+    monkeypatch.setattr(daemon, "find_gpus", lambda: list(gpus))
+    folder = tiny_model(model)
+    return daemon.worker_config(EngineConfig(model=str(folder), **flags), folder, model_summary(folder))
+
+
+def cache_of(model):
+    return KVCache(read_model_config(tiny_model(model)), 16, torch.float32)
+
+
+# ------------------------------------------------------------------------------------------------------------ on a CPU
+def test_a_cpu_has_the_blocks_that_its_gib_hold(monkeypatch):
+    cache = cache_of("llama")
+    assert cache.block_bytes == LLAMA_BLOCK_BYTES
+    config = resolved(monkeypatch, cpu_kv_cache_gib=1000.5 * LLAMA_BLOCK_BYTES / GIB)
+    budget = cpu_budget(config, cache, activation_bytes=7)
+    assert (budget.num_blocks, budget.activation_bytes) == (1000, 7)
+
+
+@pytest.mark.parametrize(("model", "num_groups"), [("llama", 1), ("qwen2-mixed", 2)])
+def test_a_cpu_takes_no_more_than_a_full_house_of_longest_requests(monkeypatch, model, num_groups):
+    config = resolved(monkeypatch, model=model, cpu_kv_cache_gib=4.0, max_num_seqs=8, max_model_len=100)
+    assert (
+        cpu_budget(config, cache_of(model), 0).num_blocks == num_groups * 8 * 7 + 1
+    )  # 7 blocks of 16 hold 100; the null block
+
+
+def test_a_cpu_cache_of_less_than_two_blocks_is_refused(monkeypatch):
+    config = resolved(monkeypatch, cpu_kv_cache_gib=1.9 * LLAMA_BLOCK_BYTES / GIB)
+    with pytest.raises(OutOfMemory, match=f"^--cpu-kv-cache-gib .* no room for two blocks of {LLAMA_BLOCK_BYTES} bytes: raise"):
+        cpu_budget(config, cache_of("llama"), 0)
+
+
+def test_a_number_of_blocks_that_was_asked_for_is_taken(monkeypatch):
+    config = resolved(monkeypatch, cpu_kv_cache_gib=1e-9, num_gpu_blocks_override=26)
+    assert cpu_budget(config, cache_of("llama"), 0).num_blocks == 26
+
+
+# ------------------------------------------------------------------------------------------------------------ on a GPU
+@pytest.fixture
+def gpu_memory(monkeypatch):
+    """Say what a GPU would: (free, total) bytes."""
+
+    def say(free, total):
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, total))
+
+    return say
+
+
+def test_a_gpu_has_what_its_share_leaves_after_all_in_use_a_step_and_graphs(monkeypatch, gpu_memory):
+    gpu_memory(free=100 * GIB, total=140 * GIB)
+    config = resolved(monkeypatch, [Gpu("fake", 140 * GIB)], gpu_memory_utilization=0.75)
+    budget = gpu_budget(config, cache_of("llama"), weights_bytes=30 * GIB, activation_bytes=2 * GIB)
+    room = 105 * GIB - 40 * GIB - 2 * GIB - GRAPHS_BYTES  # weights are among what is in use
+    assert (budget.num_blocks, budget.activation_bytes) == (room // LLAMA_BLOCK_BYTES, 2 * GIB)
+
+
+def test_a_gpu_without_room_is_refused_with_what_was_found(monkeypatch, gpu_memory):
+    gpu_memory(free=9 * GIB, total=80 * GIB)
+    config = resolved(monkeypatch, [Gpu("fake", 80 * GIB)], gpu_memory_utilization=0.9)
+    with pytest.raises(OutOfMemory) as error:
+        gpu_budget(config, cache_of("llama"), weights_bytes=65 * GIB, activation_bytes=3 * GIB)
+    assert str(error.value) == (
+        "no memory is left for the KV cache: the GPU has 80.0 GiB, --gpu-memory-utilization 0.9 allows 72.0; "
+        "weights take 65.0, a step 3.0, graphs 0.5, everything in use 71.0. "
+        "Raise --gpu-memory-utilization, lower --max-num-batched-tokens or --max-num-seqs, or free the GPU"
+    )
+
+
+@pytest.mark.parametrize(
+    ("gpus", "flags", "max_num_seqs"),
+    [
+        ([Gpu("of 141 GB", 150_000_000_000)], {}, 1024),
+        ([Gpu("of 80 GB", 79_100_000_000)], {}, 1024),
+        ([Gpu("of 70 GB", 70_000_000_000)], {}, 1024),
+        ([Gpu("just below", 69_999_999_999)], {}, 256),
+        ([Gpu("of 24 GB", 24_000_000_000)], {}, 256),
+        ([], {}, 64),
+        ([Gpu("not used", 150_000_000_000)], {"device": "cpu"}, 64),
+        ([Gpu("of 141 GB", 150_000_000_000)], {"max_num_seqs": 7}, 7),
+    ],
+)
+def test_rows_of_a_step_by_default(monkeypatch, gpus, flags, max_num_seqs):
+    assert resolved(monkeypatch, gpus, **flags).max_num_seqs == max_num_seqs
+
+
+# ------------------------------------------------------------------------------------------------------------ the line
+def profile(**changes):
+    made = WorkerProfile(
+        rank=0,
+        num_blocks=1001,
+        block_size=16,
+        kv_groups=[KVGroup(0, [0, 1, 2])],
+        vocab_size=512,
+        device="CPU, float32",
+        weights_bytes=3 * GIB // 2,
+        activation_bytes=GIB // 4,
+        block_bytes=GIB // 1000,
+        num_feature_rows=64,
+    )
+    return msgspec.structs.replace(made, **changes)
+
+
+def lines(monkeypatch, caplog, found, **flags):
+    folder = tiny_model("llama")
+    config = EngineConfig(model=str(folder), **flags)
+    with caplog.at_level(logging.INFO, "quire.enginecore"):
+        daemon.core_config_of(config, model_summary(folder), resolved(monkeypatch, **flags), found)
+    return caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("groups", "room"),
+    [
+        ([KVGroup(0, [0, 1, 2])], "16000 tokens: 40.0 requests of 400 tokens"),
+        ([KVGroup(0, [0]), KVGroup(16, [1, 2])], "8000 tokens: 20.0 requests of 400 tokens"),  # each token is in two blocks
+    ],
+)
+def test_one_line_says_what_memory_is_for(monkeypatch, caplog, groups, room):
+    assert lines(monkeypatch, caplog, profile(kv_groups=groups), max_model_len=400) == [
+        f"CPU, float32: weights 1.50 GiB, activations 0.25 GiB, KV cache 1.00 GiB for {room}"
+    ]
+
+
+def test_a_cache_of_less_than_one_longest_request_is_warned_of(monkeypatch, caplog):
+    line, warning = lines(monkeypatch, caplog, profile(num_blocks=11), max_model_len=400)
+    assert line.endswith("for 160 tokens: 0.4 requests of 400 tokens")
+    assert warning.startswith("the KV cache holds 160 tokens, less than the model's 400")

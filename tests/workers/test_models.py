@@ -1,6 +1,8 @@
 """Models equal transformers: logits and greedy output of every family and shape, a dense attention in the runner's place."""
 
 import functools
+import io
+import sys
 
 import msgspec
 import pytest
@@ -15,6 +17,9 @@ from quire.workers.weights import load_weights
 
 PROMPT = torch.randint(4, tiny_models.VOCAB_SIZE, (24,), generator=torch.Generator().manual_seed(7), dtype=torch.int32)
 NEW_TOKENS = 64
+ROUNDING = 6e-5  # of logits up to 8: in float32 both lie up to 4e-5 from what float64 gives
+SCALED = [name for name in tiny_models.MODELS if name.endswith(("-linear", "-llama3", "-yarn"))]
+SLIDING = ["mistral-sliding", "mistral-linear", "qwen2-mixed", "qwen3-mixed"]
 
 
 class DenseAttention:
@@ -77,12 +82,31 @@ def greedy_reference(name):
 
 
 @pytest.mark.parametrize("name", tiny_models.MODELS)
+def test_the_weights_are_large(name):
+    """See tiny_models: under small ones the tests of equality would be blind."""
+    small = [key for key, p in tiny_models.reference(name).named_parameters() if p.dim() == 2 and p.std() < 0.2]
+    assert small == []
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_a_family_has_models_of_every_shape(family):
+    names = [name for name, (of, _) in tiny_models.MODELS.items() if of == family]
+    configs = [read_model_config(tiny_models.tiny_model(name)) for name in names]
+    assert {c.family for c in configs} == {family}
+    assert {c.num_kv_heads < c.num_heads for c in configs} == {True, False}
+    assert {c.tie_word_embeddings for c in configs} == {True, False}
+    assert {c.rope.type for c in configs} >= {"default", "yarn"}
+    windows = {"llama": [{0}], "mistral": [{0}, {16}], "qwen2": [{0}, {0, 12}], "qwen3": [{0}, {0, 20}]}[family]
+    assert all(wanted in [set(c.windows) for c in configs] for wanted in windows)
+
+
+@pytest.mark.parametrize("name", tiny_models.MODELS)
 def test_logits_and_greedy_output_equal_transformers(name):
     sequence = greedy_reference(name)
     ours = logits(name, sequence)
     with torch.inference_mode():
         theirs = tiny_models.reference(name)(sequence.long()[None]).logits[0]
-    torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(ours, theirs, atol=ROUNDING, rtol=1e-5)
     # One causal pass over the reference's output shows the same greedy choice at every step.
     assert torch.equal(ours[len(PROMPT) - 1 : -1].argmax(-1).int(), sequence[len(PROMPT) :])
     assert len(set(sequence[len(PROMPT) :].tolist())) >= 16, "the model repeats itself: a test of it sees nothing"
@@ -98,7 +122,7 @@ def wrong_greedy_tokens(name, config):
     return (choice != sequence[len(PROMPT) :]).sum().item()
 
 
-@pytest.mark.parametrize("name", ["mistral-sliding", "qwen2-mixed", "qwen3-mixed"])
+@pytest.mark.parametrize("name", SLIDING)
 @pytest.mark.parametrize("change", [lambda window: 0, lambda window: window + 1, lambda window: window - 1])
 def test_a_wrong_window_would_be_seen(name, change):
     config = loaded(name)[0].config
@@ -106,7 +130,7 @@ def test_a_wrong_window_would_be_seen(name, change):
     assert wrong_greedy_tokens(name, msgspec.structs.replace(config, windows=windows)) > 4
 
 
-@pytest.mark.parametrize("name", ["llama-linear", "llama-llama3", "llama-yarn", "qwen2-yarn"])
+@pytest.mark.parametrize("name", SCALED)
 def test_a_forgotten_rope_scaling_would_be_seen(name):
     config = loaded(name)[0].config
     assert wrong_greedy_tokens(name, msgspec.structs.replace(config, rope=RopeConfig(theta=config.rope.theta))) > 4
@@ -139,3 +163,24 @@ def test_a_tied_head_owns_no_weight():
     model, _ = loaded("qwen2-tied")
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert len({id(p) for p in model.parameters()}) == len(list(model.parameters()))
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "wanted", "shown"), [(Terminal, True, True), (Terminal, False, False), (io.StringIO, True, False)]
+)
+def test_a_bar_over_bytes_is_shown_on_a_terminal_unless_it_is_not_wanted(monkeypatch, stream, wanted, shown):
+    folder = tiny_models.tiny_model("llama")
+    model = build_model(read_model_config(folder), torch.float32, "cpu")
+    monkeypatch.setattr(sys, "stderr", stream())
+    num_bytes = load_weights(model, folder, "cpu", progress=wanted)
+    text = sys.stderr.getvalue()
+    assert num_bytes == sum(p.numel() * 4 for p in model.parameters())
+    if shown:
+        assert "Loading weights: 100%" in text and f"{num_bytes / 1000:.0f}k/" in text
+    else:
+        assert text == ""
