@@ -1,4 +1,4 @@
-"""What is decided about memory: the largest step a worker measures, the KV blocks that fit, how many rows a step has by default.
+"""What is decided about memory: the largest step a worker measures, the KV blocks that fit, how many rows a step has.
 
 And the one line that says so.
 """
