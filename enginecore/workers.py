@@ -19,6 +19,7 @@ import zmq
 
 from quire.ipc.config import WorkerConfig
 from quire.ipc.messages import AllocateKV, WorkerFailed, WorkerMessage, WorkerProfile, WorkerPromptLogprobs, WorkerReady
+from quire.ipc.plan import H_WORLD_SIZE
 from quire.ipc.process import Child, spawn
 from quire.ipc.result_ring import ResultRing
 from quire.ipc.ring import KIND_MASK, KIND_PLAN, KIND_SHUTDOWN, PlanRing, RingCorrupt, RingFull
@@ -151,7 +152,8 @@ class WorkerGroup:
 
     # -------------------------------------------------------------------------------------------------------- steps
     def send_plan(self, words: np.ndarray) -> None:
-        """Raises WorkersFailed if a worker does not read."""
+        """`words` are StepPlan.encode's, completed here. Raises WorkersFailed if a worker does not read."""
+        words[H_WORLD_SIZE] = self.world_size
         self._write(KIND_PLAN, words)
 
     def send_mask(self, words: np.ndarray) -> None:

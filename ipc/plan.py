@@ -37,6 +37,7 @@ H_NUM_PREFILL_TOKENS, H_PREFILL_TOKENS = 11, 12
 H_NUM_FEATURE_WORDS, H_FEATURES = 13, 14
 H_MAX_SEQ_LEN = 15  # upper bound over the step's rows, this step's tokens included
 H_WORDS = 16  # length of the whole plan
+H_WORLD_SIZE = 17  # ranks that the plan is for: written by who sends it (the scheduler does not know), checked by each rank
 
 FLAG_SAME_DECODE_ROWS = 1
 FLAG_LATE_MASK = 2  # a mask record for this step follows in the ring: sample only after it

@@ -14,7 +14,7 @@ import torch
 
 from quire.ipc.config import WorkerConfig
 from quire.ipc.messages import AllocateKV, KVGroup, WorkerFailed, WorkerProfile, WorkerPromptLogprobs, WorkerReady
-from quire.ipc.plan import max_plan_words
+from quire.ipc.plan import H_STEP, H_WORLD_SIZE, max_plan_words
 from quire.ipc.result_ring import ResultRing
 from quire.ipc.ring import KIND_MASK, KIND_PLAN, KIND_SHUTDOWN, PlanReader
 from quire.ipc.worker_channel import WorkerChannel
@@ -183,10 +183,19 @@ class Worker:
                 return
             if kind != KIND_PLAN:
                 raise RuntimeError(f"a record of kind {kind} came where a plan was due")
-            step = int(words[0])
+            if words[H_WORLD_SIZE] != self.config.world_size:
+                return self._refuse_plan(int(words[H_WORLD_SIZE]))
+            step = int(words[H_STEP])
             for row in runner.step(words, self._read_mask):
                 self._send_prompt_logprobs(step, row)
             runner.device.signal()
+
+    def _refuse_plan(self, world_size: int) -> None:
+        """The sender takes us for a rank of another group: our shards are not what it thinks. The core replaces us."""
+        c = self.config
+        ours = f"worker {c.rank} is one of {c.world_size}"
+        self.channel.send(WorkerFailed(c.rank, f"{ours} and was sent a plan for a world size of {world_size}"))
+        self.channel.close()
 
     def _read_mask(self) -> np.ndarray:
         record = self.reader.read(MASK_TIMEOUT_S, GPU_SPIN_S)

@@ -1,5 +1,6 @@
 """The scheduler as a list of events: every request ends exactly once with its own tokens, and no block is lost or misread."""
 
+import itertools
 from collections import deque
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from quire.enginecore.block_pool import BlockPool
 from quire.enginecore.scheduler import Scheduler, SchedulerConfig
 from quire.enginecore.sequence import Sequence
+from quire.ipc.messages import sequence_key
 from quire.ipc.sampling import SamplingParams
 
 VOCAB = 50
@@ -40,32 +42,41 @@ class Harness:
         self.outputs: dict[int, list[int]] = {}
         self.finished: dict[int, str] = {}
         self.sequences: dict[int, Sequence] = {}
+        self.names: dict[int, int] = {}  # key -> name; a request's first child has its id for a name
         self.plans: list = []
         self.count = 0
 
-    def add(self, prompt, max_tokens=8, *, priority=0, salt=b"", owner=0, ignore_eos=False, **params):
+    def add(self, prompt, max_tokens=8, *, n=1, salt=b"", **more):
+        """A request of n children, of the same root as Intake gives them; returns the first one's name."""
+        own = b"" if self.config.enable_prefix_caching else str(self.count).encode()
+        root, request_id = self.scheduler.kv.hasher.root(salt, own), self.count + 1
+        for child in range(n):
+            self._add_child(prompt, max_tokens, request_id, child, root, n=n, **more)
+        return request_id
+
+    def _add_child(self, prompt, max_tokens, request_id, child, root, *, n, priority=0, owner=0, ignore_eos=False, **params):
         self.count += 1
-        p = SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos, **params)
+        p = SamplingParams(n=n, max_tokens=max_tokens, ignore_eos=ignore_eos, **params)
         seq = Sequence(
             owner=owner,
-            key=self.count << 8,
-            request_id=self.count,
-            child=0,
+            key=sequence_key(request_id, child),
+            request_id=request_id,
+            child=child,
             params=p,
             prompt=np.asarray(prompt, np.int32),
             final_len=min(len(prompt) + max_tokens, self.config.max_model_len),
             seed=self.count,
             order=(priority, self.count),
             arrival_time=0.0,
-            root_hash=self.scheduler.kv.hasher.root(salt),
-            use_cache=self.config.enable_prefix_caching,
+            root_hash=root,
+            use_cache=self.config.enable_prefix_caching or n > 1,
             stop_ids=frozenset(p.stop_token_ids or ()),
         )
         assert self.scheduler.fits(seq.final_len)
         self.sequences[self.count] = seq
+        self.names[seq.key] = self.count
         self.outputs[self.count] = []
         self.scheduler.add(seq)
-        return self.count
 
     def schedule(self):
         made = self.scheduler.schedule(now=1.0)
@@ -82,11 +93,11 @@ class Harness:
         out = self.scheduler.update(step, tokens)
         self.scheduler.check()
         for key, token in zip(out.keys.tolist(), out.tokens.tolist(), strict=True):
-            assert key >> 8 not in self.finished, "a token after the end"
-            self.outputs[key >> 8].append(token)
+            assert self.names[key] not in self.finished, "a token after the end"
+            self.outputs[self.names[key]].append(token)
         for _, f in out.finished:
-            assert f.key >> 8 not in self.finished, "ended twice"
-            self.finished[f.key >> 8] = f.reason
+            assert self.names[f.key] not in self.finished, "ended twice"
+            self.finished[self.names[f.key]] = f.reason
 
     def turn(self, depth=2):
         """As the core's loop: fill the pipeline, then take the oldest result."""
@@ -334,12 +345,14 @@ requests = st.fixed_dictionaries(
         "salt": st.sampled_from([b"", b"x"]),
         "penalty": st.booleans(),
         "ignore_eos": st.booleans(),
+        "n": st.integers(1, 3),
     }
 )
 events = st.lists(
     st.one_of(
         st.tuples(st.just("add"), requests),
         st.tuples(st.just("abort"), st.integers(0, 30)),
+        st.tuples(st.just("finish"), st.integers(0, 30)),
         st.tuples(st.just("schedule"), st.none()),
         st.tuples(st.just("collect"), st.none()),
     ),
@@ -379,11 +392,19 @@ def test_any_history_ends_every_request_once_with_its_own_tokens(
         if what == "add":
             prompt = [arg["family"]] * 3 + list(range(arg["prompt"]))
             params = {"presence_penalty": 1.0} if arg["penalty"] else {}
-            h.add(prompt, arg["max_tokens"], priority=arg["priority"], salt=arg["salt"], ignore_eos=arg["ignore_eos"], **params)
+            more = {name: arg[name] for name in ("n", "priority", "salt", "ignore_eos")}
+            h.add(prompt, arg["max_tokens"], **more, **params)
         elif what == "abort" and h.count:
+            request_id = h.sequences[arg % h.count + 1].request_id
+            children = {name for name, s in h.sequences.items() if s.request_id == request_id}
+            live = children - aborted - set(h.finished)
+            assert h.scheduler.abort(0, request_id) == len(live)
+            aborted |= live
+            h.scheduler.check()
+        elif what == "finish" and h.count:  # one child alone; the others go on
             name = arg % h.count + 1
-            if h.scheduler.abort(0, name):
-                aborted.add(name)
+            h.scheduler.finish(0, h.sequences[name].key)
+            aborted |= {name} - set(h.finished)
             h.scheduler.check()
         elif what == "schedule" and len(h.in_flight) < 2:
             h.schedule()
@@ -391,4 +412,63 @@ def test_any_history_ends_every_request_once_with_its_own_tokens(
             h.collect()
     h.run()
     assert set(h.finished) | aborted == set(h.sequences) and not set(h.finished) & aborted
+    h.assert_right()
+
+
+arrivals = st.fixed_dictionaries(
+    {
+        "prompt": st.integers(1, 14),
+        "max_tokens": st.integers(1, 8),
+        "family": st.integers(0, 2),
+        "n": st.integers(1, 2),
+    }
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    requests=st.lists(arrivals, min_size=1, max_size=8),
+    blocks=st.integers(8, 30),
+    windows=st.sampled_from([(0,), (6,), (0, 8)]),
+    budget=st.sampled_from([1, 2, 3, 8, 32]),
+    seqs=st.integers(1, 5),
+    caching=st.booleans(),
+    look_ahead=st.booleans(),
+)
+def test_under_endless_arrivals_each_request_ends_within_what_stood_before_it(
+    requests, blocks, windows, budget, seqs, caching, look_ahead
+):
+    """fcfs, and one more request in every turn for as long as the first ones last: nobody starves.
+
+    The bound, with S = max_num_seqs and L the longest sequence: a request that comes when W tokens (prompt and output, its own
+    included) are unfinished has ended (2 S + 4) (W + S L) turns later. Look at the oldest unfinished sequence. The queue is in
+    order of arrival, prefills are computed in that order, and it is the latest that is preempted, so those that come later can
+    take from it only turns: a decode row's turn comes once in S steps, in two times S where a budget of 1 alternates, and where
+    its block must come back first, it does within the two steps in flight before and after. So it gets a token in 2 S + 4
+    turns, and what stood before it is W such tokens. The one exception is a sequence that waits for a prefix that another one
+    computes: those behind pass it meanwhile, S of them at most, of L tokens each, and then it is the first to come in.
+    """
+    h = Harness(
+        num_blocks=blocks * len(windows),
+        windows=windows,
+        budget=budget,
+        max_num_seqs=seqs,
+        max_model_len=32,
+        enable_prefix_caching=caching,
+        look_ahead=look_ahead,
+    )
+    longest = 3 + 14 + 8
+    due: dict[int, int] = {}  # name -> turn by which it has ended
+    coming, turn = itertools.cycle(requests), 0
+    while turn < len(requests) or due:
+        r, before = next(coming), h.count
+        h.add([r["family"]] * 3 + list(range(r["prompt"])), r["max_tokens"], n=r["n"])
+        if turn < len(requests):
+            work = sum(s.final_len for name, s in h.sequences.items() if name not in h.finished)
+            for name in range(before + 1, h.count + 1):
+                due[name] = turn + (2 * seqs + 4) * (work + seqs * longest)
+        assert h.turn()
+        turn += 1
+        due = {name: last for name, last in due.items() if name not in h.finished}
+        assert all(turn <= last for last in due.values()), "a request starves"
     h.assert_right()

@@ -87,6 +87,16 @@ def test_step_number_wraps_with_the_rings():
     assert decode_plan(make_plan(step=2**31 + 5).encode(), NO_ROWS).step == 5
 
 
+def test_header_words_do_not_overlap_and_the_world_size_is_left_to_the_sender():
+    places = {name: at for name, at in vars(plan).items() if name.startswith("H_")}
+    assert len(set(places.values())) == len(places) and max(places.values()) < plan.HEADER_WORDS
+    words = make_plan(1, 1, 1, 1, 1, ints(7)).encode()
+    before = decode_plan(words.copy(), NO_ROWS)
+    assert words[plan.H_WORLD_SIZE] == 0
+    words[plan.H_WORLD_SIZE] = 8
+    assert_same(before, decode_plan(words, NO_ROWS))
+
+
 def test_decoded_sections_are_views():
     words = make_plan(1, 1, 1, 1, 1).encode()
     read = decode_plan(words, NO_ROWS)

@@ -51,20 +51,25 @@ class FakeWorkers(WorkerGroup):
         super().kill()
 
 
+def worker_template(world_size: int = 1, model_dir: str = "") -> WorkerConfig:
+    return WorkerConfig(
+        rank=0, world_size=world_size, epoch=1, model_dir=model_dir, control_address="", plan_ring_fds=[], result_ring_fds=[],
+        output_rank=0, device="cpu", dtype="auto", load_format="dummy", max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=16, block_size=BLOCK_SIZE, gpu_memory_utilization=0.9,
+        cpu_kv_cache_gib=1.0, num_gpu_blocks_override=None, enforce_eager=False, max_logprobs=20, seed=0,
+    )  # fmt: skip
+
+
 class CoreByHand:
-    def __init__(self) -> None:
-        worker = WorkerConfig(
-            rank=0, world_size=1, epoch=1, model_dir="", control_address="", plan_ring_fds=[], result_ring_fds=[],
-            output_rank=0, device="cpu", dtype="auto", load_format="dummy", max_model_len=MAX_MODEL_LEN,
-            max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=16, block_size=BLOCK_SIZE, gpu_memory_utilization=0.9,
-            cpu_kv_cache_gib=1.0, num_gpu_blocks_override=None, enforce_eager=False, max_logprobs=20, seed=0,
-        )  # fmt: skip
+    """`workers`: a group of worker processes; without, a FakeWorkers."""
+
+    def __init__(self, workers: WorkerGroup | None = None) -> None:
         scheduler = SchedulerConfig(MAX_NUM_SEQS, 16, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS, (0,), vocab_size=VOCAB_SIZE)
         limits = EngineLimits(MAX_MODEL_LEN, VOCAB_SIZE, MAX_NUM_SEQS, 20, NUM_BLOCKS * BLOCK_SIZE)
         config = CoreConfig(scheduler, limits, 100, 0, 60.0, spins=False, log_requests=False, log_stats=False)
         welcome = Welcome(EPOCH, PROTOCOL_VERSION, ["tiny"], limits, [], [0], "0", 1, 60.0, True)
         self.endpoint = CoreEndpoint(None, epoch=EPOCH, welcome=welcome)
-        self.workers = FakeWorkers(worker)
+        self.workers = workers or FakeWorkers(worker_template())
         self.workers.start()
         self.core = EngineCore(config, self.endpoint, self.workers)
         self._frontends: list[RawFrontend] = []
@@ -74,7 +79,8 @@ class CoreByHand:
         self.core._take_messages()
         self.core._watch_workers()
         self.core._fill()
-        self.workers.answer()
+        if isinstance(self.workers, FakeWorkers):
+            self.workers.answer()
         self.core._collect()
         self.core._beat()
         self.endpoint.check()

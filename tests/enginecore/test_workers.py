@@ -1,0 +1,169 @@
+"""WorkerGroup with two worker processes under a core: every rank gets every plan, one answers, both live and die together.
+
+The processes are tests/support/fake_worker_child.py; rings, control link and deaths are real.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import core_by_hand
+import msgspec
+import numpy as np
+import pytest
+from core_by_hand import EPOCH, MAX_NUM_SEQS, VOCAB_SIZE, CoreByHand, add, worker_template
+from fake_worker import solo_output
+from fake_worker_child import log_of
+
+from quire.enginecore import workers as group
+from quire.enginecore.workers import WorkerGroup, WorkersFailed
+from quire.ipc.messages import RequestError, StepOutputs, WorkerFailed
+from quire.ipc.plan import H_STEP, H_WORLD_SIZE, HEADER_WORDS
+from quire.ipc.process import spawn
+from quire.ipc.ring import KIND_PLAN, PlanRing
+from quire.ipc.worker_channel import WorkerEndpoint
+from quire.workers.worker import Worker
+
+TIMEOUT_S = 30.0
+
+
+class TwoWorkers(CoreByHand):
+    """A core by hand with a group of two processes; `sent` holds the plans as they went into the ring."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(WorkerGroup(worker_template(2, str(folder))))
+        self.folder = folder
+
+    def turn(self) -> None:
+        """The loop's body as in EngineCore.run, a death included."""
+        try:
+            super().turn()
+            self.core._poll(0.01)
+        except WorkersFailed as error:
+            self.core._replace_workers(str(error))
+
+    def wait_until(self, condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + TIMEOUT_S
+        while not condition():
+            assert time.monotonic() < deadline, "it has not happened in time"
+            self.turn()
+
+    @property
+    def pids(self) -> list[int]:
+        return [child.pid for child in self.workers._children]
+
+    def plans_of(self, rank: int, generation: int = 1) -> list[str]:
+        log = log_of(self.folder, generation, rank)
+        return log.read_text().split("\n")[:-1] if log.exists() else []
+
+    def run_request(self, request_id: int, num_tokens: int, max_tokens: int) -> list[int]:
+        """The tokens of a request, from its frontend's side."""
+        frontend, tokens, ended = self.frontend(), list[int](), False
+        frontend.send(add(request_id, num_tokens, max_tokens=max_tokens))
+        while not ended:
+            message = self.answer(frontend, StepOutputs)
+            tokens += np.frombuffer(message.tokens, np.int32).tolist()
+            ended = bool(message.finished)
+        return tokens
+
+
+@pytest.fixture
+def two(tmp_path, monkeypatch) -> Iterator[TwoWorkers]:
+    monkeypatch.setenv("PYTHONPATH", str(Path(core_by_hand.__file__).parent))  # where fake_worker_child is
+    monkeypatch.setattr(group, "spawn", lambda _, config, fds: spawn("fake_worker_child", config, fds))
+    two = TwoWorkers(tmp_path)
+    try:
+        two.wait_until(lambda: two.workers.is_ready)
+        yield two
+    finally:
+        two.close()
+
+
+def alone(num_tokens: int, max_tokens: int) -> list[int]:
+    return solo_output([i % VOCAB_SIZE for i in range(num_tokens)], num_tokens + max_tokens, set(), VOCAB_SIZE)
+
+
+def test_both_ranks_get_each_plan_and_rank_0_answers(two):
+    assert two.workers.profile.num_blocks == 60  # the least of both
+    assert two.run_request(1, 20, 9) == alone(20, 9)
+    steps = two.core.scheduler._step
+    two.wait_until(lambda: len(two.plans_of(0)) == len(two.plans_of(1)) == steps)
+    assert two.plans_of(0) == two.plans_of(1) and len(set(two.plans_of(0))) == steps >= 10
+
+
+def test_the_results_are_rank_0s_and_a_slow_rank_reads_later_what_it_has_missed(two):
+    assert two.run_request(1, 5, 3) == alone(5, 3)
+    two.wait_until(lambda: two.plans_of(1) == two.plans_of(0) and len(two.plans_of(0)) == two.core.scheduler._step)
+    before = two.plans_of(1)
+    os.kill(two.pids[1], signal.SIGSTOP)
+    try:
+        assert two.run_request(2, 7, 20) == alone(7, 20)
+        assert two.plans_of(1) == before
+    finally:
+        os.kill(two.pids[1], signal.SIGCONT)
+    two.wait_until(lambda: len(two.plans_of(1)) == two.core.scheduler._step)
+    assert two.plans_of(1) == two.plans_of(0)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_death_of_either_rank_fails_what_is_in_flight_and_replaces_both(two, rank):
+    core, before = two.core, two.pids
+    running = [two.frontend() for _ in range(2)]
+    for frontend in running:
+        frontend.send(add(1, max_tokens=50))
+    two.wait_until(lambda: core.scheduler.num_running == 2)
+    os.kill(before[0], signal.SIGSTOP)  # what is in flight stays there
+    os.waitid(os.P_PID, before[0], os.WSTOPPED)
+    two.wait_until(lambda: len(core._in_flight) == 2 and not core._is_done(core._in_flight[0]))
+    waiting = two.frontend()
+    for request_id in range(MAX_NUM_SEQS):
+        waiting.send(add(request_id, 5, max_tokens=4))
+    two.wait_until(lambda: len(core.scheduler.waiting) == MAX_NUM_SEQS)
+    os.kill(before[rank], signal.SIGKILL)
+    for frontend in running:
+        assert two.answer(frontend, RequestError).code == "engine_error"
+    assert two.workers.generation == 2 and not set(two.pids) & set(before)
+    for pid in before:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    ended = 0
+    while ended < MAX_NUM_SEQS:  # what waited goes on with the new ones
+        ended += len(two.answer(waiting, StepOutputs).finished)
+    assert two.run_request(9, 6, 8) == alone(6, 8)
+    two.wait_until(lambda: len(two.plans_of(1, generation=2)) == len(two.plans_of(0, generation=2)))
+    assert two.plans_of(1, generation=2) == two.plans_of(0, generation=2) != []
+    assert core._restarts == 1 and core.scheduler.is_idle
+
+
+# -------------------------------------------------------------------------------------------- the plan's world size
+class NoSteps:
+    """A runner that must not be asked for a step."""
+
+    def step(self, words: np.ndarray, read_mask: object) -> None:
+        raise AssertionError("a plan for another group was run")
+
+
+def test_a_worker_refuses_a_plan_for_another_world_size():
+    ring, endpoint = PlanRing.create(1 << 10, 1), WorkerEndpoint(EPOCH)
+    config = worker_template(2)
+    fds = [os.dup(fd) for fd in ring.fds(0)]
+    worker = Worker(msgspec.structs.replace(config, epoch=EPOCH, control_address=endpoint.address, plan_ring_fds=fds))
+    words = np.zeros(HEADER_WORDS, np.int32)
+    words[[H_STEP, H_WORLD_SIZE]] = 1, 4
+    ring.write(KIND_PLAN, words, 1.0)
+    worker._serve(NoSteps())
+    assert endpoint.sockets()[0].poll(10_000)
+    ((rank, said),) = endpoint.receive()
+    assert rank == 0 and isinstance(said, WorkerFailed)
+    assert "is one of 2" in said.message and "world size of 4" in said.message
+    worker.reader.close()
+    ring.close()
+    endpoint.close()
+
+
+def test_the_core_takes_that_refusal_for_the_workers_failure():
+    workers = WorkerGroup(worker_template(2))
+    with pytest.raises(WorkersFailed, match="world size of 4"):
+        workers._handle(WorkerFailed(0, "worker 0 is one of 2 and was sent a plan for a world size of 4"), [])
