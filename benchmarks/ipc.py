@@ -4,8 +4,10 @@
 
 Method: whole processes, started as the engine starts them; each figure is of `--rounds` repetitions after a tenth of them as
 warm-up, by the wall clock around the call or the round trip. A link's far end answers from Python, so its costs are in the
-round trip. Biased against us where a machine has fewer free cores than a link has spinning processes: cores are printed, and
-such rows are marked. There is no peer in this table: it is for finding out what a step spends outside the GPU.
+round trip. "At full speed" is asked for WINDOWS times, after one as warm-up, and timed from the question to the last message:
+percentiles are of these windows' means. Biased against us where a machine has fewer free cores than a link has spinning
+processes: cores are printed, and such rows are marked. There is no peer in this table: it is for finding out what a step spends
+outside the GPU.
 """
 
 import argparse
@@ -23,25 +25,32 @@ import uvloop
 import zmq
 
 from quire.ipc.core_endpoint import CoreEndpoint
+from quire.ipc.curve import CoreKeys, FrontendKeys, make_keys
 from quire.ipc.frontend_channel import CoreChannel
 from quire.ipc.messages import (
     PROTOCOL_VERSION,
     AddRequest,
+    AllocateKV,
     Beat,
     CoreMessage,
     EngineLimits,
     FrontendMessage,
     StepOutputs,
     Welcome,
+    WorkerPromptLogprobs,
+    WorkerReady,
 )
 from quire.ipc.plan import BLOCK_WORDS, PREFILL_WORDS, SLOT_WORDS, StepPlan, decode_plan
 from quire.ipc.process import Child, child_main_config, spawn, tell_parent
 from quire.ipc.result_ring import ResultRing, RowLogprobs
 from quire.ipc.ring import KIND_PLAN, KIND_SHUTDOWN, PlanReader, PlanRing
 from quire.ipc.sampling import SamplingParams
+from quire.ipc.worker_channel import WorkerChannel, WorkerEndpoint
 
 ROWS = 256  # of a step
 STREAM = 64  # tokens in one StepOutputs
+WINDOWS = 20  # of a throughput
+POSITIONS, NUM_TOP = 512, 20  # of one message with prompt logprobs
 MODULE = Path(__file__).stem
 ECHO, FLOOD = 1, 2  # request ids, to the core of measure_zmq
 NO_ROWS = np.zeros(0, np.int32)
@@ -54,6 +63,7 @@ class Role(msgspec.Struct, kw_only=True):
     address: str = ""
     spin_s: float = 0.0
     rounds: int = 0
+    keys: FrontendKeys | None = None
 
 
 # ------------------------------------------------------------------------------------------------- the far ends
@@ -68,7 +78,7 @@ def worker(role: Role) -> None:
 
 
 def frontend(role: Role) -> None:
-    """Sends a request, waits for its token, `rounds` times; then waits for as many messages, sent at once."""
+    """Sends a request, waits for its token, `rounds` times; then asks for as many messages at once, WINDOWS + 1 times."""
     uvloop.run(_frontend(role))
 
 
@@ -90,7 +100,7 @@ async def _frontend(role: Role) -> None:
             await arrived.wait()
         num_tokens -= expected
 
-    channel = await CoreChannel.connect(role.address, on_message=on_message)
+    channel = await CoreChannel.connect(role.address, on_message=on_message, keys=role.keys)
     request = AddRequest(channel.epoch, ECHO, bytes(4 * 1000), SamplingParams())
     times = []
     for _ in range(role.rounds):
@@ -98,17 +108,32 @@ async def _frontend(role: Role) -> None:
         channel.send(request)
         await receive(1)
         times.append(time.perf_counter() - started)
-    channel.send(AddRequest(channel.epoch, FLOOD, bytes(4), SamplingParams()))
-    await receive(STREAM)
-    started, num_messages = time.perf_counter(), 0
-    await receive(STREAM * (role.rounds - 1))
-    per_step = (time.perf_counter() - started) / (role.rounds - 1)
-    report = {"times": times, "per_step": per_step, "merged": (role.rounds - 1) / max(1, num_messages)}
+    per_step = []
+    for window in range(WINDOWS + 1):
+        if window == 1:
+            num_messages = 0
+        started = time.perf_counter()
+        channel.send(AddRequest(channel.epoch, FLOOD, bytes(4), SamplingParams()))
+        await receive(STREAM * role.rounds)
+        per_step.append((time.perf_counter() - started) / role.rounds)
+    report = {"times": times, "per_step": per_step[1:], "merged": WINDOWS * role.rounds / max(1, num_messages)}
     tell_parent({"report": msgspec.json.encode(report).decode()})
     await channel.close()
 
 
-ROLES: dict[str, Callable[[Role], None]] = {"worker": worker, "frontend": frontend}
+def control(role: Role) -> None:
+    """A worker on its control link: AllocateKV(n) is answered by WorkerReady if n is 1, else by n prompt logprobs; 0 ends."""
+    channel = WorkerChannel(role.address, rank=0, epoch=1)
+    ready, column = WorkerReady(0, 0.0), bytes(4 * POSITIONS)
+    large = WorkerPromptLogprobs(0, 1, 0, column, column, column * NUM_TOP, column * NUM_TOP)
+    channel.send(ready)
+    while (command := channel.receive(60.0)) is not None and command.num_blocks > 0:
+        for _ in range(command.num_blocks):
+            channel.send(ready if command.num_blocks == 1 else large)
+    channel.close()
+
+
+ROLES: dict[str, Callable[[Role], None]] = {"worker": worker, "frontend": frontend, "control": control}
 
 
 def child_main() -> None:
@@ -250,15 +275,20 @@ def measure_step(table: Table, rounds: int, readers: int, spin: bool) -> None:
     table.add(f"plan out, tokens back, {readers} worker{'s' * (readers > 1)}, {how}", times, note=note)
 
 
-def measure_zmq(table: Table, rounds: int) -> None:
+def measure_zmq(table: Table, rounds: int, curve: bool) -> None:
     """A frontend in its own process and the core here: request out, token back; then messages at full speed."""
-    endpoint = CoreEndpoint(epoch=1)
+    link, address, core_keys, keys = "ZeroMQ ipc", None, None, None
+    if curve:
+        own, theirs = make_keys(), make_keys()
+        link, address = "tcp + CURVE", "tcp://127.0.0.1:*"
+        core_keys, keys = CoreKeys(own, frozenset([theirs.public])), FrontendKeys(theirs, own.public)
+    endpoint = CoreEndpoint(address, epoch=1, keys=core_keys)
     limits = EngineLimits(1024, 512, 64, 20, 4096)
     endpoint.set_welcome(Welcome(1, PROTOCOL_VERSION, ["m"], limits, [], [0], "0", 0, 60.0, True), {})
     poller = zmq.Poller()
     for source in endpoint.sockets():
         poller.register(source, zmq.POLLIN)
-    child = spawn(MODULE, Role(name="frontend", address=endpoint.address, rounds=rounds))
+    child = spawn(MODULE, Role(name="frontend", address=endpoint.address, rounds=rounds, keys=keys))
     one, step = outputs(1), outputs(STREAM)
     send_times: list[float] = []
     beat_at = 0.0
@@ -280,10 +310,45 @@ def measure_zmq(table: Table, rounds: int) -> None:
     endpoint.close()
     assert said is not None, "the frontend has ended early"
     report = msgspec.json.decode(said["report"])
-    table.add("ZeroMQ ipc: request of 1000 tokens out, first token back", report["times"][rounds // 10 :])
+    table.add(f"{link}: request of 1000 tokens out, first token back", report["times"][rounds // 10 :])
     merged = f"(merged: {report['merged']:.1f} steps a message)"
-    table.add(f"ZeroMQ ipc: steps of {STREAM} tokens at full speed, each", [report["per_step"]], note=merged)
-    table.add(f"CoreEndpoint.send, StepOutputs of {STREAM} tokens", send_times)
+    table.add(f"{link}: steps of {STREAM} tokens at full speed, each", report["per_step"], note=merged)
+    table.add(f"{link}: CoreEndpoint.send, StepOutputs of {STREAM} tokens", send_times)
+
+
+def measure_control(table: Table, rounds: int) -> None:
+    """A worker in its own process and the core's end here: a command and its answer; then large results at full speed."""
+    endpoint = WorkerEndpoint(epoch=1)
+    poller = zmq.Poller()
+    for source in endpoint.sockets():
+        poller.register(source, zmq.POLLIN)
+    child = spawn(MODULE, Role(name="control", address=endpoint.address))
+
+    def receive(expected: int) -> None:
+        while expected > 0:
+            assert poller.poll(10_000), "the worker has not answered in time"
+            expected -= len(endpoint.receive(limit=expected))
+
+    receive(1)  # it is there
+    times = []
+    for _ in range(rounds + rounds // 10):
+        started = time.perf_counter()
+        endpoint.send(0, AllocateKV(1))
+        receive(1)
+        times.append(time.perf_counter() - started)
+    table.add("worker control link: command out, answer back", times[rounds // 10 :])
+    window, per_message = max(2, rounds // 20), []
+    for _ in range(WINDOWS + 1):
+        started = time.perf_counter()
+        endpoint.send(0, AllocateKV(window))
+        receive(window)
+        per_message.append((time.perf_counter() - started) / window)
+    kib = 4 * POSITIONS * (2 + 2 * NUM_TOP) / 1024
+    table.add(f"worker control link: {POSITIONS} prompt logprobs + top {NUM_TOP} ({kib:.0f} KiB)", per_message[1:])
+    endpoint.send(0, AllocateKV(0))
+    child.wait(10.0)
+    child.terminate(1.0)
+    endpoint.close()
 
 
 def main() -> None:
@@ -302,7 +367,9 @@ def main() -> None:
     for spin in (True, False):
         for readers in (1, 2):
             measure_step(table, rounds, readers, spin)
-    measure_zmq(table, rounds)
+    for curve in (False, True):
+        measure_zmq(table, rounds, curve)
+    measure_control(table, rounds)
     print("RESULT " + msgspec.json.encode({"benchmark": "ipc", "cores": cores, "rows": table.rows}).decode())
 
 
