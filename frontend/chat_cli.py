@@ -105,7 +105,7 @@ class ChatServer:
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             raise ChatError(f"{self._url} broke off: {error}") from None
-        except BaseException:
+        except BaseException:  # Ctrl-C while it waits, too: passed on, without a connection left open
             connection.close()
             raise
         return _Response(connection, response)

@@ -58,7 +58,7 @@ def launch_core(config: EngineConfig, timeout_s: float | None = None, module: st
     child = spawn(module, config)
     try:
         return CoreProcess(_address(child, timeout_s), child)
-    except BaseException:
+    except BaseException:  # Ctrl-C, too: passed on, without a child left running
         child.terminate(grace_s=5.0)
         raise
 

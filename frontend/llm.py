@@ -61,7 +61,7 @@ class LLM:
         self._finalizer = weakref.finalize(self, self._background.close, os.getpid())
         try:
             self._background.run(self._background.client.connect())
-        except BaseException:
+        except BaseException:  # Ctrl-C, too: passed on, without an engine left running
             self._finalizer()
             raise
 
@@ -256,7 +256,7 @@ class _Background:
         self._loop.call_soon_threadsafe(start)
         try:
             return result.result()
-        except BaseException:
+        except BaseException:  # Ctrl-C, or the work's own error: passed on, once the work has ended
             if not result.done():
                 self._loop.call_soon_threadsafe(lambda: tasks[0].cancel())
                 wait([result], timeout=_CANCEL_S)

@@ -144,7 +144,7 @@ class Connection(asyncio.Protocol):
         except asyncio.CancelledError:
             if not self._gone:
                 self._fail_response(response, shutting_down())
-        except Exception:
+        except Exception:  # a request's edge: what is wrong with our own code fails this one request, and is logged
             logger.exception("%s %s failed", request.method, request.path.decode("latin-1"))
             self._fail_response(response, internal_error())
         finally:

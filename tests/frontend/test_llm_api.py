@@ -8,8 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy as np
 import psutil
 import pytest
 import toy_tokenizers
+from serving import until
 
 from quire.frontend.client import EngineDown, InvalidRequest, TooLong
 from quire.frontend.launcher import EngineStartError, launch_core
@@ -51,13 +51,6 @@ def llm(python_path: None) -> Iterator[LLM]:
 
 def texts(outputs: list[Any]) -> list[str]:
     return [o.outputs[0].text for o in outputs]
-
-
-def wait_until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it has not happened in time"
-        time.sleep(0.005)
 
 
 # ------------------------------------------------------------------------------------------------------------- prompts
@@ -154,7 +147,7 @@ def test_an_interrupt_aborts_the_requests_and_the_llm_goes_on(llm: LLM) -> None:
     main = threading.main_thread()
 
     def interrupt() -> None:
-        wait_until(lambda: llm._client.num_requests == 2)
+        until(lambda: llm._client.num_requests == 2)
         signal.pthread_kill(main.ident, signal.SIGINT)  # type: ignore[arg-type]
 
     thread = threading.Thread(target=interrupt)
@@ -183,7 +176,7 @@ def test_a_bar_appears_before_any_prompt_has_ended(
             shown.append(capsys.readouterr().err)
             return re.search(r"0/2 .*input: 0 tok/s, output: 0 tok/s", "".join(shown)) is not None
 
-        wait_until(seen)
+        until(seen)
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # type: ignore[arg-type]
 
     thread = threading.Thread(target=interrupt)
@@ -254,7 +247,7 @@ def test_everything_ends_with_the_object(python_path: None, how: str) -> None:
             pass
     elif how == "in the loop's thread":
         loop.call_soon_threadsafe(llm._finalizer)
-        wait_until(lambda: not {t for t in threading.enumerate() if t.name.startswith("quire-llm")} - threads)
+        until(lambda: not {t for t in threading.enumerate() if t.name.startswith("quire-llm")} - threads)
     del llm
     gc.collect()
     assert child.poll() is not None
@@ -267,7 +260,7 @@ def test_requests_fail_when_the_engine_dies(python_path: None) -> None:
         child = llm._background._core.child
 
         def kill() -> None:
-            wait_until(lambda: llm._client.num_requests == 1)
+            until(lambda: llm._client.num_requests == 1)
             child.proc.kill()
 
         thread = threading.Thread(target=kill)

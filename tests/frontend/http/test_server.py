@@ -25,6 +25,7 @@ import openai
 import psutil
 import pytest
 from fake_core import FakeCore, outputs
+from serving import until
 from toy_tokenizers import byte_level
 
 from quire.frontend import cli
@@ -231,10 +232,7 @@ def test_several_frontends_share_a_port_and_their_metrics():
         process = psutil.Process(served.process.pid)
         first = min(process.children(), key=psutil.Process.create_time)
         first.kill()
-        deadline = time.monotonic() + DEADLINE_S
-        while first in process.children() or len(process.children()) < 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: first not in process.children() and len(process.children()) == 2)
         code, err = served.end()
         assert code == 0 and "frontend process 0 ended unexpectedly (signal SIGKILL); next start in 1 s" in err, err
 
