@@ -33,7 +33,7 @@ from quire.ipc.messages import (
 )
 from quire.ipc.plan import PREFILL_PROMPT_LOGPROBS
 from quire.ipc.result_ring import STEP_MASK
-from quire.ipc.sampling import SamplingParams
+from quire.ipc.sampling import loggable
 
 log = logging.getLogger("quire.enginecore")
 
@@ -341,8 +341,4 @@ class EngineCore:
 
 
 def _shown(request: AddRequest) -> str:
-    """A request's parameters that are not the defaults, without those that may quote a text."""
-    texts = {"stop", "bad_words", "bad_words_token_ids", "logit_bias", "allowed_token_ids"}
-    p, defaults = request.params, SamplingParams()
-    names = [n for n in p.__struct_fields__ if n not in texts and getattr(p, n) != getattr(defaults, n)]
-    return ", ".join(f"{n}={getattr(p, n)}" for n in names) or "default parameters"
+    return ", ".join(f"{name}={value}" for name, value in loggable(request.params).items()) or "default parameters"

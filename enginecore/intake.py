@@ -13,7 +13,7 @@ import numpy as np
 from quire.enginecore.block_pool import BlockHasher
 from quire.enginecore.sequence import Sequence
 from quire.ipc.messages import MAX_REQUEST_ID, AddRequest, EngineLimits, RequestError, sequence_key
-from quire.ipc.sampling import SamplingParams, check_against
+from quire.ipc.sampling import check_against
 
 MAX_CACHE_SALT = 1024  # characters
 
@@ -79,7 +79,9 @@ class Intake:
         if cache:
             self._hasher.extend(hashes, root, prompt)
         stop_ids = frozenset(params.stop_token_ids or ())
-        self._check_can_go_on(params, stop_ids)
+        ends = stop_ids if params.ignore_eos else stop_ids.union(self.config.eos_token_ids)
+        if params.min_tokens > 0 and params.allowed_token_ids and ends.issuperset(params.allowed_token_ids):
+            raise Refusal("invalid", "allowed_token_ids holds only ids that min_tokens forbids")
         arrival_time = request.arrival_time if 0 < request.arrival_time < 1e12 else time.time()
         return [
             Sequence(
@@ -97,15 +99,10 @@ class Intake:
                 use_cache=cache,
                 stop_ids=stop_ids,
                 hashes=hashes.copy(),
-                feature_stop_ids=sorted(stop_ids | (set() if params.ignore_eos else set(self.config.eos_token_ids))),
+                feature_stop_ids=sorted(ends),
             )
             for child in range(params.n)
         ]
-
-    def _check_can_go_on(self, params: SamplingParams, stop_ids: frozenset[int]) -> None:
-        ends = stop_ids if params.ignore_eos else stop_ids | set(self.config.eos_token_ids)
-        if params.min_tokens > 0 and params.allowed_token_ids and ends.issuperset(params.allowed_token_ids):
-            raise Refusal("invalid", "allowed_token_ids holds only ids that min_tokens forbids")
 
     def _prompt(self, request: AddRequest) -> np.ndarray:
         data, limits = request.prompt_token_ids, self.config.limits

@@ -149,15 +149,12 @@ class Scheduler:
         self._preempted = False
         build = PlanBuilder(step, now)
         decode = self._schedule_decode(build, self._for_decode())
-        self.slots.last_step[decode] = step
         self._schedule_prefills(build, self.config.max_num_batched_tokens - len(decode))
         if not len(decode) and not build.prefills and not self._preempted:  # nobody wanted what decode rows were denied
             decode = self._schedule_decode(build, self.config.max_num_batched_tokens)
-            self.slots.last_step[decode] = step
         while not len(decode) and not build.prefills and len(self._decode) and self._returned == self._step:
             # whose turn it was were preempted, and no result will bring us back here: it is the next ones' turn
             decode = self._schedule_decode(build, self.config.max_num_batched_tokens)
-            self.slots.last_step[decode] = step
         if not len(decode) and not build.prefills:
             return None
         self._step = step
@@ -194,6 +191,7 @@ class Scheduler:
         self._stalled = 0
         if short.any():
             rows = self._grow(rows, short, build)
+        t.last_step[rows] = build.step
         return rows
 
     def _grow(self, rows: np.ndarray, short: np.ndarray, build: PlanBuilder) -> np.ndarray:
@@ -331,8 +329,8 @@ class Scheduler:
         """Look ahead: will everybody's blocks fit to the end, as far as can be guessed?"""
         if self.num_running == 0 and not self._leaving:
             return True
-        held = sum(b != NULL_BLOCK for group in hits for b in group)
-        unused = sum(self.kv.pool.is_cached_unused(b) for group in hits for b in group if b)
+        cached = [b for group in hits for b in group if b != NULL_BLOCK]
+        held, unused = len(cached), sum(map(self.kv.pool.is_cached_unused, cached))
         new = max(int(self.kv.blocks_needed(len(known) + 1)) - held, self.kv.num_groups) + unused
         if new > self.kv.pool.num_available:
             return False

@@ -6,6 +6,7 @@ depend on the engine (vocabulary, context, caps) are checked by `check_against`,
 """
 
 import math
+from typing import Any
 
 import msgspec
 
@@ -21,6 +22,7 @@ MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 256  # token sequences
 MAX_BAD_WORD_TOKENS = 16  # tokens of one of them
 MAX_LOGPROBS = 20
+_MAY_QUOTE = {"stop", "bad_words", "bad_words_token_ids", "logit_bias", "allowed_token_ids"}  # a text
 
 # name: (lowest, highest, whether the lowest itself is allowed); None = no limit on that side. NaN and infinity never pass.
 BOUNDS: dict[str, tuple[float | None, float | None, bool]] = {
@@ -177,6 +179,12 @@ def _check_ids(name: str, ids: list[int] | None, most: int) -> None:
     for i in ids:
         if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < 2**31:
             raise ValueError(f"{name} must hold token ids, got {i!r}")
+
+
+def loggable(p: SamplingParams) -> dict[str, Any]:
+    """The parameters that are not the defaults, without those that may quote a text."""
+    defaults = SamplingParams()
+    return {n: v for n in p.__struct_fields__ if n not in _MAY_QUOTE and (v := getattr(p, n)) != getattr(defaults, n)}
 
 
 def check_against(p: SamplingParams, *, vocab_size: int, max_logprobs: int) -> None:

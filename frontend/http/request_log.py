@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from quire.frontend.client import AsyncClient
-from quire.ipc.sampling import SamplingParams
+from quire.ipc.sampling import loggable
 
 if TYPE_CHECKING:
     from quire.frontend.http.generate import Job
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("quire.http")
 
 _GIVEN_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
-_TEXTS = {"stop", "bad_words", "bad_words_token_ids", "logit_bias", "allowed_token_ids"}  # what may quote one
-_DEFAULTS = SamplingParams()
-_SHOWN = [name for name in SamplingParams.__struct_fields__ if name not in _TEXTS and name != "max_tokens"]
 
 
 def given_id(headers: Mapping[bytes, bytes]) -> bytes:
@@ -45,10 +42,9 @@ class RequestLog:
     def begun(self, name: str, jobs: Sequence["Job"], streamed: bool) -> None:
         if not self._wanted:
             return
-        params = jobs[0].stream.params
         longest = self._client.max_sequence_len
         most = max(job.stream.params.max_tokens or longest - job.stream.num_prompt_tokens for job in jobs)
-        words = [f"{n}={value}" for n in _SHOWN if (value := getattr(params, n)) != getattr(_DEFAULTS, n)]
+        words = [f"{n}={value}" for n, value in loggable(jobs[0].stream.params).items() if n != "max_tokens"]
         words = [_prompts(jobs), f"max_tokens={most}", *words, *(["streamed"] if streamed else [])]
         logger.info("request %s: %s", name, ", ".join(words))
 

@@ -28,7 +28,7 @@ class UnknownFields:
         self._said: set[str] = set()
 
     def look_at(self, data: bytearray, body: msgspec.Struct) -> None:
-        """data: the JSON that was decoded as `body`. Values are not decoded again: some 1 us."""
+        """data: the JSON that was decoded as `body`. Values are not decoded again but skipped: some ms for 8 MiB."""
         for name in _decoder.decode(data).keys() - _HARMLESS.union(body.__struct_fields__):
             name = name[:_MAX_NAME_CHARS]
             if name not in self._said and len(self._said) < _MAX_NAMES:
