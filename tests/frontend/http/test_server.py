@@ -94,11 +94,9 @@ def request(url: str, method: str, path: str, body: dict | None = None, key: str
         connection.close()
 
 
-def until(url: str, status: int) -> None:
+def until_healthy(url: str, status: int) -> None:
     """Wait until /health says so."""
-    deadline = time.monotonic() + DEADLINE_S
-    while request(url, "GET", "/health")[0] != status:
-        assert time.monotonic() < deadline
+    until(lambda: request(url, "GET", "/health")[0] == status)
 
 
 # --------------------------------------------------------------------------------------------------------------- serve
@@ -168,11 +166,11 @@ def test_it_outlives_the_core_and_finds_the_next_one(tmp_path):
         with FakeCore(say_hi, address=address):
             url = served.url()
             assert request(url, "GET", "/health")[0] == 200
-        until(url, 503)
+        until_healthy(url, 503)
         status, body = request(url, "POST", "/v1/completions", {"prompt": "a"})
         assert status == 503 and json.loads(body)["error"]["code"] == "engine_down"
         with FakeCore(say_hi, address=address):
-            until(url, 200)
+            until_healthy(url, 200)
             status, body = request(url, "POST", "/v1/completions", {"prompt": "a"})
             assert status == 200 and json.loads(body)["choices"][0]["text"] == "hello world!"
             assert served.end(signal.SIGINT)[0] == 0
@@ -182,11 +180,11 @@ def test_health_follows_the_beat():
     with FakeCore(say_hi) as core, Served("--engine", core.address) as served:
         url = served.url()
         core.announce(oldest_step_s=61.0)
-        until(url, 503)
+        until_healthy(url, 503)
         core.announce(oldest_step_s=0.0)
-        until(url, 200)
+        until_healthy(url, 200)
         core.announce(ready=False)
-        until(url, 503)
+        until_healthy(url, 503)
 
 
 def test_a_stop_lets_a_stream_end_first():
