@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from ceilings import replay_seconds
 
 from quire.kernels import activation, linear, norm, rope_kv, sampler, step_inputs
 from quire.kernels import tables as t
@@ -58,24 +59,12 @@ MODELS = {"0.6B": Model(1024, 3072, 16, 8, 128, 151936, True), "8B": Model(4096,
 def measure(calls: list[Callable[[], object]], repeats: int = 20) -> float:
     """µs a call: the median over replays of one graph that holds all calls, at least 20 of them."""
     calls = calls * -(-20 // len(calls))
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for call in calls[:3]:
+
+    def run() -> None:
+        for call in calls:
             call()
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            for call in calls:
-                call()
-        times = []
-        for _ in range(repeats):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record(stream)
-            graph.replay()
-            end.record(stream)
-            end.synchronize()
-            times.append(begin.elapsed_time(end) * 1e3 / len(calls))
-    return sorted(times)[len(times) // 2]
+
+    return replay_seconds(run, repeats) * 1e6 / len(calls)
 
 
 def copies(bytes_each: int) -> int:

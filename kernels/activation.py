@@ -16,6 +16,14 @@ from quire.kernels.dependent_launch import PLAIN, launch_options, wait_for_previ
 
 
 @triton.jit
+def gated(gate, up, dtype: tl.constexpr):
+    """silu(gate) * up in float32, of values or of sums in float32, which are rounded to dtype first."""
+    gate = gate.to(dtype).to(tl.float32)
+    silu = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
+    return silu * up.to(dtype).to(tl.float32)
+
+
+@triton.jit
 def _silu_mul_kernel(
     x_ptr, out_ptr, x_stride, out_stride, width, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -25,10 +33,8 @@ def _silu_mul_kernel(
     wait_for_previous(PDL)
     gate = tl.load(x_ptr + row * x_stride + cols, mask, other=0.0)
     up = tl.load(x_ptr + row * x_stride + width + cols, mask, other=0.0)
-    wide = gate.to(tl.float32)
-    silu = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype)
-    y = silu.to(tl.float32) * up.to(tl.float32)
-    tl.store(out_ptr + row * out_stride + cols, y.to(gate.dtype), mask)
+    dtype: tl.constexpr = gate.dtype
+    tl.store(out_ptr + row * out_stride + cols, gated(gate, up, dtype).to(dtype), mask)
 
 
 class Config(NamedTuple):

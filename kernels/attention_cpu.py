@@ -227,7 +227,7 @@ def attention_cpu(
 def attend_lines(
     q: torch.Tensor, k_lines: np.ndarray, v_lines: np.ndarray, plan: CpuAttentionPlan, scale: float
 ) -> torch.Tensor:
-    """[T, Hq, D]: attention_cpu of caches given as lines (kv_lines_cpu.as_lines), which who has many layers makes once."""
+    """[T, Hq, D]: attention_cpu of caches given as lines (kv_lines_cpu.as_lines), which are made once for many layers."""
     if plan.is_one_batch:
         return _attend_batch(q, k_lines, v_lines, plan, plan.batches[0], scale)
     out = torch.empty(plan.num_tokens, *q.shape[1:], dtype=q.dtype)

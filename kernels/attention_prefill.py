@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.attention_tile import (
     LOG2_E,
@@ -163,11 +162,7 @@ def _prefill_kernel(
     PRECISION: tl.constexpr,
     NUM_LANES: tl.constexpr,
     MAY_SPLIT: tl.constexpr,
-    DEPENDENT_LAUNCH: tl.constexpr,
 ):
-    if DEPENDENT_LAUNCH:
-        gdc_wait()
-        gdc_launch_dependents()
     TOKENS: tl.constexpr = ROWS // GROUP
     num_programs = tl.num_programs(0)
     splits = tl.program_id(0) * 0 + 1
@@ -423,7 +418,6 @@ def prefill_attention(
     window: int = 0,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
-    dependent_launch: bool = False,
 ) -> None:
     """Causal attention of the rows that `prefill_schedule` was given; writes their tokens of `out`, and no others.
 
@@ -480,9 +474,7 @@ def prefill_attention(
         PRECISION="ieee",
         NUM_LANES=config.num_warps * 32,
         MAY_SPLIT=workspace.may_split,
-        DEPENDENT_LAUNCH=dependent_launch,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         maxnreg=config.max_registers,
-        **({"launch_pdl": True} if dependent_launch else {}),
     )

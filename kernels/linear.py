@@ -21,7 +21,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from quire.kernels.activation import silu_mul
+from quire.kernels.activation import gated, silu_mul
 from quire.kernels.dependent_launch import PLAIN, launch_options, prefetch, wait_for_previous
 
 MAX_ROWS = 16  # beyond it cuBLAS is at the memory's speed too; up to MAX_DOT_ROWS for small weights, to be measured
@@ -47,14 +47,6 @@ def _tile(w_row, k, inside, K: tl.constexpr):
 @triton.jit
 def _add_row(acc, w, x_row, k, K: tl.constexpr):
     return acc + w.to(tl.float32) * tl.load(x_row + k, k < K, other=0.0).to(tl.float32)[None, :]
-
-
-@triton.jit
-def gated(gate, up, dtype: tl.constexpr):
-    """silu(gate) * up of sums in float32, rounded where `silu_mul` rounds."""
-    gate = gate.to(dtype).to(tl.float32)
-    silu = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
-    return silu * up.to(dtype).to(tl.float32)
 
 
 @triton.jit

@@ -14,8 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
+from quire.kernels.activation import gated
 from quire.kernels.dependent_launch import PLAIN, launch_options, wait_for_previous
-from quire.kernels.linear import gated
 
 MAX_WEIGHT = 1 << 23  # elements of W
 MAX_K = 4096  # which a program holds

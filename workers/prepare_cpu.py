@@ -21,16 +21,15 @@ SMALL_BYTES = 2 << 20
 class Packed:
     """A weight format: oneDNN's layout, and the plain weight beside it if that is small."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None):
+    def __init__(self, weight: torch.Tensor):
         self.packed = pack(weight)
-        self.bias = bias
         is_small = weight.dtype == torch.float32 and weight.numel() * weight.element_size() <= SMALL_BYTES
         self.plain = weight if is_small else None
 
     def apply(self, layer: Linear | LMHead, x: torch.Tensor) -> torch.Tensor:
         if self.plain is not None and x.shape[0] == 1:
-            return F.linear(x, self.plain, self.bias)
-        return packed_linear(x, self.packed, self.bias)
+            return F.linear(x, self.plain, layer.bias)
+        return packed_linear(x, self.packed, layer.bias)
 
     def apply_gated(self, layer: Linear, x: torch.Tensor) -> torch.Tensor:
         return ops.silu_mul(self.apply(layer, x))
@@ -47,7 +46,7 @@ def pack_weights(model: nn.Module) -> None:
     for module in model.modules():
         if not isinstance(module, Linear | LMHead) or not can_pack(module.weight):
             continue
-        module.format = packed = Packed(module.weight, module.bias)
+        module.format = packed = Packed(module.weight)
         if packed.plain is None and not (isinstance(module, LMHead) and module.tied):
             module.weight = nn.Parameter(packed.packed, requires_grad=False)
 
