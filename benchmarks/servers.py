@@ -172,18 +172,22 @@ def machine() -> dict[str, Any]:
 
 
 def _gpu_name() -> str:
-    return _smi("name") or "none"
+    return _smi("name").split("\n")[0] or "none"
 
 
-def gpu_memory_mib() -> float | None:
-    """Used memory of the first GPU."""
-    text = _smi("memory.used")
+def gpu_memory_mib(pids: list[int]) -> float | None:
+    """GPU memory used by these processes; where the driver does not tell it by process, all that is used on the first GPU."""
+    lines = [line.split(",") for line in _smi("pid,used_memory", "compute-apps").splitlines() if line.count(",") == 1]
+    found = [float(mib) for pid, mib in lines if int(pid) in pids and mib.strip().isdigit()]
+    if found:
+        return sum(found)
+    text = _smi("memory.used").split("\n")[0]
     return float(text) if text.replace(".", "").isdigit() else None
 
 
-def _smi(what: str) -> str:
+def _smi(what: str, of: str = "gpu") -> str:
     try:
-        command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits"]
-        return subprocess.run(command, capture_output=True, text=True, timeout=20).stdout.strip().split("\n")[0]
+        command = ["nvidia-smi", f"--query-{of}={what}", "--format=csv,noheader,nounits"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=20).stdout.strip()
     except (OSError, subprocess.TimeoutExpired):
         return ""

@@ -5,7 +5,7 @@
 
 Requests are drawn at random: short and long prompts, shared prefixes, n > 1, logprobs, penalties, filters, stop strings, chat,
 streams and whole answers, clients that leave before or amid the answer, and requests that must be refused. Meanwhile the
-resident memory of every process of the server, the GPU's used memory and /metrics are sampled. At the end it must hold that
+resident memory of every process of the server, the GPU memory they use and /metrics are sampled. At the end it must hold that
 no request failed that was not aborted; that nothing runs, waits or holds KV blocks; that no process grew by more than
 --max-growth-mib after the warm-up; and, if we started it, that the server ends with code 0 and leaves no process behind.
 The last line is `RESULT {json}`; the exit code is 1 if a check failed. `--pid`: the server's process, or memory is not sampled.
@@ -192,7 +192,7 @@ class Soak:
     async def sample(self, pid: int | None, begin: float) -> None:
         pids = tree(pid) if pid else []
         rss = {f"{p} {name_of(p)}": mib for p in pids if (mib := rss_mib(p))}
-        gpu, metrics = await asyncio.to_thread(gpu_memory_mib), await self.metrics()
+        gpu, metrics = await asyncio.to_thread(gpu_memory_mib, pids), await self.metrics()
         found = {"at_s": round(time.monotonic() - begin, 1), "rss_mib": rss, "gpu_mib": gpu}
         self.samples.append(found | {name: metrics.get(name, float("nan")) for name in GAUGES})
         print(

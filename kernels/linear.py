@@ -17,11 +17,11 @@ References: torch.nn.functional.linear, `activation_torch`.
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 
 from quire.kernels.activation import gated, silu_mul
+from quire.kernels.blas import blas_linear
 from quire.kernels.dependent_launch import PLAIN, launch_options, prefetch, wait_for_previous
 
 MAX_ROWS = 16  # beyond it cuBLAS is at the memory's speed too; up to MAX_DOT_ROWS for small weights, to be measured
@@ -247,9 +247,7 @@ def skinny_linear(
     """x @ weight^T + bias: by our kernel for few rows of a 16-bit dtype, by cuBLAS otherwise."""
     config = _choose_for(x, weight, False)
     if config is None:
-        if out is None:
-            return F.linear(x, weight, bias)
-        return torch.mm(x, weight.t(), out=out) if bias is None else torch.addmm(bias, x, weight.t(), out=out)
+        return blas_linear(x, weight, bias, out)
     out = x.new_empty((x.shape[0], weight.shape[0])) if out is None else out
     launch_skinny(x, weight, bias, out, config, pdl=pdl)
     return out
@@ -259,7 +257,7 @@ def skinny_gated(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
     """silu(gate) * up of gate | up = x @ weight^T + bias: in one kernel for few rows, by cuBLAS and `silu_mul` otherwise."""
     config = _choose_for(x, weight, True)
     if config is None:
-        return silu_mul(F.linear(x, weight, bias), pdl=pdl)
+        return silu_mul(blas_linear(x, weight, bias), pdl=pdl)
     out = x.new_empty((x.shape[0], weight.shape[0] // 2))
     launch_skinny(x, weight, bias, out, config, is_gated=True, pdl=pdl)
     return out

@@ -20,6 +20,8 @@ def main() -> None:
         if "OMP_WAIT_POLICY" not in os.environ:
             os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages: 2 GB of weights are there 2 s sooner
+    else:
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # or every start warns that blas.py's choice is experimental
     set_up_logging()
     faulthandler.register(signal.SIGUSR1)  # the core asks a stuck worker for its stacks before it kills it
     from quire.workers.worker import Worker
