@@ -21,7 +21,7 @@ from quire.workers.graphs import Shape  # noqa: E402
 
 
 def prepared(model: str, rows: int, context: int, engine: InlineEngine | None) -> InlineEngine:
-    """An engine whose first `rows` slots hold sequences of `context` tokens, all decoding."""
+    """An engine whose first `rows` slots hold sequences of `context` tokens and a few more, all decoding."""
     if engine is None:
         blocks = 2 + max(rows, 256) * (context // 64 + 2)
         engine = InlineEngine(
@@ -29,12 +29,15 @@ def prepared(model: str, rows: int, context: int, engine: InlineEngine | None) -
             max_model_len=8192, graphs=True, dummy=True, enable_prefix_caching=False,
         )  # fmt: skip
         engine.scheduler.check = lambda: None
-    params = SamplingParams(temperature=1.0, max_tokens=8, ignore_eos=True, seed=1)
-    engine.generate([[11 + i % 50] * context for i in range(rows)], params)
+    engine.scheduler.abort_owner(0)
+    params = SamplingParams(temperature=1.0, max_tokens=1000, ignore_eos=True, seed=1)
+    for i in range(rows):
+        engine.add([11 + i % 50] * context, params)
+    engine.run(until=lambda plan: len(plan.decode_rows) == plan.num_rows == rows and not len(plan.slot_updates))
     return engine
 
 
-def replay_ms(graphs: list[torch.cuda.CUDAGraph], repeats: int = 50) -> float:
+def replay_ms(graphs: list[torch.cuda.CUDAGraph], repeats: int = 20) -> float:
     """Mean time of replaying these graphs once, back to back."""
     stream = torch.cuda.current_stream()
     for g in graphs * 3:
@@ -77,8 +80,9 @@ def main() -> None:
         size = next(s for s in graphs.sizes if s >= rows)
         with engine.runner.device.stream():
             forward, tail = graphs._forward[Shape(size, size, False)], graphs._tail[size, 1]
+            # each replay is one token more for every sequence: 46 a row's figures, its own blocks hold 64 or so
             both = replay_ms([forward, tail])
-            result[rows] = {"forward_ms": replay_ms([forward]), "tail_ms": replay_ms([tail]), "step_ms": both}
+            result[rows] = {"forward_ms": replay_ms([forward]), "tail_ms": replay_ms([tail], 3), "step_ms": both}
             print(f"{rows:5} rows: " + ", ".join(f"{k} {v:.3f}" for k, v in result[rows].items()), flush=True)
             if args.kernels:
                 times = kernel_times([forward, tail])

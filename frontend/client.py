@@ -187,7 +187,7 @@ class AsyncClient:
 
     def submit(
         self,
-        prompt_token_ids: Sequence[int],
+        prompt_token_ids: Sequence[int] | np.ndarray,
         params: SamplingParams,
         *,
         priority: int = 0,
@@ -224,7 +224,7 @@ class AsyncClient:
         self._dispatcher.add(state)
         return Stream(state, self._dispatcher.cancel)
 
-    def _check_prompt(self, prompt_token_ids: Sequence[int]) -> np.ndarray:
+    def _check_prompt(self, prompt_token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """The ids as int32. Raises InvalidRequest, TooLong."""
         limits, longest = self.welcome.limits, self.max_sequence_len
         if len(prompt_token_ids) == 0:

@@ -21,6 +21,7 @@ from numbers import Integral
 from typing import Any, Self, TypeVar
 
 import msgspec
+import numpy as np
 import uvloop
 
 from quire.frontend.client import AsyncClient, Prompt, split_prompt
@@ -163,14 +164,14 @@ class _BatchClient(AsyncClient):
         self, prompts: list[Prompt], params: list[SamplingParams], priority: Sequence[int] | None, use_tqdm: bool
     ) -> list[RequestOutput]:
         resolved = await self._resolve_all(prompts)
-        self._check_batch(resolved, params)
+        checked = self._check_batch(resolved, params)
         window = asyncio.Semaphore(max(64, 4 * self.welcome.limits.max_num_seqs))
         with _Bar(len(prompts), use_tqdm) as bar:
             try:
                 async with asyncio.TaskGroup() as group:
                     tasks = [
                         group.create_task(self._run_one(text, ids, p, priority[i] if priority else 0, window, bar))
-                        for i, ((text, ids), p) in enumerate(zip(resolved, params, strict=True))
+                        for i, ((text, _), ids, p) in enumerate(zip(resolved, checked, params, strict=True))
                     ]
             except ExceptionGroup as failures:
                 raise failures.exceptions[0] from None
@@ -179,14 +180,16 @@ class _BatchClient(AsyncClient):
             output.request_id = str(i)
         return outputs
 
-    def _check_batch(self, resolved: list[tuple[str | None, list[int]]], params: list[SamplingParams]) -> None:
-        """Find what cannot be run before anything is."""
+    def _check_batch(self, resolved: list[tuple[str | None, list[int]]], params: list[SamplingParams]) -> list[np.ndarray]:
+        """Find what cannot be run before anything is. The prompts' ids as int32: converting lists is most of the work."""
+        found = []
         for i, ((_, ids), p) in enumerate(zip(resolved, params, strict=True)):
             try:
-                self._check_prompt(ids)
+                found.append(self._check_prompt(ids))
                 self._check_params(p, len(ids))
             except ValueError as error:
                 raise type(error)(f"prompt {i}: {error}") from None
+        return found
 
     async def _resolve_all(self, prompts: list[Prompt]) -> list[tuple[str | None, list[int]]]:
         """(text, ids) of each prompt; all texts are tokenized together, on all cores."""
@@ -199,7 +202,7 @@ class _BatchClient(AsyncClient):
         return [rows[i] if ids is None else (text, list(ids)) for i, (text, ids) in enumerate(split)]
 
     async def _run_one(
-        self, text: str | None, ids: list[int], params: SamplingParams, priority: int, window: asyncio.Semaphore, bar: "_Bar"
+        self, text: str | None, ids: np.ndarray, params: SamplingParams, priority: int, window: asyncio.Semaphore, bar: "_Bar"
     ) -> RequestOutput:
         async with window:
             stream, deltas = await self._collect(ids, params, priority, bar)
@@ -210,7 +213,7 @@ class _BatchClient(AsyncClient):
         return RequestOutput(
             request_id="",
             prompt=text,
-            prompt_token_ids=ids,
+            prompt_token_ids=ids.tolist(),
             prompt_logprobs=stream.prompt_logprobs,
             outputs=outputs,
             finished=True,
@@ -219,7 +222,7 @@ class _BatchClient(AsyncClient):
         )
 
     async def _collect(
-        self, ids: list[int], params: SamplingParams, priority: int, bar: "_Bar"
+        self, ids: np.ndarray, params: SamplingParams, priority: int, bar: "_Bar"
     ) -> tuple[Stream, list[Delta]]:  # fmt: skip
         while True:
             try:

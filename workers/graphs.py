@@ -1,8 +1,9 @@
 """Captured steps: a forward graph by padded tokens and rows, a tail graph by padded rows and sampler variant.
 
 All metadata is read from the device, so a graph depends on padded sizes and not on who is in the batch or how tokens are
-divided among rows. Steps of decode rows have as many tokens as rows; mixed steps up to MAX_TOKENS are captured, too; larger
-ones run eagerly (there the GPU is slower than the host). Graphs share one memory pool; logits pass from forward to tail in a
+divided among rows. Steps of decode rows have as many tokens as rows; mixed steps up to MAX_TOKENS are captured, too, and full
+ones, of as many tokens as a step may have; between these they run eagerly, for padding would cost more than the gaps between
+their kernels. Graphs share one memory pool; logits pass from forward to tail in a
 buffer of their own. A size that was not captured at start is captured when it is first met, in 10-20 ms, without waiting for
 the device.
 """
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from quire.workers.cuda import CudaDevice
     from quire.workers.runner import ModelRunner
 
-MAX_TOKENS = 2048  # of a captured mixed step
+MAX_TOKENS = 2048  # of a captured mixed step that is not full
 _RANDOM_FEATURES = VARIANT_RANDOM | VARIANT_FEATURES
 WARM_VARIANTS = (  # between them they run every kernel that a step without grammar masks may need
     0,
@@ -52,8 +53,8 @@ def decode_sizes(max_rows: int) -> list[int]:
 
 def mixed_token_sizes(max_tokens: int) -> list[int]:
     """Tokens that mixed steps are padded to."""
-    sizes = [16, 32, *range(64, 512, 64), *range(512, 1024, 128), *range(1024, MAX_TOKENS + 1, 256)]
-    return [s for s in sizes if s <= max_tokens]
+    sizes = [16, 32, *range(64, 512, 64), *range(512, 1024, 128), *range(1024, MAX_TOKENS + 1, 256), max_tokens]
+    return sorted({s for s in sizes if 16 <= s <= max_tokens})
 
 
 def mixed_row_sizes(max_rows: int) -> list[int]:
@@ -113,7 +114,7 @@ class StepGraphs:
         if not len(plan.prefill_rows):
             size = self.sizes[bisect.bisect_left(self.sizes, rows)]
             return Shape(size, size, False)
-        if not self._mixed_tokens or tokens > self._mixed_tokens[-1]:
+        if not self._mixed_tokens or MAX_TOKENS < tokens < self._mixed_tokens[-1]:
             return None
         if (plan.prefill_rows[:, 3] & PREFILL_PROMPT_LOGPROBS).any():
             return None

@@ -46,6 +46,8 @@ class ModelRunner:
         self.tables = SlotTables.allocate(ctx.max_rows, num_groups, ctx.max_blocks, ctx.device)
         self.buffers = StepBuffers.allocate(ctx.max_tokens, ctx.max_rows, num_groups, ctx.device)
         self._decode_rows = np.zeros(0, np.int32)  # as the core knows them
+        if ctx.device.type == "cuda":
+            torch.cuda.synchronize()  # all of this was filled on another stream than the steps' own
 
     @torch.inference_mode()
     def step(self, words: np.ndarray, read_mask: Callable[[], np.ndarray]) -> list[PromptRow]:

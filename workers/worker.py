@@ -140,7 +140,8 @@ class Worker:
         peak = torch.cuda.max_memory_allocated() - before
         cache.release()
         logits = c.max_num_seqs * runner.ctx.config.vocab_size * runner.ctx.dtype.itemsize
-        return gpu_budget(c, cache, weights_bytes, peak + (0 if c.enforce_eager else logits))
+        # captured graphs have logits and memory of their own: as much as the largest step once a full one is captured
+        return gpu_budget(c, cache, weights_bytes, peak + (0 if c.enforce_eager else peak + logits))
 
     def _report(self, runner: ModelRunner, budget: Budget, weights_bytes: int) -> None:
         c, cache = self.config, runner.ctx.cache

@@ -3,9 +3,10 @@
 import math
 from collections.abc import Iterator
 
-import openai
 import pytest
 from serving import DEADLINE_S, SMALL, Served
+
+openai = pytest.importorskip("openai")
 
 KEY = "secret"
 MESSAGES = [{"role": "user", "content": "Tell me about a dog."}]

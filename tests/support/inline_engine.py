@@ -109,18 +109,20 @@ class InlineEngine:
             self.scheduler.add(seq)
         return self.count
 
-    def run(self) -> dict[int, list[int]]:
-        """Until all have ended: key -> output tokens. Children of one request have keys of their own."""
+    def run(self, until=None) -> dict[int, list[int]]:
+        """Until all have ended, or until(plan): key -> output tokens. Children of one request have keys of their own."""
         in_flight: deque = deque()
         outputs: dict[int, list[int]] = {}
+        stopped = False
         with self.runner.device.stream(), torch.inference_mode():
             while True:
-                while len(in_flight) < self.depth and (made := self.scheduler.schedule()) is not None:
+                while not stopped and len(in_flight) < self.depth and (made := self.scheduler.schedule()) is not None:
                     plan, step = made
                     self.prompt_rows += self.runner.step(plan.encode(), lambda step=plan.step: self.masks[step])
                     in_flight.append(step)
+                    stopped = until is not None and until(plan)
                 if not in_flight:
-                    assert self.scheduler.is_idle
+                    assert stopped or self.scheduler.is_idle
                     return outputs
                 step = in_flight.popleft()
                 out = self.scheduler.update(step, self._results(step))

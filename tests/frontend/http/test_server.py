@@ -21,7 +21,6 @@ from pathlib import Path
 
 import fake_engine_child
 import numpy as np
-import openai
 import psutil
 import pytest
 from fake_core import FakeCore, outputs
@@ -39,6 +38,8 @@ from quire.ipc.command import as_started
 from quire.ipc.config import EngineConfig
 from quire.ipc.messages import Abort, AddRequest, EngineLimits
 from quire.ipc.paths import remove_private_directories
+
+openai = pytest.importorskip("openai")
 
 DEADLINE_S = 30.0
 ROOMY = EngineLimits(max_model_len=4096, vocab_size=400, max_num_seqs=4, max_logprobs=20, kv_capacity_tokens=1 << 20)
