@@ -1,6 +1,6 @@
 """Time of the kernels around attention on one GPU, in CUDA graphs over rotated buffers, and the fraction of the memory's speed.
 
-    python benchmarks/kernels_small.py [--model 0.6B|8B] [--only norm,silu,rope,step,sampler,linear,chain]
+    python benchmarks/kernels_small.py [--model 0.6B|8B] [--only norm,silu,rope,step,sampler,linear,split,chain]
                                        [--rows 1,16,64,256,1024] [--linear-rows 1,2,4,8,16] [--pdl 0|1|2] [--tune]
                                        [--bandwidth 4.8]
 
@@ -22,9 +22,9 @@ import torch
 import torch.nn.functional as F
 from ceilings import replay_seconds
 
-from quire.kernels import activation, linear, norm, rope_kv, sampler, step_inputs
+from quire.kernels import activation, linear, norm, rope_kv, sampler, split_linear, step_inputs
 from quire.kernels import tables as t
-from quire.kernels.dependent_launch import LATE
+from quire.kernels.dependent_launch import LATE, PLAIN
 
 ROTATED_BYTES = 256 << 20
 DTYPE = torch.bfloat16
@@ -240,6 +240,44 @@ def bench_one_linear(table: Table, name: str, rows: int, n: int, k: int, is_gate
     table.add("skinny_linear", name, calls(best), moved, f"cuBLAS {cublas:.2f} µs, {None if best is None else tuple(best)}")
 
 
+def bench_split(table: Table, m: Model, rows: int, tune: bool) -> None:
+    """A product left in parts and the norm that adds them up, beside cuBLAS and a norm."""
+    for name in ("o", "down"):
+        n, k = m.linears[name]
+        weights = [random(n, k) for _ in range(copies(n * k * 2))]
+        x, residual, scale, h = random(rows, k), random(rows, n), random(n), random(rows, n)
+        if not split_linear.pays(x, weights[0]):
+            continue
+
+        def normed(y: torch.Tensor, pdl: int = PLAIN, residual=residual, scale=scale, h=h) -> torch.Tensor:
+            return norm.add_rms_norm(y, residual, scale, 1e-6, h, pdl=pdl)
+
+        def pair(w: torch.Tensor, config: split_linear.Config, x=x, normed=normed) -> Callable[[], object]:
+            return lambda: normed(split_linear.split_linear(x, w, None, config, dependents=True), LATE)
+
+        def calls(config: split_linear.Config, weights=weights, pair=pair) -> list[Callable[[], object]]:
+            return [pair(w, config) for w in weights]
+
+        cublas = measure([lambda w=w, x=x, normed=normed: normed(F.linear(x, w)) for w in weights])
+        best = split_linear.choose(rows, n, k)
+        if tune:
+            timed = sorted((measure(calls(config), 5), config) for config in {best, *SPLIT_CANDIDATES})
+            for micros, config in timed[:8]:
+                print(f"    {micros:9.2f} µs  {config}")
+            best = timed[0][1]
+        moved = n * k * 2 + rows * (k + 4 * n) * 2
+        table.add(
+            "split_linear, norm", f"{name} {rows} x {n} x {k}", calls(best), moved, f"cuBLAS {cublas:.2f} µs, {tuple(best)}"
+        )
+
+
+SPLIT_CANDIDATES = [
+    split_linear.Config(splits, block_n, block_k, 4, stages)
+    for splits, block_n in ((2, 16), (2, 32), (4, 16), (4, 32), (4, 64), (8, 32), (8, 64))
+    for block_k, stages in ((64, 4), (128, 3), (128, 4))
+]
+
+
 def bench_chain(table: Table, m: Model, rows: int) -> None:
     """A norm and the product behind it, in dependent launches: what it saves to prefetch weights while the norm is at work."""
     for name in ("qkv", "gate_up"):
@@ -286,7 +324,7 @@ def candidates(rows: int, k: int, is_gated: bool) -> list[linear.Config]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=MODELS, action="append")
-    parser.add_argument("--only", default="norm,silu,rope,step,sampler,linear,chain")
+    parser.add_argument("--only", default="norm,silu,rope,step,sampler,linear,split,chain")
     parser.add_argument("--rows", default="1,16,64,256,1024")
     parser.add_argument("--linear-rows", default="1,2,4,8,16")
     parser.add_argument("--pdl", type=int, choices=(0, 1, 2), default=0, help="mode of kernels/dependent_launch.py")
@@ -312,6 +350,8 @@ def main() -> None:
         for rows in (int(r) for r in args.linear_rows.split(",")):
             if "linear" in only:
                 bench_linear(table, m, rows, args.pdl, args.tune)
+            if "split" in only:
+                bench_split(table, m, rows, args.tune)
             if "chain" in only and 1 < rows <= linear.MAX_DOT_ROWS:
                 bench_chain(table, m, rows)
     print(json.dumps({"device": table.device, "torch": torch.__version__, "bandwidth": args.bandwidth, "rows": table.rows}))

@@ -18,8 +18,8 @@ from quire.kernels.dependent_launch import PLAIN, launch_options, wait_for_previ
 
 @triton.jit
 def _rms_norm_kernel(
-    x_ptr, residual_ptr, weight_ptr, out_ptr, x_stride, residual_stride, out_stride, eps,
-    H: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr,
+    x_ptr, residual_ptr, weight_ptr, out_ptr, x_stride, residual_stride, out_stride, part_stride, eps,
+    H: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
@@ -29,6 +29,9 @@ def _rms_norm_kernel(
     x = tl.load(x_ptr + row * x_stride + cols, mask, other=0.0)
     if ADD:
         residual = tl.load(residual_ptr + row * residual_stride + cols, mask, other=0.0)
+        for part in tl.static_range(1, PARTS):
+            x += tl.load(x_ptr + part * part_stride + row * x_stride + cols, mask, other=0.0)
+        x = x.to(residual.dtype)
         x = (x.to(tl.float32) + residual.to(tl.float32)).to(x.dtype)
         tl.store(residual_ptr + row * residual_stride + cols, x, mask)
     wide = x.to(tl.float32)
@@ -40,11 +43,18 @@ def _rms_norm_kernel(
 def _launch(
     x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, out: torch.Tensor | None, pdl: int
 ) -> torch.Tensor:
+    parts, part_stride = 1, 0
+    if x.dim() == 3 and residual is not None:
+        if x.dtype != torch.float32:
+            raise TypeError(f"add_rms_norm: parts of x must be float32, not {x.dtype}")
+        parts, part_stride = x.shape[0], x.stride(0)
+        out = torch.empty_like(residual) if out is None else out
+        x = x[0]
     out = torch.empty_like(x) if out is None else out
     second = x if residual is None else residual
     if x.dim() != 2 or weight.shape != (x.shape[1],) or second.shape != x.shape or out.shape != x.shape:
         raise ValueError(f"rms_norm: shapes {x.shape}, {second.shape}, {weight.shape}, {out.shape} do not fit")
-    if not x.dtype == weight.dtype == second.dtype == out.dtype:
+    if not weight.dtype == second.dtype == out.dtype or (part_stride == 0 and x.dtype != weight.dtype):
         raise TypeError(f"rms_norm: dtypes differ: {x.dtype}, {second.dtype}, {weight.dtype}, {out.dtype}")
     if not x.stride(1) == second.stride(1) == out.stride(1) == weight.stride(0) == 1:
         raise ValueError("rms_norm: the last dimension must have stride 1")
@@ -53,8 +63,8 @@ def _launch(
         return out
     block = triton.next_power_of_2(width)
     _rms_norm_kernel[(rows,)](
-        x, second, weight, out, x.stride(0), second.stride(0), out.stride(0), eps,
-        width, block, residual is not None, pdl, num_warps=min(max(block // 512, 1), 16), **launch_options(pdl),
+        x, second, weight, out, x.stride(0), second.stride(0), out.stride(0), part_stride, eps,
+        width, block, residual is not None, parts, pdl, num_warps=min(max(block // 512, 1), 16), **launch_options(pdl),
     )  # fmt: skip
     return out
 
@@ -75,5 +85,8 @@ def add_rms_norm(
     *,
     pdl: int = PLAIN,
 ) -> torch.Tensor:
-    """Add x to the residual in place and return the norm of the sum; `out` may be x itself."""
+    """Add x to the residual in place and return the norm of the sum; `out` may be x itself.
+
+    x may be float32 [S, T, H], parts whose sum, rounded to the residual's dtype, is added (`split_linear`).
+    """
     return _launch(x, residual, weight, eps, out, pdl)

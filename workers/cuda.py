@@ -22,7 +22,7 @@ from quire.kernels.attention_decode import decode_attention
 from quire.kernels.attention_decode_schedule import DecodeSchedule, DecodeWorkspace, decode_schedule
 from quire.kernels.attention_prefill import PrefillWorkspace, prefill_attention, prefill_schedule
 from quire.kernels.dependent_launch import attention_mode_for, mode_for
-from quire.kernels.linear import MAX_ROWS, row_block
+from quire.kernels.linear import MAX_DOT_ROWS, row_block
 from quire.kernels.rope_kv import choose_tile, rope_kv
 from quire.kernels.tables import SlotTables, StepBuffers
 from quire.workers.device import RESULT_DEPTH, Device, DeviceContext, result_words
@@ -67,7 +67,7 @@ class CudaDevice(Device):
 
     def kernel_variant(self, num_tokens: int, num_rows: int) -> Hashable:
         """Mixed steps of padded sizes with equal variants run the same compiled kernels."""
-        skinny = min(num_tokens, MAX_ROWS + 1)
+        skinny = min(num_tokens, MAX_DOT_ROWS + 1)
         modes = mode_for(num_tokens), attention_mode_for(num_tokens)
         return modes, self._decode.launch(num_rows), choose_tile(num_tokens), row_block(skinny)
 

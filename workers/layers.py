@@ -118,6 +118,12 @@ class Linear(Module):
         """silu(first half of y) · second half of y."""
         return self.format.apply_gated(self, x) if self.adapter is None else ops.silu_mul(self(x))
 
+    def before_norm(self, x: torch.Tensor) -> torch.Tensor:
+        """y for a norm's `add` alone: in parts [S, T, H] that it adds up, where that pays."""
+        if self.adapter is None and isinstance(self.format, Dense) and ops.splits(x, self.weight):
+            return ops.linear_in_parts(x, self.weight, self.bias)
+        return self(x)
+
     def normed(
         self, x: torch.Tensor | None, residual: torch.Tensor, norm: "RMSNorm", *, gated: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -21,13 +21,14 @@ class _Kernels(NamedTuple):
     linear: ModuleType
     norm: ModuleType
     norm_linear: ModuleType
+    split_linear: ModuleType
 
 
 @functools.cache
 def _kernels() -> _Kernels:
-    from quire.kernels import activation, dependent_launch, embedding, linear, norm, norm_linear
+    from quire.kernels import activation, dependent_launch, embedding, linear, norm, norm_linear, split_linear
 
-    return _Kernels(activation, dependent_launch, embedding, linear, norm, norm_linear)
+    return _Kernels(activation, dependent_launch, embedding, linear, norm, norm_linear, split_linear)
 
 
 def _launch_mode(x: torch.Tensor) -> int:
@@ -47,7 +48,9 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """residual += x in place; returns the norm of the new residual. x, residual [T, H]."""
+    """residual += x in place; returns the norm of the new residual. x, residual [T, H]; x may be parts of `linear_in_parts`."""
+    if x.dim() == 3:
+        return _kernels().norm.add_rms_norm(x, residual, weight, eps, pdl=_kernels().dependent_launch.LATE)
     if x.is_cuda:
         return _kernels().norm.add_rms_norm(x, residual, weight, eps, pdl=_launch_mode(x))
     return norm_cpu.add_rms_norm(x, residual, weight, eps)
@@ -68,6 +71,16 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out
     if x.is_cuda:
         return _kernels().linear.skinny_linear(x, weight, bias, out, pdl=_launch_mode(x))
     return F.linear(x, weight, bias)
+
+
+def splits(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether `linear_in_parts` is there for these and faster than `linear`: some rows, a small weight, on CUDA."""
+    return x.is_cuda and _kernels().split_linear.pays(x, weight)
+
+
+def linear_in_parts(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """float32 [S, T, out]: what `linear` gives is their sum, which `add_rms_norm` forms on the way."""
+    return _kernels().split_linear.split_linear(x, weight, bias, dependents=True)
 
 
 def gated_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -62,7 +62,7 @@ class SelfAttention(Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         q_norm, k_norm = (self.q_norm.weight, self.k_norm.weight) if self.qk_norm else (None, None)
         qkv, residual = self.qkv_proj.normed(x, residual, norm)
-        return self.o_proj(attend(self.layer, qkv, q_norm, k_norm)), residual
+        return self.o_proj.before_norm(attend(self.layer, qkv, q_norm, k_norm)), residual
 
 
 class MLP(Module):
@@ -76,7 +76,7 @@ class MLP(Module):
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor, norm: RMSNorm) -> tuple[torch.Tensor, torch.Tensor]:
         h, residual = self.gate_up_proj.normed(x, residual, norm, gated=True)
-        return self.down_proj(h), residual
+        return self.down_proj.before_norm(h), residual
 
 
 class DecoderLayer(Module):
