@@ -59,7 +59,7 @@ def _split_kernel(
 
 def choose(rows: int, n: int, k: int) -> Config:
     """The configuration for a shape; found with benchmarks/kernels_small.py --only split."""
-    return Config(4, 32, 128, 4, 3)
+    return Config(4, 32, 128, 4, 4)
 
 
 def pays(x: torch.Tensor, weight: torch.Tensor) -> bool:
