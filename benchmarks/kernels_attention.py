@@ -216,7 +216,7 @@ def decode_calls(
     schedule = workspace.new_schedule(shape.window)
 
     def plan() -> None:
-        decode_schedule(workspace, schedule, inputs.slots, inputs.starts, inputs.seq_lens, inputs.tokens, inputs.max_keys)
+        decode_schedule(workspace, schedule, inputs.starts, inputs.seq_lens, inputs.tokens, inputs.max_keys)
 
     def call(layer: int) -> Callable[[], None]:
         return lambda: decode_attention(

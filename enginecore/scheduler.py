@@ -20,6 +20,8 @@ from quire.ipc.messages import Finished, Started
 from quire.ipc.plan import PREFILL_PROMPT_LOGPROBS, PREFILL_SAMPLE, StepPlan
 
 MAX_FEATURE_WORDS = 1 << 20  # of one plan; one sequence's record may go beyond
+SMOOTH_TOKENS = 320  # of a step with decode rows in which prompts are spread; an 8B model takes 8 ms for it, for 64 rows 5
+MIN_PREFILL_TOKENS = 128  # of such a step, however many decode rows it has
 MAX_HELD = 256  # waiting sequences that a step looks at in vain
 
 
@@ -149,7 +151,7 @@ class Scheduler:
         self._preempted = False
         build = PlanBuilder(step, now)
         decode = self._schedule_decode(build, self._for_decode())
-        self._schedule_prefills(build, self.config.max_num_batched_tokens - len(decode))
+        self._schedule_prefills(build, self._for_prefill(len(decode)))
         if not len(decode) and not build.prefills and not self._preempted:  # nobody wanted what decode rows were denied
             decode = self._schedule_decode(build, self.config.max_num_batched_tokens)
         while not len(decode) and not build.prefills and len(self._decode) and self._returned == self._step:
@@ -177,6 +179,20 @@ class Scheduler:
         if not self._prefilling and not (self.waiting and self.slots.free):
             return budget
         return budget - (budget // 8 or (1 if budget > 1 else self._step % 2))
+
+    def _for_prefill(self, num_decode: int) -> int:
+        """Tokens that prefills may take beside decode rows, whose next token waits for them: all that is left to those alone.
+
+        Beside others a prompt is spread over steps that take not much longer than decoding does; where much waits, half of it
+        goes at once, for then throughput counts. So the pause in a stream is half of the backlog's time at most.
+        """
+        left = self.config.max_num_batched_tokens - num_decode
+        if not num_decode:
+            return left
+        backlog = sum(int(self.slots.num_tokens[s.slot]) - s.num_computed for s in self._prefilling)
+        if self.slots.free and self._no_room_for is None:
+            backlog += self.waiting.num_tokens
+        return min(left, max(SMOOTH_TOKENS - num_decode, MIN_PREFILL_TOKENS, backlog // 2))
 
     def _schedule_decode(self, build: PlanBuilder, budget: int) -> np.ndarray:
         t = self.slots
@@ -309,7 +325,7 @@ class Scheduler:
                 held.append(seq)
                 break
             self.settle()
-            known = seq.tokens if seq.tokens is not None else seq.prompt
+            known = seq.known
             if seq.params.needs_features and not self._feature_rows:
                 held.append(seq)
                 break
@@ -541,3 +557,4 @@ class Scheduler:
         assert {id(s) for s in self._prefilling} == {id(s) for s in held if s.state is State.PREFILL}
         assert {id(s) for s in self._leaving} == {id(s) for s in held if s.state in (State.DRAINING, State.FINISHED)}
         assert all(s.state is State.WAITING for s in self.waiting)
+        assert self.waiting.num_tokens == sum(len(s.known) for s in self.waiting)

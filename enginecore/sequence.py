@@ -58,6 +58,11 @@ class Sequence:
     pending: bool = False  # its unregistered hashes are in the scheduler's table of prefixes being computed
 
     @property
+    def known(self) -> np.ndarray:
+        """All known ids of a sequence without a slot."""
+        return self.prompt if self.tokens is None else self.tokens
+
+    @property
     def ends_by_length(self) -> bool:
         """Whether only max_tokens ends it, so that its length is known beforehand."""
         return self.params.ignore_eos and not self.stop_ids and not self.params.stop

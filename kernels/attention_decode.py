@@ -18,7 +18,6 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.attention_decode_schedule import (
-    START_WORDS,
     DecodeConfig,
     DecodeSchedule,
     DecodeWorkspace,
@@ -69,16 +68,6 @@ def _load_row(
 
 
 @triton.jit
-def _load_start(starts_ptr, program, num_slots):
-    """(row, and what _load_row gives of it), where a program starts: written by the schedule, in loads that wait for none."""
-    record = starts_ptr + program * START_WORDS
-    row, row_begin, head_units = tl.load(record), tl.load(record + 1), tl.load(record + 2)
-    query_begin, query_len, seq_len = tl.load(record + 3), tl.load(record + 4), tl.load(record + 5)
-    slot = tl.minimum(tl.maximum(tl.load(record + 6), 0), num_slots - 1)
-    return row, row_begin, head_units, query_begin, query_len, seq_len, slot
-
-
-@triton.jit
 def _prefetch_tile(ptr, BYTES: tl.constexpr):
     """Ask BYTES that lie together into L2."""
     prefetch(ptr.to(tl.pointer_type(tl.int8)) + tl.arange(0, BYTES // 128) * 128)
@@ -101,7 +90,7 @@ def _decode_kernel(
     seq_lens_ptr,
     header_ptr,
     unit_starts_ptr,
-    starts_ptr,
+    first_rows_ptr,
     padded_rows_ptr,
     partial_out_ptr,
     partial_max_ptr,
@@ -149,7 +138,12 @@ def _decode_kernel(
     longer = tl.load(header_ptr + 1)
     total_units = tl.load(header_ptr + 2)
     num_padded = tl.load(header_ptr + 3)
-    row, row_begin, head_units, query_begin, query_len, seq_len, slot = _load_start(starts_ptr, program, num_slots)
+    row = num_rows * 0
+    if num_rows > 1:  # a single row's lengths are read at once, not after its number: loads one after the other are the cost
+        row = tl.load(first_rows_ptr + program)
+    row_begin, head_units, query_begin, query_len, seq_len, slot = _load_row(
+        unit_starts_ptr, query_start_ptr, seq_lens_ptr, row_slots_ptr, row, num_rows, num_slots, num_tokens, max_keys, MAX_QUERY
+    )
     unit = program_start(program, units, longer)
     end_unit = tl.minimum(program_start(program + 1, units, longer), total_units)
     if PREFETCH_BYTES > 0:
@@ -358,7 +352,7 @@ def decode_attention(
         seq_lens,
         schedule.header,
         schedule.unit_starts,
-        schedule.starts,
+        schedule.first_rows,
         schedule.padded_rows,
         workspace.partial_out,
         workspace.partial_max,

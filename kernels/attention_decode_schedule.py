@@ -12,7 +12,6 @@ import triton.language as tl
 from quire.kernels.attention_tile import first_visible_key, row_lengths
 
 MAX_QUERY_LEN = 8
-START_WORDS = tl.constexpr(8)  # of a program's record in `DecodeSchedule.starts`: one sector of memory
 
 
 @triton.jit
@@ -61,16 +60,15 @@ def _load_rows(
 
 @triton.jit(
     do_not_specialize=["num_rows", "num_tokens", "max_keys", "window", "num_programs", "whole_tiles"],
-    do_not_specialize_on_alignment=["row_slots_ptr", "query_start_ptr", "seq_lens_ptr", "num_decode_rows_ptr"],  # slices
+    do_not_specialize_on_alignment=["query_start_ptr", "seq_lens_ptr", "num_decode_rows_ptr"],  # slices of a step's buffers
 )
 def _schedule_kernel(
-    row_slots_ptr,
     query_start_ptr,
     seq_lens_ptr,
     num_decode_rows_ptr,
     header_ptr,
     unit_starts_ptr,
-    starts_ptr,
+    first_rows_ptr,
     padded_rows_ptr,
     num_rows,
     num_tokens,
@@ -167,19 +165,7 @@ def _schedule_kernel(
             go_down = (high - low > 1) & (go_up == 0)
             low = tl.where(go_up, middle, low)
             high = tl.where(go_down, middle, high)
-        row = tl.minimum(low, num_rows - 1)
-        row_begin = tl.load(unit_starts_ptr + row)
-        head_units = tl.load(unit_starts_ptr + row + 1) - row_begin
-        query_begin, query_len, seq_len = row_lengths(query_start_ptr, seq_lens_ptr, row, num_tokens, max_keys, MAX_QUERY)
-        record = starts_ptr + programs * START_WORDS
-        inside = programs < num_programs
-        tl.store(record, row, mask=inside)
-        tl.store(record + 1, row_begin, mask=inside)
-        tl.store(record + 2, head_units, mask=inside)
-        tl.store(record + 3, query_begin, mask=inside)
-        tl.store(record + 4, query_len, mask=inside)
-        tl.store(record + 5, seq_len, mask=inside)
-        tl.store(record + 6, tl.load(row_slots_ptr + row), mask=inside)
+        tl.store(first_rows_ptr + programs, low, mask=programs < num_programs)
 
 
 @dataclass(frozen=True)
@@ -228,7 +214,7 @@ class DecodeSchedule:
 
     header: torch.Tensor  # [4] int32: units a program, programs with one more, all units, padded rows
     unit_starts: torch.Tensor  # [max_rows + 1] int32: units of one KV head before each row
-    starts: torch.Tensor  # [programs, 8] int32: the row in which each starts, and all there is to know of it: see _load_start
+    first_rows: torch.Tensor  # [programs] int32: the row in which each program starts
     padded_rows: torch.Tensor  # [max_rows] int32: rows to be written as zeros
     window: int
 
@@ -318,16 +304,15 @@ class DecodeWorkspace:
         return next((choice for choice in self.configs if pairs <= choice[1]), self.configs[-1])
 
     def new_schedule(self, window: int = 0) -> DecodeSchedule:
-        def ints(*shape: int) -> torch.Tensor:
-            return torch.zeros(shape, dtype=torch.int32, device=self.arrivals.device)
+        def ints(n: int) -> torch.Tensor:
+            return torch.zeros(n, dtype=torch.int32, device=self.arrivals.device)
 
-        return DecodeSchedule(ints(4), ints(self.max_rows + 1), ints(self.configs[-1][1], 8), ints(self.max_rows), window)
+        return DecodeSchedule(ints(4), ints(self.max_rows + 1), ints(self.configs[-1][1]), ints(self.max_rows), window)
 
 
 def decode_schedule(
     workspace: DecodeWorkspace,
     schedule: DecodeSchedule,
-    row_slots: torch.Tensor,
     query_start: torch.Tensor,
     seq_lens: torch.Tensor,
     num_tokens: int,
@@ -340,18 +325,16 @@ def decode_schedule(
     num_decode_rows [1] int32 on the device: rows from there on are not decode rows and are left alone.
     """
     num_rows = seq_lens.shape[0]
-    if not 1 <= num_rows <= workspace.max_rows or query_start.shape[0] != num_rows + 1 or row_slots.shape[0] != num_rows:
-        counts = f"{num_rows} rows, {row_slots.shape[0]} slots, {query_start.shape[0]} query starts"
-        raise ValueError(f"{counts}, workspace for {workspace.max_rows} rows")
+    if not 1 <= num_rows <= workspace.max_rows or query_start.shape[0] != num_rows + 1:
+        raise ValueError(f"{num_rows} rows, {query_start.shape[0]} query starts, workspace for {workspace.max_rows} rows")
     config, num_programs = workspace.launch(num_rows)
     _schedule_kernel[(1,)](
-        row_slots,
         query_start,
         seq_lens,
         num_decode_rows,
         schedule.header,
         schedule.unit_starts,
-        schedule.starts,
+        schedule.first_rows,
         schedule.padded_rows,
         num_rows,
         num_tokens,

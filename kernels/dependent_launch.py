@@ -17,7 +17,6 @@ import triton.language as tl
 
 PLAIN, LATE, EARLY = 0, 1, 2
 MAX_ROWS = 16  # beyond it there are cuBLAS kernels in the chain, which are launched plainly, and little is left to gain
-MAX_ATTENTION_ROWS = 16
 
 
 def mode_for(rows: int) -> int:
@@ -25,11 +24,6 @@ def mode_for(rows: int) -> int:
     if rows == 1:
         return EARLY
     return LATE if rows <= MAX_ROWS else PLAIN
-
-
-def attention_mode_for(rows: int) -> int:
-    """The mode of rope_kv and of the decode attention behind it, two kernels of ours next to each other in every step."""
-    return LATE if MAX_ROWS < rows <= MAX_ATTENTION_ROWS else mode_for(rows)
 
 
 @triton.jit

@@ -21,7 +21,7 @@ from quire.kernels import sampler, step_inputs
 from quire.kernels.attention_decode import decode_attention
 from quire.kernels.attention_decode_schedule import DecodeSchedule, DecodeWorkspace, decode_schedule
 from quire.kernels.attention_prefill import PrefillWorkspace, prefill_attention, prefill_schedule
-from quire.kernels.dependent_launch import attention_mode_for, mode_for
+from quire.kernels.dependent_launch import mode_for
 from quire.kernels.linear import MAX_DOT_ROWS, row_block
 from quire.kernels.rope_kv import choose_tile, rope_kv
 from quire.kernels.tables import SlotTables, StepBuffers
@@ -68,8 +68,7 @@ class CudaDevice(Device):
     def kernel_variant(self, num_tokens: int, num_rows: int) -> Hashable:
         """Mixed steps of padded sizes with equal variants run the same compiled kernels."""
         skinny = min(num_tokens, MAX_DOT_ROWS + 1)
-        modes = mode_for(num_tokens), attention_mode_for(num_tokens)
-        return modes, self._decode.launch(num_rows), choose_tile(num_tokens), row_block(skinny)
+        return mode_for(num_tokens), self._decode.launch(num_rows), choose_tile(num_tokens), row_block(skinny)
 
     def begin_attention(
         self, tables: SlotTables, step: StepBuffers, num_tokens: int, num_rows: int, num_decode_rows: int | None
@@ -84,7 +83,7 @@ class CudaDevice(Device):
         self._has_decode, self._has_prefill = mixed or num_decode_rows == num_rows, mixed or num_decode_rows == 0
         if self._has_decode:
             for schedule in self._schedules:
-                decode_schedule(self._decode, schedule, self._rows, *self._lengths, num_tokens, max_keys, limit)
+                decode_schedule(self._decode, schedule, *self._lengths, num_tokens, max_keys, limit)
         if self._has_prefill:
             prefill_schedule(self._prefill, *self._lengths, num_tokens, max_keys, limit)
 
@@ -95,7 +94,7 @@ class CudaDevice(Device):
         place = cache.places[layer]
         k, v, t = cache.k[place.tensor], cache.v[place.tensor], qkv.shape[0]
         mapping = step.slot_mapping[place.group, :t]
-        pdl = attention_mode_for(t)
+        pdl = mode_for(t)
         rope = (qkv, step.positions[:t], self.ctx.cos_sin, mapping, k, v, c.num_heads, q_norm, k_norm, c.rms_norm_eps)
         rope_kv(*rope, pdl=pdl)
         q = qkv[:, : c.num_heads * c.head_dim].unflatten(1, (c.num_heads, c.head_dim))

@@ -1,17 +1,18 @@
 """Captured steps: a forward graph by padded tokens and rows, a tail graph by padded rows and sampler variant.
 
 All metadata is read from the device, so a graph depends on padded sizes and not on who is in the batch or how tokens are
-divided among rows. Steps of decode rows have as many tokens as rows; mixed steps up to MAX_TOKENS are captured, too, and full
-ones, of as many tokens as a step may have; between these they run eagerly, for padding would cost more than the gaps between
-their kernels. Graphs share one memory pool; logits pass from forward to tail in a
-buffer of their own. A size that was not captured at start is captured when it is first met, in 10-20 ms, without waiting for
-the device.
+divided among rows. Steps of decode rows have as many tokens as rows; mixed steps up to MAX_TOKENS are captured, too; larger
+ones run eagerly (there the GPU is slower than the host). Graphs share one memory pool; logits pass from forward to tail in a
+buffer of their own. At start all sizes of decode are captured, and mixed steps of few rows, which a prompt on an idle server
+waits for; most others while there is nothing to do (`capture_ahead`). What is met before is captured then, in 10-20 ms, without
+waiting for the device.
 """
 
 import bisect
 import gc
 import time
-from collections.abc import Callable, Hashable, Iterable
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
     from quire.workers.cuda import CudaDevice
     from quire.workers.runner import ModelRunner
 
-MAX_TOKENS = 2048  # of a captured mixed step that is not full
+MAX_TOKENS = 2048  # of a captured mixed step
+MAX_ROWS_AHEAD = 256  # of mixed steps captured before they are met: a graph takes memory
+COMMON_VARIANTS = (0, VARIANT_RANDOM)  # greedy, and plain sampling
 _RANDOM_FEATURES = VARIANT_RANDOM | VARIANT_FEATURES
 WARM_VARIANTS = (  # between them they run every kernel that a step without grammar masks may need
     0,
@@ -53,8 +56,8 @@ def decode_sizes(max_rows: int) -> list[int]:
 
 def mixed_token_sizes(max_tokens: int) -> list[int]:
     """Tokens that mixed steps are padded to."""
-    sizes = [16, 32, *range(64, 512, 64), *range(512, 1024, 128), *range(1024, MAX_TOKENS + 1, 256), max_tokens]
-    return sorted({s for s in sizes if 16 <= s <= max_tokens})
+    sizes = [16, 32, *range(64, 512, 64), *range(512, 1024, 128), *range(1024, MAX_TOKENS + 1, 256)]
+    return [s for s in sizes if s <= max_tokens]
 
 
 def mixed_row_sizes(max_rows: int) -> list[int]:
@@ -74,10 +77,17 @@ class Shape(NamedTuple):
 def mixed_variants(tokens: Iterable[int], rows: Iterable[int], variant: Callable[[int, int], Hashable]) -> list[Shape]:
     """The smallest mixed steps of these padded sizes that meet every `variant(tokens, rows)` there is among them."""
     found: dict[Hashable, Shape] = {}
-    for t in sorted(tokens):
-        for r in sorted(r for r in rows if r < 2 * t):  # no step has more rows than tokens, but for padding
-            found.setdefault(variant(t, r), Shape(t, r, True))
+    for shape in mixed_shapes(tokens, rows):
+        found.setdefault(variant(shape.tokens, shape.rows), shape)
     return list(found.values())
+
+
+def mixed_shapes(tokens: Iterable[int], rows: Iterable[int]) -> Iterator[Shape]:
+    """All mixed steps of these padded sizes that there can be, those of few rows first."""
+    for r in sorted(rows):
+        for t in sorted(tokens):
+            if r < 2 * t:  # no step has more rows than tokens, but for padding
+                yield Shape(t, r, True)
 
 
 class StepGraphs:
@@ -92,6 +102,7 @@ class StepGraphs:
         self._pool = torch.cuda.graph_pool_handle()
         self._forward: dict[Shape, torch.cuda.CUDAGraph] = {}
         self._tail: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}  # (rows, variant)
+        self._ahead = deque(mixed_shapes(self._mixed_tokens, [r for r in self._mixed_rows if r <= MAX_ROWS_AHEAD]))
 
     def run(self, plan: StepPlan, read_mask: Callable[[], np.ndarray]) -> bool:
         """Replay the step if its kind is captured; its plan must be on the device already."""
@@ -114,7 +125,7 @@ class StepGraphs:
         if not len(plan.prefill_rows):
             size = self.sizes[bisect.bisect_left(self.sizes, rows)]
             return Shape(size, size, False)
-        if not self._mixed_tokens or MAX_TOKENS < tokens < self._mixed_tokens[-1]:
+        if not self._mixed_tokens or tokens > self._mixed_tokens[-1]:
             return None
         if (plan.prefill_rows[:, 3] & PREFILL_PROMPT_LOGPROBS).any():
             return None
@@ -145,9 +156,22 @@ class StepGraphs:
         for size in reversed(self.sizes):
             shape = Shape(size, size, False)
             self._run_forward(shape)
-            for variant in (0, VARIANT_RANDOM):
+            for variant in COMMON_VARIANTS:
                 self.capture(shape, variant)
+        while self._ahead and self._ahead[0].rows == self._mixed_rows[0]:
+            self.capture_ahead()
         return time.perf_counter() - begin
+
+    def capture_ahead(self) -> bool:
+        """Capture one mixed step that was not met yet; False if none is left."""
+        while self._ahead and self._ahead[0] in self._forward:
+            self._ahead.popleft()
+        if not self._ahead:
+            return False
+        shape = self._ahead.popleft()
+        for variant in COMMON_VARIANTS:
+            self.capture(shape, variant)
+        return True
 
     def _captured(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
         # torch.cuda.graph() would synchronize and collect garbage first: a step in flight would be waited for

@@ -69,6 +69,11 @@ class ModelRunner:
         self.graphs = StepGraphs(self, self.device)  # type: ignore[arg-type]
         return self.graphs.warm_up()
 
+    @torch.inference_mode()
+    def capture_ahead(self) -> bool:
+        """With nothing to do: capture one more step that may come; False if there is none."""
+        return self.graphs is not None and self.graphs.capture_ahead()
+
     def _run(self, plan: StepPlan, device_plan: torch.Tensor, read_mask: Callable[[], np.ndarray]) -> list[PromptRow]:
         rows, decode_rows = plan.num_rows, len(plan.decode_rows)
         hidden = self.forward(device_plan, plan.num_tokens, rows, decode_rows)

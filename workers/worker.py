@@ -36,6 +36,7 @@ log = logging.getLogger("quire.workers")
 
 READ_TIMEOUT_S = 1.0
 MASK_TIMEOUT_S = 60.0
+IDLE_S = 0.05  # without a plan: there is time to capture a step that may come
 GPU_SPIN_S = 2e-4
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -140,8 +141,7 @@ class Worker:
         peak = torch.cuda.max_memory_allocated() - before
         cache.release()
         logits = c.max_num_seqs * runner.ctx.config.vocab_size * runner.ctx.dtype.itemsize
-        # captured graphs have logits and memory of their own: as much as the largest step once a full one is captured
-        return gpu_budget(c, cache, weights_bytes, peak + (0 if c.enforce_eager else peak + logits))
+        return gpu_budget(c, cache, weights_bytes, peak + (0 if c.enforce_eager else logits))
 
     def _report(self, runner: ModelRunner, budget: Budget, weights_bytes: int) -> None:
         c, cache = self.config, runner.ctx.cache
@@ -175,9 +175,11 @@ class Worker:
     # ------------------------------------------------------------------------------------------------------ serving
     def _serve(self, runner: ModelRunner) -> None:
         spin_s = GPU_SPIN_S if self.config.device == "cuda" else 0.0
+        more_to_capture = True
         while True:
-            record = self.reader.read(READ_TIMEOUT_S, spin_s)
+            record = self.reader.read(IDLE_S if more_to_capture else READ_TIMEOUT_S, spin_s)
             if record is None:
+                more_to_capture = more_to_capture and runner.capture_ahead()
                 continue
             kind, words = record
             if kind == KIND_SHUTDOWN:

@@ -2,6 +2,7 @@
 
 import itertools
 from collections import deque
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from fake_worker import FakeWorker, solo_output
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from quire.enginecore import scheduler
 from quire.enginecore.block_pool import BlockPool
 from quire.enginecore.scheduler import Scheduler, SchedulerConfig
 from quire.enginecore.sequence import Sequence
@@ -142,6 +144,51 @@ def test_a_long_prompt_is_chunked_under_the_budget_and_mixed_with_decode():
     h.run()
     mixed = [p for p in h.plans if len(p.decode_rows) and len(p.prefill_rows)]
     assert len(mixed) >= 5 and len(h.outputs[first]) == 20
+    h.assert_right()
+
+
+def test_a_prompt_beside_decode_rows_is_spread_over_steps(monkeypatch):
+    h = Harness(num_blocks=200, budget=64, max_model_len=200, max_num_seqs=8)
+    monkeypatch.setattr(scheduler, "SMOOTH_TOKENS", 12)
+    monkeypatch.setattr(scheduler, "MIN_PREFILL_TOKENS", 6)
+    prompts = [[p] * length for p, length in enumerate((60, 100, 5, 30))]
+
+    def chunks():
+        return [n for n in [plan.num_tokens - len(plan.decode_rows) for plan in h.plans] if n]
+
+    h.add(prompts[0], 40)
+    while not h.outputs[1]:
+        h.turn(depth=1)
+    assert chunks() == [60]  # nobody waits for it
+    h.add(prompts[1], 30)
+    while not h.outputs[2]:
+        h.turn(depth=1)
+    assert chunks()[1:] == [50, 25, 12, 11, 2]  # half of what waits, but 12 less the decode row; all while the first decodes
+    h.plans.clear()
+    h.add(prompts[2], 30)
+    h.add(prompts[3], 30)
+    while not h.outputs[4]:
+        h.turn(depth=1)
+    assert chunks() == [17, 9, 9]  # of both together; then a third row decodes
+    h.run()
+    h.assert_right()
+
+
+def test_many_decode_rows_leave_a_prompt_its_least(monkeypatch):
+    h = Harness(num_blocks=200, budget=64, max_model_len=200, max_num_seqs=16)
+    monkeypatch.setattr(scheduler, "SMOOTH_TOKENS", 12)
+    monkeypatch.setattr(scheduler, "MIN_PREFILL_TOKENS", 6)
+    for n in range(10):
+        h.add([n], 50)
+    for _ in range(4):
+        h.turn(depth=1)
+    h.plans.clear()
+    h.add([11] * 20, 5)
+    while not h.outputs[11]:
+        h.turn(depth=1)
+    assert [plan.num_tokens - len(plan.decode_rows) for plan in h.plans] == [10, 6, 4]
+    assert all(len(plan.decode_rows) == 10 for plan in h.plans)
+    h.run()
     h.assert_right()
 
 
@@ -372,10 +419,16 @@ events = st.lists(
     features=st.integers(1, 2),
     eos=st.booleans(),
     look_ahead=st.booleans(),
+    smooth=st.sampled_from([(scheduler.SMOOTH_TOKENS, scheduler.MIN_PREFILL_TOKENS), (4, 1)]),
 )
 def test_any_history_ends_every_request_once_with_its_own_tokens(
-    events, blocks, windows, budget, seqs, caching, policy, features, eos, look_ahead
+    events, blocks, windows, budget, seqs, caching, policy, features, eos, look_ahead, smooth
 ):
+    with mock.patch.multiple(scheduler, SMOOTH_TOKENS=smooth[0], MIN_PREFILL_TOKENS=smooth[1]):
+        check_history(events, blocks, windows, budget, seqs, caching, policy, features, eos, look_ahead)
+
+
+def check_history(events, blocks, windows, budget, seqs, caching, policy, features, eos, look_ahead):
     h = Harness(
         num_blocks=blocks * len(windows),
         windows=windows,

@@ -97,20 +97,6 @@ def test_graphs_equal_eager_steps_for_every_kind_of_sampling(dtype):
     assert graphs == eager
 
 
-def test_a_full_step_is_captured_and_equals_an_eager_one():
-    """Prompts that fill steps of 2,560 tokens, more than other mixed steps that are captured have."""
-    generator = torch.Generator().manual_seed(2)
-    long = [torch.randint(4, 500, (n,), generator=generator).tolist() for n in (400,) * 8 + (1000, 1000, 3, 700)]
-    params = [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True) for n in range(5, 17)]
-    kw = {"device": "cuda", "budget": 2560, "num_blocks": 800, "max_model_len": 2048, "enable_prefix_caching": False}
-    eager = InlineEngine(tiny_model("gpu-llama"), graphs=False, **kw).generate(long, params)
-    engine = InlineEngine(tiny_model("gpu-llama"), graphs=True, **kw)
-    assert engine.generate(long, params) == eager
-    full = [shape for shape in engine.runner.graphs._forward if shape.tokens == 2560]
-    assert full and all(shape.mixed for shape in full)
-    assert engine.generate(long[::-1], params[::-1])[::-1] == eager  # replayed, with other rows
-
-
 def test_fp32_rows_do_not_depend_on_their_company():
     params = [SamplingParams(temperature=1.0, seed=n, top_p=0.95, max_tokens=32, ignore_eos=True) for n in range(16)]
     engine = InlineEngine(tiny_model("gpu-llama"), device="cuda", graphs=True)

@@ -199,9 +199,7 @@ def run_decode(case: Case, max_query_len: int | None = None, num_decode_rows: to
     workspace.partial_out.fill_(float("nan"))
     schedule = workspace.new_schedule(case.window)
     max_keys = case.max_blocks * case.block_size
-    decode_schedule(
-        workspace, schedule, case.row_slots, case.query_start, case.seq_lens, case.q.shape[0], max_keys, num_decode_rows
-    )
+    decode_schedule(workspace, schedule, case.query_start, case.seq_lens, case.q.shape[0], max_keys, num_decode_rows)
     for _layer in range(2):
         case.out.fill_(float("nan"))
         decode_attention(*case.tensors, scale=case.scale, workspace=workspace, schedule=schedule, **case.scales)
@@ -221,15 +219,7 @@ def check_steps_of_one_workspace(steps: list[list[tuple[int, int]]], device: str
     schedule = workspace.new_schedule()
     for case in cases:
         case.out.fill_(float("nan"))
-        decode_schedule(
-            workspace,
-            schedule,
-            case.row_slots,
-            case.query_start,
-            case.seq_lens,
-            len(case.rows),
-            case.max_blocks * case.block_size,
-        )
+        decode_schedule(workspace, schedule, case.query_start, case.seq_lens, len(case.rows), case.max_blocks * case.block_size)
         decode_attention(*case.tensors, scale=case.scale, workspace=workspace, schedule=schedule)
         assert_matches(case.out, case.expected(), dtype)
         assert not workspace.arrivals.any()
@@ -486,7 +476,7 @@ def test_gpu_graph_follows_changed_metadata(dtype):
 
     def step():
         tensors = q, k_cache, v_cache, table, slots, starts, seq_lens, out
-        decode_schedule(decode, schedule, slots, starts, seq_lens, max_tokens, max_keys, limit)
+        decode_schedule(decode, schedule, starts, seq_lens, max_tokens, max_keys, limit)
         prefill_schedule(prefill, starts, seq_lens, max_tokens, max_keys, limit)
         decode_attention(*tensors, scale=128**-0.5, workspace=decode, schedule=schedule)
         prefill_attention(*tensors, scale=128**-0.5, workspace=prefill)
@@ -554,7 +544,7 @@ def test_gpu_dependent_launch_changes_nothing(rows, mode):
     case = Case(lengths[:rows], 16, 4, 128, 64, dtype=torch.bfloat16, device="cuda")
     workspace = DecodeWorkspace.allocate(rows, 16, 4, 128, 1, "cuda", torch.bfloat16)
     schedule = workspace.new_schedule()
-    decode_schedule(workspace, schedule, case.row_slots, case.query_start, case.seq_lens, rows, case.max_blocks * 64)
+    decode_schedule(workspace, schedule, case.query_start, case.seq_lens, rows, case.max_blocks * 64)
     for _layer in range(20):
         decode_attention(*case.tensors, scale=case.scale, workspace=workspace, schedule=schedule, dependent_launch=mode)
     assert_matches(case.out, case.expected(), torch.bfloat16)

@@ -1,6 +1,7 @@
 """Captured steps, as far as they can be seen without a GPU: what sizes are padded to, and what is compiled before serving."""
 
 import itertools
+from collections import deque
 
 import pytest
 
@@ -10,9 +11,13 @@ from quire.ipc.plan import VARIANT_FEATURES, VARIANT_FILTER, VARIANT_RANDOM
 from quire.kernels.attention_decode_schedule import DecodeConfig
 from quire.kernels.dependent_launch import EARLY, LATE, PLAIN, mode_for
 from quire.workers.graphs import (
+    COMMON_VARIANTS,
     WARM_VARIANTS,
+    Shape,
+    StepGraphs,
     decode_sizes,
     mixed_row_sizes,
+    mixed_shapes,
     mixed_token_sizes,
     mixed_variants,
 )
@@ -68,3 +73,22 @@ def test_every_kind_of_sampling_is_compiled_before_serving():
     warm = set().union(*map(kernels, WARM_VARIANTS))
     for variant in range((VARIANT_RANDOM | VARIANT_FILTER | VARIANT_FEATURES) + 1):
         assert kernels(variant) <= warm
+
+
+def test_steps_are_captured_ahead_once_each_those_of_few_rows_first(monkeypatch):
+    graphs = StepGraphs.__new__(StepGraphs)
+    captured = []
+
+    def capture(self, shape, variant):
+        captured.append((shape, variant))
+        self._forward[shape] = None
+
+    monkeypatch.setattr(StepGraphs, "capture", capture)
+    shapes = list(mixed_shapes([16, 64], [4, 16, 64, 128]))
+    assert shapes == [Shape(t, r, True) for t, r in ((16, 4), (64, 4), (16, 16), (64, 16), (64, 64))]
+    graphs._ahead, graphs._forward = deque(shapes), {shapes[0]: None, shapes[3]: None}  # two were met before
+    while graphs.capture_ahead():
+        pass
+    left = [shapes[1], shapes[2], shapes[4]]
+    assert captured == [(shape, variant) for shape in left for variant in COMMON_VARIANTS]
+    assert not graphs.capture_ahead()
