@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -177,8 +178,8 @@ def _gpu_name() -> str:
 
 def gpu_memory_mib(pids: list[int]) -> float | None:
     """GPU memory used by these processes; where the driver does not tell it by process, all that is used on the first GPU."""
-    lines = [line.split(",") for line in _smi("pid,used_memory", "compute-apps").splitlines() if line.count(",") == 1]
-    found = [float(mib) for pid, mib in lines if int(pid) in pids and mib.strip().isdigit()]
+    apps = re.findall(r"^(\d+), *(\d+)$", _smi("pid,used_memory", "compute-apps"), re.MULTILINE)
+    found = [float(mib) for pid, mib in apps if int(pid) in pids]
     if found:
         return sum(found)
     text = _smi("memory.used").split("\n")[0]

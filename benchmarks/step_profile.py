@@ -20,13 +20,13 @@ from quire.ipc.sampling import SamplingParams  # noqa: E402
 from quire.workers.graphs import Shape  # noqa: E402
 
 
-def prepared(model: str, rows: int, context: int, engine: InlineEngine | None) -> InlineEngine:
+def prepared(model: str, rows: int, context: int, engine: InlineEngine | None, most_rows: int = 0) -> InlineEngine:
     """An engine whose first `rows` slots hold sequences of `context` tokens and a few more, all decoding."""
     if engine is None:
-        blocks = 2 + max(rows, 256) * (context // 64 + 2)
+        blocks = 2 + max(rows, most_rows) * (context // 64 + 2)
         engine = InlineEngine(
             model, device="cuda", dtype=torch.bfloat16, max_num_seqs=1024, budget=8192, block_size=64, num_blocks=blocks,
-            max_model_len=8192, graphs=True, dummy=True, enable_prefix_caching=False,
+            max_model_len=8192, graphs=True, dummy=True, enable_prefix_caching=False, look_ahead=False,
         )  # fmt: skip
         engine.scheduler.check = lambda: None
     engine.scheduler.abort_owner(0)
@@ -34,6 +34,7 @@ def prepared(model: str, rows: int, context: int, engine: InlineEngine | None) -
     for i in range(rows):
         engine.add([11 + i % 50] * context, params)
     engine.run(until=lambda plan: len(plan.decode_rows) == plan.num_rows == rows and not len(plan.slot_updates))
+    assert not engine.scheduler.is_idle, f"there was no step of {rows} decode rows"
     return engine
 
 
@@ -75,12 +76,12 @@ def main() -> None:
     args = parser.parse_args()
     engine, result = None, {}
     for rows in args.rows:
-        engine = prepared(args.model, rows, args.context, engine)
+        engine = prepared(args.model, rows, args.context, engine, max(args.rows))
         graphs = engine.runner.graphs
         size = next(s for s in graphs.sizes if s >= rows)
         with engine.runner.device.stream():
             forward, tail = graphs._forward[Shape(size, size, False)], graphs._tail[size, 1]
-            # each replay is one token more for every sequence: 46 a row's figures, its own blocks hold 64 or so
+            # each replay of a tail is one token more for every sequence, some 30 in all
             both = replay_ms([forward, tail])
             result[rows] = {"forward_ms": replay_ms([forward]), "tail_ms": replay_ms([tail], 3), "step_ms": both}
             print(f"{rows:5} rows: " + ", ".join(f"{k} {v:.3f}" for k, v in result[rows].items()), flush=True)

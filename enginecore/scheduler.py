@@ -183,16 +183,29 @@ class Scheduler:
     def _for_prefill(self, num_decode: int) -> int:
         """Tokens that prefills may take beside decode rows, whose next token waits for them: all that is left to those alone.
 
-        Beside others a prompt is spread over steps that take not much longer than decoding does; where much waits, half of it
-        goes at once, for then throughput counts. So the pause in a stream is half of the backlog's time at most.
+        Beside others a prompt is spread over steps that take not much longer than decoding does; of much that waits, half goes
+        at once, for then throughput counts.
         """
         left = self.config.max_num_batched_tokens - num_decode
-        if not num_decode:
+        if not num_decode or not (self._prefilling or self.waiting):
             return left
-        backlog = sum(int(self.slots.num_tokens[s.slot]) - s.num_computed for s in self._prefilling)
-        if self.slots.free and self._no_room_for is None:
-            backlog += self.waiting.num_tokens
-        return min(left, max(SMOOTH_TOKENS - num_decode, MIN_PREFILL_TOKENS, backlog // 2))
+        return min(left, max(SMOOTH_TOKENS - num_decode, MIN_PREFILL_TOKENS, self._backlog(2 * left) // 2))
+
+    def _backlog(self, enough: int) -> int:
+        """Tokens that could be computed now if a step had room for all, counted until they are `enough`.
+
+        What is in the prefix cache counts, too, for it is looked for only when its turn comes.
+        """
+        tokens = sum(int(self.slots.num_tokens[s.slot]) - s.num_computed for s in self._prefilling)
+        places = len(self.slots.free)
+        for seq in self.waiting.unchanged():
+            lacks_row = seq.params.needs_features and not self._feature_rows
+            if tokens >= enough or not places or seq is self._no_room_for or lacks_row:
+                break
+            if seq.waits_for is None and (seq.child == 0 or seq.tokens is not None):  # other children share the first one's
+                tokens += len(seq.known)
+            places -= 1
+        return tokens
 
     def _schedule_decode(self, build: PlanBuilder, budget: int) -> np.ndarray:
         t = self.slots
@@ -557,4 +570,3 @@ class Scheduler:
         assert {id(s) for s in self._prefilling} == {id(s) for s in held if s.state is State.PREFILL}
         assert {id(s) for s in self._leaving} == {id(s) for s in held if s.state in (State.DRAINING, State.FINISHED)}
         assert all(s.state is State.WAITING for s in self.waiting)
-        assert self.waiting.num_tokens == sum(len(s.known) for s in self.waiting)

@@ -16,11 +16,9 @@ class WaitingQueue:
         self._by_priority = policy == "priority"
         self._queue: OrderedDict[int, Sequence] = OrderedDict()  # by id(); the owner of membership
         self._heap: list[tuple[tuple[int, int], int]] = []  # may hold entries that are gone
-        self.num_tokens = 0  # to be computed, as far as is known without looking for prefixes
 
     def push(self, seq: Sequence) -> None:
         self._queue[id(seq)] = seq
-        self.num_tokens += len(seq.known)
         if self._by_priority:
             heapq.heappush(self._heap, (seq.order, id(seq)))
 
@@ -32,11 +30,8 @@ class WaitingQueue:
 
     def pop(self) -> Sequence:
         """The next one. Raises KeyError or IndexError if empty."""
-        seq = self._queue.popitem(last=False)[1] if not self._by_priority else self._pop_first_by_priority()
-        self.num_tokens -= len(seq.known)
-        return seq
-
-    def _pop_first_by_priority(self) -> Sequence:
+        if not self._by_priority:
+            return self._queue.popitem(last=False)[1]
         while True:
             order, name = heapq.heappop(self._heap)
             seq = self._queue.get(name)
@@ -46,7 +41,6 @@ class WaitingQueue:
 
     def remove(self, seq: Sequence) -> None:
         del self._queue[id(seq)]
-        self.num_tokens -= len(seq.known)
         if len(self._heap) > 2 * len(self._queue) + 64:
             self._heap = [(s.order, name) for name, s in self._queue.items()]
             heapq.heapify(self._heap)
@@ -56,3 +50,7 @@ class WaitingQueue:
 
     def __iter__(self) -> Iterator[Sequence]:
         return iter(list(self._queue.values()))
+
+    def unchanged(self) -> Iterator[Sequence]:
+        """As iterating, by arrival, but without a copy: for looks at the first few, while nothing is put in or taken out."""
+        return iter(self._queue.values())

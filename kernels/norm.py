@@ -4,6 +4,7 @@
     add_rms_norm:  residual += x (in place); y as above, of the residual  reads x and residual, writes both: 4 * T * H elements
 
 x, residual, out [T, H] with unit stride in H and any row stride; weight [H]; float32, float16 or bfloat16, all of one dtype.
+add_rms_norm's x may also be float32 parts [S, T, H], of which it reads all.
 One program a row, which fits into registers: H up to 32768. Math in float32; the normalised value is rounded to x's dtype
 before the product with the weight, as in transformers' LlamaRMSNorm. `norm_torch` is the reference. `pdl` is a mode of
 `dependent_launch`: the weights are loaded before the wait.
@@ -43,18 +44,18 @@ def _rms_norm_kernel(
 def _launch(
     x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, out: torch.Tensor | None, pdl: int
 ) -> torch.Tensor:
-    parts, part_stride = 1, 0
+    in_parts, parts, part_stride = False, 1, 0
     if x.dim() == 3 and residual is not None:
         if x.dtype != torch.float32:
             raise TypeError(f"add_rms_norm: parts of x must be float32, not {x.dtype}")
-        parts, part_stride = x.shape[0], x.stride(0)
+        in_parts, parts, part_stride = True, x.shape[0], x.stride(0)
         out = torch.empty_like(residual) if out is None else out
         x = x[0]
     out = torch.empty_like(x) if out is None else out
     second = x if residual is None else residual
     if x.dim() != 2 or weight.shape != (x.shape[1],) or second.shape != x.shape or out.shape != x.shape:
         raise ValueError(f"rms_norm: shapes {x.shape}, {second.shape}, {weight.shape}, {out.shape} do not fit")
-    if not weight.dtype == second.dtype == out.dtype or (part_stride == 0 and x.dtype != weight.dtype):
+    if not weight.dtype == second.dtype == out.dtype or (not in_parts and x.dtype != weight.dtype):
         raise TypeError(f"rms_norm: dtypes differ: {x.dtype}, {second.dtype}, {weight.dtype}, {out.dtype}")
     if not x.stride(1) == second.stride(1) == out.stride(1) == weight.stride(0) == 1:
         raise ValueError("rms_norm: the last dimension must have stride 1")
@@ -85,7 +86,7 @@ def add_rms_norm(
     *,
     pdl: int = PLAIN,
 ) -> torch.Tensor:
-    """Add x to the residual in place and return the norm of the sum; `out` may be x itself.
+    """Add x to the residual in place and return the norm of the sum; `out` may be x itself, unless that is in parts.
 
     x may be float32 [S, T, H], parts whose sum, rounded to the residual's dtype, is added (`split_linear`).
     """

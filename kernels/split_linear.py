@@ -57,9 +57,7 @@ def _split_kernel(
     tl.store(out, acc, (m < M)[:, None] & (n < N)[None, :])
 
 
-def choose(rows: int, n: int, k: int) -> Config:
-    """The configuration for a shape; found with benchmarks/kernels_small.py --only split."""
-    return Config(4, 32, 128, 4, 4)
+CONFIG = Config(4, 32, 128, 4, 4)  # the best of benchmarks/kernels_small.py --only split --tune, at 32 and 64 rows
 
 
 def pays(x: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -78,7 +76,7 @@ def split_linear(
         raise ValueError(f"split_linear: x {x.shape}, weight {weight.shape} do not fit, or too many rows")
     if x.dtype != weight.dtype or not x.stride(1) == weight.stride(1) == 1:
         raise ValueError("split_linear: x and weight need one dtype, and unit stride in the last dimension")
-    config = config or choose(rows, n, k)
+    config = config or CONFIG
     part = triton.cdiv(triton.cdiv(k, config.splits), config.block_k) * config.block_k
     splits = triton.cdiv(k, part)
     out = torch.empty(splits, rows, n, dtype=torch.float32, device=x.device)

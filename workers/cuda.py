@@ -132,6 +132,10 @@ class CudaDevice(Device):
             if self._ring is not None:
                 self._ring.ring_doorbell()
 
+    def is_idle(self) -> bool:
+        """Whether all that was given to the device is done."""
+        return self._stream.query()
+
     def stream(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(self._stream)
 

@@ -10,6 +10,7 @@ waiting for the device.
 
 import bisect
 import gc
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -32,8 +33,10 @@ if TYPE_CHECKING:
     from quire.workers.cuda import CudaDevice
     from quire.workers.runner import ModelRunner
 
+log = logging.getLogger("quire.workers")
+
 MAX_TOKENS = 2048  # of a captured mixed step
-MAX_ROWS_AHEAD = 256  # of mixed steps captured before they are met: a graph takes memory
+MAX_ROWS_AHEAD = 64  # of mixed steps captured before they are met: a graph takes memory
 COMMON_VARIANTS = (0, VARIANT_RANDOM)  # greedy, and plain sampling
 _RANDOM_FEATURES = VARIANT_RANDOM | VARIANT_FEATURES
 WARM_VARIANTS = (  # between them they run every kernel that a step without grammar masks may need
@@ -90,6 +93,12 @@ def mixed_shapes(tokens: Iterable[int], rows: Iterable[int]) -> Iterator[Shape]:
                 yield Shape(t, r, True)
 
 
+def shapes_ahead(tokens: Iterable[int], rows: Iterable[int]) -> list[Shape]:
+    """Mixed steps to capture before they are met, few rows first; of these the largest first, whose memory the others share."""
+    shapes = mixed_shapes(tokens, [r for r in rows if r <= MAX_ROWS_AHEAD])
+    return sorted(shapes, key=lambda shape: (shape.rows, -shape.tokens))
+
+
 class StepGraphs:
     def __init__(self, runner: "ModelRunner", device: "CudaDevice"):
         self._runner = runner
@@ -102,7 +111,7 @@ class StepGraphs:
         self._pool = torch.cuda.graph_pool_handle()
         self._forward: dict[Shape, torch.cuda.CUDAGraph] = {}
         self._tail: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}  # (rows, variant)
-        self._ahead = deque(mixed_shapes(self._mixed_tokens, [r for r in self._mixed_rows if r <= MAX_ROWS_AHEAD]))
+        self._ahead = deque(shapes_ahead(self._mixed_tokens, self._mixed_rows))
 
     def run(self, plan: StepPlan, read_mask: Callable[[], np.ndarray]) -> bool:
         """Replay the step if its kind is captured; its plan must be on the device already."""
@@ -159,19 +168,23 @@ class StepGraphs:
             for variant in COMMON_VARIANTS:
                 self.capture(shape, variant)
         while self._ahead and self._ahead[0].rows == self._mixed_rows[0]:
-            self.capture_ahead()
+            self._capture_next()
         return time.perf_counter() - begin
 
     def capture_ahead(self) -> bool:
-        """Capture one mixed step that was not met yet; False if none is left."""
-        while self._ahead and self._ahead[0] in self._forward:
-            self._ahead.popleft()
-        if not self._ahead:
-            return False
+        """Capture one mixed step before it is met, if the device has nothing to do; False if none is left."""
+        if self._ahead and self._device.is_idle():
+            self._capture_next()
+        return bool(self._ahead)
+
+    def _capture_next(self) -> None:
         shape = self._ahead.popleft()
-        for variant in COMMON_VARIANTS:
-            self.capture(shape, variant)
-        return True
+        try:
+            for variant in COMMON_VARIANTS:
+                self.capture(shape, variant)
+        except torch.OutOfMemoryError:
+            log.warning("no memory is left for more graphs: steps are captured only when they are met")
+            self._ahead.clear()
 
     def _captured(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
         # torch.cuda.graph() would synchronize and collect garbage first: a step in flight would be waited for

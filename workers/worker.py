@@ -36,7 +36,7 @@ log = logging.getLogger("quire.workers")
 
 READ_TIMEOUT_S = 1.0
 MASK_TIMEOUT_S = 60.0
-IDLE_S = 0.05  # without a plan: there is time to capture a step that may come
+IDLE_S = 0.05  # without a plan: time to capture a step that may come, if the device is idle, too
 GPU_SPIN_S = 2e-4
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -174,6 +174,49 @@ def test_a_prompt_beside_decode_rows_is_spread_over_steps(monkeypatch):
     h.assert_right()
 
 
+def test_only_what_can_start_counts_as_waiting(monkeypatch):
+    monkeypatch.setattr(scheduler, "SMOOTH_TOKENS", 12)
+    monkeypatch.setattr(scheduler, "MIN_PREFILL_TOKENS", 6)
+
+    def first_chunk(max_num_seqs=8, features=8, more=(), **params):
+        """Prefill tokens of the step after a prompt of 60, and `more` behind it, came beside one decode row."""
+        h = Harness(num_blocks=400, budget=64, max_model_len=200, max_num_seqs=max_num_seqs, num_feature_rows=features)
+        h.add([1], 40, presence_penalty=1.0)
+        while not h.outputs[1]:
+            h.turn(depth=1)
+        h.add([2] * 60, 5, **params)
+        for prompt, other in more:
+            h.add(prompt, 5, **other)
+        plan, _ = h.schedule()
+        h.run()
+        h.assert_right()
+        return plan.num_tokens - len(plan.decode_rows)
+
+    others = [([3 + n] * 60, {}) for n in range(4)]
+    assert first_chunk() == 30
+    assert first_chunk(more=others[:1]) == 60
+    assert first_chunk(more=others, max_num_seqs=2) == 30  # they have no slot
+    assert first_chunk(n=4) == 30  # one computes the prompt for all
+    assert first_chunk(more=[([3] * 60, {"presence_penalty": 1.0}), *others], features=1) == 30  # behind who waits for a row
+
+
+def test_an_aborted_prompt_that_had_no_room_hides_nobody(monkeypatch):
+    monkeypatch.setattr(scheduler, "SMOOTH_TOKENS", 12)
+    monkeypatch.setattr(scheduler, "MIN_PREFILL_TOKENS", 6)
+    h = Harness(num_blocks=60, budget=64, max_model_len=200, max_num_seqs=8)
+    h.add([1] * 60, 100)
+    while not h.outputs[1]:
+        h.turn(depth=1)
+    big = h.add([2] * 150, 20)
+    h.turn(depth=1)
+    assert not h.outputs[big]
+    h.scheduler.abort(0, h.sequences[big].request_id)
+    for n in range(3):
+        h.add([3 + n] * 20, 4)
+    plan, _ = h.schedule()
+    assert plan.num_tokens - len(plan.decode_rows) == 30  # half of three prompts
+
+
 def test_many_decode_rows_leave_a_prompt_its_least(monkeypatch):
     h = Harness(num_blocks=200, budget=64, max_model_len=200, max_num_seqs=16)
     monkeypatch.setattr(scheduler, "SMOOTH_TOKENS", 12)

@@ -2,8 +2,10 @@
 
 import itertools
 from collections import deque
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 
@@ -12,6 +14,7 @@ from quire.kernels.attention_decode_schedule import DecodeConfig
 from quire.kernels.dependent_launch import EARLY, LATE, PLAIN, mode_for
 from quire.workers.graphs import (
     COMMON_VARIANTS,
+    MAX_ROWS_AHEAD,
     WARM_VARIANTS,
     Shape,
     StepGraphs,
@@ -20,6 +23,7 @@ from quire.workers.graphs import (
     mixed_shapes,
     mixed_token_sizes,
     mixed_variants,
+    shapes_ahead,
 )
 
 CONFIGS = [DecodeConfig(64, 4, 4, 1), DecodeConfig(64, 4, 3, 2), DecodeConfig(64, 4, 2, 4)]
@@ -75,20 +79,45 @@ def test_every_kind_of_sampling_is_compiled_before_serving():
         assert kernels(variant) <= warm
 
 
-def test_steps_are_captured_ahead_once_each_those_of_few_rows_first(monkeypatch):
-    graphs = StepGraphs.__new__(StepGraphs)
-    captured = []
+def test_steps_to_capture_ahead_are_those_of_few_rows_the_largest_first():
+    shapes = shapes_ahead([16, 64], [4, 16, 64, MAX_ROWS_AHEAD + 1])
+    assert shapes == [Shape(t, r, True) for t, r in ((64, 4), (16, 4), (64, 16), (16, 16), (64, 64))]
+    assert sorted(shapes) == sorted(mixed_shapes([16, 64], [4, 16, 64]))
 
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """StepGraphs without a GPU, with two steps of 4 rows and one of 16 to capture ahead; `captured` tells what was."""
+    made = StepGraphs.__new__(StepGraphs)
+    made.captured, made.idle, made._mixed_rows = [], True, [4, 16]
+    made._ahead = deque([Shape(64, 4, True), Shape(16, 4, True), Shape(64, 16, True)])
+    made._device = SimpleNamespace(is_idle=lambda: made.idle, load_plan=lambda words: None, kernel_variant=lambda t, r: 0)
+    made._mixed_tokens, made.sizes = [16, 64], [1, 2]
+    monkeypatch.setattr(StepGraphs, "capture", lambda self, shape, variant: self.captured.append((shape, variant)))
+    monkeypatch.setattr(StepGraphs, "_run_forward", lambda self, shape: None)
+    monkeypatch.setattr(StepGraphs, "_run_tail", lambda self, rows, variant: None)
+    return made
+
+
+def test_steps_are_captured_ahead_while_the_device_is_idle(graphs):
+    shapes = list(graphs._ahead)
+    graphs.idle = False
+    assert graphs.capture_ahead() and not graphs.captured
+    graphs.idle = True
+    assert [graphs.capture_ahead() for _ in range(4)] == [True, True, False, False]
+    assert graphs.captured == [(shape, variant) for shape in shapes for variant in COMMON_VARIANTS]
+
+
+def test_at_start_decode_and_mixed_steps_of_fewest_rows_are_captured(graphs):
+    graphs.warm_up()
+    decode = [Shape(2, 2, False), Shape(1, 1, False)]
+    assert [shape for shape, _ in graphs.captured[::2]] == [*decode, Shape(64, 4, True), Shape(16, 4, True)]
+    assert list(graphs._ahead) == [Shape(64, 16, True)]
+
+
+def test_without_memory_for_more_graphs_the_worker_goes_on(graphs, monkeypatch):
     def capture(self, shape, variant):
-        captured.append((shape, variant))
-        self._forward[shape] = None
+        raise torch.OutOfMemoryError("none is left")
 
     monkeypatch.setattr(StepGraphs, "capture", capture)
-    shapes = list(mixed_shapes([16, 64], [4, 16, 64, 128]))
-    assert shapes == [Shape(t, r, True) for t, r in ((16, 4), (64, 4), (16, 16), (64, 16), (64, 64))]
-    graphs._ahead, graphs._forward = deque(shapes), {shapes[0]: None, shapes[3]: None}  # two were met before
-    while graphs.capture_ahead():
-        pass
-    left = [shapes[1], shapes[2], shapes[4]]
-    assert captured == [(shape, variant) for shape in left for variant in COMMON_VARIANTS]
-    assert not graphs.capture_ahead()
+    assert not graphs.capture_ahead() and not graphs._ahead

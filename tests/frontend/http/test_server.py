@@ -39,8 +39,6 @@ from quire.ipc.config import EngineConfig
 from quire.ipc.messages import Abort, AddRequest, EngineLimits
 from quire.ipc.paths import remove_private_directories
 
-openai = pytest.importorskip("openai")
-
 DEADLINE_S = 30.0
 ROOMY = EngineLimits(max_model_len=4096, vocab_size=400, max_num_seqs=4, max_logprobs=20, kv_capacity_tokens=1 << 20)
 
@@ -102,6 +100,7 @@ def until_healthy(url: str, status: int) -> None:
 
 # --------------------------------------------------------------------------------------------------------------- serve
 def test_the_openai_client_is_served():
+    openai = pytest.importorskip("openai")
     with FakeCore(say_hi, limits=ROOMY) as core, Served("--engine", core.address, "--api-key", "k") as served:
         url = served.url()
         assert "curl" in served.lines[1] and '"model": "toy"' in served.lines[1] and "quire chat" in served.lines[2]
