@@ -89,7 +89,7 @@ class Transformers:
 
         self.torch, self.batch, self.model = torch, batch, directory
         self.tokenizer = AutoTokenizer.from_pretrained(directory, padding_side="left")
-        self.network = AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype)).to(device).eval()
+        self.network = AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype)).to(device)
 
     def replies(self, items):
         return [

@@ -78,7 +78,7 @@ class Theirs:
         from transformers.utils import logging
 
         logging.disable_progress_bar()
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self.vocab_size = vocab_size
 
     def generate(self, prompt: int, new: int) -> float:

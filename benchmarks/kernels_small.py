@@ -231,13 +231,13 @@ def bench_one_linear(table: Table, name: str, rows: int, n: int, k: int, is_gate
     cublas = measure(calls(None))
     best = linear.choose(rows, columns, k, is_gated)
     if tune:
-        timed = sorted((measure(calls(config), 5), config) for config in {best, *candidates(rows, k, is_gated)} - {None})
+        timed = sorted((measure(calls(config), 5), config) for config in {best, *candidates(rows, k, is_gated)})
         for micros, config in timed[:5]:
             print(f"    {micros:9.2f} µs  {config}")
         best = timed[0][1]
     moved = n * k * 2 + rows * (columns + k) * 2
     name = f"{name} {rows} x {n} x {k}"
-    table.add("skinny_linear", name, calls(best), moved, f"cuBLAS {cublas:.2f} µs, {None if best is None else tuple(best)}")
+    table.add("skinny_linear", name, calls(best), moved, f"cuBLAS {cublas:.2f} µs, {tuple(best)}")
 
 
 def bench_split(table: Table, m: Model, rows: int, tune: bool) -> None:
@@ -283,7 +283,7 @@ def bench_chain(table: Table, m: Model, rows: int) -> None:
     for name in ("qkv", "gate_up"):
         n, k = m.linears[name]
         config = linear.choose(rows, n // 2 if name == "gate_up" else n, k, name == "gate_up")
-        if config is None or not config.dot:
+        if not config.dot:
             continue
         weights = [random(n, k) for _ in range(copies(n * k * 2))]
         for prefetch in (0, 256, 512, 1024, 2048):
@@ -316,7 +316,7 @@ def candidates(rows: int, k: int, is_gated: bool) -> list[linear.Config]:
                 found.append(linear.Config(False, block_n, block_k, warps))
     if rows > 1:
         for block_n, block_k, warps, stages in itertools.product((8, 16, 32, 64), (128, 256, 512), (2, 4, 8), (3, 5)):
-            if (linear.row_block(rows) + block_n * (1 + is_gated)) * block_k * 2 * stages <= 200_000 and block_k * 2 <= k:
+            if (linear.MAX_ROWS + block_n * (1 + is_gated)) * block_k * 2 * stages <= 200_000 and block_k * 2 <= k:
                 found.append(linear.Config(True, block_n, block_k, warps, stages))
     return found
 
@@ -352,7 +352,7 @@ def main() -> None:
                 bench_linear(table, m, rows, args.pdl, args.tune)
             if "split" in only:
                 bench_split(table, m, rows, args.tune)
-            if "chain" in only and 1 < rows <= linear.MAX_DOT_ROWS:
+            if "chain" in only and 1 < rows <= linear.MAX_ROWS:
                 bench_chain(table, m, rows)
     print(json.dumps({"device": table.device, "torch": torch.__version__, "bandwidth": args.bandwidth, "rows": table.rows}))
 

@@ -74,9 +74,9 @@ def open_transformers(args: argparse.Namespace) -> tuple[Run, Callable[[], None]
 
     dtype = torch.float32 if args.dtype == "auto" else getattr(torch, args.dtype)
     if args.load_format == "dummy":
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(args.model), dtype=dtype).eval()
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(args.model), dtype=dtype).train(False)
     else:
-        model = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype).eval()
+        model = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype)
     tokenizer = AutoTokenizer.from_pretrained(args.model) if args.detokenize else None
 
     def run(prompts: list[list[int]], outputs: list[int]) -> float:

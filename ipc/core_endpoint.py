@@ -139,7 +139,7 @@ class CoreEndpoint:
             self._router.set(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
         try:
             self.address = self._bind(address)
-        except BaseException:
+        except BaseException:  # Ctrl-C, too: no socket and no folder stay behind
             self.close()
             raise
 

@@ -1,4 +1,4 @@
-"""Skinny linear layers for 1 to 16 rows, or up to 64 of small weights, where reading W is nearly all the work.
+"""Skinny linear layers for 1 to 16 rows, where reading W is nearly all the work.
 
     skinny_linear   y = x @ W^T + bias               x [M, K], W [N, K], bias [N] or none, y [M, N]
     skinny_gated    y = cast(silu(g)) * u            g | u = cast(x @ W^T + bias), W [2 I, K], y [M, I]
@@ -6,9 +6,9 @@
 bfloat16 or float16 (float32 in tests), accumulated in float32, rounded once (g and u too, as if they had been stored).
 Moves every element of W once, marked evict-first: the weights of a model do not fit into L2, and x and y should stay there.
 The vector kernel (1 to 4 rows): one program per few output columns, products and sums on the plain cores, all of K within the
-program. The dot kernel (2 to 64): tensor cores on tiles of 16, 32 or 64 rows x BLOCK_N columns. The order of summation depends
-on the shape alone, not on what other rows hold; but it differs between numbers of rows, so a row's last bits may change with M,
-as they do with cuBLAS. `choose` says which kernel a shape gets, and where cuBLAS is faster.
+program. The dot kernel (2 to 16): tensor cores on tiles of 16 rows x BLOCK_N columns. The order of summation depends on the
+shape alone, not on what other rows hold; but it differs between numbers of rows, so a row's last bits may change with M,
+as they do with cuBLAS. `choose` says which kernel a shape gets.
 
 pdl is a mode of `dependent_launch`: the vector kernel's first weights are on their way before it waits for x.
 References: torch.nn.functional.linear, `activation_torch`.
@@ -24,9 +24,7 @@ from quire.kernels.activation import gated, silu_mul
 from quire.kernels.blas import blas_linear
 from quire.kernels.dependent_launch import PLAIN, launch_options, prefetch, wait_for_previous
 
-MAX_ROWS = 16  # beyond it cuBLAS is at the memory's speed too; up to MAX_DOT_ROWS for small weights, to be measured
-MAX_DOT_ROWS = 64  # of the kernel on tensor cores
-SMALL_WEIGHT = 1 << 23  # elements
+MAX_ROWS = 16  # a tile of the kernel on tensor cores; beyond it cuBLAS is as fast, of small weights, too (benchmarks/LOG.md)
 MAX_VECTOR_ROWS = 4  # of the kernel without tensor cores
 
 
@@ -165,11 +163,8 @@ def _dot_kernel(
     tl.store(out, acc.to(dtype), (m < M)[:, None] & (n < N)[None, :])
 
 
-def choose(rows: int, n: int, k: int, is_gated: bool = False) -> Config | None:
-    """The configuration for a shape (n columns of the output), None for cuBLAS.
-
-    Found with benchmarks/kernels_small.py --tune.
-    """
+def choose(rows: int, n: int, k: int, is_gated: bool = False) -> Config:
+    """The configuration for a shape (n columns of the output); found with benchmarks/kernels_small.py --tune."""
     block_k = triton.next_power_of_2(k)
     if rows == 1:
         if k >= 4096:
@@ -178,20 +173,11 @@ def choose(rows: int, n: int, k: int, is_gated: bool = False) -> Config | None:
     if rows <= MAX_VECTOR_ROWS and n <= 1024:
         return Config(False, 2, min(block_k, 1024), 4)
     block_k = max(block_k, 16)
-    if rows > 16:
-        if n * k * (1 + is_gated) > SMALL_WEIGHT:
-            return None
-        return Config(True, 8 if n <= 1024 else 16 if is_gated else 32, min(block_k, 128), 4, 4)
     if n <= 1024:  # few output columns: only tiles this small are enough programs
         return Config(True, 8, min(block_k, 512), 2, 3)
     if n <= 4096 and k >= 4096:
         return Config(True, 32, min(block_k, 512), 4, 3)
     return Config(True, 32 if n <= 4096 or is_gated else 64, min(block_k, 128), 4, 5 if n * k <= 2**25 else 3)
-
-
-def row_block(rows: int) -> int:
-    """Rows of the dot kernel's tile."""
-    return max(16, triton.next_power_of_2(rows))
 
 
 def launch_skinny(
@@ -204,11 +190,11 @@ def launch_skinny(
     is_gated: bool = False,
     pdl: int = PLAIN,
 ) -> None:
-    """Run our kernel, whatever the shape is worth: 1 to 64 rows of a float dtype. Gated: weight [2 I, K], out [M, I]."""
+    """Run our kernel, whatever the shape is worth: 1 to 16 rows of a float dtype. Gated: weight [2 I, K], out [M, I]."""
     (rows, k), n = x.shape, out.shape[1]
     columns = 2 * n if is_gated else n
     bias_fits = bias is None or bias.shape == (columns,)
-    if weight.shape != (columns, k) or out.shape[0] != rows or not 1 <= rows <= MAX_DOT_ROWS or not bias_fits:
+    if weight.shape != (columns, k) or out.shape[0] != rows or not 1 <= rows <= MAX_ROWS or not bias_fits:
         raise ValueError(f"skinny_linear: x {x.shape}, weight {weight.shape}, out {out.shape} do not fit, or too many rows")
     if not x.dtype == weight.dtype == out.dtype or not x.stride(1) == weight.stride(1) == out.stride(1) == 1:
         raise ValueError("skinny_linear: x, weight and out need one dtype, and unit stride in the last dimension")
@@ -221,7 +207,7 @@ def launch_skinny(
         if config.prefetch > k:
             raise ValueError(f"skinny_linear: {config.prefetch} elements of rows of {k} cannot be prefetched")
         options = {"num_warps": config.num_warps, "num_stages": config.num_stages, **extra}
-        _dot_kernel[grid](*arguments, rows, n, k, *shape, config.prefetch, row_block(rows), **options)
+        _dot_kernel[grid](*arguments, rows, n, k, *shape, config.prefetch, MAX_ROWS, **options)
     elif rows <= MAX_VECTOR_ROWS:
         _vector_kernel[grid](*arguments, n, k, rows, *shape, num_warps=config.num_warps, **extra)
     else:

@@ -13,9 +13,10 @@ import torch
 import triton
 import triton.language as tl
 
-from quire.kernels.linear import MAX_DOT_ROWS, row_block
+from quire.kernels import linear
 
-MIN_ROWS = 17
+MIN_ROWS = linear.MAX_ROWS + 1
+MAX_ROWS = 64
 MAX_COLUMNS = 2048
 MAX_WEIGHT = 1 << 23  # elements
 
@@ -60,10 +61,15 @@ def _split_kernel(
 CONFIG = Config(4, 32, 128, 4, 4)  # the best of benchmarks/kernels_small.py --only split --tune, at 32 and 64 rows
 
 
+def row_block(rows: int) -> int:
+    """Rows of the kernel's tile."""
+    return max(16, triton.next_power_of_2(rows))
+
+
 def pays(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether parts for the norm are faster to be had than the product."""
     n, k = weight.shape
-    few = MIN_ROWS <= x.shape[0] <= MAX_DOT_ROWS and n <= MAX_COLUMNS and n * k <= MAX_WEIGHT
+    few = MIN_ROWS <= x.shape[0] <= MAX_ROWS and n <= MAX_COLUMNS and n * k <= MAX_WEIGHT
     return few and x.dtype.itemsize == 2 and x.stride(1) == weight.stride(1) == 1
 
 
@@ -72,7 +78,7 @@ def split_linear(
 ) -> torch.Tensor:
     """The parts, float32 [S, M, N]; 1 to 64 rows of a float dtype. dependents: the next kernel is launched dependently."""
     (rows, k), (n, columns) = x.shape, weight.shape
-    if columns != k or not 1 <= rows <= MAX_DOT_ROWS or (bias is not None and bias.shape != (n,)):
+    if columns != k or not 1 <= rows <= MAX_ROWS or (bias is not None and bias.shape != (n,)):
         raise ValueError(f"split_linear: x {x.shape}, weight {weight.shape} do not fit, or too many rows")
     if x.dtype != weight.dtype or not x.stride(1) == weight.stride(1) == 1:
         raise ValueError("split_linear: x and weight need one dtype, and unit stride in the last dimension")

@@ -22,8 +22,8 @@ from quire.kernels.attention_decode import decode_attention
 from quire.kernels.attention_decode_schedule import DecodeSchedule, DecodeWorkspace, decode_schedule
 from quire.kernels.attention_prefill import PrefillWorkspace, prefill_attention, prefill_schedule
 from quire.kernels.dependent_launch import mode_for
-from quire.kernels.linear import MAX_DOT_ROWS, row_block
 from quire.kernels.rope_kv import choose_tile, rope_kv
+from quire.kernels.split_linear import MAX_ROWS, row_block
 from quire.kernels.tables import SlotTables, StepBuffers
 from quire.workers.device import RESULT_DEPTH, Device, DeviceContext, result_words
 
@@ -67,8 +67,8 @@ class CudaDevice(Device):
 
     def kernel_variant(self, num_tokens: int, num_rows: int) -> Hashable:
         """Mixed steps of padded sizes with equal variants run the same compiled kernels."""
-        skinny = min(num_tokens, MAX_DOT_ROWS + 1)
-        return mode_for(num_tokens), self._decode.launch(num_rows), choose_tile(num_tokens), row_block(skinny)
+        split_rows = row_block(min(num_tokens, MAX_ROWS + 1))
+        return mode_for(num_tokens), self._decode.launch(num_rows), choose_tile(num_tokens), split_rows
 
     def begin_attention(
         self, tables: SlotTables, step: StepBuffers, num_tokens: int, num_rows: int, num_decode_rows: int | None

@@ -100,7 +100,7 @@ class Worker:
         if self.config.device == "cpu":
             set_num_threads(model)
             prepare_model(model)
-        return model.eval()
+        return model
 
     def _context(self, model_config: ModelConfig, cache: KVCache, dtype: torch.dtype) -> DeviceContext:
         c = self.config

@@ -27,9 +27,7 @@ def test_a_request_that_comes_with_its_frontends_loss_is_not_run(by_hand):
     by_hand.until(lambda: by_hand.core.scheduler.num_running == 1)
     for message in (add(1, max_tokens=50), b"no message", add(2, max_tokens=50)):  # at best in one turn
         frontend.send(message)
-    while frontend.identity in by_hand.endpoint.frontends:
-        time.sleep(0.02)
-        by_hand.turn()
+    by_hand.until(lambda: frontend.identity not in by_hand.endpoint.frontends)
     owner = by_hand.core._owners[other.identity]
     assert by_hand.core._owners == {other.identity: owner} and by_hand.core._identities == {owner: other.identity}
     assert {o for o, _ in by_hand.core.scheduler._sequences} == {owner}

@@ -53,7 +53,7 @@ def configurations(rows, n, k, gated):
 @pytest.mark.interpret
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 16, 33])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 16])
 def test_kernels_in_the_interpreter(rows, shape, gated):
     for config in configurations(rows, *shape, gated):
         compare(rows, *shape, torch.float32, "cpu", rows % 2 == 1, config, gated)
@@ -67,16 +67,11 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="fit"):
         linear.launch_skinny(x, weight, None, torch.zeros(2, 4), VECTOR, is_gated=True)
     with pytest.raises(ValueError, match="fit"):
-        linear.launch_skinny(torch.zeros(65, 8), weight, None, torch.zeros(65, 4), DOT)
+        linear.launch_skinny(torch.zeros(17, 8), weight, None, torch.zeros(17, 4), DOT)
     with pytest.raises(ValueError, match="tensor cores"):
         linear.launch_skinny(torch.zeros(5, 8), weight, None, torch.zeros(5, 4), VECTOR)
     with pytest.raises(ValueError, match="dtype"):
         linear.launch_skinny(x, weight.half(), None, torch.zeros(2, 4), VECTOR)
-
-
-def test_only_small_weights_have_a_kernel_for_many_rows():
-    assert all(linear.choose(rows, 4096, 4096) and linear.choose(rows, 1024, 1024) for rows in (1, 2, 16))
-    assert all(linear.choose(rows, 4096, 4096) is None and linear.choose(rows, 1024, 1024) for rows in (17, 64))
 
 
 def test_what_is_not_skinny_goes_to_torch():
@@ -93,7 +88,7 @@ def test_what_is_not_skinny_goes_to_torch():
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 16, 17, 33, 64])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 15, 16])
 def test_kernels(rows, shape, gated, dtype):
     for config in configurations(rows, *shape, gated):
         compare(rows, *shape, dtype, "cuda", rows % 2 == 1, config, gated, pdl=LATE if dtype == torch.bfloat16 else PLAIN)
@@ -102,9 +97,9 @@ def test_kernels(rows, shape, gated, dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("shape", [(4096, 1024), (1024, 3072), (6144, 4096), (4096, 14336)])
-@pytest.mark.parametrize("rows", [1, 4, 8, 16, 24, 64])
+@pytest.mark.parametrize("rows", [1, 4, 8, 16])
 def test_kernels_at_the_sizes_of_models(rows, shape, gated):
-    config = linear.choose(rows, *shape, gated) or linear.Config(True, 32, 128, 4, 3)
+    config = linear.choose(rows, *shape, gated)
     compare(rows, *shape, torch.bfloat16, "cuda", False, config, gated)
 
 
