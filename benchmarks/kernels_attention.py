@@ -26,12 +26,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from quire.kernels.attention_decode import decode_attention
 from quire.kernels.attention_decode_schedule import DecodeConfig, DecodeWorkspace, decode_schedule
-from quire.kernels.attention_prefill import (
-    PrefillConfig,
-    PrefillWorkspace,
-    prefill_attention,
-    prefill_schedule,
-)
+from quire.kernels.attention_prefill import prefill_attention
+from quire.kernels.attention_prefill_schedule import PrefillConfig, PrefillWorkspace, prefill_schedule
 from quire.kernels.dependent_launch import PLAIN, mode_for
 
 L2_BYTES = 60 << 20

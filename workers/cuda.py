@@ -20,7 +20,8 @@ from quire.ipc.result_ring import ResultRing
 from quire.kernels import sampler, step_inputs
 from quire.kernels.attention_decode import decode_attention
 from quire.kernels.attention_decode_schedule import DecodeSchedule, DecodeWorkspace, decode_schedule
-from quire.kernels.attention_prefill import PrefillWorkspace, prefill_attention, prefill_schedule
+from quire.kernels.attention_prefill import prefill_attention
+from quire.kernels.attention_prefill_schedule import PrefillWorkspace, prefill_schedule
 from quire.kernels.dependent_launch import mode_for
 from quire.kernels.rope_kv import choose_tile, rope_kv
 from quire.kernels.split_linear import MAX_ROWS, row_block
@@ -68,7 +69,8 @@ class CudaDevice(Device):
     def kernel_variant(self, num_tokens: int, num_rows: int) -> Hashable:
         """Mixed steps of padded sizes with equal variants run the same compiled kernels."""
         split_rows = row_block(min(num_tokens, MAX_ROWS + 1))
-        return mode_for(num_tokens), self._decode.launch(num_rows), choose_tile(num_tokens), split_rows
+        hopper = self._prefill.takes_hopper(num_tokens, num_rows)
+        return mode_for(num_tokens), self._decode.launch(num_rows), choose_tile(num_tokens), split_rows, hopper
 
     def begin_attention(
         self, tables: SlotTables, step: StepBuffers, num_tokens: int, num_rows: int, num_decode_rows: int | None

@@ -227,7 +227,8 @@ def check_steps_of_one_workspace(steps: list[list[tuple[int, int]]], device: str
 
 
 def run_prefill(case: Case, num_decode_rows: torch.Tensor | None = None, **options):
-    from quire.kernels.attention_prefill import PrefillWorkspace, prefill_attention, prefill_schedule
+    from quire.kernels.attention_prefill import prefill_attention
+    from quire.kernels.attention_prefill_schedule import PrefillWorkspace, prefill_schedule
 
     tokens = case.q.shape[0]
     workspace = PrefillWorkspace.allocate(
@@ -291,7 +292,7 @@ def test_interpreted_decode_splits_by_load(num_programs, block_size, num_heads, 
 @pytest.mark.parametrize("window", [0, 9, 20])
 @pytest.mark.parametrize("block_size,tile,num_heads,num_kv_heads,head_dim", [(16, 32, 3, 1, 24), (32, 16, 4, 4, 16)])
 def test_interpreted_prefill_equals_reference(window, block_size, tile, num_heads, num_kv_heads, head_dim):
-    from quire.kernels.attention_prefill import PrefillConfig
+    from quire.kernels.attention_prefill_schedule import PrefillConfig
 
     rows = [(1, 1), (37, 37), (60, 9), (0, 3), (48, 20)]
     case = Case(rows, num_heads, num_kv_heads, head_dim, block_size, window)
@@ -304,7 +305,7 @@ def test_interpreted_prefill_equals_reference(window, block_size, tile, num_head
 @pytest.mark.interpret
 @pytest.mark.parametrize("window", [0, 150])
 def test_interpreted_prefill_splits_the_keys_of_few_queries(window):
-    from quire.kernels.attention_prefill import PrefillConfig
+    from quire.kernels.attention_prefill_schedule import PrefillConfig
 
     case = Case([(400, 5), (30, 3)], 2, 1, 16, 16, window, dtype=torch.float16)
     got = run_prefill(case, config=PrefillConfig(16, 16, 4, 2, 1), num_programs=9)
@@ -336,7 +337,7 @@ def test_interpreted_steps_of_all_configurations_share_a_workspace(monkeypatch):
 @pytest.mark.parametrize("num_decode", [1, 3])
 def test_interpreted_mixed_step_is_cut_on_the_device(num_decode):
     from quire.kernels.attention_decode_schedule import DecodeConfig
-    from quire.kernels.attention_prefill import PrefillConfig
+    from quire.kernels.attention_prefill_schedule import PrefillConfig
 
     case = Case([(40, 1), (3, 1), (20, 1), (33, 12), (9, 9)], cache_dtype=torch.float16, scaled=True)
     decode = {"config": DecodeConfig(16, 4, 2, 1), "num_programs": 3, "split_tokens": 0}
@@ -387,6 +388,62 @@ def test_gpu_steps_of_all_configurations_share_a_workspace(dtype):
 def test_gpu_prefill_equals_reference(rows, dtype, window):
     case = Case(rows, 16, 4, 128, 64, window, dtype, device="cuda")
     assert_matches(run_prefill(case), case.expected(), dtype)
+
+
+MANY_CHUNKS = [(33 * i, 7 * i) for i in range(1, 90)]
+
+
+@pytest.fixture
+def hopper(monkeypatch):
+    """Prefill of any length goes to Hopper's kernel, which must have been called at the end."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a Hopper GPU")
+    from quire.kernels import attention_prefill_hopper as kernel
+    from quire.kernels import attention_prefill_schedule as schedule
+
+    calls = []
+    launch = kernel.launch
+    monkeypatch.setattr(schedule, "HOPPER_MIN_TOKENS", 0)
+    monkeypatch.setattr(kernel, "launch", lambda *args, **kwargs: (calls.append(1), launch(*args, **kwargs)))
+    yield
+    assert calls
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "rows", [*GPU_PREFILL_ROWS.values(), [(33 * i, 7 * i) for i in range(1, 90)]], ids=[*GPU_PREFILL_ROWS, "many"]
+)
+@pytest.mark.parametrize("heads", [(16, 8, 128), (32, 8, 128), (4, 4, 128), (16, 1, 64), (6, 3, 64)])
+def test_gpu_hopper_prefill_equals_reference(heads, rows, dtype, hopper):
+    case = Case(rows, *heads, 64, dtype=dtype, device="cuda")
+    assert_matches(run_prefill(case), case.expected(), dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("block_size", [8, 16, 32, 128, 256])
+def test_gpu_hopper_prefill_takes_any_block_size(block_size, hopper):
+    for seed in range(3):
+        case = Case(
+            [(700, 300), (33, 33), (257, 257), (1, 1)], 8, 2, 64, block_size, dtype=torch.bfloat16, device="cuda", seed=seed
+        )
+        assert_matches(run_prefill(case), case.expected(), torch.bfloat16)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_programs", [2, 6, 264, 2000])
+def test_gpu_hopper_prefill_is_the_same_for_any_number_of_programs(num_programs, hopper):
+    """A program that gets no unit, one that gets them all; results do not depend on who computes a tile."""
+    case = Case([(3000, 2000), (90, 90), (513, 513), (1500, 40)], 16, 4, 128, 64, dtype=torch.bfloat16, device="cuda")
+    want = run_prefill(case).clone()
+    assert_matches(want, case.expected(), torch.bfloat16)
+    assert torch.equal(run_prefill(case, num_programs=num_programs), want)
+
+
+@pytest.mark.gpu
+def test_gpu_hopper_prefill_bears_garbage_and_graphs(hopper):
+    test_gpu_garbage_in_tables_stays_in_bounds()
+    test_gpu_graph_follows_changed_metadata(torch.bfloat16)
 
 
 @pytest.mark.gpu
@@ -451,7 +508,8 @@ def test_gpu_graph_follows_changed_metadata(dtype):
     """Captured for 8 rows and 64 tokens; replayed for other mixes of rows, with the border on the device."""
     from quire.kernels.attention_decode import decode_attention
     from quire.kernels.attention_decode_schedule import DecodeWorkspace, decode_schedule
-    from quire.kernels.attention_prefill import PrefillWorkspace, prefill_attention, prefill_schedule
+    from quire.kernels.attention_prefill import prefill_attention
+    from quire.kernels.attention_prefill_schedule import PrefillWorkspace, prefill_schedule
 
     max_rows, max_tokens, max_keys = 8, 640, 4096
     mixes = [  # (rows, decode rows among them, then come padded rows)
