@@ -150,23 +150,24 @@ class StepGraphs:
         if (rows, variant) not in self._tail:
             self._tail[rows, variant] = self._captured(lambda: self._run_tail(rows, variant))
 
-    def warm_up(self) -> float:
-        """Compile all kernels by eager runs of padding, then capture every size of decode; returns seconds.
-
-        What compiles while serving would stop every request for a second; what is captured then takes 10-20 ms.
-        """
-        begin = time.perf_counter()
+    def run_kernels(self) -> None:
+        """Run every kernel that a step may need, by eager steps of padding: compiling while serving would stop all requests."""
         self._device.load_plan(_no_rows().encode())
         mixed = mixed_variants(self._mixed_tokens, self._mixed_rows, self._device.kernel_variant)
         for shape in mixed or [Shape(min(4, self.sizes[-1]), 1, True)]:
             self._run_forward(shape)
         for variant in WARM_VARIANTS:
             self._run_tail(1, variant)
+        for size in self.sizes:
+            self._run_forward(Shape(size, size, False))
+
+    def warm_up(self) -> float:
+        """Run all kernels, then capture every size of decode and mixed steps of the fewest rows; returns seconds."""
+        begin = time.perf_counter()
+        self.run_kernels()
         for size in reversed(self.sizes):
-            shape = Shape(size, size, False)
-            self._run_forward(shape)
             for variant in COMMON_VARIANTS:
-                self.capture(shape, variant)
+                self.capture(Shape(size, size, False), variant)
         while self._ahead and self._ahead[0].rows == self._mixed_rows[0]:
             self._capture_next()
         return time.perf_counter() - begin

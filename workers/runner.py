@@ -26,6 +26,11 @@ from quire.workers.models.decoder import CausalLM
 PROMPT_LOGPROB_ROWS = 512  # rows of logits that exist at once for prompt logprobs
 
 
+def no_mask() -> np.ndarray:
+    """For plans without late masks."""
+    raise RuntimeError("a step without late masks asked for them")
+
+
 class PromptRow(NamedTuple):
     """Log-probabilities of one chunk's next tokens; tensors on the CPU, [positions] or [positions, num_top]."""
 
@@ -62,6 +67,21 @@ class ModelRunner:
         if self.graphs is not None and self.graphs.run(plan, read_mask):
             return []
         return self._run(plan, device_plan, read_mask)
+
+    @torch.inference_mode()
+    def compile_kernels(self, words: np.ndarray, *, graphs: bool) -> None:
+        """Compile, on all cores, what the plan `words` needs and, if there will be `graphs`, what they need."""
+        from quire.kernels.compile_ahead import compile_only
+
+        with compile_only(), self.model.short(self._layer_kinds()):
+            self._run(decode_plan(words, self._decode_rows), self.device.load_plan(words), no_mask)
+            if graphs:
+                StepGraphs(self, self.device).run_kernels()  # type: ignore[arg-type]
+
+    def _layer_kinds(self) -> list[int]:
+        """Layers that need every kernel: of each KV group two, for the model's first has nothing to add to its residual."""
+        groups = [place.group for place in self.ctx.cache.places]
+        return [layer for layer, group in enumerate(groups) if groups[:layer].count(group) < 2]
 
     @torch.inference_mode()
     def capture_graphs(self) -> float:

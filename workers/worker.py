@@ -28,7 +28,7 @@ from quire.workers.models.build import build_model
 from quire.workers.models.decoder import CausalLM
 from quire.workers.prepare_cpu import prepare_model
 from quire.workers.rope import cos_sin_table
-from quire.workers.runner import ModelRunner, PromptRow
+from quire.workers.runner import ModelRunner, PromptRow, no_mask
 from quire.workers.threads import set_num_threads
 from quire.workers.weights import WeightsError, dummy_weights, load_weights
 
@@ -127,16 +127,20 @@ class Worker:
         return CudaDevice(ctx, self.ring)
 
     def _measure(self, runner: ModelRunner, weights_bytes: int) -> Budget:
-        """Run the largest step in a cache of two blocks, to see what it takes; on a GPU this also compiles its kernels."""
+        """Compile all kernels, and run the largest step in a cache of two blocks, to see what it takes."""
         c, cache = self.config, runner.ctx.cache
         if c.device == "cpu":
             return cpu_budget(c, cache, activation_bytes=0)
         cache.allocate(2, self.device)
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        plan = largest_plan(c.max_num_batched_tokens, c.max_num_seqs, c.max_model_len)
+        words = largest_plan(c.max_num_batched_tokens, c.max_num_seqs, c.max_model_len).encode()
         with runner.device.stream():
-            runner.step(plan.encode(), _no_mask)
+            begin = time.monotonic()
+            runner.compile_kernels(words, graphs=not c.enforce_eager)
+            log.info("kernels compiled, or found in Triton's cache, in %.1f s", time.monotonic() - begin)
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            runner.step(words, no_mask)
         torch.cuda.synchronize()
         peak = torch.cuda.max_memory_allocated() - before
         cache.release()
@@ -219,7 +223,3 @@ def choose_dtype(wanted: str, config: ModelConfig, device: str) -> torch.dtype:
     if wanted != "auto":
         return DTYPES[wanted]
     return torch.float32 if device == "cpu" else DTYPES[config.dtype or "bfloat16"]
-
-
-def _no_mask() -> np.ndarray:
-    raise RuntimeError("a step without late masks asked for them")

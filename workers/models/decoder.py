@@ -6,6 +6,8 @@ is not here: QK-norm, rotary embedding, KV write and attention itself, which the
 the cache and the step's metadata. Nothing here depends on data: forward can be captured in a graph.
 """
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 import torch
@@ -127,6 +129,16 @@ class CausalLM(Module):
         Rotary families leave `positions` to `attention`; a family with learned positions would read them here.
         """
         return self.model(input_ids, attention)
+
+    @contextmanager
+    def short(self, layers: Sequence[int]) -> Iterator[None]:
+        """Within, forward goes through these layers only: to see each kernel, not to compute."""
+        whole = self.model.layers
+        self.model.layers = nn.ModuleList(whole[i] for i in layers)
+        try:
+            yield
+        finally:
+            self.model.layers = whole
 
     def compute_logits(self, hidden_rows: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """hidden_rows [R, H] -> logits [R, vocab_size], in the model's dtype; into `out` if it is given (on a GPU)."""
