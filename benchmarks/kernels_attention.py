@@ -229,9 +229,11 @@ def decode_us(inputs: Inputs, config: DecodeConfig | None = None) -> tuple[float
     return graph_us(calls), graph_us([plan] * 8)
 
 
-def prefill_us(inputs: Inputs, config: PrefillConfig | None = None) -> tuple[float, float]:
+def prefill_us(inputs: Inputs, config: PrefillConfig | None = None, hopper: bool = True) -> tuple[float, float]:
+    """(attention, schedule) in microseconds; with a configuration, of the portable kernel."""
     shape, rows = inputs.shape, len(inputs.shape.rows)
-    workspace = PrefillWorkspace.allocate(rows, inputs.tokens, *shape.heads, "cuda", shape.dtype, config=config)
+    options = {"cache_dtype": shape.cache_dtype, "config": config, "hopper": hopper and config is None}
+    workspace = PrefillWorkspace.allocate(rows, inputs.tokens, *shape.heads, "cuda", shape.dtype, **options)
 
     def plan() -> None:
         prefill_schedule(workspace, inputs.starts, inputs.seq_lens, inputs.tokens, inputs.max_keys)
@@ -305,6 +307,8 @@ def run(shapes: list[Shape], is_decode: bool, roofline: float) -> None:
             us, plan_us = prefill_us(inputs)
         rate = score(shape, us, is_decode)
         line = f"{describe(shape)} {us:9.1f} {rate:7.2f} {rate / roofline:6.1%}  schedule {plan_us:4.1f}"
+        if not is_decode:
+            line += f"  portable kernel {prefill_us(inputs, hopper=False)[0]:.1f}"
         if is_decode and len(shape.rows) <= 16:
             line += f"  cold {cold_us(decode_calls(inputs)[0]):.1f}"
             line += f"  dependent launch {graph_us(decode_calls(inputs, mode=mode_for(len(shape.rows)))[0]):.1f}"

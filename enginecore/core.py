@@ -40,6 +40,7 @@ log = logging.getLogger("quire.enginecore")
 MAX_STEPS_IN_FLIGHT = 2
 BEAT_INTERVAL_S = 0.5
 SPIN_S = 2e-3  # the poller's resolution is a millisecond: closer to a step's expected end the loop spins
+PUBLISH_FIRST_ROWS = 32  # so few are published in less time than the next step's plan takes
 MAX_FAILED_STARTS = 3
 
 
@@ -213,10 +214,14 @@ class EngineCore:
         logprobs = []
         if len(done.logprob_rows):
             logprobs = read_logprobs(out, ring, step.step, np.asarray([wanted.get(int(r), 0) for r in out.rows]))
-        try:
-            self._fill()  # the workers go on while the results are sent
-        finally:
-            self._publish(out, logprobs)
+        if self._in_flight and len(step.slots) <= PUBLISH_FIRST_ROWS:
+            self._publish(out, logprobs)  # the workers have a step to work on, and somebody waits for a first token
+            self._fill()
+        else:
+            try:
+                self._fill()  # the workers go on while the results are sent
+            finally:
+                self._publish(out, logprobs)
         self.scheduler.settle()
         self._stats.step(len(step.slots), step.num_tokens)
         return True

@@ -6,7 +6,7 @@ layers, last tile of a row first, since it sees most keys. A fixed grid of progr
 so that unequal tiles and unused grid (graphs captured for more rows than there are) cost nothing. KV tiles that every query
 of the tile sees in full run in a loop without masks. Where query tiles are few and keys are many (a short prompt behind a
 long cached one), the schedule also splits the keys; whichever program is last adds up the parts, as in attention_decode.py.
-Long steps on a Hopper GPU go to attention_prefill_hopper.py.
+On a Hopper GPU, what has no window goes to attention_prefill_hopper.py.
 
 FLOPs: 4 * Hq * D a visible (query, key) pair. Bytes: q and out once; keys and values once per query tile, mostly from L2.
 """
@@ -230,7 +230,7 @@ def prefill_attention(
     if (num_heads, num_kv_heads, head_dim) != (workspace.num_heads, workspace.num_kv_heads, workspace.head_dim):
         raise ValueError(f"heads {num_heads}/{num_kv_heads} of {head_dim} do not fit the workspace")
     check_layout(q, k_cache, v_cache, block_table, out, scale)
-    if window == 0 and workspace.takes_hopper(num_tokens, seq_lens.shape[0]):
+    if workspace.hopper and window == 0:
         from quire.kernels import attention_prefill_hopper as hopper
 
         if hopper.can_copy(q, k_cache, v_cache):

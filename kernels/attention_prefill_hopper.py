@@ -29,7 +29,7 @@ TILE = 128  # keys
 STAGES = 2  # tiles of keys and of values in shared memory
 TAKE_TURNS = True  # at the tensor cores
 LOADER_REGISTERS = 24  # a thread; the two warpgroups have what it leaves
-FIELDS = gl.constexpr(6)  # what the loader tells of a unit
+FIELDS = gl.constexpr(8)  # what the loader tells of a unit
 
 
 @gluon.jit
@@ -69,14 +69,17 @@ def _loader(
     q_desc, key_desc, value_desc = descs
     q_buffer, key_buffer, value_buffer, records, q_ready, q_free, key_ready, key_free, value_ready, value_free = shared
     num_programs = gl.num_programs(0)
-    num_units = gl.load(header_ptr) * NUM_KV_HEADS
+    splits = gl.load(header_ptr + 1)
+    num_units = gl.load(header_ptr) * NUM_KV_HEADS * splits
     unit = gl.program_id(0)
     turn = 0
     step = 0
     copies = 0
     while unit < num_units:
-        entry = unit // NUM_KV_HEADS
-        kv_head = unit % NUM_KV_HEADS
+        whole_unit = unit // splits
+        split = unit % splits
+        entry = whole_unit // NUM_KV_HEADS
+        kv_head = whole_unit % NUM_KV_HEADS
         row = gl.load(tile_rows_ptr + entry)
         first_token = gl.load(tile_indices_ptr + entry) * TOKENS
         unit = gl.atomic_add(counters_ptr, 1, sem="relaxed") + num_programs
@@ -88,67 +91,72 @@ def _loader(
         first_position = gl.maximum(seq_len - query_len + first_token, 0)
         live = gl.minimum(TOKENS, query_len - first_token)
         end_key = gl.minimum(first_position + live, seq_len)
-        tile = gl.cdiv(end_key, TILE) - 1
-
-        half = turn % 2
-        mbarrier.wait(q_free.index(half), (turn // 2 & 1) ^ 1)
-        _tell(records, half, 0, tile + 1)
-        _tell(records, half, 1, first_position)
-        _tell(records, half, 2, end_key)
-        _tell(records, half, 3, begin + first_token)
-        _tell(records, half, 4, live)
-        _tell(records, half, 5, kv_head)
-        mbarrier.expect(q_ready.index(half), GROUP * TOKENS * HEAD_DIM * q_desc.dtype.primitive_bitwidth // 8)
-        for head in gl.static_range(GROUP):
-            tma.async_copy_global_to_shared(
-                q_desc, [begin + first_token, (kv_head * GROUP + head) * HEAD_DIM], q_ready.index(half),
-                q_buffer.index(half).slice(head * TOKENS, TOKENS),
-            )  # fmt: skip
-        turn += 1
-
-        stage = step % STAGES
-        mbarrier.wait(key_free.index(stage), (step // STAGES & 1) ^ 1)
-        _load_tile(
-            key_desc, key_buffer.index(stage), key_ready.index(stage), block_row_ptr, tile, end_key, num_blocks, kv_head,
-            NUM_KV_HEADS, BLOCK_SIZE, TILE,
-        )  # fmt: skip
-        # What lies behind a row's last key may be anything, NaN too, and 0 * NaN would pass through the product with V.
-        garbage = seq_len - tile * TILE
-        while tile >= 0:
-            if tile > 0:
-                next_stage = (step + 1) % STAGES
-                mbarrier.wait(key_free.index(next_stage), ((step + 1) // STAGES & 1) ^ 1)
-                _load_tile(
-                    key_desc, key_buffer.index(next_stage), key_ready.index(next_stage), block_row_ptr, tile - 1, end_key,
-                    num_blocks, kv_head, NUM_KV_HEADS, BLOCK_SIZE, TILE,
+        split_tiles = gl.cdiv(gl.cdiv(end_key, TILE), splits)
+        tile_begin = split * split_tiles
+        tile_end = gl.minimum(tile_begin + split_tiles, gl.cdiv(end_key, TILE))
+        if tile_begin < tile_end:  # else the row is too short for a part of its own
+            tile = tile_end - 1
+            half = turn % 2
+            mbarrier.wait(q_free.index(half), (turn // 2 & 1) ^ 1)
+            _tell(records, half, 0, tile_end)
+            _tell(records, half, 1, first_position)
+            _tell(records, half, 2, end_key)
+            _tell(records, half, 3, begin + first_token)
+            _tell(records, half, 4, live)
+            _tell(records, half, 5, kv_head)
+            _tell(records, half, 6, tile_begin)
+            _tell(records, half, 7, whole_unit)
+            mbarrier.expect(q_ready.index(half), GROUP * TOKENS * HEAD_DIM * q_desc.dtype.primitive_bitwidth // 8)
+            for head in gl.static_range(GROUP):
+                tma.async_copy_global_to_shared(
+                    q_desc, [begin + first_token, (kv_head * GROUP + head) * HEAD_DIM], q_ready.index(half),
+                    q_buffer.index(half).slice(head * TOKENS, TOKENS),
                 )  # fmt: skip
+            turn += 1
+
             stage = step % STAGES
-            mbarrier.wait(value_free.index(stage), (step // STAGES & 1) ^ 1)
-            if garbage >= TILE:
-                _load_tile(
-                    value_desc, value_buffer.index(stage), value_ready.index(stage), block_row_ptr, tile, end_key,
-                    num_blocks, kv_head, NUM_KV_HEADS, BLOCK_SIZE, TILE,
-                )  # fmt: skip
-            else:
-                _load_tile(
-                    value_desc, value_buffer.index(stage), value_copied, block_row_ptr, tile, end_key, num_blocks, kv_head,
-                    NUM_KV_HEADS, BLOCK_SIZE, TILE,
-                )  # fmt: skip
-                mbarrier.wait(value_copied, copies & 1)
-                copies += 1
-                LINES: gl.constexpr = 8
-                layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // HEAD_DIM, HEAD_DIM // 8], [1, 1], [1, 0])
-                lines = gl.arange(0, LINES, layout=gl.SliceLayout(1, layout))
-                for i in gl.static_range(TILE // LINES):
-                    if (i + 1) * LINES > garbage:
-                        part = value_buffer.index(stage).slice(i * LINES, LINES)
-                        values = part.load(layout)
-                        part.store(gl.where((i * LINES + lines < garbage)[:, None], values, 0.0))
-                fence_async_shared()
-                mbarrier.arrive(value_ready.index(stage), count=1)
-            garbage = TILE
-            step += 1
-            tile -= 1
+            mbarrier.wait(key_free.index(stage), (step // STAGES & 1) ^ 1)
+            _load_tile(
+                key_desc, key_buffer.index(stage), key_ready.index(stage), block_row_ptr, tile, end_key, num_blocks, kv_head,
+                NUM_KV_HEADS, BLOCK_SIZE, TILE,
+            )  # fmt: skip
+            # What lies behind a row's last key may be anything, NaN too, and 0 * NaN would pass through the product with V.
+            garbage = seq_len - tile * TILE
+            while tile >= tile_begin:
+                if tile > tile_begin:
+                    next_stage = (step + 1) % STAGES
+                    mbarrier.wait(key_free.index(next_stage), ((step + 1) // STAGES & 1) ^ 1)
+                    _load_tile(
+                        key_desc, key_buffer.index(next_stage), key_ready.index(next_stage), block_row_ptr, tile - 1, end_key,
+                        num_blocks, kv_head, NUM_KV_HEADS, BLOCK_SIZE, TILE,
+                    )  # fmt: skip
+                stage = step % STAGES
+                mbarrier.wait(value_free.index(stage), (step // STAGES & 1) ^ 1)
+                if garbage >= TILE:
+                    _load_tile(
+                        value_desc, value_buffer.index(stage), value_ready.index(stage), block_row_ptr, tile, end_key,
+                        num_blocks, kv_head, NUM_KV_HEADS, BLOCK_SIZE, TILE,
+                    )  # fmt: skip
+                else:
+                    _load_tile(
+                        value_desc, value_buffer.index(stage), value_copied, block_row_ptr, tile, end_key, num_blocks, kv_head,
+                        NUM_KV_HEADS, BLOCK_SIZE, TILE,
+                    )  # fmt: skip
+                    mbarrier.wait(value_copied, copies & 1)
+                    copies += 1
+                    LINES: gl.constexpr = 8
+                    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // HEAD_DIM, HEAD_DIM // 8], [1, 1], [1, 0])
+                    lines = gl.arange(0, LINES, layout=gl.SliceLayout(1, layout))
+                    for i in gl.static_range(TILE // LINES):
+                        if (i + 1) * LINES > garbage:
+                            part = value_buffer.index(stage).slice(i * LINES, LINES)
+                            values = part.load(layout)
+                            part.store(gl.where((i * LINES + lines < garbage)[:, None], values, 0.0))
+                    fence_async_shared()
+                    mbarrier.arrive(value_ready.index(stage), count=1)
+                garbage = TILE
+                step += 1
+                tile -= 1
 
     half = turn % 2
     mbarrier.wait(q_free.index(half), (turn // 2 & 1) ^ 1)
@@ -200,14 +208,61 @@ def _attend_tile(
 
 
 @gluon.jit
+def _part_offsets(slot, WARPGROUP: gl.constexpr, HEAD_DIM: gl.constexpr, layout: gl.constexpr):
+    """(lines [64] of row sums, offsets [64, HEAD_DIM] of weighted values) of a warpgroup's half of a part."""
+    lines = (slot * 2 + WARPGROUP) * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
+    columns = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, layout))
+    return lines, lines.to(gl.int64)[:, None] * HEAD_DIM + columns[None, :]
+
+
+@gluon.jit
+def _leave_part(
+    partial, arrival_ptr, slot, acc, row_max, row_sum,
+    WARPGROUP: gl.constexpr, HEAD_DIM: gl.constexpr, layout: gl.constexpr,
+):  # fmt: skip
+    """attention_tile.leave_part, for one warpgroup."""
+    _header_ptr, _counters_ptr, out_ptr, max_ptr, sum_ptr = partial
+    lines, offsets = _part_offsets(slot, WARPGROUP, HEAD_DIM, layout)
+    gl.store(out_ptr + offsets, acc)
+    gl.store(max_ptr + lines, row_max)
+    gl.store(sum_ptr + lines, row_sum)
+    gl.thread_barrier()
+    arrived = gl.atomic_add(arrival_ptr, 1, sem="acq_rel", scope="gpu")
+    gl.thread_barrier()
+    return arrived
+
+
+@gluon.jit
+def _combine_parts(partial, first_slot, parts, WARPGROUP: gl.constexpr, HEAD_DIM: gl.constexpr, layout: gl.constexpr):
+    """attention_tile.combine_parts, for one warpgroup."""
+    _header_ptr, _counters_ptr, out_ptr, max_ptr, sum_ptr = partial
+    acc = gl.zeros([64, HEAD_DIM], gl.float32, layout)
+    total_max = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, layout))
+    total_sum = gl.zeros([64], gl.float32, gl.SliceLayout(1, layout))
+    for part in range(parts):
+        lines, offsets = _part_offsets(first_slot + part, WARPGROUP, HEAD_DIM, layout)
+        maximum = gl.load(max_ptr + lines, cache_modifier=".cg")
+        new_max = gl.maximum(total_max, maximum)
+        base = gl.where(new_max == float("-inf"), 0.0, new_max)
+        weight = tl.exp2(maximum - base)
+        rescale = tl.exp2(total_max - base)
+        total_sum = total_sum * rescale + weight * gl.load(sum_ptr + lines, cache_modifier=".cg")
+        acc = acc * rescale[:, None] + weight[:, None] * gl.load(out_ptr + offsets, cache_modifier=".cg")
+        total_max = new_max
+    return acc, total_sum
+
+
+@gluon.jit
 def _attender(
-    shared, turns, output,
+    shared, turns, output, partial,
     WARPGROUP: gl.constexpr, GROUP: gl.constexpr, TOKENS: gl.constexpr, HEAD_DIM: gl.constexpr, TILE: gl.constexpr,
     STAGES: gl.constexpr, TAKE_TURNS: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: rows 64 * WARPGROUP and on of each unit's query tile."""
     q_buffer, key_buffer, value_buffer, records, q_ready, q_free, key_ready, key_free, value_ready, value_free = shared
     out_ptr, qk_scale, stride_out_token, stride_out_head = output
+    header_ptr, counters_ptr, _partial_out_ptr, _partial_max_ptr, _partial_sum_ptr = partial
+    splits = gl.load(header_ptr + 1)
     scores_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
     out_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
     weights_layout: gl.constexpr = gl.DotOperandLayout(0, out_layout, 2)
@@ -215,19 +270,21 @@ def _attender(
     turn = 0
     step = 0
     mbarrier.wait(q_ready.index(0), 0)
-    tiles = _read(records, 0, 0)
-    while tiles > 0:
+    tile_end = _read(records, 0, 0)
+    while tile_end > 0:
         half = turn % 2
         first_position = _read(records, half, 1)
         end_key = _read(records, half, 2)
         first_line = _read(records, half, 3)
         live = _read(records, half, 4)
         kv_head = _read(records, half, 5)
+        tile_begin = _read(records, half, 6)
+        whole_unit = _read(records, half, 7)
         positions = gl.minimum(first_position + rows % TOKENS, end_key - 1)
         q = q_buffer.index(half).slice(WARPGROUP * 64, 64)
 
-        # The last tile, in which the queries themselves stand.
-        tile = tiles - 1
+        # The last tile, in which the queries themselves may stand.
+        tile = tile_end - 1
         stage = step % STAGES
         mbarrier.wait(key_ready.index(stage), step // STAGES & 1)
         if TAKE_TURNS:
@@ -247,7 +304,7 @@ def _attender(
         acc = gl.zeros([64, HEAD_DIM], gl.float32, out_layout)
         step += 1
         tile -= 1
-        while (tile >= 0) & ((tile + 1) * TILE > first_position + 1):
+        while (tile >= tile_begin) & ((tile + 1) * TILE > first_position + 1):
             acc, weights, row_max, row_sum = _attend_tile(
                 acc, weights, row_max, row_sum, q, key_buffer, value_buffer, key_ready, key_free, value_ready, value_free,
                 turns, positions, tile, step, qk_scale, WARPGROUP, True, TILE, STAGES, TAKE_TURNS,
@@ -255,7 +312,7 @@ def _attender(
             )  # fmt: skip
             step += 1
             tile -= 1
-        while tile >= 0:
+        while tile >= tile_begin:
             acc, weights, row_max, row_sum = _attend_tile(
                 acc, weights, row_max, row_sum, q, key_buffer, value_buffer, key_ready, key_free, value_ready, value_free,
                 turns, positions, tile, step, qk_scale, WARPGROUP, False, TILE, STAGES, TAKE_TURNS,
@@ -271,19 +328,35 @@ def _attender(
         acc = warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(value_free.index(last), count=1)
 
+        row_max = gl.convert_layout(row_max * qk_scale, gl.SliceLayout(1, out_layout))
         row_sum = gl.convert_layout(row_sum, gl.SliceLayout(1, out_layout))
-        values = (acc / gl.where(row_sum == 0.0, 1.0, row_sum)[:, None]).to(out_ptr.dtype.element_ty)
-        store_layout: gl.constexpr = gl.BlockedLayout([8, 8], [2, 16], [4, 1], [1, 0])
-        values = gl.convert_layout(values, store_layout)
-        out_rows = WARPGROUP * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, store_layout))
-        columns = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, store_layout))
-        line = (first_line + out_rows % TOKENS).to(gl.int64)
-        offsets = line * stride_out_token + (kv_head * GROUP + out_rows // TOKENS) * stride_out_head
-        gl.store(out_ptr + offsets[:, None] + columns[None, :], values, mask=(out_rows % TOKENS < live)[:, None])
+        key_tiles = gl.cdiv(end_key, TILE)
+        parts = gl.cdiv(key_tiles, gl.cdiv(key_tiles, splits))
+        last = parts == 1
+        if parts > 1:
+            arrival_ptr = counters_ptr + 2 + whole_unit * 2 + WARPGROUP
+            first_slot = whole_unit * splits
+            part = tile_begin // gl.cdiv(key_tiles, splits)
+            arrived = _leave_part(
+                partial, arrival_ptr, first_slot + part, acc, row_max, row_sum, WARPGROUP, HEAD_DIM, out_layout
+            )  # fmt: skip
+            last = arrived == parts - 1
+            if last:
+                gl.store(arrival_ptr, 0)
+                acc, row_sum = _combine_parts(partial, first_slot, parts, WARPGROUP, HEAD_DIM, out_layout)
+        if last:
+            values = (acc / gl.where(row_sum == 0.0, 1.0, row_sum)[:, None]).to(out_ptr.dtype.element_ty)
+            store_layout: gl.constexpr = gl.BlockedLayout([8, 8], [2, 16], [4, 1], [1, 0])
+            values = gl.convert_layout(values, store_layout)
+            out_rows = WARPGROUP * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, store_layout))
+            columns = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, store_layout))
+            line = (first_line + out_rows % TOKENS).to(gl.int64)
+            offsets = line * stride_out_token + (kv_head * GROUP + out_rows // TOKENS) * stride_out_head
+            gl.store(out_ptr + offsets[:, None] + columns[None, :], values, mask=(out_rows % TOKENS < live)[:, None])
 
         turn += 1
         mbarrier.wait(q_ready.index(turn % 2), turn // 2 & 1)
-        tiles = _read(records, turn % 2, 0)
+        tile_end = _read(records, turn % 2, 0)
 
 
 @gluon.jit(
@@ -292,8 +365,8 @@ def _attender(
 )
 def _kernel(
     q_desc, key_desc, value_desc, out_ptr, block_table_ptr, row_slots_ptr, query_start_ptr, seq_lens_ptr, header_ptr,
-    tile_rows_ptr, tile_indices_ptr, counters_ptr, qk_scale, num_slots, num_blocks, num_tokens, max_keys,
-    stride_out_token, stride_out_head, stride_table,
+    tile_rows_ptr, tile_indices_ptr, partial_out_ptr, partial_max_ptr, partial_sum_ptr, counters_ptr, qk_scale, num_slots,
+    num_blocks, num_tokens, max_keys, stride_out_token, stride_out_head, stride_table,
     NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, TOKENS: gl.constexpr, HEAD_DIM: gl.constexpr,
     BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr, TAKE_TURNS: gl.constexpr,
     LOADER_REGISTERS: gl.constexpr,
@@ -325,10 +398,11 @@ def _kernel(
     fence_async_shared()
     shared = (q_buffer, key_buffer, value_buffer, records, q_ready, q_free, key_ready, key_free, value_ready, value_free)
     output = (out_ptr, qk_scale, stride_out_token, stride_out_head)
+    partial = (header_ptr, counters_ptr, partial_out_ptr, partial_max_ptr, partial_sum_ptr)
     gl.warp_specialize(
         [
-            (_attender, (shared, turns, output, 0, GROUP, TOKENS, HEAD_DIM, TILE, STAGES, TAKE_TURNS)),
-            (_attender, (shared, turns, output, 1, GROUP, TOKENS, HEAD_DIM, TILE, STAGES, TAKE_TURNS)),
+            (_attender, (shared, turns, output, partial, 0, GROUP, TOKENS, HEAD_DIM, TILE, STAGES, TAKE_TURNS)),
+            (_attender, (shared, turns, output, partial, 1, GROUP, TOKENS, HEAD_DIM, TILE, STAGES, TAKE_TURNS)),
             (
                 _loader,
                 (
@@ -390,6 +464,9 @@ def launch(
         workspace.header,
         workspace.tile_rows,
         workspace.tile_indices,
+        workspace.partial_out,
+        workspace.partial_max,
+        workspace.partial_sum,
         workspace.counters,
         scale * LOG2_E,
         num_slots,

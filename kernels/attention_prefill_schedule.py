@@ -18,7 +18,6 @@ log = logging.getLogger("quire.kernels")
 
 MIN_SPLIT_TILES = tl.constexpr(8)  # KV tiles: what a program must save for the sum of the parts to pay
 HOPPER_ROWS = 128  # of a query tile: two warpgroups of 64 rows, what one wgmma takes
-HOPPER_MIN_TOKENS = 1024  # of a step, beyond one a row
 
 
 @triton.jit(
@@ -127,7 +126,7 @@ class PrefillWorkspace:
     config: PrefillConfig
     num_programs: int
     max_rows: int
-    hopper: bool  # long steps go to attention_prefill_hopper.py
+    hopper: bool  # without a window, attention_prefill_hopper.py computes it
     may_split: bool  # keys, where there are few queries; not for fp32: a row's result is to be the same in any batch
     header: torch.Tensor  # [2] int32: query tiles, ranges that the keys of each are split into
     tile_starts: torch.Tensor  # [max_rows + 1] int32
@@ -137,10 +136,6 @@ class PrefillWorkspace:
     partial_max: torch.Tensor  # [programs, query_rows] fp32
     partial_sum: torch.Tensor  # [programs, query_rows] fp32
     counters: torch.Tensor  # [2 + programs] int32: next unit, finished programs, parts that are done; 0 between launches
-
-    def takes_hopper(self, num_tokens: int, num_rows: int) -> bool:
-        """Whether a step is long enough for it: with few query tiles, splitting the keys is worth more."""
-        return self.hopper and num_tokens - num_rows >= HOPPER_MIN_TOKENS
 
     @classmethod
     def allocate(
@@ -200,7 +195,7 @@ def _has_gluon() -> bool:
     try:
         import quire.kernels.attention_prefill_hopper  # noqa: F401
     except ImportError:
-        log.warning("this Triton has no Gluon for Hopper: long prompts take the portable attention kernel")
+        log.warning("this Triton has no Gluon for Hopper: prompts take the portable attention kernel")
         return False
     return True
 

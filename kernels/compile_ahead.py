@@ -14,16 +14,23 @@ MAX_THREADS = 16
 
 @contextmanager
 def compile_only() -> Iterator[None]:
-    """Within, a kernel that is called is compiled by another thread and not run; leaving waits for all, raises their errors.
+    """Within, a kernel that is called is compiled by another thread and not run; leaving waits for all.
 
-    What would have been computed is left as it was: results mean nothing. Not for several threads at once.
+    What would have been computed is left as it was: results mean nothing. What cannot be compiled is said when it is called
+    outside. Not for several threads at once.
     """
     run = JITFunction.run
 
     def compile_instead(self: JITFunction, *args: Any, warmup: bool, **kwargs: Any) -> Any:
-        return run(self, *args, warmup=True, **kwargs)
+        kernel = run(self, *args, warmup=True, **kwargs)
+        if hasattr(kernel, "future") and kernel.future.done():
+            kernel.result(ignore_errors=True)  # from now on Triton finds it at once
+        return kernel
 
-    with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool, triton.AsyncCompileMode(pool):
+    with (
+        ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool,
+        triton.AsyncCompileMode(pool, ignore_errors=True),
+    ):
         JITFunction.run = compile_instead
         try:
             yield

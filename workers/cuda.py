@@ -69,8 +69,7 @@ class CudaDevice(Device):
     def kernel_variant(self, num_tokens: int, num_rows: int) -> Hashable:
         """Mixed steps of padded sizes with equal variants run the same compiled kernels."""
         split_rows = row_block(min(num_tokens, MAX_ROWS + 1))
-        hopper = self._prefill.takes_hopper(num_tokens, num_rows)
-        return mode_for(num_tokens), self._decode.launch(num_rows), choose_tile(num_tokens), split_rows, hopper
+        return mode_for(num_tokens), self._decode.launch(num_rows), choose_tile(num_tokens), split_rows
 
     def begin_attention(
         self, tables: SlotTables, step: StepBuffers, num_tokens: int, num_rows: int, num_decode_rows: int | None
