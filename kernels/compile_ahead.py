@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import triton
 from triton.runtime.jit import JITFunction
 
@@ -19,20 +20,24 @@ def compile_only() -> Iterator[None]:
     What would have been computed is left as it was: results mean nothing. What cannot be compiled is said when it is called
     outside. Not for several threads at once.
     """
-    run = JITFunction.run
+    run, kernels = JITFunction.run, []
 
     def compile_instead(self: JITFunction, *args: Any, warmup: bool, **kwargs: Any) -> Any:
         kernel = run(self, *args, warmup=True, **kwargs)
-        if hasattr(kernel, "future") and kernel.future.done():
-            kernel.result(ignore_errors=True)  # from now on Triton finds it at once
+        if hasattr(kernel, "future"):
+            kernels.append(kernel)
+            if kernel.future.done():
+                kernel.result(ignore_errors=True)  # from now on Triton finds it at once
         return kernel
 
-    with (
-        ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool,
-        triton.AsyncCompileMode(pool, ignore_errors=True),
-    ):
-        JITFunction.run = compile_instead
-        try:
-            yield
-        finally:
-            JITFunction.run = run
+    threads = min(MAX_THREADS, os.cpu_count() or 1)
+    with ThreadPoolExecutor(threads, initializer=torch.cuda.set_device, initargs=(torch.cuda.current_device(),)) as pool:
+        with triton.AsyncCompileMode(pool, ignore_errors=True):
+            JITFunction.run = compile_instead
+            try:
+                yield
+            finally:
+                JITFunction.run = run
+        # What launches a kernel is compiled as well, in C, when it is first asked for.
+        found = {id(kernel): kernel for future in kernels if (kernel := future.result(ignore_errors=True)) is not None}
+        list(pool.map(lambda kernel: kernel.run, found.values()))
