@@ -74,8 +74,18 @@ def test_what_does_not_fit_is_refused():
 def test_only_some_rows_of_small_weights_come_in_parts():
     x, small, large = torch.zeros(64, 2048).half(), torch.zeros(1024, 2048).half(), torch.zeros(4096, 2048).half()
     assert split_linear.pays(x, small) and split_linear.pays(x[:17], small)
-    assert not split_linear.pays(x[:16], small) and not split_linear.pays(torch.zeros(65, 2048).half(), small)
+    assert not split_linear.pays(x[:16], small) and not split_linear.pays(torch.zeros(401, 2048).half(), small)
     assert not split_linear.pays(x, large) and not split_linear.pays(x.float(), small.float())
+
+
+def test_more_rows_come_as_a_batch_where_tiles_are_few():
+    sizes = (64, 65, 160, 161, 400, 401)
+    assert [split_linear.batched_splits(rows, 1024, 3072) for rows in sizes] == [0, 4, 4, 2, 2, 0]
+    assert [split_linear.batched_splits(rows, 4096, 14336) for rows in (112, 113, 304, 305)] == [0, 2, 2, 0]
+    assert not split_linear.batched_splits(200, 6144, 4096) and not split_linear.batched_splits(200, 4096, 4104)
+    rows = torch.zeros(200, 4096).half()
+    assert split_linear.pays(rows, torch.zeros(4096, 4096).half())
+    assert not split_linear.pays(torch.zeros(200, 8192).half()[:, :4096], torch.zeros(4096, 4096).half())
 
 
 @pytest.mark.gpu
@@ -84,6 +94,21 @@ def test_only_some_rows_of_small_weights_come_in_parts():
 @pytest.mark.parametrize("rows", [1, 17, 32, 33, 64])
 def test_parts(rows, shape, dtype):
     compare(rows, *shape, dtype, "cuda", None, rows % 2 == 1, dependents=rows > 32)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(1024, 2048), (1000, 3072), (4096, 4096), (4096, 14336)])
+@pytest.mark.parametrize("rows", [113, 144, 161, 299])
+@pytest.mark.parametrize("use_bias", [False, True])
+def test_parts_as_a_batch(rows, shape, dtype, use_bias):
+    x, weight, bias = operands(rows, *shape, dtype, "cuda")
+    x = x.contiguous()
+    assert split_linear.pays(x, weight)
+    parts = split_linear.split_linear(x, weight, bias if use_bias else None, dependents=True)
+    assert parts.dtype == torch.float32 and parts.shape == (split_linear.batched_splits(rows, *shape), rows, shape[0])
+    want = x.double() @ weight.double().T + (bias.double() if use_bias else 0)
+    assert (parts.double().sum(0) - want).abs().max() <= TOLERANCE[dtype] * want.abs().max() + 1e-6
 
 
 @pytest.mark.gpu

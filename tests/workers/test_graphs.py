@@ -52,7 +52,7 @@ def test_no_mixed_step_is_captured_where_the_budget_is_too_small():
     assert mixed_variants(mixed_token_sizes(8), mixed_row_sizes(4), lambda t, r: 0) == []
 
 
-@pytest.mark.parametrize("max_rows", [1, 3, 16, 100, 1024])
+@pytest.mark.parametrize("max_rows", [1, 3, 16, 100, 448, 450, 1024])
 def test_decode_sizes_take_any_number_of_rows_with_little_padding(max_rows):
     sizes = decode_sizes(max_rows)
     assert sizes == sorted(set(sizes)) and sizes[-1] == max_rows
