@@ -17,8 +17,19 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from quire.kernels.attention_decode_rope import (
+    Rope,
+    angles,
+    check_rope,
+    load_group,
+    prefetch_weights,
+    rope_arguments,
+    rope_lines,
+    rotate_group,
+    tile_rows,
+)
+from quire.kernels.attention_decode_rows import load_row, prefetch_bytes, prefetch_range, prefetch_tile, store_rows
 from quire.kernels.attention_decode_schedule import (
-    DecodeConfig,
     DecodeSchedule,
     DecodeWorkspace,
     program_of,
@@ -36,46 +47,12 @@ from quire.kernels.attention_tile import (
     leave_part,
     row_lengths,
 )
-from quire.kernels.dependent_launch import PLAIN, launch_options, prefetch
-
-
-@triton.jit
-def _store_rows(
-    out_ptr, values, first_token, query_len, first_head, stride_token, stride_head,
-    ROWS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr,
-):  # fmt: skip
-    """Write values [ROWS, HEAD_PAD], row m = (query token m // GROUP, head m % GROUP), to out."""
-    offs_m = tl.arange(0, ROWS)
-    offs_d = tl.arange(0, HEAD_PAD)
-    token = offs_m // GROUP
-    offset = (first_token + token).to(tl.int64) * stride_token + (first_head + offs_m % GROUP) * stride_head
-    mask = (token < query_len)[:, None] & (offs_d < HEAD_DIM)[None, :]
-    tl.store(out_ptr + offset[:, None] + offs_d[None, :], values.to(out_ptr.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def _load_row(
-    unit_starts_ptr, query_start_ptr, seq_lens_ptr, row_slots_ptr, row, num_rows, num_slots, num_tokens, max_keys,
-    MAX_QUERY: tl.constexpr,
-):  # fmt: skip
-    """(units before the row, units of one head, first query token, queries, keys, slot): loads that do not wait for another."""
-    row = tl.minimum(row, num_rows - 1)
-    row_begin = tl.load(unit_starts_ptr + row)
-    head_units = tl.load(unit_starts_ptr + row + 1) - row_begin
-    query_begin, query_len, seq_len = row_lengths(query_start_ptr, seq_lens_ptr, row, num_tokens, max_keys, MAX_QUERY)
-    slot = tl.minimum(tl.maximum(tl.load(row_slots_ptr + row), 0), num_slots - 1)
-    return row_begin, head_units, query_begin, query_len, seq_len, slot
-
-
-@triton.jit
-def _prefetch_tile(ptr, BYTES: tl.constexpr):
-    """Ask BYTES that lie together into L2."""
-    prefetch(ptr.to(tl.pointer_type(tl.int8)) + tl.arange(0, BYTES // 128) * 128)
+from quire.kernels.dependent_launch import PLAIN, launch_options
 
 
 @triton.jit(
     do_not_specialize=["num_rows", "num_slots", "num_blocks", "num_tokens", "max_keys", "window", "stride_table"],
-    do_not_specialize_on_alignment=["row_slots_ptr", "query_start_ptr", "seq_lens_ptr"],  # slices of a step's buffers
+    do_not_specialize_on_alignment=["row_slots_ptr", "query_start_ptr", "seq_lens_ptr", "slot_mapping_ptr"],  # slices
 )
 def _decode_kernel(
     q_ptr,
@@ -96,6 +73,12 @@ def _decode_kernel(
     partial_max_ptr,
     partial_sum_ptr,
     arrivals_ptr,
+    cos_sin_ptr,
+    slot_mapping_ptr,
+    q_weight_ptr,
+    k_weight_ptr,
+    eps,
+    max_position,
     scale_log2,
     window,
     num_rows,
@@ -132,7 +115,11 @@ def _decode_kernel(
     PRECISION: tl.constexpr,
     PREFETCH_BYTES: tl.constexpr,
     DEPENDENT_LAUNCH: tl.constexpr,
+    ROPE: tl.constexpr,
+    NORM: tl.constexpr,
 ):
+    if NORM:
+        prefetch_weights(q_weight_ptr, k_weight_ptr, HEAD_DIM)
     program = tl.program_id(0)
     units = tl.load(header_ptr)
     longer = tl.load(header_ptr + 1)
@@ -141,24 +128,24 @@ def _decode_kernel(
     row = num_rows * 0
     if num_rows > 1:  # a single row's lengths are read at once, not after its number: loads one after the other are the cost
         row = tl.load(first_rows_ptr + program)
-    row_begin, head_units, query_begin, query_len, seq_len, slot = _load_row(
+    row_begin, head_units, query_begin, query_len, seq_len, slot = load_row(
         unit_starts_ptr, query_start_ptr, seq_lens_ptr, row_slots_ptr, row, num_rows, num_slots, num_tokens, max_keys, MAX_QUERY
     )
+    if ROPE > 0 and DEPENDENT_LAUNCH:
+        prefetch_range(angles(cos_sin_ptr, seq_len - 1, max_position, HEAD_DIM), HEAD_DIM * 4)
     unit = program_start(program, units, longer)
     end_unit = tl.minimum(program_start(program + 1, units, longer), total_units)
-    if PREFETCH_BYTES > 0:
+    if PREFETCH_BYTES > 0 and DEPENDENT_LAUNCH:
         index = unit - row_begin * NUM_KV_HEADS
         if (unit < end_unit) & (index < head_units * NUM_KV_HEADS):
             kv_head = index // head_units
             first_tile, tiles = row_tiles(query_len, seq_len, window, TILE, WINDOWED)
             tile = first_tile + tl.minimum(index - kv_head * head_units, tiles - 1)
-            block = tl.load(block_table_ptr + slot.to(tl.int64) * stride_table + (tile * TILE) // BLOCK_SIZE)
-            block = tl.minimum(tl.maximum(block, 0), num_blocks - 1).to(tl.int64)
-            token = (tile * TILE) % BLOCK_SIZE
-            _prefetch_tile(key_ptr + block * stride_key_block + kv_head * stride_key_head + token * HEAD_DIM, PREFETCH_BYTES)
-            _prefetch_tile(
-                value_ptr + block * stride_value_block + kv_head * stride_value_head + token * HEAD_DIM, PREFETCH_BYTES
-            )
+            prefetch_tile(
+                key_ptr + kv_head * stride_key_head, value_ptr + kv_head * stride_value_head,
+                block_table_ptr + slot.to(tl.int64) * stride_table, tile, num_blocks, stride_key_block, stride_value_block,
+                BLOCK_SIZE, TILE, HEAD_DIM, PREFETCH_BYTES,
+            )  # fmt: skip
     if DEPENDENT_LAUNCH:
         # The schedule and the step's lengths and block table are read before the wait, and the first tile is on its way to L2:
         # `decode_schedule`, and what wrote those, must come before the chain's last plain launch.
@@ -181,7 +168,7 @@ def _decode_kernel(
         index = unit - row_begin * NUM_KV_HEADS
         if index >= head_units * NUM_KV_HEADS:
             row += 1
-            row_begin, head_units, query_begin, query_len, seq_len, slot = _load_row(
+            row_begin, head_units, query_begin, query_len, seq_len, slot = load_row(
                 unit_starts_ptr, query_start_ptr, seq_lens_ptr, row_slots_ptr, row, num_rows, num_slots, num_tokens, max_keys,
                 MAX_QUERY,
             )  # fmt: skip
@@ -199,10 +186,29 @@ def _decode_kernel(
                 tile_begin = first_tile + first_index
                 tile_end = tl.minimum(tile_begin + num_units, first_tile + tiles)
 
-            q_offset = (query_begin + token).to(tl.int64) * stride_q_token
-            q_offset += (kv_head * GROUP + offs_m % GROUP) * stride_q_head
-            q_mask = (token < query_len)[:, None] & (offs_d < HEAD_DIM)[None, :]
-            q = compute_type(tl.load(q_ptr + q_offset[:, None] + offs_d[None, :], mask=q_mask, other=0.0), key_ptr)
+            if ROPE > 0:
+                has_last_tile = (tile_end == first_tile + tiles) & (tile_begin < tile_end)
+                a, b, cos, sin, new_slot = load_group(
+                    q_ptr, cos_sin_ptr, slot_mapping_ptr, query_begin, kv_head, seq_len - 1, max_position, has_last_tile,
+                    stride_q_token, NUM_KV_HEADS, GROUP, ROPE, HEAD_DIM,
+                )  # fmt: skip
+                if PREFETCH_BYTES > 0 and not DEPENDENT_LAUNCH:
+                    # The first tile comes while the query is rotated: its copies wait for that.
+                    prefetch_tile(
+                        key_ptr + kv_head * stride_key_head, value_ptr + kv_head * stride_value_head,
+                        block_table_ptr + slot.to(tl.int64) * stride_table, tl.minimum(tile_begin, tile_end - 1), num_blocks,
+                        stride_key_block, stride_value_block, BLOCK_SIZE, TILE, HEAD_DIM, PREFETCH_BYTES,
+                    )  # fmt: skip
+                q = rotate_group(
+                    a, b, cos, sin, new_slot, q_weight_ptr, k_weight_ptr, eps, key_ptr + kv_head * stride_key_head,
+                    value_ptr + kv_head * stride_value_head, num_blocks, stride_key_block, stride_key_token,
+                    stride_value_block, stride_value_token, GROUP, ROPE, ROWS, HEAD_DIM, BLOCK_SIZE, NORM,
+                )  # fmt: skip
+            else:
+                q_offset = (query_begin + token).to(tl.int64) * stride_q_token
+                q_offset += (kv_head * GROUP + offs_m % GROUP) * stride_q_head
+                q_mask = (token < query_len)[:, None] & (offs_d < HEAD_DIM)[None, :]
+                q = compute_type(tl.load(q_ptr + q_offset[:, None] + offs_d[None, :], mask=q_mask, other=0.0), key_ptr)
             positions = tl.minimum(seq_len - query_len + token, seq_len - 1)
             first_key = first_visible_key(seq_len - query_len, window, WINDOWED)
             end_key = seq_len
@@ -213,7 +219,7 @@ def _decode_kernel(
             if index + num_units == head_units * NUM_KV_HEADS:
                 # The next row's lengths arrive while this one's tiles are computed.
                 row += 1
-                row_begin, head_units, query_begin, query_len, seq_len, slot = _load_row(
+                row_begin, head_units, query_begin, query_len, seq_len, slot = load_row(
                     unit_starts_ptr, query_start_ptr, seq_lens_ptr, row_slots_ptr, row, num_rows, num_slots, num_tokens,
                     max_keys, MAX_QUERY,
                 )  # fmt: skip
@@ -249,7 +255,7 @@ def _decode_kernel(
             row_sum = tl.sum(row_sum, 1)
             if num_units == parts:
                 values = acc * (value_scale / tl.where(row_sum == 0.0, 1.0, row_sum))[:, None]
-                _store_rows(
+                store_rows(
                     out_ptr, values, first_token, num_queries, kv_head * GROUP, stride_out_token, stride_out_head,
                     ROWS, GROUP, HEAD_DIM, HEAD_PAD,
                 )  # fmt: skip
@@ -280,7 +286,7 @@ def _decode_kernel(
                         STORED_ROWS, HEAD_DIM, HEAD_PAD, COMBINE_PARTS,
                     )  # fmt: skip
                     values = combined * (value_scale / tl.where(combined_sum == 0.0, 1.0, combined_sum))[:, None]
-                    _store_rows(
+                    store_rows(
                         out_ptr, values, first_token, num_queries, kv_head * GROUP, stride_out_token, stride_out_head,
                         STORED_ROWS, GROUP, HEAD_DIM, HEAD_PAD,
                     )  # fmt: skip
@@ -290,20 +296,11 @@ def _decode_kernel(
         row = tl.load(padded_rows_ptr + program)
         query_begin, query_len, seq_len = row_lengths(query_start_ptr, seq_lens_ptr, row, num_tokens, max_keys, MAX_QUERY)
         for kv_head in range(NUM_KV_HEADS):
-            _store_rows(
+            store_rows(
                 out_ptr, tl.zeros([STORED_ROWS, HEAD_PAD], tl.float32), query_begin, query_len, kv_head * GROUP,
                 stride_out_token, stride_out_head, STORED_ROWS, GROUP, HEAD_DIM, HEAD_PAD,
             )  # fmt: skip
         program += tl.num_programs(0)
-
-
-def _prefetch_bytes(k_cache: torch.Tensor, v_cache: torch.Tensor, workspace: DecodeWorkspace, config: DecodeConfig) -> int:
-    """What of a tile lies together, in keys and in values; 0 if it does not, or if a program's first unit is not a tile."""
-    block_size, head_dim = k_cache.shape[2:]
-    tile_bytes = config.tile * head_dim * k_cache.element_size()
-    dense = k_cache.stride(2) == v_cache.stride(2) == head_dim
-    power_of_two = tile_bytes & (tile_bytes - 1) == 0
-    return tile_bytes if dense and power_of_two and block_size >= config.tile and not workspace.fixed_splits else 0
 
 
 def decode_attention(
@@ -321,13 +318,15 @@ def decode_attention(
     schedule: DecodeSchedule,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
+    rope: Rope | None = None,
     dependent_launch: int = PLAIN,
 ) -> None:
     """Causal attention of the rows that `schedule` was computed for; writes their tokens of `out`.
 
     q, out [T, Hq, D]; k_cache, v_cache [num_blocks, Hkv, block_size, D]; block_table [num_slots, max_blocks] int32, by slot;
     row_slots [R], query_start [R + 1], seq_lens [R] int32. The row's queries are its last positions. A row of seq_len 0 gets
-    zeros. k_scale, v_scale [1] fp32 multiply what the cache holds.
+    zeros. k_scale, v_scale [1] fp32 multiply what the cache holds. With `rope` (see `can_fuse`), q is rotated here and k and v
+    written to the cache, as `rope_kv` would have done before; without k_scale and v_scale.
     """
     num_tokens, num_heads, head_dim = q.shape
     num_blocks, num_kv_heads, block_size, _ = k_cache.shape
@@ -335,10 +334,16 @@ def decode_attention(
     if (num_heads, num_kv_heads, head_dim) != (workspace.num_heads, workspace.num_kv_heads, workspace.head_dim):
         raise ValueError(f"heads {num_heads}/{num_kv_heads} of {head_dim} do not fit the workspace")
     check_layout(q, k_cache, v_cache, block_table, out, scale)
+    if rope is not None:
+        check_rope(rope, q, k_cache, v_cache, workspace)
+        if k_scale is not None or v_scale is not None:
+            raise ValueError("rope does not write scaled caches")
     num_rows = seq_lens.shape[0]
     config, num_programs = workspace.launch(num_rows)
     rows = triton.next_power_of_2(workspace.max_query_len * num_heads // num_kv_heads)
     head_pad = triton.next_power_of_2(head_dim)
+    # Before the wait, where a program's first unit is a tile; with rope in the loop, whatever the unit.
+    prefetches = not workspace.fixed_splits if dependent_launch else rope is not None
     _decode_kernel[(num_programs,)](
         q,
         k_cache,
@@ -358,6 +363,7 @@ def decode_attention(
         workspace.partial_max,
         workspace.partial_sum,
         workspace.arrivals,
+        *rope_arguments(rope),
         scale * LOG2_E,
         schedule.window,
         num_rows,
@@ -373,7 +379,7 @@ def decode_attention(
         NUM_KV_HEADS=num_kv_heads,
         GROUP=num_heads // num_kv_heads,
         MAX_QUERY=workspace.max_query_len,
-        ROWS=max(rows, 16),
+        ROWS=tile_rows(rows),
         STORED_ROWS=rows,
         HEAD_DIM=head_dim,
         HEAD_PAD=head_pad,
@@ -386,8 +392,10 @@ def decode_attention(
         HAS_KEY_SCALE=k_scale is not None,
         HAS_VALUE_SCALE=v_scale is not None,
         PRECISION="ieee",
-        PREFETCH_BYTES=_prefetch_bytes(k_cache, v_cache, workspace, config) if dependent_launch else 0,
+        PREFETCH_BYTES=prefetch_bytes(k_cache, v_cache, config) if prefetches else 0,
         DEPENDENT_LAUNCH=dependent_launch,
+        ROPE=rope_lines(num_heads // num_kv_heads, head_dim) if rope else 0,
+        NORM=rope is not None and rope.q_weight is not None,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         maxnreg=config.max_registers,

@@ -19,6 +19,7 @@ from quire.ipc.plan import H_FEATURES
 from quire.ipc.result_ring import ResultRing
 from quire.kernels import sampler, step_inputs
 from quire.kernels.attention_decode import decode_attention
+from quire.kernels.attention_decode_rope import Rope, can_fuse
 from quire.kernels.attention_decode_schedule import DecodeSchedule, DecodeWorkspace, decode_schedule
 from quire.kernels.attention_prefill import prefill_attention
 from quire.kernels.attention_prefill_schedule import PrefillWorkspace, prefill_schedule
@@ -96,8 +97,12 @@ class CudaDevice(Device):
         k, v, t = cache.k[place.tensor], cache.v[place.tensor], qkv.shape[0]
         mapping = step.slot_mapping[place.group, :t]
         pdl = mode_for(t)
-        rope = (qkv, step.positions[:t], self.ctx.cos_sin, mapping, k, v, c.num_heads, q_norm, k_norm, c.rms_norm_eps)
-        rope_kv(*rope, pdl=pdl)
+        cos_sin, eps = self.ctx.cos_sin, c.rms_norm_eps
+        rope = None
+        if self._has_decode and not self._has_prefill and can_fuse(self._decode, k, cos_sin):
+            rope = Rope(qkv, cos_sin, mapping, q_norm, k_norm, eps)
+        else:
+            rope_kv(qkv, step.positions[:t], cos_sin, mapping, k, v, c.num_heads, q_norm, k_norm, eps, pdl=pdl)
         q = qkv[:, : c.num_heads * c.head_dim].unflatten(1, (c.num_heads, c.head_dim))
         out = torch.empty(t, c.num_heads, c.head_dim, dtype=qkv.dtype, device=qkv.device)
         table, scale = self._tables.block_table[place.group], self.ctx.scale
@@ -109,6 +114,7 @@ class CudaDevice(Device):
                 scale=scale,
                 workspace=self._decode,
                 schedule=schedule,
+                rope=rope,
                 dependent_launch=pdl,
             )
         if self._has_prefill:
