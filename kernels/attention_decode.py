@@ -188,9 +188,9 @@ def _decode_kernel(
 
             if ROPE > 0:
                 has_last_tile = (tile_end == first_tile + tiles) & (tile_begin < tile_end)
-                a, b, cos, sin, new_slot = load_group(
-                    q_ptr, cos_sin_ptr, slot_mapping_ptr, query_begin, kv_head, seq_len - 1, max_position, has_last_tile,
-                    stride_q_token, NUM_KV_HEADS, GROUP, ROPE, HEAD_DIM,
+                a, b, weight_a, weight_b, cos, sin, new_slot = load_group(
+                    q_ptr, cos_sin_ptr, slot_mapping_ptr, q_weight_ptr, k_weight_ptr, query_begin, kv_head, seq_len - 1,
+                    max_position, has_last_tile, stride_q_token, NUM_KV_HEADS, GROUP, ROPE, HEAD_DIM, NORM,
                 )  # fmt: skip
                 if PREFETCH_BYTES > 0 and not DEPENDENT_LAUNCH:
                     # The first tile comes while the query is rotated: its copies wait for that.
@@ -200,7 +200,7 @@ def _decode_kernel(
                         stride_key_block, stride_value_block, BLOCK_SIZE, TILE, HEAD_DIM, PREFETCH_BYTES,
                     )  # fmt: skip
                 q = rotate_group(
-                    a, b, cos, sin, new_slot, q_weight_ptr, k_weight_ptr, eps, key_ptr + kv_head * stride_key_head,
+                    a, b, weight_a, weight_b, cos, sin, new_slot, eps, key_ptr + kv_head * stride_key_head,
                     value_ptr + kv_head * stride_value_head, num_blocks, stride_key_block, stride_key_token,
                     stride_value_block, stride_value_token, GROUP, ROPE, ROWS, HEAD_DIM, BLOCK_SIZE, NORM,
                 )  # fmt: skip

@@ -113,10 +113,11 @@ def angles(cos_sin_ptr, position, max_position, HEAD_DIM: tl.constexpr):
 
 @triton.jit
 def load_group(
-    qkv_ptr, cos_sin_ptr, slot_mapping_ptr, token, kv_head, position, max_position, has_last_tile, stride_token,
-    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, LINES: tl.constexpr, HEAD_DIM: tl.constexpr,
+    qkv_ptr, cos_sin_ptr, slot_mapping_ptr, q_weight_ptr, k_weight_ptr, token, kv_head, position, max_position, has_last_tile,
+    stride_token,
+    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, LINES: tl.constexpr, HEAD_DIM: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """(halves a, b [LINES, D / 2] of the heads of one token and KV head, cos, sin [1, D / 2], slot).
+    """(halves a, b [LINES, D / 2] of the heads of one token and KV head, halves of their norms' weights, cos, sin [1, D / 2], slot).
 
     Lines: GROUP queries, then, if has_last_tile, key and value; zeros elsewhere. Without has_last_tile the slot is -1.
     """
@@ -133,12 +134,17 @@ def load_group(
     cos = tl.load(at)[None, :]
     sin = tl.load(at + HALF)[None, :]
     slot = tl.load(slot_mapping_ptr + token, has_last_tile, other=-1)
-    return a, b, cos, sin, slot
+    weight_a, weight_b = a, b
+    if NORM:
+        at = tl.where(line < GROUP, q_weight_ptr, k_weight_ptr)[:, None] + cols[None, :]
+        weight_a = tl.load(at)
+        weight_b = tl.load(at + HALF)
+    return a, b, weight_a, weight_b, cos, sin, slot
 
 
 @triton.jit
 def rotate_group(
-    raw_a, raw_b, cos, sin, slot, q_weight_ptr, k_weight_ptr, eps, key_ptr, value_ptr, num_blocks,
+    raw_a, raw_b, weight_a, weight_b, cos, sin, slot, eps, key_ptr, value_ptr, num_blocks,
     stride_key_block, stride_key_token, stride_value_block, stride_value_token,
     GROUP: tl.constexpr, LINES: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     NORM: tl.constexpr,
@@ -158,9 +164,8 @@ def rotate_group(
     if NORM:
         squares = tl.sum(_product(a, a), 1) + tl.sum(_product(b, b), 1)
         scale = tl.rsqrt(squares / HEAD_DIM + eps)[:, None]
-        weight = tl.where(line < GROUP, q_weight_ptr, k_weight_ptr)[:, None] + cols
-        normed_a = (a * scale).to(dtype).to(tl.float32) * tl.load(weight).to(tl.float32)
-        normed_b = (b * scale).to(dtype).to(tl.float32) * tl.load(weight + HALF).to(tl.float32)
+        normed_a = (a * scale).to(dtype).to(tl.float32) * weight_a.to(tl.float32)
+        normed_b = (b * scale).to(dtype).to(tl.float32) * weight_b.to(tl.float32)
         normed_a = normed_a.to(dtype).to(tl.float32)
         normed_b = normed_b.to(dtype).to(tl.float32)
     rotates = (line <= GROUP)[:, None]
