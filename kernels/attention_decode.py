@@ -22,8 +22,6 @@ from quire.kernels.attention_decode_rope import (
     angles,
     check_rope,
     load_group,
-    prefetch_weights,
-    rope_arguments,
     rope_lines,
     rotate_group,
     tile_rows,
@@ -75,9 +73,6 @@ def _decode_kernel(
     arrivals_ptr,
     cos_sin_ptr,
     slot_mapping_ptr,
-    q_weight_ptr,
-    k_weight_ptr,
-    eps,
     max_position,
     scale_log2,
     window,
@@ -116,10 +111,7 @@ def _decode_kernel(
     PREFETCH_BYTES: tl.constexpr,
     DEPENDENT_LAUNCH: tl.constexpr,
     ROPE: tl.constexpr,
-    NORM: tl.constexpr,
 ):
-    if NORM:
-        prefetch_weights(q_weight_ptr, k_weight_ptr, HEAD_DIM)
     program = tl.program_id(0)
     units = tl.load(header_ptr)
     longer = tl.load(header_ptr + 1)
@@ -135,7 +127,7 @@ def _decode_kernel(
         prefetch_range(angles(cos_sin_ptr, seq_len - 1, max_position, HEAD_DIM), HEAD_DIM * 4)
     unit = program_start(program, units, longer)
     end_unit = tl.minimum(program_start(program + 1, units, longer), total_units)
-    if PREFETCH_BYTES > 0 and DEPENDENT_LAUNCH:
+    if PREFETCH_BYTES > 0:
         index = unit - row_begin * NUM_KV_HEADS
         if (unit < end_unit) & (index < head_units * NUM_KV_HEADS):
             kv_head = index // head_units
@@ -188,21 +180,14 @@ def _decode_kernel(
 
             if ROPE > 0:
                 has_last_tile = (tile_end == first_tile + tiles) & (tile_begin < tile_end)
-                a, b, weight_a, weight_b, cos, sin, new_slot = load_group(
-                    q_ptr, cos_sin_ptr, slot_mapping_ptr, q_weight_ptr, k_weight_ptr, query_begin, kv_head, seq_len - 1,
-                    max_position, has_last_tile, stride_q_token, NUM_KV_HEADS, GROUP, ROPE, HEAD_DIM, NORM,
+                a, b, cos, sin, new_slot = load_group(
+                    q_ptr, cos_sin_ptr, slot_mapping_ptr, query_begin, kv_head, seq_len - 1, max_position, has_last_tile,
+                    stride_q_token, NUM_KV_HEADS, GROUP, ROPE, HEAD_DIM,
                 )  # fmt: skip
-                if PREFETCH_BYTES > 0 and not DEPENDENT_LAUNCH:
-                    # The first tile comes while the query is rotated: its copies wait for that.
-                    prefetch_tile(
-                        key_ptr + kv_head * stride_key_head, value_ptr + kv_head * stride_value_head,
-                        block_table_ptr + slot.to(tl.int64) * stride_table, tl.minimum(tile_begin, tile_end - 1), num_blocks,
-                        stride_key_block, stride_value_block, BLOCK_SIZE, TILE, HEAD_DIM, PREFETCH_BYTES,
-                    )  # fmt: skip
                 q = rotate_group(
-                    a, b, weight_a, weight_b, cos, sin, new_slot, eps, key_ptr + kv_head * stride_key_head,
-                    value_ptr + kv_head * stride_value_head, num_blocks, stride_key_block, stride_key_token,
-                    stride_value_block, stride_value_token, GROUP, ROPE, ROWS, HEAD_DIM, BLOCK_SIZE, NORM,
+                    a, b, cos, sin, new_slot, key_ptr + kv_head * stride_key_head, value_ptr + kv_head * stride_value_head,
+                    num_blocks, stride_key_block, stride_key_token, stride_value_block, stride_value_token,
+                    GROUP, ROPE, ROWS, HEAD_DIM, BLOCK_SIZE,
                 )  # fmt: skip
             else:
                 q_offset = (query_begin + token).to(tl.int64) * stride_q_token
@@ -342,8 +327,7 @@ def decode_attention(
     config, num_programs = workspace.launch(num_rows)
     rows = triton.next_power_of_2(workspace.max_query_len * num_heads // num_kv_heads)
     head_pad = triton.next_power_of_2(head_dim)
-    # Before the wait, where a program's first unit is a tile; with rope in the loop, whatever the unit.
-    prefetches = not workspace.fixed_splits if dependent_launch else rope is not None
+    prefetches = dependent_launch and not workspace.fixed_splits  # before the wait, where a program's first unit is a tile
     _decode_kernel[(num_programs,)](
         q,
         k_cache,
@@ -363,7 +347,9 @@ def decode_attention(
         workspace.partial_max,
         workspace.partial_sum,
         workspace.arrivals,
-        *rope_arguments(rope),
+        None if rope is None else rope.cos_sin,
+        None if rope is None else rope.slot_mapping,
+        0 if rope is None else rope.cos_sin.shape[0],
         scale * LOG2_E,
         schedule.window,
         num_rows,
@@ -395,7 +381,6 @@ def decode_attention(
         PREFETCH_BYTES=prefetch_bytes(k_cache, v_cache, config) if prefetches else 0,
         DEPENDENT_LAUNCH=dependent_launch,
         ROPE=rope_lines(num_heads // num_kv_heads, head_dim) if rope else 0,
-        NORM=rope is not None and rope.q_weight is not None,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         maxnreg=config.max_registers,

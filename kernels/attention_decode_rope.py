@@ -1,14 +1,13 @@
-"""What `rope_kv` does, done by decode attention itself: one launch a layer less in steps of decode rows only.
+"""What `rope_kv` does for models without QK-norm, done by decode attention itself: one launch a layer less in decode steps.
 
 A program takes the query heads of its (row, KV head) from the raw qkv, as lines of a tile. The new token's key and value are
-two more lines of that tile, for which there is room: the same instructions norm and rotate the key. Only the program that has
-the row's last KV tile loads those two, and writes them; no other program reads them, so after a barrier it finds them in the
-cache like any other key. Attention proper knows nothing of all this, and is bit for bit what it is after `rope_kv`. To fold the
-new key in after the loop instead would save no time: the loop's first copies wait at a barrier for the query anyway.
+two more lines of that tile, for which there is room: the same instructions rotate the key. Only the program that has the row's
+last KV tile loads those two, and writes them; no other program reads them, so after a barrier it finds them in the cache like
+any other key. Attention proper knows nothing of all this, and is bit for bit what it is after `rope_kv`. To fold the new key in
+after the loop instead would save no time: the loop's first copies wait at a barrier for the query anyway.
 
-Query and key are rotated as in `rope_kv`, to the bit: products and sums are rounded one by one. But the norm's squares are
-added up in the order that a thread's share of a head gives. It is that of `rope_kv` in float32, and in 16 bits where both
-have 4 elements a thread, that is for up to 256 tokens and groups that fit in 1024 / D lines.
+Query and key are rotated as in `rope_kv`, to the bit: products and sums are rounded one by one. With QK-norm before the
+rotation a call would take longer than `rope_kv` and attention do (benchmarks/LOG.md).
 """
 
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from quire.kernels.attention_decode_rows import COMPILED, prefetch_range
+from quire.kernels.attention_decode_rows import COMPILED
 from quire.kernels.attention_decode_schedule import DecodeWorkspace
 
 
@@ -28,9 +27,6 @@ class Rope:
     qkv: torch.Tensor  # [T, (Hq + 2 * Hkv) * D], not rotated; stays as it is
     cos_sin: torch.Tensor  # float32 [max_position, D]
     slot_mapping: torch.Tensor  # int64 [T]; must be where the block table has the row's last key; negative: not written
-    q_weight: torch.Tensor | None  # [D], with k_weight: QK-norm
-    k_weight: torch.Tensor | None
-    eps: float
 
 
 def tile_rows(group: int) -> int:
@@ -70,16 +66,6 @@ def check_rope(rope: Rope, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torc
         raise ValueError(f"rope: slot_mapping must be int64 [{tokens}], dense")
     if rope.cos_sin.dtype != torch.float32 or not rope.cos_sin.is_contiguous():
         raise ValueError("rope: cos_sin must be float32 and contiguous")
-    weights = rope.q_weight, rope.k_weight
-    if (weights[0] is None) != (weights[1] is None) or any(w is not None and w.shape != (head_dim,) for w in weights):
-        raise ValueError("rope: q_weight and k_weight [D] go together")
-
-
-def rope_arguments(rope: Rope | None) -> tuple[torch.Tensor | float | None, ...]:
-    """What the kernel takes: cos_sin, slot_mapping, q_weight, k_weight, eps, max_position."""
-    if rope is None:
-        return None, None, None, None, 0.0, 0
-    return rope.cos_sin, rope.slot_mapping, rope.q_weight, rope.k_weight, rope.eps, rope.cos_sin.shape[0]
 
 
 @triton.jit
@@ -98,14 +84,6 @@ def _only(a, b):
 
 
 @triton.jit
-def prefetch_weights(q_weight_ptr, k_weight_ptr, HEAD_DIM: tl.constexpr):
-    """Ask the norm's weights into L2: since the step before, the model's have pushed them out."""
-    BYTES: tl.constexpr = HEAD_DIM * q_weight_ptr.dtype.element_ty.primitive_bitwidth // 8
-    prefetch_range(q_weight_ptr, BYTES)
-    prefetch_range(k_weight_ptr, BYTES)
-
-
-@triton.jit
 def angles(cos_sin_ptr, position, max_position, HEAD_DIM: tl.constexpr):
     """Where a position's cos and sin are, HEAD_DIM numbers."""
     return cos_sin_ptr + tl.maximum(tl.minimum(position, max_position - 1), 0).to(tl.int64) * HEAD_DIM
@@ -113,11 +91,10 @@ def angles(cos_sin_ptr, position, max_position, HEAD_DIM: tl.constexpr):
 
 @triton.jit
 def load_group(
-    qkv_ptr, cos_sin_ptr, slot_mapping_ptr, q_weight_ptr, k_weight_ptr, token, kv_head, position, max_position, has_last_tile,
-    stride_token,
-    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, LINES: tl.constexpr, HEAD_DIM: tl.constexpr, NORM: tl.constexpr,
+    qkv_ptr, cos_sin_ptr, slot_mapping_ptr, token, kv_head, position, max_position, has_last_tile, stride_token,
+    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, LINES: tl.constexpr, HEAD_DIM: tl.constexpr,
 ):  # fmt: skip
-    """(halves a, b [LINES, D / 2] of the heads of one token and KV head, halves of their norms' weights, cos, sin [1, D / 2], slot).
+    """(halves a, b [LINES, D / 2] of the heads of one token and KV head, cos, sin [1, D / 2], slot).
 
     Lines: GROUP queries, then, if has_last_tile, key and value; zeros elsewhere. Without has_last_tile the slot is -1.
     """
@@ -134,22 +111,16 @@ def load_group(
     cos = tl.load(at)[None, :]
     sin = tl.load(at + HALF)[None, :]
     slot = tl.load(slot_mapping_ptr + token, has_last_tile, other=-1)
-    weight_a, weight_b = a, b
-    if NORM:
-        at = tl.where(line < GROUP, q_weight_ptr, k_weight_ptr)[:, None] + cols[None, :]
-        weight_a = tl.load(at)
-        weight_b = tl.load(at + HALF)
-    return a, b, weight_a, weight_b, cos, sin, slot
+    return a, b, cos, sin, slot
 
 
 @triton.jit
 def rotate_group(
-    raw_a, raw_b, weight_a, weight_b, cos, sin, slot, eps, key_ptr, value_ptr, num_blocks,
+    raw_a, raw_b, cos, sin, slot, key_ptr, value_ptr, num_blocks,
     stride_key_block, stride_key_token, stride_value_block, stride_value_token,
     GROUP: tl.constexpr, LINES: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    NORM: tl.constexpr,
 ):  # fmt: skip
-    """The queries, normed and rotated, as a tile [ROWS, D]; the key and the value are then in the cache, if slot is in it.
+    """The queries, rotated, as a tile [ROWS, D]; the key and the value are then in the cache, if slot is in it.
 
     raw_a, raw_b, cos, sin, slot: from load_group; key_ptr, value_ptr: the head's part of block 0. Rows from GROUP on are for
     nobody, but finite where qkv is.
@@ -160,17 +131,9 @@ def rotate_group(
     dtype: tl.constexpr = raw_a.dtype
     a = raw_a.to(tl.float32)
     b = raw_b.to(tl.float32)
-    normed_a, normed_b = a, b
-    if NORM:
-        squares = tl.sum(_product(a, a), 1) + tl.sum(_product(b, b), 1)
-        scale = tl.rsqrt(squares / HEAD_DIM + eps)[:, None]
-        normed_a = (a * scale).to(dtype).to(tl.float32) * weight_a.to(tl.float32)
-        normed_b = (b * scale).to(dtype).to(tl.float32) * weight_b.to(tl.float32)
-        normed_a = normed_a.to(dtype).to(tl.float32)
-        normed_b = normed_b.to(dtype).to(tl.float32)
     rotates = (line <= GROUP)[:, None]
-    a = tl.where(rotates, (_product(normed_a, cos) - _product(normed_b, sin)).to(dtype), raw_a)
-    b = tl.where(rotates, (_product(normed_b, cos) + _product(normed_a, sin)).to(dtype), raw_b)
+    rotated_a = tl.where(rotates, (_product(a, cos) - _product(b, sin)).to(dtype), raw_a)
+    rotated_b = tl.where(rotates, (_product(b, cos) + _product(a, sin)).to(dtype), raw_b)
 
     write = (slot >= 0) & (slot < num_blocks.to(tl.int64) * BLOCK_SIZE)
     slot = tl.where(write, slot, 0)
@@ -179,15 +142,15 @@ def rotate_group(
     value_ptr += block * stride_value_block + offset * stride_value_token
     place = tl.where(line == GROUP, key_ptr, value_ptr)[:, None] + cols
     mask = ((line >= GROUP) & (line < GROUP + 2))[:, None] & write
-    tl.store(place, a.to(key_ptr.dtype.element_ty), mask)
-    tl.store(place + HALF, b.to(key_ptr.dtype.element_ty), mask)
+    tl.store(place, rotated_a.to(key_ptr.dtype.element_ty), mask)
+    tl.store(place + HALF, rotated_b.to(key_ptr.dtype.element_ty), mask)
     tl.debug_barrier()  # attention reads them with other threads
     # The halves side by side, and rows of zeros below.
     if LINES < ROWS:
-        zeros = tl.zeros_like(a)
-        tile = tl.permute(tl.join(tl.join(a, zeros), tl.join(b, zeros)), (2, 0, 3, 1))
+        zeros = tl.zeros_like(rotated_a)
+        tile = tl.permute(tl.join(tl.join(rotated_a, zeros), tl.join(rotated_b, zeros)), (2, 0, 3, 1))
     else:
-        tile = tl.permute(tl.join(a, b), (0, 2, 1))
+        tile = tl.permute(tl.join(rotated_a, rotated_b), (0, 2, 1))
     # A reduction of nothing: where Triton finds a join behind an operand of a product, without a reduction in between, it reads
     # the other operand, the keys, in pieces half as wide. That would be 100 instructions more a tile.
     return tl.reduce(tl.reshape(tile, (1, ROWS, HEAD_DIM)), 0, _only)

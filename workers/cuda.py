@@ -97,11 +97,11 @@ class CudaDevice(Device):
         k, v, t = cache.k[place.tensor], cache.v[place.tensor], qkv.shape[0]
         mapping = step.slot_mapping[place.group, :t]
         pdl = mode_for(t)
-        cos_sin, eps = self.ctx.cos_sin, c.rms_norm_eps
-        rope = None
-        if self._has_decode and not self._has_prefill and can_fuse(self._decode, k, cos_sin):
-            rope = Rope(qkv, cos_sin, mapping, q_norm, k_norm, eps)
+        cos_sin, rope = self.ctx.cos_sin, None
+        if not self._has_prefill and t > 1 and q_norm is None and can_fuse(self._decode, k, cos_sin):
+            rope = Rope(qkv, cos_sin, mapping)
         else:
+            eps = c.rms_norm_eps
             rope_kv(qkv, step.positions[:t], cos_sin, mapping, k, v, c.num_heads, q_norm, k_norm, eps, pdl=pdl)
         q = qkv[:, : c.num_heads * c.head_dim].unflatten(1, (c.num_heads, c.head_dim))
         out = torch.empty(t, c.num_heads, c.head_dim, dtype=qkv.dtype, device=qkv.device)

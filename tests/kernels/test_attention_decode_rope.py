@@ -12,20 +12,17 @@ from kernels.test_attention import GPU_DECODE_ROWS, GPU_DTYPES, Case, assert_mat
 from quire.kernels import rope_kv_torch
 from quire.kernels.attention_reference import attention_reference
 
-EPS = 1e-6
 Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # out, k_cache, v_cache
 
 
 class Step:
     """Rows of one query, whose last keys and values are still in qkv, not rotated. Every run is on copies."""
 
-    def __init__(self, lengths: list[int], norm: bool, table_positions: int = 0, **shape):
+    def __init__(self, lengths: list[int], table_positions: int = 0, **shape):
         case = self.case = Case([(keys, 1) for keys in lengths], **shape)
         gen = torch.Generator().manual_seed(len(lengths))
         width = (case.num_heads + 2 * case.num_kv_heads) * case.head_dim
         self.qkv = torch.randn(len(lengths), width + 8, generator=gen).to(case.device, case.dtype)[:, :width]
-        weights = torch.randn(2, case.head_dim, generator=gen).to(case.device, case.dtype)
-        self.weights = (weights[0], weights[1]) if norm else (None, None)
         angles = torch.randn(table_positions or max(lengths), case.head_dim // 2, generator=gen)
         self.cos_sin = torch.cat([angles.cos(), angles.sin()], 1).to(case.device)
         self.positions = (case.seq_lens - 1).clamp(0, len(angles) - 1)
@@ -42,7 +39,7 @@ class Step:
         return qkv, q, case.k_cache.clone(), case.v_cache.clone(), torch.full_like(case.out, float("nan"))
 
     def _rope_kv(self, module: ModuleType, qkv: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        module.rope_kv(qkv, self.positions, self.cos_sin, self.slots, k, v, self.case.num_heads, *self.weights, EPS)
+        module.rope_kv(qkv, self.positions, self.cos_sin, self.slots, k, v, self.case.num_heads)
 
     def expected(self) -> Result:
         qkv, q, k, v, out = self._copy()
@@ -68,7 +65,7 @@ class Step:
         decode_schedule(workspace, schedule, c.query_start, c.seq_lens, q.shape[0], c.max_blocks * c.block_size)
         if not fused:
             self._rope_kv(rope_kv, qkv, k, v)
-        rope = Rope(qkv, self.cos_sin, self.slots, *self.weights, EPS) if fused else None
+        rope = Rope(qkv, self.cos_sin, self.slots) if fused else None
         for _layer in range(layers):
             decode_attention(
                 *(q, k, v, c.block_table, c.row_slots, c.query_start, c.seq_lens, out),
@@ -106,10 +103,9 @@ def tiles_of(tile: int):
 
 
 @pytest.mark.interpret
-@pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("heads", [(2, 2, 16), (4, 2, 32), (3, 1, 16), (4, 1, 64), (7, 1, 16), (14, 1, 16)])
-def test_interpreted_equals_rope_kv_then_attention(heads, norm):
-    step = Step(LENGTHS, norm, num_heads=heads[0], num_kv_heads=heads[1], head_dim=heads[2])
+def test_interpreted_equals_rope_kv_then_attention(heads):
+    step = Step(LENGTHS, num_heads=heads[0], num_kv_heads=heads[1], head_dim=heads[2])
     options = {"config": tiles_of(16), "num_programs": 4, "split_tokens": 0}
     got = step.run(fused=True, layers=2, **options)
     assert_same(got, step.run(fused=False, **options))
@@ -121,7 +117,7 @@ def test_interpreted_equals_rope_kv_then_attention(heads, norm):
 @pytest.mark.parametrize("num_programs", [1, 5, 40])
 @pytest.mark.parametrize("block_size,tile", [(16, 32), (32, 16)])
 def test_interpreted_cut_anywhere(block_size, tile, num_programs, window):
-    step = Step([100, 0, 3, 65, 1], True, window=window, block_size=block_size)
+    step = Step([100, 0, 3, 65, 1], window=window, block_size=block_size)
     got = step.run(fused=True, config=tiles_of(tile), num_programs=num_programs, split_tokens=0)
     assert_close(got, step.expected(), torch.float32)
 
@@ -129,14 +125,14 @@ def test_interpreted_cut_anywhere(block_size, tile, num_programs, window):
 @pytest.mark.interpret
 @pytest.mark.parametrize("window", [0, 20])
 def test_interpreted_fixed_splits(window):
-    step = Step([100, 0, 3, 64, 1, 33], False, window=window)
+    step = Step([100, 0, 3, 64, 1, 33], window=window)
     got = step.run(fused=True, config=tiles_of(16), num_programs=5, split_tokens=16, fixed_splits=3)
     assert_close(got, step.expected(), torch.float32)
 
 
 @pytest.mark.interpret
 def test_interpreted_half_precision_and_positions_beyond_the_table():
-    step = Step(LENGTHS, True, table_positions=30, dtype=torch.float16)
+    step = Step(LENGTHS, table_positions=30, dtype=torch.float16)
     got = step.run(fused=True, config=tiles_of(16), num_programs=3)
     assert_close(got, step.expected(), torch.float16)
 
@@ -144,7 +140,7 @@ def test_interpreted_half_precision_and_positions_beyond_the_table():
 @pytest.mark.interpret
 def test_interpreted_writes_nothing_where_no_slot_is():
     """Attention then sees what the cache holds there, as it does after `rope_kv`."""
-    step = Step([5, 20, 33], False)
+    step = Step([5, 20, 33])
     for cache in (step.case.k_cache, step.case.v_cache):
         cache[cache.isnan()] = 0.5
     step.slots[0], step.slots[2] = -1, len(step.case.k_cache) * step.case.block_size
@@ -170,7 +166,7 @@ def test_what_does_not_fit_is_refused():
     assert not (fits(num_heads=15) or fits(num_heads=16) or fits(num_heads=32))
 
     def refused(match, **changes):
-        step = Step([3, 4], True)
+        step = Step([3, 4])
         step.__dict__.update(changes)
         with pytest.raises(ValueError, match=match):
             step.run(fused=True, config=tiles_of(16), num_programs=1)
@@ -179,36 +175,33 @@ def test_what_does_not_fit_is_refused():
     refused("slot_mapping", slots=torch.zeros(2, dtype=torch.int32))
     refused("can_fuse", cos_sin=torch.zeros(4, 8))
     refused("float32", cos_sin=torch.zeros(4, 16, dtype=torch.float64))
-    refused("together", weights=(torch.ones(16), None))
 
 
 GPU_HEADS = [(32, 8, 128), (16, 8, 128), (14, 2, 64)]
 ROWS = {name: [keys for keys, _queries in rows] for name, rows in GPU_DECODE_ROWS.items() if name != "queries"}
 
 
-def gpu_step(lengths, heads, norm, dtype, window=0) -> Step:
+def gpu_step(lengths, heads, dtype, window=0) -> Step:
     shape = {"num_heads": heads[0], "num_kv_heads": heads[1], "head_dim": heads[2], "window": window}
-    return Step(lengths, norm, block_size=64, dtype=dtype, device="cuda", **shape)
+    return Step(lengths, block_size=64, dtype=dtype, device="cuda", **shape)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("heads", GPU_HEADS)
-@pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("dtype", GPU_DTYPES)
 @pytest.mark.parametrize("lengths", ROWS.values(), ids=ROWS)
-def test_gpu_equals_rope_kv_then_attention(lengths, dtype, norm, heads):
-    step = gpu_step(lengths, heads, norm, dtype)
+def test_gpu_equals_rope_kv_then_attention(lengths, dtype, heads):
+    step = gpu_step(lengths, heads, dtype)
     got = step.run(fused=True, layers=2)
     assert_close(got, step.expected(), dtype)
-    if dtype == torch.float32 or not norm:  # else the norm's sum may differ in its last bit
-        assert_same(got, step.run(fused=False))
+    assert_same(got, step.run(fused=False))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("window", [1, 100, 1024])
 @pytest.mark.parametrize("dtype", GPU_DTYPES)
 def test_gpu_windows(dtype, window):
-    step = gpu_step(ROWS["few_rows"] + ROWS["lengths"], (16, 8, 128), True, dtype, window)
+    step = gpu_step(ROWS["few_rows"] + ROWS["lengths"], (16, 8, 128), dtype, window)
     assert_close(step.run(fused=True), step.expected(), dtype)
 
 
@@ -218,7 +211,7 @@ def test_gpu_windows(dtype, window):
 @pytest.mark.parametrize("rows", [1, 3, 16, 60, 300])
 def test_gpu_dependent_launch_changes_nothing(rows, heads, mode):
     lengths = ([9000, 33, 700, 1] * 75)[:rows]
-    step = gpu_step(lengths, heads, heads[0] == 16, torch.bfloat16)
+    step = gpu_step(lengths, heads, torch.bfloat16)
     assert_same(step.run(fused=True, layers=20, mode=mode), step.run(fused=True))
 
 
@@ -226,5 +219,5 @@ def test_gpu_dependent_launch_changes_nothing(rows, heads, mode):
 @pytest.mark.parametrize("dtype", GPU_DTYPES)
 @pytest.mark.parametrize("rows", [2, 17, 64, 128, 256])
 def test_gpu_any_number_of_rows(rows, dtype):
-    step = gpu_step([1 + (977 * i + 131 * rows) % 1500 for i in range(rows)], (16, 8, 128), True, dtype)
+    step = gpu_step([1 + (977 * i + 131 * rows) % 1500 for i in range(rows)], (16, 8, 128), dtype)
     assert_close(step.run(fused=True), step.expected(), dtype)
