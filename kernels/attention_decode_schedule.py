@@ -178,6 +178,10 @@ class DecodeConfig:
     programs_per_sm: int
     whole_tiles: int = 3
 
+    def ring_bytes(self, line_bytes: int) -> int:
+        """Shared memory of a program, about, if a key and its value take line_bytes."""
+        return (self.num_stages - 1) * self.tile * line_bytes + 8192
+
     @property
     def max_registers(self) -> int:
         """What a thread may have for `programs_per_sm` programs to fit; the compiler alone takes 250, for the rare combine."""
@@ -268,6 +272,10 @@ class DecodeWorkspace:
         if split_tokens is None:
             split_tokens = 1024 if dtype == torch.float32 else 0
         choices = (config,) if config else choose_decode_configs(dtype, cache_dtype or dtype, head_dim, query_rows)
+        if device.type == "cuda" and config is None:
+            line = 2 * triton.next_power_of_2(head_dim) * (cache_dtype or dtype).itemsize
+            limit = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 1 << 30)
+            choices = tuple(c for c in choices if c.ring_bytes(line) <= limit) or choices[-1:]
         if split_tokens:  # a row's result must not depend on how many there are
             choices = choices[-1:]
         if num_programs is None:

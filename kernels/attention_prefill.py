@@ -230,7 +230,7 @@ def prefill_attention(
     if (num_heads, num_kv_heads, head_dim) != (workspace.num_heads, workspace.num_kv_heads, workspace.head_dim):
         raise ValueError(f"heads {num_heads}/{num_kv_heads} of {head_dim} do not fit the workspace")
     check_layout(q, k_cache, v_cache, block_table, out, scale)
-    if workspace.hopper and window == 0:
+    if workspace.hopper and window == 0 and k_scale is None and v_scale is None:
         from quire.kernels import attention_prefill_hopper as hopper
 
         if hopper.can_copy(q, k_cache, v_cache):

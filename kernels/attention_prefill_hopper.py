@@ -13,15 +13,9 @@ import torch
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
 
+from quire.kernels import hopper, tma
 from quire.kernels.attention_prefill_schedule import HOPPER_ROWS, PrefillWorkspace
 from quire.kernels.attention_tile import LOG2_E
 
@@ -30,6 +24,8 @@ STAGES = 2  # tiles of keys and of values in shared memory
 TAKE_TURNS = True  # at the tensor cores
 LOADER_REGISTERS = 24  # a thread; the two warpgroups have what it leaves
 FIELDS = gl.constexpr(8)  # what the loader tells of a unit
+
+_copy = tma.copy
 
 
 @gluon.jit
@@ -56,7 +52,7 @@ def _load_tile(
         block = gl.load(block_row_ptr + key // BLOCK_SIZE)
         block = gl.minimum(gl.maximum(block, 0), num_blocks - 1)
         line = (block * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + key % BLOCK_SIZE
-        tma.async_copy_global_to_shared(desc, [line, 0], ready, buffer.slice(i * BOX, BOX))
+        _copy(desc, [line, 0], ready, buffer.slice(i * BOX, BOX))
 
 
 @gluon.jit
@@ -108,7 +104,7 @@ def _loader(
             _tell(records, half, 7, whole_unit)
             mbarrier.expect(q_ready.index(half), GROUP * TOKENS * HEAD_DIM * q_desc.dtype.primitive_bitwidth // 8)
             for head in gl.static_range(GROUP):
-                tma.async_copy_global_to_shared(
+                _copy(
                     q_desc, [begin + first_token, (kv_head * GROUP + head) * HEAD_DIM], q_ready.index(half),
                     q_buffer.index(half).slice(head * TOKENS, TOKENS),
                 )  # fmt: skip
@@ -226,9 +222,9 @@ def _leave_part(
     gl.store(out_ptr + offsets, acc)
     gl.store(max_ptr + lines, row_max)
     gl.store(sum_ptr + lines, row_sum)
-    gl.thread_barrier()
+    tl.debug_barrier()
     arrived = gl.atomic_add(arrival_ptr, 1, sem="acq_rel", scope="gpu")
-    gl.thread_barrier()
+    tl.debug_barrier()
     return arrived
 
 
@@ -418,11 +414,11 @@ def _kernel(
 
 
 def can_copy(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> bool:
-    """Whether the copy engine can read these: 16-byte strides, a token's heads side by side, whole caches of q's type."""
-    if k_cache.dtype != q.dtype or k_cache.shape[2] < 8:
+    """Whether TMA can read these: a token's heads side by side, whole caches of q's type, lines aligned to 16 bytes."""
+    if not q.dtype == k_cache.dtype == v_cache.dtype or k_cache.shape[2] < 8 or q.stride(1) != q.shape[2]:
         return False
-    aligned = q.stride(1) == q.shape[2] and q.stride(0) % 8 == 0 and q.data_ptr() % 16 == 0
-    return aligned and k_cache.is_contiguous() and v_cache.is_contiguous()
+    whole = k_cache.is_contiguous() and v_cache.is_contiguous()
+    return whole and all(hopper.can_copy(t) for t in (q, k_cache, v_cache))
 
 
 def launch(
@@ -444,16 +440,12 @@ def launch(
     num_slots, max_blocks = block_table.shape
     tokens = HOPPER_ROWS // (num_heads // num_kv_heads)
 
-    def lines(tensor: torch.Tensor, count: int, width: int, stride: int, box_lines: int) -> TensorDescriptor:
-        layout = gl.NVMMASharedLayout(min(128, 2 * head_dim), 16)
-        return TensorDescriptor(tensor, [count, width], [stride, 1], [box_lines, head_dim], layout)
-
     keys, values = (
-        lines(cache, num_blocks * num_kv_heads * block_size, head_dim, head_dim, min(block_size, TILE))
+        tma.lines(cache, num_blocks * num_kv_heads * block_size, head_dim, head_dim, (min(block_size, TILE), head_dim))
         for cache in (k_cache, v_cache)
     )
     _kernel[(workspace.num_programs // workspace.config.programs_per_sm,)](
-        lines(q, num_tokens, num_heads * head_dim, q.stride(0), tokens),
+        tma.lines(q, num_tokens, num_heads * head_dim, q.stride(0), (tokens, head_dim)),
         keys,
         values,
         out,

@@ -4,17 +4,14 @@ A query tile is 64-128 rows (tokens x the heads of a group); the last tile of a 
 Where query tiles are few and keys are many (a short prompt behind a long cached one), the schedule also splits the keys.
 """
 
-import functools
-import logging
 from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 
+from quire.kernels import hopper
 from quire.kernels.attention_tile import row_lengths
-
-log = logging.getLogger("quire.kernels")
 
 MIN_SPLIT_TILES = tl.constexpr(8)  # KV tiles: what a program must save for the sum of the parts to pay
 HOPPER_ROWS = 128  # of a query tile: two warpgroups of 64 rows, what one wgmma takes
@@ -184,20 +181,8 @@ class PrefillWorkspace:
 
 
 def _hopper_takes(device: torch.device, dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int, group: int) -> bool:
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0) or cache_dtype != dtype:
-        return False
-    return dtype.itemsize == 2 and head_dim in (64, 128) and group in (1, 2, 4, 8, 16) and _has_gluon()
-
-
-@functools.cache
-def _has_gluon() -> bool:
-    """Gluon is an experimental part of Triton: a later one may not have what we use."""
-    try:
-        import quire.kernels.attention_prefill_hopper  # noqa: F401
-    except ImportError:
-        log.warning("this Triton has no Gluon for Hopper: prompts take the portable attention kernel")
-        return False
-    return True
+    shape_fits = head_dim in (64, 128) and group in (1, 2, 4, 8, 16)
+    return dtype.itemsize == 2 and cache_dtype == dtype and shape_fits and hopper.available(device)
 
 
 def prefill_schedule(

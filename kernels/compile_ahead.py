@@ -1,5 +1,6 @@
 """Compile Triton kernels side by side before they are needed: one after the other they take most of a first start."""
 
+import logging
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +10,8 @@ from typing import Any
 import torch
 import triton
 from triton.runtime.jit import JITFunction
+
+log = logging.getLogger("quire.kernels")
 
 MAX_THREADS = 16
 
@@ -26,8 +29,7 @@ def compile_only() -> Iterator[None]:
         kernel = run(self, *args, warmup=True, **kwargs)
         if hasattr(kernel, "future"):
             kernels.append(kernel)
-            if kernel.future.done():
-                kernel.result(ignore_errors=True)  # from now on Triton finds it at once
+            _take_result(kernel)
         return kernel
 
     threads = min(MAX_THREADS, os.cpu_count() or 1)
@@ -38,6 +40,21 @@ def compile_only() -> Iterator[None]:
                 yield
             finally:
                 JITFunction.run = run
-        # What launches a kernel is compiled as well, in C, when it is first asked for.
         found = {id(kernel): kernel for future in kernels if (kernel := future.result(ignore_errors=True)) is not None}
-        list(pool.map(lambda kernel: kernel.run, found.values()))
+        list(pool.map(_make_launcher, found.values()))
+
+
+def _take_result(kernel: Any) -> None:
+    """From now on Triton finds the kernel at once, if it is compiled."""
+    future = kernel.future  # None once Triton 3.9 has taken its result
+    if future is not None and future.done() and future.exception() is None:
+        kernel.result()
+
+
+def _make_launcher(kernel: Any) -> None:
+    """What launches a kernel is compiled as well, in C, when it is first asked for."""
+    try:
+        kernel.run  # noqa: B018
+    except Exception:
+        # Whatever is wrong with it is said again, to whom it concerns, when it is launched.
+        log.debug("a kernel's launcher cannot be made", exc_info=True)

@@ -12,18 +12,36 @@ What a kernel reads before `wait_for_previous` must be constant (weights), or wr
 programs of every kernel must wait, for a kernel is complete only after what it waited for; nothing may be stored before.
 """
 
+import functools
+
+import torch
 import triton
 import triton.language as tl
 
+from quire.kernels import hopper
+
 PLAIN, LATE, EARLY = 0, 1, 2
-MAX_ROWS = 16  # beyond it there are cuBLAS kernels in the chain, which are launched plainly, and little is left to gain
+MAX_ROWS = 16  # beyond it, without `linear_hopper`, cuBLAS kernels are in the chain, launched plainly, and little can be gained
+
+
+@functools.cache
+def supported() -> bool:
+    """Whether the GPU knows dependent launches: from Hopper on."""
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
+
+
+@functools.cache
+def _max_rows() -> int:
+    if not supported():
+        return 0
+    return hopper.MAX_ROWS if hopper.available(torch.device("cuda", torch.cuda.current_device())) else MAX_ROWS
 
 
 def mode_for(rows: int) -> int:
     """The mode of the kernels in a step of so many rows."""
-    if rows == 1:
-        return EARLY
-    return LATE if rows <= MAX_ROWS else PLAIN
+    if rows > _max_rows():
+        return PLAIN
+    return EARLY if rows == 1 else LATE
 
 
 @triton.jit

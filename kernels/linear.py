@@ -1,4 +1,4 @@
-"""Skinny linear layers for 1 to 16 rows, where reading W is nearly all the work.
+"""Skinny linear layers, where reading W is nearly all the work: our portable kernels, for 1 to 16 rows, and the choice.
 
     skinny_linear   y = x @ W^T + bias               x [M, K], W [N, K], bias [N] or none, y [M, N]
     skinny_gated    y = cast(silu(g)) * u            g | u = cast(x @ W^T + bias), W [2 I, K], y [M, I]
@@ -11,6 +11,7 @@ shape alone, not on what other rows hold; but it differs between numbers of rows
 as they do with cuBLAS. `choose` says which kernel a shape gets.
 
 pdl is a mode of `dependent_launch`: the vector kernel's first weights are on their way before it waits for x.
+On a Hopper, 2 to 64 rows go to `linear_hopper` instead, but for what the vector kernel is best at.
 References: torch.nn.functional.linear, `activation_torch`.
 """
 
@@ -20,6 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
+from quire.kernels import hopper
 from quire.kernels.activation import gated, silu_mul
 from quire.kernels.blas import blas_linear
 from quire.kernels.dependent_launch import PLAIN, launch_options, prefetch, wait_for_previous
@@ -222,6 +224,11 @@ def _choose_for(x: torch.Tensor, weight: torch.Tensor, is_gated: bool) -> Config
     return choose(x.shape[0], n // 2 if is_gated else n, k, is_gated)
 
 
+def streams(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether `linear_hopper` gets these: where it can compute them, but for few columns of 2 to 4 rows."""
+    return hopper.takes_linear(x, weight) and not (x.shape[0] <= MAX_VECTOR_ROWS and weight.shape[0] <= 1024)
+
+
 def skinny_linear(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -230,7 +237,11 @@ def skinny_linear(
     *,
     pdl: int = PLAIN,
 ) -> torch.Tensor:
-    """x @ weight^T + bias: by our kernel for few rows of a 16-bit dtype, by cuBLAS otherwise."""
+    """x @ weight^T + bias: by our kernels for few rows of a 16-bit dtype, by cuBLAS otherwise."""
+    if streams(x, weight):
+        from quire.kernels import linear_hopper
+
+        return linear_hopper.linear(x, weight, bias, out, is_gated=False, pdl=pdl)
     config = _choose_for(x, weight, False)
     if config is None:
         return blas_linear(x, weight, bias, out)
@@ -241,6 +252,10 @@ def skinny_linear(
 
 def skinny_gated(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, pdl: int = PLAIN) -> torch.Tensor:
     """silu(gate) * up of gate | up = x @ weight^T + bias: in one kernel for few rows, by cuBLAS and `silu_mul` otherwise."""
+    if streams(x, weight):
+        from quire.kernels import linear_hopper
+
+        return linear_hopper.linear(x, weight, bias, None, is_gated=True, pdl=pdl)
     config = _choose_for(x, weight, True)
     if config is None:
         return silu_mul(blas_linear(x, weight, bias), pdl=pdl)

@@ -4,8 +4,8 @@
 
 Products with few output columns (o_proj, down_proj) have too few tiles to fill the GPU unless K is split, and a kernel that
 sums the parts, as cuBLAS has, takes a third of a small product's time. K_s are equal stretches; which program computes what
-depends on the shape alone. 17 to 64 rows of small weights go to a kernel of our own, more rows to a batched product of
-cuBLAS. Moves W once. `norm.add_rms_norm` takes the parts as its x.
+depends on the shape alone. 17 to 64 rows of small weights go to a kernel of our own (on a Hopper to `linear_hopper`, 2 to 64
+rows of any weight), more rows to a batched product of cuBLAS. Moves W once. `norm.add_rms_norm` takes the parts as its x.
 """
 
 from typing import NamedTuple
@@ -15,11 +15,13 @@ import triton
 import triton.language as tl
 
 from quire.kernels import blas, linear
+from quire.kernels.dependent_launch import PLAIN, mode_for
 
 MIN_ROWS = linear.MAX_ROWS + 1
 MAX_ROWS = 64  # of our own kernel
 SMALL_COLUMNS, MAX_COLUMNS = 2048, 4096
 SMALL_WEIGHT = 1 << 23  # elements
+MIN_K = 256  # whose multiples are divided into stretches of a batch
 
 
 class Config(NamedTuple):
@@ -69,16 +71,26 @@ def row_block(rows: int) -> int:
 
 def batched_splits(rows: int, n: int, k: int) -> int:
     """Stretches of K to compute as a batch, 0 where one product is as fast; measured on an H200 at 1024 and 4096 columns."""
-    if n > MAX_COLUMNS or k % 256:
+    if n > MAX_COLUMNS or k % MIN_K:
         return 0
     if n <= SMALL_COLUMNS and n * k <= SMALL_WEIGHT:
         return 4 if MAX_ROWS < rows <= 160 else 2 if 160 < rows <= 400 else 0
     return 2 if 112 < rows <= 304 else 0
 
 
+def kernel_variant(rows: int) -> tuple[int, int, int]:
+    """Steps of numbers of rows with equal variants run the same kernels for a product in parts and its norm."""
+    small, large = (batched_splits(rows, columns, MIN_K) for columns in (SMALL_COLUMNS, MAX_COLUMNS))
+    return row_block(min(rows, MAX_ROWS + 1)), small, large
+
+
 def pays(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether parts for the norm are faster to be had than the product."""
     (rows, k), n = x.shape, weight.shape[0]
+    if linear.streams(x, weight):
+        from quire.kernels import linear_hopper
+
+        return linear_hopper.num_parts(x, weight) > 1
     few = MIN_ROWS <= rows <= MAX_ROWS and n <= SMALL_COLUMNS and n * k <= SMALL_WEIGHT
     dense = x.stride(1) == weight.stride(1) == 1
     return x.dtype.itemsize == 2 and dense and (few or (batched_splits(rows, n, k) > 0 and x.is_contiguous()))
@@ -90,17 +102,24 @@ def split_linear(
     """The parts, float32 [S, M, N]; dependents: the next kernel is launched dependently.
 
     1 to 64 rows of a float dtype; more if `batched_splits` says so, of a 16-bit dtype. Raises ValueError for others.
+    `config` is for tests and tuning of our portable kernel.
     """
     (rows, k), (n, columns) = x.shape, weight.shape
-    if rows > MAX_ROWS and columns == k and (batches := batched_splits(rows, n, k)):
+    batches = batched_splits(rows, n, k) if rows > MAX_ROWS else 0
+    if columns != k or not (1 <= rows <= MAX_ROWS or batches) or (bias is not None and bias.shape != (n,)):
+        raise ValueError(f"split_linear: x {x.shape}, weight {weight.shape} do not fit, or too many rows")
+    if x.dtype != weight.dtype or not x.stride(1) == weight.stride(1) == 1:
+        raise ValueError("split_linear: x and weight need one dtype, and unit stride in the last dimension")
+    if batches:
         parts = blas.batched_parts(x, weight, batches)
         if bias is not None:
             parts[0] += bias
         return parts
-    if columns != k or not 1 <= rows <= MAX_ROWS or (bias is not None and bias.shape != (n,)):
-        raise ValueError(f"split_linear: x {x.shape}, weight {weight.shape} do not fit, or too many rows")
-    if x.dtype != weight.dtype or not x.stride(1) == weight.stride(1) == 1:
-        raise ValueError("split_linear: x and weight need one dtype, and unit stride in the last dimension")
+    if config is None and linear.streams(x, weight):
+        from quire.kernels import linear_hopper
+
+        if linear_hopper.num_parts(x, weight) > 1:
+            return linear_hopper.linear_in_parts(x, weight, bias, pdl=mode_for(rows) if dependents else PLAIN)
     config = config or CONFIG
     part = triton.cdiv(triton.cdiv(k, config.splits), config.block_k) * config.block_k
     splits = triton.cdiv(k, part)

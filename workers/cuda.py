@@ -17,7 +17,7 @@ import torch
 
 from quire.ipc.plan import H_FEATURES
 from quire.ipc.result_ring import ResultRing
-from quire.kernels import sampler, step_inputs
+from quire.kernels import sampler, split_linear, step_inputs
 from quire.kernels.attention_decode import decode_attention
 from quire.kernels.attention_decode_rope import Rope, can_fuse
 from quire.kernels.attention_decode_schedule import DecodeSchedule, DecodeWorkspace, decode_schedule
@@ -25,7 +25,6 @@ from quire.kernels.attention_prefill import prefill_attention
 from quire.kernels.attention_prefill_schedule import PrefillWorkspace, prefill_schedule
 from quire.kernels.dependent_launch import mode_for
 from quire.kernels.rope_kv import choose_tile, rope_kv
-from quire.kernels.split_linear import MAX_ROWS, row_block
 from quire.kernels.tables import SlotTables, StepBuffers
 from quire.workers.device import RESULT_DEPTH, Device, DeviceContext, result_words
 
@@ -69,8 +68,8 @@ class CudaDevice(Device):
 
     def kernel_variant(self, num_tokens: int, num_rows: int) -> Hashable:
         """Mixed steps of padded sizes with equal variants run the same compiled kernels."""
-        split_rows = row_block(min(num_tokens, MAX_ROWS + 1))
-        return mode_for(num_tokens), self._decode.launch(num_rows), choose_tile(num_tokens), split_rows
+        products = split_linear.kernel_variant(num_tokens)
+        return mode_for(num_tokens), self._decode.launch(num_rows), choose_tile(num_tokens), products
 
     def begin_attention(
         self, tables: SlotTables, step: StepBuffers, num_tokens: int, num_rows: int, num_decode_rows: int | None
@@ -98,6 +97,7 @@ class CudaDevice(Device):
         mapping = step.slot_mapping[place.group, :t]
         pdl = mode_for(t)
         cos_sin, rope = self.ctx.cos_sin, None
+        # of one row, rotation and KV write take less time in a kernel of their own, which has more programs
         if not self._has_prefill and t > 1 and q_norm is None and can_fuse(self._decode, k, cos_sin):
             rope = Rope(qkv, cos_sin, mapping)
         else:

@@ -50,7 +50,10 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """residual += x in place; returns the norm of the new residual. x, residual [T, H]; x may be parts of `linear_in_parts`."""
     if x.dim() == 3:
-        return _kernels().norm.add_rms_norm(x, residual, weight, eps, pdl=_kernels().dependent_launch.LATE)
+        launches = _kernels().dependent_launch
+        return _kernels().norm.add_rms_norm(
+            x, residual, weight, eps, pdl=launches.LATE if launches.supported() else launches.PLAIN
+        )
     if x.is_cuda:
         return _kernels().norm.add_rms_norm(x, residual, weight, eps, pdl=_launch_mode(x))
     return norm_cpu.add_rms_norm(x, residual, weight, eps)
@@ -64,7 +67,7 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None = None) -> torch.Tensor:
-    """x Wᵀ + bias; x [T, in], weight [out, in], bias [out]. On CUDA few rows go to our kernel, many to cuBLAS (it decides).
+    """x Wᵀ + bias; x [T, in], weight [out, in], bias [out]. On CUDA few rows go to our kernels, many to cuBLAS (it decides).
 
     `out` [T, out], on CUDA only, takes the result.
     """
@@ -80,7 +83,7 @@ def splits(x: torch.Tensor, weight: torch.Tensor) -> bool:
 
 def linear_in_parts(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """float32 [S, T, out]: what `linear` gives is their sum, which `add_rms_norm` forms on the way."""
-    return _kernels().split_linear.split_linear(x, weight, bias, dependents=True)
+    return _kernels().split_linear.split_linear(x, weight, bias, dependents=_kernels().dependent_launch.supported())
 
 
 def gated_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

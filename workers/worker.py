@@ -54,18 +54,26 @@ class Worker:
         begin = time.monotonic()
         try:
             runner = self._start()
+            with runner.device.stream():
+                self._warm_up(runner)
         except (ModelConfigError, WeightsError, OutOfMemory, torch.OutOfMemoryError) as error:
-            self.channel.send(WorkerFailed(self.config.rank, str(error)))
-            self.channel.close()
-            return
+            return self._fail(str(error))
+        except Exception as error:
+            if not type(error).__module__.startswith("triton."):
+                raise
+            # the same at each start: to load the model again would not help
+            return self._fail(f"a kernel cannot be compiled for this GPU: {_last_line(error)}")
         with runner.device.stream():
-            self._warm_up(runner)
             if self.ring is not None:
                 self._clear_results(runner)
                 self.ring.epoch = self.config.epoch
             self.channel.send(WorkerReady(self.config.rank, time.monotonic() - begin))
             self._serve(runner)
         runner.device.close()
+
+    def _fail(self, message: str) -> None:
+        self.channel.send(WorkerFailed(self.config.rank, message))
+        self.channel.close()
 
     # ----------------------------------------------------------------------------------------------------- start-up
     def _start(self) -> ModelRunner:
@@ -201,8 +209,7 @@ class Worker:
         """The sender takes us for a rank of another group: our shards are not what it thinks. The core replaces us."""
         c = self.config
         ours = f"worker {c.rank} is one of {c.world_size}"
-        self.channel.send(WorkerFailed(c.rank, f"{ours} and was sent a plan for a world size of {world_size}"))
-        self.channel.close()
+        self._fail(f"{ours} and was sent a plan for a world size of {world_size}")
 
     def _read_mask(self) -> np.ndarray:
         record = self.reader.read(MASK_TIMEOUT_S, GPU_SPIN_S)
@@ -216,6 +223,11 @@ class Worker:
         arrays = [row.logprobs.float(), row.ranks.int(), row.top_ids.int(), row.top_logprobs.float()]
         parts = [np.ascontiguousarray(a.numpy()).tobytes() for a in arrays]
         self.channel.send(WorkerPromptLogprobs(self.config.rank, step, row.row, *parts))
+
+
+def _last_line(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[-1].strip() if lines else type(error).__name__
 
 
 def choose_dtype(wanted: str, config: ModelConfig, device: str) -> torch.dtype:

@@ -10,8 +10,9 @@ import torch
 pytest.importorskip("triton")
 
 from quire.ipc.plan import VARIANT_FEATURES, VARIANT_FILTER, VARIANT_RANDOM
-from quire.kernels.attention_decode_schedule import DecodeConfig
-from quire.kernels.dependent_launch import EARLY, LATE, PLAIN, mode_for
+from quire.kernels import dependent_launch
+from quire.kernels.attention_decode_schedule import DecodeConfig, DecodeWorkspace
+from quire.workers.cuda import CudaDevice
 from quire.workers.graphs import (
     COMMON_VARIANTS,
     MAX_ROWS_AHEAD,
@@ -35,17 +36,21 @@ def padded(sizes, n):
 
 @pytest.mark.parametrize("max_rows", [1, 3, 16, 100, 256, 1000, 1024])
 @pytest.mark.parametrize("kv_heads", [1, 8, 32])
-def test_every_variant_of_a_mixed_step_is_met_before_serving(max_rows, kv_heads):
+@pytest.mark.parametrize("streamed_rows", [16, 64])
+def test_every_variant_of_a_mixed_step_is_met_before_serving(max_rows, kv_heads, streamed_rows, monkeypatch):
+    monkeypatch.setattr(dependent_launch, "_max_rows", lambda: streamed_rows)
+    workspace = SimpleNamespace(num_kv_heads=kv_heads, configs=[(c, 132 * c.programs_per_sm) for c in CONFIGS])
+    device = SimpleNamespace(_decode=SimpleNamespace(launch=lambda rows: DecodeWorkspace.launch(workspace, rows)))
+
     def variant(tokens, rows):
-        pairs = rows * kv_heads
-        return mode_for(tokens), next((c for c in CONFIGS if pairs <= 132 * c.programs_per_sm), CONFIGS[-1])
+        return CudaDevice.kernel_variant(device, tokens, rows)
 
     tokens, rows = mixed_token_sizes(8192), mixed_row_sizes(max_rows)
     warm = {variant(shape.tokens, shape.rows) for shape in mixed_variants(tokens, rows, variant)}
     steps = itertools.product(range(1, max_rows + 1), (0, 1, 15, 31, 500))
     met = {variant(padded(tokens, r + more), padded(rows, r)) for r, more in steps}
     assert met <= warm
-    assert all(shape.mixed for shape in mixed_variants(tokens, rows, variant)) and len(warm) <= 6
+    assert all(shape.mixed for shape in mixed_variants(tokens, rows, variant)) and len(warm) <= 16
 
 
 def test_no_mixed_step_is_captured_where_the_budget_is_too_small():
@@ -58,10 +63,6 @@ def test_decode_sizes_take_any_number_of_rows_with_little_padding(max_rows):
     assert sizes == sorted(set(sizes)) and sizes[-1] == max_rows
     for rows in range(1, max_rows + 1):
         assert padded(sizes, rows) - rows < max(8, rows // 3)
-
-
-def test_modes_of_dependent_launch_by_rows():
-    assert [mode_for(rows) for rows in (1, 2, 16, 17, 1024)] == [EARLY, LATE, LATE, PLAIN, PLAIN]
 
 
 def test_every_kind_of_sampling_is_compiled_before_serving():

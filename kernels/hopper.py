@@ -1,0 +1,48 @@
+"""Whether what is written for Hopper in Gluon can be used here: `linear_hopper` and `attention_prefill_hopper`.
+
+Gluon is an experimental part of Triton whose names change. Another Triton than the ones below takes the portable kernels, and
+a line in the log says so. Imports no Gluon itself.
+"""
+
+import functools
+import logging
+
+import torch
+import triton
+
+log = logging.getLogger("quire.kernels")
+
+FIRST_TRITON, END_TRITON = (3, 6), (3, 8)  # run with 3.6; with 3.7 only compiled (tests/kernels/test_gluon.py)
+MAX_ROWS = 64  # of linear_hopper
+
+
+@functools.cache
+def available(device: torch.device) -> bool:
+    """Whether the GPU is a Hopper and Triton one of those known."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
+        return False
+    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
+    if FIRST_TRITON <= version < END_TRITON:
+        return True
+    log.warning(
+        "Triton %s is not known to the kernels written for this GPU: slower, portable ones are used", triton.__version__
+    )
+    return False
+
+
+def takes_linear(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether `linear_hopper` computes x @ weight^T: 2 to 64 rows, 16-bit, laid out as TMA needs it; x [M, K], weight [N, K]."""
+    if not 2 <= x.shape[0] <= MAX_ROWS or x.dtype.itemsize != 2 or x.dtype != weight.dtype or not available(x.device):
+        return False
+    return can_copy(x) and can_copy(weight)
+
+
+def can_copy(lines: torch.Tensor) -> bool:
+    """Whether TMA can copy boxes of `lines` [n, k]: elements side by side, lines 16 bytes or a multiple apart."""
+    unit = 16 // lines.element_size()
+    return lines.stride(-1) == 1 and lines.stride(0) % unit == 0 and lines.data_ptr() % 16 == 0
+
+
+@functools.cache
+def num_sms(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
