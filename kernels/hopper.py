@@ -31,7 +31,7 @@ def available(device: torch.device) -> bool:
 
 
 def takes_linear(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether `linear_hopper` computes x @ weight^T: 2 to 64 rows, 16-bit, laid out as TMA needs it; x [M, K], weight [N, K]."""
+    """Whether `linear_hopper` computes x @ weight^T: 2 to 64 rows, 16-bit, as TMA needs them; x [M, K], weight [N, K]."""
     if not 2 <= x.shape[0] <= MAX_ROWS or x.dtype.itemsize != 2 or x.dtype != weight.dtype or not available(x.device):
         return False
     return can_copy(x) and can_copy(weight)

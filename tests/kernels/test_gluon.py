@@ -1,4 +1,4 @@
-"""The kernels written in Gluon, which changes its names from version to version, compile for sm_90 with the installed Triton."""
+"""Kernels in Gluon, which changes its names from version to version, compile for sm_90 with the installed Triton."""
 
 import subprocess
 import sys
