@@ -40,7 +40,9 @@ log = logging.getLogger("quire.enginecore")
 MAX_STEPS_IN_FLIGHT = 2
 BEAT_INTERVAL_S = 0.5
 SPIN_S = 2e-3  # the poller's resolution is a millisecond: closer to a step's expected end the loop spins
-PUBLISH_FIRST_ROWS = 32  # so few are published in less time than the next step's plan takes
+LATE_S = 1e-2  # the loop spins on for a step that takes so much longer than the last: one with prompts among steps without
+AWAKE_S = 5e-3  # so long after the last result it spins for the next request: to wake a process takes 0.1 to 0.5 ms
+PUBLISH_FIRST_ROWS = 32  # somebody may wait for a first token, and a plan of so few rows is made before the GPU needs it
 MAX_FAILED_STARTS = 3
 
 
@@ -258,16 +260,18 @@ class EngineCore:
     # ----------------------------------------------------------------------------------------------------- waiting
     def _wait(self) -> None:
         """Until a message, a result or a death; at the latest until the next beat."""
-        until_beat = self._next_beat - time.monotonic()
+        now = time.monotonic()
+        until_beat = self._next_beat - now
         if not self._in_flight:
-            self._poll(until_beat)
+            is_awake = self.config.spins and now - self._last_result < AWAKE_S
+            self._poll(0.0 if is_awake else until_beat)
             self.workers.result_ring.drain_doorbell()  # a late one would wake us for ever
             return
-        expected = max(self._in_flight[0].sent_at, self._last_result) + self._step_s - time.monotonic()
-        if self.config.spins and expected < SPIN_S and expected > -SPIN_S:
-            self._spin(self._in_flight[0])
-            return
         oldest = self._in_flight[0]
+        expected = max(oldest.sent_at, self._last_result) + self._step_s - now
+        if self.config.spins and -LATE_S < expected < SPIN_S:
+            self._spin(oldest)
+            return
         armed = self.workers.result_ring.arm(oldest.scheduled.step, len(oldest.scheduled.slots), oldest.logprob_rows)
         if armed or not self._is_done(oldest):  # prompt logprobs come after the tokens, as a message
             self._poll(min(until_beat, expected - SPIN_S) if self.config.spins and expected > SPIN_S else until_beat)

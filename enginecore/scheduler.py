@@ -20,7 +20,7 @@ from quire.ipc.messages import Finished, Started
 from quire.ipc.plan import PREFILL_PROMPT_LOGPROBS, PREFILL_SAMPLE, StepPlan
 
 MAX_FEATURE_WORDS = 1 << 20  # of one plan; one sequence's record may go beyond
-SMOOTH_TOKENS = 320  # of a step with decode rows in which prompts are spread; an 8B model takes 8 ms for it, for 64 rows 5
+SMOOTH_TOKENS = 256  # of a step with decode rows in which prompts are spread; an 8B model takes 7 ms for it, for 64 rows 5
 MIN_PREFILL_TOKENS = 128  # of such a step, however many decode rows it has
 MAX_HELD = 256  # waiting sequences that a step looks at in vain
 

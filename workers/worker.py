@@ -6,6 +6,8 @@ Started by the core through __main__.py. Whatever goes wrong is told to the core
 """
 
 import logging
+import os
+import sys
 import time
 from pathlib import Path
 
@@ -37,7 +39,9 @@ log = logging.getLogger("quire.workers")
 READ_TIMEOUT_S = 1.0
 MASK_TIMEOUT_S = 60.0
 IDLE_S = 0.05  # without a plan: time to capture a step that may come, if the device is idle, too
-GPU_SPIN_S = 2e-4
+GPU_SPIN_S = 5e-3  # for the next plan, where there are cores enough: to wake a process takes 0.1 to 0.5 ms
+SHORT_SPIN_S = 2e-4
+GPU_SWITCH_S = 1e-4  # the longest that a spinning main thread keeps the interpreter from the thread that rings the core
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -48,6 +52,11 @@ class Worker:
         self.reader = PlanReader.attach(config.plan_ring_fds)
         self.ring = ResultRing.attach(config.result_ring_fds) if config.result_ring_fds else None
         self.device = torch.device("cuda", 0) if config.device == "cuda" else torch.device("cpu")
+
+        self._spin_s = 0.0
+        if config.device == "cuda":
+            self._spin_s = GPU_SPIN_S if (os.cpu_count() or 1) > 2 else SHORT_SPIN_S
+            sys.setswitchinterval(GPU_SWITCH_S)
 
     def run(self) -> None:
         """Start up, serve, end. Raises what the core cannot be told of."""
@@ -186,7 +195,7 @@ class Worker:
 
     # ------------------------------------------------------------------------------------------------------ serving
     def _serve(self, runner: ModelRunner) -> None:
-        spin_s = GPU_SPIN_S if self.config.device == "cuda" else 0.0
+        spin_s = self._spin_s
         more_to_capture = True
         while True:
             record = self.reader.read(IDLE_S if more_to_capture else READ_TIMEOUT_S, spin_s)
@@ -212,7 +221,7 @@ class Worker:
         self._fail(f"{ours} and was sent a plan for a world size of {world_size}")
 
     def _read_mask(self) -> np.ndarray:
-        record = self.reader.read(MASK_TIMEOUT_S, GPU_SPIN_S)
+        record = self.reader.read(MASK_TIMEOUT_S, SHORT_SPIN_S)
         if record is None or record[0] != KIND_MASK:
             raise RuntimeError("a step's grammar masks did not come")
         return record[1]
