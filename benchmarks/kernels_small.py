@@ -1,6 +1,6 @@
 """Time of the kernels around attention on one GPU, in CUDA graphs over rotated buffers, and the fraction of the memory's speed.
 
-    python benchmarks/kernels_small.py [--model 0.6B|8B] [--only norm,silu,rope,step,sampler,linear,split,chain]
+    python benchmarks/kernels_small.py [--model 0.6B|8B] [--only norm,silu,rope,step,sampler,linear,split,stream]
                                        [--rows 1,16,64,256,1024] [--linear-rows 1,2,4,8,16] [--pdl 0|1|2] [--tune]
                                        [--bandwidth 4.8]
 
@@ -16,7 +16,7 @@ import functools
 import itertools
 import json
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,7 @@ from ceilings import replay_seconds
 from quire.kernels import activation, linear, norm, rope_kv, sampler, split_linear, step_inputs
 from quire.kernels import tables as t
 from quire.kernels.dependent_launch import LATE, PLAIN
+from quire.kernels.hopper import MAX_ROWS, available, num_sms
 
 ROTATED_BYTES = 256 << 20
 DTYPE = torch.bfloat16
@@ -278,34 +279,43 @@ SPLIT_CANDIDATES = [
 ]
 
 
-def bench_chain(table: Table, m: Model, rows: int) -> None:
-    """A norm and the product behind it, in dependent launches: what it saves to prefetch weights while the norm is at work."""
-    for name in ("qkv", "gate_up"):
-        n, k = m.linears[name]
-        config = linear.choose(rows, n // 2 if name == "gate_up" else n, k, name == "gate_up")
-        if not config.dot:
-            continue
-        weights = [random(n, k) for _ in range(copies(n * k * 2))]
-        for prefetch in (0, 256, 512, 1024, 2048):
-            if prefetch <= k:
-                calls = chain_calls(weights, rows, config._replace(prefetch=prefetch), name == "gate_up")
-                shape, moved = f"{rows} x {n} x {k}", (n + 6 * rows) * k  # bytes of half a pair
-                table.add(f"norm, {name}: mean", shape, calls, moved, f"prefetch {prefetch}")
+def bench_stream(table: Table, m: Model, rows: int, tune: bool) -> None:
+    """Hopper's kernel for 2 to 64 rows, in a chain of dependent launches, beside cuBLAS; gate_up with SiLU."""
+    from quire.kernels import linear_hopper as kernel
+
+    for name, (n, k) in m.linears.items():
+        weights, x = [random(n, k) for _ in range(copies(n * k * 2))], random(rows, k)
+        is_gated, in_parts = name == "gate_up", name in ("o", "down")
+        columns = n // 2 if is_gated else n
+
+        def calls(c: kernel.Config, weights=weights, x=x, is_gated=is_gated, columns=columns) -> list[Callable[[], object]]:
+            shape, dtype = ((c.parts, rows, columns), torch.float32) if c.parts > 1 else ((rows, columns), DTYPE)
+            out = torch.empty(shape, dtype=dtype, device=DEVICE)
+            return [lambda w=w: kernel.launch(x, w, None, out, c, is_gated=is_gated, pdl=LATE) for w in weights]
+
+        best = kernel.choose(rows, columns, k, num_sms(weights[0].device), is_gated=is_gated, in_parts=in_parts)
+        if tune:
+            timed = sorted((measure(calls(c), 5), c) for c in {best, *stream_candidates(rows, is_gated, in_parts)})
+            for micros, config in timed[:6]:
+                print(f"    {micros:9.2f} µs  {config}")
+            best = timed[0][1]
+        cublas = measure(
+            [lambda w=w, x=x, g=is_gated: activation.silu_mul(F.linear(x, w)) if g else F.linear(x, w) for w in weights]
+        )
+        moved, beside = n * k * 2 + rows * (columns + k) * 2, f"cuBLAS {cublas:.2f} µs, {tuple(best)}"
+        table.add("linear_hopper", f"{name} {rows} x {n} x {k}", calls(best), moved, beside)
 
 
-def chain_calls(weights: list[torch.Tensor], rows: int, config: linear.Config, is_gated: bool) -> list[Callable[[], object]]:
-    """A norm and a product for each of the weights, in turn."""
-    n, k = weights[0].shape
-    x, residual, scale = random(rows, k), random(rows, k), random(k)
-    h, out = torch.empty_like(x), random(rows, n // 2 if is_gated else n)
+def stream_candidates(rows: int, is_gated: bool, in_parts: bool) -> list[Any]:
+    from quire.kernels import linear_hopper as kernel
 
-    def product(w: torch.Tensor) -> Callable[[], object]:
-        return lambda: linear.launch_skinny(h, w, None, out, config, is_gated=is_gated, pdl=LATE)
-
-    def normed() -> torch.Tensor:
-        return norm.add_rms_norm(x, residual, scale, 1e-6, h, pdl=LATE)
-
-    return [call for w in weights for call in (normed, product(w))]
+    found = []
+    for block_k, sharing, parts in itertools.product((64, 128), (1, 2, 3), (1, 2, 4, 8) if in_parts else (1,)):
+        exchange = 256 * kernel.block_rows(rows) if is_gated else 0
+        stages = (kernel.SHARED_BYTES // sharing - exchange) // ((64 + kernel.block_rows(rows)) * block_k * 2)
+        if stages >= 2:
+            found.append(kernel.Config(block_k, min(stages, 16), num_sms(torch.device(DEVICE, 0)) * sharing, parts))
+    return found
 
 
 def candidates(rows: int, k: int, is_gated: bool) -> list[linear.Config]:
@@ -324,9 +334,9 @@ def candidates(rows: int, k: int, is_gated: bool) -> list[linear.Config]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=MODELS, action="append")
-    parser.add_argument("--only", default="norm,silu,rope,step,sampler,linear,split,chain")
+    parser.add_argument("--only", default="norm,silu,rope,step,sampler,linear,split,stream")
     parser.add_argument("--rows", default="1,16,64,256,1024")
-    parser.add_argument("--linear-rows", default="1,2,4,8,16")
+    parser.add_argument("--linear-rows", default="1,2,4,8,16,32,64")
     parser.add_argument("--pdl", type=int, choices=(0, 1, 2), default=0, help="mode of kernels/dependent_launch.py")
     parser.add_argument("--tune", action="store_true", help="sweep the configurations of silu_mul, rope_kv and skinny_linear")
     parser.add_argument("--bandwidth", type=float, default=4.8, help="of the memory, in TB/s")
@@ -348,12 +358,12 @@ def main() -> None:
                 if part in only:
                     bench(table, m, rows)
         for rows in (int(r) for r in args.linear_rows.split(",")):
-            if "linear" in only:
+            if "linear" in only and rows <= linear.MAX_ROWS:
                 bench_linear(table, m, rows, args.pdl, args.tune)
             if "split" in only:
                 bench_split(table, m, rows, args.tune)
-            if "chain" in only and 1 < rows <= linear.MAX_ROWS:
-                bench_chain(table, m, rows)
+            if "stream" in only and 1 < rows <= MAX_ROWS and available(torch.device(DEVICE, 0)):
+                bench_stream(table, m, rows, args.tune)
     print(json.dumps({"device": table.device, "torch": torch.__version__, "bandwidth": args.bandwidth, "rows": table.rows}))
 
 

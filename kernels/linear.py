@@ -24,7 +24,7 @@ import triton.language as tl
 from quire.kernels import hopper
 from quire.kernels.activation import gated, silu_mul
 from quire.kernels.blas import blas_linear
-from quire.kernels.dependent_launch import PLAIN, launch_options, prefetch, wait_for_previous
+from quire.kernels.dependent_launch import PLAIN, launch_options, wait_for_previous
 
 MAX_ROWS = 16  # a tile of the kernel on tensor cores; beyond it cuBLAS is as fast, of small weights, too (benchmarks/LOG.md)
 MAX_VECTOR_ROWS = 4  # of the kernel without tensor cores
@@ -36,7 +36,6 @@ class Config(NamedTuple):
     block_k: int
     num_warps: int
     num_stages: int = 1  # of the dot kernel: loads in flight ahead of the arithmetic
-    prefetch: int = 0  # of the dot kernel, in a dependent launch: elements of each row of W asked into L2 before the wait for x
 
 
 @triton.jit
@@ -123,7 +122,7 @@ def _vector_kernel(
 def _dot_kernel(
     x_ptr, w_ptr, bias_ptr, out_ptr, x_stride, w_stride, out_stride, M, N,
     K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr,
-    PDL: tl.constexpr, PREFETCH: tl.constexpr, BLOCK_M: tl.constexpr,
+    PDL: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """Up to BLOCK_M rows on tensor cores; rows beyond M are zero and cost no traffic."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -135,13 +134,6 @@ def _dot_kernel(
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     up = acc
     if PDL > 0:
-        if PREFETCH > 0:
-            LINE: tl.constexpr = 1024 // w_ptr.dtype.element_ty.primitive_bitwidth
-            lines = tl.arange(0, PREFETCH // LINE) * LINE
-            row = w_ptr + tl.minimum(n, N - 1).to(tl.int64)[:, None] * w_stride
-            prefetch(row + lines[None, :])
-            if GATED:
-                prefetch(row + N.to(tl.int64) * w_stride + lines[None, :])
         tl.extra.cuda.gdc_wait()
     for start in range(0, K, BLOCK_K):
         x_mask = (m < M)[:, None] & (k < K - start)[None, :]
@@ -206,10 +198,8 @@ def launch_skinny(
     grid = (triton.cdiv(n, config.block_n),)
     shape = (config.block_n, config.block_k, bias is not None, is_gated, pdl)
     if config.dot:
-        if config.prefetch > k:
-            raise ValueError(f"skinny_linear: {config.prefetch} elements of rows of {k} cannot be prefetched")
         options = {"num_warps": config.num_warps, "num_stages": config.num_stages, **extra}
-        _dot_kernel[grid](*arguments, rows, n, k, *shape, config.prefetch, MAX_ROWS, **options)
+        _dot_kernel[grid](*arguments, rows, n, k, *shape, MAX_ROWS, **options)
     elif rows <= MAX_VECTOR_ROWS:
         _vector_kernel[grid](*arguments, n, k, rows, *shape, num_warps=config.num_warps, **extra)
     else:

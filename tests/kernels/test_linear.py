@@ -125,27 +125,6 @@ def test_a_row_is_the_same_beside_other_rows(rows):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("is_gated", [False, True])
-@pytest.mark.parametrize("prefetch", [64, 512])
-def test_prefetched_weights_give_the_same(prefetch, is_gated):
-    x, weight, _ = operands(5, 600, 1000, torch.bfloat16, "cuda")
-    columns = 300 if is_gated else 600
-    outs = [torch.zeros(5, columns, dtype=torch.bfloat16, device="cuda") for _ in range(2)]
-    for out, elements in zip(outs, (0, prefetch), strict=True):
-        config = linear.choose(5, columns, 1000, is_gated)._replace(prefetch=elements)
-        linear.launch_skinny(x, weight, None, out, config, is_gated=is_gated, pdl=LATE)
-    assert torch.equal(*outs)
-
-
-@pytest.mark.interpret
-def test_no_more_is_prefetched_than_there_is():
-    x, weight, _ = operands(5, 600, 100, torch.float32, "cpu")
-    config = linear.choose(5, 600, 100)._replace(prefetch=128)
-    with pytest.raises(ValueError, match="prefetched"):
-        linear.launch_skinny(x, weight, None, torch.zeros(5, 600), config)
-
-
-@pytest.mark.gpu
 @pytest.mark.parametrize(("rows", "mode"), [(1, EARLY), (1, LATE), (2, LATE), (4, EARLY), (16, LATE)])
 def test_programmatic_dependent_launch_gives_the_same(rows, mode):
     x, weight, _ = operands(rows, 1024, 1024, torch.bfloat16, "cuda")
