@@ -2,13 +2,16 @@
 
 import logging
 import os
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import triton
+from triton.runtime import build
 from triton.runtime.jit import JITFunction
 
 log = logging.getLogger("quire.kernels")
@@ -41,7 +44,28 @@ def compile_only() -> Iterator[None]:
             finally:
                 JITFunction.run = run
         found = {id(kernel): kernel for future in kernels if (kernel := future.result(ignore_errors=True)) is not None}
-        list(pool.map(_make_launcher, found.values()))
+        with own_modules():
+            list(pool.map(_make_launcher, found.values()))
+
+
+@contextmanager
+def own_modules() -> Iterator[None]:
+    """Within, Triton's compiled launchers may be loaded by several threads.
+
+    All are extension modules of one name. A file that was loaded before is not loaded again: Python gives the newest module of
+    that name, with the file's functions put in, so that a thread would find another thread's launcher there.
+    """
+    load, lock = build._load_module_from_path, threading.Lock()
+
+    def load_alone(name: str, path: str) -> Any:
+        with lock:
+            return SimpleNamespace(**vars(load(name, path)))
+
+    build._load_module_from_path = load_alone
+    try:
+        yield
+    finally:
+        build._load_module_from_path = load
 
 
 def _take_result(kernel: Any) -> None:

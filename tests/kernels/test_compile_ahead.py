@@ -1,5 +1,9 @@
 """Kernels compiled ahead, side by side: compiled they are, run they are not."""
 
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -15,6 +19,72 @@ def _add_kernel(x_ptr, AMOUNT: tl.constexpr):
 @triton.jit
 def _wrong_kernel(x_ptr):
     tl.store(x_ptr, tl.arange(0, 3))
+
+
+MODULE = """
+#include <Python.h>
+static PyObject *launch(PyObject *self, PyObject *none) { return PyLong_FromLong(NUMBER); }
+static PyMethodDef methods[] = {{"launch", launch, METH_NOARGS, ""}, {NULL, NULL, 0, NULL}};
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "launcher", NULL, -1, methods};
+PyMODINIT_FUNC PyInit_launcher(void) { return PyModule_Create(&definition); }
+"""
+
+
+def test_threads_that_load_launchers_of_one_name_get_their_own(tmp_path, monkeypatch):
+    from triton.runtime import build
+
+    from quire.kernels.compile_ahead import own_modules
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+    def load(number):
+        return build.compile_module_from_src(MODULE.replace("NUMBER", str(number)), "launcher").launch()
+
+    try:
+        assert [load(number) for number in range(4)] == [0, 1, 2, 3]
+    except (subprocess.CalledProcessError, RuntimeError):
+        pytest.skip("no C compiler, or no headers of Python")
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with own_modules(), ThreadPoolExecutor(8) as pool:
+            wanted = [i % 4 for i in range(2000)]
+            assert list(pool.map(load, wanted)) == wanted
+    finally:
+        sys.setswitchinterval(interval)
+
+
+class _Broken:
+    """A kernel that this GPU cannot hold."""
+
+    @property
+    def run(self):
+        raise RuntimeError("out of resource: shared memory")
+
+
+class _Finished:
+    """A future of Triton's whose compilation has ended."""
+
+    def __init__(self, error=None):
+        self.error = error
+
+    def done(self):
+        return True
+
+    def exception(self):
+        return self.error
+
+
+def test_what_cannot_be_loaded_is_left_for_its_launch():
+    from types import SimpleNamespace
+
+    from quire.kernels import compile_ahead
+
+    compile_ahead._make_launcher(_Broken())
+    taken = []
+    for future in (None, _Finished(ValueError("wrong")), _Finished()):
+        compile_ahead._take_result(SimpleNamespace(future=future, result=lambda f=future: taken.append(f)))
+    assert len(taken) == 1 and taken[0].error is None
 
 
 @pytest.mark.gpu
