@@ -391,61 +391,6 @@ def test_gpu_prefill_equals_reference(rows, dtype, window):
     assert_matches(run_prefill(case), case.expected(), dtype)
 
 
-MANY_CHUNKS = [(33 * i, 7 * i) for i in range(1, 90)]
-
-
-@pytest.fixture
-def on_hopper(monkeypatch):
-    """Skips on another GPU; at the end, Hopper's kernel must have been called."""
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("needs a Hopper GPU")
-    from quire.kernels import attention_prefill_hopper as kernel
-
-    calls = []
-    launch = kernel.launch
-    monkeypatch.setattr(kernel, "launch", lambda *args, **kwargs: (calls.append(1), launch(*args, **kwargs)))
-    yield
-    assert calls
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("rows", [*GPU_PREFILL_ROWS.values(), MANY_CHUNKS], ids=[*GPU_PREFILL_ROWS, "many"])
-@pytest.mark.parametrize("heads", [(16, 8, 128), (32, 8, 128), (4, 4, 128), (16, 1, 64), (6, 3, 64)])
-def test_gpu_hopper_prefill_equals_reference(heads, rows, dtype, on_hopper):
-    case = Case(rows, *heads, 64, dtype=dtype, device="cuda")
-    assert_matches(run_prefill(case, hopper=True), case.expected(), dtype)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("block_size", [8, 16, 32, 128, 256])
-def test_gpu_hopper_prefill_takes_any_block_size(block_size, on_hopper):
-    rows = [(700, 300), (33, 33), (257, 257), (1, 1)]
-    for seed in range(3):
-        case = Case(rows, 8, 2, 64, block_size, dtype=torch.bfloat16, device="cuda", seed=seed)
-        assert_matches(run_prefill(case, hopper=True), case.expected(), torch.bfloat16)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("rows", [[(9000, 5)], [(30000, 100), (40, 3)], [(513, 1), (8192, 64), (2, 2)], [(511, 20)]])
-@pytest.mark.parametrize("num_heads,num_kv_heads", [(16, 8), (4, 1), (2, 2)])
-def test_gpu_hopper_prefill_splits_the_keys_of_few_queries(num_heads, num_kv_heads, rows, on_hopper):
-    """Short prompts behind long ones, rows too short for as many parts as others have, and the counts are left at 0."""
-    for seed in range(3):
-        case = Case(rows, num_heads, num_kv_heads, 128, 64, dtype=torch.bfloat16, device="cuda", seed=seed)
-        assert_matches(run_prefill(case, hopper=True), case.expected(), torch.bfloat16)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("num_programs", [2, 6, 100])
-def test_gpu_hopper_prefill_is_the_same_for_any_number_of_programs(num_programs, on_hopper):
-    """A program that gets no unit, one that gets them all; results do not depend on who computes a tile."""
-    case = Case([(3000, 2000), (90, 90), (513, 513), (1500, 40)], 16, 4, 128, 64, dtype=torch.bfloat16, device="cuda")
-    want = run_prefill(case, hopper=True).clone()
-    assert_matches(want, case.expected(), torch.bfloat16)
-    assert torch.equal(run_prefill(case, hopper=True, num_programs=num_programs), want)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", GPU_DTYPES)
 @pytest.mark.parametrize("num_heads,num_kv_heads,head_dim", ODD_HEADS)
@@ -474,7 +419,8 @@ def test_gpu_multiplies_a_quantised_cache_by_its_scales(dtype, cache_dtype):
     case = Case([(700, 1), (33, 1), (257, 1)], 16, 4, 128, 64, dtype=dtype, cache_dtype=cache_dtype, device="cuda", scaled=True)
     assert_matches(run_decode(case, cache_dtype=cache_dtype), case.expected(), dtype)
     case = replace(case, rows=[(700, 300), (33, 33), (257, 257)])
-    assert_matches(run_prefill(case, cache_dtype=cache_dtype), case.expected(), dtype)
+    for hopper in (False, True):  # whose kernel multiplies by no scales, and must not be taken
+        assert_matches(run_prefill(case, cache_dtype=cache_dtype, hopper=hopper), case.expected(), dtype)
 
 
 @pytest.mark.gpu
