@@ -236,7 +236,7 @@ def prefill_us(inputs: Inputs, config: PrefillConfig | None = None, hopper: bool
     workspace = PrefillWorkspace.allocate(rows, inputs.tokens, *shape.heads, "cuda", shape.dtype, **options)
 
     def plan() -> None:
-        prefill_schedule(workspace, inputs.starts, inputs.seq_lens, inputs.tokens, inputs.max_keys)
+        prefill_schedule(workspace, inputs.starts, inputs.seq_lens, inputs.tokens, inputs.max_keys, window=shape.window)
 
     def call(layer: int) -> Callable[[], None]:
         return lambda: prefill_attention(*inputs.tensors(layer), scale=inputs.scale, workspace=workspace, window=shape.window)

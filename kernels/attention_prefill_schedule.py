@@ -13,12 +13,12 @@ import triton.language as tl
 from quire.kernels import hopper
 from quire.kernels.attention_tile import row_lengths
 
-MIN_SPLIT_TILES = tl.constexpr(8)  # KV tiles: what a program must save for the sum of the parts to pay
+MIN_SPLIT_TILES = tl.constexpr(8)  # KV tiles of the portable kernel: what a program must save for the sum of the parts to pay
 HOPPER_ROWS = 128  # of a query tile: two warpgroups of 64 rows, what one wgmma takes
 
 
 @triton.jit(
-    do_not_specialize=["num_rows", "num_tokens", "max_keys", "num_entries", "num_sms"],
+    do_not_specialize=["num_rows", "num_tokens", "max_keys", "num_entries", "num_sms", "window"],
     do_not_specialize_on_alignment=["query_start_ptr", "seq_lens_ptr", "num_decode_rows_ptr"],  # slices of a step's buffers
 )
 def _schedule_kernel(
@@ -34,6 +34,7 @@ def _schedule_kernel(
     max_keys,
     num_entries,
     num_sms,
+    window,
     NUM_KV_HEADS: tl.constexpr,
     TOKENS: tl.constexpr,
     TILE: tl.constexpr,
@@ -64,6 +65,7 @@ def _schedule_kernel(
     splits = num_rows * 0 + 1
     if MAY_SPLIT:
         # Few query tiles, but many keys (a short prompt behind a long cached one): share out the keys, too.
+        most_keys = tl.where(window > 0, tl.minimum(most_keys, window + TOKENS), most_keys)
         splits = tl.minimum(num_sms // tl.maximum(total * NUM_KV_HEADS, 1), tl.cdiv(most_keys, MIN_SPLIT_TILES * TILE))
     tl.store(header_ptr + 1, tl.maximum(splits, 1))
     tl.debug_barrier()
@@ -192,11 +194,14 @@ def prefill_schedule(
     num_tokens: int,
     max_keys: int,
     num_decode_rows: torch.Tensor | None = None,
+    *,
+    window: int = 0,
 ) -> None:
     """List the query tiles of the R rows of `seq_lens` [R]: one launch a step, before the layers' attention.
 
     num_tokens = q.shape[0]; max_keys = block_table.shape[1] * block_size: clamps, which the attention call repeats.
     num_decode_rows [1] int32 on the device: the rows before it are decode rows and are left alone. So are rows of seq_len 0.
+    `window` is the largest of the layers', 0 if one has none: more keys than that are no reason to split them.
     """
     num_rows = seq_lens.shape[0]
     if not 1 <= num_rows <= workspace.max_rows or query_start.shape[0] != num_rows + 1:
@@ -214,6 +219,7 @@ def prefill_schedule(
         max_keys,
         workspace.tile_rows.shape[0],
         max(1, workspace.num_programs // workspace.config.programs_per_sm),
+        window,
         NUM_KV_HEADS=workspace.num_kv_heads,
         TILE=workspace.config.tile,
         MAY_SPLIT=workspace.may_split,

@@ -86,7 +86,9 @@ class CudaDevice(Device):
             for schedule in self._schedules:
                 decode_schedule(self._decode, schedule, *self._lengths, num_tokens, max_keys, limit)
         if self._has_prefill:
-            prefill_schedule(self._prefill, *self._lengths, num_tokens, max_keys, limit)
+            windows = self.ctx.cache.windows
+            window = max(windows) if all(windows) else 0
+            prefill_schedule(self._prefill, *self._lengths, num_tokens, max_keys, limit, window=window)
 
     def attend(
         self, layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, step: StepBuffers

@@ -1,5 +1,6 @@
 """The core's loop, turned by hand: what becomes of a lost frontend's requests, and that idleness is idle."""
 
+import dataclasses
 import logging
 import time
 from collections.abc import Iterator
@@ -8,7 +9,9 @@ import numpy as np
 import pytest
 from core_by_hand import VOCAB_SIZE, CoreByHand, add
 
+from quire.enginecore import core as core_module
 from quire.enginecore import daemon
+from quire.enginecore.core import AWAKE_S, LATE_S
 from quire.enginecore.workers import WorkersFailed
 from quire.ipc.messages import PromptLogprobs, RequestError, StepOutputs, WorkerPromptLogprobs
 from quire.ipc.worker_channel import WorkerChannel
@@ -47,6 +50,51 @@ def test_a_ring_that_comes_after_the_result_was_seen_does_not_keep_an_idle_core_
     started = time.monotonic()
     by_hand.core._wait()
     assert time.monotonic() - started > 0.1  # to the next beat
+
+
+def test_a_core_that_spins_is_awake_for_a_while_after_a_result_and_then_sleeps(by_hand):
+    core = by_hand.core
+    core.config = dataclasses.replace(core.config, spins=True)
+    core._beat()
+    core._last_result = time.monotonic()
+    began = time.monotonic()
+    core._wait()
+    assert time.monotonic() - began < 0.1  # it would be half a second, to the next beat
+    core._last_result -= AWAKE_S
+    began = time.monotonic()
+    core._wait()
+    assert time.monotonic() - began > 0.1
+
+
+@pytest.mark.parametrize("late_s,sleeps", [(-0.001, False), (LATE_S / 2, False), (LATE_S * 2, True)])
+def test_a_core_that_spins_sleeps_only_for_a_step_that_is_very_late(by_hand, monkeypatch, late_s, sleeps):
+    frontend, core = by_hand.frontend(), by_hand.core
+    core.config = dataclasses.replace(core.config, spins=True)
+    frontend.send(add(1, max_tokens=9))
+    monkeypatch.setattr(by_hand.workers, "answer", lambda: None)  # the step is under way
+    by_hand.until(lambda: core._in_flight)
+    core._step_s, core._last_result = 1.0, 0.0
+    core._in_flight[0].sent_at = time.monotonic() - 1.0 - late_s
+    core._next_beat = time.monotonic() + 0.2
+    timeouts = []
+    monkeypatch.setattr(core, "_poll", timeouts.append)
+    core._wait()
+    assert len(timeouts) == 1 and (timeouts[0] > 0.1) is sleeps
+
+
+@pytest.mark.parametrize("few", [True, False])
+def test_few_rows_are_published_before_the_next_step_is_planned(by_hand, monkeypatch, few):
+    monkeypatch.setattr(core_module, "PUBLISH_FIRST_ROWS", 4 if few else 0)
+    frontend, core = by_hand.frontend(), by_hand.core
+    frontend.send(add(1, max_tokens=40))
+    by_hand.until(lambda: len(core._in_flight) == core_module.MAX_STEPS_IN_FLIGHT)
+    order = []
+    for name in ("_publish", "_fill"):
+        call = getattr(core, name)
+        monkeypatch.setattr(core, name, lambda *args, name=name, call=call: (order.append(name), call(*args)))
+    by_hand.workers.answer()
+    assert core._collect()
+    assert order == (["_publish", "_fill"] if few else ["_fill", "_publish"])
 
 
 def test_the_core_sleeps_while_prompt_logprobs_are_on_their_way(by_hand):

@@ -236,7 +236,7 @@ def run_prefill(case: Case, num_decode_rows: torch.Tensor | None = None, hopper:
         **options,
     )  # fmt: skip
     max_keys = case.max_blocks * case.block_size
-    prefill_schedule(workspace, case.query_start, case.seq_lens, tokens, max_keys, num_decode_rows)
+    prefill_schedule(workspace, case.query_start, case.seq_lens, tokens, max_keys, num_decode_rows, window=case.window)
     for _layer in range(2):
         case.out.fill_(float("nan"))
         prefill_attention(*case.tensors, scale=case.scale, workspace=workspace, window=case.window, **case.scales)

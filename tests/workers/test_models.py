@@ -3,6 +3,7 @@
 import functools
 import io
 import sys
+import types
 
 import msgspec
 import pytest
@@ -10,9 +11,11 @@ import tiny_models
 import torch
 import torch.nn.functional as F
 
+from quire.workers.kv_cache import KVCache
 from quire.workers.model_config import ModelConfigError, RopeConfig, read_model_config
 from quire.workers.models.build import build_model
 from quire.workers.rope import cos_sin_table
+from quire.workers.runner import ModelRunner
 from quire.workers.weights import load_weights
 
 PROMPT = torch.randint(4, tiny_models.VOCAB_SIZE, (24,), generator=torch.Generator().manual_seed(7), dtype=torch.int32)
@@ -157,6 +160,30 @@ def test_head_sizes_without_a_gpu_kernel_are_refused_on_a_gpu():
     config = read_model_config(tiny_models.tiny_model("llama"))
     with pytest.raises(ModelConfigError, match="head_dim 16 is not supported on a GPU"):
         build_model(config, torch.float32, "cuda")
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "qwen2-mixed"])
+def test_some_layers_alone_meet_all_that_is_to_be_compiled(name):
+    """Of each group of the KV cache the first layers, of the first group two: one adds to a residual, one has none yet."""
+    model, attention = loaded(name)
+    cache = KVCache(model.config, 16, torch.float32)
+    runner = types.SimpleNamespace(ctx=types.SimpleNamespace(cache=cache))
+    kinds = ModelRunner._layer_kinds(runner)
+    groups = [place.group for place in cache.places]
+    assert kinds[0] == 0 and {groups[layer] for layer in kinds} == set(groups)
+    assert all(1 <= [groups[layer] for layer in kinds].count(g) <= 2 for g in set(groups))
+    seen = []
+
+    def attend(layer, *args):
+        seen.append(layer)
+        return attention(layer, *args)
+
+    ids = PROMPT[:5]
+    whole = model(ids, torch.arange(5), attention)
+    with model.short(kinds):
+        model(ids, torch.arange(5), attend)
+    assert seen == kinds
+    assert torch.equal(model(ids, torch.arange(5), attention), whole)  # all layers are back
 
 
 def test_a_tied_head_owns_no_weight():
