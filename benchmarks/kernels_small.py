@@ -311,10 +311,8 @@ def stream_candidates(rows: int, is_gated: bool, in_parts: bool) -> list[Any]:
 
     found = []
     for block_k, sharing, parts in itertools.product((64, 128), (1, 2, 3), (1, 2, 4, 8) if in_parts else (1,)):
-        exchange = 256 * kernel.block_rows(rows) if is_gated else 0
-        stages = (kernel.SHARED_BYTES // sharing - exchange) // ((64 + kernel.block_rows(rows)) * block_k * 2)
-        if stages >= 2:
-            found.append(kernel.Config(block_k, min(stages, 16), num_sms(torch.device(DEVICE, 0)) * sharing, parts))
+        if (stages := kernel.max_stages(rows, block_k, sharing, is_gated)) >= 2:
+            found.append(kernel.Config(block_k, stages, num_sms(torch.device(DEVICE, 0)) * sharing, parts))
     return found
 
 
@@ -338,7 +336,7 @@ def main() -> None:
     parser.add_argument("--rows", default="1,16,64,256,1024")
     parser.add_argument("--linear-rows", default="1,2,4,8,16,32,64")
     parser.add_argument("--pdl", type=int, choices=(0, 1, 2), default=0, help="mode of kernels/dependent_launch.py")
-    parser.add_argument("--tune", action="store_true", help="sweep the configurations of silu_mul, rope_kv and skinny_linear")
+    parser.add_argument("--tune", action="store_true", help="sweep configurations of silu_mul, rope_kv and linear layers")
     parser.add_argument("--bandwidth", type=float, default=4.8, help="of the memory, in TB/s")
     args = parser.parse_args()
     torch.manual_seed(0)

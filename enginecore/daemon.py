@@ -6,7 +6,6 @@ object). Every failure to start is a StartupError, whose text is for the user.
 
 import bisect
 import logging
-import os
 import signal
 import time
 from collections.abc import Callable
@@ -31,6 +30,7 @@ from quire.enginecore.scheduler import SchedulerConfig
 from quire.enginecore.workers import WorkerGroup, WorkersFailed
 from quire.ipc.config import EngineConfig, WorkerConfig
 from quire.ipc.core_endpoint import CoreEndpoint, file_infos, new_epoch
+from quire.ipc.cpus import cpu_share
 from quire.ipc.curve import CoreKeys, load_core_keys, make_keys, write_keys
 from quire.ipc.messages import PROTOCOL_VERSION, Beat, EngineLimits, Welcome, WorkerProfile
 from quire.ipc.version import VERSION
@@ -168,7 +168,7 @@ def core_config_of(config: EngineConfig, summary: ModelSummary, worker: WorkerCo
         max_num_waiting=config.max_num_waiting,
         seed=config.seed,
         step_timeout_s=config.step_timeout_s,
-        spins=worker.device == "cuda" and (os.cpu_count() or 1) > 2,
+        spins=worker.device == "cuda" and cpu_share() > 2,
         log_requests=config.enable_log_requests,
         log_stats=not config.disable_log_stats,
     )

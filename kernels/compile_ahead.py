@@ -1,7 +1,6 @@
 """Compile Triton kernels side by side before they are needed: one after the other they take most of a first start."""
 
 import logging
-import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,8 +19,8 @@ MAX_THREADS = 16
 
 
 @contextmanager
-def compile_only() -> Iterator[None]:
-    """Within, a kernel that is called is compiled by another thread and not run; leaving waits for all.
+def compile_only(num_threads: int = MAX_THREADS) -> Iterator[None]:
+    """Within, a kernel that is called is compiled by another thread and not run; leaving waits for all of them.
 
     What would have been computed is left as it was: results mean nothing. What cannot be compiled is said when it is called
     outside. Not for several threads at once.
@@ -35,7 +34,7 @@ def compile_only() -> Iterator[None]:
             _take_result(kernel)
         return kernel
 
-    threads = min(MAX_THREADS, os.cpu_count() or 1)
+    threads = max(1, min(MAX_THREADS, num_threads))
     with ThreadPoolExecutor(threads, initializer=torch.cuda.set_device, initargs=(torch.cuda.current_device(),)) as pool:
         with triton.AsyncCompileMode(pool, ignore_errors=True):
             JITFunction.run = compile_instead
@@ -44,18 +43,21 @@ def compile_only() -> Iterator[None]:
             finally:
                 JITFunction.run = run
         found = {id(kernel): kernel for future in kernels if (kernel := future.result(ignore_errors=True)) is not None}
-        with own_modules():
-            list(pool.map(_make_launcher, found.values()))
+        with own_modules() as may_load:
+            list((pool.map if may_load else map)(_make_launcher, found.values()))
 
 
 @contextmanager
-def own_modules() -> Iterator[None]:
-    """Within, Triton's compiled launchers may be loaded by several threads.
+def own_modules() -> Iterator[bool]:
+    """Within, Triton's compiled launchers may be loaded by several threads; False if that cannot be had from this Triton.
 
     All are extension modules of one name. A file that was loaded before is not loaded again: Python gives the newest module of
     that name, with the file's functions put in, so that a thread would find another thread's launcher there.
     """
-    load, lock = build._load_module_from_path, threading.Lock()
+    load, lock = getattr(build, "_load_module_from_path", None), threading.Lock()
+    if load is None:
+        yield False
+        return
 
     def load_alone(name: str, path: str) -> Any:
         with lock:
@@ -63,7 +65,7 @@ def own_modules() -> Iterator[None]:
 
     build._load_module_from_path = load_alone
     try:
-        yield
+        yield True
     finally:
         build._load_module_from_path = load
 

@@ -12,8 +12,8 @@ import triton
 
 log = logging.getLogger("quire.kernels")
 
-FIRST_TRITON, END_TRITON = (3, 6), (3, 8)  # run with 3.6; with 3.7 only compiled (tests/kernels/test_gluon.py)
-MAX_ROWS = 64  # of linear_hopper
+FIRST_TRITON, END_TRITON = (3, 6), (3, 8)  # what compiles them without spilling; tests/kernels/test_gluon.py
+MAX_ROWS = 64  # of the steps whose linear layers linear_hopper computes
 
 
 @functools.cache
@@ -41,6 +41,11 @@ def can_copy(lines: torch.Tensor) -> bool:
     """Whether TMA can copy boxes of `lines` [n, k]: elements side by side, lines 16 bytes or a multiple apart."""
     unit = 16 // lines.element_size()
     return lines.stride(-1) == 1 and lines.stride(0) % unit == 0 and lines.data_ptr() % 16 == 0
+
+
+def block_rows(rows: int) -> int:
+    """What the kernels of few rows pad them to: what tensor cores take at once, and powers of two."""
+    return max(16, triton.next_power_of_2(rows))
 
 
 @functools.cache

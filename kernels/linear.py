@@ -28,6 +28,7 @@ from quire.kernels.dependent_launch import PLAIN, launch_options, wait_for_previ
 
 MAX_ROWS = 16  # a tile of the kernel on tensor cores; beyond it cuBLAS is as fast, of small weights, too (benchmarks/LOG.md)
 MAX_VECTOR_ROWS = 4  # of the kernel without tensor cores
+MIN_STREAMED_COLUMNS = 2048  # of `linear_hopper`, if not in parts: 32 programs
 
 
 class Config(NamedTuple):
@@ -214,9 +215,13 @@ def _choose_for(x: torch.Tensor, weight: torch.Tensor, is_gated: bool) -> Config
     return choose(x.shape[0], n // 2 if is_gated else n, k, is_gated)
 
 
-def streams(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether `linear_hopper` gets these: where it can compute them, but for few columns of 2 to 4 rows."""
-    return hopper.takes_linear(x, weight) and not (x.shape[0] <= MAX_VECTOR_ROWS and weight.shape[0] <= 1024)
+def streams(x: torch.Tensor, weight: torch.Tensor, *, in_parts: bool = False) -> bool:
+    """Whether `linear_hopper` gets these: where it can compute them and has programs enough to keep the memory busy.
+
+    In parts few columns are enough, but for 2 to 4 rows, where the vector kernel is faster.
+    """
+    least = (1025 if x.shape[0] <= MAX_VECTOR_ROWS else 1) if in_parts else MIN_STREAMED_COLUMNS
+    return weight.shape[0] >= least and hopper.takes_linear(x, weight)
 
 
 def skinny_linear(

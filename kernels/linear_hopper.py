@@ -3,7 +3,7 @@
     y = x @ W^T + bias        gated: y = silu(g) * u of g | u = x @ W^T + bias        in parts: as `split_linear`
 
 x [M, K], W [N, K] (gated: [2 N, K]), y [M, N], bfloat16 or float16; parts float32 [S, M, N]. Accumulated in float32, rounded
-where `linear` rounds; the order of summation depends on the shape alone. Moves W once: 2 N K bytes, which is the time.
+where `linear` rounds; the order of summation depends on shape and GPU alone. Moves W once, 2 N K bytes, which is the time.
 
 A program keeps a ring of tiles of W in flight, as many as shared memory holds, whatever the arithmetic does; in a dependent
 launch they are asked for before it waits for the kernel in front of it, whose result is only x. So the memory is busy while
@@ -22,7 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from quire.kernels import activation, dependent_launch, tma
 from quire.kernels.dependent_launch import PLAIN, launch_options
-from quire.kernels.hopper import num_sms
+from quire.kernels.hopper import block_rows, num_sms
 
 TILE = gl.constexpr(64)  # rows of W that a wgmma takes
 SHARED_BYTES = 224 * 1024  # of an SM, for rings
@@ -53,7 +53,7 @@ def _load_weights(
         _copy(w_desc, [tile * TILE, k], ready.index(stage), w_buffer.index(stage))
 
 
-@gluon.jit(do_not_specialize=["M"])
+@gluon.jit(do_not_specialize=["M", "part_stride"])
 def _kernel(
     x_desc, w_desc, bias_ptr, out_ptr, M, N, out_stride, part_stride,
     K_STEPS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
@@ -123,16 +123,11 @@ def _kernel(
         gl.store(at + rows.to(gl.int64)[None, :] * out_stride + columns[:, None], values.to(dtype), mask)
 
 
-def block_rows(rows: int) -> int:
-    """Columns of the wgmma."""
-    return max(16, triton.next_power_of_2(rows))
-
-
 def choose(rows: int, n: int, k: int, sms: int, *, is_gated: bool = False, in_parts: bool = False) -> Config:
     """The configuration for n output columns on so many SMs; found on an H200 (benchmarks/LOG.md).
 
-    A product is in parts if it may be and has tiles for half of the SMs or fewer. Gated, two programs share an SM: one loads
-    while the other exchanges gate and up.
+    A product is in parts if it may be, has tiles for half of the SMs or fewer, and parts of at least 256 of K. Gated, two
+    programs share an SM: one loads while the other exchanges gate and up.
     """
     block_k, sharing = 128, 2 if is_gated else 1
     tiles = triton.cdiv(n, TILE.value // sharing)
@@ -141,9 +136,13 @@ def choose(rows: int, n: int, k: int, sms: int, *, is_gated: bool = False, in_pa
         parts *= 2
     programs = sms * sharing
     steps = triton.cdiv(k, block_k * parts) * triton.cdiv(tiles * parts, programs)
+    return Config(block_k, min(max_stages(rows, block_k, sharing, is_gated), steps), programs, parts)
+
+
+def max_stages(rows: int, block_k: int, sharing: int, is_gated: bool) -> int:
+    """Stages that fit into a program's part of an SM; at most 16, for the first of each are unrolled."""
     exchange = TILE.value * block_rows(rows) * 4 if is_gated else 0
-    stages = (SHARED_BYTES // sharing - exchange) // ((TILE.value + block_rows(rows)) * block_k * 2)
-    return Config(block_k, min(stages, steps, 16), programs, parts)
+    return min((SHARED_BYTES // sharing - exchange) // ((TILE.value + block_rows(rows)) * block_k * 2), 16)
 
 
 def launch(
@@ -156,7 +155,7 @@ def launch(
     is_gated: bool = False,
     pdl: int = PLAIN,
 ) -> None:
-    """Run the kernel, for what `hopper.takes_linear`: out [M, N], or float32 [S, M, N] if config has S > 1 parts.
+    """Run the kernel, for 1 to 128 rows laid out as TMA needs it; out [M, N], or float32 [S, M, N] if config has S > 1 parts.
 
     Raises ValueError if shapes or types do not fit.
     """

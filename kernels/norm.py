@@ -17,7 +17,7 @@ import triton.language as tl
 from quire.kernels.dependent_launch import PLAIN, launch_options, wait_for_previous
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["part_stride"])
 def _rms_norm_kernel(
     x_ptr, residual_ptr, weight_ptr, out_ptr, x_stride, residual_stride, out_stride, part_stride, eps,
     H: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,

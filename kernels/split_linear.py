@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from quire.kernels import blas, linear
+from quire.kernels import blas, hopper, linear
 from quire.kernels.dependent_launch import PLAIN, mode_for
 
 MIN_ROWS = linear.MAX_ROWS + 1
@@ -64,11 +64,6 @@ def _split_kernel(
 CONFIG = Config(4, 32, 128, 4, 4)  # the best of benchmarks/kernels_small.py --only split --tune, at 32 and 64 rows
 
 
-def row_block(rows: int) -> int:
-    """Rows of the kernel's tile."""
-    return max(16, triton.next_power_of_2(rows))
-
-
 def batched_splits(rows: int, n: int, k: int) -> int:
     """Stretches of K to compute as a batch, 0 where one product is as fast; measured on an H200 at 1024 and 4096 columns."""
     if n > MAX_COLUMNS or k % MIN_K:
@@ -81,13 +76,14 @@ def batched_splits(rows: int, n: int, k: int) -> int:
 def kernel_variant(rows: int) -> tuple[int, int, int]:
     """Steps of numbers of rows with equal variants run the same kernels for a product in parts and its norm."""
     small, large = (batched_splits(rows, columns, MIN_K) for columns in (SMALL_COLUMNS, MAX_COLUMNS))
-    return row_block(min(rows, MAX_ROWS + 1)), small, large
+    few = max(MAX_ROWS, hopper.MAX_ROWS) + 1
+    return hopper.block_rows(min(rows, few)), small, large
 
 
 def pays(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether parts for the norm are faster to be had than the product."""
     (rows, k), n = x.shape, weight.shape[0]
-    if linear.streams(x, weight):
+    if linear.streams(x, weight, in_parts=True):
         from quire.kernels import linear_hopper
 
         return linear_hopper.num_parts(x, weight) > 1
@@ -99,7 +95,7 @@ def pays(x: torch.Tensor, weight: torch.Tensor) -> bool:
 def split_linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, config: Config | None = None, *, dependents: bool
 ) -> torch.Tensor:
-    """The parts, float32 [S, M, N]; dependents: the next kernel is launched dependently.
+    """The parts, float32 [S, M, N]; dependents: the next kernel is launched dependently (and Hopper's is itself).
 
     1 to 64 rows of a float dtype; more if `batched_splits` says so, of a 16-bit dtype. Raises ValueError for others.
     `config` is for tests and tuning of our portable kernel.
@@ -115,7 +111,7 @@ def split_linear(
         if bias is not None:
             parts[0] += bias
         return parts
-    if config is None and linear.streams(x, weight):
+    if config is None and linear.streams(x, weight, in_parts=True):
         from quire.kernels import linear_hopper
 
         if linear_hopper.num_parts(x, weight) > 1:
@@ -126,7 +122,7 @@ def split_linear(
     out = torch.empty(splits, rows, n, dtype=torch.float32, device=x.device)
     _split_kernel[(triton.cdiv(n, config.block_n), splits)](
         x, weight, x if bias is None else bias, out, x.stride(0), weight.stride(0), rows, n,
-        k, part, row_block(rows), config.block_n, config.block_k, bias is not None, dependents,
+        k, part, hopper.block_rows(rows), config.block_n, config.block_k, bias is not None, dependents,
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     return out

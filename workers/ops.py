@@ -77,7 +77,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out
 
 
 def splits(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether `linear_in_parts` is there for these and faster than `linear`: some rows, a small weight, on CUDA."""
+    """Whether `linear_in_parts` is there for these and faster than `linear`: some rows, few columns, on CUDA."""
     return x.is_cuda and _kernels().split_linear.pays(x, weight)
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from quire.ipc.cpus import cpu_share
 from quire.ipc.plan import (
     PREFILL_PROMPT_LOGPROBS,
     StepPlan,
@@ -73,7 +74,7 @@ class ModelRunner:
         """Compile, on all cores, what the plan `words` needs and, if there will be `graphs`, what they need."""
         from quire.kernels.compile_ahead import compile_only
 
-        with compile_only(), self.model.short(self._layer_kinds()):
+        with compile_only(cpu_share()), self.model.short(self._layer_kinds()):
             self._run(decode_plan(words, self._decode_rows), self.device.load_plan(words), no_mask)
             if graphs:
                 StepGraphs(self, self.device).run_kernels()  # type: ignore[arg-type]

@@ -6,8 +6,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from quire.ipc.cpus import cpu_share
+
 SMALL_WEIGHTS_BYTES = 64 << 20
-CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 CPUS = Path("/sys/devices/system/cpu")
 
 
@@ -29,15 +30,6 @@ def choose_num_threads(weights_bytes: int) -> int:
     if any(os.environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")):
         return torch.get_num_threads()
     return max(1, min(num_physical_cores(), cpu_share()))
-
-
-def cpu_share() -> int:
-    """Cores' worth of time that the control group grants, rounded up: more threads than that are stopped in mid-operation."""
-    try:
-        quota, period = CPU_MAX.read_text().split()
-        return -(-int(quota) // int(period))
-    except (OSError, ValueError):  # no control group of version 2, or "max"
-        return len(os.sched_getaffinity(0))
 
 
 def num_physical_cores() -> int:

@@ -6,7 +6,6 @@ Started by the core through __main__.py. Whatever goes wrong is told to the core
 """
 
 import logging
-import os
 import sys
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 
 from quire.ipc.config import WorkerConfig
+from quire.ipc.cpus import cpu_share
 from quire.ipc.messages import AllocateKV, KVGroup, WorkerFailed, WorkerProfile, WorkerPromptLogprobs, WorkerReady
 from quire.ipc.plan import H_STEP, H_WORLD_SIZE, max_plan_words
 from quire.ipc.result_ring import ResultRing
@@ -55,8 +55,7 @@ class Worker:
 
         self._spin_s = 0.0
         if config.device == "cuda":
-            self._spin_s = GPU_SPIN_S if (os.cpu_count() or 1) > 2 else SHORT_SPIN_S
-            sys.setswitchinterval(GPU_SWITCH_S)
+            self._spin_s = GPU_SPIN_S if cpu_share() > 2 else SHORT_SPIN_S
 
     def run(self) -> None:
         """Start up, serve, end. Raises what the core cannot be told of."""
@@ -70,8 +69,8 @@ class Worker:
         except Exception as error:
             if not type(error).__module__.startswith("triton."):
                 raise
-            # the same at each start: to load the model again would not help
-            return self._fail(f"a kernel cannot be compiled for this GPU: {_last_line(error)}")
+            log.exception("a kernel cannot be compiled")
+            return self._fail(f"a kernel cannot be compiled for this GPU: {_reason(error)}")
         with runner.device.stream():
             if self.ring is not None:
                 self._clear_results(runner)
@@ -196,6 +195,8 @@ class Worker:
     # ------------------------------------------------------------------------------------------------------ serving
     def _serve(self, runner: ModelRunner) -> None:
         spin_s = self._spin_s
+        if spin_s:
+            sys.setswitchinterval(GPU_SWITCH_S)
         more_to_capture = True
         while True:
             record = self.reader.read(IDLE_S if more_to_capture else READ_TIMEOUT_S, spin_s)
@@ -234,9 +235,12 @@ class Worker:
         self.channel.send(WorkerPromptLogprobs(self.config.rank, step, row.row, *parts))
 
 
-def _last_line(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[-1].strip() if lines else type(error).__name__
+def _reason(error: BaseException) -> str:
+    """The innermost cause in a line: Triton's own errors end in a caret below the source, or in the command that failed."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip(" ^~") and not line.startswith("Repro command")]
+    return f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__
 
 
 def choose_dtype(wanted: str, config: ModelConfig, device: str) -> torch.dtype:

@@ -412,6 +412,33 @@ def test_gpu_takes_any_block_size(block_size, dtype, window):
     assert_matches(run_prefill(prefill), prefill.expected(), dtype)
 
 
+@pytest.mark.interpret
+def test_interpreted_keys_are_split_no_further_than_a_window_reaches():
+    from quire.kernels.attention_prefill_schedule import PrefillConfig, PrefillWorkspace, prefill_schedule
+
+    case = Case([(900, 5), (30, 3)], dtype=torch.float16)
+    config = PrefillConfig(16, 16, 4, 2, 1)
+    workspace = PrefillWorkspace.allocate(3, 8, 4, 2, 16, "cpu", torch.float16, config=config, num_programs=64)
+    splits = []
+    for window in (0, 120, 250, 5000):
+        prefill_schedule(workspace, case.query_start, case.seq_lens, 8, case.max_blocks * 16, window=window)
+        splits.append(int(workspace.header[1]))
+    assert splits == [8, 1, 3, 8]  # of 8 tiles of 16 keys, or more
+
+
+@pytest.mark.parametrize("limit,programs_per_sm", [(227 << 10, [1, 2, 4]), (99 << 10, [2, 4]), (16 << 10, [4])])
+def test_decode_leaves_out_what_the_gpus_shared_memory_does_not_hold(limit, programs_per_sm, monkeypatch):
+    pytest.importorskip("triton")
+    from quire.kernels.attention_decode_schedule import DecodeWorkspace
+
+    properties = type("Properties", (), {"multi_processor_count": 2, "shared_memory_per_block_optin": limit})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch, "empty", lambda *shape, device, **options: torch.zeros(1))
+    monkeypatch.setattr(torch, "zeros", lambda *shape, device=None, **options: torch.ones(1))
+    workspace = DecodeWorkspace.allocate(4, 32, 8, 128, 1, "cuda", torch.bfloat16)
+    assert [config.programs_per_sm for config, _programs in workspace.configs] == programs_per_sm
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("cache_dtype", [torch.float8_e4m3fn, torch.float16])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -1,5 +1,6 @@
 """Kernels in Gluon, which changes its names from version to version, compile for sm_90 with the installed Triton."""
 
+import os
 import subprocess
 import sys
 
@@ -7,36 +8,14 @@ import pytest
 
 pytest.importorskip("triton")
 
-# A driver that says it is a Hopper, tensors without memory, and launches that only compile.
 PROGRAM = """
-import types, torch, triton
-from triton.backends.compiler import GPUTarget
-from triton.backends.driver import DriverBase
-from triton.runtime import driver
-from triton.runtime.jit import JITFunction
+import torch
+import hopper_offline
+from hopper_offline import COMPILED, ints, meta
 
-class Hopper(DriverBase):
-    def __init__(self): pass
-    @classmethod
-    def is_active(cls): return True
-    def map_python_to_cpp_type(self, ty): return "int"
-    def get_current_target(self): return GPUTarget("cuda", 90, 32)
-    def get_current_device(self): return 0
-    def get_current_stream(self, device=0): return 0
-    def get_active_torch_device(self): return torch.device("meta")
-    def get_benchmarker(self): raise NotImplementedError
-    def get_device_interface(self): return torch.cuda
-
-driver.set_active(Hopper())
-torch.cuda.get_device_properties = lambda device=None: types.SimpleNamespace(multi_processor_count=132)
-run, compiled = JITFunction.run, []
-JITFunction.run = lambda self, *args, warmup, **kwargs: compiled.append(run(self, *args, warmup=True, **kwargs))
-
-def meta(*shape, dtype=torch.bfloat16): return torch.empty(shape, dtype=dtype, device="meta")
-def ints(*shape): return meta(*shape, dtype=torch.int32)
-
+hopper_offline.compile_launches()
 {body}
-for kernel in compiled:
+for kernel in COMPILED:
     print(kernel.metadata.shared <= 232448, "wgmma" in kernel.asm["ptx"], "cp.async.bulk.tensor" in kernel.asm["ptx"])
 """
 
@@ -64,6 +43,7 @@ def test_kernels_for_hopper_compile(body, count, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     program = PROGRAM.replace("{body}", body)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
     child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
     assert child.returncode == 0, child.stderr[-3000:]
     assert child.stdout.split() == ["True"] * 3 * count

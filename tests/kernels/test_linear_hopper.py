@@ -199,4 +199,6 @@ def test_only_16_bit_products_of_2_to_64_rows_are_streamed(monkeypatch):
     assert [hopper.takes_linear(x[:rows], weight) for rows in (1, 2, 64, 65)] == [False, True, True, False]
     assert not hopper.takes_linear(x[:8].float(), weight.float()) and not hopper.takes_linear(x[:8], weight.bfloat16())
     assert not hopper.takes_linear(x[:8, :60], weight[:, :60].contiguous())
-    assert linear.streams(x[:2], weight) and not linear.streams(x[:4], weight[:1024]) and linear.streams(x[:5], weight[:1024])
+    few = weight[:1024]
+    assert linear.streams(x[:2], weight) and not linear.streams(x[:64], few)
+    assert [linear.streams(x[:rows], few, in_parts=True) for rows in (2, 4, 5, 64)] == [False, False, True, True]

@@ -5,6 +5,7 @@ import os
 import pytest
 import torch
 
+from quire.ipc import cpus
 from quire.workers import threads
 
 BILLION = 10**9
@@ -35,7 +36,7 @@ def test_else_one_for_each_core_it_may_use(monkeypatch: pytest.MonkeyPatch, unas
         (topology / "core_id").write_text(core + "\n")
         (topology / "physical_package_id").write_text("0\n")
     monkeypatch.setattr(threads, "CPUS", tmp_path)
-    monkeypatch.setattr(threads, "CPU_MAX", tmp_path / "cpu.max")
+    monkeypatch.setattr(cpus, "CPU_MAX", tmp_path / "cpu.max")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
     assert threads.choose_num_threads(2 * BILLION) == 2
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2})
@@ -44,4 +45,6 @@ def test_else_one_for_each_core_it_may_use(monkeypatch: pytest.MonkeyPatch, unas
     assert threads.choose_num_threads(2 * BILLION) == 3
     for quota, share in (("max 100000", 3), ("150000 100000", 2), ("10000 100000", 1)):
         (tmp_path / "cpu.max").write_text(quota + "\n")
-        assert threads.choose_num_threads(2 * BILLION) == share
+        assert threads.choose_num_threads(2 * BILLION) == cpus.cpu_share() == share
+    (tmp_path / "cpu.max").write_text("800000 100000\n")
+    assert cpus.cpu_share() == 3  # no more than it may run on

@@ -1,0 +1,101 @@
+"""Steps of any padded size run kernels that were compiled before serving began: to compile one stops every request."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton")
+
+# Triton is asked what each launch would have to be compiled for. Without attention, whose kernels do not depend on tokens.
+PROGRAM = """
+import itertools, json, pathlib, sys, types
+import hopper_offline
+from hopper_offline import KEYS, ints, meta
+import torch
+from quire.kernels import blas, dependent_launch, hopper, split_linear
+from quire.kernels.attention_decode_schedule import DecodeWorkspace, choose_decode_configs
+from quire.kernels.dependent_launch import mode_for
+from quire.kernels.rope_kv import rope_kv
+from quire.workers import graphs, ops
+from quire.workers.cuda import CudaDevice
+from quire.workers.model_config import read_model_config
+from quire.workers.models.build import build_model
+
+folder, max_rows, max_tokens, streams = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "True"
+hopper_offline.look_up_launches()
+hopper.available = lambda device: streams
+dependent_launch.supported = lambda: True
+dependent_launch._max_rows = lambda: 64 if streams else 16
+source = pathlib.Path(ops.__file__).read_text()
+assert "x.is_cuda" in source
+exec(compile(source.replace(".is_cuda", ".is_meta"), ops.__file__, "exec"), ops.__dict__)
+blas._prefer = lambda library: None
+blas.batched_parts = lambda x, w, parts: meta(parts, len(x), len(w), dtype=torch.float32)
+
+config = read_model_config(folder)
+with torch.device("meta"):
+    model = build_model(config, torch.bfloat16, torch.device("meta"))
+choices = choose_decode_configs(torch.bfloat16, torch.bfloat16, config.head_dim, config.num_heads // config.num_kv_heads)
+configs = [(choice, 132 * choice.programs_per_sm) for choice in choices]
+workspace = types.SimpleNamespace(num_kv_heads=config.num_kv_heads, configs=configs)
+device = types.SimpleNamespace(_decode=types.SimpleNamespace(launch=lambda rows: DecodeWorkspace.launch(workspace, rows)))
+cache, cos_sin = meta(2, config.num_kv_heads, 64, config.head_dim), meta(4096, config.head_dim, dtype=torch.float32)
+logits = meta(max_rows, config.vocab_size)
+
+def met(shape):
+    tokens, rows, mixed = shape
+    def attend(layer, qkv, q_norm, k_norm):
+        slots = meta(tokens, dtype=torch.int64)
+        rope_kv(qkv, ints(tokens), cos_sin, slots, cache, cache, config.num_heads, q_norm, k_norm, 1e-6, pdl=mode_for(tokens))
+        return meta(tokens, config.num_heads * config.head_dim)
+    KEYS.clear()
+    hidden = model(ints(tokens), ints(tokens), attend)
+    model.compute_logits(meta(rows, config.hidden_size) if mixed else hidden, logits[:rows])
+    return set(KEYS)
+
+decode = [graphs.Shape(size, size, False) for size in graphs.decode_sizes(min(max_rows, max_tokens))]
+tokens, rows = graphs.mixed_token_sizes(max_tokens), graphs.mixed_row_sizes(max_rows)
+ahead = graphs.mixed_variants(tokens, rows, lambda t, r: CudaDevice.kernel_variant(device, t, r))
+compiled = set().union(*(met(shape) for shape in ahead + decode))
+late = {name: shape for shape in graphs.mixed_shapes(tokens, rows) for name, _ in met(shape) - compiled}
+print(json.dumps([len(compiled), len({name for name, _ in compiled}), late]))
+"""
+
+SHAPES = {
+    "0.6B": {
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+    },
+    "0.5B": {"hidden_size": 896, "intermediate_size": 4864, "num_attention_heads": 14, "num_key_value_heads": 2},
+    "8B": {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8},
+    "odd": {
+        "hidden_size": 1032,
+        "intermediate_size": 3000,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+    },
+}
+
+
+@pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize(
+    "shape,max_rows,max_tokens", [("0.6B", 1024, 8192), ("0.5B", 37, 512), ("8B", 256, 2048), ("odd", 5, 64)]
+)
+def test_no_padded_step_compiles_while_serving(shape, max_rows, max_tokens, streams, tmp_path, monkeypatch):
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 2, "vocab_size": 32_003}
+    config |= {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "hidden_act": "silu", "torch_dtype": "bfloat16"}
+    (tmp_path / "config.json").write_text(json.dumps(config | SHAPES[shape]))
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+    arguments = [str(tmp_path), str(max_rows), str(max_tokens), str(streams)]
+    child = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, timeout=300)
+    assert child.returncode == 0, child.stderr[-3000:]
+    num_compiled, num_functions, late = json.loads(child.stdout)
+    assert late == {} and num_compiled > num_functions > 4

@@ -1,0 +1,76 @@
+"""What a worker says of a kernel that cannot be compiled."""
+
+import subprocess
+
+import pytest
+
+pytest.importorskip("triton")
+from triton.compiler.errors import CompilationError
+from triton.runtime.errors import OutOfResources
+
+from quire.ipc.messages import WorkerFailed
+from quire.workers.worker import Worker, _reason
+
+
+def compilation_error() -> CompilationError:
+    """As Triton raises it for a mistake in a function that a kernel calls."""
+    cause = AttributeError("module 'triton.language' has no attribute 'no_such_function'")
+    try:
+        try:
+            raise cause
+        except AttributeError as error:
+            raise CompilationError("def f(x):\n    g(x)\n    ^", None, None) from error
+    except CompilationError as error:
+        return error
+
+
+@pytest.mark.parametrize(
+    "error,reason",
+    [
+        (compilation_error(), "AttributeError: module 'triton.language' has no attribute 'no_such_function'"),
+        (CompilationError("x = y\n", None, "y is not defined"), "CompilationError: y is not defined"),
+        (OutOfResources(300_000, 232_448, "shared memory"), "OutOfResources: out of resource: shared memory"),
+        (
+            RuntimeError("ptxas failed\nfatal: no space left\nRepro command: ptxas -v x.ptx"),
+            "RuntimeError: fatal: no space left",
+        ),
+        (ValueError(), "ValueError"),
+    ],
+)
+def test_the_reason_is_the_innermost_cause_in_a_line(error, reason):
+    said = _reason(error)
+    assert said.startswith(reason) and "\n" not in said
+
+
+class Channel:
+    def __init__(self):
+        self.sent, self.closed = [], False
+
+    def send(self, message):
+        self.sent.append(message)
+
+    def close(self):
+        self.closed = True
+
+
+def worker_that_fails(error: Exception) -> Worker:
+    def start():
+        raise error
+
+    worker = Worker.__new__(Worker)
+    worker.channel, worker._start = Channel(), start
+    worker.config = type("Config", (), {"rank": 3})
+    return worker
+
+
+def test_a_kernel_that_cannot_be_compiled_is_told_and_logged(caplog):
+    worker = worker_that_fails(compilation_error())
+    worker.run()
+    [message] = worker.channel.sent
+    assert isinstance(message, WorkerFailed) and message.rank == 3 and worker.channel.closed
+    assert "no_such_function" in message.message and "Traceback" in caplog.text
+
+
+def test_other_errors_are_raised():
+    with pytest.raises(subprocess.SubprocessError):
+        worker_that_fails(subprocess.SubprocessError("x")).run()
