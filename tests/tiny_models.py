@@ -102,6 +102,13 @@ GPU_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     f"gpu-{name}": (family, {**changes, "head_dim": HEAD_DIMS.get(name, 64)}) for name, (family, changes) in MODELS.items()
 }
 
+_WIDE = {
+    "hidden_size": 1024, "intermediate_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 64,
+    "num_hidden_layers": 2, "initializer_range": 0.05,
+}  # fmt: skip
+# Wide enough for the kernels that a full batch of a real model gets.
+WIDE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {"wide-llama": ("llama", _WIDE), "wide-qwen3": ("qwen3", _WIDE)}
+
 
 @functools.cache
 def tiny_model(name: str, max_shard_size: str = "1GB") -> Path:
@@ -119,7 +126,7 @@ def reference(name: str) -> Any:
     import torch
     import transformers
 
-    family, changes = {**MODELS, **GPU_MODELS}[name]
+    family, changes = {**MODELS, **GPU_MODELS, **WIDE_MODELS}[name]
     config_class, model_class = {
         "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
         "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),

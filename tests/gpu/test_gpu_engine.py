@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 from inline_engine import InlineEngine
-from tiny_models import GPU_MODELS, reference, tiny_model
+from tiny_models import GPU_MODELS, WIDE_MODELS, reference, tiny_model
 
 from quire.ipc.sampling import SamplingParams
 
@@ -42,6 +42,17 @@ def wrong_rows(name, got):
     return wrong
 
 
+def below_the_maximum(name, some, got) -> float:
+    """How far a chosen token lies below the maximum of transformers' fp32 logits, of the row's range, at most."""
+    worst = 0.0
+    for p, out in zip(some, got, strict=True):
+        logits = reference_logits(name, p, out)
+        chosen = logits.gather(1, torch.tensor(out)[:, None])[:, 0]
+        highest, lowest = logits.max(-1).values, logits.min(-1).values
+        worst = max(worst, float(((highest - chosen) / (highest - lowest)).max()))
+    return worst
+
+
 @pytest.fixture(autouse=True)
 def ieee_products():
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -70,11 +81,20 @@ def test_fp32_equals_transformers_when_chunked_and_preempted(name):
 @pytest.mark.parametrize("name", ["gpu-llama", "gpu-mistral-sliding", "gpu-qwen2-mixed", "gpu-qwen3"])
 def test_16_bit_tokens_are_near_the_maximum_in_fp32(name, dtype):
     engine = InlineEngine(tiny_model(name), device="cuda", dtype=dtype, graphs=True, block_size=64)
-    for p, out in zip(prompts(), engine.generate(prompts(), GREEDY), strict=True):
-        logits = reference_logits(name, p, out)
-        ours = logits.gather(1, torch.tensor(out)[:, None])[:, 0]
-        spread = logits.max(-1).values - logits.min(-1).values
-        assert ((logits.max(-1).values - ours) / spread).max() < TOLERANCE_16_BIT
+    assert below_the_maximum(name, prompts(), engine.generate(prompts(), GREEDY)) < TOLERANCE_16_BIT
+
+
+@pytest.mark.parametrize("num_rows", [3, 20, 40, 60, 100])
+@pytest.mark.parametrize("name", WIDE_MODELS)
+def test_16_bit_tokens_of_wide_models_in_batches_of_any_size(name, num_rows):
+    generator = torch.Generator().manual_seed(num_rows)
+    some = [torch.randint(4, 500, (1 + 13 * n % 50,), generator=generator).tolist() for n in range(num_rows)]
+    params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+    for graphs in (False, True):
+        engine = InlineEngine(
+            tiny_model(name), device="cuda", dtype=torch.bfloat16, graphs=graphs, max_num_seqs=128, num_blocks=512
+        )
+        assert below_the_maximum(name, some, engine.generate(some, params)) < TOLERANCE_16_BIT
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
