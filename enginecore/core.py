@@ -40,7 +40,7 @@ log = logging.getLogger("quire.enginecore")
 MAX_STEPS_IN_FLIGHT = 2
 BEAT_INTERVAL_S = 0.5
 SPIN_S = 2e-3  # the poller's resolution is a millisecond: closer to a step's expected end the loop spins
-LATE_S = 1e-2  # the loop spins on for a step that takes so much longer than the last: one with prompts among steps without
+LATE_S = 1e-2  # so long the loop spins on for a step that takes longer than expected
 AWAKE_S = 5e-3  # so long after the last result it spins for the next request: to wake a process takes 0.1 to 0.5 ms
 PUBLISH_FIRST_ROWS = 32  # somebody may wait for a first token, and a plan of so few rows is made before the GPU needs it
 MAX_FAILED_STARTS = 3
@@ -65,6 +65,22 @@ class InFlight:
     logprob_rows: np.ndarray
     # prefill rows whose prompt logprobs come by message: row -> (owner, request id, position of the first)
     prompt_rows: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+
+
+class Expected:
+    """How long steps take, by running means: of a step of decode rows, and of a token of steps with prompts."""
+
+    def __init__(self) -> None:
+        self._decode_s = self._token_s = 0.0
+
+    def learn(self, step: ScheduledStep, seconds: float) -> None:
+        if step.prefills:
+            self._token_s += 0.2 * (seconds / step.num_tokens - self._token_s)
+        else:
+            self._decode_s += 0.2 * (seconds - self._decode_s)
+
+    def seconds(self, step: ScheduledStep) -> float:
+        return self._token_s * step.num_tokens if step.prefills else self._decode_s
 
 
 class EngineCore:
@@ -93,7 +109,7 @@ class EngineCore:
         self._num_owners = 0
         self._in_flight: deque[InFlight] = deque()
         self._prompt_logprobs: dict[tuple[int, int], WorkerPromptLogprobs] = {}  # (step, row) -> not yet passed on
-        self._step_s = 0.0  # running mean of a step's time
+        self._expected = Expected()
         self._last_result = 0.0
         self._next_beat = 0.0
         self._restarts = 0
@@ -205,7 +221,7 @@ class EngineCore:
             return False
         done = self._in_flight.popleft()
         step, now = done.scheduled, time.monotonic()
-        self._step_s += 0.2 * (now - max(done.sent_at, self._last_result) - self._step_s)
+        self._expected.learn(step, now - max(done.sent_at, self._last_result))
         self._last_result = now
         ring = self.workers.result_ring
         # the number of alternatives each row wants, before a finished sequence gives up its slot
@@ -268,7 +284,7 @@ class EngineCore:
             self.workers.result_ring.drain_doorbell()  # a late one would wake us for ever
             return
         oldest = self._in_flight[0]
-        expected = max(oldest.sent_at, self._last_result) + self._step_s - now
+        expected = max(oldest.sent_at, self._last_result) + self._expected.seconds(oldest.scheduled) - now
         if self.config.spins and -LATE_S < expected < SPIN_S:
             self._spin(oldest)
             return
@@ -345,7 +361,7 @@ class EngineCore:
         if self._failed_starts >= MAX_FAILED_STARTS:
             raise WorkersFailed(f"the workers failed to start {MAX_FAILED_STARTS} times in a row: {why}")
         self.workers.start()
-        self._step_s = self._last_result = 0.0
+        self._last_result = 0.0
         self._poller = self._make_poller()
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import time
+import types
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,7 +12,7 @@ from core_by_hand import VOCAB_SIZE, CoreByHand, add
 
 from quire.enginecore import core as core_module
 from quire.enginecore import daemon
-from quire.enginecore.core import AWAKE_S, LATE_S
+from quire.enginecore.core import AWAKE_S, LATE_S, Expected
 from quire.enginecore.workers import WorkersFailed
 from quire.ipc.messages import PromptLogprobs, RequestError, StepOutputs, WorkerPromptLogprobs
 from quire.ipc.worker_channel import WorkerChannel
@@ -73,13 +74,26 @@ def test_a_core_that_spins_sleeps_only_for_a_step_that_is_very_late(by_hand, mon
     frontend.send(add(1, max_tokens=9))
     monkeypatch.setattr(by_hand.workers, "answer", lambda: None)  # the step is under way
     by_hand.until(lambda: core._in_flight)
-    core._step_s, core._last_result = 1.0, 0.0
+    core._last_result = 0.0
+    monkeypatch.setattr(core._expected, "seconds", lambda step: 1.0)
     core._in_flight[0].sent_at = time.monotonic() - 1.0 - late_s
     core._next_beat = time.monotonic() + 0.2
     timeouts = []
     monkeypatch.setattr(core, "_poll", timeouts.append)
     core._wait()
     assert len(timeouts) == 1 and (timeouts[0] > 0.1) is sleeps
+
+
+def test_steps_with_prompts_are_expected_by_their_tokens_and_leave_the_others_expectation_alone():
+    def step(num_tokens, prefills=()):
+        return types.SimpleNamespace(num_tokens=num_tokens, prefills=list(prefills))
+
+    expected = Expected()
+    for _ in range(50):
+        expected.learn(step(8), 0.004)
+        expected.learn(step(8192, ["one"]), 0.2)
+    assert expected.seconds(step(64)) == pytest.approx(0.004, rel=1e-3)
+    assert expected.seconds(step(256, ["one"])) == pytest.approx(0.2 / 32, rel=1e-3)
 
 
 @pytest.mark.parametrize("few", [True, False])
