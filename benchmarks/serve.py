@@ -221,7 +221,7 @@ def parse_arguments() -> argparse.Namespace:
     engines.add_argument("--gpu-memory-utilization", type=float, default=0.85)
     engines.add_argument("--quire-options", default="", help="appended to `quire serve`")
     engines.add_argument("--vllm-options", default="", help="appended to `vllm serve`")
-    engines.add_argument("--vllm-site", default="/tmp/site", help="where vLLM is installed; '' for this Python's own")
+    engines.add_argument("--vllm-site", default="", help="folder where vLLM is installed (default: this Python's own)")
     engines.add_argument("--start-timeout", type=float, default=300.0)
     engines.add_argument("--log-dir", help="where servers' output goes (default: a new folder)")
     parser.add_argument("--csv", type=Path, help="append a row a load")
