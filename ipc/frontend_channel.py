@@ -292,8 +292,8 @@ class _Connection:
             frames = self._socket.recv_multipart(zmq.NOBLOCK)
             try:
                 self._dispatch(frames)
-            except BaseException:
-                self._loop.call_soon(self._on_readable)  # a failing callback must not stop the messages after it
+            except BaseException:  # of a callback, and passed on: it must not stop the messages after it
+                self._loop.call_soon(self._on_readable)
                 raise
         self._loop.call_soon(self._on_readable)
 

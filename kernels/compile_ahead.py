@@ -81,6 +81,5 @@ def _make_launcher(kernel: Any) -> None:
     """What launches a kernel is compiled as well, in C, when it is first asked for."""
     try:
         kernel.run  # noqa: B018
-    except Exception:
-        # Whatever is wrong with it is said again, to whom it concerns, when it is launched.
+    except Exception:  # the compiler's, the linker's, the driver's: said again, to whom it concerns, by the kernel's launch
         log.debug("a kernel's launcher cannot be made", exc_info=True)

@@ -30,6 +30,11 @@ def supported() -> bool:
     return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
 
 
+def late() -> int:
+    """LATE, where the GPU knows it: of a kernel that comes behind others' in any step."""
+    return LATE if supported() else PLAIN
+
+
 @functools.cache
 def _max_rows() -> int:
     if not supported():

@@ -28,7 +28,7 @@ from quire.kernels.dependent_launch import PLAIN, launch_options, wait_for_previ
 
 MAX_ROWS = 16  # a tile of the kernel on tensor cores; beyond it cuBLAS is as fast, of small weights, too (benchmarks/LOG.md)
 MAX_VECTOR_ROWS = 4  # of the kernel without tensor cores
-MIN_STREAMED_COLUMNS = 2048  # of `linear_hopper`, if not in parts: 32 programs
+MIN_STREAMED_COLUMNS = 2048  # of `linear_hopper`, if not in parts: 32 programs; fewer were not measured
 
 
 class Config(NamedTuple):

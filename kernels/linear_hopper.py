@@ -11,6 +11,7 @@ small kernels run. wgmma multiplies 64 rows of W with x^T, padded to BLOCK_M col
 rows. Programs take tiles of the output in turn, without a pause between one and the next.
 """
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -123,6 +124,7 @@ def _kernel(
         gl.store(at + rows.to(gl.int64)[None, :] * out_stride + columns[:, None], values.to(dtype), mask)
 
 
+@functools.cache
 def choose(rows: int, n: int, k: int, sms: int, *, is_gated: bool = False, in_parts: bool = False) -> Config:
     """The configuration for n output columns on so many SMs; found on an H200 (benchmarks/LOG.md).
 
@@ -155,7 +157,7 @@ def launch(
     is_gated: bool = False,
     pdl: int = PLAIN,
 ) -> None:
-    """Run the kernel, for 1 to 128 rows laid out as TMA needs it; out [M, N], or float32 [S, M, N] if config has S > 1 parts.
+    """Run the kernel, for 1 to 64 rows laid out as TMA needs it; out [M, N], or float32 [S, M, N] if config has S > 1 parts.
 
     Raises ValueError if shapes or types do not fit.
     """

@@ -99,7 +99,7 @@ class CudaDevice(Device):
         mapping = step.slot_mapping[place.group, :t]
         pdl = mode_for(t)
         cos_sin, rope = self.ctx.cos_sin, None
-        # of one row, rotation and KV write take less time in a kernel of their own, which has more programs
+        # one row, and QK-norm, take less time with rotation and KV write in a kernel of their own (benchmarks/LOG.md)
         if not self._has_prefill and t > 1 and q_norm is None and can_fuse(self._decode, k, cos_sin):
             rope = Rope(qkv, cos_sin, mapping)
         else:

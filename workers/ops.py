@@ -50,10 +50,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """residual += x in place; returns the norm of the new residual. x, residual [T, H]; x may be parts of `linear_in_parts`."""
     if x.dim() == 3:
-        launches = _kernels().dependent_launch
-        return _kernels().norm.add_rms_norm(
-            x, residual, weight, eps, pdl=launches.LATE if launches.supported() else launches.PLAIN
-        )
+        return _kernels().norm.add_rms_norm(x, residual, weight, eps, pdl=_kernels().dependent_launch.late())
     if x.is_cuda:
         return _kernels().norm.add_rms_norm(x, residual, weight, eps, pdl=_launch_mode(x))
     return norm_cpu.add_rms_norm(x, residual, weight, eps)

@@ -39,7 +39,7 @@ log = logging.getLogger("quire.workers")
 READ_TIMEOUT_S = 1.0
 MASK_TIMEOUT_S = 60.0
 IDLE_S = 0.05  # without a plan: time to capture a step that may come, if the device is idle, too
-GPU_SPIN_S = 5e-3  # for the next plan, where there are cores enough: to wake a process takes 0.1 to 0.5 ms
+GPU_SPIN_S = 5e-3  # for the next plan, where there are cores enough: waking it took 0.04 to 0.5 ms
 SHORT_SPIN_S = 2e-4
 GPU_SWITCH_S = 1e-4  # the longest that a spinning main thread keeps the interpreter from the thread that rings the core
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -52,10 +52,6 @@ class Worker:
         self.reader = PlanReader.attach(config.plan_ring_fds)
         self.ring = ResultRing.attach(config.result_ring_fds) if config.result_ring_fds else None
         self.device = torch.device("cuda", 0) if config.device == "cuda" else torch.device("cpu")
-
-        self._spin_s = 0.0
-        if config.device == "cuda":
-            self._spin_s = GPU_SPIN_S if cpu_share() > 2 else SHORT_SPIN_S
 
     def run(self) -> None:
         """Start up, serve, end. Raises what the core cannot be told of."""
@@ -194,8 +190,9 @@ class Worker:
 
     # ------------------------------------------------------------------------------------------------------ serving
     def _serve(self, runner: ModelRunner) -> None:
-        spin_s = self._spin_s
-        if spin_s:
+        spin_s = 0.0
+        if self.config.device == "cuda":
+            spin_s = GPU_SPIN_S if cpu_share() > 2 else SHORT_SPIN_S
             sys.setswitchinterval(GPU_SWITCH_S)
         more_to_capture = True
         while True:

@@ -52,7 +52,7 @@ def with_core(**options: Any) -> Callable[[Callable[..., Awaitable[None]]], Call
 async def until(condition: Callable[[], object]) -> None:
     """Turns of the loop until something is so; every event that matters here wakes the loop."""
     while not condition():
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
 
 
 async def last(generator: AsyncIterator[RequestOutput]) -> RequestOutput:

@@ -1,8 +1,8 @@
 """Kernels compiled ahead, side by side: compiled they are, run they are not."""
 
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,37 +21,43 @@ def _wrong_kernel(x_ptr):
     tl.store(x_ptr, tl.arange(0, 3))
 
 
-MODULE = """
-#include <Python.h>
-static PyObject *launch(PyObject *self, PyObject *none) { return PyLong_FromLong(NUMBER); }
-static PyMethodDef methods[] = {{"launch", launch, METH_NOARGS, ""}, {NULL, NULL, 0, NULL}};
-static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "launcher", NULL, -1, methods};
-PyMODINIT_FUNC PyInit_launcher(void) { return PyModule_Create(&definition); }
-"""
-
-
-def test_threads_that_load_launchers_of_one_name_get_their_own(tmp_path, monkeypatch):
+def test_threads_that_load_launchers_of_one_name_get_their_own(monkeypatch):
+    """Python gives the newest module of a name, with the functions of the file asked for put in."""
     from triton.runtime import build
 
     from quire.kernels.compile_ahead import own_modules
 
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    newest, loading, overlaps = SimpleNamespace(), [], []
 
-    def load(number):
-        return build.compile_module_from_src(MODULE.replace("NUMBER", str(number)), "launcher").launch()
+    def load(name, path):
+        loading.append(path)
+        newest.launch = path
+        overlaps.append(len(loading) > 1)
+        loading.remove(path)
+        return newest
 
-    try:
-        assert [load(number) for number in range(4)] == [0, 1, 2, 3]
-    except (subprocess.CalledProcessError, RuntimeError):
-        pytest.skip("no C compiler, or no headers of Python")
+    monkeypatch.setattr(build, "_load_module_from_path", load)
+    first, second = (build._load_module_from_path("launcher", path) for path in "ab")
+    assert first.launch == second.launch == "b"  # the trouble
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        with own_modules(), ThreadPoolExecutor(8) as pool:
-            wanted = [i % 4 for i in range(2000)]
-            assert list(pool.map(load, wanted)) == wanted
+        with own_modules() as may_load, ThreadPoolExecutor(8) as pool:
+            modules = list(pool.map(lambda n: build._load_module_from_path("launcher", str(n)), range(2000)))
     finally:
         sys.setswitchinterval(interval)
+    assert may_load and [module.launch for module in modules] == [str(n) for n in range(2000)] and not any(overlaps)
+    assert build._load_module_from_path is load
+
+
+def test_a_triton_without_the_loader_makes_launchers_one_after_the_other(monkeypatch):
+    from triton.runtime import build
+
+    from quire.kernels.compile_ahead import own_modules
+
+    monkeypatch.delattr(build, "_load_module_from_path")
+    with own_modules() as may_load:
+        assert not may_load and not hasattr(build, "_load_module_from_path")
 
 
 class _Broken:
@@ -76,8 +82,6 @@ class _Finished:
 
 
 def test_what_cannot_be_loaded_is_left_for_its_launch():
-    from types import SimpleNamespace
-
     from quire.kernels import compile_ahead
 
     compile_ahead._make_launcher(_Broken())

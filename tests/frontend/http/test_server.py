@@ -321,11 +321,11 @@ def test_an_engine_that_dies_is_started_again_and_one_that_cannot_start_ends_the
         keeper = asyncio.create_task(engine.keep_alive())
         try:
             async with AsyncClient(engine.address) as client:
-                epoch = client.welcome.epoch
+                epoch, again, welcomed = client.welcome.epoch, asyncio.Event(), client._channel._on_connected
+                client._channel._on_connected = lambda welcome: (welcomed(welcome), again.set())
                 os.kill(engine.pid, signal.SIGKILL)
-                async with asyncio.timeout(DEADLINE_S):
-                    while not client.is_connected or client.welcome.epoch == epoch:
-                        await asyncio.sleep(0.01)
+                await asyncio.wait_for(again.wait(), DEADLINE_S)
+                assert client.is_connected and client.welcome.epoch != epoch
                 why_not.write_text("the GPU has left")
                 os.kill(engine.pid, signal.SIGKILL)
                 with pytest.raises(ServeError, match="cannot start again: the GPU has left"):
