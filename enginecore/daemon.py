@@ -26,7 +26,7 @@ from quire.enginecore.model_files import (
     resolve_model,
     resolve_tokenizer,
 )
-from quire.enginecore.scheduler import SchedulerConfig
+from quire.enginecore.scheduler import SchedulerConfig, smooth_tokens
 from quire.enginecore.workers import WorkerGroup, WorkersFailed
 from quire.ipc.config import EngineConfig, WorkerConfig
 from quire.ipc.core_endpoint import CoreEndpoint, file_infos, new_epoch
@@ -150,6 +150,7 @@ def core_config_of(config: EngineConfig, summary: ModelSummary, worker: WorkerCo
         look_ahead=config.admission == "lookahead",
         eos_token_ids=tuple(summary.eos_token_ids),
         vocab_size=profile.vocab_size,
+        smooth_tokens=smooth_tokens(profile.weights_bytes, worker.device),
     )
     capacity = kv_capacity_tokens(windows, worker.block_size, profile.num_blocks, worker.max_model_len)
     _log_sizes(worker, profile, capacity)

@@ -20,8 +20,8 @@ from quire.ipc.messages import Finished, Started
 from quire.ipc.plan import PREFILL_PROMPT_LOGPROBS, PREFILL_SAMPLE, StepPlan
 
 MAX_FEATURE_WORDS = 1 << 20  # of one plan; one sequence's record may go beyond
-SMOOTH_TOKENS = 256  # of a step with decode rows in which prompts are spread; an 8B model takes 7 ms for it, for 64 rows 5
-MIN_PREFILL_TOKENS = 128  # of such a step, however many decode rows it has
+SMOOTH_TOKENS = 256  # see `smooth_tokens`
+LARGE_BYTES = 16 * 10**9
 MAX_HELD = 256  # waiting sequences that a step looks at in vain
 
 
@@ -39,6 +39,17 @@ class SchedulerConfig:
     look_ahead: bool = True  # False: admit while blocks are free, and preempt when they run out
     eos_token_ids: tuple[int, ...] = ()
     vocab_size: int = 0
+    smooth_tokens: int = (
+        SMOOTH_TOKENS  # of a step with decode rows over which prompts are spread; half of them for prompts at least
+    )
+
+
+def smooth_tokens(weights_bytes: int, device: str) -> int:
+    """`SchedulerConfig.smooth_tokens` of a model: on a GPU steps that take as long as 256 tokens of an 8B model do.
+
+    On an H200 that is 7 ms, where 64 decode rows take 5.
+    """
+    return max(SMOOTH_TOKENS, SMOOTH_TOKENS * LARGE_BYTES // weights_bytes) if device == "cuda" else SMOOTH_TOKENS
 
 
 @dataclass(frozen=True)
@@ -189,7 +200,8 @@ class Scheduler:
         left = self.config.max_num_batched_tokens - num_decode
         if not num_decode or not (self._prefilling or self.waiting):
             return left
-        return min(left, max(SMOOTH_TOKENS - num_decode, MIN_PREFILL_TOKENS, self._backlog(2 * left) // 2))
+        smooth = self.config.smooth_tokens
+        return min(left, max(smooth - num_decode, smooth // 2, self._backlog(2 * left) // 2))
 
     def _backlog(self, enough: int) -> int:
         """Tokens that could be computed now if a step had room for all, counted until they are `enough`.

@@ -7,6 +7,7 @@ import signal
 from quire.ipc.config import WorkerConfig
 from quire.ipc.logs import set_up_logging
 from quire.ipc.process import child_main_config
+from quire.workers.cuda_context import make_context_aside
 
 # How often a thread of libgomp looks for work before it sleeps: a tenth of a millisecond or so. It would look for several, and
 # where another process wants a core, all threads wait for the one that lost its own to somebody who only looks: on two busy
@@ -22,6 +23,7 @@ def main() -> None:
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages: 2 GB of weights are there 2 s sooner
     else:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # or every start warns that blas.py's choice is experimental
+        make_context_aside()
     set_up_logging()
     faulthandler.register(signal.SIGUSR1)  # the core asks a stuck worker for its stacks before it kills it
     from quire.workers.worker import Worker

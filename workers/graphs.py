@@ -1,11 +1,11 @@
 """Captured steps: a forward graph by padded tokens and rows, a tail graph by padded rows and sampler variant.
 
 All metadata is read from the device, so a graph depends on padded sizes and not on who is in the batch or how tokens are
-divided among rows. Steps of decode rows have as many tokens as rows; mixed steps up to MAX_TOKENS are captured, too; larger
+divided among rows. Steps of decode rows have as many tokens as rows; mixed steps up to `most_tokens` are captured, too; larger
 ones run eagerly (there the GPU is slower than the host). Graphs share one memory pool; logits pass from forward to tail in a
-buffer of their own. At start all sizes of decode are captured, and mixed steps of few rows, which a prompt on an idle server
-waits for; most others while there is nothing to do (`capture_ahead`). What is met before is captured then, in 10-20 ms, without
-waiting for the device.
+buffer of their own. At start all sizes of decode are captured, and steps of a few prompts, for which a prompt on an idle
+server waits; most others while there is nothing to do (`capture_ahead`). What is met before is captured then, in 10-20 ms (a
+full step in as long as it would take eagerly), without waiting for the device.
 """
 
 import bisect
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("quire.workers")
 
-MAX_TOKENS = 2048  # of a captured mixed step
+MAX_TOKENS = 2048  # of a mixed step captured ahead, and of any if the model is large
+LARGE_BYTES = 16 * 10**9  # of weights: such a model's GPU takes 45 ms for so many tokens, an eager step's launches 15 to 45
 MAX_ROWS_AHEAD = 64  # of mixed steps captured before they are met: a graph takes memory
 SLOW_SIZES = (448,)  # cuBLAS takes 268 us for the 8B's gate_up, at 480 rows 160
 COMMON_VARIANTS = (0, VARIANT_RANDOM)  # greedy, and plain sampling
@@ -58,10 +59,15 @@ def decode_sizes(max_rows: int) -> list[int]:
     return sorted({min(s, max_rows) for s in sizes if s not in SLOW_SIZES} | {max_rows})
 
 
+def most_tokens(weights_bytes: int) -> int:
+    """Tokens of the largest mixed step worth capturing: of a small model the host would be slower than the GPU at more."""
+    return max(MAX_TOKENS, MAX_TOKENS * LARGE_BYTES // weights_bytes)
+
+
 def mixed_token_sizes(max_tokens: int) -> list[int]:
-    """Tokens that mixed steps are padded to."""
-    sizes = [16, 32, *range(64, 512, 64), *range(512, 1024, 128), *range(1024, MAX_TOKENS + 1, 256)]
-    return [s for s in sizes if s <= max_tokens and s not in SLOW_SIZES]
+    """Tokens that mixed steps are padded to, up to max_tokens; none if these are very few."""
+    sizes = [16, 32, *range(64, 512, 64), *range(512, 1024, 128), *range(1024, 4096, 256), *range(4096, max_tokens, 512)]
+    return [s for s in sizes if s < max_tokens and s not in SLOW_SIZES] + [max_tokens] * (max_tokens >= sizes[0])
 
 
 def mixed_row_sizes(max_rows: int) -> list[int]:
@@ -71,11 +77,15 @@ def mixed_row_sizes(max_rows: int) -> list[int]:
 
 
 class Shape(NamedTuple):
-    """What a step is padded to. mixed: prefill rows, too; otherwise every row is a decode row and has one token."""
+    """What a step is padded to. mixed: prefill rows, too; otherwise every row is a decode row and has one token.
+
+    prompts_only: a mixed step without decode rows; their attention, empty, is 0.1 ms of a first token.
+    """
 
     tokens: int
     rows: int
     mixed: bool
+    prompts_only: bool = False
 
 
 def mixed_variants(tokens: Iterable[int], rows: Iterable[int], variant: Callable[[int, int], Hashable]) -> list[Shape]:
@@ -95,9 +105,13 @@ def mixed_shapes(tokens: Iterable[int], rows: Iterable[int]) -> Iterator[Shape]:
 
 
 def shapes_ahead(tokens: Iterable[int], rows: Iterable[int]) -> list[Shape]:
-    """Mixed steps to capture before they are met, few rows first; of these the largest first, whose memory the others share."""
-    shapes = mixed_shapes(tokens, [r for r in rows if r <= MAX_ROWS_AHEAD])
-    return sorted(shapes, key=lambda shape: (shape.rows, -shape.tokens))
+    """Mixed steps to capture before they are met: first, for an idle server, prompts only, of the fewest rows there are.
+
+    Then those of few rows before those of more; the largest first, whose memory the others share.
+    """
+    shapes = list(mixed_shapes([t for t in tokens if t <= MAX_TOKENS], [r for r in rows if r <= MAX_ROWS_AHEAD]))
+    shapes.sort(key=lambda shape: (shape.rows, -shape.tokens))
+    return [s._replace(prompts_only=True) for s in shapes if s.rows == shapes[0].rows] + shapes
 
 
 class StepGraphs:
@@ -106,13 +120,15 @@ class StepGraphs:
         self._device = device
         ctx = runner.ctx
         self.sizes = decode_sizes(min(ctx.max_rows, ctx.max_tokens))
-        self._mixed_tokens = mixed_token_sizes(ctx.max_tokens)
+        weights_bytes = sum(p.numel() * p.element_size() for p in runner.model.parameters())
+        self._mixed_tokens = mixed_token_sizes(min(ctx.max_tokens, most_tokens(weights_bytes)))
         self._mixed_rows = mixed_row_sizes(ctx.max_rows)
         self._logits = torch.empty(ctx.max_rows, ctx.config.vocab_size, dtype=ctx.dtype, device=ctx.device)
         self._pool = torch.cuda.graph_pool_handle()
         self._forward: dict[Shape, torch.cuda.CUDAGraph] = {}
         self._tail: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}  # (rows, variant)
         self._ahead = deque(shapes_ahead(self._mixed_tokens, self._mixed_rows))
+        self._eager: set[Shape] = set()  # no memory was left to capture these
 
     def run(self, plan: StepPlan, read_mask: Callable[[], np.ndarray]) -> bool:
         """Replay the step if its kind is captured; its plan must be on the device already."""
@@ -121,8 +137,8 @@ class StepGraphs:
             return False
         rows = shape.rows
         variant = plan.variant | VARIANT_MASK if plan.late_mask else plan.variant & ~VARIANT_MASK
-        if shape not in self._forward or (rows, variant) not in self._tail:
-            self.capture(shape, variant)
+        if (shape not in self._forward or (rows, variant) not in self._tail) and not self._capture_met(shape, variant):
+            return False
         self._forward[shape].replay()
         if plan.late_mask:
             self._device.load_mask(read_mask().reshape(plan.num_rows, -1))
@@ -141,7 +157,7 @@ class StepGraphs:
             return None
         padded_rows = self._mixed_rows[bisect.bisect_left(self._mixed_rows, rows)]
         padded_tokens = self._mixed_tokens[bisect.bisect_left(self._mixed_tokens, tokens)]
-        return Shape(padded_tokens, padded_rows, True)
+        return Shape(padded_tokens, padded_rows, True, not len(plan.decode_rows) and padded_rows == self._mixed_rows[0])
 
     def capture(self, shape: Shape, variant: int) -> None:
         """Capture what is missing. Capturing runs nothing, so no state changes."""
@@ -151,25 +167,40 @@ class StepGraphs:
         if (rows, variant) not in self._tail:
             self._tail[rows, variant] = self._captured(lambda: self._run_tail(rows, variant))
 
+    def _capture_met(self, shape: Shape, variant: int) -> bool:
+        """Capture a step that is to be run now; False if there is no memory for it, and it can run eagerly."""
+        if shape not in self._eager:
+            try:
+                self.capture(shape, variant)
+                return True
+            except torch.OutOfMemoryError:
+                if not shape.mixed:
+                    raise
+                self._eager.add(shape)
+                log.warning("no memory is left for a graph of %d tokens: such steps run eagerly, which is slower", shape.tokens)
+        return False
+
     def run_kernels(self) -> None:
         """Run every kernel that a step may need, by eager steps of padding: compiling while serving would stop all requests."""
         self._device.load_plan(_no_rows().encode())
         mixed = mixed_variants(self._mixed_tokens, self._mixed_rows, self._device.kernel_variant)
-        for shape in mixed or [Shape(min(4, self.sizes[-1]), 1, True)]:
+        mixed = mixed or [Shape(min(4, self.sizes[-1]), 1, True)]
+        for shape in (*mixed, mixed[0]._replace(prompts_only=True)):
             self._run_forward(shape)
         for variant in WARM_VARIANTS:
             self._run_tail(1, variant)
-        for size in self.sizes:
+        for size in sorted({*self.sizes, min(3, self.sizes[-1])}):  # of 3 rows there are eager steps only
             self._run_forward(Shape(size, size, False))
 
     def warm_up(self) -> float:
-        """Run all kernels, then capture every size of decode and mixed steps of the fewest rows; returns seconds."""
+        """Run all kernels, then capture every size of decode, and prompts without decode rows; returns seconds."""
         begin = time.perf_counter()
-        self.run_kernels()
+        with self._runner.short_model():
+            self.run_kernels()
         for size in reversed(self.sizes):
             for variant in COMMON_VARIANTS:
                 self.capture(Shape(size, size, False), variant)
-        while self._ahead and self._ahead[0].rows == self._mixed_rows[0]:
+        while self._ahead and self._ahead[0].prompts_only:
             self._capture_next()
         return time.perf_counter() - begin
 
@@ -203,10 +234,11 @@ class StepGraphs:
         return graph
 
     def _run_forward(self, shape: Shape) -> None:
-        tokens, rows, mixed = shape
+        tokens, rows, mixed, prompts_only = shape
         r = self._runner
-        hidden = r.forward(self._device.plan, tokens, rows, num_decode_rows=None if mixed else rows)
-        r.logits(hidden, rows, is_decode=not mixed, out=self._logits[:rows])
+        num_decode_rows = 0 if prompts_only else None if mixed else rows
+        hidden = r.forward(self._device.plan, tokens, rows, num_decode_rows)
+        r.model.compute_logits(hidden, self._logits[:rows])
 
     def _run_tail(self, rows: int, variant: int) -> None:
         mask = self._device.mask[:rows] if variant & VARIANT_MASK else None

@@ -5,6 +5,7 @@ tables, write the results. On a GPU most steps replay two graphs, forward and ta
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import numpy as np
@@ -74,15 +75,18 @@ class ModelRunner:
         """Compile, on all cores, what the plan `words` needs and, if there will be `graphs`, what they need."""
         from quire.kernels.compile_ahead import compile_only
 
-        with compile_only(cpu_share()), self.model.short(self._layer_kinds()):
+        with compile_only(cpu_share()), self.short_model():
             self._run(decode_plan(words, self._decode_rows), self.device.load_plan(words), no_mask)
             if graphs:
                 StepGraphs(self, self.device).run_kernels()  # type: ignore[arg-type]
 
-    def _layer_kinds(self) -> list[int]:
-        """Layers that need every kernel: of each KV group two, for the model's first has nothing to add to its residual."""
+    def short_model(self) -> AbstractContextManager[None]:
+        """Within, the model has only layers enough to need every kernel: of each KV group two.
+
+        Its first has nothing to add to its residual; its last goes on with a step's last tokens alone.
+        """
         groups = [place.group for place in self.ctx.cache.places]
-        return [layer for layer, group in enumerate(groups) if groups[:layer].count(group) < 2]
+        return self.model.short([layer for layer, group in enumerate(groups) if groups[:layer].count(group) < 2])
 
     @torch.inference_mode()
     def capture_graphs(self) -> float:
@@ -97,15 +101,30 @@ class ModelRunner:
 
     def _run(self, plan: StepPlan, device_plan: torch.Tensor, read_mask: Callable[[], np.ndarray]) -> list[PromptRow]:
         rows, decode_rows = plan.num_rows, len(plan.decode_rows)
-        hidden = self.forward(device_plan, plan.num_tokens, rows, decode_rows)
-        prompt_rows = self._prompt_logprobs(plan, hidden)
-        logits = self.logits(hidden, rows, is_decode=rows == decode_rows)
+        every_token = bool((plan.prefill_rows[:, 3] & PREFILL_PROMPT_LOGPROBS).any())
+        hidden = self.forward(device_plan, plan.num_tokens, rows, decode_rows, every_token=every_token)
+        prompt_rows = []
+        if every_token:
+            prompt_rows = self._prompt_logprobs(plan, hidden)
+            hidden = hidden.index_select(0, self.buffers.logits_indices[:rows])
+        logits = self.model.compute_logits(hidden)
         mask = self._read_mask(rows, read_mask) if plan.late_mask else None
         self.tail(device_plan, logits, plan.variant, mask)
         return prompt_rows
 
-    def forward(self, device_plan: torch.Tensor, num_tokens: int, num_rows: int, num_decode_rows: int | None) -> torch.Tensor:
-        """Inputs and hidden states [num_tokens, H] of a step padded to these sizes; num_decode_rows None: the device knows."""
+    def forward(
+        self,
+        device_plan: torch.Tensor,
+        num_tokens: int,
+        num_rows: int,
+        num_decode_rows: int | None,
+        *,
+        every_token: bool = False,
+    ) -> torch.Tensor:
+        """Inputs and hidden states of a step padded to these sizes; num_decode_rows None: the device knows.
+
+        [num_rows, H], of each row's last token, or [num_tokens, H] if every_token.
+        """
         step = self.buffers
         self.device.prepare(device_plan, self.tables, step, num_tokens, num_rows)
         self.device.begin_attention(self.tables, step, num_tokens, num_rows, num_decode_rows)
@@ -113,13 +132,9 @@ class ModelRunner:
         def attend(layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None) -> torch.Tensor:
             return self.device.attend(layer, qkv, q_norm, k_norm, step)
 
-        return self.model(step.input_ids[:num_tokens], step.positions[:num_tokens], attend)
-
-    def logits(self, hidden: torch.Tensor, num_rows: int, *, is_decode: bool, out: torch.Tensor | None = None) -> torch.Tensor:
-        """[num_rows, V] of each row's last token; rows of a decode step have one token each."""
-        if not is_decode:
-            hidden = hidden.index_select(0, self.buffers.logits_indices[:num_rows])
-        return self.model.compute_logits(hidden, out)
+        is_decode = num_decode_rows == num_rows  # rows have one token each
+        wanted = None if is_decode or every_token else step.logits_indices[:num_rows]
+        return self.model(step.input_ids[:num_tokens], step.positions[:num_tokens], attend, wanted)
 
     def tail(self, device_plan: torch.Tensor, logits: torch.Tensor, variant: int, mask: torch.Tensor | None) -> None:
         """Sample, update the tables, write the results."""

@@ -2,7 +2,6 @@
 
 import itertools
 from collections import deque
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -10,9 +9,8 @@ from fake_worker import FakeWorker, solo_output
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from quire.enginecore import scheduler
 from quire.enginecore.block_pool import BlockPool
-from quire.enginecore.scheduler import Scheduler, SchedulerConfig
+from quire.enginecore.scheduler import SMOOTH_TOKENS, Scheduler, SchedulerConfig, smooth_tokens
 from quire.enginecore.sequence import Sequence
 from quire.ipc.messages import sequence_key
 from quire.ipc.sampling import SamplingParams
@@ -147,10 +145,8 @@ def test_a_long_prompt_is_chunked_under_the_budget_and_mixed_with_decode():
     h.assert_right()
 
 
-def test_a_prompt_beside_decode_rows_is_spread_over_steps(monkeypatch):
-    h = Harness(num_blocks=200, budget=64, max_model_len=200, max_num_seqs=8)
-    monkeypatch.setattr(scheduler, "SMOOTH_TOKENS", 12)
-    monkeypatch.setattr(scheduler, "MIN_PREFILL_TOKENS", 6)
+def test_a_prompt_beside_decode_rows_is_spread_over_steps():
+    h = Harness(num_blocks=200, budget=64, max_model_len=200, max_num_seqs=8, smooth_tokens=12)
     prompts = [[p] * length for p, length in enumerate((60, 100, 5, 30))]
 
     def chunks():
@@ -174,13 +170,13 @@ def test_a_prompt_beside_decode_rows_is_spread_over_steps(monkeypatch):
     h.assert_right()
 
 
-def test_only_what_can_start_counts_as_waiting(monkeypatch):
-    monkeypatch.setattr(scheduler, "SMOOTH_TOKENS", 12)
-    monkeypatch.setattr(scheduler, "MIN_PREFILL_TOKENS", 6)
+def test_only_what_can_start_counts_as_waiting():
 
     def first_chunk(max_num_seqs=8, features=8, more=(), **params):
         """Prefill tokens of the step after a prompt of 60, and `more` behind it, came beside one decode row."""
-        h = Harness(num_blocks=400, budget=64, max_model_len=200, max_num_seqs=max_num_seqs, num_feature_rows=features)
+        h = Harness(
+            num_blocks=400, budget=64, max_model_len=200, max_num_seqs=max_num_seqs, num_feature_rows=features, smooth_tokens=12
+        )
         h.add([1], 40, presence_penalty=1.0)
         while not h.outputs[1]:
             h.turn(depth=1)
@@ -200,10 +196,8 @@ def test_only_what_can_start_counts_as_waiting(monkeypatch):
     assert first_chunk(more=[([3] * 60, {"presence_penalty": 1.0}), *others], features=1) == 30  # behind who waits for a row
 
 
-def test_an_aborted_prompt_that_had_no_room_hides_nobody(monkeypatch):
-    monkeypatch.setattr(scheduler, "SMOOTH_TOKENS", 12)
-    monkeypatch.setattr(scheduler, "MIN_PREFILL_TOKENS", 6)
-    h = Harness(num_blocks=60, budget=64, max_model_len=200, max_num_seqs=8)
+def test_an_aborted_prompt_that_had_no_room_hides_nobody():
+    h = Harness(num_blocks=60, budget=64, max_model_len=200, max_num_seqs=8, smooth_tokens=12)
     h.add([1] * 60, 100)
     while not h.outputs[1]:
         h.turn(depth=1)
@@ -217,10 +211,8 @@ def test_an_aborted_prompt_that_had_no_room_hides_nobody(monkeypatch):
     assert plan.num_tokens - len(plan.decode_rows) == 30  # half of three prompts
 
 
-def test_many_decode_rows_leave_a_prompt_its_least(monkeypatch):
-    h = Harness(num_blocks=200, budget=64, max_model_len=200, max_num_seqs=16)
-    monkeypatch.setattr(scheduler, "SMOOTH_TOKENS", 12)
-    monkeypatch.setattr(scheduler, "MIN_PREFILL_TOKENS", 6)
+def test_many_decode_rows_leave_a_prompt_its_least():
+    h = Harness(num_blocks=200, budget=64, max_model_len=200, max_num_seqs=16, smooth_tokens=12)
     for n in range(10):
         h.add([n], 50)
     for _ in range(4):
@@ -233,6 +225,11 @@ def test_many_decode_rows_leave_a_prompt_its_least(monkeypatch):
     assert all(len(plan.decode_rows) == 10 for plan in h.plans)
     h.run()
     h.assert_right()
+
+
+def test_the_smaller_the_model_the_more_of_a_prompt_a_step_takes():
+    assert smooth_tokens(16 * 10**9, "cuda") == smooth_tokens(140 * 10**9, "cuda") == SMOOTH_TOKENS
+    assert smooth_tokens(10**9, "cuda") == 16 * SMOOTH_TOKENS and smooth_tokens(10**9, "cpu") == SMOOTH_TOKENS
 
 
 def test_unchanged_decode_rows_cost_no_words():
@@ -462,16 +459,11 @@ events = st.lists(
     features=st.integers(1, 2),
     eos=st.booleans(),
     look_ahead=st.booleans(),
-    smooth=st.sampled_from([(scheduler.SMOOTH_TOKENS, scheduler.MIN_PREFILL_TOKENS), (4, 1)]),
+    smooth=st.sampled_from([SMOOTH_TOKENS, 4]),
 )
 def test_any_history_ends_every_request_once_with_its_own_tokens(
     events, blocks, windows, budget, seqs, caching, policy, features, eos, look_ahead, smooth
 ):
-    with mock.patch.multiple(scheduler, SMOOTH_TOKENS=smooth[0], MIN_PREFILL_TOKENS=smooth[1]):
-        check_history(events, blocks, windows, budget, seqs, caching, policy, features, eos, look_ahead)
-
-
-def check_history(events, blocks, windows, budget, seqs, caching, policy, features, eos, look_ahead):
     h = Harness(
         num_blocks=blocks * len(windows),
         windows=windows,
@@ -482,6 +474,7 @@ def check_history(events, blocks, windows, budget, seqs, caching, policy, featur
         num_feature_rows=features,
         look_ahead=look_ahead,
         eos=range(0, VOCAB, 11) if eos else (),
+        smooth_tokens=smooth,
     )
     aborted = set()
     for what, arg in events:

@@ -2,20 +2,23 @@
 
 import itertools
 from collections import deque
+from contextlib import nullcontext
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
-from quire.ipc.plan import VARIANT_FEATURES, VARIANT_FILTER, VARIANT_RANDOM
+from quire.ipc.plan import VARIANT_FEATURES, VARIANT_FILTER, VARIANT_RANDOM, StepPlan
 from quire.kernels import dependent_launch
 from quire.kernels.attention_decode_schedule import DecodeConfig, DecodeWorkspace
 from quire.workers.cuda import CudaDevice
 from quire.workers.graphs import (
     COMMON_VARIANTS,
     MAX_ROWS_AHEAD,
+    MAX_TOKENS,
     WARM_VARIANTS,
     Shape,
     StepGraphs,
@@ -24,6 +27,7 @@ from quire.workers.graphs import (
     mixed_shapes,
     mixed_token_sizes,
     mixed_variants,
+    most_tokens,
     shapes_ahead,
 )
 
@@ -81,19 +85,49 @@ def test_every_kind_of_sampling_is_compiled_before_serving():
 
 
 def test_steps_to_capture_ahead_are_those_of_few_rows_the_largest_first():
-    shapes = shapes_ahead([16, 64], [4, 16, 64, MAX_ROWS_AHEAD + 1])
-    assert shapes == [Shape(t, r, True) for t, r in ((64, 4), (16, 4), (64, 16), (16, 16), (64, 64))]
-    assert sorted(shapes) == sorted(mixed_shapes([16, 64], [4, 16, 64]))
+    prompts, shapes = [Shape(64, 4, True, True), Shape(16, 4, True, True)], [(64, 4), (16, 4), (64, 16), (16, 16), (64, 64)]
+    ahead = shapes_ahead([16, 64, MAX_TOKENS + 1], [4, 16, 64, MAX_ROWS_AHEAD + 1])
+    assert ahead == [*prompts, *(Shape(t, r, True) for t, r in shapes)]
+    assert sorted(ahead[2:]) == sorted(mixed_shapes([16, 64], [4, 16, 64]))
+    assert shapes_ahead([], [4]) == []
+
+
+def test_the_smaller_the_model_the_larger_the_steps_that_are_captured():
+    assert [most_tokens(2**n) for n in (24, 30, 34, 40)] == sorted((most_tokens(2**n) for n in (24, 30, 34, 40)), reverse=True)
+    assert most_tokens(16 * 10**9) == most_tokens(140 * 10**9) == MAX_TOKENS < 8192 < most_tokens(1_200_000_000)
+    for largest in (16, 2000, 2048, 8192, 20_000):
+        sizes = mixed_token_sizes(largest)
+        assert sizes == sorted(set(sizes)) and sizes[-1] == largest
+        assert all(b <= (2 if a < 256 else 1.34) * a for a, b in itertools.pairwise(sizes))
+
+
+def plan_of(decode_rows, lengths):
+    none = np.zeros((0, 16), np.int32)
+    prefills = np.zeros((len(lengths), 8), np.int32)
+    prefills[:, 2] = lengths
+    tokens = np.zeros(sum(lengths), np.int32)
+    return StepPlan(1, none, none[:, :3], np.arange(decode_rows, dtype=np.int32), prefills, tokens, none[:, 0])
+
+
+def test_what_a_step_is_padded_to(graphs):
+    graphs._mixed_tokens, graphs._mixed_rows, graphs.sizes = [16, 64], [4, 16], [1, 2, 8]
+    assert graphs._shape(plan_of(3, [])) == Shape(8, 8, False)
+    assert graphs._shape(plan_of(1, [16])) == Shape(64, 4, True)
+    assert graphs._shape(plan_of(0, [5, 6])) == Shape(16, 4, True, prompts_only=True)
+    assert graphs._shape(plan_of(0, [5] * 7)) == Shape(64, 16, True)  # of more rows only one kind is captured
+    assert graphs._shape(plan_of(0, [65])) is None
 
 
 @pytest.fixture
 def graphs(monkeypatch):
-    """StepGraphs without a GPU, with two steps of 4 rows and one of 16 to capture ahead; `captured` tells what was."""
+    """StepGraphs without a GPU, with two steps of prompts only and a mixed one to capture ahead; `captured` tells what was."""
     made = StepGraphs.__new__(StepGraphs)
     made.captured, made.idle, made._mixed_rows = [], True, [4, 16]
-    made._ahead = deque([Shape(64, 4, True), Shape(16, 4, True), Shape(64, 16, True)])
+    made._ahead = deque([Shape(64, 4, True, True), Shape(16, 4, True, True), Shape(64, 16, True)])
     made._device = SimpleNamespace(is_idle=lambda: made.idle, load_plan=lambda words: None, kernel_variant=lambda t, r: 0)
     made._mixed_tokens, made.sizes = [16, 64], [1, 2]
+    made._runner = SimpleNamespace(short_model=nullcontext)
+    made._forward, made._tail, made._eager = {}, {}, set()
     monkeypatch.setattr(StepGraphs, "capture", lambda self, shape, variant: self.captured.append((shape, variant)))
     monkeypatch.setattr(StepGraphs, "_run_forward", lambda self, shape: None)
     monkeypatch.setattr(StepGraphs, "_run_tail", lambda self, rows, variant: None)
@@ -109,10 +143,10 @@ def test_steps_are_captured_ahead_while_the_device_is_idle(graphs):
     assert graphs.captured == [(shape, variant) for shape in shapes for variant in COMMON_VARIANTS]
 
 
-def test_at_start_decode_and_mixed_steps_of_fewest_rows_are_captured(graphs):
+def test_at_start_decode_and_prompts_of_few_rows_are_captured(graphs):
     graphs.warm_up()
     decode = [Shape(2, 2, False), Shape(1, 1, False)]
-    assert [shape for shape, _ in graphs.captured[::2]] == [*decode, Shape(64, 4, True), Shape(16, 4, True)]
+    assert [shape for shape, _ in graphs.captured[::2]] == [*decode, Shape(64, 4, True, True), Shape(16, 4, True, True)]
     assert list(graphs._ahead) == [Shape(64, 16, True)]
 
 
@@ -122,3 +156,8 @@ def test_without_memory_for_more_graphs_the_worker_goes_on(graphs, monkeypatch):
 
     monkeypatch.setattr(StepGraphs, "capture", capture)
     assert not graphs.capture_ahead() and not graphs._ahead
+    for _ in range(2):
+        assert not graphs.run(plan_of(1, [20]), None)  # it is run eagerly
+        assert graphs._eager == {Shape(64, 4, True)}
+    with pytest.raises(torch.OutOfMemoryError):
+        graphs.run(plan_of(1, []), None)  # an eager step of decode rows would be of no use to anybody for long

@@ -1,4 +1,4 @@
-"""Steps of any padded size run kernels that were compiled before serving began: to compile one stops every request."""
+"""Steps of any size run kernels that were compiled before serving began: to compile one stops every request."""
 
 import json
 import os
@@ -46,21 +46,23 @@ cache, cos_sin = meta(2, config.num_kv_heads, 64, config.head_dim), meta(4096, c
 logits = meta(max_rows, config.vocab_size)
 
 def met(shape):
-    tokens, rows, mixed = shape
+    tokens, rows, mixed, _ = shape
     def attend(layer, qkv, q_norm, k_norm):
         slots = meta(tokens, dtype=torch.int64)
         rope_kv(qkv, ints(tokens), cos_sin, slots, cache, cache, config.num_heads, q_norm, k_norm, 1e-6, pdl=mode_for(tokens))
         return meta(tokens, config.num_heads * config.head_dim)
     KEYS.clear()
-    hidden = model(ints(tokens), ints(tokens), attend)
-    model.compute_logits(meta(rows, config.hidden_size) if mixed else hidden, logits[:rows])
+    hidden = model(ints(tokens), ints(tokens), attend, ints(rows) if mixed else None)
+    model.compute_logits(hidden, logits[:rows])
     return set(KEYS)
 
-decode = [graphs.Shape(size, size, False) for size in graphs.decode_sizes(min(max_rows, max_tokens))]
+sizes = {3, *graphs.decode_sizes(min(max_rows, max_tokens))}
+decode = [graphs.Shape(size, size, False) for size in sizes]
 tokens, rows = graphs.mixed_token_sizes(max_tokens), graphs.mixed_row_sizes(max_rows)
 ahead = graphs.mixed_variants(tokens, rows, lambda t, r: CudaDevice.kernel_variant(device, t, r))
 compiled = set().union(*(met(shape) for shape in ahead + decode))
-late = {name: shape for shape in graphs.mixed_shapes(tokens, rows) for name, _ in met(shape) - compiled}
+eager = [graphs.Shape(t, r, True) for t in {max_tokens, max_tokens - 1} for r in (1, 2, 3, 5, 37, max_rows) if r <= max_rows]
+late = {name: shape for shape in (*graphs.mixed_shapes(tokens, rows), *eager) for name, _ in met(shape) - compiled}
 print(json.dumps([len(compiled), len({name for name, _ in compiled}), late]))
 """
 
@@ -88,7 +90,7 @@ SHAPES = {
 @pytest.mark.parametrize(
     "shape,max_rows,max_tokens", [("0.6B", 1024, 8192), ("0.5B", 37, 512), ("8B", 256, 2048), ("odd", 5, 64)]
 )
-def test_no_padded_step_compiles_while_serving(shape, max_rows, max_tokens, streams, tmp_path, monkeypatch):
+def test_no_step_compiles_while_serving(shape, max_rows, max_tokens, streams, tmp_path, monkeypatch):
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 2, "vocab_size": 32_003}
     config |= {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "hidden_act": "silu", "torch_dtype": "bfloat16"}
     (tmp_path / "config.json").write_text(json.dumps(config | SHAPES[shape]))

@@ -167,11 +167,8 @@ def test_some_layers_alone_meet_all_that_is_to_be_compiled(name):
     """Of each group of the KV cache the first layers, of the first group two: one adds to a residual, one has none yet."""
     model, attention = loaded(name)
     cache = KVCache(model.config, 16, torch.float32)
-    runner = types.SimpleNamespace(ctx=types.SimpleNamespace(cache=cache))
-    kinds = ModelRunner._layer_kinds(runner)
+    runner = types.SimpleNamespace(ctx=types.SimpleNamespace(cache=cache), model=model)
     groups = [place.group for place in cache.places]
-    assert kinds[0] == 0 and {groups[layer] for layer in kinds} == set(groups)
-    assert all(1 <= [groups[layer] for layer in kinds].count(g) <= 2 for g in set(groups))
     seen = []
 
     def attend(layer, *args):
@@ -180,10 +177,27 @@ def test_some_layers_alone_meet_all_that_is_to_be_compiled(name):
 
     ids = PROMPT[:5]
     whole = model(ids, torch.arange(5), attention)
-    with model.short(kinds):
+    with ModelRunner.short_model(runner):
         model(ids, torch.arange(5), attend)
-    assert seen == kinds
+    assert seen[0] == 0 and {groups[layer] for layer in seen} == set(groups)
+    assert all(1 <= [groups[layer] for layer in seen].count(g) <= 2 for g in set(groups))
     assert torch.equal(model(ids, torch.arange(5), attention), whole)  # all layers are back
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "qwen2-mixed"])
+def test_the_wanted_tokens_alone_are_what_they_are_among_all(name):
+    """In any order, one twice; keys and values are there for all tokens."""
+    model, attention = loaded(name)
+    ids, wanted = PROMPT[:9], torch.tensor([8, 0, 3, 3], dtype=torch.int32)
+    attended = []
+
+    def attend(layer, qkv, *norms):
+        attended.append(len(qkv))
+        return attention(layer, qkv, *norms)
+
+    some = model(ids, torch.arange(9), attend, wanted)
+    torch.testing.assert_close(some, model(ids, torch.arange(9), attention)[wanted.long()], rtol=1e-5, atol=1e-5)
+    assert attended == [9] * len(model.model.layers)
 
 
 def test_a_tied_head_owns_no_weight():

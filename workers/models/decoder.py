@@ -60,11 +60,14 @@ class SelfAttention(Module):
         self.qk_norm = variant.qk_norm
 
     def forward(
-        self, x: torch.Tensor | None, residual: torch.Tensor, norm: RMSNorm, attend: Attend
+        self, x: torch.Tensor | None, residual: torch.Tensor, norm: RMSNorm, attend: Attend, wanted: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         q_norm, k_norm = (self.q_norm.weight, self.k_norm.weight) if self.qk_norm else (None, None)
         qkv, residual = self.qkv_proj.normed(x, residual, norm)
-        return self.o_proj.before_norm(attend(self.layer, qkv, q_norm, k_norm)), residual
+        out = attend(self.layer, qkv, q_norm, k_norm)
+        if wanted is not None:
+            out, residual = out.index_select(0, wanted), residual.index_select(0, wanted)
+        return self.o_proj.before_norm(out), residual
 
 
 class MLP(Module):
@@ -82,7 +85,10 @@ class MLP(Module):
 
 
 class DecoderLayer(Module):
-    """One block: (output of the last sublayer, residual without it) -> the same of this block. The residual may change."""
+    """One block: (output of the last sublayer, residual without it) -> the same of this block. The residual may change.
+
+    With `wanted`, of these tokens only: keys and values are there for all, the rest is computed for some.
+    """
 
     def __init__(self, config: ModelConfig, variant: Variant, place: Placement, layer: int):
         super().__init__()
@@ -91,13 +97,15 @@ class DecoderLayer(Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, place.dtype, place.device)
         self.mlp = MLP(config, variant, place)
 
-    def forward(self, x: torch.Tensor | None, residual: torch.Tensor, attend: Attend) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = self.self_attn(x, residual, self.input_layernorm, attend)
+    def forward(
+        self, x: torch.Tensor | None, residual: torch.Tensor, attend: Attend, wanted: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        x, residual = self.self_attn(x, residual, self.input_layernorm, attend, wanted)
         return self.mlp(x, residual, self.post_attention_layernorm)
 
 
 class Decoder(Module):
-    """Embedding, blocks, final norm: token ids int32 [T] -> hidden states [T, H]."""
+    """Embedding, blocks, final norm: token ids int32 [T] -> hidden states [T, H], or [R, H] of those wanted."""
 
     def __init__(self, config: ModelConfig, variant: Variant, place: Placement):
         super().__init__()
@@ -105,11 +113,12 @@ class Decoder(Module):
         self.layers = nn.ModuleList(DecoderLayer(config, variant, place, i) for i in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, place.dtype, place.device)
 
-    def forward(self, input_ids: torch.Tensor, attend: Attend) -> torch.Tensor:
+    def forward(self, input_ids: torch.Tensor, attend: Attend, wanted: torch.Tensor | None) -> torch.Tensor:
         x, residual = None, self.embed_tokens(input_ids)
-        for layer in self.layers:
+        *layers, last = self.layers
+        for layer in layers:
             x, residual = layer(x, residual, attend)
-        assert x is not None  # a model has layers
+        x, residual = last(x, residual, attend, wanted)
         return self.norm.add(x, residual)
 
 
@@ -123,12 +132,15 @@ class CausalLM(Module):
         tied_to = self.model.embed_tokens if config.tie_word_embeddings else None
         self.lm_head = LMHead(config.vocab_size, config.hidden_size, place.dtype, place.device, tied_to)
 
-    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, attention: Attend) -> torch.Tensor:
-        """input_ids, positions int32 [T] -> hidden [T, H], after the final norm.
+    def forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, attention: Attend, wanted: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """input_ids, positions int32 [T] -> hidden [T, H] after the final norm; with wanted int32 [R], of these tokens, [R, H].
 
+        After the last layer's attention nobody needs the others: of a prompt that is most of a layer, 3 % of a model of 28.
         Rotary families leave `positions` to `attention`; a family with learned positions would read them here.
         """
-        return self.model(input_ids, attention)
+        return self.model(input_ids, attention, wanted)
 
     @contextmanager
     def short(self, layers: Sequence[int]) -> Iterator[None]:

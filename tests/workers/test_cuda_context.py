@@ -1,0 +1,43 @@
+"""The first device's context is asked of the driver beside everything else; what goes wrong there stops nothing."""
+
+import ctypes
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from quire.workers.cuda_context import make_context_aside
+
+
+def wait_for(thread: threading.Thread) -> None:
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("init", "get", "calls"),
+    [(0, 0, ["init", "get", "retain"]), (100, 0, ["init"]), (0, 101, ["init", "get"])],
+)
+def test_each_call_follows_the_success_of_the_one_before(init, get, calls, monkeypatch):
+    seen = []
+    driver = SimpleNamespace(
+        cuInit=lambda flags: seen.append("init") or init,
+        cuDeviceGet=lambda device, index: seen.append("get") or get,
+        cuDevicePrimaryCtxRetain=lambda context, device: seen.append("retain") or 2,
+    )
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
+    monkeypatch.setenv("CUDA_MODULE_LOADING", "EAGER")
+    wait_for(make_context_aside())
+    assert seen == calls
+
+
+def test_without_a_driver_nothing_happens(monkeypatch):
+    def missing(name):
+        raise OSError(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    monkeypatch.delenv("CUDA_MODULE_LOADING", raising=False)
+    raised = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    wait_for(make_context_aside())
+    assert raised == []
