@@ -9,6 +9,7 @@ full step in as long as it would take eagerly), without waiting for the device.
 """
 
 import bisect
+import contextlib
 import gc
 import logging
 import time
@@ -60,7 +61,7 @@ def decode_sizes(max_rows: int) -> list[int]:
 
 
 def most_tokens(weights_bytes: int) -> int:
-    """Tokens of the largest mixed step worth capturing: of a small model the host would be slower than the GPU at more."""
+    """Tokens of the largest mixed step worth capturing: eagerly, a small model's takes the host longer than the GPU."""
     return max(MAX_TOKENS, MAX_TOKENS * LARGE_BYTES // weights_bytes)
 
 
@@ -68,6 +69,11 @@ def mixed_token_sizes(max_tokens: int) -> list[int]:
     """Tokens that mixed steps are padded to, up to max_tokens; none if these are very few."""
     sizes = [16, 32, *range(64, 512, 64), *range(512, 1024, 128), *range(1024, 4096, 256), *range(4096, max_tokens, 512)]
     return [s for s in sizes if s < max_tokens and s not in SLOW_SIZES] + [max_tokens] * (max_tokens >= sizes[0])
+
+
+def sizes_to_run(sizes: list[int]) -> list[int]:
+    """Numbers of decode rows whose kernels are all that layers may need: of 3 rows there are eager steps only."""
+    return sorted({*sizes, min(3, sizes[-1])})
 
 
 def mixed_row_sizes(max_rows: int) -> list[int]:
@@ -168,14 +174,12 @@ class StepGraphs:
             self._tail[rows, variant] = self._captured(lambda: self._run_tail(rows, variant))
 
     def _capture_met(self, shape: Shape, variant: int) -> bool:
-        """Capture a step that is to be run now; False if there is no memory for it, and it can run eagerly."""
+        """Capture a step that is to be run now; False if there is no memory for it: then it is run eagerly."""
         if shape not in self._eager:
             try:
                 self.capture(shape, variant)
                 return True
             except torch.OutOfMemoryError:
-                if not shape.mixed:
-                    raise
                 self._eager.add(shape)
                 log.warning("no memory is left for a graph of %d tokens: such steps run eagerly, which is slower", shape.tokens)
         return False
@@ -189,7 +193,7 @@ class StepGraphs:
             self._run_forward(shape)
         for variant in WARM_VARIANTS:
             self._run_tail(1, variant)
-        for size in sorted({*self.sizes, min(3, self.sizes[-1])}):  # of 3 rows there are eager steps only
+        for size in sizes_to_run(self.sizes):
             self._run_forward(Shape(size, size, False))
 
     def warm_up(self) -> float:
@@ -197,6 +201,8 @@ class StepGraphs:
         begin = time.perf_counter()
         with self._runner.short_model():
             self.run_kernels()
+        if self._mixed_tokens:  # the largest first of all: its memory is enough for the others
+            self.capture(Shape(self._mixed_tokens[-1], self._mixed_rows[0], True), COMMON_VARIANTS[0])
         for size in reversed(self.sizes):
             for variant in COMMON_VARIANTS:
                 self.capture(Shape(size, size, False), variant)
@@ -227,8 +233,13 @@ class StepGraphs:
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
             run()
-        finally:
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # of half a graph nobody wants to hear
+                graph.capture_end()
+            raise
+        else:
             graph.capture_end()
+        finally:
             if collects:
                 gc.enable()
         return graph

@@ -7,10 +7,11 @@ import torch
 
 from quire.ipc.config import WorkerConfig
 from quire.ipc.plan import BLOCK_WORDS, PREFILL_SAMPLE, PREFILL_WORDS, SLOT_WORDS, VARIANT_RANDOM, StepPlan
+from quire.workers.graphs import most_tokens
 from quire.workers.kv_cache import KVCache
 
 GIB = 1 << 30
-GRAPHS_BYTES = 512 << 20  # captured graphs, kernels' code, fragmentation
+GRAPHS_BYTES = 512 << 20  # captured graphs but for what they compute in, kernels' code, fragmentation
 MIN_BLOCKS = 2
 
 
@@ -60,16 +61,23 @@ def cpu_budget(config: WorkerConfig, cache: KVCache, activation_bytes: int) -> B
     return Budget(min(blocks, most), activation_bytes)
 
 
-def gpu_budget(config: WorkerConfig, cache: KVCache, weights_bytes: int, activation_bytes: int) -> Budget:
-    """The part of the GPU that --gpu-memory-utilization allows, less what is in use, less what a step takes.
+def graphs_bytes(config: WorkerConfig, weights_bytes: int, activation_bytes: int, logits_bytes: int) -> int:
+    """What captured steps compute in: their logits, and what the largest of them takes, as if it were run a second time."""
+    captured = min(most_tokens(weights_bytes), config.max_num_batched_tokens)
+    return 0 if config.enforce_eager else logits_bytes + activation_bytes * captured // config.max_num_batched_tokens
+
+
+def gpu_budget(config: WorkerConfig, cache: KVCache, weights_bytes: int, activation_bytes: int, graphs_bytes: int) -> Budget:
+    """The part of the GPU that --gpu-memory-utilization allows, less what is in use, less what steps and graphs take.
 
     Call after the model was loaded and the largest step was run. Raises OutOfMemory with what was found.
     """
+    graphs_bytes += GRAPHS_BYTES
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
     allowed = int(config.gpu_memory_utilization * total)
     in_use = total - free
-    room = allowed - in_use - activation_bytes - GRAPHS_BYTES
+    room = allowed - in_use - activation_bytes - graphs_bytes
     if config.num_gpu_blocks_override is not None:
         return Budget(config.num_gpu_blocks_override, activation_bytes)
     blocks = room // cache.block_bytes
@@ -77,7 +85,7 @@ def gpu_budget(config: WorkerConfig, cache: KVCache, weights_bytes: int, activat
         raise OutOfMemory(
             f"no memory is left for the KV cache: the GPU has {total / GIB:.1f} GiB, --gpu-memory-utilization "
             f"{config.gpu_memory_utilization:g} allows {allowed / GIB:.1f}; weights take {weights_bytes / GIB:.1f}, a step "
-            f"{activation_bytes / GIB:.1f}, graphs {GRAPHS_BYTES / GIB:.1f}, everything in use {in_use / GIB:.1f}. "
+            f"{activation_bytes / GIB:.1f}, graphs {graphs_bytes / GIB:.1f}, everything in use {in_use / GIB:.1f}. "
             "Raise --gpu-memory-utilization, lower --max-num-batched-tokens or --max-num-seqs, or free the GPU"
         )
     return Budget(blocks, activation_bytes)

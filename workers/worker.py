@@ -23,9 +23,8 @@ from quire.ipc.worker_channel import WorkerChannel
 from quire.kernels.tables import FeaturePool
 from quire.workers.cpu import CpuDevice
 from quire.workers.device import Device, DeviceContext, num_feature_rows
-from quire.workers.graphs import most_tokens
 from quire.workers.kv_cache import KVCache
-from quire.workers.memory import Budget, OutOfMemory, cpu_budget, gpu_budget, largest_plan
+from quire.workers.memory import Budget, OutOfMemory, cpu_budget, gpu_budget, graphs_bytes, largest_plan
 from quire.workers.model_config import ModelConfig, ModelConfigError, read_model_config
 from quire.workers.models.build import build_model
 from quire.workers.models.decoder import CausalLM
@@ -157,11 +156,8 @@ class Worker:
         torch.cuda.synchronize()
         peak = torch.cuda.max_memory_allocated() - before
         cache.release()
-        graphs = 0
-        if not c.enforce_eager:  # their logits, and a second time what the largest step among them takes
-            graphs = c.max_num_seqs * runner.ctx.config.vocab_size * runner.ctx.dtype.itemsize
-            graphs += peak * min(most_tokens(weights_bytes), c.max_num_batched_tokens) // c.max_num_batched_tokens
-        return gpu_budget(c, cache, weights_bytes, peak + graphs)
+        logits = c.max_num_seqs * runner.ctx.config.vocab_size * runner.ctx.dtype.itemsize
+        return gpu_budget(c, cache, weights_bytes, peak, graphs_bytes(c, weights_bytes, peak, logits))
 
     def _report(self, runner: ModelRunner, budget: Budget, weights_bytes: int) -> None:
         c, cache = self.config, runner.ctx.cache

@@ -159,7 +159,12 @@ def test_a_prompt_beside_decode_rows_is_spread_over_steps():
     h.add(prompts[1], 30)
     while not h.outputs[2]:
         h.turn(depth=1)
-    assert chunks()[1:] == [50, 25, 12, 11, 2]  # half of what waits, but 12 less the decode row; all while the first decodes
+    assert chunks()[1:] == [
+        50,
+        25,
+        13,
+        12,
+    ]  # half of what waits, then about 12 less the decode row; all while the first decodes
     h.plans.clear()
     h.add(prompts[2], 30)
     h.add(prompts[3], 30)
@@ -171,7 +176,6 @@ def test_a_prompt_beside_decode_rows_is_spread_over_steps():
 
 
 def test_only_what_can_start_counts_as_waiting():
-
     def first_chunk(max_num_seqs=8, features=8, more=(), **params):
         """Prefill tokens of the step after a prompt of 60, and `more` behind it, came beside one decode row."""
         h = Harness(
@@ -190,10 +194,25 @@ def test_only_what_can_start_counts_as_waiting():
 
     others = [([3 + n] * 60, {}) for n in range(4)]
     assert first_chunk() == 30
-    assert first_chunk(more=others[:1]) == 60
+    assert first_chunk(more=others[:1]) == 63  # more than there are decode rows: all that the step has room for
     assert first_chunk(more=others, max_num_seqs=2) == 30  # they have no slot
     assert first_chunk(n=4) == 30  # one computes the prompt for all
     assert first_chunk(more=[([3] * 60, {"presence_penalty": 1.0}), *others], features=1) == 30  # behind who waits for a row
+
+
+@pytest.mark.parametrize(("num_prompts", "expected"), [(1, 20), (3, 60), (4, 125)])
+def test_where_more_wait_for_their_first_token_than_for_their_next_all_goes_at_once(num_prompts, expected):
+    h = Harness(num_blocks=400, budget=128, max_model_len=200, max_num_seqs=8, smooth_tokens=12)
+    for n in range(3):
+        h.add([n], 40)
+    while not all(h.outputs[n] for n in (1, 2, 3)):
+        h.turn(depth=1)
+    for n in range(num_prompts):
+        h.add([10 + n] * 40, 5)
+    plan, _ = h.schedule()
+    assert (plan.num_tokens - len(plan.decode_rows), len(plan.decode_rows)) == (expected, 3)
+    h.run()
+    h.assert_right()
 
 
 def test_an_aborted_prompt_that_had_no_room_hides_nobody():
@@ -208,7 +227,7 @@ def test_an_aborted_prompt_that_had_no_room_hides_nobody():
     for n in range(3):
         h.add([3 + n] * 20, 4)
     plan, _ = h.schedule()
-    assert plan.num_tokens - len(plan.decode_rows) == 30  # half of three prompts
+    assert plan.num_tokens - len(plan.decode_rows) == 60  # three prompts, more than there are decode rows
 
 
 def test_many_decode_rows_leave_a_prompt_its_least():
@@ -221,7 +240,7 @@ def test_many_decode_rows_leave_a_prompt_its_least():
     h.add([11] * 20, 5)
     while not h.outputs[11]:
         h.turn(depth=1)
-    assert [plan.num_tokens - len(plan.decode_rows) for plan in h.plans] == [10, 6, 4]
+    assert [plan.num_tokens - len(plan.decode_rows) for plan in h.plans] == [10, 5, 5]
     assert all(len(plan.decode_rows) == 10 for plan in h.plans)
     h.run()
     h.assert_right()

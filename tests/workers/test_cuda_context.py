@@ -1,6 +1,7 @@
 """The first device's context is asked of the driver beside everything else; what goes wrong there stops nothing."""
 
 import ctypes
+import os
 import threading
 from types import SimpleNamespace
 
@@ -22,13 +23,13 @@ def test_each_call_follows_the_success_of_the_one_before(init, get, calls, monke
     seen = []
     driver = SimpleNamespace(
         cuInit=lambda flags: seen.append("init") or init,
-        cuDeviceGet=lambda device, index: seen.append("get") or get,
+        cuDeviceGet=lambda device, index: seen.append("get") or (get if index == 0 else 101),
         cuDevicePrimaryCtxRetain=lambda context, device: seen.append("retain") or 2,
     )
     monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
     monkeypatch.setenv("CUDA_MODULE_LOADING", "EAGER")
     wait_for(make_context_aside())
-    assert seen == calls
+    assert seen == calls and os.environ["CUDA_MODULE_LOADING"] == "EAGER"
 
 
 def test_without_a_driver_nothing_happens(monkeypatch):
@@ -36,8 +37,9 @@ def test_without_a_driver_nothing_happens(monkeypatch):
         raise OSError(name)
 
     monkeypatch.setattr(ctypes, "CDLL", missing)
-    monkeypatch.delenv("CUDA_MODULE_LOADING", raising=False)
+    monkeypatch.setenv("CUDA_MODULE_LOADING", "")  # so that it is as before afterwards
+    del os.environ["CUDA_MODULE_LOADING"]
     raised = []
     monkeypatch.setattr(threading, "excepthook", raised.append)
     wait_for(make_context_aside())
-    assert raised == []
+    assert raised == [] and os.environ["CUDA_MODULE_LOADING"] == "LAZY"

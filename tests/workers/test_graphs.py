@@ -1,8 +1,9 @@
 """Captured steps, as far as they can be seen without a GPU: what sizes are padded to, and what is compiled before serving."""
 
+import dataclasses
 import itertools
 from collections import deque
-from contextlib import nullcontext
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
@@ -110,7 +111,6 @@ def plan_of(decode_rows, lengths):
 
 
 def test_what_a_step_is_padded_to(graphs):
-    graphs._mixed_tokens, graphs._mixed_rows, graphs.sizes = [16, 64], [4, 16], [1, 2, 8]
     assert graphs._shape(plan_of(3, [])) == Shape(8, 8, False)
     assert graphs._shape(plan_of(1, [16])) == Shape(64, 4, True)
     assert graphs._shape(plan_of(0, [5, 6])) == Shape(16, 4, True, prompts_only=True)
@@ -120,16 +120,26 @@ def test_what_a_step_is_padded_to(graphs):
 
 @pytest.fixture
 def graphs(monkeypatch):
-    """StepGraphs without a GPU, with two steps of prompts only and a mixed one to capture ahead; `captured` tells what was."""
+    """StepGraphs without a GPU, with two steps of prompts only and a mixed one to capture ahead.
+
+    `captured` tells what was captured, `ran` what was run, each with the model's state.
+    """
     made = StepGraphs.__new__(StepGraphs)
-    made.captured, made.idle, made._mixed_rows = [], True, [4, 16]
+    made.captured, made.ran, made.idle, made.is_short, made._mixed_rows = [], [], True, False, [4, 16]
     made._ahead = deque([Shape(64, 4, True, True), Shape(16, 4, True, True), Shape(64, 16, True)])
     made._device = SimpleNamespace(is_idle=lambda: made.idle, load_plan=lambda words: None, kernel_variant=lambda t, r: 0)
-    made._mixed_tokens, made.sizes = [16, 64], [1, 2]
-    made._runner = SimpleNamespace(short_model=nullcontext)
+    made._mixed_tokens, made.sizes = [16, 64], [1, 2, 8]
+
+    @contextmanager
+    def short_model():
+        made.is_short = True
+        yield
+        made.is_short = False
+
+    made._runner = SimpleNamespace(short_model=short_model)
     made._forward, made._tail, made._eager = {}, {}, set()
     monkeypatch.setattr(StepGraphs, "capture", lambda self, shape, variant: self.captured.append((shape, variant)))
-    monkeypatch.setattr(StepGraphs, "_run_forward", lambda self, shape: None)
+    monkeypatch.setattr(StepGraphs, "_run_forward", lambda self, shape: self.ran.append((shape, made.is_short)))
     monkeypatch.setattr(StepGraphs, "_run_tail", lambda self, rows, variant: None)
     return made
 
@@ -143,21 +153,49 @@ def test_steps_are_captured_ahead_while_the_device_is_idle(graphs):
     assert graphs.captured == [(shape, variant) for shape in shapes for variant in COMMON_VARIANTS]
 
 
-def test_at_start_decode_and_prompts_of_few_rows_are_captured(graphs):
+def test_at_start_the_largest_step_then_decode_and_prompts_of_few_rows_are_captured(graphs):
     graphs.warm_up()
-    decode = [Shape(2, 2, False), Shape(1, 1, False)]
-    assert [shape for shape, _ in graphs.captured[::2]] == [*decode, Shape(64, 4, True, True), Shape(16, 4, True, True)]
+    decode = [Shape(8, 8, False), Shape(2, 2, False), Shape(1, 1, False)]
+    assert graphs.captured[0] == (Shape(64, 4, True), COMMON_VARIANTS[0])
+    assert [shape for shape, _ in graphs.captured[1::2]] == [*decode, Shape(64, 4, True, True), Shape(16, 4, True, True)]
     assert list(graphs._ahead) == [Shape(64, 16, True)]
+    ran = [Shape(16, 4, True), Shape(16, 4, True, True), *(Shape(n, n, False) for n in (1, 2, 3, 8))]
+    assert graphs.ran == [(shape, True) for shape in ran] and not graphs.is_short
+
+
+def test_a_step_runs_with_the_kernels_of_its_kind(graphs, monkeypatch):
+    monkeypatch.undo()
+    seen = []
+    graphs._device.plan = "plan"
+    graphs._logits = torch.zeros(16, 3)
+    graphs._runner.forward = lambda *args: seen.append(args) or "hidden"
+    graphs._runner.model = SimpleNamespace(compute_logits=lambda hidden, out: seen.append((hidden, len(out))))
+    for shape in (Shape(8, 8, False), Shape(64, 4, True), Shape(64, 4, True, True)):
+        StepGraphs._run_forward(graphs, shape)
+    assert seen[::2] == [("plan", 8, 8, 8), ("plan", 64, 4, None), ("plan", 64, 4, 0)]
+    assert seen[1::2] == [("hidden", 8), ("hidden", 4), ("hidden", 4)]
 
 
 def test_without_memory_for_more_graphs_the_worker_goes_on(graphs, monkeypatch):
+    calls = []
+
     def capture(self, shape, variant):
+        calls.append(shape)
         raise torch.OutOfMemoryError("none is left")
 
     monkeypatch.setattr(StepGraphs, "capture", capture)
     assert not graphs.capture_ahead() and not graphs._ahead
+    masked = dataclasses.replace(plan_of(1, [20]), late_mask=True)
+    for plan in (plan_of(1, [20]), plan_of(2, [20]), masked, plan_of(5, [])):  # its masks are still there to be read
+        assert not graphs.run(plan, pytest.fail)
+    assert calls[1:] == [Shape(64, 4, True), Shape(8, 8, False)]  # asked for once
+
+
+def test_what_has_a_forward_graph_and_no_memory_for_a_tail_runs_eagerly(graphs, monkeypatch):
+    def capture(self, shape, variant):
+        self._forward[shape] = pytest.fail
+        raise torch.OutOfMemoryError("none is left")
+
+    monkeypatch.setattr(StepGraphs, "capture", capture)
     for _ in range(2):
-        assert not graphs.run(plan_of(1, [20]), None)  # it is run eagerly
-        assert graphs._eager == {Shape(64, 4, True)}
-    with pytest.raises(torch.OutOfMemoryError):
-        graphs.run(plan_of(1, []), None)  # an eager step of decode rows would be of no use to anybody for long
+        assert not graphs.run(plan_of(2, []), pytest.fail)

@@ -56,7 +56,7 @@ def met(shape):
     model.compute_logits(hidden, logits[:rows])
     return set(KEYS)
 
-sizes = {3, *graphs.decode_sizes(min(max_rows, max_tokens))}
+sizes = graphs.sizes_to_run(graphs.decode_sizes(min(max_rows, max_tokens)))
 decode = [graphs.Shape(size, size, False) for size in sizes]
 tokens, rows = graphs.mixed_token_sizes(max_tokens), graphs.mixed_row_sizes(max_rows)
 ahead = graphs.mixed_variants(tokens, rows, lambda t, r: CudaDevice.kernel_variant(device, t, r))

@@ -16,7 +16,7 @@ from quire.enginecore.model_files import model_summary
 from quire.ipc.config import EngineConfig
 from quire.ipc.messages import KVGroup, WorkerProfile
 from quire.workers.kv_cache import KVCache
-from quire.workers.memory import GIB, GRAPHS_BYTES, OutOfMemory, cpu_budget, gpu_budget, largest_plan
+from quire.workers.memory import GIB, GRAPHS_BYTES, OutOfMemory, cpu_budget, gpu_budget, graphs_bytes, largest_plan
 from quire.workers.model_config import read_model_config
 
 LLAMA_BLOCK_BYTES = 2 * 3 * 2 * 16 * 16 * 4  # keys and values, layers, heads, tokens, head size, float32
@@ -94,19 +94,27 @@ def gpu_memory(monkeypatch):
 def test_a_gpu_has_what_its_share_leaves_after_all_in_use_a_step_and_graphs(monkeypatch, gpu_memory):
     gpu_memory(free=100 * GIB, total=140 * GIB)
     config = resolved(monkeypatch, [Gpu("fake", 140 * GIB)], gpu_memory_utilization=0.75)
-    budget = gpu_budget(config, cache_of("llama"), weights_bytes=30 * GIB, activation_bytes=2 * GIB)
-    room = 105 * GIB - 40 * GIB - 2 * GIB - GRAPHS_BYTES  # weights are among what is in use
+    budget = gpu_budget(config, cache_of("llama"), weights_bytes=30 * GIB, activation_bytes=2 * GIB, graphs_bytes=3 * GIB)
+    room = 105 * GIB - 40 * GIB - 2 * GIB - 3 * GIB - GRAPHS_BYTES  # weights are among what is in use
     assert (budget.num_blocks, budget.activation_bytes) == (room // LLAMA_BLOCK_BYTES, 2 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("weights", "eager", "expected"), [(GIB, False, 100 + 4000), (16 * 10**9, False, 100 + 1000), (GIB, True, 0)]
+)
+def test_graphs_take_their_logits_and_the_largest_captured_step(monkeypatch, weights, eager, expected):
+    config = resolved(monkeypatch, [Gpu("fake", 140 * GIB)], enforce_eager=eager, max_num_batched_tokens=8192)
+    assert graphs_bytes(config, weights, activation_bytes=4000, logits_bytes=100) == expected
 
 
 def test_a_gpu_without_room_is_refused_with_what_was_found(monkeypatch, gpu_memory):
     gpu_memory(free=9 * GIB, total=80 * GIB)
     config = resolved(monkeypatch, [Gpu("fake", 80 * GIB)], gpu_memory_utilization=0.9)
     with pytest.raises(OutOfMemory) as error:
-        gpu_budget(config, cache_of("llama"), weights_bytes=65 * GIB, activation_bytes=3 * GIB)
+        gpu_budget(config, cache_of("llama"), weights_bytes=65 * GIB, activation_bytes=3 * GIB, graphs_bytes=GIB)
     assert str(error.value) == (
         "no memory is left for the KV cache: the GPU has 80.0 GiB, --gpu-memory-utilization 0.9 allows 72.0; "
-        "weights take 65.0, a step 3.0, graphs 0.5, everything in use 71.0. "
+        "weights take 65.0, a step 3.0, graphs 1.5, everything in use 71.0. "
         "Raise --gpu-memory-utilization, lower --max-num-batched-tokens or --max-num-seqs, or free the GPU"
     )
 

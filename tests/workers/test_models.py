@@ -164,7 +164,7 @@ def test_head_sizes_without_a_gpu_kernel_are_refused_on_a_gpu():
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "qwen2-mixed"])
 def test_some_layers_alone_meet_all_that_is_to_be_compiled(name):
-    """Of each group of the KV cache the first layers, of the first group two: one adds to a residual, one has none yet."""
+    """Of each group of the KV cache the first two: one adds to a residual, the first of all has none yet."""
     model, attention = loaded(name)
     cache = KVCache(model.config, 16, torch.float32)
     runner = types.SimpleNamespace(ctx=types.SimpleNamespace(cache=cache), model=model)
@@ -180,7 +180,7 @@ def test_some_layers_alone_meet_all_that_is_to_be_compiled(name):
     with ModelRunner.short_model(runner):
         model(ids, torch.arange(5), attend)
     assert seen[0] == 0 and {groups[layer] for layer in seen} == set(groups)
-    assert all(1 <= [groups[layer] for layer in seen].count(g) <= 2 for g in set(groups))
+    assert all([groups[layer] for layer in seen].count(g) == min(2, groups.count(g)) for g in set(groups))
     assert torch.equal(model(ids, torch.arange(5), attention), whole)  # all layers are back
 
 
