@@ -1,21 +1,42 @@
 """Compile Triton kernels side by side before they are needed: one after the other they take most of a first start."""
 
+import hashlib
 import logging
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import triton
 from triton.runtime import build
+from triton.runtime.cache import get_cache_manager
 from triton.runtime.jit import JITFunction
+
+from quire.kernels import hopper
+from quire.kernels.compile_process import CompileProcesses, Job
 
 log = logging.getLogger("quire.kernels")
 
 MAX_THREADS = 16
+MAX_PROCESSES = 8  # each takes some 300 MB while it runs
+
+
+class _Mode(triton.AsyncCompileMode):
+    """Triton's own way to compile in threads; a kernel that is not in its cache is compiled in another process first."""
+
+    def __init__(self, pool: ThreadPoolExecutor, processes: CompileProcesses | None) -> None:
+        super().__init__(pool, ignore_errors=True)
+        self.processes = processes
+        self.job: Job | None = None  # what `submit`, called next, is about
+
+    def submit(self, key: str, compile_fn: Any, finalize_fn: Any) -> Any:
+        job, processes = self.job, self.processes
+        if job is None or processes is None or _is_cached(key, job.name):
+            return super().submit(key, compile_fn, finalize_fn)
+        return super().submit(key, lambda: processes.compile(job, compile_fn), finalize_fn)
 
 
 @contextmanager
@@ -25,7 +46,15 @@ def compile_only(num_threads: int = MAX_THREADS) -> Iterator[None]:
     What would have been computed is left as it was: results mean nothing. What cannot be compiled is said when it is called
     outside. Not for several threads at once.
     """
-    run, kernels = JITFunction.run, []
+    run, describe, kernels = JITFunction.run, JITFunction._do_compile, []
+    threads = max(1, min(MAX_THREADS, num_threads))
+    pool = ThreadPoolExecutor(threads, initializer=torch.cuda.set_device, initargs=(torch.cuda.current_device(),))
+    processes = CompileProcesses(min(MAX_PROCESSES, num_threads // 2)) if hopper.is_known_triton() else None
+
+    def describe_first(self: JITFunction, key: Any, signature: Any, device: int, constexprs: Any, *rest: Any) -> Any:
+        (options, attrs, *_), target = rest, self.device_caches[device][2]
+        mode.job = Job(self.fn.__module__, self.fn.__name__, signature, constexprs, attrs, vars(options), target)
+        return describe(self, key, signature, device, constexprs, *rest)
 
     def compile_instead(self: JITFunction, *args: Any, warmup: bool, **kwargs: Any) -> Any:
         kernel = run(self, *args, warmup=True, **kwargs)
@@ -34,14 +63,15 @@ def compile_only(num_threads: int = MAX_THREADS) -> Iterator[None]:
             _take_result(kernel)
         return kernel
 
-    threads = max(1, min(MAX_THREADS, num_threads))
-    with ThreadPoolExecutor(threads, initializer=torch.cuda.set_device, initargs=(torch.cuda.current_device(),)) as pool:
-        with triton.AsyncCompileMode(pool, ignore_errors=True):
+    with pool:
+        with processes or nullcontext(), _Mode(pool, processes) as mode:
             JITFunction.run = compile_instead
+            if processes is not None:
+                JITFunction._do_compile = describe_first
             try:
                 yield
             finally:
-                JITFunction.run = run
+                JITFunction.run, JITFunction._do_compile = run, describe
         found = {id(kernel): kernel for future in kernels if (kernel := future.result(ignore_errors=True)) is not None}
         with own_modules() as may_load:
             list((pool.map if may_load else map)(_make_launcher, found.values()))
@@ -68,6 +98,11 @@ def own_modules() -> Iterator[bool]:
         yield True
     finally:
         build._load_module_from_path = load
+
+
+def _is_cached(key: str, name: str) -> bool:
+    """Whether Triton has compiled this before: `triton.compile` looks for the same file."""
+    return get_cache_manager(hashlib.sha256(key.encode()).hexdigest()).get_group(f"{name[:150]}.json") is not None
 
 
 def _take_result(kernel: Any) -> None:

@@ -22,13 +22,17 @@ def available(device: torch.device) -> bool:
     """Whether the GPU is a Hopper and Triton one of those known."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
         return False
-    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
-    if FIRST_TRITON <= version < END_TRITON:
+    if is_known_triton():
         return True
     log.warning(
         "Triton %s is not known to the kernels written for this GPU: slower, portable ones are used", triton.__version__
     )
     return False
+
+
+def is_known_triton() -> bool:
+    """Whether Triton's version is one whose inner parts we know."""
+    return FIRST_TRITON <= tuple(int(part) for part in triton.__version__.split(".")[:2]) < END_TRITON
 
 
 def takes_linear(x: torch.Tensor, weight: torch.Tensor) -> bool:
