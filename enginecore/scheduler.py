@@ -204,7 +204,7 @@ class Scheduler:
         if num_prompts > num_decode:
             return left
         few = max(self.config.smooth_tokens - num_decode, self.config.smooth_tokens // 2)
-        steps = -(-5 * tokens // (6 * few)) or 1  # rather a fifth more than one step for the rest
+        steps = -(-10 * tokens // (11 * few)) or 1  # rather a tenth more than one step for the rest
         return min(left, max(-(-tokens // steps), tokens // 2) or few)
 
     def _backlog(self, enough: int) -> tuple[int, int]:

@@ -53,7 +53,8 @@ def compile_only(num_threads: int = MAX_THREADS) -> Iterator[None]:
 
     def describe_first(self: JITFunction, key: Any, signature: Any, device: int, constexprs: Any, *rest: Any) -> Any:
         (options, attrs, *_), target = rest, self.device_caches[device][2]
-        mode.job = Job(self.fn.__module__, self.fn.__name__, signature, constexprs, attrs, vars(options), target)
+        names = (self.fn.__module__, self.fn.__name__)
+        mode.job = Job(*names, signature, constexprs, attrs, vars(options), (target.backend, target.arch, target.warp_size))
         return describe(self, key, signature, device, constexprs, *rest)
 
     def compile_instead(self: JITFunction, *args: Any, warmup: bool, **kwargs: Any) -> Any:

@@ -1,20 +1,20 @@
 """Processes that compile kernels into Triton's cache: threads of one process wait for one another, much of it being Python.
 
-    python -m quire.kernels.compile_process     reads jobs, a pickle each, and answers each with a byte when it has been tried
+    python -m quire.kernels.compile_process     reads jobs, a line each, and answers each with a byte when it has been tried
 
 A process ends when its standard input does, so none outlives whoever started it, and makes no context on the GPU. What fails
 in one is of no consequence: whoever asked compiles the kernel himself then, and is told what is wrong with it.
 """
 
+import ast
 import contextlib
-import importlib
+import functools
 import os
-import pickle
 import queue
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from types import SimpleNamespace, TracebackType
+from types import ModuleType, SimpleNamespace, TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
 T = TypeVar("T")
@@ -23,7 +23,7 @@ _TRIED = b"."
 
 
 class Job(NamedTuple):
-    """A kernel as Triton describes it to its compiler."""
+    """A kernel as Triton describes it to its compiler. target: backend, architecture, threads of a warp."""
 
     module: str
     name: str
@@ -31,7 +31,14 @@ class Job(NamedTuple):
     constexprs: Mapping[Any, Any]
     attrs: Mapping[Any, Any]
     options: Mapping[str, Any]
-    target: Any
+    target: tuple[str, int, int]
+
+    def line(self) -> bytes:
+        """Itself as a literal of Python. Raises ValueError if it holds what has none."""
+        text = repr(tuple(self))
+        if ast.literal_eval(text) != tuple(self):
+            raise ValueError(f"{self.name}: not all of its description is a literal")
+        return text.encode() + b"\n"
 
 
 class CompileProcesses:
@@ -73,12 +80,12 @@ class _Process:
         if self._is_lost:
             return
         try:
-            body = pickle.dumps(job)
-        except Exception:  # pickle's own error or a __reduce__'s: such a job is for this process
+            line = job.line()
+        except (ValueError, SyntaxError):  # such a job is for this process
             return
         try:
             stdin, stdout = self._pipes()
-            stdin.write(body)
+            stdin.write(line)
             stdin.flush()
             self._is_lost = stdout.read(1) != _TRIED
         except OSError:
@@ -103,23 +110,66 @@ class _Process:
 def main() -> None:
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what a compiler prints is no answer
-    with contextlib.suppress(EOFError):
-        while True:
-            job = pickle.load(sys.stdin.buffer)
-            with contextlib.suppress(Exception):
-                _compile(job)
-            answers.write(_TRIED)
+    for line in sys.stdin.buffer:
+        with contextlib.suppress(Exception):
+            _compile(Job(*ast.literal_eval(line.decode())))
+        answers.write(_TRIED)
 
 
 def _compile(job: Job) -> None:
     import triton
+    from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
 
-    driver.set_active(SimpleNamespace(get_current_target=lambda: job.target))  # type: ignore[arg-type]
-    kernel = getattr(importlib.import_module(job.module), job.name)
+    target = GPUTarget(*job.target)
+    driver.set_active(SimpleNamespace(get_current_target=lambda: target))  # type: ignore[arg-type]
+    kernel = getattr(_modules()[job.module], job.name)
     kernel.create_binder()  # which chooses its language
     source = kernel.ASTSource(kernel, job.signature, job.constexprs, job.attrs)
-    triton.compile(source, target=job.target, options=dict(job.options))
+    triton.compile(source, target=target, options=dict(job.options))
+
+
+@functools.cache
+def _modules() -> dict[str, ModuleType]:
+    """All that have kernels, by name."""
+    from quire.kernels import (
+        activation,
+        attention_decode,
+        attention_decode_schedule,
+        attention_prefill,
+        attention_prefill_hopper,
+        attention_prefill_schedule,
+        embedding,
+        linear,
+        linear_hopper,
+        norm,
+        norm_linear,
+        rope_kv,
+        sampler,
+        sampler_filter,
+        split_linear,
+        step_inputs,
+    )
+
+    modules = [
+        activation,
+        attention_decode,
+        attention_decode_schedule,
+        attention_prefill,
+        attention_prefill_hopper,
+        attention_prefill_schedule,
+        embedding,
+        linear,
+        linear_hopper,
+        norm,
+        norm_linear,
+        rope_kv,
+        sampler,
+        sampler_filter,
+        split_linear,
+        step_inputs,
+    ]
+    return {module.__name__: module for module in modules}
 
 
 if __name__ == "__main__":

@@ -1,17 +1,20 @@
 """Kernels compiled in other processes: what is found in Triton's cache afterwards, and what happens if a process cannot."""
 
+import ast
 import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import psutil
 import pytest
 
-from quire.kernels.compile_process import CompileProcesses, Job
+from quire.kernels.compile_process import CompileProcesses, Job, _modules
 
 COMMAND = [sys.executable, "-P", "-m", "quire.kernels.compile_process"]
-NOWHERE = Job("no_such_module", "kernel", {}, {}, {}, {}, None)
+NOWHERE = Job("no_such_module", "kernel", {}, {}, {}, {}, ("cuda", 90, 32))
+ROOT = Path(__file__).parents[2]
 
 # Without the turn of this process, so that all is compiled by the other; a listener tells what we found in Triton's cache.
 PROGRAM = """
@@ -58,10 +61,21 @@ def test_what_another_process_has_compiled_is_found(tmp_path, monkeypatch):
         assert child.stdout.strip() == f"[1] {asked} {found}"
 
 
-@pytest.mark.parametrize("job", [NOWHERE, NOWHERE._replace(target=lambda: None)], ids=["no module", "no pickle"])
+@pytest.mark.parametrize("job", [NOWHERE, NOWHERE._replace(options={"a": len})], ids=["no module", "no literal"])
 def test_a_job_that_a_process_cannot_do_is_done_here(job):
     with CompileProcesses(1) as processes:
         assert [processes.compile(job, lambda n=n: n) for n in range(4)] == [0, 1, 2, 3]
+
+
+def test_a_description_is_a_line():
+    job = NOWHERE._replace(constexprs={(3,): 128, (4,): None}, attrs={(0,): [["tt.divisibility", 16]]}, options={"a": "b\nc"})
+    assert job.line().count(b"\n") == 1 and Job(*ast.literal_eval(job.line().decode())) == job
+
+
+def test_every_module_that_launches_kernels_is_known():
+    pytest.importorskip("triton")
+    launching = {f"quire.kernels.{path.stem}" for path in (ROOT / "kernels").glob("*.py") if "_kernel[" in path.read_text()}
+    assert set(_modules()) == launching and len(launching) > 10
 
 
 def test_an_error_is_told_and_the_turn_given_back():
