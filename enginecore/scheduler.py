@@ -203,7 +203,7 @@ class Scheduler:
         num_prompts, tokens = self._backlog(2 * left)
         if num_prompts > num_decode:
             return left
-        few = max(self.config.smooth_tokens - num_decode, self.config.smooth_tokens // 2)
+        few = max(self.config.smooth_tokens - num_decode, self.config.smooth_tokens // 2, 1)
         steps = -(-10 * tokens // (11 * few)) or 1  # rather a tenth more than one step for the rest
         return min(left, max(-(-tokens // steps), tokens // 2) or few)
 

@@ -36,6 +36,8 @@ class _Mode(triton.AsyncCompileMode):
         job, processes = self.job, self.processes
         if job is None or processes is None or _is_cached(key, job.name):
             return super().submit(key, compile_fn, finalize_fn)
+        if key not in self.future_kernels:
+            processes.announce()
         return super().submit(key, lambda: processes.compile(job, compile_fn), finalize_fn)
 
 
@@ -102,8 +104,13 @@ def own_modules() -> Iterator[bool]:
 
 
 def _is_cached(key: str, name: str) -> bool:
-    """Whether Triton has compiled this before: `triton.compile` looks for the same file."""
-    return get_cache_manager(hashlib.sha256(key.encode()).hexdigest()).get_group(f"{name[:150]}.json") is not None
+    """Whether Triton has compiled this before, for which it looks at the same file; also if it has no use for its cache."""
+    if triton.knobs.compilation.always_compile:
+        return True
+    try:
+        return get_cache_manager(hashlib.sha256(key.encode()).hexdigest()).get_group(f"{name[:150]}.json") is not None
+    except OSError:  # it cannot be had: said when the kernel is compiled
+        return True
 
 
 def _take_result(kernel: Any) -> None:

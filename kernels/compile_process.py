@@ -10,14 +10,19 @@ import ast
 import contextlib
 import functools
 import os
-import queue
+import select
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping
-from types import ModuleType, SimpleNamespace, TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
 T = TypeVar("T")
+
+COMMAND = [sys.executable, "-P", "-m", "quire.kernels.compile_process"]
+FEW = 8  # kernels are compiled by this process alone in the 2 to 4 s that another takes to load torch
+JOB_TIMEOUT_S = 120.0  # without an answer: a kernel takes some tenths of a second, 10 at the worst
 
 _TRIED = b"."
 
@@ -42,23 +47,36 @@ class Job(NamedTuple):
 
 
 class CompileProcesses:
-    """So many processes, each started when it is first wanted; a context manager. For any number of threads."""
+    """So many processes, each started when it is wanted; a context manager. For any number of threads."""
 
     def __init__(self, count: int) -> None:
         self._processes = [_Process() for _ in range(count)]
-        self._turns: queue.SimpleQueue[_Process | None] = queue.SimpleQueue()
-        for turn in (*self._processes, None):  # None: this process, which has nothing to load first
-            self._turns.put(turn)
+        self._free: list[_Process | None] = [*self._processes, None]  # None: this process, which has nothing to load first
+        self._num_left = 0
+        self._are_many = False
+        self._changed = threading.Condition()
+
+    def announce(self) -> None:
+        """One more kernel will be compiled. Processes are worth their start only if there are many."""
+        with self._changed:
+            self._num_left += 1
+            self._are_many |= self._num_left > FEW
+            self._changed.notify_all()
 
     def compile(self, job: Job, compile_here: Callable[[], T]) -> T:
-        """compile_here(), when a process has compiled the kernel for it, or when it is this process's turn."""
-        turn = self._turns.get()
+        """compile_here(), of a kernel that was announced: when a process has compiled it, or when it is this one's turn."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._free and (self._are_many or None in self._free))
+            turn = self._free.pop()  # this process's own, if that is free
         try:
             if turn is not None:
                 turn.compile(job)
             return compile_here()
         finally:
-            self._turns.put(turn)
+            with self._changed:
+                self._free.insert(len(self._free) if turn is None else 0, turn)
+                self._num_left -= 1
+                self._changed.notify_all()
 
     def __enter__(self) -> Self:
         return self
@@ -84,23 +102,24 @@ class _Process:
         except (ValueError, SyntaxError):  # such a job is for this process
             return
         try:
-            stdin, stdout = self._pipes()
-            stdin.write(line)
-            stdin.flush()
-            self._is_lost = stdout.read(1) != _TRIED
+            self._is_lost = self._answer(line) != _TRIED
         except OSError:
             self._is_lost = True
 
-    def _pipes(self) -> tuple[Any, Any]:
+    def _answer(self, line: bytes) -> bytes:
         if self._process is None:
-            command = [sys.executable, "-P", "-m", "quire.kernels.compile_process"]
             # an error is told by whoever compiles the kernel again
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, process_group=0
-            )
-        return self._process.stdin, self._process.stdout
+            pipe, null = subprocess.PIPE, subprocess.DEVNULL
+            self._process = subprocess.Popen(COMMAND, stdin=pipe, stdout=pipe, stderr=null, process_group=0)
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None and stdout is not None
+        stdin.write(line)
+        stdin.flush()
+        ready, _, _ = select.select([stdout], [], [], JOB_TIMEOUT_S)
+        return stdout.read(1) if ready else b""
 
     def end(self) -> None:
+        self._is_lost = True
         if self._process is not None:
             self._process.kill()
             with contextlib.suppress(OSError):  # of what was not flushed to a process that was lost
@@ -123,16 +142,18 @@ def _compile(job: Job) -> None:
 
     target = GPUTarget(*job.target)
     driver.set_active(SimpleNamespace(get_current_target=lambda: target))  # type: ignore[arg-type]
-    kernel = getattr(_modules()[job.module], job.name)
+    kernel = _kernels()[job.module, job.name]
     kernel.create_binder()  # which chooses its language
     source = kernel.ASTSource(kernel, job.signature, job.constexprs, job.attrs)
     triton.compile(source, target=target, options=dict(job.options))
 
 
 @functools.cache
-def _modules() -> dict[str, ModuleType]:
-    """All that have kernels, by name."""
-    from quire.kernels import (
+def _kernels() -> dict[tuple[str, str], Any]:
+    """All that there are, by module and name."""
+    from triton.runtime.jit import JITFunction
+
+    from quire.kernels import (  # noqa: F401
         activation,
         attention_decode,
         attention_decode_schedule,
@@ -151,25 +172,8 @@ def _modules() -> dict[str, ModuleType]:
         step_inputs,
     )
 
-    modules = [
-        activation,
-        attention_decode,
-        attention_decode_schedule,
-        attention_prefill,
-        attention_prefill_hopper,
-        attention_prefill_schedule,
-        embedding,
-        linear,
-        linear_hopper,
-        norm,
-        norm_linear,
-        rope_kv,
-        sampler,
-        sampler_filter,
-        split_linear,
-        step_inputs,
-    ]
-    return {module.__name__: module for module in modules}
+    ours = [module for name, module in sys.modules.items() if name.startswith("quire.kernels.")]
+    return {(m.__name__, name): value for m in ours for name, value in vars(m).items() if isinstance(value, JITFunction)}
 
 
 if __name__ == "__main__":

@@ -201,12 +201,13 @@ class StepGraphs:
         begin = time.perf_counter()
         with self._runner.short_model():
             self.run_kernels()
+        shapes = [Shape(size, size, False) for size in reversed(self.sizes)]
         if self._mixed_tokens:  # the largest first of all: its memory is enough for the others
-            self.capture(Shape(self._mixed_tokens[-1], self._mixed_rows[0], True), COMMON_VARIANTS[0])
-        for size in reversed(self.sizes):
-            for variant in COMMON_VARIANTS:
-                self.capture(Shape(size, size, False), variant)
+            shapes.insert(0, Shape(self._mixed_tokens[-1], self._mixed_rows[0], True))
         while self._ahead and self._ahead[0].prompts_only:
+            shapes.append(self._ahead.popleft())
+        self._ahead.extendleft(reversed(shapes))
+        for _ in shapes:
             self._capture_next()
         return time.perf_counter() - begin
 
@@ -217,6 +218,8 @@ class StepGraphs:
         return bool(self._ahead)
 
     def _capture_next(self) -> None:
+        if not self._ahead:
+            return
         shape = self._ahead.popleft()
         try:
             for variant in COMMON_VARIANTS:

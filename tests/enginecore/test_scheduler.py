@@ -196,6 +196,19 @@ def test_only_what_can_start_counts_as_waiting():
     assert first_chunk(more=[([3] * 60, {"presence_penalty": 1.0}), *others], features=1) == 30  # behind who waits for a row
 
 
+@pytest.mark.parametrize(("length", "expected"), [(9, [9]), (12, [12]), (13, [7, 6]), (22, [11, 11])])
+def test_a_prompt_takes_equal_steps_and_none_for_a_rest(length, expected):
+    h = Harness(num_blocks=200, budget=64, max_model_len=200, max_num_seqs=8, smooth_tokens=12)
+    h.add([1], 40)
+    while not h.outputs[1]:
+        h.turn(depth=1)
+    h.plans.clear()
+    h.add([2] * length, 5)
+    while not h.outputs[2]:
+        h.turn(depth=1)
+    assert [n for n in [plan.num_tokens - len(plan.decode_rows) for plan in h.plans] if n] == expected
+
+
 @pytest.mark.parametrize(("num_prompts", "expected"), [(1, 20), (3, 60), (4, 125)])
 def test_where_more_wait_for_their_first_token_than_for_their_next_all_goes_at_once(num_prompts, expected):
     h = Harness(num_blocks=400, budget=128, max_model_len=200, max_num_seqs=8, smooth_tokens=12)

@@ -5,14 +5,15 @@ import os
 import subprocess
 import sys
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
 
-from quire.kernels.compile_process import CompileProcesses, Job, _modules
+from quire.kernels.compile_process import COMMAND, FEW, CompileProcesses, Job, _Process
 
-COMMAND = [sys.executable, "-P", "-m", "quire.kernels.compile_process"]
 NOWHERE = Job("no_such_module", "kernel", {}, {}, {}, {}, ("cuda", 90, 32))
 ROOT = Path(__file__).parents[2]
 
@@ -29,14 +30,15 @@ class Others(CompileProcesses):
     def __init__(self, count):
         started.append(count)
         super().__init__(count)
-        for turn in [self._turns.get() for _ in range(count + 1)][:count]:
-            self._turns.put(turn)
+        self._free.remove(None)
+        self._are_many = True
 
     def compile(self, job, compile_here):
         asked.append(job.name)
         return super().compile(job, compile_here)
 
 started, asked, found = [], [], []
+before, run = compile_ahead.JITFunction._do_compile, compile_ahead.JITFunction.run
 compile_ahead.CompileProcesses = Others
 torch.cuda.current_device, torch.cuda.set_device = lambda: 0, lambda device: None
 triton.knobs.compilation.listener = lambda src, cache_hit, **_: found.append((src.fn.__module__, cache_hit))
@@ -45,6 +47,7 @@ with compile_ahead.compile_only(2):
     linear_hopper.launch(meta(16, 4096), meta(4096, 4096), None, meta(16, 4096), config, pdl=1)
     norm.rms_norm(meta(4, 4096), meta(4096), 1e-6, meta(4, 4096))
     activation.silu_mul(meta(4, 8192), meta(4, 4096))
+assert compile_ahead.JITFunction._do_compile is before and compile_ahead.JITFunction.run is run
 print(started, len(asked), sorted(found))
 """
 
@@ -61,10 +64,37 @@ def test_what_another_process_has_compiled_is_found(tmp_path, monkeypatch):
         assert child.stdout.strip() == f"[1] {asked} {found}"
 
 
+def compile_all(processes, jobs, work=lambda: None):
+    """In as many threads."""
+    for _ in jobs:
+        processes.announce()
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        return [future.result(60) for future in [pool.submit(processes.compile, job, work) for job in jobs]]
+
+
+def helpers():
+    return [child for child in psutil.Process().children() if "quire.kernels.compile_process" in child.cmdline()]
+
+
 @pytest.mark.parametrize("job", [NOWHERE, NOWHERE._replace(options={"a": len})], ids=["no module", "no literal"])
 def test_a_job_that_a_process_cannot_do_is_done_here(job):
-    with CompileProcesses(1) as processes:
-        assert [processes.compile(job, lambda n=n: n) for n in range(4)] == [0, 1, 2, 3]
+    with CompileProcesses(2) as processes:
+        assert compile_all(processes, [job] * (FEW + 4), lambda: 7) == [7] * (FEW + 4)
+
+
+def test_few_are_compiled_by_this_process_alone_one_at_a_time():
+    at_once, most = [], []
+
+    def work():
+        at_once.append(1)
+        most.append(len(at_once))
+        time.sleep(0.01)
+        at_once.pop()
+
+    with CompileProcesses(3) as processes:
+        for _ in range(2):
+            compile_all(processes, [NOWHERE] * FEW, work)
+        assert helpers() == [] and max(most) == 1
 
 
 def test_a_description_is_a_line():
@@ -72,10 +102,11 @@ def test_a_description_is_a_line():
     assert job.line().count(b"\n") == 1 and Job(*ast.literal_eval(job.line().decode())) == job
 
 
-def test_every_module_that_launches_kernels_is_known():
-    pytest.importorskip("triton")
-    launching = {f"quire.kernels.{path.stem}" for path in (ROOT / "kernels").glob("*.py") if "_kernel[" in path.read_text()}
-    assert set(_modules()) == launching and len(launching) > 10
+def test_every_module_that_launches_kernels_is_loaded():
+    launching = {path.stem for path in (ROOT / "kernels").glob("*.py") if "_kernel[" in path.read_text()}
+    tree = ast.parse((ROOT / "kernels" / "compile_process.py").read_text())
+    loaded = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "quire.kernels"]
+    assert [{alias.name for alias in node.names} for node in loaded] == [launching] and len(launching) > 10
 
 
 def test_an_error_is_told_and_the_turn_given_back():
@@ -84,34 +115,43 @@ def test_an_error_is_told_and_the_turn_given_back():
 
     with CompileProcesses(0) as processes:
         for _ in range(3):
+            processes.announce()
             with pytest.raises(ValueError, match="wrong"):
                 processes.compile(NOWHERE, fail)
 
 
-def test_a_process_that_dies_is_done_without():
+def test_processes_are_started_for_many_and_done_without_when_they_die():
+    barrier = threading.Barrier(3)  # two processes and this one are at work at once
     with CompileProcesses(2) as processes:
-        for _ in range(3):
-            processes.compile(NOWHERE, lambda: None)
-        started = [child for child in psutil.Process().children() if "quire.kernels.compile_process" in child.cmdline()]
-        assert len(started) == 2
-        for child in started:
+        compile_all(processes, [NOWHERE] * 12, lambda: barrier.wait(30))
+        assert len(helpers()) == 2
+        for child in helpers():
             child.kill()
-        assert [processes.compile(NOWHERE, lambda n=n: n) for n in range(6)] == list(range(6))
+        assert compile_all(processes, [NOWHERE] * 12, lambda: 7) == [7] * 12
+    assert helpers() == []
 
 
-def test_nothing_is_started_before_it_is_wanted_and_nothing_is_left():
-    def children():
-        return [child for child in psutil.Process().children() if "quire.kernels.compile_process" in child.cmdline()]
+@pytest.mark.parametrize(
+    "program", ["import time; time.sleep(60)", "print('no answer', flush=True); input()", "raise SystemExit", "input()"]
+)
+def test_a_process_that_does_not_answer_is_asked_once(program, monkeypatch):
+    monkeypatch.setattr("quire.kernels.compile_process.COMMAND", [sys.executable, "-S", "-c", program])
+    monkeypatch.setattr("quire.kernels.compile_process.JOB_TIMEOUT_S", 0.5)
+    process = _Process()
+    try:
+        process.compile(NOWHERE)
+        assert process._is_lost
+        monkeypatch.setattr(process, "_answer", pytest.fail)
+        process.compile(NOWHERE)
+    finally:
+        process.end()
 
-    with CompileProcesses(3) as processes:
-        assert children() == []
-        threads = [threading.Thread(target=processes.compile, args=(NOWHERE, lambda: None)) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        assert len(children()) == 3
-    assert children() == []
+
+def test_what_a_compiler_prints_is_no_answer():
+    program = "from quire.kernels import compile_process as p; p._compile = lambda job: print('noise', flush=True); p.main()"
+    lines = NOWHERE.line() * 3
+    child = subprocess.run([sys.executable, "-c", program], input=lines, capture_output=True, timeout=60, check=True)
+    assert child.stdout == b"..." and child.stderr.split() == [b"noise"] * 3
 
 
 def test_a_process_ends_with_its_input():

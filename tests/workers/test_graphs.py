@@ -1,6 +1,7 @@
 """Captured steps, as far as they can be seen without a GPU: what sizes are padded to, and what is compiled before serving."""
 
 import dataclasses
+import gc
 import itertools
 from collections import deque
 from contextlib import contextmanager
@@ -156,8 +157,8 @@ def test_steps_are_captured_ahead_while_the_device_is_idle(graphs):
 def test_at_start_the_largest_step_then_decode_and_prompts_of_few_rows_are_captured(graphs):
     graphs.warm_up()
     decode = [Shape(8, 8, False), Shape(2, 2, False), Shape(1, 1, False)]
-    assert graphs.captured[0] == (Shape(64, 4, True), COMMON_VARIANTS[0])
-    assert [shape for shape, _ in graphs.captured[1::2]] == [*decode, Shape(64, 4, True, True), Shape(16, 4, True, True)]
+    shapes = [Shape(64, 4, True), *decode, Shape(64, 4, True, True), Shape(16, 4, True, True)]
+    assert graphs.captured == [(shape, variant) for shape in shapes for variant in COMMON_VARIANTS]
     assert list(graphs._ahead) == [Shape(64, 16, True)]
     ran = [Shape(16, 4, True), Shape(16, 4, True, True), *(Shape(n, n, False) for n in (1, 2, 3, 8))]
     assert graphs.ran == [(shape, True) for shape in ran] and not graphs.is_short
@@ -184,11 +185,46 @@ def test_without_memory_for_more_graphs_the_worker_goes_on(graphs, monkeypatch):
         raise torch.OutOfMemoryError("none is left")
 
     monkeypatch.setattr(StepGraphs, "capture", capture)
-    assert not graphs.capture_ahead() and not graphs._ahead
+    graphs.warm_up()
+    assert calls == [Shape(64, 4, True)] and not graphs._ahead and not graphs.capture_ahead()
     masked = dataclasses.replace(plan_of(1, [20]), late_mask=True)
     for plan in (plan_of(1, [20]), plan_of(2, [20]), masked, plan_of(5, [])):  # its masks are still there to be read
         assert not graphs.run(plan, pytest.fail)
     assert calls[1:] == [Shape(64, 4, True), Shape(8, 8, False)]  # asked for once
+
+
+class FakeGraph:
+    """Torch's, of which one cannot be ended after a failure."""
+
+    def __init__(self):
+        self.calls = []
+        made.append(self)
+
+    def capture_begin(self, **_):
+        self.calls.append("begin")
+
+    def capture_end(self):
+        self.calls.append("end")
+        if "failed" in self.calls:
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+
+made: list[FakeGraph] = []
+
+
+def test_a_capture_that_fails_is_ended_and_its_own_error_told(graphs, monkeypatch):
+    graphs._pool = "pool"
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
+    assert StepGraphs._captured(graphs, lambda: made[-1].calls.append("run")) is made[-1]
+
+    def fail():
+        assert not gc.isenabled()
+        made[-1].calls.append("failed")
+        raise torch.OutOfMemoryError("none is left")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        StepGraphs._captured(graphs, fail)
+    assert [graph.calls for graph in made] == [["begin", "run", "end"], ["begin", "failed", "end"]] and gc.isenabled()
 
 
 def test_what_has_a_forward_graph_and_no_memory_for_a_tail_runs_eagerly(graphs, monkeypatch):
