@@ -26,7 +26,8 @@ from quire.enginecore.model_files import (
     resolve_model,
     resolve_tokenizer,
 )
-from quire.enginecore.scheduler import SchedulerConfig, smooth_tokens
+from quire.enginecore.scheduler import SchedulerConfig
+from quire.enginecore.smoothing import smooth_tokens
 from quire.enginecore.workers import WorkerGroup, WorkersFailed
 from quire.ipc.config import EngineConfig, WorkerConfig
 from quire.ipc.core_endpoint import CoreEndpoint, file_infos, new_epoch

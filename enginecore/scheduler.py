@@ -15,13 +15,12 @@ from quire.enginecore.admission import PeakEstimate
 from quire.enginecore.kv_manager import NULL_BLOCK, KVManager
 from quire.enginecore.plan_builder import PlanBuilder, features_of, slot_words
 from quire.enginecore.sequence import Sequence, Slots, State
+from quire.enginecore.smoothing import SMOOTH_TOKENS, tokens_beside
 from quire.enginecore.waiting import WaitingQueue
 from quire.ipc.messages import Finished, Started
 from quire.ipc.plan import PREFILL_PROMPT_LOGPROBS, PREFILL_SAMPLE, StepPlan
 
 MAX_FEATURE_WORDS = 1 << 20  # of one plan; one sequence's record may go beyond
-SMOOTH_TOKENS = 256  # see `smooth_tokens`
-LARGE_BYTES = 16 * 10**9
 MAX_HELD = 256  # waiting sequences that a step looks at in vain
 
 
@@ -42,14 +41,6 @@ class SchedulerConfig:
     smooth_tokens: int = (
         SMOOTH_TOKENS  # of a step with decode rows over which prompts are spread; half of them for prompts at least
     )
-
-
-def smooth_tokens(weights_bytes: int, device: str) -> int:
-    """`SchedulerConfig.smooth_tokens` of a model: on a GPU steps that take as long as 256 tokens of an 8B model do, in 16 bits.
-
-    On an H200 that is 7 ms, where 64 decode rows take 5.
-    """
-    return max(SMOOTH_TOKENS, SMOOTH_TOKENS * LARGE_BYTES // weights_bytes) if device == "cuda" else SMOOTH_TOKENS
 
 
 @dataclass(frozen=True)
@@ -192,20 +183,11 @@ class Scheduler:
         return budget - (budget // 8 or (1 if budget > 1 else self._step % 2))
 
     def _for_prefill(self, num_decode: int) -> int:
-        """Tokens that prefills may take beside decode rows, whose next token waits for them: all that is left to those alone.
-
-        Beside others a prompt is spread over equal steps that take not much longer than decoding does. All goes at once if
-        more wait for their first token than for their next, and of much that waits half, for then throughput counts.
-        """
+        """Tokens that prefills may take beside so many decode rows."""
         left = self.config.max_num_batched_tokens - num_decode
         if not num_decode or not (self._prefilling or self.waiting):
             return left
-        num_prompts, tokens = self._backlog(2 * left)
-        if num_prompts > num_decode:
-            return left
-        few = max(self.config.smooth_tokens - num_decode, self.config.smooth_tokens // 2, 1)
-        steps = -(-10 * tokens // (11 * few)) or 1  # rather a tenth more than one step for the rest
-        return min(left, max(-(-tokens // steps), tokens // 2) or few)
+        return tokens_beside(num_decode, *self._backlog(2 * left), left, self.config.smooth_tokens)
 
     def _backlog(self, enough: int) -> tuple[int, int]:
         """Prompts that could be computed now if a step had room for all, and their tokens, counted until these are `enough`.

@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quire.enginecore.block_pool import BlockPool
-from quire.enginecore.scheduler import SMOOTH_TOKENS, Scheduler, SchedulerConfig, smooth_tokens
+from quire.enginecore.scheduler import Scheduler, SchedulerConfig
 from quire.enginecore.sequence import Sequence
+from quire.enginecore.smoothing import SMOOTH_TOKENS
 from quire.ipc.messages import sequence_key
 from quire.ipc.sampling import SamplingParams
 
@@ -253,11 +254,6 @@ def test_many_decode_rows_leave_a_prompt_its_least():
     assert all(len(plan.decode_rows) == 10 for plan in h.plans)
     h.run()
     h.assert_right()
-
-
-def test_the_smaller_the_model_the_more_of_a_prompt_a_step_takes():
-    assert smooth_tokens(16 * 10**9, "cuda") == smooth_tokens(140 * 10**9, "cuda") == SMOOTH_TOKENS
-    assert smooth_tokens(10**9, "cuda") == 16 * SMOOTH_TOKENS and smooth_tokens(10**9, "cpu") == SMOOTH_TOKENS
 
 
 def test_unchanged_decode_rows_cost_no_words():
