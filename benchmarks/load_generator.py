@@ -16,7 +16,7 @@ import multiprocessing.connection
 import resource
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -84,7 +84,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Options:
-    """What all requests share."""
+    """What all requests share. urls: of several frontends, each for some of the processes, in place of `url`."""
 
     url: str
     model: str
@@ -96,6 +96,7 @@ class Options:
     timeout_s: float = 600.0
     seed: int = 0
     processes: int = 4
+    urls: tuple[str, ...] = ()
 
     @property
     def target(self) -> Target:
@@ -232,7 +233,8 @@ def _generate(pipe: multiprocessing.connection.Connection, share: Share) -> None
 def run_load(load: Load, options: Options) -> dict[str, Any]:
     """Run one load; the summary of load_stats.summarise, and what the generator itself cost (us of CPU a chunk, busiest)."""
     lengths, due = load.lengths(options.seed), load.due(options.seed)
-    count = max(1, min(options.processes, load.num_requests, load.concurrency or load.num_requests))
+    urls = options.urls or (options.url,)
+    count = max(1, min(max(options.processes, len(urls)), load.num_requests, load.concurrency or load.num_requests))
     rows = [(i, n_in, n_out, due[i] if due else None) for i, (n_in, n_out) in enumerate(lengths)]
     context = multiprocessing.get_context("spawn")
     children = []
@@ -240,7 +242,8 @@ def run_load(load: Load, options: Options) -> dict[str, Any]:
         for i in range(count):
             concurrency = load.concurrency // count + (i < load.concurrency % count)
             mine, theirs = context.Pipe()
-            child = context.Process(target=_generate, args=(theirs, Share(options, rows[i::count], concurrency)), daemon=True)
+            share = Share(replace(options, url=urls[i % len(urls)]), rows[i::count], concurrency)
+            child = context.Process(target=_generate, args=(theirs, share), daemon=True)
             child.start()
             theirs.close()
             children.append((child, mine))

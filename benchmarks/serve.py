@@ -1,6 +1,7 @@
 """Load on any OpenAI-compatible server, by several client processes; or servers started, measured and stopped, side by side.
 
     serve.py --url http://127.0.0.1:8000 --model NAME --concurrency 256 --num-requests 2000 --input-len 256 --output-len 128
+    serve.py --url http://h:8001 http://h:8002 --model NAME                                   several frontends of one engine
     serve.py --url ... --model NAME --rate 20 --num-requests 600                              Poisson arrivals
     serve.py --url ... --model NAME --loads single:1:12 closed:256:2000 poisson:20:600
     serve.py --start "quire serve MODEL --port 8000" --model MODEL --loads ...                start-up and stop are timed, too
@@ -70,7 +71,8 @@ def print_summary(s: dict[str, Any]) -> None:
 # ------------------------------------------------------------------------------------------------------------------ modes
 def start_and_measure(command: Command, loads: list[Load], options: Options, args: argparse.Namespace) -> dict[str, Any]:
     """Start a server, measure it, stop it. A server that does not come up is reported and is no end of the run."""
-    options = replace(options, url=command.url, model=command.model)
+    urls = options.urls if options.url == command.url else ()  # with --start
+    options = replace(options, url=command.url, urls=urls, model=command.model)
     print(f"\n#### {command.name}: {' '.join(command.arguments)}", flush=True)
     log = Path(args.log_dir or tempfile.mkdtemp(prefix="serve-")) / f"{command.name}.log"
     result: dict[str, Any] = {"engine": command.name, "loads": []}
@@ -93,7 +95,7 @@ def measure_generator(rate: float, load: Load, options: Options, sinks: int) -> 
     interval_s = load.concurrency / rate
     sink = Sink(interval_s, sinks)
     try:
-        found = run_load(load, replace(options, url=sink.url, model="sink", ignore_eos=True))
+        found = run_load(load, replace(options, url=sink.url, urls=(), model="sink", ignore_eos=True))
     finally:
         about_sink = sink.stop()
     print_summary({"engine": "sink", **found})
@@ -158,8 +160,9 @@ def main() -> None:
         kind = f"poisson:{args.rate}" if args.rate else f"closed:{args.concurrency}"
         loads = [Load.parse(f"{kind}:{args.num_requests}", args.input_len, args.output_len, ratio)]
     options = Options(
-        url=args.url, model=args.model, endpoint=args.endpoint, temperature=args.temperature, ignore_eos=not args.no_ignore_eos,
-        vocab_size=args.vocab_size, api_key=args.api_key, timeout_s=args.timeout, seed=args.seed, processes=args.processes,
+        url=args.url[0], urls=tuple(args.url), model=args.model, endpoint=args.endpoint, temperature=args.temperature,
+        ignore_eos=not args.no_ignore_eos, vocab_size=args.vocab_size, api_key=args.api_key, timeout_s=args.timeout,
+        seed=args.seed, processes=args.processes,
     )  # fmt: skip
     where = machine()
     if args.sink:
@@ -175,7 +178,7 @@ def main() -> None:
         ]
         results = [start_and_measure(command, loads, options, args) for command in commands]
     elif args.start:
-        command = Command.of_text(args.start, args.url, args.model, args.name)
+        command = Command.of_text(args.start, args.url[0], args.model, args.name)
         results = [start_and_measure(command, loads, options, args)]
     else:
         results = [{"engine": args.name, "loads": measure(loads, options, args.name, not args.cold)}]
@@ -190,7 +193,9 @@ def main() -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_argument_group("what to measure")
-    what.add_argument("--url", default="http://127.0.0.1:8000")
+    what.add_argument(
+        "--url", nargs="+", default=["http://127.0.0.1:8000"], help="of several, each gets the requests of some processes"
+    )
     what.add_argument("--model", default="", help="the name it is served under; with --table, the model's folder")
     what.add_argument("--name", default="server", help="what to call the server in the results")
     what.add_argument("--endpoint", default="completions", choices=["completions", "chat"])

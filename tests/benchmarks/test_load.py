@@ -189,6 +189,17 @@ def test_a_load_on_the_sink_streams_at_the_sinks_rate(kind):
     assert found["itl_ms"]["mean"] == pytest.approx(about["step_ms"], rel=0.3)
 
 
+def test_several_urls_share_a_load():
+    sinks = [Sink(interval_s=0.01, processes=1) for _ in range(3)]
+    try:
+        options = Options("http://127.0.0.1:9", "sink", processes=1, urls=tuple(sink.url for sink in sinks))
+        found = run_load(Load.parse("closed:6:12", 8, 20, 0.0), options)
+    finally:
+        steps = [sink.stop()["step_ms"] for sink in sinks]
+    assert found["failures"] == 0 and found["requests"] == 12 and found["generator"]["processes"] == 3
+    assert all(step > 9.0 for step in steps)  # each has streamed
+
+
 def test_a_server_that_is_not_there_is_a_failure_of_each_request():
     found = run_load(Load.parse("closed:1:2", 8, 20, 0.0), Options("http://127.0.0.1:9", "m", processes=1))
     assert found["failures"] == 2 and "cannot connect" in found["errors"][0]
