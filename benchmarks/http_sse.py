@@ -78,7 +78,7 @@ class ScriptedStream:
     """The cheapest stream there is: a future for each turn."""
 
     num_prompt_tokens = num_cached_tokens = 1
-    prompt_logprobs = None
+    prompt_logprobs = error = None
 
     def __init__(self) -> None:
         self.metrics = RequestMetrics(time.time())
@@ -194,7 +194,9 @@ async def run(case: str, num_streams: int, steps: int) -> Counts:
             await asyncio.sleep(0.001)
     while any(c._task is not None for c in server.connections):
         await asyncio.sleep(0)
-    return Counts(time.process_time() - start, sum(s.num_bytes for s in sinks))
+    seconds = time.process_time() - start
+    assert all(s.last.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n") for s in sinks), "an answer did not come to its end"
+    return Counts(seconds, sum(s.num_bytes for s in sinks))
 
 
 async def answer_whole(num_requests: int) -> Counts:

@@ -1,9 +1,11 @@
 """What the other scripts compute, without a GPU and without a server."""
 
+import asyncio
 import csv
 import json
 
 import ceilings
+import http_sse
 import plot
 import pytest
 import serve
@@ -17,6 +19,14 @@ from quire.workers.model_config import read_model_config
 def costs():
     found = Measured(1e12, {1: 0.001, 16: 0.001, 64: 0.002, 8192: 0.2}, {1: 1e-4, 1024: 5e-4}, 1e14)
     return Costs(read_model_config("enginecore/bundled"), found)
+
+
+@pytest.mark.parametrize("case", ["http", "all"])
+def test_scripted_streams_come_to_their_end(case, caplog):
+    counts = asyncio.run(http_sse.run(case, num_streams=3, steps=4))
+    assert counts.num_bytes > 3 * 4 * 100 and counts.seconds > 0
+    assert asyncio.run(http_sse.answer_whole(2)).num_bytes > 0
+    assert caplog.records == []
 
 
 def test_times_between_sizes_are_interpolated_and_never_above_the_next_size():
