@@ -23,6 +23,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 import workloads
 
+# or kernels.py beside us would be taken for the package of this name that a peer may look for
+sys.path[:] = [path for path in sys.path if Path(path).resolve() != Path(__file__).resolve().parent]
+
 Run = Callable[[list[list[int]], list[int]], float]  # prompts, output lengths -> seconds
 
 

@@ -17,6 +17,7 @@ from triton.runtime.jit import JITFunction
 
 from quire.kernels import hopper
 from quire.kernels.compile_process import CompileProcesses, Job
+from quire.kernels.triton_key import read_triton
 
 log = logging.getLogger("quire.kernels")
 
@@ -48,6 +49,7 @@ def compile_only(num_threads: int = MAX_THREADS) -> Iterator[None]:
     What would have been computed is left as it was: results mean nothing. What cannot be compiled is said when it is called
     outside. Not for several threads at once.
     """
+    read_triton()
     run, describe, kernels = JITFunction.run, JITFunction._do_compile, []
     threads = max(1, min(MAX_THREADS, num_threads))
     pool = ThreadPoolExecutor(threads, initializer=torch.cuda.set_device, initargs=(torch.cuda.current_device(),))

@@ -7,6 +7,7 @@ import signal
 from quire.ipc.config import WorkerConfig
 from quire.ipc.logs import set_up_logging
 from quire.ipc.process import child_main_config
+from quire.kernels.triton_key import read_triton_aside
 from quire.workers.cuda_context import make_context_aside
 
 # How often a thread of libgomp looks for work before it sleeps: a tenth of a millisecond or so. It would look for several, and
@@ -24,6 +25,7 @@ def main() -> None:
     else:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # or every start warns that blas.py's choice is experimental
         make_context_aside()
+        read_triton_aside()
     set_up_logging()
     faulthandler.register(signal.SIGUSR1)  # the core asks a stuck worker for its stacks before it kills it
     from quire.workers.worker import Worker

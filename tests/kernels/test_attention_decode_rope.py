@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from kernels.test_attention import GPU_DECODE_ROWS, GPU_DTYPES, Case, assert_matches
+from attention_cases import GPU_DECODE_ROWS, GPU_DTYPES, Case, assert_matches
 
 from quire.kernels import rope_kv_torch
 from quire.kernels.attention_reference import attention_reference

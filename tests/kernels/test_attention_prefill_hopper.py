@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kernels.test_attention import GPU_PREFILL_ROWS, Case, assert_matches, run_prefill
+from attention_cases import GPU_PREFILL_ROWS, Case, assert_matches, run_prefill
 
 pytest.importorskip("triton")
 
