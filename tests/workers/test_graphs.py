@@ -21,6 +21,7 @@ from quire.workers.graphs import (
     COMMON_VARIANTS,
     MAX_ROWS_AHEAD,
     MAX_TOKENS,
+    PROMPT_ROWS,
     WARM_VARIANTS,
     Shape,
     StepGraphs,
@@ -87,11 +88,25 @@ def test_every_kind_of_sampling_is_compiled_before_serving():
 
 
 def test_steps_to_capture_ahead_are_those_of_few_rows_the_largest_first():
-    prompts, shapes = [Shape(64, 4, True, True), Shape(16, 4, True, True)], [(64, 4), (16, 4), (64, 16), (16, 16), (64, 64)]
-    ahead = shapes_ahead([16, 64, MAX_TOKENS + 1], [4, 16, 64, MAX_ROWS_AHEAD + 1])
-    assert ahead == [*prompts, *(Shape(t, r, True) for t, r in shapes)]
-    assert sorted(ahead[2:]) == sorted(mixed_shapes([16, 64], [4, 16, 64]))
-    assert shapes_ahead([], [4]) == []
+    prompts = [Shape(64, PROMPT_ROWS, True, True), Shape(16, PROMPT_ROWS, True, True)]
+    shapes = [Shape(t, r, True) for t, r in ((64, 16), (16, 16), (64, 64))]  # 16 tokens are of 16 rows at most
+    ahead = shapes_ahead([16, 64, MAX_TOKENS + 1], [16, 64, MAX_ROWS_AHEAD + 1])
+    assert ahead == prompts + shapes
+    assert sorted(shapes) == sorted(mixed_shapes([16, 64], [16, 64]))
+    assert shapes_ahead([16], [2]) == [Shape(16, 2, True, True), Shape(16, 2, True)]
+    assert shapes_ahead([], [16]) == []
+
+
+@pytest.mark.parametrize("max_rows", [1, 2, 3, 64, 100, 1000, 1024])
+def test_every_mixed_step_has_a_padded_shape_that_is_enumerated(graphs, max_rows):
+    tokens, rows = mixed_token_sizes(2048), mixed_row_sizes(max_rows)
+    graphs._mixed_tokens, graphs._mixed_rows = tokens, rows
+    known = {*mixed_shapes(tokens, rows), *shapes_ahead(tokens, rows)}
+    for decode_rows, prompts, length in itertools.product((0, 1, 2, 60, 63, 99, 500), (1, 3, 5, 70), (1, 2, 9, 300)):
+        if decode_rows + prompts <= max_rows and decode_rows + prompts * length <= 2048:
+            shape = graphs._shape(plan_of(decode_rows, [length] * prompts))
+            assert shape in known and shape.rows >= decode_rows + prompts and shape.tokens >= decode_rows + prompts * length
+            assert shape.prompts_only == (not decode_rows and prompts <= PROMPT_ROWS)
 
 
 def test_the_smaller_the_model_the_larger_the_steps_that_are_captured():
@@ -113,7 +128,7 @@ def plan_of(decode_rows, lengths):
 
 def test_what_a_step_is_padded_to(graphs):
     assert graphs._shape(plan_of(3, [])) == Shape(8, 8, False)
-    assert graphs._shape(plan_of(1, [16])) == Shape(64, 4, True)
+    assert graphs._shape(plan_of(1, [16])) == Shape(64, 16, True)
     assert graphs._shape(plan_of(0, [5, 6])) == Shape(16, 4, True, prompts_only=True)
     assert graphs._shape(plan_of(0, [5] * 7)) == Shape(64, 16, True)  # of more rows only one kind is captured
     assert graphs._shape(plan_of(0, [65])) is None
@@ -126,7 +141,7 @@ def graphs(monkeypatch):
     `captured` tells what was captured, `ran` what was run, each with the model's state.
     """
     made = StepGraphs.__new__(StepGraphs)
-    made.captured, made.ran, made.idle, made.is_short, made._mixed_rows = [], [], True, False, [4, 16]
+    made.captured, made.ran, made.idle, made.is_short, made._mixed_rows = [], [], True, False, [16, 32]
     made._ahead = deque([Shape(64, 4, True, True), Shape(16, 4, True, True), Shape(64, 16, True)])
     made._device = SimpleNamespace(is_idle=lambda: made.idle, load_plan=lambda words: None, kernel_variant=lambda t, r: 0)
     made._mixed_tokens, made.sizes = [16, 64], [1, 2, 8]
@@ -157,10 +172,10 @@ def test_steps_are_captured_ahead_while_the_device_is_idle(graphs):
 def test_at_start_the_largest_step_then_decode_and_prompts_of_few_rows_are_captured(graphs):
     graphs.warm_up()
     decode = [Shape(8, 8, False), Shape(2, 2, False), Shape(1, 1, False)]
-    shapes = [Shape(64, 4, True), *decode, Shape(64, 4, True, True), Shape(16, 4, True, True)]
+    shapes = [Shape(64, 16, True), *decode, Shape(64, 4, True, True), Shape(16, 4, True, True)]
     assert graphs.captured == [(shape, variant) for shape in shapes for variant in COMMON_VARIANTS]
     assert list(graphs._ahead) == [Shape(64, 16, True)]
-    ran = [Shape(16, 4, True), Shape(16, 4, True, True), *(Shape(n, n, False) for n in (1, 2, 3, 8))]
+    ran = [Shape(16, 16, True), Shape(16, 4, True, True), *(Shape(n, n, False) for n in (1, 2, 3, 8))]
     assert graphs.ran == [(shape, True) for shape in ran] and not graphs.is_short
 
 
@@ -186,11 +201,11 @@ def test_without_memory_for_more_graphs_the_worker_goes_on(graphs, monkeypatch):
 
     monkeypatch.setattr(StepGraphs, "capture", capture)
     graphs.warm_up()
-    assert calls == [Shape(64, 4, True)] and not graphs._ahead and not graphs.capture_ahead()
+    assert calls == [Shape(64, 16, True)] and not graphs._ahead and not graphs.capture_ahead()
     masked = dataclasses.replace(plan_of(1, [20]), late_mask=True)
     for plan in (plan_of(1, [20]), plan_of(2, [20]), masked, plan_of(5, [])):  # its masks are still there to be read
         assert not graphs.run(plan, pytest.fail)
-    assert calls[1:] == [Shape(64, 4, True), Shape(8, 8, False)]  # asked for once
+    assert calls[1:] == [Shape(64, 16, True), Shape(8, 8, False)]  # asked for once
 
 
 class FakeGraph:
