@@ -38,9 +38,7 @@ class SchedulerConfig:
     look_ahead: bool = True  # False: admit while blocks are free, and preempt when they run out
     eos_token_ids: tuple[int, ...] = ()
     vocab_size: int = 0
-    smooth_tokens: int = (
-        SMOOTH_TOKENS  # of a step with decode rows over which prompts are spread; half of them for prompts at least
-    )
+    smooth_tokens: int = SMOOTH_TOKENS  # of the steps with decode rows over which prompts are spread
 
 
 @dataclass(frozen=True)

@@ -177,6 +177,10 @@ class StepPlan:
     def num_tokens(self) -> int:
         return len(self.decode_rows) + len(self.prefill_tokens)
 
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        return bool((self.prefill_rows[:, 3] & PREFILL_PROMPT_LOGPROBS).any())
+
     def encode(self) -> np.ndarray:
         """The plan as one int32 array."""
         decode_words = self.decode_rows[:0] if self.same_decode_rows else self.decode_rows

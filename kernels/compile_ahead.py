@@ -50,7 +50,8 @@ def compile_only(num_threads: int = MAX_THREADS) -> Iterator[None]:
     outside. Not for several threads at once.
     """
     read_triton()
-    run, describe, kernels = JITFunction.run, JITFunction._do_compile, []
+    run, kernels = JITFunction.run, []
+    describe: Any = getattr(JITFunction, "_do_compile", None)  # of a Triton that is known
     threads = max(1, min(MAX_THREADS, num_threads))
     pool = ThreadPoolExecutor(threads, initializer=torch.cuda.set_device, initargs=(torch.cuda.current_device(),))
     processes = CompileProcesses(min(MAX_PROCESSES, num_threads // 2)) if hopper.is_known_triton() else None
@@ -76,7 +77,9 @@ def compile_only(num_threads: int = MAX_THREADS) -> Iterator[None]:
             try:
                 yield
             finally:
-                JITFunction.run, JITFunction._do_compile = run, describe
+                JITFunction.run = run
+                if processes is not None:
+                    JITFunction._do_compile = describe
         found = {id(kernel): kernel for future in kernels if (kernel := future.result(ignore_errors=True)) is not None}
         with own_modules() as may_load:
             list((pool.map if may_load else map)(_make_launcher, found.values()))

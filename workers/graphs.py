@@ -21,7 +21,6 @@ import numpy as np
 import torch
 
 from quire.ipc.plan import (
-    PREFILL_PROMPT_LOGPROBS,
     VARIANT_FEATURES,
     VARIANT_FILTER,
     VARIANT_LOGPROBS,
@@ -115,14 +114,22 @@ def mixed_shapes(tokens: Iterable[int], rows: Iterable[int]) -> Iterator[Shape]:
         fewest = r
 
 
-def shapes_ahead(tokens: Iterable[int], rows: list[int]) -> list[Shape]:
-    """Mixed steps to capture before they are met: first, for an idle server, those of a few prompts only.
+def prompt_rows(rows: list[int]) -> int:
+    """What steps of prompts alone are padded to, given the numbers of rows of mixed steps."""
+    return min(PROMPT_ROWS, rows[0])
 
-    Then those of few rows before those of more; the largest first, whose memory the others share.
-    """
-    tokens = sorted((t for t in tokens if t <= MAX_TOKENS), reverse=True)
-    shapes = sorted(mixed_shapes(tokens, [r for r in rows if r <= MAX_ROWS_AHEAD]), key=lambda s: (s.rows, -s.tokens))
-    return [Shape(t, min(PROMPT_ROWS, *rows), True, True) for t in tokens] + shapes
+
+def shapes_at_start(decode: list[int], tokens: list[int], rows: list[int]) -> list[Shape]:
+    """Captured before serving: the largest, whose memory is enough for the others; decode steps; a few prompts alone."""
+    largest = [Shape(tokens[-1], rows[0], True)] if tokens else []
+    prompts = [Shape(t, prompt_rows(rows), True, True) for t in reversed(tokens) if t <= MAX_TOKENS]
+    return largest + [Shape(size, size, False) for size in reversed(decode)] + prompts
+
+
+def shapes_ahead(tokens: list[int], rows: list[int]) -> list[Shape]:
+    """Mixed steps to capture before they are met, those of few rows first, of these the largest."""
+    shapes = mixed_shapes([t for t in tokens if t <= MAX_TOKENS], [r for r in rows if r <= MAX_ROWS_AHEAD])
+    return sorted(shapes, key=lambda shape: (shape.rows, -shape.tokens))
 
 
 class StepGraphs:
@@ -131,8 +138,7 @@ class StepGraphs:
         self._device = device
         ctx = runner.ctx
         self.sizes = decode_sizes(min(ctx.max_rows, ctx.max_tokens))
-        weights_bytes = sum(p.numel() * p.element_size() for p in runner.model.parameters())
-        self._mixed_tokens = mixed_token_sizes(min(ctx.max_tokens, most_tokens(weights_bytes)))
+        self._mixed_tokens = mixed_token_sizes(min(ctx.max_tokens, most_tokens(runner.model.weights_bytes)))
         self._mixed_rows = mixed_row_sizes(ctx.max_rows)
         self._logits = torch.empty(ctx.max_rows, ctx.config.vocab_size, dtype=ctx.dtype, device=ctx.device)
         self._pool = torch.cuda.graph_pool_handle()
@@ -162,12 +168,10 @@ class StepGraphs:
         if not len(plan.prefill_rows):
             size = self.sizes[bisect.bisect_left(self.sizes, rows)]
             return Shape(size, size, False)
-        if not self._mixed_tokens or tokens > self._mixed_tokens[-1]:
-            return None
-        if (plan.prefill_rows[:, 3] & PREFILL_PROMPT_LOGPROBS).any():
+        if not self._mixed_tokens or tokens > self._mixed_tokens[-1] or plan.wants_prompt_logprobs:
             return None
         padded_tokens = self._mixed_tokens[bisect.bisect_left(self._mixed_tokens, tokens)]
-        few = min(PROMPT_ROWS, self._mixed_rows[0])
+        few = prompt_rows(self._mixed_rows)
         if rows <= few and not len(plan.decode_rows):
             return Shape(padded_tokens, few, True, True)
         return Shape(padded_tokens, self._mixed_rows[bisect.bisect_left(self._mixed_rows, rows)], True)
@@ -196,7 +200,7 @@ class StepGraphs:
         self._device.load_plan(_no_rows().encode())
         mixed = mixed_variants(self._mixed_tokens, self._mixed_rows, self._device.kernel_variant)
         mixed = mixed or [Shape(min(4, self.sizes[-1]), 1, True)]
-        for shape in (*mixed, mixed[0]._replace(rows=min(PROMPT_ROWS, mixed[0].rows), prompts_only=True)):
+        for shape in (*mixed, Shape(mixed[0].tokens, prompt_rows([mixed[0].rows]), True, True)):
             self._run_forward(shape)
         for variant in WARM_VARIANTS:
             self._run_tail(1, variant)
@@ -208,32 +212,27 @@ class StepGraphs:
         begin = time.perf_counter()
         with self._runner.short_model():
             self.run_kernels()
-        shapes = [Shape(size, size, False) for size in reversed(self.sizes)]
-        if self._mixed_tokens:  # the largest first of all: its memory is enough for the others
-            shapes.insert(0, Shape(self._mixed_tokens[-1], self._mixed_rows[0], True))
-        while self._ahead and self._ahead[0].prompts_only:
-            shapes.append(self._ahead.popleft())
-        self._ahead.extendleft(reversed(shapes))
-        for _ in shapes:
-            self._capture_next()
+        for shape in shapes_at_start(self.sizes, self._mixed_tokens, self._mixed_rows):
+            if not self._capture_unmet(shape):
+                break
         return time.perf_counter() - begin
 
     def capture_ahead(self) -> bool:
         """Capture one mixed step before it is met, if the device has nothing to do; False if none is left."""
         if self._ahead and self._device.is_idle():
-            self._capture_next()
+            self._capture_unmet(self._ahead.popleft())
         return bool(self._ahead)
 
-    def _capture_next(self) -> None:
-        if not self._ahead:
-            return
-        shape = self._ahead.popleft()
+    def _capture_unmet(self, shape: Shape) -> bool:
+        """Capture a step with common sampling; False, and nothing more will be captured ahead, if there is no memory for it."""
         try:
             for variant in COMMON_VARIANTS:
                 self.capture(shape, variant)
+            return True
         except torch.OutOfMemoryError:
             log.warning("no memory is left for more graphs: steps are captured only when they are met")
             self._ahead.clear()
+            return False
 
     def _captured(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
         # torch.cuda.graph() would synchronize and collect garbage first: a step in flight would be waited for
@@ -243,7 +242,7 @@ class StepGraphs:
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
             run()
-        except BaseException:
+        except BaseException:  # passed on, whatever it is: a capture that was begun must be ended
             with contextlib.suppress(RuntimeError):  # of half a graph nobody wants to hear
                 graph.capture_end()
             raise

@@ -101,10 +101,9 @@ class ModelRunner:
 
     def _run(self, plan: StepPlan, device_plan: torch.Tensor, read_mask: Callable[[], np.ndarray]) -> list[PromptRow]:
         rows, decode_rows = plan.num_rows, len(plan.decode_rows)
-        every_token = bool((plan.prefill_rows[:, 3] & PREFILL_PROMPT_LOGPROBS).any())
-        hidden = self.forward(device_plan, plan.num_tokens, rows, decode_rows, every_token=every_token)
+        hidden = self.forward(device_plan, plan.num_tokens, rows, decode_rows, every_token=plan.wants_prompt_logprobs)
         prompt_rows = []
-        if every_token:
+        if plan.wants_prompt_logprobs:
             prompt_rows = self._prompt_logprobs(plan, hidden)
             hidden = hidden.index_select(0, self.buffers.logits_indices[:rows])
         logits = self.model.compute_logits(hidden)

@@ -4,17 +4,11 @@ import os
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from quire.ipc.cpus import cpu_share
 
 SMALL_WEIGHTS_BYTES = 64 << 20
 CPUS = Path("/sys/devices/system/cpu")
-
-
-def set_num_threads(model: nn.Module) -> None:
-    """Set torch's threads for a loaded model."""
-    torch.set_num_threads(choose_num_threads(sum(p.numel() * p.element_size() for p in model.parameters())))
 
 
 def choose_num_threads(weights_bytes: int) -> int:

@@ -31,7 +31,7 @@ from quire.workers.models.decoder import CausalLM
 from quire.workers.prepare_cpu import prepare_model
 from quire.workers.rope import cos_sin_table
 from quire.workers.runner import ModelRunner, PromptRow, no_mask
-from quire.workers.threads import set_num_threads
+from quire.workers.threads import choose_num_threads
 from quire.workers.weights import WeightsError, dummy_weights, load_weights
 
 log = logging.getLogger("quire.workers")
@@ -90,7 +90,7 @@ class Worker:
             torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         model = self._load(model_config, dtype)
         cache = KVCache(model_config, c.block_size, dtype)
-        weights_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
+        weights_bytes = model.weights_bytes
         runner = ModelRunner(model, self._context(model_config, cache, dtype), self._make_device)
         budget = self._measure(runner, weights_bytes)
         self._report(runner, budget, weights_bytes)
@@ -110,7 +110,7 @@ class Worker:
         else:
             load_weights(model, Path(self.config.model_dir), self.device)
         if self.config.device == "cpu":
-            set_num_threads(model)
+            torch.set_num_threads(choose_num_threads(model.weights_bytes))
             prepare_model(model)
         return model
 

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -83,18 +82,22 @@ def test_a_job_that_a_process_cannot_do_is_done_here(job):
 
 
 def test_few_are_compiled_by_this_process_alone_one_at_a_time():
-    at_once, most = [], []
+    begun, go_on, alone = threading.Event(), threading.Event(), threading.Lock()
 
     def work():
-        at_once.append(1)
-        most.append(len(at_once))
-        time.sleep(0.01)
-        at_once.pop()
+        assert alone.acquire(blocking=False)
+        begun.set()
+        assert go_on.wait(30)
+        alone.release()
+        return 7
 
-    with CompileProcesses(3) as processes:
-        for _ in range(2):
-            compile_all(processes, [NOWHERE] * FEW, work)
-        assert helpers() == [] and max(most) == 1
+    with CompileProcesses(3) as processes, ThreadPoolExecutor(1) as pool:
+        results = pool.submit(compile_all, processes, [NOWHERE] * FEW, work)
+        assert begun.wait(30) and len(processes._free) == 3 and None not in processes._free
+        go_on.set()
+        assert results.result(60) == [7] * FEW
+        assert compile_all(processes, [NOWHERE] * FEW, work) == [7] * FEW
+        assert helpers() == []
 
 
 def test_a_description_is_a_line():
@@ -132,7 +135,8 @@ def test_processes_are_started_for_many_and_done_without_when_they_die():
 
 
 @pytest.mark.parametrize(
-    "program", ["import time; time.sleep(60)", "print('no answer', flush=True); input()", "raise SystemExit", "input()"]
+    "program",
+    ["import threading; threading.Event().wait()", "print('no answer', flush=True); input()", "raise SystemExit", "input()"],
 )
 def test_a_process_that_does_not_answer_is_asked_once(program, monkeypatch):
     monkeypatch.setattr("quire.kernels.compile_process.COMMAND", [sys.executable, "-S", "-c", program])

@@ -32,6 +32,7 @@ from quire.workers.graphs import (
     mixed_variants,
     most_tokens,
     shapes_ahead,
+    shapes_at_start,
 )
 
 CONFIGS = [DecodeConfig(64, 4, 4, 1), DecodeConfig(64, 4, 3, 2), DecodeConfig(64, 4, 2, 4)]
@@ -87,13 +88,19 @@ def test_every_kind_of_sampling_is_compiled_before_serving():
         assert kernels(variant) <= warm
 
 
-def test_steps_to_capture_ahead_are_those_of_few_rows_the_largest_first():
+def test_before_serving_the_largest_step_decode_and_a_few_prompts_are_captured():
+    decode = [Shape(2, 2, False), Shape(1, 1, False)]
     prompts = [Shape(64, PROMPT_ROWS, True, True), Shape(16, PROMPT_ROWS, True, True)]
-    shapes = [Shape(t, r, True) for t, r in ((64, 16), (16, 16), (64, 64))]  # 16 tokens are of 16 rows at most
+    largest = MAX_TOKENS + 1
+    assert shapes_at_start([1, 2], [16, 64, largest], [16, 64]) == [Shape(largest, 16, True), *decode, *prompts]
+    assert shapes_at_start([1], [16], [2]) == [Shape(16, 2, True), Shape(1, 1, False), Shape(16, 2, True, True)]
+    assert shapes_at_start([1, 2], [], [16]) == decode
+
+
+def test_steps_to_capture_ahead_are_those_of_few_rows_the_largest_first():
     ahead = shapes_ahead([16, 64, MAX_TOKENS + 1], [16, 64, MAX_ROWS_AHEAD + 1])
-    assert ahead == prompts + shapes
-    assert sorted(shapes) == sorted(mixed_shapes([16, 64], [16, 64]))
-    assert shapes_ahead([16], [2]) == [Shape(16, 2, True, True), Shape(16, 2, True)]
+    assert ahead == [Shape(t, r, True) for t, r in ((64, 16), (16, 16), (64, 64))]  # 16 tokens are of 16 rows at most
+    assert sorted(ahead) == sorted(mixed_shapes([16, 64], [16, 64]))
     assert shapes_ahead([], [16]) == []
 
 
@@ -101,7 +108,7 @@ def test_steps_to_capture_ahead_are_those_of_few_rows_the_largest_first():
 def test_every_mixed_step_has_a_padded_shape_that_is_enumerated(graphs, max_rows):
     tokens, rows = mixed_token_sizes(2048), mixed_row_sizes(max_rows)
     graphs._mixed_tokens, graphs._mixed_rows = tokens, rows
-    known = {*mixed_shapes(tokens, rows), *shapes_ahead(tokens, rows)}
+    known = {*mixed_shapes(tokens, rows), *shapes_at_start([1], tokens, rows)}
     for decode_rows, prompts, length in itertools.product((0, 1, 2, 60, 63, 99, 500), (1, 3, 5, 70), (1, 2, 9, 300)):
         if decode_rows + prompts <= max_rows and decode_rows + prompts * length <= 2048:
             shape = graphs._shape(plan_of(decode_rows, [length] * prompts))
@@ -136,13 +143,13 @@ def test_what_a_step_is_padded_to(graphs):
 
 @pytest.fixture
 def graphs(monkeypatch):
-    """StepGraphs without a GPU, with two steps of prompts only and a mixed one to capture ahead.
+    """StepGraphs without a GPU, with three mixed steps to capture ahead.
 
     `captured` tells what was captured, `ran` what was run, each with the model's state.
     """
     made = StepGraphs.__new__(StepGraphs)
     made.captured, made.ran, made.idle, made.is_short, made._mixed_rows = [], [], True, False, [16, 32]
-    made._ahead = deque([Shape(64, 4, True, True), Shape(16, 4, True, True), Shape(64, 16, True)])
+    made._ahead = deque([Shape(64, 16, True), Shape(16, 16, True), Shape(64, 32, True)])
     made._device = SimpleNamespace(is_idle=lambda: made.idle, load_plan=lambda words: None, kernel_variant=lambda t, r: 0)
     made._mixed_tokens, made.sizes = [16, 64], [1, 2, 8]
 
@@ -174,7 +181,7 @@ def test_at_start_the_largest_step_then_decode_and_prompts_of_few_rows_are_captu
     decode = [Shape(8, 8, False), Shape(2, 2, False), Shape(1, 1, False)]
     shapes = [Shape(64, 16, True), *decode, Shape(64, 4, True, True), Shape(16, 4, True, True)]
     assert graphs.captured == [(shape, variant) for shape in shapes for variant in COMMON_VARIANTS]
-    assert list(graphs._ahead) == [Shape(64, 16, True)]
+    assert len(graphs._ahead) == 3
     ran = [Shape(16, 16, True), Shape(16, 4, True, True), *(Shape(n, n, False) for n in (1, 2, 3, 8))]
     assert graphs.ran == [(shape, True) for shape in ran] and not graphs.is_short
 

@@ -142,6 +142,10 @@ class CausalLM(Module):
         """
         return self.model(input_ids, attention, wanted)
 
+    @property
+    def weights_bytes(self) -> int:
+        return sum(p.numel() * p.element_size() for p in self.parameters())
+
     @contextmanager
     def short(self, layers: Sequence[int]) -> Iterator[None]:
         """Within, forward goes through these layers only: to see each kernel, not to compute."""
