@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 COMMAND = [sys.executable, "-P", "-m", "quire.kernels.compile_process"]
 FEW = 8  # kernels are compiled by this process alone in the 2 to 4 s that another takes to load torch
-JOB_TIMEOUT_S = 120.0  # without an answer: a kernel takes some tenths of a second, 10 at the worst
+JOB_TIMEOUT_S = 120.0  # without an answer: a kernel takes some tenths of a second
 
 _TRIED = b"."
 

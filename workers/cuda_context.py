@@ -1,4 +1,4 @@
-"""The GPU made ready while Python loads torch: its driver takes part of a second or more for a process's context.
+"""The GPU made ready while Python loads torch: neither needs the other, and both take their time.
 
 Asked of the driver itself, in a thread: what it does there does not hold the interpreter. torch finds the context and uses it.
 """

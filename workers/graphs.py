@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("quire.workers")
 
 MAX_TOKENS = 2048  # of a mixed step captured ahead, and of any if the model is large
-LARGE_BYTES = 16 * 10**9  # of weights: such a model's GPU takes 45 ms for so many tokens, an eager step's launches 15 to 45
+LARGE_BYTES = 16 * 10**9  # of weights: such a model's GPU takes 45 ms for so many tokens, an eager step's launches 23 to 45
 MAX_ROWS_AHEAD = 64  # of mixed steps captured before they are met: a graph takes memory
 PROMPT_ROWS = 4  # of steps of prompts alone, captured at start: what a prompt on an idle server waits for
 SLOW_SIZES = (448,)  # cuBLAS takes 268 us for the 8B's gate_up, at 480 rows 160
@@ -87,7 +87,7 @@ def mixed_row_sizes(max_rows: int) -> list[int]:
 class Shape(NamedTuple):
     """What a step is padded to. mixed: prefill rows, too; otherwise every row is a decode row and has one token.
 
-    prompts_only: a mixed step without decode rows; their attention, empty, is 0.1 ms of a first token.
+    prompts_only: a mixed step without decode rows; their attention, empty, is a launch a layer.
     """
 
     tokens: int
