@@ -57,7 +57,7 @@ def messages(keys: list[int], vocab_size: int, steps: int, logprobs: int | None)
 async def run(tokenizer: Tokenizer, params: SamplingParams, streams: int, steps: int, consume: Callable) -> float:
     """us per token, all included."""
     dispatcher = Dispatcher(lambda message: None)
-    states = [RequestState(i, "", np.array([5], dtype=np.int32), params, tokenizer) for i in range(streams)]
+    states = [RequestState(i, "", np.array([5], dtype=np.int32), params, tokenizer, 0.0) for i in range(streams)]
     for state in states:
         dispatcher.add(state)
     keys = [state.sequences[0].key for state in states]

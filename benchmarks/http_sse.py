@@ -216,7 +216,7 @@ async def answer_whole(num_requests: int) -> Counts:
 def new_stream(case: str, client: Client, ids, params, dispatcher: Dispatcher):
     if case == "http":
         return ScriptedStream()
-    state = RequestState(len(client.streams) + 1, "", np.array(ids, dtype=np.int32), params, client.tokenizer)
+    state = RequestState(len(client.streams) + 1, "", np.array(ids, dtype=np.int32), params, client.tokenizer, 0.0)
     dispatcher.add(state)
     return Stream(state, dispatcher.cancel)
 

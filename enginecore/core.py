@@ -201,13 +201,13 @@ class EngineCore:
 
     # ------------------------------------------------------------------------------------------------------ steps
     def _fill(self) -> None:
-        while self.workers.is_ready and len(self._in_flight) < MAX_STEPS_IN_FLIGHT:
+        while self.workers.is_ready and len(self._in_flight) < MAX_STEPS_IN_FLIGHT and self.scheduler.has_work:
             made = self.scheduler.schedule(time.time())
             if made is None:
                 return
             plan, scheduled = made
             wants = self.scheduler.slots.wants_logprobs[scheduled.slots] & scheduled.samples
-            step = InFlight(scheduled, time.monotonic(), np.flatnonzero(wants))
+            step = InFlight(scheduled, time.monotonic(), wants.nonzero()[0])
             for i, words in enumerate(plan.prefill_rows.tolist()):
                 if words[3] & PREFILL_PROMPT_LOGPROBS:
                     seq = scheduled.prefills[i][0]

@@ -12,7 +12,7 @@ from quire.ipc.result_ring import ResultRing
 def read_logprobs(out: StepOutput, ring: ResultRing, step: int, num_logprobs: np.ndarray) -> list[TokenLogprobs]:
     """Log-probabilities of the tokens in `out` whose requests want them, cut to what each asked for (int [rows of out])."""
     result = []
-    for i in np.flatnonzero(out.wants_logprobs):
+    for i in out.wants_logprobs.nonzero()[0]:
         logprob, rank, ids, logprobs = ring.logprobs(step, int(out.rows[i]))
         n = int(num_logprobs[i])
         result.append(

@@ -206,6 +206,9 @@ class Scheduler:
 
     def _schedule_decode(self, build: PlanBuilder, budget: int) -> np.ndarray:
         t = self.slots
+        self._stalled = 0
+        if not len(self._decode):
+            return self._decode
         left = t.sched_tokens[self._decode] < t.final_len[self._decode]
         if not left.all():
             self._decode = self._decode[left]  # their last token is in flight
@@ -214,7 +217,6 @@ class Scheduler:
             self._decode = np.concatenate([rows[budget:], rows[:budget]])
             rows = rows[:budget]
         short = t.sched_tokens[rows] > t.capacity[rows]
-        self._stalled = 0
         if short.any():
             rows = self._grow(rows, short, build)
         t.last_step[rows] = build.step
@@ -363,7 +365,7 @@ class Scheduler:
         if not self.config.look_ahead:
             return True
         t = self.slots
-        live = np.flatnonzero(t.running)
+        live = t.running.nonzero()[0]
         used = np.append(t.sched_tokens[live], len(known))
         final = np.append(
             self._peak.final_len(used[:-1], t.prompt_len[live], t.final_len[live], t.ends_by_length[live]),
@@ -410,7 +412,7 @@ class Scheduler:
                 self.kv.release_outside_window(seq, computed)
         if any(self.config.windows):
             self._no_room_for = None  # windows give blocks back without an end
-        rows = np.flatnonzero(scheduled.samples & t.alive[scheduled.slots])
+        rows = (scheduled.samples & t.alive[scheduled.slots]).nonzero()[0]
         slots, tokens = scheduled.slots[rows], tokens[rows]
         t.token_ids[slots, t.num_tokens[slots]] = tokens
         t.num_tokens[slots] += 1
@@ -429,7 +431,7 @@ class Scheduler:
         return out
 
     def _report_started(self, slots: np.ndarray, out: StepOutput) -> None:
-        for i in np.flatnonzero(self.slots.is_first[slots]):
+        for i in self.slots.is_first[slots].nonzero()[0]:
             seq = self._sequence(slots[i])
             self.slots.is_first[seq.slot] = False
             queue_s = max(seq.first_scheduled - seq.arrival_time, 0.0)
@@ -439,15 +441,16 @@ class Scheduler:
         """(index, whether a stop id ended it) of the rows that end with this token."""
         t = self.slots
         stops = self._eos[np.minimum(tokens, len(self._eos) - 1)] & t.checks_eos[slots]
-        for i in np.flatnonzero(t.checks_ids[slots]):
+        for i in t.checks_ids[slots].nonzero()[0]:
             stops[i] |= int(tokens[i]) in self._sequence(slots[i]).stop_ids
         ends = stops | (t.num_tokens[slots] >= t.final_len[slots])
-        return [(int(i), bool(stops[i])) for i in np.flatnonzero(ends)]
+        return [(int(i), bool(stops[i])) for i in ends.nonzero()[0]]
 
     def _complete_blocks(self, slots: np.ndarray) -> None:
         """Rows that have just filled a block: remember it for `settle`, give back what the window has left behind."""
         computed = self.slots.num_tokens[slots] - 1  # of the steps that have returned
-        filled = [(self._sequence(slots[i]), int(computed[i])) for i in np.flatnonzero(computed % self.config.block_size == 0)]
+        ends = (computed % self.config.block_size == 0).nonzero()[0]
+        filled = [(self._sequence(slots[i]), int(computed[i])) for i in ends]
         self._filled += filled
         if any(self.config.windows):
             self.settle()  # what is given back should be findable

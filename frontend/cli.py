@@ -4,9 +4,14 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from quire.ipc.command import CommandParser, quiet_interrupts
 from quire.ipc.version import VERSION
+
+if TYPE_CHECKING:
+    from quire.ipc.config import EngineConfig
+    from quire.ipc.process import Child
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -111,8 +116,18 @@ def _serve(args: argparse.Namespace) -> int:
         parser.error("an API key must not be empty")
 
     from quire.ipc.logs import set_up_logging
+    from quire.ipc.process import CORE_MODULE, begin
 
     set_up_logging()
+    begun = begin(CORE_MODULE) if engine is not None else None  # it loads its modules while we load ours
+    try:
+        return _serve_with(args, engine, keys, begun)
+    finally:
+        if begun is not None:
+            begun.terminate(0.0)
+
+
+def _serve_with(args: argparse.Namespace, engine: "EngineConfig | None", keys: list[str], begun: "Child | None") -> int:
     with quiet_interrupts():
         from quire.frontend.http.server import FrontendConfig
         from quire.frontend.http.shared import Limits
@@ -126,7 +141,7 @@ def _serve(args: argparse.Namespace) -> int:
             keep_alive_timeout_s=args.keep_alive_timeout_s,
         )
     except ValueError as error:
-        parser.error(str(error))
+        args.parser.error(str(error))
     frontend = FrontendConfig(
         engine_address=args.engine or "",
         listen_fd=-1,
@@ -140,7 +155,7 @@ def _serve(args: argparse.Namespace) -> int:
         limits=limits,
     )
     config = ServeConfig(host=args.host, port=args.port, num_frontends=args.frontends, engine=engine, frontend=frontend)
-    return serve_main(config)
+    return serve_main(config, begun)
 
 
 def _engine_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> str:

@@ -207,10 +207,7 @@ class AsyncClient:
         if abs(priority) >= 1 << 31:
             raise InvalidRequest("priority must fit 32 bits")
         self._next_id += 1
-        request_id = self._next_id
-        name = request_name or str(request_id)
-        state = RequestState(request_id, name, ids, params, self._tokenizer)
-        arrival = state.metrics.arrival_time
+        request_id, arrival = self._next_id, time.time()
         try:
             channel.send(AddRequest(channel.epoch, request_id, ids.tobytes(), params, priority, cache_salt, arrival))
         except ChannelBusy as error:
@@ -221,6 +218,8 @@ class AsyncClient:
             raise InvalidRequest("a string of the request is not valid Unicode") from error
         except ValueError as error:
             raise InvalidRequest(str(error)) from error
+        # made while the request travels: answers come by the event loop, in a later turn
+        state = RequestState(request_id, request_name or str(request_id), ids, params, self._tokenizer, arrival)
         self._dispatcher.add(state)
         return Stream(state, self._dispatcher.cancel)
 

@@ -11,7 +11,7 @@ from typing import Self
 
 from quire.frontend.client import AsyncClient
 from quire.ipc.config import EngineConfig
-from quire.ipc.process import Child, spawn
+from quire.ipc.process import CORE_MODULE, Child, begin
 
 log = logging.getLogger("quire.serve")
 
@@ -49,14 +49,17 @@ class CoreProcess:
         self.stop()
 
 
-def launch_core(config: EngineConfig, timeout_s: float | None = None, module: str = "quire.enginecore") -> CoreProcess:
-    """Start a core and wait until it is ready: model loaded, workers up, address bound.
+def launch_core(
+    config: EngineConfig, timeout_s: float | None = None, module: str = CORE_MODULE, begun: Child | None = None
+) -> CoreProcess:
+    """Start a core, or go on with the process `begun`, and wait until it is ready: model loaded, workers up, address bound.
 
     timeout_s None waits as long as the child lives: a download or a large checkpoint takes what it takes. Raises
     EngineStartError with the engine's own words if it cannot start; on any exception (Ctrl-C too) the child is gone.
     """
-    child = spawn(module, config)
+    child = begin(module) if begun is None else begun
     try:
+        child.configure(config)
         return CoreProcess(_address(child, timeout_s), child)
     except BaseException:  # Ctrl-C, too: passed on, without a child left running
         child.terminate(grace_s=5.0)

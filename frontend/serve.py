@@ -52,26 +52,23 @@ class ServeError(Exception):
     """The server cannot start or go on; the text is for the user."""
 
 
-def run_server(config: ServeConfig) -> None:
-    """Serve until SIGTERM or SIGINT. Raises ServeError."""
+def run_server(config: ServeConfig, begun: Child | None = None) -> None:
+    """Serve until SIGTERM or SIGINT; `begun`: the engine's process, if it was begun, and the caller's. Raises ServeError."""
+    engine = Engine(config.engine, config.frontend.engine_address, begun)
     try:
         frontend_keys(config.frontend)
         sockets = bind(config.host, config.port, config.num_frontends)
         port = sockets[0].getsockname()[1]
-        engine = Engine(config.engine, config.frontend.engine_address)
         engine.start()
         if config.engine is None:
             log.info("waiting for an engine at %s (up to %.0f s)", engine.address, config.frontend.connect_timeout_s)
-    except (FrontendError, EngineStartError) as error:
-        raise ServeError(str(error)) from None
-    try:
         template = msgspec.structs.replace(config.frontend, engine_address=engine.address, num_frontends=config.num_frontends)
         print_ready = ReadyMessage(config.host, port, bool(config.frontend.api_keys))
         if config.num_frontends == 1:
             run(lambda: _serve_here(template, sockets[0], engine, print_ready))
         else:
             run(lambda: _serve_in_children(template, sockets, engine, print_ready))
-    except FrontendError as error:
+    except (FrontendError, EngineStartError) as error:
         raise ServeError(str(error)) from None
     finally:
         engine.stop()
@@ -84,13 +81,15 @@ class Engine:
         self,
         config: EngineConfig | None,
         address: str,
+        begun: Child | None = None,
         *,
-        launch: Callable[[EngineConfig], CoreProcess] = launch_core,
+        launch: Callable[..., CoreProcess] = launch_core,
         restart_pause_s: float = _RESTART_PAUSE_S,
     ) -> None:
         self.address = address
         self._process: CoreProcess | None = None
         self._config = config
+        self._begun = begun  # a process that waits for its configuration
         self._launch = launch
         self._restart_pause_s = restart_pause_s
         if config is not None:
@@ -109,7 +108,8 @@ class Engine:
     def start(self) -> None:
         """Returns when the engine is ready. Raises EngineStartError."""
         if self._config is not None:
-            self._process = self._launch(self._config)
+            begun, self._begun = self._begun, None
+            self._process = self._launch(self._config, begun=begun)
             self.address = self._process.address
 
     def stop(self) -> None:
@@ -318,11 +318,11 @@ def _how(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
-def main(config: ServeConfig) -> int:
-    """The exit code of `quire serve`."""
+def main(config: ServeConfig, begun: Child | None = None) -> int:
+    """The exit code of `quire serve`; `begun` as for `run_server`."""
     before = signal.signal(signal.SIGTERM, _stop_starting)  # until StopSignals takes over
     try:
-        run_server(config)
+        run_server(config, begun)
         log.info("stopped")
     except ServeError as error:
         print(f"quire serve: {error}", file=sys.stderr)

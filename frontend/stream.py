@@ -114,13 +114,14 @@ class RequestState:
         prompt_token_ids: np.ndarray,
         params: SamplingParams,
         tokenizer: Tokenizer | None,
+        arrival_time: float,
     ) -> None:
-        """prompt_token_ids: int32 [n]; kept only if their logprobs are wanted."""
+        """prompt_token_ids: int32 [n]; kept only if their logprobs are wanted. arrival_time: seconds since the Unix epoch."""
         self.id = request_id
         self.name = name
         self.params = params
         self.num_prompt_tokens = len(prompt_token_ids)
-        self.metrics = RequestMetrics(arrival_time=time.time())
+        self.metrics = RequestMetrics(arrival_time)
         self.num_cached_tokens: int | None = None
         self.error: ClientError | None = None
         self.num_open = params.n  # children that have not ended

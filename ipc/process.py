@@ -26,6 +26,8 @@ import msgspec
 
 from quire.ipc.paths import remove_private_directories
 
+CORE_MODULE = "quire.enginecore"
+
 _PR_SET_PDEATHSIG = 1
 _MAX_MESSAGE_BYTES = 64 << 20
 _CONFIG_TIMEOUT_S = 60.0
@@ -63,6 +65,11 @@ class Child:
         with suppress(subprocess.TimeoutExpired):
             return self.proc.wait(timeout_s)
         return None
+
+    def configure(self, config: msgspec.Struct) -> None:
+        """Give the child the configuration that it waits for, once."""
+        with suppress(ConnectionError):  # it has ended already: poll() and fileno() tell
+            _send_message(self._control, msgspec.json.encode(config))
 
     def receive(self, timeout_s: float) -> dict[str, str] | None:
         """What the child has said with `tell_parent`; None if it said nothing within timeout_s, or ended without a word."""
@@ -102,12 +109,19 @@ def spawn(module: str, config: msgspec.Struct, pass_fds: Sequence[int] = (), *, 
 
     From any thread: a short-lived one hands the start over to a thread that lives as long as the process.
     """
+    child = begin(module, pass_fds, arguments=arguments)
+    child.configure(config)
+    return child
+
+
+def begin(module: str, pass_fds: Sequence[int] = (), *, arguments: Sequence[str] = ()) -> Child:
+    """The first half of `spawn`: a child that loads its modules and waits for `Child.configure`; closed before, it ends."""
     if threading.current_thread() is threading.main_thread():
-        return _spawn(module, config, pass_fds, arguments)
-    return _spawner.call(lambda: _spawn(module, config, pass_fds, arguments))
+        return _begin(module, pass_fds, arguments)
+    return _spawner.call(lambda: _begin(module, pass_fds, arguments))
 
 
-def _spawn(module: str, config: msgspec.Struct, pass_fds: Sequence[int], arguments: Sequence[str]) -> Child:
+def _begin(module: str, pass_fds: Sequence[int], arguments: Sequence[str]) -> Child:
     mine, theirs = socket.socketpair()
     with theirs, ExitStack() as on_failure:
         on_failure.enter_context(mine)
@@ -122,8 +136,6 @@ def _spawn(module: str, config: msgspec.Struct, pass_fds: Sequence[int], argumen
         child = Child(proc, mine)
         on_failure.pop_all()
     mine.settimeout(_CONFIG_TIMEOUT_S)
-    with suppress(ConnectionError):  # it has ended already: poll() and fileno() tell
-        _send_message(mine, msgspec.json.encode(config))
     return child
 
 

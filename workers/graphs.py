@@ -3,9 +3,9 @@
 All metadata is read from the device, so a graph depends on padded sizes and not on who is in the batch or how tokens are
 divided among rows. Steps of decode rows have as many tokens as rows; mixed steps up to `most_tokens` are captured, too; larger
 ones run eagerly (there the GPU is slower than the host). Graphs share one memory pool; logits pass from forward to tail in a
-buffer of their own. At start all sizes of decode are captured, and steps of a few prompts, for which a prompt on an idle
-server waits; most others while there is nothing to do (`capture_ahead`). What is met before is captured then, in 10-20 ms (a
-full step in as long as it would take eagerly), without waiting for the device.
+buffer of their own. At start decode steps are captured, and steps of a few prompts, for which a prompt on an idle server waits,
+both of up to START_TOKENS; most others while there is nothing to do (`capture_ahead`). What is met before is captured then, in
+10-20 ms (a full step in as long as it would take eagerly), without waiting for the device.
 """
 
 import bisect
@@ -37,6 +37,7 @@ log = logging.getLogger("quire.workers")
 
 MAX_TOKENS = 2048  # of a mixed step captured ahead, and of any if the model is large
 LARGE_BYTES = 16 * 10**9  # of weights: such a model's GPU takes 45 ms for so many tokens, an eager step's launches 23 to 45
+START_TOKENS = 512  # of steps captured at start: each takes 20 ms, and GPUs are slower than that with more
 MAX_ROWS_AHEAD = 64  # of mixed steps captured before they are met: a graph takes memory
 PROMPT_ROWS = 4  # of steps of prompts alone, captured at start: what a prompt on an idle server waits for
 SLOW_SIZES = (448,)  # cuBLAS takes 268 us for the 8B's gate_up, at 480 rows 160
@@ -119,16 +120,22 @@ def prompt_rows(rows: list[int]) -> int:
     return min(PROMPT_ROWS, rows[0])
 
 
-def shapes_at_start(decode: list[int], tokens: list[int], rows: list[int]) -> list[Shape]:
-    """Captured before serving: the largest, whose memory is enough for the others; decode steps; a few prompts alone."""
-    largest = [Shape(tokens[-1], rows[0], True)] if tokens else []
+def unmixed_shapes(decode: list[int], tokens: list[int], rows: list[int]) -> list[Shape]:
+    """Decode steps, and a few prompts alone; the largest first."""
     prompts = [Shape(t, prompt_rows(rows), True, True) for t in reversed(tokens) if t <= MAX_TOKENS]
-    return largest + [Shape(size, size, False) for size in reversed(decode)] + prompts
+    return [Shape(size, size, False) for size in reversed(decode)] + prompts
 
 
-def shapes_ahead(tokens: list[int], rows: list[int]) -> list[Shape]:
-    """Mixed steps to capture before they are met, those of few rows first, of these the largest."""
-    shapes = mixed_shapes([t for t in tokens if t <= MAX_TOKENS], [r for r in rows if r <= MAX_ROWS_AHEAD])
+def shapes_at_start(decode: list[int], tokens: list[int], rows: list[int]) -> list[Shape]:
+    """Captured before serving: the largest, whose memory is enough for the others, and the small ones without a mix."""
+    largest = [Shape(tokens[-1], rows[0], True)] if tokens else []
+    return largest + [shape for shape in unmixed_shapes(decode, tokens, rows) if shape.tokens <= START_TOKENS]
+
+
+def shapes_ahead(decode: list[int], tokens: list[int], rows: list[int]) -> list[Shape]:
+    """Steps to capture before they are met, those of few rows first, of these the largest."""
+    shapes = [shape for shape in unmixed_shapes(decode, tokens, rows) if shape.tokens > START_TOKENS]
+    shapes += mixed_shapes([t for t in tokens if t <= MAX_TOKENS], [r for r in rows if r <= MAX_ROWS_AHEAD])
     return sorted(shapes, key=lambda shape: (shape.rows, -shape.tokens))
 
 
@@ -144,7 +151,7 @@ class StepGraphs:
         self._pool = torch.cuda.graph_pool_handle()
         self._forward: dict[Shape, torch.cuda.CUDAGraph] = {}
         self._tail: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}  # (rows, variant)
-        self._ahead = deque(shapes_ahead(self._mixed_tokens, self._mixed_rows))
+        self._ahead = deque(shapes_ahead(self.sizes, self._mixed_tokens, self._mixed_rows))
         self._eager: set[Shape] = set()  # no memory was left to capture these
 
     def run(self, plan: StepPlan, read_mask: Callable[[], np.ndarray]) -> bool:
@@ -208,7 +215,7 @@ class StepGraphs:
             self._run_forward(Shape(size, size, False))
 
     def warm_up(self) -> float:
-        """Run all kernels, then capture every size of decode, and prompts without decode rows; returns seconds."""
+        """Run all kernels, then capture the steps that serving begins with; returns seconds."""
         begin = time.perf_counter()
         with self._runner.short_model():
             self.run_kernels()
@@ -218,7 +225,7 @@ class StepGraphs:
         return time.perf_counter() - begin
 
     def capture_ahead(self) -> bool:
-        """Capture one mixed step before it is met, if the device has nothing to do; False if none is left."""
+        """Capture one step before it is met, if the device has nothing to do; False if none is left."""
         if self._ahead and self._device.is_idle():
             self._capture_unmet(self._ahead.popleft())
         return bool(self._ahead)

@@ -38,7 +38,7 @@ class Bench:
 
     def submit(self, prompt: list[int] = PROMPT, **params: Any) -> Stream:
         self.count += 1
-        state = RequestState(self.count, f"r{self.count}", np.array(prompt, np.int32), SamplingParams(**params), TOKENIZER)
+        state = RequestState(self.count, f"r{self.count}", np.array(prompt, np.int32), SamplingParams(**params), TOKENIZER, 0.0)
         self.dispatcher.add(state)
         return Stream(state, self.dispatcher.cancel)
 

@@ -15,7 +15,7 @@ import pytest
 from ipc_children import Role
 from ipc_cores import Reports
 
-from quire.ipc.process import Child, spawn
+from quire.ipc.process import Child, begin, spawn
 from quire.ipc.ring import KIND_PLAN, PlanRing
 
 
@@ -46,6 +46,19 @@ def test_child_gets_its_configuration_however_long(reports):
     child = spawn("ipc_children", Role(name="idle", report_fd=reports.fd, text=text), [reports.fd])
     assert reports.next()["pid"] == child.pid
     assert child.terminate(20.0) == -signal.SIGTERM
+
+
+def test_child_that_was_begun_waits_for_its_configuration_or_its_parents_end(reports):
+    child = begin("ipc_children", [reports.fd])
+    assert child.wait(0.0) is None
+    child.configure(Role(name="echo", report_fd=reports.fd, text="at last"))
+    assert reports.next()["text"] == "at last"
+    assert child.wait(20.0) == 0
+    child.close()
+    child = begin("ipc_children", [reports.fd])
+    child._control.close()
+    assert child.wait(20.0) == 70
+    child.close()
 
 
 def test_child_tells_its_parent(reports):

@@ -22,6 +22,7 @@ from quire.workers.graphs import (
     MAX_ROWS_AHEAD,
     MAX_TOKENS,
     PROMPT_ROWS,
+    START_TOKENS,
     WARM_VARIANTS,
     Shape,
     StepGraphs,
@@ -33,6 +34,7 @@ from quire.workers.graphs import (
     most_tokens,
     shapes_ahead,
     shapes_at_start,
+    unmixed_shapes,
 )
 
 CONFIGS = [DecodeConfig(64, 4, 4, 1), DecodeConfig(64, 4, 3, 2), DecodeConfig(64, 4, 2, 4)]
@@ -98,17 +100,25 @@ def test_before_serving_the_largest_step_decode_and_a_few_prompts_are_captured()
 
 
 def test_steps_to_capture_ahead_are_those_of_few_rows_the_largest_first():
-    ahead = shapes_ahead([16, 64, MAX_TOKENS + 1], [16, 64, MAX_ROWS_AHEAD + 1])
+    ahead = shapes_ahead([1, 2], [16, 64, MAX_TOKENS + 1], [16, 64, MAX_ROWS_AHEAD + 1])
     assert ahead == [Shape(t, r, True) for t, r in ((64, 16), (16, 16), (64, 64))]  # 16 tokens are of 16 rows at most
     assert sorted(ahead) == sorted(mixed_shapes([16, 64], [16, 64]))
-    assert shapes_ahead([], [16]) == []
+    assert shapes_ahead([1], [], [16]) == []
+
+
+@pytest.mark.parametrize("max_rows", [1, 512, 1024])
+def test_what_is_not_captured_at_start_is_captured_ahead(max_rows):
+    decode, tokens, rows = decode_sizes(max_rows), mixed_token_sizes(8192), mixed_row_sizes(max_rows)
+    start, ahead = shapes_at_start(decode, tokens, rows), shapes_ahead(decode, tokens, rows)
+    assert not {*start} & {*ahead} and {*unmixed_shapes(decode, tokens, rows)} <= {*start, *ahead}
+    assert all(shape.tokens <= START_TOKENS for shape in start[1:])
 
 
 @pytest.mark.parametrize("max_rows", [1, 2, 3, 64, 100, 1000, 1024])
 def test_every_mixed_step_has_a_padded_shape_that_is_enumerated(graphs, max_rows):
     tokens, rows = mixed_token_sizes(2048), mixed_row_sizes(max_rows)
     graphs._mixed_tokens, graphs._mixed_rows = tokens, rows
-    known = {*mixed_shapes(tokens, rows), *shapes_at_start([1], tokens, rows)}
+    known = {*mixed_shapes(tokens, rows), *unmixed_shapes([1], tokens, rows)}
     for decode_rows, prompts, length in itertools.product((0, 1, 2, 60, 63, 99, 500), (1, 3, 5, 70), (1, 2, 9, 300)):
         if decode_rows + prompts <= max_rows and decode_rows + prompts * length <= 2048:
             shape = graphs._shape(plan_of(decode_rows, [length] * prompts))
