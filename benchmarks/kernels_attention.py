@@ -6,7 +6,8 @@
 Method: every shape is captured as a CUDA graph of several layers' calls, each layer with its own cache, so that the caches
 together are over 4x the L2; the time of a call is the median over replays, divided by the layers. The schedule is timed by
 itself: a step pays for it once. Bytes are those of visible keys and values, FLOPs those of visible pairs. Decode is set
-against a large copy (read + write), measured first, and prefill against 990 TFLOP/s. Bias: torch's attention gets contiguous
+against a large copy (read + write), measured first, and beside one of as many bytes as it reads itself, for what takes 40 µs is
+no longer than its own beginning and end allow; prefill is set against 990 TFLOP/s. Bias: torch's attention gets contiguous
 keys and values, no paging, and for prefill heads that are expanded beforehand.
 """
 
@@ -140,19 +141,35 @@ def graph_us(layers: list[Callable[[], object]], replays: int = 7) -> float:
     return statistics.median(sample(times) for _ in range(replays)) / len(layers)
 
 
+def eager_us(call: Callable[[], object], times: int = 20) -> float:
+    call()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(times):
+        call()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) * 1e3 / times
+
+
+def copy_us(num_bytes: int) -> float:
+    """Microseconds of the fastest that torch moves so many bytes with, half of them read: its copy, or a kernel in a graph."""
+    pairs = -(-4 * L2_BYTES // num_bytes)
+    buffers = [torch.zeros(2, num_bytes // 4, device="cuda", dtype=torch.bfloat16) for _ in range(pairs)]
+    turns = itertools.cycle(buffers)
+
+    def copy() -> None:
+        source, target = next(turns)
+        target.copy_(source)
+
+    def negate(source: torch.Tensor, target: torch.Tensor) -> Callable[[], object]:
+        return lambda: torch.neg(source, out=target)
+
+    return min(eager_us(copy), graph_us([negate(*pair) for pair in buffers]))
+
+
 def rooflines() -> tuple[float, float]:
     """(TB/s of a copy, TFLOP/s of a bf16 product). Launched eagerly: in a graph a copy becomes a slower node."""
-
-    def eager_us(call: Callable[[], object], times: int = 20) -> float:
-        call()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(times):
-            call()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) * 1e3 / times
-
     a = torch.randn(1 << 30, device="cuda", dtype=torch.bfloat16)
     b = torch.empty_like(a)
     x = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
@@ -298,7 +315,7 @@ def run_configs(shapes: list[Shape], is_decode: bool, roofline: float, configs: 
 def run(shapes: list[Shape], is_decode: bool, roofline: float) -> None:
     unit = "TB/s" if is_decode else "TFLOP/s"
     kind = "decode" if is_decode else "prefill"
-    print(f"\n{kind}: µs a call, {unit}, share of {roofline:.2f} {unit}; torch: µs (its time over ours)")
+    print(f"\n{kind}: µs a call, {unit}, share of {roofline:.2f} {unit}; others: µs (their time over ours)")
     for shape in shapes:
         inputs = Inputs(shape)
         if is_decode:
@@ -309,6 +326,9 @@ def run(shapes: list[Shape], is_decode: bool, roofline: float) -> None:
         line = f"{describe(shape)} {us:9.1f} {rate:7.2f} {rate / roofline:6.1%}  schedule {plan_us:4.1f}"
         if not is_decode:
             line += f"  portable kernel {prefill_us(inputs, hopper=False)[0]:.1f}"
+        if is_decode:
+            same_us = copy_us(round(rate * us * 1e6))
+            line += f"  copy of as much {same_us:.1f} ({same_us / us:.1%})"
         if is_decode and len(shape.rows) <= 16:
             line += f"  cold {cold_us(decode_calls(inputs)[0]):.1f}"
             line += f"  dependent launch {graph_us(decode_calls(inputs, mode=mode_for(len(shape.rows)))[0]):.1f}"

@@ -49,7 +49,10 @@ class Load:
 
     @classmethod
     def parse(cls, text: str, input_len: int, output_len: int, range_ratio: float) -> "Load":
-        """`closed:256:2000`, `poisson:20:600`, `single:1:12`, each with `:IN:OUT` at will. Raises ValueError."""
+        """`closed:256:2000`, `poisson:20:600`, `single:1:12`, each with `:IN:OUT` at will. Raises ValueError.
+
+        `single` is `closed` with all lengths as given: a median of a dozen requests of many lengths would say little.
+        """
         kind, *numbers = text.split(":")
         if kind not in ("closed", "poisson", "single") or len(numbers) not in (2, 4):
             raise ValueError(f"{text!r}: a load is closed:CONCURRENCY:REQUESTS, poisson:RATE:REQUESTS or single:1:REQUESTS")
@@ -61,7 +64,7 @@ class Load:
         poisson = kind == "poisson"
         return cls(
             "poisson" if poisson else "closed", 0 if poisson else int(first), first if poisson else 0.0, count, input_len,
-            output_len, range_ratio,
+            output_len, 0.0 if kind == "single" else range_ratio,
         )  # fmt: skip
 
     def lengths(self, seed: int) -> list[tuple[int, int]]:

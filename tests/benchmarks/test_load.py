@@ -74,7 +74,7 @@ def test_a_load_is_the_same_each_time_and_within_its_bounds():
     assert lengths == load.lengths(3) and due == load.due(3) and load.lengths(4) != lengths
     assert {50, 150} <= {n for n, _ in lengths} <= set(range(50, 151)) and {m for _, m in lengths} == set(range(10, 31))
     assert due == sorted(due) and 6.5 < due[-1] < 9.5  # 8 s at 50 requests/s
-    assert Load.parse("single:1:12:7:9", 100, 20, 0.0).lengths(0) == [(7, 9)] * 12
+    assert Load.parse("single:1:12:7:9", 100, 20, 0.5).lengths(0) == [(7, 9)] * 12
     assert Load.parse("closed:256:2000", 1, 1, 0.0).due(0) == []
 
 
