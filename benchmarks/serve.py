@@ -210,7 +210,7 @@ def parse_arguments() -> argparse.Namespace:
     load.add_argument("--num-requests", type=int, default=2000)
     load.add_argument("--input-len", type=int, default=256)
     load.add_argument("--output-len", type=int, default=128)
-    load.add_argument("--range-ratio", type=float, default=0.5, help="lengths are drawn from length * (1 +- this); not for single")
+    load.add_argument("--range-ratio", type=float, default=0.5, help="lengths are length * (1 +- this), but for single")
     load.add_argument("--temperature", type=float, default=1.0)
     load.add_argument("--no-ignore-eos", action="store_true")
     load.add_argument("--vocab-size", type=int, default=MAX_ID, help="prompts' ids are below this (default: %(default)s)")
