@@ -2,8 +2,8 @@
 
 1. A lower bound on the threshold from what the first pass left: the k-th largest block maximum, the min-p bound, or, for top-p
    alone, (1 - p) * mass / V: tokens below it have less than 1 - p together.
-2. Tokens above the bound go into a list of CANDIDATES, in order; blocks whose maximum lies below it are skipped. If they are
-   more, the searches run over the whole row instead (read from L2).
+2. Tokens above the bound go into a list of CANDIDATES, in order, from the blocks whose maximum reaches it. If they are more,
+   the searches run over the whole row instead (read from L2).
 3. The largest t with #{x >= t} >= k, then the largest t with mass{x >= t} >= p * mass{x kept so far}: searches on the
    order-preserving integer of the float, three pivots a pass, in as many bits as the logits' dtype has.
 4. Exponential race over the tokens at or above t.
@@ -138,7 +138,7 @@ def _kth_block_maximum(maxima, k, num_blocks, SHIFT: tl.constexpr):
 @triton.jit
 def _filter_kernel(
     logits, stride, processed, processed_stride, pool_rows, bitmask, mask_stride, row_slots, positions, slot_params, block_max,
-    block_sum, candidates, candidate_ids, sampled, V, num_blocks, num_slots,
+    block_sum, near_blocks, candidates, candidate_ids, sampled, V, num_blocks, num_slots,
     CAP: tl.constexpr, BLOCKS: tl.constexpr, TILE_BLOCKS: tl.constexpr, SHIFT: tl.constexpr, FEATURES: tl.constexpr,
     MASK: tl.constexpr,
 ):  # fmt: skip
@@ -177,23 +177,27 @@ def _filter_kernel(
             bound = _key(least, SHIFT).to(tl.int64)
         bound = tl.minimum(bound, highest)
 
-        # 2. candidates
+        # 2. candidates: of the blocks that reach the bound
+        near = (_key(maxima, SHIFT).to(tl.int64) >= bound) & (blocks < num_blocks)
+        near_row = near_blocks + row * num_blocks
+        tl.store(near_row + tl.cumsum(near.to(tl.int32), 0) - 1, blocks, near)
+        num_near = tl.sum(near.to(tl.int32), 0)
+        tl.debug_barrier()  # what is stored here and below is read by other threads
         n = 0
-        for start in range(0, V, TILE):
-            near = start // BLOCK + tl.arange(0, TILE_BLOCKS)
-            tile_max = tl.load(block_max + row * num_blocks + near, near < num_blocks, other=-float("inf"))
-            if (tl.max(_key(tile_max, SHIFT).to(tl.int64), 0) >= bound) & (n <= CAP):
-                cols = start + tl.arange(0, TILE)
-                x = load_logits(
-                    logits_row, processed, processed_stride, feature_row, pool_rows, mask_row, cols, V, FEATURES, MASK
-                )
-                keep = (_key(x, SHIFT) >= bound) & (cols < V)
-                place = n + tl.cumsum(keep.to(tl.int32), 0) - 1
-                fits = keep & (place < CAP)
-                tl.store(candidates_row + place, x, fits)
-                tl.store(ids_row + place, cols, fits)
-                n += tl.sum(keep.to(tl.int32), 0)
-        tl.debug_barrier()  # the lists are read by other threads than those that wrote them
+        start = 0
+        while (start < num_near) & (n <= CAP):
+            place = start + tl.arange(0, TILE_BLOCKS)
+            block = tl.load(near_row + place, place < num_near, other=num_blocks)
+            cols = tl.reshape(block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :], [TILE])
+            x = load_logits(logits_row, processed, processed_stride, feature_row, pool_rows, mask_row, cols, V, FEATURES, MASK)
+            keep = (_key(x, SHIFT) >= bound) & (cols < V)
+            place = n + tl.cumsum(keep.to(tl.int32), 0) - 1
+            fits = keep & (place < CAP)
+            tl.store(candidates_row + place, x, fits)
+            tl.store(ids_row + place, cols, fits)
+            n += tl.sum(keep.to(tl.int32), 0)
+            start += TILE_BLOCKS
+        tl.debug_barrier()
         compact = n <= CAP
         length = tl.where(compact, n, V)
 
@@ -253,8 +257,8 @@ def launch_filter(
     num_blocks = triton.cdiv(vocab, words.SAMPLER_BLOCK)
     padded_blocks = triton.next_power_of_2(num_blocks)
     _filter_kernel[(rows,)](
-        *source, positions, tables.params, workspace.block_max, workspace.block_sum, workspace.candidates,
-        workspace.candidate_ids, workspace.sampled, vocab, num_blocks, tables.max_num_seqs + 1,
+        *source, positions, tables.params, workspace.block_max, workspace.block_sum, workspace.near_blocks,
+        workspace.candidates, workspace.candidate_ids, workspace.sampled, vocab, num_blocks, tables.max_num_seqs + 1,
         words.CANDIDATES, padded_blocks, min(padded_blocks, TILE_BLOCKS), shift, features, masked,
         num_warps=8, maxnreg=MAX_REGISTERS,
     )  # fmt: skip

@@ -196,6 +196,7 @@ class SamplerWorkspace:
     sampled: torch.Tensor  # int32 [R], the result
     block_max: torch.Tensor  # float32 [R, NB]
     block_sum: torch.Tensor  # float32 [R, NB]
+    near_blocks: torch.Tensor  # int32 [R, NB], those with candidates
     candidates: torch.Tensor  # float32 [R, CANDIDATES]
     candidate_ids: torch.Tensor  # int32 [R, CANDIDATES]
     processed: torch.Tensor  # float32 [P, V], logits of feature rows after penalties, bias and bans
@@ -218,6 +219,7 @@ class SamplerWorkspace:
             sampled=new(r, dtype=torch.int32),
             block_max=new(r, nb),
             block_sum=new(r, nb),
+            near_blocks=new(r, nb, dtype=torch.int32),
             candidates=new(r, CANDIDATES),
             candidate_ids=new(r, CANDIDATES, dtype=torch.int32),
             processed=new(max(pool_rows, 1), vocab),
