@@ -2,10 +2,8 @@
 
 import signal
 import sys
-import threading
 
 from quire.enginecore.daemon import StartupError, run_engine
-from quire.enginecore.device import find_gpus
 from quire.enginecore.workers import WorkersFailed
 from quire.ipc.config import EngineConfig
 from quire.ipc.logs import set_up_logging
@@ -13,8 +11,6 @@ from quire.ipc.process import child_main_config, tell_parent
 
 
 def main() -> None:
-    # the driver takes 0.2 s the first time: until the configuration comes
-    threading.Thread(target=find_gpus, name="find-gpus", daemon=True).start()
     config = child_main_config(EngineConfig, death_signal=signal.SIGTERM)
     set_up_logging()
     try:

@@ -115,8 +115,9 @@ def _serve(args: argparse.Namespace) -> int:
     if not all(keys):
         parser.error("an API key must not be empty")
 
-    from quire.ipc.logs import set_up_logging
-    from quire.ipc.process import CORE_MODULE, begin
+    with quiet_interrupts():
+        from quire.ipc.logs import set_up_logging
+        from quire.ipc.process import CORE_MODULE, begin
 
     set_up_logging()
     begun = begin(CORE_MODULE) if engine is not None else None  # it loads its modules while we load ours

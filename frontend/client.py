@@ -219,7 +219,11 @@ class AsyncClient:
         except ValueError as error:
             raise InvalidRequest(str(error)) from error
         # made while the request travels: answers come by the event loop, in a later turn
-        state = RequestState(request_id, request_name or str(request_id), ids, params, self._tokenizer, arrival)
+        try:
+            state = RequestState(request_id, request_name or str(request_id), ids, params, self._tokenizer, arrival)
+        except BaseException:  # passed on, whatever it is: nobody would listen to the answer
+            self._dispatcher.disown(request_id, params)
+            raise
         self._dispatcher.add(state)
         return Stream(state, self._dispatcher.cancel)
 

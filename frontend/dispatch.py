@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from quire.frontend.stream import ClientError, EngineError, RequestState, SequenceState
-from quire.ipc.messages import Abort, Finish, FrontendMessage, PromptLogprobs, Started, StepOutputs
+from quire.ipc.messages import Abort, Finish, FrontendMessage, PromptLogprobs, Started, StepOutputs, sequence_key
 from quire.ipc.sampling import SamplingParams
 
 _GHOST_S = 60.0
@@ -45,6 +45,12 @@ class Dispatcher:
             self._drop(request)
             request.abort()
             self._tell(Abort(self._epoch, [request_id]))
+
+    def disown(self, request_id: int, params: SamplingParams) -> None:
+        """Abort a request that was sent and never added."""
+        if params.logprobs is not None:
+            self._ghosts.update((sequence_key(request_id, child), time.monotonic()) for child in range(params.n))
+        self._tell(Abort(self._epoch, [request_id]))
 
     def fail(self, request_id: int, error: ClientError) -> None:
         """The core has given a request up."""

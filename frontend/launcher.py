@@ -61,8 +61,10 @@ def launch_core(
     try:
         child.configure(config)
         return CoreProcess(_address(child, timeout_s), child)
-    except BaseException:  # Ctrl-C, too: passed on, without a child left running
+    except BaseException as error:  # Ctrl-C, too: passed on, without a child left running
         child.terminate(grace_s=5.0)
+        if isinstance(error, TimeoutError):
+            raise EngineStartError("the engine's process does not take its configuration") from None
         raise
 
 

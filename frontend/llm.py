@@ -30,6 +30,7 @@ from quire.frontend.outputs import Delta, RequestOutput, add_delta, new_completi
 from quire.frontend.stream import EngineDown, Overloaded, Stream
 from quire.frontend.tokenizer import Tokenizer
 from quire.ipc.config import EngineConfig
+from quire.ipc.process import CORE_MODULE
 from quire.ipc.sampling import SamplingParams
 
 __all__ = ["LLM", "SamplingParams"]
@@ -51,7 +52,7 @@ class LLM:
     ValueError for a bad value, EngineStartError with the engine's own words.
     """
 
-    engine_module = "quire.enginecore"  # what runs as the engine's process
+    engine_module = CORE_MODULE  # what runs as the engine's process
 
     def __init__(self, model: str | os.PathLike[str] | None = None, **options: Any) -> None:
         config = engine_config(model, options)

@@ -53,7 +53,10 @@ class ServeError(Exception):
 
 
 def run_server(config: ServeConfig, begun: Child | None = None) -> None:
-    """Serve until SIGTERM or SIGINT; `begun`: the engine's process, if it was begun, and the caller's. Raises ServeError."""
+    """Serve until SIGTERM or SIGINT. `begun`: the engine's process, if it was begun; the caller ends it if it was not used.
+
+    Raises ServeError.
+    """
     engine = Engine(config.engine, config.frontend.engine_address, begun)
     try:
         frontend_keys(config.frontend)

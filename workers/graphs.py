@@ -37,9 +37,9 @@ log = logging.getLogger("quire.workers")
 
 MAX_TOKENS = 2048  # of a mixed step captured ahead, and of any if the model is large
 LARGE_BYTES = 16 * 10**9  # of weights: such a model's GPU takes 45 ms for so many tokens, an eager step's launches 23 to 45
-START_TOKENS = 512  # of steps captured at start: each takes 20 ms, and GPUs are slower than that with more
+START_TOKENS = 512  # of the largest step without a mix captured at start: of larger ones the first waits 20 ms, not every start
 MAX_ROWS_AHEAD = 64  # of mixed steps captured before they are met: a graph takes memory
-PROMPT_ROWS = 4  # of steps of prompts alone, captured at start: what a prompt on an idle server waits for
+PROMPT_ROWS = 4  # of steps of prompts alone: what a prompt on an idle server waits for
 SLOW_SIZES = (448,)  # cuBLAS takes 268 us for the 8B's gate_up, at 480 rows 160
 COMMON_VARIANTS = (0, VARIANT_RANDOM)  # greedy, and plain sampling
 _RANDOM_FEATURES = VARIANT_RANDOM | VARIANT_FEATURES

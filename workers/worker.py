@@ -39,7 +39,7 @@ log = logging.getLogger("quire.workers")
 READ_TIMEOUT_S = 1.0
 MASK_TIMEOUT_S = 60.0
 IDLE_S = 0.05  # without a plan: time to capture a step that may come, if the device is idle, too
-GPU_SPIN_S = 2e-2  # for the next plan, where there are cores enough: waking it took 0.04 to 0.5 ms, and a step may take 10
+GPU_SPIN_S = 2e-2  # after a plan, for the next, where there are cores enough: waking took 0.04 to 0.5 ms; a step may take 10
 SHORT_SPIN_S = 2e-4
 GPU_SWITCH_S = 1e-4  # the longest that a spinning main thread keeps the interpreter from the thread that rings the core
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -194,9 +194,10 @@ class Worker:
         if self.config.device == "cuda":
             spin_s = GPU_SPIN_S if cpu_share() > 2 else SHORT_SPIN_S
             sys.setswitchinterval(GPU_SWITCH_S)
-        more_to_capture = True
+        more_to_capture, record = True, None
         while True:
-            record = self.reader.read(IDLE_S if more_to_capture else READ_TIMEOUT_S, spin_s)
+            timeout_s = IDLE_S if more_to_capture else READ_TIMEOUT_S
+            record = self.reader.read(timeout_s, spin_s if record is not None else 0.0)
             if record is None:
                 more_to_capture = more_to_capture and runner.capture_ahead()
                 continue

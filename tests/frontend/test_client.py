@@ -211,6 +211,23 @@ async def test_params_that_cannot_run_are_refused(core: FakeCore, client: AsyncC
         client.submit([1] * 32, SamplingParams())
 
 
+@with_core(script=echo)
+async def test_a_request_whose_state_cannot_be_made_is_aborted_and_its_rows_are_nobodys(
+    core: FakeCore, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise OSError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("quire.frontend.client.RequestState", broken)
+        with pytest.raises(OSError, match="no memory"):
+            client.submit([THE], SamplingParams(max_tokens=2, n=2, logprobs=1))
+    lost = await heard(core, AddRequest)
+    assert (await heard(core, Abort)).ids == [lost.id]
+    assert client.num_requests == 0 and len(client._dispatcher._ghosts) == 2
+    assert (await last(client.generate([THE, CAT], SamplingParams(max_tokens=2)))).outputs[0].text == " the cat"
+
+
 @with_core(limits=EngineLimits(20_000, 400, 4, 20, 20_000))
 async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(core: FakeCore, client: AsyncClient) -> None:
     with pytest.raises(TooLong, match="characters"):
