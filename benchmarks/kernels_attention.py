@@ -22,6 +22,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 
 import torch
+from ceilings import copy_rate, eager_seconds
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -141,17 +142,6 @@ def graph_us(layers: list[Callable[[], object]], replays: int = 7) -> float:
     return statistics.median(sample(times) for _ in range(replays)) / len(layers)
 
 
-def eager_us(call: Callable[[], object], times: int = 20) -> float:
-    call()
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    for _ in range(times):
-        call()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) * 1e3 / times
-
-
 def copy_us(num_bytes: int) -> float:
     """Microseconds of the fastest that torch moves so many bytes with, half of them read: its copy, or a kernel in a graph."""
     pairs = -(-4 * L2_BYTES // num_bytes)
@@ -165,17 +155,15 @@ def copy_us(num_bytes: int) -> float:
     def negate(source: torch.Tensor, target: torch.Tensor) -> Callable[[], object]:
         return lambda: torch.neg(source, out=target)
 
-    return min(eager_us(copy), graph_us([negate(*pair) for pair in buffers]))
+    return min(eager_seconds(copy) * 1e6, graph_us([negate(*pair) for pair in buffers]))
 
 
 def rooflines() -> tuple[float, float]:
-    """(TB/s of a copy, TFLOP/s of a bf16 product). Launched eagerly: in a graph a copy becomes a slower node."""
-    a = torch.randn(1 << 30, device="cuda", dtype=torch.bfloat16)
-    b = torch.empty_like(a)
+    """(TB/s of a copy, TFLOP/s of a bf16 product)."""
     x = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
     y = torch.empty_like(x)
-    copy = 2 * a.nbytes / eager_us(lambda: b.copy_(a)) / 1e6
-    return copy, 2 * 8192**3 / eager_us(lambda: torch.mm(x, x, out=y)) / 1e6
+    product = 2 * 8192**3 / eager_seconds(lambda: torch.mm(x, x, out=y))
+    return copy_rate(x.device, repeats=1) / 1e12, product / 1e12
 
 
 def cold_us(calls: list[Callable[[], None]]) -> float:

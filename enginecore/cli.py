@@ -3,12 +3,14 @@
 import sys
 
 from quire.ipc.command import CommandParser, quiet_interrupts
-from quire.ipc.config import add_engine_arguments, engine_config_from
-from quire.ipc.logs import set_up_logging
 from quire.ipc.version import VERSION
 
 
 def main(argv: list[str] | None = None) -> None:
+    with quiet_interrupts():
+        from quire.ipc.config import add_engine_arguments, engine_config_from
+        from quire.ipc.logs import set_up_logging
+
     parser = CommandParser(
         prog="enginecore",
         description="Run a Quire engine without a frontend. Attach frontends with `quire serve --engine ADDRESS`, "
@@ -34,11 +36,13 @@ def main(argv: list[str] | None = None) -> None:
         parser.error(str(error))
     set_up_logging()
     with quiet_interrupts():
-        from quire.enginecore.daemon import StartupError, run_engine
+        from quire.enginecore.daemon import StartupError, Stopped, run_engine
         from quire.enginecore.workers import WorkersFailed
 
     try:
         run_engine(config, lambda address: print(f"Quire engine ready at {address}", flush=True))
+    except Stopped as stopped:  # as asked: no failure, as after the start
+        print(f"enginecore: {stopped}", file=sys.stderr)
     except (StartupError, WorkersFailed) as error:
         sys.exit(f"enginecore: {error}")
 

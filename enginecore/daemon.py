@@ -48,6 +48,10 @@ class StartupError(Exception):
     """The engine cannot start; the text is for the user."""
 
 
+class Stopped(StartupError):
+    """It was told to end before it was ready."""
+
+
 def run_engine(config: EngineConfig, on_ready: Callable[[str], None]) -> None:
     """Run one engine until SIGTERM or SIGINT. `on_ready` gets the address once requests can come.
 
@@ -93,7 +97,7 @@ def _on_stop_signals(handler: Callable[[int, FrameType | None], object] | signal
 
 def _stop_starting(*_: object) -> None:
     _on_stop_signals(signal.SIG_IGN)
-    raise StartupError("stopped while it was starting")
+    raise Stopped("stopped while it was starting")
 
 
 # ------------------------------------------------------------------------------------------------ what is decided

@@ -98,6 +98,7 @@ def _add_serve(commands: "argparse._SubParsersAction[CommandParser]") -> None:
 
 def _serve(args: argparse.Namespace) -> int:
     from quire.ipc.config import engine_config_from
+    from quire.ipc.paths import check_address
 
     parser: CommandParser = args.parser
     if not 1 <= args.frontends <= 64:
@@ -106,11 +107,16 @@ def _serve(args: argparse.Namespace) -> int:
         parser.error(f"--engine attaches to a running engine, which has its own model and options: leave {extra} out")
     if not args.shutdown_grace_s >= 0:
         parser.error("--shutdown-grace-s must be at least 0")
+    for name in ("max_connections", "max_body_mib", "keep_alive_timeout_s"):
+        if not getattr(args, name) > 0:
+            parser.error(f"--{name.replace('_', '-')} must be greater than 0")
     try:
+        if args.engine is not None:
+            check_address(args.engine)
         # requests are logged by the frontends, under the names that clients know
         engine = engine_config_from(args, enable_log_requests=False) if args.engine is None else None
         keys = [*args.api_key, *_key_file(args.api_key_file)]
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         parser.error(str(error))
     if not all(keys):
         parser.error("an API key must not be empty")
@@ -135,14 +141,11 @@ def _serve_with(args: argparse.Namespace, engine: "EngineConfig | None", keys: l
         from quire.frontend.serve import ServeConfig
         from quire.frontend.serve import main as serve_main
 
-    try:
-        limits = Limits(
-            max_connections=args.max_connections,
-            max_body_bytes=args.max_body_mib << 20,
-            keep_alive_timeout_s=args.keep_alive_timeout_s,
-        )
-    except ValueError as error:
-        args.parser.error(str(error))
+    limits = Limits(
+        max_connections=args.max_connections,
+        max_body_bytes=args.max_body_mib << 20,
+        keep_alive_timeout_s=args.keep_alive_timeout_s,
+    )
     frontend = FrontendConfig(
         engine_address=args.engine or "",
         listen_fd=-1,
@@ -187,11 +190,14 @@ def _port(text: str) -> int:
 
 
 def _key_file(path: str | None) -> list[str]:
-    """Keys of a file, one a line. Raises OSError, ValueError."""
+    """Keys of a file, one a line. Raises ValueError."""
     if path is None:
         return []
-    with open(path) as file:
-        keys = [line.strip() for line in file if line.strip()]
+    try:
+        with open(path) as file:
+            keys = [line.strip() for line in file if line.strip()]
+    except OSError as error:
+        raise ValueError(f"--api-key-file {path}: {error.strerror}") from None
     if not keys:
         raise ValueError(f"--api-key-file {path}: no key in this file: anyone could connect")
     return keys

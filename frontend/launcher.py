@@ -6,6 +6,7 @@ order: SIGTERM, time to finish, SIGKILL. Of an engine that somebody else has sta
 
 import asyncio
 import logging
+import signal
 import time
 from typing import Self
 
@@ -92,10 +93,11 @@ def _address(child: Child, timeout_s: float | None) -> str:
             raise EngineStartError(said["error"])
         code = child.wait(0.0)
         if code is not None:
-            raise EngineStartError(f"the engine ended while it started ({_how(code)}); its messages are above")
+            raise EngineStartError(f"the engine ended while it started ({how_it_ended(code)}); if it said why, that is above")
         if deadline is not None and time.monotonic() > deadline:
             raise EngineStartError(f"the engine was not ready within {timeout_s:.3g} s")
 
 
-def _how(code: int) -> str:
-    return f"signal {-code}" if code < 0 else f"exit code {code}"
+def how_it_ended(code: int) -> str:
+    """A process's exit code in words."""
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -25,7 +25,14 @@ import msgspec
 from quire.frontend.client import AsyncClient
 from quire.frontend.http.metrics import block_bytes
 from quire.frontend.http.server import FrontendConfig, FrontendError, StopSignals, bind, frontend_keys, run, serve
-from quire.frontend.launcher import ENGINE_ENDED, ENGINE_IS_BACK, CoreProcess, EngineStartError, launch_core
+from quire.frontend.launcher import (
+    ENGINE_ENDED,
+    ENGINE_IS_BACK,
+    CoreProcess,
+    EngineStartError,
+    how_it_ended,
+    launch_core,
+)
 from quire.ipc.command import as_started
 from quire.ipc.config import EngineConfig
 from quire.ipc.paths import private_directory
@@ -129,7 +136,7 @@ class Engine:
             started = time.monotonic()
             await _ended(self._process.child)
             code = self._process.stop(0.0)
-            log.error(ENGINE_ENDED, _how(code))
+            log.error(ENGINE_ENDED, how_it_ended(code))
             pause_s = self._restart_pause_s if time.monotonic() - started > _LIVED_WELL_S else pause_s
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _MAX_RESTART_PAUSE_S)
@@ -274,7 +281,7 @@ class Frontend:
                 await asyncio.to_thread(child.terminate, grace_s)
                 return
             pause_s = _RESTART_PAUSE_S if time.monotonic() - started > _LIVED_WELL_S else pause_s
-            how = _how(child.terminate(0.0))
+            how = how_it_ended(child.terminate(0.0))
             log.error("frontend process %d ended unexpectedly (%s); next start in %.0f s", self._config.index, how, pause_s)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _MAX_RESTART_PAUSE_S)
@@ -315,10 +322,6 @@ async def _ended(child: Child) -> None:
         await ended.wait()
     finally:
         loop.remove_reader(child.fileno())
-
-
-def _how(code: int) -> str:
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 def main(config: ServeConfig, begun: Child | None = None) -> int:

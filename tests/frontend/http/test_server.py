@@ -252,11 +252,13 @@ def test_wrong_starts_say_why(tmp_path):
     empty.write_text("\n")
     for arguments, text in [
         (["--frontends", "0"], "--frontends"), (["--port", "70000"], "--port"), (["--api-key-file", str(empty)], "no key"),
-        (["--api-key-file", "/nowhere"], "nowhere"), (["--api-key", ""], "empty"), (["--block-size", "3"], "--block-size"),
-        (["--max-connections", "0"], "max_connections"), (["--allowed-origins", '["a", 3]'], "--allowed-origins"),
+        (["--api-key-file", "/nowhere"], "--api-key-file /nowhere: No such file"), (["--api-key", ""], "empty"),
+        (["--block-size", "3"], "--block-size"), (["--max-connections", "0"], "--max-connections"),
+        (["--max-body-mib", "0"], "--max-body-mib"), (["--keep-alive-timeout-s", "nan"], "--keep-alive-timeout-s"),
+        (["--allowed-origins", '["a", 3]'], "--allowed-origins"),
         (["--allowed-origins", "[a"], "--allowed-origins"), (["--allowed-origins", "a,,b"], "--allowed-origins"),
         (["--port", "http"], "a port is"), (["--shutdown-grace-s", "nan"], "--shutdown-grace-s"),
-        (["model", "--engine", "ipc:///x"], "leave the model out"),
+        (["model", "--engine", "ipc:///x"], "leave the model out"), (["--engine", "foo"], "foo: an address starts with"),
         (["--engine", "ipc:///x", "--max-model-len", "9", "--enforce-eager"], "leave --max-model-len, --enforce-eager out"),
         (["--engine", "ipc:///x", "--curve-key-file", "k"], "belong together"),
     ]:  # fmt: skip
