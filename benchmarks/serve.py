@@ -25,11 +25,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from load_generator import MAX_ID, Load, Options, run_load
-from servers import Command, Server, engine_command, machine
+from servers import Command, Server, end_by_signal, engine_command, machine
 from sse_sink import Sink
 
 TABLE_LOADS = ["single:1:12", "closed:256:2000", "poisson:20:600"]
 WARM_UP_TOKENS = 16
+DEFAULT_URL = "http://127.0.0.1:8000"
 LATENCIES = ("ttft_ms", "itl_ms", "tpot_ms", "e2e_ms")
 POINTS = ("mean", "p50", "p90", "p99")
 FIELDS = [
@@ -39,9 +40,8 @@ FIELDS = [
 ]  # fmt: skip
 
 
-def measure(loads: list[Load], options: Options, engine: str, warm_up: bool) -> list[dict[str, Any]]:
-    """Run the loads one after the other; their summaries."""
-    found = []
+def measure(loads: list[Load], options: Options, engine: str, warm_up: bool, found: list[dict[str, Any]]) -> None:
+    """Run the loads one after the other; their summaries are added to `found`."""
     for number, load in enumerate(loads):
         if warm_up:
             count = min(load.concurrency or 32, load.num_requests)
@@ -50,7 +50,6 @@ def measure(loads: list[Load], options: Options, engine: str, warm_up: bool) -> 
         summary = {"engine": engine, **run_load(load, replace(options, seed=options.seed + number))}
         print_summary(summary)
         found.append(summary)
-    return found
 
 
 def print_summary(s: dict[str, Any]) -> None:
@@ -69,25 +68,30 @@ def print_summary(s: dict[str, Any]) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------------ modes
-def start_and_measure(command: Command, loads: list[Load], options: Options, args: argparse.Namespace) -> dict[str, Any]:
-    """Start a server, measure it, stop it. A server that does not come up is reported and is no end of the run."""
+def start_and_measure(
+    command: Command, loads: list[Load], options: Options, args: argparse.Namespace, result: dict[str, Any]
+) -> None:
+    """Start a server, measure it, stop it, and fill `result`. One that does not come up is reported, and the next follows."""
     urls = options.urls if options.url == command.url else ()  # with --start
     options = replace(options, url=command.url, urls=urls, model=command.model)
     print(f"\n#### {command.name}: {' '.join(command.arguments)}", flush=True)
     log = Path(args.log_dir or tempfile.mkdtemp(prefix="serve-")) / f"{command.name}.log"
-    result: dict[str, Any] = {"engine": command.name, "loads": []}
-    server = Server(command, log)
+    try:
+        server = Server(command, log)
+    except RuntimeError as error:
+        result["error"] = str(error)
+        print(error, flush=True)
+        return
     try:
         result |= server.wait_until_ready(args.start_timeout, options.api_key)
         print(f"/health after {result['health_s']} s, first token after {result['first_token_s']} s (log: {log})", flush=True)
-        result["loads"] = measure(loads, options, command.name, not args.cold)
+        measure(loads, options, command.name, not args.cold, result["loads"])
     except RuntimeError as error:
         result["error"] = str(error)
         print(error, flush=True)
     finally:
         result["stop_s"] = server.stop()
     print(f"stopped after {result['stop_s']} s", flush=True)
-    return result
 
 
 def measure_generator(rate: float, load: Load, options: Options, sinks: int) -> dict[str, Any]:
@@ -159,16 +163,33 @@ def main() -> None:
     else:
         kind = f"poisson:{args.rate}" if args.rate else f"closed:{args.concurrency}"
         loads = [Load.parse(f"{kind}:{args.num_requests}", args.input_len, args.output_len, ratio)]
+    urls = tuple(args.url or [DEFAULT_URL])
     options = Options(
-        url=args.url[0], urls=tuple(args.url), model=args.model, endpoint=args.endpoint, temperature=args.temperature,
+        url=urls[0], urls=urls, model=args.model, endpoint=args.endpoint, temperature=args.temperature,
         ignore_eos=not args.no_ignore_eos, vocab_size=args.vocab_size, api_key=args.api_key, timeout_s=args.timeout,
         seed=args.seed, processes=args.processes,
     )  # fmt: skip
     where = machine()
+    end_by_signal()
+    results: list[dict[str, Any]] = []
     if args.sink:
-        results: list[dict[str, Any]] = [measure_generator(args.sink, loads[0], options, args.sink_processes)]
+        results.append(measure_generator(args.sink, loads[0], options, args.sink_processes))
         print("RESULT " + json.dumps({"machine": where, "results": results}))
         return
+    try:
+        run(args, loads, options, results)
+    finally:  # also of a run that is cut off
+        print_table(results)
+        if args.csv:
+            append_csv(args.csv, Path(args.model).name, results, where)
+        print("RESULT " + json.dumps({"model": args.model, "machine": where, "results": results}), flush=True)
+    if any("error" in r or any(load["failures"] for load in r["loads"]) for r in results):
+        sys.exit(1)
+
+
+def run(args: argparse.Namespace, loads: list[Load], options: Options, results: list[dict[str, Any]]) -> None:
+    """Measure one server after the other, each a new entry of `results`."""
+    commands: list[Command] = []
     if args.table:
         shared = {"port": args.port, "load_format": args.load_format, "max_model_len": args.max_model_len}
         more = {"quire": args.quire_options, "vllm": args.vllm_options, "vllm-rust": args.vllm_options}
@@ -176,26 +197,23 @@ def main() -> None:
             engine_command(e, args.model, memory=args.gpu_memory_utilization, site=args.vllm_site, options=more[e], **shared)
             for e in args.table
         ]
-        results = [start_and_measure(command, loads, options, args) for command in commands]
     elif args.start:
-        command = Command.of_text(args.start, args.url[0], args.model, args.name)
-        results = [start_and_measure(command, loads, options, args)]
+        commands = [Command.of_text(args.start, args.url[0] if args.url else None, args.model, args.name)]
     else:
-        results = [{"engine": args.name, "loads": measure(loads, options, args.name, not args.cold)}]
-    print_table(results)
-    if args.csv:
-        append_csv(args.csv, Path(args.model).name, results, where)
-    print("RESULT " + json.dumps({"model": args.model, "machine": where, "results": results}))
-    if any("error" in r or any(load["failures"] for load in r["loads"]) for r in results):
-        sys.exit(1)
+        results.append({"engine": args.name, "loads": []})
+        measure(loads, options, args.name, not args.cold, results[0]["loads"])
+    for command in commands:
+        results.append({"engine": command.name, "loads": []})
+        start_and_measure(command, loads, options, args, results[-1])
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_argument_group("what to measure")
     what.add_argument(
-        "--url", nargs="+", default=["http://127.0.0.1:8000"], help="of several, each gets the requests of some processes"
-    )
+        "--url", nargs="+", help=f"of several, each gets the requests of some processes (default: {DEFAULT_URL}; with --start,"
+        " its --port on this machine)",
+    )  # fmt: skip
     what.add_argument("--model", default="", help="the name it is served under; with --table, the model's folder")
     what.add_argument("--name", default="server", help="what to call the server in the results")
     what.add_argument("--endpoint", default="completions", choices=["completions", "chat"])

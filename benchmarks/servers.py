@@ -11,12 +11,14 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 from sse_client import Target, ask
 
@@ -35,8 +37,10 @@ class Command:
     env: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of_text(cls, text: str, url: str, model: str, name: str = "server") -> "Command":
-        return cls(name, shlex.split(text), url, model)
+    def of_text(cls, text: str, url: str | None, model: str, name: str = "server") -> "Command":
+        """A command as typed. url: None for this machine at the command's --port."""
+        port = re.search(r"--port[ =](\d+)", text)
+        return cls(name, shlex.split(text), url or f"http://127.0.0.1:{port[1] if port else 8000}", model)
 
 
 def engine_command(engine: str, model: str, *, port: int, load_format: str, max_model_len: int, memory: float, site: str,
@@ -61,10 +65,13 @@ def engine_command(engine: str, model: str, *, port: int, load_format: str, max_
 
 
 class Server:
-    """A started server; a context manager. `log` holds what it printed."""
+    """A started server; a context manager. `log` holds what it printed. Raises RuntimeError if another listens there."""
 
     def __init__(self, command: Command, log: Path) -> None:
+        if listens(command.url):
+            raise RuntimeError(f"{command.name}: something listens at {command.url} already, and would be measured instead")
         self.command, self.log = command, log
+        log.parent.mkdir(parents=True, exist_ok=True)
         self.started = time.perf_counter()
         with log.open("wb") as file:
             self.process = subprocess.Popen(
@@ -107,11 +114,11 @@ class Server:
         target = Target.of(self.command.url, "/health", api_key)
         while True:
             answer = await ask(target, target.request(), timeout_s=5.0)
-            if answer.status == 200:
-                return
-            code = self.process.poll()
+            code = self.process.poll()  # first: who answered may be another
             if code is not None:
                 raise RuntimeError(f"{self.command.name} ended with exit code {code} while it started\n{self.tail()}")
+            if answer.status == 200:
+                return
             if time.perf_counter() - self.started > timeout_s:
                 raise RuntimeError(f"{self.command.name} was not ready within {timeout_s:g} s\n{self.tail()}")
             await asyncio.sleep(HEALTH_INTERVAL_S)
@@ -136,6 +143,19 @@ class Server:
                     os.kill(pid, signal.SIGKILL)
         self.process.wait(10)
         return round(time.perf_counter() - begin, 2)
+
+
+def listens(url: str) -> bool:
+    """Whether anything accepts connections there."""
+    parts = urlsplit(url)
+    with contextlib.suppress(OSError), socket.create_connection((parts.hostname, parts.port or 80), timeout=5.0):
+        return True
+    return False
+
+
+def end_by_signal() -> None:
+    """From now on SIGTERM raises SystemExit: what was started is stopped, and what was measured is kept."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
 def tree(pid: int) -> list[int]:

@@ -30,7 +30,7 @@ from typing import Any
 import uvloop
 
 sys.path.insert(0, str(Path(__file__).parent))
-from servers import Command, Server, alive, gpu_memory_mib, machine, tree
+from servers import Command, Server, alive, end_by_signal, gpu_memory_mib, machine, tree
 from sse_client import Answer, Connection, Target, ask
 
 IDLE_S = 20.0  # for what runs to end, once no more is asked
@@ -291,7 +291,7 @@ async def soak(args: argparse.Namespace, pid: int | None) -> tuple[dict[str, Any
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--url", default="http://127.0.0.1:8000")
+    parser.add_argument("--url", help="(default: http://127.0.0.1:8000, or the --port of --start)")
     parser.add_argument("--api-key")
     parser.add_argument("--start", metavar="COMMAND", help="start the server with this command, and stop it at the end")
     parser.add_argument("--pid", type=int, help="of a server that runs already")
@@ -301,16 +301,19 @@ def main() -> None:
     parser.add_argument("--warm-up", type=float, default=0.4, help="part of the time after which memory should be steady")
     parser.add_argument("--max-growth-mib", type=float, default=64.0, help="of one process after the warm-up")
     parser.add_argument(
-        "--max-gpu-growth-mib", type=float, default=1024.0, help="after the warm-up; graphs come as they are met"
+        "--max-gpu-growth-mib", type=float, default=256.0, help="after the warm-up; graphs come as they are met"
     )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     where = machine()
+    end_by_signal()
+    command = Command.of_text(args.start or "", args.url, "")
+    args.url = command.url
     if not args.start:
         result, failed = uvloop.run(soak(args, args.pid))
     else:
         log = Path(tempfile.mkdtemp(prefix="soak-")) / "server.log"
-        server = Server(Command.of_text(args.start, args.url, ""), log)
+        server = Server(command, log)
         try:
             print(server.wait_until_healthy(600.0), flush=True)
             result, failed = uvloop.run(soak(args, server.pid))

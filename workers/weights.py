@@ -2,13 +2,16 @@
 
 Every checkpoint tensor has one target, a view of a parameter on the device (layers.Target). Files are memory-mapped, and
 slices go from the map straight to the device, where they are converted to the parameter's dtype: the host never holds a second
-copy. Names and shapes are all checked before the first byte is copied; what is missing, surplus or misshapen is named at once.
+copy. Several threads do it side by side, each a tensor at a time. Names and shapes are all checked before the first byte is
+copied; what is missing, surplus or misshapen is named at once.
 Pickled checkpoints (.bin, .pt) are refused: reading one runs code of whoever wrote it.
 """
 
 import json
 import math
 import sys
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +22,8 @@ from tqdm import tqdm
 from quire.workers.layers import RMSNorm, Target
 from quire.workers.models.decoder import CausalLM
 
-SLICE_BYTES = 64 << 20  # of a tensor, copied at once: bounds the temporary of a dtype conversion
+READERS = 4  # threads, each of which reads and copies by turns
+SLICE_BYTES = 64 << 20  # of a tensor, copied at once by a reader: bounds the temporary of a dtype conversion
 DTYPES = {"F32": 4, "F16": 2, "BF16": 2}  # of safetensors files, bytes; others are quantised weights or no weights
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 INERT_SUFFIXES = (".rotary_emb.inv_freq", ".self_attn.masked_bias", ".attn.masked_bias")  # buffers of old transformers
@@ -59,16 +63,23 @@ def load_weights(model: CausalLM, model_dir: str | Path, device: torch.device | 
             targets[HEAD] = targets.pop(EMBED)
     _check_fit(sources, targets)
     total = sum(source.num_bytes for name, source in sources.items() if name in targets)
-    with tqdm(
-        total=total, unit="B", unit_scale=True, desc="Loading weights", disable=not (progress and sys.stderr.isatty())
-    ) as bar:
-        for file in files:
-            names = [name for name, source in sources.items() if source.file == file and name in targets]
-            with _open(file) as tensors:
-                for name in names:
-                    _copy(tensors.get_tensor(name), targets[name], bar)
-    if torch.device(device).type == "cuda":
-        torch.cuda.synchronize(device)  # the maps are closed: every copy must have left them
+    with (
+        tqdm(
+            total=total, unit="B", unit_scale=True, desc="Loading weights", disable=not (progress and sys.stderr.isatty())
+        ) as bar,
+        ExitStack() as opened,
+        ThreadPoolExecutor(READERS, "weights") as readers,
+    ):
+        maps = {file: opened.enter_context(_open(file)) for file in files}
+        wanted = [(name, maps[source.file]) for name, source in sources.items() if name in targets]
+        copies = [readers.submit(_copy, tensors, name, targets[name]) for name, tensors in wanted]
+        try:
+            for copy in as_completed(copies):
+                bar.update(copy.result())
+        finally:
+            readers.shutdown(cancel_futures=True)
+            if torch.device(device).type == "cuda":
+                torch.cuda.synchronize(device)  # before the maps are closed, every copy must have left them
     return total
 
 
@@ -187,15 +198,20 @@ def _check_tied(sources: dict[str, Source]) -> None:
             )
 
 
-def _copy(source: torch.Tensor, target: Target, bar: tqdm) -> None:
-    """Copy this rank's part of a memory-mapped tensor to the device, slice by slice; the device converts the dtype."""
-    part = source[target.part]
+@torch.no_grad()
+def _copy(tensors: Any, name: str, target: Target) -> int:
+    """Copy this rank's part of a memory-mapped tensor to the device, slice by slice; the device converts the dtype.
+
+    Returns the bytes of the whole tensor.
+    """
+    source = tensors.get_tensor(name)
+    device, part = target.tensor.device, source[target.part]
     row_bytes = max(1, part[:1].numel() * part.element_size())
     rows = max(1, SLICE_BYTES // row_bytes)
-    for start in range(0, part.shape[0], rows):
-        piece = part[start : start + rows]
-        num_bytes = piece.numel() * piece.element_size()
-        if piece.dtype != target.tensor.dtype:
-            piece = piece.to(target.tensor.device)
-        target.tensor[start : start + rows].copy_(piece)
-        bar.update(num_bytes)
+    with torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext():
+        for start in range(0, part.shape[0], rows):
+            piece = part[start : start + rows]
+            if piece.dtype != target.tensor.dtype:
+                piece = piece.to(device)
+            target.tensor[start : start + rows].copy_(piece)
+    return source.numel() * source.element_size()

@@ -3,12 +3,15 @@
 import asyncio
 import csv
 import json
+import socket
+import sys
 
 import ceilings
 import http_sse
 import plot
 import pytest
 import serve
+import servers
 import soak
 from ceilings import Costs, Measured
 
@@ -89,3 +92,32 @@ def test_results_survive_the_way_through_csv_and_log_to_a_plot(tmp_path):
     log.write_text("noise")
     with pytest.raises(ValueError, match="RESULT"):
         plot.read(log)
+
+
+def test_a_server_under_test_is_the_one_that_was_started(tmp_path):
+    of_text = servers.Command.of_text
+    assert (
+        of_text("quire serve --port 8123", None, "m").url == of_text("x --port=8123", None, "m").url == "http://127.0.0.1:8123"
+    )
+    assert (
+        of_text("quire serve", None, "m").url == "http://127.0.0.1:8000" and of_text("x", "http://h:1", "m").url == "http://h:1"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        command = of_text(f"sleep 60 --port {other.getsockname()[1]}", None, "m")
+        pytest.raises(RuntimeError, servers.Server, command, tmp_path / "log").match("listens at .* already")
+    ends = of_text(f"{sys.executable} -c raise(SystemExit(3)) --port 1", None, "m")
+    with servers.Server(ends, tmp_path / "new" / "log") as ended:
+        pytest.raises(RuntimeError, ended.wait_until_healthy, 20.0).match("ended with exit code 3 while it started")
+
+
+def test_what_was_measured_before_a_run_is_cut_off_is_kept(tmp_path, monkeypatch, capsys):
+    def cut_off(args, loads, options, results):
+        results.append(result("quire", "closed:1", 5.0))
+        raise SystemExit(143)
+
+    monkeypatch.setattr(serve, "run", cut_off)
+    monkeypatch.setattr(serve, "end_by_signal", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["serve.py", "--csv", str(tmp_path / "r.csv"), "--model", "m"])
+    with pytest.raises(SystemExit):
+        serve.main()
+    assert len((tmp_path / "r.csv").read_text().splitlines()) == 2 and "RESULT {" in capsys.readouterr().out

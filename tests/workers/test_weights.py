@@ -208,6 +208,15 @@ def test_tensor_in_two_files_is_refused(folder):
         load(folder)
 
 
+def test_what_fails_while_reading_is_raised(folder, monkeypatch):
+    def broken(tensors, name, target):
+        raise OSError(f"the disk is gone at {name}")
+
+    monkeypatch.setattr(weights, "_copy", broken)
+    with pytest.raises(OSError, match="the disk is gone at model"):
+        load(folder)
+
+
 def test_dummy_weights_depend_on_the_seed_alone():
     config = read_model_config(tiny_models.tiny_model("qwen3-bias"))
 
