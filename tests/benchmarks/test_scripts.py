@@ -102,12 +102,14 @@ def test_a_server_under_test_is_the_one_that_was_started(tmp_path):
     assert (
         of_text("quire serve", None, "m").url == "http://127.0.0.1:8000" and of_text("x", "http://h:1", "m").url == "http://h:1"
     )
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        command = of_text(f"sleep 60 --port {other.getsockname()[1]}", None, "m")
-        pytest.raises(RuntimeError, servers.Server, command, tmp_path / "log").match("listens at .* already")
+    other = socket.create_server(("127.0.0.1", 0))
+    command = of_text(f"sleep 60 --port {other.getsockname()[1]}", None, "m")
+    with other, pytest.raises(RuntimeError, match="listens at .* already"):
+        servers.Server(command, tmp_path / "log")
     ends = of_text(f"{sys.executable} -c raise(SystemExit(3)) --port 1", None, "m")
-    with servers.Server(ends, tmp_path / "new" / "log") as ended:
-        pytest.raises(RuntimeError, ended.wait_until_healthy, 20.0).match("ended with exit code 3 while it started")
+    failure = pytest.raises(RuntimeError, match="ended with exit code 3 while it started")
+    with servers.Server(ends, tmp_path / "new" / "log") as ended, failure:
+        ended.wait_until_healthy(20.0)
 
 
 def test_what_was_measured_before_a_run_is_cut_off_is_kept(tmp_path, monkeypatch, capsys):
