@@ -66,8 +66,10 @@ def curves(rows: list[Row]) -> dict[str, dict[str, list[Row]]]:
 
 
 def draw(model: str, engines: dict[str, list[Row]], latency: str, out: Path) -> None:
-    import matplotlib
-
+    try:
+        import matplotlib
+    except ImportError:
+        sys.exit("plot.py needs matplotlib: pip install matplotlib")
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -104,7 +104,7 @@ def test_a_server_under_test_is_the_one_that_was_started(tmp_path):
     )
     other = socket.create_server(("127.0.0.1", 0))
     command = of_text(f"sleep 60 --port {other.getsockname()[1]}", None, "m")
-    with other, pytest.raises(RuntimeError, match="listens at .* already"):
+    with other, pytest.raises(RuntimeError, match=r"listens at .* already"):
         servers.Server(command, tmp_path / "log")
     ends = of_text(f"{sys.executable} -c raise(SystemExit(3)) --port 1", None, "m")
     failure = pytest.raises(RuntimeError, match="ended with exit code 3 while it started")
