@@ -80,6 +80,7 @@ def load_weights(model: CausalLM, model_dir: str | Path, device: torch.device | 
             readers.shutdown(cancel_futures=True)
             if torch.device(device).type == "cuda":
                 torch.cuda.synchronize(device)  # before the maps are closed, every copy must have left them
+                torch.cuda.empty_cache()  # conversions' temporaries, which belong to the readers' streams
     return total
 
 
