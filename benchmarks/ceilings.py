@@ -2,7 +2,7 @@
 
     python benchmarks/ceilings.py MODEL_DIR [--workloads NAME ...] [--tokens 1 16 32 ...]
 
-Measured: every matrix product of the model, by cuBLAS or by Quire's own kernels, whichever is faster, one captured graph for
+Measured: every matrix product of the model, as torch does it or as Quire would, whichever is faster, one captured graph for
 each number of tokens, over as many weights as the model has (so that L2 holds none of the next layer's); the rate of a copy
 (bytes read + written a second); the best dense rate met. Computed from these: KV bytes read and written, and the bytes of
 norms, activation, rotation and sampler, at the copy's rate; attention's arithmetic over prompts at the dense rate. Between
@@ -40,7 +40,6 @@ TOKENS = (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 MAX_ROWS = 1024
 BYTES = 2  # bfloat16
 COPY_BYTES = 2 << 30
-MAX_OWN_ROWS = 64  # that Quire's own products take
 
 
 # ------------------------------------------------------------------------------------------------------------- measuring
@@ -124,7 +123,7 @@ def measure_machine(config: ModelConfig, tokens: list[int], device: torch.device
                 for w in weights:
                     product(inputs[w.shape[1]], w, outputs[w.shape[0]])
 
-        ways = products(count, device)
+        ways = products(device)
         found.body[count] = t = min(measure(partial(body, way), device, repeats) for way in ways)
         found.dense_flop_s = max(found.dense_flop_s, flops * count / t)
         line = f"{count:7} {1e3 * t:12.3f} {_bytes(layers) / t / 1e12:7.2f} {flops * count / t / 1e12:8.1f}"
@@ -175,10 +174,10 @@ def copy_rate(device: torch.device, repeats: int) -> float:
     return 2 * size / (eager_seconds(copy) if device.type == "cuda" else measure(copy, device, repeats))
 
 
-def products(count: int, device: torch.device) -> list[Product]:
-    """The ways to compute x @ w^T into `out`, for x of `count` rows."""
+def products(device: torch.device) -> list[Product]:
+    """The ways to compute x @ w^T into `out`: torch's, and whatever Quire takes for so many rows."""
     ways: list[Product] = [lambda x, w, out: torch.mm(x, w.t(), out=out)]
-    if device.type == "cuda" and count <= MAX_OWN_ROWS:
+    if device.type == "cuda":
         from quire.kernels.linear import skinny_linear
 
         ways.append(lambda x, w, out: skinny_linear(x, w, out=out))

@@ -19,9 +19,10 @@ import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
+from attention_shapes import DECODE, PREFILL, Shape, describe
 from ceilings import copy_rate, eager_seconds
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
@@ -34,88 +35,6 @@ from quire.kernels.dependent_launch import PLAIN, mode_for
 
 L2_BYTES = 60 << 20
 SHARED_BYTES = 227 << 10
-LLAMA, QWEN_06B, SMALL_HEADS, WIDE_HEADS = (32, 8, 128), (16, 8, 128), (32, 8, 64), (16, 8, 256)
-
-
-@dataclass(frozen=True)
-class Shape:
-    name: str
-    rows: tuple[tuple[int, int], ...]  # (keys, queries)
-    heads: tuple[int, int, int] = LLAMA  # query heads, KV heads, head size
-    block_size: int = 64
-    window: int = 0
-    dtype: torch.dtype = torch.bfloat16
-    cache_dtype: torch.dtype = torch.bfloat16
-
-    @property
-    def uniform(self) -> bool:
-        return len(set(self.rows)) == 1
-
-    def visible(self) -> tuple[int, int]:
-        """(keys read, pairs computed) by one head."""
-        keys = pairs = 0
-        for seq_len, query_len in self.rows:
-            window = self.window or seq_len
-            first = max(0, seq_len - query_len - window + 1)
-            keys += seq_len - first
-            pairs += sum(min(position + 1, window) for position in range(seq_len - query_len, seq_len))
-        return keys, pairs
-
-
-def same(n: int, keys: int, queries: int = 1) -> tuple[tuple[int, int], ...]:
-    return ((keys, queries),) * n
-
-
-SKEWED = same(1, 32768) + same(4, 8192) + same(59, 512)
-RAGGED = tuple((128 + 37 * i % 2000, 1) for i in range(128))
-DECODE = [
-    Shape("64 x 4096", same(64, 4096)),
-    Shape("64 x 4096", same(64, 4096), block_size=16),
-    Shape("256 x 512", same(256, 512)),
-    Shape("256 x 512", same(256, 512), block_size=16),
-    Shape("256 x 192", same(256, 192)),
-    Shape("1 x 32768", same(1, 32768)),
-    Shape("1 x 32768", same(1, 32768), block_size=16),
-    Shape("skewed 64 rows", SKEWED),
-    Shape("ragged 128 rows", RAGGED),
-    Shape("1 x 256", same(1, 256)),
-    Shape("1 x 384", same(1, 384)),
-    Shape("1 x 2048", same(1, 2048)),
-    Shape("16 x 1024", same(16, 1024)),
-    Shape("16 x 256", same(16, 256)),
-    Shape("32 x 256", same(32, 256)),
-    Shape("64 x 192", same(64, 192)),
-    Shape("64 x 320", same(64, 320)),
-    Shape("64 x 4096, 4 queries", same(64, 4096, 4)),
-    Shape("64 x 4096, 8 queries", same(64, 4096, 8)),
-    Shape("64 x 8192, window 1024", same(64, 8192), window=1024),
-    Shape("64 x 4096, fp8 cache", same(64, 4096), cache_dtype=torch.float8_e4m3fn),
-    Shape("0.6B: 1 x 256", same(1, 256), QWEN_06B),
-    Shape("0.6B: 64 x 256", same(64, 256), QWEN_06B),
-    Shape("0.6B: 64 x 1024", same(64, 1024), QWEN_06B),
-    Shape("0.6B: 256 x 512", same(256, 512), QWEN_06B),
-    Shape("0.6B: 256 x 192", same(256, 192), QWEN_06B),
-    Shape("D 64: 64 x 4096", same(64, 4096), SMALL_HEADS),
-    Shape("D 256: 64 x 2048", same(64, 2048), WIDE_HEADS),
-]
-PREFILL = [
-    Shape("8 x 4096", same(8, 4096, 4096)),
-    Shape("8 x 4096", same(8, 4096, 4096), block_size=16),
-    Shape("64 x 128", same(64, 128, 128)),
-    Shape("16 x 512", same(16, 512, 512)),
-    Shape("4 x 2048", same(4, 2048, 2048)),
-    Shape("1 x 8192", same(1, 8192, 8192)),
-    Shape("1 x 32768", same(1, 32768, 32768)),
-    Shape("ragged 16 rows", tuple((100 + 131 * i, 100 + 131 * i) for i in range(16))),
-    Shape("2048 behind 30720", same(1, 32768, 2048)),
-    Shape("64 behind 8128", same(1, 8192, 64)),
-    Shape("8 x 4096, window 1024", same(8, 4096, 4096), window=1024),
-    Shape("8 x 4096, fp8 cache", same(8, 4096, 4096), cache_dtype=torch.float8_e4m3fn),
-    Shape("0.6B: 8 x 4096", same(8, 4096, 4096), QWEN_06B),
-    Shape("0.6B: 8 x 1024", same(8, 1024, 1024), QWEN_06B),
-    Shape("D 64: 8 x 4096", same(8, 4096, 4096), SMALL_HEADS),
-    Shape("D 256: 8 x 4096", same(8, 4096, 4096), WIDE_HEADS),
-]
 
 
 def graph_us(layers: list[Callable[[], object]], replays: int = 7) -> float:
@@ -279,10 +198,6 @@ def score(shape: Shape, us: float, is_decode: bool) -> float:
     keys, pairs = shape.visible()
     work = 2 * keys * kv_heads * dim * shape.cache_dtype.itemsize if is_decode else 4 * pairs * heads * dim
     return work / us / 1e6
-
-
-def describe(shape: Shape) -> str:
-    return f"{shape.name:26s} {shape.heads[0]:2d}/{shape.heads[1]}/{shape.heads[2]:3d} block {shape.block_size:3d}"
 
 
 def run_configs(shapes: list[Shape], is_decode: bool, roofline: float, configs: list[list[int]]) -> None:

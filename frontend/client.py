@@ -11,7 +11,7 @@ the core is lost, all that runs fails and the channel reconnects. All methods be
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Self
 
 import msgspec
@@ -19,6 +19,7 @@ import numpy as np
 
 from quire.frontend.dispatch import Dispatcher
 from quire.frontend.outputs import CompletionOutput, RequestOutput, add_delta, new_completions, snapshot
+from quire.frontend.prompt import Prompt, split_prompt
 from quire.frontend.stream import (
     ClientError,
     EngineDown,
@@ -56,10 +57,7 @@ __all__ = [
     "TooLong",
 ]
 
-Prompt = str | Sequence[int] | Mapping[str, Any]  # text, token ids, {"prompt": text} or {"prompt_token_ids": ids}
-
 BEAT_TIMEOUT_S = 2.0
-_PROMPT_KEYS = {"prompt", "prompt_token_ids"}
 _LONG_TEXT = 16 << 10  # characters; longer texts are tokenized in a thread
 _ERRORS: dict[str, type[ClientError]] = {
     "invalid": InvalidRequest,
@@ -392,18 +390,3 @@ class AsyncClient:
                 self._dispatcher.prompt_logprobs(message)
             case RequestError():
                 self._dispatcher.fail(message.id, _ERRORS[message.code](message.message))
-
-
-def split_prompt(prompt: Prompt) -> tuple[str | None, Sequence[int] | None]:
-    """(text, token ids) of a prompt, at least one of them. Raises InvalidRequest for a mapping with other keys, which would
-    change the answer if they were heeded; TypeError for what is no prompt."""
-    if isinstance(prompt, Mapping):
-        if unknown := prompt.keys() - _PROMPT_KEYS:
-            raise InvalidRequest(f"a prompt holds prompt or prompt_token_ids; not supported: {', '.join(map(str, unknown))}")
-        text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
-    else:
-        text, ids = (prompt, None) if isinstance(prompt, str) else (None, prompt)
-    no_ids = isinstance(ids, str | bytes) or not hasattr(ids, "__len__")
-    if not isinstance(text, str | None) or (no_ids and (ids is not None or text is None)):
-        raise TypeError("a prompt is a text, a list of token ids, {'prompt': text} or {'prompt_token_ids': ids}")
-    return text, ids

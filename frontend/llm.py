@@ -24,9 +24,10 @@ import msgspec
 import numpy as np
 import uvloop
 
-from quire.frontend.client import AsyncClient, Prompt, split_prompt
+from quire.frontend.client import AsyncClient
 from quire.frontend.launcher import CoreProcess, EngineStartError, launch_core
 from quire.frontend.outputs import Delta, RequestOutput, add_delta, new_completions
+from quire.frontend.prompt import Prompt, split_prompt
 from quire.frontend.stream import EngineDown, Overloaded, Stream
 from quire.frontend.tokenizer import Tokenizer
 from quire.ipc.config import EngineConfig

@@ -9,7 +9,6 @@ there is a Beat each half second), when it has been silent for long, or when its
 import errno
 import hashlib
 import logging
-import math
 import os
 import secrets
 import time
@@ -24,7 +23,6 @@ from quire.ipc.messages import (
     DECODE_ERRORS,
     IDENTITY_BYTES,
     MAX_FRONTEND_MESSAGE,
-    MAX_REQUEST_ID,
     PROTOCOL_VERSION,
     Abort,
     AddRequest,
@@ -42,6 +40,7 @@ from quire.ipc.messages import (
     Welcome,
 )
 from quire.ipc.outbox import Outbox, PendingOutputs
+from quire.ipc.request_check import identify_request, problem_with
 from quire.ipc.sockets import readable
 
 log = logging.getLogger("quire.enginecore")
@@ -218,7 +217,7 @@ class CoreEndpoint:
             case GetFile():
                 assert frontend is not None
                 self._send_file(frontend, message.name)
-            case AddRequest() if (problem := _problem(message)) is not None:
+            case AddRequest() if (problem := problem_with(message)) is not None:
                 self.send(identity, RequestError(self.epoch, message.id, "invalid", problem))
             case AddRequest() | Abort() | Finish():
                 return message
@@ -268,7 +267,7 @@ class CoreEndpoint:
 
     def _reject(self, identity: bytes, payload: bytes, error: Exception) -> None:
         """Undecodable. A known frontend's AddRequest fails by itself; anything else is refused."""
-        request_id = _identify_request(payload, self.epoch)
+        request_id = identify_request(payload, self.epoch)
         if identity in self._frontends and request_id is not None:
             text = str(error)[:500] if isinstance(error, msgspec.ValidationError) else "malformed request"
             self.send(identity, RequestError(self.epoch, request_id, "invalid", text))
@@ -404,33 +403,3 @@ class CoreEndpoint:
 
 def _numbered(m: StepOutputs, seq: int) -> StepOutputs:
     return m if m.seq == seq else StepOutputs(m.epoch, seq, m.keys, m.tokens, m.finished, m.started, m.logprobs)
-
-
-def _problem(request: AddRequest) -> str | None:
-    """What is wrong with a request beyond its types, or None. What depends on the engine is checked by the core."""
-    if not 0 <= request.id <= MAX_REQUEST_ID:
-        return f"id must be between 0 and {MAX_REQUEST_ID}"
-    if not request.prompt_token_ids or len(request.prompt_token_ids) % 4:
-        return "prompt_token_ids must hold at least one int32"
-    if not math.isfinite(request.arrival_time):
-        return "arrival_time must be finite"
-    if abs(request.priority) >= 1 << 63:
-        return "priority must fit 64 bits"
-    return None
-
-
-_raw_list = msgspec.msgpack.Decoder(list[msgspec.Raw])
-_any_int = msgspec.msgpack.Decoder(int)
-_any_str = msgspec.msgpack.Decoder(str)
-
-
-def _identify_request(payload: bytes, epoch: int) -> int | None:
-    """The id of an AddRequest of this epoch whose other fields do not decode, or None."""
-    try:
-        tag, *fields = _raw_list.decode(payload)
-        if _any_str.decode(tag) == "add" and len(fields) >= 2 and _any_int.decode(fields[0]) == epoch:
-            request_id = _any_int.decode(fields[1])
-            return request_id if 0 <= request_id <= MAX_REQUEST_ID else None
-    except DECODE_ERRORS:
-        pass
-    return None

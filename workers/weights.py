@@ -62,7 +62,8 @@ def load_weights(model: CausalLM, model_dir: str | Path, device: torch.device | 
         else:
             targets[HEAD] = targets.pop(EMBED)
     _check_fit(sources, targets)
-    total = sum(source.num_bytes for name, source in sources.items() if name in targets)
+    wanted = {name: source for name, source in sources.items() if name in targets}
+    total = sum(source.num_bytes for source in wanted.values())
     with (
         tqdm(
             total=total, unit="B", unit_scale=True, desc="Loading weights", disable=not (progress and sys.stderr.isatty())
@@ -71,11 +72,11 @@ def load_weights(model: CausalLM, model_dir: str | Path, device: torch.device | 
         ThreadPoolExecutor(READERS, "weights") as readers,
     ):
         maps = {file: opened.enter_context(_open(file)) for file in files}
-        wanted = [(name, maps[source.file]) for name, source in sources.items() if name in targets]
-        copies = [readers.submit(_copy, tensors, name, targets[name]) for name, tensors in wanted]
+        copies = {readers.submit(_copy, maps[source.file], name, targets[name]): source for name, source in wanted.items()}
         try:
             for copy in as_completed(copies):
-                bar.update(copy.result())
+                copy.result()  # raises what it failed with
+                bar.update(copies[copy].num_bytes)
         finally:
             readers.shutdown(cancel_futures=True)
             if torch.device(device).type == "cuda":
@@ -200,13 +201,9 @@ def _check_tied(sources: dict[str, Source]) -> None:
 
 
 @torch.no_grad()
-def _copy(tensors: Any, name: str, target: Target) -> int:
-    """Copy this rank's part of a memory-mapped tensor to the device, slice by slice; the device converts the dtype.
-
-    Returns the bytes of the whole tensor.
-    """
-    source = tensors.get_tensor(name)
-    device, part = target.tensor.device, source[target.part]
+def _copy(tensors: Any, name: str, target: Target) -> None:
+    """Copy this rank's part of a memory-mapped tensor to the device, slice by slice; the device converts the dtype."""
+    device, part = target.tensor.device, tensors.get_tensor(name)[target.part]
     row_bytes = max(1, part[:1].numel() * part.element_size())
     rows = max(1, SLICE_BYTES // row_bytes)
     with torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext():
@@ -215,4 +212,3 @@ def _copy(tensors: Any, name: str, target: Target) -> int:
             if piece.dtype != target.tensor.dtype:
                 piece = piece.to(device)
             target.tensor[start : start + rows].copy_(piece)
-    return source.numel() * source.element_size()

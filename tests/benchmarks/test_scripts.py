@@ -103,7 +103,7 @@ def test_a_server_under_test_is_the_one_that_was_started(tmp_path):
         of_text("quire serve", None, "m").url == "http://127.0.0.1:8000" and of_text("x", "http://h:1", "m").url == "http://h:1"
     )
     other = socket.create_server(("127.0.0.1", 0))
-    command = of_text(f"sleep 60 --port {other.getsockname()[1]}", None, "m")
+    command = of_text(f"a-server --port {other.getsockname()[1]}", None, "m")
     with other, pytest.raises(RuntimeError, match=r"listens at .* already"):
         servers.Server(command, tmp_path / "log")
     ends = of_text(f"{sys.executable} -c raise(SystemExit(3)) --port 1", None, "m")

@@ -213,7 +213,7 @@ def test_what_fails_while_reading_is_raised(folder, monkeypatch):
         raise OSError(f"the disk is gone at {name}")
 
     monkeypatch.setattr(weights, "_copy", broken)
-    with pytest.raises(OSError, match="the disk is gone at model"):
+    with pytest.raises(OSError, match="the disk is gone"):
         load(folder)
 
 

@@ -1,0 +1,37 @@
+"""What the core's end of the socket checks of an AddRequest before anyone sees it. What depends on the engine is intake's."""
+
+import math
+
+import msgspec
+
+from quire.ipc.messages import DECODE_ERRORS, MAX_REQUEST_ID, AddRequest
+
+
+def problem_with(request: AddRequest) -> str | None:
+    """What is wrong with a request beyond its types, or None. What depends on the engine is checked by the core."""
+    if not 0 <= request.id <= MAX_REQUEST_ID:
+        return f"id must be between 0 and {MAX_REQUEST_ID}"
+    if not request.prompt_token_ids or len(request.prompt_token_ids) % 4:
+        return "prompt_token_ids must hold at least one int32"
+    if not math.isfinite(request.arrival_time):
+        return "arrival_time must be finite"
+    if abs(request.priority) >= 1 << 63:
+        return "priority must fit 64 bits"
+    return None
+
+
+_raw_list = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_any_int = msgspec.msgpack.Decoder(int)
+_any_str = msgspec.msgpack.Decoder(str)
+
+
+def identify_request(payload: bytes, epoch: int) -> int | None:
+    """The id of an AddRequest of this epoch whose other fields do not decode, or None."""
+    try:
+        tag, *fields = _raw_list.decode(payload)
+        if _any_str.decode(tag) == "add" and len(fields) >= 2 and _any_int.decode(fields[0]) == epoch:
+            request_id = _any_int.decode(fields[1])
+            return request_id if 0 <= request_id <= MAX_REQUEST_ID else None
+    except DECODE_ERRORS:
+        pass
+    return None
