@@ -252,6 +252,7 @@ def _welcome(config: EngineConfig, epoch: int, core: CoreConfig, summary: ModelS
         created=int(time.time()),
         step_timeout_s=config.step_timeout_s,
         enable_prefix_caching=config.enable_prefix_caching,
+        spins=core.spins,
     )
 
 

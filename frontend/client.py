@@ -31,6 +31,7 @@ from quire.frontend.stream import (
     TooLong,
 )
 from quire.frontend.tokenizer import Tokenizer
+from quire.ipc.cpus import cpu_share
 from quire.ipc.curve import FrontendKeys
 from quire.ipc.frontend_channel import ChannelBusy, ChannelDown, CoreChannel
 from quire.ipc.messages import (
@@ -58,6 +59,8 @@ __all__ = [
 ]
 
 BEAT_TIMEOUT_S = 2.0
+WATCH_S = 2e-2  # so long a lone request's first answer is looked for without sleep
+FEW_CORES = 4  # with no more than these the engine's own processes, which spin, too, are given precedence
 _LONG_TEXT = 16 << 10  # characters; longer texts are tokenized in a thread
 _ERRORS: dict[str, type[ClientError]] = {
     "invalid": InvalidRequest,
@@ -84,6 +87,7 @@ class AsyncClient:
         self._tokenizer: Tokenizer | None = None
         self._digests: dict[str, str] = {}  # of the files that the tokenizer was made of
         self._broken: str | None = None  # what is wrong with the core's files
+        self._may_spin = False
         self._next_id = 0
         self._dispatcher = Dispatcher(self._tell)
         self._unsent: deque[FrontendMessage] = deque()  # Abort and Finish that found the channel busy
@@ -223,6 +227,8 @@ class AsyncClient:
             self._dispatcher.disown(request_id, params)
             raise
         self._dispatcher.add(state)
+        if self._may_spin and self.num_requests == 1:
+            channel.watch(WATCH_S)
         return Stream(state, self._dispatcher.cancel)
 
     def _check_prompt(self, prompt_token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -363,6 +369,7 @@ class AsyncClient:
         if self._channel is None:
             return  # the first time: `connect` calls again
         self._welcome = welcome
+        self._may_spin = welcome.spins and cpu_share() > FEW_CORES
         self._dispatcher.begin(welcome.epoch, welcome.eos_token_ids)
         self.beat, self.beat_time = None, time.monotonic()
         digests = {file.name: file.digest for file in welcome.files}

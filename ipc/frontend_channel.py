@@ -165,6 +165,14 @@ class CoreChannel:
                 raise ChannelDown("the engine has gone")
             raise ChannelBusy("the engine does not keep up with this frontend's messages")
 
+    def watch(self, seconds: float) -> None:
+        """Look for outputs in every turn of the event loop until some come, for so long at most.
+
+        The loop, and with it a core, is busy meanwhile; to wake it from sleep takes some 0.2 ms.
+        """
+        if self._connection is not None:
+            self._connection.watch(seconds)
+
     async def close(self) -> None:
         """End the connection without on_lost; the core aborts what runs. May be called again."""
         if self._task is not None:
@@ -215,6 +223,8 @@ class _Connection:
         self._missing: dict[str, str] = {}  # digest by name of files asked for
         self._next_seq = 0
         self._silent_ticks = 0
+        self._is_watching = False
+        self._watch_until = 0.0
         self._next_ping = self._loop.time() + PING_INTERVAL_S
         self._encoder, self._decoder = channel._encoder, channel._decoder
 
@@ -259,6 +269,20 @@ class _Connection:
         if readable(self._socket):
             self._loop.call_soon(self._on_readable)
         return sent
+
+    def watch(self, seconds: float) -> None:
+        self._watch_until = self._loop.time() + seconds
+        if not self._is_watching:
+            self._is_watching = True
+            self._loop.call_soon(self._look)
+
+    def _look(self) -> None:
+        if self._socket.closed or self._loop.time() >= self._watch_until:
+            self._is_watching = False
+            return
+        self._loop.call_soon(self._look)
+        if readable(self._socket):
+            self._on_readable()
 
     def is_going(self) -> bool:
         """Whether the monitor knows of an end that the event loop has yet to hear of."""
@@ -332,6 +356,7 @@ class _Connection:
                 if message.seq != self._next_seq:
                     return self.end(f"outputs were lost: expected number {self._next_seq}, got {message.seq}")
                 self._next_seq += 1
+                self._watch_until = 0.0
                 self._channel._on_message(message)
             case Welcome() if self._welcome is None:
                 self._welcomed(message)

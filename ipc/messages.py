@@ -111,6 +111,7 @@ class Welcome(Message, tag="welcome", frozen=True):
     created: int  # seconds since the Unix epoch, for /v1/models
     step_timeout_s: float
     enable_prefix_caching: bool
+    spins: bool = False  # its model needs no CPU, so there may be some to wait for it without sleep
 
 
 class File(Message, tag="file", frozen=True):

@@ -12,6 +12,7 @@ import pytest
 import toy_tokenizers
 from fake_core import LIMITS, FakeCore, echo, outputs, prompt_of
 
+from quire.frontend import client as client_module
 from quire.frontend.client import (
     AsyncClient,
     EngineDown,
@@ -22,6 +23,7 @@ from quire.frontend.client import (
 )
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.tokenizer import Tokenizer
+from quire.ipc.frontend_channel import CoreChannel
 from quire.ipc.messages import Abort, AddRequest, EngineLimits, Finish, RequestError
 from quire.ipc.sampling import SamplingParams
 
@@ -318,6 +320,28 @@ async def _lose_and_find_again(address: str) -> None:
         await client.close()
         with pytest.raises(EngineDown):
             client.submit([THE], ENDLESS)
+
+
+@pytest.mark.parametrize(("spins", "cores", "watches"), [(True, 8, [client_module.WATCH_S]), (True, 4, []), (False, 8, [])])
+def test_lone_request_is_watched_for_where_there_are_cores(
+    monkeypatch: pytest.MonkeyPatch, spins: bool, cores: int, watches: list[float]
+) -> None:
+    watched: list[float] = []
+    monkeypatch.setattr(client_module, "cpu_share", lambda: cores)
+    monkeypatch.setattr(CoreChannel, "watch", lambda channel, seconds: watched.append(seconds))
+
+    async def run() -> None:
+        with FakeCore(spins=spins) as core:
+            async with AsyncClient(core.address) as client:
+                first, _second = client.submit([THE], ENDLESS), client.submit([THE], ENDLESS)  # the second is not alone
+                assert watched == watches
+                request = await heard(core, AddRequest)
+                core.say(outputs([], {request.id << 8: "stop"}, epoch=core.epoch))
+                await first.collect()
+                _third = client.submit([THE], ENDLESS)  # nor is this one
+                assert watched == watches
+
+    asyncio.run(asyncio.wait_for(run(), 30))
 
 
 @with_core(script=echo)

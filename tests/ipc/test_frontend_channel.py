@@ -14,6 +14,7 @@ import zmq
 from ipc_children import Role
 from ipc_cores import FILES, CoreThread, LoopingCore, make_beat, make_welcome
 
+from quire.ipc import frontend_channel
 from quire.ipc.core_endpoint import CoreEndpoint
 from quire.ipc.frontend_channel import ChannelBusy, ChannelDown, CoreChannel
 from quire.ipc.messages import (
@@ -200,6 +201,69 @@ def test_frontend_that_is_busy_for_long_keeps_its_connection_and_its_tokens(run,
         await channel.close()
 
     run(main())
+
+
+class Looks:
+    """How often the channel has looked whether a message is there."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        look = frontend_channel.readable
+
+        def counted(socket: zmq.Socket) -> bool:
+            self.count += 1
+            return look(socket)
+
+        monkeypatch.setattr(frontend_channel, "readable", counted)
+
+    async def many(self) -> None:
+        """Returns when it has looked a thousand times more."""
+        wanted = self.count + 1000
+        while self.count < wanted:
+            await asyncio.sleep(0.001)
+
+    async def few(self) -> None:
+        """Returns when it looks only where something comes."""
+        before = -1000
+        while self.count - before > 50:
+            before = self.count
+            await asyncio.sleep(0.1)
+
+
+def test_watching_looks_all_the_time_until_outputs_come_or_its_time_is_over(run, make_core, monkeypatch):
+    core, looks = make_core(), Looks(monkeypatch)
+
+    async def main() -> None:
+        heard = Listener()
+        channel = await CoreChannel.connect(core.address, **heard.options())
+        for number in (1, 2):
+            channel.watch(60.0)
+            channel.watch(60.0)  # again: nothing more
+            await looks.many()
+            channel.send(add(channel, number))
+            await looks.few()
+            assert heard.tokens()[-1] == number
+        channel.watch(0.05)
+        await looks.few()
+        assert heard.tokens() == [1, 2] and len(heard.log) == 1
+        channel.watch(60.0)
+        await channel.close()
+        channel.watch(60.0)  # nothing to look at
+        await looks.few()
+
+    run(asyncio.wait_for(main(), 30))
+
+
+def test_watching_ends_with_its_connection(run, monkeypatch, caplog):
+    looks = Looks(monkeypatch)
+
+    def provoke(scripted: ScriptedCore, channel: CoreChannel) -> None:
+        channel.watch(1e9)
+        scripted.core.endpoint.broadcast(ShuttingDown(9))
+
+    loses(run, provoke, "shutting down")
+    run(asyncio.wait_for(looks.few(), 30))
+    assert not [r.message for r in caplog.records if r.name == "asyncio"]  # no callback has failed
 
 
 def test_pings_are_sent(run, make_core, monkeypatch):

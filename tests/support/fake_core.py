@@ -62,11 +62,13 @@ class FakeCore:
         limits: EngineLimits = LIMITS,
         eos: tuple[int, ...] = (),
         address: str | None = None,
+        spins: bool = False,
     ) -> None:
         self.epoch = new_epoch()
         self.beat = Beat(self.epoch, 0.0, 0, 0, 0.0, 0, 0, 0, 0, 0, True)
         self._files = toy_tokenizers.files() if files is None else files
-        welcome = Welcome(self.epoch, PROTOCOL_VERSION, ["toy"], limits, file_infos(self._files), list(eos), "0", 1, 60.0, True)
+        infos = file_infos(self._files)
+        welcome = Welcome(self.epoch, PROTOCOL_VERSION, ["toy"], limits, infos, list(eos), "0", 1, 60.0, True, spins)
         self._limits, self._eos, self._script = limits, eos, script
         self._endpoint = CoreEndpoint(address, epoch=self.epoch, welcome=welcome, files=self._files)
         self.address = self._endpoint.address
