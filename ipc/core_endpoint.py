@@ -23,6 +23,7 @@ from quire.ipc.messages import (
     DECODE_ERRORS,
     IDENTITY_BYTES,
     MAX_FRONTEND_MESSAGE,
+    MAX_TOGETHER,
     PROTOCOL_VERSION,
     Abort,
     AddRequest,
@@ -173,8 +174,8 @@ class CoreEndpoint:
 
     # ------------------------------------------------------------------------------------------------- receiving
     def receive(self, limit: int = 256) -> list[tuple[bytes, FrontendMessage]]:
-        """Requests that have arrived: (identity, AddRequest | Abort | Finish), of at most `limit` messages looked at, fewer if
-        they are large.
+        """Requests that have arrived: (identity, AddRequest | Abort | Finish), of about `limit` messages looked at, fewer if
+        they are large; what was sent together (CoreChannel.hold) comes together.
 
         Everything else is dealt with here. Does not wait. If more is waiting than `limit`, the poller says so again.
         """
@@ -184,25 +185,28 @@ class CoreEndpoint:
         requests: list[tuple[bytes, FrontendMessage]] = []
         router = self._router
         self._receive_bytes = RECEIVE_BYTES
-        for _ in range(limit):
-            if self._receive_bytes <= 0 or not readable(router):
-                break
+        while limit > 0 and self._receive_bytes > 0 and readable(router):
             identity, *frames = router.recv_multipart(zmq.NOBLOCK)
-            self._receive_bytes -= sum(map(len, frames))
-            message = self._accept(identity, frames)
-            if message is not None:
-                requests.append((identity, message))
+            limit -= max(len(frames), 1)
+            size = sum(map(len, frames))
+            self._receive_bytes -= size
+            if not 1 <= len(frames) <= MAX_TOGETHER or size > MAX_FRONTEND_MESSAGE or len(identity) != IDENTITY_BYTES:
+                self._refuse(identity, "malformed message")
+                continue
+            for frame in frames:
+                message = self._accept(identity, frame)
+                if message is not None:
+                    requests.append((identity, message))
+                elif identity not in self._frontends:
+                    break  # it was refused, so it has said nothing more
         return requests
 
-    def _accept(self, identity: bytes, frames: list[bytes]) -> FrontendMessage | None:
+    def _accept(self, identity: bytes, frame: bytes) -> FrontendMessage | None:
         """Decode one message; deal with it and return None unless it is a request of a known frontend."""
-        if len(frames) != 1 or len(identity) != IDENTITY_BYTES:
-            self._refuse(identity, "malformed message")
-            return None
         try:
-            message = self._decoder.decode(frames[0])
+            message = self._decoder.decode(frame)
         except DECODE_ERRORS as error:
-            self._reject(identity, frames[0], error)
+            self._reject(identity, frame, error)
             return None
         frontend = self._frontends.get(identity)
         if frontend is not None:

@@ -23,6 +23,7 @@ from quire.ipc.messages import (
     IDENTITY_BYTES,
     MAX_CORE_MESSAGE,
     MAX_FRONTEND_MESSAGE,
+    MAX_TOGETHER,
     PROTOCOL_VERSION,
     Beat,
     CoreMessage,
@@ -45,6 +46,7 @@ SILENCE_S = 5.0  # without a message from the core, which beats every 0.5 s
 _TICK_S = 0.25
 _SEND_HWM = 8192
 _RECEIVE_HWM = 256
+_HELD_BYTES = 1 << 20  # of messages that go together
 _MIN_BACKOFF_S, _MAX_BACKOFF_S = 0.05, 1.0
 _BATCH = 64  # messages dispatched before the event loop gets its turn
 
@@ -165,6 +167,14 @@ class CoreChannel:
                 raise ChannelDown("the engine has gone")
             raise ChannelBusy("the engine does not keep up with this frontend's messages")
 
+    def hold(self) -> None:
+        """Keep what is sent until the end of the event loop's next turn: then it goes together, as far as a message has room.
+
+        The core takes up together what comes together, so that its next step can be a full one.
+        """
+        if self._connection is not None:
+            self._connection.hold()
+
     def watch(self, seconds: float) -> None:
         """Look for outputs in every turn of the event loop until some come, for so long at most.
 
@@ -223,6 +233,8 @@ class _Connection:
         self._missing: dict[str, str] = {}  # digest by name of files asked for
         self._next_seq = 0
         self._silent_ticks = 0
+        self._held: list[bytes] | None = None  # None: nothing is held back
+        self._held_bytes = 0
         self._is_watching = False
         self._watch_until = 0.0
         self._next_ping = self._loop.time() + PING_INTERVAL_S
@@ -260,8 +272,34 @@ class _Connection:
 
     def send(self, encoded: bytes) -> bool:
         """Queue one message; False if the queue is full."""
+        if self._held is None:
+            return self._send([encoded])
+        if len(self._held) == MAX_TOGETHER or self._held_bytes + len(encoded) > _HELD_BYTES:
+            self._send_held()
+        if not self._held and not self._socket.get(zmq.EVENTS) & zmq.POLLOUT:
+            return False
+        self._held.append(encoded)
+        self._held_bytes += len(encoded)
+        return True
+
+    def hold(self) -> None:
+        if self._held is None:
+            self._held = []
+            # what the loop runs in this turn was there before; what it does next comes before the second of these
+            self._loop.call_soon(self._loop.call_soon, self._release)
+
+    def _release(self) -> None:
+        self._send_held()
+        self._held = None
+
+    def _send_held(self) -> None:
+        held, self._held, self._held_bytes = self._held, [], 0
+        if held and not self._socket.closed and not self._send(held):  # there was room for the first, so there is for all
+            self.end("the engine does not take what was sent")
+
+    def _send(self, frames: list[bytes]) -> bool:
         try:
-            self._socket.send(encoded, zmq.NOBLOCK)
+            self._socket.send_multipart(frames, zmq.NOBLOCK)
             sent = True
         except zmq.Again:
             sent = False

@@ -18,6 +18,7 @@ PROTOCOL_VERSION = 1
 
 # Limits on one message, in bytes. A receiver drops the sender (frontend) or the message (core) that goes beyond.
 MAX_FRONTEND_MESSAGE = 64 << 20  # a request: a prompt of 8 M tokens as int32 would fit
+MAX_TOGETHER = 256  # messages of a frontend that may travel as one, each a frame of it
 MAX_CORE_MESSAGE = 256 << 20  # a tokenizer file, prompt logprobs
 MAX_REQUEST_ID = (1 << 55) - 1
 MAX_ABORTED = 65536  # ids in one Abort

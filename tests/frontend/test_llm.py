@@ -30,6 +30,13 @@ def test_a_batch_gives_what_each_prompt_gives_alone(llm: LLM) -> None:
         ).removeprefix(llm.get_tokenizer().decode(output.prompt_token_ids))  # fmt: skip
 
 
+def test_a_batch_begins_together(llm: LLM) -> None:
+    """Its prompts are computed in one step if they fit, so their first tokens come in one message."""
+    for _ in range(5):
+        batch = llm.generate([[5, 6, 7], [8]] * 4, GREEDY)
+        assert len({o.metrics.first_token_time for o in batch if o.metrics}) == 1
+
+
 def test_a_seed_repeats_and_children_differ(llm: LLM) -> None:
     params = SamplingParams(temperature=1.0, seed=3, n=4, max_tokens=8)
     first, second = (llm.generate("The", params)[0] for _ in range(2))

@@ -14,6 +14,7 @@ from quire.ipc.core_endpoint import new_epoch
 from quire.ipc.messages import (
     MAX_FRONTEND_MESSAGE,
     MAX_REQUEST_ID,
+    MAX_TOGETHER,
     PROTOCOL_VERSION,
     Abort,
     AddRequest,
@@ -305,10 +306,41 @@ def test_request_id_out_of_range_is_refused(core, make_frontend):
         assert core.requests == []
 
 
-def test_message_in_several_frames_is_refused(core, make_frontend):
+def test_what_is_sent_together_is_taken_up_together_whatever_one_of_it_is(core, make_frontend):
     frontend = make_frontend()
-    frontend.socket.send_multipart([b"", msgspec.msgpack.encode(add(1))])
+    frames = [msgspec.msgpack.encode(add(i)) for i in range(MAX_TOGETHER - 2)]
+    frontend.socket.send_multipart([*frames, encoded_add(id=300, params=[0]), msgspec.msgpack.encode(add(301))])
+    assert isinstance(error := answer(core, frontend), RequestError) and error.id == 300
+    assert [m.id for _, m in core.requests] == [*range(MAX_TOGETHER - 2), 301]
+
+
+def test_what_is_sent_together_ends_with_what_is_refused(core, make_frontend):
+    frontend, other = make_frontend(), make_frontend()
+    frontend.socket.send_multipart([msgspec.msgpack.encode(add(1)), b"junk", msgspec.msgpack.encode(add(2)), b"junk"])
     assert isinstance(answer(core, frontend), Refused)
+    other.send(add(3))
+    core.until(lambda: len(core.requests) == 2)
+    assert [m.id for _, m in core.requests] == [1, 3] and core.lost == [frontend.identity]
+    assert not frontend.socket.poll(50)  # it was told once
+
+
+@pytest.mark.parametrize(("empty", "pings"), [(1, 1), (0, MAX_TOGETHER + 1)])
+def test_message_of_too_many_frames_or_an_empty_one_is_refused(core, make_frontend, empty, pings):
+    frontend = make_frontend()
+    frontend.socket.send_multipart([b""] * empty + [msgspec.msgpack.encode(Ping(EPOCH))] * pings)
+    assert isinstance(answer(core, frontend), Refused)
+
+
+def test_much_sent_together_does_not_go_beyond_what_a_turn_takes(core, make_frontend):
+    frontend = make_frontend()
+    core.turn()
+    for _ in range(5):
+        frontend.socket.send_multipart([msgspec.msgpack.encode(add(i)) for i in range(100)])
+    taken = []
+    while sum(taken) < 500:
+        core._poller.poll(1000)
+        taken.append(len(core.endpoint.receive(limit=150)))
+    assert max(taken) <= 250  # what is begun is taken as a whole
 
 
 def test_oversized_message_costs_the_sender_its_connection(core, make_frontend):

@@ -19,6 +19,7 @@ from quire.ipc.core_endpoint import CoreEndpoint
 from quire.ipc.frontend_channel import ChannelBusy, ChannelDown, CoreChannel
 from quire.ipc.messages import (
     MAX_FRONTEND_MESSAGE,
+    MAX_TOGETHER,
     Abort,
     AddRequest,
     Beat,
@@ -201,6 +202,86 @@ def test_frontend_that_is_busy_for_long_keeps_its_connection_and_its_tokens(run,
         await channel.close()
 
     run(main())
+
+
+def taken(core: CoreThread, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """What the core takes up, message for message of ZeroMQ's: the requests' ids, or those of Aborts, negative."""
+    found: list[list[int]] = []
+
+    def answer(core: LoopingCore, identity: bytes, message: FrontendMessage) -> None:
+        found[-1].append(message.id if isinstance(message, AddRequest) else -message.ids[0])
+
+    receive = core.core.endpoint.receive
+
+    def receive_one(limit: int = 1) -> list:
+        found.append([])
+        return receive(1)
+
+    core._answer = answer
+    monkeypatch.setattr(core.core.endpoint, "receive", receive_one)
+    return found
+
+
+def test_what_is_held_in_a_turn_goes_together_in_order(run, make_core, monkeypatch):
+    core = make_core()
+    found = taken(core, monkeypatch)
+
+    async def main() -> None:
+        channel = await CoreChannel.connect(core.address, **Listener().options())
+
+        async def submit(request_id: int) -> None:
+            channel.send(add(channel, request_id))
+
+        channel.hold()
+        channel.hold()  # once is enough
+        async with asyncio.TaskGroup() as group:
+            for i in range(600):
+                group.create_task(submit(i))
+        channel.send(Abort(channel.epoch, [7]))
+        while [-7] not in found:  # sent after the turn, it went by itself
+            await asyncio.sleep(0.01)
+        channel.hold()
+        for i in (1, 2, 3):
+            channel.send(AddRequest(channel.epoch, i, b"\1\0\0\0" * 130_000, SamplingParams()))
+        while [3] not in found:
+            await asyncio.sleep(0.01)
+        channel.hold()
+        channel.send(add(channel, 9))
+        await channel.close()
+        channel.hold()
+        await asyncio.sleep(0.01)
+
+    run(asyncio.wait_for(main(), 30))
+    ids = list(range(600))
+    assert [f for f in found if f][:6] == [ids[:256], ids[256:512], ids[512:], [-7], [1, 2], [3]]
+
+
+def test_holding_says_busy_rather_than_wait(run, monkeypatch):
+    monkeypatch.setattr(frontend_channel, "_SEND_HWM", 4)
+    core = LoopingCore()
+
+    async def main() -> None:
+        connecting = asyncio.create_task(CoreChannel.connect(core.endpoint.address, **Listener().options(), silence_s=60.0))
+        while not connecting.done():
+            core.turn(5)
+            await asyncio.sleep(0)
+        channel, sent = await connecting, 0
+        with pytest.raises(ChannelBusy):
+            while sent < 1_000_000:  # the core reads nothing
+                channel.hold()
+                for _ in range(MAX_TOGETHER):
+                    channel.send(Abort(channel.epoch, [sent]))
+                    sent += 1
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+        assert channel.connected and sent % MAX_TOGETHER == 0
+        while len(core.requests) < sent:
+            core.turn(100)
+        assert [message.ids for _, message in core.requests] == [[i] for i in range(sent)]
+        await channel.close()
+
+    run(asyncio.wait_for(main(), 60))
+    core.endpoint.close(linger_s=0)
 
 
 class Looks:
