@@ -39,7 +39,7 @@ from quire.ipc.messages import (
     StepOutputs,
     Welcome,
 )
-from quire.ipc.sockets import readable
+from quire.ipc.sockets import readable, writable
 
 PING_INTERVAL_S = 2.0
 SILENCE_S = 5.0  # without a message from the core, which beats every 0.5 s
@@ -276,7 +276,7 @@ class _Connection:
             return self._send([encoded])
         if len(self._held) == MAX_TOGETHER or self._held_bytes + len(encoded) > _HELD_BYTES:
             self._send_held()
-        if not self._held and not self._socket.get(zmq.EVENTS) & zmq.POLLOUT:
+        if not self._held and not writable(self._socket):
             return False
         self._held.append(encoded)
         self._held_bytes += len(encoded)

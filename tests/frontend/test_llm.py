@@ -33,7 +33,7 @@ def test_a_batch_gives_what_each_prompt_gives_alone(llm: LLM) -> None:
 def test_a_batch_begins_together(llm: LLM) -> None:
     """Its prompts are computed in one step if they fit, so their first tokens come in one message."""
     for _ in range(5):
-        batch = llm.generate([[5, 6, 7], [8]] * 4, GREEDY)
+        batch = llm.generate([[5, 6, 7], [8]] * 2, GREEDY)  # with room beside what may not have left yet
         assert len({o.metrics.first_token_time for o in batch if o.metrics}) == 1
 
 
