@@ -38,7 +38,8 @@ log = logging.getLogger("quire.workers")
 
 READ_TIMEOUT_S = 1.0
 MASK_TIMEOUT_S = 60.0
-IDLE_S = 0.05  # without a plan: time to capture a step that may come, if the device is idle, too
+IDLE_S = 0.2  # without a plan: time to capture steps that may come; a client that asks again at once never waits for that
+CAPTURE_PAUSE_S = 0.01  # between one and the next, while still no plan comes
 GPU_SPIN_S = 2e-2  # after a plan, for the next, where there are cores enough: waking took 0.04 to 0.5 ms; a step may take 10
 SHORT_SPIN_S = 2e-4
 GPU_SWITCH_S = 1e-4  # the longest that a spinning main thread keeps the interpreter from the thread that rings the core
@@ -194,13 +195,14 @@ class Worker:
         if self.config.device == "cuda":
             spin_s = GPU_SPIN_S if cpu_share() > 2 else SHORT_SPIN_S
             sys.setswitchinterval(GPU_SWITCH_S)
-        more_to_capture, record = True, None
+        more_to_capture, timeout_s, record = True, IDLE_S, None
         while True:
-            timeout_s = IDLE_S if more_to_capture else READ_TIMEOUT_S
             record = self.reader.read(timeout_s, spin_s if record is not None else 0.0)
             if record is None:
                 more_to_capture = more_to_capture and runner.capture_ahead()
+                timeout_s = CAPTURE_PAUSE_S if more_to_capture else READ_TIMEOUT_S
                 continue
+            timeout_s = IDLE_S if more_to_capture else READ_TIMEOUT_S
             kind, words = record
             if kind == KIND_SHUTDOWN:
                 return

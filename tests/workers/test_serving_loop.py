@@ -11,30 +11,48 @@ pytest.importorskip("torch")
 from quire.ipc.plan import H_WORLD_SIZE, HEADER_WORDS
 from quire.ipc.ring import KIND_PLAN, KIND_SHUTDOWN
 from quire.workers import worker
-from quire.workers.worker import GPU_SPIN_S, SHORT_SPIN_S, Worker
+from quire.workers.worker import CAPTURE_PAUSE_S, GPU_SPIN_S, IDLE_S, READ_TIMEOUT_S, SHORT_SPIN_S, Worker
+
+
+class Loop:
+    """A worker's that reads `records`: P a plan, - nothing in time; then it is told to end."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, records: str, cores: int = 16, num_captures: int = 0) -> None:
+        self.spun, self.waited, self.steps, self.captured = [], [], 0, 0
+        self._records, self._num_captures = iter(records), num_captures
+        self._plan = np.zeros(HEADER_WORDS, np.int32)
+        self._plan[H_WORLD_SIZE] = 1
+        monkeypatch.setattr(worker, "cpu_share", lambda: cores)
+        monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
+        loop = object.__new__(Worker)
+        loop.config = SimpleNamespace(device="cuda", world_size=1)
+        loop.reader = SimpleNamespace(read=self._read)
+        device = SimpleNamespace(signal=lambda: None)
+        loop._serve(SimpleNamespace(step=self._step, capture_ahead=self._capture, device=device))
+
+    def _read(self, timeout_s, spin_s):
+        self.waited.append(timeout_s)
+        self.spun.append(spin_s)
+        record = next(self._records, "end")
+        return None if record == "-" else (KIND_PLAN if record == "P" else KIND_SHUTDOWN, self._plan)
+
+    def _step(self, words, mask):
+        self.steps += 1
+        return []
+
+    def _capture(self):
+        """As ModelRunner.capture_ahead: False with the last."""
+        self.captured += 1
+        return self.captured < self._num_captures
 
 
 @pytest.mark.parametrize(("cores", "spin_s"), [(16, GPU_SPIN_S), (2, SHORT_SPIN_S)])
 def test_only_a_worker_that_had_a_plan_spins_for_the_next(monkeypatch, cores, spin_s):
-    plan = np.zeros(HEADER_WORDS, np.int32)
-    plan[H_WORLD_SIZE] = 1
-    records = iter([None, (KIND_PLAN, plan), (KIND_PLAN, plan), None, None, (KIND_PLAN, plan), (KIND_SHUTDOWN, plan)])
-    spun = []
+    loop = Loop(monkeypatch, "-PP--P", cores)
+    assert loop.spun == [0.0, 0.0, spin_s, spin_s, 0.0, 0.0, spin_s] and loop.steps == 3
 
-    def read(timeout_s, spin_s):
-        spun.append(spin_s)
-        return next(records)
 
-    monkeypatch.setattr(worker, "cpu_share", lambda: cores)
-    monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
-    loop = object.__new__(Worker)
-    loop.config = SimpleNamespace(device="cuda", world_size=1)
-    loop.reader = SimpleNamespace(read=read)
-    steps = []
-    runner = SimpleNamespace(
-        step=lambda words, mask: steps.append(words) or [],
-        capture_ahead=lambda: False,
-        device=SimpleNamespace(signal=lambda: None),
-    )
-    loop._serve(runner)
-    assert spun == [0.0, 0.0, spin_s, spin_s, 0.0, 0.0, spin_s] and len(steps) == 3
+def test_steps_are_captured_ahead_after_a_while_without_a_plan_then_one_by_one(monkeypatch):
+    loop = Loop(monkeypatch, "P--P-----", num_captures=4)
+    idle, pause, ever = IDLE_S, CAPTURE_PAUSE_S, READ_TIMEOUT_S
+    assert loop.waited == [idle, idle, pause, pause, idle, pause, ever, ever, ever, ever] and loop.captured == 4
