@@ -23,7 +23,6 @@ from quire.ipc.messages import (
     IDENTITY_BYTES,
     MAX_CORE_MESSAGE,
     MAX_FRONTEND_MESSAGE,
-    MAX_TOGETHER,
     PROTOCOL_VERSION,
     Beat,
     CoreMessage,
@@ -39,14 +38,14 @@ from quire.ipc.messages import (
     StepOutputs,
     Welcome,
 )
-from quire.ipc.sockets import readable, writable
+from quire.ipc.outgoing import Outgoing
+from quire.ipc.sockets import readable
 
 PING_INTERVAL_S = 2.0
 SILENCE_S = 5.0  # without a message from the core, which beats every 0.5 s
 _TICK_S = 0.25
 _SEND_HWM = 8192
 _RECEIVE_HWM = 256
-_HELD_BYTES = 1 << 20  # of messages that go together
 _MIN_BACKOFF_S, _MAX_BACKOFF_S = 0.05, 1.0
 _BATCH = 64  # messages dispatched before the event loop gets its turn
 
@@ -162,7 +161,7 @@ class CoreChannel:
             raise ValueError(
                 f"a message of {len(encoded)} bytes is longer than the {MAX_FRONTEND_MESSAGE} that the engine takes"
             )
-        if not self._connection.send(encoded):
+        if not self._connection.outgoing.send(encoded):
             if self._connection.is_going():
                 raise ChannelDown("the engine has gone")
             raise ChannelBusy("the engine does not keep up with this frontend's messages")
@@ -173,7 +172,7 @@ class CoreChannel:
         The core takes up together what comes together, so that its next step can be a full one.
         """
         if self._connection is not None:
-            self._connection.hold()
+            self._connection.outgoing.hold()
 
     def watch(self, seconds: float) -> None:
         """Look for outputs in every turn of the event loop until some come, for so long at most.
@@ -233,14 +232,13 @@ class _Connection:
         self._missing: dict[str, str] = {}  # digest by name of files asked for
         self._next_seq = 0
         self._silent_ticks = 0
-        self._held: list[bytes] | None = None  # None: nothing is held back
-        self._held_bytes = 0
         self._is_watching = False
         self._watch_until = 0.0
         self._next_ping = self._loop.time() + PING_INTERVAL_S
         self._encoder, self._decoder = channel._encoder, channel._decoder
 
         self._socket = self._make_socket(channel)
+        self.outgoing = Outgoing(self._socket, self._on_readable, self.end)
         self._monitor = self._socket.get_monitor_socket(_MONITORED)
         self._loop.add_reader(self._socket.fileno(), self._on_readable)
         self._loop.add_reader(self._monitor.fileno(), self._on_monitor)
@@ -250,7 +248,7 @@ class _Connection:
         except zmq.ZMQError:
             self.close()
             raise
-        self.send(self._encoder.encode(Hello(PROTOCOL_VERSION)))
+        self.outgoing.send(self._encoder.encode(Hello(PROTOCOL_VERSION)))
         self._on_monitor()
 
     @staticmethod
@@ -269,44 +267,6 @@ class _Connection:
             socket.set(zmq.CURVE_PUBLICKEY, channel._keys.own.public)
             socket.set(zmq.CURVE_SECRETKEY, channel._keys.own.secret)
         return socket
-
-    def send(self, encoded: bytes) -> bool:
-        """Queue one message; False if the queue is full."""
-        if self._held is None:
-            return self._send([encoded])
-        if len(self._held) == MAX_TOGETHER or self._held_bytes + len(encoded) > _HELD_BYTES:
-            self._send_held()
-        if not self._held and not writable(self._socket):
-            return False
-        self._held.append(encoded)
-        self._held_bytes += len(encoded)
-        return True
-
-    def hold(self) -> None:
-        if self._held is None:
-            self._held = []
-            # what the loop runs in this turn was there before; what it does next comes before the second of these
-            self._loop.call_soon(self._loop.call_soon, self._release)
-
-    def _release(self) -> None:
-        self._send_held()
-        self._held = None
-
-    def _send_held(self) -> None:
-        held, self._held, self._held_bytes = self._held, [], 0
-        if held and not self._socket.closed and not self._send(held):  # there was room for the first, so there is for all
-            self.end("the engine does not take what was sent")
-
-    def _send(self, frames: list[bytes]) -> bool:
-        try:
-            self._socket.send_multipart(frames, zmq.NOBLOCK)
-            sent = True
-        except zmq.Again:
-            sent = False
-        # The descriptor of a ZeroMQ socket signals edges, and sending may have taken one: look for ourselves.
-        if readable(self._socket):
-            self._loop.call_soon(self._on_readable)
-        return sent
 
     def watch(self, seconds: float) -> None:
         self._watch_until = self._loop.time() + seconds
@@ -380,7 +340,7 @@ class _Connection:
             self.end(f"the engine has been silent for {self._channel._silence_s:.3g} s")
         elif self._loop.time() >= self._next_ping:
             self._next_ping = self._loop.time() + PING_INTERVAL_S
-            self.send(self._encoder.encode(Ping(self.epoch)))
+            self.outgoing.send(self._encoder.encode(Ping(self.epoch)))
 
     # ------------------------------------------------------------------------------------------------- messages
     def _dispatch(self, frames: list[bytes]) -> None:
@@ -414,7 +374,7 @@ class _Connection:
         held = self._channel._files_by_digest
         self._missing = {file.name: file.digest for file in welcome.files if file.digest not in held}
         for name in self._missing:
-            self.send(self._encoder.encode(GetFile(self.epoch, name)))
+            self.outgoing.send(self._encoder.encode(GetFile(self.epoch, name)))
         self._serve_if_complete()
 
     def _received(self, file: File) -> None:
