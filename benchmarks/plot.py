@@ -1,6 +1,6 @@
 """Pictures of what serve.py measured: throughput against latency, an engine a line, a load a point.
 
-    plot.py results_serve.csv [more.csv run.log ...] --out pictures [--model NAME]
+    plot.py results_serve.csv [more.csv run.log ...] --out pictures [--model NAME] [--engines quire vllm]
 
 Reads serve.py's --csv files, and logs that hold its `RESULT {json}` line. Writes one PNG a latency (ITL, TTFT, TPOT:
 median solid, P99 dashed) for each model. Points of one engine are joined in the order of their concurrency or rate; of several
@@ -98,9 +98,10 @@ def main() -> None:
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--out", type=Path, default=Path(), help="folder for the pictures")
     parser.add_argument("--model", help="only this one")
+    parser.add_argument("--engines", nargs="+", metavar="NAME", help="only these")
     args = parser.parse_args()
     try:
-        rows = [row for path in args.files for row in read(path)]
+        rows = [row for path in args.files for row in read(path) if args.engines is None or row["engine"] in args.engines]
     except (OSError, ValueError) as error:
         sys.exit(str(error))
     args.out.mkdir(parents=True, exist_ok=True)
