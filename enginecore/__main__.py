@@ -3,18 +3,20 @@
 import signal
 import sys
 
-from quire.enginecore.daemon import StartupError, run_engine
-from quire.enginecore.workers import WorkersFailed
 from quire.ipc.config import EngineConfig
 from quire.ipc.logs import set_up_logging
-from quire.ipc.process import child_main_config, tell_parent
+from quire.ipc.process import WORKER_MODULE, begin, child_main_config, tell_parent
 
 
 def main() -> None:
+    worker = begin(WORKER_MODULE)  # it loads torch while we load our modules and read the model's files
     config = child_main_config(EngineConfig, death_signal=signal.SIGTERM)
     set_up_logging()
+    from quire.enginecore.daemon import StartupError, run_engine
+    from quire.enginecore.workers import WorkersFailed
+
     try:
-        run_engine(config, lambda address: tell_parent({"ready": address}))
+        run_engine(config, lambda address: tell_parent({"ready": address}), worker)
     except (StartupError, WorkersFailed) as error:
         tell_parent({"error": str(error)})
         sys.exit(1)

@@ -36,11 +36,14 @@ def main(argv: list[str] | None = None) -> None:
         parser.error(str(error))
     set_up_logging()
     with quiet_interrupts():
+        from quire.ipc.process import WORKER_MODULE, begin
+
+        worker = begin(WORKER_MODULE)  # it loads torch meanwhile
         from quire.enginecore.daemon import StartupError, Stopped, run_engine
         from quire.enginecore.workers import WorkersFailed
 
     try:
-        run_engine(config, lambda address: print(f"Quire engine ready at {address}", flush=True))
+        run_engine(config, lambda address: print(f"Quire engine ready at {address}", flush=True), worker)
     except Stopped as stopped:  # as asked: no failure, as after the start
         print(f"enginecore: {stopped}", file=sys.stderr)
     except (StartupError, WorkersFailed) as error:

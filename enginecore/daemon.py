@@ -34,6 +34,7 @@ from quire.ipc.core_endpoint import CoreEndpoint, file_infos, new_epoch
 from quire.ipc.cpus import cpu_share
 from quire.ipc.curve import CoreKeys, load_core_keys, make_keys, write_keys
 from quire.ipc.messages import PROTOCOL_VERSION, Beat, EngineLimits, Welcome, WorkerProfile
+from quire.ipc.process import Child
 from quire.ipc.version import VERSION
 
 log = logging.getLogger("quire.enginecore")
@@ -52,19 +53,21 @@ class Stopped(StartupError):
     """It was told to end before it was ready."""
 
 
-def run_engine(config: EngineConfig, on_ready: Callable[[str], None]) -> None:
+def run_engine(config: EngineConfig, on_ready: Callable[[str], None], begun: Child) -> None:
     """Run one engine until SIGTERM or SIGINT. `on_ready` gets the address once requests can come.
 
-    Raises StartupError before that, WorkersFailed when the workers are lost for good.
+    begun: the first worker's process, which waits for its configuration; it has ended when this returns or raises. Raises
+    StartupError before it is ready, WorkersFailed when the workers are lost for good.
     """
     _on_stop_signals(_stop_starting)
     try:
-        _run(config, on_ready)
+        _run(config, on_ready, begun)
     finally:
         _on_stop_signals(signal.SIG_IGN)  # we are ending, and the caller has a last word to say
+        begun.terminate(0.0)
 
 
-def _run(config: EngineConfig, on_ready: Callable[[str], None]) -> None:
+def _run(config: EngineConfig, on_ready: Callable[[str], None], begun: Child) -> None:
     started = time.monotonic()
     try:
         folder = resolve_model(config.model, config.revision, config.download_dir, weights=config.load_format != "dummy")
@@ -73,7 +76,7 @@ def _run(config: EngineConfig, on_ready: Callable[[str], None]) -> None:
         files = frontend_files(folder, tokenizer, config.chat_template, config.generation_config)
     except ModelFilesError as error:
         raise StartupError(str(error)) from error
-    workers = WorkerGroup(worker_config(config, folder, summary))
+    workers = WorkerGroup(worker_config(config, folder, summary), begun)
     endpoint = _endpoint(config)  # before anything slow: an address in use is said at once
     try:
         workers.start()

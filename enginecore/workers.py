@@ -20,7 +20,7 @@ import zmq
 from quire.ipc.config import WorkerConfig
 from quire.ipc.messages import AllocateKV, WorkerFailed, WorkerMessage, WorkerProfile, WorkerPromptLogprobs, WorkerReady
 from quire.ipc.plan import H_WORLD_SIZE
-from quire.ipc.process import Child, spawn
+from quire.ipc.process import WORKER_MODULE, Child, begin
 from quire.ipc.result_ring import ResultRing
 from quire.ipc.ring import KIND_MASK, KIND_PLAN, KIND_SHUTDOWN, PlanRing, RingCorrupt, RingFull
 from quire.ipc.worker_channel import WorkerEndpoint
@@ -35,10 +35,12 @@ class WorkersFailed(Exception):
 
 
 class WorkerGroup:
-    """`template` says everything about the workers but rank, epoch, address and descriptors."""
+    """`template` says everything about the workers but rank, epoch, address and descriptors. `begun`: a worker's process that
+    loads its modules already and waits for its configuration."""
 
-    def __init__(self, template: WorkerConfig):
+    def __init__(self, template: WorkerConfig, begun: Child | None = None):
         self.template = template
+        self._begun = begun
         self.world_size = template.world_size
         self.generation = 0
         self.is_ready = False
@@ -58,8 +60,10 @@ class WorkerGroup:
         self.result_ring = ResultRing.create(self.template.max_num_seqs)
         self._endpoint = WorkerEndpoint(self.generation)
         for rank in range(self.world_size):
+            child, self._begun = self._begun or begin(WORKER_MODULE), None
+            self._children.append(child)
             config = self._config(rank)
-            self._children.append(spawn("quire.workers", config, [*config.plan_ring_fds, *config.result_ring_fds]))
+            child.configure(config, [*config.plan_ring_fds, *config.result_ring_fds])
 
     def _config(self, rank: int) -> WorkerConfig:
         assert self._endpoint is not None

@@ -75,7 +75,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the core tells a worker at its start. File descriptors are numbers in the worker's own process."""
+    """What the core tells a worker at its start. File descriptors are the core's numbers: see process.own_fds."""
 
     rank: int
     world_size: int

@@ -26,16 +26,18 @@ import msgspec
 
 from quire.ipc.paths import remove_private_directories
 
-CORE_MODULE = "quire.enginecore"
+CORE_MODULE, WORKER_MODULE = "quire.enginecore", "quire.workers"
 
 _PR_SET_PDEATHSIG = 1
 _MAX_MESSAGE_BYTES = 64 << 20
+_MAX_FDS = 64
 _CONFIG_TIMEOUT_S = 60.0
 _ORPHAN_EXIT_CODE = 70
 
 ConfigT = TypeVar("ConfigT", bound=msgspec.Struct)
 
 _control: list[socket.socket] = []  # a child's end of its control socket
+_own_fds: dict[int, int] = {}  # a child's: its parent's numbers -> its own
 
 
 class Child:
@@ -66,9 +68,10 @@ class Child:
             return self.proc.wait(timeout_s)
         return None
 
-    def configure(self, config: msgspec.Struct) -> None:
-        """Give the child the configuration that it waits for, once."""
+    def configure(self, config: msgspec.Struct, fds: Sequence[int] = ()) -> None:
+        """Give the child the configuration that it waits for, once, and descriptors: `own_fds` there tells their numbers."""
         with suppress(ConnectionError):  # it has ended already: poll() and fileno() tell
+            _send_message(self._control, msgspec.json.encode(fds), fds)
             _send_message(self._control, msgspec.json.encode(config))
 
     def receive(self, timeout_s: float) -> dict[str, str] | None:
@@ -140,13 +143,15 @@ def _begin(module: str, pass_fds: Sequence[int], arguments: Sequence[str]) -> Ch
 
 
 # A message on the control socket is its length in 8 bytes, little-endian, and so many bytes of JSON.
-def _send_message(control: socket.socket, body: bytes) -> None:
-    control.sendall(len(body).to_bytes(8, "little") + body)
+def _send_message(control: socket.socket, body: bytes, fds: Sequence[int] = ()) -> None:
+    header = len(body).to_bytes(8, "little")
+    sent = socket.send_fds(control, [header], fds) if fds else 0
+    control.sendall(header[sent:] + body)
 
 
-def _read_message(control: socket.socket) -> bytes | None:
-    """The next message, or None if the other end has gone."""
-    header = _read_exactly(control, 8)
+def _read_message(control: socket.socket, header: bytes = b"") -> bytes | None:
+    """The next message, of whose header there may be something already, or None if the other end has gone."""
+    header += _read_exactly(control, 8 - len(header))
     size = int.from_bytes(header, "little")
     if size > _MAX_MESSAGE_BYTES:
         raise ValueError(f"a message of {size} bytes cannot be right")
@@ -208,13 +213,22 @@ def child_main_config(
     die_with_parent(args.parent_pid, death_signal)
     os.set_inheritable(args.control_fd, False)
     control = socket.socket(fileno=args.control_fd)
-    body = _read_message(control)
-    if body is None:
+    header, fds, _, _ = socket.recv_fds(control, 8, _MAX_FDS)
+    numbers, body = _read_message(control, header), _read_message(control)
+    if numbers is None or body is None:
         os._exit(_ORPHAN_EXIT_CODE)
+    for number, fd in zip(msgspec.json.decode(numbers, type=list[int]), fds, strict=True):
+        os.set_inheritable(fd, False)
+        _own_fds[number] = fd
     config = msgspec.json.decode(body, type=config_type)
     _control.append(control)
     threading.Thread(target=_watch_parent, args=(control, grace_s), name="parent-watch", daemon=True).start()
     return config
+
+
+def own_fds(numbers: Sequence[int]) -> list[int]:
+    """Descriptors that came with the configuration, by their parent's numbers; those that were inherited have the same."""
+    return [_own_fds.get(number, number) for number in numbers]
 
 
 def tell_parent(message: dict[str, str]) -> None:

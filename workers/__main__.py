@@ -1,8 +1,11 @@
 """A worker process: its life is tied to the core's, its configuration comes over the control pipe."""
 
+import contextlib
 import faulthandler
 import os
 import signal
+import threading
+from typing import TYPE_CHECKING
 
 from quire.ipc.config import WorkerConfig
 from quire.ipc.logs import set_up_logging
@@ -10,27 +13,47 @@ from quire.ipc.process import child_main_config
 from quire.kernels.triton_key import read_triton_aside
 from quire.workers.cuda_context import make_context_aside
 
+if TYPE_CHECKING:
+    from quire.workers.worker import Worker
+
 # How often a thread of libgomp looks for work before it sleeps: a tenth of a millisecond or so. It would look for several, and
 # where another process wants a core, all threads wait for the one that lost its own to somebody who only looks: on two busy
 # cores a 0.5B model's step took 230 to 600 ms, with this 140 to 160, and on idle ones 36 either way.
 SPIN_COUNT = "8000"
 
 
+VARIABLES = {  # that are read when torch is loaded
+    "THP_MEM_ALLOC_ENABLE": "1",  # huge pages: on a CPU 2 GB of weights are there 2 s sooner
+    "TORCH_CPP_LOG_LEVEL": "ERROR",  # or every start warns that blas.py's choice is experimental
+}
+
+
 def main() -> None:
+    for name, value in VARIABLES.items():
+        os.environ.setdefault(name, value)
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+    threading.Thread(target=load_aside, name="loader", daemon=True).start()
     config = child_main_config(WorkerConfig)
-    if config.device == "cpu":  # variables that are read when torch is loaded
-        if "OMP_WAIT_POLICY" not in os.environ:
-            os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
-        os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages: 2 GB of weights are there 2 s sooner
-    else:
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # or every start warns that blas.py's choice is experimental
+    if config.device == "cuda":
         make_context_aside()
         read_triton_aside()
     set_up_logging()
     faulthandler.register(signal.SIGUSR1)  # the core asks a stuck worker for its stacks before it kills it
+    load()(config).run()
+
+
+def load() -> "type[Worker]":
+    """Load torch and all else; seconds, if it was not done before."""
     from quire.workers.worker import Worker
 
-    Worker(config).run()
+    return Worker
+
+
+def load_aside() -> None:
+    """Load while the configuration is waited for."""
+    with contextlib.suppress(Exception):  # the main thread will meet it, too
+        load()
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from quire.ipc.config import WorkerConfig
 from quire.ipc.cpus import cpu_share
 from quire.ipc.messages import AllocateKV, KVGroup, WorkerFailed, WorkerProfile, WorkerPromptLogprobs, WorkerReady
 from quire.ipc.plan import H_STEP, H_WORLD_SIZE, max_plan_words
+from quire.ipc.process import own_fds
 from quire.ipc.result_ring import ResultRing
 from quire.ipc.ring import KIND_MASK, KIND_PLAN, KIND_SHUTDOWN, PlanReader
 from quire.ipc.worker_channel import WorkerChannel
@@ -50,8 +51,8 @@ class Worker:
     def __init__(self, config: WorkerConfig):
         self.config = config
         self.channel = WorkerChannel(config.control_address, config.rank, config.epoch)
-        self.reader = PlanReader.attach(config.plan_ring_fds)
-        self.ring = ResultRing.attach(config.result_ring_fds) if config.result_ring_fds else None
+        self.reader = PlanReader.attach(own_fds(config.plan_ring_fds))
+        self.ring = ResultRing.attach(own_fds(config.result_ring_fds)) if config.result_ring_fds else None
         self.device = torch.device("cuda", 0) if config.device == "cuda" else torch.device("cpu")
 
     def run(self) -> None:

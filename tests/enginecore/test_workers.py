@@ -21,7 +21,6 @@ from quire.enginecore import workers as group
 from quire.enginecore.workers import WorkerGroup, WorkersFailed
 from quire.ipc.messages import RequestError, StepOutputs, WorkerFailed
 from quire.ipc.plan import H_STEP, H_WORLD_SIZE, HEADER_WORDS
-from quire.ipc.process import spawn
 from quire.ipc.ring import KIND_PLAN, PlanRing
 from quire.ipc.worker_channel import WorkerEndpoint
 from quire.workers.worker import Worker
@@ -72,7 +71,7 @@ class TwoWorkers(CoreByHand):
 @pytest.fixture
 def two(tmp_path, monkeypatch) -> Iterator[TwoWorkers]:
     monkeypatch.setenv("PYTHONPATH", str(Path(core_by_hand.__file__).parent))  # where fake_worker_child is
-    monkeypatch.setattr(group, "spawn", lambda _, config, fds: spawn("fake_worker_child", config, fds))
+    monkeypatch.setattr(group, "WORKER_MODULE", "fake_worker_child")
     two = TwoWorkers(tmp_path)
     try:
         two.wait_until(lambda: two.workers.is_ready)

@@ -8,9 +8,11 @@ import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import inline_engine
+import psutil
 import pytest
 from serving import SMALL, Daemon, Launched, Served, until
 from tiny_models import tiny_model
@@ -169,7 +171,7 @@ def test_a_daemon_that_cannot_start_says_why_too(tmp_path: Path) -> None:
         assert lost.wait() == 1 and re.match("enginecore: .*neither a folder nor a hub id", lost.lines[-1])
         assert open_to_all.wait() == 1 and re.match("enginecore: .*--curve-secret-key-file", open_to_all.lines[-1])
     with Daemon(address, *SMALL) as first:
-        until(lambda: first.pids("quire.workers"))  # it has the address before it has the model
+        until((tmp_path / "engine.sock").exists)  # it has the address before it has the model
         with Daemon(address, *SMALL) as second:
             assert second.wait() == 1 and "another process listens there" in second.lines[-1]
         assert first.ready().end() == 0
@@ -177,15 +179,30 @@ def test_a_daemon_that_cannot_start_says_why_too(tmp_path: Path) -> None:
         assert odd.wait() == 2 and "--block-size must be 16, 32, 64, 128 or 256" in odd.lines[-1]
 
 
-def test_a_stop_while_the_model_loads_leaves_nothing(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    private = {"XDG_RUNTIME_DIR": f"{tmp_path}/run"}
-    with Daemon(f"ipc://{tmp_path}/engine.sock", *SMALL, env=private) as daemon, Served(*SMALL, env=private) as served:
-        for start, number, code in ((daemon, signal.SIGINT, 0), (served, signal.SIGTERM, 0)):
-            until(lambda start=start: start.pids("quire.workers"))
-            assert start.end(number) == code
+def test_a_stop_while_the_model_loads_leaves_nothing() -> None:
+    with TemporaryDirectory(dir="/tmp") as folder:  # a longer path would not do for sockets
+        private, socket_path = Path(folder) / "run", Path(folder) / "engine.sock"
+        private.mkdir()
+        env = {"XDG_RUNTIME_DIR": str(private)}
+        with Daemon(f"ipc://{socket_path}", *SMALL, env=env) as daemon:
+            until(socket_path.exists)
+            assert daemon.end(signal.SIGINT) == 0
+        with Served(*SMALL, env=env) as served:
+            until(lambda: list(private.glob("*/engine/engine.sock")))
+            assert served.end(signal.SIGTERM) == 0
         assert daemon.lines == ["enginecore: stopped while it was starting"] and served.lines == []
-    assert list((tmp_path / "run").iterdir()) == [] and not (tmp_path / "engine.sock").exists()
+        assert list(private.iterdir()) == [] and not socket_path.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_stop_as_soon_as_there_is_a_worker_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    """It is begun before its engine has loaded its own modules, let alone a model."""
+    with Daemon(f"ipc://{tmp_path}/engine.sock", *SMALL) as daemon:
+        until(lambda: daemon.pids("quire.workers"))
+        worker = psutil.Process(daemon.pid_of("quire.workers"))
+        daemon.end(number)
+        until(lambda: not worker.is_running())
+    assert not any("Traceback" in line for line in daemon.lines)
 
 
 def test_a_port_in_use_is_said_at_once() -> None:

@@ -12,7 +12,7 @@ from fake_worker import FakeWorker
 from quire.ipc.config import WorkerConfig
 from quire.ipc.messages import AllocateKV, KVGroup, WorkerProfile, WorkerReady
 from quire.ipc.plan import H_WORLD_SIZE, decode_plan
-from quire.ipc.process import child_main_config
+from quire.ipc.process import child_main_config, own_fds
 from quire.ipc.result_ring import ResultRing
 from quire.ipc.ring import KIND_SHUTDOWN, PlanReader
 from quire.ipc.worker_channel import WorkerChannel
@@ -26,8 +26,8 @@ def log_of(folder: str | Path, epoch: int, rank: int) -> Path:
 
 def main() -> None:
     c = child_main_config(WorkerConfig)
-    reader = PlanReader.attach(c.plan_ring_fds)
-    ring = ResultRing.attach(c.result_ring_fds) if c.result_ring_fds else None
+    reader = PlanReader.attach(own_fds(c.plan_ring_fds))
+    ring = ResultRing.attach(own_fds(c.result_ring_fds)) if c.result_ring_fds else None
     channel = WorkerChannel(c.control_address, c.rank, c.epoch)
     num_blocks = 60 + c.rank  # the least counts
     channel.send(WorkerProfile(c.rank, num_blocks, c.block_size, [KVGroup(0, [0])], VOCAB_SIZE, "fake", 0, 0, 0, 64))
