@@ -247,7 +247,8 @@ class AsyncClient:
             raise InvalidRequest("the prompt must be a list of token ids") from error
         if ids.dtype.kind not in "iu" or ids.ndim != 1:
             raise InvalidRequest("the prompt must be a list of token ids")
-        if ids.min() < 0 or ids.max() >= limits.vocab_size:
+        # as unsigned numbers negative ones are the largest
+        if np.maximum.reduce(ids.astype(np.int64, copy=False).view(np.uint64)) >= limits.vocab_size:
             raise InvalidRequest(f"the prompt holds a token id outside the vocabulary of {limits.vocab_size}")
         return ids.astype("<i4")
 

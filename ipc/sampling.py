@@ -86,8 +86,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True,
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             msgspec.structs.force_setattr(self, "stop", [self.stop])
-        for name in BOUNDS:
-            _check_bound(name, getattr(self, name))
+        for name, default in _DEFAULTS:
+            value = getattr(self, name)
+            if value != default or type(value) is not type(default):
+                _check_bound(name, value)
         if self.seed == -1:  # as in vLLM, a way to say None
             msgspec.structs.force_setattr(self, "seed", None)
         if 0 < self.temperature < SAMPLING_EPS:
@@ -115,6 +117,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True,
         return bool(
             self.has_penalties or self.logit_bias or self.allowed_token_ids or self.bad_words_token_ids or self.min_tokens > 0
         )
+
+
+_fields = zip(SamplingParams.__struct_fields__, SamplingParams.__struct_defaults__, strict=True)
+_DEFAULTS = [(name, default) for name, default in _fields if name in BOUNDS]  # within their bounds, and the most there is
 
 
 def _check_bound(name: str, value: float | None) -> None:
