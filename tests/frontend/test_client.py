@@ -224,9 +224,9 @@ async def test_a_request_whose_state_cannot_be_made_is_aborted_and_its_rows_are_
         patch.setattr("quire.frontend.client.RequestState", broken)
         with pytest.raises(OSError, match="no memory"):
             client.submit([THE], SamplingParams(max_tokens=2, n=2, logprobs=1))
+        assert client.num_requests == 0 and len(client._dispatcher._ghosts) == 2  # until their ends have come
     lost = await heard(core, AddRequest)
     assert (await heard(core, Abort)).ids == [lost.id]
-    assert client.num_requests == 0 and len(client._dispatcher._ghosts) == 2
     assert (await last(client.generate([THE, CAT], SamplingParams(max_tokens=2)))).outputs[0].text == " the cat"
 
 
