@@ -104,6 +104,8 @@ def main() -> None:
         rows = [row for path in args.files for row in read(path) if args.engines is None or row["engine"] in args.engines]
     except (OSError, ValueError) as error:
         sys.exit(str(error))
+    if not rows:
+        sys.exit(f"no row is of {' or '.join(args.engines)}")
     args.out.mkdir(parents=True, exist_ok=True)
     for model, engines in curves(rows).items():
         if args.model in (None, model):

@@ -12,12 +12,12 @@ def main() -> None:
     worker = begin(WORKER_MODULE)  # it loads torch while we load our modules and read the model's files
     config = child_main_config(EngineConfig, death_signal=signal.SIGTERM)
     set_up_logging()
-    from quire.enginecore.daemon import StartupError, run_engine
+    from quire.enginecore.daemon import StartupError, Stopped, run_engine
     from quire.enginecore.workers import WorkersFailed
 
     try:
         run_engine(config, lambda address: tell_parent({"ready": address}), worker)
-    except (StartupError, WorkersFailed) as error:
+    except (StartupError, Stopped, WorkersFailed) as error:
         tell_parent({"error": str(error)})
         sys.exit(1)
 

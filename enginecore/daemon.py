@@ -49,8 +49,8 @@ class StartupError(Exception):
     """The engine cannot start; the text is for the user."""
 
 
-class Stopped(StartupError):
-    """It was told to end before it was ready."""
+class Stopped(BaseException):
+    """It was told to end before it was ready. A handler raises it amid whatever runs, and libraries catch Exceptions."""
 
 
 def run_engine(config: EngineConfig, on_ready: Callable[[str], None], begun: Child) -> None:

@@ -25,6 +25,7 @@ from quire.ipc.messages import (
     MAX_FRONTEND_MESSAGE,
     MAX_TOGETHER,
     PROTOCOL_VERSION,
+    TOGETHER_BYTES,
     Abort,
     AddRequest,
     CoreMessage,
@@ -69,6 +70,10 @@ def name_of(identity: bytes) -> str:
 def file_infos(files: dict[str, bytes]) -> list[FileInfo]:
     """The list of files for a Welcome."""
     return [FileInfo(name, hashlib.sha256(data).hexdigest(), len(data)) for name, data in files.items()]
+
+
+def _may_travel_as_one(frames: list[bytes], size: int) -> bool:
+    return len(frames) == 1 or (1 < len(frames) <= MAX_TOGETHER and size <= TOGETHER_BYTES)
 
 
 class _Frontend:
@@ -190,7 +195,7 @@ class CoreEndpoint:
             limit -= max(len(frames), 1)
             size = sum(map(len, frames))
             self._receive_bytes -= size
-            if not 1 <= len(frames) <= MAX_TOGETHER or size > MAX_FRONTEND_MESSAGE or len(identity) != IDENTITY_BYTES:
+            if not _may_travel_as_one(frames, size) or len(identity) != IDENTITY_BYTES:
                 self._refuse(identity, "malformed message")
                 continue
             for frame in frames:

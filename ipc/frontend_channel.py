@@ -162,7 +162,7 @@ class CoreChannel:
                 f"a message of {len(encoded)} bytes is longer than the {MAX_FRONTEND_MESSAGE} that the engine takes"
             )
         if not self._connection.outgoing.send(encoded):
-            if self._connection.is_going():
+            if self._connection is None or self._connection.is_going():
                 raise ChannelDown("the engine has gone")
             raise ChannelBusy("the engine does not keep up with this frontend's messages")
 
@@ -175,11 +175,11 @@ class CoreChannel:
             self._connection.outgoing.hold()
 
     def watch(self, seconds: float) -> None:
-        """Look for outputs in every turn of the event loop until some come, for so long at most.
+        """Look for outputs or a refusal in every turn of the event loop until one comes, for so long at most.
 
         The loop, and with it a core, is busy meanwhile; to wake it from sleep takes some 0.2 ms.
         """
-        if self._connection is not None:
+        if self._connection is not None and not self._connection.outgoing.is_holding:  # or what is asked has not left yet
             self._connection.watch(seconds)
 
     async def close(self) -> None:
@@ -238,7 +238,7 @@ class _Connection:
         self._encoder, self._decoder = channel._encoder, channel._decoder
 
         self._socket = self._make_socket(channel)
-        self.outgoing = Outgoing(self._socket, self._on_readable, self.end)
+        self.outgoing = Outgoing(self._socket, self._on_readable, self._on_stuck)
         self._monitor = self._socket.get_monitor_socket(_MONITORED)
         self._loop.add_reader(self._socket.fileno(), self._on_readable)
         self._loop.add_reader(self._monitor.fileno(), self._on_monitor)
@@ -281,6 +281,10 @@ class _Connection:
         self._loop.call_soon(self._look)
         if readable(self._socket):
             self._on_readable()
+
+    def _on_stuck(self, reason: str) -> None:
+        self._on_monitor()  # it may know better why
+        self.end(reason)
 
     def is_going(self) -> bool:
         """Whether the monitor knows of an end that the event loop has yet to hear of."""
@@ -364,7 +368,10 @@ class _Connection:
                 self.end("the engine is shutting down")
             case File() if message.epoch == self.epoch and not self._serving:
                 self._received(message)
-            case RequestError() | PromptLogprobs() | Beat() if self._serving and message.epoch == self.epoch:
+            case RequestError() if self._serving and message.epoch == self.epoch:
+                self._watch_until = 0.0
+                self._channel._on_message(message)
+            case PromptLogprobs() | Beat() if self._serving and message.epoch == self.epoch:
                 self._channel._on_message(message)
 
     def _welcomed(self, welcome: Welcome) -> None:

@@ -14,11 +14,12 @@ import msgspec
 
 from quire.ipc.sampling import SamplingParams
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 # Limits on one message, in bytes. A receiver drops the sender (frontend) or the message (core) that goes beyond.
 MAX_FRONTEND_MESSAGE = 64 << 20  # a request: a prompt of 8 M tokens as int32 would fit
-MAX_TOGETHER = 256  # messages of a frontend that may travel as one, each a frame of it
+MAX_TOGETHER = 256  # messages of a frontend that may travel as one, each a frame of it,
+TOGETHER_BYTES = 1 << 20  # and of so many bytes; a larger one travels alone
 MAX_CORE_MESSAGE = 256 << 20  # a tokenizer file, prompt logprobs
 MAX_REQUEST_ID = (1 << 55) - 1
 MAX_ABORTED = 65536  # ids in one Abort
@@ -112,7 +113,7 @@ class Welcome(Message, tag="welcome", frozen=True):
     created: int  # seconds since the Unix epoch, for /v1/models
     step_timeout_s: float
     enable_prefix_caching: bool
-    spins: bool = False  # its model needs no CPU, so there may be some to wait for it without sleep
+    spins: bool = False  # it waits without sleep, for its model needs no CPU: where cores are left, a frontend may do so, too
 
 
 class File(Message, tag="file", frozen=True):

@@ -5,10 +5,8 @@ from collections.abc import Callable
 
 import zmq
 
-from quire.ipc.messages import MAX_TOGETHER
+from quire.ipc.messages import MAX_TOGETHER, TOGETHER_BYTES
 from quire.ipc.sockets import readable, writable
-
-_TOGETHER_BYTES = 1 << 20
 
 
 class Outgoing:
@@ -28,7 +26,7 @@ class Outgoing:
         """Queue one message; False if the queue is full."""
         if self._held is None:
             return self._send([encoded])
-        if len(self._held) == MAX_TOGETHER or self._held_bytes + len(encoded) > _TOGETHER_BYTES:
+        if len(self._held) == MAX_TOGETHER or self._held_bytes + len(encoded) > TOGETHER_BYTES:
             self._send_held()
         if not self._held and (self._socket.closed or not writable(self._socket)):
             return False
@@ -36,11 +34,15 @@ class Outgoing:
         self._held_bytes += len(encoded)
         return True
 
+    @property
+    def is_holding(self) -> bool:
+        return self._held is not None
+
     def hold(self) -> None:
         """Keep what is sent until the end of the loop's next turn."""
         if self._held is None:
             self._held = []
-            # what the loop runs in this turn was there before; what it does next comes before the second of these
+            # the next turn runs what was made ready in this one, and the inner call_soon; the turn after it releases
             self._loop.call_soon(self._loop.call_soon, self._release)
 
     def _release(self) -> None:

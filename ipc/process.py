@@ -213,13 +213,11 @@ def child_main_config(
     die_with_parent(args.parent_pid, death_signal)
     os.set_inheritable(args.control_fd, False)
     control = socket.socket(fileno=args.control_fd)
-    header, fds, _, _ = socket.recv_fds(control, 8, _MAX_FDS)
+    header, fds, _, _ = socket.recv_fds(control, 8, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
     numbers, body = _read_message(control, header), _read_message(control)
     if numbers is None or body is None:
         os._exit(_ORPHAN_EXIT_CODE)
-    for number, fd in zip(msgspec.json.decode(numbers, type=list[int]), fds, strict=True):
-        os.set_inheritable(fd, False)
-        _own_fds[number] = fd
+    _own_fds.update(zip(msgspec.json.decode(numbers, type=list[int]), fds, strict=True))
     config = msgspec.json.decode(body, type=config_type)
     _control.append(control)
     threading.Thread(target=_watch_parent, args=(control, grace_s), name="parent-watch", daemon=True).start()
@@ -227,8 +225,11 @@ def child_main_config(
 
 
 def own_fds(numbers: Sequence[int]) -> list[int]:
-    """Descriptors that came with the configuration, by their parent's numbers; those that were inherited have the same."""
-    return [_own_fds.get(number, number) for number in numbers]
+    """Our numbers of descriptors that came with the configuration, by the parent's; if none came, these were inherited.
+
+    Raises KeyError for one that did not come.
+    """
+    return [_own_fds[number] for number in numbers] if _own_fds else list(numbers)
 
 
 def tell_parent(message: dict[str, str]) -> None:

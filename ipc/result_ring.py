@@ -97,7 +97,7 @@ class ResultRing:
         return cls(*fds)
 
     def fds(self) -> list[int]:
-        """Descriptors for `attach` in the child: pass them on with Popen(pass_fds=...)."""
+        """Descriptors for `attach` in the child: pass them on with Child.configure or Popen(pass_fds=...)."""
         return [self._fd, self._doorbell]
 
     @property

@@ -138,7 +138,7 @@ class PlanRing:
         return (self._capacity // 2 - 1) * _UNIT_WORDS
 
     def fds(self, reader: int) -> list[int]:
-        """Descriptors for `PlanReader.attach` in the child: pass them on with Popen(pass_fds=...)."""
+        """Descriptors for `PlanReader.attach` in the child: pass them on with Child.configure or Popen(pass_fds=...)."""
         return [self._fd, self._readers[reader], self._doorbells[reader]]
 
     def write(self, kind: int, words: np.ndarray, timeout_s: float) -> None:

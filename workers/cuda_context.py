@@ -4,13 +4,11 @@ Asked of the driver itself, in a thread: what it does there does not hold the in
 """
 
 import ctypes
-import os
 import threading
 
 
 def make_context_aside() -> threading.Thread:
     """Begin to make the first device's primary context. Whatever fails is left for torch to find and to tell."""
-    os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")  # as torch does, which now comes too late for it
     thread = threading.Thread(target=_make_context, name="cuda-context", daemon=True)
     thread.start()
     return thread

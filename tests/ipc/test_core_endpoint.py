@@ -16,6 +16,7 @@ from quire.ipc.messages import (
     MAX_REQUEST_ID,
     MAX_TOGETHER,
     PROTOCOL_VERSION,
+    TOGETHER_BYTES,
     Abort,
     AddRequest,
     Beat,
@@ -329,6 +330,17 @@ def test_message_of_too_many_frames_or_an_empty_one_is_refused(core, make_fronte
     frontend = make_frontend()
     frontend.socket.send_multipart([b""] * empty + [msgspec.msgpack.encode(Ping(EPOCH))] * pings)
     assert isinstance(answer(core, frontend), Refused)
+
+
+def test_messages_too_large_to_travel_together_are_refused(core, make_frontend):
+    """Else they would all be dealt with in one turn of the loop."""
+    alone, together = make_frontend(), make_frontend()
+    large = msgspec.msgpack.encode(AddRequest(EPOCH, 1, b"\1\0\0\0" * 150_000, SamplingParams()))
+    assert len(large) < TOGETHER_BYTES < 2 * len(large)
+    together.socket.send_multipart([large, large])
+    assert isinstance(answer(core, together), Refused) and core.requests == []
+    alone.socket.send_multipart([large])
+    core.until(lambda: core.requests)
 
 
 def test_much_sent_together_does_not_go_beyond_what_a_turn_takes(core, make_frontend):

@@ -284,6 +284,30 @@ def test_holding_says_busy_rather_than_wait(run, monkeypatch):
     core.endpoint.close(linger_s=0)
 
 
+def test_a_core_that_goes_while_much_is_held_is_down_not_an_error_of_ours(run):
+    core = LoopingCore()
+
+    async def main() -> None:
+        connecting = asyncio.create_task(CoreChannel.connect(core.endpoint.address, **(heard := Listener()).options()))
+        while not connecting.done():
+            core.turn(5)
+            await asyncio.sleep(0)
+        channel = await connecting
+        channel.hold()
+        channel.send(add(channel, 0))
+        core.endpoint.close(linger_s=0)
+        while channel._connection.outgoing._socket.getsockopt(zmq.EVENTS) & zmq.POLLOUT:
+            time.sleep(0.01)  # no await
+        for i in range(1, MAX_TOGETHER):
+            channel.send(add(channel, i))
+        with pytest.raises(ChannelDown):
+            channel.send(add(channel, MAX_TOGETHER))
+        assert not channel.connected and "has gone" in heard.log[1]
+        await channel.close()
+
+    run(asyncio.wait_for(main(), 30))
+
+
 class Looks:
     """How often the channel has looked whether a message is there."""
 
@@ -325,6 +349,9 @@ def test_watching_looks_all_the_time_until_outputs_come_or_its_time_is_over(run,
             await looks.few()
             assert heard.tokens()[-1] == number
         channel.watch(0.05)
+        await looks.few()
+        channel.hold()
+        channel.watch(60.0)  # what is asked for has not left yet
         await looks.few()
         assert heard.tokens() == [1, 2] and len(heard.log) == 1
         channel.watch(60.0)
