@@ -76,6 +76,7 @@ def core(role: Role) -> None:
     """A core with a worker: an endpoint in a private folder, and a child that waits on a ring."""
 
     def on_sigterm(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a parent's death sends it twice, and we have something to put away
         sys.exit(0)
 
     signal.signal(signal.SIGTERM, on_sigterm)
