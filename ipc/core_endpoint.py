@@ -23,9 +23,7 @@ from quire.ipc.messages import (
     DECODE_ERRORS,
     IDENTITY_BYTES,
     MAX_FRONTEND_MESSAGE,
-    MAX_TOGETHER,
     PROTOCOL_VERSION,
-    TOGETHER_BYTES,
     Abort,
     AddRequest,
     CoreMessage,
@@ -41,8 +39,8 @@ from quire.ipc.messages import (
     StepOutputs,
     Welcome,
 )
-from quire.ipc.outbox import Outbox, PendingOutputs
-from quire.ipc.request_check import identify_request, problem_with
+from quire.ipc.outbox import Frontend, PendingOutputs
+from quire.ipc.request_check import identify_request, may_travel_as_one, problem_with
 from quire.ipc.sockets import readable
 
 log = logging.getLogger("quire.enginecore")
@@ -72,24 +70,6 @@ def file_infos(files: dict[str, bytes]) -> list[FileInfo]:
     return [FileInfo(name, hashlib.sha256(data).hexdigest(), len(data)) for name, data in files.items()]
 
 
-def _may_travel_as_one(frames: list[bytes], size: int) -> bool:
-    return len(frames) == 1 or (1 < len(frames) <= MAX_TOGETHER and size <= TOGETHER_BYTES)
-
-
-class _Frontend:
-    """One connection: who it is, when it was heard, what it has not taken yet."""
-
-    __slots__ = ("files", "heard_at", "identity", "next_seq", "outbox", "welcomed")
-
-    def __init__(self, identity: bytes, now: float) -> None:
-        self.identity = identity
-        self.heard_at = now
-        self.next_seq = 0
-        self.outbox = Outbox()
-        self.files: set[str] = set()  # that it was sent
-        self.welcomed = False
-
-
 class CoreEndpoint:
     """The core's link to its frontends; one thread. Call `receive` and `flush` in each turn of the loop, then `lost`."""
 
@@ -115,8 +95,8 @@ class CoreEndpoint:
         self._outbox_bytes = outbox_bytes
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(FrontendMessage)
-        self._frontends: dict[bytes, _Frontend] = {}
-        self._slow: dict[bytes, _Frontend] = {}  # those with something in their outbox
+        self._frontends: dict[bytes, Frontend] = {}
+        self._slow: dict[bytes, Frontend] = {}  # those with something in their outbox
         self._lost: list[bytes] = []
         self._receive_bytes = 0  # that this call of `receive` may still deal with
         self._welcome = welcome
@@ -195,7 +175,7 @@ class CoreEndpoint:
             limit -= max(len(frames), 1)
             size = sum(map(len, frames))
             self._receive_bytes -= size
-            if not _may_travel_as_one(frames, size) or len(identity) != IDENTITY_BYTES:
+            if not may_travel_as_one(frames, size) or len(identity) != IDENTITY_BYTES:
                 self._refuse(identity, "malformed message")
                 continue
             for frame in frames:
@@ -232,7 +212,7 @@ class CoreEndpoint:
                 return message
         return None
 
-    def _is_welcome(self, identity: bytes, frontend: _Frontend | None, epoch: int) -> bool:
+    def _is_welcome(self, identity: bytes, frontend: Frontend | None, epoch: int) -> bool:
         """Whether a message is of this core's life and of a frontend that was welcomed; refuses it otherwise."""
         if epoch != self.epoch:
             self._refuse(identity, "stale epoch: the engine has been started anew since; say Hello")
@@ -251,17 +231,17 @@ class CoreEndpoint:
         elif len(self._frontends) >= MAX_FRONTENDS:
             self._refuse(identity, f"the engine has {MAX_FRONTENDS} frontends, the most it takes")
         else:
-            frontend = self._frontends[identity] = _Frontend(identity, self._now)
+            frontend = self._frontends[identity] = Frontend(identity, self._now)
             if self._welcome is not None:
                 self._greet(frontend)
 
-    def _greet(self, frontend: _Frontend) -> None:
+    def _greet(self, frontend: Frontend) -> None:
         assert self._welcome is not None
         frontend.welcomed = True
         log.info("frontend %s is here", name_of(frontend.identity))
         self.send(frontend.identity, self._welcome)
 
-    def _send_file(self, frontend: _Frontend, name: str) -> None:
+    def _send_file(self, frontend: Frontend, name: str) -> None:
         """Once a connection: a tokenizer may have 20 MB, and high-water marks count messages."""
         assert self._welcome is not None
         info = next((file for file in self._welcome.files if file.name == name), None)
@@ -334,7 +314,7 @@ class CoreEndpoint:
                 if self._now - frontend.heard_at > self._frontend_timeout_s:
                     self._refuse(frontend.identity, f"this frontend was silent for {self._frontend_timeout_s:.3g} s")
 
-    def _flush_one(self, frontend: _Frontend) -> None:
+    def _flush_one(self, frontend: Frontend) -> None:
         while frontend.outbox:
             # The identity goes first and tells whether there is room, so that a waiting batch is encoded once.
             outcome = self._open(frontend.identity)

@@ -1,6 +1,6 @@
 """Outbox: what one slow frontend has not taken yet, in order, with the tokens of several steps merged into one message.
 
-Owned by the CoreEndpoint, one per frontend. It counts bytes; the endpoint gives a frontend up that goes beyond its bound.
+Owned by the CoreEndpoint, one per `Frontend`. It counts bytes; the endpoint gives a frontend up that goes beyond its bound.
 """
 
 from collections import deque
@@ -82,3 +82,17 @@ class Outbox:
 def _weight(m: StepOutputs) -> int:
     logprobs = sum(_LOGPROBS_BYTES + len(x.top_ids) + len(x.top_logprobs) for x in m.logprobs)
     return len(m.keys) + len(m.tokens) + _ITEM_BYTES * (1 + len(m.finished) + len(m.started)) + logprobs
+
+
+class Frontend:
+    """One connection: who it is, when it was heard, what it has not taken yet."""
+
+    __slots__ = ("files", "heard_at", "identity", "next_seq", "outbox", "welcomed")
+
+    def __init__(self, identity: bytes, now: float) -> None:
+        self.identity = identity
+        self.heard_at = now
+        self.next_seq = 0
+        self.outbox = Outbox()
+        self.files: set[str] = set()  # that it was sent
+        self.welcomed = False

@@ -56,10 +56,7 @@ class Outgoing:
 
     def _send(self, frames: list[bytes]) -> bool:
         try:
-            if len(frames) == 1:
-                self._socket.send(frames[0], zmq.NOBLOCK)
-            else:
-                self._socket.send_multipart(frames, zmq.NOBLOCK)
+            self._socket.send_multipart(frames, zmq.NOBLOCK)
             sent = True
         except zmq.Again:
             sent = False

@@ -4,7 +4,7 @@ import math
 
 import msgspec
 
-from quire.ipc.messages import DECODE_ERRORS, MAX_REQUEST_ID, AddRequest
+from quire.ipc.messages import DECODE_ERRORS, MAX_REQUEST_ID, MAX_TOGETHER, TOGETHER_BYTES, AddRequest
 
 
 def problem_with(request: AddRequest) -> str | None:
@@ -35,3 +35,8 @@ def identify_request(payload: bytes, epoch: int) -> int | None:
     except DECODE_ERRORS:
         pass
     return None
+
+
+def may_travel_as_one(frames: list[bytes], size: int) -> bool:
+    """Whether one ZeroMQ message may hold these; what is larger would keep the loop from everybody else."""
+    return len(frames) == 1 or (1 < len(frames) <= MAX_TOGETHER and size <= TOGETHER_BYTES)

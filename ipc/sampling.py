@@ -119,8 +119,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True,
         )
 
 
-_fields = zip(SamplingParams.__struct_fields__, SamplingParams.__struct_defaults__, strict=True)
-_DEFAULTS = [(name, default) for name, default in _fields if name in BOUNDS]  # within their bounds, and the most there is
+_DEFAULTS = [  # of what has bounds: within them, and most values there are
+    (name, default)
+    for name, default in zip(SamplingParams.__struct_fields__, SamplingParams.__struct_defaults__, strict=True)
+    if name in BOUNDS
+]
 
 
 def _check_bound(name: str, value: float | None) -> None:

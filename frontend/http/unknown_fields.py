@@ -26,14 +26,10 @@ class UnknownFields:
 
     def __init__(self) -> None:
         self._said: set[str] = set()
-        self._known: dict[type, frozenset[str]] = {}
 
     def look_at(self, data: bytearray, body: msgspec.Struct) -> None:
         """data: the JSON that was decoded as `body`. Values are not decoded again but skipped: some ms for 8 MiB."""
-        known = self._known.get(type(body))
-        if known is None:
-            known = self._known[type(body)] = _HARMLESS.union(body.__struct_fields__)
-        for name in _decoder.decode(data).keys() - known:
+        for name in _decoder.decode(data).keys() - _HARMLESS.union(body.__struct_fields__):
             name = name[:_MAX_NAME_CHARS]
             if name not in self._said and len(self._said) < _MAX_NAMES:
                 self._said.add(name)

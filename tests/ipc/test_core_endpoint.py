@@ -409,7 +409,7 @@ def test_no_bytes_raise_in_the_cores_loop(core):
     @settings(max_examples=500, deadline=None)
     @given(payload=hostile_bytes())
     def try_one(payload: bytes) -> None:
-        core.endpoint._frontends.setdefault(identity, core_endpoint._Frontend(identity, 0.0)).welcomed = True
+        core.endpoint._frontends.setdefault(identity, core_endpoint.Frontend(identity, 0.0)).welcomed = True
         accepted = core.endpoint._accept(identity, [payload])
         assert accepted is None or isinstance(accepted, AddRequest | Abort | Finish)
         core.endpoint.lost()

@@ -2,9 +2,10 @@
 
 import asyncio
 import os
+import queue
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import numpy as np
 import psutil
@@ -33,6 +34,7 @@ from quire.ipc.messages import (
 )
 from quire.ipc.process import spawn
 from quire.ipc.sampling import SamplingParams
+from quire.ipc.sockets import writable
 
 
 class Listener:
@@ -204,12 +206,19 @@ def test_frontend_that_is_busy_for_long_keeps_its_connection_and_its_tokens(run,
     run(main())
 
 
-def taken(core: CoreThread, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """What the core takes up, message for message of ZeroMQ's: the requests' ids, or those of Aborts, negative."""
+def taken(core: CoreThread, monkeypatch: pytest.MonkeyPatch) -> tuple[list[list[int]], Callable[[int], Awaitable[None]]]:
+    """What the core takes up, message for message of ZeroMQ's: the requests' ids, or those of Aborts, negative; and the wait
+    until one of them is there."""
     found: list[list[int]] = []
+    news: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def answer(core: LoopingCore, identity: bytes, message: FrontendMessage) -> None:
         found[-1].append(message.id if isinstance(message, AddRequest) else -message.ids[0])
+        news.put(found[-1][-1])
+
+    async def until_taken(wanted: int) -> None:
+        while await asyncio.to_thread(news.get, timeout=20.0) != wanted:
+            pass
 
     receive = core.core.endpoint.receive
 
@@ -219,12 +228,12 @@ def taken(core: CoreThread, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
 
     core._answer = answer
     monkeypatch.setattr(core.core.endpoint, "receive", receive_one)
-    return found
+    return found, until_taken
 
 
 def test_what_is_held_in_a_turn_goes_together_in_order(run, make_core, monkeypatch):
     core = make_core()
-    found = taken(core, monkeypatch)
+    found, until_taken = taken(core, monkeypatch)
 
     async def main() -> None:
         channel = await CoreChannel.connect(core.address, **Listener().options())
@@ -238,18 +247,17 @@ def test_what_is_held_in_a_turn_goes_together_in_order(run, make_core, monkeypat
             for i in range(600):
                 group.create_task(submit(i))
         channel.send(Abort(channel.epoch, [7]))
-        while [-7] not in found:  # sent after the turn, it went by itself
-            await asyncio.sleep(0.01)
+        await until_taken(-7)  # sent after the turn, it went by itself
         channel.hold()
         for i in (1, 2, 3):
             channel.send(AddRequest(channel.epoch, i, b"\1\0\0\0" * 130_000, SamplingParams()))
-        while [3] not in found:
-            await asyncio.sleep(0.01)
+        await until_taken(3)
         channel.hold()
         channel.send(add(channel, 9))
         await channel.close()
         channel.hold()
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # what was held is released into a closed connection
 
     run(asyncio.wait_for(main(), 30))
     ids = list(range(600))
@@ -296,8 +304,9 @@ def test_a_core_that_goes_while_much_is_held_is_down_not_an_error_of_ours(run):
         channel.hold()
         channel.send(add(channel, 0))
         core.endpoint.close(linger_s=0)
-        while channel._connection.outgoing._socket.getsockopt(zmq.EVENTS) & zmq.POLLOUT:
-            time.sleep(0.01)  # no await
+        assert channel._connection._monitor.poll(20_000)  # it is known, but not to the loop, which has no turn
+        while writable(channel._connection._socket):
+            os.sched_yield()
         for i in range(1, MAX_TOGETHER):
             channel.send(add(channel, i))
         with pytest.raises(ChannelDown):
@@ -313,26 +322,29 @@ class Looks:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
+        self._wanted, self._enough = 0, asyncio.Event()
         look = frontend_channel.readable
 
         def counted(socket: zmq.Socket) -> bool:
             self.count += 1
+            if self.count == self._wanted:
+                self._enough.set()
             return look(socket)
 
         monkeypatch.setattr(frontend_channel, "readable", counted)
 
     async def many(self) -> None:
-        """Returns when it has looked a thousand times more."""
-        wanted = self.count + 1000
-        while self.count < wanted:
-            await asyncio.sleep(0.001)
+        """Returns when it has looked a thousand times more, of itself: nobody else turns the loop meanwhile."""
+        self._wanted, self._enough = self.count + 1000, asyncio.Event()
+        await self._enough.wait()
 
     async def few(self) -> None:
         """Returns when it looks only where something comes."""
         before = -1000
         while self.count - before > 50:
             before = self.count
-            await asyncio.sleep(0.1)
+            for _ in range(200):  # turns of the loop, in each of which it would look once
+                await asyncio.sleep(0)
 
 
 def test_watching_looks_all_the_time_until_outputs_come_or_its_time_is_over(run, make_core, monkeypatch):
