@@ -186,6 +186,18 @@ def test_interpreted_decode_splits_by_load(num_programs, block_size, num_heads, 
 
 
 @pytest.mark.interpret
+@pytest.mark.parametrize("keys,max_queries", [(700, 1), (513, 2)])
+def test_interpreted_decode_adds_up_many_parts(keys, max_queries):
+    from quire.kernels.attention_decode_schedule import DecodeConfig
+
+    config = DecodeConfig(tile=32, num_warps=4, num_stages=2, programs_per_sm=1)
+    case = Case([(keys, max_queries), (40, 1)], 3, 1, 24, 16)
+    case.tensors[0].mul_(8)  # the parts' shares of the whole differ by far
+    got = run_decode(case, config=config, num_programs=24, split_tokens=0)
+    assert_matches(got, case.expected(), case.dtype)
+
+
+@pytest.mark.interpret
 @pytest.mark.parametrize("window", [0, 9, 20])
 @pytest.mark.parametrize("block_size,tile,num_heads,num_kv_heads,head_dim", [(16, 32, 3, 1, 24), (32, 16, 4, 4, 16)])
 def test_interpreted_prefill_equals_reference(window, block_size, tile, num_heads, num_kv_heads, head_dim):
