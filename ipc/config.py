@@ -127,7 +127,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         choices=["auto", "float32", "bfloat16", "float16"])  # fmt: skip
     add("--load-format", "'dummy' makes random weights instead of reading any", choices=["auto", "dummy"])
     add("--max-model-len", "longest sequence, prompt and output (default: the model's)", type=int)
-    add("--gpu-memory-utilization", "part of the GPU's memory that Quire may use", type=float)
+    add("--gpu-memory-utilization", "part of the GPU's memory to fill, what other processes have included", type=float)
     add("--cpu-kv-cache-gib", "size of the KV cache on a CPU, GiB", type=float)
     add("--num-gpu-blocks-override", "number of KV blocks, whatever the memory says (default: what fits)", type=int)
     add("--block-size", "tokens in a KV block: 16, 32, 64, 128 or 256 (default: 64 on a GPU, 16 on a CPU)", type=int)
