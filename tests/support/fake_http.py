@@ -17,6 +17,11 @@ from quire.frontend.outputs import Delta, Logprob, RequestMetrics
 from quire.frontend.tokenizer import Tokenizer
 from quire.ipc.messages import Beat, EngineLimits, Welcome
 
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+NUM_TOKENS = 21  # of FakeClient.OUTPUT
+
 
 class FakeTransport(asyncio.Transport):
     """Keeps what is written. `stall()` and `resume()` play the client that stops and starts to read."""

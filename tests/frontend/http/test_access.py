@@ -1,0 +1,162 @@
+"""Who may ask, and how requests are told apart: keys, origins of pages, request ids and their log."""
+
+import asyncio
+import json
+import logging
+import re
+
+import fake_http as http
+import pytest
+from fake_http import CHAT, COMPLETIONS, HELLO, NUM_TOKENS
+
+from quire.frontend.client import EngineError
+from quire.frontend.outputs import Delta
+
+# ------------------------------------------------------------------------------------------------------------------ keys
+EVERY_ROUTE = [
+    ("POST", CHAT), ("POST", COMPLETIONS), ("GET", "/v1/models"), ("GET", "/v1/models/tiny"), ("GET", "/version"),
+    ("POST", "/tokenize"), ("POST", "/detokenize"), ("GET", "/metrics"), ("GET", "/nope"), ("GET", "/"), ("OPTIONS", CHAT),
+    ("GET", "//health"), ("GET", "/health/"), ("GET", "/%68ealth"), ("GET", "http://x/health"), ("GET", "/Health"),
+    ("GET", "/health/../v1/models"), ("GET", "/v1/models?/health"), ("GET", "/health;x"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "path"), EVERY_ROUTE)
+def test_every_path_but_health_needs_a_key(method, path):
+    async def main():
+        api = http.Api(api_keys=["first-key", "second-key"])
+        body = HELLO if method == "POST" else None
+        for headers in (
+            {}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer first-ke"}, {"Authorization": "first-key"},
+            {"Authorization": "Basic first-key"}, {"Authorization": "Bearer "},
+            {"Authorization": "Bearer first-key,second-key"},
+            {"X-Api-Key": "first-key"}, {"Host": "/health"},
+        ):  # fmt: skip
+            answer = await api.ask(method, path, body, headers)
+            assert answer.status == 401 and answer.headers["www-authenticate"] == "Bearer", headers
+            assert b"first" not in answer.body
+        for key in ("first-key", "second-key"):
+            assert (await api.ask(method, path, body, {"Authorization": f"Bearer {key}"})).status != 401
+        assert (await api.ask(method, path, body, {"authorization": "bearer first-key"})).status != 401
+
+    asyncio.run(main())
+
+
+def test_health_and_optionally_metrics_are_open():
+    async def main():
+        closed, opened = http.Api(api_keys=["k"]), http.Api(api_keys=["k"], metrics_open=True)
+        assert (await closed.ask("GET", "/health")).status == (await closed.ask("GET", "/ping")).status == 200
+        assert (await opened.ask("GET", "/health?x=1")).status == 200
+        assert (await closed.ask("GET", "/metrics")).status == 401
+        assert (await opened.ask("GET", "/metrics")).status == 200
+
+    asyncio.run(main())
+
+
+def test_without_a_key_no_body_is_read():
+    async def main():
+        api = http.Api(api_keys=["k"])
+        wire = api.wire()
+        head = api.encode("POST", CHAT, HELLO).replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n").partition(b"{")[0]
+        (answer,) = await wire.talk(head)
+        assert answer.status == 401 and wire.server.held_bytes == 0
+
+    asyncio.run(main())
+
+
+# --------------------------------------------------------------------------------------------------------------- origins
+PAGE = {"Origin": "https://page.example"}
+PREFLIGHT = {**PAGE, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
+
+
+def test_a_page_may_ask_before_it_sends_without_a_key():
+    async def main():
+        api = http.Api(api_keys=["k"])
+        for path in (CHAT, "/v1/models", "/nope"):
+            answer = await api.ask("OPTIONS", path, headers=PREFLIGHT)
+            assert answer.status == 200 and answer.body == b""
+            assert answer.headers["access-control-allow-origin"] == "*"
+            assert "POST" in answer.headers["access-control-allow-methods"]
+            assert answer.headers["access-control-allow-headers"] == "authorization,content-type"
+        strange = {**PREFLIGHT, "Access-Control-Request-Headers": "a;b"}
+        assert "access-control-allow-headers" not in (await api.ask("OPTIONS", CHAT, headers=strange)).headers
+        assert (await api.ask("OPTIONS", CHAT, headers=PAGE)).status == 401  # no question of a browser's
+
+    asyncio.run(main())
+
+
+def test_every_answer_says_which_pages_may_read_it():
+    async def main():
+        one_page, nobody = http.Api(allowed_origins=[PAGE["Origin"], "http://other"]), http.Api(allowed_origins=[])
+        for method, path, body, status in [
+            ("POST", CHAT, HELLO, 200), ("POST", CHAT, {**HELLO, "stream": True}, 200), ("POST", CHAT, {**HELLO, "n": 0}, 400),
+            ("GET", "/v1/models", None, 200), ("GET", "/nope", None, 404), ("GET", CHAT, None, 405), ("POST", CHAT, b"{", 400),
+            ("OPTIONS", CHAT, None, 200),
+        ]:  # fmt: skip
+            asked = PREFLIGHT if method == "OPTIONS" else PAGE
+            for api, allowed, vary in ((http.Api(), "*", None), (one_page, PAGE["Origin"], "origin"), (nobody, None, "origin")):
+                answer = await api.ask(method, path, body, asked)
+                assert answer.status == status
+                assert answer.headers.get("access-control-allow-origin") == allowed and answer.headers.get("vary") == vary
+            answer = await one_page.ask(method, path, body, {**asked, "Origin": "https://page.example.evil"})
+            assert "access-control-allow-origin" not in answer.headers
+        assert "access-control-allow-origin" not in (await http.Api().ask("GET", "/health")).headers
+
+    asyncio.run(main())
+
+
+# --------------------------------------------------------------------------------------------------- names and their log
+def test_a_request_may_bring_its_name():
+    async def main():
+        api = http.Api()
+        for path, body, prefix in [(CHAT, HELLO, "chatcmpl-"), (COMPLETIONS, {"prompt": "a"}, "cmpl-")]:
+            answer = await api.ask("POST", path, body, {"X-Request-Id": "job:7_a.b-c"})
+            assert answer.headers["x-request-id"] == "job:7_a.b-c"
+            assert json.loads(answer.body)["id"] == api.client.streams[-1].request_name == f"{prefix}job:7_a.b-c"
+            answer = await api.ask("POST", path, {**body, "stream": True}, {"X-Request-Id": "s"})
+            assert answer.headers["x-request-id"] == "s"
+            assert http.parse_events(answer.body)[0]["id"] == f"{prefix}s"
+            for bad in ("", "x" * 129, "a b", 'a"b', "ä"):
+                answer = await api.ask("POST", path, body, {"X-Request-Id": bad})
+                assert answer.status == 200 and "x-request-id" not in answer.headers
+                assert len(json.loads(answer.body)["id"]) == len(prefix) + 32
+        answer = await api.ask("POST", CHAT, {**HELLO, "n": 0}, {"X-Request-Id": "wrong"})
+        assert answer.status == 400 and answer.headers["x-request-id"] == "wrong"
+
+    asyncio.run(main())
+
+
+def test_requests_are_logged_by_the_names_that_clients_see(caplog, monkeypatch):
+    def said() -> list[str]:
+        lines = [re.sub(r"\d+\.\d+ s$", "T", record.getMessage()) for record in caplog.records]
+        caplog.clear()
+        return lines
+
+    async def main():
+        silent, api = http.Api(), http.Api(log_requests=True)
+        await silent.json("POST", CHAT, HELLO)
+        assert said() == []
+        _, answer = await api.json("POST", CHAT, {**HELLO, "temperature": 0.5, "stop": ["secret"]})
+        name = answer["id"]
+        assert said() == [
+            f"request {name}: 19 prompt tokens, max_tokens=181, temperature=0.5",
+            f"request {name}: stop, 19 prompt tokens, {NUM_TOKENS} output tokens, T",
+        ]
+        await api.ask("POST", COMPLETIONS, {"prompt": ["a", "bc"], "stream": True}, {"X-Request-Id": "x"})
+        assert said() == [
+            "request cmpl-x: 3 tokens in 2 prompts, max_tokens=16, streamed",
+            f"request cmpl-x: stop, 3 tokens in 2 prompts, {2 * NUM_TOKENS} output tokens, T",
+        ]
+        api.client.speak = lambda stream: stream.end(EngineError("broken"))
+        await api.ask("POST", COMPLETIONS, {"prompt": "a", "max_tokens": 5}, {"X-Request-Id": "x"})
+        assert said()[1] == "request cmpl-x: error, 1 prompt tokens, 0 output tokens, T"
+        api.client.speak = lambda stream: stream.push(Delta(0, "a", [1], num_tokens=1))
+        wire = api.wire()
+        await wire.talk(api.encode("POST", CHAT, {**HELLO, "stream": True}, {"X-Request-Id": "gone"}))
+        wire.connection.connection_lost(None)
+        await http.settle()
+        assert said()[1] == "request chatcmpl-gone: abort, 19 prompt tokens, 1 output tokens, T"
+
+    caplog.set_level(logging.INFO, logger="quire.http")
+    monkeypatch.setattr(logging.getLogger("quire"), "propagate", True)
+    asyncio.run(main())
