@@ -28,7 +28,7 @@ class Outgoing:
             return self._send([encoded])
         if len(self._held) == MAX_TOGETHER or self._held_bytes + len(encoded) > TOGETHER_BYTES:
             self._send_held()
-        if not self._held and (self._socket.closed or not writable(self._socket)):
+        if not self._held and not self._has_room():
             return False
         self._held.append(encoded)
         self._held_bytes += len(encoded)
@@ -54,12 +54,23 @@ class Outgoing:
         if held and not self._socket.closed and not self._send(held):  # there was room for the first, so there is for all
             self._on_failure("the engine does not take what was sent")
 
+    def _has_room(self) -> bool:
+        if self._socket.closed:
+            return False
+        has_room = writable(self._socket)
+        self._look()
+        return has_room
+
     def _send(self, frames: list[bytes]) -> bool:
         try:
             self._socket.send_multipart(frames, zmq.NOBLOCK)
             sent = True
         except zmq.Again:
             sent = False
+        self._look()
+        return sent
+
+    def _look(self) -> None:
+        """To send, or to ask whether one may, can take the descriptor's edge for what has come meanwhile."""
         if readable(self._socket):
             self._loop.call_soon(self._on_readable)
-        return sent

@@ -95,7 +95,6 @@ def _decode_kernel(
     MAX_QUERY: tl.constexpr,
     ROWS: tl.constexpr,
     STORED_ROWS: tl.constexpr,
-    LINES: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -267,11 +266,11 @@ def _decode_kernel(
                     tl.store(arrival_ptr, 0)
                     combined = combine_parts(
                         partial_out_ptr, partial_weight_ptr, first_slot, later_slot, slot_step, parts,
-                        STORED_ROWS, LINES, HEAD_DIM, HEAD_PAD, COMBINE_PARTS,
+                        STORED_ROWS, HEAD_DIM, HEAD_PAD, COMBINE_PARTS,
                     )  # fmt: skip
                     store_rows(
                         out_ptr, combined, first_token, num_queries, kv_head * GROUP, stride_out_token, stride_out_head,
-                        LINES, GROUP, HEAD_DIM, HEAD_PAD,
+                        STORED_ROWS, GROUP, HEAD_DIM, HEAD_PAD,
                     )  # fmt: skip
             unit += num_units
 
@@ -364,7 +363,6 @@ def decode_attention(
         MAX_QUERY=workspace.max_query_len,
         ROWS=tile_rows(rows),
         STORED_ROWS=rows,
-        LINES=max(rows, config.num_warps),
         HEAD_DIM=head_dim,
         HEAD_PAD=head_pad,
         BLOCK_SIZE=block_size,

@@ -35,35 +35,38 @@ def leave_part(
 @triton.jit
 def combine_parts(
     partial_out_ptr, partial_weight_ptr, first_slot, later_slot, slot_step, parts,
-    ROWS: tl.constexpr, LINES: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, PARTS: tl.constexpr,
+    ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Values [LINES, HEAD_PAD] of all parts, ROWS lines of them: part 0 is at first_slot, part i at later_slot + i * slot_step.
+    """Values [ROWS, HEAD_PAD] of all parts: part 0 is at first_slot, part i at later_slot + i * slot_step.
 
-    PARTS at a time, whose loads are all under way at once. With a line for each warp at least, the parts of a line are all in
-    one thread. Loads go to L2 (.cg): other SMs wrote these lines in this launch.
+    PARTS at a time, unrolled, whose loads are all under way at once. As one tensor of three dimensions it would be for Triton's
+    version to say whether a row's parts are in one thread. Loads go to L2 (.cg): other SMs wrote these lines in this launch.
     """
-    offs_p = tl.arange(0, PARTS)
-    offs_m = tl.arange(0, LINES)
+    offs_m = tl.arange(0, ROWS)
     offs_d = tl.arange(0, HEAD_PAD)
-    total_max = tl.full([LINES], float("-inf"), tl.float32)
-    total = tl.zeros([LINES], tl.float32)
-    acc = tl.zeros([LINES, HEAD_PAD], tl.float32)
+    total_max = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, HEAD_PAD], tl.float32)
     for begin in range(0, parts, PARTS):
-        part = begin + offs_p
-        line = tl.where(part == 0, first_slot, later_slot + part * slot_step)[None, :] * ROWS + offs_m[:, None]
-        live = (part < parts)[None, :] & (offs_m < ROWS)[:, None]
-        weight = tl.load(partial_weight_ptr + line, mask=live, other=float("-inf"), cache_modifier=".cg")
-        values = tl.load(
-            partial_out_ptr + line.to(tl.int64)[:, :, None] * HEAD_DIM + offs_d[None, None, :],
-            mask=live[:, :, None] & (offs_d < HEAD_DIM)[None, None, :],
-            other=0.0,
-            cache_modifier=".cg",
-        )
-        new_max = tl.maximum(total_max, tl.max(weight, 1))
+        new_max = total_max
+        weights = tl.tuple([])
+        values = tl.tuple([])
+        for i in tl.static_range(PARTS):
+            part = begin + i
+            live = part < parts
+            line = tl.where(part == 0, first_slot, later_slot + part * slot_step) * ROWS + offs_m
+            out_ptrs = partial_out_ptr + line.to(tl.int64)[:, None] * HEAD_DIM + offs_d[None, :]
+            weight = tl.load(partial_weight_ptr + line, mask=live, other=float("-inf"), cache_modifier=".cg")
+            weights = weights + (weight,)
+            values = values + (tl.load(out_ptrs, mask=live & (offs_d < HEAD_DIM)[None, :], other=0.0, cache_modifier=".cg"),)
+            new_max = tl.maximum(new_max, weight)
         base = tl.where(new_max == float("-inf"), 0.0, new_max)
-        share = tl.exp2(weight - base[:, None])
         rescale = tl.exp2(total_max - base)
-        total = total * rescale + tl.sum(share, 1)
-        acc = acc * rescale[:, None] + tl.sum(share[:, :, None] * values, 1)
+        total = total * rescale
+        acc = acc * rescale[:, None]
+        for i in tl.static_range(PARTS):
+            share = tl.exp2(weights[i] - base)
+            total += share
+            acc += share[:, None] * values[i]
         total_max = new_max
     return acc / tl.where(total == 0.0, 1.0, total)[:, None]

@@ -5,7 +5,7 @@ import time
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from ipc_cores import FILES, LoopingCore, RawFrontend, make_beat, make_welcome
 
@@ -405,17 +405,21 @@ def hostile_bytes(draw) -> bytes:
 def test_no_bytes_raise_in_the_cores_loop(core):
     """Straight into the decoder, without the socket between, so that many can be tried."""
     identity = b"\1" * 16
+    kinds = set()
 
     @settings(max_examples=500, deadline=None)
     @given(payload=hostile_bytes())
+    @example(payload=msgspec.msgpack.encode(Abort(EPOCH, [1, 2])))
     def try_one(payload: bytes) -> None:
         core.endpoint._frontends.setdefault(identity, core_endpoint.Frontend(identity, 0.0)).welcomed = True
-        accepted = core.endpoint._accept(identity, [payload])
+        accepted = core.endpoint._accept(identity, payload)
         assert accepted is None or isinstance(accepted, AddRequest | Abort | Finish)
+        kinds.add(type(accepted))
         core.endpoint.lost()
         core.endpoint.check()
 
     try_one()
+    assert {Abort, type(None)} <= kinds  # so bytes were decoded
 
 
 # ------------------------------------------------------------------------------------------------- slow, silent, gone
