@@ -3,13 +3,13 @@
 Formula and masks: attention_tile.py. The KV tiles of all (row, KV head) pairs, in that order, form one line of units; the
 programs of a fixed grid take equal stretches of it, whatever the mix of row lengths. `decode_schedule`
 (attention_decode_schedule.py) makes the cuts, on the device, once a step. A (row, head) that one program covers is written
-straight to `out`; of one that several share, each leaves its part in the workspace, and whichever arrives last (an
+straight to `out`; of one that several share, each leaves its partial sums in the workspace, and whichever arrives last (an
 atomic count) adds them up in the order of the keys. So there is no second launch, and results do not depend on timing. With
 `fixed_splits` (what fp32 gets) the cuts depend on the row's own length alone: a row's result is then the same, bit for bit,
 in any batch.
 
 Bytes: every visible key and value once, 2 * Hkv * D * itemsize(cache) a token; q and out are small beside it.
-The parts are at most 2 a program, and stay in L2 (attention_decode_parts.py).
+The partial sums are at most 2 a program, and stay in L2.
 """
 
 import torch
@@ -17,7 +17,6 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from quire.kernels.attention_decode_parts import combine_parts, leave_part
 from quire.kernels.attention_decode_rope import (
     Rope,
     angles,
@@ -40,8 +39,10 @@ from quire.kernels.attention_tile import (
     LOG2_E,
     attend_tiles,
     check_layout,
+    combine_parts,
     compute_type,
     first_visible_key,
+    leave_part,
     row_lengths,
 )
 from quire.kernels.dependent_launch import PLAIN, launch_options
@@ -67,7 +68,8 @@ def _decode_kernel(
     first_rows_ptr,
     padded_rows_ptr,
     partial_out_ptr,
-    partial_weight_ptr,
+    partial_max_ptr,
+    partial_sum_ptr,
     arrivals_ptr,
     cos_sin_ptr,
     slot_mapping_ptr,
@@ -236,8 +238,8 @@ def _decode_kernel(
                 PRECISION,
             )
             row_sum = tl.sum(row_sum, 1)
-            values = acc * (value_scale / tl.where(row_sum == 0.0, 1.0, row_sum))[:, None]
             if num_units == parts:
+                values = acc * (value_scale / tl.where(row_sum == 0.0, 1.0, row_sum))[:, None]
                 store_rows(
                     out_ptr, values, first_token, num_queries, kv_head * GROUP, stride_out_token, stride_out_head,
                     ROWS, GROUP, HEAD_DIM, HEAD_PAD,
@@ -259,17 +261,18 @@ def _decode_kernel(
                     own_slot = tl.where(first_index == 0, first_slot, 2 * program)
                 arrival_ptr = arrivals_ptr + pair
                 arrived = leave_part(
-                    partial_out_ptr, partial_weight_ptr, arrival_ptr, own_slot, values, row_max, row_sum,
+                    partial_out_ptr, partial_max_ptr, partial_sum_ptr, arrival_ptr, own_slot, acc, row_max, row_sum,
                     STORED_ROWS, HEAD_DIM, HEAD_PAD,
                 )  # fmt: skip
                 if arrived == parts - 1:
                     tl.store(arrival_ptr, 0)
-                    combined = combine_parts(
-                        partial_out_ptr, partial_weight_ptr, first_slot, later_slot, slot_step, parts,
+                    combined, combined_sum = combine_parts(
+                        partial_out_ptr, partial_max_ptr, partial_sum_ptr, first_slot, later_slot, slot_step, parts,
                         STORED_ROWS, HEAD_DIM, HEAD_PAD, COMBINE_PARTS,
                     )  # fmt: skip
+                    values = combined * (value_scale / tl.where(combined_sum == 0.0, 1.0, combined_sum))[:, None]
                     store_rows(
-                        out_ptr, combined, first_token, num_queries, kv_head * GROUP, stride_out_token, stride_out_head,
+                        out_ptr, values, first_token, num_queries, kv_head * GROUP, stride_out_token, stride_out_head,
                         STORED_ROWS, GROUP, HEAD_DIM, HEAD_PAD,
                     )  # fmt: skip
             unit += num_units
@@ -341,7 +344,8 @@ def decode_attention(
         schedule.first_rows,
         schedule.padded_rows,
         workspace.partial_out,
-        workspace.partial_weight,
+        workspace.partial_max,
+        workspace.partial_sum,
         workspace.arrivals,
         None if rope is None else rope.cos_sin,
         None if rope is None else rope.slot_mapping,

@@ -227,7 +227,7 @@ class DecodeSchedule:
 class DecodeWorkspace:
     """Device memory of decode attention, allocated once and shared by all layers of one shape.
 
-    partial_out [slots, rows, D], partial_weight [slots, rows] fp32, where rows = max_query_len * group up to
+    partial_out [slots, rows, D], partial_max and partial_sum [slots, rows] fp32, where rows = max_query_len * group up to
     a power of two; slots = 2 a program, or max_rows * Hkv * fixed_splits. arrivals [max_rows * Hkv] int32: 0 between launches.
     """
 
@@ -241,7 +241,8 @@ class DecodeWorkspace:
     split_tokens: int  # 0: split by load; else the keys of a split (more where a row would need over fixed_splits of them)
     fixed_splits: int  # 0: split by load
     partial_out: torch.Tensor
-    partial_weight: torch.Tensor
+    partial_max: torch.Tensor
+    partial_sum: torch.Tensor
     arrivals: torch.Tensor
 
     @classmethod
@@ -300,7 +301,8 @@ class DecodeWorkspace:
             split_tokens=split_tokens,
             fixed_splits=fixed_splits,
             partial_out=torch.empty(slots, rows, head_dim, dtype=torch.float32, device=device),
-            partial_weight=torch.empty(slots, rows, dtype=torch.float32, device=device),
+            partial_max=torch.empty(slots, rows, dtype=torch.float32, device=device),
+            partial_sum=torch.empty(slots, rows, dtype=torch.float32, device=device),
             arrivals=torch.zeros(max_rows * num_kv_heads, dtype=torch.int32, device=device),
         )
 

@@ -187,7 +187,8 @@ def _prefill_kernel(
             if last:
                 tl.store(arrival_ptr, 0)
                 acc, row_sum = combine_parts(
-                    partial_out_ptr, partial_max_ptr, partial_sum_ptr, whole_unit * splits, splits, ROWS, HEAD_DIM, HEAD_PAD,
+                    partial_out_ptr, partial_max_ptr, partial_sum_ptr, whole_unit * splits, whole_unit * splits, 1, splits,
+                    ROWS, HEAD_DIM, HEAD_PAD, 1,
                 )  # fmt: skip
         if last:
             values = acc * (value_scale / tl.where(row_sum == 0.0, 1.0, row_sum))[:, None]

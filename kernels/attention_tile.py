@@ -180,38 +180,35 @@ def attend_tiles(
 
 
 @triton.jit
-def arrive(counter_ptr):
-    """Count this program as done with its stores; returns how many came before. The last to come sees what all have stored."""
-    tl.debug_barrier()  # every thread's stores, then one release
-    arrived = tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="gpu")
+def leave_part(
+    partial_out_ptr, partial_max_ptr, partial_sum_ptr, arrival_ptr, slot, acc, row_max, row_sum,
+    ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr,
+):  # fmt: skip
+    """Store one range's sums, of the first ROWS rows, at `slot`; returns how many ranges of the same rows came before.
+
+    The last to come may call combine_parts, and must set the count at arrival_ptr back to 0.
+    """
+    offs_m = tl.arange(0, acc.shape[0])
+    offs_d = tl.arange(0, HEAD_PAD)
+    line = slot * ROWS + offs_m
+    stored = offs_m < ROWS
+    mask = stored[:, None] & (offs_d < HEAD_DIM)[None, :]
+    tl.store(partial_out_ptr + line.to(tl.int64)[:, None] * HEAD_DIM + offs_d[None, :], acc, mask=mask)
+    tl.store(partial_max_ptr + line, row_max, mask=stored)
+    tl.store(partial_sum_ptr + line, row_sum, mask=stored)
+    # Every thread's stores, then one release; the last to arrive has acquired all parts.
+    tl.debug_barrier()
+    arrived = tl.atomic_add(arrival_ptr, 1, sem="acq_rel", scope="gpu")
     tl.debug_barrier()
     return arrived
 
 
 @triton.jit
-def leave_part(
-    partial_out_ptr, partial_max_ptr, partial_sum_ptr, arrival_ptr, slot, acc, row_max, row_sum,
-    ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr,
-):  # fmt: skip
-    """Store one range's sums at `slot`; returns how many ranges of the same rows came before.
-
-    The last to come may call combine_parts, and must set the count at arrival_ptr back to 0.
-    """
-    offs_d = tl.arange(0, HEAD_PAD)
-    line = slot * ROWS + tl.arange(0, ROWS)
-    out_ptrs = partial_out_ptr + line.to(tl.int64)[:, None] * HEAD_DIM + offs_d[None, :]
-    tl.store(out_ptrs, acc, mask=(offs_d < HEAD_DIM)[None, :])
-    tl.store(partial_max_ptr + line, row_max)
-    tl.store(partial_sum_ptr + line, row_sum)
-    return arrive(arrival_ptr)
-
-
-@triton.jit
 def combine_parts(
-    partial_out_ptr, partial_max_ptr, partial_sum_ptr, first_slot, parts,
-    ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr,
+    partial_out_ptr, partial_max_ptr, partial_sum_ptr, first_slot, later_slot, slot_step, parts,
+    ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """(acc [ROWS, HEAD_PAD], row_sum [ROWS]) of all parts: part i is at first_slot + i.
+    """(acc [ROWS, HEAD_PAD], row_sum [ROWS]) of all parts: part 0 is at first_slot, part i at later_slot + i * slot_step.
 
     Loads go to L2 (.cg): other SMs wrote these lines in this launch.
     """
@@ -220,21 +217,25 @@ def combine_parts(
     total_max = tl.full([ROWS], float("-inf"), tl.float32)
     total_sum = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, HEAD_PAD], tl.float32)
-    for part in range(parts):
-        line = (first_slot + part) * ROWS + offs_m
-        maximum = tl.load(partial_max_ptr + line, cache_modifier=".cg")
-        sums = tl.load(partial_sum_ptr + line, cache_modifier=".cg")
-        values = tl.load(
-            partial_out_ptr + line.to(tl.int64)[:, None] * HEAD_DIM + offs_d[None, :],
-            mask=(offs_d < HEAD_DIM)[None, :],
-            other=0.0,
-            cache_modifier=".cg",
-        )
-        new_max = tl.maximum(total_max, maximum)
-        base = tl.where(new_max == float("-inf"), 0.0, new_max)
-        weight = tl.exp2(maximum - base)
-        rescale = tl.exp2(total_max - base)
-        total_sum = total_sum * rescale + weight * sums
-        acc = acc * rescale[:, None] + weight[:, None] * values
-        total_max = new_max
+    for begin in range(0, parts, PARTS):
+        # Unrolled, so that the loads of PARTS parts are under way at once.
+        for i in tl.static_range(PARTS):
+            part = tl.full([ROWS], i, tl.int32) + begin
+            live = part < parts
+            line = tl.where(part == 0, first_slot, later_slot + part * slot_step) * ROWS + offs_m
+            maximum = tl.load(partial_max_ptr + line, mask=live, other=float("-inf"), cache_modifier=".cg")
+            sums = tl.load(partial_sum_ptr + line, mask=live, other=0.0, cache_modifier=".cg")
+            values = tl.load(
+                partial_out_ptr + line.to(tl.int64)[:, None] * HEAD_DIM + offs_d[None, :],
+                mask=live[:, None] & (offs_d < HEAD_DIM)[None, :],
+                other=0.0,
+                cache_modifier=".cg",
+            )
+            new_max = tl.maximum(total_max, maximum)
+            base = tl.where(new_max == float("-inf"), 0.0, new_max)
+            weight = tl.exp2(maximum - base)
+            rescale = tl.exp2(total_max - base)
+            total_sum = total_sum * rescale + weight * sums
+            acc = acc * rescale[:, None] + weight[:, None] * values
+            total_max = new_max
     return acc, total_sum

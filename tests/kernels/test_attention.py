@@ -111,7 +111,6 @@ def run_decode(case: Case, max_query_len: int | None = None, num_decode_rows: to
         len(case.rows) + 1, case.num_heads, case.num_kv_heads, case.head_dim, max_query_len, case.device, case.dtype, **options
     )
     workspace.partial_out.fill_(float("nan"))
-    workspace.partial_weight.fill_(float("nan"))
     schedule = workspace.new_schedule(case.window)
     max_keys = case.max_blocks * case.block_size
     decode_schedule(workspace, schedule, case.query_start, case.seq_lens, case.q.shape[0], max_keys, num_decode_rows)
@@ -131,7 +130,6 @@ def check_steps_of_one_workspace(steps: list[list[tuple[int, int]]], device: str
     heads = cases[0].num_heads, cases[0].num_kv_heads, cases[0].head_dim
     workspace = DecodeWorkspace.allocate(max(map(len, steps)), *heads, 1, device, dtype)
     workspace.partial_out.fill_(float("nan"))
-    workspace.partial_weight.fill_(float("nan"))
     schedule = workspace.new_schedule()
     for case in cases:
         case.out.fill_(float("nan"))
