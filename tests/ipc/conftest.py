@@ -4,14 +4,15 @@ import asyncio
 import gc
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import ipc_cores
 import psutil
 import pytest
 import uvloop
-from ipc_cores import Reports
+from channel_cases import echo
+from ipc_cores import CoreThread, Reports
 
 from quire.ipc import paths
 
@@ -41,3 +42,24 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reports]:
     pipe = Reports()
     yield pipe
     pipe.close()
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run(request):
+    factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        yield runner.run
+
+
+@pytest.fixture
+def make_core():
+    """Cores that run in threads; the options are CoreThread's."""
+    cores: list[CoreThread] = []
+
+    def make(answer: Callable | None = None, **options) -> CoreThread:
+        cores.append(CoreThread(answer or echo, **options))
+        return cores[-1]
+
+    yield make
+    for core in cores:
+        core.stop()

@@ -24,13 +24,12 @@ class FullSocket:
 @pytest.mark.parametrize("holds", [False, True])
 def test_what_came_is_looked_at_when_there_is_no_room_to_send(holds):
     async def main():
-        looks, failures = [], []
-        outgoing = Outgoing(FullSocket(), lambda: looks.append(1), failures.append)
+        looked, failures = asyncio.Event(), []
+        outgoing = Outgoing(FullSocket(), looked.set, failures.append)
         if holds:
             outgoing.hold()
-        assert not outgoing.send(b"message") and not looks
-        for _turn in range(4):
-            await asyncio.sleep(0)
-        assert looks and not failures and not outgoing.is_holding
+        assert not outgoing.send(b"message") and not looked.is_set()
+        await asyncio.wait_for(looked.wait(), 20)
+        assert not failures
 
     asyncio.run(main())

@@ -1,0 +1,146 @@
+"""CoreChannel when its core is silent, wrong, gone or replaced: nothing is lost, doubled or mixed unsaid."""
+
+import asyncio
+
+import numpy as np
+import pytest
+from channel_cases import Listener, ScriptedCore, add, echo, loses, outputs
+from ipc_cores import FILES, LoopingCore, make_beat
+
+from quire.ipc.frontend_channel import ChannelDown, CoreChannel
+from quire.ipc.messages import (
+    AddRequest,
+    FrontendMessage,
+    Ping,
+    ShuttingDown,
+)
+
+
+def test_missing_outputs_lose_the_connection(run):
+    def provoke(scripted: ScriptedCore, channel: CoreChannel) -> None:
+        endpoint = scripted.core.endpoint
+        (frontend,) = endpoint._frontends.values()
+        endpoint.send(frontend.identity, outputs(9, 0, 1))
+        frontend.next_seq += 1  # as if one had been dropped on the way
+        endpoint.send(frontend.identity, outputs(9, 0, 3))
+
+    loses(run, provoke, "outputs were lost: expected number 1, got 2")
+
+
+def test_silent_core_is_lost(run):
+    def provoke(scripted: ScriptedCore, channel: CoreChannel) -> None:
+        scripted.core.beats = False
+
+    loses(run, provoke, "silent", silence_s=0.5)
+
+
+def test_refused_message_loses_the_connection(run):
+    def provoke(scripted: ScriptedCore, channel: CoreChannel) -> None:
+        channel.send(Ping(12345))
+
+    loses(run, provoke, "stale epoch")
+
+
+def test_core_that_shuts_down_is_lost(run):
+    def provoke(scripted: ScriptedCore, channel: CoreChannel) -> None:
+        scripted.core.endpoint.broadcast(ShuttingDown(9))
+
+    loses(run, provoke, "shutting down")
+
+
+def test_malformed_message_from_the_core_loses_the_connection(run):
+    def provoke(scripted: ScriptedCore, channel: CoreChannel) -> None:
+        (identity,) = scripted.core.endpoint.frontends
+        scripted.core.endpoint._transmit(identity, b"\xc1 not a message")
+
+    loses(run, provoke, "malformed")
+
+
+def test_messages_of_another_epoch_are_dropped(run):
+    async def main() -> None:
+        scripted, heard = ScriptedCore(epoch=9), Listener()
+        connecting = asyncio.create_task(CoreChannel.connect(scripted.core.endpoint.address, **heard.options()))
+        await scripted.until(connecting.done)
+        endpoint = scripted.core.endpoint
+        (identity,) = endpoint.frontends
+        endpoint._transmit(identity, endpoint._encoder.encode(outputs(8, 0, 666)))
+        endpoint._transmit(identity, endpoint._encoder.encode(ShuttingDown(8)))
+        endpoint._transmit(identity, endpoint._encoder.encode(make_beat(8)))
+        endpoint.send(identity, outputs(9, 0, 1))
+        await scripted.until(lambda: heard.messages)
+        assert heard.tokens() == [1] and heard.log == [9]
+        await connecting.result().close()
+        endpoint.close(linger_s=0)
+
+    run(main())
+
+
+def test_core_replaced_at_the_same_address_loses_doubles_and_mixes_nothing(run, tmp_path, make_core):
+    """A stream of requests while cores come and go: each answer belongs to a request of the same core's life, once."""
+    address = f"ipc://{tmp_path}/core"
+    held: list[tuple[LoopingCore, bytes, AddRequest]] = []
+
+    def answer_every_second(core: LoopingCore, identity: bytes, message: FrontendMessage) -> None:
+        if isinstance(message, AddRequest) and message.id % 2 == 0:
+            echo(core, identity, message)
+        else:
+            held.append((core, identity, message))
+
+    async def main() -> None:
+        heard = Listener()
+        core = make_core(answer_every_second, address=address, epoch=1)
+        channel = await CoreChannel.connect(address, **heard.options())
+        next_id, sent = 0, {}
+        for epoch in (1, 2, 3):
+            await heard.until(lambda epoch=epoch: heard.log and heard.log[-1] == epoch)
+            seen = len(heard.messages)
+            assert channel.epoch == epoch
+            for _ in range(40):
+                channel.send(add(channel, next_id))
+                sent[next_id] = epoch
+                next_id += 1
+            await heard.until(lambda seen=seen: len([t for m in heard.messages[seen:] for t in m.tokens]) == 20 * 4)
+            with pytest.raises(ChannelDown):
+                core.stop()
+                for _ in range(100_000):  # into the dying connection: none may reach the successor
+                    channel.send(add(channel, 10**6 + next_id))
+                    await asyncio.sleep(0)
+            if epoch < 3:
+                core = make_core(answer_every_second, address=address, epoch=epoch + 1)
+        got = [(m.epoch, t) for m in heard.messages for t in np.frombuffer(m.tokens, np.int32).tolist()]
+        assert sorted(got) == sorted((epoch, i) for i, epoch in sent.items() if i % 2 == 0)
+        assert all(message.epoch == core.epoch for core, _, message in held)
+        assert {m.id for _, _, m in held if m.id < 10**6} == {i for i in sent if i % 2}
+        assert not [m for c, _, m in held if m.id >= 10**6 and c.epoch != m.epoch]
+        await channel.close()
+
+    run(main())
+
+
+def test_files_already_held_are_not_sent_again(run, tmp_path, make_core):
+    address = f"ipc://{tmp_path}/core"
+
+    async def main() -> None:
+        heard = Listener()
+        core = make_core(address=address, epoch=1)
+        channel = await CoreChannel.connect(address, **heard.options())
+        core.stop()
+        await heard.until(lambda: len(heard.log) == 2)
+        second = make_core(address=address, epoch=2)
+        second.core.endpoint._files = {}  # it would refuse to give one
+        await heard.until(lambda: len(heard.log) == 3)
+        assert heard.log[2] == 2 and channel.files == FILES
+        await channel.close()
+
+    run(main())
+
+
+def test_file_that_is_not_what_was_announced_is_never_served(run, make_core):
+    core = make_core()
+    core.core.endpoint._files = dict.fromkeys(FILES, b"something else")
+
+    async def main() -> None:
+        with pytest.raises(ChannelDown, match="not the one it announced"):
+            await CoreChannel.connect(core.address, on_message=print, timeout_s=0.5)
+
+    run(main())
