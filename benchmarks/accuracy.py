@@ -1,7 +1,7 @@
 """How many held-out questions a model answers exactly, task by task: the proof that a server computes what it should.
 
 Against any OpenAI-compatible server:    python benchmarks/accuracy.py --url http://127.0.0.1:8000 --concurrency 16
-Against transformers, with no server:    python benchmarks/accuracy.py --engine transformers --model enginecore/bundled
+Against transformers, with no server:    python benchmarks/accuracy.py --engine transformers --model enginecore/loading/bundled
 
 Every question is greedy (temperature 0) through /v1/chat/completions. An answer counts when it equals the expected text, a
 function call when its name and its arguments do. The questions come from tiny_data.py, seeded; none of them is in the tiny

@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import workloads
 from servers import machine
 
-from quire.workers.model_config import ModelConfig, read_model_config
+from quire.workers.models.config import ModelConfig, read_model_config
 
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]  # x [M, K], w [N, K], out [M, N]
 
@@ -178,7 +178,7 @@ def products(device: torch.device) -> list[Product]:
     """The ways to compute x @ w^T into `out`: torch's, and whatever Quire takes for so many rows."""
     ways: list[Product] = [lambda x, w, out: torch.mm(x, w.t(), out=out)]
     if device.type == "cuda":
-        from quire.kernels.linear import skinny_linear
+        from quire.kernels.linear.linear import skinny_linear
 
         ways.append(lambda x, w, out: skinny_linear(x, w, out=out))
     return ways

@@ -19,9 +19,9 @@ import uvloop
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from quire.frontend.dispatch import Dispatcher
-from quire.frontend.stream import RequestState, Stream
-from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.client.dispatch import Dispatcher
+from quire.frontend.client.stream import RequestState, Stream
+from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.messages import CoreMessage, Finished, StepOutputs, TokenLogprobs
 from quire.ipc.sampling import SamplingParams
 

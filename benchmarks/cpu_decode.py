@@ -141,7 +141,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     batches = [int(n) for n in args.batch.split(",")]
     results = []
-    for folder in args.folders or [REPO / "enginecore/bundled"]:
+    for folder in args.folders or [REPO / "enginecore/loading/bundled"]:
         results.append(measure(folder, batches, args))
         report(results[-1], batches)
     machine = {"cpu": platform.processor() or platform.machine(), "torch": torch.__version__, "threads": args.threads}

@@ -1,6 +1,6 @@
 """Host time of a decode step, no GPU needed: from "the GPU's result is visible" to "the next plan is published", and beyond.
 
-The core side runs the real EngineCore, Scheduler, CoreEndpoint and rings. The worker is faked: it writes the result ring and
+The core side runs the real EngineCore, Scheduler, CoreToFrontends and rings. The worker is faked: it writes the result ring and
 nothing else; so is the frontend, a process of its own that sends the requests through ZeroMQ and reads what comes. Two ways:
 
     inline (default)  core and fake worker take turns in one thread: the code's own cost, whatever else the machine does
@@ -40,16 +40,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 from load_stats import percentiles
 
 from quire.enginecore.core import CoreConfig, EngineCore
-from quire.enginecore.scheduler import ScheduledStep, SchedulerConfig
+from quire.enginecore.scheduling.scheduler import ScheduledStep, SchedulerConfig
 from quire.enginecore.workers import RING_WORDS, WorkerGroup
 from quire.ipc.config import WorkerConfig
-from quire.ipc.core_endpoint import CoreEndpoint, new_epoch
+from quire.ipc.links.core_and_workers import CoreToWorkers
+from quire.ipc.links.core_to_frontends import CoreToFrontends, new_epoch
 from quire.ipc.messages import PROTOCOL_VERSION, EngineLimits, Welcome
-from quire.ipc.process import Child
-from quire.ipc.result_ring import ResultRing
-from quire.ipc.ring import PlanReader, PlanRing
+from quire.ipc.process.children import Child
 from quire.ipc.sampling import SamplingParams
-from quire.ipc.worker_channel import WorkerEndpoint
+from quire.ipc.step.plan_ring import PlanReader, PlanRing
+from quire.ipc.step.result_ring import ResultRing
 
 ROWS = (1, 64, 256, 1024)
 BLOCK_SIZE = 64
@@ -83,7 +83,7 @@ class FakeWorkers(WorkerGroup):
     def start(self) -> None:
         self.plan_ring = PlanRing.create(RING_WORDS, 1)
         self.result_ring = ResultRing.create(self.template.max_num_seqs)
-        self._endpoint = WorkerEndpoint(1)
+        self._endpoint = CoreToWorkers(1)
         plan_fds, result_fds = self.plan_ring.fds(0), self.result_ring.fds()
         idle = [sys.executable, "-S", "-c", "import sys; sys.stdin.read()"]
         command = self._command(plan_fds, result_fds) if self._command else idle
@@ -129,7 +129,7 @@ def engine(args: argparse.Namespace, rows: int, steps: int, command: Any = None)
     workers = FakeWorkers(worker, command)
     epoch = new_epoch()
     welcome = Welcome(epoch, PROTOCOL_VERSION, ["m"], limits, [], [2], "0", 1, 60.0, True)
-    endpoint = CoreEndpoint(None, epoch=epoch, welcome=welcome, files={})
+    endpoint = CoreToFrontends(None, epoch=epoch, welcome=welcome, files={})
     workers.start()
     frontend = subprocess.Popen(
         [sys.executable, PEERS, "frontend", endpoint.address, str(rows), str(max_tokens)], stdin=subprocess.PIPE

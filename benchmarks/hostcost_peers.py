@@ -15,10 +15,10 @@ import numpy as np
 import zmq
 
 from quire.ipc.messages import IDENTITY_BYTES, PROTOCOL_VERSION, AddRequest, CoreMessage, Hello, Ping
-from quire.ipc.plan import H_NUM_DECODE_ROWS, H_NUM_PREFILL_ROWS
-from quire.ipc.result_ring import ResultRing
-from quire.ipc.ring import PlanReader
 from quire.ipc.sampling import SamplingParams
+from quire.ipc.step.plan import H_NUM_DECODE_ROWS, H_NUM_PREFILL_ROWS
+from quire.ipc.step.plan_ring import PlanReader
+from quire.ipc.step.result_ring import ResultRing
 
 MAX_PROMPT = 128  # prompts are staggered, so that rows do not fill their blocks in the same step
 clock = time.perf_counter_ns

@@ -28,13 +28,13 @@ import uvloop
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from quire.frontend.dispatch import Dispatcher
-from quire.frontend.http.app import App
-from quire.frontend.http.protocol import Connection
-from quire.frontend.http.shared import Server
-from quire.frontend.outputs import Delta, RequestMetrics
-from quire.frontend.stream import RequestState, Stream
-from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.client.dispatch import Dispatcher
+from quire.frontend.client.outputs import Delta, RequestMetrics
+from quire.frontend.client.stream import RequestState, Stream
+from quire.frontend.http.api.app import App
+from quire.frontend.http.protocol.connection import Connection
+from quire.frontend.http.server_state import Server
+from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.messages import CoreMessage, EngineLimits, Finished, Started, StepOutputs, Welcome
 
 BODY = {"messages": [{"role": "user", "content": "hi"}], "stream": True, "max_tokens": 10**6}

@@ -24,7 +24,7 @@ import psutil
 
 START_TIMEOUT_S = 600.0
 NAMES = {
-    "quire.frontend.cli": "serve",
+    "quire.frontend.cli.main": "serve",
     "quire.frontend.http": "frontend",
     "quire.enginecore": "core",
     "quire.workers": "worker",
@@ -39,7 +39,7 @@ class Sample(NamedTuple):
 @contextlib.contextmanager
 def server(arguments: list[str]) -> Iterator[psutil.Process]:
     """`quire serve` at a free port, ready, with one request answered."""
-    command = [sys.executable, "-P", "-m", "quire.frontend.cli", "serve", "--port", "0", *arguments]
+    command = [sys.executable, "-P", "-m", "quire.frontend.cli.main", "serve", "--port", "0", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         complete(ready_url(process))

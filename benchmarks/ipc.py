@@ -24,9 +24,10 @@ import numpy as np
 import uvloop
 import zmq
 
-from quire.ipc.core_endpoint import CoreEndpoint
-from quire.ipc.curve import CoreKeys, FrontendKeys, make_keys
-from quire.ipc.frontend_channel import CoreChannel
+from quire.ipc.links.core_and_workers import CoreToWorkers, WorkerToCore
+from quire.ipc.links.core_to_frontends import CoreToFrontends
+from quire.ipc.links.curve import CoreKeys, FrontendKeys, make_keys
+from quire.ipc.links.frontend_to_core import FrontendToCore
 from quire.ipc.messages import (
     PROTOCOL_VERSION,
     AddRequest,
@@ -40,12 +41,11 @@ from quire.ipc.messages import (
     WorkerPromptLogprobs,
     WorkerReady,
 )
-from quire.ipc.plan import BLOCK_WORDS, PREFILL_WORDS, SLOT_WORDS, StepPlan, decode_plan
-from quire.ipc.process import Child, child_main_config, spawn, tell_parent
-from quire.ipc.result_ring import ResultRing, RowLogprobs
-from quire.ipc.ring import KIND_PLAN, KIND_SHUTDOWN, PlanReader, PlanRing
+from quire.ipc.process.children import Child, child_main_config, spawn, tell_parent
 from quire.ipc.sampling import SamplingParams
-from quire.ipc.worker_channel import WorkerChannel, WorkerEndpoint
+from quire.ipc.step.plan import BLOCK_WORDS, PREFILL_WORDS, SLOT_WORDS, StepPlan, decode_plan
+from quire.ipc.step.plan_ring import KIND_PLAN, KIND_SHUTDOWN, PlanReader, PlanRing
+from quire.ipc.step.result_ring import ResultRing, RowLogprobs
 
 ROWS = 256  # of a step
 STREAM = 64  # tokens in one StepOutputs
@@ -100,7 +100,7 @@ async def _frontend(role: Role) -> None:
             await arrived.wait()
         num_tokens -= expected
 
-    channel = await CoreChannel.connect(role.address, on_message=on_message, keys=role.keys)
+    channel = await FrontendToCore.connect(role.address, on_message=on_message, keys=role.keys)
     request = AddRequest(channel.epoch, ECHO, bytes(4 * 1000), SamplingParams())
     times = []
     for _ in range(role.rounds):
@@ -123,7 +123,7 @@ async def _frontend(role: Role) -> None:
 
 def control(role: Role) -> None:
     """A worker on its control link: AllocateKV(n) is answered by WorkerReady if n is 1, else by n prompt logprobs; 0 ends."""
-    channel = WorkerChannel(role.address, rank=0, epoch=1)
+    channel = WorkerToCore(role.address, rank=0, epoch=1)
     ready, column = WorkerReady(0, 0.0), bytes(4 * POSITIONS)
     large = WorkerPromptLogprobs(0, 1, 0, column, column, column * NUM_TOP, column * NUM_TOP)
     channel.send(ready)
@@ -282,7 +282,7 @@ def measure_zmq(table: Table, rounds: int, curve: bool) -> None:
         own, theirs = make_keys(), make_keys()
         link, address = "tcp + CURVE", "tcp://127.0.0.1:*"
         core_keys, keys = CoreKeys(own, frozenset([theirs.public])), FrontendKeys(theirs, own.public)
-    endpoint = CoreEndpoint(address, epoch=1, keys=core_keys)
+    endpoint = CoreToFrontends(address, epoch=1, keys=core_keys)
     limits = EngineLimits(1024, 512, 64, 20, 4096)
     endpoint.set_welcome(Welcome(1, PROTOCOL_VERSION, ["m"], limits, [], [0], "0", 0, 60.0, True), {})
     poller = zmq.Poller()
@@ -313,12 +313,12 @@ def measure_zmq(table: Table, rounds: int, curve: bool) -> None:
     table.add(f"{link}: request of 1000 tokens out, first token back", report["times"][rounds // 10 :])
     merged = f"(merged: {report['merged']:.1f} steps a message)"
     table.add(f"{link}: steps of {STREAM} tokens at full speed, each", report["per_step"], note=merged)
-    table.add(f"{link}: CoreEndpoint.send, StepOutputs of {STREAM} tokens", send_times)
+    table.add(f"{link}: CoreToFrontends.send, StepOutputs of {STREAM} tokens", send_times)
 
 
 def measure_control(table: Table, rounds: int) -> None:
     """A worker in its own process and the core's end here: a command and its answer; then large results at full speed."""
-    endpoint = WorkerEndpoint(epoch=1)
+    endpoint = CoreToWorkers(epoch=1)
     poller = zmq.Poller()
     for source in endpoint.sockets():
         poller.register(source, zmq.POLLIN)

@@ -27,11 +27,11 @@ from ceilings import copy_rate, eager_seconds
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from quire.kernels.attention_decode import decode_attention
-from quire.kernels.attention_decode_schedule import DecodeConfig, DecodeWorkspace, decode_schedule
-from quire.kernels.attention_prefill import prefill_attention
-from quire.kernels.attention_prefill_schedule import PrefillConfig, PrefillWorkspace, prefill_schedule
-from quire.kernels.dependent_launch import PLAIN, mode_for
+from quire.kernels.attention.decode import decode_attention
+from quire.kernels.attention.decode_schedule import DecodeConfig, DecodeWorkspace, decode_schedule
+from quire.kernels.attention.prefill import prefill_attention
+from quire.kernels.attention.prefill_schedule import PrefillConfig, PrefillWorkspace, prefill_schedule
+from quire.kernels.triton_support.dependent_launch import PLAIN, mode_for
 
 L2_BYTES = 60 << 20
 SHARED_BYTES = 227 << 10

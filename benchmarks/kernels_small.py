@@ -22,10 +22,14 @@ import torch
 import torch.nn.functional as F
 from ceilings import replay_seconds
 
-from quire.kernels import activation, linear, norm, rope_kv, sampler, split_linear, step_inputs
-from quire.kernels import tables as t
-from quire.kernels.dependent_launch import LATE, PLAIN
-from quire.kernels.hopper import MAX_ROWS, available, num_sms
+from quire.kernels.attention import rope_kv
+from quire.kernels.elementwise import activation, norm
+from quire.kernels.linear import linear, split_linear
+from quire.kernels.sampling import sampler
+from quire.kernels.step import step_inputs
+from quire.kernels.step import tables as t
+from quire.kernels.triton_support.dependent_launch import LATE, PLAIN
+from quire.kernels.triton_support.hopper import MAX_ROWS, available, num_sms
 
 ROTATED_BYTES = 256 << 20
 DTYPE = torch.bfloat16
@@ -281,7 +285,7 @@ SPLIT_CANDIDATES = [
 
 def bench_stream(table: Table, m: Model, rows: int, tune: bool) -> None:
     """Hopper's kernel for 2 to 64 rows, in a chain of dependent launches, beside cuBLAS; gate_up with SiLU."""
-    from quire.kernels import linear_hopper as kernel
+    from quire.kernels.linear import linear_hopper as kernel
 
     for name, (n, k) in m.linears.items():
         weights, x = [random(n, k) for _ in range(copies(n * k * 2))], random(rows, k)
@@ -307,7 +311,7 @@ def bench_stream(table: Table, m: Model, rows: int, tune: bool) -> None:
 
 
 def stream_candidates(rows: int, is_gated: bool, in_parts: bool) -> list[Any]:
-    from quire.kernels import linear_hopper as kernel
+    from quire.kernels.linear import linear_hopper as kernel
 
     found = []
     for block_k, sharing, parts in itertools.product((64, 128), (1, 2, 3), (1, 2, 4, 8) if in_parts else (1,)):
@@ -335,7 +339,7 @@ def main() -> None:
     parser.add_argument("--only", default="norm,silu,rope,step,sampler,linear,split,stream")
     parser.add_argument("--rows", default="1,16,64,256,1024")
     parser.add_argument("--linear-rows", default="1,2,4,8,16,32,64")
-    parser.add_argument("--pdl", type=int, choices=(0, 1, 2), default=0, help="mode of kernels/dependent_launch.py")
+    parser.add_argument("--pdl", type=int, choices=(0, 1, 2), default=0, help="mode of triton_support/dependent_launch.py")
     parser.add_argument("--tune", action="store_true", help="sweep configurations of silu_mul, rope_kv and linear layers")
     parser.add_argument("--bandwidth", type=float, default=4.8, help="of the memory, in TB/s")
     args = parser.parse_args()

@@ -30,7 +30,7 @@ Run = Callable[[list[list[int]], list[int]], float]  # prompts, output lengths -
 
 
 def open_quire(args: argparse.Namespace) -> tuple[Run, Callable[[], None], int]:
-    from quire.frontend.llm import LLM, SamplingParams
+    from quire.frontend.client.llm import LLM, SamplingParams
 
     options = {"load_format": args.load_format, "enable_prefix_caching": False, "dtype": args.dtype, "device": args.device}
     options |= json.loads(args.options)

@@ -53,7 +53,7 @@ def engine_command(engine: str, model: str, *, port: int, load_format: str, max_
     common += ["--gpu-memory-utilization", str(memory), "--no-enable-prefix-caching", *shlex.split(options)]
     url = f"http://127.0.0.1:{port}"
     if engine == "quire":
-        return Command(engine, [sys.executable, "-m", "quire.frontend.cli", *common], url, model)
+        return Command(engine, [sys.executable, "-m", "quire.frontend.cli.main", *common], url, model)
     if engine not in ("vllm", "vllm-rust"):
         raise ValueError(f"no engine is named {engine!r}; there are quire, vllm and vllm-rust")
     env = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_USE_V2_MODEL_RUNNER": "1"}

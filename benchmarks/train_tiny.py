@@ -1,6 +1,6 @@
 """Trains the tiny model that ships inside Quire: a Llama of under 4M parameters and its tokenizer, in minutes on one GPU.
 
-    python benchmarks/train_tiny.py --minutes 7.5 --out enginecore/bundled      # a GPU, 16 cores
+    python benchmarks/train_tiny.py --minutes 7.5 --out enginecore/loading/bundled      # a GPU, 16 cores
     python benchmarks/train_tiny.py --tiny --minutes 1 --out /tmp/tiny          # the same path on a CPU, to see it run
 
 One command does it all: a byte-level BPE tokenizer on tiny_data's text; background processes that write and pack documents

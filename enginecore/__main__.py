@@ -4,8 +4,8 @@ import signal
 import sys
 
 from quire.ipc.config import EngineConfig
-from quire.ipc.logs import set_up_logging
-from quire.ipc.process import WORKER_MODULE, begin, child_main_config, tell_parent
+from quire.ipc.process.children import WORKER_MODULE, begin, child_main_config, tell_parent
+from quire.ipc.process.logs import set_up_logging
 
 
 def main() -> None:

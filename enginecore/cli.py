@@ -2,14 +2,14 @@
 
 import sys
 
-from quire.ipc.command import CommandParser, quiet_interrupts
+from quire.ipc.process.command import CommandParser, quiet_interrupts
 from quire.ipc.version import VERSION
 
 
 def main(argv: list[str] | None = None) -> None:
     with quiet_interrupts():
         from quire.ipc.config import add_engine_arguments, engine_config_from
-        from quire.ipc.logs import set_up_logging
+        from quire.ipc.process.logs import set_up_logging
 
     parser = CommandParser(
         prog="enginecore",
@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> None:
         parser.error(str(error))
     set_up_logging()
     with quiet_interrupts():
-        from quire.ipc.process import WORKER_MODULE, begin
+        from quire.ipc.process.children import WORKER_MODULE, begin
 
         worker = begin(WORKER_MODULE)  # it loads torch meanwhile
         from quire.enginecore.daemon import StartupError, Stopped, run_engine

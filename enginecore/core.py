@@ -14,10 +14,10 @@ import zmq
 
 from quire.enginecore.intake import Intake, IntakeConfig
 from quire.enginecore.publish import messages_of, read_logprobs
-from quire.enginecore.scheduler import ScheduledStep, Scheduler, SchedulerConfig, StepOutput
+from quire.enginecore.scheduling.scheduler import ScheduledStep, Scheduler, SchedulerConfig, StepOutput
 from quire.enginecore.stats import StatsLine
 from quire.enginecore.workers import WorkerGroup, WorkersFailed
-from quire.ipc.core_endpoint import CoreEndpoint, name_of
+from quire.ipc.links.core_to_frontends import CoreToFrontends, name_of
 from quire.ipc.messages import (
     Abort,
     AddRequest,
@@ -31,9 +31,9 @@ from quire.ipc.messages import (
     ShuttingDown,
     WorkerPromptLogprobs,
 )
-from quire.ipc.plan import PREFILL_PROMPT_LOGPROBS
-from quire.ipc.result_ring import STEP_MASK
 from quire.ipc.sampling import loggable
+from quire.ipc.step.plan import PREFILL_PROMPT_LOGPROBS
+from quire.ipc.step.result_ring import STEP_MASK
 
 log = logging.getLogger("quire.enginecore")
 
@@ -84,7 +84,7 @@ class Expected:
 
 
 class EngineCore:
-    def __init__(self, config: CoreConfig, endpoint: CoreEndpoint, workers: WorkerGroup):
+    def __init__(self, config: CoreConfig, endpoint: CoreToFrontends, workers: WorkerGroup):
         self.config = config
         self.endpoint = endpoint
         self.workers = workers
@@ -240,7 +240,7 @@ class EngineCore:
                 self._fill()  # the workers go on while the results are sent
             finally:
                 self._publish(out, logprobs)
-        self.scheduler.settle()
+        self.scheduler.register_filled_blocks()
         self._stats.step(len(step.slots), step.num_tokens)
         return True
 

@@ -17,8 +17,8 @@ import zmq
 
 from quire.enginecore.core import BEAT_INTERVAL_S, CoreConfig, EngineCore
 from quire.enginecore.device import find_gpus
-from quire.enginecore.kv_manager import KVManager
-from quire.enginecore.model_files import (
+from quire.enginecore.kv.manager import KVManager
+from quire.enginecore.loading.model_files import (
     ModelFilesError,
     ModelSummary,
     frontend_files,
@@ -26,15 +26,15 @@ from quire.enginecore.model_files import (
     resolve_model,
     resolve_tokenizer,
 )
-from quire.enginecore.scheduler import SchedulerConfig
-from quire.enginecore.smoothing import smooth_tokens
+from quire.enginecore.scheduling.prefill_budget import smooth_tokens
+from quire.enginecore.scheduling.scheduler import SchedulerConfig
 from quire.enginecore.workers import WorkerGroup, WorkersFailed
 from quire.ipc.config import EngineConfig, WorkerConfig
-from quire.ipc.core_endpoint import CoreEndpoint, file_infos, new_epoch
-from quire.ipc.cpus import cpu_share
-from quire.ipc.curve import CoreKeys, load_core_keys, make_keys, write_keys
+from quire.ipc.links.core_to_frontends import CoreToFrontends, file_infos, new_epoch
+from quire.ipc.links.curve import CoreKeys, load_core_keys, make_keys, write_keys
 from quire.ipc.messages import PROTOCOL_VERSION, Beat, EngineLimits, Welcome, WorkerProfile
-from quire.ipc.process import Child
+from quire.ipc.process.children import Child
+from quire.ipc.process.cpus import cpu_share
 from quire.ipc.version import VERSION
 
 log = logging.getLogger("quire.enginecore")
@@ -211,7 +211,7 @@ def _log_sizes(worker: WorkerConfig, profile: WorkerProfile, capacity: int) -> N
 
 
 # ------------------------------------------------------------------------------------------------------- start-up
-def _wait_until_ready(workers: WorkerGroup, endpoint: CoreEndpoint, say_every_s: float = SAY_EVERY_S) -> WorkerProfile:
+def _wait_until_ready(workers: WorkerGroup, endpoint: CoreToFrontends, say_every_s: float = SAY_EVERY_S) -> WorkerProfile:
     """What the workers can hold, once they are ready. Frontends that come before wait for their Welcome, and hear beats."""
     started, say_after_s = time.monotonic(), say_every_s
     poller = zmq.Poller()
@@ -236,9 +236,9 @@ def _wait_until_ready(workers: WorkerGroup, endpoint: CoreEndpoint, say_every_s:
     return workers.profile
 
 
-def _endpoint(config: EngineConfig) -> CoreEndpoint:
+def _endpoint(config: EngineConfig) -> CoreToFrontends:
     try:
-        return CoreEndpoint(config.listen, epoch=new_epoch(), keys=_core_keys(config))
+        return CoreToFrontends(config.listen, epoch=new_epoch(), keys=_core_keys(config))
     except (OSError, ValueError, zmq.ZMQError) as error:
         raise StartupError(f"cannot listen at {config.listen}: {error}") from error
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quire.enginecore.block_pool import BlockHasher
-from quire.enginecore.sequence import Sequence
+from quire.enginecore.kv.pool import BlockHasher
+from quire.enginecore.scheduling.sequence import Sequence
 from quire.ipc.messages import MAX_REQUEST_ID, AddRequest, EngineLimits, RequestError, sequence_key
 from quire.ipc.sampling import check_against
 

@@ -4,9 +4,9 @@ from collections import defaultdict
 
 import numpy as np
 
-from quire.enginecore.scheduler import StepOutput
+from quire.enginecore.scheduling.scheduler import StepOutput
 from quire.ipc.messages import Finished, Started, StepOutputs, TokenLogprobs
-from quire.ipc.result_ring import ResultRing
+from quire.ipc.step.result_ring import ResultRing
 
 
 def read_logprobs(out: StepOutput, ring: ResultRing, step: int, num_logprobs: np.ndarray) -> list[TokenLogprobs]:

@@ -18,12 +18,12 @@ import numpy as np
 import zmq
 
 from quire.ipc.config import WorkerConfig
+from quire.ipc.links.core_and_workers import CoreToWorkers
 from quire.ipc.messages import AllocateKV, WorkerFailed, WorkerMessage, WorkerProfile, WorkerPromptLogprobs, WorkerReady
-from quire.ipc.plan import H_WORLD_SIZE
-from quire.ipc.process import WORKER_MODULE, Child, begin
-from quire.ipc.result_ring import ResultRing
-from quire.ipc.ring import KIND_MASK, KIND_PLAN, KIND_SHUTDOWN, PlanRing, RingCorrupt, RingFull
-from quire.ipc.worker_channel import WorkerEndpoint
+from quire.ipc.process.children import WORKER_MODULE, Child, begin
+from quire.ipc.step.plan import H_WORLD_SIZE
+from quire.ipc.step.plan_ring import KIND_MASK, KIND_PLAN, KIND_SHUTDOWN, PlanRing, RingCorrupt, RingFull
+from quire.ipc.step.result_ring import ResultRing
 
 RING_WORDS = 8 << 20  # int32: room for the largest plan several times over; pages are touched as the ring turns
 RING_TIMEOUT_S = 10.0
@@ -47,7 +47,7 @@ class WorkerGroup:
         self.profile: WorkerProfile | None = None
         self.started_at = 0.0
         self._children: list[Child] = []
-        self._endpoint: WorkerEndpoint | None = None
+        self._endpoint: CoreToWorkers | None = None
 
     # --------------------------------------------------------------------------------------------------- life cycle
     def start(self) -> None:
@@ -58,7 +58,7 @@ class WorkerGroup:
         self._ready: set[int] = set()
         self.plan_ring = PlanRing.create(RING_WORDS, self.world_size)
         self.result_ring = ResultRing.create(self.template.max_num_seqs)
-        self._endpoint = WorkerEndpoint(self.generation)
+        self._endpoint = CoreToWorkers(self.generation)
         for rank in range(self.world_size):
             child, self._begun = self._begun or begin(WORKER_MODULE), None
             self._children.append(child)

@@ -1,6 +1,6 @@
 """Starting the engine core as a child process, for `LLM` and for `quire serve`: from configuration to an address, or an error.
 
-The child's own children (workers) are its business. It ends with us whatever happens (see quire.ipc.process); `stop` ends it in
+The child's own children (workers) are its business. It ends with us whatever happens (process/children.py); `stop` ends it in
 order: SIGTERM, time to finish, SIGKILL. Of an engine that somebody else has started, its coming and going is logged.
 """
 
@@ -10,9 +10,9 @@ import signal
 import time
 from typing import Self
 
-from quire.frontend.client import AsyncClient
+from quire.frontend.client.async_client import AsyncClient
 from quire.ipc.config import EngineConfig
-from quire.ipc.process import CORE_MODULE, Child, begin
+from quire.ipc.process.children import CORE_MODULE, Child, begin
 
 log = logging.getLogger("quire.serve")
 

@@ -1,7 +1,7 @@
 """Per-process configuration: frozen structs, resolved once at launch and passed to constructors. Also the engine's flags.
 
 `EngineConfig` is what a user may set (the flags of `enginecore` and `quire serve`, the options of `LLM`); `WorkerConfig` is
-what the core tells each worker. They travel to a child process as JSON over its control pipe (see process.py).
+what the core tells each worker. They travel to a child process as JSON over its control pipe (see children.py).
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Every message between processes, as frozen msgspec structs: one tagged union per direction, encoded with msgpack as arrays.
 
 Frontend -> core: `FrontendMessage`. Core -> frontend: `CoreMessage`. Worker -> core: `WorkerMessage`. Core -> worker:
-`WorkerCommand` (start-up only: what travels every step goes through the rings, see plan.py and ring.py).
+`WorkerCommand` (start-up only: what travels every step goes through the rings, see plan.py and plan_ring.py).
 Each message carries the core's epoch, a number drawn when the core starts, so that a message meant for an earlier core is
 refused and never mistaken. Arrays of numbers travel as little-endian bytes; a receiver reads them with numpy.frombuffer.
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from quire.frontend.llm import LLM, SamplingParams
+from quire.frontend.client.llm import LLM, SamplingParams
 
 ROOT = Path(__file__).parents[1]
 HEAVY = ("torch", "transformers", "triton")
 # Runs by itself, once for a checkpoint, and ends: a tokenizer that is not a tokenizer.json is converted by transformers.
-CONVERTER = "quire.enginecore.convert_tokenizer"
+CONVERTER = "quire.enginecore.loading.convert_tokenizer"
 
 IMPORT_ALL = f"""
 import importlib, json, sys
@@ -58,7 +58,7 @@ def test_a_module_that_imports_torch_is_seen():
     assert json.loads(python("-c", IMPORT_ALL, "json", "torch"))["torch"] == ["torch"]
 
 
-@pytest.mark.parametrize("module", ["quire.frontend.cli", "quire.enginecore.cli"])
+@pytest.mark.parametrize("module", ["quire.frontend.cli.main", "quire.enginecore.cli"])
 def test_help_needs_little(module):
     """The command line answers at once: neither messages, ZeroMQ nor tokenizers are loaded to print a page of help."""
     timed = subprocess.run([sys.executable, "-P", "-X", "importtime", "-m", module, "--help"], capture_output=True, text=True)

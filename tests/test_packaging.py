@@ -89,7 +89,7 @@ def test_the_wheel_holds_every_file_of_the_folders_and_nothing_else(source, whee
     info = {name for name in held if name.startswith(f"quire-{VERSION}.dist-info/")}
     assert held - info == expected
     assert f"quire-{VERSION}.dist-info/licenses/LICENSE" in info
-    assert "quire/enginecore/bundled/model.safetensors" in held
+    assert "quire/enginecore/loading/bundled/model.safetensors" in held
 
 
 IMPORT_ALL = """
@@ -114,7 +114,7 @@ def test_console_scripts_run(installed):
 @pytest.mark.slow
 def test_the_installation_generates_text_with_its_bundled_model(installed):
     code = """if True:
-        from quire.frontend.llm import LLM, SamplingParams
+        from quire.frontend.client.llm import LLM, SamplingParams
         with LLM(device="cpu", max_model_len=64) as llm:
             (output,) = llm.generate("Once", SamplingParams(max_tokens=8, ignore_eos=True), use_tqdm=False)
             print(len(output.outputs[0].token_ids))
@@ -145,7 +145,7 @@ def test_another_package_named_kernels_lives_beside_us(kind, stand_in, source, r
         import kernels, kernels.norm
         from importlib.util import find_spec
         assert kernels.get_kernel() == kernels.norm.get_kernel() == "theirs"
-        print(find_spec("quire.kernels.norm").origin)
+        print(find_spec("quire.kernels.elementwise.norm").origin)
     """
     home = environment.folder if kind == "installed" else source
     here = environment.run("python", "-P", "-W", "error", "-c", f"import kernels.norm\n{check}")

@@ -8,10 +8,10 @@ import threading
 from typing import TYPE_CHECKING
 
 from quire.ipc.config import WorkerConfig
-from quire.ipc.logs import set_up_logging
-from quire.ipc.process import child_main_config
-from quire.kernels.triton_key import read_triton_aside
-from quire.workers.cuda_context import make_context_aside
+from quire.ipc.process.children import child_main_config
+from quire.ipc.process.logs import set_up_logging
+from quire.kernels.triton_support.triton_key import read_triton_in_background
+from quire.workers.devices.cuda_context import make_context_in_background
 
 if TYPE_CHECKING:
     from quire.workers.worker import Worker
@@ -33,11 +33,11 @@ def main() -> None:
         os.environ.setdefault(name, value)
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
-    threading.Thread(target=load_aside, name="loader", daemon=True).start()
+    threading.Thread(target=load_in_background, name="loader", daemon=True).start()
     config = child_main_config(WorkerConfig)
     if config.device == "cuda":
-        make_context_aside()
-        read_triton_aside()
+        make_context_in_background()
+        read_triton_in_background()
     set_up_logging()
     faulthandler.register(signal.SIGUSR1)  # the core asks a stuck worker for its stacks before it kills it
     load()(config).run()
@@ -50,7 +50,7 @@ def load() -> "type[Worker]":
     return Worker
 
 
-def load_aside() -> None:
+def load_in_background() -> None:
     """Load while the configuration is waited for."""
     with contextlib.suppress(Exception):  # the main thread will meet it, too
         load()

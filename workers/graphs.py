@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from quire.ipc.plan import (
+from quire.ipc.step.plan import (
     VARIANT_FEATURES,
     VARIANT_FILTER,
     VARIANT_LOGPROBS,
@@ -30,7 +30,7 @@ from quire.ipc.plan import (
 )
 
 if TYPE_CHECKING:
-    from quire.workers.cuda import CudaDevice
+    from quire.workers.devices.cuda import CudaDevice
     from quire.workers.runner import ModelRunner
 
 log = logging.getLogger("quire.workers")

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 from quire.ipc.config import WorkerConfig
-from quire.ipc.plan import BLOCK_WORDS, PREFILL_SAMPLE, PREFILL_WORDS, SLOT_WORDS, VARIANT_RANDOM, StepPlan
+from quire.ipc.step.plan import BLOCK_WORDS, PREFILL_SAMPLE, PREFILL_WORDS, SLOT_WORDS, VARIANT_RANDOM, StepPlan
+from quire.workers.attention.kv_cache import KVCache
 from quire.workers.graphs import most_tokens
-from quire.workers.kv_cache import KVCache
 
 GIB = 1 << 30
 GRAPHS_BYTES = 512 << 20  # captured graphs but for what they compute in, kernels' code, fragmentation

@@ -11,17 +11,17 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from quire.ipc.cpus import cpu_share
-from quire.ipc.plan import (
+from quire.ipc.process.cpus import cpu_share
+from quire.ipc.step.plan import (
     PREFILL_PROMPT_LOGPROBS,
     StepPlan,
     decode_features,
     decode_plan,
 )
-from quire.kernels.features_torch import apply_features
-from quire.kernels.sampler_torch import prompt_logprobs
-from quire.kernels.tables import SlotTables, StepBuffers
-from quire.workers.device import Device, DeviceContext
+from quire.kernels.sampling.logits_processors import apply_features
+from quire.kernels.sampling.sampler_cpu import prompt_logprobs
+from quire.kernels.step.tables import SlotTables, StepBuffers
+from quire.workers.devices.device import Device, DeviceContext
 from quire.workers.graphs import StepGraphs
 from quire.workers.models.decoder import CausalLM
 
@@ -73,7 +73,7 @@ class ModelRunner:
     @torch.inference_mode()
     def compile_kernels(self, words: np.ndarray, *, graphs: bool) -> None:
         """Compile, on all cores, what the plan `words` needs and, if there will be `graphs`, what they need."""
-        from quire.kernels.compile_ahead import compile_only
+        from quire.kernels.triton_support.compile_ahead import compile_only
 
         with compile_only(cpu_share()), self.short_model():
             self._run(decode_plan(words, self._decode_rows), self.device.load_plan(words), no_mask)

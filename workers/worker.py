@@ -14,26 +14,26 @@ import numpy as np
 import torch
 
 from quire.ipc.config import WorkerConfig
-from quire.ipc.cpus import cpu_share
+from quire.ipc.links.core_and_workers import WorkerToCore
 from quire.ipc.messages import AllocateKV, KVGroup, WorkerFailed, WorkerProfile, WorkerPromptLogprobs, WorkerReady
-from quire.ipc.plan import H_STEP, H_WORLD_SIZE, max_plan_words
-from quire.ipc.process import own_fds
-from quire.ipc.result_ring import ResultRing
-from quire.ipc.ring import KIND_MASK, KIND_PLAN, KIND_SHUTDOWN, PlanReader
-from quire.ipc.worker_channel import WorkerChannel
-from quire.kernels.tables import FeaturePool
-from quire.workers.cpu import CpuDevice
-from quire.workers.device import Device, DeviceContext, num_feature_rows
-from quire.workers.kv_cache import KVCache
+from quire.ipc.process.children import own_fds
+from quire.ipc.process.cpus import cpu_share
+from quire.ipc.step.plan import H_STEP, H_WORLD_SIZE, max_plan_words
+from quire.ipc.step.plan_ring import KIND_MASK, KIND_PLAN, KIND_SHUTDOWN, PlanReader
+from quire.ipc.step.result_ring import ResultRing
+from quire.kernels.step.tables import FeaturePool
+from quire.workers.attention.kv_cache import KVCache
+from quire.workers.attention.rope import cos_sin_table
+from quire.workers.devices.cpu import CpuDevice
+from quire.workers.devices.device import Device, DeviceContext, num_feature_rows
+from quire.workers.devices.threads import choose_num_threads
+from quire.workers.loading.prepare_cpu import prepare_model
+from quire.workers.loading.weights import WeightsError, dummy_weights, load_weights
 from quire.workers.memory import Budget, OutOfMemory, cpu_budget, gpu_budget, graphs_bytes, largest_plan
-from quire.workers.model_config import ModelConfig, ModelConfigError, read_model_config
 from quire.workers.models.build import build_model
+from quire.workers.models.config import ModelConfig, ModelConfigError, read_model_config
 from quire.workers.models.decoder import CausalLM
-from quire.workers.prepare_cpu import prepare_model
-from quire.workers.rope import cos_sin_table
 from quire.workers.runner import ModelRunner, PromptRow, no_mask
-from quire.workers.threads import choose_num_threads
-from quire.workers.weights import WeightsError, dummy_weights, load_weights
 
 log = logging.getLogger("quire.workers")
 
@@ -50,7 +50,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class Worker:
     def __init__(self, config: WorkerConfig):
         self.config = config
-        self.channel = WorkerChannel(config.control_address, config.rank, config.epoch)
+        self.channel = WorkerToCore(config.control_address, config.rank, config.epoch)
         self.reader = PlanReader.attach(own_fds(config.plan_ring_fds))
         self.ring = ResultRing.attach(own_fds(config.result_ring_fds)) if config.result_ring_fds else None
         self.device = torch.device("cuda", 0) if config.device == "cuda" else torch.device("cpu")
@@ -136,7 +136,7 @@ class Worker:
     def _make_device(self, ctx: DeviceContext) -> Device:
         if self.config.device == "cpu":
             return CpuDevice(ctx, self.ring)
-        from quire.workers.cuda import CudaDevice
+        from quire.workers.devices.cuda import CudaDevice
 
         return CudaDevice(ctx, self.ring)
 

@@ -3,10 +3,10 @@
 import signal
 import sys
 
-from quire.frontend.client import AsyncClient
+from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.http.server import FrontendConfig, FrontendError, StopSignals, run, serve
-from quire.ipc.logs import set_up_logging
-from quire.ipc.process import child_main_config, tell_parent
+from quire.ipc.process.children import child_main_config, tell_parent
+from quire.ipc.process.logs import set_up_logging
 
 
 def main() -> None:

@@ -19,13 +19,13 @@ from contextlib import suppress
 import msgspec
 import uvloop
 
-from quire.frontend.client import AsyncClient, EngineDown
-from quire.frontend.http.app import App
-from quire.frontend.http.metrics import Metrics
-from quire.frontend.http.protocol import Connection
-from quire.frontend.http.shared import Limits, Server
+from quire.frontend.client.async_client import AsyncClient, EngineDown
+from quire.frontend.http.api.app import App
+from quire.frontend.http.api.metrics import Metrics
+from quire.frontend.http.protocol.connection import Connection
+from quire.frontend.http.server_state import Limits, Server
 from quire.frontend.launcher import tell_of_engine
-from quire.ipc.curve import FrontendKeys, load_keys, make_keys, parse_key, write_keys
+from quire.ipc.links.curve import FrontendKeys, load_keys, make_keys, parse_key, write_keys
 
 log = logging.getLogger("quire.http")
 

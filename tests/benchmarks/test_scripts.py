@@ -15,13 +15,13 @@ import servers
 import soak
 from ceilings import Costs, Measured
 
-from quire.workers.model_config import read_model_config
+from quire.workers.models.config import read_model_config
 
 
 @pytest.fixture
 def costs():
     found = Measured(1e12, {1: 0.001, 16: 0.001, 64: 0.002, 8192: 0.2}, {1: 1e-4, 1024: 5e-4}, 1e14)
-    return Costs(read_model_config("enginecore/bundled"), found)
+    return Costs(read_model_config("enginecore/loading/bundled"), found)
 
 
 @pytest.mark.parametrize("case", ["http", "all"])

@@ -14,8 +14,8 @@ from quire.enginecore import core as core_module
 from quire.enginecore import daemon
 from quire.enginecore.core import AWAKE_S, LATE_S, Expected
 from quire.enginecore.workers import WorkersFailed
+from quire.ipc.links.core_and_workers import WorkerToCore
 from quire.ipc.messages import PromptLogprobs, RequestError, StepOutputs, WorkerPromptLogprobs
-from quire.ipc.worker_channel import WorkerChannel
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_the_core_sleeps_while_prompt_logprobs_are_on_their_way(by_hand):
     core._next_beat = time.monotonic() + 0.2
     core._wait()
     assert time.monotonic() >= core._next_beat - 0.01
-    worker = WorkerChannel(by_hand.workers._endpoint.address, 0, by_hand.workers.generation)
+    worker = WorkerToCore(by_hand.workers._endpoint.address, 0, by_hand.workers.generation)
     worker.send(WorkerPromptLogprobs(0, core._in_flight[0].scheduled.step, 0, bytes(12), bytes(12), b"", b""))
     assert by_hand.answer(frontend, PromptLogprobs).start == 1
     assert by_hand.answer(frontend, StepOutputs).finished[0].reason == "length"

@@ -7,10 +7,10 @@ import pytest
 from enginecore.test_scheduler import Harness
 
 from quire.enginecore.intake import Intake, IntakeConfig
-from quire.enginecore.scheduler import Scheduler, SchedulerConfig
+from quire.enginecore.scheduling.scheduler import Scheduler, SchedulerConfig
 from quire.ipc.messages import AddRequest, EngineLimits, RequestError
-from quire.ipc.plan import H_FEATURES, max_plan_words
 from quire.ipc.sampling import SamplingParams
+from quire.ipc.step.plan import H_FEATURES, max_plan_words
 
 
 def scenario(seed, windows, look):

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import tiny_models
 
-from quire.enginecore import model_files
-from quire.enginecore.model_files import (
+from quire.enginecore.loading import model_files
+from quire.enginecore.loading.model_files import (
     ModelFilesError,
     converted_tokenizer,
     frontend_files,
@@ -212,7 +212,7 @@ def test_a_tokenizer_that_cannot_be_converted_says_why(tmp_path):
 
 def test_core_side_imports_no_torch_and_no_hub():
     code = (
-        "import sys; import quire.enginecore.model_files; "
+        "import sys; import quire.enginecore.loading.model_files; "
         "print([m for m in ('torch', 'transformers', 'huggingface_hub', 'tokenizers') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
@@ -295,7 +295,7 @@ def resolve_in_child(hub, cache, *calls, **env):
     One line a call: the files of the folder, or the error.
     """
     code = (
-        "import json, os, sys, quire.enginecore.model_files as m\n"
+        "import json, os, sys, quire.enginecore.loading.model_files as m\n"
         "for call in json.loads(sys.argv[1]):\n"
         "    try:\n"
         "        folder = m.resolve_model(**call)\n"

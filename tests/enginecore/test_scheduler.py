@@ -9,10 +9,10 @@ from fake_worker import FakeWorker, solo_output
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from quire.enginecore.block_pool import BlockPool
-from quire.enginecore.scheduler import Scheduler, SchedulerConfig
-from quire.enginecore.sequence import Sequence
-from quire.enginecore.smoothing import SMOOTH_TOKENS
+from quire.enginecore.kv.pool import BlockPool
+from quire.enginecore.scheduling.prefill_budget import SMOOTH_TOKENS
+from quire.enginecore.scheduling.scheduler import Scheduler, SchedulerConfig
+from quire.enginecore.scheduling.sequence import Sequence
 from quire.ipc.messages import sequence_key
 from quire.ipc.sampling import SamplingParams
 

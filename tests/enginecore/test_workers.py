@@ -19,10 +19,10 @@ from fake_worker_child import log_of
 
 from quire.enginecore import workers as group
 from quire.enginecore.workers import WorkerGroup, WorkersFailed
+from quire.ipc.links.core_and_workers import CoreToWorkers
 from quire.ipc.messages import RequestError, StepOutputs, WorkerFailed
-from quire.ipc.plan import H_STEP, H_WORLD_SIZE, HEADER_WORDS
-from quire.ipc.ring import KIND_PLAN, PlanRing
-from quire.ipc.worker_channel import WorkerEndpoint
+from quire.ipc.step.plan import H_STEP, H_WORLD_SIZE, HEADER_WORDS
+from quire.ipc.step.plan_ring import KIND_PLAN, PlanRing
 from quire.workers.worker import Worker
 
 TIMEOUT_S = 30.0
@@ -145,7 +145,7 @@ class NoSteps:
 
 
 def test_a_worker_refuses_a_plan_for_another_world_size():
-    ring, endpoint = PlanRing.create(1 << 10, 1), WorkerEndpoint(EPOCH)
+    ring, endpoint = PlanRing.create(1 << 10, 1), CoreToWorkers(EPOCH)
     config = worker_template(2)
     fds = [os.dup(fd) for fd in ring.fds(0)]
     worker = Worker(msgspec.structs.replace(config, epoch=EPOCH, control_address=endpoint.address, plan_ring_fds=fds))

@@ -12,8 +12,8 @@ import pytest
 import toy_tokenizers
 from fake_core import LIMITS, FakeCore, echo, outputs, prompt_of
 
-from quire.frontend import client as client_module
-from quire.frontend.client import (
+from quire.frontend.client import async_client as client_module
+from quire.frontend.client.async_client import (
     AsyncClient,
     EngineDown,
     EngineError,
@@ -21,9 +21,9 @@ from quire.frontend.client import (
     Overloaded,
     TooLong,
 )
-from quire.frontend.outputs import RequestOutput
-from quire.frontend.tokenizer import Tokenizer
-from quire.ipc.frontend_channel import CoreChannel
+from quire.frontend.client.outputs import RequestOutput
+from quire.frontend.text.tokenizer import Tokenizer
+from quire.ipc.links.frontend_to_core import FrontendToCore
 from quire.ipc.messages import Abort, AddRequest, EngineLimits, Finish, RequestError
 from quire.ipc.sampling import SamplingParams
 
@@ -221,10 +221,10 @@ async def test_a_request_whose_state_cannot_be_made_is_aborted_and_its_rows_are_
         raise OSError("no memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr("quire.frontend.client.RequestState", broken)
+        patch.setattr("quire.frontend.client.async_client.RequestState", broken)
         with pytest.raises(OSError, match="no memory"):
             client.submit([THE], SamplingParams(max_tokens=2, n=2, logprobs=1))
-        assert client.num_requests == 0 and len(client._dispatcher._ghosts) == 2  # until their ends have come
+        assert client.num_requests == 0 and len(client._dispatcher._dropped_sequences) == 2  # until their ends have come
     lost = await heard(core, AddRequest)
     assert (await heard(core, Abort)).ids == [lost.id]
     assert (await last(client.generate([THE, CAT], SamplingParams(max_tokens=2)))).outputs[0].text == " the cat"
@@ -328,7 +328,7 @@ def test_lone_request_is_watched_for_where_there_are_cores(
 ) -> None:
     watched: list[float] = []
     monkeypatch.setattr(client_module, "cpu_share", lambda: cores)
-    monkeypatch.setattr(CoreChannel, "watch", lambda channel, seconds: watched.append(seconds))
+    monkeypatch.setattr(FrontendToCore, "watch", lambda channel, seconds: watched.append(seconds))
 
     async def run() -> None:
         with FakeCore(spins=spins) as core:

@@ -8,8 +8,8 @@ import toy_tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from quire.frontend.detokenizer import IncrementalDetokenizer
-from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.text.detokenizer import IncrementalDetokenizer
+from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.sampling import SamplingParams
 
 TOKENIZERS = {name: Tokenizer(make()) for name, make in toy_tokenizers.LOCAL.items()}

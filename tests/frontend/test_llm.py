@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from quire.frontend.client import AsyncClient, TooLong
-from quire.frontend.llm import LLM, SamplingParams
+from quire.frontend.client.async_client import AsyncClient, TooLong
+from quire.frontend.client.llm import LLM, SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 PROMPTS = ["Once upon a time", "The cat", "The", "A dog and a bird went", "One day, a little girl"]

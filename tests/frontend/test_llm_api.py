@@ -19,10 +19,10 @@ import pytest
 import toy_tokenizers
 from serving import until
 
-from quire.frontend.client import EngineDown, InvalidRequest, TooLong
+from quire.frontend.client.async_client import EngineDown, InvalidRequest, TooLong
+from quire.frontend.client.llm import LLM, SamplingParams, engine_config
 from quire.frontend.launcher import EngineStartError, launch_core
-from quire.frontend.llm import LLM, SamplingParams, engine_config
-from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.config import EngineConfig
 
 TOKENIZER = Tokenizer.from_files(toy_tokenizers.files())
@@ -167,8 +167,8 @@ def test_a_bar_appears_for_long_batches_only(llm: LLM, capsys: pytest.CaptureFix
 def test_a_bar_appears_before_any_prompt_has_ended(
     llm: LLM, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quire.frontend.llm._BAR_DELAY_S", 0.01)
-    monkeypatch.setattr("quire.frontend.llm._BAR_REFRESH_S", 0.02)
+    monkeypatch.setattr("quire.frontend.client.llm._BAR_DELAY_S", 0.01)
+    monkeypatch.setattr("quire.frontend.client.llm._BAR_REFRESH_S", 0.02)
     shown: list[str] = []
 
     def interrupt() -> None:
@@ -272,7 +272,7 @@ def test_requests_fail_when_the_engine_dies(python_path: None) -> None:
 
 SCRIPT = """
 from test_llm_api import FakeLLM
-from quire.frontend.llm import SamplingParams
+from quire.frontend.client.llm import SamplingParams
 llm = FakeLLM()
 llm.generate(" the", SamplingParams(max_tokens=1))
 print(llm._background._core.child.pid, flush=True)

@@ -5,8 +5,8 @@ import toy_tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from quire.frontend.detokenizer import OutputText, StopChecker
-from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.text.detokenizer import OutputText, StopChecker
+from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.sampling import SamplingParams
 
 TOKENIZER = Tokenizer(toy_tokenizers.byte_level())

@@ -14,10 +14,10 @@ from fake_core import outputs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from quire.frontend.dispatch import Dispatcher
-from quire.frontend.outputs import Delta, Logprob
-from quire.frontend.stream import ClientError, EngineDown, EngineError, RequestState, Stream
-from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.client.dispatch import Dispatcher
+from quire.frontend.client.outputs import Delta, Logprob
+from quire.frontend.client.stream import ClientError, EngineDown, EngineError, RequestState, Stream
+from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.messages import Abort, Finish, FrontendMessage, PromptLogprobs, Started, TokenLogprobs, sequence_key
 from quire.ipc.sampling import SamplingParams
 

@@ -8,8 +8,8 @@ import toy_tokenizers
 from tokenizers import Tokenizer as Backend
 from tokenizers import normalizers, processors
 
-from quire.frontend.chat_template import ChatTemplateError
-from quire.frontend.tokenizer import Tokenizer, generation_defaults
+from quire.frontend.text.chat_template import ChatTemplateError
+from quire.frontend.text.tokenizer import Tokenizer, generation_defaults
 from quire.ipc.sampling import SamplingParams
 
 CHAT = [

@@ -14,7 +14,7 @@ import uvloop
 from channel_cases import echo
 from ipc_cores import CoreThread, Reports
 
-from quire.ipc import paths
+from quire.ipc.links import paths
 
 
 @pytest.fixture(scope="session", autouse=True)

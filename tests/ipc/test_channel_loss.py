@@ -1,4 +1,4 @@
-"""CoreChannel when its core is silent, wrong, gone or replaced: nothing is lost, doubled or mixed unsaid."""
+"""FrontendToCore when its core is silent, wrong, gone or replaced: nothing is lost, doubled or mixed unsaid."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ import pytest
 from channel_cases import Listener, ScriptedCore, add, echo, loses, outputs
 from ipc_cores import FILES, LoopingCore, make_beat
 
-from quire.ipc.frontend_channel import ChannelDown, CoreChannel
+from quire.ipc.links.frontend_to_core import ChannelDown, FrontendToCore
 from quire.ipc.messages import (
     AddRequest,
     FrontendMessage,
@@ -17,7 +17,7 @@ from quire.ipc.messages import (
 
 
 def test_missing_outputs_lose_the_connection(run):
-    def provoke(scripted: ScriptedCore, channel: CoreChannel) -> None:
+    def provoke(scripted: ScriptedCore, channel: FrontendToCore) -> None:
         endpoint = scripted.core.endpoint
         (frontend,) = endpoint._frontends.values()
         endpoint.send(frontend.identity, outputs(9, 0, 1))
@@ -28,28 +28,28 @@ def test_missing_outputs_lose_the_connection(run):
 
 
 def test_silent_core_is_lost(run):
-    def provoke(scripted: ScriptedCore, channel: CoreChannel) -> None:
+    def provoke(scripted: ScriptedCore, channel: FrontendToCore) -> None:
         scripted.core.beats = False
 
     loses(run, provoke, "silent", silence_s=0.5)
 
 
 def test_refused_message_loses_the_connection(run):
-    def provoke(scripted: ScriptedCore, channel: CoreChannel) -> None:
+    def provoke(scripted: ScriptedCore, channel: FrontendToCore) -> None:
         channel.send(Ping(12345))
 
     loses(run, provoke, "stale epoch")
 
 
 def test_core_that_shuts_down_is_lost(run):
-    def provoke(scripted: ScriptedCore, channel: CoreChannel) -> None:
+    def provoke(scripted: ScriptedCore, channel: FrontendToCore) -> None:
         scripted.core.endpoint.broadcast(ShuttingDown(9))
 
     loses(run, provoke, "shutting down")
 
 
 def test_malformed_message_from_the_core_loses_the_connection(run):
-    def provoke(scripted: ScriptedCore, channel: CoreChannel) -> None:
+    def provoke(scripted: ScriptedCore, channel: FrontendToCore) -> None:
         (identity,) = scripted.core.endpoint.frontends
         scripted.core.endpoint._transmit(identity, b"\xc1 not a message")
 
@@ -59,7 +59,7 @@ def test_malformed_message_from_the_core_loses_the_connection(run):
 def test_messages_of_another_epoch_are_dropped(run):
     async def main() -> None:
         scripted, heard = ScriptedCore(epoch=9), Listener()
-        connecting = asyncio.create_task(CoreChannel.connect(scripted.core.endpoint.address, **heard.options()))
+        connecting = asyncio.create_task(FrontendToCore.connect(scripted.core.endpoint.address, **heard.options()))
         await scripted.until(connecting.done)
         endpoint = scripted.core.endpoint
         (identity,) = endpoint.frontends
@@ -89,7 +89,7 @@ def test_core_replaced_at_the_same_address_loses_doubles_and_mixes_nothing(run, 
     async def main() -> None:
         heard = Listener()
         core = make_core(answer_every_second, address=address, epoch=1)
-        channel = await CoreChannel.connect(address, **heard.options())
+        channel = await FrontendToCore.connect(address, **heard.options())
         next_id, sent = 0, {}
         for epoch in (1, 2, 3):
             await heard.until(lambda epoch=epoch: heard.log and heard.log[-1] == epoch)
@@ -123,7 +123,7 @@ def test_files_already_held_are_not_sent_again(run, tmp_path, make_core):
     async def main() -> None:
         heard = Listener()
         core = make_core(address=address, epoch=1)
-        channel = await CoreChannel.connect(address, **heard.options())
+        channel = await FrontendToCore.connect(address, **heard.options())
         core.stop()
         await heard.until(lambda: len(heard.log) == 2)
         second = make_core(address=address, epoch=2)
@@ -141,6 +141,6 @@ def test_file_that_is_not_what_was_announced_is_never_served(run, make_core):
 
     async def main() -> None:
         with pytest.raises(ChannelDown, match="not the one it announced"):
-            await CoreChannel.connect(core.address, on_message=print, timeout_s=0.5)
+            await FrontendToCore.connect(core.address, on_message=print, timeout_s=0.5)
 
     run(main())

@@ -10,8 +10,8 @@ from channel_cases import outputs
 from ipc_children import Role
 from ipc_cores import LoopingCore
 
-from quire.ipc.core_endpoint import CoreEndpoint
-from quire.ipc.process import spawn
+from quire.ipc.links.core_to_frontends import CoreToFrontends
+from quire.ipc.process.children import spawn
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_address_in_use_by_a_live_core_is_refused_and_that_of_a_dead_one_taken(t
     address = f"ipc://{tmp_path}/core"
     core = make_core(address=address)
     with pytest.raises(FileExistsError, match="another process listens"):
-        CoreEndpoint(address, epoch=2)
+        CoreToFrontends(address, epoch=2)
     assert (tmp_path / "core").stat().st_mode & 0o777 == 0o600
     core.stop()
     assert not (tmp_path / "core").exists()

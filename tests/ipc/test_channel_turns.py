@@ -1,4 +1,4 @@
-"""CoreChannel within a turn of the event loop: what is held back and travels together, and looking without sleep."""
+"""FrontendToCore within a turn of the event loop: what is held back and travels together, and looking without sleep."""
 
 import asyncio
 import os
@@ -10,8 +10,9 @@ import zmq
 from channel_cases import Listener, ScriptedCore, add, loses
 from ipc_cores import CoreThread, LoopingCore
 
-from quire.ipc import frontend_channel
-from quire.ipc.frontend_channel import ChannelBusy, ChannelDown, CoreChannel
+from quire.ipc.links import frontend_to_core as frontend_channel
+from quire.ipc.links.frontend_to_core import ChannelBusy, ChannelDown, FrontendToCore
+from quire.ipc.links.sockets import writable
 from quire.ipc.messages import (
     MAX_TOGETHER,
     Abort,
@@ -20,7 +21,6 @@ from quire.ipc.messages import (
     ShuttingDown,
 )
 from quire.ipc.sampling import SamplingParams
-from quire.ipc.sockets import writable
 
 
 def taken(core: CoreThread, monkeypatch: pytest.MonkeyPatch) -> tuple[list[list[int]], Callable[[int], Awaitable[None]]]:
@@ -53,7 +53,7 @@ def test_what_is_held_in_a_turn_goes_together_in_order(run, make_core, monkeypat
     found, until_taken = taken(core, monkeypatch)
 
     async def main() -> None:
-        channel = await CoreChannel.connect(core.address, **Listener().options())
+        channel = await FrontendToCore.connect(core.address, **Listener().options())
 
         async def submit(request_id: int) -> None:
             channel.send(add(channel, request_id))
@@ -86,7 +86,7 @@ def test_holding_says_busy_rather_than_wait(run, monkeypatch):
     core = LoopingCore()
 
     async def main() -> None:
-        connecting = asyncio.create_task(CoreChannel.connect(core.endpoint.address, **Listener().options(), silence_s=60.0))
+        connecting = asyncio.create_task(FrontendToCore.connect(core.endpoint.address, **Listener().options(), silence_s=60.0))
         while not connecting.done():
             core.turn(5)
             await asyncio.sleep(0)
@@ -113,7 +113,7 @@ def test_a_core_that_goes_while_much_is_held_is_down_not_an_error_of_ours(run):
     core = LoopingCore()
 
     async def main() -> None:
-        connecting = asyncio.create_task(CoreChannel.connect(core.endpoint.address, **(heard := Listener()).options()))
+        connecting = asyncio.create_task(FrontendToCore.connect(core.endpoint.address, **(heard := Listener()).options()))
         while not connecting.done():
             core.turn(5)
             await asyncio.sleep(0)
@@ -169,7 +169,7 @@ def test_watching_looks_all_the_time_until_outputs_come_or_its_time_is_over(run,
 
     async def main() -> None:
         heard = Listener()
-        channel = await CoreChannel.connect(core.address, **heard.options())
+        channel = await FrontendToCore.connect(core.address, **heard.options())
         for number in (1, 2):
             channel.watch(60.0)
             channel.watch(60.0)  # again: nothing more
@@ -194,7 +194,7 @@ def test_watching_looks_all_the_time_until_outputs_come_or_its_time_is_over(run,
 def test_watching_ends_with_its_connection(run, monkeypatch, caplog):
     looks = Looks(monkeypatch)
 
-    def provoke(scripted: ScriptedCore, channel: CoreChannel) -> None:
+    def provoke(scripted: ScriptedCore, channel: FrontendToCore) -> None:
         channel.watch(1e9)
         scripted.core.endpoint.broadcast(ShuttingDown(9))
 

@@ -7,8 +7,8 @@ import pytest
 import zmq
 from ipc_cores import CoreThread
 
-from quire.ipc.core_endpoint import CoreEndpoint
-from quire.ipc.curve import (
+from quire.ipc.links.core_to_frontends import CoreToFrontends
+from quire.ipc.links.curve import (
     CoreKeys,
     FrontendKeys,
     load_allow_list,
@@ -18,7 +18,7 @@ from quire.ipc.curve import (
     parse_key,
     write_keys,
 )
-from quire.ipc.frontend_channel import ChannelDown, CoreChannel
+from quire.ipc.links.frontend_to_core import ChannelDown, FrontendToCore
 
 
 def test_key_file_is_private_and_reads_back(tmp_path):
@@ -78,13 +78,13 @@ def test_allowed_key_connects_over_tcp_and_others_do_not(identities):
     public = core_keys.own.public
 
     async def main() -> None:
-        channel = await CoreChannel.connect(core.address, on_message=print, keys=FrontendKeys(friend, public), timeout_s=20)
+        channel = await FrontendToCore.connect(core.address, on_message=print, keys=FrontendKeys(friend, public), timeout_s=20)
         assert channel.welcome.served_model_names == ["tiny"]
         with pytest.raises(ChannelDown, match="does not admit"):
-            await CoreChannel.connect(core.address, on_message=print, keys=FrontendKeys(stranger, public), timeout_s=20)
+            await FrontendToCore.connect(core.address, on_message=print, keys=FrontendKeys(stranger, public), timeout_s=20)
         for keys in (None, FrontendKeys(friend, stranger.public)):
             with pytest.raises(ChannelDown):
-                await CoreChannel.connect(core.address, on_message=print, keys=keys, timeout_s=0.3)
+                await FrontendToCore.connect(core.address, on_message=print, keys=keys, timeout_s=0.3)
         assert channel.connected
         await channel.close()
 
@@ -111,7 +111,7 @@ def test_loopback_tcp_needs_no_keys():
     core = CoreThread(lambda *_: None, "tcp://127.0.0.1:*")
 
     async def main() -> None:
-        channel = await CoreChannel.connect(core.address, on_message=print, timeout_s=20)
+        channel = await FrontendToCore.connect(core.address, on_message=print, timeout_s=20)
         await channel.close()
 
     try:
@@ -125,7 +125,7 @@ def test_loopback_tcp_needs_no_keys():
 )
 def test_tcp_beyond_this_machine_needs_keys(address):
     with pytest.raises(ValueError, match="--curve-secret-key-file"):
-        CoreEndpoint(address, epoch=1)
+        CoreToFrontends(address, epoch=1)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_tcp_beyond_this_machine_needs_keys(address):
 )
 def test_malformed_address_is_refused(address):
     with pytest.raises(ValueError, match=r"address|path"):
-        CoreEndpoint(address, epoch=1)
+        CoreToFrontends(address, epoch=1)
 
 
 def test_address_that_cannot_be_bound_leaves_nothing_behind():
@@ -142,4 +142,4 @@ def test_address_that_cannot_be_bound_leaves_nothing_behind():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         for given in (None, keys):
             with pytest.raises(zmq.ZMQError, match="in use"):
-                CoreEndpoint(f"tcp://127.0.0.1:{taken.getsockname()[1]}", epoch=1, keys=given)
+                CoreToFrontends(f"tcp://127.0.0.1:{taken.getsockname()[1]}", epoch=1, keys=given)

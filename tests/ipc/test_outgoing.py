@@ -5,7 +5,7 @@ import asyncio
 import pytest
 import zmq
 
-from quire.ipc.outgoing import Outgoing
+from quire.ipc.links.outgoing import Outgoing
 
 
 class FullSocket:

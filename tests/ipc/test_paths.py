@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from quire.ipc import paths
+from quire.ipc.links import paths
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def test_private_directory_is_private_and_removed_with_its_sockets(base):
 def test_directories_of_the_living_stay_and_those_of_the_dead_go(base):
     mine = paths.private_directory()
     script = (
-        "import sys, os, signal\nfrom quire.ipc import paths\n"
+        "import sys, os, signal\nfrom quire.ipc.links import paths\n"
         f"paths._base_directory = lambda: {str(base)!r}\n"
         "print(paths.private_directory(), flush=True)\nsys.stdin.read()"
     )
@@ -82,7 +82,7 @@ def test_what_looks_like_ours_but_holds_files_stays(base):
 
 
 def test_private_directory_is_removed_when_the_process_ends(base):
-    script = f"from quire.ipc import paths\npaths._base_directory = lambda: {str(base)!r}\npaths.private_directory()"
+    script = f"from quire.ipc.links import paths\npaths._base_directory = lambda: {str(base)!r}\npaths.private_directory()"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=20)
     assert list(base.iterdir()) == []
 

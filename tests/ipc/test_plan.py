@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.ipc import plan
-from quire.ipc.plan import (
+from quire.ipc.step import plan
+from quire.ipc.step.plan import (
     BLOCK_WORDS,
     PREFILL_WORDS,
     SLOT_WORDS,

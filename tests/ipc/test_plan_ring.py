@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.ipc.ring import KIND_MASK, KIND_PLAN, KIND_SHUTDOWN, PlanReader, PlanRing, RingCorrupt, RingFull
+from quire.ipc.step.plan_ring import KIND_MASK, KIND_PLAN, KIND_SHUTDOWN, PlanReader, PlanRing, RingCorrupt, RingFull
 
 
 class Ring:

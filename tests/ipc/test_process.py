@@ -15,8 +15,8 @@ import pytest
 from ipc_children import Role
 from ipc_cores import Reports
 
-from quire.ipc.process import Child, begin, spawn
-from quire.ipc.ring import KIND_PLAN, PlanRing
+from quire.ipc.process.children import Child, begin, spawn
+from quire.ipc.step.plan_ring import KIND_PLAN, PlanRing
 
 
 def start(reports: Reports, name: str, *, pass_fds: tuple[int, ...] = (), arguments: tuple[str, ...] = (), **more) -> Child:

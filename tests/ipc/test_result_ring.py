@@ -6,8 +6,8 @@ import select
 import numpy as np
 import pytest
 
-from quire.ipc.result_ring import ResultRing, RowLogprobs
-from quire.ipc.ring import PlanRing, RingCorrupt
+from quire.ipc.step.plan_ring import PlanRing, RingCorrupt
+from quire.ipc.step.result_ring import ResultRing, RowLogprobs
 
 
 @pytest.fixture

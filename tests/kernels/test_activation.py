@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from quire.kernels import activation_torch
+from quire.kernels.elementwise import activation_cpu
 
 SHAPES = [(1, 1), (1, 3072), (3, 77), (5, 128), (2, 1500)]
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -18,19 +18,19 @@ def gate_up(shape, dtype, device):
 def test_the_cpu_path_is_silu_times_up(dtype):
     x = gate_up((4, 9), dtype, "cpu")
     want = torch.nn.functional.silu(x[:, :9]) * x[:, 9:]
-    assert torch.equal(activation_torch.silu_mul(x), want)
+    assert torch.equal(activation_cpu.silu_mul(x), want)
     out = torch.empty_like(want)
-    assert activation_torch.silu_mul(x, out) is out
+    assert activation_cpu.silu_mul(x, out) is out
     assert torch.equal(out, want)
 
 
 def compare(shape, dtype, device):
-    from quire.kernels import activation
+    from quire.kernels.elementwise import activation
 
     x = gate_up(shape, dtype, device)
     x[0, 0] = -100.0 if device == "cuda" else -80.0  # exp overflows, which numpy would warn of; the result is -0
     tolerance = {"rtol": TOLERANCE[dtype], "atol": TOLERANCE[dtype]}
-    torch.testing.assert_close(activation.silu_mul(x), activation_torch.silu_mul(x), **tolerance)
+    torch.testing.assert_close(activation.silu_mul(x), activation_cpu.silu_mul(x), **tolerance)
 
 
 @pytest.mark.interpret
@@ -41,7 +41,7 @@ def test_kernel_in_the_interpreter(shape):
 
 @pytest.mark.interpret
 def test_the_configuration_changes_nothing():
-    from quire.kernels import activation
+    from quire.kernels.elementwise import activation
 
     x = gate_up((3, 77), torch.float32, "cpu")
     want = activation.silu_mul(x)
@@ -51,7 +51,7 @@ def test_the_configuration_changes_nothing():
 
 @pytest.mark.interpret
 def test_what_does_not_fit_is_refused():
-    from quire.kernels import activation
+    from quire.kernels.elementwise import activation
 
     with pytest.raises(ValueError, match="shapes"):
         activation.silu_mul(torch.zeros(2, 7))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from attention_cases import GPU_DECODE_ROWS, GPU_DTYPES, GPU_PREFILL_ROWS, Case, assert_matches, run_prefill
 
-from quire.kernels.attention_cpu import CpuAttentionPlan, attention_cpu
+from quire.kernels.attention.attention_cpu import CpuAttentionPlan, attention_cpu
 
 ODD_HEADS = [(1, 1, 64), (3, 1, 80), (5, 5, 96), (10, 2, 112), (7, 1, 128), (16, 1, 192), (6, 2, 256), (32, 8, 128)]
 
@@ -73,7 +73,7 @@ def test_cpu_takes_keys_and_values_of_one_tensor():
 
 @pytest.mark.parametrize("window", [0, 100])
 def test_cpu_slices_long_chunks(window, monkeypatch):
-    monkeypatch.setattr("quire.kernels.attention_cpu._MASK_ELEMENTS_KEPT", 256 * 500)
+    monkeypatch.setattr("quire.kernels.attention.attention_cpu._MASK_ELEMENTS_KEPT", 256 * 500)
     case = Case([(900, 700), (1, 1), (600, 600)], num_heads=2, num_kv_heads=1, window=window)
     assert_matches(run_cpu(case), case.expected(), case.dtype)
 
@@ -103,8 +103,8 @@ def test_cpu_refuses_more_queries_than_keys():
 
 
 def run_decode(case: Case, max_query_len: int | None = None, num_decode_rows: torch.Tensor | None = None, **options):
-    from quire.kernels.attention_decode import decode_attention
-    from quire.kernels.attention_decode_schedule import DecodeWorkspace, decode_schedule
+    from quire.kernels.attention.decode import decode_attention
+    from quire.kernels.attention.decode_schedule import DecodeWorkspace, decode_schedule
 
     max_query_len = max_query_len or max(queries for _keys, queries in case.rows)
     workspace = DecodeWorkspace.allocate(
@@ -123,8 +123,8 @@ def run_decode(case: Case, max_query_len: int | None = None, num_decode_rows: to
 
 def check_steps_of_one_workspace(steps: list[list[tuple[int, int]]], device: str, dtype: torch.dtype, **shape: int) -> None:
     """Steps of different numbers of rows, so of different configurations, share partial sums, counts and schedule."""
-    from quire.kernels.attention_decode import decode_attention
-    from quire.kernels.attention_decode_schedule import DecodeWorkspace, decode_schedule
+    from quire.kernels.attention.decode import decode_attention
+    from quire.kernels.attention.decode_schedule import DecodeWorkspace, decode_schedule
 
     cases = [Case(rows, device=device, dtype=dtype, seed=seed, **shape) for seed, rows in enumerate(steps)]
     heads = cases[0].num_heads, cases[0].num_kv_heads, cases[0].head_dim
@@ -165,7 +165,7 @@ INTERPRET_DECODE_ROWS = {
 @pytest.mark.parametrize("window", [0, 9])
 @pytest.mark.parametrize("rows", INTERPRET_DECODE_ROWS.values(), ids=INTERPRET_DECODE_ROWS)
 def test_interpreted_decode_equals_reference(rows, window, split_tokens):
-    from quire.kernels.attention_decode_schedule import DecodeConfig
+    from quire.kernels.attention.decode_schedule import DecodeConfig
 
     case = Case(rows, window=window, block_size=16)
     config = DecodeConfig(tile=16, num_warps=4, num_stages=2, programs_per_sm=1)
@@ -177,7 +177,7 @@ def test_interpreted_decode_equals_reference(rows, window, split_tokens):
 @pytest.mark.parametrize("num_programs", [1, 2, 30])
 @pytest.mark.parametrize("block_size,num_heads,num_kv_heads,head_dim", [(16, 3, 1, 24), (64, 5, 5, 16)])
 def test_interpreted_decode_splits_by_load(num_programs, block_size, num_heads, num_kv_heads, head_dim):
-    from quire.kernels.attention_decode_schedule import DecodeConfig
+    from quire.kernels.attention.decode_schedule import DecodeConfig
 
     config = DecodeConfig(tile=32, num_warps=4, num_stages=2, programs_per_sm=1)
     case = Case([(100, 1), (0, 1), (3, 1), (65, 1)], num_heads, num_kv_heads, head_dim, block_size, scaled=True)
@@ -188,7 +188,7 @@ def test_interpreted_decode_splits_by_load(num_programs, block_size, num_heads, 
 @pytest.mark.interpret
 @pytest.mark.parametrize("keys,max_queries", [(700, 1), (513, 2)])
 def test_interpreted_decode_adds_up_many_parts(keys, max_queries):
-    from quire.kernels.attention_decode_schedule import DecodeConfig
+    from quire.kernels.attention.decode_schedule import DecodeConfig
 
     config = DecodeConfig(tile=32, num_warps=4, num_stages=2, programs_per_sm=1)
     case = Case([(keys, max_queries), (40, 1)], 3, 1, 24, 16)
@@ -201,7 +201,7 @@ def test_interpreted_decode_adds_up_many_parts(keys, max_queries):
 @pytest.mark.parametrize("window", [0, 9, 20])
 @pytest.mark.parametrize("block_size,tile,num_heads,num_kv_heads,head_dim", [(16, 32, 3, 1, 24), (32, 16, 4, 4, 16)])
 def test_interpreted_prefill_equals_reference(window, block_size, tile, num_heads, num_kv_heads, head_dim):
-    from quire.kernels.attention_prefill_schedule import PrefillConfig
+    from quire.kernels.attention.prefill_schedule import PrefillConfig
 
     rows = [(1, 1), (37, 37), (60, 9), (0, 3), (48, 20)]
     case = Case(rows, num_heads, num_kv_heads, head_dim, block_size, window)
@@ -214,7 +214,7 @@ def test_interpreted_prefill_equals_reference(window, block_size, tile, num_head
 @pytest.mark.interpret
 @pytest.mark.parametrize("window", [0, 150])
 def test_interpreted_prefill_splits_the_keys_of_few_queries(window):
-    from quire.kernels.attention_prefill_schedule import PrefillConfig
+    from quire.kernels.attention.prefill_schedule import PrefillConfig
 
     case = Case([(400, 5), (30, 3)], 2, 1, 16, 16, window, dtype=torch.float16)
     got = run_prefill(case, config=PrefillConfig(16, 16, 4, 2, 1), num_programs=9)
@@ -226,7 +226,7 @@ def test_interpreted_prefill_splits_the_keys_of_few_queries(window):
 @pytest.mark.parametrize("num_programs", [1, 3, 5, 8, 13])
 def test_interpreted_decode_cuts_rows_anywhere(lengths, num_programs):
     """Aligned to (row, head), rounded up, and equal to within one unit: every way of the schedule."""
-    from quire.kernels.attention_decode_schedule import DecodeConfig
+    from quire.kernels.attention.decode_schedule import DecodeConfig
 
     config = DecodeConfig(tile=16, num_warps=4, num_stages=2, programs_per_sm=1)
     case = Case([(n, 1) for n in lengths])
@@ -245,8 +245,8 @@ def test_interpreted_steps_of_all_configurations_share_a_workspace(monkeypatch):
 @pytest.mark.interpret
 @pytest.mark.parametrize("num_decode", [1, 3])
 def test_interpreted_mixed_step_is_cut_on_the_device(num_decode):
-    from quire.kernels.attention_decode_schedule import DecodeConfig
-    from quire.kernels.attention_prefill_schedule import PrefillConfig
+    from quire.kernels.attention.decode_schedule import DecodeConfig
+    from quire.kernels.attention.prefill_schedule import PrefillConfig
 
     case = Case([(40, 1), (3, 1), (20, 1), (33, 12), (9, 9)], cache_dtype=torch.float16, scaled=True)
     decode = {"config": DecodeConfig(16, 4, 2, 1), "num_programs": 3, "split_tokens": 0}
@@ -303,7 +303,7 @@ def test_gpu_takes_any_block_size(block_size, dtype, window):
 
 @pytest.mark.interpret
 def test_interpreted_keys_are_split_no_further_than_a_window_reaches():
-    from quire.kernels.attention_prefill_schedule import PrefillConfig, PrefillWorkspace, prefill_schedule
+    from quire.kernels.attention.prefill_schedule import PrefillConfig, PrefillWorkspace, prefill_schedule
 
     case = Case([(900, 5), (30, 3)], dtype=torch.float16)
     config = PrefillConfig(16, 16, 4, 2, 1)
@@ -318,7 +318,7 @@ def test_interpreted_keys_are_split_no_further_than_a_window_reaches():
 @pytest.mark.parametrize("limit,programs_per_sm", [(227 << 10, [1, 2, 4]), (99 << 10, [2, 4]), (16 << 10, [4])])
 def test_decode_leaves_out_what_the_gpus_shared_memory_does_not_hold(limit, programs_per_sm, monkeypatch):
     pytest.importorskip("triton")
-    from quire.kernels.attention_decode_schedule import DecodeWorkspace
+    from quire.kernels.attention.decode_schedule import DecodeWorkspace
 
     properties = type("Properties", (), {"multi_processor_count": 2, "shared_memory_per_block_optin": limit})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
@@ -369,10 +369,10 @@ def test_gpu_fixed_splits_make_a_row_independent_of_its_batch(dtype, split_token
 @pytest.mark.parametrize("dtype,hopper", [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)])
 def test_gpu_graph_follows_changed_metadata(dtype, hopper):
     """Captured for 8 rows and 64 tokens; replayed for other mixes of rows, with the border on the device."""
-    from quire.kernels.attention_decode import decode_attention
-    from quire.kernels.attention_decode_schedule import DecodeWorkspace, decode_schedule
-    from quire.kernels.attention_prefill import prefill_attention
-    from quire.kernels.attention_prefill_schedule import PrefillWorkspace, prefill_schedule
+    from quire.kernels.attention.decode import decode_attention
+    from quire.kernels.attention.decode_schedule import DecodeWorkspace, decode_schedule
+    from quire.kernels.attention.prefill import prefill_attention
+    from quire.kernels.attention.prefill_schedule import PrefillWorkspace, prefill_schedule
 
     max_rows, max_tokens, max_keys = 8, 640, 4096
     mixes = [  # (rows, decode rows among them, then come padded rows)
@@ -460,8 +460,8 @@ def test_gpu_garbage_in_tables_stays_in_bounds():
 @pytest.mark.parametrize("mode", [1, 2])
 @pytest.mark.parametrize("rows", [1, 3, 60])
 def test_gpu_dependent_launch_changes_nothing(rows, mode):
-    from quire.kernels.attention_decode import decode_attention
-    from quire.kernels.attention_decode_schedule import DecodeWorkspace, decode_schedule
+    from quire.kernels.attention.decode import decode_attention
+    from quire.kernels.attention.decode_schedule import DecodeWorkspace, decode_schedule
 
     lengths = [(9000, 1), (33, 1), (700, 1)] * 20
     case = Case(lengths[:rows], 16, 4, 128, 64, dtype=torch.bfloat16, device="cuda")

@@ -9,8 +9,8 @@ import pytest
 import torch
 from attention_cases import GPU_DECODE_ROWS, GPU_DTYPES, Case, assert_matches
 
-from quire.kernels import rope_kv_torch
-from quire.kernels.attention_reference import attention_reference
+from quire.kernels.attention import rope_kv_reference
+from quire.kernels.attention.attention_reference import attention_reference
 
 Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # out, k_cache, v_cache
 
@@ -43,7 +43,7 @@ class Step:
 
     def expected(self) -> Result:
         qkv, q, k, v, out = self._copy()
-        self._rope_kv(rope_kv_torch, qkv, k, v)
+        self._rope_kv(rope_kv_reference, qkv, k, v)
         c, want = self.case, out.float()
         attention_reference(
             q, k, v, c.block_table, c.row_slots, c.query_start, c.seq_lens, want, scale=c.scale, window=c.window
@@ -51,10 +51,10 @@ class Step:
         return want, k, v
 
     def run(self, fused: bool, layers: int = 1, mode: int = 0, **options) -> Result:
-        from quire.kernels import rope_kv
-        from quire.kernels.attention_decode import decode_attention
-        from quire.kernels.attention_decode_rope import Rope
-        from quire.kernels.attention_decode_schedule import DecodeWorkspace, decode_schedule
+        from quire.kernels.attention import rope_kv
+        from quire.kernels.attention.decode import decode_attention
+        from quire.kernels.attention.decode_rope import Rope
+        from quire.kernels.attention.decode_schedule import DecodeWorkspace, decode_schedule
 
         c = self.case
         heads = c.num_heads, c.num_kv_heads, c.head_dim
@@ -97,7 +97,7 @@ LENGTHS = [1, 40, 16, 0, 17, 33]
 
 
 def tiles_of(tile: int):
-    from quire.kernels.attention_decode_schedule import DecodeConfig
+    from quire.kernels.attention.decode_schedule import DecodeConfig
 
     return DecodeConfig(tile=tile, num_warps=4, num_stages=2, programs_per_sm=1)
 
@@ -151,8 +151,8 @@ def test_interpreted_writes_nothing_where_no_slot_is():
 
 @pytest.mark.interpret
 def test_what_does_not_fit_is_refused():
-    from quire.kernels.attention_decode_rope import can_fuse
-    from quire.kernels.attention_decode_schedule import DecodeWorkspace
+    from quire.kernels.attention.decode_rope import can_fuse
+    from quire.kernels.attention.decode_schedule import DecodeWorkspace
 
     def fits(num_heads=4, head_dim=16, max_query_len=1, cache_dtype=torch.float32, rotary_dim=None):
         workspace = DecodeWorkspace.allocate(

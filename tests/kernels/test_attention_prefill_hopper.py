@@ -6,7 +6,9 @@ from attention_cases import GPU_PREFILL_ROWS, Case, assert_matches, run_prefill
 
 pytest.importorskip("triton")
 
-from quire.kernels import attention_prefill, attention_prefill_schedule, hopper
+from quire.kernels.attention import prefill as attention_prefill
+from quire.kernels.attention import prefill_schedule as attention_prefill_schedule
+from quire.kernels.triton_support import hopper
 
 MANY_CHUNKS = [(33 * i, 7 * i) for i in range(1, 90)]
 
@@ -16,7 +18,7 @@ def on_hopper(monkeypatch):
     """Skips on another GPU; at the end, Hopper's kernel must have been called."""
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs a Hopper GPU")
-    from quire.kernels import attention_prefill_hopper as kernel
+    from quire.kernels.attention import prefill_hopper as kernel
 
     calls = []
     launch = kernel.launch
@@ -83,7 +85,7 @@ def test_what_hopper_takes(dtype, cache_dtype, head_dim, group, taken, monkeypat
 
 
 def test_only_plain_calls_that_tma_can_read_go_to_hopper(monkeypatch):
-    from quire.kernels import attention_prefill_hopper as kernel
+    from quire.kernels.attention import prefill_hopper as kernel
 
     calls = []
     monkeypatch.setattr(attention_prefill_schedule, "_hopper_takes", lambda *args: True)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from quire.kernels import blas
+from quire.kernels.linear import blas
 
 
 @pytest.mark.parametrize(

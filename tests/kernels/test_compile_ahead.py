@@ -25,7 +25,7 @@ def test_threads_that_load_launchers_of_one_name_get_their_own(monkeypatch):
     """Python gives the newest module of a name, with the functions of the file asked for put in."""
     from triton.runtime import build
 
-    from quire.kernels.compile_ahead import own_modules
+    from quire.kernels.triton_support.compile_ahead import own_modules
 
     newest, loading, overlaps = SimpleNamespace(), [], []
 
@@ -53,7 +53,7 @@ def test_threads_that_load_launchers_of_one_name_get_their_own(monkeypatch):
 def test_a_triton_without_the_loader_makes_launchers_one_after_the_other(monkeypatch):
     from triton.runtime import build
 
-    from quire.kernels.compile_ahead import own_modules
+    from quire.kernels.triton_support.compile_ahead import own_modules
 
     monkeypatch.delattr(build, "_load_module_from_path")
     with own_modules() as may_load:
@@ -82,7 +82,7 @@ class _Finished:
 
 
 def test_what_cannot_be_loaded_is_left_for_its_launch():
-    from quire.kernels import compile_ahead
+    from quire.kernels.triton_support import compile_ahead
 
     compile_ahead._make_launcher(_Broken())
     taken = []
@@ -93,7 +93,7 @@ def test_what_cannot_be_loaded_is_left_for_its_launch():
 
 @pytest.mark.gpu
 def test_gpu_kernels_are_compiled_and_not_run(monkeypatch):
-    from quire.kernels.compile_ahead import compile_only
+    from quire.kernels.triton_support.compile_ahead import compile_only
 
     compiled = []
     monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", lambda **found: compiled.append(found["key"]))
@@ -109,7 +109,7 @@ def test_gpu_kernels_are_compiled_and_not_run(monkeypatch):
 
 @pytest.mark.gpu
 def test_gpu_what_cannot_be_compiled_is_said_when_it_is_called():
-    from quire.kernels.compile_ahead import compile_only
+    from quire.kernels.triton_support.compile_ahead import compile_only
 
     x = torch.zeros(1, dtype=torch.int32, device="cuda")
     with compile_only():

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from quire.kernels.compile_process import COMMAND, FEW, CompileProcesses, Job, _Process
+from quire.kernels.triton_support.compile_process import COMMAND, FEW, CompileProcesses, Job, _Process
 
 NOWHERE = Job("no_such_module", "kernel", {}, {}, {}, {}, ("cuda", 90, 32))
 ROOT = Path(__file__).parents[2]
@@ -22,8 +22,11 @@ import sys
 import hopper_offline
 from hopper_offline import meta
 import torch, triton
-from quire.kernels import activation, compile_ahead, linear_hopper, norm
-from quire.kernels.compile_process import CompileProcesses
+from quire.kernels.elementwise import activation
+from quire.kernels.triton_support import compile_ahead
+from quire.kernels.linear import linear_hopper
+from quire.kernels.elementwise import norm
+from quire.kernels.triton_support.compile_process import CompileProcesses
 
 class Others(CompileProcesses):
     def __init__(self, count):
@@ -56,7 +59,9 @@ def test_what_another_process_has_compiled_is_found(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
-    found = str([(f"quire.kernels.{name}", True) for name in ("activation", "linear_hopper", "norm")])
+    found = str(
+        [(f"quire.kernels.{name}", True) for name in ("elementwise.activation", "elementwise.norm", "linear.linear_hopper")]
+    )
     for asked in (3, 0):
         child = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300)
         assert child.returncode == 0, child.stderr[-3000:]
@@ -72,7 +77,7 @@ def compile_all(processes, jobs, work=lambda: None):
 
 
 def helpers():
-    return [child for child in psutil.Process().children() if "quire.kernels.compile_process" in child.cmdline()]
+    return [child for child in psutil.Process().children() if "quire.kernels.triton_support.compile_process" in child.cmdline()]
 
 
 @pytest.mark.parametrize("job", [NOWHERE, NOWHERE._replace(options={"a": len})], ids=["no module", "no literal"])
@@ -106,10 +111,11 @@ def test_a_description_is_a_line():
 
 
 def test_every_module_that_launches_kernels_is_loaded():
-    launching = {path.stem for path in (ROOT / "kernels").glob("*.py") if "_kernel[" in path.read_text()}
-    tree = ast.parse((ROOT / "kernels" / "compile_process.py").read_text())
-    loaded = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "quire.kernels"]
-    assert [{alias.name for alias in node.names} for node in loaded] == [launching] and len(launching) > 10
+    paths = (ROOT / "kernels").rglob("*.py")
+    launching = {f"quire.kernels.{path.parent.name}.{path.stem}" for path in paths if "_kernel[" in path.read_text()}
+    tree = ast.parse((ROOT / "kernels/triton_support/compile_process.py").read_text())
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module.startswith("quire.kernels.")]
+    assert {f"{node.module}.{alias.name}" for node in imports for alias in node.names} == launching and len(launching) > 10
 
 
 def test_an_error_is_told_and_the_turn_given_back():
@@ -139,8 +145,8 @@ def test_processes_are_started_for_many_and_done_without_when_they_die():
     ["import threading; threading.Event().wait()", "print('no answer', flush=True); input()", "raise SystemExit", "input()"],
 )
 def test_a_process_that_does_not_answer_is_asked_once(program, monkeypatch):
-    monkeypatch.setattr("quire.kernels.compile_process.COMMAND", [sys.executable, "-S", "-c", program])
-    monkeypatch.setattr("quire.kernels.compile_process.JOB_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("quire.kernels.triton_support.compile_process.COMMAND", [sys.executable, "-S", "-c", program])
+    monkeypatch.setattr("quire.kernels.triton_support.compile_process.JOB_TIMEOUT_S", 0.5)
     process = _Process()
     try:
         process.compile(NOWHERE)
@@ -152,7 +158,8 @@ def test_a_process_that_does_not_answer_is_asked_once(program, monkeypatch):
 
 
 def test_what_a_compiler_prints_is_no_answer():
-    program = "from quire.kernels import compile_process as p; p._compile = lambda job: print('noise', flush=True); p.main()"
+    load = "from quire.kernels.triton_support import compile_process as p"
+    program = f"{load}; p._compile = lambda job: print('noise', flush=True); p.main()"
     lines = NOWHERE.line() * 3
     child = subprocess.run([sys.executable, "-c", program], input=lines, capture_output=True, timeout=60, check=True)
     assert child.stdout == b"..." and child.stderr.split() == [b"noise"] * 3

@@ -5,7 +5,7 @@ import torch
 
 triton = pytest.importorskip("triton")
 
-from quire.kernels.embedding import embedding  # noqa: E402
+from quire.kernels.elementwise.embedding import embedding  # noqa: E402
 
 SHAPES = [(1, 1, 1), (3, 7, 5), (5, 100, 1024), (2, 9, 5000)]  # tokens, vocabulary, width
 

@@ -20,7 +20,8 @@ for kernel in COMPILED:
 """
 
 PREFILL = """
-from quire.kernels import attention_prefill_hopper, attention_prefill_schedule
+from quire.kernels.attention import prefill_hopper as attention_prefill_hopper
+from quire.kernels.attention import prefill_schedule as attention_prefill_schedule
 workspace = attention_prefill_schedule.PrefillWorkspace.allocate(8, 1024, 32, 8, 128, "meta", torch.bfloat16)
 q = meta(1024, 48 * 128)[:, : 32 * 128].unflatten(1, (32, 128))
 cache = meta(100, 8, 64, 128)
@@ -30,7 +31,7 @@ attention_prefill_hopper.launch(
 """
 
 LINEAR = """
-from quire.kernels import linear_hopper as kernel
+from quire.kernels.linear import linear_hopper as kernel
 for rows, gated, parts in ((16, False, False), (64, True, False), (32, False, True)):
     config = kernel.choose(rows, 4096, 4096, 132, is_gated=gated, in_parts=parts)
     out = meta(config.parts, rows, 4096, dtype=torch.float32) if parts else meta(rows, 4096)

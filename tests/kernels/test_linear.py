@@ -5,9 +5,9 @@ import torch
 
 triton = pytest.importorskip("triton")
 
-from quire.kernels import linear  # noqa: E402
-from quire.kernels.dependent_launch import EARLY, LATE, PLAIN  # noqa: E402
-from quire.kernels.norm import rms_norm  # noqa: E402
+from quire.kernels.elementwise.norm import rms_norm  # noqa: E402
+from quire.kernels.linear import linear  # noqa: E402
+from quire.kernels.triton_support.dependent_launch import EARLY, LATE, PLAIN  # noqa: E402
 
 SHAPES = [(1, 1), (3, 5), (64, 96), (130, 257), (33, 1030)]  # N, K
 TOLERANCE = {

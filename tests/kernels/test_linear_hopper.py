@@ -5,9 +5,10 @@ import torch
 
 triton = pytest.importorskip("triton")
 
-from quire.kernels import hopper, linear, split_linear  # noqa: E402
-from quire.kernels.dependent_launch import EARLY, LATE, PLAIN, mode_for  # noqa: E402
-from quire.kernels.norm import add_rms_norm  # noqa: E402
+from quire.kernels.elementwise.norm import add_rms_norm  # noqa: E402
+from quire.kernels.linear import linear, split_linear  # noqa: E402
+from quire.kernels.triton_support import hopper  # noqa: E402
+from quire.kernels.triton_support.dependent_launch import EARLY, LATE, PLAIN, mode_for  # noqa: E402
 
 SHAPES = [(1, 8), (100, 72), (640, 520), (200, 1024), (1024, 3072), (4096, 4104), (6144, 4096), (4096, 14336)]  # N, K
 TOLERANCE = {torch.float16: 6e-4, torch.bfloat16: 5e-3}  # of the largest value: one rounding
@@ -17,7 +18,7 @@ TOLERANCE = {torch.float16: 6e-4, torch.bfloat16: 5e-3}  # of the largest value:
 def kernel():
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs a Hopper GPU")
-    from quire.kernels import linear_hopper
+    from quire.kernels.linear import linear_hopper
 
     return linear_hopper
 
@@ -148,7 +149,7 @@ def fake_gpu(monkeypatch):
         forget()
 
     def forget():
-        from quire.kernels import dependent_launch
+        from quire.kernels.triton_support import dependent_launch
 
         hopper.available.cache_clear()
         dependent_launch.supported.cache_clear()

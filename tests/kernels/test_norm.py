@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from quire.kernels import norm_torch
+from quire.kernels.elementwise import norm_reference
 
 SHAPES = [(1, 1), (1, 1024), (3, 67), (5, 128), (2, 4096), (7, 5120)]
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}  # relative: a rounding step or two of the dtype
@@ -22,31 +22,31 @@ def test_the_cpu_path_is_transformers_norm_to_the_bit(dtype):
     x, residual, weight = inputs((5, 67), dtype, "cpu")
     module = LlamaRMSNorm(67, eps=1e-5).to(dtype)
     module.weight.data.copy_(weight)
-    assert torch.equal(norm_torch.rms_norm(x, weight, 1e-5), module(x))
+    assert torch.equal(norm_reference.rms_norm(x, weight, 1e-5), module(x))
     total = x + residual
-    assert torch.equal(norm_torch.add_rms_norm(x, residual, weight, 1e-5), module(total))
+    assert torch.equal(norm_reference.add_rms_norm(x, residual, weight, 1e-5), module(total))
     assert torch.equal(residual, total)
 
 
 def test_out_may_be_the_input_on_the_cpu():
     x, residual, weight = inputs((3, 16), torch.float32, "cpu")
-    want = norm_torch.rms_norm(x, weight, 1e-6)
-    assert norm_torch.rms_norm(x, weight, 1e-6, out=x) is x
+    want = norm_reference.rms_norm(x, weight, 1e-6)
+    assert norm_reference.rms_norm(x, weight, 1e-6, out=x) is x
     assert torch.equal(x, want)
-    want = norm_torch.add_rms_norm(x, residual.clone(), weight, 1e-6)
-    assert torch.equal(norm_torch.add_rms_norm(x, residual, weight, 1e-6, out=x), want)
+    want = norm_reference.add_rms_norm(x, residual.clone(), weight, 1e-6)
+    assert torch.equal(norm_reference.add_rms_norm(x, residual, weight, 1e-6, out=x), want)
 
 
 def compare(shape, dtype, device):
-    from quire.kernels import norm
+    from quire.kernels.elementwise import norm
 
     x, residual, weight = inputs(shape, dtype, device)
     tolerance = {"rtol": TOLERANCE[dtype], "atol": TOLERANCE[dtype]}
-    torch.testing.assert_close(norm.rms_norm(x, weight, 1e-6), norm_torch.rms_norm(x, weight, 1e-6), **tolerance)
+    torch.testing.assert_close(norm.rms_norm(x, weight, 1e-6), norm_reference.rms_norm(x, weight, 1e-6), **tolerance)
     wide = torch.empty(shape[0], 2 * shape[1], device=device, dtype=dtype)[:, : shape[1]]  # rows apart
     wide.copy_(x)
     ours, theirs = residual.clone(), residual.clone()
-    want = norm_torch.add_rms_norm(x, theirs, weight, 1e-6)
+    want = norm_reference.add_rms_norm(x, theirs, weight, 1e-6)
     torch.testing.assert_close(norm.add_rms_norm(wide, ours, weight, 1e-6, out=wide), want, **tolerance)
     assert torch.equal(ours, theirs)
 
@@ -59,7 +59,7 @@ def test_kernel_in_the_interpreter(shape):
 
 @pytest.mark.interpret
 def test_what_does_not_fit_is_refused():
-    from quire.kernels import norm
+    from quire.kernels.elementwise import norm
 
     x = torch.zeros(2, 8)
     with pytest.raises(ValueError, match="shapes"):
@@ -81,7 +81,7 @@ def test_kernel(shape, dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("mode", [1, 2])  # LATE, EARLY
 def test_programmatic_dependent_launch_gives_the_same(mode):
-    from quire.kernels import norm
+    from quire.kernels.elementwise import norm
 
     x, residual, weight = inputs((16, 1024), torch.bfloat16, "cuda")
     ours, theirs = residual.clone(), residual.clone()

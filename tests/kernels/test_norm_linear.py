@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from quire.kernels import norm_torch
+from quire.kernels.elementwise import norm_reference
 
 triton = pytest.importorskip("triton")
 
-from quire.kernels import norm_linear as fused  # noqa: E402
-from quire.kernels.dependent_launch import EARLY, PLAIN  # noqa: E402
+from quire.kernels.linear import norm_linear as fused  # noqa: E402
+from quire.kernels.triton_support.dependent_launch import EARLY, PLAIN  # noqa: E402
 
 SHAPES = [(1, 1), (3, 5), (64, 96), (33, 1030)]  # N, K
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -25,7 +25,7 @@ def operands(columns, k, dtype, device):
 def parts(x, residual, norm_weight, weight, bias, is_gated):
     """The same by the references, the product in float64."""
     total = residual if x is None else residual + x
-    h = norm_torch.rms_norm(total, norm_weight, 1e-6)
+    h = norm_reference.rms_norm(total, norm_weight, 1e-6)
     y = h.double() @ weight.double().T + (0 if bias is None else bias.double())
     if is_gated:
         gate, up = y.chunk(2, -1)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from quire.kernels import rope_kv_torch
+from quire.kernels.attention import rope_kv_reference
 
 # tokens, q heads, kv heads, head size, rotary size, block size
 SHAPES = [(1, 1, 1, 2, 2, 1), (5, 3, 2, 24, 24, 4), (3, 4, 4, 20, 8, 5), (2, 16, 8, 128, 128, 16), (9, 8, 1, 64, 32, 16)]
@@ -47,7 +47,7 @@ def test_the_cpu_path_is_qwen3s_to_the_bit():
     shape = (6, 4, 2, 16, 16, 4)
     args = case(shape, torch.float32, "cpu")
     qkv = args["qkv"].clone()
-    rope_kv_torch.rope_kv(**args)
+    rope_kv_reference.rope_kv(**args)
     heads = qkv.view(6, 8, 16)
     norms = [Qwen3RMSNorm(16, 1e-6), Qwen3RMSNorm(16, 1e-6)]
     for module, weight in zip(norms, (args["q_weight"], args["k_weight"]), strict=True):
@@ -66,11 +66,11 @@ def test_the_cpu_path_is_qwen3s_to_the_bit():
 
 
 def compare(shape, dtype, device, **kwargs):
-    from quire.kernels import rope_kv
+    from quire.kernels.attention import rope_kv
 
     ours, theirs = case(shape, dtype, device, **kwargs), case(shape, dtype, device, **kwargs)
     rope_kv.rope_kv(**ours)
-    rope_kv_torch.rope_kv(**theirs)
+    rope_kv_reference.rope_kv(**theirs)
     tolerance = {"rtol": TOLERANCE[dtype], "atol": TOLERANCE[dtype]}
     torch.testing.assert_close(ours["qkv"], theirs["qkv"], **tolerance)
     for name in ("k_cache", "v_cache"):
@@ -89,7 +89,7 @@ def test_kernel_in_the_interpreter(shape, norm):
 
 @pytest.mark.interpret
 def test_the_tile_of_heads_changes_nothing():
-    from quire.kernels import rope_kv
+    from quire.kernels.attention import rope_kv
 
     results = [case((3, 5, 2, 16, 16, 4), torch.float32, "cpu", norm=True) for _ in range(3)]
     for args, tile in zip(results, (16, 64, 2048), strict=True):
@@ -100,7 +100,7 @@ def test_the_tile_of_heads_changes_nothing():
 
 @pytest.mark.interpret
 def test_what_does_not_fit_is_refused():
-    from quire.kernels import rope_kv
+    from quire.kernels.attention import rope_kv
 
     def refused(error, **changes):
         with pytest.raises(error):
@@ -131,7 +131,7 @@ def test_kernel_writes_8_bit_caches(cache_dtype):
 
 @pytest.mark.gpu
 def test_kernel_reaches_beyond_2_31_elements():
-    from quire.kernels import rope_kv
+    from quire.kernels.attention import rope_kv
 
     num_blocks = 2**31 // (8 * 16 * 128) + 10
     cache = torch.zeros(2, num_blocks, 8, 16, 128, device="cuda", dtype=torch.float16)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from quire.kernels import features_torch, sampler_torch
-from quire.kernels.tables import HISTORY, FeaturePool, SamplerWorkspace, SlotTables
+from quire.kernels.sampling import logits_processors, sampler_cpu
+from quire.kernels.step.tables import HISTORY, FeaturePool, SamplerWorkspace, SlotTables
 
 SLOTS = 8
 
@@ -33,13 +33,13 @@ class Harness:
 
     def features(self, slot=0, row=0, prompt=(), output=(), bias=(), allowed=(), stop=(), bad=()):
         ids, values = [b[0] for b in bias], [b[1] for b in bias]
-        features_torch.apply_features(self.tables, self.pool, slot, row, prompt, output, ids, values, allowed, stop, bad)
+        logits_processors.apply_features(self.tables, self.pool, slot, row, prompt, output, ids, values, allowed, stop, bad)
 
     def sample(self, logits, slots, positions, **flags):
         if self.kernels:
-            from quire.kernels import sampler as module
+            from quire.kernels.sampling import sampler as module
         else:
-            module = sampler_torch
+            module = sampler_cpu
         flags = {"random": True, "filtered": True, "features": True, **flags}
         if "bitmask" in flags:
             flags["bitmask"] = flags["bitmask"].to(self.device)
@@ -339,7 +339,7 @@ def test_wide_nuclei_equal_the_cpu_path():
 @pytest.mark.gpu
 @pytest.mark.parametrize("flags", [{"random": False}, {}, {"filtered": True}, {"filtered": True, "features": True}], ids=str)
 def test_a_graph_gives_what_eager_gives(flags):
-    from quire.kernels import sampler
+    from quire.kernels.sampling import sampler
 
     flags = {"random": True, **flags}
     h = Harness(32000, "cuda", True, 16)
@@ -379,7 +379,7 @@ def test_prompt_logprobs_are_those_of_log_softmax(vocab):
     logits = torch.randn(70, vocab, generator=torch.Generator().manual_seed(vocab)).bfloat16()
     targets = torch.randint(0, vocab, (70,), dtype=torch.int32)
     targets[0] = -1
-    logprob, rank, ids, top = sampler_torch.prompt_logprobs(logits, targets, 5)
+    logprob, rank, ids, top = sampler_cpu.prompt_logprobs(logits, targets, 5)
     want = logits.float().log_softmax(-1)
     targets[0] = 0
     torch.testing.assert_close(logprob, want.gather(1, targets.long()[:, None])[:, 0])
@@ -389,11 +389,11 @@ def test_prompt_logprobs_are_those_of_log_softmax(vocab):
     torch.testing.assert_close(want.gather(1, ids.long())[:, :n], top[:, :n])
     assert ids.shape == top.shape == (70, 5)
     assert (top[:, n:] == -torch.inf).all()
-    assert [x.shape[0] for x in sampler_torch.prompt_logprobs(logits[:0], targets[:0], 3)] == [0] * 4
+    assert [x.shape[0] for x in sampler_cpu.prompt_logprobs(logits[:0], targets[:0], 3)] == [0] * 4
 
 
 def compare_logprobs(device, vocab, dtype):
-    from quire.kernels import sampler
+    from quire.kernels.sampling import sampler
 
     logits = (torch.randn(5, vocab, generator=torch.Generator().manual_seed(vocab)) * 3).to(device, dtype)
     if vocab > 1:
@@ -401,7 +401,7 @@ def compare_logprobs(device, vocab, dtype):
     sampled = torch.randint(0, vocab, (5,), dtype=torch.int32, generator=torch.Generator().manual_seed(1)).to(device)
     workspace = SamplerWorkspace.allocate(5, vocab, 1, device)
     ours = sampler.sampled_logprobs(logits, sampled, workspace)
-    theirs = sampler_torch.sampled_logprobs(logits, sampled)
+    theirs = sampler_cpu.sampled_logprobs(logits, sampled)
     torch.testing.assert_close(ours[0], theirs[0], rtol=1e-5, atol=2e-5)
     assert torch.equal(ours[1], theirs[1])
     torch.testing.assert_close(ours[3], theirs[3], rtol=1e-5, atol=2e-5)

@@ -5,8 +5,9 @@ import torch
 
 triton = pytest.importorskip("triton")
 
-from quire.kernels import norm, norm_torch, split_linear  # noqa: E402
-from quire.kernels.dependent_launch import LATE, PLAIN  # noqa: E402
+from quire.kernels.elementwise import norm, norm_reference  # noqa: E402
+from quire.kernels.linear import split_linear  # noqa: E402
+from quire.kernels.triton_support.dependent_launch import LATE, PLAIN  # noqa: E402
 
 CONFIGS = [split_linear.Config(1, 16, 32, 4, 2), split_linear.Config(3, 16, 32, 4, 3), split_linear.Config(4, 32, 64, 2, 2)]
 SHAPES = [(1, 1), (33, 70), (64, 257), (100, 1030)]  # N, K
@@ -45,7 +46,7 @@ def compare_norm(rows, width, parts, dtype, device, pdl=PLAIN):
     )
     ours, theirs = residual.clone(), residual.clone()
     y = norm.add_rms_norm(x, ours, weight, 1e-6, pdl=pdl)
-    want = norm_torch.add_rms_norm(x.sum(0).to(dtype), theirs, weight, 1e-6)
+    want = norm_reference.add_rms_norm(x.sum(0).to(dtype), theirs, weight, 1e-6)
     tolerance = {torch.float32: 1e-5}.get(dtype, 2e-2)
     torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(y, want, rtol=tolerance, atol=tolerance)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from quire.ipc import plan as wire
-from quire.kernels import step_inputs_torch, tables
-from quire.kernels.tables import FeaturePool, SlotTables, StepBuffers
+from quire.ipc.step import plan as wire
+from quire.kernels.step import step_inputs_cpu, tables
+from quire.kernels.step.tables import FeaturePool, SlotTables, StepBuffers
 
 MAX_SEQS, GROUPS, MAX_BLOCKS, BLOCK_SIZE, NUM_BLOCKS, VOCAB = 7, 2, 6, 4, 50, 101
 SIZES = {"block_size": BLOCK_SIZE, "num_blocks": NUM_BLOCKS, "vocab": VOCAB}
@@ -159,7 +159,7 @@ def test_steps_on_the_cpu_agree_with_plain_python():
     seen_same = 0
     for number, (plan, tokens, rows) in enumerate(random_steps(0, 60), 1):
         t, r = max(tokens, 1) + 2, max(rows, 1)
-        step_inputs_torch.prepare_step(plan, state, step, t, r, **SIZES)
+        step_inputs_cpu.prepare_step(plan, state, step, t, r, **SIZES)
         p, want = expected_inputs(plan, state, decode_rows)
         seen_same += p.same_decode_rows
         decode_rows = p.decode_rows.copy()
@@ -171,7 +171,7 @@ def test_steps_on_the_cpu_agree_with_plain_python():
         before_history = state.history.clone()
         sampled = torch.randint(0, VOCAB, (r,), dtype=torch.int32)
         logprobs = logprobs_of(r, number)
-        step_inputs_torch.finish_step(plan, state, pool, step, sampled, results, r, max_rows=MAX_SEQS, logprobs=logprobs)
+        step_inputs_cpu.finish_step(plan, state, pool, step, sampled, results, r, max_rows=MAX_SEQS, logprobs=logprobs)
         for row, slot in enumerate(want["row_slots"]):
             assert state.seq_len[slot] == want["seq_lens"][row]
             if want["samples"][row]:
@@ -201,7 +201,7 @@ def test_the_named_columns_are_the_words_of_an_update():
         wire.S_FREQUENCY: -1.5, wire.S_REPETITION: 1.25, wire.S_SEED_LO: -5, wire.S_SEED_HI: 6, wire.S_FEATURE_ROW: 1,
         wire.S_MIN_LEN: 9, wire.S_NUM_LOGPROBS: 4,
     }  # fmt: skip
-    step_inputs_torch.prepare_step(make_plan(1, [update]), state, step, 1, 1, **SIZES)
+    step_inputs_cpu.prepare_step(make_plan(1, [update]), state, step, 1, 1, **SIZES)
     assert [state.temperature[3], state.top_k[3], state.top_p[3], state.min_p[3]] == [0.5, 7, 0.25, 0.125]
     assert [state.presence[3], state.frequency[3], state.repetition[3]] == [1.5, -1.5, 1.25]
     assert state.seed[3].tolist() == [-5, 6]
@@ -215,8 +215,8 @@ def test_a_decode_step_of_one_row_takes_the_cpu_microseconds():
     best = 1.0
     for _ in range(50):
         began = time.perf_counter()
-        step_inputs_torch.prepare_step(plan, state, step, 1, 1, **SIZES)
-        step_inputs_torch.finish_step(plan, state, pool, step, sampled, results, 1, max_rows=MAX_SEQS)
+        step_inputs_cpu.prepare_step(plan, state, step, 1, 1, **SIZES)
+        step_inputs_cpu.finish_step(plan, state, pool, step, sampled, results, 1, max_rows=MAX_SEQS)
         best = min(best, time.perf_counter() - began)
         state.seq_len.zero_()
     assert best < 500e-6  # measured: about 50 µs; the bound only catches a slip by an order of magnitude
@@ -224,7 +224,7 @@ def test_a_decode_step_of_one_row_takes_the_cpu_microseconds():
 
 def compare_steps(device, steps, capture=False):
     """The kernels and the CPU path over the same plans: every table, buffer and result word equal."""
-    from quire.kernels import step_inputs
+    from quire.kernels.step import step_inputs
 
     ours, theirs = make_state(device), make_state()
     words = MAX_SEQS * (1 + tables.LOGPROB_WORDS)
@@ -256,8 +256,8 @@ def compare_steps(device, steps, capture=False):
         for x, y in zip(logprobs, cpu_logprobs, strict=True):
             x.copy_(y)
         replay()
-        step_inputs_torch.prepare_step(plan, theirs[0], theirs[2], t, r, **SIZES)
-        step_inputs_torch.finish_step(plan, *theirs, cpu_sampled, results[1], r, max_rows=MAX_SEQS, logprobs=cpu_logprobs)
+        step_inputs_cpu.prepare_step(plan, theirs[0], theirs[2], t, r, **SIZES)
+        step_inputs_cpu.finish_step(plan, *theirs, cpu_sampled, results[1], r, max_rows=MAX_SEQS, logprobs=cpu_logprobs)
         for ours_part, theirs_part in zip(ours, theirs, strict=True):
             for name, value in vars(theirs_part).items():
                 if isinstance(value, torch.Tensor):
@@ -267,7 +267,7 @@ def compare_steps(device, steps, capture=False):
 
 def check_wild_plan(device):
     """Every index out of range: nothing outside the tables is touched (the interpreter and the allocator would notice)."""
-    from quire.kernels import step_inputs
+    from quire.kernels.step import step_inputs
 
     state, pool, step = make_state(device)
     wild = 2**30
@@ -316,7 +316,7 @@ def test_wild_indices_are_clamped():
 
 @pytest.mark.gpu
 def test_results_can_be_pinned_host_memory():
-    from quire.kernels import step_inputs
+    from quire.kernels.step import step_inputs
 
     state, pool, step = make_state("cuda")
     plan = make_plan(5, decode_rows=[2, 4]).cuda()

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from quire.kernels.triton_key import read_triton, read_triton_aside
+from quire.kernels.triton_support.triton_key import read_triton, read_triton_in_background
 
 
 def test_who_comes_second_waits_and_computes_nothing(monkeypatch):
@@ -22,7 +22,7 @@ def test_who_comes_second_waits_and_computes_nothing(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton.runtime.cache", SimpleNamespace(triton_key=triton_key))
     monkeypatch.setitem(sys.modules, "triton.runtime", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "triton", SimpleNamespace())
-    first = read_triton_aside()
+    first = read_triton_in_background()
     assert begun.wait(30)
     second = threading.Thread(target=lambda: order.append(read_triton()))
     second.start()

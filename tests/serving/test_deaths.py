@@ -14,7 +14,7 @@ import psutil
 import pytest
 from serving import SMALL, SOON_S, Background, EventStream, Served, until
 
-from quire.enginecore.model_files import BUNDLED
+from quire.enginecore.loading.model_files import BUNDLED
 
 PROMPT = "Once upon a time there was a little dog"
 LONG = {"max_tokens": 1500, "min_tokens": 1500}

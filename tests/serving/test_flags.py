@@ -19,7 +19,7 @@ from tiny_models import tiny_model
 
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.version import VERSION
-from quire.workers.weights import dummy_weights
+from quire.workers.loading.weights import dummy_weights
 
 ALL_FLAGS = {
     "--served-model-name": ["first", "second"], "--generation-config": ["vllm"], "--device": ["cpu"], "--dtype": ["float32"],
@@ -46,7 +46,7 @@ def flagged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def test_every_flag_of_the_engine_is_known_to_both_commands() -> None:
-    with Launched("quire.enginecore.cli", "--help") as daemon, Launched("quire.frontend.cli", "serve", "--help") as serve:
+    with Launched("quire.enginecore.cli", "--help") as daemon, Launched("quire.frontend.cli.main", "serve", "--help") as serve:
         assert daemon.wait() == serve.wait() == 0
     rest = {"--revision", "--download-dir", "--tokenizer", "--disable-log-stats", "--enable-prefix-caching"}
     for flag in {*ALL_FLAGS, *rest}:
@@ -59,7 +59,7 @@ def test_every_flag_of_the_engine_is_known_to_both_commands() -> None:
 
 
 def test_versions() -> None:
-    with Launched("quire.enginecore.cli", "--version") as daemon, Launched("quire.frontend.cli", "--version") as quire:
+    with Launched("quire.enginecore.cli", "--version") as daemon, Launched("quire.frontend.cli.main", "--version") as quire:
         assert daemon.wait() == quire.wait() == 0
     assert (daemon.lines, quire.lines) == ([f"enginecore {VERSION}"], [f"quire {VERSION}"])
 

@@ -14,9 +14,9 @@ import torch
 from serving import Served, until
 from tiny_models import reference, tiny_model
 
-from quire.frontend.client import AsyncClient
-from quire.frontend.llm import LLM, SamplingParams
-from quire.frontend.outputs import RequestOutput
+from quire.frontend.client.async_client import AsyncClient
+from quire.frontend.client.llm import LLM, SamplingParams
+from quire.frontend.client.outputs import RequestOutput
 
 FAMILIES = ["llama", "mistral-sliding", "qwen2-mixed", "qwen3"]
 NEW_TOKENS = 64

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from quire.kernels.attention_reference import attention_reference
+from quire.kernels.attention.attention_reference import attention_reference
 
 GPU_DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 GPU_DECODE_ROWS = {
@@ -112,8 +112,8 @@ def assert_matches(got: torch.Tensor, want: torch.Tensor, dtype: torch.dtype) ->
 
 
 def run_prefill(case: Case, num_decode_rows: torch.Tensor | None = None, hopper: bool = False, **options):
-    from quire.kernels.attention_prefill import prefill_attention
-    from quire.kernels.attention_prefill_schedule import PrefillWorkspace, prefill_schedule
+    from quire.kernels.attention.prefill import prefill_attention
+    from quire.kernels.attention.prefill_schedule import PrefillWorkspace, prefill_schedule
 
     tokens = case.q.shape[0]
     workspace = PrefillWorkspace.allocate(

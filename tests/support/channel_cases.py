@@ -1,4 +1,4 @@
-"""What tests of CoreChannel share: a listener, cores that answer or do as the test says, and how a connection is lost."""
+"""What tests of FrontendToCore share: a listener, cores that answer or do as the test says, and how a connection is lost."""
 
 import asyncio
 import time
@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from ipc_cores import LoopingCore
 
-from quire.ipc.frontend_channel import CoreChannel
+from quire.ipc.links.frontend_to_core import FrontendToCore
 from quire.ipc.messages import (
     AddRequest,
     Beat,
@@ -65,7 +65,7 @@ def echo(core: LoopingCore, identity: bytes, message: FrontendMessage) -> None:
         core.endpoint.send(identity, outputs(core.epoch, message.id << 8, message.id, finished=True))
 
 
-def add(channel: CoreChannel, request_id: int) -> AddRequest:
+def add(channel: FrontendToCore, request_id: int) -> AddRequest:
     return AddRequest(channel.epoch, request_id, b"\1\0\0\0", SamplingParams())
 
 
@@ -83,12 +83,12 @@ class ScriptedCore:
             await asyncio.sleep(0)
 
 
-def loses(run, provoke: Callable[[ScriptedCore, CoreChannel], None], reason: str, **options) -> None:
+def loses(run, provoke: Callable[[ScriptedCore, FrontendToCore], None], reason: str, **options) -> None:
     """A connection on which something happens is lost for the reason given, and made anew."""
 
     async def main() -> None:
         scripted, heard = ScriptedCore(epoch=9), Listener()
-        connecting = asyncio.create_task(CoreChannel.connect(scripted.core.endpoint.address, **heard.options(), **options))
+        connecting = asyncio.create_task(FrontendToCore.connect(scripted.core.endpoint.address, **heard.options(), **options))
         await scripted.until(connecting.done)
         channel = connecting.result()
         first = scripted.core.endpoint.frontends

@@ -9,16 +9,16 @@ from fake_worker import FakeWorker
 from ipc_cores import RawFrontend
 
 from quire.enginecore.core import CoreConfig, EngineCore
-from quire.enginecore.scheduler import SchedulerConfig
+from quire.enginecore.scheduling.scheduler import SchedulerConfig
 from quire.enginecore.workers import WorkerGroup
 from quire.ipc.config import WorkerConfig
-from quire.ipc.core_endpoint import CoreEndpoint
+from quire.ipc.links.core_and_workers import CoreToWorkers
+from quire.ipc.links.core_to_frontends import CoreToFrontends
 from quire.ipc.messages import PROTOCOL_VERSION, AddRequest, CoreMessage, EngineLimits, Hello, Welcome
-from quire.ipc.plan import decode_plan
-from quire.ipc.result_ring import ResultRing
-from quire.ipc.ring import PlanReader, PlanRing
 from quire.ipc.sampling import SamplingParams
-from quire.ipc.worker_channel import WorkerEndpoint
+from quire.ipc.step.plan import decode_plan
+from quire.ipc.step.plan_ring import PlanReader, PlanRing
+from quire.ipc.step.result_ring import ResultRing
 
 EPOCH = 77
 VOCAB_SIZE, MAX_MODEL_LEN, MAX_NUM_SEQS, BLOCK_SIZE, NUM_BLOCKS = 50, 64, 4, 4, 60
@@ -32,7 +32,7 @@ class FakeWorkers(WorkerGroup):
         self.generation += 1
         self.plan_ring = PlanRing.create(1 << 16, 1)
         self.result_ring = ResultRing.create(MAX_NUM_SEQS)
-        self._endpoint = WorkerEndpoint(self.generation)
+        self._endpoint = CoreToWorkers(self.generation)
         self._reader = PlanReader.attach([os.dup(fd) for fd in self.plan_ring.fds(0)])
         self._worker = FakeWorker(MAX_NUM_SEQS + 1, MAX_MODEL_LEN // BLOCK_SIZE + 1, BLOCK_SIZE, (0,), VOCAB_SIZE)
         self._decode_rows = np.zeros(0, np.int32)
@@ -68,7 +68,7 @@ class CoreByHand:
         limits = EngineLimits(MAX_MODEL_LEN, VOCAB_SIZE, MAX_NUM_SEQS, 20, NUM_BLOCKS * BLOCK_SIZE)
         config = CoreConfig(scheduler, limits, 100, 0, 60.0, spins=False, log_requests=False, log_stats=False)
         welcome = Welcome(EPOCH, PROTOCOL_VERSION, ["tiny"], limits, [], [0], "0", 1, 60.0, True)
-        self.endpoint = CoreEndpoint(None, epoch=EPOCH, welcome=welcome)
+        self.endpoint = CoreToFrontends(None, epoch=EPOCH, welcome=welcome)
         self.workers = workers or FakeWorkers(worker_template())
         self.workers.start()
         self.core = EngineCore(config, self.endpoint, self.workers)

@@ -16,7 +16,7 @@ import numpy as np
 import toy_tokenizers
 import zmq
 
-from quire.ipc.core_endpoint import CoreEndpoint, file_infos, new_epoch
+from quire.ipc.links.core_to_frontends import CoreToFrontends, file_infos, new_epoch
 from quire.ipc.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -70,7 +70,7 @@ class FakeCore:
         infos = file_infos(self._files)
         welcome = Welcome(self.epoch, PROTOCOL_VERSION, ["toy"], limits, infos, list(eos), "0", 1, 60.0, True, spins)
         self._limits, self._eos, self._script = limits, eos, script
-        self._endpoint = CoreEndpoint(address, epoch=self.epoch, welcome=welcome, files=self._files)
+        self._endpoint = CoreToFrontends(address, epoch=self.epoch, welcome=welcome, files=self._files)
         self.address = self._endpoint.address
         self._received: queue.Queue[FrontendMessage] = queue.Queue()
         self._todo: deque[Callable[[], None]] = deque()

@@ -11,7 +11,7 @@ from fake_core import FakeCore, echo
 
 from quire.ipc.config import EngineConfig
 from quire.ipc.messages import AddRequest
-from quire.ipc.process import child_main_config, tell_parent
+from quire.ipc.process.children import child_main_config, tell_parent
 
 
 def script(request: AddRequest, child: int) -> list[int] | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from fake_core import FakeCore, echo
 
 from quire.ipc.config import EngineConfig
-from quire.ipc.process import child_main_config, tell_parent
+from quire.ipc.process.children import child_main_config, tell_parent
 
 
 def main() -> None:

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 import tokenizers
 
-from quire.frontend.client import TooLong
-from quire.frontend.http.app import App
-from quire.frontend.http.errors import ApiError
-from quire.frontend.http.exchange import Request, Response
-from quire.frontend.http.protocol import Connection
-from quire.frontend.http.shared import Limits, Server
-from quire.frontend.outputs import Delta, Logprob, RequestMetrics
-from quire.frontend.tokenizer import Tokenizer
+from quire.frontend.client.async_client import TooLong
+from quire.frontend.client.outputs import Delta, Logprob, RequestMetrics
+from quire.frontend.http.api.app import App
+from quire.frontend.http.protocol.connection import Connection
+from quire.frontend.http.protocol.errors import ApiError
+from quire.frontend.http.protocol.exchange import Request, Response
+from quire.frontend.http.server_state import Limits, Server
+from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.messages import Beat, EngineLimits, Welcome
 
 CHAT = "/v1/chat/completions"

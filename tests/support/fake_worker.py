@@ -8,7 +8,7 @@ import hashlib
 
 import numpy as np
 
-from quire.ipc.plan import PREFILL_SAMPLE, StepPlan, decode_plan
+from quire.ipc.step.plan import PREFILL_SAMPLE, StepPlan, decode_plan
 
 
 def next_token(prefix: list[int], vocab_size: int) -> int:

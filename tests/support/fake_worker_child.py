@@ -10,12 +10,12 @@ import numpy as np
 from fake_worker import FakeWorker
 
 from quire.ipc.config import WorkerConfig
+from quire.ipc.links.core_and_workers import WorkerToCore
 from quire.ipc.messages import AllocateKV, KVGroup, WorkerProfile, WorkerReady
-from quire.ipc.plan import H_WORLD_SIZE, decode_plan
-from quire.ipc.process import child_main_config, own_fds
-from quire.ipc.result_ring import ResultRing
-from quire.ipc.ring import KIND_SHUTDOWN, PlanReader
-from quire.ipc.worker_channel import WorkerChannel
+from quire.ipc.process.children import child_main_config, own_fds
+from quire.ipc.step.plan import H_WORLD_SIZE, decode_plan
+from quire.ipc.step.plan_ring import KIND_SHUTDOWN, PlanReader
+from quire.ipc.step.result_ring import ResultRing
 
 VOCAB_SIZE = 50
 
@@ -28,7 +28,7 @@ def main() -> None:
     c = child_main_config(WorkerConfig)
     reader = PlanReader.attach(own_fds(c.plan_ring_fds))
     ring = ResultRing.attach(own_fds(c.result_ring_fds)) if c.result_ring_fds else None
-    channel = WorkerChannel(c.control_address, c.rank, c.epoch)
+    channel = WorkerToCore(c.control_address, c.rank, c.epoch)
     num_blocks = 60 + c.rank  # the least counts
     channel.send(WorkerProfile(c.rank, num_blocks, c.block_size, [KVGroup(0, [0])], VOCAB_SIZE, "fake", 0, 0, 0, 64))
     command = channel.receive(60.0)

@@ -6,20 +6,20 @@ import numpy as np
 import torch
 
 from quire.enginecore.intake import Intake, IntakeConfig
-from quire.enginecore.scheduler import Scheduler, SchedulerConfig
+from quire.enginecore.scheduling.scheduler import Scheduler, SchedulerConfig
 from quire.ipc.messages import AddRequest, EngineLimits, RequestError
-from quire.ipc.plan import max_plan_words
 from quire.ipc.sampling import SamplingParams
-from quire.kernels.tables import FeaturePool
-from quire.workers.cpu import CpuDevice
-from quire.workers.device import DeviceContext
-from quire.workers.kv_cache import KVCache
-from quire.workers.model_config import read_model_config
+from quire.ipc.step.plan import max_plan_words
+from quire.kernels.step.tables import FeaturePool
+from quire.workers.attention.kv_cache import KVCache
+from quire.workers.attention.rope import cos_sin_table
+from quire.workers.devices.cpu import CpuDevice
+from quire.workers.devices.device import DeviceContext
+from quire.workers.loading.prepare_cpu import prepare_model
+from quire.workers.loading.weights import dummy_weights, load_weights
 from quire.workers.models.build import build_model
-from quire.workers.prepare_cpu import prepare_model
-from quire.workers.rope import cos_sin_table
+from quire.workers.models.config import read_model_config
 from quire.workers.runner import ModelRunner
-from quire.workers.weights import dummy_weights, load_weights
 
 
 class InlineEngine:
@@ -95,7 +95,7 @@ class InlineEngine:
     def _make_device(self, ctx):
         if ctx.device.type == "cpu":
             return CpuDevice(ctx, None)
-        from quire.workers.cuda import CudaDevice
+        from quire.workers.devices.cuda import CudaDevice
 
         return CudaDevice(ctx, None)
 

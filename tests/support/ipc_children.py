@@ -8,12 +8,12 @@ import sys
 import msgspec
 import numpy as np
 
-from quire.ipc.core_endpoint import CoreEndpoint
-from quire.ipc.frontend_channel import CoreChannel
+from quire.ipc.links.core_to_frontends import CoreToFrontends
+from quire.ipc.links.frontend_to_core import FrontendToCore
 from quire.ipc.messages import AddRequest, Beat, StepOutputs
-from quire.ipc.process import child_main_config, spawn, tell_parent
-from quire.ipc.ring import PlanReader, PlanRing
+from quire.ipc.process.children import child_main_config, spawn, tell_parent
 from quire.ipc.sampling import SamplingParams
+from quire.ipc.step.plan_ring import PlanReader, PlanRing
 
 
 class Role(msgspec.Struct, kw_only=True):
@@ -80,7 +80,7 @@ def core(role: Role) -> None:
         sys.exit(0)
 
     signal.signal(signal.SIGTERM, on_sigterm)
-    endpoint = CoreEndpoint(epoch=1)
+    endpoint = CoreToFrontends(epoch=1)
     ring = PlanRing.create(1024, 1)
     fds = ring.fds(0)
     child = spawn("ipc_children", Role(name="reader", report_fd=role.report_fd, ring_fds=fds), pass_fds=[*fds, role.report_fd])
@@ -115,7 +115,7 @@ async def _ask(role: Role) -> None:
         report(role, lost=reason)
 
     num_messages = [0]
-    channel = await CoreChannel.connect(role.address, on_message=on_message, on_lost=on_lost)
+    channel = await FrontendToCore.connect(role.address, on_message=on_message, on_lost=on_lost)
     for i in range(role.num_requests):
         channel.send(AddRequest(channel.epoch, i, b"\1\0\0\0", SamplingParams()))
     report(role, pid=os.getpid())

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 import zmq
 
-from quire.ipc.core_endpoint import CoreEndpoint, file_infos
+from quire.ipc.links.core_to_frontends import CoreToFrontends, file_infos
 from quire.ipc.messages import PROTOCOL_VERSION, Beat, EngineLimits, FrontendMessage, Welcome
 
 TIMEOUT_S = 20.0
@@ -51,7 +51,7 @@ class LoopingCore:
     """A core's loop around an endpoint: `turn` until something is so. Requests and losses are kept in lists."""
 
     def __init__(self, address: str | None = None, epoch: int = 1, beats: bool = True, **options) -> None:
-        self.endpoint = CoreEndpoint(address, epoch=epoch, welcome=make_welcome(epoch), files=FILES, **options)
+        self.endpoint = CoreToFrontends(address, epoch=epoch, welcome=make_welcome(epoch), files=FILES, **options)
         self.epoch = epoch
         self.beats = beats
         self.requests: list[tuple[bytes, FrontendMessage]] = []

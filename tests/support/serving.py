@@ -143,7 +143,7 @@ class Served(Launched):
     """`quire serve` on a free port, and HTTP requests to it."""
 
     def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
-        super().__init__("quire.frontend.cli", "serve", "--port", "0", *arguments, env=env)
+        super().__init__("quire.frontend.cli.main", "serve", "--port", "0", *arguments, env=env)
 
     def ready(self) -> Self:
         self.line("Quire serves")

@@ -4,7 +4,7 @@ import runpy
 import signal
 import sys
 
-from quire.ipc.process import die_with_parent
+from quire.ipc.process.children import die_with_parent
 
 if __name__ == "__main__":
     die_with_parent(int(sys.argv[1]), signal.SIGKILL)

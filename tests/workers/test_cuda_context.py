@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from quire.workers.cuda_context import make_context_aside
+from quire.workers.devices.cuda_context import make_context_in_background
 
 
 def wait_for(thread: threading.Thread) -> None:
@@ -26,7 +26,7 @@ def test_each_call_follows_the_success_of_the_one_before(init, get, calls, monke
         cuDevicePrimaryCtxRetain=lambda context, device: seen.append("retain") or 2,
     )
     monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
-    wait_for(make_context_aside())
+    wait_for(make_context_in_background())
     assert seen == calls
 
 
@@ -37,5 +37,5 @@ def test_without_a_driver_nothing_happens(monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", missing)
     raised = []
     monkeypatch.setattr(threading, "excepthook", raised.append)
-    wait_for(make_context_aside())
+    wait_for(make_context_in_background())
     assert raised == []

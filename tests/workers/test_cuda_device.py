@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 
 FAILING_STEP = """
 import queue, types
-from quire.workers.cuda import CudaDevice
+from quire.workers.devices.cuda import CudaDevice
 
 class Failed:
     def synchronize(self):

@@ -13,10 +13,10 @@ import torch
 
 pytest.importorskip("triton")
 
-from quire.ipc.plan import VARIANT_FEATURES, VARIANT_FILTER, VARIANT_RANDOM, StepPlan
-from quire.kernels import dependent_launch
-from quire.kernels.attention_decode_schedule import DecodeConfig, DecodeWorkspace
-from quire.workers.cuda import CudaDevice
+from quire.ipc.step.plan import VARIANT_FEATURES, VARIANT_FILTER, VARIANT_RANDOM, StepPlan
+from quire.kernels.attention.decode_schedule import DecodeConfig, DecodeWorkspace
+from quire.kernels.triton_support import dependent_launch
+from quire.workers.devices.cuda import CudaDevice
 from quire.workers.graphs import (
     COMMON_VARIANTS,
     MAX_ROWS_AHEAD,

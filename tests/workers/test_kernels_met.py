@@ -15,13 +15,17 @@ import itertools, json, pathlib, sys, types
 import hopper_offline
 from hopper_offline import KEYS, ints, meta
 import torch
-from quire.kernels import blas, dependent_launch, hopper, split_linear
-from quire.kernels.attention_decode_schedule import DecodeWorkspace, choose_decode_configs
-from quire.kernels.dependent_launch import mode_for
-from quire.kernels.rope_kv import rope_kv
-from quire.workers import graphs, ops
-from quire.workers.cuda import CudaDevice
-from quire.workers.model_config import read_model_config
+from quire.kernels.linear import blas
+from quire.kernels.triton_support import dependent_launch
+from quire.kernels.triton_support import hopper
+from quire.kernels.linear import split_linear
+from quire.kernels.attention.decode_schedule import DecodeWorkspace, choose_decode_configs
+from quire.kernels.triton_support.dependent_launch import mode_for
+from quire.kernels.attention.rope_kv import rope_kv
+from quire.workers.layers import ops
+from quire.workers import graphs
+from quire.workers.devices.cuda import CudaDevice
+from quire.workers.models.config import read_model_config
 from quire.workers.models.build import build_model
 
 folder, max_rows, max_tokens, streams = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "True"

@@ -26,7 +26,7 @@ def steps(monkeypatch) -> list[str]:
         del os.environ[name]
     monkeypatch.setattr(threading, "Thread", thread)
     monkeypatch.setattr(worker_main, "load", load)
-    for name in ("make_context_aside", "read_triton_aside", "set_up_logging"):
+    for name in ("make_context_in_background", "read_triton_in_background", "set_up_logging"):
         monkeypatch.setattr(worker_main, name, lambda name=name: found.append(name))
     monkeypatch.setattr(faulthandler, "register", lambda _: None)
     return found
@@ -41,8 +41,8 @@ def test_all_is_loaded_with_its_variables_while_the_configuration_is_waited_for(
 
     monkeypatch.setattr(worker_main, "child_main_config", config)
     worker_main.main()
-    aside = ["make_context_aside", "read_triton_aside"] if device == "cuda" else []
-    assert steps == ["load_aside", "config", *aside, "set_up_logging", f"run on {device}"]
+    aside = ["make_context_in_background", "read_triton_in_background"] if device == "cuda" else []
+    assert steps == ["load_in_background", "config", *aside, "set_up_logging", f"run on {device}"]
     assert os.environ["GOMP_SPINCOUNT"] == worker_main.SPIN_COUNT
 
 
@@ -59,4 +59,4 @@ def test_what_cannot_be_loaded_is_left_to_the_main_thread(monkeypatch):
         raise ImportError("no torch")
 
     monkeypatch.setattr(worker_main, "load", load)
-    worker_main.load_aside()
+    worker_main.load_in_background()

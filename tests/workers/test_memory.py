@@ -12,12 +12,12 @@ from tiny_models import tiny_model
 
 from quire.enginecore import daemon
 from quire.enginecore.device import Gpu
-from quire.enginecore.model_files import model_summary
+from quire.enginecore.loading.model_files import model_summary
 from quire.ipc.config import EngineConfig
 from quire.ipc.messages import KVGroup, WorkerProfile
-from quire.workers.kv_cache import KVCache
+from quire.workers.attention.kv_cache import KVCache
 from quire.workers.memory import GIB, GRAPHS_BYTES, OutOfMemory, cpu_budget, gpu_budget, graphs_bytes, largest_plan
-from quire.workers.model_config import read_model_config
+from quire.workers.models.config import read_model_config
 
 LLAMA_BLOCK_BYTES = 2 * 3 * 2 * 16 * 16 * 4  # keys and values, layers, heads, tokens, head size, float32
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import tiny_models
 
-from quire.workers.model_config import FAMILIES, ModelConfigError, kv_groups, parse_model_config, read_model_config
+from quire.workers.models.config import FAMILIES, ModelConfigError, kv_groups, parse_model_config, read_model_config
 
 ARCHITECTURE = {family: name for name, family in FAMILIES.items()}
 

@@ -11,12 +11,12 @@ import tiny_models
 import torch
 import torch.nn.functional as F
 
-from quire.workers.kv_cache import KVCache
-from quire.workers.model_config import ModelConfigError, RopeConfig, read_model_config
+from quire.workers.attention.kv_cache import KVCache
+from quire.workers.attention.rope import cos_sin_table
+from quire.workers.loading.weights import load_weights
 from quire.workers.models.build import build_model
-from quire.workers.rope import cos_sin_table
+from quire.workers.models.config import ModelConfigError, RopeConfig, read_model_config
 from quire.workers.runner import ModelRunner
-from quire.workers.weights import load_weights
 
 PROMPT = torch.randint(4, tiny_models.VOCAB_SIZE, (24,), generator=torch.Generator().manual_seed(7), dtype=torch.int32)
 NEW_TOKENS = 64

@@ -6,8 +6,8 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from quire.workers.model_config import parse_model_config
-from quire.workers.rope import attention_factor, cos_sin_table
+from quire.workers.attention.rope import attention_factor, cos_sin_table
+from quire.workers.models.config import parse_model_config
 
 POSITIONS = 3000
 YARN = {"rope_type": "yarn", "rope_theta": 1000000.0, "factor": 4.0, "original_max_position_embeddings": 512}

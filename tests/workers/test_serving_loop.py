@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from quire.ipc.plan import H_WORLD_SIZE, HEADER_WORDS
-from quire.ipc.ring import KIND_PLAN, KIND_SHUTDOWN
+from quire.ipc.step.plan import H_WORLD_SIZE, HEADER_WORDS
+from quire.ipc.step.plan_ring import KIND_PLAN, KIND_SHUTDOWN
 from quire.workers import worker
 from quire.workers.worker import CAPTURE_PAUSE_S, GPU_SPIN_S, IDLE_S, READ_TIMEOUT_S, SHORT_SPIN_S, Worker
 

@@ -5,8 +5,8 @@ import os
 import pytest
 import torch
 
-from quire.ipc import cpus
-from quire.workers import threads
+from quire.ipc.process import cpus
+from quire.workers.devices import threads
 
 BILLION = 10**9
 

@@ -9,11 +9,11 @@ import tiny_models
 import torch
 from safetensors.torch import load_file, save_file
 
-from quire.workers import weights
-from quire.workers.layers import Linear, RMSNorm, Shard
-from quire.workers.model_config import read_model_config
+from quire.workers.layers.linear import Linear, RMSNorm, Shard
+from quire.workers.loading import weights
+from quire.workers.loading.weights import WeightsError, checkpoint_targets, dummy_weights, load_weights
 from quire.workers.models.build import build_model
-from quire.workers.weights import WeightsError, checkpoint_targets, dummy_weights, load_weights
+from quire.workers.models.config import read_model_config
 
 
 def load(folder, dtype=torch.float32, shard=None):

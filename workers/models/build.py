@@ -2,8 +2,8 @@
 
 import torch
 
-from quire.workers.layers import WHOLE, Shard
-from quire.workers.model_config import GPU_HEAD_DIMS, ModelConfig, ModelConfigError
+from quire.workers.layers.linear import WHOLE, Shard
+from quire.workers.models.config import GPU_HEAD_DIMS, ModelConfig, ModelConfigError
 from quire.workers.models.decoder import CausalLM, Placement
 from quire.workers.models.llama import LlamaForCausalLM
 from quire.workers.models.mistral import MistralForCausalLM

@@ -13,8 +13,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import nn
 
-from quire.workers.layers import WHOLE, Embedding, Linear, LMHead, Module, RMSNorm, Shard
-from quire.workers.model_config import ModelConfig
+from quire.workers.layers.linear import WHOLE, Embedding, Linear, LMHead, Module, RMSNorm, Shard
+from quire.workers.models.config import ModelConfig
 
 
 class Attend(Protocol):

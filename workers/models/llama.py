@@ -2,7 +2,7 @@
 (q, k, v and o) and of the MLP. Rotary scaling (linear, llama3, yarn) is in the runner's table, see rope.py.
 """
 
-from quire.workers.model_config import ModelConfig
+from quire.workers.models.config import ModelConfig
 from quire.workers.models.decoder import CausalLM, Placement, Variant
 
 

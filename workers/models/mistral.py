@@ -2,7 +2,7 @@
 (later ones); that is `config.windows`, which the KV groups and the attention read.
 """
 
-from quire.workers.model_config import ModelConfig
+from quire.workers.models.config import ModelConfig
 from quire.workers.models.decoder import CausalLM, Placement, Variant
 
 

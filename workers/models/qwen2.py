@@ -2,7 +2,7 @@
 `max_window_layers` on see a window and those before see everything: two KV groups (`config.windows`).
 """
 
-from quire.workers.model_config import ModelConfig
+from quire.workers.models.config import ModelConfig
 from quire.workers.models.decoder import CausalLM, Placement, Variant
 
 

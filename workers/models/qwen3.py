@@ -2,7 +2,7 @@
 Windows as in Qwen2. The head size is its own field and often not hidden_size / num_heads.
 """
 
-from quire.workers.model_config import ModelConfig
+from quire.workers.models.config import ModelConfig
 from quire.workers.models.decoder import CausalLM, Placement, Variant
 
 

@@ -9,8 +9,8 @@ import fake_http as http
 import pytest
 from fake_http import CHAT, COMPLETIONS, HELLO, NUM_TOKENS
 
-from quire.frontend.client import EngineError
-from quire.frontend.outputs import Delta
+from quire.frontend.client.async_client import EngineError
+from quire.frontend.client.outputs import Delta
 
 # ------------------------------------------------------------------------------------------------------------------ keys
 EVERY_ROUTE = [

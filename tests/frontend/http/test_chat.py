@@ -6,7 +6,7 @@ import fake_http as http
 import msgspec
 from fake_http import CHAT, COMPLETIONS, HELLO, NUM_TOKENS
 
-from quire.frontend.outputs import Delta
+from quire.frontend.client.outputs import Delta
 
 
 def test_chat_answers_in_openai_shape():

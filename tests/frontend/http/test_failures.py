@@ -8,8 +8,8 @@ import fake_http as http
 import pytest
 from fake_http import CHAT, COMPLETIONS, HELLO
 
-from quire.frontend.client import EngineDown, EngineError, InvalidRequest, Overloaded, TooLong
-from quire.frontend.outputs import Delta
+from quire.frontend.client.async_client import EngineDown, EngineError, InvalidRequest, Overloaded, TooLong
+from quire.frontend.client.outputs import Delta
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from fake_http import CHAT, COMPLETIONS, HELLO
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.frontend.http.schemas import ChatRequest, CompletionRequest, TokenizeRequest
-from quire.frontend.outputs import Delta
+from quire.frontend.client.outputs import Delta
+from quire.frontend.http.api.schemas import ChatRequest, CompletionRequest, TokenizeRequest
 
 # ------------------------------------------------------------------------------------------------------------ parameters
 SAMPLING = {

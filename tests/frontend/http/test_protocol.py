@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.frontend.http.exchange import Request, Response
-from quire.frontend.http.shared import Limits
+from quire.frontend.http.protocol.exchange import Request, Response
+from quire.frontend.http.server_state import Limits
 
 GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST /b HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello"

@@ -6,7 +6,7 @@ import fake_http as http
 import pytest
 from fake_http import CHAT, COMPLETIONS, HELLO, NUM_TOKENS
 
-from quire.frontend.client import EngineError
+from quire.frontend.client.async_client import EngineError
 
 
 def test_models():

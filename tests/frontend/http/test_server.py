@@ -27,17 +27,17 @@ from fake_core import FakeCore, outputs
 from serving import until
 from toy_tokenizers import byte_level
 
-from quire.frontend import cli
-from quire.frontend.chat_cli import ChatError, ChatOptions, ChatServer, Conversation, chat
-from quire.frontend.client import AsyncClient
+from quire.frontend.cli import main as cli
+from quire.frontend.cli.chat import ChatError, ChatOptions, ChatServer, Conversation, chat
+from quire.frontend.cli.serve import Engine, ReadyMessage, ServeError
+from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.http.server import FrontendConfig, FrontendError, bind
-from quire.frontend.http.shared import Limits
+from quire.frontend.http.server_state import Limits
 from quire.frontend.launcher import launch_core
-from quire.frontend.serve import Engine, ReadyMessage, ServeError
-from quire.ipc.command import as_started
 from quire.ipc.config import EngineConfig
+from quire.ipc.links.paths import remove_private_directories
 from quire.ipc.messages import Abort, AddRequest, EngineLimits
-from quire.ipc.paths import remove_private_directories
+from quire.ipc.process.command import as_started
 
 DEADLINE_S = 30.0
 ROOMY = EngineLimits(max_model_len=4096, vocab_size=400, max_num_seqs=4, max_logprobs=20, kv_capacity_tokens=1 << 20)
@@ -51,7 +51,7 @@ class Served:
     """`quire serve` as a child process, from its first line to its exit code."""
 
     def __init__(self, *arguments: str) -> None:
-        command = [sys.executable, "-P", "-m", "quire.frontend.cli", "serve", "--port", "0", *arguments]
+        command = [sys.executable, "-P", "-m", "quire.frontend.cli.main", "serve", "--port", "0", *arguments]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
         self.lines: list[str] = []
 
@@ -370,11 +370,11 @@ def test_a_stop_while_several_frontends_look_for_the_engine(tmp_path, number):
 
 
 def test_an_interrupt_while_a_command_is_being_imported_is_quiet(tmp_path):
-    for module, attribute, argument in (("frontend", "cli", "serve"), ("enginecore", "cli", "--listen=ipc:///nowhere/x")):
-        late = "quire.frontend.serve" if argument == "serve" else "quire.enginecore.daemon"
+    for module, attribute, argument in (("frontend.cli", "main", "serve"), ("enginecore", "cli", "--listen=ipc:///nowhere/x")):
+        late = "quire.frontend.cli.serve" if argument == "serve" else "quire.enginecore.daemon"
         code = f"""
 import signal, sys
-from quire.{module} import {attribute}
+from quire.{module} import {attribute} as cli
 
 class Interrupted:  # Ctrl-C in the middle of the imports
     def find_spec(self, name, path, target=None):
@@ -389,7 +389,7 @@ sys.exit(cli.main([{argument!r}]))
 
 
 def test_a_server_goes_on_when_nobody_reads_what_it_writes():
-    command = [sys.executable, "-P", "-m", "quire.frontend.cli", "serve", "--engine"]
+    command = [sys.executable, "-P", "-m", "quire.frontend.cli.main", "serve", "--engine"]
     with FakeCore(say_hi) as core, bind("127.0.0.1", 0)[0] as free:
         port = str(free.getsockname()[1])
         free.close()
@@ -431,7 +431,7 @@ def wait_for_signal_handler(pid: int, number: signal.Signals) -> None:
 
 def test_help_and_version_are_quick():
     for arguments in (["version"], ["--help"], ["serve", "--help"], ["chat", "--help"]):
-        code = "import sys; from quire.frontend import cli\ntry: cli.main(sys.argv[1:])\nexcept SystemExit: pass\n"
+        code = "import sys; from quire.frontend.cli import main as cli\ntry: cli.main(sys.argv[1:])\nexcept SystemExit: pass\n"
         code += "heavy = {'torch', 'transformers', 'zmq', 'uvloop', 'tokenizers', 'numpy'}\n"
         code += "print('IMPORTED', *(heavy & set(sys.modules)))"
         run = subprocess.run([sys.executable, "-P", "-c", code, *arguments], capture_output=True, text=True, check=True)
@@ -519,7 +519,7 @@ def test_chat_says_when_nobody_is_there(capsys):
 
 def test_chat_with_input_that_is_no_text_and_with_nobody_who_reads():
     with FakeCore(say_hi, limits=ROOMY) as core, Served("--engine", core.address, "--api-key", "ключ") as served:
-        command = [sys.executable, "-m", "quire.frontend.cli", "chat", "--url", served.url(), "--api-key", "ключ"]
+        command = [sys.executable, "-m", "quire.frontend.cli.main", "chat", "--url", served.url(), "--api-key", "ключ"]
         strict = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
         done = subprocess.run(command, input=b"\xff hi", capture_output=True, timeout=DEADLINE_S, env=strict)
         assert (done.returncode, done.stdout, done.stderr) == (0, b"hello world!\n", b"")

@@ -1,0 +1,349 @@
+"""The model's files at launch: a local folder or a hub download, what the core must know of them, what frontends are sent.
+
+`resolve_model` and `resolve_tokenizer` give folders, `model_summary` reads limits, end-of-sequence ids and sampling defaults
+from the JSON files, `frontend_files` is the closed list of files of the handshake. No torch and no transformers: a tokenizer
+that is not a tokenizer.json is converted by a short-lived child (convert_tokenizer.py). Whether a model can be run at all is
+the worker's decision (workers/models/config.py); here only what the core uses is read. Called once, by the core's launch.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from quire.ipc.sampling import SamplingParams
+
+BUNDLED = Path(__file__).parent / "bundled"
+
+SMALL_FILES = ["*.json", "tokenizer.model", "*.tiktoken", "merges.txt", "vocab.txt", "chat_template.jinja"]
+WEIGHT_FILES = ["*.safetensors"]
+# Of a hub repository: nothing in subfolders (other formats of the same weights), and no second copy of them beside.
+IGNORED_FILES = ["*/*", "consolidated*"]
+FRONTEND_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+CONVERTIBLE = ("tokenizer.model", "vocab.json", "merges.txt", "vocab.txt")  # tokenizers that transformers can convert
+TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json")
+CONVERTER_VERSION = b"1"  # of the cached result's key
+CONVERSION_TIMEOUT_S = 600
+MAX_EOS_IDS = 16
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+# generation_config.json's fields that are sampling defaults, and their names in SamplingParams; the list is vLLM's.
+GENERATION_DEFAULTS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+SAFETENSORS_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+
+
+class ModelFilesError(ValueError):
+    """The model's files are not there or not readable; the text is meant for the user and says what to do."""
+
+
+class ModelSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What the core knows of a model."""
+
+    architecture: str
+    vocab_size: int
+    max_model_len: int  # the model's own limit, rope scaling included
+    dtype: str  # of the checkpoint: float32, bfloat16 or float16
+    eos_token_ids: list[int]  # ascending
+    bos_token_id: int | None
+    generation_defaults: dict[str, float | int]  # SamplingParams fields that the model's authors recommend
+
+
+# ------------------------------------------------------------------------------------------------------- folders
+def resolve_model(
+    model: str | None, revision: str | None = None, download_dir: str | None = None, weights: bool = True
+) -> Path:
+    """Folder of a model: the bundled one (None), a local folder, or a hub id, which is downloaded unless it is cached.
+
+    weights False (`--load-format dummy`) wants the small files only. Raises ModelFilesError.
+    """
+    if model is None:
+        return BUNDLED
+    folder = _local_or_hub(model, revision, download_dir, SMALL_FILES + (WEIGHT_FILES if weights else []))
+    if not (folder / "config.json").is_file():
+        raise ModelFilesError(f"{model} has no config.json: it is not a model in Hugging Face's format")
+    if weights and not any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
+        raise ModelFilesError(
+            f"{model} has no model.safetensors and no model.safetensors.index.json. Quire reads safetensors only: pickled "
+            "weights (.bin, .pt) can run code when they are read"
+        )
+    return folder
+
+
+def resolve_tokenizer(tokenizer: str | None, model_dir: Path, download_dir: str | None = None) -> Path:
+    """Folder of the tokenizer: the model's, unless another folder or hub id is given. Raises ModelFilesError."""
+    folder = model_dir if tokenizer is None else _local_or_hub(tokenizer, None, download_dir, SMALL_FILES)
+    if not any((folder / name).is_file() for name in ("tokenizer.json", *CONVERTIBLE)):
+        raise ModelFilesError(f"{tokenizer or model_dir} has no tokenizer.json, nor another tokenizer that can be converted")
+    return folder
+
+
+def _local_or_hub(name: str, revision: str | None, download_dir: str | None, patterns: list[str]) -> Path:
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    if path.exists():
+        raise ModelFilesError(f"{name} is a file; give the model's folder")
+    if not HUB_ID.fullmatch(name) or ".." in name or "--" in name:
+        raise ModelFilesError(f"{name} is neither a folder nor a hub id (like owner/name)")
+    return _download(name, revision, download_dir, patterns)
+
+
+def _download(hub_id: str, revision: str | None, download_dir: str | None, patterns: list[str]) -> Path:
+    """Snapshot of a hub repository, through huggingface_hub's cache, environment variables and progress bars."""
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    at = f" at revision {revision}" if revision else ""
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(
+                hub_id, revision=revision, cache_dir=download_dir, allow_patterns=patterns, ignore_patterns=IGNORED_FILES
+            )
+        )
+    except errors.GatedRepoError:
+        raise ModelFilesError(
+            f"{hub_id} is gated: accept its terms on the hub, then set HF_TOKEN to a token of that account"
+        ) from None
+    except errors.RevisionNotFoundError:
+        raise ModelFilesError(f"{hub_id} has no revision {revision or 'main'} on the hub") from None
+    except errors.RepositoryNotFoundError:
+        raise ModelFilesError(
+            f"{hub_id} is neither a local folder nor a model on the hub. If it is private, set HF_TOKEN to a token that "
+            "may read it"
+        ) from None
+    except errors.LocalEntryNotFoundError as error:
+        raise ModelFilesError(
+            f"{hub_id}{at} is not (completely) in the local cache, and the hub cannot be reached: connect, unset "
+            f"HF_HUB_OFFLINE, or give a local folder. {_first_line(error)}"
+        ) from None
+    except errors.HFValidationError as error:
+        raise ModelFilesError(f"{hub_id} is not a hub id: {_first_line(error)}") from None
+    except Exception as error:  # of the disk, of the hub's answers, of whichever HTTP library huggingface_hub has today
+        raise ModelFilesError(f"{hub_id}{at} cannot be downloaded: {type(error).__name__}: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+# ------------------------------------------------------------------------------------------------------- what the core knows
+def model_summary(model_dir: Path, tokenizer_dir: Path | None = None, generation_config: str = "auto") -> ModelSummary:
+    """What the core needs to know of the model. `generation_config`: "auto", "vllm" (no defaults) or a folder.
+
+    Raises ModelFilesError, naming the file and field.
+    """
+    config = read_json(model_dir / "config.json", required=True)
+    generation = read_json(model_dir / "generation_config.json")
+    architectures = config.get("architectures")
+    vocab_size = _positive(config, "vocab_size")
+    bos = generation.get("bos_token_id", config.get("bos_token_id"))
+    return ModelSummary(
+        architecture=str(architectures[0]) if isinstance(architectures, list) and architectures else "",
+        vocab_size=vocab_size,
+        max_model_len=_max_model_len(config),
+        dtype=_dtype(config, model_dir),
+        eos_token_ids=_eos_token_ids(config, generation, tokenizer_dir or model_dir, vocab_size),
+        bos_token_id=bos if type(bos) is int and 0 <= bos < vocab_size else None,
+        generation_defaults=_generation_defaults(_generation_config_file(model_dir, generation_config)),
+    )
+
+
+def read_json(path: Path, required: bool = False) -> dict[str, Any]:
+    """The object in a JSON file; {} where the file is not there and not required. Raises ModelFilesError."""
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        if required:
+            raise ModelFilesError(f"{path} does not exist") from None
+        return {}
+    except (OSError, ValueError) as error:
+        raise ModelFilesError(f"{path} cannot be read: {error}") from None
+    if not isinstance(value, dict):
+        raise ModelFilesError(f"{path} is not a JSON object")
+    return value
+
+
+def _positive(config: dict[str, Any], name: str) -> int:
+    value = config.get(name)
+    if type(value) is not int or value < 1:
+        raise ModelFilesError(f"config.json: {name} must be a positive integer, not {value!r}")
+    return value
+
+
+def _max_model_len(config: dict[str, Any]) -> int:
+    """max_position_embeddings, stretched by linear and yarn scaling (yarn from its original length). As in vLLM."""
+    positions = _positive(config, "max_position_embeddings")
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(rope, dict):
+        raise ModelFilesError("config.json: rope_scaling must be an object")
+    rope_type = rope.get("rope_type", rope.get("type", "default"))
+    factor = rope.get("factor")
+    if rope_type not in ("linear", "yarn") or not isinstance(factor, (int, float)) or not 1 <= factor <= 1 << 20:
+        return positions
+    original = config.get("original_max_position_embeddings", rope.get("original_max_position_embeddings"))
+    if rope_type == "yarn" and isinstance(original, int) and original > 0:
+        positions = original
+    return int(positions * factor)
+
+
+def _dtype(config: dict[str, Any], model_dir: Path) -> str:
+    """The checkpoint's dtype by config.json, else by its first tensor, else bfloat16."""
+    name = config.get("dtype") or config.get("torch_dtype")
+    if isinstance(name, str):
+        return name.removeprefix("torch.")
+    for file in sorted(model_dir.glob("model*.safetensors")):
+        with file.open("rb") as data:  # 8 bytes of length, then a JSON header: tensor name -> dtype, shape, offsets
+            length = int.from_bytes(data.read(8), "little")
+            header = json.loads(data.read(length)) if length <= 100 << 20 else {}
+        for tensor in header.values():
+            if isinstance(tensor, dict) and tensor.get("dtype") in SAFETENSORS_DTYPES:
+                return SAFETENSORS_DTYPES[tensor["dtype"]]
+    return "bfloat16"
+
+
+def _eos_token_ids(config: dict[str, Any], generation: dict[str, Any], tokenizer_dir: Path, vocab_size: int) -> list[int]:
+    """All ids that end a text: generation_config.json's, config.json's, and that of the tokenizer's eos_token."""
+    ids: set[int] = set()
+    for source in (generation, config):
+        value = source.get("eos_token_id")
+        ids.update(x for x in (value if isinstance(value, list) else [value]) if type(x) is int)
+    eos = tokenizer_eos_id(tokenizer_dir)
+    if eos is not None:
+        ids.add(eos)
+    kept = sorted(x for x in ids if 0 <= x < vocab_size)
+    if len(kept) > MAX_EOS_IDS:
+        raise ModelFilesError(f"the model has {len(kept)} end-of-sequence ids; at most {MAX_EOS_IDS} are supported")
+    return kept
+
+
+class _AddedToken(msgspec.Struct):
+    id: int
+    content: str
+
+
+class _TokenizerJson(msgspec.Struct):
+    """The part of tokenizer.json that is needed here; msgspec skips the megabytes of the rest without building them."""
+
+    added_tokens: list[_AddedToken] = []
+
+
+def tokenizer_eos_id(tokenizer_dir: Path) -> int | None:
+    """Id of the tokenizer's eos_token, if it names one that its files know."""
+    token = read_json(tokenizer_dir / "tokenizer_config.json").get("eos_token")
+    token = token or read_json(tokenizer_dir / "special_tokens_map.json").get("eos_token")
+    token = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(token, str):
+        return None
+    decoder = read_json(tokenizer_dir / "tokenizer_config.json").get("added_tokens_decoder")
+    for key, added in decoder.items() if isinstance(decoder, dict) else ():
+        if isinstance(added, dict) and added.get("content") == token and key.isdecimal():
+            return int(key)
+    path = tokenizer_dir / "tokenizer.json"
+    if not path.is_file():
+        return None
+    try:
+        known = msgspec.json.decode(path.read_bytes(), type=_TokenizerJson)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ModelFilesError(f"{path} cannot be read: {error}") from None
+    return next((added.id for added in known.added_tokens if added.content == token), None)
+
+
+def _generation_config_file(model_dir: Path, generation_config: str) -> Path | None:
+    """generation_config.json that gives the sampling defaults, if one does."""
+    if generation_config == "vllm":
+        return None
+    if generation_config == "auto":
+        path = model_dir / "generation_config.json"
+        return path if path.is_file() else None
+    path = Path(generation_config).expanduser() / "generation_config.json"
+    if not path.is_file():
+        raise ModelFilesError(f"--generation-config: {path} does not exist")
+    return path
+
+
+def _generation_defaults(path: Path | None) -> dict[str, float | int]:
+    """Sampling defaults of a generation_config.json, under SamplingParams' names and held to its bounds."""
+    if path is None:
+        return {}
+    fields = read_json(path)
+    defaults = {ours: fields[name] for name, ours in GENERATION_DEFAULTS.items() if fields.get(name) is not None}
+    try:
+        msgspec.convert(msgspec.to_builtins(SamplingParams(**defaults)), SamplingParams)  # types, too
+    except (ValueError, TypeError) as error:
+        raise ModelFilesError(f"{path}: {error}. `--generation-config vllm` ignores the file") from None
+    return defaults
+
+
+# ------------------------------------------------------------------------------------------------------- what frontends get
+def frontend_files(
+    model_dir: Path, tokenizer_dir: Path | None = None, chat_template: str | None = None, generation_config: str = "auto"
+) -> dict[str, bytes]:
+    """The files of the handshake, by name. tokenizer.json is always there (converted if need be), others where they exist.
+
+    chat_template: a file or the template itself; it takes the place of the model's. Raises ModelFilesError.
+    """
+    tokenizer_dir = tokenizer_dir or model_dir
+    files = {name: (tokenizer_dir / name).read_bytes() for name in FRONTEND_FILES if (tokenizer_dir / name).is_file()}
+    if "tokenizer.json" not in files:
+        files["tokenizer.json"] = converted_tokenizer(tokenizer_dir).read_bytes()
+    if chat_template is not None:
+        files["chat_template.jinja"] = _chat_template(chat_template)
+    generation = _generation_config_file(model_dir, generation_config)
+    if generation is not None:
+        files["generation_config.json"] = generation.read_bytes()
+    return files
+
+
+def _chat_template(given: str) -> bytes:
+    try:
+        return Path(given).expanduser().read_bytes()
+    except (OSError, ValueError) as error:  # too long a name, or a NUL in it: a template, not a path
+        if any(mark in given for mark in "{}\n"):
+            return given.encode()
+        raise ModelFilesError(f"--chat-template: {given} is neither a file that can be read nor a template: {error}") from None
+
+
+def converted_tokenizer(tokenizer_dir: Path, cache_dir: Path | None = None) -> Path:
+    """tokenizer.json made of another format by a child process, kept in the user's cache under a digest of its sources."""
+    cache_dir = cache_dir or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quire" / "tokenizers"
+    sources = [tokenizer_dir / name for name in (*CONVERTIBLE, *TOKENIZER_SETTINGS) if (tokenizer_dir / name).is_file()]
+    digest = hashlib.sha256(CONVERTER_VERSION)
+    for source in sources:
+        data = source.read_bytes()
+        digest.update(f"{source.name}\0{len(data)}\0".encode() + data)
+    result = cache_dir / digest.hexdigest() / "tokenizer.json"
+    if not result.is_file():
+        result.parent.mkdir(parents=True, exist_ok=True)
+        _convert(tokenizer_dir, result)
+    return result
+
+
+def _convert(tokenizer_dir: Path, result: Path) -> None:
+    """Run the converter and put its result in place with one rename, so that nobody reads half a file."""
+    out = Path(tempfile.mkdtemp(dir=result.parent))
+    command = [sys.executable, "-P", "-m", "quire.enginecore.loading.convert_tokenizer", str(tokenizer_dir), str(out)]
+    try:
+        child = subprocess.run(command, capture_output=True, text=True, timeout=CONVERSION_TIMEOUT_S, stdin=subprocess.DEVNULL)
+        if child.returncode != 0 or not (out / "tokenizer.json").is_file():
+            reason = (child.stderr.strip().splitlines() or ["no reason given"])[-1]
+            raise ModelFilesError(f"the tokenizer in {tokenizer_dir} cannot be converted to tokenizer.json: {reason}")
+        os.replace(out / "tokenizer.json", result)
+    except subprocess.TimeoutExpired:
+        raise ModelFilesError(f"converting the tokenizer in {tokenizer_dir} took over {CONVERSION_TIMEOUT_S} s") from None
+    finally:
+        shutil.rmtree(out, ignore_errors=True)

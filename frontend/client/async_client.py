@@ -1,0 +1,400 @@
+"""AsyncClient: requests to an engine core from asyncio, straight over its socket, as text in and text out.
+
+It checks and numbers requests, hands what arrives to their `Stream`s (dispatch.py, stream.py) and keeps the latest Beat; when
+the core is lost, all that runs fails and the channel reconnects. All methods belong to the event loop's thread.
+
+    async with AsyncClient("ipc:///run/quire.sock") as client:
+        async for output in client.generate("Once upon a time", SamplingParams(max_tokens=64)):
+            print(output.outputs[0].text)
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+
+from quire.frontend.client.dispatch import Dispatcher
+from quire.frontend.client.outputs import CompletionOutput, RequestOutput, add_delta, new_completions, snapshot
+from quire.frontend.client.prompt import Prompt, split_prompt
+from quire.frontend.client.stream import (
+    ClientError,
+    EngineDown,
+    EngineError,
+    InvalidRequest,
+    Overloaded,
+    RequestState,
+    Stream,
+    TooLong,
+)
+from quire.frontend.text.tokenizer import Tokenizer
+from quire.ipc.links.curve import FrontendKeys
+from quire.ipc.links.frontend_to_core import ChannelBusy, ChannelDown, FrontendToCore
+from quire.ipc.messages import (
+    AddRequest,
+    Beat,
+    CoreMessage,
+    FrontendMessage,
+    PromptLogprobs,
+    RequestError,
+    StepOutputs,
+    Welcome,
+)
+from quire.ipc.process.cpus import cpu_share
+from quire.ipc.sampling import SamplingParams, check_against
+
+__all__ = [
+    "AsyncClient",
+    "ClientError",
+    "EngineDown",
+    "EngineError",
+    "InvalidRequest",
+    "Overloaded",
+    "Prompt",
+    "Stream",
+    "TooLong",
+]
+
+BEAT_TIMEOUT_S = 2.0
+WATCH_S = 2e-2  # so long a lone request's first answer is looked for without sleep
+FEW_CORES = 4  # with no more than these the engine's own processes, which spin, too, are given precedence
+_LONG_TEXT = 16 << 10  # characters; longer texts are tokenized in a thread
+_ERRORS: dict[str, type[ClientError]] = {
+    "invalid": InvalidRequest,
+    "too_long": TooLong,
+    "overloaded": Overloaded,
+    "engine_error": EngineError,
+}
+
+
+class AsyncClient:
+    """One connection to a core. `async with AsyncClient(address)`, or `connect` and `close`.
+
+    welcome: limits, served names, end-of-sequence ids of the present or last core. tokenizer: its tokenizer. beat: the latest
+    Beat, which came at beat_time (time.monotonic()).
+    """
+
+    def __init__(self, address: str, keys: FrontendKeys | None = None) -> None:
+        self.address = address
+        self.beat: Beat | None = None
+        self.beat_time = 0.0
+        self._keys = keys
+        self._channel: FrontendToCore | None = None
+        self._welcome: Welcome | None = None
+        self._tokenizer: Tokenizer | None = None
+        self._digests: dict[str, str] = {}  # of the files that the tokenizer was made of
+        self._broken: str | None = None  # what is wrong with the core's files
+        self._may_spin = False
+        self._next_id = 0
+        self._dispatcher = Dispatcher(self._tell)
+        self._unsent: deque[FrontendMessage] = deque()  # Abort and Finish that found the channel busy
+
+    async def __aenter__(self) -> Self:
+        await self.connect()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def connect(self, timeout_s: float | None = 30.0) -> None:
+        """Connect and fetch the files. Raises EngineDown without a core in time, ValueError if its tokenizer is unreadable.
+
+        Nothing to do where it is connected already, or reconnecting.
+        """
+        if self._channel is not None:
+            return
+        try:
+            self._channel = await FrontendToCore.connect(
+                self.address,
+                on_message=self._on_message,
+                on_lost=self._on_lost,
+                on_connected=self._on_connected,
+                keys=self._keys,
+                timeout_s=timeout_s,
+            )
+        except ChannelDown as error:
+            raise EngineDown(str(error)) from error
+        assert self._channel.welcome is not None
+        self._on_connected(self._channel.welcome)  # the first call came before we had the channel
+        if self._broken is not None:
+            await self.close()
+            raise ValueError(self._broken)
+
+    async def close(self) -> None:
+        """Abort what runs and disconnect. May be called again."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()
+            self._dispatcher.fail_all(EngineDown("the client was closed"))
+
+    # ------------------------------------------------------------------------------------------------- what is known
+    @property
+    def is_connected(self) -> bool:
+        return self._channel is not None and self._channel.connected
+
+    @property
+    def welcome(self) -> Welcome:
+        if self._welcome is None:
+            raise EngineDown("not connected yet")
+        return self._welcome
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The present or last core's tokenizer. Raises InvalidRequest if it has none: such an engine takes token ids only."""
+        if self._tokenizer is None:
+            raise InvalidRequest("the engine has no tokenizer: give token ids")
+        return self._tokenizer
+
+    @property
+    def num_requests(self) -> int:
+        """Requests submitted through this client that have not ended."""
+        return len(self._dispatcher.requests)
+
+    @property
+    def max_sequence_len(self) -> int:
+        """Most tokens, prompt and output, that a sequence can have."""
+        limits = self.welcome.limits
+        return min(limits.max_model_len, limits.kv_capacity_tokens)
+
+    def health(self) -> str | None:
+        """None if the engine is well, else what is wrong, in a fixed text."""
+        if not self.is_connected:
+            return "there is no connection to the engine"
+        if self._broken is not None:
+            return "the engine's tokenizer cannot be read"
+        if time.monotonic() - self.beat_time > BEAT_TIMEOUT_S:
+            return "the engine does not answer"
+        if self.beat is not None and not self.beat.ready:
+            return "the engine's workers are starting"
+        if self.beat is not None and self.beat.oldest_step_s > self.welcome.step_timeout_s:
+            return "the engine is stuck in a step"
+        return None
+
+    def default_sampling_params(self) -> SamplingParams:
+        """SamplingParams with the model's own defaults, from generation_config.json."""
+        return SamplingParams(**(self._tokenizer.generation_defaults if self._tokenizer is not None else {}))
+
+    # ------------------------------------------------------------------------------------------------- requests
+    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a prompt; long texts are tokenized off the event loop. Raises TooLong for what can never fit."""
+        tokenizer = self.tokenizer
+        if len(text) <= _LONG_TEXT:
+            return tokenizer.encode(text, add_special_tokens)
+        if len(text) > self.max_sequence_len * tokenizer.max_token_chars:
+            raise TooLong(f"the prompt has {len(text)} characters, more than {self.max_sequence_len} tokens can hold")
+        return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens)
+
+    def submit(
+        self,
+        prompt_token_ids: Sequence[int] | np.ndarray,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        request_name: str = "",
+    ) -> Stream:
+        """Check and send one request, without waiting.
+
+        max_tokens is cut to what the context leaves. Raises InvalidRequest, TooLong, Overloaded (our queue to the core is
+        full), EngineDown. What the core finds wrong is raised by the Stream.
+        """
+        channel = self._channel
+        if channel is None or not channel.connected or self._broken is not None:
+            raise EngineDown(self._broken or "there is no connection to the engine")
+        ids = self._check_prompt(prompt_token_ids)
+        params = self._check_params(params, len(ids))
+        if abs(priority) >= 1 << 31:
+            raise InvalidRequest("priority must fit 32 bits")
+        self._next_id += 1
+        request_id, arrival = self._next_id, time.time()
+        try:
+            channel.send(AddRequest(channel.epoch, request_id, ids.tobytes(), params, priority, cache_salt, arrival))
+        except ChannelBusy as error:
+            raise Overloaded("the engine does not take requests as fast as they come: try again later") from error
+        except ChannelDown as error:
+            raise EngineDown("there is no connection to the engine") from error
+        except UnicodeEncodeError as error:
+            raise InvalidRequest("a string of the request is not valid Unicode") from error
+        except ValueError as error:
+            raise InvalidRequest(str(error)) from error
+        # made while the request travels: answers come by the event loop, in a later turn
+        try:
+            state = RequestState(request_id, request_name or str(request_id), ids, params, self._tokenizer, arrival)
+        except BaseException:  # passed on, whatever it is: nobody would listen to the answer
+            self._dispatcher.disown(request_id, params)
+            raise
+        self._dispatcher.add(state)
+        if self._may_spin and self.num_requests == 1:
+            channel.watch(WATCH_S)
+        return Stream(state, self._dispatcher.cancel)
+
+    def _check_prompt(self, prompt_token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
+        """The ids as int32. Raises InvalidRequest, TooLong."""
+        limits, longest = self.welcome.limits, self.max_sequence_len
+        if len(prompt_token_ids) == 0:
+            raise InvalidRequest("the prompt is empty: it needs at least one token")
+        if len(prompt_token_ids) >= longest:
+            raise TooLong(
+                f"the prompt has {len(prompt_token_ids)} tokens; with room for one more, at most {longest - 1} fit into the"
+                f" context of {longest}"
+            )
+        try:
+            ids = np.asarray(prompt_token_ids)
+        except (ValueError, OverflowError) as error:
+            raise InvalidRequest("the prompt must be a list of token ids") from error
+        if ids.dtype.kind not in "iu" or ids.ndim != 1:
+            raise InvalidRequest("the prompt must be a list of token ids")
+        # as unsigned numbers negative ones are the largest
+        if np.maximum.reduce(ids.astype(np.int64, copy=False).view(np.uint64)) >= limits.vocab_size:
+            raise InvalidRequest(f"the prompt holds a token id outside the vocabulary of {limits.vocab_size}")
+        return ids.astype("<i4")
+
+    def _check_params(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
+        """Params as they go to the core. Raises InvalidRequest."""
+        if not isinstance(params, SamplingParams):
+            raise TypeError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
+        limits = self.welcome.limits
+        try:
+            if params.bad_words:
+                params = self.tokenizer.with_bad_words(params)
+            check_against(params, vocab_size=limits.vocab_size, max_logprobs=limits.max_logprobs)
+        except ValueError as error:
+            raise InvalidRequest(str(error)) from error
+        if params.stop and not params.detokenize:
+            raise InvalidRequest("stop strings need detokenize")
+        if params.stop:
+            _ = self.tokenizer  # raises without one
+        room = self.max_sequence_len - num_prompt_tokens
+        if params.max_tokens is not None and params.max_tokens > room:
+            params = msgspec.structs.replace(params, max_tokens=room, min_tokens=min(params.min_tokens, room))
+        return params
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> AsyncIterator[RequestOutput]:
+        """Cumulative RequestOutputs until the end, as from vLLM's AsyncLLM. Leaving the loop aborts the request.
+
+        Without sampling_params, the model's defaults. Raises ClientErrors.
+        """
+        text, ids = await self._resolve(prompt)
+        params = sampling_params if sampling_params is not None else self.default_sampling_params()
+        stream = self.submit(ids, params, priority=priority, cache_salt=cache_salt, request_name=request_id or "")
+        outputs = new_completions(params.n, params.logprobs is not None)
+        prompt_logprobs = None
+        try:
+            async for deltas in stream:
+                for delta in deltas:
+                    add_delta(outputs, delta)
+                if prompt_logprobs is None:
+                    prompt_logprobs = stream.prompt_logprobs
+                yield RequestOutput(
+                    request_id=stream.request_name,
+                    prompt=text,
+                    prompt_token_ids=ids,
+                    prompt_logprobs=prompt_logprobs,
+                    outputs=snapshot(outputs),
+                    finished=all(map(CompletionOutput.finished, outputs)),
+                    num_cached_tokens=stream.num_cached_tokens,
+                    metrics=stream.metrics,
+                )
+        finally:
+            stream.cancel()
+
+    async def _resolve(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        """A prompt as (its text or None, its token ids)."""
+        text, ids = split_prompt(prompt)
+        if ids is not None:
+            return text, list(ids)
+        assert text is not None
+        return text, await self.encode(text)
+
+    def render_chat(self, messages: list[dict[str, Any]], **options: Any) -> str:
+        """A conversation as prompt text; options as for Tokenizer.render_chat. Raises InvalidRequest."""
+        try:
+            return self.tokenizer.render_chat(messages, **options)
+        except ValueError as error:
+            raise InvalidRequest(str(error)) from error
+
+    async def chat(
+        self,
+        messages: list[dict[str, Any]],
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        **options: Any,
+    ) -> AsyncIterator[RequestOutput]:
+        """`generate` for a conversation; options (tools, chat_template, ...) as for Tokenizer.render_chat."""
+        text = self.render_chat(messages, **options)
+        ids = await self.encode(text, add_special_tokens=False)
+        prompt = {"prompt": text, "prompt_token_ids": ids}
+        outputs = self.generate(prompt, sampling_params, request_id, priority=priority, cache_salt=cache_salt)
+        try:
+            async for output in outputs:
+                yield output
+        finally:
+            await outputs.aclose()  # type: ignore[attr-defined]
+
+    def abort(self, request: str | int) -> None:
+        """Abort a request by its name (all of that name) or its Stream's id. Unknown ones have ended: nothing happens."""
+        for state in [s for s in self._dispatcher.requests.values() if request in (s.name, s.id)]:
+            self._dispatcher.cancel(state.id)
+
+    # ------------------------------------------------------------------------------------------------- to and from the core
+    def _tell(self, message: FrontendMessage) -> None:
+        """Send what must not be lost: later, if the channel is busy; never, if the core is lost."""
+        self._unsent.append(message)
+        self._send_unsent()
+
+    def _send_unsent(self) -> None:
+        try:
+            while self._unsent and self._channel is not None:
+                self._channel.send(self._unsent[0])
+                self._unsent.popleft()
+        except ChannelBusy:
+            pass  # tried again with the next Beat
+        except ChannelDown:
+            self._unsent.clear()  # a lost core has dropped our requests itself
+
+    def _on_connected(self, welcome: Welcome) -> None:
+        if self._channel is None:
+            return  # the first time: `connect` calls again
+        self._welcome = welcome
+        self._may_spin = welcome.spins and cpu_share() > FEW_CORES
+        self._dispatcher.begin(welcome.epoch, welcome.eos_token_ids)
+        self.beat, self.beat_time = None, time.monotonic()
+        digests = {file.name: file.digest for file in welcome.files}
+        if digests == self._digests:
+            return
+        self._digests, self._broken = digests, None
+        try:
+            self._tokenizer = Tokenizer.from_files(self._channel.files) if "tokenizer.json" in digests else None
+        except ValueError as error:
+            self._broken = f"the engine's tokenizer cannot be read: {error}"
+
+    def _on_lost(self, reason: str) -> None:
+        self._unsent.clear()
+        self._dispatcher.fail_all(EngineDown(f"the engine was lost: {reason}"))
+
+    def _on_message(self, message: CoreMessage) -> None:
+        match message:
+            case StepOutputs():
+                self._dispatcher.outputs(message)
+            case Beat():
+                self.beat, self.beat_time = message, time.monotonic()
+                self._send_unsent()
+                self._dispatcher.forget_old_ghosts()
+            case PromptLogprobs():
+                self._dispatcher.prompt_logprobs(message)
+            case RequestError():
+                self._dispatcher.fail(message.id, _ERRORS[message.code](message.message))

@@ -1,0 +1,175 @@
+"""Dispatcher: which running request an arriving message belongs to. It owns the tables of one connection's requests.
+
+It knows no socket: messages come in by method calls, what must be told to the core goes out through `tell`. `outputs` is the
+frontend's hot path, called once per step message with all its tokens: a handful of Python operations per token, everything
+else per request or per message. Streams of requests that have ended keep their own state; the tables forget them.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from quire.frontend.client.stream import ClientError, EngineError, RequestState, SequenceState
+from quire.ipc.messages import Abort, Finish, FrontendMessage, PromptLogprobs, Started, StepOutputs, sequence_key
+from quire.ipc.sampling import SamplingParams
+
+_GHOST_S = 60.0
+
+
+class Dispatcher:
+    """Requests by id, their children by key, and what to do with messages about them."""
+
+    def __init__(self, tell: Callable[[FrontendMessage], None]) -> None:
+        self._tell = tell
+        self._epoch = 0
+        self._eos_token_ids: frozenset[int] = frozenset()
+        self.requests: dict[int, RequestState] = {}
+        self._sequences: dict[int, SequenceState] = {}
+        # Children that we dropped and that wanted logprobs: rows of theirs may still come, and must be skipped.
+        self._dropped_sequences: dict[int, float] = {}
+
+    def begin(self, epoch: int, eos_token_ids: Iterable[int]) -> None:
+        """A new connection: the tables are empty."""
+        self._epoch, self._eos_token_ids = epoch, frozenset(eos_token_ids)
+
+    def add(self, request: RequestState) -> None:
+        self.requests[request.id] = request
+        for sequence in request.sequences:
+            self._sequences[sequence.key] = sequence
+
+    def cancel(self, request_id: int) -> None:
+        """Abort a request; nothing if it has ended."""
+        request = self.requests.pop(request_id, None)
+        if request is not None:
+            self._drop(request)
+            request.abort()
+            self._tell(Abort(self._epoch, [request_id]))
+
+    def disown(self, request_id: int, params: SamplingParams) -> None:
+        """Abort a request that was sent and never added."""
+        if params.logprobs is not None:
+            self._dropped_sequences.update((sequence_key(request_id, child), time.monotonic()) for child in range(params.n))
+        self._tell(Abort(self._epoch, [request_id]))
+
+    def fail(self, request_id: int, error: ClientError) -> None:
+        """The core has given a request up."""
+        request = self.requests.pop(request_id, None)
+        if request is not None:
+            self._drop(request)
+            request.fail(error)
+
+    def fail_all(self, error: ClientError) -> None:
+        """The core is lost, and with it everything that ran."""
+        requests = list(self.requests.values())
+        self.requests.clear()
+        self._sequences.clear()
+        self._dropped_sequences.clear()
+        for request in requests:
+            request.fail(error)
+
+    def _drop(self, request: RequestState) -> None:
+        for sequence in request.sequences:
+            if self._sequences.pop(sequence.key, None) is not None and sequence.logprobs is not None:
+                self._dropped_sequences[sequence.key] = time.monotonic()
+
+    # ------------------------------------------------------------------------------------------------- messages
+    def outputs(self, message: StepOutputs) -> None:
+        """New tokens. Order matters: a sequence's end must be known when its last tokens are decoded."""
+        news: list[RequestState] = []
+        eager: dict[SequenceState, None] = {}
+        if message.started:
+            self._started(message.started)
+        find, rows = self._sequences.get, iter(message.logprobs)
+        keys = np.frombuffer(message.keys, "<i8").tolist()
+        for key, token in zip(keys, np.frombuffer(message.tokens, "<i4").tolist(), strict=True):
+            sequence = find(key)
+            if sequence is None:
+                if key in self._dropped_sequences:
+                    next(rows, None)
+                continue
+            sequence.ids.append(token)
+            request = sequence.request
+            if not request.news:
+                request.news = True
+                news.append(request)
+            if sequence.plain:
+                continue
+            if sequence.logprobs is not None:
+                if (row := next(rows, None)) is None:
+                    sequence.ids.pop()  # a token without its row is not handed out
+                    return self._inconsistent()
+                sequence.logprobs.append(row)
+            if sequence.eager:
+                eager[sequence] = None
+        for end in message.finished:
+            self._dropped_sequences.pop(end.key, None)
+            if (sequence := self._sequences.pop(end.key, None)) is not None:
+                request = sequence.request
+                request.end(sequence, end.reason, end.stop_token_id, self._stop_reason(request.params, end.stop_token_id))
+                if sequence.eager:
+                    eager[sequence] = None
+                self._ended(request, news)
+        for sequence in eager:
+            self._decode(sequence, news)
+        for request in news:
+            request.wake()
+
+    def _started(self, started: list[Started]) -> None:
+        now = time.time()
+        for start in started:
+            sequence = self._sequences.get(start.key)
+            if sequence is not None and sequence.request.num_cached_tokens is None:
+                sequence.request.num_cached_tokens = start.num_cached_tokens
+                sequence.request.metrics.queue_s = start.queue_s
+                sequence.request.metrics.first_token_time = now
+
+    def _decode(self, sequence: SequenceState, news: list[RequestState]) -> None:
+        """Look for stop strings in what has come; at one, end the sequence if the core has not."""
+        running = sequence.finish_reason is None
+        sequence.decode()
+        if running and sequence.finish_reason is not None:
+            del self._sequences[sequence.key]
+            if sequence.logprobs is not None:
+                self._dropped_sequences[sequence.key] = time.monotonic()
+            sequence.request.close_one()
+            self._ended(sequence.request, news)
+            self._tell(Finish(self._epoch, sequence.key, sequence.num_tokens))
+
+    def _ended(self, request: RequestState, news: list[RequestState]) -> None:
+        """A child has ended: the consumer must hear of it, even one that waits for nothing but the end."""
+        request.news = True
+        news.append(request)
+        if not request.num_open:
+            self.requests.pop(request.id, None)
+
+    def _stop_reason(self, params: SamplingParams, stop_token_id: int | None) -> int | None:
+        """The stop token's id; None for one of the model's own end-of-sequence tokens."""
+        is_eos = stop_token_id in self._eos_token_ids and not params.ignore_eos
+        return None if is_eos else stop_token_id
+
+    def _inconsistent(self) -> None:
+        """Fewer logprobs than tokens that want them: nothing in this message can be trusted."""
+        ids = list(self.requests)
+        self.fail_all(EngineError("the engine's answers do not fit together"))
+        self._tell(Abort(self._epoch, ids))
+
+    def prompt_logprobs(self, message: PromptLogprobs) -> None:
+        request = self.requests.get(message.id)
+        if request is not None:
+            request.add_prompt_logprobs(message)
+
+    def forget_old_ghosts(self) -> None:
+        """Now and then: what was in flight when we dropped them has come long ago."""
+        now = time.monotonic()
+        for key, dropped_at in list(self._dropped_sequences.items()):
+            if now - dropped_at < _GHOST_S:
+                return  # they are in the order in which they were dropped
+            del self._dropped_sequences[key]
+
+    def check(self) -> None:
+        """Assert that the tables agree: every open child of every request is found, and nothing else."""
+        found = {s.key for r in self.requests.values() for s in r.sequences if s.finish_reason is None}
+        assert found == self._sequences.keys()
+        assert all(r.num_open == sum(s.finish_reason is None for s in r.sequences) > 0 for r in self.requests.values())
+        assert not self._dropped_sequences.keys() & self._sequences.keys()

@@ -1,0 +1,383 @@
+"""LLM: offline generation from a Python script or notebook, with vLLM's shapes and names.
+
+    from quire.frontend.client.llm import LLM, SamplingParams
+    with LLM("path/to/model", max_model_len=4096) as llm:
+        for output in llm.generate(["Hello", "Once upon a time"], SamplingParams(max_tokens=32)):
+            print(output.outputs[0].text)
+
+The engine is a child process, the client lives on an event loop in a thread of its own: so it works where a loop is running
+already. All of it ends with the object: `shutdown`, the end of a `with`, garbage collection, or the interpreter's exit.
+"""
+
+import asyncio
+import difflib
+import os
+import re
+import threading
+import weakref
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, wait
+from numbers import Integral
+from typing import Any, Self, TypeVar
+
+import msgspec
+import numpy as np
+import uvloop
+
+from quire.frontend.client.async_client import AsyncClient
+from quire.frontend.client.outputs import Delta, RequestOutput, add_delta, new_completions
+from quire.frontend.client.prompt import Prompt, split_prompt
+from quire.frontend.client.stream import EngineDown, Overloaded, Stream
+from quire.frontend.launcher import CoreProcess, EngineStartError, launch_core
+from quire.frontend.text.tokenizer import Tokenizer
+from quire.ipc.config import EngineConfig
+from quire.ipc.process.children import CORE_MODULE
+from quire.ipc.sampling import SamplingParams
+
+__all__ = ["LLM", "SamplingParams"]
+
+_BAR_DELAY_S = 1.0  # a batch that is done before shows no bar
+_BAR_REFRESH_S = 0.5
+_RETRY_S = 0.05  # when the engine's queue is full
+_CANCEL_S = 5.0  # for interrupted requests to be aborted
+_NOT_FOR_LLM = ("listen", "curve_secret_key_file", "curve_allow_file")  # options that nobody needs here: not suggested
+
+T = TypeVar("T")
+Conversation = list[dict[str, Any]]
+
+
+class LLM:
+    """An engine of its own and a blocking interface to it. Methods may be called from any thread, also at once.
+
+    model: folder or hub id; None: the bundled model. options: fields of EngineConfig. Raises TypeError for an unknown option,
+    ValueError for a bad value, EngineStartError with the engine's own words.
+    """
+
+    engine_module = CORE_MODULE  # what runs as the engine's process
+
+    def __init__(self, model: str | os.PathLike[str] | None = None, **options: Any) -> None:
+        config = engine_config(model, options)
+        try:
+            self._background = _Background(launch_core(config, module=self.engine_module))
+        except EngineStartError as error:
+            raise EngineStartError(_in_words_of_python(str(error))) from None
+        self._finalizer = weakref.finalize(self, self._background.close, os.getpid())
+        try:
+            self._background.run(self._background.client.connect())
+        except BaseException:  # Ctrl-C, too: passed on, without an engine left running
+            self._finalizer()
+            raise
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Outputs in the order of the prompts.
+
+        prompts: one prompt or a list of them; a prompt is a text, a list of token ids, {"prompt": text} or
+        {"prompt_token_ids": ids}. sampling_params: one for all or one each; None: the model's defaults. priority: one each,
+        lower runs first; needs scheduling_policy="priority". Raises TypeError or ValueError for a prompt or parameter that
+        cannot be run (then nothing is), EngineDown if the engine is lost. Ctrl-C aborts the requests.
+        """
+        batch = _prompt_list(prompts)
+        params = self._params(sampling_params, len(batch))
+        if priority is not None and len(priority) != len(batch):
+            raise ValueError(f"there are {len(batch)} prompts and {len(priority)} priorities")
+        return self._background.run(self._client.run_batch(batch, params, priority, use_tqdm))
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        tools: list[dict[str, Any]] | None = None,
+        documents: list[dict[str, Any]] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """`generate` for one conversation or a list of them, rendered with the model's chat template or `chat_template`."""
+        if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
+            kind = type(messages).__name__
+            raise TypeError(f"messages must be a list of messages, or a list of such lists, got {kind}")
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        tokenizer = self.get_tokenizer()
+        texts = [
+            tokenizer.render_chat(
+                list(conversation) if isinstance(conversation, tuple) else conversation,  # type: ignore[arg-type]
+                tools=tools,
+                documents=documents,
+                chat_template=chat_template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                chat_template_kwargs=chat_template_kwargs,
+            )
+            for conversation in conversations
+        ]
+        rows = tokenizer.encode_batch(texts, add_special_tokens=False)
+        prompts = [{"prompt": text, "prompt_token_ids": ids} for text, ids in zip(texts, rows, strict=True)]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self._client.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """SamplingParams with the model's own defaults, from generation_config.json."""
+        return self._client.default_sampling_params()
+
+    def shutdown(self) -> None:
+        """End the engine and free what it holds. May be called again; afterwards `generate` raises EngineDown."""
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    @property
+    def _client(self) -> "_BatchClient":
+        if not self._finalizer.alive:
+            raise EngineDown("this LLM has been shut down")
+        return self._background.client
+
+    def _params(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+        if params is None:
+            params = self.get_default_sampling_params()
+        if isinstance(params, SamplingParams):
+            return [params] * count
+        if isinstance(params, str | Mapping) or not isinstance(params, Sequence):
+            raise TypeError(f"sampling_params must be SamplingParams or a list of them, got {type(params).__name__}")
+        if len(params) != count:
+            raise ValueError(f"there are {count} prompts and {len(params)} sampling_params")
+        return list(params)
+
+
+class _BatchClient(AsyncClient):
+    """AsyncClient with what a batch needs; everything here runs on the background loop."""
+
+    async def run_batch(
+        self, prompts: list[Prompt], params: list[SamplingParams], priority: Sequence[int] | None, use_tqdm: bool
+    ) -> list[RequestOutput]:
+        resolved = await self._resolve_all(prompts)
+        checked = self._check_batch(resolved, params)
+        window = asyncio.Semaphore(max(64, 4 * self.welcome.limits.max_num_seqs))
+        if len(prompts) > 1 and self._channel is not None:
+            self._channel.hold()  # what the tasks submit at once: the first step is to be a full one
+        with _Bar(len(prompts), use_tqdm) as bar:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    tasks = [
+                        group.create_task(self._run_one(text, ids, p, priority[i] if priority else 0, window, bar))
+                        for i, ((text, _), ids, p) in enumerate(zip(resolved, checked, params, strict=True))
+                    ]
+            except ExceptionGroup as failures:
+                raise failures.exceptions[0] from None
+        outputs = [task.result() for task in tasks]
+        for i, output in enumerate(outputs):
+            output.request_id = str(i)
+        return outputs
+
+    def _check_batch(self, resolved: list[tuple[str | None, list[int]]], params: list[SamplingParams]) -> list[np.ndarray]:
+        """Find what cannot be run before anything is. The prompts' ids as int32: converting lists is most of the work."""
+        found = []
+        for i, ((_, ids), p) in enumerate(zip(resolved, params, strict=True)):
+            try:
+                found.append(self._check_prompt(ids))
+                self._check_params(p, len(ids))
+            except ValueError as error:
+                raise type(error)(f"prompt {i}: {error}") from None
+        return found
+
+    async def _resolve_all(self, prompts: list[Prompt]) -> list[tuple[str | None, list[int]]]:
+        """(text, ids) of each prompt; all texts are tokenized together, on all cores."""
+        split = [split_prompt(p) for p in prompts]
+        texts = [(i, text) for i, (text, ids) in enumerate(split) if text is not None and ids is None]
+        rows = {}
+        if texts:
+            encoded = await asyncio.to_thread(self.tokenizer.encode_batch, [text for _, text in texts])
+            rows = {i: (text, ids) for (i, text), ids in zip(texts, encoded, strict=True)}
+        return [rows[i] if ids is None else (text, list(ids)) for i, (text, ids) in enumerate(split)]
+
+    async def _run_one(
+        self, text: str | None, ids: np.ndarray, params: SamplingParams, priority: int, window: asyncio.Semaphore, bar: "_Bar"
+    ) -> RequestOutput:
+        async with window:
+            stream, deltas = await self._collect(ids, params, priority, bar)
+        outputs = new_completions(params.n, params.logprobs is not None)
+        for delta in deltas:
+            add_delta(outputs, delta)
+        bar.add(len(ids), sum(len(o.token_ids) for o in outputs))
+        return RequestOutput(
+            request_id="",
+            prompt=text,
+            prompt_token_ids=ids.tolist(),
+            prompt_logprobs=stream.prompt_logprobs,
+            outputs=outputs,
+            finished=True,
+            num_cached_tokens=stream.num_cached_tokens,
+            metrics=stream.metrics,
+        )
+
+    async def _collect(
+        self, ids: np.ndarray, params: SamplingParams, priority: int, bar: "_Bar"
+    ) -> tuple[Stream, list[Delta]]:  # fmt: skip
+        while True:
+            try:
+                stream = self.submit(ids, params, priority=priority)
+                bar.running.add(stream)
+                try:
+                    return stream, await stream.collect()
+                finally:
+                    bar.running.discard(stream)
+                    stream.cancel()
+            except Overloaded:  # somebody set --max-num-waiting low: a batch has time
+                await asyncio.sleep(_RETRY_S)
+
+
+class _Background:
+    """The engine, the event loop's thread and the client: everything of an LLM that must be put away. Knows no LLM."""
+
+    def __init__(self, core: CoreProcess) -> None:
+        self.client = _BatchClient(core.address)
+        self._core = core
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="quire-llm", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run on the loop, from another thread, and wait. An interrupt cancels it, and is raised once it has ended."""
+        result: Future[T] = Future()
+        tasks: list[asyncio.Task[T]] = []
+
+        def start() -> None:
+            tasks.append(self._loop.create_task(work))
+            tasks[0].add_done_callback(lambda task: _copy_result(task, result))
+
+        self._loop.call_soon_threadsafe(start)
+        try:
+            return result.result()
+        except BaseException:  # Ctrl-C, or the work's own error: passed on, once the work has ended
+            if not result.done():
+                self._loop.call_soon_threadsafe(lambda: tasks[0].cancel())
+                wait([result], timeout=_CANCEL_S)
+            raise
+
+    def close(self, owner_pid: int) -> None:
+        """Abort what runs, end the engine and the thread. Nothing in a fork of the process that made us."""
+        if os.getpid() != owner_pid:
+            return
+        if threading.current_thread() is self._thread:  # garbage is collected in any thread
+            threading.Thread(target=self._close, name="quire-llm-close").start()
+        else:
+            self._close()
+
+    def _close(self) -> None:
+        try:
+            self.run(self.client.close())
+        finally:
+            self._core.stop(grace_s=10.0)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+
+def _copy_result(task: asyncio.Task[T], result: Future[T]) -> None:
+    if task.cancelled():
+        result.set_exception(CancelledError())
+    elif (error := task.exception()) is not None:
+        result.set_exception(error)
+    else:
+        result.set_result(task.result())
+
+
+class _Bar:
+    """A progress bar over prompts, with token rates; appears on batches that take a while. Used on the event loop.
+
+    It is drawn by time and looks at the running streams only then: a token costs it nothing.
+    """
+
+    def __init__(self, total: int, wanted: bool) -> None:
+        self.running: set[Stream] = set()
+        self._bar: Any = None
+        self._drawing: asyncio.Task[None] | None = None
+        self._done = self._tokens_in = self._tokens_out = 0  # of the prompts that have ended
+        if wanted and total > 1:
+            from tqdm import tqdm
+
+            # no least number of steps: what has changed may be the rates alone
+            self._bar = tqdm(total=total, desc="Processed prompts", delay=_BAR_DELAY_S, miniters=0, dynamic_ncols=True)
+
+    def add(self, tokens_in: int, tokens_out: int) -> None:
+        """A prompt has ended."""
+        self._done += 1
+        self._tokens_in += tokens_in
+        self._tokens_out += tokens_out
+
+    async def _draw_forever(self) -> None:
+        while True:
+            await asyncio.sleep(_BAR_REFRESH_S)
+            self._draw()
+
+    def _draw(self) -> None:
+        """Within the delay tqdm shows nothing."""
+        tokens_in = self._tokens_in + sum(s.num_prompt_tokens for s in self.running if s.num_cached_tokens is not None)
+        tokens_out = self._tokens_out + sum(s.num_output_tokens for s in self.running)
+        elapsed = self._bar.format_dict["elapsed"] or 1e-9
+        rates = f"input: {tokens_in / elapsed:.0f} tok/s, output: {tokens_out / elapsed:.0f} tok/s"
+        self._bar.set_postfix_str(rates, refresh=False)
+        self._bar.update(self._done - self._bar.n)
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._drawing = asyncio.get_running_loop().create_task(self._draw_forever())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._drawing is not None:
+            self._drawing.cancel()
+            self._draw()
+            self._bar.close()
+
+
+def engine_config(model: str | os.PathLike[str] | None, options: dict[str, Any]) -> EngineConfig:
+    """EngineConfig from LLM's arguments. Raises TypeError, ValueError."""
+    names = EngineConfig.__struct_fields__
+    for name in options:
+        if name not in names:
+            public = [n for n in names if n not in _NOT_FOR_LLM]
+            close = difflib.get_close_matches(name, public, n=3, cutoff=0.7)
+            hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(public)}"
+            raise TypeError(f"LLM has no option {name!r}; {hint}")
+    values = {"disable_log_stats": True, **options, "model": None if model is None else os.fspath(model)}
+    if isinstance(values.get("served_model_name"), str):
+        values["served_model_name"] = [values["served_model_name"]]
+    try:
+        return msgspec.convert(values, EngineConfig)
+    except msgspec.ValidationError as error:
+        raise ValueError(_in_words_of_python(str(error))) from None
+
+
+def _in_words_of_python(text: str) -> str:
+    """An error of msgspec or about a flag, as one about an argument of LLM."""
+    what, _, path = text.partition(" - at `$.")
+    if path:
+        what = f"{path.rstrip('`')}: {what[:1].lower()}{what[1:]}".replace("| null", "or None").replace("`", "")
+    return re.sub(r"--([a-z][a-z-]+)", lambda flag: flag[1].replace("-", "_"), what)
+
+
+def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt, or a list of them, as a list."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if not hasattr(prompts, "__len__") or not hasattr(prompts, "__getitem__"):
+        raise TypeError(f"prompts must be a prompt or a list of prompts, got {type(prompts).__name__}")
+    if len(prompts) and isinstance(prompts[0], Integral):
+        return [prompts]  # type: ignore[list-item]  # the token ids of one prompt
+    return list(prompts)  # type: ignore[arg-type]

@@ -1,0 +1,325 @@
+"""One submitted request as its consumer sees it: `Stream`, and the state behind it that arriving messages write to.
+
+Tokens are appended as they arrive and turned into text when the consumer takes them, so a consumer that is late, or wants the
+end only, pays once for many tokens. A sequence with stop strings is decoded on arrival instead: the core has to be told at
+once. Per sequence nothing is kept but what was not taken yet, so a slow consumer holds at most the request's output.
+Everything happens in the event loop's thread, but for `Stream.__del__`.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Self
+
+import numpy as np
+
+from quire.frontend.client.outputs import Delta, Logprob, RequestMetrics, TokenLogprobDict
+from quire.frontend.text.detokenizer import PROMPT_TAIL, OutputText
+from quire.frontend.text.tokenizer import Tokenizer
+from quire.ipc.messages import FinishReason, PromptLogprobs, TokenLogprobs, sequence_key
+from quire.ipc.sampling import SamplingParams
+
+
+class ClientError(Exception):
+    """Base of what a request can fail with; the text is for the user and holds nothing secret."""
+
+
+class InvalidRequest(ClientError, ValueError):
+    """The request itself is wrong: HTTP 400. A ValueError too, so that Python callers need not know this class."""
+
+
+class TooLong(InvalidRequest):
+    """The prompt leaves no room for a token in the context (or the KV cache): HTTP 400."""
+
+
+class Overloaded(ClientError):
+    """The core's queue of waiting requests is full: HTTP 503 with Retry-After."""
+
+
+class EngineDown(ClientError):
+    """There is no core, or it was lost while the request ran: HTTP 503 with Retry-After. The client reconnects by itself."""
+
+
+class EngineError(ClientError):
+    """The engine failed on this request (a worker died): HTTP 500."""
+
+
+class SequenceState:
+    """One child: tokens not taken yet, and the text decoder. `ids` is appended to directly on arrival."""
+
+    __slots__ = ("_num_taken", "_seen", "_text", "eager", "finish_reason", "ids", "index", "key", "logprobs",
+                 "plain", "request", "stop_reason", "stop_token", "text")  # fmt: skip
+
+    def __init__(self, request: "RequestState", index: int, text: OutputText | None) -> None:
+        self.request = request
+        self.index = index
+        self.key = sequence_key(request.id, index)
+        self.text = text
+        self.eager = text is not None and bool(request.params.stop)  # decoded on arrival
+        self.plain = not self.eager and request.params.logprobs is None  # nothing to do on arrival but keep the token
+        # not taken yet
+        self.ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] | None = None if request.params.logprobs is None else []
+        self._seen = 0  # of ids, those decoded already
+        self._text = ""  # their text
+        # end
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.stop_token = False
+        self._num_taken = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return self._num_taken + len(self.ids)
+
+    def decode(self) -> None:
+        """Turn the new ids into text. A stop string ends the sequence here, whatever the core thinks."""
+        if self.text is None:
+            return
+        new = self.ids[self._seen :] if self._seen else self.ids
+        self._text += self.text.push(new, self.finish_reason is not None, self.stop_token)
+        self._seen = len(self.ids)
+        if self.text.stop_string is not None:
+            kept = self.text.kept_tokens - self._num_taken
+            del self.ids[kept:]
+            if self.logprobs is not None:
+                del self.logprobs[kept:]
+            self._seen = kept
+            self.finish_reason, self.stop_reason = "stop", self.text.stop_string
+
+    def take(self, tokenizer: Tokenizer | None) -> Delta:
+        """All that is new, as one Delta; nothing of it is kept."""
+        if not self.eager:
+            self.decode()
+        ids, text = self.ids, self._text
+        self.ids, self._text, self._seen = [], "", 0
+        self._num_taken += len(ids)
+        logprobs = None
+        if self.logprobs is not None:
+            logprobs = [logprob_dict(token, row, tokenizer) for token, row in zip(ids, self.logprobs, strict=True)]
+            self.logprobs = []
+        return Delta(self.index, text, ids, logprobs, self.finish_reason, self.stop_reason, self._num_taken)
+
+
+class RequestState:
+    """One request and its children, between arrival of messages (the client) and a Stream."""
+
+    __slots__ = ("_last_reported", "_prompt_logprobs", "_prompt_token_ids", "_tokenizer", "_waiter", "error", "id", "metrics",
+                 "name", "news", "num_cached_tokens", "num_open", "num_prompt_tokens", "params", "sequences")  # fmt: skip
+
+    def __init__(
+        self,
+        request_id: int,
+        name: str,
+        prompt_token_ids: np.ndarray,
+        params: SamplingParams,
+        tokenizer: Tokenizer | None,
+        arrival_time: float,
+    ) -> None:
+        """prompt_token_ids: int32 [n]; kept only if their logprobs are wanted. arrival_time: seconds since the Unix epoch."""
+        self.id = request_id
+        self.name = name
+        self.params = params
+        self.num_prompt_tokens = len(prompt_token_ids)
+        self.metrics = RequestMetrics(arrival_time)
+        self.num_cached_tokens: int | None = None
+        self.error: ClientError | None = None
+        self.num_open = params.n  # children that have not ended
+        self.news = False  # something to take; while it is set, nobody needs to be woken
+        self.sequences = [SequenceState(self, i, self._new_text(prompt_token_ids, tokenizer)) for i in range(params.n)]
+        self._tokenizer = tokenizer
+        self._waiter: asyncio.Future[None] | None = None
+        self._last_reported = [False] * params.n  # whether a child's finish_reason was taken
+        self._prompt_logprobs: list[PromptLogprobs] = []
+        self._prompt_token_ids = prompt_token_ids.tolist() if params.prompt_logprobs is not None else None
+
+    def _new_text(self, prompt_token_ids: np.ndarray, tokenizer: Tokenizer | None) -> OutputText | None:
+        if tokenizer is None or not self.params.detokenize:
+            return None
+        return OutputText(tokenizer, self.params, prompt_token_ids[-PROMPT_TAIL:].tolist())
+
+    # -------------------------------------------------------------------------------------------- what the client writes
+    def end(self, sequence: SequenceState, reason: FinishReason, stop_token_id: int | None, stop_reason: int | None) -> None:
+        """A child has ended; its last tokens are in `ids`."""
+        sequence.finish_reason, sequence.stop_reason = reason, stop_reason
+        sequence.stop_token = stop_token_id is not None
+        self.close_one()
+
+    def close_one(self) -> None:
+        self.num_open -= 1
+        if not self.num_open:
+            self.metrics.finished_time = time.time()
+
+    def fail(self, error: ClientError) -> None:
+        """All children end with this error, raised after what has arrived was taken."""
+        if self.num_open:
+            self.error, self.num_open = error, 0
+            self.metrics.finished_time = time.time()
+            self.wake()
+
+    def abort(self) -> None:
+        """Children that have not ended do so now."""
+        for sequence in self.sequences:
+            if sequence.finish_reason is None:
+                self.end(sequence, "abort", None, None)
+                if sequence.eager:
+                    sequence.decode()  # the text that was held back
+        self.news = True
+        self.wake()
+
+    def add_prompt_logprobs(self, message: PromptLogprobs) -> None:
+        self._prompt_logprobs.append(message)
+
+    def wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    # ------------------------------------------------------------------------------------------- what the consumer reads
+    def wait(self) -> asyncio.Future[None]:
+        """Done at the next `wake`. One consumer at a time."""
+        if self._waiter is None or self._waiter.done():
+            self._waiter = asyncio.get_running_loop().create_future()
+        return self._waiter
+
+    def take(self) -> list[Delta]:
+        """A Delta for each child with anything new."""
+        self.news = False
+        self.metrics.last_token_time = time.time()
+        deltas = []
+        for sequence in self.sequences:
+            if sequence.ids or (sequence.finish_reason is not None and not self._last_reported[sequence.index]):
+                deltas.append(sequence.take(self._tokenizer))
+                self._last_reported[sequence.index] = sequence.finish_reason is not None
+        return deltas
+
+    def prompt_logprobs(self) -> list[TokenLogprobDict | None] | None:
+        ids = self._prompt_token_ids
+        if ids is None:
+            return None
+        found: list[TokenLogprobDict | None] = [None] * len(ids)
+        for m in self._prompt_logprobs:
+            own = zip(np.frombuffer(m.logprobs, "<f4").tolist(), np.frombuffer(m.ranks, "<i4").tolist(), strict=True)
+            tops = np.frombuffer(m.top_ids, "<i4").reshape(-1, m.num_top) if m.num_top else None
+            values = np.frombuffer(m.top_logprobs, "<f4").reshape(-1, m.num_top) if m.num_top else None
+            for i, (logprob, rank) in enumerate(own):
+                at = m.start + i
+                top_ids = [] if tops is None else tops[i].tolist()
+                top_values = [] if values is None else values[i].tolist()
+                found[at] = _logprob_dict(ids[at], logprob, rank, top_ids, top_values, self._tokenizer)
+        return found
+
+
+class Stream:
+    """The tokens of one submitted request: an async iterator of `list[Delta]`, at most one Delta per child and turn.
+
+    Each turn yields all that has arrived since the last, so a slow consumer holds at most the request's whole output.
+    Iteration ends when every child has finished, and raises the request's ClientError if it failed. Dropping the
+    last reference to a Stream that has not ended aborts the request.
+    """
+
+    def __init__(self, state: RequestState, cancel: Callable[[int], None]) -> None:
+        self._state = state
+        self._cancel = cancel
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def id(self) -> int:
+        """Unique within the client's connection."""
+        return self._state.id
+
+    @property
+    def request_name(self) -> str:
+        return self._state.name
+
+    @property
+    def params(self) -> SamplingParams:
+        """As sent: max_tokens cut to the context, bad words as token ids."""
+        return self._state.params
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return self._state.num_prompt_tokens
+
+    @property
+    def num_cached_tokens(self) -> int | None:
+        """Prompt tokens found in the prefix cache; known with the first token."""
+        return self._state.num_cached_tokens
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Of all children so far, also those that were not taken yet."""
+        return sum(sequence.num_tokens for sequence in self._state.sequences)
+
+    @property
+    def metrics(self) -> RequestMetrics:
+        return self._state.metrics
+
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprobDict | None] | None:
+        """One entry per prompt token, the first None; complete with the first Delta. None unless asked for.
+
+        Built at each access, some microseconds an entry: read it once.
+        """
+        return self._state.prompt_logprobs()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the request has ended; the last Deltas may still wait to be taken."""
+        return not self._state.num_open
+
+    @property
+    def error(self) -> ClientError | None:
+        """What it failed with."""
+        return self._state.error
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[Delta]:
+        state = self._state
+        while True:
+            if (state.news or not state.num_open) and (deltas := state.take()):
+                return deltas
+            if state.error is not None:
+                raise state.error
+            if not state.num_open:
+                raise StopAsyncIteration
+            await state.wait()
+
+    async def collect(self) -> list[Delta]:
+        """Wait for the end and return one merged Delta per child, by index: cheaper than iterating."""
+        state = self._state
+        while state.num_open:
+            state.news = True  # only the end wakes us
+            await state.wait()
+        if state.error is not None:
+            raise state.error
+        return state.take()
+
+    def cancel(self) -> None:
+        """Abort the request. Idempotent, never blocks, no error after the end. Unfinished children end with "abort"."""
+        if self._state.num_open:
+            self._cancel(self._state.id)
+
+    def __del__(self) -> None:
+        state = getattr(self, "_state", None)
+        if state is not None and state.num_open and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._cancel, state.id)
+
+
+def logprob_dict(token_id: int, row: TokenLogprobs, tokenizer: Tokenizer | None) -> TokenLogprobDict:
+    """vLLM's shape of one position's logprobs."""
+    top_ids, top = np.frombuffer(row.top_ids, "<i4").tolist(), np.frombuffer(row.top_logprobs, "<f4").tolist()
+    return _logprob_dict(token_id, row.logprob, row.rank, top_ids, top, tokenizer)
+
+
+def _logprob_dict(
+    token_id: int, logprob: float, rank: int, top_ids: list[int], top: list[float], tokenizer: Tokenizer | None
+) -> TokenLogprobDict:
+    text = tokenizer.token_str if tokenizer is not None else str
+    found = {token_id: Logprob(logprob, rank, text(token_id))}
+    for place, (i, value) in enumerate(zip(top_ids, top, strict=True), 1):
+        if i != token_id:
+            found[i] = Logprob(value, place, text(i))
+    return found

@@ -1,0 +1,155 @@
+"""The application behind the protocol: who may ask, what is asked, and what becomes of an error.
+
+Deny by default: with API keys configured, every path but the open ones needs one, decided on the raw bytes of the path, before
+routing and before a body is read; only a browser's preflight, which does nothing, cannot bring one. Routing is one dictionary;
+each route is a function in a file of its own. Whatever a route raises becomes OpenAI's error JSON here, or the last event of a
+stream that has begun.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from typing import NamedTuple
+
+from quire.frontend.client.async_client import AsyncClient
+from quire.frontend.http.api import service_routes as plain
+from quire.frontend.http.api.chat import chat_completions
+from quire.frontend.http.api.completions import completions
+from quire.frontend.http.api.metrics import Metrics
+from quire.frontend.http.api.request_log import RequestLog, given_id
+from quire.frontend.http.api.sse import error_event
+from quire.frontend.http.api.unknown_fields import UnknownFields
+from quire.frontend.http.protocol.cors import Cors, is_preflight
+from quire.frontend.http.protocol.errors import ApiError, from_exception, internal_error, shutting_down
+from quire.frontend.http.protocol.exchange import Request, Response, State
+
+logger = logging.getLogger("quire.http")
+
+_MAX_BODY_OF_GET = 64 << 10
+
+Handler = Callable[["App", Request, Response], Awaitable[None]]
+
+
+class Route(NamedTuple):
+    name: str  # the metrics' label
+    method: str
+    handler: Handler
+    prompt_field: str | None = None  # what to name when a prompt is too long
+
+
+ROUTES: dict[bytes, Route] = {
+    b"/v1/chat/completions": Route("/v1/chat/completions", "POST", chat_completions, "messages"),
+    b"/v1/completions": Route("/v1/completions", "POST", completions, "prompt"),
+    b"/v1/models": Route("/v1/models", "GET", plain.list_models),
+    b"/tokenize": Route("/tokenize", "POST", plain.tokenize),
+    b"/detokenize": Route("/detokenize", "POST", plain.detokenize),
+    b"/health": Route("/health", "GET", plain.health),
+    b"/ping": Route("/ping", "GET", plain.health),
+    b"/version": Route("/version", "GET", plain.version),
+    b"/metrics": Route("/metrics", "GET", plain.metrics),
+}
+_MODEL_PREFIX = b"/v1/models/"
+_MODEL = Route("/v1/models", "GET", plain.one_model)
+_PREFLIGHT = Route("other", "OPTIONS", plain.preflight)
+
+
+class App:
+    """One frontend process's application. client: connected, and reconnecting by itself. api_keys: none means open to all.
+    allowed_origins: see cors.py."""
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        metrics: Metrics | None = None,
+        *,
+        api_keys: Iterable[str] = (),
+        metrics_open: bool = False,
+        allowed_origins: Iterable[str] = ("*",),
+        log_requests: bool = False,
+    ) -> None:
+        self.client = client
+        self.metrics = metrics or Metrics()
+        self.unknown_fields = UnknownFields()
+        self.request_log = RequestLog(log_requests, client)
+        self._cors = Cors(allowed_origins)
+        self._key_digests = [hashlib.sha256(key.encode()).digest() for key in api_keys]
+        self._open_paths = {b"/health", b"/ping", b"/metrics"} if metrics_open else {b"/health", b"/ping"}
+
+    # ------------------------------------------------------------------------------------------------ before the body
+    def admit(self, request: Request) -> ApiError | None:
+        request.answer_headers = self._cors.headers(request.headers)
+        if given := given_id(request.headers):
+            request.answer_headers += b"x-request-id: %b\r\n" % given
+        error = self._admit(request)
+        if error is not None:
+            route = request.route
+            self.metrics.count_http(route.name if isinstance(route, Route) else "other", error.status)
+        return error
+
+    def _admit(self, request: Request) -> ApiError | None:
+        if is_preflight(request):
+            request.route = _PREFLIGHT
+            request.max_body = min(request.max_body, _MAX_BODY_OF_GET)
+            return None
+        if self._key_digests and request.path not in self._open_paths and not self._has_key(request):
+            return ApiError(401, "A valid API key is needed: 'Authorization: Bearer KEY'.", code="invalid_api_key")
+        route = ROUTES.get(bytes(request.path))
+        if route is None and request.path.startswith(_MODEL_PREFIX):
+            route = _MODEL
+        if route is None:
+            return ApiError(404, "There is no such path here.", code="not_found")
+        request.route = route
+        if request.method != route.method and not (request.method == "HEAD" and route.method == "GET"):
+            allow = ("GET", "HEAD") if route.method == "GET" else (route.method,)
+            return ApiError(405, f"This path takes {' or '.join(allow)}.", code="method_not_allowed", allow=allow)
+        if route.method == "GET":
+            request.max_body = min(request.max_body, _MAX_BODY_OF_GET)
+            return None
+        return _check_media_type(request)
+
+    def _has_key(self, request: Request) -> bool:
+        """Compares with every key, in constant time, so that neither a near miss nor its place in the list shows."""
+        scheme, _, key = request.headers.get(b"authorization", b"").partition(b" ")
+        given = hashlib.sha256(key.strip()).digest()
+        found = False
+        for digest in self._key_digests:
+            found |= hmac.compare_digest(given, digest)
+        return found and scheme.lower() == b"bearer"
+
+    # ------------------------------------------------------------------------------------------------------- answering
+    async def handle(self, request: Request, response: Response) -> None:
+        route = request.route
+        assert isinstance(route, Route)
+        try:
+            await route.handler(self, request, response)
+        except asyncio.CancelledError:
+            if not response.client_gone:
+                _tell(response, shutting_down())
+            raise
+        except Exception as error:
+            known = from_exception(error, route.prompt_field)
+            if known is None:
+                logger.exception("%s failed", route.name)
+            _tell(response, known or internal_error())
+        finally:
+            if response.status:
+                self.metrics.count_http(route.name, response.status)
+
+
+def _tell(response: Response, error: ApiError) -> None:
+    if response.state is State.WAITING:
+        response.send_error(error)
+    elif response.state is State.STREAMING:
+        response.end(error_event(error))
+
+
+def _check_media_type(request: Request) -> ApiError | None:
+    """A browser sends other types across origins unasked, but not JSON."""
+    media_type = request.headers.get(b"content-type", b"application/json").partition(b";")[0].strip().lower()
+    if media_type != b"application/json":
+        return ApiError(415, "The header content-type must be application/json.", code="unsupported_media_type")
+    if request.headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
+        return ApiError(415, "A compressed body is not understood.", code="unsupported_media_type")
+    return None

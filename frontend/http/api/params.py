@@ -1,0 +1,166 @@
+"""From a request's fields to what the engine takes: SamplingParams, and prompts as token ids.
+
+Defaults come, in this order, from the request, the model's generation_config.json, and the route (16 tokens for completions,
+the rest of the context for chats). What needs the prompt's length is checked here, so that the text can name the numbers.
+"""
+
+import re
+from typing import Any
+
+from quire.frontend.client.async_client import AsyncClient
+from quire.frontend.http.api.schemas import (
+    MAX_ITEMS,
+    MAX_PROMPTS,
+    MAX_SEQUENCES,
+    ChatRequest,
+    CompletionRequest,
+    SamplingFields,
+    TokenizeRequest,
+    check_supported,
+)
+from quire.frontend.http.protocol.errors import ApiError, invalid, too_long
+from quire.frontend.text.chat_template import ChatTemplateError
+from quire.frontend.text.tokenizer import Tokenizer
+from quire.ipc.sampling import BOUNDS, SamplingParams
+
+_COPIED = (
+    "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed",
+    "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "min_tokens", "logit_bias", "allowed_token_ids",
+    "bad_words", "skip_special_tokens", "spaces_between_special_tokens", "prompt_logprobs",
+)  # fmt: skip
+_RESERVED_KWARGS = frozenset(
+    ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize", "self")
+)
+
+
+class Wanted:
+    """The sampling fields of one request body, checked once; `params` completes them for each prompt."""
+
+    def __init__(
+        self,
+        body: SamplingFields,
+        tokenizer: Tokenizer,
+        max_model_len: int,
+        *,
+        max_tokens: int | None,
+        default_max_tokens: int | None,
+        logprobs: int | None,
+    ) -> None:
+        check_supported(body)
+        if body.stream_options is not None and not body.stream:
+            raise invalid("stream_options is only allowed with stream: true", "stream_options")
+        if body.best_of is not None and body.best_of not in (1, body.n):
+            raise invalid("best_of: sampling more completions than n is not supported", "best_of")
+        if max_tokens is not None and max_tokens < 1:
+            raise invalid(f"max_tokens must be at least 1, got {max_tokens}", "max_tokens")
+        self._fields: dict[str, Any] = {**tokenizer.generation_defaults}
+        default = self._fields.pop("max_tokens", None)
+        self._fields |= {name: value for name in _COPIED if (value := getattr(body, name)) is not None}
+        self._fields["top_k"] = min(self._fields.get("top_k", 0), 2**31 - 1)
+        self._fields["logprobs"] = logprobs
+        self._max_tokens = max_tokens
+        self._default_max_tokens = default if default is not None else default_max_tokens
+        self._max_model_len = max_model_len
+        low, high, _ = BOUNDS["n"]
+        self.n = self._fields.get("n", 1)
+        if not low <= self.n <= high:  # type: ignore[operator]
+            raise invalid(f"n must be at least {low} and at most {high}, got {self.n}", "n")
+
+    def check_fan_out(self, num_prompts: int) -> None:
+        if num_prompts * self.n > MAX_SEQUENCES:
+            raise invalid(f"n times the number of prompts may be at most {MAX_SEQUENCES}, got {num_prompts * self.n}", "n")
+
+    def params(self, num_prompt_tokens: int, prompt_field: str) -> SamplingParams:
+        """For a prompt of this length. Raises ApiError 400 for a value out of bounds or a request beyond the context."""
+        room = self._max_model_len - num_prompt_tokens
+        max_tokens = self._max_tokens
+        if room < 1:
+            raise too_long(
+                f"This model's maximum context length is {self._max_model_len} tokens, but the prompt has {num_prompt_tokens} "
+                "and at least one must be generated. Please shorten the prompt.",
+                prompt_field,
+            )
+        if max_tokens is not None and max_tokens > room:
+            raise too_long(
+                f"This model's maximum context length is {self._max_model_len} tokens, but {num_prompt_tokens + max_tokens} "
+                f"were requested ({num_prompt_tokens} in the prompt, {max_tokens} for the completion). "
+                "Please shorten the prompt or ask for fewer tokens.",
+                prompt_field,
+            )
+        if max_tokens is None and self._default_max_tokens is not None:
+            max_tokens = min(self._default_max_tokens, room)
+        if self._fields.get("min_tokens", 0) > room:
+            raise invalid(f"min_tokens must be at most {room}, what the context has left after the prompt", "min_tokens")
+        try:
+            return SamplingParams(**self._fields, max_tokens=max_tokens)
+        except ValueError as error:
+            raise invalid(str(error)) from None
+
+
+def completion_prompts(body: CompletionRequest) -> list[str | list[int]]:
+    """`prompt` in its four shapes as a list of texts or of token ids."""
+    prompt = body.prompt
+    if isinstance(prompt, str):
+        return [prompt]
+    kinds = {type(item) for item in prompt}
+    if kinds == {int}:
+        return [prompt]  # type: ignore[list-item]
+    if len(kinds) != 1 or [] in prompt:
+        raise invalid("prompt must be a text, a list of texts, token ids or a list of lists of token ids; no list may be empty",
+                      "prompt")  # fmt: skip
+    if len(prompt) > MAX_PROMPTS:
+        raise invalid(f"prompt takes at most {MAX_PROMPTS} prompts, got {len(prompt)}", "prompt")
+    return prompt  # type: ignore[return-value]
+
+
+def chat_text(body: ChatRequest | TokenizeRequest, tokenizer: Tokenizer) -> str:
+    """The conversation as prompt text, by the model's template."""
+    messages = body.messages or []
+    parts = [m.get(name) for m in messages for name in ("content", "tool_calls")]
+    if sum(len(part) for part in parts if isinstance(part, list)) > MAX_ITEMS:
+        raise invalid(f"messages may hold at most {MAX_ITEMS} content parts and tool calls", "messages")
+    variables = dict(body.chat_template_kwargs or {})
+    for name in variables:
+        if name in _RESERVED_KWARGS or not re.fullmatch(r"[A-Za-z]\w{0,63}", name):
+            raise invalid(f"chat_template_kwargs must not hold {name[:64]!r}", "chat_template_kwargs")
+    if body.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", body.reasoning_effort)
+    continues = bool(body.continue_final_message)
+    opens = body.add_generation_prompt if body.add_generation_prompt is not None else not continues
+    if continues and opens:
+        raise invalid("continue_final_message and add_generation_prompt exclude each other", "continue_final_message")
+    try:
+        return tokenizer.render_chat(
+            messages,
+            tools=body.tools or None,
+            documents=body.documents or None,
+            add_generation_prompt=opens,
+            continue_final_message=continues,
+            chat_template_kwargs=variables,
+        )
+    except ChatTemplateError as error:
+        raise invalid(f"messages: {error}", "messages") from None
+
+
+async def encoded(client: AsyncClient, text: str, add_special_tokens: bool, keep: int | None) -> list[int]:
+    """The prompt's ids, or the last `keep` of them, for which no more text is tokenized than can fit into the context."""
+    if keep is not None:
+        most = min(max(keep, 0) + 1, client.max_sequence_len)
+        text = text[-most * client.tokenizer.max_token_chars :]
+    return truncated(await client.encode(text, add_special_tokens=add_special_tokens), keep)
+
+
+def truncated(token_ids: list[int], keep: int | None) -> list[int]:
+    """The last `keep` ids (vLLM's truncate_prompt_tokens)."""
+    if keep is None:
+        return token_ids
+    if keep < 1:
+        raise invalid(f"truncate_prompt_tokens must be at least 1, got {keep}", "truncate_prompt_tokens")
+    return token_ids[-keep:]
+
+
+def check_model(name: str | None, served: list[str]) -> str:
+    """The model's name to answer with. Raises ApiError 404."""
+    if name is None or name in served:
+        return name or served[0]
+    raise ApiError(404, f"The model {name!r} does not exist.", param="model", code="model_not_found")

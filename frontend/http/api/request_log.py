@@ -1,0 +1,70 @@
+"""The names that clients know their requests by, and --enable-log-requests: a line at each request's beginning and its end.
+
+A client may choose the name, with the header X-Request-Id: it is sent back, and the id of the answer is made of it. Lines hold
+lengths and numbers, never a text of the client's, that name excepted.
+"""
+
+import logging
+import re
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from quire.frontend.client.async_client import AsyncClient
+from quire.ipc.sampling import loggable
+
+if TYPE_CHECKING:
+    from quire.frontend.http.api.generate import Job
+
+logger = logging.getLogger("quire.http")
+
+_GIVEN_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+
+
+def given_id(headers: Mapping[bytes, bytes]) -> bytes:
+    """The request's X-Request-Id; b"" if it has none, or one that is too long or of other characters than ids have."""
+    given = headers.get(b"x-request-id", b"")
+    return given if _GIVEN_ID.fullmatch(given) else b""
+
+
+def new_id(prefix: str, headers: Mapping[bytes, bytes]) -> str:
+    return f"{prefix}-{given_id(headers).decode() or secrets.token_hex(16)}"
+
+
+class RequestLog:
+    """One line for each HTTP request, of however many prompts, when the engine has it, and one when it ends."""
+
+    def __init__(self, wanted: bool, client: AsyncClient) -> None:
+        self._wanted = wanted
+        self._client = client
+
+    def begun(self, name: str, jobs: Sequence["Job"], streamed: bool) -> None:
+        if not self._wanted:
+            return
+        longest = self._client.max_sequence_len
+        most = max(job.stream.params.max_tokens or longest - job.stream.num_prompt_tokens for job in jobs)
+        words = [f"{n}={value}" for n, value in loggable(jobs[0].stream.params).items() if n != "max_tokens"]
+        words = [_prompts(jobs), f"max_tokens={most}", *words, *(["streamed"] if streamed else [])]
+        logger.info("request %s: %s", name, ", ".join(words))
+
+    def ended(self, name: str, jobs: Sequence["Job"]) -> None:
+        if not self._wanted or not jobs:
+            return
+        reasons = dict.fromkeys(reason for job in jobs for reason in _reasons(job))
+        num_tokens = sum(sum(job.num_tokens) for job in jobs)
+        seconds = time.time() - jobs[0].stream.metrics.arrival_time
+        logger.info(
+            "request %s: %s, %s, %d output tokens, %.3f s", name, "+".join(reasons), _prompts(jobs), num_tokens, seconds
+        )
+
+
+def _prompts(jobs: Sequence["Job"]) -> str:
+    total = sum(job.stream.num_prompt_tokens for job in jobs)
+    return f"{total} prompt tokens" if len(jobs) == 1 else f"{total} tokens in {len(jobs)} prompts"
+
+
+def _reasons(job: "Job") -> list[str]:
+    if job.stream.error is not None:
+        return ["error"]
+    return [reason or "abort" for reason in job.finish_reasons]

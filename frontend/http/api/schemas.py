@@ -1,0 +1,322 @@
+"""Bodies of requests and responses, as msgspec structs with OpenAI's and vLLM's field names.
+
+`decode` turns bytes into a struct or raises the 400 that names the field. A field that is null means the same as one that is
+absent. Fields that OpenAI's clients send and that change nothing here (user, metadata, store, service_tier, ...) are ignored,
+and so are unknown ones, with a word in the log (unknown_fields.py); fields that would change the answer and are not supported
+stand in `Unsupported`, and `check_supported` refuses them by name: a wish silently ignored is worse than an error. Bounds on
+values are SamplingParams' (ipc/sampling.py).
+"""
+
+import gc
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from quire.frontend.http.api.unknown_fields import UnknownFields
+from quire.frontend.http.protocol.errors import ApiError
+
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+ShortText = Annotated[str, msgspec.Meta(max_length=256)]
+Json = dict[str, Any]
+# A chat template costs some 10 us an item, in which no other request is served: counts are bounded before it runs.
+MAX_ITEMS = 1 << 14  # messages of a chat; content parts and tool calls of all of them
+Messages = Annotated[list[Json], msgspec.Meta(min_length=1, max_length=MAX_ITEMS)]
+Objects = Annotated[list[Json], msgspec.Meta(max_length=1024)]
+TemplateVariables = Annotated[Json, msgspec.Meta(max_length=64)]
+
+MAX_PROMPTS = 1024  # prompts of one request
+MAX_SEQUENCES = 2048  # prompts times n
+
+
+# ------------------------------------------------------------------------------------------------------------- requests
+class Unsupported(msgspec.Struct, kw_only=True):
+    """Fields that would change the answer and are not supported; see _HARMLESS for the values that ask for nothing."""
+
+    response_format: Any = None
+    tool_choice: Any = None
+    functions: Any = None
+    function_call: Any = None
+    audio: Any = None
+    modalities: Any = None
+    prediction: Any = None
+    web_search_options: Any = None
+    use_beam_search: Any = None
+    suffix: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    prompt_embeds: Any = None
+    kv_transfer_params: Any = None
+    logits_processors: Any = None
+    mm_processor_kwargs: Any = None
+    media_io_kwargs: Any = None
+    vllm_xargs: Any = None
+    chat_template: Any = None
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class SamplingFields(Unsupported, kw_only=True):
+    """What both generating routes take."""
+
+    model: ShortText | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Int64 | None = None
+    n: Int64 | None = None
+    best_of: Int64 | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Int64 | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: Int64 | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Int64 | None = None
+    logit_bias: dict[TokenId, float] | None = None
+    allowed_token_ids: list[TokenId] | None = None
+    bad_words: list[str] | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    prompt_logprobs: Int64 | None = None
+    truncate_prompt_tokens: Int64 | None = None
+    add_special_tokens: bool | None = None
+    priority: Int32 | None = None
+    cache_salt: ShortText | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+
+
+class ChatRequest(SamplingFields, kw_only=True):
+    """The chat template checks the messages themselves."""
+
+    messages: Messages
+    tools: Objects | None = None
+    documents: Objects | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: TemplateVariables | None = None
+    reasoning_effort: ShortText | None = None
+    max_completion_tokens: Int64 | None = None
+    logprobs: bool | None = None
+    top_logprobs: Int64 | None = None
+    echo: bool | None = None
+
+
+class CompletionRequest(SamplingFields, kw_only=True):
+    prompt: str | list[str | TokenId | list[TokenId]]
+    logprobs: Int64 | None = None
+    echo: bool | None = None
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """Either `prompt` or `messages`."""
+
+    prompt: str | None = None
+    messages: Messages | None = None
+    model: ShortText | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    tools: Objects | None = None
+    documents: Objects | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: TemplateVariables | None = None
+    reasoning_effort: ShortText | None = None
+    chat_template: Any = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    tokens: Annotated[list[TokenId], msgspec.Meta(max_length=1 << 20)]
+    model: ShortText | None = None
+
+
+def _empty(value: Any) -> bool:
+    return value is False or value == "" or value == [] or value == {}
+
+
+_HARMLESS: dict[str, Callable[[Any], bool]] = {
+    "response_format": lambda v: isinstance(v, dict) and v.get("type") == "text",
+    "tool_choice": lambda v: v in ("none", "auto"),
+    "function_call": lambda v: v in ("none", "auto"),
+    "modalities": lambda v: v == ["text"],
+}
+
+
+def check_supported(body: Unsupported) -> None:
+    """Raise the 400 that names the first field we cannot honour."""
+    for name in Unsupported.__struct_fields__:
+        value = getattr(body, name)
+        if value is not None and not _HARMLESS.get(name, _empty)(value):
+            raise ApiError(400, f"{name}: this value is not supported by this server.", param=name, code="unsupported_value")
+
+
+T = TypeVar("T", bound=msgspec.Struct)
+_AT = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>.*)`)?$", re.DOTALL)
+_MISSING = re.compile(r"^Object missing required field `(?P<name>\w+)`$")
+
+
+def decode(decoder: "msgspec.json.Decoder[T]", body: bytearray, unknown: UnknownFields) -> T:
+    """The body as a struct; `unknown` is told of it. Raises ApiError 400, naming the field."""
+    collects = gc.isenabled()
+    gc.disable()  # lists of lists: what is half parsed is no garbage, and looking at it again and again takes seconds
+    try:
+        decoded = decoder.decode(body)
+        unknown.look_at(body, decoded)
+        return decoded
+    except msgspec.ValidationError as error:
+        raise _wrong_type(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise ApiError(400, "The request's body is not valid JSON.", code="invalid_json") from None
+    except RecursionError:
+        raise ApiError(400, "The request's JSON is nested too deeply.", code="invalid_json") from None
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _wrong_type(text: str) -> ApiError:
+    match = _AT.match(text)
+    what, path = (match["what"], match["path"] or "") if match else (text, "")
+    if missing := _MISSING.match(what):
+        name = f"{path}.{missing['name']}".lstrip(".")
+        return ApiError(400, f"{name}: this field is required.", param=name, code="missing_required_parameter")
+    what = what[:1].lower() + what[1:]
+    message = f"{path}: {what}." if path else f"The request's body: {what}."
+    return ApiError(400, message, param=path or None, code="invalid_type")
+
+
+# ------------------------------------------------------------------------------------------------------------ responses
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class TopLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    content: list[ChatLogprob]
+
+
+class CompletionLogprobs(msgspec.Struct):
+    text_offset: list[int] = []
+    token_logprobs: list[float | None] = []
+    tokens: list[str] = []
+    top_logprobs: list[dict[str, float] | None] = []
+
+
+class PromptLogprob(msgspec.Struct, frozen=True):
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobList = list[dict[int, PromptLogprob] | None]
+
+
+class ChatMessage(msgspec.Struct, frozen=True):
+    role: str
+    content: str
+    refusal: None = None
+    tool_calls: list[Json] = []
+
+
+class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str
+    stop_reason: int | str | None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatResponse(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: str = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_logprobs: PromptLogprobList | None = None
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str
+    stop_reason: int | str | None
+    prompt_logprobs: PromptLogprobList | None = None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class CompletionResponse(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "quire"
+    root: str
+    parent: None = None
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    object: str = "list"
+    data: list[ModelCard]
+
+
+class TokenizeResponse(msgspec.Struct, frozen=True):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeResponse(msgspec.Struct, frozen=True):
+    prompt: str
+
+
+class VersionResponse(msgspec.Struct, frozen=True):
+    version: str

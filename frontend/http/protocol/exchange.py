@@ -1,0 +1,162 @@
+"""One request and its response: what lives from a request's first header to its response's last byte.
+
+`Request` is what the parser has gathered. `Response` is an explicit state machine, WAITING -> (STREAMING ->) DONE, that turns
+calls into bytes; a call in the wrong state is a bug of the caller and raises RuntimeError. Neither knows any route. Written
+to a client that has gone, bytes vanish silently: the connection has cancelled the handler already.
+"""
+
+import enum
+from collections.abc import Iterable
+from http import HTTPStatus
+from typing import Protocol
+
+from quire.frontend.http.protocol.errors import ApiError
+
+JSON = b"application/json"
+EVENT_STREAM = b"text/event-stream; charset=utf-8"
+
+_STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\nserver: quire\r\n".encode() for s in HTTPStatus}
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+
+class Request:
+    """A request as parsed: `headers` have lower-case names; `body` is complete when a handler sees it."""
+
+    __slots__ = (
+        "answer_headers",
+        "body",
+        "complete",
+        "expects_continue",
+        "headers",
+        "keep_alive",
+        "max_body",
+        "method",
+        "path",
+        "query",
+        "refusal",
+        "route",
+        "target",
+        "version",
+    )
+
+    def __init__(self) -> None:
+        self.method = ""
+        self.target = b""
+        self.path = b""  # the raw target up to the first "?": never decoded, so that no two spellings name one route
+        self.query = b""
+        self.version = "1.1"
+        self.headers: dict[bytes, bytes] = {}
+        self.keep_alive = True
+        self.expects_continue = False
+        self.max_body = 0
+        self.body = bytearray()
+        self.complete = False
+        self.refusal: ApiError | None = None  # decided before the body was read
+        # set by the application's `admit`
+        self.route: object = None
+        self.answer_headers = b""  # header lines that go with the answer, whatever it will be
+
+    def take_body(self) -> bytearray:
+        """The body, given up by the request: it is not needed once decoded, and an answer may take minutes."""
+        body, self.body = self.body, bytearray()
+        return body
+
+
+class State(enum.Enum):
+    WAITING = "waiting"  # nothing sent
+    STREAMING = "streaming"  # head sent, body of unknown length
+    DONE = "done"
+
+
+class Output(Protocol):
+    """The connection, as a response sees it."""
+
+    @property
+    def write_paused(self) -> bool: ...
+    def write(self, data: bytes) -> None: ...
+    async def drain(self) -> None: ...
+    def date(self) -> bytes: ...
+    def is_last(self) -> bool: ...  # the server is stopping: announce the end of the connection
+    def is_gone(self) -> bool: ...
+
+
+class Response:
+    """The answer to one request, written through `output`."""
+
+    __slots__ = ("_chunked", "_output", "_request", "close", "state", "status")
+
+    def __init__(self, request: Request, output: Output) -> None:
+        self._request = request
+        self._output = output
+        self._chunked = False
+        self.state = State.WAITING
+        self.status = 0
+        self.close = not request.keep_alive  # the connection ends with this response
+
+    def send(self, status: int, body: bytes = b"", content_type: bytes = JSON, headers: Headers = ()) -> None:
+        """The whole response at once."""
+        self._expect(State.WAITING)
+        head = self._head(status, headers, b"content-type: %b\r\ncontent-length: %d\r\n" % (content_type, len(body)))
+        self._output.write(head if self._request.method == "HEAD" else head + body)
+        self.state = State.DONE
+
+    def send_error(self, error: ApiError) -> None:
+        self.send(error.status, error.body(), headers=error.headers())
+
+    def start(self, content_type: bytes = EVENT_STREAM, first: bytes = b"") -> None:
+        """Begin a streamed body, with its first bytes in the same write as the head."""
+        self._expect(State.WAITING)
+        self._chunked = self._request.version == "1.1"
+        if not self._chunked:
+            self.close = True  # HTTP/1.0 knows the end of such a body by the end of the connection
+        framing = b"transfer-encoding: chunked\r\n" if self._chunked else b""
+        head = self._head(200, (), b"content-type: %b\r\ncache-control: no-cache\r\n%b" % (content_type, framing))
+        self.state = State.STREAMING
+        self._output.write(head + self._frame(first) if first else head)
+
+    def write(self, data: bytes) -> None:
+        """One piece of a streamed body; nothing at all for b"", which would end a chunked body."""
+        if self.state is not State.STREAMING:
+            self._expect(State.STREAMING)
+        if data:
+            self._output.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+
+    def end(self, last: bytes = b"") -> None:
+        """Finish a streamed body."""
+        self._expect(State.STREAMING)
+        tail = b"0\r\n\r\n" if self._chunked else b""
+        self._output.write(self._frame(last) + tail if last else tail)
+        self.state = State.DONE
+
+    async def drain(self) -> None:
+        """Wait while the client reads more slowly than we write."""
+        if self.write_paused:
+            await self._output.drain()
+
+    @property
+    def write_paused(self) -> bool:
+        return self._output.write_paused
+
+    @property
+    def client_gone(self) -> bool:
+        return self._output.is_gone()
+
+    def _frame(self, data: bytes) -> bytes:
+        return b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data
+
+    def _head(self, status: int, headers: Headers, framing: bytes) -> bytes:
+        self.status = status
+        self.close = self.close or self._output.is_last()
+        parts = [_STATUS_LINES[status], self._output.date(), framing, self._request.answer_headers]
+        parts += [b"%b: %b\r\n" % pair for pair in headers]
+        if self.close:
+            parts.append(b"connection: close\r\n")
+        elif self._request.version == "1.0":
+            parts.append(b"connection: keep-alive\r\n")
+        parts.append(b"\r\n")
+        return b"".join(parts)
+
+    def _expect(self, state: State) -> None:
+        if self.state is not state:
+            raise RuntimeError(f"response is {self.state.value}, not {state.value}")

@@ -1,0 +1,121 @@
+"""What all connections of one frontend process share: limits, the application served, the open connections, the clock.
+
+Not the listening sockets (server.py) and not a byte of HTTP (connection.py). One sweep a second enforces every deadline of
+every connection, which costs less than a timer for each request and lets a test move the clock by hand.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from email.utils import formatdate
+from typing import Protocol
+
+import msgspec
+
+from quire.frontend.http.protocol.errors import ApiError
+from quire.frontend.http.protocol.exchange import Request, Response
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of one frontend process; times in seconds. Raises ValueError for one that is not positive."""
+
+    max_connections: int = 8192
+    max_head_bytes: int = 32 << 10
+    max_target_bytes: int = 8 << 10
+    max_headers: int = 100
+    max_body_bytes: int = 8 << 20  # 1 M token ids; 3 M empty lists, whose reading takes a second in which nobody is served
+    max_held_bytes: int = 1 << 30  # bodies of all connections that no handler has taken yet
+    max_pipelined: int = 16
+    head_timeout_s: float = 20.0
+    body_timeout_s: float = 120.0
+    keep_alive_timeout_s: float = 75.0
+    write_timeout_s: float = 120.0  # a client that reads nothing for so long is gone
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be greater than 0")
+
+
+class Application(Protocol):
+    """What the protocol serves."""
+
+    def admit(self, request: Request) -> ApiError | None:
+        """Called when the head is complete, before any byte of the body is kept: refuse, or set route and max_body."""
+
+    async def handle(self, request: Request, response: Response) -> None:
+        """Answer a complete request. Cancelled when the client has gone, or when the server's grace period is over."""
+
+
+class Peer(Protocol):
+    """A connection, as the process sees it."""
+
+    @property
+    def held_bytes(self) -> int: ...
+    def check_deadlines(self, now: float) -> None: ...
+    def close_if_idle(self) -> None: ...
+    def cancel(self) -> None: ...
+    def abort(self) -> None: ...
+
+
+class Server:
+    """What all connections of a process share: the application, the limits, the open connections, the clock."""
+
+    def __init__(self, app: Application, limits: Limits | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.app = app
+        self.limits = limits or Limits()
+        self.clock = clock
+        self.connections: set[Peer] = set()
+        self.held_bytes = 0
+        self.closing = False
+        self.date = date_header()
+        self._all_closed: asyncio.Event | None = None
+
+    def sweep(self) -> None:
+        """Enforce every deadline; called once a second."""
+        self.date = date_header()
+        now = self.clock()
+        for connection in list(self.connections):
+            connection.check_deadlines(now)
+
+    async def sweep_forever(self) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            self.sweep()
+
+    async def shut_down(self, grace_s: float) -> None:
+        """Close idle connections, let answers in progress end within `grace_s`, then cancel them. Listening ends elsewhere."""
+        self.closing = True
+        self._all_closed = asyncio.Event()
+        for connection in list(self.connections):
+            connection.close_if_idle()
+        if not await self._closed_within(grace_s):
+            for connection in list(self.connections):
+                connection.cancel()
+            if not await self._closed_within(2.0):  # last errors are on their way out
+                for connection in list(self.connections):
+                    connection.abort()
+                await self._closed_within(2.0)
+
+    async def _closed_within(self, seconds: float) -> bool:
+        assert self._all_closed is not None
+        if self.connections:
+            try:
+                await asyncio.wait_for(self._all_closed.wait(), seconds)
+            except TimeoutError:
+                return False
+        return True
+
+    def forget(self, connection: "Peer") -> None:
+        self.connections.discard(connection)
+        if self._all_closed is not None and not self.connections:
+            self._all_closed.set()
+
+    def check(self) -> None:
+        """Conservation: what connections hold is what the process thinks is held."""
+        held = sum(connection.held_bytes for connection in self.connections)
+        assert held == self.held_bytes >= 0, (held, self.held_bytes)
+
+
+def date_header() -> bytes:
+    return f"date: {formatdate(usegmt=True)}\r\n".encode()

@@ -1,0 +1,229 @@
+"""Token ids to text as they come: incremental decoding, stop strings, and both together for one sequence.
+
+`IncrementalDetokenizer` gives each push's new text, never half a character; all its text together is what decoding prompt
+and output at once gives, less the prompt's text (so the space between prompt and output is kept, as in vLLM).
+`StopChecker` finds the stop string that is complete first and holds back only what may still become one. `OutputText` is
+what the client keeps per sequence. Tokenizers with local pieces (token_bytes.py) cost a table look-up and a UTF-8 decode
+per push, O(1) a token; any other decodes a short window of tokens again. `tokenizers.decoders.DecodeStream` is as fast (0.5 us
+a token) but raises on one in seven random sequences with byte fallback, and holds invalid bytes back for ever, at growing cost
+(195 us a token over 2,000 of them).
+
+One difference to `tokenizers`, on purpose: with byte fallback, a run of byte tokens that ends in an incomplete character
+keeps its complete ones, where `tokenizers` replaces every byte of the run. What has been streamed cannot be taken back.
+"""
+
+import codecs
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from quire.ipc.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from quire.frontend.text.tokenizer import Tokenizer
+
+PROMPT_TAIL = 16  # prompt tokens a detokenizer is given, at most: enough to know what stands before the output
+MAX_WINDOW = 16  # tokens without a complete character after which a window is given up as not UTF-8
+
+REPLACEMENT = "\ufffd"
+
+
+def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeDecodeError)
+    return REPLACEMENT * (error.end - error.start), error.end
+
+
+codecs.register_error("quire.each_byte", _replace_each_byte)
+
+
+class IncrementalDetokenizer:
+    """Text of one sequence from its token ids. `prompt_tail_ids`: the last few ids of the prompt."""
+
+    def __init__(self, tokenizer: "Tokenizer", params: SamplingParams, prompt_tail_ids: Sequence[int] = ()) -> None:
+        pieces = tokenizer.pieces
+        self._first = pieces.first
+        self._table = pieces.visible if params.skip_special_tokens else pieces.all
+        self._errors = "quire.each_byte" if pieces.byte_fallback else "replace"
+        self._pending = b""  # bytes of an incomplete character
+        self._at_start = pieces.first_differs  # nothing visible so far
+        # Only where words are joined with spaces: added tokens that follow each other directly may be wanted without.
+        keep_apart = params.skip_special_tokens or params.spaces_between_special_tokens or not pieces.joined
+        self._added = frozenset() if keep_apart else tokenizer.added_ids
+        self._last_added = False
+        self._window = None if pieces.local else _Window(tokenizer, params.skip_special_tokens)
+        self._from_prompt = False  # whether _pending is the prompt's
+        if prompt_tail_ids:
+            self.push(prompt_tail_ids)
+            self._from_prompt = bool(self._pending)
+
+    def push(self, token_ids: Sequence[int], finished: bool = False) -> str:
+        """The text that these tokens complete. With `finished`, bytes of a character that never came become U+FFFD."""
+        if self._window is not None:
+            return self._window.push(token_ids, finished)
+        if self._at_start or self._added or self._from_prompt:
+            data = self._careful(token_ids)
+        else:
+            table = self._table
+            data = self._pending + b"".join([table[i] for i in token_ids])
+        text, used = codecs.utf_8_decode(data, self._errors, finished)
+        self._pending = data[used:]
+        return text
+
+    def _careful(self, token_ids: Sequence[int]) -> bytes:
+        """The bytes of these tokens where the first token, or neighbours, matter."""
+        parts = []
+        for i in token_ids:
+            piece = self._table[i]
+            if piece and self._at_start:
+                piece, self._at_start = self._first(i), False
+            elif i in self._added and self._last_added:
+                piece = self._first(i)
+            self._last_added = i in self._added
+            if piece and self._from_prompt:
+                self._from_prompt = False
+                if piece[0] & 0xC0 != 0x80:  # does not go on with the prompt's character: that is not our text
+                    self._pending = b""
+            parts.append(piece)
+        return self._pending + b"".join(parts)
+
+
+class _Window:
+    """Incremental decoding for any decoder: decode the last few tokens with and without the new ones."""
+
+    def __init__(self, tokenizer: "Tokenizer", skip_special_tokens: bool) -> None:
+        self._decode = tokenizer.backend.decode
+        self._skip = skip_special_tokens
+        self._hidden = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._ids: list[int] = []  # [0, read) gave text already   [read, end) waits for a complete character
+        self._read = 0
+
+    def push(self, token_ids: Sequence[int], finished: bool) -> str:
+        new = [i for i in token_ids if i not in self._hidden]
+        self._ids += new
+        waiting = len(self._ids) - self._read
+        if not waiting or (not new and not finished):
+            return ""
+        before = self._decode(self._ids[: self._read], skip_special_tokens=self._skip)
+        text = self._decode(self._ids, skip_special_tokens=self._skip)
+        if text.endswith(REPLACEMENT) and not finished and waiting < MAX_WINDOW:
+            return ""
+        del self._ids[: self._read]
+        self._read = len(self._ids)
+        return text[len(before) :]
+
+
+class StopChecker:
+    """Finds the first of several stop strings in a text that comes in parts.
+
+    The match that is complete first wins, of several that end together the longest, however the text is cut into parts.
+    `feed` returns what can be shown for certain; what may be the beginning of a stop string waits for `flush`. Cost: one
+    search of the new text for a first character of a stop string, and one step per character and string while one matches
+    (Knuth, Morris and Pratt: no stop string makes it slower than that).
+    """
+
+    def __init__(self, stop: Sequence[str], include_in_output: bool = False) -> None:
+        self._stop = list(stop)
+        self._include = include_in_output
+        self._failure = [_failure_table(s) for s in self._stop]
+        self._matched = [0] * len(self._stop)  # characters of each string that the text ends with
+        self._firsts = {s[0] for s in self._stop}
+        self._held = ""
+        self.found: str | None = None
+
+    def feed(self, text: str, armed: bool = True) -> str:
+        """Text that is surely not part of a stop string; with a match, up to it (or through it). Not armed: never match."""
+        if not self._held and self._firsts.isdisjoint(text):
+            return text
+        end = self._scan(text, armed)
+        known = self._held + (text if end is None else text[:end])
+        if end is None:
+            keep = max(self._matched)
+        else:
+            assert self.found is not None
+            keep = 0 if self._include else len(self.found)
+        shown, self._held = (known[:-keep], known[-keep:]) if keep else (known, "")
+        if end is not None:
+            self._held = ""
+        return shown
+
+    def flush(self) -> str:
+        """What was held back, when the text has ended without a stop string."""
+        held, self._held = self._held, ""
+        return held
+
+    def _scan(self, text: str, armed: bool) -> int | None:
+        """Advance over `text`. Where a stop string is complete: set `found` and return the index after it."""
+        best: int | None = None
+        for n, (stop, failure) in enumerate(zip(self._stop, self._failure, strict=True)):
+            matched = self._matched[n]
+            for at, char in enumerate(text):
+                while matched and stop[matched] != char:
+                    matched = failure[matched - 1]
+                if stop[matched] == char:
+                    matched += 1
+                if matched < len(stop):
+                    continue
+                if armed:
+                    if best is None or at + 1 < best or (at + 1 == best and len(stop) > len(self.found or "")):
+                        best, self.found = at + 1, stop
+                    break
+                matched = failure[matched - 1]
+            self._matched[n] = matched
+        return best
+
+
+def _failure_table(pattern: str) -> list[int]:
+    """Of each prefix, the length of its longest proper suffix that is a prefix too."""
+    table, matched = [0] * len(pattern), 0
+    for i in range(1, len(pattern)):
+        while matched and pattern[matched] != pattern[i]:
+            matched = table[matched - 1]
+        if pattern[matched] == pattern[i]:
+            matched += 1
+        table[i] = matched
+    return table
+
+
+class OutputText:
+    """Text of one sequence, stop strings applied.
+
+    stop_string: the one that ended it. kept_tokens: tokens that belong to the output, through the one that completed the
+    stop string (or all so far). A stop token's own text is left out unless include_stop_str_in_output; no stop string is
+    looked for within the first min_tokens tokens.
+    """
+
+    def __init__(self, tokenizer: "Tokenizer", params: SamplingParams, prompt_tail_ids: Sequence[int] = ()) -> None:
+        self._detokenizer = IncrementalDetokenizer(tokenizer, params, prompt_tail_ids)
+        self._include = params.include_stop_str_in_output
+        self._min_tokens = params.min_tokens
+        self._checker = StopChecker(params.stop, params.include_stop_str_in_output) if params.stop else None
+        self.stop_string: str | None = None
+        self.kept_tokens = 0
+
+    def push(self, token_ids: Sequence[int], finished: bool = False, stop_token: bool = False) -> str:
+        """New text. finished: these are the sequence's last tokens; stop_token: the very last of them ended it."""
+        if stop_token and not self._include:
+            text = self._push(token_ids[:-1], finished)
+            self.kept_tokens += self.stop_string is None
+            return text
+        return self._push(token_ids, finished)
+
+    def _push(self, token_ids: Sequence[int], finished: bool) -> str:
+        if self._checker is None:
+            self.kept_tokens += len(token_ids)
+            return self._detokenizer.push(token_ids, finished)
+        parts = []
+        for token_id in token_ids:
+            self.kept_tokens += 1
+            parts.append(self._feed(self._detokenizer.push((token_id,))))
+            if self.stop_string is not None:
+                return "".join(parts)
+        if finished:
+            parts.append(self._feed(self._detokenizer.push((), True)))
+            parts.append(self._checker.flush())
+        return "".join(parts)
+
+    def _feed(self, text: str) -> str:
+        assert self._checker is not None
+        shown = self._checker.feed(text, self.kept_tokens > self._min_tokens)
+        self.stop_string = self._checker.found
+        return shown

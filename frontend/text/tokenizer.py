@@ -1,0 +1,235 @@
+"""Tokenizer: text to ids, ids to text, chats to prompts, from the files that the core hands out, without transformers.
+
+`Tokenizer.from_files` takes file names and bytes: tokenizer.json (needed), tokenizer_config.json, special_tokens_map.json,
+chat_template.jinja, generation_config.json. Immutable once made, so threads may share it. What it does not do: download or
+convert anything (the core does), keep state per request (detokenizer.py), or guess a chat template where there is none.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import msgspec
+import tokenizers
+
+from quire.frontend.text.chat_template import ChatTemplate, ChatTemplateError, Message
+from quire.frontend.text.detokenizer import IncrementalDetokenizer
+from quire.frontend.text.token_bytes import Pieces
+from quire.ipc.sampling import SamplingParams
+
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """A model's tokenizer. `backend` is the `tokenizers` object behind it.
+
+    special_tokens: name -> text ("eos_token": "</s>"); special_ids: what skip_special_tokens leaves out; added_ids: all
+    tokens added to the model's own vocabulary, special or not; vocab_size: highest id + 1 (a model's may be larger).
+    max_token_chars: length of the longest token; a text of more than n times as many characters has more than n tokens.
+    generation_defaults: SamplingParams fields set by generation_config.json.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        config: Mapping[str, Any] | None = None,
+        chat_templates: Mapping[str, str] | None = None,
+        generation_config: Mapping[str, Any] | None = None,
+    ) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend = backend
+        config = config or {}
+        self.special_tokens = {n: text for n in _NAMED_TOKENS if (text := _token_text(config.get(n))) is not None}
+        added = backend.get_added_tokens_decoder()
+        named = {i for text in self.special_tokens.values() if (i := backend.token_to_id(text)) is not None}
+        vocab = backend.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocab.values(), default=-1) + 1
+        self.max_token_chars = max(map(len, vocab), default=1)
+        self.added_ids = frozenset(added)
+        self.special_ids = frozenset(i for i, token in added.items() if token.special) | (named & self.added_ids)
+        self.pieces = Pieces(backend, self.special_ids)
+        self.generation_defaults = generation_defaults(generation_config or {})
+        self._templates = dict(chat_templates or {})
+        self._add_bos = _bos_to_add(backend, config, self.bos_token_id)
+
+    @classmethod
+    def from_files(cls, files: Mapping[str, bytes]) -> Self:
+        """Raises ValueError, naming the file, for one that is missing or cannot be read."""
+        if "tokenizer.json" not in files:
+            raise ValueError("tokenizer.json is missing")
+        try:
+            backend = tokenizers.Tokenizer.from_buffer(files["tokenizer.json"])
+        except Exception as error:  # `tokenizers` raises bare Exception
+            raise ValueError(f"tokenizer.json cannot be read: {error}") from error
+        config = {**_json(files, "special_tokens_map.json"), **_json(files, "tokenizer_config.json")}
+        templates = _templates_of(config.get("chat_template"))
+        if "chat_template.jinja" in files:
+            templates["default"] = files["chat_template.jinja"].decode()
+        return cls(backend, config, templates, _json(files, "generation_config.json"))
+
+    # ------------------------------------------------------------------------------------------------------------- ids
+    @property
+    def bos_token_id(self) -> int | None:
+        return self._named_id("bos_token")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        return self._named_id("eos_token")
+
+    def _named_id(self, name: str) -> int | None:
+        return self.backend.token_to_id(self.special_tokens[name]) if name in self.special_tokens else None
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text. Special tokens written out in it are recognised, as everywhere."""
+        ids = self.backend.encode(_encodable(text), add_special_tokens=add_special_tokens).ids
+        return [*self._add_bos, *ids] if self._add_bos and add_special_tokens else ids
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """The same for many texts, on all cores."""
+        rows = self.backend.encode_batch_fast([_encodable(t) for t in texts], add_special_tokens=add_special_tokens)
+        prefix = self._add_bos if add_special_tokens else []
+        return [[*prefix, *row.ids] for row in rows]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True) -> str:
+        """The text of these ids on their own; equal to pushing them through an IncrementalDetokenizer in any portions."""
+        params = SamplingParams(
+            skip_special_tokens=skip_special_tokens, spaces_between_special_tokens=spaces_between_special_tokens
+        )
+        return IncrementalDetokenizer(self, params).push(ids, finished=True)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The exact bytes that a token contributes after another one, be they a character, half of one or many."""
+        return self.pieces.all[token_id]
+
+    def token_str(self, token_id: int) -> str:
+        """The same as text, for logprobs: U+FFFD stands for bytes that are no character by themselves."""
+        return self.pieces.all[token_id].decode(errors="replace")
+
+    # ----------------------------------------------------------------------------------------------------------- chats
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self._templates)
+
+    def chat_template(self, override: str | None = None, with_tools: bool = False) -> ChatTemplate:
+        """The model's template ("tool_use" where there is one and tools are given), or `override`: a name or a template.
+
+        Raises ChatTemplateError where there is none, or it is not valid.
+        """
+        if override is not None:
+            source = self._templates.get(override, override)
+        elif with_tools and "tool_use" in self._templates:
+            source = self._templates["tool_use"]
+        elif "default" in self._templates:
+            source = self._templates["default"]
+        elif self._templates:
+            raise ChatTemplateError(f"choose a chat template by name; the model has {', '.join(sorted(self._templates))}")
+        else:
+            raise ChatTemplateError(
+                "the model has no chat template; give one with the request or at launch, or use completions"
+            )
+        return ChatTemplate(source, self.special_tokens)
+
+    def render_chat(
+        self,
+        messages: list[Message],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        documents: list[dict[str, Any]] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """A conversation as prompt text (see ChatTemplate.render). Encode it with add_special_tokens=False: a template writes
+        its own BOS. Raises ChatTemplateError."""
+        return self.chat_template(chat_template, bool(tools)).render(
+            messages,
+            tools=tools,
+            documents=documents,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            variables=chat_template_kwargs or {},
+        )
+
+    # ---------------------------------------------------------------------------------------------------------- params
+    def with_bad_words(self, params: SamplingParams) -> SamplingParams:
+        """Fill in bad_words_token_ids: each word as the beginning of a text and after a space, where that is not the same with
+        something before it. (vLLM leaves out a spaced form of another length, and so lets " there" pass where "there" is two
+        tokens.) Raises ValueError for too many or too long ones."""
+        if not params.bad_words:
+            return params
+        rows: list[list[int]] = []
+        for word in params.bad_words:
+            bare = self.encode(word.lstrip(), add_special_tokens=False)
+            spaced = self.encode(" " + word.lstrip(), add_special_tokens=False)
+            if not bare:
+                raise ValueError(f"bad_words: {word!r} has no tokens")
+            rows.append(bare)
+            if spaced[-len(bare) :] != bare:
+                rows.append(spaced)
+        return msgspec.structs.replace(params, bad_words_token_ids=rows)
+
+
+def generation_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of SamplingParams that a generation_config.json sets; values that SamplingParams refuses are left out."""
+    found: dict[str, Any] = {}
+    for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"):
+        if config.get(name) is not None:
+            found[name] = config[name]
+    if config.get("max_new_tokens") is not None:
+        found["max_tokens"] = config["max_new_tokens"]
+    if config.get("do_sample") is False:
+        found["temperature"] = 0.0
+    return {name: value for name, value in found.items() if _is_valid(name, value)}
+
+
+def _is_valid(name: str, value: Any) -> bool:
+    try:
+        SamplingParams(**{name: value})
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
+    if name not in files:
+        return {}
+    try:
+        value = json.loads(files[name])
+    except ValueError as error:
+        raise ValueError(f"{name} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} is not a JSON object")
+    return value
+
+
+def _templates_of(value: Any) -> dict[str, str]:
+    """tokenizer_config.json holds one template, or a list of named ones."""
+    if isinstance(value, str):
+        return {"default": value}
+    if isinstance(value, list):
+        return {str(t["name"]): str(t["template"]) for t in value if isinstance(t, dict) and {"name", "template"} <= t.keys()}
+    return {}
+
+
+def _token_text(value: Any) -> str | None:
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _bos_to_add(backend: tokenizers.Tokenizer, config: Mapping[str, Any], bos_id: int | None) -> list[int]:
+    """Some models say add_bos_token in tokenizer_config.json and leave it out of tokenizer.json."""
+    if config.get("add_bos_token") is not True or bos_id is None:
+        return []
+    return [] if bos_id in backend.encode("", add_special_tokens=True).ids else [bos_id]
+
+
+def _encodable(text: str) -> str:
+    """JSON can smuggle in lone surrogates, which are no text; they become U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text

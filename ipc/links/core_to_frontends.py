@@ -1,0 +1,394 @@
+"""CoreToFrontends: the core's end of its link to all frontends. A ZeroMQ ROUTER, driven by the core's loop, without a thread.
+
+It owns the handshake, files, heartbeats, the epoch check and each frontend's outbox; it hands requests to the loop and never
+raises for what a frontend sends. A frontend is named by its connection's identity, 16 random bytes. A slow frontend's outputs
+wait, merged, in its outbox. It is lost, and its requests are to be aborted, when its connection is gone (every send tells, and
+there is a Beat each half second), when it has been silent for long, or when its outbox is full.
+"""
+
+import errno
+import hashlib
+import logging
+import os
+import secrets
+import time
+from contextlib import suppress
+
+import msgspec
+import zmq
+
+from quire.ipc.links import paths
+from quire.ipc.links.curve import ZAP_DOMAIN, Authenticator, CoreKeys
+from quire.ipc.links.outbox import Frontend, PendingOutputs
+from quire.ipc.links.request_check import identify_request, may_travel_as_one, problem_with
+from quire.ipc.links.sockets import readable
+from quire.ipc.messages import (
+    DECODE_ERRORS,
+    IDENTITY_BYTES,
+    MAX_FRONTEND_MESSAGE,
+    PROTOCOL_VERSION,
+    Abort,
+    AddRequest,
+    CoreMessage,
+    File,
+    FileInfo,
+    Finish,
+    FrontendMessage,
+    GetFile,
+    Hello,
+    Ping,
+    Refused,
+    RequestError,
+    StepOutputs,
+    Welcome,
+)
+
+log = logging.getLogger("quire.enginecore")
+
+MAX_FRONTENDS = 1024
+# Messages, per frontend. Beyond this the outbox takes over, where a hundred waiting steps become one message.
+_SEND_HWM = 128
+_RECEIVE_HWM = 64
+RECEIVE_BYTES = 1 << 20  # of one `receive`, questions and answers: what is large takes its turn, and others' streams go on
+_MAX_CLOCK_STEP_S = 1.0
+
+_SENT, _FULL, _GONE = range(3)  # what becomes of a message offered to the socket
+
+
+def new_epoch() -> int:
+    """A number that no other core's life has: 62 random bits, never 0."""
+    return secrets.randbits(62) | 1
+
+
+def name_of(identity: bytes) -> str:
+    """A frontend's, in logs."""
+    return identity[-4:].hex()
+
+
+def file_infos(files: dict[str, bytes]) -> list[FileInfo]:
+    """The list of files for a Welcome."""
+    return [FileInfo(name, hashlib.sha256(data).hexdigest(), len(data)) for name, data in files.items()]
+
+
+class CoreToFrontends:
+    """The core's link to its frontends; one thread. Call `receive` and `flush` in each turn of the loop, then `lost`."""
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        epoch: int,
+        welcome: Welcome | None = None,
+        files: dict[str, bytes] | None = None,
+        keys: CoreKeys | None = None,
+        frontend_timeout_s: float = 30.0,
+        outbox_bytes: int = 64 << 20,
+        send_hwm: int = _SEND_HWM,
+    ) -> None:
+        """Bind. address: ipc:///absolute/path or tcp://host:port (port * picks one); None makes a private ipc address.
+
+        Without a welcome, connections are accepted and kept waiting until `set_welcome`. Raises ValueError for an address that
+        is malformed or not safe, FileExistsError if another process listens there, zmq.ZMQError if it cannot be bound.
+        """
+        self.epoch = epoch
+        self._frontend_timeout_s = frontend_timeout_s
+        self._outbox_bytes = outbox_bytes
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(FrontendMessage)
+        self._frontends: dict[bytes, Frontend] = {}
+        self._slow: dict[bytes, Frontend] = {}  # those with something in their outbox
+        self._lost: list[bytes] = []
+        self._receive_bytes = 0  # that this call of `receive` may still deal with
+        self._welcome = welcome
+        self._files = files or {}
+        self._directory: str | None = None
+        self._socket_path: str | None = None  # at a path that others may want
+        self._last_tick, self._now = time.monotonic(), 0.0  # see _tick
+        self._next_timeout_check = 1.0
+
+        if address is not None:
+            paths.check_listen_address(address, has_keys=keys is not None)
+        self._context = zmq.Context()
+        self._authenticator = Authenticator(self._context, keys.allowed) if keys and paths.is_tcp(address) else None
+        self._router = self._context.socket(zmq.ROUTER)
+        self._router.set(zmq.ROUTER_MANDATORY, 1)
+        self._router.set(zmq.SNDHWM, send_hwm)
+        self._router.set(zmq.RCVHWM, _RECEIVE_HWM)
+        self._router.set(zmq.MAXMSGSIZE, MAX_FRONTEND_MESSAGE)
+        self._router.set(zmq.LINGER, 0)
+        self._router.set(zmq.IPV6, int("[" in (address or "")))
+        if self._authenticator is not None:
+            assert keys is not None
+            self._router.set(zmq.CURVE_SERVER, 1)
+            self._router.set(zmq.CURVE_SECRETKEY, keys.own.secret)
+            self._router.set(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
+        try:
+            self.address = self._bind(address)
+        except BaseException:  # Ctrl-C, too: no socket and no folder stay behind
+            self.close()
+            raise
+
+    def _bind(self, address: str | None) -> str:
+        if address is None:
+            self._directory = paths.private_directory()
+            self._router.bind(f"ipc://{self._directory}/core")
+        elif (path := paths.socket_path(address)) is not None:
+            with paths.claim_socket_path(path):
+                self._router.bind(address)
+                self._socket_path = path
+                os.chmod(path, 0o600)
+        else:
+            self._router.bind(address)
+        return self._router.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def sockets(self) -> list[zmq.Socket]:
+        """For a zmq.Poller, with POLLIN; call `receive` when any is ready."""
+        return [self._router] if self._authenticator is None else [self._router, self._authenticator.socket]
+
+    def set_welcome(self, welcome: Welcome, files: dict[str, bytes]) -> None:
+        """What frontends are told, and the closed list of files they may get; answers those that wait."""
+        self._welcome, self._files = welcome, files
+        for frontend in list(self._frontends.values()):
+            if not frontend.welcomed:
+                self._greet(frontend)
+
+    @property
+    def frontends(self) -> list[bytes]:
+        """Identities of the connections that have been welcomed."""
+        return [f.identity for f in self._frontends.values() if f.welcomed]
+
+    # ------------------------------------------------------------------------------------------------- receiving
+    def receive(self, limit: int = 256) -> list[tuple[bytes, FrontendMessage]]:
+        """Requests that have arrived: (identity, AddRequest | Abort | Finish), of about `limit` messages looked at, fewer if
+        they are large; what was sent together (FrontendToCore.hold) comes together.
+
+        Everything else is dealt with here. Does not wait. If more is waiting than `limit`, the poller says so again.
+        """
+        if self._authenticator is not None:
+            self._authenticator.answer()
+        self._tick()
+        requests: list[tuple[bytes, FrontendMessage]] = []
+        router = self._router
+        self._receive_bytes = RECEIVE_BYTES
+        while limit > 0 and self._receive_bytes > 0 and readable(router):
+            identity, *frames = router.recv_multipart(zmq.NOBLOCK)
+            limit -= max(len(frames), 1)
+            size = sum(map(len, frames))
+            self._receive_bytes -= size
+            if not may_travel_as_one(frames, size) or len(identity) != IDENTITY_BYTES:
+                self._refuse(identity, "malformed message")
+                continue
+            for frame in frames:
+                message = self._accept(identity, frame)
+                if message is not None:
+                    requests.append((identity, message))
+                elif identity not in self._frontends:
+                    break  # it was refused, so it has said nothing more
+        return requests
+
+    def _accept(self, identity: bytes, frame: bytes) -> FrontendMessage | None:
+        """Decode one message; deal with it and return None unless it is a request of a known frontend."""
+        try:
+            message = self._decoder.decode(frame)
+        except DECODE_ERRORS as error:
+            self._reject(identity, frame, error)
+            return None
+        frontend = self._frontends.get(identity)
+        if frontend is not None:
+            frontend.heard_at = self._now
+        match message:
+            case Hello():
+                self._hello(identity, message)
+            case Ping(epoch=0) if frontend is not None:
+                pass  # it waits for its Welcome
+            case _ if not self._is_welcome(identity, frontend, message.epoch):
+                pass
+            case GetFile():
+                assert frontend is not None
+                self._send_file(frontend, message.name)
+            case AddRequest() if (problem := problem_with(message)) is not None:
+                self.send(identity, RequestError(self.epoch, message.id, "invalid", problem))
+            case AddRequest() | Abort() | Finish():
+                return message
+        return None
+
+    def _is_welcome(self, identity: bytes, frontend: Frontend | None, epoch: int) -> bool:
+        """Whether a message is of this core's life and of a frontend that was welcomed; refuses it otherwise."""
+        if epoch != self.epoch:
+            self._refuse(identity, "stale epoch: the engine has been started anew since; say Hello")
+        elif frontend is None or not frontend.welcomed:
+            self._refuse(identity, "unknown connection: say Hello first")
+        else:
+            return True
+        return False
+
+    def _hello(self, identity: bytes, hello: Hello) -> None:
+        if hello.protocol != PROTOCOL_VERSION:
+            ours = f"the engine speaks protocol {PROTOCOL_VERSION}, this frontend {hello.protocol}"
+            self._refuse(identity, f"{ours}: they need the same version")
+        elif identity in self._frontends:
+            self._refuse(identity, "Hello was said before on this connection")
+        elif len(self._frontends) >= MAX_FRONTENDS:
+            self._refuse(identity, f"the engine has {MAX_FRONTENDS} frontends, the most it takes")
+        else:
+            frontend = self._frontends[identity] = Frontend(identity, self._now)
+            if self._welcome is not None:
+                self._greet(frontend)
+
+    def _greet(self, frontend: Frontend) -> None:
+        assert self._welcome is not None
+        frontend.welcomed = True
+        log.info("frontend %s is here", name_of(frontend.identity))
+        self.send(frontend.identity, self._welcome)
+
+    def _send_file(self, frontend: Frontend, name: str) -> None:
+        """Once a connection: a tokenizer may have 20 MB, and high-water marks count messages."""
+        assert self._welcome is not None
+        info = next((file for file in self._welcome.files if file.name == name), None)
+        if info is None:
+            self._refuse(frontend.identity, "there is no such file")
+        elif name in frontend.files:
+            self._refuse(frontend.identity, "this file was sent before on this connection")
+        else:
+            frontend.files.add(name)
+            self._receive_bytes -= info.size
+            self.send(frontend.identity, File(self.epoch, name, info.digest, self._files[name]))
+
+    def _reject(self, identity: bytes, payload: bytes, error: Exception) -> None:
+        """Undecodable. A known frontend's AddRequest fails by itself; anything else is refused."""
+        request_id = identify_request(payload, self.epoch)
+        if identity in self._frontends and request_id is not None:
+            text = str(error)[:500] if isinstance(error, msgspec.ValidationError) else "malformed request"
+            self.send(identity, RequestError(self.epoch, request_id, "invalid", text))
+        else:
+            self._refuse(identity, "malformed message")
+
+    def _refuse(self, identity: bytes, reason: str) -> None:
+        """Tell a peer that we do not talk to it; if it was a frontend, it is one no longer."""
+        self._forget(identity)
+        self._transmit(identity, self._encoder.encode(Refused(self.epoch, reason)))
+
+    # ------------------------------------------------------------------------------------------------- sending
+    def send(self, identity: bytes, message: CoreMessage) -> bool:
+        """Send, or keep in the frontend's outbox while it is slow. False if there is no such frontend (any more).
+
+        The `seq` of StepOutputs is set here. Never waits.
+        """
+        frontend = self._frontends.get(identity)
+        if frontend is None:
+            return False
+        if not frontend.outbox:
+            numbered = _numbered(message, frontend.next_seq) if isinstance(message, StepOutputs) else message
+            outcome = self._transmit(identity, self._encoder.encode(numbered))
+            if outcome == _SENT:
+                frontend.next_seq += isinstance(message, StepOutputs)
+                return True
+            if outcome == _GONE:
+                self._forget(identity)
+                return False
+        frontend.outbox.append(message, self._encoder)
+        self._slow[identity] = frontend
+        if frontend.outbox.num_bytes > self._outbox_bytes:
+            self._refuse(identity, "this frontend reads too slowly: its outputs exceed the engine's bound")
+            return False
+        return True
+
+    def broadcast(self, message: CoreMessage) -> None:
+        """Send a Beat or ShuttingDown to every connection, also to those that still wait for their Welcome.
+
+        Those that are slow miss it. Those that are gone are noticed: so this is called at least every 0.5 s.
+        """
+        encoded = self._encoder.encode(message)
+        for identity in list(self._frontends):
+            if identity not in self._slow and self._transmit(identity, encoded) == _GONE:
+                self._forget(identity)
+
+    def flush(self) -> None:
+        """Retry what waits in outboxes and look for frontends that have fallen silent."""
+        self._tick()
+        for frontend in list(self._slow.values()):
+            self._flush_one(frontend)
+        if self._now >= self._next_timeout_check:
+            self._next_timeout_check = self._now + min(1.0, self._frontend_timeout_s / 4)
+            for frontend in list(self._frontends.values()):
+                if self._now - frontend.heard_at > self._frontend_timeout_s:
+                    self._refuse(frontend.identity, f"this frontend was silent for {self._frontend_timeout_s:.3g} s")
+
+    def _flush_one(self, frontend: Frontend) -> None:
+        while frontend.outbox:
+            # The identity goes first and tells whether there is room, so that a waiting batch is encoded once.
+            outcome = self._open(frontend.identity)
+            if outcome == _FULL:
+                return
+            if outcome == _GONE:
+                self._forget(frontend.identity)
+                return
+            entry = frontend.outbox.first()
+            if isinstance(entry, PendingOutputs):
+                entry = self._encoder.encode(entry.message(frontend.next_seq))
+                frontend.next_seq += 1
+            self._router.send(entry, zmq.NOBLOCK)
+            frontend.outbox.pop()
+        del self._slow[frontend.identity]
+
+    def _transmit(self, identity: bytes, encoded: bytes) -> int:
+        outcome = self._open(identity)
+        if outcome == _SENT:
+            self._router.send(encoded, zmq.NOBLOCK)  # cannot fail: the room was reserved by _open
+        return outcome
+
+    def _open(self, identity: bytes) -> int:
+        """Begin a message to this peer by sending its identity: _SENT (the payload must follow), _FULL or _GONE."""
+        try:
+            self._router.send(identity, zmq.NOBLOCK | zmq.SNDMORE)
+        except zmq.Again:
+            return _FULL
+        except zmq.ZMQError as error:
+            if error.errno == errno.EHOSTUNREACH:
+                return _GONE
+            raise
+        return _SENT
+
+    # ------------------------------------------------------------------------------------------------- the lost
+    def lost(self) -> list[bytes]:
+        """Frontends lost since the last call: abort their requests. Nothing more comes from them or goes to them."""
+        lost, self._lost = self._lost, []
+        return lost
+
+    def _forget(self, identity: bytes) -> None:
+        frontend = self._frontends.pop(identity, None)
+        self._slow.pop(identity, None)
+        if frontend is not None and frontend.welcomed:
+            self._lost.append(identity)
+
+    def _tick(self) -> None:
+        """Advance our clock, by at most a second a call: if this process itself stood still, nobody else was silent."""
+        now = time.monotonic()
+        self._now += min(now - self._last_tick, _MAX_CLOCK_STEP_S)
+        self._last_tick = now
+
+    def check(self) -> None:
+        """Assert what must hold between calls."""
+        for identity, frontend in self._frontends.items():
+            frontend.outbox.check()
+            assert bool(frontend.outbox) == (identity in self._slow)
+            assert frontend.outbox.num_bytes <= self._outbox_bytes
+        assert self._slow.keys() <= self._frontends.keys()
+
+    def close(self, linger_s: float = 0.5) -> None:
+        """Close, giving messages already sent linger_s to leave; remove the socket file. May be called again."""
+        if self._socket_path is not None:
+            with suppress(FileNotFoundError):
+                os.unlink(self._socket_path)  # while we still listen there: later, it might be a successor's
+            self._socket_path = None
+        if self._authenticator is not None:
+            self._authenticator.close()
+        self._router.close(linger=round(linger_s * 1000))
+        self._context.term()
+        if self._directory is not None:
+            paths.remove_private_directory(self._directory)
+            self._directory = None
+
+
+def _numbered(m: StepOutputs, seq: int) -> StepOutputs:
+    return m if m.seq == seq else StepOutputs(m.epoch, seq, m.keys, m.tokens, m.finished, m.started, m.logprobs)

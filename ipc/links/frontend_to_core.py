@@ -1,0 +1,400 @@
+"""FrontendToCore: a frontend's end of its link to the core, on asyncio (plain or uvloop). It survives the core.
+
+Each connection is a new DEALER with a new identity, which says Hello, gets its Welcome and the files it does not hold, and is
+then served until it is lost: the core's end is gone (socket monitor), or silent, or refuses us, or shuts down, or a message is
+missing. A lost connection is closed with nothing lingering, so that nothing meant for one core reaches its successor; then
+it is tried again until there is a core. The user hears of messages, loss and return by callbacks, in the event loop's thread.
+"""
+
+import asyncio
+import hashlib
+import random
+import secrets
+from collections.abc import Callable
+
+import msgspec
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from quire.ipc.links import paths
+from quire.ipc.links.curve import FrontendKeys
+from quire.ipc.links.outgoing import Outgoing
+from quire.ipc.links.sockets import readable
+from quire.ipc.messages import (
+    DECODE_ERRORS,
+    IDENTITY_BYTES,
+    MAX_CORE_MESSAGE,
+    MAX_FRONTEND_MESSAGE,
+    PROTOCOL_VERSION,
+    Beat,
+    CoreMessage,
+    File,
+    FrontendMessage,
+    GetFile,
+    Hello,
+    Ping,
+    PromptLogprobs,
+    Refused,
+    RequestError,
+    ShuttingDown,
+    StepOutputs,
+    Welcome,
+)
+
+PING_INTERVAL_S = 2.0
+SILENCE_S = 5.0  # without a message from the core, which beats every 0.5 s
+_TICK_S = 0.25
+_SEND_HWM = 8192
+_RECEIVE_HWM = 256
+_MIN_BACKOFF_S, _MAX_BACKOFF_S = 0.05, 1.0
+_BATCH = 64  # messages dispatched before the event loop gets its turn
+
+_MONITORED = (
+    zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CLOSED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+
+
+class ChannelDown(ConnectionError):
+    """There is no connection to a core now."""
+
+
+class ChannelBusy(Exception):
+    """The core does not take messages as fast as they come: try later."""
+
+
+class FrontendToCore:
+    """A lasting link to the core at one address. All methods in the event loop's thread.
+
+    welcome: of the present or last connection, None before the first. files: what it listed, by name.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        on_message: Callable[[CoreMessage], None],
+        on_lost: Callable[[str], None] | None = None,
+        on_connected: Callable[[Welcome], None] | None = None,
+        keys: FrontendKeys | None = None,
+        silence_s: float = SILENCE_S,
+    ) -> None:
+        """Use `connect`, which also waits for the first connection."""
+        paths.check_address(address)
+        self.address = address
+        self.welcome: Welcome | None = None
+        self.files: dict[str, bytes] = {}
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._on_connected = on_connected
+        self._keys = keys
+        self._silence_s = silence_s
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(CoreMessage)
+        self._context = zmq.Context()
+        self._files_by_digest: dict[str, bytes] = {}
+        self._connection: _Connection | None = None  # set while connected
+        self._reason = "not connected yet"
+        self._refused = False  # the last attempt was answered, with a refusal
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def connect(
+        cls,
+        address: str,
+        *,
+        on_message: Callable[[CoreMessage], None],
+        on_lost: Callable[[str], None] | None = None,
+        on_connected: Callable[[Welcome], None] | None = None,
+        keys: FrontendKeys | None = None,
+        timeout_s: float | None = None,
+        silence_s: float = SILENCE_S,
+    ) -> "FrontendToCore":
+        """Connect, and stay connected until `close`. Returns once welcomed, with all files there and on_connected called.
+
+        on_message gets StepOutputs, RequestError, PromptLogprobs and Beat of the present epoch. on_lost gets a reason, once per
+        loss; every request sent before is then void. Raises ChannelDown after timeout_s without a core (None: waits for ever),
+        or as soon as one refuses us; ValueError or zmq.ZMQError for an address that cannot be used.
+        """
+        channel = cls(address, on_message, on_lost, on_connected, keys, silence_s)
+        channel._task = asyncio.get_running_loop().create_task(channel._run(), name="core-channel")
+        channel._task.add_done_callback(lambda _: channel._changed.set())
+        try:
+            async with asyncio.timeout(timeout_s):
+                while channel._connection is None:
+                    await channel._changed.wait()
+                    channel._changed.clear()
+                    if channel._task.done():
+                        channel._task.result()
+                    if channel._refused:
+                        raise ChannelDown(f"no connection to the engine at {address}: {channel._reason}")
+        except BaseException as error:
+            reason = channel._reason
+            await channel.close()
+            if isinstance(error, TimeoutError):
+                raise ChannelDown(f"no engine at {address} for {timeout_s:g} s: {reason}") from None
+            raise
+        return channel
+
+    @property
+    def connected(self) -> bool:
+        return self._connection is not None
+
+    @property
+    def epoch(self) -> int:
+        """The connected core's epoch, for the messages to it; 0 while there is none."""
+        return self._connection.epoch if self._connection is not None else 0
+
+    def send(self, message: FrontendMessage) -> None:
+        """Queue a message for the core; never waits.
+
+        Raises ChannelDown without a connection, ChannelBusy if thousands of messages are queued already, ValueError for a
+        message beyond the core's limit.
+        """
+        if self._connection is None:
+            raise ChannelDown(self._reason)
+        encoded = self._encoder.encode(message)
+        if len(encoded) > MAX_FRONTEND_MESSAGE:
+            raise ValueError(
+                f"a message of {len(encoded)} bytes is longer than the {MAX_FRONTEND_MESSAGE} that the engine takes"
+            )
+        if not self._connection.outgoing.send(encoded):
+            if self._connection is None or self._connection.is_going():
+                raise ChannelDown("the engine has gone")
+            raise ChannelBusy("the engine does not keep up with this frontend's messages")
+
+    def hold(self) -> None:
+        """Keep what is sent until the end of the event loop's next turn: then it goes together, as far as a message has room.
+
+        The core takes up together what comes together, so that its next step can be a full one.
+        """
+        if self._connection is not None:
+            self._connection.outgoing.hold()
+
+    def watch(self, seconds: float) -> None:
+        """Look for outputs or a refusal in every turn of the event loop until one comes, for so long at most.
+
+        The loop, and with it a core, is busy meanwhile; to wake it from sleep takes some 0.2 ms.
+        """
+        if self._connection is not None and not self._connection.outgoing.is_holding:  # or what is asked has not left yet
+            self._connection.watch(seconds)
+
+    async def close(self) -> None:
+        """End the connection without on_lost; the core aborts what runs. May be called again."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        self._connection, self._reason = None, "the channel is closed"
+        self._context.term()
+
+    async def _run(self) -> None:
+        """Connect, wait for the end, back off, again."""
+        loop = asyncio.get_running_loop()
+        backoff_s = _MIN_BACKOFF_S
+        while True:
+            connection = _Connection(self)
+            started = loop.time()
+            try:
+                await connection.ended
+            finally:
+                connection.close()
+            backoff_s = _MIN_BACKOFF_S if loop.time() - started > 1.0 else min(2 * backoff_s, _MAX_BACKOFF_S)
+            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+
+    # what a connection reports, in the order in which it happens
+    def _up(self, connection: "_Connection", welcome: Welcome, files: dict[str, bytes]) -> None:
+        self.welcome, self.files, self._connection = welcome, files, connection
+        self._changed.set()
+        if self._on_connected is not None:
+            self._on_connected(welcome)
+
+    def _down(self, reason: str, refused: bool) -> None:
+        was_up, self._connection = self._connection is not None, None
+        self._reason, self._refused = reason, refused
+        self._changed.set()
+        if was_up and self._on_lost is not None:
+            self._on_lost(reason)
+
+
+class _Connection:
+    """One DEALER's life: greeting, fetching files, serving, ended. Everything happens in callbacks of the event loop."""
+
+    def __init__(self, channel: FrontendToCore) -> None:
+        self._channel = channel
+        self._loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[str] = self._loop.create_future()
+        self.epoch = 0  # 0 until welcomed
+        self._serving = False
+        self._welcome: Welcome | None = None
+        self._missing: dict[str, str] = {}  # digest by name of files asked for
+        self._next_seq = 0
+        self._silent_ticks = 0
+        self._is_watching = False
+        self._watch_until = 0.0
+        self._next_ping = self._loop.time() + PING_INTERVAL_S
+        self._encoder, self._decoder = channel._encoder, channel._decoder
+
+        self._socket = self._make_socket(channel)
+        self.outgoing = Outgoing(self._socket, self._on_readable, self._on_stuck)
+        self._monitor = self._socket.get_monitor_socket(_MONITORED)
+        self._loop.add_reader(self._socket.fileno(), self._on_readable)
+        self._loop.add_reader(self._monitor.fileno(), self._on_monitor)
+        self._ticker = self._loop.call_later(_TICK_S, self._tick)
+        try:
+            self._socket.connect(channel.address)
+        except zmq.ZMQError:
+            self.close()
+            raise
+        self.outgoing.send(self._encoder.encode(Hello(PROTOCOL_VERSION)))
+        self._on_monitor()
+
+    @staticmethod
+    def _make_socket(channel: FrontendToCore) -> zmq.Socket:
+        socket = channel._context.socket(zmq.DEALER)
+        # libzmq keeps identities that begin with a zero byte to itself.
+        socket.set(zmq.ROUTING_ID, bytes([1 + secrets.randbelow(255)]) + secrets.token_bytes(IDENTITY_BYTES - 1))
+        socket.set(zmq.LINGER, 0)
+        socket.set(zmq.RECONNECT_IVL, -1)  # a new connection is a new identity, which only we can make
+        socket.set(zmq.SNDHWM, _SEND_HWM)
+        socket.set(zmq.RCVHWM, _RECEIVE_HWM)
+        socket.set(zmq.MAXMSGSIZE, MAX_CORE_MESSAGE)
+        socket.set(zmq.IPV6, int("[" in channel.address))
+        if channel._keys is not None:
+            socket.set(zmq.CURVE_SERVERKEY, channel._keys.core_public)
+            socket.set(zmq.CURVE_PUBLICKEY, channel._keys.own.public)
+            socket.set(zmq.CURVE_SECRETKEY, channel._keys.own.secret)
+        return socket
+
+    def watch(self, seconds: float) -> None:
+        self._watch_until = self._loop.time() + seconds
+        if not self._is_watching:
+            self._is_watching = True
+            self._loop.call_soon(self._look)
+
+    def _look(self) -> None:
+        if self._socket.closed or self._loop.time() >= self._watch_until:
+            self._is_watching = False
+            return
+        self._loop.call_soon(self._look)
+        if readable(self._socket):
+            self._on_readable()
+
+    def _on_stuck(self, reason: str) -> None:
+        self._on_monitor()  # it may know better why
+        self.end(reason)
+
+    def is_going(self) -> bool:
+        """Whether the monitor knows of an end that the event loop has yet to hear of."""
+        if readable(self._monitor):
+            self._loop.call_soon(self._on_monitor)  # we may have taken the descriptor's edge
+            return True
+        return False
+
+    def end(self, reason: str, refused: bool = False) -> None:
+        """Close at once and say why; nothing is dispatched after this."""
+        if not self.ended.done():
+            self.close()
+            self.ended.set_result(reason)
+            self._channel._down(reason, refused)
+
+    def close(self) -> None:
+        if self._socket.closed:
+            return
+        self._ticker.cancel()
+        self._loop.remove_reader(self._socket.fileno())
+        self._loop.remove_reader(self._monitor.fileno())
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=0)
+
+    # ------------------------------------------------------------------------------------------------- events
+    def _on_readable(self) -> None:
+        for _ in range(_BATCH):
+            if self._socket.closed or not readable(self._socket):
+                return
+            frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            try:
+                self._dispatch(frames)
+            except BaseException:  # of a callback, and passed on: it must not stop the messages after it
+                self._loop.call_soon(self._on_readable)
+                raise
+        self._loop.call_soon(self._on_readable)
+
+    def _on_monitor(self) -> None:
+        while not self._socket.closed and readable(self._monitor):
+            event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))["event"]
+            if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                self.end("the engine does not admit this frontend's key", refused=True)
+            elif event in (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL):
+                self.end("the handshake failed: one side uses keys that the other does not expect")
+            else:
+                # What the core still said before it went (a refusal, tokens) has arrived before this event.
+                while not self._socket.closed and readable(self._socket):
+                    self._on_readable()
+                self.end("the engine has gone" if self._welcome is not None else "none listens at this address")
+
+    def _tick(self) -> None:
+        # Counted in ticks, not in time: when this process itself stood still, the core was not silent.
+        self._ticker = self._loop.call_later(_TICK_S, self._tick)
+        self._silent_ticks += 1
+        if self._silent_ticks * _TICK_S > self._channel._silence_s:
+            self.end(f"the engine has been silent for {self._channel._silence_s:.3g} s")
+        elif self._loop.time() >= self._next_ping:
+            self._next_ping = self._loop.time() + PING_INTERVAL_S
+            self.outgoing.send(self._encoder.encode(Ping(self.epoch)))
+
+    # ------------------------------------------------------------------------------------------------- messages
+    def _dispatch(self, frames: list[bytes]) -> None:
+        self._silent_ticks = 0
+        try:
+            message = self._decoder.decode(b"".join(frames))
+        except DECODE_ERRORS:
+            return self.end("the engine sent a malformed message")
+        match message:
+            case StepOutputs() if self._serving and message.epoch == self.epoch:
+                if message.seq != self._next_seq:
+                    return self.end(f"outputs were lost: expected number {self._next_seq}, got {message.seq}")
+                self._next_seq += 1
+                self._watch_until = 0.0
+                self._channel._on_message(message)
+            case Welcome() if self._welcome is None:
+                self._welcomed(message)
+            case Refused():
+                self.end(f"refused by the engine: {message.reason}", refused=True)
+            case ShuttingDown() if message.epoch == self.epoch or not self._serving:
+                self.end("the engine is shutting down")
+            case File() if message.epoch == self.epoch and not self._serving:
+                self._received(message)
+            case RequestError() if self._serving and message.epoch == self.epoch:
+                self._watch_until = 0.0
+                self._channel._on_message(message)
+            case PromptLogprobs() | Beat() if self._serving and message.epoch == self.epoch:
+                self._channel._on_message(message)
+
+    def _welcomed(self, welcome: Welcome) -> None:
+        if welcome.protocol != PROTOCOL_VERSION:
+            return self.end(f"the engine speaks protocol {welcome.protocol}, not {PROTOCOL_VERSION}", refused=True)
+        self._welcome, self.epoch = welcome, welcome.epoch
+        held = self._channel._files_by_digest
+        self._missing = {file.name: file.digest for file in welcome.files if file.digest not in held}
+        for name in self._missing:
+            self.outgoing.send(self._encoder.encode(GetFile(self.epoch, name)))
+        self._serve_if_complete()
+
+    def _received(self, file: File) -> None:
+        if self._missing.get(file.name) != hashlib.sha256(file.data).hexdigest():
+            return self.end(f"the engine sent a file {file.name!r} that is not the one it announced")
+        self._channel._files_by_digest[self._missing.pop(file.name)] = file.data
+        self._serve_if_complete()
+
+    def _serve_if_complete(self) -> None:
+        if self._missing or self._welcome is None:
+            return
+        held = self._channel._files_by_digest
+        files = {file.name: held[file.digest] for file in self._welcome.files}
+        self._channel._files_by_digest = {file.digest: held[file.digest] for file in self._welcome.files}
+        self._serving = True
+        self._channel._up(self, self._welcome, files)

@@ -1,0 +1,98 @@
+"""Outbox: what one slow frontend has not taken yet, in order, with the tokens of several steps merged into one message.
+
+Owned by the CoreToFrontends, one per `Frontend`. It counts bytes; the endpoint gives a frontend up that goes beyond its bound.
+"""
+
+from collections import deque
+
+import msgspec
+
+from quire.ipc.messages import CoreMessage, Finished, Started, StepOutputs, TokenLogprobs
+
+_ITEM_BYTES = 64  # what a Finished or Started weighs, roughly
+_LOGPROBS_BYTES = 64
+
+
+class PendingOutputs:
+    """StepOutputs still growing; becomes a message when the socket takes it."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.keys = bytearray()
+        self.tokens = bytearray()
+        self.finished: list[Finished] = []
+        self.started: list[Started] = []
+        self.logprobs: list[TokenLogprobs] = []
+
+    def merge(self, outputs: StepOutputs) -> None:
+        self.keys += outputs.keys
+        self.tokens += outputs.tokens
+        self.finished += outputs.finished
+        self.started += outputs.started
+        self.logprobs += outputs.logprobs
+
+    def message(self, seq: int) -> StepOutputs:
+        return StepOutputs(self.epoch, seq, bytes(self.keys), bytes(self.tokens), self.finished, self.started, self.logprobs)
+
+
+class Outbox:
+    """A queue of messages in sending order; neighbouring StepOutputs are one entry."""
+
+    def __init__(self) -> None:
+        self._entries: deque[tuple[int, PendingOutputs | bytes]] = deque()  # (weight, merged outputs or an encoded message)
+        self.num_bytes = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def append(self, message: CoreMessage, encoder: msgspec.msgpack.Encoder) -> None:
+        if not isinstance(message, StepOutputs):
+            self._push(encoder.encode(message))
+            return
+        weight = _weight(message)
+        last = self._entries[-1][1] if self._entries else None
+        if isinstance(last, PendingOutputs):
+            last.merge(message)
+            self._entries[-1] = (self._entries[-1][0] + weight, last)
+        else:
+            pending = PendingOutputs(message.epoch)
+            pending.merge(message)
+            self._entries.append((weight, pending))
+        self.num_bytes += weight
+
+    def _push(self, encoded: bytes) -> None:
+        self._entries.append((len(encoded), encoded))
+        self.num_bytes += len(encoded)
+
+    def first(self) -> PendingOutputs | bytes:
+        return self._entries[0][1]
+
+    def pop(self) -> None:
+        weight, _ = self._entries.popleft()
+        self.num_bytes -= weight
+
+    def check(self) -> None:
+        """Assert that the count of bytes is that of the entries."""
+        assert self.num_bytes == sum(weight for weight, _ in self._entries)
+
+
+def _weight(m: StepOutputs) -> int:
+    logprobs = sum(_LOGPROBS_BYTES + len(x.top_ids) + len(x.top_logprobs) for x in m.logprobs)
+    return len(m.keys) + len(m.tokens) + _ITEM_BYTES * (1 + len(m.finished) + len(m.started)) + logprobs
+
+
+class Frontend:
+    """One connection: who it is, when it was heard, what it has not taken yet."""
+
+    __slots__ = ("files", "heard_at", "identity", "next_seq", "outbox", "welcomed")
+
+    def __init__(self, identity: bytes, now: float) -> None:
+        self.identity = identity
+        self.heard_at = now
+        self.next_seq = 0
+        self.outbox = Outbox()
+        self.files: set[str] = set()  # that it was sent
+        self.welcomed = False

@@ -1,0 +1,258 @@
+"""Child processes: how one is started, how it gets its configuration, and how neither side outlives the other unnoticed.
+
+A child is `python -P -m module --control-fd N --parent-pid P`. Its configuration comes as JSON over the control socket, whose
+other end the parent keeps open for as long as it lives. A child ends with its parent in two ways: by the parent-death signal,
+which the kernel sends when the *thread* that started the child ends (so `spawn` starts every child from a thread that never
+ends), and by the control socket's end of file, which a thread of the child watches and which also holds across a missed signal.
+"""
+
+import argparse
+import ctypes
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, suppress
+from queue import SimpleQueue
+from typing import TypeVar
+
+import msgspec
+
+from quire.ipc.links.paths import remove_private_directories
+
+CORE_MODULE, WORKER_MODULE = "quire.enginecore", "quire.workers"
+
+_PR_SET_PDEATHSIG = 1
+_MAX_MESSAGE_BYTES = 64 << 20
+_MAX_FDS = 64
+_CONFIG_TIMEOUT_S = 60.0
+_ORPHAN_EXIT_CODE = 70
+
+ConfigT = TypeVar("ConfigT", bound=msgspec.Struct)
+
+_control: list[socket.socket] = []  # a child's end of its control socket
+_own_fds: dict[int, int] = {}  # a child's: its parent's numbers -> its own
+
+
+class Child:
+    """A running child. Keep it: when it is closed or dropped, the child takes it as its parent's death."""
+
+    def __init__(self, proc: subprocess.Popen[bytes], control: socket.socket) -> None:
+        self.proc = proc
+        self.pid = proc.pid
+        self._control = control
+        self._pidfd = os.pidfd_open(proc.pid)
+
+    def fileno(self) -> int:
+        """A pidfd: readable once the child has ended."""
+        return self._pidfd
+
+    def poll(self) -> int | None:
+        """The exit code (negative: the signal that killed it), or None while it runs."""
+        return self.proc.poll()
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Wait for the end; the exit code, or None after timeout_s."""
+        if self.proc.returncode is None and self._pidfd >= 0:  # Popen.wait would look again and again
+            poll = select.poll()
+            poll.register(self._pidfd, select.POLLIN)
+            poll.poll(max(0.0, timeout_s) * 1000)
+            timeout_s = 0.0
+        with suppress(subprocess.TimeoutExpired):
+            return self.proc.wait(timeout_s)
+        return None
+
+    def configure(self, config: msgspec.Struct, fds: Sequence[int] = ()) -> None:
+        """Give the child the configuration that it waits for, once, and descriptors: `own_fds` there tells their numbers."""
+        with suppress(ConnectionError):  # it has ended already: poll() and fileno() tell
+            _send_message(self._control, msgspec.json.encode(fds), fds)
+            _send_message(self._control, msgspec.json.encode(config))
+
+    def receive(self, timeout_s: float) -> dict[str, str] | None:
+        """What the child has said with `tell_parent`; None if it said nothing within timeout_s, or ended without a word."""
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        if not poll.poll(max(0.0, timeout_s) * 1000):
+            return None
+        try:
+            body = _read_message(self._control)
+            return None if body is None else msgspec.json.decode(body, type=dict[str, str])
+        except (OSError, ValueError):
+            return None  # it is ending: poll() and fileno() tell
+
+    def terminate(self, grace_s: float) -> int:
+        """SIGTERM, after grace_s SIGKILL; returns the exit code and frees what the parent held. May be called again."""
+        if self.proc.poll() is None:
+            self.proc.terminate()
+            if self.wait(grace_s) is None:
+                self.proc.kill()
+                self.proc.wait()
+        self.close()
+        return self.proc.returncode
+
+    def close(self) -> None:
+        """Close the parent's descriptors. A child that still runs takes it as its parent's death."""
+        self._control.close()
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+    def __repr__(self) -> str:
+        return f"Child(pid={self.pid}, returncode={self.proc.returncode})"
+
+
+def spawn(module: str, config: msgspec.Struct, pass_fds: Sequence[int] = (), *, arguments: Sequence[str] = ()) -> Child:
+    """Start `python -P -m module` with this configuration; pass_fds keep their numbers. It inherits environment and output.
+
+    From any thread: a short-lived one hands the start over to a thread that lives as long as the process.
+    """
+    child = begin(module, pass_fds, arguments=arguments)
+    child.configure(config)
+    return child
+
+
+def begin(module: str, pass_fds: Sequence[int] = (), *, arguments: Sequence[str] = ()) -> Child:
+    """The first half of `spawn`: a child that loads its modules and waits for `Child.configure`; closed before, it ends."""
+    if threading.current_thread() is threading.main_thread():
+        return _begin(module, pass_fds, arguments)
+    return _spawner.call(lambda: _begin(module, pass_fds, arguments))
+
+
+def _begin(module: str, pass_fds: Sequence[int], arguments: Sequence[str]) -> Child:
+    mine, theirs = socket.socketpair()
+    with theirs, ExitStack() as on_failure:
+        on_failure.enter_context(mine)
+        command = [sys.executable, "-P", "-m", module, "--control-fd", str(theirs.fileno())]
+        command += ["--parent-pid", str(os.getpid()), *arguments]
+        proc = subprocess.Popen(
+            command,
+            pass_fds=[*pass_fds, theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            process_group=0,  # a terminal's Ctrl-C is the launcher's business, which then ends its children in order
+        )
+        child = Child(proc, mine)
+        on_failure.pop_all()
+    mine.settimeout(_CONFIG_TIMEOUT_S)
+    return child
+
+
+# A message on the control socket is its length in 8 bytes, little-endian, and so many bytes of JSON.
+def _send_message(control: socket.socket, body: bytes, fds: Sequence[int] = ()) -> None:
+    header = len(body).to_bytes(8, "little")
+    sent = socket.send_fds(control, [header], fds) if fds else 0
+    control.sendall(header[sent:] + body)
+
+
+def _read_message(control: socket.socket, header: bytes = b"") -> bytes | None:
+    """The next message, of whose header there may be something already, or None if the other end has gone."""
+    header += _read_exactly(control, 8 - len(header))
+    size = int.from_bytes(header, "little")
+    if size > _MAX_MESSAGE_BYTES:
+        raise ValueError(f"a message of {size} bytes cannot be right")
+    body = _read_exactly(control, size)
+    return body if len(header) == 8 and len(body) == size else None
+
+
+def _read_exactly(control: socket.socket, size: int) -> bytes:
+    parts, missing = [], size
+    while missing and (part := control.recv(min(missing, 1 << 20))):
+        parts.append(part)
+        missing -= len(part)
+    return b"".join(parts)
+
+
+class _Spawner:
+    """One daemon thread that starts children for threads that may end before them."""
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[tuple[Callable[[], Child], Future[Child]]] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def call(self, job: Callable[[], Child]) -> Child:
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="quire-spawner", daemon=True)
+                self._thread.start()
+        done: Future[Child] = Future()
+        self._jobs.put((job, done))
+        return done.result()
+
+    def _run(self) -> None:
+        while True:
+            job, done = self._jobs.get()
+            try:
+                done.set_result(job())
+            except Exception as error:  # belongs to the caller: raised there by done.result()
+                done.set_exception(error)
+            del job, done  # or they, and an error's frames, would live until the next job
+
+
+_spawner = _Spawner()
+
+
+# ------------------------------------------------------------------------------------------------- in the child
+def child_main_config(
+    config_type: type[ConfigT], *, death_signal: signal.Signals = signal.SIGKILL, grace_s: float = 5.0
+) -> ConfigT:
+    """First call of a child's main: tie its life to the parent's and read the configuration.
+
+    death_signal comes when the parent dies: SIGKILL for a process that leaves nothing behind, SIGTERM for one whose handler has
+    something to put away. Whatever it does with that, it is gone grace_s after its parent. Exits if the parent is gone already.
+    """
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--control-fd", type=int, required=True)
+    parser.add_argument("--parent-pid", type=int, required=True)
+    args, _ = parser.parse_known_args()
+    die_with_parent(args.parent_pid, death_signal)
+    os.set_inheritable(args.control_fd, False)
+    control = socket.socket(fileno=args.control_fd)
+    header, fds, _, _ = socket.recv_fds(control, 8, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+    numbers, body = _read_message(control, header), _read_message(control)
+    if numbers is None or body is None:
+        os._exit(_ORPHAN_EXIT_CODE)
+    _own_fds.update(zip(msgspec.json.decode(numbers, type=list[int]), fds, strict=True))
+    config = msgspec.json.decode(body, type=config_type)
+    _control.append(control)
+    threading.Thread(target=_watch_parent, args=(control, grace_s), name="parent-watch", daemon=True).start()
+    return config
+
+
+def own_fds(numbers: Sequence[int]) -> list[int]:
+    """Our numbers of descriptors that came with the configuration, by the parent's; if none came, these were inherited.
+
+    Raises KeyError for one that did not come.
+    """
+    return [_own_fds[number] for number in numbers] if _own_fds else list(numbers)
+
+
+def tell_parent(message: dict[str, str]) -> None:
+    """Say something to the parent, e.g. that this child is ready, or why it cannot be: `Child.receive` there."""
+    with suppress(OSError):
+        _send_message(_control[0], msgspec.json.encode(message))
+
+
+def die_with_parent(parent_pid: int, death_signal: signal.Signals) -> None:
+    """Ask the kernel for death_signal when the thread that started us ends; exit if the parent has ended before."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent_pid:
+        os._exit(_ORPHAN_EXIT_CODE)
+
+
+def _watch_parent(control: socket.socket, grace_s: float) -> None:
+    with suppress(ConnectionError):
+        while control.recv(4096):
+            pass
+    if signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, signal.SIG_IGN, None):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(grace_s)  # a handler in the main thread ends the process sooner, unless it is stuck
+    remove_private_directories()
+    os._exit(_ORPHAN_EXIT_CODE)

@@ -1,0 +1,196 @@
+"""ResultRing: sampled tokens from the output rank to the core, written by the GPU itself inside its graph or by a CPU worker.
+
+The memory is a memfd passed by descriptor. Every word is a uint64 {step in the high 32 bits, value in the low 32}: it validates
+itself, so the GPU needs neither a fence nor a counter, and the core merely looks whether all words of a step are there.
+
+    page 0   magic, max_rows, num_logprobs, depth, words_per_step, worker epoch | sleeping flag    (int64 words)
+    data     depth entries of words_per_step; step s is entry (s & 0x7fffffff) % depth
+    entry    [0, R) tokens   then for each row r, from R + r * (2 + 2L): logprob, rank, ids [L], logprobs [L]
+             R = max_rows, L = num_logprobs; floats as their bits; a row has all of its L alternatives or none at all
+
+A GPU cannot ring a doorbell. While the core sleeps in its poll, its flag is raised, and a thread of the worker rings instead.
+"""
+
+import mmap
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from quire.ipc.step.plan_ring import RingCorrupt, adopt, drain_doorbell, make_doorbell, make_fence, make_shared_memory
+
+_MAGIC = 0x544C_5345_5245_4951
+_PAGE = 4096
+_Q_MAGIC, _Q_MAX_ROWS, _Q_NUM_LOGPROBS, _Q_DEPTH, _Q_WORDS_PER_STEP, _Q_EPOCH, _Q_SLEEPING = 0, 1, 2, 3, 4, 5, 8
+STEP_MASK = 0x7FFFFFFF  # as in plan.H_STEP
+
+
+class RowLogprobs(NamedTuple):
+    """Logprobs of some rows of a step, for `ResultRing.write`. k rows, up to num_logprobs alternatives m."""
+
+    rows: np.ndarray  # int [k], which rows of the step
+    logprobs: np.ndarray  # float32 [k], of the sampled tokens
+    ranks: np.ndarray  # int32 [k], 1 = the most likely
+    top_ids: np.ndarray  # int32 [k, m], most likely first; where m is short of num_logprobs, -1 fills up
+    top_logprobs: np.ndarray  # float32 [k, m]
+
+
+class ResultRing:
+    """Either end. The core creates it and reads; the output rank attaches and writes. One thread each."""
+
+    def __init__(self, fd: int, doorbell: int) -> None:
+        self._fd, self._doorbell = fd, doorbell
+        memory = memoryview(mmap.mmap(fd, 0))
+        self._q = memory[:_PAGE].cast("q")
+        self.max_rows: int = self._q[_Q_MAX_ROWS]
+        self.num_logprobs: int = self._q[_Q_NUM_LOGPROBS]
+        self.depth: int = self._q[_Q_DEPTH]
+        self.words_per_step: int = self._q[_Q_WORDS_PER_STEP]
+        self.logprob_words = 2 + 2 * self.num_logprobs
+        self.buffer = memory[_PAGE : _PAGE + 8 * self.depth * self.words_per_step]  # page aligned, writable
+        self._fence = make_fence()
+        words = np.frombuffer(self.buffer, np.uint64).reshape(self.depth, self.words_per_step)
+        halves = words.view(np.int32).reshape(self.depth, self.words_per_step, 2)
+        grid = (self.depth, self.max_rows, self.logprob_words)
+        self._halves = memory[_PAGE:].cast("i")
+        self._token_words = words[:, : self.max_rows]
+        self._token_tags = [halves[slot, : self.max_rows, 1] for slot in range(self.depth)]
+        self._token_values = [halves[slot, : self.max_rows, 0] for slot in range(self.depth)]
+        self._logprob_grid = words[:, self.max_rows :].reshape(grid)
+        self._logprob_tags = halves[:, self.max_rows :, 1].reshape(grid)
+        self._logprob_values = halves[:, self.max_rows :, 0].reshape(grid)
+
+    @classmethod
+    def create(cls, max_rows: int, num_logprobs: int = 20, depth: int = 8) -> "ResultRing":
+        """A ring for steps of up to max_rows rows; `depth`, a power of two, is how many steps it remembers."""
+        if max_rows < 1 or num_logprobs < 0 or depth < 2 or depth & (depth - 1):
+            raise ValueError(f"no result ring of {max_rows} rows, {num_logprobs} logprobs and depth {depth}")
+        words_per_step = max_rows * (3 + 2 * num_logprobs)
+        fd = make_shared_memory("quire-result", _PAGE + -(-depth * words_per_step * 8 // _PAGE) * _PAGE)
+        with mmap.mmap(fd, _PAGE) as page, memoryview(page) as raw, raw.cast("q") as q:
+            q[_Q_MAX_ROWS], q[_Q_NUM_LOGPROBS], q[_Q_DEPTH], q[_Q_WORDS_PER_STEP] = (
+                max_rows,
+                num_logprobs,
+                depth,
+                words_per_step,
+            )
+            q[_Q_MAGIC] = _MAGIC
+        ring = cls(fd, make_doorbell())
+        np.frombuffer(ring.buffer, np.int64).fill(
+            -1
+        )  # not zeros, which would be results of step 0, the one where the number wraps
+        return ring
+
+    @classmethod
+    def attach(cls, fds: list[int]) -> "ResultRing":
+        """The ring behind `fds()` of the other end. Raises RingCorrupt if the descriptors are of something else."""
+        adopt(fds, 2, "result ring")
+        size = os.fstat(fds[0]).st_size
+        if size < 2 * _PAGE:
+            raise RingCorrupt("this is no result ring")
+        with mmap.mmap(fds[0], _PAGE, prot=mmap.PROT_READ) as page, memoryview(page) as raw, raw.cast("q") as q:
+            magic, rows, logprobs, depth, words = q[_Q_MAGIC], *q[_Q_MAX_ROWS : _Q_WORDS_PER_STEP + 1]
+        sane = rows > 0 and logprobs >= 0 and depth > 1 and words == rows * (3 + 2 * logprobs)
+        if magic != _MAGIC or not sane or size < _PAGE + 8 * depth * words:
+            raise RingCorrupt("this is no result ring")
+        return cls(*fds)
+
+    def fds(self) -> list[int]:
+        """Descriptors for `attach` in the child: pass them on with Child.configure or Popen(pass_fds=...)."""
+        return [self._fd, self._doorbell]
+
+    @property
+    def epoch(self) -> int:
+        """The generation of workers that writes here; set by the writer when it is ready to."""
+        return self._q[_Q_EPOCH]
+
+    @epoch.setter
+    def epoch(self, value: int) -> None:
+        self._q[_Q_EPOCH] = value
+
+    # ---------------------------------------------------------------------------------------------- the core's side
+    def ready(self, step: int, num_rows: int, logprob_rows: Sequence[int] | np.ndarray | None = None) -> bool:
+        """Whether tokens of rows [0, num_rows) and logprobs of `logprob_rows` of this step have arrived."""
+        if num_rows == 0:
+            return True
+        step &= STEP_MASK
+        slot = step % self.depth
+        # One word first: a spinning core mostly hears "no", and this costs 0.1 us against 1 us for the whole column.
+        if self._halves[2 * (slot * self.words_per_step + num_rows - 1) + 1] != step:
+            return False
+        if not (self._token_tags[slot][:num_rows] == step).all():
+            return False
+        if logprob_rows is None or len(logprob_rows) == 0:
+            return True
+        return bool((self._logprob_tags[slot][logprob_rows] == step).all())
+
+    def tokens(self, step: int, num_rows: int) -> np.ndarray:
+        """Tokens of a step that is ready: int32 [num_rows], a copy."""
+        return self._token_values[(step & STEP_MASK) % self.depth][:num_rows].copy()
+
+    def logprobs(self, step: int, row: int) -> tuple[float, int, np.ndarray, np.ndarray]:
+        """(logprob, rank, ids int32 [L], logprobs float32 [L]) of one row of a step that is ready; copies."""
+        values = self._logprob_values[(step & STEP_MASK) % self.depth, row].copy()
+        top = 2 + self.num_logprobs
+        return float(values[:1].view(np.float32)[0]), int(values[1]), values[2:top], values[top:].view(np.float32)
+
+    def fileno(self) -> int:
+        """The doorbell, for a poller; it rings only while armed."""
+        return self._doorbell
+
+    def arm(self, step: int, num_rows: int, logprob_rows: Sequence[int] | np.ndarray | None = None) -> bool:
+        """Ask to be rung, before a sleep in poll. Returns False, not armed, if this step's results are there already."""
+        self._q[_Q_SLEEPING] = 1
+        self._fence()
+        if not self.ready(step, num_rows, logprob_rows):
+            return True
+        self._q[_Q_SLEEPING] = 0
+        return False
+
+    def disarm(self) -> None:
+        """Lower the flag. The doorbell may still hold a ring: `drain_doorbell` when poll reports it."""
+        self._q[_Q_SLEEPING] = 0
+
+    def drain_doorbell(self) -> None:
+        drain_doorbell(self._doorbell)
+
+    # ------------------------------------------------------------------------------------------ the output rank's side
+    def write(self, step: int, tokens: np.ndarray, logprobs: RowLogprobs | None = None) -> None:
+        """Store a step's results and ring: tokens int32 [rows], in row order. For a worker without a GPU."""
+        if len(tokens) > self.max_rows:
+            raise ValueError(f"{len(tokens)} rows do not fit a ring of {self.max_rows}")
+        step &= STEP_MASK
+        slot, tag = step % self.depth, np.uint64(step << 32)
+        if logprobs is not None and len(logprobs.rows):
+            self._logprob_grid[slot][logprobs.rows] = self._logprob_columns(logprobs) | tag
+        self._token_words[slot, : len(tokens)] = np.ascontiguousarray(tokens, np.int32).view(np.uint32) | tag
+        self.ring_doorbell()
+
+    def _logprob_columns(self, logprobs: RowLogprobs) -> np.ndarray:
+        given = logprobs.top_ids.shape[1]
+        if given > self.num_logprobs:
+            raise ValueError(f"{given} logprobs a row do not fit a ring of {self.num_logprobs}")
+        columns = np.empty((len(logprobs.rows), self.logprob_words), np.int32)
+        floats = columns.view(np.float32)
+        top = 2 + self.num_logprobs
+        floats[:, 0], columns[:, 1] = logprobs.logprobs, logprobs.ranks
+        columns[:, 2 : 2 + given], columns[:, 2 + given : top] = logprobs.top_ids, -1
+        floats[:, top : top + given], floats[:, top + given :] = logprobs.top_logprobs, -np.inf
+        return columns.view(np.uint32).astype(np.uint64)
+
+    def ring_doorbell(self) -> None:
+        """Wake the core if it sleeps. Call it after the results are visible in memory."""
+        self._fence()
+        if self._q[_Q_SLEEPING]:
+            os.eventfd_write(self._doorbell, 1)
+
+    def close(self) -> None:
+        """Let go of descriptors and memory; whoever uses `buffer` still may. May be called again; nothing else may."""
+        if self._fd < 0:
+            return
+        os.close(self._fd)
+        os.close(self._doorbell)
+        self._fd = -1
+        del self._q, self.buffer, self._halves, self._token_words, self._token_tags, self._token_values
+        del self._logprob_grid, self._logprob_tags, self._logprob_values  # the map goes, and its own descriptor

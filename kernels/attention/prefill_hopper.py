@@ -1,0 +1,149 @@
+"""Prefill attention written for Hopper's TMA and wgmma (Gluon): what prefill.py computes, for long steps.
+
+The same units, listed by the same schedule: one query tile of one KV head. A program is a producer warp and two consumer
+warpgroups (prefill_hopper_producer.py, prefill_hopper_consumer.py) that talk through barriers in shared memory.
+FLOPs: 4 * Hq * D a visible (query, key) pair. Bytes: q and out once; keys and values once per query tile, mostly from L2.
+"""
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+
+from quire.kernels.attention.prefill_hopper_consumer import consume
+from quire.kernels.attention.prefill_hopper_producer import NUM_FIELDS, produce
+from quire.kernels.attention.prefill_schedule import HOPPER_ROWS, PrefillWorkspace
+from quire.kernels.attention.tile import LOG2_E
+from quire.kernels.triton_support import hopper, tma
+
+TILE = 128  # keys
+STAGES = 2  # tiles of keys and of values in shared memory
+PING_PONG = True  # consumers take turns at the tensor cores
+PRODUCER_REGISTERS = 24  # a thread; the consumers have what it leaves
+MAX_REGISTERS = gl.constexpr(65536 // (3 * 128) // 8 * 8)  # a thread, before they are shared out: three warpgroups fill an SM
+
+
+@gluon.jit(
+    do_not_specialize=["num_slots", "num_blocks", "num_tokens", "max_keys", "stride_table"],
+    do_not_specialize_on_alignment=["row_slots_ptr", "query_start_ptr", "seq_lens_ptr"],
+)
+def _kernel(
+    q_desc, key_desc, value_desc, out_ptr, block_table_ptr, row_slots_ptr, query_start_ptr, seq_lens_ptr, header_ptr,
+    tile_rows_ptr, tile_indices_ptr, partial_out_ptr, partial_max_ptr, partial_sum_ptr, counters_ptr, qk_scale, num_slots,
+    num_blocks, num_tokens, max_keys, stride_out_token, stride_out_head, stride_table,
+    NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, TOKENS: gl.constexpr, HEAD_DIM: gl.constexpr,
+    BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr, PING_PONG: gl.constexpr,
+    PRODUCER_REGISTERS: gl.constexpr,
+):  # fmt: skip
+    layout: gl.constexpr = key_desc.layout
+    q_buffer = gl.allocate_shared_memory(q_desc.dtype, [2, GROUP * TOKENS, HEAD_DIM], layout)
+    key_buffer = gl.allocate_shared_memory(key_desc.dtype, [STAGES, TILE, HEAD_DIM], layout)
+    value_buffer = gl.allocate_shared_memory(value_desc.dtype, [STAGES, TILE, HEAD_DIM], layout)
+    bars: gl.constexpr = mbarrier.MBarrierLayout()
+    records = gl.allocate_shared_memory(gl.int32, [2 * NUM_FIELDS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    q_full = gl.allocate_shared_memory(gl.int64, [2, 1], bars)
+    q_empty = gl.allocate_shared_memory(gl.int64, [2, 1], bars)
+    turns = gl.allocate_shared_memory(gl.int64, [2, 1], bars)
+    key_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
+    key_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
+    value_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
+    value_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
+    value_copied = gl.allocate_shared_memory(gl.int64, [1], bars)
+    mbarrier.init(value_copied, count=1)
+    for i in gl.static_range(2):
+        mbarrier.init(q_full.index(i), count=1)
+        mbarrier.init(q_empty.index(i), count=2)
+        mbarrier.init(turns.index(i), count=1)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(key_full.index(i), count=1)
+        mbarrier.init(key_empty.index(i), count=2)
+        mbarrier.init(value_full.index(i), count=1)
+        mbarrier.init(value_empty.index(i), count=2)
+    fence_async_shared()
+    shared = (q_buffer, key_buffer, value_buffer, records, q_full, q_empty, key_full, key_empty, value_full, value_empty)
+    output = (out_ptr, qk_scale, stride_out_token, stride_out_head)
+    partial = (header_ptr, counters_ptr, partial_out_ptr, partial_max_ptr, partial_sum_ptr)
+    gl.warp_specialize(
+        [
+            (consume, (shared, turns, output, partial, 0, GROUP, TOKENS, HEAD_DIM, TILE, STAGES, PING_PONG)),
+            (consume, (shared, turns, output, partial, 1, GROUP, TOKENS, HEAD_DIM, TILE, STAGES, PING_PONG)),
+            (
+                produce,
+                (
+                    (q_desc, key_desc, value_desc), shared, value_copied, block_table_ptr, row_slots_ptr, query_start_ptr,
+                    seq_lens_ptr, header_ptr, tile_rows_ptr, tile_indices_ptr, counters_ptr, num_slots, num_blocks, num_tokens,
+                    max_keys, stride_table, NUM_KV_HEADS, GROUP, TOKENS, HEAD_DIM, BLOCK_SIZE, TILE, STAGES,
+                ),
+            ),
+        ],
+        [4, 1],
+        [(3 * MAX_REGISTERS - PRODUCER_REGISTERS) // 16 * 8, PRODUCER_REGISTERS],
+    )  # fmt: skip
+
+
+def can_copy(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> bool:
+    """Whether TMA can read these: a token's heads side by side, whole caches of q's type, lines aligned to 16 bytes."""
+    if not q.dtype == k_cache.dtype == v_cache.dtype or k_cache.shape[2] < 8 or q.stride(1) != q.shape[2]:
+        return False
+    whole = k_cache.is_contiguous() and v_cache.is_contiguous()
+    return whole and all(hopper.can_copy(t) for t in (q, k_cache, v_cache))
+
+
+def launch(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    row_slots: torch.Tensor,
+    query_start: torch.Tensor,
+    seq_lens: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    scale: float,
+    workspace: PrefillWorkspace,
+) -> None:
+    """Arguments as in `prefill_attention`, for tensors of which `can_copy` is true."""
+    num_tokens, num_heads, head_dim = q.shape
+    num_blocks, num_kv_heads, block_size, _ = k_cache.shape
+    num_slots, max_blocks = block_table.shape
+    tokens = HOPPER_ROWS // (num_heads // num_kv_heads)
+
+    keys, values = (
+        tma.lines(cache, num_blocks * num_kv_heads * block_size, head_dim, head_dim, (min(block_size, TILE), head_dim))
+        for cache in (k_cache, v_cache)
+    )
+    _kernel[(workspace.num_programs // workspace.config.programs_per_sm,)](
+        tma.lines(q, num_tokens, num_heads * head_dim, q.stride(0), (tokens, head_dim)),
+        keys,
+        values,
+        out,
+        block_table,
+        row_slots,
+        query_start,
+        seq_lens,
+        workspace.header,
+        workspace.tile_rows,
+        workspace.tile_indices,
+        workspace.partial_out,
+        workspace.partial_max,
+        workspace.partial_sum,
+        workspace.counters,
+        scale * LOG2_E,
+        num_slots,
+        num_blocks,
+        num_tokens,
+        max_blocks * block_size,
+        *out.stride()[:2],
+        block_table.stride(0),
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP=num_heads // num_kv_heads,
+        TOKENS=tokens,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size,
+        TILE=TILE,
+        STAGES=STAGES,
+        PING_PONG=PING_PONG,
+        PRODUCER_REGISTERS=PRODUCER_REGISTERS,
+        num_warps=4,
+        maxnreg=MAX_REGISTERS.value,
+    )

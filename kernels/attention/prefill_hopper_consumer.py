@@ -1,0 +1,216 @@
+"""The consumers of Hopper's prefill attention: two warpgroups, each with half of the rows of a query tile, online softmax.
+
+A warpgroup starts the next tile's scores and this tile's weighted sum together, and computes the softmax of the one while the
+other is under way; with PING_PONG the two take turns at the tensor cores. After Shah et al., FlashAttention-3 (2024), sections
+3.1 and 3.2. Row m of a tile is token m % TOKENS of head m // TOKENS of the group.
+"""
+
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
+
+from quire.kernels.attention.prefill_hopper_producer import (
+    END_KEY,
+    FIRST_POSITION,
+    FIRST_TOKEN,
+    KV_HEAD,
+    LIVE_TOKENS,
+    TILE_BEGIN,
+    TILE_END,
+    WHOLE_UNIT,
+    read_field,
+)
+
+
+@gluon.jit
+def _consume_tile(
+    acc, weights, row_max, row_sum, q, key_buffer, value_buffer, key_full, key_empty, value_full, value_empty, turns,
+    positions, tile, step, qk_scale,
+    WARPGROUP: gl.constexpr, MASKED: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr, PING_PONG: gl.constexpr,
+    scores_layout: gl.constexpr, weights_layout: gl.constexpr,
+):  # fmt: skip
+    """Add tile + 1's weighted values to acc, and return tile's weights."""
+    stage = step % STAGES
+    last = (step - 1) % STAGES
+    mbarrier.wait(key_full.index(stage), step // STAGES & 1)
+    if PING_PONG:
+        mbarrier.wait(turns.index(WARPGROUP), (step + WARPGROUP + 1) & 1)
+    scores = gl.zeros([64, TILE], gl.float32, scores_layout)
+    scores = warpgroup_mma(q, key_buffer.index(stage).permute((1, 0)), scores, use_acc=False, is_async=True)
+    weights = gl.convert_layout(weights.to(value_buffer.dtype), weights_layout)
+    mbarrier.wait(value_full.index(last), (step - 1) // STAGES & 1)
+    acc = warpgroup_mma(weights, value_buffer.index(last), acc, is_async=True)
+    if PING_PONG:
+        mbarrier.arrive(turns.index(1 - WARPGROUP), count=1)
+    scores = warpgroup_mma_wait(1, deps=[scores])
+    mbarrier.arrive(key_empty.index(stage), count=1)
+    if MASKED:
+        keys = tile * TILE + gl.arange(0, TILE, layout=gl.SliceLayout(0, scores_layout))
+        scores = gl.where(keys[None, :] <= positions[:, None], scores, float("-inf"))
+    new_max = gl.maximum(row_max, gl.max(scores, 1))
+    scaled_max = new_max * qk_scale
+    if MASKED:
+        scaled_max = gl.where(new_max == float("-inf"), 0.0, scaled_max)
+    new_weights = tl.exp2(scores * qk_scale - scaled_max[:, None])
+    alpha = tl.exp2(row_max * qk_scale - scaled_max)
+    row_sum = row_sum * alpha + gl.sum(new_weights, 1)
+    acc = warpgroup_mma_wait(0, deps=[acc])
+    mbarrier.arrive(value_empty.index(last), count=1)
+    acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, acc.type.layout))[:, None]
+    return acc, new_weights, new_max, row_sum
+
+
+@gluon.jit
+def _part_offsets(slot, WARPGROUP: gl.constexpr, HEAD_DIM: gl.constexpr, layout: gl.constexpr):
+    """(lines [64] of row sums, offsets [64, HEAD_DIM] of weighted values) of a warpgroup's half of a part."""
+    lines = (slot * 2 + WARPGROUP) * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
+    columns = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, layout))
+    return lines, lines.to(gl.int64)[:, None] * HEAD_DIM + columns[None, :]
+
+
+@gluon.jit
+def _store_partial(
+    partial, arrival_ptr, slot, acc, row_max, row_sum,
+    WARPGROUP: gl.constexpr, HEAD_DIM: gl.constexpr, layout: gl.constexpr,
+):  # fmt: skip
+    """attention_tile.store_partial, for one warpgroup: acc [64, HEAD_DIM], row_max, row_sum [64]."""
+    _header_ptr, _counters_ptr, out_ptr, max_ptr, sum_ptr = partial
+    lines, offsets = _part_offsets(slot, WARPGROUP, HEAD_DIM, layout)
+    gl.store(out_ptr + offsets, acc)
+    gl.store(max_ptr + lines, row_max)
+    gl.store(sum_ptr + lines, row_sum)
+    tl.debug_barrier()
+    arrived = gl.atomic_add(arrival_ptr, 1, sem="acq_rel", scope="gpu")
+    tl.debug_barrier()
+    return arrived
+
+
+@gluon.jit
+def _combine_parts(partial, first_slot, parts, WARPGROUP: gl.constexpr, HEAD_DIM: gl.constexpr, layout: gl.constexpr):
+    """attention_tile.combine_parts, for one warpgroup."""
+    _header_ptr, _counters_ptr, out_ptr, max_ptr, sum_ptr = partial
+    acc = gl.zeros([64, HEAD_DIM], gl.float32, layout)
+    total_max = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, layout))
+    total_sum = gl.zeros([64], gl.float32, gl.SliceLayout(1, layout))
+    for part in range(parts):
+        lines, offsets = _part_offsets(first_slot + part, WARPGROUP, HEAD_DIM, layout)
+        maximum = gl.load(max_ptr + lines, cache_modifier=".cg")
+        new_max = gl.maximum(total_max, maximum)
+        base = gl.where(new_max == float("-inf"), 0.0, new_max)
+        weight = tl.exp2(maximum - base)
+        rescale = tl.exp2(total_max - base)
+        total_sum = total_sum * rescale + weight * gl.load(sum_ptr + lines, cache_modifier=".cg")
+        acc = acc * rescale[:, None] + weight[:, None] * gl.load(out_ptr + offsets, cache_modifier=".cg")
+        total_max = new_max
+    return acc, total_sum
+
+
+@gluon.jit
+def consume(
+    shared, turns, output, partial,
+    WARPGROUP: gl.constexpr, GROUP: gl.constexpr, TOKENS: gl.constexpr, HEAD_DIM: gl.constexpr, TILE: gl.constexpr,
+    STAGES: gl.constexpr, PING_PONG: gl.constexpr,
+):  # fmt: skip
+    """Warpgroup 0 or 1: rows 64 * WARPGROUP and on of each unit's query tile.
+
+    shared: as in `produce`. output: out and its strides, log2(e) * scale. partial: header, counters and the parts' memory.
+    """
+    q_buffer, key_buffer, value_buffer, records, q_full, q_empty, key_full, key_empty, value_full, value_empty = shared
+    out_ptr, qk_scale, stride_out_token, stride_out_head = output
+    header_ptr, counters_ptr, _partial_out_ptr, _partial_max_ptr, _partial_sum_ptr = partial
+    splits = gl.load(header_ptr + 1)
+    scores_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
+    out_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
+    weights_layout: gl.constexpr = gl.DotOperandLayout(0, out_layout, 2)
+    rows = WARPGROUP * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, scores_layout))
+    turn = 0
+    step = 0
+    mbarrier.wait(q_full.index(0), 0)
+    tile_end = read_field(records, 0, TILE_END)
+    while tile_end > 0:
+        q_stage = turn % 2
+        first_position = read_field(records, q_stage, FIRST_POSITION)
+        end_key = read_field(records, q_stage, END_KEY)
+        first_line = read_field(records, q_stage, FIRST_TOKEN)
+        live = read_field(records, q_stage, LIVE_TOKENS)
+        kv_head = read_field(records, q_stage, KV_HEAD)
+        tile_begin = read_field(records, q_stage, TILE_BEGIN)
+        whole_unit = read_field(records, q_stage, WHOLE_UNIT)
+        positions = gl.minimum(first_position + rows % TOKENS, end_key - 1)
+        q = q_buffer.index(q_stage).slice(WARPGROUP * 64, 64)
+
+        # The last tile, in which the queries themselves may stand.
+        tile = tile_end - 1
+        stage = step % STAGES
+        mbarrier.wait(key_full.index(stage), step // STAGES & 1)
+        if PING_PONG:
+            mbarrier.wait(turns.index(WARPGROUP), (step + WARPGROUP + 1) & 1)
+        scores = gl.zeros([64, TILE], gl.float32, scores_layout)
+        scores = warpgroup_mma(q, key_buffer.index(stage).permute((1, 0)), scores, use_acc=False, is_async=True)
+        if PING_PONG:
+            mbarrier.arrive(turns.index(1 - WARPGROUP), count=1)
+        scores = warpgroup_mma_wait(0, deps=[scores])
+        mbarrier.arrive(key_empty.index(stage), count=1)
+        keys = tile * TILE + gl.arange(0, TILE, layout=gl.SliceLayout(0, scores_layout))
+        scores = gl.where(keys[None, :] <= positions[:, None], scores, float("-inf"))
+        row_max = gl.max(scores, 1)
+        scaled_max = gl.where(row_max == float("-inf"), 0.0, row_max * qk_scale)
+        weights = tl.exp2(scores * qk_scale - scaled_max[:, None])
+        row_sum = gl.sum(weights, 1)
+        acc = gl.zeros([64, HEAD_DIM], gl.float32, out_layout)
+        step += 1
+        tile -= 1
+        while (tile >= tile_begin) & ((tile + 1) * TILE > first_position + 1):
+            acc, weights, row_max, row_sum = _consume_tile(
+                acc, weights, row_max, row_sum, q, key_buffer, value_buffer, key_full, key_empty, value_full, value_empty,
+                turns, positions, tile, step, qk_scale, WARPGROUP, True, TILE, STAGES, PING_PONG,
+                scores_layout, weights_layout,
+            )  # fmt: skip
+            step += 1
+            tile -= 1
+        while tile >= tile_begin:
+            acc, weights, row_max, row_sum = _consume_tile(
+                acc, weights, row_max, row_sum, q, key_buffer, value_buffer, key_full, key_empty, value_full, value_empty,
+                turns, positions, tile, step, qk_scale, WARPGROUP, False, TILE, STAGES, PING_PONG,
+                scores_layout, weights_layout,
+            )  # fmt: skip
+            step += 1
+            tile -= 1
+        mbarrier.arrive(q_empty.index(q_stage), count=1)
+        last = (step - 1) % STAGES
+        mbarrier.wait(value_full.index(last), (step - 1) // STAGES & 1)
+        weights = gl.convert_layout(weights.to(value_buffer.dtype), weights_layout)
+        acc = warpgroup_mma(weights, value_buffer.index(last), acc, is_async=True)
+        acc = warpgroup_mma_wait(0, deps=[acc])
+        mbarrier.arrive(value_empty.index(last), count=1)
+
+        row_max = gl.convert_layout(row_max * qk_scale, gl.SliceLayout(1, out_layout))
+        row_sum = gl.convert_layout(row_sum, gl.SliceLayout(1, out_layout))
+        key_tiles = gl.cdiv(end_key, TILE)
+        parts = gl.cdiv(key_tiles, gl.cdiv(key_tiles, splits))
+        last = parts == 1
+        if parts > 1:
+            arrival_ptr = counters_ptr + 2 + whole_unit * 2 + WARPGROUP
+            first_slot = whole_unit * splits
+            part = tile_begin // gl.cdiv(key_tiles, splits)
+            arrived = _store_partial(
+                partial, arrival_ptr, first_slot + part, acc, row_max, row_sum, WARPGROUP, HEAD_DIM, out_layout
+            )  # fmt: skip
+            last = arrived == parts - 1
+            if last:
+                gl.store(arrival_ptr, 0)
+                acc, row_sum = _combine_parts(partial, first_slot, parts, WARPGROUP, HEAD_DIM, out_layout)
+        if last:
+            values = (acc / gl.where(row_sum == 0.0, 1.0, row_sum)[:, None]).to(out_ptr.dtype.element_ty)
+            store_layout: gl.constexpr = gl.BlockedLayout([8, 8], [2, 16], [4, 1], [1, 0])
+            values = gl.convert_layout(values, store_layout)
+            out_rows = WARPGROUP * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, store_layout))
+            columns = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, store_layout))
+            line = (first_line + out_rows % TOKENS).to(gl.int64)
+            offsets = line * stride_out_token + (kv_head * GROUP + out_rows // TOKENS) * stride_out_head
+            gl.store(out_ptr + offsets[:, None] + columns[None, :], values, mask=(out_rows % TOKENS < live)[:, None])
+
+        turn += 1
+        mbarrier.wait(q_full.index(turn % 2), turn // 2 & 1)
+        tile_end = read_field(records, turn % 2, TILE_END)

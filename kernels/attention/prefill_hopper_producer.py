@@ -1,0 +1,166 @@
+"""The producer of Hopper's prefill attention: one warp that has queries, keys and values copied by TMA, two tiles ahead.
+
+What it hands over lies in rings in shared memory: Q in two stages, each with a record of its unit, K and V in STAGES of a tile.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+
+from quire.kernels.triton_support import tma
+
+_copy = tma.copy
+
+# The record of a unit, which the producer writes beside its queries:
+NUM_FIELDS = gl.constexpr(8)
+TILE_END = gl.constexpr(0)  # KV tiles [TILE_BEGIN, TILE_END); 0: there are no more units
+FIRST_POSITION = gl.constexpr(1)  # of the tile's first query
+END_KEY = gl.constexpr(2)  # keys that the tile's last query sees
+FIRST_TOKEN = gl.constexpr(3)  # of the step
+LIVE_TOKENS = gl.constexpr(4)  # the row's tokens in the tile, of TOKENS
+KV_HEAD = gl.constexpr(5)
+TILE_BEGIN = gl.constexpr(6)
+WHOLE_UNIT = gl.constexpr(7)  # number of the (query tile, KV head), whose keys may be in several parts
+
+
+@gluon.jit
+def read_field(records, stage, field: gl.constexpr):
+    """A field as a scalar, for all four warps of a consumer."""
+    return gl.max(records.index(stage * NUM_FIELDS + field).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+
+
+@gluon.jit
+def _write_field(records, stage, field: gl.constexpr, value):
+    """By one warp; records int32 [2 * NUM_FIELDS, 1], of the two stages of Q."""
+    records.index(stage * NUM_FIELDS + field).store(gl.full([1], value, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
+
+
+@gluon.jit
+def _load_tile(
+    desc, buffer, full, block_row_ptr, tile, end_key, num_blocks, kv_head,
+    NUM_KV_HEADS: gl.constexpr, BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr,
+):  # fmt: skip
+    """Start the copy of a tile of keys or values, block by block; a block that no query sees is replaced by the first."""
+    BOX: gl.constexpr = BLOCK_SIZE if BLOCK_SIZE < TILE else TILE
+    mbarrier.expect(full, TILE * desc.block_type.shape[1] * desc.dtype.primitive_bitwidth // 8)
+    for i in gl.static_range(TILE // BOX):
+        key = tile * TILE + i * BOX
+        key = gl.where(key < end_key, key, tile * TILE)
+        block = gl.load(block_row_ptr + key // BLOCK_SIZE)
+        block = gl.minimum(gl.maximum(block, 0), num_blocks - 1)
+        line = (block * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + key % BLOCK_SIZE
+        _copy(desc, [line, 0], full, buffer.slice(i * BOX, BOX))
+
+
+@gluon.jit
+def produce(
+    descs, shared, value_copied, block_table_ptr, row_slots_ptr, query_start_ptr, seq_lens_ptr, header_ptr,
+    tile_rows_ptr, tile_indices_ptr, counters_ptr, num_slots, num_blocks, num_tokens, max_keys, stride_table,
+    NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, TOKENS: gl.constexpr, HEAD_DIM: gl.constexpr,
+    BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """One warp: takes units until none are left; for each, the record and Q, then K and V from the last tile to the first.
+
+    A full barrier is passed when a stage's copy is there, an empty one when both consumers have read it.
+    """
+    q_desc, key_desc, value_desc = descs
+    q_buffer, key_buffer, value_buffer, records, q_full, q_empty, key_full, key_empty, value_full, value_empty = shared
+    num_programs = gl.num_programs(0)
+    splits = gl.load(header_ptr + 1)
+    num_units = gl.load(header_ptr) * NUM_KV_HEADS * splits
+    unit = gl.program_id(0)
+    turn = 0
+    step = 0
+    copies = 0
+    while unit < num_units:
+        whole_unit = unit // splits
+        split = unit % splits
+        entry = whole_unit // NUM_KV_HEADS
+        kv_head = whole_unit % NUM_KV_HEADS
+        row = gl.load(tile_rows_ptr + entry)
+        first_token = gl.load(tile_indices_ptr + entry) * TOKENS
+        unit = gl.atomic_add(counters_ptr, 1, sem="relaxed") + num_programs
+        begin = gl.minimum(gl.maximum(gl.load(query_start_ptr + row), 0), num_tokens)
+        query_len = gl.minimum(gl.maximum(gl.load(query_start_ptr + row + 1), begin), num_tokens) - begin
+        seq_len = gl.minimum(gl.maximum(gl.load(seq_lens_ptr + row), 0), max_keys)
+        slot = gl.minimum(gl.maximum(gl.load(row_slots_ptr + row), 0), num_slots - 1)
+        block_row_ptr = block_table_ptr + slot.to(gl.int64) * stride_table
+        first_position = gl.maximum(seq_len - query_len + first_token, 0)
+        live = gl.minimum(TOKENS, query_len - first_token)
+        end_key = gl.minimum(first_position + live, seq_len)
+        split_tiles = gl.cdiv(gl.cdiv(end_key, TILE), splits)
+        tile_begin = split * split_tiles
+        tile_end = gl.minimum(tile_begin + split_tiles, gl.cdiv(end_key, TILE))
+        if tile_begin < tile_end:  # else the row is too short for a part of its own
+            tile = tile_end - 1
+            q_stage = turn % 2
+            mbarrier.wait(q_empty.index(q_stage), (turn // 2 & 1) ^ 1)
+            _write_field(records, q_stage, TILE_END, tile_end)
+            _write_field(records, q_stage, FIRST_POSITION, first_position)
+            _write_field(records, q_stage, END_KEY, end_key)
+            _write_field(records, q_stage, FIRST_TOKEN, begin + first_token)
+            _write_field(records, q_stage, LIVE_TOKENS, live)
+            _write_field(records, q_stage, KV_HEAD, kv_head)
+            _write_field(records, q_stage, TILE_BEGIN, tile_begin)
+            _write_field(records, q_stage, WHOLE_UNIT, whole_unit)
+            mbarrier.expect(q_full.index(q_stage), GROUP * TOKENS * HEAD_DIM * q_desc.dtype.primitive_bitwidth // 8)
+            for head in gl.static_range(GROUP):
+                _copy(
+                    q_desc, [begin + first_token, (kv_head * GROUP + head) * HEAD_DIM], q_full.index(q_stage),
+                    q_buffer.index(q_stage).slice(head * TOKENS, TOKENS),
+                )  # fmt: skip
+            turn += 1
+
+            stage = step % STAGES
+            mbarrier.wait(key_empty.index(stage), (step // STAGES & 1) ^ 1)
+            _load_tile(
+                key_desc, key_buffer.index(stage), key_full.index(stage), block_row_ptr, tile, end_key, num_blocks, kv_head,
+                NUM_KV_HEADS, BLOCK_SIZE, TILE,
+            )  # fmt: skip
+            # Behind the row's last key a value may be anything, NaN too, and 0 * NaN would pass through the product with V.
+            valid_keys = seq_len - tile * TILE
+            while tile >= tile_begin:
+                if tile > tile_begin:
+                    next_stage = (step + 1) % STAGES
+                    mbarrier.wait(key_empty.index(next_stage), ((step + 1) // STAGES & 1) ^ 1)
+                    _load_tile(
+                        key_desc, key_buffer.index(next_stage), key_full.index(next_stage), block_row_ptr, tile - 1, end_key,
+                        num_blocks, kv_head, NUM_KV_HEADS, BLOCK_SIZE, TILE,
+                    )  # fmt: skip
+                stage = step % STAGES
+                mbarrier.wait(value_empty.index(stage), (step // STAGES & 1) ^ 1)
+                if valid_keys >= TILE:
+                    _load_tile(
+                        value_desc, value_buffer.index(stage), value_full.index(stage), block_row_ptr, tile, end_key,
+                        num_blocks, kv_head, NUM_KV_HEADS, BLOCK_SIZE, TILE,
+                    )  # fmt: skip
+                else:
+                    _load_tile(
+                        value_desc, value_buffer.index(stage), value_copied, block_row_ptr, tile, end_key, num_blocks, kv_head,
+                        NUM_KV_HEADS, BLOCK_SIZE, TILE,
+                    )  # fmt: skip
+                    mbarrier.wait(value_copied, copies & 1)
+                    copies += 1
+                    LINES: gl.constexpr = 8
+                    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // HEAD_DIM, HEAD_DIM // 8], [1, 1], [1, 0])
+                    lines = gl.arange(0, LINES, layout=gl.SliceLayout(1, layout))
+                    for i in gl.static_range(TILE // LINES):
+                        if (i + 1) * LINES > valid_keys:
+                            part = value_buffer.index(stage).slice(i * LINES, LINES)
+                            values = part.load(layout)
+                            part.store(gl.where((i * LINES + lines < valid_keys)[:, None], values, 0.0))
+                    fence_async_shared()
+                    mbarrier.arrive(value_full.index(stage), count=1)
+                valid_keys = TILE
+                step += 1
+                tile -= 1
+
+    q_stage = turn % 2
+    mbarrier.wait(q_empty.index(q_stage), (turn // 2 & 1) ^ 1)
+    _write_field(records, q_stage, TILE_END, 0)
+    mbarrier.arrive(q_full.index(q_stage), count=1)
+    # The last program to finish leaves the counters at 0 for the next launch.
+    finished = gl.atomic_add(counters_ptr + 1, 1, sem="acq_rel", scope="gpu")
+    if finished == num_programs - 1:
+        gl.store(counters_ptr, 0)
+        gl.store(counters_ptr + 1, 0)

@@ -1,0 +1,231 @@
+"""What prefill attention does in which order: the list of a step's query tiles, made on the device, once for all layers.
+
+A query tile is 64-128 rows (tokens x the heads of a group); the last tile of a row comes first, since it sees most keys.
+Where query tiles are few and keys are many (a short prompt behind a long cached one), the schedule also splits the keys.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from quire.kernels.attention.tile import row_lengths
+from quire.kernels.triton_support import hopper
+
+MIN_SPLIT_TILES = tl.constexpr(8)  # KV tiles of the portable kernel: what a program must save for the sum of the parts to pay
+HOPPER_ROWS = 128  # of a query tile: two warpgroups of 64 rows, what one wgmma takes
+
+
+@triton.jit(
+    do_not_specialize=["num_rows", "num_tokens", "max_keys", "num_entries", "num_sms", "window"],
+    do_not_specialize_on_alignment=["query_start_ptr", "seq_lens_ptr", "num_decode_rows_ptr"],  # slices of a step's buffers
+)
+def _schedule_kernel(
+    query_start_ptr,
+    seq_lens_ptr,
+    num_decode_rows_ptr,
+    header_ptr,
+    tile_starts_ptr,
+    tile_rows_ptr,
+    tile_indices_ptr,
+    num_rows,
+    num_tokens,
+    max_keys,
+    num_entries,
+    num_sms,
+    window,
+    NUM_KV_HEADS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    TILE: tl.constexpr,
+    MAY_SPLIT: tl.constexpr,
+    HAS_LIMIT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SEARCH_STEPS: tl.constexpr,
+):
+    """One program. header = [query tiles, splits]; tile_starts[r] = query tiles before row r; entry e of the list = (row, index
+    of the tile in the row)."""
+    lanes = tl.arange(0, BLOCK)
+    first_row = num_rows * 0
+    if HAS_LIMIT:
+        first_row = tl.maximum(tl.load(num_decode_rows_ptr), 0)
+    total = num_rows * 0
+    most_keys = num_rows * 0
+    for base in range(0, num_rows, BLOCK):
+        rows = base + lanes
+        live = (rows >= first_row) & (rows < num_rows)
+        safe = tl.where(live, rows, 0)
+        _start, query_len, seq_len = row_lengths(query_start_ptr, seq_lens_ptr, safe, num_tokens, max_keys, 0)
+        tiles = tl.where(live & (seq_len > 0), tl.cdiv(query_len, TOKENS), 0)
+        tl.store(tile_starts_ptr + rows, total + tl.cumsum(tiles, 0) - tiles, mask=rows < num_rows)
+        total += tl.sum(tiles, 0)
+        most_keys = tl.maximum(most_keys, tl.max(tl.where(tiles > 0, seq_len, 0), 0))
+    tl.store(tile_starts_ptr + num_rows, total)
+    tl.store(header_ptr, tl.minimum(total, num_entries))
+    splits = num_rows * 0 + 1
+    if MAY_SPLIT:
+        # Few query tiles, but many keys (a short prompt behind a long cached one): share out the keys, too.
+        most_keys = tl.where(window > 0, tl.minimum(most_keys, window + TOKENS), most_keys)
+        splits = tl.minimum(num_sms // tl.maximum(total * NUM_KV_HEADS, 1), tl.cdiv(most_keys, MIN_SPLIT_TILES * TILE))
+    tl.store(header_ptr + 1, tl.maximum(splits, 1))
+    tl.debug_barrier()
+    for base in range(0, tl.minimum(total, num_entries), BLOCK):
+        entries = base + lanes
+        low = tl.zeros([BLOCK], tl.int32)
+        high = low + num_rows
+        for _ in tl.static_range(SEARCH_STEPS):
+            middle = (low + high) // 2
+            go_up = (tl.load(tile_starts_ptr + middle) <= entries) & (high - low > 1)
+            go_down = (high - low > 1) & (go_up == 0)
+            low = tl.where(go_up, middle, low)
+            high = tl.where(go_down, middle, high)
+        live = entries < tl.minimum(total, num_entries)
+        last = tl.load(tile_starts_ptr + low + 1) - 1
+        tl.store(tile_rows_ptr + entries, low, mask=live)
+        tl.store(tile_indices_ptr + entries, last - entries, mask=live)
+
+
+@dataclass(frozen=True)
+class PrefillConfig:
+    """Rows of a query tile (tokens x group), keys of a KV tile, warps and pipeline stages a program, programs an SM."""
+
+    query_rows: int
+    tile: int
+    num_warps: int
+    num_stages: int
+    programs_per_sm: int
+
+    @property
+    def max_registers(self) -> int:
+        """What a thread may have for `programs_per_sm` programs to fit."""
+        return min(255, 65536 // (self.programs_per_sm * self.num_warps * 32) // 8 * 8)
+
+
+def choose_prefill_config(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int, group: int) -> PrefillConfig:
+    """The decision tree, from `benchmarks/kernels_attention.py --tune` on an H200."""
+    head_pad = triton.next_power_of_2(head_dim)
+    rows = triton.next_power_of_2(group)
+    if dtype == torch.float32:
+        # No tensor cores here: ieee dots are unrolled FMAs over operands in shared memory.
+        return PrefillConfig(max(rows, 32 if head_pad <= 128 else 16), 32 if head_pad <= 128 else 16, 4, 2, 2)
+    if head_pad > 128:
+        return PrefillConfig(128, 64, 8, 2, 1)
+    # Two programs an SM, though with 128 registers a thread they spill and wait for each wgmma: one computes its softmax while
+    # the other multiplies. One program with 3 stages: 426 TFLOP/s at 8 x 4096 tokens; two: 470; and 8 % less time at 512.
+    return PrefillConfig(max(rows, 128), 64, 8, 3 if head_pad <= 64 or cache_dtype.itemsize == 1 else 2, 2)
+
+
+@dataclass(frozen=True)
+class PrefillWorkspace:
+    """Device memory of prefill attention: the step's list of query tiles, shared by all layers (windows included)."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    config: PrefillConfig
+    num_programs: int
+    max_rows: int
+    hopper: bool  # without a window, prefill_hopper.py computes it
+    may_split: bool  # keys, where there are few queries; not for fp32: a row's result is to be the same in any batch
+    header: torch.Tensor  # [2] int32: query tiles, ranges that the keys of each are split into
+    tile_starts: torch.Tensor  # [max_rows + 1] int32
+    tile_rows: torch.Tensor  # [entries] int32
+    tile_indices: torch.Tensor  # [entries] int32
+    partial_out: torch.Tensor  # [programs, query_rows, D] fp32: of split keys
+    partial_max: torch.Tensor  # [programs, query_rows] fp32
+    partial_sum: torch.Tensor  # [programs, query_rows] fp32
+    counters: torch.Tensor  # [2 + programs] int32: next unit, finished programs, parts that are done; 0 between launches
+
+    @classmethod
+    def allocate(
+        cls,
+        max_rows: int,
+        max_tokens: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        *,
+        cache_dtype: torch.dtype | None = None,
+        config: PrefillConfig | None = None,
+        num_programs: int | None = None,
+        hopper: bool = True,
+    ) -> "PrefillWorkspace":
+        """For steps of at most max_rows rows and max_tokens tokens; the last three are for tuning and tests."""
+        if num_heads % num_kv_heads:
+            raise ValueError(f"{num_heads} query heads do not divide into {num_kv_heads} KV heads")
+        device = torch.device(device)
+        group = num_heads // num_kv_heads
+        config = config or choose_prefill_config(dtype, cache_dtype or dtype, head_dim, group)
+        if config.query_rows < group:
+            raise ValueError(f"a tile of {config.query_rows} rows does not hold a group of {group} heads")
+        if num_programs is None:
+            num_programs = torch.cuda.get_device_properties(device).multi_processor_count * config.programs_per_sm
+        # ceil(q / n) summed over rows is at most T // n + rows.
+        entries = max_tokens // (config.query_rows // group) + max_rows
+
+        def ints(n: int) -> torch.Tensor:
+            return torch.zeros(n, dtype=torch.int32, device=device)
+
+        may_split = dtype != torch.float32
+
+        def floats(*shape: int) -> torch.Tensor:
+            return torch.empty(num_programs if may_split else 0, config.query_rows, *shape, dtype=torch.float32, device=device)
+
+        return cls(
+            num_heads, num_kv_heads, head_dim, config, num_programs, max_rows,
+            hopper and config.query_rows == HOPPER_ROWS and _hopper_takes(device, dtype, cache_dtype or dtype, head_dim, group),
+            may_split,
+            ints(2), ints(max_rows + 1), ints(entries), ints(entries),
+            floats(head_dim), floats(), floats(), ints(2 + num_programs),
+        )  # fmt: skip
+
+
+def _hopper_takes(device: torch.device, dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int, group: int) -> bool:
+    shape_fits = head_dim in (64, 128) and group in (1, 2, 4, 8, 16)
+    return dtype.itemsize == 2 and cache_dtype == dtype and shape_fits and hopper.available(device)
+
+
+def prefill_schedule(
+    workspace: PrefillWorkspace,
+    query_start: torch.Tensor,
+    seq_lens: torch.Tensor,
+    num_tokens: int,
+    max_keys: int,
+    num_decode_rows: torch.Tensor | None = None,
+    *,
+    window: int = 0,
+) -> None:
+    """List the query tiles of the R rows of `seq_lens` [R]: one launch a step, before the layers' attention.
+
+    num_tokens = q.shape[0]; max_keys = block_table.shape[1] * block_size: clamps, which the attention call repeats.
+    num_decode_rows [1] int32 on the device: the rows before it are decode rows and are left alone. So are rows of seq_len 0.
+    `window` is the largest of the layers', 0 if one has none: more keys than that are no reason to split them.
+    """
+    num_rows = seq_lens.shape[0]
+    if not 1 <= num_rows <= workspace.max_rows or query_start.shape[0] != num_rows + 1:
+        raise ValueError(f"{num_rows} rows, {query_start.shape[0]} query starts, workspace for {workspace.max_rows} rows")
+    _schedule_kernel[(1,)](
+        query_start,
+        seq_lens,
+        num_decode_rows,
+        workspace.header,
+        workspace.tile_starts,
+        workspace.tile_rows,
+        workspace.tile_indices,
+        num_rows,
+        num_tokens,
+        max_keys,
+        workspace.tile_rows.shape[0],
+        max(1, workspace.num_programs // workspace.config.programs_per_sm),
+        window,
+        NUM_KV_HEADS=workspace.num_kv_heads,
+        TILE=workspace.config.tile,
+        MAY_SPLIT=workspace.may_split,
+        TOKENS=workspace.config.query_rows // (workspace.num_heads // workspace.num_kv_heads),
+        HAS_LIMIT=num_decode_rows is not None,
+        BLOCK=512,
+        SEARCH_STEPS=workspace.max_rows.bit_length(),
+        num_warps=4,
+    )

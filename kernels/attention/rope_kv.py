@@ -1,0 +1,205 @@
+"""QK-norm (optional), rotary embedding and KV-cache write, in one launch.
+
+    q, k <- cast(q / rms(q)) * q_weight, likewise k          per head, if weights are given (Qwen3)
+    (a, b) <- (a * cos - b * sin, b * cos + a * sin)          a, b: halves of the first rotary_dim elements of a q or k head
+    k_cache[block, h, offset] <- k / k_scale, likewise v      block * block_size + offset = slot_mapping[t]
+
+qkv [T, (Hq + 2 * Hkv) * D] = q | k | v, any row stride; float32, float16 or bfloat16; q is rotated in place, k stays as it was.
+positions int32 [T], clamped to the table;  cos_sin float32 [max_position, rotary_dim] = cos | sin, rotary_dim <= D, even.
+slot_mapping int64 [T], negative: nothing is written.
+k_cache, v_cache [num_blocks, Hkv, block_size, D], any strides (unit in D), any float dtype (8-bit saturate), 64-bit offsets.
+q_weight, k_weight [D];  k_scale, v_scale float32 [1] on the device.
+
+Moves T * (2 * Hq + 4 * Hkv) * D elements. A program takes one token and a tile of heads (`choose_tile`). Math in float32,
+rounded once (after the norm's own two roundings, as in transformers); products are not fused, so that float32 gives
+transformers' results to the bit but for the norm.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
+
+
+def choose_tile(tokens: int) -> int:
+    """Elements of a program's tile of heads: few tokens are quickest in many small programs. Where tokens are many, 8 elements
+    a thread would make the SMs' issue rate the limit, and not the memory: 0.78 instructions an element (with QK-norm 1.13),
+    most of them for addresses. At 16 it is 0.53 (0.78)."""
+    return 1024 if tokens <= 256 else 2048
+
+
+@triton.jit
+def _part(base, heads, row_mask, cols, first, end: tl.constexpr, D: tl.constexpr):
+    """Elements [first, end) of each head in float32; zero outside."""
+    mask = row_mask[:, None] & (first + cols < end)[None, :]
+    return tl.load(base + heads[:, None] * D + (first + cols)[None, :], mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _weights(q_weight, k_weight, is_q, cols, first, end: tl.constexpr):
+    mask = first + cols < end
+    q = tl.load(q_weight + first + cols, mask, other=0.0).to(tl.float32)
+    k = tl.load(k_weight + first + cols, mask, other=0.0).to(tl.float32)
+    return tl.where(is_q[:, None], q[None, :], k[None, :])
+
+
+@triton.jit
+def _to_cache(x, scale, TOP: tl.constexpr, dtype: tl.constexpr):
+    x = x / scale
+    if TOP > 0:
+        x = tl.minimum(tl.maximum(x, -TOP), TOP)
+    return x.to(dtype)
+
+
+@triton.jit
+def _store_part(
+    x, qkv_row, k_out, v_out, heads, is_q, writes_k, writes_v, cols, first, end: tl.constexpr, k_head_stride, v_head_stride,
+    k_scale, v_scale, HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, TOP: tl.constexpr,
+):  # fmt: skip
+    """q back to its row, k and v to the cache."""
+    x = x.to(qkv_row.dtype.element_ty)
+    col = (first + cols)[None, :]
+    inside = col < end
+    tl.store(qkv_row + heads[:, None] * D + col, x, is_q[:, None] & inside)
+    wide = x.to(tl.float32)
+    k_at = k_out + (heads - HQ).to(tl.int64)[:, None] * k_head_stride + col
+    tl.store(k_at, _to_cache(wide, k_scale, TOP, k_out.dtype.element_ty), writes_k[:, None] & inside)
+    v_at = v_out + (heads - HQ - HKV).to(tl.int64)[:, None] * v_head_stride + col
+    tl.store(v_at, _to_cache(wide, v_scale, TOP, v_out.dtype.element_ty), writes_v[:, None] & inside)
+
+
+@triton.jit
+def _rope_kv_kernel(
+    qkv_ptr, qkv_stride, positions_ptr, cos_sin_ptr, max_position, slot_ptr, k_ptr, v_ptr,
+    k_block_stride, k_head_stride, k_slot_stride, v_block_stride, v_head_stride, v_slot_stride, num_slots,
+    q_weight, k_weight, eps, k_scale_ptr, v_scale_ptr,
+    HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, ROTARY: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr,
+    HALF_PAD: tl.constexpr, REST_PAD: tl.constexpr, NORM: tl.constexpr, SCALED: tl.constexpr, TOP: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    HALF: tl.constexpr = ROTARY // 2
+    is_q = heads < HQ
+    row_mask = heads < HQ + 2 * HKV
+    cols = tl.arange(0, HALF_PAD)
+    position = tl.load(positions_ptr + token)
+    position = tl.minimum(tl.maximum(position, 0), max_position - 1).to(tl.int64)
+    slot = tl.load(slot_ptr + token)
+    cos = tl.load(cos_sin_ptr + position * ROTARY + cols, cols < HALF, other=0.0)[None, :]
+    sin = tl.load(cos_sin_ptr + position * ROTARY + HALF + cols, cols < HALF, other=0.0)[None, :]
+    wait_for_previous(PDL)
+    row = qkv_ptr + token * qkv_stride
+    a = _part(row, heads, row_mask, cols, 0, HALF, D)
+    b = _part(row, heads, row_mask, cols, HALF, ROTARY, D)
+    if REST_PAD > 0:
+        rest_cols = tl.arange(0, REST_PAD)
+        rest = _part(row, heads, row_mask, rest_cols, ROTARY, D, D)
+    rotate = (heads < HQ + HKV)[:, None]
+    if NORM:
+        squares = tl.sum(a * a, 1) + tl.sum(b * b, 1)
+        if REST_PAD > 0:
+            squares += tl.sum(rest * rest, 1)
+        scale = tl.rsqrt(squares / D + eps)[:, None]
+        dtype: tl.constexpr = qkv_ptr.dtype.element_ty
+        a_normed = (a * scale).to(dtype).to(tl.float32) * _weights(q_weight, k_weight, is_q, cols, 0, HALF)
+        b_normed = (b * scale).to(dtype).to(tl.float32) * _weights(q_weight, k_weight, is_q, cols, HALF, ROTARY)
+        a = tl.where(rotate, a_normed.to(dtype).to(tl.float32), a)
+        b = tl.where(rotate, b_normed.to(dtype).to(tl.float32), b)
+        if REST_PAD > 0:
+            rest_normed = (rest * scale).to(dtype).to(tl.float32) * _weights(q_weight, k_weight, is_q, rest_cols, ROTARY, D)
+            rest = tl.where(rotate, rest_normed.to(dtype).to(tl.float32), rest)
+    rotated_a = tl.where(rotate, a * cos - b * sin, a)
+    rotated_b = tl.where(rotate, b * cos + a * sin, b)
+
+    write = (slot >= 0) & (slot < num_slots)
+    slot = tl.where(write, slot, 0)
+    written = tl.where(write, HKV, 0)
+    writes_k = (heads >= HQ) & (heads < HQ + written)
+    writes_v = (heads >= HQ + HKV) & (heads < HQ + HKV + written)
+    block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
+    k_out = k_ptr + block * k_block_stride + offset * k_slot_stride
+    v_out = v_ptr + block * v_block_stride + offset * v_slot_stride
+    k_scale = 1.0
+    v_scale = 1.0
+    if SCALED:
+        k_scale = tl.load(k_scale_ptr)
+        v_scale = tl.load(v_scale_ptr)
+    _store_part(
+        rotated_a, row, k_out, v_out, heads, is_q, writes_k, writes_v, cols, 0, HALF, k_head_stride, v_head_stride,
+        k_scale, v_scale, HQ, HKV, D, TOP,
+    )  # fmt: skip
+    _store_part(
+        rotated_b, row, k_out, v_out, heads, is_q, writes_k, writes_v, cols, HALF, ROTARY, k_head_stride, v_head_stride,
+        k_scale, v_scale, HQ, HKV, D, TOP,
+    )  # fmt: skip
+    if REST_PAD > 0:
+        _store_part(
+            rest, row, k_out, v_out, heads, is_q, writes_k, writes_v, rest_cols, ROTARY, D, k_head_stride, v_head_stride,
+            k_scale, v_scale, HQ, HKV, D, TOP,
+        )  # fmt: skip
+
+
+def _check(
+    qkv: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor, slots: torch.Tensor, k_cache: torch.Tensor,
+    v_cache: torch.Tensor, num_q_heads: int, weights: tuple[torch.Tensor | None, ...],
+) -> None:  # fmt: skip
+    _, num_kv_heads, _, head_dim = k_cache.shape
+    tokens = qkv.shape[0]
+    if qkv.dim() != 2 or qkv.shape[1] != (num_q_heads + 2 * num_kv_heads) * head_dim or v_cache.shape != k_cache.shape:
+        raise ValueError(f"rope_kv: qkv {qkv.shape}, caches {k_cache.shape}, {v_cache.shape}, {num_q_heads} q heads do not fit")
+    if positions.shape != (tokens,) or slots.shape != (tokens,) or cos_sin.shape[1] > head_dim or cos_sin.shape[1] % 2:
+        raise ValueError(f"rope_kv: positions {positions.shape}, slots {slots.shape}, cos_sin {cos_sin.shape} do not fit")
+    if positions.dtype != torch.int32 or slots.dtype != torch.int64 or cos_sin.dtype != torch.float32:
+        raise TypeError("rope_kv: positions must be int32, slot_mapping int64, cos_sin float32")
+    if qkv.stride(1) != 1 or k_cache.stride(3) != 1 or v_cache.stride(3) != 1 or not cos_sin.is_contiguous():
+        raise ValueError("rope_kv: qkv and the caches need unit stride in the last dimension, cos_sin must be contiguous")
+    if k_cache.dtype != v_cache.dtype or not k_cache.dtype.is_floating_point:
+        raise TypeError(f"rope_kv: caches of {k_cache.dtype}, {v_cache.dtype}")
+    if (weights[0] is None) != (weights[1] is None) or any(w is not None and w.shape != (head_dim,) for w in weights):
+        raise ValueError("rope_kv: q_weight and k_weight [D] go together")
+
+
+def rope_kv(
+    qkv: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    num_q_heads: int,
+    q_weight: torch.Tensor | None = None,
+    k_weight: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+    *,
+    pdl: int = PLAIN,
+    tile: int | None = None,
+) -> None:
+    """Rotate q in place in qkv and write k and v to the cache; shapes in the module's docstring.
+
+    pdl is a mode of `dependent_launch`; positions and slot_mapping are read before the wait. `tile` is for tuning.
+    """
+    _check(qkv, positions, cos_sin, slot_mapping, k_cache, v_cache, num_q_heads, (q_weight, k_weight))
+    num_blocks, num_kv_heads, block_size, head_dim = k_cache.shape
+    tokens, rotary = qkv.shape[0], cos_sin.shape[1]
+    if tokens == 0:
+        return
+    if (k_scale is None) != (v_scale is None):
+        raise ValueError("rope_kv: k_scale and v_scale go together")
+    total_heads = num_q_heads + 2 * num_kv_heads
+    half_pad = triton.next_power_of_2(max(rotary // 2, 1))
+    rest_pad = triton.next_power_of_2(head_dim - rotary) if head_dim > rotary else 0
+    tile = tile or choose_tile(tokens)
+    heads = max(1, min(triton.next_power_of_2(total_heads), tile // triton.next_power_of_2(head_dim)))
+    top = torch.finfo(k_cache.dtype).max if k_cache.dtype.itemsize == 1 else 0.0
+    _rope_kv_kernel[(tokens, triton.cdiv(total_heads, heads))](
+        qkv, qkv.stride(0), positions, cos_sin, cos_sin.shape[0], slot_mapping, k_cache, v_cache,
+        k_cache.stride(0), k_cache.stride(1), k_cache.stride(2), v_cache.stride(0), v_cache.stride(1), v_cache.stride(2),
+        num_blocks * block_size, qkv if q_weight is None else q_weight, qkv if k_weight is None else k_weight, eps,
+        k_scale if k_scale is not None else qkv, v_scale if v_scale is not None else qkv,
+        num_q_heads, num_kv_heads, head_dim, rotary, block_size, heads, half_pad, rest_pad,
+        q_weight is not None, k_scale is not None, top, pdl, num_warps=4, enable_fp_fusion=False, **launch_options(pdl),
+    )  # fmt: skip

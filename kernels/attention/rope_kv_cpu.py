@@ -1,0 +1,93 @@
+"""QK-norm, rotary embedding and KV write on the CPU: as rope_kv_reference, with everything that layers share done once.
+
+Once a step: `rotations`, and the cache lines to write (kv_lines_cpu.token_lines). A layer then turns q and k together,
+(x1, x2) -> (x1, x2) * (cos, cos) + (x2, x1) * (-sin, sin), and makes two writes. In numpy, whose calls cost half of torch's:
+one token of 4 + 2 heads of 64 takes 7 us, rope_kv_reference 47. Of a long prefill this is 1% on one core, beside the products.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from quire.kernels.attention.kv_lines_cpu import as_numpy
+from quire.kernels.elementwise import norm_cpu
+
+
+class Rotations(NamedTuple):
+    """Of a step's tokens, float32 [T, 1, D] each."""
+
+    cos: np.ndarray  # cos | cos
+    sin: np.ndarray  # -sin | sin
+
+
+class Writes(NamedTuple):
+    """Where a step's keys and values go."""
+
+    lines: np.ndarray  # int64 [N, Hkv], cache lines
+    tokens: np.ndarray | None  # int64 [N], which tokens are written; None: all
+
+
+def rotations(cos_sin: torch.Tensor, positions: np.ndarray) -> Rotations:
+    """Of positions int [T] in the table cos_sin float32 [P, D] = cos | sin."""
+    rows = cos_sin.numpy()[positions]
+    half = rows.shape[1] // 2
+    both = np.empty((2, len(rows), 1, 2 * half), np.float32)
+    both[0, :, 0, :half] = both[0, :, 0, half:] = rows[:, :half]
+    both[1, :, 0, half:] = rows[:, half:]
+    np.negative(rows[:, half:], out=both[1, :, 0, :half])
+    return Rotations(both[0], both[1])
+
+
+def head_weights(q_weight: torch.Tensor, k_weight: torch.Tensor, num_q_heads: int, num_kv_heads: int) -> torch.Tensor:
+    """QK-norm weights [D] of queries and keys, by head: [Hq + Hkv, D]."""
+    return torch.cat((q_weight.expand(num_q_heads, -1), k_weight.expand(num_kv_heads, -1)))
+
+
+def rope_kv(
+    qkv: torch.Tensor,
+    at: Rotations,
+    writes: Writes,
+    k_lines: np.ndarray,
+    v_lines: np.ndarray,
+    num_q_heads: int,
+    weights: torch.Tensor | None = None,
+    eps: float = 1e-6,
+) -> torch.Tensor:
+    """Write k and v of qkv [T, (Hq + 2 Hkv) D] to the cache, whose dtype is theirs; returns the rotated q [T, Hq, D], strided.
+
+    `weights` are those of QK-norm by head (`head_weights`); qkv stays as it was.
+    """
+    num_rotated = num_q_heads + writes.lines.shape[1]
+    shape = (qkv.shape[0], -1, at.cos.shape[2])
+    heads = as_numpy(qkv).reshape(shape)
+    if qkv.dtype == torch.float32 and weights is None:
+        x = heads[:, :num_rotated]
+    else:
+        x = _normed(qkv.view(shape)[:, :num_rotated], weights, eps).float().numpy()
+    rotated = _rotate(x, at)
+    if qkv.dtype == torch.float32:
+        q, k = torch.from_numpy(rotated[:, :num_q_heads]), rotated[:, num_q_heads:]
+    else:
+        narrow = torch.from_numpy(rotated).to(qkv.dtype)
+        q, k = narrow[:, :num_q_heads], as_numpy(narrow)[:, num_q_heads:]
+    v = heads[:, num_rotated:]
+    if writes.tokens is not None:
+        k, v = k[writes.tokens], v[writes.tokens]
+    k_lines[writes.lines], v_lines[writes.lines] = k, v
+    return q
+
+
+def _normed(x: torch.Tensor, weights: torch.Tensor | None, eps: float) -> torch.Tensor:
+    return x if weights is None else norm_cpu.rms_norm(x, weights, eps)
+
+
+def _rotate(x: np.ndarray, at: Rotations) -> np.ndarray:
+    """x float32 [T, H, D]"""
+    half = x.shape[2] // 2
+    crossed = np.empty(x.shape, np.float32)
+    crossed[..., :half], crossed[..., half:] = x[..., half:], x[..., :half]
+    crossed *= at.sin
+    turned = x * at.cos
+    turned += crossed
+    return turned

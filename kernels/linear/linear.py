@@ -1,0 +1,259 @@
+"""Skinny linear layers, where reading W is nearly all the work: our portable kernels, for 1 to 16 rows, and the choice.
+
+    skinny_linear   y = x @ W^T + bias               x [M, K], W [N, K], bias [N] or none, y [M, N]
+    skinny_gated    y = cast(silu(g)) * u            g | u = cast(x @ W^T + bias), W [2 I, K], y [M, I]
+
+bfloat16 or float16 (float32 in tests), accumulated in float32, rounded once (g and u too, as if they had been stored).
+Moves every element of W once, marked evict-first: the weights of a model do not fit into L2, and x and y should stay there.
+The vector kernel (1 to 4 rows): one program per few output columns, products and sums on the plain cores, all of K within the
+program. The dot kernel (2 to 16): tensor cores on tiles of 16 rows x BLOCK_N columns. The order of summation depends on the
+shape alone, not on what other rows hold; but it differs between numbers of rows, so a row's last bits may change with M,
+as they do with cuBLAS. `choose` says which kernel a shape gets.
+
+pdl is a mode of `dependent_launch`: the vector kernel's first weights are on their way before it waits for x.
+On a Hopper, 2 to 64 rows go to `linear_hopper` instead, but for what the vector kernel is best at.
+References: torch.nn.functional.linear, `activation_cpu`.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from quire.kernels.elementwise.activation import gated, silu_mul
+from quire.kernels.linear.blas import blas_linear
+from quire.kernels.triton_support import hopper
+from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
+
+MAX_ROWS = 16  # a tile of the kernel on tensor cores; beyond it cuBLAS is as fast, of small weights, too (benchmarks/LOG.md)
+MAX_VECTOR_ROWS = 4  # of the kernel without tensor cores
+MIN_STREAMED_COLUMNS = 2048  # of `linear_hopper`, if not in parts: 32 programs; fewer were not measured
+
+
+class Config(NamedTuple):
+    dot: bool  # on tensor cores
+    block_n: int  # output columns of a program
+    block_k: int
+    num_warps: int
+    num_stages: int = 1  # of the dot kernel: loads in flight ahead of the arithmetic
+
+
+@triton.jit
+def _tile(w_row, k, inside, K: tl.constexpr):
+    return tl.load(w_row + k[None, :], inside & (k < K)[None, :], other=0.0, eviction_policy="evict_first")
+
+
+@triton.jit
+def _add_row(acc, w, x_row, k, K: tl.constexpr):
+    return acc + w.to(tl.float32) * tl.load(x_row + k, k < K, other=0.0).to(tl.float32)[None, :]
+
+
+@triton.jit
+def _store_row(out, gate, up, bias, up_bias, mask, GATED: tl.constexpr):
+    dtype: tl.constexpr = out.dtype.element_ty
+    y = tl.sum(gate, 1) + bias
+    if GATED:
+        y = gated(y, tl.sum(up, 1) + up_bias, dtype)
+    tl.store(out, y.to(dtype), mask)
+
+
+@triton.jit
+def _vector_kernel(
+    x_ptr, w_ptr, bias_ptr, out_ptr, x_stride, w_stride, out_stride, N,
+    K: tl.constexpr, M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """M = 1 to 4 rows: one accumulator tile [BLOCK_N, BLOCK_K] a row, summed over K at the end; N columns of the output."""
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    inside = (n < N)[:, None]
+    w_row = w_ptr + n.to(tl.int64)[:, None] * w_stride
+    up_row = w_ptr + (n + N).to(tl.int64)[:, None] * w_stride
+    w = _tile(w_row, k, inside, K)
+    up = w
+    if GATED:
+        up = _tile(up_row, k, inside, K)
+    wait_for_previous(2 if PDL > 0 else 0)  # many small programs, always: EARLY
+    acc0 = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    acc1 = acc0
+    acc2 = acc0
+    acc3 = acc0
+    up0 = acc0
+    up1 = acc0
+    up2 = acc0
+    up3 = acc0
+    for start in tl.static_range(0, K, BLOCK_K):
+        if start > 0:
+            w = _tile(w_row, start + k, inside, K)
+            if GATED:
+                up = _tile(up_row, start + k, inside, K)
+        acc0 = _add_row(acc0, w, x_ptr, start + k, K)
+        if GATED:
+            up0 = _add_row(up0, up, x_ptr, start + k, K)
+        if M > 1:
+            acc1 = _add_row(acc1, w, x_ptr + x_stride, start + k, K)
+            if GATED:
+                up1 = _add_row(up1, up, x_ptr + x_stride, start + k, K)
+        if M > 2:
+            acc2 = _add_row(acc2, w, x_ptr + 2 * x_stride, start + k, K)
+            if GATED:
+                up2 = _add_row(up2, up, x_ptr + 2 * x_stride, start + k, K)
+        if M > 3:
+            acc3 = _add_row(acc3, w, x_ptr + 3 * x_stride, start + k, K)
+            if GATED:
+                up3 = _add_row(up3, up, x_ptr + 3 * x_stride, start + k, K)
+    mask = n < N
+    bias = tl.zeros([BLOCK_N], tl.float32)
+    up_bias = bias
+    if BIAS:
+        bias = tl.load(bias_ptr + n, mask, other=0.0).to(tl.float32)
+        if GATED:
+            up_bias = tl.load(bias_ptr + N + n, mask, other=0.0).to(tl.float32)
+    _store_row(out_ptr + n, acc0, up0, bias, up_bias, mask, GATED)
+    if M > 1:
+        _store_row(out_ptr + out_stride + n, acc1, up1, bias, up_bias, mask, GATED)
+    if M > 2:
+        _store_row(out_ptr + 2 * out_stride + n, acc2, up2, bias, up_bias, mask, GATED)
+    if M > 3:
+        _store_row(out_ptr + 3 * out_stride + n, acc3, up3, bias, up_bias, mask, GATED)
+
+
+@triton.jit(do_not_specialize=["M"])
+def _dot_kernel(
+    x_ptr, w_ptr, bias_ptr, out_ptr, x_stride, w_stride, out_stride, M, N,
+    K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr,
+    PDL: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """Up to BLOCK_M rows on tensor cores; rows beyond M are zero and cost no traffic."""
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = tl.arange(0, BLOCK_M)
+    k = tl.arange(0, BLOCK_K)
+    x_at = x_ptr + m[:, None] * x_stride + k[None, :]
+    w_at = w_ptr + n.to(tl.int64)[None, :] * w_stride + k[:, None]
+    up_at = w_ptr + (n + N).to(tl.int64)[None, :] * w_stride + k[:, None]
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    up = acc
+    if PDL > 0:
+        tl.extra.cuda.gdc_wait()
+    for start in range(0, K, BLOCK_K):
+        x_mask = (m < M)[:, None] & (k < K - start)[None, :]
+        w_mask = (k < K - start)[:, None] & (n < N)[None, :]
+        x = tl.load(x_at + start, x_mask, other=0.0)
+        w = tl.load(w_at + start, w_mask, other=0.0, eviction_policy="evict_first")
+        acc = tl.dot(x, w, acc, input_precision="ieee")
+        if GATED:
+            w = tl.load(up_at + start, w_mask, other=0.0, eviction_policy="evict_first")
+            up = tl.dot(x, w, up, input_precision="ieee")
+    if PDL > 0:
+        tl.extra.cuda.gdc_launch_dependents()
+    dtype: tl.constexpr = out_ptr.dtype.element_ty
+    if BIAS:
+        acc += tl.load(bias_ptr + n, n < N, other=0.0).to(tl.float32)[None, :]
+        if GATED:
+            up += tl.load(bias_ptr + N + n, n < N, other=0.0).to(tl.float32)[None, :]
+    if GATED:
+        acc = gated(acc, up, dtype)
+    out = out_ptr + m[:, None] * out_stride + n[None, :]
+    tl.store(out, acc.to(dtype), (m < M)[:, None] & (n < N)[None, :])
+
+
+def choose(rows: int, n: int, k: int, is_gated: bool = False) -> Config:
+    """The configuration for a shape (n columns of the output); found with benchmarks/kernels_small.py --tune."""
+    block_k = triton.next_power_of_2(k)
+    if rows == 1:
+        if k >= 4096:
+            return Config(False, 2, 2048, 4) if k > 4096 else Config(False, 1, 4096, 8)
+        return Config(False, 4 if k <= 1024 else 2, block_k, 4 if k <= 2048 else 8)
+    if rows <= MAX_VECTOR_ROWS and n <= 1024:
+        return Config(False, 2, min(block_k, 1024), 4)
+    block_k = max(block_k, 16)
+    if n <= 1024:  # few output columns: only tiles this small are enough programs
+        return Config(True, 8, min(block_k, 512), 2, 3)
+    if n <= 4096 and k >= 4096:
+        return Config(True, 32, min(block_k, 512), 4, 3)
+    return Config(True, 32 if n <= 4096 or is_gated else 64, min(block_k, 128), 4, 5 if n * k <= 2**25 else 3)
+
+
+def launch_skinny(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    config: Config,
+    *,
+    is_gated: bool = False,
+    pdl: int = PLAIN,
+) -> None:
+    """Run our kernel, whatever the shape is worth: 1 to 16 rows of a float dtype. Gated: weight [2 I, K], out [M, I]."""
+    (rows, k), n = x.shape, out.shape[1]
+    columns = 2 * n if is_gated else n
+    bias_fits = bias is None or bias.shape == (columns,)
+    if weight.shape != (columns, k) or out.shape[0] != rows or not 1 <= rows <= MAX_ROWS or not bias_fits:
+        raise ValueError(f"skinny_linear: x {x.shape}, weight {weight.shape}, out {out.shape} do not fit, or too many rows")
+    if not x.dtype == weight.dtype == out.dtype or not x.stride(1) == weight.stride(1) == out.stride(1) == 1:
+        raise ValueError("skinny_linear: x, weight and out need one dtype, and unit stride in the last dimension")
+    strides = (x.stride(0), weight.stride(0), out.stride(0))
+    extra = launch_options(pdl)
+    arguments = (x, weight, x if bias is None else bias, out, *strides)
+    grid = (triton.cdiv(n, config.block_n),)
+    shape = (config.block_n, config.block_k, bias is not None, is_gated, pdl)
+    if config.dot:
+        options = {"num_warps": config.num_warps, "num_stages": config.num_stages, **extra}
+        _dot_kernel[grid](*arguments, rows, n, k, *shape, MAX_ROWS, **options)
+    elif rows <= MAX_VECTOR_ROWS:
+        _vector_kernel[grid](*arguments, n, k, rows, *shape, num_warps=config.num_warps, **extra)
+    else:
+        raise ValueError(f"skinny_linear: {rows} rows need the kernel on tensor cores")
+
+
+def _choose_for(x: torch.Tensor, weight: torch.Tensor, is_gated: bool) -> Config | None:
+    """None: by cuBLAS."""
+    if not 1 <= x.shape[0] <= MAX_ROWS or x.dtype.itemsize != 2 or x.stride(1) != 1 or weight.stride(1) != 1:
+        return None
+    n, k = weight.shape
+    return choose(x.shape[0], n // 2 if is_gated else n, k, is_gated)
+
+
+def streams(x: torch.Tensor, weight: torch.Tensor, *, in_parts: bool = False) -> bool:
+    """Whether `linear_hopper` gets these: where it can compute them and has programs enough to keep the memory busy.
+
+    In parts few columns are enough, but for 2 to 4 rows, where the vector kernel is faster.
+    """
+    least = (1025 if x.shape[0] <= MAX_VECTOR_ROWS else 1) if in_parts else MIN_STREAMED_COLUMNS
+    return weight.shape[0] >= least and hopper.takes_linear(x, weight)
+
+
+def skinny_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    *,
+    pdl: int = PLAIN,
+) -> torch.Tensor:
+    """x @ weight^T + bias: by our kernels for few rows of a 16-bit dtype, by cuBLAS otherwise."""
+    if streams(x, weight):
+        from quire.kernels.linear import linear_hopper
+
+        return linear_hopper.linear(x, weight, bias, out, is_gated=False, pdl=pdl)
+    config = _choose_for(x, weight, False)
+    if config is None:
+        return blas_linear(x, weight, bias, out)
+    out = x.new_empty((x.shape[0], weight.shape[0])) if out is None else out
+    launch_skinny(x, weight, bias, out, config, pdl=pdl)
+    return out
+
+
+def skinny_gated(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, pdl: int = PLAIN) -> torch.Tensor:
+    """silu(gate) * up of gate | up = x @ weight^T + bias: in one kernel for few rows, by cuBLAS and `silu_mul` otherwise."""
+    if streams(x, weight):
+        from quire.kernels.linear import linear_hopper
+
+        return linear_hopper.linear(x, weight, bias, None, is_gated=True, pdl=pdl)
+    config = _choose_for(x, weight, True)
+    if config is None:
+        return silu_mul(blas_linear(x, weight, bias), pdl=pdl)
+    out = x.new_empty((x.shape[0], weight.shape[0] // 2))
+    launch_skinny(x, weight, bias, out, config, is_gated=True, pdl=pdl)
+    return out

@@ -1,0 +1,209 @@
+"""Linear layers of 2 to 64 rows for Hopper (Gluon): weights stream through shared memory by TMA, ahead of everything else.
+
+    y = x @ W^T + bias        gated: y = silu(g) * u of g | u = x @ W^T + bias        in parts: as `split_linear`
+
+x [M, K], W [N, K] (gated: [2 N, K]), y [M, N], bfloat16 or float16; parts float32 [S, M, N]. Accumulated in float32, rounded
+where `linear` rounds; the order of summation depends on shape and GPU alone. Moves W once, 2 N K bytes, which is the time.
+
+A program keeps a ring of tiles of W in flight, as many as shared memory holds, whatever the arithmetic does; in a dependent
+launch they are asked for before it waits for the kernel in front of it, whose result is only x. So the memory is busy while
+small kernels run. wgmma multiplies 64 rows of W with x^T, padded to BLOCK_M columns: its other side would be idle with so few
+rows. Programs take tiles of the output in turn, without a pause between one and the next.
+"""
+
+import functools
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
+
+from quire.kernels.elementwise import activation
+from quire.kernels.triton_support import dependent_launch, tma
+from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options
+from quire.kernels.triton_support.hopper import block_rows, num_sms
+
+TILE = gl.constexpr(64)  # rows of W that a wgmma takes
+SHARED_BYTES = 224 * 1024  # of an SM, for rings
+
+_copy = tma.copy
+_gated = gluon.jit(activation.gated.fn)
+_wait_for_previous = gluon.jit(dependent_launch.wait_for_previous.fn)
+
+
+class Config(NamedTuple):
+    block_k: int
+    stages: int  # tiles in the ring
+    programs: int  # at most, of all parts together
+    parts: int = 1  # stretches of K
+
+
+@gluon.jit
+def _load_weights(
+    w_desc, w_buffer, ready, stage, tile, k, N, BYTES: gl.constexpr, GATED: gl.constexpr,
+):  # fmt: skip
+    """Start the copy of a tile of W: 64 of its rows, or 32 of the gate's with 32 of up's below."""
+    mbarrier.expect(ready.index(stage), BYTES)
+    if GATED:
+        HALF: gl.constexpr = TILE // 2
+        _copy(w_desc, [tile * HALF, k], ready.index(stage), w_buffer.index(stage).slice(0, HALF))
+        _copy(w_desc, [N + tile * HALF, k], ready.index(stage), w_buffer.index(stage).slice(HALF, HALF))
+    else:
+        _copy(w_desc, [tile * TILE, k], ready.index(stage), w_buffer.index(stage))
+
+
+@gluon.jit(do_not_specialize=["M", "part_stride"])
+def _kernel(
+    x_desc, w_desc, bias_ptr, out_ptr, M, N, out_stride, part_stride,
+    K_STEPS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
+    BIAS: gl.constexpr, GATED: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    """Program (p, s): tiles p, p + programs, ... of the output, stretch s of K, which is K_STEPS * BLOCK_K long."""
+    BYTES: gl.constexpr = (TILE + BLOCK_M) * BLOCK_K * w_desc.dtype.primitive_bitwidth // 8
+    WIDTH: gl.constexpr = TILE // 2 if GATED else TILE  # output columns of a tile
+    w_buffer = gl.allocate_shared_memory(w_desc.dtype, [STAGES, TILE, BLOCK_K], w_desc.layout)
+    x_buffer = gl.allocate_shared_memory(x_desc.dtype, [STAGES, BLOCK_M, BLOCK_K], x_desc.layout)
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(ready.index(i), count=1)
+    fence_async_shared()
+    program = gl.program_id(0)
+    programs = gl.num_programs(0)
+    part = gl.program_id(1)
+    first_k = part * (K_STEPS * BLOCK_K)
+    tiles = gl.cdiv(N, WIDTH)
+    steps = gl.cdiv(tiles - program, programs) * K_STEPS
+    for i in gl.static_range(STAGES):
+        if i < steps:
+            tile = program + i // K_STEPS * programs
+            _load_weights(w_desc, w_buffer, ready, i, tile, first_k + i % K_STEPS * BLOCK_K, N, BYTES, GATED)
+    _wait_for_previous(PDL)
+    for i in gl.static_range(STAGES):
+        if i < steps:
+            _copy(x_desc, [0, first_k + i % K_STEPS * BLOCK_K], ready.index(i), x_buffer.index(i))
+
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
+    step = 0
+    for tile in range(program, tiles, programs):
+        acc = gl.zeros([TILE, BLOCK_M], gl.float32, layout)
+        for _ in range(K_STEPS):
+            stage = step % STAGES
+            mbarrier.wait(ready.index(stage), step // STAGES & 1)
+            acc = warpgroup_mma(w_buffer.index(stage), x_buffer.index(stage).permute((1, 0)), acc, is_async=True)
+            acc = warpgroup_mma_wait(0, deps=[acc])
+            tl.debug_barrier()  # all four warps have read the stage
+            ahead = step + STAGES
+            if ahead < steps:
+                k = first_k + ahead % K_STEPS * BLOCK_K
+                _load_weights(w_desc, w_buffer, ready, stage, program + ahead // K_STEPS * programs, k, N, BYTES, GATED)
+                _copy(x_desc, [0, k], ready.index(stage), x_buffer.index(stage))
+            step += 1
+
+        if GATED:
+            # A thread needs gate and up of the same columns.
+            pairs: gl.constexpr = gl.BlockedLayout([1, BLOCK_M // 4, 2], [32, 1, 1], [1, 4, 1], [2, 1, 0])
+            both = gl.convert_layout(acc.reshape([2, WIDTH, BLOCK_M]).permute((1, 2, 0)), pairs)
+            values, up = gl.split(both)
+        else:
+            values = acc
+        out_layout: gl.constexpr = values.type.layout
+        columns = tile * WIDTH + gl.arange(0, WIDTH, layout=gl.SliceLayout(1, out_layout))
+        rows = gl.arange(0, BLOCK_M, layout=gl.SliceLayout(0, out_layout))
+        if BIAS:
+            live = (columns < N) & (part == 0)
+            values += gl.load(bias_ptr + columns, live, other=0.0).to(gl.float32)[:, None]
+            if GATED:
+                up += gl.load(bias_ptr + N + columns, live, other=0.0).to(gl.float32)[:, None]
+        dtype: gl.constexpr = out_ptr.dtype.element_ty
+        if GATED:
+            values = _gated(values, up, dtype)
+        at = out_ptr + part.to(gl.int64) * part_stride
+        mask = (columns < N)[:, None] & (rows < M)[None, :]
+        gl.store(at + rows.to(gl.int64)[None, :] * out_stride + columns[:, None], values.to(dtype), mask)
+
+
+@functools.cache
+def choose(rows: int, n: int, k: int, sms: int, *, is_gated: bool = False, in_parts: bool = False) -> Config:
+    """The configuration for n output columns on so many SMs; found on an H200 (benchmarks/LOG.md).
+
+    A product is in parts if it may be, has tiles for half of the SMs or fewer, and parts of at least 256 of K. Gated, two
+    programs share an SM: one loads while the other exchanges gate and up.
+    """
+    block_k, sharing = 128, 2 if is_gated else 1
+    tiles = triton.cdiv(n, TILE.value // sharing)
+    parts, max_parts = 1, 8 if rows <= 32 else 4
+    while in_parts and parts < max_parts and tiles * parts * 2 <= sms and k >= parts * 4 * block_k:
+        parts *= 2
+    programs = sms * sharing
+    steps = triton.cdiv(k, block_k * parts) * triton.cdiv(tiles * parts, programs)
+    return Config(block_k, min(max_stages(rows, block_k, sharing, is_gated), steps), programs, parts)
+
+
+def max_stages(rows: int, block_k: int, sharing: int, is_gated: bool) -> int:
+    """Stages that fit into a program's part of an SM; at most 16, for the first of each are unrolled."""
+    exchange = TILE.value * block_rows(rows) * 4 if is_gated else 0
+    return min((SHARED_BYTES // sharing - exchange) // ((TILE.value + block_rows(rows)) * block_k * 2), 16)
+
+
+def launch(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    config: Config,
+    *,
+    is_gated: bool = False,
+    pdl: int = PLAIN,
+) -> None:
+    """Run the kernel, for 1 to 64 rows laid out as TMA needs it; out [M, N], or float32 [S, M, N] if config has S > 1 parts.
+
+    Raises ValueError if shapes or types do not fit.
+    """
+    (rows, k), n = x.shape, out.shape[-1]
+    columns = 2 * n if is_gated else n
+    shape = (rows, n) if config.parts == 1 else (config.parts, rows, n)
+    dtype = x.dtype if config.parts == 1 else torch.float32
+    if weight.shape != (columns, k) or out.shape != shape or (bias is not None and bias.shape != (columns,)):
+        raise ValueError(f"linear_hopper: x {x.shape}, weight {weight.shape}, out {out.shape} do not fit")
+    if x.dtype != weight.dtype or out.dtype != dtype or out.stride(-1) != 1 or (is_gated and config.parts > 1):
+        raise ValueError(f"linear_hopper: {x.dtype} times {weight.dtype} to {out.dtype} is not for this kernel")
+    block_m, width = block_rows(rows), TILE.value // 2 if is_gated else TILE.value
+    tiles = triton.cdiv(n, width)
+    _kernel[(min(tiles, max(config.programs // config.parts, 1)), config.parts)](
+        tma.lines(x, rows, k, x.stride(0), (block_m, config.block_k)),
+        tma.lines(weight, columns, k, weight.stride(0), (width, config.block_k)),
+        x if bias is None else bias, out, rows, n, out.stride(-2), out.stride(0) if config.parts > 1 else 0,
+        triton.cdiv(k, config.block_k * config.parts), block_m, config.block_k, config.stages, bias is not None, is_gated, pdl,
+        num_warps=4, **launch_options(pdl),
+    )  # fmt: skip
+
+
+def linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None, *, is_gated: bool, pdl: int
+) -> torch.Tensor:
+    """x @ weight^T + bias, gated if so asked; in `out` if given."""
+    (rows, k), n = x.shape, weight.shape[0] // 2 if is_gated else weight.shape[0]
+    out = x.new_empty((rows, n)) if out is None else out
+    launch(x, weight, bias, out, choose(rows, n, k, num_sms(x.device), is_gated=is_gated), is_gated=is_gated, pdl=pdl)
+    return out
+
+
+def _choose_parts(x: torch.Tensor, weight: torch.Tensor) -> Config:
+    n, k = weight.shape
+    return choose(len(x), n, k, num_sms(x.device), in_parts=True)
+
+
+def num_parts(x: torch.Tensor, weight: torch.Tensor) -> int:
+    """Parts of `linear_in_parts`; 1 where the product by itself has tiles enough."""
+    return _choose_parts(x, weight).parts
+
+
+def linear_in_parts(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, pdl: int) -> torch.Tensor:
+    """Float32 [S, M, N] whose sum over S is x @ weight^T + bias, S = `num_parts` > 1."""
+    config = _choose_parts(x, weight)
+    out = torch.empty(config.parts, len(x), len(weight), dtype=torch.float32, device=x.device)
+    launch(x, weight, bias, out, config, pdl=pdl)
+    return out

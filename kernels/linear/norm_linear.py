@@ -1,0 +1,105 @@
+"""One row's residual addition, RMSNorm and product in one kernel, where launches and not bytes are the cost.
+
+    s = residual + x;   h = norm_weight * cast(s / sqrt(mean(s^2) + eps));   y = h @ W^T + bias
+    gated: y = silu(g) * u of g | u = h @ W^T + bias
+
+x, residual [1, K] (x may be none: s = residual), W [N, K], norm_weight [K], bias [N] or none; y [1, N], or [1, N / 2] if gated;
+bfloat16 or float16 (float32 in tests), rounded where `norm` and `linear` round. Every program computes the norm of the row
+anew, beside its few output columns; the first also writes s, to a buffer of its own, for the others still read the residual.
+Moves W once. 0.6B: saves two launches a layer; where W is large, the norm's repetition costs more than that (`pays`).
+References: `norm_reference`, torch.nn.functional.linear.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from quire.kernels.elementwise.activation import gated
+from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
+
+MAX_WEIGHT = 1 << 23  # elements of W
+MAX_K = 4096  # which a program holds
+
+
+@triton.jit
+def _norm_linear_kernel(
+    x_ptr, residual_ptr, norm_ptr, w_ptr, bias_ptr, sum_ptr, out_ptr, w_stride, N, eps,
+    K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, ADD: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    k_mask = k < K
+    tile = (n < N)[:, None] & k_mask[None, :]
+    w = tl.load(w_ptr + n.to(tl.int64)[:, None] * w_stride + k[None, :], tile, other=0.0, eviction_policy="evict_first")
+    up = w
+    if GATED:
+        up_row = w_ptr + (n + N).to(tl.int64)[:, None] * w_stride
+        up = tl.load(up_row + k[None, :], tile, other=0.0, eviction_policy="evict_first")
+    norm = tl.load(norm_ptr + k, k_mask, other=0.0)
+    wait_for_previous(PDL)
+    s = tl.load(residual_ptr + k, k_mask, other=0.0)
+    dtype: tl.constexpr = s.dtype
+    if ADD:
+        s = (s.to(tl.float32) + tl.load(x_ptr + k, k_mask, other=0.0).to(tl.float32)).to(dtype)
+        if tl.program_id(0) == 0:
+            tl.store(sum_ptr + k, s, k_mask)
+    wide = s.to(tl.float32)
+    h = (wide * tl.rsqrt(tl.sum(wide * wide, 0) / K + eps)).to(dtype).to(tl.float32) * norm.to(tl.float32)
+    h = h.to(dtype).to(tl.float32)[None, :]
+    y = tl.sum(w.to(tl.float32) * h, 1)
+    if BIAS:
+        y += tl.load(bias_ptr + n, n < N, other=0.0).to(tl.float32)
+    if GATED:
+        u = tl.sum(up.to(tl.float32) * h, 1)
+        if BIAS:
+            u += tl.load(bias_ptr + N + n, n < N, other=0.0).to(tl.float32)
+        y = gated(y, u, dtype)
+    tl.store(out_ptr + n, y.to(dtype), n < N)
+
+
+def pays(residual: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether `norm_linear` is both possible and faster than a norm and a product."""
+    few = residual.shape[0] == 1 and residual.shape[1] <= MAX_K and weight.numel() <= MAX_WEIGHT
+    return few and residual.dtype.itemsize == 2 and weight.stride(1) == 1
+
+
+def choose(k: int) -> tuple[int, int]:
+    """Output columns and warps of a program."""
+    return 2, 2 if k <= 1024 else 4 if k <= 2048 else 8
+
+
+def norm_linear(
+    x: torch.Tensor | None,
+    residual: torch.Tensor,
+    norm_weight: torch.Tensor,
+    eps: float,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    is_gated: bool = False,
+    pdl: int = PLAIN,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(y, residual + x), of one row; the residual itself stays as it was."""
+    columns, k = weight.shape
+    n = columns // 2 if is_gated else columns
+    added = residual if x is None else x
+    fits = residual.shape == added.shape == (1, k) and norm_weight.shape == (k,) and columns == (2 * n if is_gated else n)
+    if not fits or k > MAX_K or (bias is not None and bias.shape != (columns,)):
+        raise ValueError(
+            f"norm_linear: {added.shape}, residual {residual.shape}, {norm_weight.shape}, {weight.shape} do not fit"
+        )
+    if len({t.dtype for t in (added, residual, norm_weight, weight)}) > 1:
+        raise TypeError("norm_linear: x, the residual and the weights need one dtype")
+    if not added.stride(1) == residual.stride(1) == norm_weight.stride(0) == weight.stride(1) == 1:
+        raise ValueError("norm_linear: the last dimension must have stride 1")
+    total = residual if x is None else torch.empty_like(residual)
+    out = residual.new_empty((1, n))
+    block_k = triton.next_power_of_2(k)
+    block_n, num_warps = choose(k)
+    _norm_linear_kernel[(triton.cdiv(n, block_n),)](
+        added, residual, norm_weight, weight, weight if bias is None else bias, total, out, weight.stride(0), n, eps,
+        k, block_n, block_k, x is not None, bias is not None, is_gated, pdl,
+        num_warps=num_warps, **launch_options(pdl),
+    )  # fmt: skip
+    return out, total

@@ -1,0 +1,372 @@
+"""The sampler on the device: features, masks, temperature, filters, race, log-probabilities. No sort, no host decision.
+
+    features   processed[fr, v] = penalties(bias(logits[r, v])), bad words and stop ids banned; feature rows only
+    partial    block_max[r, b] = max over block b; block_sum[r, b] = sum exp((x - block_max) / T)
+    filter     (kernels/sampling/sampler_filter.py) rows with top-k, top-p or min-p: threshold, race over what passes
+    combine    greedy: the block with the largest max, the first token that has it; random: the block with the largest
+               block_max / T + log(block_sum) - log(E_b), and in it the token with the largest x / T - log(E_v)
+
+logits [R, V] bfloat16, float16 or float32, any row stride; row_slots, positions int32 [R] (position: index in its sequence of
+the token to be sampled = seq_lens); bitmask int32 [R, ceil(V / 32)], bit set = allowed (optional). V up to 2^18 = 512 blocks.
+Bytes: R * V of the logits' width, plus one block a row; with features another 16 bytes a token of feature rows.
+`sampler_cpu` states the semantics, and where it may differ from this. Launches, grids and arguments depend on shapes and
+flags alone, so a graph may hold them.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from quire.kernels.step import tables as words
+from quire.kernels.step.tables import FeaturePool, SamplerWorkspace, SlotTables
+
+SLOT_WORDS = tl.constexpr(words.SLOT_WORDS)
+S_TEMPERATURE, S_TOP_K = tl.constexpr(words.S_TEMPERATURE), tl.constexpr(words.S_TOP_K)
+S_TOP_P, S_MIN_P = tl.constexpr(words.S_TOP_P), tl.constexpr(words.S_MIN_P)
+S_PRESENCE, S_FREQUENCY = tl.constexpr(words.S_PRESENCE), tl.constexpr(words.S_FREQUENCY)
+S_REPETITION, S_FEATURE_ROW = tl.constexpr(words.S_REPETITION), tl.constexpr(words.S_FEATURE_ROW)
+S_SEED_LO, S_SEED_HI = tl.constexpr(words.S_SEED_LO), tl.constexpr(words.S_SEED_HI)
+S_MIN_LEN = tl.constexpr(words.S_MIN_LEN)
+PROMPT_BIT = tl.constexpr(words.PROMPT_BIT)
+HISTORY, MAX_BAD_WORDS, MAX_STOP_IDS = (
+    tl.constexpr(words.HISTORY),
+    tl.constexpr(words.MAX_BAD_WORDS),
+    tl.constexpr(words.MAX_STOP_IDS),
+)
+BLOCK = tl.constexpr(words.SAMPLER_BLOCK)
+PURPOSE_BLOCK, PURPOSE_TOKEN = tl.constexpr(0), tl.constexpr(1)
+
+PARTIAL_BLOCKS = 8  # blocks of SAMPLER_BLOCK tokens that one program of the first pass takes
+FEATURE_TILE = 2048
+MAX_VOCAB = 1 << 18
+
+
+@triton.jit
+def _mix(x):
+    x = x ^ (x >> 17)
+    x = x * 0xED5AD4BB
+    x = x ^ (x >> 11)
+    x = x * 0xAC4C1B51
+    x = x ^ (x >> 15)
+    x = x * 0x31848BAB
+    return x ^ (x >> 14)
+
+
+@triton.jit
+def noise_bits(seed_lo, seed_hi, position, purpose: tl.constexpr, index):
+    """uint32 hash per index; the same bits as sampler_cpu.noise_bits."""
+    lo = seed_lo.to(tl.uint32, bitcast=True)
+    hi = seed_hi.to(tl.uint32, bitcast=True)
+    at = position.to(tl.uint32, bitcast=True)
+    first = _mix(_mix(_mix(lo + (purpose + 0x9E3779B9)) ^ hi) + at)
+    second = _mix(_mix(_mix(hi + (purpose + 0x7F4A7C15)) ^ at) + lo)
+    return _mix(_mix(index.to(tl.uint32, bitcast=True) ^ first) + second)
+
+
+@triton.jit
+def log_exponential(bits):
+    """log(E), E = -log1p(-U), U = (bits + 1/2) / 2^32; log1p by Kahan's identity, exact to float32 where U is small."""
+    u = tl.minimum((bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.99999994)
+    w = 1.0 - u
+    tail = w == 1.0
+    e = tl.where(tail, u, -tl.log(w) * u / tl.where(tail, 1.0, 1.0 - w))
+    return tl.log(e)
+
+
+@triton.jit
+def row_state(row, row_slots, positions, slot_params, num_slots):
+    """(words of the row's parameters, position, slot), the slot clamped."""
+    slot = tl.minimum(tl.maximum(tl.load(row_slots + row), 0), num_slots - 1)
+    return slot_params + slot * SLOT_WORDS, tl.load(positions + row), slot
+
+
+@triton.jit
+def float_param(param_row, word: tl.constexpr):
+    return tl.load(param_row + word).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def is_filtered(param_row, V):
+    """Whether the row takes the filter kernel's result: as an integer, for use beside blocks of masks."""
+    random = float_param(param_row, S_TEMPERATURE) > 0.0
+    k = tl.load(param_row + S_TOP_K)
+    narrow = ((k > 0) & (k < V)) | (float_param(param_row, S_TOP_P) < 1.0) | (float_param(param_row, S_MIN_P) > 0.0)
+    return random & narrow
+
+
+@triton.jit
+def load_logits(
+    logits_row,
+    processed,
+    processed_stride,
+    feature_row,
+    pool_rows,
+    mask_row,
+    cols,
+    V,
+    FEATURES: tl.constexpr,
+    MASK: tl.constexpr,
+):
+    """Logits at cols in float32, processed ones of a feature row; -inf beyond V, where masked, and for NaN; no +inf, no -0."""
+    inside = cols < V
+    if FEATURES:
+        if (feature_row >= 0) & (feature_row < pool_rows):
+            at = processed + feature_row.to(tl.int64) * processed_stride
+            x = tl.load(at + cols, inside, other=-float("inf"))
+        else:
+            x = tl.load(logits_row + cols, inside, other=-float("inf")).to(tl.float32)
+    else:
+        x = tl.load(logits_row + cols, inside, other=-float("inf")).to(tl.float32)
+    if MASK:
+        bits = tl.load(mask_row + (cols >> 5), inside, other=0)
+        x = tl.where(((bits >> (cols & 31)) & 1) != 0, x, -float("inf"))
+    x = tl.where(x == x, x, -float("inf"))
+    return tl.minimum(x, 3e38) + 0.0
+
+
+@triton.jit
+def _feature_kernel(
+    logits, stride, row_slots, slot_params, counts, bias, pool_stride, pool_rows, processed, processed_stride, V, num_slots,
+    TILE: tl.constexpr,
+):  # fmt: skip
+    """Elementwise: bias, then penalties. Bans are scattered afterwards, since no penalty moves a -inf."""
+    row = tl.program_id(0).to(tl.int64)
+    param_row, _, _ = row_state(row, row_slots, row_slots, slot_params, num_slots)
+    feature_row = tl.load(param_row + S_FEATURE_ROW)
+    if (feature_row >= 0) & (feature_row < pool_rows):
+        cols = tl.program_id(1) * TILE + tl.arange(0, TILE)
+        inside = cols < V
+        at = feature_row.to(tl.int64) * pool_stride + cols
+        x = tl.load(logits + row * stride + cols, inside, other=0.0).to(tl.float32)
+        x += tl.load(bias + at, inside, other=0.0)
+        word = tl.load(counts + at, inside, other=0)
+        repetition = float_param(param_row, S_REPETITION)
+        penalised = tl.where(x > 0, tl.div_rn(x, repetition + tl.zeros_like(x)), x * repetition)
+        x = tl.where(word != 0, penalised, x)
+        count = word & (PROMPT_BIT - 1)
+        x = x - float_param(param_row, S_FREQUENCY) * count.to(tl.float32)
+        x = x - tl.where(count > 0, float_param(param_row, S_PRESENCE), 0.0)
+        tl.store(processed + feature_row.to(tl.int64) * processed_stride + cols, x, inside)
+
+
+@triton.jit
+def _ban_kernel(
+    row_slots, positions, slot_params, history, bad_words, stop_ids, pool_rows, processed, processed_stride, V, num_slots
+):
+    """-inf at the last token of bad words whose other tokens end the history, and at stop ids below the minimum length."""
+    row = tl.program_id(0)
+    param_row, position, slot = row_state(row, row_slots, positions, slot_params, num_slots)
+    feature_row = tl.load(param_row + S_FEATURE_ROW)
+    if (feature_row >= 0) & (feature_row < pool_rows):
+        out = processed + feature_row.to(tl.int64) * processed_stride
+        if position < tl.load(param_row + S_MIN_LEN):
+            stop = tl.load(stop_ids + feature_row * MAX_STOP_IDS + tl.arange(0, MAX_STOP_IDS))
+            tl.store(out + stop, -float("inf"), (stop >= 0) & (stop < V))
+        word = tl.arange(0, MAX_BAD_WORDS)
+        place = tl.arange(0, HISTORY)
+        at = bad_words + (feature_row * MAX_BAD_WORDS + word) * HISTORY
+        tokens = tl.load(at[:, None] + place[None, :])
+        recent = tl.load(history + slot * HISTORY + place + 1, place < HISTORY - 1, other=-1)
+        fits = (tokens == -1) | (tokens == recent[None, :]) | (place == HISTORY - 1)[None, :]
+        matches = tl.min(fits.to(tl.int32), 1) == 1
+        banned = tl.load(at + HISTORY - 1)
+        tl.store(out + banned, -float("inf"), matches & (banned >= 0) & (banned < V))
+
+
+@triton.jit
+def _partial_kernel(
+    logits, stride, processed, processed_stride, pool_rows, bitmask, mask_stride, row_slots, slot_params, block_max, block_sum,
+    V, num_blocks, num_slots,
+    BLOCKS: tl.constexpr, RANDOM: tl.constexpr, FEATURES: tl.constexpr, MASK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    blocks = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
+    cols = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    param_row, _, _ = row_state(row, row_slots, row_slots, slot_params, num_slots)
+    feature_row = tl.load(param_row + S_FEATURE_ROW)
+    x = load_logits(
+        logits + row * stride, processed, processed_stride, feature_row, pool_rows, bitmask + row * mask_stride, cols, V,
+        FEATURES, MASK,
+    )  # fmt: skip
+    top = tl.max(x, 1)
+    tl.store(block_max + row * num_blocks + blocks, top, blocks < num_blocks)
+    if RANDOM:
+        temperature = float_param(param_row, S_TEMPERATURE)
+        scale = 1.0 / tl.where(temperature > 0, temperature, 1.0)
+        reference = tl.where(top == -float("inf"), 0.0, top)
+        total = tl.sum(tl.exp((x - reference[:, None]) * scale), 1)
+        tl.store(block_sum + row * num_blocks + blocks, total, blocks < num_blocks)
+
+
+@triton.jit
+def _combine_kernel(
+    logits, stride, processed, processed_stride, pool_rows, bitmask, mask_stride, row_slots, positions, slot_params, block_max,
+    block_sum, sampled, V, num_blocks, num_slots,
+    BLOCKS: tl.constexpr, RANDOM: tl.constexpr, FILTER: tl.constexpr, FEATURES: tl.constexpr, MASK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    param_row, position, _ = row_state(row, row_slots, positions, slot_params, num_slots)
+    blocks = tl.arange(0, BLOCKS)
+    maxima = tl.load(block_max + row * num_blocks + blocks, blocks < num_blocks, other=-float("inf"))
+    key = maxima
+    if RANDOM:
+        temperature = float_param(param_row, S_TEMPERATURE)
+        random = temperature > 0.0
+        scale = 1.0 / tl.where(random, temperature, 1.0)
+        top = tl.max(maxima, 0)
+        top = tl.where(top == -float("inf"), 0.0, top)
+        seed_lo = tl.load(param_row + S_SEED_LO)
+        seed_hi = tl.load(param_row + S_SEED_HI)
+        total = tl.load(block_sum + row * num_blocks + blocks, blocks < num_blocks, other=1.0)
+        log_e = log_exponential(noise_bits(seed_lo, seed_hi, position, PURPOSE_BLOCK, blocks))
+        key = tl.where(random, (maxima - top) * scale + tl.log(total) - log_e, maxima)
+    first = tl.argmax(key, 0) * BLOCK
+    cols = first + tl.arange(0, BLOCK)
+    feature_row = tl.load(param_row + S_FEATURE_ROW)
+    x = load_logits(
+        logits + row * stride, processed, processed_stride, feature_row, pool_rows, bitmask + row * mask_stride, cols, V,
+        FEATURES, MASK,
+    )  # fmt: skip
+    if RANDOM:
+        log_e = log_exponential(noise_bits(seed_lo, seed_hi, position, PURPOSE_TOKEN, cols))
+        x = tl.where(random, (x - top) * scale - log_e, x)
+    token = tl.minimum(first + tl.argmax(x, 0), V - 1).to(tl.int32)
+    if FILTER:
+        tl.store(sampled + row, token, is_filtered(param_row, V) == 0)
+    else:
+        tl.store(sampled + row, token)
+
+
+@triton.jit
+def _logprob_partial_kernel(
+    logits, stride, sampled, part_max, part_sum, part_greater, V, num_parts, TILE: tl.constexpr, CHUNK: tl.constexpr
+):
+    """Of one tile of raw logits: maximum, sum of exponentials, number above the sampled token's."""
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    token = tl.minimum(tl.maximum(tl.load(sampled + row), 0), V - 1)
+    target = tl.load(logits + row * stride + token).to(tl.float32)
+    top = tl.full([CHUNK], -3e38, tl.float32)
+    total = tl.zeros([CHUNK], tl.float32)
+    greater = tl.zeros([CHUNK], tl.int32)
+    for i in range(0, TILE, CHUNK):
+        cols = part * TILE + i + tl.arange(0, CHUNK)
+        x = tl.load(logits + row * stride + cols, cols < V, other=-float("inf")).to(tl.float32)
+        new_top = tl.maximum(top, x)
+        total = total * tl.exp(top - new_top) + tl.exp(x - new_top)
+        top = new_top
+        greater += (x > target).to(tl.int32)
+    best = tl.max(top, 0)
+    at = row * num_parts + part
+    tl.store(part_max + at, best)
+    tl.store(part_sum + at, tl.sum(total * tl.exp(top - best), 0))
+    tl.store(part_greater + at, tl.sum(greater, 0))
+
+
+@triton.jit
+def _logprob_combine_kernel(
+    logits, stride, sampled, part_max, part_sum, part_greater, logsumexp, logprob, rank, V, num_parts, PARTS: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    parts = tl.arange(0, PARTS)
+    inside = parts < num_parts
+    top = tl.load(part_max + row * num_parts + parts, inside, other=-3e38)
+    total = tl.load(part_sum + row * num_parts + parts, inside, other=0.0)
+    best = tl.max(top, 0)
+    norm = best + tl.log(tl.sum(total * tl.exp(top - best), 0))
+    token = tl.minimum(tl.maximum(tl.load(sampled + row), 0), V - 1)
+    tl.store(logsumexp + row, norm)
+    tl.store(logprob + row, tl.load(logits + row * stride + token).to(tl.float32) - norm)
+    tl.store(rank + row, 1 + tl.sum(tl.load(part_greater + row * num_parts + parts, inside, other=0), 0))
+
+
+def _check(logits: torch.Tensor, workspace: SamplerWorkspace, bitmask: torch.Tensor | None) -> None:
+    rows, vocab = logits.shape
+    if not logits.dtype.is_floating_point or logits.stride(1) != 1 or vocab > MAX_VOCAB:
+        raise ValueError(f"sampler: logits of {logits.dtype}, {vocab} tokens (at most {MAX_VOCAB}), must have unit stride")
+    if rows > len(workspace.sampled) or workspace.block_max.shape[1] != triton.cdiv(vocab, words.SAMPLER_BLOCK):
+        raise ValueError(f"sampler: workspace does not fit {rows} rows of {vocab} tokens")
+    if bitmask is not None and (bitmask.dtype != torch.int32 or bitmask.shape[0] < rows or bitmask.shape[1] * 32 < vocab):
+        raise ValueError(f"sampler: bitmask {bitmask.dtype} {bitmask.shape} does not fit {rows} rows of {vocab} tokens")
+
+
+def sample(
+    logits: torch.Tensor,
+    row_slots: torch.Tensor,
+    positions: torch.Tensor,
+    tables: SlotTables,
+    pool: FeaturePool,
+    workspace: SamplerWorkspace,
+    *,
+    random: bool,
+    filtered: bool = False,
+    features: bool = False,
+    bitmask: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """int32 [R] tokens, a view of the workspace. The flags say what some row of the step may need.
+
+    A flag too many only costs time. A row that needs what no flag offers is sampled without it. Every result is a valid token
+    id, whatever the logits hold.
+    """
+    from quire.kernels.sampling.sampler_filter import launch_filter
+
+    _check(logits, workspace, bitmask)
+    rows, vocab = logits.shape
+    num_slots, pool_rows = tables.max_num_seqs + 1, pool.num_rows
+    num_blocks = triton.cdiv(vocab, words.SAMPLER_BLOCK)
+    sampled, processed = workspace.sampled[:rows], workspace.processed
+    if rows == 0:
+        return sampled
+    if features:
+        if pool.counts.shape[1] != vocab or processed.shape != pool.counts.shape:
+            raise ValueError(f"sampler: pool {pool.counts.shape}, workspace {processed.shape}, {vocab} tokens do not fit")
+        _feature_kernel[(rows, triton.cdiv(vocab, FEATURE_TILE))](
+            logits, logits.stride(0), row_slots, tables.params, pool.counts, pool.bias, pool.counts.stride(0), pool_rows,
+            processed, processed.stride(0), vocab, num_slots, FEATURE_TILE, num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip
+        _ban_kernel[(rows,)](
+            row_slots, positions, tables.params, tables.history, pool.bad_words, pool.stop_ids, pool_rows, processed,
+            processed.stride(0), vocab, num_slots, num_warps=4,
+        )  # fmt: skip
+    mask, mask_stride = (row_slots, 0) if bitmask is None else (bitmask, bitmask.stride(0))
+    source = (logits, logits.stride(0), processed, processed.stride(0), pool_rows, mask, mask_stride, row_slots)
+    _partial_kernel[(rows, triton.cdiv(num_blocks, PARTIAL_BLOCKS))](
+        *source, tables.params, workspace.block_max, workspace.block_sum, vocab, num_blocks, num_slots,
+        PARTIAL_BLOCKS, random, features, bitmask is not None, num_warps=8,
+    )  # fmt: skip
+    if random and filtered:
+        launch_filter(source, positions, tables, workspace, rows, vocab, features, bitmask is not None)
+    _combine_kernel[(rows,)](
+        *source, positions, tables.params, workspace.block_max, workspace.block_sum, sampled, vocab, num_blocks, num_slots,
+        triton.next_power_of_2(num_blocks), random, random and filtered, features, bitmask is not None, num_warps=4,
+    )  # fmt: skip
+    return sampled
+
+
+def sampled_logprobs(
+    logits: torch.Tensor, sampled: torch.Tensor, workspace: SamplerWorkspace
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of the raw logits: (log-probability of the sampled token f32 [R], its rank i32 [R], top ids i32 [R, NUM_TOP], theirs).
+
+    rank = 1 + number of larger logits. Reads the logits twice. Which of equal logits is the last of the top is torch.topk's
+    choice.
+    """
+    _check(logits, workspace, None)
+    rows, vocab = logits.shape
+    num_parts = triton.cdiv(vocab, words.LOGPROB_TILE)
+    parts = (workspace.part_max, workspace.part_sum, workspace.part_greater)
+    logsumexp, logprob, rank = workspace.logsumexp[:rows], workspace.logprob[:rows], workspace.rank[:rows]
+    _logprob_partial_kernel[(rows, num_parts)](
+        logits, logits.stride(0), sampled, *parts, vocab, num_parts, words.LOGPROB_TILE, 1024, num_warps=4
+    )
+    _logprob_combine_kernel[(rows,)](
+        logits, logits.stride(0), sampled, *parts, logsumexp, logprob, rank, vocab, num_parts,
+        triton.next_power_of_2(num_parts), num_warps=1,
+    )  # fmt: skip
+    values, ids = logits.topk(min(words.NUM_TOP, vocab), dim=1)
+    missing = words.NUM_TOP - values.shape[1]
+    values = values.float() - logsumexp.unsqueeze(1)
+    if missing:
+        values = torch.nn.functional.pad(values, (0, missing), value=-torch.inf)
+        ids = torch.nn.functional.pad(ids, (0, missing))
+    return logprob, rank, ids.int(), values

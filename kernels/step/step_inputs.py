@@ -1,0 +1,287 @@
+"""What surrounds a step's forward on the device: apply the plan, build the inputs; then record the tokens, write the results.
+
+    prepare_step  1. slot updates, block updates and decode rows of the plan go into the tables (`SlotTables`)
+                  2. ids, positions, slot mapping, row offsets, lengths (`StepBuffers`), padded to num_tokens and num_rows:
+                     decode row r: slot = decode_slots[r], id = last_token[slot], position = seq_len[slot];
+                     prefill rows: slot, start, length and ids from the plan, laid out after the decode rows.
+                     Padded rows have the dummy slot, length 0, and start at the last token; padded tokens map to slot -1.
+    finish_step   seq_len, last_token, history and counts of the rows, then one 64-bit word a row: step << 32 | token. With
+                  log-probabilities, at word max_rows + row * LOGPROB_WORDS: the token's, its rank, NUM_TOP ids, theirs.
+
+prepare_step is two launches, of 1 and 3 us: every entry of the tables must be there before the first input is made of one, and
+the programs of a kernel can wait for one another only at its end.
+
+The plan is an int32 buffer of fixed size (layout: ipc/step/plan.py). Grids and arguments depend on padded sizes alone; counts
+are read from the plan's header on the device, so a captured launch serves every step. Indices from the plan are clamped to
+their tables. Two updates of one entry in one plan leave either. Moves about 30 bytes a token and 100 a row. `step_inputs_cpu`
+is the reference.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from quire.kernels.step import tables as words
+from quire.kernels.step.tables import FeaturePool, SlotTables, StepBuffers
+
+H_STEP = tl.constexpr(words.H_STEP)
+H_FLAGS = tl.constexpr(words.H_FLAGS)
+H_NUM_SLOT_UPDATES, H_SLOT_UPDATES = tl.constexpr(words.H_NUM_SLOT_UPDATES), tl.constexpr(words.H_SLOT_UPDATES)
+H_NUM_BLOCK_UPDATES, H_BLOCK_UPDATES = tl.constexpr(words.H_NUM_BLOCK_UPDATES), tl.constexpr(words.H_BLOCK_UPDATES)
+H_NUM_DECODE_ROWS, H_DECODE_ROWS = tl.constexpr(words.H_NUM_DECODE_ROWS), tl.constexpr(words.H_DECODE_ROWS)
+H_NUM_PREFILL_ROWS, H_PREFILL_ROWS = tl.constexpr(words.H_NUM_PREFILL_ROWS), tl.constexpr(words.H_PREFILL_ROWS)
+H_NUM_PREFILL_TOKENS, H_PREFILL_TOKENS = tl.constexpr(words.H_NUM_PREFILL_TOKENS), tl.constexpr(words.H_PREFILL_TOKENS)
+FLAG_SAME_DECODE_ROWS = tl.constexpr(words.FLAG_SAME_DECODE_ROWS)
+SLOT_WORDS, BLOCK_WORDS = tl.constexpr(words.SLOT_WORDS), tl.constexpr(words.BLOCK_WORDS)
+PREFILL_WORDS = tl.constexpr(words.PREFILL_WORDS)
+S_FEATURE_ROW = tl.constexpr(words.S_FEATURE_ROW)
+P_SLOT, P_START = tl.constexpr(words.P_SLOT), tl.constexpr(words.P_START)
+P_LENGTH, P_FLAGS = tl.constexpr(words.P_LENGTH), tl.constexpr(words.P_FLAGS)
+PREFILL_SAMPLE = tl.constexpr(words.PREFILL_SAMPLE)
+NUM_TOP, LOGPROB_WORDS = tl.constexpr(words.NUM_TOP), tl.constexpr(words.LOGPROB_WORDS)
+HISTORY = tl.constexpr(words.HISTORY)
+
+APPLY_PROGRAMS = 16
+APPLY_BLOCK = 64  # updates a program takes at once
+BUILD_BLOCK = 128  # tokens and rows of one program
+BUILD_CHUNK = 32  # prefill rows it looks at at once
+FINISH_BLOCK = 16
+
+
+@triton.jit
+def _clamp(x, most):
+    """x within [0, most]."""
+    return tl.minimum(tl.maximum(x, 0), most)
+
+
+@triton.jit
+def _section(plan, count_word: tl.constexpr, at_word: tl.constexpr, width: tl.constexpr, plan_len):
+    """(count, offset) of a section, kept inside the plan."""
+    at = _clamp(tl.load(plan + at_word), plan_len)
+    return _clamp(tl.load(plan + count_word), (plan_len - at) // width), at
+
+
+@triton.jit
+def _apply_kernel(
+    plan, plan_len, slot_params, block_table, decode_slots, num_slots, num_tables, max_blocks, num_blocks,
+    PROGRAMS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    pid = tl.program_id(0)
+    lanes = tl.arange(0, BLOCK)
+    columns = tl.arange(0, SLOT_WORDS)
+    n, at = _section(plan, H_NUM_SLOT_UPDATES, H_SLOT_UPDATES, SLOT_WORDS, plan_len)
+    for i in range(pid * BLOCK, n, PROGRAMS * BLOCK):
+        update = i + lanes
+        inside = update < n
+        slot = _clamp(tl.load(plan + at + update * SLOT_WORDS, inside, other=0), num_slots - 1)
+        mask = inside[:, None] & (columns < SLOT_WORDS)[None, :]
+        values = tl.load(plan + at + update[:, None] * SLOT_WORDS + columns[None, :], mask, other=0)
+        tl.store(slot_params + slot[:, None] * SLOT_WORDS + columns[None, :], values, mask)
+    n, at = _section(plan, H_NUM_BLOCK_UPDATES, H_BLOCK_UPDATES, BLOCK_WORDS, plan_len)
+    for i in range(pid * BLOCK, n, PROGRAMS * BLOCK):
+        update = i + lanes
+        inside = update < n
+        word = plan + at + update * BLOCK_WORDS
+        row = _clamp(tl.load(word, inside, other=0), num_tables - 1).to(tl.int64)
+        index = _clamp(tl.load(word + 1, inside, other=0), max_blocks - 1)
+        block = _clamp(tl.load(word + 2, inside, other=0), num_blocks - 1)
+        tl.store(block_table + row * max_blocks + index, block, inside)
+    if (tl.load(plan + H_FLAGS) & FLAG_SAME_DECODE_ROWS) == 0:
+        n, at = _section(plan, H_NUM_DECODE_ROWS, H_DECODE_ROWS, 1, plan_len)
+        n = tl.minimum(n, num_slots)
+        for i in range(pid * BLOCK, n, PROGRAMS * BLOCK):
+            inside = i + lanes < n
+            slot = tl.load(plan + at + i + lanes, inside, other=0)
+            tl.store(decode_slots + i + lanes, _clamp(slot, num_slots - 1), inside)
+
+
+@triton.jit(do_not_specialize=["T", "R"])  # one compilation for all padded sizes
+def _build_kernel(
+    plan, plan_len, decode_slots, seq_len, last_token, block_table, input_ids, positions, slot_mapping, row_slots, query_start,
+    seq_lens, logits_indices, samples, num_decode_rows, num_rows, T, R, num_slots, max_blocks, vocab, mapping_stride,
+    GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    pid = tl.program_id(0)
+    i = pid * BLOCK + tl.arange(0, BLOCK)  # a token, and a row
+    decode_rows = _clamp(tl.load(plan + H_NUM_DECODE_ROWS), tl.minimum(R, T))
+    prefill_rows, rows_at = _section(plan, H_NUM_PREFILL_ROWS, H_PREFILL_ROWS, PREFILL_WORDS, plan_len)
+    prefill_rows = tl.minimum(prefill_rows, R - decode_rows)
+    rows = decode_rows + prefill_rows
+    prefill_tokens, tokens_at = _section(plan, H_NUM_PREFILL_TOKENS, H_PREFILL_TOKENS, 1, plan_len)
+    total = decode_rows + tl.minimum(prefill_tokens, T - decode_rows)
+    last_position = max_blocks * BLOCK_SIZE - 1
+
+    # among the prefill rows: tokens before row i; the row of token i, and where that row begins
+    j_row = i - decode_rows
+    before = tl.zeros([BLOCK], tl.int32)
+    token_row = tl.zeros([BLOCK], tl.int32)
+    row_begin = tl.zeros([BLOCK], tl.int32)
+    seen = 0
+    for j0 in range(0, prefill_rows, CHUNK):
+        j = j0 + tl.arange(0, CHUNK)
+        length = tl.load(plan + rows_at + j * PREFILL_WORDS + P_LENGTH, j < prefill_rows, other=0)
+        length = tl.maximum(length, 0)
+        ends = seen + tl.cumsum(length, 0)
+        before += tl.sum(tl.where(j[None, :] < j_row[:, None], length[None, :], 0), 1)
+        ended = (ends[None, :] <= j_row[:, None]) & (j < prefill_rows)[None, :]
+        token_row += tl.sum(ended.to(tl.int32), 1)
+        row_begin = tl.maximum(row_begin, tl.max(tl.where(ended, ends[None, :], 0), 1))
+        seen += tl.sum(length, 0)
+
+    # rows
+    is_decode = i < decode_rows
+    is_prefill = (i >= decode_rows) & (i < rows)
+    row_words = plan + rows_at + j_row * PREFILL_WORDS
+    decode_slot = tl.load(decode_slots + i, is_decode, other=0)
+    slot = tl.where(is_decode, decode_slot, tl.load(row_words + P_SLOT, is_prefill, other=num_slots - 1))
+    slot = _clamp(slot, num_slots - 1)
+    decode_position = _clamp(tl.load(seq_len + slot, is_decode, other=0), last_position)
+    length = tl.where(is_decode, 1, tl.maximum(tl.load(row_words + P_LENGTH, is_prefill, other=0), 0))
+    start = tl.where(is_decode, decode_position, _clamp(tl.load(row_words + P_START, is_prefill, other=0), last_position))
+    begin = tl.where(is_decode, i, tl.minimum(decode_rows + before, total))
+    begin = tl.where(i < rows, begin, total)
+    flags = tl.load(row_words + P_FLAGS, is_prefill, other=0)
+    tl.store(row_slots + i, slot, i < R)
+    tl.store(query_start + i, begin, i <= R)
+    tl.store(seq_lens + i, tl.where(i < rows, tl.minimum(start + length, last_position + 1), 0), i < R)
+    tl.store(logits_indices + i, tl.where(i < rows, _clamp(begin + length - 1, T - 1), 0), i < R)
+    tl.store(samples + i, tl.where(is_decode, 1, flags & PREFILL_SAMPLE), i < R)
+    if pid == 0:
+        tl.store(num_decode_rows, decode_rows)
+        tl.store(num_rows, rows)
+
+    # tokens
+    is_token = i < total
+    is_prefill = (i >= decode_rows) & is_token
+    row_words = plan + rows_at + tl.minimum(token_row, tl.maximum(prefill_rows - 1, 0)) * PREFILL_WORDS
+    token_slot = _clamp(tl.load(row_words + P_SLOT, is_prefill, other=0), num_slots - 1)
+    token_slot = tl.where(is_decode, slot, token_slot)
+    position = tl.load(row_words + P_START, is_prefill, other=0) + j_row - row_begin
+    position = tl.where(is_decode, decode_position, _clamp(position, last_position))
+    token = tl.load(plan + tokens_at + j_row, is_prefill, other=0)
+    token = tl.where(is_decode, tl.load(last_token + slot, is_decode, other=0), token)
+    tl.store(input_ids + i, tl.where(is_token, _clamp(token, vocab - 1), 0), i < T)
+    tl.store(positions + i, tl.where(is_token, position, 0), i < T)
+    for group in range(GROUPS):
+        row = (group * num_slots + token_slot).to(tl.int64)
+        block = tl.load(block_table + row * max_blocks + position // BLOCK_SIZE, is_token, other=0).to(tl.int64)
+        mapped = tl.where(is_token, block * BLOCK_SIZE + position % BLOCK_SIZE, -1)
+        tl.store(slot_mapping + group * mapping_stride + i, mapped, i < T)
+
+
+@triton.jit
+def _finish_kernel(
+    plan, slot_params, seq_len, last_token, history, counts, counts_stride, pool_rows, row_slots, seq_lens, samples,
+    num_rows_ptr, sampled, results, results_stride, depth, vocab, num_slots, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    real = row < tl.load(num_rows_ptr)
+    slot = _clamp(tl.load(row_slots + row, real, other=0), num_slots - 1)
+    token = _clamp(tl.load(sampled + row, real, other=0), vocab - 1)
+    new_len = tl.load(seq_lens + row, real, other=0)
+    writes = real & (tl.load(samples + row, real, other=0) == 1)
+    tl.store(seq_len + slot, new_len, real)
+    tl.store(last_token + slot, token, writes)
+
+    feature_row = tl.load(slot_params + slot * SLOT_WORDS + S_FEATURE_ROW, writes, other=-1)
+    featured = (feature_row >= 0) & (feature_row < pool_rows)
+    count = counts + feature_row.to(tl.int64) * counts_stride + token
+    tl.store(count, tl.load(count, featured, other=0) + 1, featured)
+    place = tl.arange(0, HISTORY)[None, :]
+    at = history + slot[:, None] * HISTORY + place
+    older = tl.load(at + 1, featured[:, None] & (place < HISTORY - 1), other=0)
+    shifted = tl.where(place < HISTORY - 1, older, token[:, None])
+    tl.debug_barrier()  # every thread has read before one writes
+    tl.store(at, shifted, featured[:, None] & (place < HISTORY))
+
+    step = tl.load(plan + H_STEP).to(tl.int64)
+    word = (step << 32) | token.to(tl.int64)
+    tl.store(results + (step % depth) * results_stride + row, word, real)
+
+
+@triton.jit
+def _logprob_words_kernel(
+    plan, num_rows_ptr, logprob, rank, top_ids, top_logprobs, results, results_stride, depth, max_rows, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0)
+    step = tl.load(plan + H_STEP).to(tl.int64)
+    if row < tl.load(num_rows_ptr):
+        column = tl.arange(0, BLOCK)
+        is_id = (column >= 2) & (column < 2 + NUM_TOP)
+        is_logprob = (column >= 2 + NUM_TOP) & (column < LOGPROB_WORDS)
+        ids = tl.load(top_ids + row * NUM_TOP + column - 2, is_id, other=0)
+        floats = tl.load(top_logprobs + row * NUM_TOP + column - 2 - NUM_TOP, is_logprob, other=0.0)
+        floats = tl.where(column == 0, tl.load(logprob + row), floats)
+        value = tl.where(is_id, ids, floats.to(tl.int32, bitcast=True))
+        value = tl.where(column == 1, tl.load(rank + row), value)
+        word = (step << 32) | (value.to(tl.int64) & 0xFFFFFFFF)
+        at = results + (step % depth) * results_stride + max_rows + row * LOGPROB_WORDS + column
+        tl.store(at, word, column < LOGPROB_WORDS)
+
+
+def prepare_step(
+    plan: torch.Tensor,
+    tables: SlotTables,
+    step: StepBuffers,
+    num_tokens: int,
+    num_rows: int,
+    *,
+    block_size: int,
+    num_blocks: int,
+    vocab: int,
+) -> None:
+    """Apply the plan's changes to the tables and write the inputs of a step padded to num_tokens and num_rows."""
+    groups, num_slots, max_blocks = tables.block_table.shape
+    if plan.dtype != torch.int32 or not plan.is_contiguous() or not tables.block_table.is_contiguous():
+        raise ValueError("prepare_step: the plan must be contiguous int32, the block tables contiguous")
+    if not (0 < num_tokens <= step.max_tokens and 0 < num_rows <= step.max_rows and len(step.slot_mapping) == groups):
+        raise ValueError(f"prepare_step: {num_tokens} tokens, {num_rows} rows, {groups} groups do not fit the buffers")
+    _apply_kernel[(APPLY_PROGRAMS,)](
+        plan, plan.numel(), tables.params, tables.block_table, tables.decode_slots, num_slots, groups * num_slots, max_blocks,
+        num_blocks, APPLY_PROGRAMS, APPLY_BLOCK,
+    )  # fmt: skip
+    _build_kernel[(triton.cdiv(max(num_tokens, num_rows + 1), BUILD_BLOCK),)](
+        plan, plan.numel(), tables.decode_slots, tables.seq_len, tables.last_token, tables.block_table,
+        step.input_ids, step.positions, step.slot_mapping, step.row_slots, step.query_start, step.seq_lens, step.logits_indices,
+        step.samples, step.num_decode_rows, step.num_rows, num_tokens, num_rows, num_slots, max_blocks, vocab,
+        step.slot_mapping.stride(0), groups, block_size, BUILD_BLOCK, BUILD_CHUNK,
+    )  # fmt: skip
+
+
+def finish_step(
+    plan: torch.Tensor,
+    tables: SlotTables,
+    pool: FeaturePool,
+    step: StepBuffers,
+    sampled: torch.Tensor,
+    results: torch.Tensor,
+    num_rows: int,
+    *,
+    max_rows: int,
+    logprobs: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
+) -> None:
+    """Record the sampled tokens in the tables and write the step's result words.
+
+    sampled int32 [num_rows]; results int64 [depth, words], on the device or in host memory registered with CUDA, the record is
+    row step % depth. logprobs: (log-probability f32 [R], rank i32 [R], ids i32 [R, NUM_TOP], log-probabilities f32 [R,
+    NUM_TOP]). Every word carries the step, and is one 64-bit store: a reader polls the word itself.
+    """
+    if results.dtype != torch.int64 or results.dim() != 2 or results.stride(1) != 1 or sampled.dtype != torch.int32:
+        raise ValueError("finish_step: results must be int64 [depth, words], sampled int32")
+    if not num_rows <= max_rows <= results.shape[1]:
+        raise ValueError(f"finish_step: {num_rows} rows, at most {max_rows}, {results.shape[1]} result words do not fit")
+    depth = results.shape[0]
+    if logprobs is not None:
+        if results.shape[1] < max_rows * (1 + words.LOGPROB_WORDS):
+            raise ValueError("finish_step: no room for log-probabilities in the result record")
+        logprob, rank, top_ids, top_logprobs = logprobs
+        _logprob_words_kernel[(num_rows,)](
+            plan, step.num_rows, logprob, rank, top_ids, top_logprobs, results, results.stride(0), depth, max_rows,
+            triton.next_power_of_2(words.LOGPROB_WORDS), num_warps=1,
+        )  # fmt: skip
+    pool_rows, vocab = pool.counts.shape
+    _finish_kernel[(triton.cdiv(num_rows, FINISH_BLOCK),)](
+        plan, tables.params, tables.seq_len, tables.last_token, tables.history, pool.counts, pool.counts.stride(0), pool_rows,
+        step.row_slots, step.seq_lens, step.samples, step.num_rows, sampled, results, results.stride(0), depth, vocab,
+        tables.max_num_seqs + 1, FINISH_BLOCK, num_warps=1,
+    )  # fmt: skip

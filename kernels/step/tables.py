@@ -1,0 +1,232 @@
+"""Device state of the sequences, by slot, the buffers of one step, and the words of a step plan that the kernels read.
+
+`SlotTables`, `FeaturePool` and `StepBuffers` only hold tensors: allocated once by the worker, changed in place by the step
+kernels (`step_inputs`), by `logits_processors.apply_features`, and read by the sampler. The last slot (`max_num_seqs`) is the
+dummy slot of padded rows. `params` holds a slot update of a plan as it is, so applying one is a copy of 16 words; the named
+columns are views. No triton here: CPU machines use these too. The numbers below are those of ipc/step/plan.py (a test compares
+them).
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+
+# header words of a plan
+H_STEP, H_FLAGS = 0, 1
+H_NUM_SLOT_UPDATES, H_SLOT_UPDATES = 3, 4
+H_NUM_BLOCK_UPDATES, H_BLOCK_UPDATES = 5, 6
+H_NUM_DECODE_ROWS, H_DECODE_ROWS = 7, 8
+H_NUM_PREFILL_ROWS, H_PREFILL_ROWS = 9, 10
+H_NUM_PREFILL_TOKENS, H_PREFILL_TOKENS = 11, 12
+FLAG_SAME_DECODE_ROWS = 1
+SLOT_WORDS, BLOCK_WORDS, PREFILL_WORDS = 16, 3, 8
+
+# words of a slot update, and columns of SlotTables.params
+S_SLOT, S_TEMPERATURE, S_TOP_K, S_TOP_P, S_MIN_P, S_PRESENCE, S_FREQUENCY, S_REPETITION = range(8)
+S_SEED_LO, S_SEED_HI, S_FEATURE_ROW, S_MIN_LEN, S_NUM_LOGPROBS = range(8, 13)
+
+# words of a prefill row
+P_SLOT, P_START, P_LENGTH, P_FLAGS = range(4)
+PREFILL_SAMPLE = 1
+
+MAX_STOP_IDS = 256  # of one feature row
+MAX_BAD_WORDS = 256
+HISTORY = 16  # last output tokens kept for bad words, and the longest bad word
+PROMPT_BIT = (
+    1 << 30
+)  # in FeaturePool.counts: the token occurs in the prompt; the bits below count its occurrences in the output
+NUM_TOP = 20  # alternatives whose log-probabilities are reported
+LOGPROB_WORDS = 2 + 2 * NUM_TOP  # result words of one row's log-probabilities
+
+
+@dataclass
+class SlotTables:
+    """What is known of each slot's sequence; S = max_num_seqs + 1."""
+
+    block_table: torch.Tensor  # int32 [num_groups, S, max_blocks]
+    last_token: torch.Tensor  # int32 [S]
+    seq_len: torch.Tensor  # int32 [S], tokens whose KV is computed
+    params: torch.Tensor  # int32 [S, SLOT_WORDS], see S_*; float32 columns as bits
+    history: torch.Tensor  # int32 [S, HISTORY], last output tokens of slots with a feature row, newest last, -1 padded
+    decode_slots: torch.Tensor  # int32 [S], the decode rows of the last plan that had them
+
+    @classmethod
+    def allocate(cls, max_num_seqs: int, num_groups: int, max_blocks: int, device: torch.device | str) -> "SlotTables":
+        """Empty tables: every slot samples greedily and has no feature row."""
+        s = max_num_seqs + 1
+
+        def ints(*shape: int) -> torch.Tensor:
+            return torch.zeros(shape, dtype=torch.int32, device=device)
+
+        tables = cls(ints(num_groups, s, max_blocks), ints(s), ints(s), ints(s, SLOT_WORDS), ints(s, HISTORY) - 1, ints(s))
+        tables.top_p.fill_(1.0)
+        tables.repetition.fill_(1.0)
+        tables.feature_row.fill_(-1)
+        tables.num_logprobs.fill_(-1)
+        return tables
+
+    @property
+    def max_num_seqs(self) -> int:
+        return self.seq_len.shape[0] - 1
+
+    def _column(self, word: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        return self.params.view(dtype)[:, word]
+
+    @property
+    def temperature(self) -> torch.Tensor:
+        return self._column(S_TEMPERATURE, torch.float32)
+
+    @property
+    def top_k(self) -> torch.Tensor:
+        return self._column(S_TOP_K)
+
+    @property
+    def top_p(self) -> torch.Tensor:
+        return self._column(S_TOP_P, torch.float32)
+
+    @property
+    def min_p(self) -> torch.Tensor:
+        return self._column(S_MIN_P, torch.float32)
+
+    @property
+    def presence(self) -> torch.Tensor:
+        return self._column(S_PRESENCE, torch.float32)
+
+    @property
+    def frequency(self) -> torch.Tensor:
+        return self._column(S_FREQUENCY, torch.float32)
+
+    @property
+    def repetition(self) -> torch.Tensor:
+        return self._column(S_REPETITION, torch.float32)
+
+    @property
+    def seed(self) -> torch.Tensor:
+        return self.params[:, S_SEED_LO : S_SEED_HI + 1]
+
+    @property
+    def feature_row(self) -> torch.Tensor:
+        return self._column(S_FEATURE_ROW)
+
+    @property
+    def min_len(self) -> torch.Tensor:
+        return self._column(S_MIN_LEN)
+
+    @property
+    def num_logprobs(self) -> torch.Tensor:
+        return self._column(S_NUM_LOGPROBS)
+
+    @cached_property
+    def host(self) -> dict[str, np.ndarray]:
+        """numpy views of tables on the CPU, made once: a view costs a microsecond, a step wants a dozen."""
+        names = ("block_table", "last_token", "seq_len", "params", "history", "decode_slots")
+        return {name: getattr(self, name).numpy() for name in names}
+
+
+@dataclass
+class FeaturePool:
+    """Rare sampling state, one row per sequence that needs it; P rows, V tokens: 8 bytes a token and row."""
+
+    counts: torch.Tensor  # int32 [P, V], see PROMPT_BIT
+    bias: torch.Tensor  # float32 [P, V], added to the logits; -inf where a token is not allowed
+    stop_ids: torch.Tensor  # int32 [P, MAX_STOP_IDS], -1 padded; masked while the sequence is shorter than its min_len
+    bad_words: torch.Tensor  # int32 [P, MAX_BAD_WORDS, HISTORY], right-aligned, -1 padded; the last element is the banned token
+
+    @classmethod
+    def allocate(cls, pool_rows: int, vocab: int, device: torch.device | str) -> "FeaturePool":
+        """At least one row, so that every tensor has an address."""
+        p = max(pool_rows, 1)
+
+        def ints(*shape: int) -> torch.Tensor:
+            return torch.full(shape, -1, dtype=torch.int32, device=device)
+
+        counts = torch.zeros((p, vocab), dtype=torch.int32, device=device)
+        bias = torch.zeros((p, vocab), dtype=torch.float32, device=device)
+        return cls(counts, bias, ints(p, MAX_STOP_IDS), ints(p, MAX_BAD_WORDS, HISTORY))
+
+    @property
+    def num_rows(self) -> int:
+        return self.counts.shape[0]
+
+
+@dataclass
+class StepBuffers:
+    """Inputs of one step, at their largest; a step of T padded tokens and R padded rows uses the first T or R entries."""
+
+    input_ids: torch.Tensor  # int32 [T]
+    positions: torch.Tensor  # int32 [T]
+    slot_mapping: torch.Tensor  # int64 [num_groups, T], block * block_size + offset; -1: do not write
+    row_slots: torch.Tensor  # int32 [R]
+    query_start: torch.Tensor  # int32 [R + 1]
+    seq_lens: torch.Tensor  # int32 [R], KV length with this step's tokens; 0 for padded rows
+    logits_indices: torch.Tensor  # int32 [R], index of each row's last token
+    samples: torch.Tensor  # int32 [R], 1 if the row samples
+    num_decode_rows: torch.Tensor  # int32 [1]
+    num_rows: torch.Tensor  # int32 [1]
+    max_tokens: int = field(default=0)
+    max_rows: int = field(default=0)
+
+    @classmethod
+    def allocate(cls, max_tokens: int, max_rows: int, num_groups: int, device: torch.device | str) -> "StepBuffers":
+        def ints(*shape: int) -> torch.Tensor:
+            return torch.zeros(shape, dtype=torch.int32, device=device)
+
+        mapping = torch.full((num_groups, max_tokens), -1, dtype=torch.int64, device=device)
+        t, r = max_tokens, max_rows
+        return cls(ints(t), ints(t), mapping, ints(r), ints(r + 1), ints(r), ints(r), ints(r), ints(1), ints(1), t, r)
+
+    @cached_property
+    def host(self) -> dict[str, np.ndarray]:
+        """numpy views of buffers on the CPU."""
+        names = ("input_ids", "positions", "slot_mapping", "row_slots", "query_start", "seq_lens", "logits_indices", "samples")
+        return {name: getattr(self, name).numpy() for name in (*names, "num_decode_rows", "num_rows")}
+
+
+SAMPLER_BLOCK = 512  # tokens of one block of the sampler's two-level race; changing it changes what a seed gives
+CANDIDATES = 4096  # tokens that the filter kernel holds apart; a row with more of them above its bounds is searched in place
+LOGPROB_TILE = 8192
+
+
+@dataclass
+class SamplerWorkspace:
+    """What the sampler's kernels hand to each other; NB = ceil(V / SAMPLER_BLOCK). The CPU path needs none of it."""
+
+    sampled: torch.Tensor  # int32 [R], the result
+    block_max: torch.Tensor  # float32 [R, NB]
+    block_sum: torch.Tensor  # float32 [R, NB]
+    near_blocks: torch.Tensor  # int32 [R, NB], those with candidates
+    candidates: torch.Tensor  # float32 [R, CANDIDATES]
+    candidate_ids: torch.Tensor  # int32 [R, CANDIDATES]
+    processed: torch.Tensor  # float32 [P, V], logits of feature rows after penalties, bias and bans
+    part_max: torch.Tensor  # float32 [R, ceil(V / LOGPROB_TILE)]
+    part_sum: torch.Tensor
+    part_greater: torch.Tensor  # int32
+    logsumexp: torch.Tensor  # float32 [R]
+    logprob: torch.Tensor  # float32 [R]
+    rank: torch.Tensor  # int32 [R]
+
+    @classmethod
+    def allocate(cls, max_rows: int, vocab: int, pool_rows: int, device: torch.device | str) -> "SamplerWorkspace":
+        """For the largest padded number of rows; 33 MB of candidates at 1024 rows, 4 * V bytes per pool row."""
+
+        def new(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        r, nb, nt = max_rows, -(-vocab // SAMPLER_BLOCK), -(-vocab // LOGPROB_TILE)
+        return cls(
+            sampled=new(r, dtype=torch.int32),
+            block_max=new(r, nb),
+            block_sum=new(r, nb),
+            near_blocks=new(r, nb, dtype=torch.int32),
+            candidates=new(r, CANDIDATES),
+            candidate_ids=new(r, CANDIDATES, dtype=torch.int32),
+            processed=new(max(pool_rows, 1), vocab),
+            part_max=new(r, nt),
+            part_sum=new(r, nt),
+            part_greater=new(r, nt, dtype=torch.int32),
+            logsumexp=new(r),
+            logprob=new(r),
+            rank=new(r, dtype=torch.int32),
+        )

@@ -1,0 +1,201 @@
+"""FrontendToCore against real endpoints: greeting, files, messages both ways, and no core, or another kind of core."""
+
+import asyncio
+import time
+
+import pytest
+import zmq
+from channel_cases import Listener, add, outputs
+from ipc_cores import FILES, LoopingCore, make_welcome
+
+from quire.ipc.links.frontend_to_core import ChannelBusy, ChannelDown, FrontendToCore
+from quire.ipc.messages import (
+    MAX_FRONTEND_MESSAGE,
+    Abort,
+    AddRequest,
+    CoreMessage,
+    FrontendMessage,
+    StepOutputs,
+)
+from quire.ipc.sampling import SamplingParams
+
+
+def test_connects_with_welcome_and_files_and_exchanges_messages(run, make_core):
+    core = make_core(epoch=4)
+
+    async def main() -> None:
+        heard = Listener()
+        channel = await FrontendToCore.connect(core.address, **heard.options())
+        assert (channel.connected, channel.epoch, channel.files) == (True, 4, FILES)
+        assert channel.welcome == make_welcome(4) and heard.log == [4]
+        for i in range(100):
+            channel.send(add(channel, i))
+        await heard.until(lambda: len(heard.tokens()) == 100)
+        assert heard.tokens() == list(range(100))
+        assert [m.seq for m in heard.messages] == list(range(len(heard.messages)))
+        await channel.close()
+        await channel.close()
+        assert heard.log == [4]  # closing is no loss
+        with pytest.raises(ChannelDown):
+            channel.send(Abort(4, [1]))
+
+    run(main())
+
+
+def test_message_beyond_the_cores_limit_is_refused_here(run, make_core):
+    core = make_core()
+
+    async def main() -> None:
+        channel = await FrontendToCore.connect(core.address, **Listener().options())
+        with pytest.raises(ValueError, match="longer"):
+            channel.send(AddRequest(channel.epoch, 1, bytes(MAX_FRONTEND_MESSAGE), SamplingParams()))
+        assert channel.connected
+        await channel.close()
+
+    run(main())
+
+
+def test_send_says_busy_rather_than_wait(run):
+    core = LoopingCore()
+
+    async def main() -> None:
+        connecting = asyncio.create_task(FrontendToCore.connect(core.endpoint.address, **Listener().options()))
+        while not connecting.done():
+            core.turn(5)
+            await asyncio.sleep(0)
+        channel = await connecting
+        with pytest.raises(ChannelBusy):
+            for i in range(1_000_000):  # the core reads nothing
+                channel.send(Abort(channel.epoch, [i]))
+        await channel.close()
+
+    run(main())
+    core.endpoint.close(linger_s=0)
+
+
+def test_a_failing_callback_does_not_stop_the_messages_after_it(run, make_core):
+    core = make_core()
+
+    async def main() -> None:
+        heard, problems = Listener(), []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context["exception"]))
+
+        def on_message(message: CoreMessage) -> None:
+            heard.on_message(message)
+            if isinstance(message, StepOutputs) and heard.tokens() == [0]:
+                raise LookupError("as a bug would")
+
+        channel = await FrontendToCore.connect(core.address, on_message=on_message)
+        for i in range(20):
+            channel.send(add(channel, i))
+        await heard.until(lambda: len(heard.tokens()) == 20)
+        assert [type(p) for p in problems] == [LookupError]
+        await channel.close()
+
+    run(main())
+
+
+def test_frontend_that_is_busy_for_long_keeps_its_connection_and_its_tokens(run, make_core):
+    """Its event loop stands still for longer than the silence it allows the core."""
+
+    def answer(core: LoopingCore, identity: bytes, message: FrontendMessage) -> None:
+        for i in range(50):
+            core.endpoint.send(identity, outputs(core.epoch, 0, i))
+
+    core = make_core(answer, frontend_timeout_s=30.0)
+
+    async def main() -> None:
+        heard = Listener()
+        channel = await FrontendToCore.connect(core.address, **heard.options(), silence_s=0.5)
+        channel.send(add(channel, 1))
+        until = time.monotonic() + 1.2
+        while time.monotonic() < until:  # no await
+            pass
+        await heard.until(lambda: len(heard.tokens()) == 50)
+        assert heard.tokens() == list(range(50)) and len(heard.log) == 1
+        await channel.close()
+
+    run(main())
+
+
+def test_pings_are_sent(run, make_core, monkeypatch):
+    monkeypatch.setattr("quire.ipc.links.frontend_to_core.PING_INTERVAL_S", 0.01)
+    monkeypatch.setattr("quire.ipc.links.frontend_to_core._TICK_S", 0.01)
+    core = make_core(frontend_timeout_s=0.3)
+
+    async def main() -> None:
+        heard = Listener()
+        channel = await FrontendToCore.connect(core.address, **heard.options())
+        waited = asyncio.get_running_loop().time() + 1.0
+        await heard.until(lambda: heard.log[1:] or asyncio.get_running_loop().time() > waited)
+        assert heard.log == [1]
+        await channel.close()
+
+    run(main())
+
+
+def test_no_core_is_told_after_the_time_out(run, tmp_path):
+    async def main() -> None:
+        with pytest.raises(ChannelDown, match=r"no engine .*: none listens at this address"):
+            await FrontendToCore.connect(f"ipc://{tmp_path}/none", on_message=print, timeout_s=0.2)
+
+    run(main())
+
+
+@pytest.mark.parametrize("address", ["", "ipc://relative", "tcp://127.0.0.1", "tcp://nowhere:1:2:3:x", "tcp://a b:1"])
+def test_address_that_cannot_be_used_is_an_error_at_once(run, address):
+    async def main() -> None:
+        with pytest.raises((ValueError, zmq.ZMQError)):
+            await FrontendToCore.connect(address, on_message=print)
+
+    run(main())
+
+
+def test_waits_for_a_core_that_starts_later(run, tmp_path, make_core):
+    address = f"ipc://{tmp_path}/core"
+
+    async def main() -> None:
+        connecting = asyncio.create_task(FrontendToCore.connect(address, **Listener().options()))
+        await asyncio.sleep(0)
+        make_core(address=address, epoch=3)
+        channel = await connecting
+        assert channel.epoch == 3
+        await channel.close()
+
+    run(main())
+
+
+def test_waits_patiently_for_a_core_that_still_loads(run):
+    """No Welcome yet, only Beats: longer than the silence that would make it give up."""
+    core = LoopingCore(epoch=6)
+    core.endpoint._welcome = None
+
+    async def main() -> None:
+        heard = Listener()
+        connecting = asyncio.create_task(FrontendToCore.connect(core.endpoint.address, **heard.options(), silence_s=0.5))
+        while not core.endpoint._frontends:
+            core.turn(5)
+            await asyncio.sleep(0)
+        first = next(iter(core.endpoint._frontends))
+        ready_at = time.monotonic() + 1.2
+        while not connecting.done():
+            core.turn(5)
+            await asyncio.sleep(0)
+            if time.monotonic() > ready_at:
+                core.endpoint.set_welcome(make_welcome(6), FILES)
+        assert core.endpoint.frontends == [first]  # the same connection all the while
+        await connecting.result().close()
+
+    run(main())
+    core.endpoint.close(linger_s=0)
+
+
+def test_other_protocol_is_an_error_at_once(run, make_core, monkeypatch):
+    core = make_core()
+    monkeypatch.setattr("quire.ipc.links.frontend_to_core.PROTOCOL_VERSION", 99)
+
+    async def main() -> None:
+        with pytest.raises(ChannelDown, match="protocol"):
+            await FrontendToCore.connect(core.address, on_message=print)
+
+    run(main())

@@ -1,0 +1,83 @@
+"""Rotary position embeddings: the cos|sin table that the attention's QK-rotation reads, one row a position.
+
+Computed once at start, in float32 on the CPU, in the order of operations of transformers, so that both agree to the last bit.
+Types: default (RoFormer, arXiv:2104.09864), linear (position interpolation, arXiv:2306.15595), llama3 (Llama 3.1's
+wavelength-wise interpolation), yarn (arXiv:2309.00071, section 3.4). `dynamic` and `longrope` depend on the length of the
+sequence that is being run, and model_config refuses them. The runner owns the table; the models never see it.
+"""
+
+import math
+
+import torch
+
+from quire.workers.models.config import ModelConfig, RopeConfig
+
+
+def cos_sin_table(config: ModelConfig, max_positions: int, device: torch.device | str = "cpu") -> torch.Tensor:
+    """float32 [max_positions, head_dim]: [:, :head_dim/2] cosines, [:, head_dim/2:] sines, attention factor included.
+
+    A pair (x1, x2) = (x[i], x[i + head_dim/2]) turns to (x1 cos - x2 sin, x2 cos + x1 sin).
+    """
+    inverse_frequency = inverse_frequencies(config.rope, config.head_dim)
+    angles = torch.arange(max_positions).float()[:, None] * inverse_frequency
+    return (torch.cat((angles.cos(), angles.sin()), dim=-1) * attention_factor(config.rope)).to(device)
+
+
+def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
+    """float32 [head_dim/2]: radians per position of each pair of dimensions, scaled as rope.type says."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    powers = rope.theta**exponents
+    if rope.type == "default":
+        return 1.0 / powers
+    if rope.type == "linear":
+        return 1.0 / powers / rope.factor
+    if rope.type == "llama3":
+        return _llama3(1.0 / powers, rope)
+    if rope.type == "yarn":
+        return _yarn(powers, rope, head_dim)
+    raise AssertionError(rope.type)
+
+
+def attention_factor(rope: RopeConfig) -> float:
+    """What cos and sin are multiplied with: yarn's temperature, 1.0 for the other types."""
+    if rope.type != "yarn":
+        return 1.0
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.mscale and rope.mscale_all_dim:
+        return _yarn_scale(rope.factor, rope.mscale) / _yarn_scale(rope.factor, rope.mscale_all_dim)
+    return _yarn_scale(rope.factor, 1.0)
+
+
+def _yarn_scale(factor: float, mscale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+def _llama3(frequencies: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
+    """Short wavelengths stay, long ones are interpolated, those between are blended."""
+    low, high, original = rope.low_freq_factor, rope.high_freq_factor, rope.original_max_position_embeddings
+    wavelengths = 2 * math.pi / frequencies
+    long = wavelengths > original / low
+    short = wavelengths < original / high
+    scaled = torch.where(long, frequencies / rope.factor, frequencies)
+    smooth = (original / wavelengths - low) / (high - low)
+    blended = (1 - smooth) * scaled / rope.factor + smooth * scaled
+    return torch.where(~short & ~long, blended, scaled)
+
+
+def _yarn(powers: torch.Tensor, rope: RopeConfig, head_dim: int) -> torch.Tensor:
+    """A ramp over the dimensions, from frequencies that stay (many rotations in the context) to interpolated ones."""
+
+    def dimension(rotations: float) -> float:  # the dimension that turns `rotations` times in the original context
+        turns = rope.original_max_position_embeddings / (rotations * 2 * math.pi)
+        return (head_dim * math.log(turns)) / (2 * math.log(rope.theta))
+
+    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001  # as the reference does, against division by zero
+    ramp = torch.clamp((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low), 0, 1)
+    stay = 1 - ramp
+    return (1.0 / (rope.factor * powers)) * (1 - stay) + (1.0 / powers) * stay

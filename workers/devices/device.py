@@ -1,0 +1,144 @@
+"""Device: what the runner asks of the machine below it. cpu.py and cuda.py are the two there are.
+
+`DeviceContext` is what both are given: the model's shape, the limits of a step, the memory that stays for the worker's life.
+The step's kernels exist twice with the same signatures, in Triton and in torch: a device names the modules, and adds what
+differs: how a plan gets there, attention, how results get back.
+"""
+
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import ModuleType
+
+import numpy as np
+import torch
+
+from quire.ipc.step.plan import VARIANT_FEATURES, VARIANT_FILTER, VARIANT_LOGPROBS, VARIANT_RANDOM
+from quire.kernels.step.tables import LOGPROB_WORDS, FeaturePool, SamplerWorkspace, SlotTables, StepBuffers
+from quire.workers.attention.kv_cache import KVCache
+from quire.workers.models.config import ModelConfig
+
+FEATURE_POOL_BYTES = 256 << 20
+MIN_FEATURE_ROWS = 8
+
+
+def num_feature_rows(vocab_size: int, max_num_seqs: int) -> int:
+    """Rows of the pool of rare sampling state: 8 bytes a token and row, within FEATURE_POOL_BYTES."""
+    return min(max_num_seqs, max(FEATURE_POOL_BYTES // (8 * vocab_size), MIN_FEATURE_ROWS))
+
+
+@dataclass
+class DeviceContext:
+    config: ModelConfig
+    cache: KVCache
+    pool: FeaturePool
+    cos_sin: torch.Tensor  # float32 [max_model_len, rotary_dim]
+    device: torch.device
+    dtype: torch.dtype
+    max_tokens: int  # of a step
+    max_rows: int
+    max_blocks: int  # of a block table
+    max_plan_words: int
+
+    @property
+    def scale(self) -> float:
+        return self.config.head_dim**-0.5
+
+
+RESULT_DEPTH = 8
+
+
+class Device(ABC):
+    results: torch.Tensor  # int64 [depth, words]: the result ring's words
+
+    def __init__(self, ctx: DeviceContext, step_inputs: ModuleType, sampler: ModuleType):
+        self.ctx = ctx
+        self._step_inputs = step_inputs
+        self._sampler = sampler
+        rows = ctx.pool.num_rows
+        self._workspace = SamplerWorkspace.allocate(ctx.max_rows, ctx.config.vocab_size, rows, ctx.device)
+
+    # ------------------------------------------------------------------------------------------- the same everywhere
+    def prepare(self, plan: torch.Tensor, tables: SlotTables, step: StepBuffers, num_tokens: int, num_rows: int) -> None:
+        """Apply a plan's changes to the tables and build the inputs of a step padded to these sizes."""
+        self._step_inputs.prepare_step(
+            plan,
+            tables,
+            step,
+            num_tokens,
+            num_rows,
+            block_size=self.ctx.cache.block_size,
+            num_blocks=self.ctx.cache.num_blocks,
+            vocab=self.ctx.config.vocab_size,
+        )
+
+    def tail(
+        self,
+        plan: torch.Tensor,
+        logits: torch.Tensor,
+        tables: SlotTables,
+        step: StepBuffers,
+        variant: int,
+        mask: torch.Tensor | None,
+    ) -> None:
+        """Sample from logits [rows, V], update the tables, write the results."""
+        rows = len(logits)
+        sampled = self._sampler.sample(
+            logits,
+            step.row_slots[:rows],
+            step.seq_lens[:rows],
+            tables,
+            self.ctx.pool,
+            self._workspace,
+            random=bool(variant & VARIANT_RANDOM),
+            filtered=bool(variant & VARIANT_FILTER),
+            features=bool(variant & VARIANT_FEATURES),
+            bitmask=mask,
+        )
+        wanted = bool(variant & VARIANT_LOGPROBS)
+        logprobs = self._sampler.sampled_logprobs(logits, sampled, self._workspace) if wanted else None
+        pool, max_rows = self.ctx.pool, self.ctx.max_rows
+        self._step_inputs.finish_step(
+            plan, tables, pool, step, sampled, self.results, rows, max_rows=max_rows, logprobs=logprobs
+        )
+
+    # --------------------------------------------------------------------------------------------------- what differs
+    @abstractmethod
+    def load_plan(self, words: np.ndarray) -> torch.Tensor:
+        """A plan's words as a tensor that `prepare` and `tail` can read."""
+
+    @abstractmethod
+    def load_mask(self, words: np.ndarray) -> torch.Tensor:
+        """Grammar masks int32 [rows, ceil(V / 32)], bit set = allowed, as a tensor of at least so many rows for `tail`."""
+
+    @abstractmethod
+    def begin_attention(
+        self, tables: SlotTables, step: StepBuffers, num_tokens: int, num_rows: int, num_decode_rows: int | None
+    ) -> None:
+        """What all layers' attention shares in this step. Rows: decode rows, then prefill rows, then padding.
+
+        num_decode_rows None: only the device knows how many there are (step.num_decode_rows), in a captured mixed step.
+        """
+
+    @abstractmethod
+    def attend(
+        self, layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, step: StepBuffers
+    ) -> torch.Tensor:
+        """Rotate, write KV, attend: qkv [T, (Hq + 2 Hkv) D] -> [T, Hq D]."""
+
+    @abstractmethod
+    def signal(self) -> None:
+        """A step has been given to the device: see that the core, if it sleeps, is woken when the results are there."""
+
+    @abstractmethod
+    def stream(self) -> AbstractContextManager[object]:
+        """All of a worker's work happens within this."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End what the device has running."""
+
+
+def result_words(max_rows: int) -> int:
+    """Words of a step in the result ring."""
+    return max_rows * (1 + LOGPROB_WORDS)
