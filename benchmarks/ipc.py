@@ -177,7 +177,7 @@ def example_plan(decode: int, prefill_tokens: int = 0, same: bool = False) -> St
         decode_rows=np.arange(decode, dtype=np.int32),
         prefill_rows=np.zeros((rows, PREFILL_WORDS), np.int32),
         prefill_tokens=np.zeros(prefill_tokens, np.int32),
-        features=NO_ROWS,
+        processors=NO_ROWS,
         same_decode_rows=same,
     )
 

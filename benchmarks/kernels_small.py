@@ -150,7 +150,7 @@ def bench_rope(table: Table, m: Model, rows: int, pdl: int, tune: bool) -> None:
 def bench_step(table: Table, m: Model, rows: int) -> None:
     """Decode steps, and a step whose tokens are all prefill."""
     state, step = t.SlotTables.allocate(rows, 1, 512, DEVICE), t.StepBuffers.allocate(8192, rows, 1, DEVICE)
-    pool = t.FeaturePool.allocate(1, m.vocab, DEVICE)
+    pool = t.LogitsProcessorPool.allocate(1, m.vocab, DEVICE)
     results = torch.zeros(4, rows, dtype=torch.int64).pin_memory()
     sampled = torch.zeros(rows, dtype=torch.int32, device=DEVICE)
     for name, tokens in (("decode", rows), ("prefill", 8192)):
@@ -178,10 +178,10 @@ def step_plan(rows: int, tokens: int, decode: bool) -> torch.Tensor:
 
 def bench_sampler(table: Table, m: Model, rows: int) -> None:
     state = t.SlotTables.allocate(rows, 1, 1, DEVICE)
-    features = min(rows, 16)
+    processors = min(rows, 16)
     pool, workspace = (
-        t.FeaturePool.allocate(features, m.vocab, DEVICE),
-        t.SamplerWorkspace.allocate(rows, m.vocab, features, DEVICE),
+        t.LogitsProcessorPool.allocate(processors, m.vocab, DEVICE),
+        t.SamplerWorkspace.allocate(rows, m.vocab, processors, DEVICE),
     )
     slots, positions = (
         torch.arange(rows, device=DEVICE, dtype=torch.int32),
@@ -201,14 +201,19 @@ def bench_sampler(table: Table, m: Model, rows: int) -> None:
         ("top-p 0.95", {"temperature": 1.0, "top_p": 0.95}, {"random": True, "filtered": True}, size),
         ("min-p 0.05", {"temperature": 1.0, "min_p": 0.05}, {"random": True, "filtered": True}, size),
         ("top-p 0.95, flat", {"temperature": 100.0, "top_p": 0.95}, {"random": True, "filtered": True}, size),
-        (f"{features} features", {"temperature": 1.0}, {"random": True, "features": True}, size + features * m.vocab * 16),
+        (
+            f"{processors} processors",
+            {"temperature": 1.0},
+            {"random": True, "processors": True},
+            size + processors * m.vocab * 16,
+        ),
     ):  # fmt: skip
         defaults = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
         for column, value in {**defaults, **values}.items():
             getattr(state, column).fill_(value)
-        state.feature_row.fill_(-1)
-        if "features" in flags:
-            state.feature_row[:features] = torch.arange(features, dtype=torch.int32, device=DEVICE)
+        state.processor_row.fill_(-1)
+        if "processors" in flags:
+            state.processor_row[:processors] = torch.arange(processors, dtype=torch.int32, device=DEVICE)
         calls = [lambda x=x, f=flags: sampler.sample(x, slots, positions, state, pool, workspace, **f) for x in logits]
         table.add(f"sample, {name}", f"{rows} x {m.vocab}", calls, moved)
     calls = [lambda x=x: sampler.sampled_logprobs(x, workspace.sampled[:rows], workspace) for x in logits]

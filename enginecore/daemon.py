@@ -154,7 +154,7 @@ def core_config_of(config: EngineConfig, summary: ModelSummary, worker: WorkerCo
         windows=windows,
         enable_prefix_caching=config.enable_prefix_caching,
         policy=config.scheduling_policy,
-        num_feature_rows=profile.num_feature_rows,
+        num_processor_rows=profile.num_processor_rows,
         look_ahead=config.admission == "lookahead",
         eos_token_ids=tuple(summary.eos_token_ids),
         vocab_size=profile.vocab_size,

@@ -99,7 +99,7 @@ class Intake:
                 use_cache=cache,
                 stop_ids=stop_ids,
                 hashes=hashes.copy(),
-                feature_stop_ids=sorted(ends),
+                min_tokens_stop_ids=sorted(ends),
             )
             for child in range(params.n)
         ]

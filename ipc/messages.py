@@ -240,7 +240,7 @@ class WorkerProfile(Message, tag="profile", frozen=True):
     weights_bytes: int
     activation_bytes: int
     block_bytes: int
-    num_feature_rows: int  # of the pool of rare sampling state
+    num_processor_rows: int  # of the pool of rare sampling state
 
 
 class WorkerReady(Message, tag="ready", frozen=True):

@@ -112,7 +112,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True,
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
 
     @property
-    def needs_features(self) -> bool:
+    def needs_logits_processors(self) -> bool:
         """Whether the request needs a row in the device's pool of rare sampling state."""
         return bool(
             self.has_penalties or self.logit_bias or self.allowed_token_ids or self.bad_words_token_ids or self.min_tokens > 0

@@ -21,10 +21,10 @@ import numpy as np
 import torch
 
 from quire.ipc.step.plan import (
-    VARIANT_FEATURES,
     VARIANT_FILTER,
     VARIANT_LOGPROBS,
     VARIANT_MASK,
+    VARIANT_PROCESSORS,
     VARIANT_RANDOM,
     StepPlan,
 )
@@ -42,15 +42,15 @@ MAX_ROWS_AHEAD = 64  # of mixed steps captured before they are met: a graph take
 PROMPT_ROWS = 4  # of steps of prompts alone: what a prompt on an idle server waits for
 SLOW_SIZES = (448,)  # cuBLAS takes 268 us for the 8B's gate_up, at 480 rows 160
 COMMON_VARIANTS = (0, VARIANT_RANDOM)  # greedy, and plain sampling
-_RANDOM_FEATURES = VARIANT_RANDOM | VARIANT_FEATURES
+_RANDOM_PROCESSORS = VARIANT_RANDOM | VARIANT_PROCESSORS
 WARM_VARIANTS = (  # between them they run every kernel that a step without grammar masks may need
     0,
     VARIANT_RANDOM,
     VARIANT_RANDOM | VARIANT_FILTER,
     VARIANT_LOGPROBS,
-    VARIANT_FEATURES,
-    _RANDOM_FEATURES,
-    _RANDOM_FEATURES | VARIANT_FILTER,
+    VARIANT_PROCESSORS,
+    _RANDOM_PROCESSORS,
+    _RANDOM_PROCESSORS | VARIANT_FILTER,
     VARIANT_MASK,
 )
 

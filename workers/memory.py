@@ -42,7 +42,7 @@ def largest_plan(max_tokens: int, max_rows: int, max_model_len: int) -> StepPlan
         decode_rows=np.zeros(0, np.int32),
         prefill_rows=rows,
         prefill_tokens=np.zeros(sum(lengths), np.int32),
-        features=np.zeros(0, np.int32),
+        processors=np.zeros(0, np.int32),
         variant=VARIANT_RANDOM,
         max_seq_len=max(lengths),
     )

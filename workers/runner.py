@@ -15,10 +15,10 @@ from quire.ipc.process.cpus import cpu_share
 from quire.ipc.step.plan import (
     PREFILL_PROMPT_LOGPROBS,
     StepPlan,
-    decode_features,
+    decode_logits_processors,
     decode_plan,
 )
-from quire.kernels.sampling.logits_processors import apply_features
+from quire.kernels.sampling.logits_processors import apply_logits_processors
 from quire.kernels.sampling.sampler_cpu import prompt_logprobs
 from quire.kernels.step.tables import SlotTables, StepBuffers
 from quire.workers.devices.device import Device, DeviceContext
@@ -63,9 +63,9 @@ class ModelRunner:
         if not plan.same_decode_rows:
             self._decode_rows = plan.decode_rows.copy()
         device_plan = self.device.load_plan(words)
-        if len(plan.features):
-            for features in decode_features(plan.features):
-                apply_features(self.tables, self.ctx.pool, *features)
+        if len(plan.processors):
+            for processors in decode_logits_processors(plan.processors):
+                apply_logits_processors(self.tables, self.ctx.pool, *processors)
         if self.graphs is not None and self.graphs.run(plan, read_mask):
             return []
         return self._run(plan, device_plan, read_mask)

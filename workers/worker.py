@@ -21,11 +21,11 @@ from quire.ipc.process.cpus import cpu_share
 from quire.ipc.step.plan import H_STEP, H_WORLD_SIZE, max_plan_words
 from quire.ipc.step.plan_ring import KIND_MASK, KIND_PLAN, KIND_SHUTDOWN, PlanReader
 from quire.ipc.step.result_ring import ResultRing
-from quire.kernels.step.tables import FeaturePool
+from quire.kernels.step.tables import LogitsProcessorPool
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.attention.rope import cos_sin_table
 from quire.workers.devices.cpu import CpuDevice
-from quire.workers.devices.device import Device, DeviceContext, num_feature_rows
+from quire.workers.devices.device import Device, DeviceContext, num_processor_rows
 from quire.workers.devices.threads import choose_num_threads
 from quire.workers.loading.prepare_cpu import prepare_model
 from quire.workers.loading.weights import WeightsError, dummy_weights, load_weights
@@ -123,7 +123,7 @@ class Worker:
         return DeviceContext(
             config=model_config,
             cache=cache,
-            pool=FeaturePool.allocate(num_feature_rows(vocab, rows), vocab, self.device),
+            pool=LogitsProcessorPool.allocate(num_processor_rows(vocab, rows), vocab, self.device),
             cos_sin=cos_sin_table(model_config, c.max_model_len, self.device),
             device=self.device,
             dtype=dtype,
@@ -175,7 +175,7 @@ class Worker:
                 weights_bytes=weights_bytes,
                 activation_bytes=budget.activation_bytes,
                 block_bytes=cache.block_bytes,
-                num_feature_rows=runner.ctx.pool.num_rows,
+                num_processor_rows=runner.ctx.pool.num_rows,
             )
         )
 

@@ -13,9 +13,9 @@ from quire.ipc.step.plan import (
     PREFILL_SAMPLE,
     PREFILL_WORDS,
     SLOT_WORDS,
-    Features,
+    LogitsProcessors,
     StepPlan,
-    encode_features,
+    encode_logits_processors,
 )
 
 EXTREME = 1e30  # parameters beyond it, or below its inverse, would be infinite or zero in float32
@@ -50,8 +50,8 @@ class PlanBuilder:
         self.registrations = Registrations()
         self._prefill_words: list[tuple[int, ...]] = []
         self._prefill_tokens: list[np.ndarray] = []
-        self._features: list[np.ndarray] = []
-        self.feature_words = 0
+        self._processors: list[np.ndarray] = []
+        self.processor_words = 0
         self.table_updates = 0  # block updates that repeat a cached prefix
 
     def add_prefill(self, seq: Sequence, token_ids: np.ndarray, words: tuple[int, ...]) -> None:
@@ -61,10 +61,10 @@ class PlanBuilder:
         self._prefill_words.append((*words, *[0] * (PREFILL_WORDS - len(words))))
         self._prefill_tokens.append(token_ids)
 
-    def add_features(self, features: Features) -> None:
-        record = encode_features(features)
-        self._features.append(record)
-        self.feature_words += len(record)
+    def add_processors(self, processors: LogitsProcessors) -> None:
+        record = encode_logits_processors(processors)
+        self._processors.append(record)
+        self.processor_words += len(record)
 
     def finish(self, decode: np.ndarray, same: bool, variants: np.ndarray, lengths: np.ndarray) -> StepPlan:
         ends = [end for _, end in self.prefills]
@@ -75,7 +75,7 @@ class PlanBuilder:
             decode_rows=decode,
             prefill_rows=np.asarray(self._prefill_words, np.int32).reshape(-1, PREFILL_WORDS),
             prefill_tokens=np.concatenate(self._prefill_tokens) if self._prefill_tokens else NO_WORDS,
-            features=np.concatenate(self._features) if self._features else NO_WORDS,
+            processors=np.concatenate(self._processors) if self._processors else NO_WORDS,
             variant=int(np.bitwise_or.reduce(variants)) if len(variants) else 0,
             same_decode_rows=same,
             max_seq_len=max([int(lengths[: len(decode)].max()) if len(decode) else 0, *ends]),
@@ -96,23 +96,23 @@ def slot_words(seq: Sequence) -> np.ndarray:
         min(max(p.repetition_penalty, 1 / EXTREME), EXTREME),
     )
     words[8:10] = np.asarray([seq.seed & (2**64 - 1)], np.uint64).view(np.int32)
-    words[10] = seq.feature_row
+    words[10] = seq.processor_row
     words[11] = min(len(seq.prompt) + p.min_tokens, seq.final_len)
     words[12] = -1 if p.logprobs is None else p.logprobs
     return words
 
 
-def features_of(seq: Sequence, known: np.ndarray) -> Features:
+def logits_processors_of(seq: Sequence, known: np.ndarray) -> LogitsProcessors:
     p, outputs = seq.params, known[len(seq.prompt) :]
     bias = p.logit_bias or {}
-    return Features(
+    return LogitsProcessors(
         slot=seq.slot,
-        feature_row=seq.feature_row,
+        processor_row=seq.processor_row,
         prompt_ids=seq.prompt if p.has_penalties else NO_WORDS,
         output_ids=outputs if p.has_penalties else outputs[-MAX_BAD_WORD_TOKENS:],
         bias_ids=list(bias),
         bias_values=list(bias.values()),
         allowed_ids=p.allowed_token_ids or [],
-        stop_ids=seq.feature_stop_ids if p.min_tokens > 0 else [],
+        stop_ids=seq.min_tokens_stop_ids if p.min_tokens > 0 else [],
         bad_words=p.bad_words_token_ids or [],
     )

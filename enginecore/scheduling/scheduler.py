@@ -13,14 +13,14 @@ import numpy as np
 
 from quire.enginecore.kv.manager import NULL_BLOCK, KVManager
 from quire.enginecore.scheduling.peak_estimate import PeakEstimate
-from quire.enginecore.scheduling.plan_builder import PlanBuilder, features_of, slot_words
+from quire.enginecore.scheduling.plan_builder import PlanBuilder, logits_processors_of, slot_words
 from quire.enginecore.scheduling.prefill_budget import SMOOTH_TOKENS, tokens_beside
 from quire.enginecore.scheduling.sequence import Sequence, Slots, State
 from quire.enginecore.scheduling.waiting import WaitingQueue
 from quire.ipc.messages import Finished, Started
 from quire.ipc.step.plan import PREFILL_PROMPT_LOGPROBS, PREFILL_SAMPLE, StepPlan
 
-MAX_FEATURE_WORDS = 1 << 20  # of one plan; one sequence's record may go beyond
+MAX_PROCESSOR_WORDS = 1 << 20  # of one plan; one sequence's record may go beyond
 MAX_HELD = 256  # waiting sequences that a step looks at in vain
 
 
@@ -34,7 +34,7 @@ class SchedulerConfig:
     windows: tuple[int, ...]  # per KV group; 0: sees everything
     enable_prefix_caching: bool = True
     policy: str = "fcfs"
-    num_feature_rows: int = 64
+    num_processor_rows: int = 64
     look_ahead: bool = True  # False: admit while blocks are free, and preempt when they run out
     eos_token_ids: tuple[int, ...] = ()
     vocab_size: int = 0
@@ -86,7 +86,7 @@ class Scheduler:
         self._max_table_updates = 3 * self.kv.num_groups * -(-config.max_model_len // config.block_size)
         self._eos = np.zeros(max(config.vocab_size, 1), bool)
         self._eos[[i for i in config.eos_token_ids if i < config.vocab_size]] = True
-        self._feature_rows = list(range(config.num_feature_rows - 1, -1, -1))
+        self._processor_rows = list(range(config.num_processor_rows - 1, -1, -1))
         self._step = 0
         self._returned = 0
         self._decode = np.zeros(0, np.int32)  # slots of the decode rows, in row order
@@ -195,7 +195,7 @@ class Scheduler:
         tokens = sum(int(self.slots.num_tokens[s.slot]) - s.num_computed for s in self._prefilling)
         places, num_prompts = len(self.slots.free), len(self._prefilling)
         for seq in self.waiting.unchanged():
-            lacks_row = seq.params.needs_features and not self._feature_rows
+            lacks_row = seq.params.needs_logits_processors and not self._processor_rows
             if tokens >= enough or not places or seq is self._no_room_for or lacks_row:
                 break
             if seq.waits_for is None and (seq.child == 0 or seq.tokens is not None):  # other children share the first one's
@@ -329,7 +329,7 @@ class Scheduler:
     # ------------------------------------------------------------------------------------------------- admission
     def _admit(self, budget: int, build: PlanBuilder) -> None:
         held: list[Sequence] = []
-        while budget > 0 and self.waiting and self.slots.free and build.feature_words < MAX_FEATURE_WORDS:
+        while budget > 0 and self.waiting and self.slots.free and build.processor_words < MAX_PROCESSOR_WORDS:
             if self._stalled or self._preempted or len(held) >= MAX_HELD or build.table_updates >= self._max_table_updates:
                 break
             seq = self.waiting.pop()
@@ -338,7 +338,7 @@ class Scheduler:
                 break
             self.register_filled_blocks()
             known = seq.known
-            if seq.params.needs_features and not self._feature_rows:
+            if seq.params.needs_logits_processors and not self._processor_rows:
                 held.append(seq)
                 break
             hits, must_wait = self.kv.find_prefix(seq, known)
@@ -386,9 +386,9 @@ class Scheduler:
             seq.num_cached_tokens = cached
             self.counters.prompt_tokens += len(seq.prompt)
             self.counters.cached_tokens += cached
-        if seq.params.needs_features:
-            seq.feature_row = self._feature_rows.pop()
-            build.add_features(features_of(seq, known))
+        if seq.params.needs_logits_processors:
+            seq.processor_row = self._processor_rows.pop()
+            build.add_processors(logits_processors_of(seq, known))
         build.slot_updates.append(slot_words(seq))
         table = self.kv.table_of(seq)
         build.block_updates += table
@@ -517,9 +517,9 @@ class Scheduler:
         self.kv.free(seq)
         self.slots.give_back(seq)
         self._no_room_for = None
-        if seq.feature_row >= 0:
-            self._feature_rows.append(seq.feature_row)
-            seq.feature_row = -1
+        if seq.processor_row >= 0:
+            self._processor_rows.append(seq.processor_row)
+            seq.processor_row = -1
         if again:
             seq.state, seq.num_computed = State.WAITING, 0
             self.waiting.push_front(seq)
@@ -563,8 +563,8 @@ class Scheduler:
         assert len(held) + len(t.free) == self.config.max_num_seqs and len(set(t.free)) == len(t.free)
         assert all(t.sequences[s.slot] is s for s in held)
         self.kv.check(held)
-        rows = sum(s.feature_row >= 0 for s in held)
-        assert rows + len(self._feature_rows) == self.config.num_feature_rows
+        rows = sum(s.processor_row >= 0 for s in held)
+        assert rows + len(self._processor_rows) == self.config.num_processor_rows
         decode = {s.slot for s in held if s.state is State.DECODE}
         assert set(self._decode.tolist()) <= decode and len(set(self._decode.tolist())) == len(self._decode)
         assert {id(s) for s in self._prefilling} == {id(s) for s in held if s.state is State.PREFILL}

@@ -16,7 +16,7 @@ from enum import IntEnum
 import numpy as np
 
 from quire.ipc.sampling import SamplingParams
-from quire.ipc.step.plan import VARIANT_FEATURES, VARIANT_FILTER, VARIANT_LOGPROBS, VARIANT_RANDOM
+from quire.ipc.step.plan import VARIANT_FILTER, VARIANT_LOGPROBS, VARIANT_PROCESSORS, VARIANT_RANDOM
 
 
 class State(IntEnum):
@@ -42,10 +42,10 @@ class Sequence:
     root_hash: bytes
     use_cache: bool
     stop_ids: frozenset[int]  # custom ones; the model's own end ids are a table of the scheduler
-    feature_stop_ids: list[int] = field(default_factory=list)  # every id that min_tokens keeps away
+    min_tokens_stop_ids: list[int] = field(default_factory=list)  # every id that min_tokens keeps away
     state: State = State.WAITING
     slot: int = -1
-    feature_row: int = -1
+    processor_row: int = -1
     num_computed: int = 0  # scheduled; meaningful in PREFILL
     tokens: np.ndarray | None = None  # all known ids while it has no slot, if it was preempted
     hashes: list[bytes] = field(default_factory=list)
@@ -73,7 +73,7 @@ class Sequence:
         return (
             (0 if p.is_greedy else VARIANT_RANDOM)
             | (VARIANT_FILTER if p.needs_filter else 0)
-            | (VARIANT_FEATURES if p.needs_features else 0)
+            | (VARIANT_PROCESSORS if p.needs_logits_processors else 0)
             | (VARIANT_LOGPROBS if p.logprobs is not None else 0)
         )
 

@@ -9,7 +9,7 @@ device in tables indexed by slot, and a decode row that merely continues costs n
     decode rows         [n]               slots; absent if FLAG_SAME_DECODE_ROWS: then the rows of the last plan that had them
     prefill rows        [n, PREFILL_WORDS]
     prefill token ids   [n]               of all prefill rows, one after the other
-    features            variable          see `encode_features`; applied by the worker before the step's forward
+    processors            variable          see `encode_logits_processors`; applied by the worker before the step's forward
 
 Rows of a step are its decode rows, then its prefill rows; the tokens are laid out in the same order. Every row yields one
 result word; the core ignores that of a prefill row without PREFILL_SAMPLE. float32 values travel as their bits.
@@ -34,7 +34,7 @@ H_NUM_BLOCK_UPDATES, H_BLOCK_UPDATES = 5, 6
 H_NUM_DECODE_ROWS, H_DECODE_ROWS = 7, 8
 H_NUM_PREFILL_ROWS, H_PREFILL_ROWS = 9, 10
 H_NUM_PREFILL_TOKENS, H_PREFILL_TOKENS = 11, 12
-H_NUM_FEATURE_WORDS, H_FEATURES = 13, 14
+H_NUM_PROCESSOR_WORDS, H_PROCESSORS = 13, 14
 H_MAX_SEQ_LEN = 15  # upper bound over the step's rows, this step's tokens included
 H_WORDS = 16  # length of the whole plan
 H_WORLD_SIZE = 17  # ranks that the plan is for: written by who sends it (the scheduler does not know), checked by each rank
@@ -45,7 +45,7 @@ FLAG_LATE_MASK = 2  # a mask record for this step follows in the ring: sample on
 # variants: what the tail must be able to do in this step; more bits cost more time
 VARIANT_RANDOM = 1  # some row has a temperature
 VARIANT_FILTER = 2  # some row has top-k, top-p or min-p
-VARIANT_FEATURES = 4  # some row has a feature row
+VARIANT_PROCESSORS = 4  # some row has a processor row
 VARIANT_LOGPROBS = 8  # some row wants logprobs
 VARIANT_MASK = 16  # grammar masks, with FLAG_LATE_MASK
 
@@ -61,8 +61,8 @@ VARIANT_MASK = 16  # grammar masks, with FLAG_LATE_MASK
     S_REPETITION,
     S_SEED_LO,
     S_SEED_HI,
-    S_FEATURE_ROW,  # -1: none
-    S_MIN_LEN,  # a token at index < this in the sequence may not be one of the feature row's stop ids
+    S_PROCESSOR_ROW,  # -1: none
+    S_MIN_LEN,  # a token at index < this in the sequence may not be one of the processor row's stop ids
     S_NUM_LOGPROBS,  # -1: none
 ) = range(13)
 
@@ -79,11 +79,11 @@ PREFILL_SAMPLE = 1  # the chunk ends the known tokens: sample the next one
 PREFILL_PROMPT_LOGPROBS = 2
 
 
-class Features(NamedTuple):
+class LogitsProcessors(NamedTuple):
     """Rare sampling state of one sequence, sent when it gets its slot: ids as int sequences."""
 
     slot: int
-    feature_row: int
+    processor_row: int
     prompt_ids: np.ndarray  # int32, empty without penalties
     output_ids: np.ndarray  # int32; all of them with penalties, else the last MAX_BAD_WORD_TOKENS
     bias_ids: list[int]
@@ -93,11 +93,11 @@ class Features(NamedTuple):
     bad_words: list[list[int]]
 
 
-FEATURE_HEADER = 9  # slot, row, and the lengths of the seven lists
+PROCESSOR_HEADER = 9  # slot, row, and the lengths of the seven lists
 
 
-def encode_features(f: Features) -> np.ndarray:
-    """One record: total words, then FEATURE_HEADER words, then the lists; each bad word is preceded by its length."""
+def encode_logits_processors(f: LogitsProcessors) -> np.ndarray:
+    """One record: total words, then PROCESSOR_HEADER words, then the lists; each bad word is preceded by its length."""
     bad = [x for word in f.bad_words for x in (len(word), *word)]
     lengths = [
         len(f.prompt_ids),
@@ -109,7 +109,7 @@ def encode_features(f: Features) -> np.ndarray:
         len(bad),
     ]
     parts = [
-        np.asarray([f.slot, f.feature_row, *lengths], np.int32),
+        np.asarray([f.slot, f.processor_row, *lengths], np.int32),
         np.asarray(f.prompt_ids, np.int32),
         np.asarray(f.output_ids, np.int32),
         np.asarray(f.bias_ids, np.int32),
@@ -122,13 +122,13 @@ def encode_features(f: Features) -> np.ndarray:
     return np.concatenate([np.asarray([len(body) + 1], np.int32), body])
 
 
-def decode_features(words: np.ndarray) -> list[Features]:
-    """All records of a plan's features section."""
+def decode_logits_processors(words: np.ndarray) -> list[LogitsProcessors]:
+    """All records of a plan's processors section."""
     out, at = [], 0
     while at < len(words):
         record = words[at + 1 : at + int(words[at])]
-        slot, row, *n = (int(x) for x in record[:FEATURE_HEADER])
-        lists, start = [], FEATURE_HEADER
+        slot, row, *n = (int(x) for x in record[:PROCESSOR_HEADER])
+        lists, start = [], PROCESSOR_HEADER
         for length in (n[0], n[1], n[2], n[2], n[3], n[4], n[6]):
             lists.append(record[start : start + length])
             start += length
@@ -137,7 +137,7 @@ def decode_features(words: np.ndarray) -> list[Features]:
             words_out.append(bad[i + 1 : i + 1 + bad[i]])
             i += 1 + bad[i]
         out.append(
-            Features(
+            LogitsProcessors(
                 slot,
                 row,
                 lists[0],
@@ -163,7 +163,7 @@ class StepPlan:
     decode_rows: np.ndarray  # [n]
     prefill_rows: np.ndarray  # [n, PREFILL_WORDS]
     prefill_tokens: np.ndarray  # [n]
-    features: np.ndarray  # [n]
+    processors: np.ndarray  # [n]
     variant: int = 0
     late_mask: bool = False
     same_decode_rows: bool = False  # decode_rows is what the last plan held: send only their number
@@ -184,7 +184,14 @@ class StepPlan:
     def encode(self) -> np.ndarray:
         """The plan as one int32 array."""
         decode_words = self.decode_rows[:0] if self.same_decode_rows else self.decode_rows
-        sections = (self.slot_updates, self.block_updates, decode_words, self.prefill_rows, self.prefill_tokens, self.features)
+        sections = (
+            self.slot_updates,
+            self.block_updates,
+            decode_words,
+            self.prefill_rows,
+            self.prefill_tokens,
+            self.processors,
+        )
         total = HEADER_WORDS + sum(s.size for s in sections)
         out = np.empty(total, np.int32)
         header = out[:HEADER_WORDS]
@@ -217,7 +224,7 @@ def decode_plan(words: np.ndarray, last_decode_rows: np.ndarray) -> StepPlan:
         decode_rows=last_decode_rows if same else section(2, 1),
         prefill_rows=section(3, PREFILL_WORDS).reshape(-1, PREFILL_WORDS),
         prefill_tokens=section(4, 1),
-        features=section(5, 1),
+        processors=section(5, 1),
         variant=h[H_VARIANT],
         late_mask=bool(h[H_FLAGS] & FLAG_LATE_MASK),
         same_decode_rows=same,
@@ -228,7 +235,7 @@ def decode_plan(words: np.ndarray, last_decode_rows: np.ndarray) -> StepPlan:
 def max_plan_words(
     max_num_seqs: int, max_num_batched_tokens: int, block_size: int, num_groups: int, max_blocks_per_seq: int
 ) -> int:
-    """The longest plan that a scheduler may send, its features section left out."""
+    """The longest plan that a scheduler may send, its processors section left out."""
     new_blocks = num_groups * (max_num_seqs * 2 + max_num_batched_tokens // block_size + 4 * max_blocks_per_seq)
     rows = max_num_seqs * (1 + SLOT_WORDS + PREFILL_WORDS)
     return HEADER_WORDS + rows + BLOCK_WORDS * new_blocks + max_num_batched_tokens

@@ -1,6 +1,6 @@
-"""Rare sampling features: filling a row of the pool (any device), and what a row does to logits (CPU path and oracle).
+"""Logits processors: filling a row of the pool (any device), and what a row does to logits (CPU path and oracle).
 
-`apply_features` runs eagerly, before the step in which a sequence gets its slot. The sampler's kernels keep the row up to date
+`apply_logits_processors` runs eagerly, before the step in which a sequence gets its slot. The sampler's kernels keep the row up to date
 from then on. The order of what a row does: bias and allowed ids, bad words, stop ids below the minimum length, repetition
 penalty (over prompt and output), frequency and presence penalties (over the output).
 """
@@ -15,23 +15,23 @@ from quire.kernels.step.tables import (
     MAX_BAD_WORDS,
     MAX_STOP_IDS,
     PROMPT_BIT,
-    S_FEATURE_ROW,
     S_FREQUENCY,
     S_MIN_LEN,
     S_PRESENCE,
+    S_PROCESSOR_ROW,
     S_REPETITION,
-    FeaturePool,
+    LogitsProcessorPool,
     SlotTables,
 )
 
 Ids = Sequence[int] | np.ndarray
 
 
-def apply_features(
+def apply_logits_processors(
     tables: SlotTables,
-    pool: FeaturePool,
+    pool: LogitsProcessorPool,
     slot: int,
-    feature_row: int,
+    processor_row: int,
     prompt_ids: Ids,
     output_ids: Ids,
     bias_ids: Ids,
@@ -40,9 +40,9 @@ def apply_features(
     stop_ids: Ids,
     bad_words: Sequence[Ids],
 ) -> None:
-    """Fill row `feature_row` of the pool, and the slot's history, for one sequence.
+    """Fill row `processor_row` of the pool, and the slot's history, for one sequence.
 
-    The arguments after `pool` are those of ipc.plan.Features. Ids outside the vocabulary are dropped. Lists beyond their caps
+    The arguments after `pool` are those of ipc.plan.LogitsProcessors. Ids outside the vocabulary are dropped. Lists beyond their caps
     raise ValueError.
     """
     device, vocab = pool.counts.device, pool.counts.shape[1]
@@ -54,12 +54,12 @@ def apply_features(
         array = np.asarray(values, np.int64)
         return array[(array >= 0) & (array < vocab)]
 
-    counts = pool.counts[feature_row].zero_()
+    counts = pool.counts[processor_row].zero_()
     seen, values = _counts(ids(prompt_ids), ids(output_ids))
     if len(seen):
         counts[put(seen)] = put(values)
 
-    bias = pool.bias[feature_row].fill_(-torch.inf if len(allowed_ids) else 0.0)
+    bias = pool.bias[processor_row].fill_(-torch.inf if len(allowed_ids) else 0.0)
     if len(allowed_ids):
         bias[put(ids(allowed_ids))] = 0.0
     if len(bias_ids):
@@ -70,11 +70,11 @@ def apply_features(
     if len(stop_ids) > MAX_STOP_IDS or len(bad_words) > MAX_BAD_WORDS:
         raise ValueError(f"{len(stop_ids)} stop ids, {len(bad_words)} bad words: at most {MAX_STOP_IDS} and {MAX_BAD_WORDS}")
     stops[: len(stop_ids)] = stop_ids
-    pool.stop_ids[feature_row].copy_(put(stops))
+    pool.stop_ids[processor_row].copy_(put(stops))
     words = np.full((MAX_BAD_WORDS, HISTORY), -1, np.int32)
     for row, word in zip(words, bad_words, strict=False):
         row[HISTORY - len(word) :] = word
-    pool.bad_words[feature_row].copy_(put(words))
+    pool.bad_words[processor_row].copy_(put(words))
 
     history = np.full(HISTORY, -1, np.int32)
     last = np.asarray(output_ids, np.int32)[-HISTORY:]
@@ -83,17 +83,19 @@ def apply_features(
 
 
 def _counts(prompt: np.ndarray, output: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Ids that occur, and their words for FeaturePool.counts."""
+    """Ids that occur, and their words for LogitsProcessorPool.counts."""
     seen, inverse = np.unique(np.concatenate([prompt, output]), return_inverse=True)
     counts = np.bincount(inverse[len(prompt) :], minlength=len(seen)).astype(np.int32)
     counts[inverse[: len(prompt)]] |= PROMPT_BIT
     return seen, counts
 
 
-def processed_row(logits: np.ndarray, params: np.ndarray, position: int, history: np.ndarray, pool: FeaturePool) -> np.ndarray:
-    """One row's logits (float32 [V]) after its features; params int32 [SLOT_WORDS], history int32 [HISTORY] of its slot."""
+def processed_row(
+    logits: np.ndarray, params: np.ndarray, position: int, history: np.ndarray, pool: LogitsProcessorPool
+) -> np.ndarray:
+    """One row's logits (float32 [V]) after its processors; params int32 [SLOT_WORDS], history int32 [HISTORY] of its slot."""
 
-    row, floats = int(params[S_FEATURE_ROW]), params.view(np.float32)
+    row, floats = int(params[S_PROCESSOR_ROW]), params.view(np.float32)
     x = logits + pool.bias[row].numpy()
     for banned in banned_ids(pool.bad_words[row].numpy(), history):
         if 0 <= banned < len(x):

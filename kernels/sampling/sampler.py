@@ -1,6 +1,6 @@
-"""The sampler on the device: features, masks, temperature, filters, race, log-probabilities. No sort, no host decision.
+"""The sampler on the device: processors, masks, temperature, filters, race, log-probabilities. No sort, no host decision.
 
-    features   processed[fr, v] = penalties(bias(logits[r, v])), bad words and stop ids banned; feature rows only
+    processors   processed[fr, v] = penalties(bias(logits[r, v])), bad words and stop ids banned; processor rows only
     partial    block_max[r, b] = max over block b; block_sum[r, b] = sum exp((x - block_max) / T)
     filter     (kernels/sampling/sampler_filter.py) rows with top-k, top-p or min-p: threshold, race over what passes
     combine    greedy: the block with the largest max, the first token that has it; random: the block with the largest
@@ -8,7 +8,7 @@
 
 logits [R, V] bfloat16, float16 or float32, any row stride; row_slots, positions int32 [R] (position: index in its sequence of
 the token to be sampled = seq_lens); bitmask int32 [R, ceil(V / 32)], bit set = allowed (optional). V up to 2^18 = 512 blocks.
-Bytes: R * V of the logits' width, plus one block a row; with features another 16 bytes a token of feature rows.
+Bytes: R * V of the logits' width, plus one block a row; with processors another 16 bytes a token of processor rows.
 `sampler_cpu` states the semantics, and where it may differ from this. Launches, grids and arguments depend on shapes and
 flags alone, so a graph may hold them.
 """
@@ -18,13 +18,13 @@ import triton
 import triton.language as tl
 
 from quire.kernels.step import tables as words
-from quire.kernels.step.tables import FeaturePool, SamplerWorkspace, SlotTables
+from quire.kernels.step.tables import LogitsProcessorPool, SamplerWorkspace, SlotTables
 
 SLOT_WORDS = tl.constexpr(words.SLOT_WORDS)
 S_TEMPERATURE, S_TOP_K = tl.constexpr(words.S_TEMPERATURE), tl.constexpr(words.S_TOP_K)
 S_TOP_P, S_MIN_P = tl.constexpr(words.S_TOP_P), tl.constexpr(words.S_MIN_P)
 S_PRESENCE, S_FREQUENCY = tl.constexpr(words.S_PRESENCE), tl.constexpr(words.S_FREQUENCY)
-S_REPETITION, S_FEATURE_ROW = tl.constexpr(words.S_REPETITION), tl.constexpr(words.S_FEATURE_ROW)
+S_REPETITION, S_PROCESSOR_ROW = tl.constexpr(words.S_REPETITION), tl.constexpr(words.S_PROCESSOR_ROW)
 S_SEED_LO, S_SEED_HI = tl.constexpr(words.S_SEED_LO), tl.constexpr(words.S_SEED_HI)
 S_MIN_LEN = tl.constexpr(words.S_MIN_LEN)
 PROMPT_BIT = tl.constexpr(words.PROMPT_BIT)
@@ -37,7 +37,7 @@ BLOCK = tl.constexpr(words.SAMPLER_BLOCK)
 PURPOSE_BLOCK, PURPOSE_TOKEN = tl.constexpr(0), tl.constexpr(1)
 
 PARTIAL_BLOCKS = 8  # blocks of SAMPLER_BLOCK tokens that one program of the first pass takes
-FEATURE_TILE = 2048
+PROCESSOR_TILE = 2048
 MAX_VOCAB = 1 << 18
 
 
@@ -99,19 +99,19 @@ def load_logits(
     logits_row,
     processed,
     processed_stride,
-    feature_row,
+    processor_row,
     pool_rows,
     mask_row,
     cols,
     V,
-    FEATURES: tl.constexpr,
+    PROCESSORS: tl.constexpr,
     MASK: tl.constexpr,
 ):
-    """Logits at cols in float32, processed ones of a feature row; -inf beyond V, where masked, and for NaN; no +inf, no -0."""
+    """Logits at cols in float32, processed ones of a processor row; -inf beyond V, where masked, and for NaN; no +inf, no -0."""
     inside = cols < V
-    if FEATURES:
-        if (feature_row >= 0) & (feature_row < pool_rows):
-            at = processed + feature_row.to(tl.int64) * processed_stride
+    if PROCESSORS:
+        if (processor_row >= 0) & (processor_row < pool_rows):
+            at = processed + processor_row.to(tl.int64) * processed_stride
             x = tl.load(at + cols, inside, other=-float("inf"))
         else:
             x = tl.load(logits_row + cols, inside, other=-float("inf")).to(tl.float32)
@@ -125,18 +125,18 @@ def load_logits(
 
 
 @triton.jit
-def _feature_kernel(
+def _processor_kernel(
     logits, stride, row_slots, slot_params, counts, bias, pool_stride, pool_rows, processed, processed_stride, V, num_slots,
     TILE: tl.constexpr,
 ):  # fmt: skip
     """Elementwise: bias, then penalties. Bans are scattered afterwards, since no penalty moves a -inf."""
     row = tl.program_id(0).to(tl.int64)
     param_row, _, _ = row_state(row, row_slots, row_slots, slot_params, num_slots)
-    feature_row = tl.load(param_row + S_FEATURE_ROW)
-    if (feature_row >= 0) & (feature_row < pool_rows):
+    processor_row = tl.load(param_row + S_PROCESSOR_ROW)
+    if (processor_row >= 0) & (processor_row < pool_rows):
         cols = tl.program_id(1) * TILE + tl.arange(0, TILE)
         inside = cols < V
-        at = feature_row.to(tl.int64) * pool_stride + cols
+        at = processor_row.to(tl.int64) * pool_stride + cols
         x = tl.load(logits + row * stride + cols, inside, other=0.0).to(tl.float32)
         x += tl.load(bias + at, inside, other=0.0)
         word = tl.load(counts + at, inside, other=0)
@@ -146,7 +146,7 @@ def _feature_kernel(
         count = word & (PROMPT_BIT - 1)
         x = x - float_param(param_row, S_FREQUENCY) * count.to(tl.float32)
         x = x - tl.where(count > 0, float_param(param_row, S_PRESENCE), 0.0)
-        tl.store(processed + feature_row.to(tl.int64) * processed_stride + cols, x, inside)
+        tl.store(processed + processor_row.to(tl.int64) * processed_stride + cols, x, inside)
 
 
 @triton.jit
@@ -156,15 +156,15 @@ def _ban_kernel(
     """-inf at the last token of bad words whose other tokens end the history, and at stop ids below the minimum length."""
     row = tl.program_id(0)
     param_row, position, slot = row_state(row, row_slots, positions, slot_params, num_slots)
-    feature_row = tl.load(param_row + S_FEATURE_ROW)
-    if (feature_row >= 0) & (feature_row < pool_rows):
-        out = processed + feature_row.to(tl.int64) * processed_stride
+    processor_row = tl.load(param_row + S_PROCESSOR_ROW)
+    if (processor_row >= 0) & (processor_row < pool_rows):
+        out = processed + processor_row.to(tl.int64) * processed_stride
         if position < tl.load(param_row + S_MIN_LEN):
-            stop = tl.load(stop_ids + feature_row * MAX_STOP_IDS + tl.arange(0, MAX_STOP_IDS))
+            stop = tl.load(stop_ids + processor_row * MAX_STOP_IDS + tl.arange(0, MAX_STOP_IDS))
             tl.store(out + stop, -float("inf"), (stop >= 0) & (stop < V))
         word = tl.arange(0, MAX_BAD_WORDS)
         place = tl.arange(0, HISTORY)
-        at = bad_words + (feature_row * MAX_BAD_WORDS + word) * HISTORY
+        at = bad_words + (processor_row * MAX_BAD_WORDS + word) * HISTORY
         tokens = tl.load(at[:, None] + place[None, :])
         recent = tl.load(history + slot * HISTORY + place + 1, place < HISTORY - 1, other=-1)
         fits = (tokens == -1) | (tokens == recent[None, :]) | (place == HISTORY - 1)[None, :]
@@ -177,16 +177,16 @@ def _ban_kernel(
 def _partial_kernel(
     logits, stride, processed, processed_stride, pool_rows, bitmask, mask_stride, row_slots, slot_params, block_max, block_sum,
     V, num_blocks, num_slots,
-    BLOCKS: tl.constexpr, RANDOM: tl.constexpr, FEATURES: tl.constexpr, MASK: tl.constexpr,
+    BLOCKS: tl.constexpr, RANDOM: tl.constexpr, PROCESSORS: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     blocks = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
     cols = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     param_row, _, _ = row_state(row, row_slots, row_slots, slot_params, num_slots)
-    feature_row = tl.load(param_row + S_FEATURE_ROW)
+    processor_row = tl.load(param_row + S_PROCESSOR_ROW)
     x = load_logits(
-        logits + row * stride, processed, processed_stride, feature_row, pool_rows, bitmask + row * mask_stride, cols, V,
-        FEATURES, MASK,
+        logits + row * stride, processed, processed_stride, processor_row, pool_rows, bitmask + row * mask_stride, cols, V,
+        PROCESSORS, MASK,
     )  # fmt: skip
     top = tl.max(x, 1)
     tl.store(block_max + row * num_blocks + blocks, top, blocks < num_blocks)
@@ -202,7 +202,7 @@ def _partial_kernel(
 def _combine_kernel(
     logits, stride, processed, processed_stride, pool_rows, bitmask, mask_stride, row_slots, positions, slot_params, block_max,
     block_sum, sampled, V, num_blocks, num_slots,
-    BLOCKS: tl.constexpr, RANDOM: tl.constexpr, FILTER: tl.constexpr, FEATURES: tl.constexpr, MASK: tl.constexpr,
+    BLOCKS: tl.constexpr, RANDOM: tl.constexpr, FILTER: tl.constexpr, PROCESSORS: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     param_row, position, _ = row_state(row, row_slots, positions, slot_params, num_slots)
@@ -222,10 +222,10 @@ def _combine_kernel(
         key = tl.where(random, (maxima - top) * scale + tl.log(total) - log_e, maxima)
     first = tl.argmax(key, 0) * BLOCK
     cols = first + tl.arange(0, BLOCK)
-    feature_row = tl.load(param_row + S_FEATURE_ROW)
+    processor_row = tl.load(param_row + S_PROCESSOR_ROW)
     x = load_logits(
-        logits + row * stride, processed, processed_stride, feature_row, pool_rows, bitmask + row * mask_stride, cols, V,
-        FEATURES, MASK,
+        logits + row * stride, processed, processed_stride, processor_row, pool_rows, bitmask + row * mask_stride, cols, V,
+        PROCESSORS, MASK,
     )  # fmt: skip
     if RANDOM:
         log_e = log_exponential(noise_bits(seed_lo, seed_hi, position, PURPOSE_TOKEN, cols))
@@ -295,12 +295,12 @@ def sample(
     row_slots: torch.Tensor,
     positions: torch.Tensor,
     tables: SlotTables,
-    pool: FeaturePool,
+    pool: LogitsProcessorPool,
     workspace: SamplerWorkspace,
     *,
     random: bool,
     filtered: bool = False,
-    features: bool = False,
+    processors: bool = False,
     bitmask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """int32 [R] tokens, a view of the workspace. The flags say what some row of the step may need.
@@ -317,12 +317,12 @@ def sample(
     sampled, processed = workspace.sampled[:rows], workspace.processed
     if rows == 0:
         return sampled
-    if features:
+    if processors:
         if pool.counts.shape[1] != vocab or processed.shape != pool.counts.shape:
             raise ValueError(f"sampler: pool {pool.counts.shape}, workspace {processed.shape}, {vocab} tokens do not fit")
-        _feature_kernel[(rows, triton.cdiv(vocab, FEATURE_TILE))](
+        _processor_kernel[(rows, triton.cdiv(vocab, PROCESSOR_TILE))](
             logits, logits.stride(0), row_slots, tables.params, pool.counts, pool.bias, pool.counts.stride(0), pool_rows,
-            processed, processed.stride(0), vocab, num_slots, FEATURE_TILE, num_warps=4, enable_fp_fusion=False,
+            processed, processed.stride(0), vocab, num_slots, PROCESSOR_TILE, num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
         _ban_kernel[(rows,)](
             row_slots, positions, tables.params, tables.history, pool.bad_words, pool.stop_ids, pool_rows, processed,
@@ -332,13 +332,13 @@ def sample(
     source = (logits, logits.stride(0), processed, processed.stride(0), pool_rows, mask, mask_stride, row_slots)
     _partial_kernel[(rows, triton.cdiv(num_blocks, PARTIAL_BLOCKS))](
         *source, tables.params, workspace.block_max, workspace.block_sum, vocab, num_blocks, num_slots,
-        PARTIAL_BLOCKS, random, features, bitmask is not None, num_warps=8,
+        PARTIAL_BLOCKS, random, processors, bitmask is not None, num_warps=8,
     )  # fmt: skip
     if random and filtered:
-        launch_filter(source, positions, tables, workspace, rows, vocab, features, bitmask is not None)
+        launch_filter(source, positions, tables, workspace, rows, vocab, processors, bitmask is not None)
     _combine_kernel[(rows,)](
         *source, positions, tables.params, workspace.block_max, workspace.block_sum, sampled, vocab, num_blocks, num_slots,
-        triton.next_power_of_2(num_blocks), random, random and filtered, features, bitmask is not None, num_warps=4,
+        triton.next_power_of_2(num_blocks), random, random and filtered, processors, bitmask is not None, num_warps=4,
     )  # fmt: skip
     return sampled
 

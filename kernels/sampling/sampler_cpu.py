@@ -19,15 +19,15 @@ import torch
 from quire.kernels.sampling.logits_processors import processed_row
 from quire.kernels.step.tables import (
     NUM_TOP,
-    S_FEATURE_ROW,
     S_MIN_P,
+    S_PROCESSOR_ROW,
     S_SEED_HI,
     S_SEED_LO,
     S_TEMPERATURE,
     S_TOP_K,
     S_TOP_P,
     SAMPLER_BLOCK,
-    FeaturePool,
+    LogitsProcessorPool,
     SamplerWorkspace,
     SlotTables,
 )
@@ -91,12 +91,12 @@ def sample(
     row_slots: torch.Tensor,
     positions: torch.Tensor,
     tables: SlotTables,
-    pool: FeaturePool,
+    pool: LogitsProcessorPool,
     workspace: SamplerWorkspace | None = None,
     *,
     random: bool,
     filtered: bool = False,
-    features: bool = False,
+    processors: bool = False,
     bitmask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """int32 [R] tokens. See `sampler.sample`."""
@@ -107,7 +107,7 @@ def sample(
     racing = []
     for row, slot in enumerate(slots):
         x = raw = values[row]
-        if features and 0 <= params[slot, S_FEATURE_ROW] < pool.num_rows:
+        if processors and 0 <= params[slot, S_PROCESSOR_ROW] < pool.num_rows:
             x = processed_row(x, params[slot], at[row], tables.host["history"][slot], pool)
         if bitmask is not None and not bool((bitmask[row] == -1).all()):
             x = _masked(x, bitmask[row])

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 from quire.kernels.step import tables as words
-from quire.kernels.step.tables import FeaturePool, SlotTables, StepBuffers
+from quire.kernels.step.tables import LogitsProcessorPool, SlotTables, StepBuffers
 
 H_STEP = tl.constexpr(words.H_STEP)
 H_FLAGS = tl.constexpr(words.H_FLAGS)
@@ -34,7 +34,7 @@ H_NUM_PREFILL_TOKENS, H_PREFILL_TOKENS = tl.constexpr(words.H_NUM_PREFILL_TOKENS
 FLAG_SAME_DECODE_ROWS = tl.constexpr(words.FLAG_SAME_DECODE_ROWS)
 SLOT_WORDS, BLOCK_WORDS = tl.constexpr(words.SLOT_WORDS), tl.constexpr(words.BLOCK_WORDS)
 PREFILL_WORDS = tl.constexpr(words.PREFILL_WORDS)
-S_FEATURE_ROW = tl.constexpr(words.S_FEATURE_ROW)
+S_PROCESSOR_ROW = tl.constexpr(words.S_PROCESSOR_ROW)
 P_SLOT, P_START = tl.constexpr(words.P_SLOT), tl.constexpr(words.P_START)
 P_LENGTH, P_FLAGS = tl.constexpr(words.P_LENGTH), tl.constexpr(words.P_FLAGS)
 PREFILL_SAMPLE = tl.constexpr(words.PREFILL_SAMPLE)
@@ -183,16 +183,16 @@ def _finish_kernel(
     tl.store(seq_len + slot, new_len, real)
     tl.store(last_token + slot, token, writes)
 
-    feature_row = tl.load(slot_params + slot * SLOT_WORDS + S_FEATURE_ROW, writes, other=-1)
-    featured = (feature_row >= 0) & (feature_row < pool_rows)
-    count = counts + feature_row.to(tl.int64) * counts_stride + token
-    tl.store(count, tl.load(count, featured, other=0) + 1, featured)
+    processor_row = tl.load(slot_params + slot * SLOT_WORDS + S_PROCESSOR_ROW, writes, other=-1)
+    processed = (processor_row >= 0) & (processor_row < pool_rows)
+    count = counts + processor_row.to(tl.int64) * counts_stride + token
+    tl.store(count, tl.load(count, processed, other=0) + 1, processed)
     place = tl.arange(0, HISTORY)[None, :]
     at = history + slot[:, None] * HISTORY + place
-    older = tl.load(at + 1, featured[:, None] & (place < HISTORY - 1), other=0)
+    older = tl.load(at + 1, processed[:, None] & (place < HISTORY - 1), other=0)
     shifted = tl.where(place < HISTORY - 1, older, token[:, None])
     tl.debug_barrier()  # every thread has read before one writes
-    tl.store(at, shifted, featured[:, None] & (place < HISTORY))
+    tl.store(at, shifted, processed[:, None] & (place < HISTORY))
 
     step = tl.load(plan + H_STEP).to(tl.int64)
     word = (step << 32) | token.to(tl.int64)
@@ -251,7 +251,7 @@ def prepare_step(
 def finish_step(
     plan: torch.Tensor,
     tables: SlotTables,
-    pool: FeaturePool,
+    pool: LogitsProcessorPool,
     step: StepBuffers,
     sampled: torch.Tensor,
     results: torch.Tensor,

@@ -30,10 +30,10 @@ from quire.kernels.step.tables import (
     P_START,
     PREFILL_SAMPLE,
     PREFILL_WORDS,
-    S_FEATURE_ROW,
+    S_PROCESSOR_ROW,
     S_SLOT,
     SLOT_WORDS,
-    FeaturePool,
+    LogitsProcessorPool,
     SlotTables,
     StepBuffers,
 )
@@ -116,7 +116,7 @@ def _pad(out: dict[str, np.ndarray], rows: int, num_rows: int, total: int, num_t
 def finish_step(
     plan: torch.Tensor,
     tables: SlotTables,
-    pool: FeaturePool,
+    pool: LogitsProcessorPool,
     step: StepBuffers,
     sampled: torch.Tensor,
     results: torch.Tensor,
@@ -135,12 +135,12 @@ def finish_step(
     state["seq_len"][slots] = out["seq_lens"][:rows]
     sampling, new = slots[samples], tokens[samples]
     state["last_token"][sampling] = new
-    feature_rows = state["params"][sampling, S_FEATURE_ROW]
-    if (featured := feature_rows >= 0).any():
-        history, slots_f, new_f = state["history"], sampling[featured], new[featured]
+    processor_rows = state["params"][sampling, S_PROCESSOR_ROW]
+    if (processed := processor_rows >= 0).any():
+        history, slots_f, new_f = state["history"], sampling[processed], new[processed]
         history[slots_f, :-1] = history[slots_f, 1:]
         history[slots_f, -1] = new_f
-        pool.counts.numpy()[feature_rows[featured], new_f] += 1
+        pool.counts.numpy()[processor_rows[processed], new_f] += 1
     if logprobs is not None:
         columns = record[max_rows : max_rows + rows * LOGPROB_WORDS].reshape(rows, LOGPROB_WORDS)
         logprob, rank, top_ids, top_logprobs = (x[:rows].numpy() for x in logprobs)

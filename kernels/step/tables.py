@@ -1,7 +1,7 @@
 """Device state of the sequences, by slot, the buffers of one step, and the words of a step plan that the kernels read.
 
-`SlotTables`, `FeaturePool` and `StepBuffers` only hold tensors: allocated once by the worker, changed in place by the step
-kernels (`step_inputs`), by `logits_processors.apply_features`, and read by the sampler. The last slot (`max_num_seqs`) is the
+`SlotTables`, `LogitsProcessorPool` and `StepBuffers` only hold tensors: allocated once by the worker, changed in place by the step
+kernels (`step_inputs`), by `logits_processors.apply_logits_processors`, and read by the sampler. The last slot (`max_num_seqs`) is the
 dummy slot of padded rows. `params` holds a slot update of a plan as it is, so applying one is a copy of 16 words; the named
 columns are views. No triton here: CPU machines use these too. The numbers below are those of ipc/step/plan.py (a test compares
 them).
@@ -25,18 +25,18 @@ SLOT_WORDS, BLOCK_WORDS, PREFILL_WORDS = 16, 3, 8
 
 # words of a slot update, and columns of SlotTables.params
 S_SLOT, S_TEMPERATURE, S_TOP_K, S_TOP_P, S_MIN_P, S_PRESENCE, S_FREQUENCY, S_REPETITION = range(8)
-S_SEED_LO, S_SEED_HI, S_FEATURE_ROW, S_MIN_LEN, S_NUM_LOGPROBS = range(8, 13)
+S_SEED_LO, S_SEED_HI, S_PROCESSOR_ROW, S_MIN_LEN, S_NUM_LOGPROBS = range(8, 13)
 
 # words of a prefill row
 P_SLOT, P_START, P_LENGTH, P_FLAGS = range(4)
 PREFILL_SAMPLE = 1
 
-MAX_STOP_IDS = 256  # of one feature row
+MAX_STOP_IDS = 256  # of one processor row
 MAX_BAD_WORDS = 256
 HISTORY = 16  # last output tokens kept for bad words, and the longest bad word
 PROMPT_BIT = (
     1 << 30
-)  # in FeaturePool.counts: the token occurs in the prompt; the bits below count its occurrences in the output
+)  # in LogitsProcessorPool.counts: the token occurs in the prompt; the bits below count its occurrences in the output
 NUM_TOP = 20  # alternatives whose log-probabilities are reported
 LOGPROB_WORDS = 2 + 2 * NUM_TOP  # result words of one row's log-probabilities
 
@@ -49,12 +49,12 @@ class SlotTables:
     last_token: torch.Tensor  # int32 [S]
     seq_len: torch.Tensor  # int32 [S], tokens whose KV is computed
     params: torch.Tensor  # int32 [S, SLOT_WORDS], see S_*; float32 columns as bits
-    history: torch.Tensor  # int32 [S, HISTORY], last output tokens of slots with a feature row, newest last, -1 padded
+    history: torch.Tensor  # int32 [S, HISTORY], last output tokens of slots with a processor row, newest last, -1 padded
     decode_slots: torch.Tensor  # int32 [S], the decode rows of the last plan that had them
 
     @classmethod
     def allocate(cls, max_num_seqs: int, num_groups: int, max_blocks: int, device: torch.device | str) -> "SlotTables":
-        """Empty tables: every slot samples greedily and has no feature row."""
+        """Empty tables: every slot samples greedily and has no processor row."""
         s = max_num_seqs + 1
 
         def ints(*shape: int) -> torch.Tensor:
@@ -63,7 +63,7 @@ class SlotTables:
         tables = cls(ints(num_groups, s, max_blocks), ints(s), ints(s), ints(s, SLOT_WORDS), ints(s, HISTORY) - 1, ints(s))
         tables.top_p.fill_(1.0)
         tables.repetition.fill_(1.0)
-        tables.feature_row.fill_(-1)
+        tables.processor_row.fill_(-1)
         tables.num_logprobs.fill_(-1)
         return tables
 
@@ -107,8 +107,8 @@ class SlotTables:
         return self.params[:, S_SEED_LO : S_SEED_HI + 1]
 
     @property
-    def feature_row(self) -> torch.Tensor:
-        return self._column(S_FEATURE_ROW)
+    def processor_row(self) -> torch.Tensor:
+        return self._column(S_PROCESSOR_ROW)
 
     @property
     def min_len(self) -> torch.Tensor:
@@ -126,7 +126,7 @@ class SlotTables:
 
 
 @dataclass
-class FeaturePool:
+class LogitsProcessorPool:
     """Rare sampling state, one row per sequence that needs it; P rows, V tokens: 8 bytes a token and row."""
 
     counts: torch.Tensor  # int32 [P, V], see PROMPT_BIT
@@ -135,7 +135,7 @@ class FeaturePool:
     bad_words: torch.Tensor  # int32 [P, MAX_BAD_WORDS, HISTORY], right-aligned, -1 padded; the last element is the banned token
 
     @classmethod
-    def allocate(cls, pool_rows: int, vocab: int, device: torch.device | str) -> "FeaturePool":
+    def allocate(cls, pool_rows: int, vocab: int, device: torch.device | str) -> "LogitsProcessorPool":
         """At least one row, so that every tensor has an address."""
         p = max(pool_rows, 1)
 
@@ -199,7 +199,7 @@ class SamplerWorkspace:
     near_blocks: torch.Tensor  # int32 [R, NB], those with candidates
     candidates: torch.Tensor  # float32 [R, CANDIDATES]
     candidate_ids: torch.Tensor  # int32 [R, CANDIDATES]
-    processed: torch.Tensor  # float32 [P, V], logits of feature rows after penalties, bias and bans
+    processed: torch.Tensor  # float32 [P, V], logits of processor rows after penalties, bias and bans
     part_max: torch.Tensor  # float32 [R, ceil(V / LOGPROB_TILE)]
     part_sum: torch.Tensor
     part_greater: torch.Tensor  # int32

@@ -10,7 +10,7 @@ from quire.enginecore.intake import Intake, IntakeConfig
 from quire.enginecore.scheduling.scheduler import Scheduler, SchedulerConfig
 from quire.ipc.messages import AddRequest, EngineLimits, RequestError
 from quire.ipc.sampling import SamplingParams
-from quire.ipc.step.plan import H_FEATURES, max_plan_words
+from quire.ipc.step.plan import H_PROCESSORS, max_plan_words
 
 
 def scenario(seed, windows, look):
@@ -76,7 +76,7 @@ def test_no_plan_is_longer_than_the_worker_has_room_for():
     while not s.is_idle:
         made = s.schedule()
         if made:
-            longest = max(longest, int(made[0].encode()[H_FEATURES]))
+            longest = max(longest, int(made[0].encode()[H_PROCESSORS]))
             flight.append(made[1])
         if flight and (len(flight) > 1 or not made):
             step = flight.pop(0)

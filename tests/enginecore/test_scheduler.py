@@ -173,10 +173,15 @@ def test_a_prompt_beside_decode_rows_is_spread_over_steps():
 
 
 def test_only_what_can_start_counts_as_waiting():
-    def first_chunk(max_num_seqs=8, features=8, more=(), **params):
+    def first_chunk(max_num_seqs=8, processors=8, more=(), **params):
         """Prefill tokens of the step after a prompt of 60, and `more` behind it, came beside one decode row."""
         h = Harness(
-            num_blocks=400, budget=64, max_model_len=200, max_num_seqs=max_num_seqs, num_feature_rows=features, smooth_tokens=12
+            num_blocks=400,
+            budget=64,
+            max_model_len=200,
+            max_num_seqs=max_num_seqs,
+            num_processor_rows=processors,
+            smooth_tokens=12,
         )
         h.add([1], 40, presence_penalty=1.0)
         while not h.outputs[1]:
@@ -194,7 +199,7 @@ def test_only_what_can_start_counts_as_waiting():
     assert first_chunk(more=others[:1]) == 63  # more than there are decode rows: all that the step has room for
     assert first_chunk(more=others, max_num_seqs=2) == 30  # they have no slot
     assert first_chunk(n=4) == 30  # one computes the prompt for all
-    assert first_chunk(more=[([3] * 60, {"presence_penalty": 1.0}), *others], features=1) == 30  # behind who waits for a row
+    assert first_chunk(more=[([3] * 60, {"presence_penalty": 1.0}), *others], processors=1) == 30  # behind who waits for a row
 
 
 @pytest.mark.parametrize(("length", "expected"), [(9, [9]), (12, [12]), (13, [7, 6]), (22, [11, 11])])
@@ -352,14 +357,14 @@ def test_own_stop_ids_count_only_for_their_request():
     assert len(h.outputs[1]) == 10 and h.outputs[stopper] == h.outputs[1][: h.outputs[1].index(token) + 1]
 
 
-def test_feature_rows_are_a_resource_that_requests_wait_for():
-    h = Harness(num_feature_rows=1, num_blocks=60)
+def test_processor_rows_are_a_resource_that_requests_wait_for():
+    h = Harness(num_processor_rows=1, num_blocks=60)
     for n in range(3):
         h.add([n + 1] * 3, max_tokens=5, presence_penalty=1.0)
     h.add([9, 9], max_tokens=5)
     h.run()
     assert len(h.finished) == 4
-    assert sum(len(p.features) > 0 for p in h.plans) == 3
+    assert sum(len(p.processors) > 0 for p in h.plans) == 3
 
 
 def test_what_cannot_fit_is_known_beforehand():
@@ -480,13 +485,13 @@ events = st.lists(
     seqs=st.integers(1, 6),
     caching=st.booleans(),
     policy=st.sampled_from(["fcfs", "priority"]),
-    features=st.integers(1, 2),
+    processors=st.integers(1, 2),
     eos=st.booleans(),
     look_ahead=st.booleans(),
     smooth=st.sampled_from([SMOOTH_TOKENS, 4]),
 )
 def test_any_history_ends_every_request_once_with_its_own_tokens(
-    events, blocks, windows, budget, seqs, caching, policy, features, eos, look_ahead, smooth
+    events, blocks, windows, budget, seqs, caching, policy, processors, eos, look_ahead, smooth
 ):
     h = Harness(
         num_blocks=blocks * len(windows),
@@ -495,7 +500,7 @@ def test_any_history_ends_every_request_once_with_its_own_tokens(
         max_num_seqs=seqs,
         enable_prefix_caching=caching,
         policy=policy,
-        num_feature_rows=features,
+        num_processor_rows=processors,
         look_ahead=look_ahead,
         eos=range(0, VOCAB, 11) if eos else (),
         smooth_tokens=smooth,

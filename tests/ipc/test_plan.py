@@ -1,4 +1,4 @@
-"""StepPlan: encode and decode are inverse, for empty, full and any plan; features; the stated longest plan is the longest."""
+"""StepPlan: encode and decode are inverse, for empty, full and any plan; processors; the stated longest plan is the longest."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -9,11 +9,11 @@ from quire.ipc.step.plan import (
     BLOCK_WORDS,
     PREFILL_WORDS,
     SLOT_WORDS,
-    Features,
+    LogitsProcessors,
     StepPlan,
-    decode_features,
+    decode_logits_processors,
     decode_plan,
-    encode_features,
+    encode_logits_processors,
     max_plan_words,
 )
 
@@ -24,7 +24,7 @@ def ints(*shape: int, start: int = 0) -> np.ndarray:
     return np.arange(start, start + int(np.prod(shape)), dtype=np.int32).reshape(shape)
 
 
-def make_plan(slots=0, blocks=0, decode=0, prefill=0, tokens=0, features=NO_ROWS, **more) -> StepPlan:
+def make_plan(slots=0, blocks=0, decode=0, prefill=0, tokens=0, processors=NO_ROWS, **more) -> StepPlan:
     return StepPlan(
         step=more.pop("step", 1),
         slot_updates=ints(slots, SLOT_WORDS, start=1000),
@@ -32,7 +32,7 @@ def make_plan(slots=0, blocks=0, decode=0, prefill=0, tokens=0, features=NO_ROWS
         decode_rows=ints(decode, start=3000),
         prefill_rows=ints(prefill, PREFILL_WORDS, start=4000),
         prefill_tokens=ints(tokens, start=5000),
-        features=features,
+        processors=processors,
         **more,
     )
 
@@ -109,11 +109,11 @@ tokens = st.lists(st.integers(0, 2**31 - 1), max_size=6)
 
 
 @st.composite
-def feature_records(draw) -> Features:
+def processor_records(draw) -> LogitsProcessors:
     bias = draw(st.dictionaries(st.integers(0, 2**31 - 1), float32s, max_size=4))
-    return Features(
+    return LogitsProcessors(
         slot=draw(st.integers(0, 1000)),
-        feature_row=draw(st.integers(0, 100)),
+        processor_row=draw(st.integers(0, 100)),
         prompt_ids=np.asarray(draw(tokens), np.int32),
         output_ids=np.asarray(draw(tokens), np.int32),
         bias_ids=list(bias),
@@ -125,14 +125,14 @@ def feature_records(draw) -> Features:
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(feature_records(), max_size=3))
-def test_features_come_back_as_they_went(records):
-    words = np.concatenate([NO_ROWS, *[encode_features(f) for f in records]])
-    read = decode_plan(make_plan(features=words).encode(), NO_ROWS).features
-    again = decode_features(read)
+@given(st.lists(processor_records(), max_size=3))
+def test_processors_come_back_as_they_went(records):
+    words = np.concatenate([NO_ROWS, *[encode_logits_processors(f) for f in records]])
+    read = decode_plan(make_plan(processors=words).encode(), NO_ROWS).processors
+    again = decode_logits_processors(read)
     assert len(again) == len(records)
     for before, after in zip(records, again, strict=True):
-        for name, x, y in zip(Features._fields, before, after, strict=True):
+        for name, x, y in zip(LogitsProcessors._fields, before, after, strict=True):
             assert list(x) == list(y) if isinstance(x, np.ndarray) else x == y, name
 
 

@@ -19,7 +19,7 @@ def test_defaults_are_vllms():
     assert (p.include_stop_str_in_output, p.ignore_eos, p.detokenize, p.skip_special_tokens) == (False, False, True, True)
     assert not p.stop and not p.stop_token_ids and p.spaces_between_special_tokens
     assert SamplingParams(seed=-1).seed is None
-    assert not (p.is_greedy or p.needs_filter or p.has_penalties or p.needs_features)
+    assert not (p.is_greedy or p.needs_filter or p.has_penalties or p.needs_logits_processors)
 
 
 @pytest.mark.parametrize(
@@ -87,10 +87,10 @@ def test_what_the_sampler_must_be_able_to_do():
     )
     assert not SamplingParams(top_k=5, top_p=0.5, min_p=0.1, temperature=0).needs_filter
     for one in ({"presence_penalty": 1}, {"frequency_penalty": -1}, {"repetition_penalty": 1.1}):
-        assert SamplingParams(**one).has_penalties and SamplingParams(**one).needs_features
+        assert SamplingParams(**one).has_penalties and SamplingParams(**one).needs_logits_processors
     for one in ({"logit_bias": {1: 2}}, {"allowed_token_ids": [1]}, {"bad_words_token_ids": [[1]]}, {"min_tokens": 1}):
-        assert SamplingParams(**one).needs_features and not SamplingParams(**one).has_penalties
-    assert not SamplingParams(stop=["x"], stop_token_ids=[1], logprobs=3).needs_features
+        assert SamplingParams(**one).needs_logits_processors and not SamplingParams(**one).has_penalties
+    assert not SamplingParams(stop=["x"], stop_token_ids=[1], logprobs=3).needs_logits_processors
 
 
 def test_ids_are_checked_against_the_vocabulary():

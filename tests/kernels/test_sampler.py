@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from quire.kernels.sampling import logits_processors, sampler_cpu
-from quire.kernels.step.tables import HISTORY, FeaturePool, SamplerWorkspace, SlotTables
+from quire.kernels.step.tables import HISTORY, LogitsProcessorPool, SamplerWorkspace, SlotTables
 
 SLOTS = 8
 
@@ -21,26 +21,28 @@ class Harness:
     def __init__(self, vocab, device="cpu", kernels=False, rows=1):
         self.device, self.kernels, self.vocab = device, kernels, vocab
         self.tables = SlotTables.allocate(SLOTS, 1, 1, device)
-        self.pool = FeaturePool.allocate(2, vocab, device)
+        self.pool = LogitsProcessorPool.allocate(2, vocab, device)
         self.workspace = SamplerWorkspace.allocate(rows, vocab, 2, device) if kernels else None
 
     def set(self, slot=0, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=(1, 2), presence=0.0, frequency=0.0,
-            repetition=1.0, feature_row=-1, min_len=0):  # fmt: skip
+            repetition=1.0, processor_row=-1, min_len=0):  # fmt: skip
         for name, value in locals().items():
             if name not in ("self", "slot", "seed"):
                 getattr(self.tables, name)[slot] = value
         self.tables.seed[slot] = torch.tensor(seed, dtype=torch.int32)
 
-    def features(self, slot=0, row=0, prompt=(), output=(), bias=(), allowed=(), stop=(), bad=()):
+    def processors(self, slot=0, row=0, prompt=(), output=(), bias=(), allowed=(), stop=(), bad=()):
         ids, values = [b[0] for b in bias], [b[1] for b in bias]
-        logits_processors.apply_features(self.tables, self.pool, slot, row, prompt, output, ids, values, allowed, stop, bad)
+        logits_processors.apply_logits_processors(
+            self.tables, self.pool, slot, row, prompt, output, ids, values, allowed, stop, bad
+        )
 
     def sample(self, logits, slots, positions, **flags):
         if self.kernels:
             from quire.kernels.sampling import sampler as module
         else:
             module = sampler_cpu
-        flags = {"random": True, "filtered": True, "features": True, **flags}
+        flags = {"random": True, "filtered": True, "processors": True, **flags}
         if "bitmask" in flags:
             flags["bitmask"] = flags["bitmask"].to(self.device)
         slots, positions = (torch.as_tensor(x, dtype=torch.int32).to(self.device) for x in (slots, positions))
@@ -135,8 +137,8 @@ def test_draws_with_bias_bans_and_masks(make):
     logits = np.random.default_rng(5).normal(size=vocab).astype(np.float32)
     h = make(vocab, make.draws)
     allowed = list(range(0, 60, 2))
-    h.set(feature_row=1, min_len=10_000)
-    h.features(row=1, bias=[(2, 3.0), (4, -3.0), (5, 100.0)], allowed=allowed, stop=[6], bad=[[8]])
+    h.set(processor_row=1, min_len=10_000)
+    h.processors(row=1, bias=[(2, 3.0), (4, -3.0), (5, 100.0)], allowed=allowed, stop=[6], bad=[[8]])
     mask = torch.full((make.draws, 3), -1, dtype=torch.int32)
     mask[:, 0] &= ~(1 << 10)
     mask[:, 1] = -(2**31)  # of tokens 32 to 63 only the last
@@ -161,42 +163,42 @@ def test_draws_with_penalties(make):
     logits = np.random.default_rng(6).normal(size=40).astype(np.float32) * 2
     prompt, output = [1, 2, 3, 3, 39], [3, 4, 4, 4, 5]
     h = make(40, make.draws)
-    h.set(feature_row=0, presence=0.5, frequency=0.3, repetition=1.4)
-    h.features(prompt=prompt, output=output)
+    h.set(processor_row=0, presence=0.5, frequency=0.3, repetition=1.4)
+    h.processors(prompt=prompt, output=output)
     check_draws(draw(h, logits, make.draws), distribution(penalised(logits, prompt, output, 0.5, 0.3, 1.4)))
 
 
-def test_penalties_without_features_flag_or_row_do_nothing(make):
+def test_penalties_without_processors_flag_or_row_do_nothing(make):
     h = make(4)
     h.set(temperature=0.0, presence=2.0)
-    h.features(output=[1, 1])
+    h.processors(output=[1, 1])
     logits = torch.tensor([[0.0, 1.0, 0.5, 0.2]])
     assert h.sample(logits, [0], [0]).item() == 1  # the slot has no row
-    h.set(temperature=0.0, presence=2.0, feature_row=0)
-    assert h.sample(logits, [0], [0], features=False).item() == 1
+    h.set(temperature=0.0, presence=2.0, processor_row=0)
+    assert h.sample(logits, [0], [0], processors=False).item() == 1
     assert h.sample(logits, [0], [0]).item() == 2
 
 
 def test_bad_words_match_the_end_of_the_output(make):
     h = make(32)
     logits = torch.arange(32.0)[None]  # greedy would take 31, then 30, ...
-    h.set(temperature=0.0, feature_row=0)
+    h.set(temperature=0.0, processor_row=0)
     words = [[31], [7, 30], [8, 7, 29], [9, 7, 28], [*range(1, HISTORY), 27]]
-    h.features(output=[5, 8, 7], bad=words)
+    h.processors(output=[5, 8, 7], bad=words)
     assert h.sample(logits, [0], [3]).item() == 28
-    h.features(output=[7, 8], bad=words)
+    h.processors(output=[7, 8], bad=words)
     assert h.sample(logits, [0], [3]).item() == 30
-    h.features(output=[], bad=words)
+    h.processors(output=[], bad=words)
     assert h.sample(logits, [0], [3]).item() == 30
-    h.features(output=[0, *range(1, HISTORY)], bad=[[i] for i in range(28, 32)] + words[-1:])
+    h.processors(output=[0, *range(1, HISTORY)], bad=[[i] for i in range(28, 32)] + words[-1:])
     assert h.sample(logits, [0], [3]).item() == 26
 
 
 def test_stop_ids_wait_for_the_minimum_length(make):
     h = make(8)
     logits = torch.arange(8.0)[None]
-    h.set(temperature=0.0, feature_row=0, min_len=5)
-    h.features(stop=[7, 6])
+    h.set(temperature=0.0, processor_row=0, min_len=5)
+    h.processors(stop=[7, 6])
     assert [h.sample(logits, [0], [at]).item() for at in (3, 4, 5, 6)] == [5, 5, 7, 7]
 
 
@@ -243,7 +245,7 @@ def test_a_row_does_not_depend_on_its_neighbours(make):
     alone = [h.sample(logits[i : i + 1], [i], [50 + i]).item() for i in range(SLOTS)]
     assert together == alone
     unfiltered = [i for i, s in enumerate(SETTINGS[:SLOTS]) if not {"top_k", "top_p", "min_p"} & s.keys()]
-    plain = [h.sample(logits[i : i + 1], [i], [50 + i], filtered=False, features=False).item() for i in unfiltered]
+    plain = [h.sample(logits[i : i + 1], [i], [50 + i], filtered=False, processors=False).item() for i in unfiltered]
     assert plain == [alone[i] for i in unfiltered]
 
 
@@ -253,7 +255,7 @@ def test_seed_and_position_decide(make):
 
     def token(seed, at):
         h.set(seed=seed)
-        return h.sample(flat, [0], [at], features=False, filtered=False).item()
+        return h.sample(flat, [0], [at], processors=False, filtered=False).item()
 
     assert token((1, 2), 3) == token((1, 2), 3)
     others = {token(seed, at) for seed, at in (((1, 2), 4), ((2, 2), 3), ((1, 3), 3), ((-1, 2), 3), ((1, -(2**31)), 3))}
@@ -261,7 +263,7 @@ def test_seed_and_position_decide(make):
 
 
 def random_case(h, vocab, rows, seed, dtype=torch.float32):
-    """Mixed rows: greedy, plain, filtered in all ways, with features; logits of several widths."""
+    """Mixed rows: greedy, plain, filtered in all ways, with processors; logits of several widths."""
     rng = np.random.default_rng(seed)
     for slot in range(SLOTS):
         h.set(
@@ -274,16 +276,18 @@ def random_case(h, vocab, rows, seed, dtype=torch.float32):
             presence=float(rng.normal()),
             frequency=float(rng.normal()),
             repetition=float(rng.uniform(0.5, 2)),
-            feature_row={0: 0, 1: 1}.get(slot, -1),
+            processor_row={0: 0, 1: 1}.get(slot, -1),
             min_len=int(rng.integers(0, 100)),
         )
     for slot in (0, 1):
         ids = rng.integers(0, vocab, (4, 20)).tolist()
         bias = list(zip(sorted(set(ids[2])), rng.normal(size=20).tolist(), strict=False))
-        h.features(slot, slot, ids[0], ids[1], bias, ids[3] if slot else (), ids[3][:3], [[ids[1][-1], ids[0][0]], [ids[3][5]]])
+        h.processors(
+            slot, slot, ids[0], ids[1], bias, ids[3] if slot else (), ids[3][:3], [[ids[1][-1], ids[0][0]], [ids[3][5]]]
+        )
     logits = torch.from_numpy(rng.normal(size=(rows, vocab)).astype(np.float32) * rng.choice([0.5, 2, 4], size=(rows, 1)))
     slots = [i % SLOTS if i >= 2 else i for i in range(rows)]
-    slots = [s if i < SLOTS or s > 1 else s + 2 for i, s in enumerate(slots)]  # a feature row belongs to one row of a step
+    slots = [s if i < SLOTS or s > 1 else s + 2 for i, s in enumerate(slots)]  # a processor row belongs to one row of a step
     words = rng.integers(-(2**31), 2**31, (rows, -(-vocab // 32)), dtype=np.int64).astype(np.int32)
     words[rng.random(rows) < 0.5] = -1
     return logits.float().to(dtype), slots, rng.integers(0, 1000, rows).tolist(), torch.from_numpy(words)
@@ -294,7 +298,7 @@ def compare_with_torch(device, vocab, rows, seed, dtype=torch.float32):
     case = random_case(ours, vocab, rows, seed, dtype)
     assert all(torch.equal(a, b) for a, b in zip(case[::3], random_case(theirs, vocab, rows, seed, dtype)[::3], strict=True))
     logits, slots, positions, mask = case
-    for flags in ({"random": False, "features": False}, {"filtered": False, "features": False}, {"features": False}, {}):
+    for flags in ({"random": False, "processors": False}, {"filtered": False, "processors": False}, {"processors": False}, {}):
         for masked in ({}, {"bitmask": mask}):
             got = ours.sample(logits, slots, positions, **flags, **masked)
             assert got.tolist() == theirs.sample(logits, slots, positions, **flags, **masked).tolist(), (flags, list(masked))
@@ -320,8 +324,8 @@ def compare_flat(device, vocab, rows):
     for settings in ({"top_p": 0.97}, {"top_k": vocab - 100}, {"top_k": vocab - 100, "top_p": 0.9, "min_p": 1e-4}):
         for h in (ours, theirs):
             h.set(**settings)
-        got = ours.sample(logits, [0] * rows, range(rows), features=False)
-        assert got.tolist() == theirs.sample(logits, [0] * rows, range(rows), features=False).tolist(), settings
+        got = ours.sample(logits, [0] * rows, range(rows), processors=False)
+        assert got.tolist() == theirs.sample(logits, [0] * rows, range(rows), processors=False).tolist(), settings
 
 
 @pytest.mark.gpu
@@ -337,7 +341,7 @@ def test_wide_nuclei_equal_the_cpu_path():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("flags", [{"random": False}, {}, {"filtered": True}, {"filtered": True, "features": True}], ids=str)
+@pytest.mark.parametrize("flags", [{"random": False}, {}, {"filtered": True}, {"filtered": True, "processors": True}], ids=str)
 def test_a_graph_gives_what_eager_gives(flags):
     from quire.kernels.sampling import sampler
 
@@ -424,12 +428,12 @@ def test_logprobs(vocab, dtype):
     compare_logprobs("cuda", vocab, dtype)
 
 
-def test_a_feature_row_is_wholly_replaced():
+def test_a_processor_row_is_wholly_replaced():
     h = Harness(16)
-    h.features(prompt=[1], output=[2, 2], bias=[(3, 1.0)], allowed=[3, 4], stop=[5], bad=[[6, 7]])
+    h.processors(prompt=[1], output=[2, 2], bias=[(3, 1.0)], allowed=[3, 4], stop=[5], bad=[[6, 7]])
     assert h.pool.counts[0, :3].tolist() == [0, 1 << 30, 2]
     assert h.tables.history[0].tolist() == [-1] * (HISTORY - 2) + [2, 2]
-    h.features(prompt=[200, 15], bias=[(99, 1.0)])
+    h.processors(prompt=[200, 15], bias=[(99, 1.0)])
     fresh = Harness(16)
     assert h.pool.counts[0].tolist() == [0] * 15 + [1 << 30]
     for name in ("bias", "stop_ids", "bad_words"):

@@ -8,7 +8,7 @@ import torch
 
 from quire.ipc.step import plan as wire
 from quire.kernels.step import step_inputs_cpu, tables
-from quire.kernels.step.tables import FeaturePool, SlotTables, StepBuffers
+from quire.kernels.step.tables import LogitsProcessorPool, SlotTables, StepBuffers
 
 MAX_SEQS, GROUPS, MAX_BLOCKS, BLOCK_SIZE, NUM_BLOCKS, VOCAB = 7, 2, 6, 4, 50, 101
 SIZES = {"block_size": BLOCK_SIZE, "num_blocks": NUM_BLOCKS, "vocab": VOCAB}
@@ -36,7 +36,7 @@ def make_plan(step, slot_updates=(), block_updates=(), decode_rows=(), prefill=(
         decode_rows=np.asarray(decode_rows, np.int32),
         prefill_rows=rows,
         prefill_tokens=np.asarray([i for p in prefill for i in p[2]], np.int32),
-        features=np.zeros(0, np.int32),
+        processors=np.zeros(0, np.int32),
         same_decode_rows=same,
     ).encode()
     buffer = np.full(600, 12345, np.int32)  # stale words lie behind the plan
@@ -46,7 +46,7 @@ def make_plan(step, slot_updates=(), block_updates=(), decode_rows=(), prefill=(
 
 def make_state(device="cpu"):
     state = SlotTables.allocate(MAX_SEQS, GROUPS, MAX_BLOCKS, device)
-    return state, FeaturePool.allocate(2, VOCAB, device), StepBuffers.allocate(40, MAX_SEQS, GROUPS, device)
+    return state, LogitsProcessorPool.allocate(2, VOCAB, device), StepBuffers.allocate(40, MAX_SEQS, GROUPS, device)
 
 
 def random_steps(seed, count):
@@ -54,22 +54,22 @@ def random_steps(seed, count):
     rng = np.random.default_rng(seed)
     running: dict[int, int] = {}  # slot -> tokens computed
     previous: list[int] = []
-    feature_rows: dict[int, int] = {}
+    processor_rows: dict[int, int] = {}
     for step in range(1, count + 1):
         for slot in [s for s in running if running[s] > 18 or rng.random() < 0.05]:
             del running[slot]
-            feature_rows.pop(slot, None)
+            processor_rows.pop(slot, None)
         decode = [s for s in running if rng.random() < 0.9]
         if rng.random() < 0.5 and previous and all(s in running for s in previous):
             decode = list(previous)
         free = [s for s in range(MAX_SEQS) if s not in running][: rng.integers(0, 4)]
         slot_updates, prefill, blocks = [], [], []
         for slot in free:
-            row = next((p for p in range(2) if p not in feature_rows.values() and rng.random() < 0.5), -1)
+            row = next((p for p in range(2) if p not in processor_rows.values() and rng.random() < 0.5), -1)
             if row >= 0:
-                feature_rows[slot] = row
+                processor_rows[slot] = row
             slot_updates.append(
-                {wire.S_SLOT: slot, wire.S_TEMPERATURE: float(rng.random()), wire.S_TOP_K: 3, wire.S_FEATURE_ROW: row}
+                {wire.S_SLOT: slot, wire.S_TEMPERATURE: float(rng.random()), wire.S_TOP_K: 3, wire.S_PROCESSOR_ROW: row}
             )
             start = int(rng.integers(0, 5))
             ids = rng.integers(0, VOCAB, rng.integers(1, 9)).tolist()
@@ -176,7 +176,7 @@ def test_steps_on_the_cpu_agree_with_plain_python():
             assert state.seq_len[slot] == want["seq_lens"][row]
             if want["samples"][row]:
                 before_last[slot] = sampled[row]
-                if (f := int(state.feature_row[slot])) >= 0:
+                if (f := int(state.processor_row[slot])) >= 0:
                     before_counts[f, sampled[row]] += 1
                     before_history[slot] = torch.cat([before_history[slot, 1:], sampled[row : row + 1]])
             word = results[number % 3, row].item()
@@ -198,14 +198,14 @@ def test_the_named_columns_are_the_words_of_an_update():
     state, _, step = make_state()
     update = {
         wire.S_SLOT: 3, wire.S_TEMPERATURE: 0.5, wire.S_TOP_K: 7, wire.S_TOP_P: 0.25, wire.S_MIN_P: 0.125, wire.S_PRESENCE: 1.5,
-        wire.S_FREQUENCY: -1.5, wire.S_REPETITION: 1.25, wire.S_SEED_LO: -5, wire.S_SEED_HI: 6, wire.S_FEATURE_ROW: 1,
+        wire.S_FREQUENCY: -1.5, wire.S_REPETITION: 1.25, wire.S_SEED_LO: -5, wire.S_SEED_HI: 6, wire.S_PROCESSOR_ROW: 1,
         wire.S_MIN_LEN: 9, wire.S_NUM_LOGPROBS: 4,
     }  # fmt: skip
     step_inputs_cpu.prepare_step(make_plan(1, [update]), state, step, 1, 1, **SIZES)
     assert [state.temperature[3], state.top_k[3], state.top_p[3], state.min_p[3]] == [0.5, 7, 0.25, 0.125]
     assert [state.presence[3], state.frequency[3], state.repetition[3]] == [1.5, -1.5, 1.25]
     assert state.seed[3].tolist() == [-5, 6]
-    assert [state.feature_row[3], state.min_len[3], state.num_logprobs[3]] == [1, 9, 4]
+    assert [state.processor_row[3], state.min_len[3], state.num_logprobs[3]] == [1, 9, 4]
 
 
 def test_a_decode_step_of_one_row_takes_the_cpu_microseconds():
@@ -273,7 +273,7 @@ def check_wild_plan(device):
     wild = 2**30
     plan = make_plan(
         1,
-        [{0: wild, wire.S_FEATURE_ROW: wild}],
+        [{0: wild, wire.S_PROCESSOR_ROW: wild}],
         [(wild, wild, wild), (-5, -5, -5)],
         [wild, -3],
         [(wild, wild, [wild, -wild], 1)],

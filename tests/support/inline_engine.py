@@ -10,7 +10,7 @@ from quire.enginecore.scheduling.scheduler import Scheduler, SchedulerConfig
 from quire.ipc.messages import AddRequest, EngineLimits, RequestError
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.step.plan import max_plan_words
-from quire.kernels.step.tables import FeaturePool
+from quire.kernels.step.tables import LogitsProcessorPool
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.attention.rope import cos_sin_table
 from quire.workers.devices.cpu import CpuDevice
@@ -56,7 +56,7 @@ class InlineEngine:
         ctx = DeviceContext(
             config=config,
             cache=cache,
-            pool=FeaturePool.allocate(max_num_seqs, config.vocab_size, self.device),
+            pool=LogitsProcessorPool.allocate(max_num_seqs, config.vocab_size, self.device),
             cos_sin=cos_sin_table(config, max_model_len, self.device),
             device=self.device,
             dtype=dtype,
@@ -77,7 +77,7 @@ class InlineEngine:
                 block_size=block_size,
                 num_blocks=num_blocks,
                 windows=cache.windows,
-                num_feature_rows=max_num_seqs,
+                num_processor_rows=max_num_seqs,
                 eos_token_ids=tuple(eos),
                 vocab_size=config.vocab_size,
                 **scheduling,

@@ -13,7 +13,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from quire.ipc.step.plan import VARIANT_FEATURES, VARIANT_FILTER, VARIANT_RANDOM, StepPlan
+from quire.ipc.step.plan import VARIANT_FILTER, VARIANT_PROCESSORS, VARIANT_RANDOM, StepPlan
 from quire.kernels.attention.decode_schedule import DecodeConfig, DecodeWorkspace
 from quire.kernels.triton_support import dependent_launch
 from quire.workers.devices.cuda import CudaDevice
@@ -77,16 +77,16 @@ def test_decode_sizes_take_any_number_of_rows_with_little_padding(max_rows):
 
 def test_every_kind_of_sampling_is_compiled_before_serving():
     def kernels(variant):  # as `sampler.sample` chooses them, without masks
-        random, features = bool(variant & VARIANT_RANDOM), bool(variant & VARIANT_FEATURES)
+        random, processors = bool(variant & VARIANT_RANDOM), bool(variant & VARIANT_PROCESSORS)
         filtered = random and bool(variant & VARIANT_FILTER)
         return {
-            ("partial", random, features),
-            ("combine", random, filtered, features),
-            ("filter", filtered and features, filtered),
+            ("partial", random, processors),
+            ("combine", random, filtered, processors),
+            ("filter", filtered and processors, filtered),
         }
 
     warm = set().union(*map(kernels, WARM_VARIANTS))
-    for variant in range((VARIANT_RANDOM | VARIANT_FILTER | VARIANT_FEATURES) + 1):
+    for variant in range((VARIANT_RANDOM | VARIANT_FILTER | VARIANT_PROCESSORS) + 1):
         assert kernels(variant) <= warm
 
 

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 import numpy as np
 import torch
 
-from quire.ipc.step.plan import H_FEATURES
+from quire.ipc.step.plan import H_PROCESSORS
 from quire.ipc.step.result_ring import ResultRing
 from quire.kernels.attention.decode import decode_attention
 from quire.kernels.attention.decode_rope import Rope, can_fuse
@@ -59,7 +59,7 @@ class CudaDevice(Device):
 
     def load_plan(self, words: np.ndarray) -> torch.Tensor:
         """One asynchronous copy to the plan's place on the device, the same every step."""
-        n, self._turn = int(words[H_FEATURES]), (self._turn + 1) % STAGING_DEPTH  # features, the last section, stay here
+        n, self._turn = int(words[H_PROCESSORS]), (self._turn + 1) % STAGING_DEPTH  # processors, the last section, stay here
         self._staging_views[self._turn][:n] = words[:n]
         self.plan[:n].copy_(self._staging[self._turn][:n], non_blocking=True)
         return self.plan

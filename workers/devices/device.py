@@ -13,25 +13,25 @@ from types import ModuleType
 import numpy as np
 import torch
 
-from quire.ipc.step.plan import VARIANT_FEATURES, VARIANT_FILTER, VARIANT_LOGPROBS, VARIANT_RANDOM
-from quire.kernels.step.tables import LOGPROB_WORDS, FeaturePool, SamplerWorkspace, SlotTables, StepBuffers
+from quire.ipc.step.plan import VARIANT_FILTER, VARIANT_LOGPROBS, VARIANT_PROCESSORS, VARIANT_RANDOM
+from quire.kernels.step.tables import LOGPROB_WORDS, LogitsProcessorPool, SamplerWorkspace, SlotTables, StepBuffers
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.models.config import ModelConfig
 
-FEATURE_POOL_BYTES = 256 << 20
-MIN_FEATURE_ROWS = 8
+PROCESSOR_POOL_BYTES = 256 << 20
+MIN_PROCESSOR_ROWS = 8
 
 
-def num_feature_rows(vocab_size: int, max_num_seqs: int) -> int:
-    """Rows of the pool of rare sampling state: 8 bytes a token and row, within FEATURE_POOL_BYTES."""
-    return min(max_num_seqs, max(FEATURE_POOL_BYTES // (8 * vocab_size), MIN_FEATURE_ROWS))
+def num_processor_rows(vocab_size: int, max_num_seqs: int) -> int:
+    """Rows of the pool of rare sampling state: 8 bytes a token and row, within PROCESSOR_POOL_BYTES."""
+    return min(max_num_seqs, max(PROCESSOR_POOL_BYTES // (8 * vocab_size), MIN_PROCESSOR_ROWS))
 
 
 @dataclass
 class DeviceContext:
     config: ModelConfig
     cache: KVCache
-    pool: FeaturePool
+    pool: LogitsProcessorPool
     cos_sin: torch.Tensor  # float32 [max_model_len, rotary_dim]
     device: torch.device
     dtype: torch.dtype
@@ -92,7 +92,7 @@ class Device(ABC):
             self._workspace,
             random=bool(variant & VARIANT_RANDOM),
             filtered=bool(variant & VARIANT_FILTER),
-            features=bool(variant & VARIANT_FEATURES),
+            processors=bool(variant & VARIANT_PROCESSORS),
             bitmask=mask,
         )
         wanted = bool(variant & VARIANT_LOGPROBS)
