@@ -1,8 +1,8 @@
 """Logits processors: filling a row of the pool (any device), and what a row does to logits (CPU path and oracle).
 
-`apply_logits_processors` runs eagerly, before the step in which a sequence gets its slot. The sampler's kernels keep the row up to date
-from then on. The order of what a row does: bias and allowed ids, bad words, stop ids below the minimum length, repetition
-penalty (over prompt and output), frequency and presence penalties (over the output).
+`apply_logits_processors` runs eagerly, before the step in which a sequence gets its slot. The sampler's kernels keep the row
+up to date from then on. What a row does, in order: bias and allowed ids, bad words, stop ids below the minimum length,
+repetition penalty (over prompt and output), frequency and presence penalties (over the output).
 """
 
 from collections.abc import Sequence
@@ -42,8 +42,8 @@ def apply_logits_processors(
 ) -> None:
     """Fill row `processor_row` of the pool, and the slot's history, for one sequence.
 
-    The arguments after `pool` are those of ipc.plan.LogitsProcessors. Ids outside the vocabulary are dropped. Lists beyond their caps
-    raise ValueError.
+    The arguments after `pool` are those of plan.LogitsProcessors. Ids outside the vocabulary are dropped. Lists
+    beyond their caps raise ValueError.
     """
     device, vocab = pool.counts.device, pool.counts.shape[1]
 

@@ -107,7 +107,7 @@ def load_logits(
     PROCESSORS: tl.constexpr,
     MASK: tl.constexpr,
 ):
-    """Logits at cols in float32, processed ones of a processor row; -inf beyond V, where masked, and for NaN; no +inf, no -0."""
+    """Logits at cols in float32, processed ones of a processor row; -inf beyond V, where masked, for NaN. No +inf, -0."""
     inside = cols < V
     if PROCESSORS:
         if (processor_row >= 0) & (processor_row < pool_rows):

@@ -1,8 +1,8 @@
 """Device state of the sequences, by slot, the buffers of one step, and the words of a step plan that the kernels read.
 
-`SlotTables`, `LogitsProcessorPool` and `StepBuffers` only hold tensors: allocated once by the worker, changed in place by the step
-kernels (`step_inputs`), by `logits_processors.apply_logits_processors`, and read by the sampler. The last slot (`max_num_seqs`) is the
-dummy slot of padded rows. `params` holds a slot update of a plan as it is, so applying one is a copy of 16 words; the named
+`SlotTables`, `LogitsProcessorPool` and `StepBuffers` only hold tensors: allocated once by the worker, changed in place by the
+step kernels (`step_inputs`), by `apply_logits_processors`, and read by the sampler. The last slot (`max_num_seqs`) is the dummy
+slot of padded rows. `params` holds a slot update of a plan as it is, so applying one is a copy of 16 words; the named
 columns are views. No triton here: CPU machines use these too. The numbers below are those of ipc/step/plan.py (a test compares
 them).
 """
