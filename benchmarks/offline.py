@@ -1,9 +1,10 @@
 """Offline throughput of an engine on fixed workloads: `offline.py MODEL --engine quire,vllm [--workloads NAME ...]`.
 
 Each engine runs in a process of its own, one after the other, on the same machine: start-up (process to first token) is timed,
-then every workload once warm and `--repeat` times measured, the best counts. Prefix caching is off, lengths are fixed,
-temperature 1.0, detokenizing on only with --detokenize, threads by --threads (all engines alike). `transformers`
-runs requests one after the other.
+then every workload once warm and `--repeat` times measured, the best counts. Lengths are fixed, temperature 1.0, detokenizing
+on only with --detokenize, threads by --threads (all engines alike). `transformers` runs requests one after the other.
+Prefix caching is off, but for workloads.PREFIX_WORKLOADS: for these a second process has it on, and each run has prompts of its
+own, so that it finds nothing of an earlier one. A turn of all conversations is one call of `generate`.
 Prints a table and a last line `RESULT {json}`; `--csv FILE` appends rows. Method and bias: README.md beside this file.
 """
 
@@ -26,23 +27,26 @@ import workloads
 # or kernels.py beside us would be taken for the package of this name that a peer may look for
 sys.path[:] = [path for path in sys.path if Path(path).resolve() != Path(__file__).resolve().parent]
 
-Run = Callable[[list[list[int]], list[int]], float]  # prompts, output lengths -> seconds
+Ids = list[list[int]]
+Run = Callable[[Ids, list[int]], tuple[float, Ids]]  # prompts, output lengths -> seconds, answers
 
 
 def open_quire(args: argparse.Namespace) -> tuple[Run, Callable[[], None], int]:
     from quire.frontend.client.llm import LLM, SamplingParams
 
-    options = {"load_format": args.load_format, "enable_prefix_caching": False, "dtype": args.dtype, "device": args.device}
+    options = {"load_format": args.load_format, "dtype": args.dtype, "device": args.device}
+    options["enable_prefix_caching"] = args.prefix_caching
     options |= json.loads(args.options)
     llm = LLM(args.model, max_model_len=args.max_model_len, gpu_memory_utilization=0.9, **options)
 
-    def run(prompts: list[list[int]], outputs: list[int]) -> float:
+    def run(prompts: Ids, outputs: list[int]) -> tuple[float, Ids]:
         params = [SamplingParams(max_tokens=n, ignore_eos=True, temperature=1.0, detokenize=args.detokenize) for n in outputs]
         begin = time.perf_counter()
         outs = llm.generate(prompts, params, use_tqdm=False)
         seconds = time.perf_counter() - begin
-        assert [len(o.outputs[0].token_ids) for o in outs] == outputs
-        return seconds
+        answers = [list(o.outputs[0].token_ids) for o in outs]
+        assert [len(ids) for ids in answers] == outputs
+        return seconds, answers
 
     return run, llm.shutdown, vocab_size(args.model)
 
@@ -55,18 +59,19 @@ def open_vllm(args: argparse.Namespace) -> tuple[Run, Callable[[], None], int]:
         load_format=args.load_format,
         max_model_len=args.max_model_len,
         gpu_memory_utilization=0.9,
-        enable_prefix_caching=False,
+        enable_prefix_caching=args.prefix_caching,
         disable_log_stats=True,
         dtype=args.dtype,
     )
 
-    def run(prompts: list[list[int]], outputs: list[int]) -> float:
+    def run(prompts: Ids, outputs: list[int]) -> tuple[float, Ids]:
         params = [SamplingParams(max_tokens=n, ignore_eos=True, temperature=1.0, detokenize=args.detokenize) for n in outputs]
         begin = time.perf_counter()
         outs = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
         seconds = time.perf_counter() - begin
-        assert [len(o.outputs[0].token_ids) for o in outs] == outputs
-        return seconds
+        answers = [list(o.outputs[0].token_ids) for o in outs]
+        assert [len(ids) for ids in answers] == outputs
+        return seconds, answers
 
     return run, lambda: None, vocab_size(args.model)
 
@@ -82,7 +87,8 @@ def open_transformers(args: argparse.Namespace) -> tuple[Run, Callable[[], None]
         model = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype)
     tokenizer = AutoTokenizer.from_pretrained(args.model) if args.detokenize else None
 
-    def run(prompts: list[list[int]], outputs: list[int]) -> float:
+    def run(prompts: Ids, outputs: list[int]) -> tuple[float, Ids]:
+        answers = []
         begin = time.perf_counter()
         with torch.inference_mode():
             for p, n in zip(prompts, outputs, strict=True):
@@ -92,9 +98,10 @@ def open_transformers(args: argparse.Namespace) -> tuple[Run, Callable[[], None]
                     temperature=1.0, top_k=0, top_p=1.0, eos_token_id=None, pad_token_id=0,
                 )  # fmt: skip
                 assert out.shape[1] == len(p) + n
+                answers.append(out[0, len(p) :].tolist())
                 if tokenizer is not None:
-                    tokenizer.decode(out[0, len(p) :])
-        return time.perf_counter() - begin
+                    tokenizer.decode(answers[-1])
+        return time.perf_counter() - begin, answers
 
     return run, lambda: None, vocab_size(args.model)
 
@@ -107,24 +114,49 @@ ENGINES = {"quire": open_quire, "vllm": open_vllm, "transformers": open_transfor
 
 
 def run_engine(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    """In a process of its own: one engine, all workloads."""
+    """In a process of its own: one engine, all workloads that want prefix caching, or all that do not."""
     run, close, vocab = ENGINES[name](args)
-    first = run([[11] * 16], [1])
+    first, _ = run([[11] * 16], [1])
     result: dict[str, Any] = {
         "engine": name,
         "startup_s": round(time.time() - args.started, 1),
         "first_token_s": round(first, 3),
     }
     for workload in args.workloads:
-        n_in, n_out = workloads.lengths(workload)
-        prompts = workloads.prompts(n_in, vocab)
-        if not args.cold:
-            run(prompts[:64], [min(n, 8) for n in n_out[:64]])
-        seconds = min(run(prompts, n_out) for _ in range(args.repeat))
-        result[workload] = workloads.figures(seconds, n_in, n_out)
-        print(f"{name:13} {workload:22} {json.dumps(result[workload])}", flush=True)
+        measure = measure_prefixes if args.prefix_caching else measure_alone
+        result[workload] = measure(run, workload, vocab, args)
+        print(f"{name:13} {workload:24} {json.dumps(result[workload])}", flush=True)
     close()
     return result
+
+
+def measure_alone(run: Run, name: str, vocab: int, args: argparse.Namespace) -> dict[str, float]:
+    n_in, n_out = workloads.lengths(name)
+    prompts = workloads.prompts(n_in, vocab)
+    if not args.cold:
+        run(prompts[:64], [min(n, 8) for n in n_out[:64]])
+    seconds = min(run(prompts, n_out)[0] for _ in range(args.repeat))
+    return workloads.figures(seconds, n_in, n_out)
+
+
+def measure_prefixes(run: Run, name: str, vocab: int, args: argparse.Namespace) -> dict[str, float]:
+    workload = workloads.PREFIX_WORKLOADS[name]
+    if not args.cold:
+        converse(run, workload, vocab, seed=0)
+    seconds = min(converse(run, workload, vocab, seed=100 * (i + 1)) for i in range(args.repeat))
+    return workloads.figures(seconds, workload.input_lengths, workload.output_lengths, workload.turns)
+
+
+def converse(run: Run, workload: workloads.PrefixWorkload, vocab: int, seed: int) -> float:
+    """Seconds of all turns, without the time in which the next prompts are put together."""
+    prompts = workloads.opening(workload, vocab, seed)
+    total = 0.0
+    for turn in range(1, workload.turns + 1):
+        seconds, answers = run(prompts, [workload.answer] * workload.conversations)
+        total += seconds
+        said = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
+        prompts = workloads.next_turn(workload, said, vocab, seed + turn)
+    return total
 
 
 def machine() -> dict[str, str]:
@@ -155,28 +187,28 @@ def append_csv(path: Path, model: str, results: list[dict[str, Any]], where: dic
         head = [today, where["gpu"], where["torch"], Path(model).name]
         for result in results:
             writer.writerow([*head, result["engine"], "startup", result["startup_s"], "", "", ""])
-            for name in workloads.WORKLOADS:
+            for name in workloads.NAMES:
                 if r := result.get(name):
                     figures = [r["seconds"], r["output_tok_s"], r["total_tok_s"], r["ms_per_step_at_least"]]
                     writer.writerow([*head, result["engine"], name, *figures])
 
 
 def print_table(results: list[dict[str, Any]]) -> None:
-    names = [n for n in workloads.WORKLOADS if any(n in r for r in results)]
-    print(f"\n{'':24}" + "".join(f"{r['engine']:>16}" for r in results) + ("     first/last" if len(results) > 1 else ""))
-    print(f"{'start to first token, s':24}" + "".join(f"{r['startup_s']:16.1f}" for r in results))
+    names = [n for n in workloads.NAMES if any(n in r for r in results)]
+    print(f"\n{'':26}" + "".join(f"{r['engine']:>16}" for r in results) + ("     first/last" if len(results) > 1 else ""))
+    print(f"{'start to first token, s':26}" + "".join(f"{r['startup_s']:16.1f}" for r in results))
     for name in names:
         unit = "ms_per_step_at_least" if name.startswith("b") else "total_tok_s"
         values = [r[name][unit] if name in r else float("nan") for r in results]
         ratio = f"{results[-1][name]['seconds'] / results[0][name]['seconds']:15.2f}x" if len(values) > 1 else ""
-        print(f"{name:24}" + "".join(f"{v:16.2f}" for v in values) + ratio + f"  ({unit})")
+        print(f"{name:26}" + "".join(f"{v:16.2f}" for v in values) + ratio + f"  ({unit})")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="model folder")
     parser.add_argument("--engine", default="quire", help="comma-separated: quire, vllm, transformers")
-    parser.add_argument("--workloads", nargs="+", default=None, help=", ".join(workloads.WORKLOADS))
+    parser.add_argument("--workloads", nargs="+", default=None, help=", ".join(workloads.NAMES))
     parser.add_argument("--load-format", default="auto", choices=["auto", "dummy"])
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--device", default="auto", choices=["auto", "cuda", "cpu"])
@@ -187,15 +219,19 @@ def main() -> None:
     parser.add_argument("--cold", action="store_true", help="no warm-up before a workload")
     parser.add_argument("--options", default="{}", help="more options of LLM for quire, as JSON")
     parser.add_argument("--csv", type=Path)
+    parser.add_argument("--prefix-caching", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--started", type=float, default=0.0, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.workloads is None:
-        args.workloads = workloads.CPU_NAMES if args.device == "cpu" else workloads.GPU_NAMES
+        cpu = args.device == "cpu"
+        args.workloads = workloads.CPU_NAMES if cpu else [*workloads.GPU_NAMES, *workloads.PREFIX_GPU_NAMES]
+    if unknown := [name for name in args.workloads if name not in workloads.NAMES]:
+        parser.error(f"no workload is named {unknown[0]!r}; there are {', '.join(workloads.NAMES)}")
     if args.child:
         print("CHILD " + json.dumps(run_engine(args.child, args)), flush=True)
         return
-    results = [_spawn(name, args.threads) for name in args.engine.split(",")]
+    results = [run_in_children(name, args) for name in args.engine.split(",")]
     print_table(results)
     where = machine()
     if args.csv:
@@ -203,8 +239,17 @@ def main() -> None:
     print("RESULT " + json.dumps({"model": args.model, "machine": where, "results": results}))
 
 
-def _spawn(name: str, threads: int | None) -> dict[str, Any]:
-    command = [sys.executable, __file__, *sys.argv[1:], "--child", name, "--started", str(time.time())]
+def run_in_children(name: str, args: argparse.Namespace) -> dict[str, Any]:
+    """What `name` made of all workloads. Those with prefix caching have an engine of their own; the other's start is reported."""
+    alone = [w for w in args.workloads if w in workloads.WORKLOADS]
+    prefixes = [w for w in args.workloads if w in workloads.PREFIX_WORKLOADS]
+    found = _spawn(name, args.threads, ["--prefix-caching"], prefixes) if prefixes else {}
+    return {**found, **(_spawn(name, args.threads, [], alone) if alone else {})}
+
+
+def _spawn(name: str, threads: int | None, more: list[str], chosen: list[str]) -> dict[str, Any]:
+    command = [sys.executable, __file__, *sys.argv[1:], *more, "--child", name, "--started", str(time.time())]
+    command += ["--workloads", *chosen]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)} if threads else None
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as child:
         assert child.stdout is not None

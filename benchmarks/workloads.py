@@ -3,9 +3,15 @@
 Ids are drawn from [10, 30000) (or below the vocabulary's end, if that is smaller), end-of-sequence is ignored and the
 temperature is 1.0, so every engine makes exactly the output tokens asked for. `sharegpt_like` draws lognormal lengths like
 ShareGPT's.
+
+The workloads of `PREFIX_WORKLOADS` repeat prompts, and are the only ones that run with prefix caching. A prompt of
+`shared_prefix_2000_x512` is 2,000 ids that all 512 requests have, and 64 of its own; 64 are answered. In
+`conversations_64x8_300` each turn adds 236 ids to a conversation and asks for 64: its prompt is all that was said before, what
+the engine itself answered included, so it grows by 300 a turn.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -40,6 +46,39 @@ GPU_NAMES = list(WORKLOADS)[:6]
 CPU_NAMES = list(WORKLOADS)[6:]
 
 
+@dataclass(frozen=True)
+class PrefixWorkload:
+    """`conversations` side by side, of `turns` one after another; a turn is `new` ids to an answer of `answer` tokens."""
+
+    conversations: int
+    turns: int
+    shared: int  # ids that all conversations begin with
+    new: int
+    answer: int
+
+    @property
+    def input_lengths(self) -> list[int]:
+        """The prompts' lengths, of all turns: whether an engine computes them or finds them in its cache."""
+        grown = [self.shared + self.new + turn * (self.answer + self.new) for turn in range(self.turns)]
+        return [n for n in grown for _ in range(self.conversations)]
+
+    @property
+    def output_lengths(self) -> list[int]:
+        return [self.answer] * (self.conversations * self.turns)
+
+
+PREFIX_WORKLOADS: dict[str, PrefixWorkload] = {
+    "shared_prefix_2000_x512": PrefixWorkload(512, turns=1, shared=2000, new=64, answer=64),
+    "conversations_64x8_300": PrefixWorkload(64, turns=8, shared=0, new=236, answer=64),
+    # for a CPU
+    "shared_prefix_400_x16": PrefixWorkload(16, turns=1, shared=400, new=16, answer=16),
+    "conversations_4x4_60": PrefixWorkload(4, turns=4, shared=0, new=48, answer=12),
+}
+PREFIX_GPU_NAMES = list(PREFIX_WORKLOADS)[:2]
+PREFIX_CPU_NAMES = list(PREFIX_WORKLOADS)[2:]
+NAMES = [*WORKLOADS, *PREFIX_WORKLOADS]
+
+
 def lengths(name: str) -> Lengths:
     """Prompt and output lengths of workload `name`, in tokens. Raises ValueError for a name that is none."""
     if name not in WORKLOADS:
@@ -53,7 +92,19 @@ def prompts(input_lengths: list[int], vocab_size: int, seed: int = 0) -> list[li
     return [rng.integers(10, min(30000, vocab_size), size=n).tolist() for n in input_lengths]
 
 
-def figures(seconds: float, input_lengths: list[int], output_lengths: list[int]) -> dict[str, float]:
+def opening(workload: PrefixWorkload, vocab_size: int, seed: int) -> list[list[int]]:
+    """Prompts of the first turn. Another seed makes prompts that share nothing with these."""
+    (shared,) = prompts([workload.shared], vocab_size, seed)
+    return next_turn(workload, [shared] * workload.conversations, vocab_size, seed + 1_000)
+
+
+def next_turn(workload: PrefixWorkload, said: list[list[int]], vocab_size: int, seed: int) -> list[list[int]]:
+    """Prompts that go on after what was `said` in each conversation, prompts and answers."""
+    added = prompts([workload.new] * workload.conversations, vocab_size, seed)
+    return [before + new for before, new in zip(said, added, strict=True)]
+
+
+def figures(seconds: float, input_lengths: list[int], output_lengths: list[int], turns: int = 1) -> dict[str, float]:
     """What is reported of one run of a workload."""
     n_in, n_out = sum(input_lengths), sum(output_lengths)
     return {
@@ -61,5 +112,5 @@ def figures(seconds: float, input_lengths: list[int], output_lengths: list[int])
         "seconds": round(seconds, 3),
         "output_tok_s": round(n_out / seconds, 1),
         "total_tok_s": round((n_in + n_out) / seconds, 1),
-        "ms_per_step_at_least": round(1e3 * seconds / max(output_lengths), 3),
+        "ms_per_step_at_least": round(1e3 * seconds / (turns * max(output_lengths)), 3),
     }

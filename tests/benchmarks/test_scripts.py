@@ -8,11 +8,13 @@ import sys
 
 import ceilings
 import http_sse
+import offline
 import plot
 import pytest
 import serve
 import servers
 import soak
+import workloads
 from ceilings import Costs, Measured
 
 from quire.workers.models.config import read_model_config
@@ -50,6 +52,44 @@ def test_attention_counts_every_pair_once(costs):
     assert ceilings._pairs(0, 4, 2) == 7
     one, two = costs.step([100], [], 1), costs.step([200], [], 1)
     assert two["attention"] == pytest.approx(2 * one["attention"])
+
+
+def played(name, seed=0):
+    """Seconds and prompts of a workload of prefixes, on an engine that answers with the number of its call, in a second each."""
+    calls = []
+
+    def run(prompts, outputs):
+        calls.append(prompts)
+        return 1.0, [[len(calls)] * n for n in outputs]
+
+    return offline.converse(run, workloads.PREFIX_WORKLOADS[name], 30_000, seed), calls
+
+
+def test_every_turn_of_a_conversation_begins_with_all_that_was_said():
+    seconds, calls = played("conversations_64x8_300")
+    assert seconds == 8.0
+    assert [{len(prompt) for prompt in prompts} for prompts in calls] == [{236 + 300 * turn} for turn in range(8)]
+    for turn in range(1, 8):
+        for before, now in zip(calls[turn - 1], calls[turn], strict=True):
+            assert now[: len(before) + 64] == before + [turn] * 64
+    assert len({tuple(prompt[:16]) for prompt in calls[0]}) == 64
+
+
+def test_a_shared_prefix_is_shared_by_all_requests_of_a_run_and_by_no_other_run():
+    _, (prompts,) = played("shared_prefix_2000_x512")
+    assert len(prompts) == 512 and {len(prompt) for prompt in prompts} == {2064}
+    assert {tuple(prompt[:2000]) for prompt in prompts} == {tuple(prompts[0][:2000])}
+    assert len({tuple(prompt[2000:]) for prompt in prompts}) == 512
+    _, (others,) = played("shared_prefix_2000_x512", seed=100)
+    assert others[0][:16] != prompts[0][:16]
+
+
+@pytest.mark.parametrize("name", workloads.PREFIX_WORKLOADS)
+def test_a_workload_of_prefixes_has_the_lengths_that_its_figures_are_of(name):
+    workload = workloads.PREFIX_WORKLOADS[name]
+    _, calls = played(name)
+    assert [len(prompt) for prompts in calls for prompt in prompts] == workload.input_lengths
+    assert len(workload.output_lengths) == len(workload.input_lengths)
 
 
 def test_memory_that_grew_is_told_from_memory_that_is_steady():
