@@ -24,9 +24,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 import workloads
 
-# or kernels.py beside us would be taken for the package of this name that a peer may look for
-sys.path[:] = [path for path in sys.path if Path(path).resolve() != Path(__file__).resolve().parent]
-
 Ids = list[list[int]]
 Run = Callable[[Ids, list[int]], tuple[float, Ids]]  # prompts, output lengths -> seconds, answers
 
@@ -229,6 +226,8 @@ def main() -> None:
     if unknown := [name for name in args.workloads if name not in workloads.NAMES]:
         parser.error(f"no workload is named {unknown[0]!r}; there are {', '.join(workloads.NAMES)}")
     if args.child:
+        # or kernels.py beside us would be taken for the package of this name that a peer may look for
+        sys.path[:] = [path for path in sys.path if Path(path).resolve() != Path(__file__).resolve().parent]
         print("CHILD " + json.dumps(run_engine(args.child, args)), flush=True)
         return
     results = [run_in_children(name, args) for name in args.engine.split(",")]
@@ -240,7 +239,7 @@ def main() -> None:
 
 
 def run_in_children(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    """What `name` made of all workloads. Those with prefix caching have an engine of their own; the other's start is reported."""
+    """What `name` made of all workloads. Those with prefix caching have an engine of their own."""
     alone = [w for w in args.workloads if w in workloads.WORKLOADS]
     prefixes = [w for w in args.workloads if w in workloads.PREFIX_WORKLOADS]
     found = _spawn(name, args.threads, ["--prefix-caching"], prefixes) if prefixes else {}

@@ -55,7 +55,7 @@ def test_attention_counts_every_pair_once(costs):
 
 
 def played(name, seed=0):
-    """Seconds and prompts of a workload of prefixes, on an engine that answers with the number of its call, in a second each."""
+    """Seconds and prompts of a workload of prefixes, from an engine that answers with the number of its call."""
     calls = []
 
     def run(prompts, outputs):
