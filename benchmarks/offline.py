@@ -29,7 +29,7 @@ Run = Callable[[Ids, list[int]], tuple[float, Ids]]  # prompts, output lengths -
 
 
 def open_quire(args: argparse.Namespace) -> tuple[Run, Callable[[], None], int]:
-    from quire.frontend.client.llm import LLM, SamplingParams
+    from quire import LLM, SamplingParams
 
     options = {"load_format": args.load_format, "dtype": args.dtype, "device": args.device}
     options["enable_prefix_caching"] = args.prefix_caching

@@ -13,7 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from quire.frontend.client.llm import LLM, SamplingParams
+import quire
+from quire import LLM, SamplingParams
+from quire.ipc.version import VERSION
 
 ROOT = Path(__file__).parents[1]
 HEAVY = ("torch", "transformers", "triton")
@@ -31,7 +33,8 @@ print(json.dumps(found))
 
 
 def modules(folder: str) -> list[str]:
-    paths = sorted((ROOT / folder).rglob("*.py"))
+    """Every module of a folder; the one file `__init__.py` is the package `quire`, which all of them import."""
+    paths = sorted(path for path in (ROOT / folder).rglob("*.py") if path.name != "__init__.py")
     return ["quire." + str(path.relative_to(ROOT).with_suffix("")).replace("/", ".") for path in paths]
 
 
@@ -47,6 +50,30 @@ def test_these_folders_import_no_torch(folder):
     found = json.loads(python("-c", IMPORT_ALL, *(name for name in modules(folder) if name != CONVERTER)))
     assert {name: heavy for name, heavy in found.items() if heavy} == {}
     assert len(found) > 10
+
+
+def test_the_package_imports_nothing_until_a_name_is_asked_for_and_then_no_torch():
+    code = f"""if True:
+        import sys
+        import quire
+        assert [name for name in sys.modules if name.startswith("quire.")] == []
+        from quire import LLM, AsyncClient, SamplingParams, __version__
+        assert [heavy for heavy in {HEAVY} if heavy in sys.modules] == []
+        print(LLM.__module__, AsyncClient.__module__, SamplingParams.__module__, __version__)
+    """
+    modules = "quire.frontend.client.llm quire.frontend.client.async_client quire.ipc.sampling"
+    assert python("-W", "error", "-c", code) == f"{modules} {VERSION}\n"
+
+
+def test_the_package_names_what_it_has():
+    assert set(quire.__all__) <= set(dir(quire))
+    assert {name: getattr(quire, name).__name__ for name in quire.__all__ if name != "__version__"} == {
+        name: name for name in ("AsyncClient", "LLM", "SamplingParams")
+    }
+    with pytest.raises(AttributeError, match=r"'quire' has no attribute 'Llm'"):
+        _ = quire.Llm
+    with pytest.raises(ImportError):
+        from quire import Llm  # noqa: F401
 
 
 def test_workers_import_no_transformers():

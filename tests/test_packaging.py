@@ -9,7 +9,6 @@ import json
 import shutil
 import subprocess
 import sys
-import sysconfig
 import zipfile
 from pathlib import Path
 
@@ -30,7 +29,8 @@ class Environment:
         self.folder = folder
         self.python = folder / "bin" / "python"
         (site_packages,) = folder.glob("lib/python3.*/site-packages")
-        (site_packages / "outer.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        outer = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+        (site_packages / "outer.pth").write_text("\n".join(outer) + "\n")
 
     def install(self, *arguments: object) -> None:
         pip = [sys.executable, "-m", "pip", "--python", self.python, "--disable-pip-version-check", "--quiet"]
@@ -84,7 +84,7 @@ def editable(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Environm
 
 def test_the_wheel_holds_every_file_of_the_folders_and_nothing_else(source, wheel):
     files = {f"quire/{path.relative_to(ROOT)}" for name in FOLDERS for path in (ROOT / name).rglob("*") if path.is_file()}
-    expected = {name for name in files if "__pycache__" not in name}
+    expected = {name.replace("frontend/package/", "") for name in files if "__pycache__" not in name}
     held = set(zipfile.ZipFile(wheel).namelist())
     info = {name for name in held if name.startswith(f"quire-{VERSION}.dist-info/")}
     assert held - info == expected
@@ -99,10 +99,33 @@ print(json.dumps({name: importlib.import_module(name).__file__ for name in sys.a
 
 
 def test_every_module_of_the_wheel_can_be_imported(wheel, installed):
-    names = [name.removesuffix(".py").replace("/", ".") for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")]
+    paths = [Path(name) for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")]
+    names = [".".join((path.parent if path.stem == "__init__" else path.with_suffix("")).parts) for path in paths]
     files = json.loads(installed.run("python", "-P", "-W", "error", "-c", IMPORT_ALL, *names))
     assert len(names) > 100
     assert [file for file in files.values() if not Path(file).is_relative_to(installed.folder)] == []
+
+
+@pytest.mark.parametrize("kind", ["installed", "editable"])
+def test_users_import_from_the_package_itself(kind, source, request):
+    environment = request.getfixturevalue(kind)
+    code = """if True:
+        import quire, sys
+        from quire import LLM, AsyncClient, SamplingParams
+        assert "torch" not in sys.modules
+        print(quire.__version__, quire.__file__)
+    """
+    version, file = environment.run("python", "-P", "-W", "error", "-c", code).split()
+    home = environment.folder if kind == "installed" else source
+    assert version == VERSION and Path(file).is_relative_to(home)
+
+
+@pytest.mark.parametrize("kind", ["installed", "editable"])
+@pytest.mark.parametrize("module", ["quire.workers", "quire.enginecore", "quire.frontend.cli.main"])
+def test_processes_find_their_modules(kind, module, request):
+    """As the launcher starts them: by name, with the working directory not on the path."""
+    code = f"from importlib.util import find_spec; print(find_spec('{module}').name)"
+    assert request.getfixturevalue(kind).run("python", "-P", "-W", "error", "-c", code) == f"{module}\n"
 
 
 def test_console_scripts_run(installed):
@@ -114,7 +137,7 @@ def test_console_scripts_run(installed):
 @pytest.mark.slow
 def test_the_installation_generates_text_with_its_bundled_model(installed):
     code = """if True:
-        from quire.frontend.client.llm import LLM, SamplingParams
+        from quire import LLM, SamplingParams
         with LLM(device="cpu", max_model_len=64) as llm:
             (output,) = llm.generate("Once", SamplingParams(max_tokens=8, ignore_eos=True), use_tqdm=False)
             print(len(output.outputs[0].token_ids))

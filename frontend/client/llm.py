@@ -1,6 +1,6 @@
 """LLM: offline generation from a Python script or notebook, with vLLM's shapes and names.
 
-    from quire.frontend.client.llm import LLM, SamplingParams
+    from quire import LLM, SamplingParams
     with LLM("path/to/model", max_model_len=4096) as llm:
         for output in llm.generate(["Hello", "Once upon a time"], SamplingParams(max_tokens=32)):
             print(output.outputs[0].text)

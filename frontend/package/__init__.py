@@ -1,0 +1,49 @@
+"""The package `quire` itself: what a user's script imports from it, and nothing that runs.
+
+    from quire import LLM, AsyncClient, SamplingParams
+
+A name is imported when it is asked for (PEP 562), so `import quire`, and with it every process of ours and every page of help,
+costs nothing, and none of these names brings torch. pyproject.toml installs this folder as `quire`; the folders below it carry
+no `__init__.py`.
+"""
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from quire.frontend.client.async_client import AsyncClient
+    from quire.frontend.client.llm import LLM
+    from quire.ipc.sampling import SamplingParams
+    from quire.ipc.version import VERSION as __version__
+
+__all__ = ["LLM", "AsyncClient", "SamplingParams", "__version__"]
+
+# In a wheel the folders lie beside this file. In a checkout they lie two levels up, where an editable installation does not
+# look by itself: its finder knows folders without `__init__.py` only below a `quire` that has none either.
+if not os.path.isdir(os.path.join(os.path.dirname(__file__), "ipc")):
+    __path__.append(os.path.dirname(os.path.dirname(os.path.dirname(__file__))))
+
+
+def __getattr__(name: str) -> object:
+    match name:
+        case "LLM":
+            from quire.frontend.client.llm import LLM
+
+            return LLM
+        case "AsyncClient":
+            from quire.frontend.client.async_client import AsyncClient
+
+            return AsyncClient
+        case "SamplingParams":
+            from quire.ipc.sampling import SamplingParams
+
+            return SamplingParams
+        case "__version__":
+            from quire.ipc.version import VERSION
+
+            return VERSION
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
