@@ -22,10 +22,11 @@ import torch
 import torch.nn.functional as F
 from ceilings import replay_seconds
 
+from quire.ipc.step.plan import LogitsProcessors
 from quire.kernels.attention import rope_kv
 from quire.kernels.elementwise import activation, norm
 from quire.kernels.linear import linear, split_linear
-from quire.kernels.sampling import sampler
+from quire.kernels.sampling import logits_processors, sampler
 from quire.kernels.step import step_inputs
 from quire.kernels.step import tables as t
 from quire.kernels.triton_support.dependent_launch import LATE, PLAIN
@@ -150,7 +151,7 @@ def bench_rope(table: Table, m: Model, rows: int, pdl: int, tune: bool) -> None:
 def bench_step(table: Table, m: Model, rows: int) -> None:
     """Decode steps, and a step whose tokens are all prefill."""
     state, step = t.SlotTables.allocate(rows, 1, 512, DEVICE), t.StepBuffers.allocate(8192, rows, 1, DEVICE)
-    pool = t.LogitsProcessorPool.allocate(1, m.vocab, DEVICE)
+    pool = t.LogitsProcessorPool.allocate(rows, m.vocab, 40960, DEVICE)
     results = torch.zeros(4, rows, dtype=torch.int64).pin_memory()
     sampled = torch.zeros(rows, dtype=torch.int32, device=DEVICE)
     for name, tokens in (("decode", rows), ("prefill", 8192)):
@@ -178,11 +179,13 @@ def step_plan(rows: int, tokens: int, decode: bool) -> torch.Tensor:
 
 def bench_sampler(table: Table, m: Model, rows: int) -> None:
     state = t.SlotTables.allocate(rows, 1, 1, DEVICE)
-    processors = min(rows, 16)
     pool, workspace = (
-        t.LogitsProcessorPool.allocate(processors, m.vocab, DEVICE),
-        t.SamplerWorkspace.allocate(rows, m.vocab, processors, DEVICE),
+        t.LogitsProcessorPool.allocate(rows, m.vocab, 40960, DEVICE),
+        t.SamplerWorkspace.allocate(rows, m.vocab, DEVICE),
     )
+    some = [LogitsProcessors(i, i, range(i, i + 4000), [i] * 200, [i + 1, i + 2], [1.0, 2.0], [], [], []) for i in range(rows)]
+    logits_processors.apply_logits_processors(state, pool, some)
+    state.repetition.fill_(1.1)
     slots, positions = (
         torch.arange(rows, device=DEVICE, dtype=torch.int32),
         torch.full((rows,), 77, device=DEVICE, dtype=torch.int32),
@@ -201,19 +204,21 @@ def bench_sampler(table: Table, m: Model, rows: int) -> None:
         ("top-p 0.95", {"temperature": 1.0, "top_p": 0.95}, {"random": True, "filtered": True}, size),
         ("min-p 0.05", {"temperature": 1.0, "min_p": 0.05}, {"random": True, "filtered": True}, size),
         ("top-p 0.95, flat", {"temperature": 100.0, "top_p": 0.95}, {"random": True, "filtered": True}, size),
+        ("16 processors", {"temperature": 1.0}, {"random": True, "processors": True}, size),
+        ("processors", {"temperature": 1.0}, {"random": True, "processors": True}, size + size // 2),
         (
-            f"{processors} processors",
-            {"temperature": 1.0},
-            {"random": True, "processors": True},
-            size + processors * m.vocab * 16,
+            "processors, top-p 0.95",
+            {"temperature": 1.0, "top_p": 0.95},
+            {"random": True, "filtered": True, "processors": True},
+            size + size // 2,
         ),
     ):  # fmt: skip
         defaults = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
         for column, value in {**defaults, **values}.items():
             getattr(state, column).fill_(value)
         state.processor_row.fill_(-1)
-        if "processors" in flags:
-            state.processor_row[:processors] = torch.arange(processors, dtype=torch.int32, device=DEVICE)
+        with_row = (16 if name == "16 processors" else rows) if "processors" in flags else 0
+        state.processor_row[:with_row] = slots[:with_row]
         calls = [lambda x=x, f=flags: sampler.sample(x, slots, positions, state, pool, workspace, **f) for x in logits]
         table.add(f"sample, {name}", f"{rows} x {m.vocab}", calls, moved)
     calls = [lambda x=x: sampler.sampled_logprobs(x, workspace.sampled[:rows], workspace) for x in logits]

@@ -64,8 +64,7 @@ class ModelRunner:
             self._decode_rows = plan.decode_rows.copy()
         device_plan = self.device.load_plan(words)
         if len(plan.processors):
-            for processors in decode_logits_processors(plan.processors):
-                apply_logits_processors(self.tables, self.ctx.pool, *processors)
+            apply_logits_processors(self.tables, self.ctx.pool, decode_logits_processors(plan.processors))
         if self.graphs is not None and self.graphs.run(plan, read_mask):
             return []
         return self._run(plan, device_plan, read_mask)

@@ -25,7 +25,7 @@ from quire.kernels.step.tables import LogitsProcessorPool
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.attention.rope import cos_sin_table
 from quire.workers.devices.cpu import CpuDevice
-from quire.workers.devices.device import Device, DeviceContext, num_processor_rows
+from quire.workers.devices.device import Device, DeviceContext
 from quire.workers.devices.threads import choose_num_threads
 from quire.workers.loading.prepare_cpu import prepare_model
 from quire.workers.loading.weights import WeightsError, dummy_weights, load_weights
@@ -123,7 +123,7 @@ class Worker:
         return DeviceContext(
             config=model_config,
             cache=cache,
-            pool=LogitsProcessorPool.allocate(num_processor_rows(vocab, rows), vocab, self.device),
+            pool=LogitsProcessorPool.allocate(rows, vocab, c.max_model_len, self.device),
             cos_sin=cos_sin_table(model_config, c.max_model_len, self.device),
             device=self.device,
             dtype=dtype,

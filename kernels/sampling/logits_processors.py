@@ -1,18 +1,22 @@
-"""Logits processors: filling a row of the pool (any device), and what a row does to logits (CPU path and oracle).
+"""Logits processors: filling rows of the pool (any device), and what a row does to logits (CPU path and oracle).
 
-`apply_logits_processors` runs eagerly, before the step in which a sequence gets its slot. The sampler's kernels keep the row
-up to date from then on. What a row does, in order: bias and allowed ids, bad words, stop ids below the minimum length,
-repetition penalty (over prompt and output), frequency and presence penalties (over the output).
+`apply_logits_processors` runs eagerly, before the step in which sequences get their slots, for all of them at once. The
+sampler's kernels keep the rows up to date from then on. What a row does, in order: bias and allowed ids, bad words, stop ids
+below the minimum length, repetition penalty (over prompt and output), frequency and presence penalties (over the output).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
 
+from quire.kernels.sampling.token_counts_cpu import entries_of_row, new_entries
 from quire.kernels.step.tables import (
     HISTORY,
+    IN_TABLE,
     MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS,
     MAX_STOP_IDS,
     PROMPT_BIT,
     S_FREQUENCY,
@@ -27,88 +31,172 @@ from quire.kernels.step.tables import (
 Ids = Sequence[int] | np.ndarray
 
 
-def apply_logits_processors(
-    tables: SlotTables,
-    pool: LogitsProcessorPool,
-    slot: int,
-    processor_row: int,
-    prompt_ids: Ids,
-    output_ids: Ids,
-    bias_ids: Ids,
-    bias_values: Sequence[float],
-    allowed_ids: Ids,
-    stop_ids: Ids,
-    bad_words: Sequence[Ids],
-) -> None:
-    """Fill row `processor_row` of the pool, and the slot's history, for one sequence.
+class SequenceProcessors(Protocol):
+    """What a sequence with logits processors brings along: LogitsProcessors of the step plan."""
 
-    The arguments after `pool` are those of plan.LogitsProcessors. Ids outside the vocabulary are dropped. Lists
-    beyond their caps raise ValueError.
+    @property
+    def slot(self) -> int: ...
+    @property
+    def processor_row(self) -> int: ...
+    @property
+    def prompt_ids(self) -> Ids: ...
+    @property
+    def output_ids(self) -> Ids: ...
+    @property
+    def bias_ids(self) -> Ids: ...
+    @property
+    def bias_values(self) -> Sequence[float]: ...
+    @property
+    def allowed_ids(self) -> Ids: ...
+    @property
+    def stop_ids(self) -> Ids: ...
+    @property
+    def bad_words(self) -> Sequence[Ids]: ...
+
+
+def apply_logits_processors(tables: SlotTables, pool: LogitsProcessorPool, sequences: Sequence[SequenceProcessors]) -> None:
+    """Fill the sequences' rows of the pool and their slots' history: one copy to the device, up to 14 launches.
+
+    Rows are wholly replaced. Ids outside the vocabulary are dropped. Lists beyond their caps raise ValueError.
     """
-    device, vocab = pool.counts.device, pool.counts.shape[1]
-
-    def put(array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(device, non_blocking=True)
-
-    def ids(values: Ids) -> np.ndarray:
-        array = np.asarray(values, np.int64)
-        return array[(array >= 0) & (array < vocab)]
-
-    counts = pool.counts[processor_row].zero_()
-    seen, values = _counts(ids(prompt_ids), ids(output_ids))
-    if len(seen):
-        counts[put(seen)] = put(values)
-
-    bias = pool.bias[processor_row].fill_(-torch.inf if len(allowed_ids) else 0.0)
-    if len(allowed_ids):
-        bias[put(ids(allowed_ids))] = 0.0
-    if len(bias_ids):
-        inside = np.asarray(bias_ids, np.int64) < vocab
-        bias.index_add_(0, put(np.asarray(bias_ids, np.int64)[inside]), put(np.asarray(bias_values, np.float32)[inside]))
-
-    stops = np.full(MAX_STOP_IDS, -1, np.int32)
-    if len(stop_ids) > MAX_STOP_IDS or len(bad_words) > MAX_BAD_WORDS:
-        raise ValueError(f"{len(stop_ids)} stop ids, {len(bad_words)} bad words: at most {MAX_STOP_IDS} and {MAX_BAD_WORDS}")
-    stops[: len(stop_ids)] = stop_ids
-    pool.stop_ids[processor_row].copy_(put(stops))
-    words = np.full((MAX_BAD_WORDS, HISTORY), -1, np.int32)
-    for row, word in zip(words, bad_words, strict=False):
-        row[HISTORY - len(word) :] = word
-    pool.bad_words[processor_row].copy_(put(words))
-
-    history = np.full(HISTORY, -1, np.int32)
-    last = np.asarray(output_ids, np.int32)[-HISTORY:]
-    history[HISTORY - len(last) :] = last
-    tables.history[slot].copy_(put(history))
+    for s in sequences:
+        lengths = len(s.stop_ids), len(s.bad_words), len(s.bias_ids)
+        if lengths[0] > MAX_STOP_IDS or lengths[1] > MAX_BAD_WORDS or lengths[2] > MAX_LOGIT_BIAS:
+            most = f"{MAX_STOP_IDS}, {MAX_BAD_WORDS} and {MAX_LOGIT_BIAS}"
+            raise ValueError("{} stop ids, {} bad words, {} biases: at most {}".format(*lengths, most))
+    x = _on_device({**_lists(pool, sequences), **_counted(pool, sequences)}, pool.counts.device)
+    rows, counts = x["rows"], pool.counts.view(-1)
+    tables.history.index_copy_(0, x["slots"], x["history"])
+    pool.stop_ids.index_copy_(0, rows, x["stop_ids"])
+    for tensor, empty in ((pool.counts, 0), (pool.entries, 0), (pool.allowed, -1), (pool.bad_words, -1)):
+        tensor.index_fill_(0, rows, empty)
+    if len(x["allowed_rows"]):
+        pool.allowed.index_copy_(0, x["allowed_rows"], x["allowed"])
+    if len(x["bad_rows"]):
+        pool.bad_words.index_copy_(0, x["bad_rows"], x["bad_words"])
+    if len(x["prompt_at"]):
+        counts.index_fill_(0, x["prompt_at"], PROMPT_BIT)
+    if len(x["output_at"]):
+        counts[x["output_at"]] = counts[x["output_at"]] | x["output_counts"]
+    if len(x["counts_at"]):
+        counts[x["counts_at"]] = counts[x["counts_at"]] | IN_TABLE
+        pool.entries.view(-1)[x["entries_at"]] = x["entries"]
 
 
-def _counts(prompt: np.ndarray, output: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Ids that occur, and their words for LogitsProcessorPool.counts."""
-    seen, inverse = np.unique(np.concatenate([prompt, output]), return_inverse=True)
-    counts = np.bincount(inverse[len(prompt) :], minlength=len(seen)).astype(np.int32)
-    counts[inverse[: len(prompt)]] |= PROMPT_BIT
-    return seen, counts
+def _lists(pool: LogitsProcessorPool, sequences: Sequence[SequenceProcessors]) -> dict[str, np.ndarray]:
+    """What is copied as it is: rows of stop ids, bad words, masks of allowed ids, history."""
+    history = np.full((len(sequences), HISTORY), -1, np.int32)
+    stop_ids = np.full((len(sequences), MAX_STOP_IDS), -1, np.int32)
+    with_allowed = [s for s in sequences if len(s.allowed_ids)]
+    with_bad = [s for s in sequences if len(s.bad_words)]
+    bad_words = np.full((len(with_bad), MAX_BAD_WORDS, HISTORY), -1, np.int32)
+    for i, s in enumerate(sequences):
+        last = s.output_ids[-HISTORY:]
+        history[i, HISTORY - len(last) :] = last
+        stop_ids[i, : len(s.stop_ids)] = s.stop_ids
+    for matrix, s in zip(bad_words, with_bad, strict=True):
+        for row, word in zip(matrix, s.bad_words, strict=False):
+            row[HISTORY - len(word) :] = word
+    allowed = [_bits(s.allowed_ids, pool.counts.shape[1]) for s in with_allowed]
+    return {
+        "slots": np.array([s.slot for s in sequences], np.int64),
+        "rows": np.array([s.processor_row for s in sequences], np.int64),
+        "history": history,
+        "stop_ids": stop_ids,
+        "bad_rows": np.array([s.processor_row for s in with_bad], np.int64),
+        "bad_words": bad_words,
+        "allowed_rows": np.array([s.processor_row for s in with_allowed], np.int64),
+        "allowed": np.concatenate(allowed) if allowed else np.zeros(0, np.int32),
+    }
+
+
+def _bits(ids: Ids, vocab: int) -> np.ndarray:
+    """int32 [1, ceil(vocab / 32)], the ids' bits set."""
+    array = np.asarray(ids, np.int64)
+    bits = np.zeros(-(-vocab // 32) * 32, np.uint8)
+    bits[array[(array >= 0) & (array < vocab)]] = 1
+    return np.packbits(bits, bitorder="little").view(np.int32)[None]
+
+
+def _counted(pool: LogitsProcessorPool, sequences: Sequence[SequenceProcessors]) -> dict[str, np.ndarray]:
+    """Prompts, outputs and biases: tokens as indices of pool.counts flattened.
+
+    A prompt is sent with its repetitions: they write the same byte, and to sort them here would take longer.
+    """
+    rows, vocab = [s.processor_row for s in sequences], pool.counts.shape[1]
+    prompt_at, _ = _flat_ids(rows, (s.prompt_ids for s in sequences), vocab)
+    output_at, output_counts = np.unique(_flat_ids(rows, (s.output_ids for s in sequences), vocab)[0], return_counts=True)
+    bias_at, inside = _flat_ids(rows, (s.bias_ids for s in sequences), vocab)
+    biases = np.concatenate([np.asarray(s.bias_values, np.float32) for s in sequences])[inside]
+    entries = new_entries(pool, output_at, output_counts, bias_at, biases)
+    return {
+        "prompt_at": prompt_at,
+        "output_at": output_at,
+        "output_counts": np.minimum(output_counts, IN_TABLE).astype(np.uint8),
+        "counts_at": entries.counts_at,
+        "entries_at": entries.entries_at,
+        "entries": entries.values,
+    }
+
+
+def _flat_ids(rows: list[int], lists: Iterable[Ids], vocab: int) -> tuple[np.ndarray, np.ndarray]:
+    """(row * vocab + id of each id inside the vocabulary, int64; which of the ids these are, bool)."""
+    arrays = [np.asarray(ids, np.int64) for ids in lists]
+    ids = np.concatenate(arrays)
+    inside = (ids >= 0) & (ids < vocab)
+    return (np.repeat(np.array(rows, np.int64) * vocab, [len(a) for a in arrays]) + ids)[inside], inside
+
+
+def _on_device(arrays: dict[str, np.ndarray], device: torch.device) -> dict[str, torch.Tensor]:
+    """The arrays as tensors: on a GPU by one asynchronous copy out of pinned memory."""
+    if device.type == "cpu":
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+    ends = np.cumsum([-(-array.nbytes // 8) * 8 for array in arrays.values()]).tolist()
+    staged = torch.empty(ends[-1], dtype=torch.uint8).pin_memory()
+    begins = dict(zip(arrays, [0, *ends], strict=False))
+    for name, array in arrays.items():
+        staged.numpy()[begins[name] :][: array.nbytes] = array.reshape(-1).view(np.uint8)
+    copied = staged.to(device, non_blocking=True)
+    return {
+        name: copied[begins[name] :][: array.nbytes].view(torch.from_numpy(array).dtype).view(array.shape)
+        for name, array in arrays.items()
+    }
 
 
 def processed_row(
     logits: np.ndarray, params: np.ndarray, position: int, history: np.ndarray, pool: LogitsProcessorPool
 ) -> np.ndarray:
     """One row's logits (float32 [V]) after its processors; params int32 [SLOT_WORDS], history int32 [HISTORY] of its slot."""
-
     row, floats = int(params[S_PROCESSOR_ROW]), params.view(np.float32)
-    x = logits + pool.bias[row].numpy()
-    for banned in banned_ids(pool.bad_words[row].numpy(), history):
-        if 0 <= banned < len(x):
-            x[banned] = -np.inf
-    if position < params[S_MIN_LEN]:
-        stops = pool.stop_ids[row].numpy()
-        x[stops[(stops >= 0) & (stops < len(x))]] = -np.inf
+    x = logits.copy()
     words = pool.counts[row].numpy()
-    seen = np.flatnonzero(words)  # penalties touch nothing else
-    count, y = (words[seen] & (PROMPT_BIT - 1)).astype(np.float32), x[seen]
-    y = np.where(y > 0, y / floats[S_REPETITION], y * floats[S_REPETITION])
-    x[seen] = y - floats[S_FREQUENCY] * count - np.where(count > 0, floats[S_PRESENCE], np.float32(0))
+    seen = np.flatnonzero(words)  # penalties and biases touch nothing else
+    words = words[seen]
+    count = (words & IN_TABLE).astype(np.int32)
+    if (count == IN_TABLE).any():
+        tokens, extra, bias = entries_of_row(pool, row)
+        count[np.searchsorted(seen, tokens)] += extra
+        x[tokens] += bias
+    _ban(x, params, position, history, pool)
+    y = x[seen]
+    penalised = np.where(y > 0, y / floats[S_REPETITION], y * floats[S_REPETITION])
+    y = np.where((count > 0) | (words >= PROMPT_BIT), penalised, y)
+    x[seen] = y - floats[S_FREQUENCY] * count.astype(np.float32) - np.where(count > 0, floats[S_PRESENCE], np.float32(0))
     return x
+
+
+def _ban(x: np.ndarray, params: np.ndarray, position: int, history: np.ndarray, pool: LogitsProcessorPool) -> None:
+    """-inf at what is not allowed, at last tokens of bad words, and at stop ids below the minimum length."""
+    row = int(params[S_PROCESSOR_ROW])
+    allowed = pool.allowed[row].numpy()
+    if not (allowed == -1).all():
+        x[np.unpackbits(allowed.view(np.uint8), bitorder="little", count=len(x)) == 0] = -np.inf
+    banned = banned_ids(pool.bad_words[row].numpy(), history)
+    if position < params[S_MIN_LEN]:
+        banned += pool.stop_ids[row].tolist()
+    if banned:
+        ids = np.array(banned)
+        x[ids[(ids >= 0) & (ids < len(x))]] = -np.inf
 
 
 def banned_ids(bad_words: np.ndarray, history: np.ndarray) -> list[int]:

@@ -1,6 +1,6 @@
 """The sampler on the device: processors, masks, temperature, filters, race, log-probabilities. No sort, no host decision.
 
-    processors   processed[fr, v] = penalties(bias(logits[r, v])), bad words and stop ids banned; processor rows only
+    mask       token_mask[r] = allowed ids without bad words and stop ids; rows with processors only
     partial    block_max[r, b] = max over block b; block_sum[r, b] = sum exp((x - block_max) / T)
     filter     (kernels/sampling/sampler_filter.py) rows with top-k, top-p or min-p: threshold, race over what passes
     combine    greedy: the block with the largest max, the first token that has it; random: the block with the largest
@@ -8,15 +8,19 @@
 
 logits [R, V] bfloat16, float16 or float32, any row stride; row_slots, positions int32 [R] (position: index in its sequence of
 the token to be sampled = seq_lens); bitmask int32 [R, ceil(V / 32)], bit set = allowed (optional). V up to 2^18 = 512 blocks.
-Bytes: R * V of the logits' width, plus one block a row; with processors another 16 bytes a token of processor rows.
-`sampler_cpu` states the semantics, and where it may differ from this. Launches, grids and arguments depend on shapes and
-flags alone, so a graph may hold them.
+x are the logits in float32. Those of a row with processors are penalised and masked whenever they are read: a byte and two bits
+more a token, where a float32 copy would be 622 MB of 1,024 rows. Bytes: R * V of these, plus one block a row.
+
+Products and sums are rounded one by one (no fused multiply-add), so that a row's logits are the same bits in every kernel, with
+every combination of flags, and on the CPU. `sampler_cpu` states the semantics, and where it may differ from this. Launches,
+grids and arguments depend on shapes and flags alone, so a graph may hold them.
 """
 
 import torch
 import triton
 import triton.language as tl
 
+from quire.kernels.sampling.token_counts import IN_TABLE, PROMPT_BIT, look_up
 from quire.kernels.step import tables as words
 from quire.kernels.step.tables import LogitsProcessorPool, SamplerWorkspace, SlotTables
 
@@ -27,7 +31,7 @@ S_PRESENCE, S_FREQUENCY = tl.constexpr(words.S_PRESENCE), tl.constexpr(words.S_F
 S_REPETITION, S_PROCESSOR_ROW = tl.constexpr(words.S_REPETITION), tl.constexpr(words.S_PROCESSOR_ROW)
 S_SEED_LO, S_SEED_HI = tl.constexpr(words.S_SEED_LO), tl.constexpr(words.S_SEED_HI)
 S_MIN_LEN = tl.constexpr(words.S_MIN_LEN)
-PROMPT_BIT = tl.constexpr(words.PROMPT_BIT)
+ENTRY_PLANES = tl.constexpr(words.ENTRY_PLANES)
 HISTORY, MAX_BAD_WORDS, MAX_STOP_IDS = (
     tl.constexpr(words.HISTORY),
     tl.constexpr(words.MAX_BAD_WORDS),
@@ -37,7 +41,7 @@ BLOCK = tl.constexpr(words.SAMPLER_BLOCK)
 PURPOSE_BLOCK, PURPOSE_TOKEN = tl.constexpr(0), tl.constexpr(1)
 
 PARTIAL_BLOCKS = 8  # blocks of SAMPLER_BLOCK tokens that one program of the first pass takes
-PROCESSOR_TILE = 2048
+MASK_TILE = 1024  # words
 MAX_VOCAB = 1 << 18
 
 
@@ -95,28 +99,48 @@ def is_filtered(param_row, V):
 
 
 @triton.jit
-def load_logits(
-    logits_row,
-    processed,
-    processed_stride,
-    processor_row,
-    pool_rows,
-    mask_row,
-    cols,
-    V,
+def processors_of_row(
+    row, param_row, counts, counts_stride, entries, multiplier, pool_rows, token_mask, token_mask_stride,
     PROCESSORS: tl.constexpr,
-    MASK: tl.constexpr,
-):
-    """Logits at cols in float32, processed ones of a processor row; -inf beyond V, where masked, for NaN. No +inf, -0."""
+):  # fmt: skip
+    """What load_logits must know of a row's processors. PROCESSORS: bits of the pool's table size, 0 without processors."""
+    pool_row = tl.load(param_row + S_PROCESSOR_ROW)
+    at = pool_row.to(tl.int64)
+    return (
+        (pool_row >= 0) & (pool_row < pool_rows),
+        counts + at * counts_stride,
+        entries + at * (ENTRY_PLANES << PROCESSORS),
+        multiplier,
+        token_mask + row * token_mask_stride,
+        float_param(param_row, S_REPETITION),
+        float_param(param_row, S_FREQUENCY),
+        float_param(param_row, S_PRESENCE),
+    )
+
+
+@triton.jit
+def _processed(x, cols, inside, processors, PROCESSORS: tl.constexpr):
+    """Logits x of a row after its processors."""
+    _, counts_row, entries_row, multiplier, mask_row, repetition, frequency, presence = processors
+    word = tl.load(counts_row + cols, inside, other=0).to(tl.int32)
+    count = word & IN_TABLE
+    x, count = look_up(x, count, cols, entries_row, multiplier, PROCESSORS)
+    penalised = tl.where(x > 0, tl.div_rn(x, repetition + tl.zeros_like(x)), x * repetition)
+    x = tl.where((count > 0) | (word >= PROMPT_BIT), penalised, x)
+    x = x - frequency * count.to(tl.float32)
+    x = x - tl.where(count > 0, presence, 0.0)
+    bits = tl.load(mask_row + (cols >> 5), inside, other=0)
+    return tl.where(((bits >> (cols & 31)) & 1) != 0, x, -float("inf"))
+
+
+@triton.jit
+def load_logits(logits_row, processors, mask_row, cols, V, PROCESSORS: tl.constexpr, MASK: tl.constexpr):
+    """Logits at cols in float32, processed if the row has processors; -inf beyond V, where masked, for NaN. No +inf, -0."""
     inside = cols < V
-    if PROCESSORS:
-        if (processor_row >= 0) & (processor_row < pool_rows):
-            at = processed + processor_row.to(tl.int64) * processed_stride
-            x = tl.load(at + cols, inside, other=-float("inf"))
-        else:
-            x = tl.load(logits_row + cols, inside, other=-float("inf")).to(tl.float32)
-    else:
-        x = tl.load(logits_row + cols, inside, other=-float("inf")).to(tl.float32)
+    x = tl.load(logits_row + cols, inside, other=-float("inf")).to(tl.float32)
+    if PROCESSORS:  # noqa: SIM102 (compiled away; the other is asked on the device)
+        if processors[0]:
+            x = _processed(x, cols, inside, processors, PROCESSORS)
     if MASK:
         bits = tl.load(mask_row + (cols >> 5), inside, other=0)
         x = tl.where(((bits >> (cols & 31)) & 1) != 0, x, -float("inf"))
@@ -125,69 +149,54 @@ def load_logits(
 
 
 @triton.jit
-def _processor_kernel(
-    logits, stride, row_slots, slot_params, counts, bias, pool_stride, pool_rows, processed, processed_stride, V, num_slots,
-    TILE: tl.constexpr,
-):  # fmt: skip
-    """Elementwise: bias, then penalties. Bans are scattered afterwards, since no penalty moves a -inf."""
-    row = tl.program_id(0).to(tl.int64)
-    param_row, _, _ = row_state(row, row_slots, row_slots, slot_params, num_slots)
-    processor_row = tl.load(param_row + S_PROCESSOR_ROW)
-    if (processor_row >= 0) & (processor_row < pool_rows):
-        cols = tl.program_id(1) * TILE + tl.arange(0, TILE)
-        inside = cols < V
-        at = processor_row.to(tl.int64) * pool_stride + cols
-        x = tl.load(logits + row * stride + cols, inside, other=0.0).to(tl.float32)
-        x += tl.load(bias + at, inside, other=0.0)
-        word = tl.load(counts + at, inside, other=0)
-        repetition = float_param(param_row, S_REPETITION)
-        penalised = tl.where(x > 0, tl.div_rn(x, repetition + tl.zeros_like(x)), x * repetition)
-        x = tl.where(word != 0, penalised, x)
-        count = word & (PROMPT_BIT - 1)
-        x = x - float_param(param_row, S_FREQUENCY) * count.to(tl.float32)
-        x = x - tl.where(count > 0, float_param(param_row, S_PRESENCE), 0.0)
-        tl.store(processed + processor_row.to(tl.int64) * processed_stride + cols, x, inside)
+def _ban(mask_row, token, banned):
+    """Clear the bits of banned tokens; several may be in one word."""
+    tl.atomic_and(mask_row + (token >> 5), ~(1 << (token & 31)), banned, sem="relaxed")
 
 
 @triton.jit
-def _ban_kernel(
-    row_slots, positions, slot_params, history, bad_words, stop_ids, pool_rows, processed, processed_stride, V, num_slots
-):
-    """-inf at the last token of bad words whose other tokens end the history, and at stop ids below the minimum length."""
+def _token_mask_kernel(
+    row_slots, positions, slot_params, history, allowed, bad_words, stop_ids, pool_rows, token_mask, token_mask_stride, V,
+    num_words, num_slots, TILE: tl.constexpr,
+):  # fmt: skip
+    """Allowed ids less the last token of bad words whose other tokens end the history, and stop ids below the least length."""
     row = tl.program_id(0)
     param_row, position, slot = row_state(row, row_slots, positions, slot_params, num_slots)
-    processor_row = tl.load(param_row + S_PROCESSOR_ROW)
-    if (processor_row >= 0) & (processor_row < pool_rows):
-        out = processed + processor_row.to(tl.int64) * processed_stride
+    pool_row = tl.load(param_row + S_PROCESSOR_ROW)
+    if (pool_row >= 0) & (pool_row < pool_rows):
+        out = token_mask + row.to(tl.int64) * token_mask_stride
+        for start in range(0, num_words, TILE):
+            at = start + tl.arange(0, TILE)
+            tl.store(out + at, tl.load(allowed + pool_row.to(tl.int64) * num_words + at, at < num_words), at < num_words)
+        tl.debug_barrier()  # words stored above are changed below by other threads
         if position < tl.load(param_row + S_MIN_LEN):
-            stop = tl.load(stop_ids + processor_row * MAX_STOP_IDS + tl.arange(0, MAX_STOP_IDS))
-            tl.store(out + stop, -float("inf"), (stop >= 0) & (stop < V))
+            stop = tl.load(stop_ids + pool_row * MAX_STOP_IDS + tl.arange(0, MAX_STOP_IDS))
+            _ban(out, stop, (stop >= 0) & (stop < V))
         word = tl.arange(0, MAX_BAD_WORDS)
         place = tl.arange(0, HISTORY)
-        at = bad_words + (processor_row * MAX_BAD_WORDS + word) * HISTORY
+        at = bad_words + (pool_row * MAX_BAD_WORDS + word) * HISTORY
         tokens = tl.load(at[:, None] + place[None, :])
         recent = tl.load(history + slot * HISTORY + place + 1, place < HISTORY - 1, other=-1)
         fits = (tokens == -1) | (tokens == recent[None, :]) | (place == HISTORY - 1)[None, :]
         matches = tl.min(fits.to(tl.int32), 1) == 1
         banned = tl.load(at + HISTORY - 1)
-        tl.store(out + banned, -float("inf"), matches & (banned >= 0) & (banned < V))
+        _ban(out, banned, matches & (banned >= 0) & (banned < V))
 
 
 @triton.jit
 def _partial_kernel(
-    logits, stride, processed, processed_stride, pool_rows, bitmask, mask_stride, row_slots, slot_params, block_max, block_sum,
-    V, num_blocks, num_slots,
+    logits, stride, counts, counts_stride, entries, multiplier, pool_rows, token_mask, token_mask_stride, bitmask, mask_stride,
+    row_slots, slot_params, block_max, block_sum, V, num_blocks, num_slots,
     BLOCKS: tl.constexpr, RANDOM: tl.constexpr, PROCESSORS: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     blocks = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
     cols = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     param_row, _, _ = row_state(row, row_slots, row_slots, slot_params, num_slots)
-    processor_row = tl.load(param_row + S_PROCESSOR_ROW)
-    x = load_logits(
-        logits + row * stride, processed, processed_stride, processor_row, pool_rows, bitmask + row * mask_stride, cols, V,
-        PROCESSORS, MASK,
-    )  # fmt: skip
+    processors = processors_of_row(
+        row, param_row, counts, counts_stride, entries, multiplier, pool_rows, token_mask, token_mask_stride, PROCESSORS
+    )
+    x = load_logits(logits + row * stride, processors, bitmask + row * mask_stride, cols, V, PROCESSORS, MASK)
     top = tl.max(x, 1)
     tl.store(block_max + row * num_blocks + blocks, top, blocks < num_blocks)
     if RANDOM:
@@ -200,8 +209,8 @@ def _partial_kernel(
 
 @triton.jit
 def _combine_kernel(
-    logits, stride, processed, processed_stride, pool_rows, bitmask, mask_stride, row_slots, positions, slot_params, block_max,
-    block_sum, sampled, V, num_blocks, num_slots,
+    logits, stride, counts, counts_stride, entries, multiplier, pool_rows, token_mask, token_mask_stride, bitmask, mask_stride,
+    row_slots, positions, slot_params, block_max, block_sum, sampled, V, num_blocks, num_slots,
     BLOCKS: tl.constexpr, RANDOM: tl.constexpr, FILTER: tl.constexpr, PROCESSORS: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -222,11 +231,10 @@ def _combine_kernel(
         key = tl.where(random, (maxima - top) * scale + tl.log(total) - log_e, maxima)
     first = tl.argmax(key, 0) * BLOCK
     cols = first + tl.arange(0, BLOCK)
-    processor_row = tl.load(param_row + S_PROCESSOR_ROW)
-    x = load_logits(
-        logits + row * stride, processed, processed_stride, processor_row, pool_rows, bitmask + row * mask_stride, cols, V,
-        PROCESSORS, MASK,
-    )  # fmt: skip
+    processors = processors_of_row(
+        row, param_row, counts, counts_stride, entries, multiplier, pool_rows, token_mask, token_mask_stride, PROCESSORS
+    )
+    x = load_logits(logits + row * stride, processors, bitmask + row * mask_stride, cols, V, PROCESSORS, MASK)
     if RANDOM:
         log_e = log_exponential(noise_bits(seed_lo, seed_hi, position, PURPOSE_TOKEN, cols))
         x = tl.where(random, (x - top) * scale - log_e, x)
@@ -312,33 +320,33 @@ def sample(
 
     _check(logits, workspace, bitmask)
     rows, vocab = logits.shape
-    num_slots, pool_rows = tables.max_num_seqs + 1, pool.num_rows
+    num_slots, pool_rows, bits = tables.max_num_seqs + 1, pool.num_rows, pool.table_bits if processors else 0
     num_blocks = triton.cdiv(vocab, words.SAMPLER_BLOCK)
-    sampled, processed = workspace.sampled[:rows], workspace.processed
+    sampled, token_mask = workspace.sampled[:rows], workspace.token_mask
     if rows == 0:
         return sampled
     if processors:
-        if pool.counts.shape[1] != vocab or processed.shape != pool.counts.shape:
-            raise ValueError(f"sampler: pool {pool.counts.shape}, workspace {processed.shape}, {vocab} tokens do not fit")
-        _processor_kernel[(rows, triton.cdiv(vocab, PROCESSOR_TILE))](
-            logits, logits.stride(0), row_slots, tables.params, pool.counts, pool.bias, pool.counts.stride(0), pool_rows,
-            processed, processed.stride(0), vocab, num_slots, PROCESSOR_TILE, num_warps=4, enable_fp_fusion=False,
-        )  # fmt: skip
-        _ban_kernel[(rows,)](
-            row_slots, positions, tables.params, tables.history, pool.bad_words, pool.stop_ids, pool_rows, processed,
-            processed.stride(0), vocab, num_slots, num_warps=4,
+        if pool.counts.shape[1] != vocab or token_mask.shape[1] != pool.allowed.shape[1]:
+            raise ValueError(f"sampler: pool {pool.counts.shape}, workspace {token_mask.shape}, {vocab} tokens do not fit")
+        _token_mask_kernel[(rows,)](
+            row_slots, positions, tables.params, tables.history, pool.allowed, pool.bad_words, pool.stop_ids, pool_rows,
+            token_mask, token_mask.stride(0), vocab, pool.allowed.shape[1], num_slots, MASK_TILE, num_warps=4,
         )  # fmt: skip
     mask, mask_stride = (row_slots, 0) if bitmask is None else (bitmask, bitmask.stride(0))
-    source = (logits, logits.stride(0), processed, processed.stride(0), pool_rows, mask, mask_stride, row_slots)
+    source = (
+        logits, logits.stride(0), pool.counts, pool.counts.stride(0), pool.entries, pool.multiplier, pool_rows, token_mask,
+        token_mask.stride(0), mask, mask_stride, row_slots,
+    )  # fmt: skip
     _partial_kernel[(rows, triton.cdiv(num_blocks, PARTIAL_BLOCKS))](
         *source, tables.params, workspace.block_max, workspace.block_sum, vocab, num_blocks, num_slots,
-        PARTIAL_BLOCKS, random, processors, bitmask is not None, num_warps=8,
+        PARTIAL_BLOCKS, random, bits, bitmask is not None, num_warps=8, maxnreg=128 if bits else None, enable_fp_fusion=False,
     )  # fmt: skip
     if random and filtered:
-        launch_filter(source, positions, tables, workspace, rows, vocab, processors, bitmask is not None)
+        launch_filter(source, positions, tables, workspace, rows, vocab, bits, bitmask is not None)
     _combine_kernel[(rows,)](
         *source, positions, tables.params, workspace.block_max, workspace.block_sum, sampled, vocab, num_blocks, num_slots,
-        triton.next_power_of_2(num_blocks), random, random and filtered, processors, bitmask is not None, num_warps=4,
+        triton.next_power_of_2(num_blocks), random, random and filtered, bits, bitmask is not None, num_warps=4,
+        enable_fp_fusion=False,
     )  # fmt: skip
     return sampled
 

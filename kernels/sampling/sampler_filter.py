@@ -21,7 +21,6 @@ from quire.kernels.sampling.sampler import (
     BLOCK,
     PURPOSE_TOKEN,
     S_MIN_P,
-    S_PROCESSOR_ROW,
     S_SEED_HI,
     S_SEED_LO,
     S_TEMPERATURE,
@@ -32,6 +31,7 @@ from quire.kernels.sampling.sampler import (
     load_logits,
     log_exponential,
     noise_bits,
+    processors_of_row,
     row_state,
 )
 from quire.kernels.step import tables as words
@@ -58,21 +58,20 @@ def _key_of_bound(x, SHIFT: tl.constexpr):
 
 @triton.jit
 def _load_source(
-    compact, candidates_row, logits_row, processed, processed_stride, processor_row, pool_rows, mask_row, cols, n,
-    PROCESSORS: tl.constexpr, MASK: tl.constexpr,
-):  # fmt: skip
+    compact, candidates_row, logits_row, processors, mask_row, cols, n, PROCESSORS: tl.constexpr, MASK: tl.constexpr
+):
     """Values at cols: of the candidates, or of the row."""
     if compact:
         x = tl.load(candidates_row + cols, cols < n, other=-float("inf"))
     else:
-        x = load_logits(logits_row, processed, processed_stride, processor_row, pool_rows, mask_row, cols, n, PROCESSORS, MASK)
+        x = load_logits(logits_row, processors, mask_row, cols, n, PROCESSORS, MASK)
     return x
 
 
 @triton.jit
 def _weight_above(
     q1, q2, q3, top, scale,
-    compact, candidates_row, logits_row, processed, processed_stride, processor_row, pool_rows, mask_row, n,
+    compact, candidates_row, logits_row, processors, mask_row, n,
     TILE: tl.constexpr, SHIFT: tl.constexpr, MASS: tl.constexpr, PROCESSORS: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
     """Number (or mass) of the values with key >= q, for three q."""
@@ -82,7 +81,7 @@ def _weight_above(
     for start in range(0, n, TILE):
         cols = start + tl.arange(0, TILE)
         x = _load_source(
-            compact, candidates_row, logits_row, processed, processed_stride, processor_row, pool_rows, mask_row, cols, n,
+            compact, candidates_row, logits_row, processors, mask_row, cols, n,
             PROCESSORS, MASK,
         )  # fmt: skip
         weight = tl.exp((x - top) * scale) if MASS else tl.where(cols < n, 1.0, 0.0)
@@ -96,7 +95,7 @@ def _weight_above(
 @triton.jit
 def _search(
     lo, hi, target, top, scale,
-    compact, candidates_row, logits_row, processed, processed_stride, processor_row, pool_rows, mask_row, n,
+    compact, candidates_row, logits_row, processors, mask_row, n,
     TILE: tl.constexpr, SHIFT: tl.constexpr, MASS: tl.constexpr, PROCESSORS: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
     """The largest key t in [lo, hi] with weight{key >= t} >= target, lo if there is none; 64-bit bounds."""
@@ -106,8 +105,8 @@ def _search(
         q2 = tl.minimum(q1 + step, hi)
         q3 = tl.minimum(q2 + step, hi)
         f1, f2, f3 = _weight_above(
-            q1, q2, q3, top, scale, compact, candidates_row, logits_row, processed, processed_stride, processor_row, pool_rows,
-            mask_row, n, TILE, SHIFT, MASS, PROCESSORS, MASK,
+            q1, q2, q3, top, scale, compact, candidates_row, logits_row, processors, mask_row, n,
+            TILE, SHIFT, MASS, PROCESSORS, MASK,
         )  # fmt: skip
         new_lo = tl.where(f3 >= target, q3, tl.where(f2 >= target, q2, tl.where(f1 >= target, q1, lo)))
         new_hi = tl.where(f3 >= target, hi, tl.where(f2 >= target, q3 - 1, tl.where(f1 >= target, q2 - 1, q1 - 1)))
@@ -137,8 +136,9 @@ def _kth_block_maximum(maxima, k, num_blocks, SHIFT: tl.constexpr):
 
 @triton.jit
 def _filter_kernel(
-    logits, stride, processed, processed_stride, pool_rows, bitmask, mask_stride, row_slots, positions, slot_params, block_max,
-    block_sum, near_blocks, candidates, candidate_ids, sampled, V, num_blocks, num_slots,
+    logits, stride, counts, counts_stride, entries, multiplier, pool_rows, token_mask, token_mask_stride, bitmask, mask_stride,
+    row_slots, positions, slot_params, block_max, block_sum, near_blocks, candidates, candidate_ids, sampled, V, num_blocks,
+    num_slots,
     CAP: tl.constexpr, BLOCKS: tl.constexpr, TILE_BLOCKS: tl.constexpr, SHIFT: tl.constexpr, PROCESSORS: tl.constexpr,
     MASK: tl.constexpr,
 ):  # fmt: skip
@@ -146,7 +146,9 @@ def _filter_kernel(
     TILE: tl.constexpr = TILE_BLOCKS * BLOCK
     param_row, position, _slot = row_state(row, row_slots, positions, slot_params, num_slots)
     if is_filtered(param_row, V):
-        processor_row = tl.load(param_row + S_PROCESSOR_ROW)
+        processors = processors_of_row(
+            row, param_row, counts, counts_stride, entries, multiplier, pool_rows, token_mask, token_mask_stride, PROCESSORS
+        )
         scale = 1.0 / float_param(param_row, S_TEMPERATURE)
         temperature = float_param(param_row, S_TEMPERATURE)
         k = tl.load(param_row + S_TOP_K)
@@ -189,9 +191,7 @@ def _filter_kernel(
             place = start + tl.arange(0, TILE_BLOCKS)
             block = tl.load(near_row + place, place < num_near, other=num_blocks)
             cols = tl.reshape(block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :], [TILE])
-            x = load_logits(
-                logits_row, processed, processed_stride, processor_row, pool_rows, mask_row, cols, V, PROCESSORS, MASK
-            )
+            x = load_logits(logits_row, processors, mask_row, cols, V, PROCESSORS, MASK)
             keep = (_key(x, SHIFT) >= bound) & (cols < V)
             place = n + tl.cumsum(keep.to(tl.int32), 0) - 1
             fits = keep & (place < CAP)
@@ -207,18 +207,18 @@ def _filter_kernel(
         threshold = bound
         if by_count:
             threshold = _search(
-                threshold, highest, k.to(tl.float32), top, scale, compact, candidates_row, logits_row, processed,
-                processed_stride, processor_row, pool_rows, mask_row, length, TILE, SHIFT, False, PROCESSORS, MASK,
+                threshold, highest, k.to(tl.float32), top, scale, compact, candidates_row, logits_row, processors, mask_row,
+                length, TILE, SHIFT, False, PROCESSORS, MASK,
             )  # fmt: skip
         if top_p < 1.0:
             if alone == 0:
                 mass, _above2, _above3 = _weight_above(
-                    threshold, highest, highest, top, scale, compact, candidates_row, logits_row, processed,
-                    processed_stride, processor_row, pool_rows, mask_row, length, TILE, SHIFT, True, PROCESSORS, MASK,
+                    threshold, highest, highest, top, scale, compact, candidates_row, logits_row, processors, mask_row,
+                    length, TILE, SHIFT, True, PROCESSORS, MASK,
                 )  # fmt: skip
             threshold = _search(
-                threshold, highest, top_p * mass, top, scale, compact, candidates_row, logits_row, processed,
-                processed_stride, processor_row, pool_rows, mask_row, length, TILE, SHIFT, True, PROCESSORS, MASK,
+                threshold, highest, top_p * mass, top, scale, compact, candidates_row, logits_row, processors, mask_row,
+                length, TILE, SHIFT, True, PROCESSORS, MASK,
             )  # fmt: skip
 
         # 4. race
@@ -228,10 +228,7 @@ def _filter_kernel(
         token = 0
         for start in range(0, length, TILE):
             cols = start + tl.arange(0, TILE)
-            x = _load_source(
-                compact, candidates_row, logits_row, processed, processed_stride, processor_row, pool_rows, mask_row, cols,
-                length, PROCESSORS, MASK,
-            )  # fmt: skip
+            x = _load_source(compact, candidates_row, logits_row, processors, mask_row, cols, length, PROCESSORS, MASK)
             ids = cols
             if compact:
                 ids = tl.load(ids_row + cols, cols < length, other=0)
@@ -251,10 +248,10 @@ def launch_filter(
     workspace: SamplerWorkspace,
     rows: int,
     vocab: int,
-    processors: bool,
+    processors: int,
     masked: bool,
 ) -> None:
-    """Sample the rows that have a filter; `source` is what the sampler's kernels take first."""
+    """Sample the rows that have a filter; `source` is what the sampler's kernels take first, `processors` their PROCESSORS."""
     shift = 0 if processors else KEY_SHIFT[source[0].dtype]
     num_blocks = triton.cdiv(vocab, words.SAMPLER_BLOCK)
     padded_blocks = triton.next_power_of_2(num_blocks)
@@ -262,5 +259,5 @@ def launch_filter(
         *source, positions, tables.params, workspace.block_max, workspace.block_sum, workspace.near_blocks,
         workspace.candidates, workspace.candidate_ids, workspace.sampled, vocab, num_blocks, tables.max_num_seqs + 1,
         words.CANDIDATES, padded_blocks, min(padded_blocks, TILE_BLOCKS), shift, processors, masked,
-        num_warps=8, maxnreg=MAX_REGISTERS,
+        num_warps=8, maxnreg=MAX_REGISTERS, enable_fp_fusion=False,
     )  # fmt: skip

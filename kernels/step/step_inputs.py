@@ -21,6 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
+from quire.kernels.sampling.token_counts import count_tokens
 from quire.kernels.step import tables as words
 from quire.kernels.step.tables import LogitsProcessorPool, SlotTables, StepBuffers
 
@@ -171,8 +172,9 @@ def _build_kernel(
 
 @triton.jit
 def _finish_kernel(
-    plan, slot_params, seq_len, last_token, history, counts, counts_stride, pool_rows, row_slots, seq_lens, samples,
-    num_rows_ptr, sampled, results, results_stride, depth, vocab, num_slots, BLOCK: tl.constexpr,
+    plan, slot_params, seq_len, last_token, history, counts, counts_stride, entries, multiplier, pool_rows, row_slots, seq_lens,
+    samples, num_rows_ptr, sampled, results, results_stride, depth, vocab, num_slots,
+    BLOCK: tl.constexpr, TABLE_BITS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     real = row < tl.load(num_rows_ptr)
@@ -185,8 +187,7 @@ def _finish_kernel(
 
     processor_row = tl.load(slot_params + slot * SLOT_WORDS + S_PROCESSOR_ROW, writes, other=-1)
     processed = (processor_row >= 0) & (processor_row < pool_rows)
-    count = counts + processor_row.to(tl.int64) * counts_stride + token
-    tl.store(count, tl.load(count, processed, other=0) + 1, processed)
+    count_tokens(counts, counts_stride, entries, multiplier, processor_row, token, processed, TABLE_BITS)
     place = tl.arange(0, HISTORY)[None, :]
     at = history + slot[:, None] * HISTORY + place
     older = tl.load(at + 1, processed[:, None] & (place < HISTORY - 1), other=0)
@@ -281,7 +282,7 @@ def finish_step(
         )  # fmt: skip
     pool_rows, vocab = pool.counts.shape
     _finish_kernel[(triton.cdiv(num_rows, FINISH_BLOCK),)](
-        plan, tables.params, tables.seq_len, tables.last_token, tables.history, pool.counts, pool.counts.stride(0), pool_rows,
-        step.row_slots, step.seq_lens, step.samples, step.num_rows, sampled, results, results.stride(0), depth, vocab,
-        tables.max_num_seqs + 1, FINISH_BLOCK, num_warps=1,
+        plan, tables.params, tables.seq_len, tables.last_token, tables.history, pool.counts, pool.counts.stride(0),
+        pool.entries, pool.multiplier, pool_rows, step.row_slots, step.seq_lens, step.samples, step.num_rows, sampled, results,
+        results.stride(0), depth, vocab, tables.max_num_seqs + 1, FINISH_BLOCK, pool.table_bits, num_warps=1,
     )  # fmt: skip

@@ -7,6 +7,7 @@ its table raises IndexError here; on the device it is clamped.
 import numpy as np
 import torch
 
+from quire.kernels.sampling.token_counts_cpu import count_tokens
 from quire.kernels.step.tables import (
     BLOCK_WORDS,
     FLAG_SAME_DECODE_ROWS,
@@ -140,7 +141,7 @@ def finish_step(
         history, slots_f, new_f = state["history"], sampling[processed], new[processed]
         history[slots_f, :-1] = history[slots_f, 1:]
         history[slots_f, -1] = new_f
-        pool.counts.numpy()[processor_rows[processed], new_f] += 1
+        count_tokens(pool, processor_rows[processed], new_f)
     if logprobs is not None:
         columns = record[max_rows : max_rows + rows * LOGPROB_WORDS].reshape(rows, LOGPROB_WORDS)
         logprob, rank, top_ids, top_logprobs = (x[:rows].numpy() for x in logprobs)

@@ -7,6 +7,7 @@ columns are views. No triton here: CPU machines use these too. The numbers below
 them).
 """
 
+import secrets
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -34,9 +35,11 @@ PREFILL_SAMPLE = 1
 MAX_STOP_IDS = 256  # of one processor row
 MAX_BAD_WORDS = 256
 HISTORY = 16  # last output tokens kept for bad words, and the longest bad word
-PROMPT_BIT = (
-    1 << 30
-)  # in LogitsProcessorPool.counts: the token occurs in the prompt; the bits below count its occurrences in the output
+MAX_LOGIT_BIAS = 1024
+PROMPT_BIT = 1 << 7  # in LogitsProcessorPool.counts: the token occurs in the prompt
+IN_TABLE = PROMPT_BIT - 1  # the bits below: its occurrences in the output, or this: they are in LogitsProcessorPool.entries
+ENTRY_KEY, ENTRY_EXTRA, ENTRY_BIAS = range(3)
+ENTRY_PLANES = 3
 NUM_TOP = 20  # alternatives whose log-probabilities are reported
 LOGPROB_WORDS = 2 + 2 * NUM_TOP  # result words of one row's log-probabilities
 
@@ -127,28 +130,56 @@ class SlotTables:
 
 @dataclass
 class LogitsProcessorPool:
-    """Rare sampling state, one row per sequence that needs it; P rows, V tokens: 8 bytes a token and row."""
+    """State of sequences with logits processors, one row each; P rows, V tokens: V * 9 / 8 bytes a row and about 41 KB.
 
-    counts: torch.Tensor  # int32 [P, V], see PROMPT_BIT
-    bias: torch.Tensor  # float32 [P, V], added to the logits; -inf where a token is not allowed
+    Every sequence that runs may have a row: at 1,024 rows of 151,936 tokens this is 217 MB. An int32 count and a bias of each
+    token, at hand for the kernels, would be 1.2 GB. But a count beyond a byte's is rare, and a bias is one of few: both are in
+    a hash table of the row, with linear probing, where a token's byte is IN_TABLE. Without an entry such a token has occurred
+    IN_TABLE times and has no bias. Prompt tokens that were never sampled are seen, not counted.
+    """
+
+    counts: torch.Tensor  # uint8 [P, V], see PROMPT_BIT and IN_TABLE
+    entries: torch.Tensor  # int32 [P, ENTRY_PLANES, table_size]: token + 1 (0: no entry), occurrences - IN_TABLE, float32 bias
+    allowed: torch.Tensor  # int32 [P, ceil(V / 32)], bit set = may be sampled
     stop_ids: torch.Tensor  # int32 [P, MAX_STOP_IDS], -1 padded; masked while the sequence is shorter than its min_len
     bad_words: torch.Tensor  # int32 [P, MAX_BAD_WORDS, HISTORY], right-aligned, -1 padded; the last element is the banned token
+    multiplier: int  # of the hash: odd, below 2^31
 
     @classmethod
-    def allocate(cls, pool_rows: int, vocab: int, device: torch.device | str) -> "LogitsProcessorPool":
-        """At least one row, so that every tensor has an address."""
-        p = max(pool_rows, 1)
+    def allocate(
+        cls, rows: int, vocab: int, max_len: int, device: torch.device | str, multiplier: int | None = None
+    ) -> "LogitsProcessorPool":
+        """For sequences of at most max_len tokens, with empty rows.
+
+        The multiplier is drawn unless given: who chose biases for tokens that collide would make every row of a step wait.
+        """
 
         def ints(*shape: int) -> torch.Tensor:
             return torch.full(shape, -1, dtype=torch.int32, device=device)
 
-        counts = torch.zeros((p, vocab), dtype=torch.int32, device=device)
-        bias = torch.zeros((p, vocab), dtype=torch.float32, device=device)
-        return cls(counts, bias, ints(p, MAX_STOP_IDS), ints(p, MAX_BAD_WORDS, HISTORY))
+        entries = MAX_LOGIT_BIAS + max(max_len - 1, 0) // (IN_TABLE + 1)  # at most: and one place stays empty
+        size = 1 << entries.bit_length()
+        return cls(
+            counts=torch.zeros((rows, vocab), dtype=torch.uint8, device=device),
+            entries=torch.zeros((rows, ENTRY_PLANES, size), dtype=torch.int32, device=device),
+            allowed=ints(rows, -(-vocab // 32)),
+            stop_ids=ints(rows, MAX_STOP_IDS),
+            bad_words=ints(rows, MAX_BAD_WORDS, HISTORY),
+            multiplier=secrets.randbits(30) * 2 + 1 if multiplier is None else multiplier,
+        )
 
     @property
     def num_rows(self) -> int:
         return self.counts.shape[0]
+
+    @property
+    def table_size(self) -> int:
+        """A power of two."""
+        return self.entries.shape[2]
+
+    @property
+    def table_bits(self) -> int:
+        return self.table_size.bit_length() - 1
 
 
 @dataclass
@@ -199,7 +230,7 @@ class SamplerWorkspace:
     near_blocks: torch.Tensor  # int32 [R, NB], those with candidates
     candidates: torch.Tensor  # float32 [R, CANDIDATES]
     candidate_ids: torch.Tensor  # int32 [R, CANDIDATES]
-    processed: torch.Tensor  # float32 [P, V], logits of processor rows after penalties, bias and bans
+    token_mask: torch.Tensor  # int32 [R, ceil(V / 32)], of processor rows: what is allowed and not banned in this step
     part_max: torch.Tensor  # float32 [R, ceil(V / LOGPROB_TILE)]
     part_sum: torch.Tensor
     part_greater: torch.Tensor  # int32
@@ -208,8 +239,8 @@ class SamplerWorkspace:
     rank: torch.Tensor  # int32 [R]
 
     @classmethod
-    def allocate(cls, max_rows: int, vocab: int, pool_rows: int, device: torch.device | str) -> "SamplerWorkspace":
-        """For the largest padded number of rows; 33 MB of candidates at 1024 rows, 4 * V bytes per pool row."""
+    def allocate(cls, max_rows: int, vocab: int, device: torch.device | str) -> "SamplerWorkspace":
+        """For the largest padded number of rows; at 1024 rows 33 MB of candidates, and of 152k tokens a mask of 19 MB."""
 
         def new(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -222,7 +253,7 @@ class SamplerWorkspace:
             near_blocks=new(r, nb, dtype=torch.int32),
             candidates=new(r, CANDIDATES),
             candidate_ids=new(r, CANDIDATES, dtype=torch.int32),
-            processed=new(max(pool_rows, 1), vocab),
+            token_mask=new(r, -(-vocab // 32), dtype=torch.int32),
             part_max=new(r, nt),
             part_sum=new(r, nt),
             part_greater=new(r, nt, dtype=torch.int32),

@@ -8,51 +8,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from sampler_harness import KINDS, QUIET, SLOTS
+from sampler_harness import SamplerHarness as Harness
 
-from quire.kernels.sampling import logits_processors, sampler_cpu
-from quire.kernels.step.tables import HISTORY, LogitsProcessorPool, SamplerWorkspace, SlotTables
-
-SLOTS = 8
-
-
-class Harness:
-    """Tables, pool and workspace on a device, and the implementation under test."""
-
-    def __init__(self, vocab, device="cpu", kernels=False, rows=1):
-        self.device, self.kernels, self.vocab = device, kernels, vocab
-        self.tables = SlotTables.allocate(SLOTS, 1, 1, device)
-        self.pool = LogitsProcessorPool.allocate(2, vocab, device)
-        self.workspace = SamplerWorkspace.allocate(rows, vocab, 2, device) if kernels else None
-
-    def set(self, slot=0, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=(1, 2), presence=0.0, frequency=0.0,
-            repetition=1.0, processor_row=-1, min_len=0):  # fmt: skip
-        for name, value in locals().items():
-            if name not in ("self", "slot", "seed"):
-                getattr(self.tables, name)[slot] = value
-        self.tables.seed[slot] = torch.tensor(seed, dtype=torch.int32)
-
-    def processors(self, slot=0, row=0, prompt=(), output=(), bias=(), allowed=(), stop=(), bad=()):
-        ids, values = [b[0] for b in bias], [b[1] for b in bias]
-        logits_processors.apply_logits_processors(
-            self.tables, self.pool, slot, row, prompt, output, ids, values, allowed, stop, bad
-        )
-
-    def sample(self, logits, slots, positions, **flags):
-        if self.kernels:
-            from quire.kernels.sampling import sampler as module
-        else:
-            module = sampler_cpu
-        flags = {"random": True, "filtered": True, "processors": True, **flags}
-        if "bitmask" in flags:
-            flags["bitmask"] = flags["bitmask"].to(self.device)
-        slots, positions = (torch.as_tensor(x, dtype=torch.int32).to(self.device) for x in (slots, positions))
-        got = module.sample(logits.to(self.device), slots, positions, self.tables, self.pool, self.workspace, **flags)
-        return got.cpu()
-
-
-# the interpreter computes with numpy, which warns of infinities
-QUIET = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-KINDS = ["torch", pytest.param("interpret", marks=[pytest.mark.interpret, QUIET]), pytest.param("cuda", marks=pytest.mark.gpu)]
+from quire.kernels.sampling import sampler_cpu
+from quire.kernels.step.tables import HISTORY, SamplerWorkspace
 
 
 @pytest.fixture(params=KINDS)
@@ -276,18 +236,17 @@ def random_case(h, vocab, rows, seed, dtype=torch.float32):
             presence=float(rng.normal()),
             frequency=float(rng.normal()),
             repetition=float(rng.uniform(0.5, 2)),
-            processor_row={0: 0, 1: 1}.get(slot, -1),
+            processor_row={0: 5, 1: 1, 2: 0}.get(slot, -1),
             min_len=int(rng.integers(0, 100)),
         )
-    for slot in (0, 1):
+    for slot in (0, 1, 2):
         ids = rng.integers(0, vocab, (4, 20)).tolist()
         bias = list(zip(sorted(set(ids[2])), rng.normal(size=20).tolist(), strict=False))
-        h.processors(
-            slot, slot, ids[0], ids[1], bias, ids[3] if slot else (), ids[3][:3], [[ids[1][-1], ids[0][0]], [ids[3][5]]]
-        )
+        output = ids[1] + [ids[2][0]] * 130 * slot  # more than a byte counts
+        allowed, bad = ids[3] if slot == 1 else (), [[output[-1], ids[0][0]], [ids[3][5]]]
+        h.processors(slot, int(h.tables.processor_row[slot]), ids[0], output, bias, allowed, ids[3][:3], bad)
     logits = torch.from_numpy(rng.normal(size=(rows, vocab)).astype(np.float32) * rng.choice([0.5, 2, 4], size=(rows, 1)))
-    slots = [i % SLOTS if i >= 2 else i for i in range(rows)]
-    slots = [s if i < SLOTS or s > 1 else s + 2 for i, s in enumerate(slots)]  # a processor row belongs to one row of a step
+    slots = [i % SLOTS for i in range(rows)]
     words = rng.integers(-(2**31), 2**31, (rows, -(-vocab // 32)), dtype=np.int64).astype(np.int32)
     words[rng.random(rows) < 0.5] = -1
     return logits.float().to(dtype), slots, rng.integers(0, 1000, rows).tolist(), torch.from_numpy(words)
@@ -403,7 +362,7 @@ def compare_logprobs(device, vocab, dtype):
     if vocab > 1:
         logits[1, 0] = -torch.inf
     sampled = torch.randint(0, vocab, (5,), dtype=torch.int32, generator=torch.Generator().manual_seed(1)).to(device)
-    workspace = SamplerWorkspace.allocate(5, vocab, 1, device)
+    workspace = SamplerWorkspace.allocate(5, vocab, device)
     ours = sampler.sampled_logprobs(logits, sampled, workspace)
     theirs = sampler_cpu.sampled_logprobs(logits, sampled)
     torch.testing.assert_close(ours[0], theirs[0], rtol=1e-5, atol=2e-5)
@@ -426,16 +385,3 @@ def test_logprobs_in_the_interpreter(vocab):
 @pytest.mark.parametrize("vocab", [1, 7, 9000, 151936])
 def test_logprobs(vocab, dtype):
     compare_logprobs("cuda", vocab, dtype)
-
-
-def test_a_processor_row_is_wholly_replaced():
-    h = Harness(16)
-    h.processors(prompt=[1], output=[2, 2], bias=[(3, 1.0)], allowed=[3, 4], stop=[5], bad=[[6, 7]])
-    assert h.pool.counts[0, :3].tolist() == [0, 1 << 30, 2]
-    assert h.tables.history[0].tolist() == [-1] * (HISTORY - 2) + [2, 2]
-    h.processors(prompt=[200, 15], bias=[(99, 1.0)])
-    fresh = Harness(16)
-    assert h.pool.counts[0].tolist() == [0] * 15 + [1 << 30]
-    for name in ("bias", "stop_ids", "bad_words"):
-        assert torch.equal(getattr(h.pool, name), getattr(fresh.pool, name)), name
-    assert torch.equal(h.tables.history, fresh.tables.history)

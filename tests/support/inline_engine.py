@@ -56,7 +56,7 @@ class InlineEngine:
         ctx = DeviceContext(
             config=config,
             cache=cache,
-            pool=LogitsProcessorPool.allocate(max_num_seqs, config.vocab_size, self.device),
+            pool=LogitsProcessorPool.allocate(max_num_seqs, config.vocab_size, max_model_len, self.device),
             cos_sin=cos_sin_table(config, max_model_len, self.device),
             device=self.device,
             dtype=dtype,

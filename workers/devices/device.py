@@ -18,14 +18,6 @@ from quire.kernels.step.tables import LOGPROB_WORDS, LogitsProcessorPool, Sample
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.models.config import ModelConfig
 
-PROCESSOR_POOL_BYTES = 256 << 20
-MIN_PROCESSOR_ROWS = 8
-
-
-def num_processor_rows(vocab_size: int, max_num_seqs: int) -> int:
-    """Rows of the pool of rare sampling state: 8 bytes a token and row, within PROCESSOR_POOL_BYTES."""
-    return min(max_num_seqs, max(PROCESSOR_POOL_BYTES // (8 * vocab_size), MIN_PROCESSOR_ROWS))
-
 
 @dataclass
 class DeviceContext:
@@ -55,8 +47,7 @@ class Device(ABC):
         self.ctx = ctx
         self._step_inputs = step_inputs
         self._sampler = sampler
-        rows = ctx.pool.num_rows
-        self._workspace = SamplerWorkspace.allocate(ctx.max_rows, ctx.config.vocab_size, rows, ctx.device)
+        self._workspace = SamplerWorkspace.allocate(ctx.max_rows, ctx.config.vocab_size, ctx.device)
 
     # ------------------------------------------------------------------------------------------- the same everywhere
     def prepare(self, plan: torch.Tensor, tables: SlotTables, step: StepBuffers, num_tokens: int, num_rows: int) -> None:
