@@ -53,15 +53,13 @@ def _free_places(rows: np.ndarray, home: np.ndarray, size: int) -> np.ndarray:
     _, table, number = np.unique(rows, return_inverse=True, return_counts=True)
     if number.max(initial=0) >= size:
         raise ValueError(f"{number.max()} tokens of one sequence have a bias or occur often: its table holds {size - 1}")
-    taken = np.zeros(len(number) * size, bool)
+    owner = np.full(len(number) * size, -1, np.int64)
     places, left = home.copy(), np.arange(len(home))
     while len(left):
         at = table[left] * size + places[left]
-        wins = np.zeros(len(left), bool)
-        wins[np.unique(at, return_index=True)[1]] = True
-        wins &= ~taken[at]
-        taken[at[wins]] = True
-        left = left[~wins]
+        free = owner[at] < 0
+        owner[at[free]] = left[free]  # of several the last
+        left = left[owner[at] != left]
         places[left] = (places[left] + 1) % size
     return places
 
