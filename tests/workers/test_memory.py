@@ -18,6 +18,7 @@ from quire.ipc.messages import KVGroup, WorkerProfile
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.memory import GIB, GRAPHS_BYTES, OutOfMemory, cpu_budget, gpu_budget, graphs_bytes, largest_plan
 from quire.workers.models.config import read_model_config
+from quire.workers.worker import Worker
 
 LLAMA_BLOCK_BYTES = 2 * 3 * 2 * 16 * 16 * 4  # keys and values, layers, heads, tokens, head size, float32
 
@@ -77,6 +78,15 @@ def test_a_cpu_cache_of_less_than_two_blocks_is_refused(monkeypatch):
 def test_a_number_of_blocks_that_was_asked_for_is_taken(monkeypatch):
     config = resolved(monkeypatch, cpu_kv_cache_gib=1e-9, num_gpu_blocks_override=26)
     assert cpu_budget(config, cache_of("llama"), 0).num_blocks == 26
+
+
+def test_every_sequence_that_runs_can_have_logits_processors(monkeypatch):
+    """Of a model with a large vocabulary, whose generation_config may have a repetition penalty for all of them."""
+    worker = Worker.__new__(Worker)
+    worker.config, worker.device = resolved(monkeypatch, max_num_seqs=300), torch.device("cpu")
+    model = msgspec.structs.replace(read_model_config(tiny_model("llama")), vocab_size=151_936)
+    ctx = worker._context(model, cache_of("llama"), torch.float32)
+    assert ctx.pool.num_rows == 300
 
 
 # ------------------------------------------------------------------------------------------------------------ on a GPU

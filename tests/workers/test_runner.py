@@ -99,6 +99,16 @@ def test_penalties_survive_preemption():
     assert engine.scheduler.counters.preemptions > 0
 
 
+def test_counts_beyond_a_byte_survive_preemption():
+    """One token again and again, until its penalty outweighs its bias: later than a byte counts."""
+    params = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True, frequency_penalty=0.5, logit_bias={77: 80.0})
+    want = InlineEngine(tiny_model("llama")).generate(PROMPTS, params)
+    engine = InlineEngine(tiny_model("llama"), num_blocks=36, look_ahead=False)
+    assert engine.generate(PROMPTS, params) == want
+    assert engine.scheduler.counters.preemptions > 0
+    assert all(130 < out.count(77) < 199 for out in want)
+
+
 @pytest.mark.parametrize("budget", [512, 16])
 def test_prompt_logprobs_equal_transformers(budget):
     engine = InlineEngine(tiny_model("llama"), budget=budget)
