@@ -130,9 +130,9 @@ class SlotTables:
 
 @dataclass
 class LogitsProcessorPool:
-    """State of sequences with logits processors, one row each; P rows, V tokens: V * 9 / 8 bytes a row and about 41 KB.
+    """State of sequences with logits processors, one row each; P rows, V tokens: V * 9 / 8 bytes a row and about 42 KB.
 
-    Every sequence that runs may have a row: at 1,024 rows of 151,936 tokens this is 217 MB. An int32 count and a bias of each
+    Every sequence that runs may have a row: at 1,024 rows of 151,936 tokens this is 218 MB. An int32 count and a bias of each
     token, at hand for the kernels, would be 1.2 GB. But a count beyond a byte's is rare, and a bias is one of few: both are in
     a hash table of the row, with linear probing, where a token's byte is IN_TABLE. Without an entry such a token has occurred
     IN_TABLE times and has no bias. Prompt tokens that were never sampled are seen, not counted.
