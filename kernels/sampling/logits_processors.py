@@ -55,7 +55,7 @@ class SequenceProcessors(Protocol):
 
 
 def apply_logits_processors(tables: SlotTables, pool: LogitsProcessorPool, sequences: Sequence[SequenceProcessors]) -> None:
-    """Fill the sequences' rows of the pool and their slots' history: one copy to the device, up to 14 launches.
+    """Fill the sequences' rows of the pool and their slots' history: one copy to the device, at most 18 launches.
 
     Rows are wholly replaced. Ids outside the vocabulary are dropped. Lists beyond their caps raise ValueError.
     """
