@@ -40,7 +40,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from load_stats import percentiles
 
 from quire.enginecore.core import CoreConfig, EngineCore
-from quire.enginecore.scheduling.scheduler import ScheduledStep, SchedulerConfig
+from quire.enginecore.scheduling.config import SchedulerConfig
+from quire.enginecore.scheduling.step import ScheduledStep
 from quire.enginecore.workers import RING_WORDS, WorkerGroup
 from quire.ipc.config import WorkerConfig
 from quire.ipc.links.core_and_workers import CoreToWorkers
@@ -146,7 +147,7 @@ def engine(args: argparse.Namespace, rows: int, steps: int, command: Any = None)
 
 
 def all_decode(core: EngineCore, rows: int) -> bool:
-    return len(core.scheduler._decode) == rows and all(len(s.scheduled.prefills) == 0 for s in core._in_flight)
+    return core.scheduler.num_decode_rows == rows and all(len(s.scheduled.prefills) == 0 for s in core._in_flight)
 
 
 def turn(core: EngineCore) -> None:

@@ -14,7 +14,9 @@ import zmq
 
 from quire.enginecore.intake import Intake, IntakeConfig
 from quire.enginecore.publish import messages_of, read_logprobs
-from quire.enginecore.scheduling.scheduler import ScheduledStep, Scheduler, SchedulerConfig, StepOutput
+from quire.enginecore.scheduling.config import SchedulerConfig
+from quire.enginecore.scheduling.scheduler import Scheduler
+from quire.enginecore.scheduling.step import ScheduledStep, StepOutput
 from quire.enginecore.stats import StatsLine
 from quire.enginecore.workers import WorkerGroup, WorkersFailed
 from quire.ipc.links.core_to_frontends import CoreToFrontends, name_of

@@ -26,8 +26,8 @@ from quire.enginecore.loading.model_files import (
     resolve_model,
     resolve_tokenizer,
 )
+from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.prefill_budget import smooth_tokens
-from quire.enginecore.scheduling.scheduler import SchedulerConfig
 from quire.enginecore.workers import WorkerGroup, WorkersFailed
 from quire.ipc.config import EngineConfig, WorkerConfig
 from quire.ipc.links.core_to_frontends import CoreToFrontends, file_infos, new_epoch

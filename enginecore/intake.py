@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from quire.enginecore.kv.pool import BlockHasher
+from quire.enginecore.kv.sequence_blocks import SequenceBlocks
 from quire.enginecore.scheduling.sequence import Sequence
 from quire.ipc.messages import MAX_REQUEST_ID, AddRequest, EngineLimits, RequestError, sequence_key
 from quire.ipc.sampling import check_against
@@ -75,9 +76,6 @@ class Intake:
         own = b"" if self.config.enable_prefix_caching else str(next(self._arrivals)).encode()
         root = self._hasher.root(request.cache_salt.encode(), own)
         seed = params.seed if params.seed is not None else int(self._random.integers(0, 2**63))
-        hashes: list[bytes] = []
-        if cache:
-            self._hasher.extend(hashes, root, prompt)
         stop_ids = frozenset(params.stop_token_ids or ())
         ends = stop_ids if params.ignore_eos else stop_ids.union(self.config.eos_token_ids)
         if params.min_tokens > 0 and params.allowed_token_ids and ends.issuperset(params.allowed_token_ids):
@@ -95,11 +93,9 @@ class Intake:
                 seed=seed + child,
                 order=(request.priority, next(self._arrivals)),
                 arrival_time=arrival_time,
-                root_hash=root,
-                use_cache=cache,
                 stop_ids=stop_ids,
-                hashes=hashes.copy(),
                 min_tokens_stop_ids=sorted(ends),
+                blocks=SequenceBlocks(root, cache, may_hit=params.prompt_logprobs is None or child > 0),
             )
             for child in range(params.n)
         ]

@@ -4,7 +4,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from quire.enginecore.scheduling.scheduler import StepOutput
+from quire.enginecore.scheduling.step import StepOutput
 from quire.ipc.messages import Finished, Started, StepOutputs, TokenLogprobs
 from quire.ipc.step.result_ring import ResultRing
 

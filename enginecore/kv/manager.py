@@ -2,18 +2,31 @@
 
 A KV group is a set of layers that share a block table: window 0 sees everything, a sliding window only its last tokens. All
 groups draw from one pool and grow in step: block i of every group holds tokens [i * size, (i + 1) * size). Blocks that a
-window has left behind are given back and their place in the table names the null block.
+window has left behind are given back and their place in the table names the null block. It alone writes a SequenceBlocks;
+it knows nothing of scheduling, whose parts call it.
 """
 
+import bisect
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from quire.enginecore.kv.pool import BlockHasher, BlockPool
-from quire.enginecore.scheduling.sequence import Sequence
+from quire.enginecore.kv.sequence_blocks import SequenceBlocks
 
 NULL_BLOCK = 0
+
+
+class PrefixHits(NamedTuple):
+    """What the prefix cache has for a sequence."""
+
+    blocks: list[list[int]]  # per KV group, all of equal length: the null block where a window does not look
+    waits_for: bytes | None = None  # another sequence is computing what would be needed next, up to the block of this hash
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.blocks[0])
 
 
 class KVManager:
@@ -26,6 +39,9 @@ class KVManager:
         self.pool = BlockPool(num_blocks, self.num_groups)
         self.hasher = BlockHasher(block_size)
         self._pending: Counter[bytes] = Counter()  # hashes that prefills under way will register
+        self._computes: dict[bytes, SequenceBlocks] = {}  # hash in _pending -> one that is computing, or was, its block
+        self._waited_for: set[bytes] = set()  # hashes in _pending that find_prefix has told somebody to wait for
+        self._resolved: list[bytes] = []  # those of them that are not pending any more
 
     def blocks_needed(self, num_tokens: Any) -> Any:
         """Blocks that sequences of so many tokens hold, over all groups; behind a window the least that they can do with.
@@ -34,64 +50,86 @@ class KVManager:
         full = -(-num_tokens // self.block_size)
         return sum(np.minimum(full, -(-w // self.block_size) + 2) if w else full for w in self.windows)
 
-    def blocks_to_grow(self, seq: Sequence, num_tokens: int) -> int:
-        """Blocks per group that `seq` lacks to hold `num_tokens`."""
-        return max(-(-num_tokens // self.block_size) - len(seq.blocks[0]), 0)
+    def blocks_to_grow(self, held: SequenceBlocks, num_tokens: int) -> int:
+        """Blocks per group that `held` lacks for `num_tokens`."""
+        return max(-(-num_tokens // self.block_size) - held.num_blocks, 0)
 
-    def grow(self, seq: Sequence, count: int) -> list[tuple[int, int, int]]:
+    def grow(self, held: SequenceBlocks, slot: int, count: int) -> list[tuple[int, int, int]]:
         """Allocate `count` more blocks in every group; returns (table row, index, block) updates."""
         updates = []
-        for group, blocks in enumerate(seq.blocks):
+        for group, blocks in enumerate(held.blocks):
+            row = group * self._num_slots + slot
             for _ in range(count):
                 block = self.pool.allocate()
-                updates.append(self._update(group, seq.slot, len(blocks), block))
+                updates.append((row, len(blocks), block))
                 blocks.append(block)
         return updates
 
-    def table_of(self, seq: Sequence) -> list[tuple[int, int, int]]:
+    def table_of(self, held: SequenceBlocks, slot: int) -> list[tuple[int, int, int]]:
         """Updates that write the whole block tables."""
-        return [self._update(g, seq.slot, i, b) for g, blocks in enumerate(seq.blocks) for i, b in enumerate(blocks)]
-
-    def _update(self, group: int, slot: int, index: int, block: int) -> tuple[int, int, int]:
-        return (group * self._num_slots + slot, index, block)
+        rows = ((group * self._num_slots + slot, blocks) for group, blocks in enumerate(held.blocks))
+        return [(row, i, block) for row, blocks in rows for i, block in enumerate(blocks)]
 
     # ------------------------------------------------------------------------------------------------ prefix cache
-    def find_prefix(self, seq: Sequence, known: np.ndarray) -> tuple[list[list[int]], bool]:
-        """Longest cached prefix of `known`, capped at all but one token and whole blocks.
+    def hash_known(self, held: SequenceBlocks, known: np.ndarray) -> None:
+        """Hash the full blocks of `known`, all ids that are known, that have no hash yet."""
+        self.hasher.extend(held.hashes, held.root_hash, known)
 
-        Returns each group's blocks (all of equal length, the null block where a window does not look), and whether the
-        sequence should wait because another one is just computing the block it would need next.
-        """
-        nothing: list[list[int]] = [[] for _ in self.windows]
-        if not seq.use_cache:
-            return nothing, False
-        if seq.waits_for is not None and self._pending[seq.waits_for] > 0:
-            return nothing, True
-        seq.waits_for = None
-        self.hasher.extend(seq.hashes, seq.root_hash, known)
-        if seq.params.prompt_logprobs is not None and seq.child == 0:
-            return nothing, False
-        most = (len(known) - 1) // self.block_size
-        length = self._full_hits(seq.hashes[:most])
+    def hash_waiting(self, held: SequenceBlocks, known: np.ndarray, most: int) -> int:
+        """As `hash_known` for ids that nobody will write to, about `most` blocks at most; returns how many were done.
+
+        What it has in common with the sequences hashed last is taken from them, at a sixteenth of the cost, and counts so:
+        children of a request, and requests with one long prefix that come together, are hashed once."""
+        if not held.use_cache:
+            return 0
+        done = 0 if held.hashes else self.hasher.begin(held.hashes, held.root_hash, known) // 16
+        return done + self.hasher.extend(held.hashes, held.root_hash, known, max(most - done, 1))
+
+    def is_hashed(self, held: SequenceBlocks, num_tokens: int) -> bool:
+        """Whether `find_prefix` may be asked: all full blocks of its tokens are hashed, or hashes do not matter."""
+        return not held.use_cache or len(held.hashes) >= num_tokens // self.block_size
+
+    def find_prefix(self, held: SequenceBlocks, num_tokens: int) -> PrefixHits:
+        """Longest cached prefix of a sequence's `num_tokens` tokens, capped at all but one token and whole blocks; or the
+        hash of the block that it should wait for, because another one is just computing it. `is_hashed` must hold."""
+        nothing = PrefixHits([[] for _ in self.windows])
+        if not held.use_cache or not held.may_hit:
+            return nothing
+        hashes, most = held.hashes, (num_tokens - 1) // self.block_size
+        length = self._full_hits(hashes, most)
         hits = nothing
         while length > 0:
-            found = [self._window_hits(g, seq.hashes, length) for g in range(self.num_groups)]
+            found = [self._window_hits(g, hashes, length) for g in range(self.num_groups)]
             shorter = min(reach for reach, _ in found)
             if shorter == length:
-                hits = [blocks for _, blocks in found]
+                hits = PrefixHits([blocks for _, blocks in found])
                 break
             length = shorter
-        if length < most and self._pending[seq.hashes[length]] > 0:
-            seq.waits_for = seq.hashes[length]
-            return nothing, True
-        return hits, False
+        if length < most and hashes[length] in self._pending:
+            last = self._last_in_common(hashes, length, most)
+            self._waited_for.add(last)
+            return nothing._replace(waits_for=last)
+        return hits
 
-    def _full_hits(self, hashes: list[bytes]) -> int:
-        groups = [g for g, w in enumerate(self.windows) if w == 0]
-        for i, h in enumerate(hashes):
-            if any(self.pool.find(g, h) is None for g in groups):
-                return i
-        return len(hashes)
+    def _last_in_common(self, hashes: list[bytes], first: int, end: int) -> bytes:
+        """The last of `hashes[first:end]` that the sequence which computes hashes[first] is computing, too.
+
+        Chains agree up to one point and nowhere behind it. Waiting for the first alone would mean a look after each of the
+        other's chunks: 300 requests behind one new prefix of 60k tokens made a step's schedule take 66 ms."""
+        other = self._computes[hashes[first]].hashes
+        end = bisect.bisect_left(range(first, min(end, len(other))), True, key=lambda i: hashes[i] != other[i]) + first
+        return hashes[end - 1] if end > first and hashes[end - 1] in self._pending else hashes[first]
+
+    def take_resolved(self) -> list[bytes]:
+        """Hashes that somebody was told to wait for and need not wait for any longer."""
+        resolved, self._resolved = self._resolved, []
+        return resolved
+
+    def _full_hits(self, hashes: list[bytes], most: int) -> int:
+        """How many of the first `most` blocks all groups without a window have."""
+        for group in (g for g, w in enumerate(self.windows) if not w):
+            most = self.pool.count_cached(group, hashes, most)
+        return most
 
     def _window_hits(self, group: int, hashes: list[bytes], length: int) -> tuple[int, list[int]]:
         """How many of `length` blocks may be hit as far as `group` knows (fewer if one that the next token sees is not cached),
@@ -110,62 +148,70 @@ class KVManager:
         window = self.windows[group]
         return max(num_computed - window + 1, 0) // self.block_size if window else 0
 
-    def attach(self, seq: Sequence, hits: list[list[int]]) -> int:
+    def attach(self, held: SequenceBlocks, hits: PrefixHits) -> int:
         """Take the found blocks; returns how many each group has."""
-        seq.blocks = [[self.pool.take(b) if b else NULL_BLOCK for b in group] for group in hits]
-        seq.num_released = [self._first_visible(g, len(hits[g]) * self.block_size) for g in range(self.num_groups)]
-        seq.num_registered = len(hits[0])
-        return len(hits[0])
+        held.blocks = [[self.pool.take(b) if b else NULL_BLOCK for b in group] for group in hits.blocks]
+        held.num_released = [self._first_visible(g, len(b) * self.block_size) for g, b in enumerate(hits.blocks)]
+        held.num_registered = hits.num_blocks
+        return hits.num_blocks
 
-    def hash_known(self, seq: Sequence, known: np.ndarray) -> None:
-        self.hasher.extend(seq.hashes, seq.root_hash, known)
-
-    def register(self, seq: Sequence, num_full_blocks: int) -> None:
+    def register(self, held: SequenceBlocks, num_full_blocks: int) -> None:
         """Make the sequence's first `num_full_blocks` blocks findable; their hashes must be known."""
-        for i in range(seq.num_registered, min(num_full_blocks, len(seq.hashes))):
-            for group, blocks in enumerate(seq.blocks):
+        end = min(num_full_blocks, len(held.hashes))
+        for i in range(held.num_registered, end):
+            for group, blocks in enumerate(held.blocks):
                 if blocks[i] != NULL_BLOCK:
-                    self.pool.register(group, blocks[i], seq.hashes[i])
-            if seq.pending:
-                self._drop_pending(seq.hashes[i])
-        seq.num_registered = max(seq.num_registered, min(num_full_blocks, len(seq.hashes)))
+                    self.pool.register(group, blocks[i], held.hashes[i])
+            if held.is_pending:
+                self._drop_pending(held.hashes[i])
+        held.num_registered = max(held.num_registered, end)
 
-    def add_pending(self, seq: Sequence) -> None:
-        if seq.use_cache:
-            seq.pending = True
-            self._pending.update(seq.hashes[seq.num_registered :])
+    def add_pending(self, held: SequenceBlocks) -> None:
+        """Others may wait for the blocks that it is about to compute."""
+        if held.use_cache:
+            held.is_pending = True
+            hashes = held.hashes[held.num_registered :]
+            self._pending.update(hashes)
+            self._computes.update(dict.fromkeys(hashes, held))
 
-    def remove_pending(self, seq: Sequence) -> None:
-        if seq.pending:
-            seq.pending = False
-            for h in seq.hashes[seq.num_registered :]:
+    def remove_pending(self, held: SequenceBlocks) -> None:
+        """It computes nothing more that others could wait for."""
+        if held.is_pending:
+            held.is_pending = False
+            for h in held.hashes[held.num_registered :]:
                 self._drop_pending(h)
 
     def _drop_pending(self, block_hash: bytes) -> None:
         self._pending[block_hash] -= 1
         if self._pending[block_hash] <= 0:
-            del self._pending[block_hash]
+            del self._pending[block_hash], self._computes[block_hash]
+            if block_hash in self._waited_for:
+                self._waited_for.remove(block_hash)
+                self._resolved.append(block_hash)
 
     # ----------------------------------------------------------------------------------------------------- release
-    def release_outside_window(self, seq: Sequence, num_computed: int) -> None:
+    def release_outside_window(self, held: SequenceBlocks, num_computed: int) -> None:
         """Give back blocks that no step after the one that computed `num_computed` tokens can read."""
         for group, window in enumerate(self.windows):
             if not window:
                 continue
-            first, blocks = self._first_visible(group, num_computed), seq.blocks[group]
-            for i in range(seq.num_released[group], min(first, len(blocks))):
+            blocks, released = held.blocks[group], held.num_released[group]
+            first = min(self._first_visible(group, num_computed), len(blocks))
+            for i in range(released, first):
                 self.pool.release([blocks[i]])
                 blocks[i] = NULL_BLOCK
-            seq.num_released[group] = max(seq.num_released[group], min(first, len(blocks)))
+            held.num_released[group] = max(released, first)
 
-    def free(self, seq: Sequence) -> None:
+    def free(self, held: SequenceBlocks) -> None:
         """Give back everything; the sequence's end is evicted before its beginning."""
-        for blocks in seq.blocks:
+        for blocks in held.blocks:
             self.pool.release(reversed(blocks))
-        seq.blocks, seq.num_released, seq.num_registered = [], [], 0
+        held.blocks, held.num_released, held.num_registered = [], [], 0
 
-    def check(self, holders: list[Sequence]) -> None:
-        self.pool.check([blocks for seq in holders for blocks in seq.blocks])
+    def check(self, holders: list[SequenceBlocks]) -> None:
+        """Assert that `holders`, all there are, account for every reference and every pending hash."""
+        self.pool.check([blocks for held in holders for blocks in held.blocks])
+        pending = Counter(h for held in holders if held.is_pending for h in held.hashes[held.num_registered :])
+        assert pending == self._pending, "prefixes being computed differ from what the sequences say"
         assert all(n > 0 for n in self._pending.values())
-        waited_for = Counter(h for s in holders if s.pending for h in s.hashes[s.num_registered :])
-        assert waited_for == self._pending, "prefixes being computed differ from what the sequences say"
+        assert self._computes.keys() == self._pending.keys() and self._waited_for <= self._pending.keys()

@@ -12,12 +12,14 @@ the group says whose layers the block holds.
 
 import hashlib
 import secrets
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 
 import numpy as np
 
 BlockHash = bytes
+NUM_RECENT = 4  # long chains that the next ones may begin like
+LONG_CHAIN = 8  # blocks; fewer are hashed sooner than they are compared
 
 
 class BlockHasher:
@@ -26,6 +28,7 @@ class BlockHasher:
     def __init__(self, block_size: int, secret: bytes | None = None):
         self.block_size = block_size
         self._secret = secret or secrets.token_bytes(32)
+        self._recent: deque[tuple[np.ndarray, list[BlockHash]]] = deque(maxlen=NUM_RECENT)
 
     def root(self, *parts: bytes) -> BlockHash:
         """The chain's start: what else, besides tokens, must be equal (salt, adapter, media). Parts are length-prefixed."""
@@ -34,15 +37,42 @@ class BlockHasher:
             h.update(len(part).to_bytes(8, "little") + part)
         return h.digest()
 
-    def extend(self, chain: list[BlockHash], root: BlockHash, token_ids: np.ndarray) -> None:
-        """Append the hashes of the full blocks of `token_ids` (int32) that `chain` lacks."""
+    def extend(self, chain: list[BlockHash], root: BlockHash, token_ids: np.ndarray, most: int | None = None) -> int:
+        """Append the hashes of the full blocks of `token_ids` (int32) that `chain` lacks, `most` at most; returns how many."""
         size = self.block_size
+        before, end = len(chain), len(token_ids) // size
+        end = end if most is None else min(end, before + most)
         parent = chain[-1] if chain else root
-        for start in range(len(chain) * size, len(token_ids) - size + 1, size):
+        for start in range(before * size, end * size, size):
             h = hashlib.blake2b(parent, key=self._secret, digest_size=16)
             h.update(token_ids[start : start + size].tobytes())
             parent = h.digest()
             chain.append(parent)
+        return len(chain) - before
+
+    def begin(self, chain: list[BlockHash], root: BlockHash, token_ids: np.ndarray) -> int:
+        """Give an empty chain its first hash and what its tokens have in common with those of long chains begun lately, which
+        are remembered and may have grown since; returns how many hashes it has now. Nobody may write to `token_ids` later."""
+        self.extend(chain, root, token_ids, 1)
+        if len(token_ids) >= LONG_CHAIN * self.block_size:
+            for others, known in self._recent:
+                chain += self._in_common(chain, token_ids, known, others)
+            self._recent.appendleft((token_ids, chain))
+        return len(chain)
+
+    def _in_common(
+        self, chain: list[BlockHash], token_ids: np.ndarray, known: list[BlockHash], others: np.ndarray
+    ) -> list[BlockHash]:
+        """What `known`, the hashes of `others`, can add to `chain`, which has a beginning of those of `token_ids`."""
+        begin = len(chain)
+        if len(known) <= begin or known[begin - 1] != chain[-1]:  # equal hashes are of equal prefixes
+            return []
+        end = min(len(token_ids) // self.block_size, len(others) // self.block_size, len(known))
+        if others is not token_ids:
+            span = slice(begin * self.block_size, end * self.block_size)
+            differs = token_ids[span] != others[span]
+            end = begin + int(differs.argmax()) // self.block_size if differs.any() else end
+        return known[begin:end]
 
 
 class BlockPool:
@@ -85,6 +115,14 @@ class BlockPool:
 
     def find(self, group: int, block_hash: BlockHash) -> int | None:
         return self._by_hash[group].get(block_hash)
+
+    def count_cached(self, group: int, hashes: list[BlockHash], most: int) -> int:
+        """How many of the first `most` hashes are found one after the other."""
+        table = self._by_hash[group]
+        for i in range(most):
+            if hashes[i] not in table:
+                return i
+        return most
 
     def is_cached_unused(self, block: int) -> bool:
         """Whether taking this block costs an available one."""

@@ -3,7 +3,8 @@
 Sequences end one after the other; between two ends everybody grows. With sequences sorted by what is left to them, the need at
 the i-th end is what the survivors hold by then, and the peak is the largest of these (the idea is LightLLM's past-future
 scheduler, Gong et al. 2025). How long a sequence will get is known when it ignores the end-of-sequence id; otherwise it
-is guessed from those that ended lately. A wrong guess costs a preemption, never correctness.
+is guessed from those that ended lately. A wrong guess costs a preemption, never correctness. Admission (admission.py) makes
+one Projection a step of what runs, and adds to it whom it admits.
 """
 
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import numpy as np
 
 FIRST_GUESS = 256  # output tokens, before anything has ended
 MARGIN = 1.3  # of the running mean
+LEAST_LEFT = 64  # tokens that are guessed to come, however long a sequence is already
 
 
 class PeakEstimate:
@@ -23,21 +25,70 @@ class PeakEstimate:
         """A sequence has ended with so many output tokens."""
         self._mean_output += 0.05 * (num_output_tokens - self._mean_output)
 
-    def final_len(self, length: Any, prompt_len: Any, final_len: Any, ends_by_length: Any) -> Any:
-        """Guess of sequences' tokens at their end, given that they have `length` now; scalars or arrays alike."""
-        guess = np.maximum(prompt_len + int(MARGIN * self._mean_output), length + 64)
-        return np.where(ends_by_length, final_len, np.minimum(final_len, guess))
+    def final_len(self, length: int, prompt_len: int, final_len: int, ends_by_length: bool) -> int:
+        """Guess of a sequence's tokens at its end, given that it has `length` now."""
+        if ends_by_length:
+            return final_len
+        return min(final_len, max(prompt_len + int(MARGIN * self._mean_output), length + LEAST_LEFT))
 
-    @staticmethod
-    def fits(used: np.ndarray, final: np.ndarray, blocks_of: Callable[[np.ndarray], np.ndarray], total: int) -> bool:
-        """Whether sequences of `used` tokens each, growing to `final`, stay within `total` blocks."""
-        at_end = blocks_of(final)
-        if at_end.sum() <= total:
+    def final_lens(self, length: np.ndarray, prompt_len: np.ndarray, final_len: np.ndarray, known: np.ndarray) -> np.ndarray:
+        """`final_len` of many: arrays [sequences], and so is the result. known: whether length ends them."""
+        guess = np.maximum(prompt_len + int(MARGIN * self._mean_output), length + LEAST_LEFT)
+        return np.where(known, final_len, np.minimum(final_len, guess))
+
+
+class Projection:
+    """How many blocks some sequences will need at their peak. One more costs a sum where all fit to their ends, otherwise a
+    few numpy calls: the sequences are sorted once, and the next ones inserted."""
+
+    def __init__(self, used: np.ndarray, final: np.ndarray, blocks_of: Callable[[Any], Any], most: int):
+        """Sequences of `used` tokens each that grow to `final` (int arrays [sequences]). blocks_of: tokens to blocks.
+
+        most: how many sequences there may be, with those that are added."""
+        self._blocks_of = blocks_of
+        self._used, self._final, self._most = used, final, most
+        self._num = len(used)
+        self.num_held = int(np.sum(blocks_of(used)))
+        self._num_at_end = int(np.sum(blocks_of(final)))
+        self._added: list[tuple[int, int]] = []  # before the first that needed `_rows`
+        self._rows: np.ndarray | None = None  # [3, most]: minus what is left, blocks held, blocks a token; longest left first
+
+    def fits_with(self, used: int, final: int, total: int) -> bool:
+        """Whether they and one more of `used` tokens that grows to `final` stay within `total` blocks."""
+        if self._num_at_end + int(self._blocks_of(final)) <= total:
             return True
-        left = np.maximum(final - used, 0)
-        order = np.argsort(-left)
-        left, held = left[order], blocks_of(used)[order]
-        per_token = (at_end[order] - held) / np.maximum(left, 1)
+        rows = self._sorted()
+        at = self._insert(rows, used, final)
+        minus_left, held, per_token = rows[:, : self._num]
         # when the i-th longest ends, all that are at least as long have grown by what was left to it
-        need = np.cumsum(held) + left * np.cumsum(per_token)
+        need = np.cumsum(held) - minus_left * np.cumsum(per_token)
+        rows[:, at : self._num - 1] = rows[:, at + 1 : self._num]
+        self._num -= 1
         return float(need.max()) <= total
+
+    def add(self, used: int, final: int) -> None:
+        """It runs, too."""
+        self.num_held += int(self._blocks_of(used))
+        self._num_at_end += int(self._blocks_of(final))
+        if self._rows is None:
+            self._added.append((used, final))
+        else:
+            self._insert(self._rows, used, final)
+
+    def _sorted(self) -> np.ndarray:
+        if self._rows is None:
+            left, held = np.maximum(self._final - self._used, 0), self._blocks_of(self._used)
+            per_token = (self._blocks_of(self._final) - held) / np.maximum(left, 1)
+            self._rows = np.zeros((3, self._most))
+            self._rows[:, : self._num] = np.stack([-left, held, per_token])[:, np.argsort(-left, kind="stable")]
+            for used, final in self._added:
+                self._insert(self._rows, used, final)
+        return self._rows
+
+    def _insert(self, rows: np.ndarray, used: int, final: int) -> int:
+        left, held = max(final - used, 0), int(self._blocks_of(used))
+        at = int(np.searchsorted(rows[0, : self._num], -left, side="right"))
+        rows[:, at + 1 : self._num + 1] = rows[:, at : self._num]
+        rows[:, at] = -left, held, (int(self._blocks_of(final)) - held) / max(left, 1)
+        self._num += 1
+        return at

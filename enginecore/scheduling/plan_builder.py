@@ -5,7 +5,6 @@ The scheduler owns every decision and all state of sequences; this file only put
 
 import numpy as np
 
-from quire.enginecore.kv.manager import KVManager
 from quire.enginecore.scheduling.sequence import Sequence
 from quire.ipc.sampling import MAX_BAD_WORD_TOKENS
 from quire.ipc.step.plan import (
@@ -22,21 +21,6 @@ EXTREME = 1e30  # parameters beyond it, or below its inverse, would be infinite 
 NO_WORDS = np.zeros(0, np.int32)
 
 
-class Registrations:
-    """Blocks that this step's prefills write: findable from the next step on, so kept until the step is scheduled."""
-
-    def __init__(self) -> None:
-        self._todo: list[tuple[Sequence, int]] = []
-
-    def add(self, seq: Sequence, num_blocks: int) -> None:
-        self._todo.append((seq, num_blocks))
-
-    def apply(self, kv: KVManager) -> None:
-        for seq, num_blocks in self._todo:
-            if seq.slot >= 0:
-                kv.register(seq, num_blocks)
-
-
 class PlanBuilder:
     """Collects one step's deltas and rows."""
 
@@ -47,7 +31,6 @@ class PlanBuilder:
         self.block_updates: list[tuple[int, int, int]] = []
         self.prefills: list[tuple[Sequence, int]] = []
         self.samples: list[bool] = []
-        self.registrations = Registrations()
         self._prefill_words: list[tuple[int, ...]] = []
         self._prefill_tokens: list[np.ndarray] = []
         self._processors: list[np.ndarray] = []

@@ -1,56 +1,92 @@
-"""WaitingQueue: sequences without a slot, in the order in which they are to start. No I/O."""
+"""WaitingQueue: sequences without a slot, in the order in which they are to start, in lines by what they wait for. No I/O.
 
+Three kinds of line, each in order: *ready* ones wait for a slot and blocks, which everybody does; some need a processor row
+besides; and some wait until another sequence has computed a prefix that they share (one line a prefix). Who stands in the
+second or third costs a step nothing and holds up nobody in the first, however many they are. `first` is the next in order of
+those who could start. Admission looks and takes (admission.py); whoever gives something back says so here (leaving.py).
+"""
+
+import bisect
 import heapq
-from collections import OrderedDict
+import itertools
 from collections.abc import Iterator
 
 from quire.enginecore.scheduling.sequence import Sequence
 
+Key = tuple[int, int]  # unique, so that an entry's sequence is never compared
+Line = list[tuple[Key, Sequence]]  # sorted
+
 
 class WaitingQueue:
-    """fcfs: by arrival, preempted ones in front. priority: by (priority, arrival). Removal from the middle is O(1)."""
+    """fcfs: by arrival. priority: by (priority, arrival). Preempted ones stand where they stood before."""
 
     def __init__(self, policy: str):
         if policy not in ("fcfs", "priority"):
             raise ValueError(f"no scheduling policy named {policy!r}; there are fcfs and priority")
         self._by_priority = policy == "priority"
-        self._queue: OrderedDict[int, Sequence] = OrderedDict()  # by id(); the owner of membership
-        self._heap: list[tuple[tuple[int, int], int]] = []  # may hold entries that are gone
+        self._ready: Line = []
+        self._for_row: Line = []
+        self._for_prefix: dict[bytes, Line] = {}  # by the hash of the prefix's last block
+        self._line_of: dict[Sequence, Line] = {}  # the owner of membership
+        self.no_room_for: Sequence | None = None  # the first one, if there was no room for it when it was looked at
+
+    def _entry(self, seq: Sequence) -> tuple[Key, Sequence]:
+        return (seq.order if self._by_priority else (0, seq.order[1])), seq
 
     def push(self, seq: Sequence) -> None:
-        self._queue[id(seq)] = seq
-        if self._by_priority:
-            heapq.heappush(self._heap, (seq.order, id(seq)))
+        self._stand(seq, self._for_row if seq.needs_processor_row else self._ready)
 
-    def push_front(self, seq: Sequence) -> None:
-        """Back to where it was taken from: the front, or its place by priority."""
-        self.push(seq)
-        if not self._by_priority:
-            self._queue.move_to_end(id(seq), last=False)
-
-    def pop(self) -> Sequence:
-        """The next one. Raises KeyError or IndexError if empty."""
-        if not self._by_priority:
-            return self._queue.popitem(last=False)[1]
-        while True:
-            order, name = heapq.heappop(self._heap)
-            seq = self._queue.get(name)
-            if seq is not None and seq.order == order:
-                del self._queue[name]
-                return seq
+    def _stand(self, seq: Sequence, line: Line) -> None:
+        self._line_of[seq] = line
+        bisect.insort(line, self._entry(seq))
 
     def remove(self, seq: Sequence) -> None:
-        del self._queue[id(seq)]
-        if len(self._heap) > 2 * len(self._queue) + 64:
-            self._heap = [(s.order, name) for name, s in self._queue.items()]
-            heapq.heapify(self._heap)
+        """Take it out, from wherever it stands. Raises KeyError if it does not wait."""
+        line = self._line_of.pop(seq)
+        del line[bisect.bisect_left(line, self._entry(seq))]
+        if seq is self.no_room_for:
+            self.no_room_for = None
+
+    def first(self, has_processor_row: bool) -> Sequence | None:
+        """The next one in order that could start, given whether a processor row is free."""
+        ready, for_row = self._ready, self._for_row
+        if for_row and has_processor_row and (not ready or for_row[0][0] < ready[0][0]):
+            return for_row[0][1]
+        return ready[0][1] if ready else None
+
+    def could_start(self, num_processor_rows: int) -> Iterator[Sequence]:
+        """Those that `first` would name one after the other, if so many rows are free. Nothing may change meanwhile."""
+        line: Iterator[tuple[Key, Sequence]] = iter(self._ready)
+        if num_processor_rows and self._for_row:
+            line = heapq.merge(line, itertools.islice(self._for_row, num_processor_rows))
+        return (seq for _, seq in line)
+
+    # -------------------------------------------------------------------------------------------- shared prefixes
+    def wait_for_prefix(self, seq: Sequence, block_hash: bytes) -> None:
+        """It stands aside until `prefix_resolved(block_hash)`."""
+        self.remove(seq)
+        self._stand(seq, self._for_prefix.setdefault(block_hash, []))
+
+    def prefix_resolved(self, block_hash: bytes) -> None:
+        """Whoever waited for this prefix is in order again with the others."""
+        for rows, line in ((False, self._ready), (True, self._for_row)):
+            back = [entry for entry in self._for_prefix.get(block_hash, []) if entry[1].needs_processor_row == rows]
+            line += back
+            line.sort()  # two sorted runs: they are merged
+            self._line_of.update((seq, line) for _, seq in back)
+        self._for_prefix.pop(block_hash, None)
 
     def __len__(self) -> int:
-        return len(self._queue)
+        return len(self._line_of)
 
     def __iter__(self) -> Iterator[Sequence]:
-        return iter(list(self._queue.values()))
+        return iter(list(self._line_of))
 
-    def unchanged(self) -> Iterator[Sequence]:
-        """As iterating, by arrival, but without a copy: for looks at the first few, while nothing is put in or taken out."""
-        return iter(self._queue.values())
+    def check(self) -> None:
+        """Assert that every sequence stands in one line, and every line is in order."""
+        lines = [self._ready, self._for_row, *self._for_prefix.values()]
+        assert all(line == sorted(line, key=lambda entry: entry[0]) for line in lines)
+        assert [seq for line in lines for _, seq in line if self._line_of.get(seq) is not line] == []
+        assert sum(map(len, lines)) == len(self._line_of)
+        assert all(not seq.needs_processor_row for _, seq in self._ready)
+        assert self.no_room_for is None or self.no_room_for in self._line_of

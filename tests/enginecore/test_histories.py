@@ -7,7 +7,8 @@ import pytest
 from enginecore.test_scheduler import Harness
 
 from quire.enginecore.intake import Intake, IntakeConfig
-from quire.enginecore.scheduling.scheduler import Scheduler, SchedulerConfig
+from quire.enginecore.scheduling.config import SchedulerConfig
+from quire.enginecore.scheduling.scheduler import Scheduler
 from quire.ipc.messages import AddRequest, EngineLimits, RequestError
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.step.plan import H_PROCESSORS, max_plan_words

@@ -9,7 +9,7 @@ def chain(h, seq):
     """The hashes of a sequence's full blocks, from its tokens as the test knows them."""
     name = seq.key >> 8
     hashes, tokens = [], [*seq.prompt.tolist(), *h.outputs[name]]
-    h.scheduler.kv.hasher.extend(hashes, seq.root_hash, np.asarray(tokens, np.int32))
+    h.scheduler.kv.hasher.extend(hashes, seq.blocks.root_hash, np.asarray(tokens, np.int32))
     return hashes
 
 
@@ -21,7 +21,7 @@ def test_a_sequence_is_never_given_the_hash_of_anothers_tokens(num_blocks):
     while h.turn():
         for seq in h.sequences.values():
             hashes = chain(h, seq)
-            assert seq.hashes == hashes[: len(seq.hashes)]
+            assert seq.blocks.hashes == hashes[: len(seq.blocks.hashes)]
     assert h.scheduler.counters.preemptions > 0 or num_blocks > 18
     h.assert_right()
 

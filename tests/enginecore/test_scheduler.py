@@ -10,8 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quire.enginecore.kv.pool import BlockPool
+from quire.enginecore.kv.sequence_blocks import SequenceBlocks
+from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.prefill_budget import SMOOTH_TOKENS
-from quire.enginecore.scheduling.scheduler import Scheduler, SchedulerConfig
+from quire.enginecore.scheduling.scheduler import Scheduler
 from quire.enginecore.scheduling.sequence import Sequence
 from quire.ipc.messages import sequence_key
 from quire.ipc.sampling import SamplingParams
@@ -69,9 +71,10 @@ class Harness:
             seed=self.count,
             order=(priority, self.count),
             arrival_time=0.0,
-            root_hash=root,
-            use_cache=self.config.enable_prefix_caching or n > 1,
             stop_ids=frozenset(p.stop_token_ids or ()),
+            blocks=SequenceBlocks(
+                root, self.config.enable_prefix_caching or n > 1, may_hit=p.prompt_logprobs is None or child > 0
+            ),
         )
         assert self.scheduler.fits(seq.final_len)
         self.sequences[self.count] = seq
@@ -199,7 +202,9 @@ def test_only_what_can_start_counts_as_waiting():
     assert first_chunk(more=others[:1]) == 63  # more than there are decode rows: all that the step has room for
     assert first_chunk(more=others, max_num_seqs=2) == 30  # they have no slot
     assert first_chunk(n=4) == 30  # one computes the prompt for all
-    assert first_chunk(more=[([3] * 60, {"presence_penalty": 1.0}), *others], processors=1) == 30  # behind who waits for a row
+    for_row = [([9 + n] * 60, {"presence_penalty": 1.0}) for n in range(4)]
+    assert first_chunk(more=for_row, processors=1) == 30  # they wait for a row
+    assert first_chunk(more=[*for_row, *others], processors=1) == 63  # but hold up nobody
 
 
 @pytest.mark.parametrize(("length", "expected"), [(9, [9]), (12, [12]), (13, [7, 6]), (22, [11, 11])])
@@ -400,7 +405,8 @@ def test_a_crowd_that_leaves_at_once_costs_each_the_same(monkeypatch):
     assert h.scheduler.num_running == 64 and len(h.in_flight) == 2
     looks = []
     monkeypatch.setattr(h.scheduler.kv, "remove_pending", looks.append)
-    monkeypatch.setattr(h.scheduler, "_let_go", lambda: looks.extend(h.scheduler._leaving))
+    leaving = h.scheduler._leaving
+    monkeypatch.setattr(leaving, "let_go", lambda: looks.extend(leaving._leaving))
     h.scheduler.abort_owner(0)
     assert len(looks) == 64
     monkeypatch.undo()
@@ -415,10 +421,10 @@ def test_the_first_that_waits_is_looked_at_again_only_when_something_was_given_b
     big = h.add(list(range(40)), max_tokens=24, ignore_eos=True)
     lookups = []
     find_prefix = h.scheduler.kv.find_prefix
-    monkeypatch.setattr(h.scheduler.kv, "find_prefix", lambda seq, known: lookups.append(seq) or find_prefix(seq, known))
+    monkeypatch.setattr(h.scheduler.kv, "find_prefix", lambda held, n: lookups.append(held) or find_prefix(held, n))
     while 1 not in h.finished:
         h.turn()
-    assert [s.key >> 8 for s in lookups] == [big]
+    assert lookups == [h.sequences[big].blocks]
     h.run()
     assert len(lookups) == 2
     h.assert_right()

@@ -9,7 +9,7 @@ from fake_worker import FakeWorker
 from ipc_cores import RawFrontend
 
 from quire.enginecore.core import CoreConfig, EngineCore
-from quire.enginecore.scheduling.scheduler import SchedulerConfig
+from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.workers import WorkerGroup
 from quire.ipc.config import WorkerConfig
 from quire.ipc.links.core_and_workers import CoreToWorkers

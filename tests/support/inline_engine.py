@@ -6,7 +6,8 @@ import numpy as np
 import torch
 
 from quire.enginecore.intake import Intake, IntakeConfig
-from quire.enginecore.scheduling.scheduler import Scheduler, SchedulerConfig
+from quire.enginecore.scheduling.config import SchedulerConfig
+from quire.enginecore.scheduling.scheduler import Scheduler
 from quire.ipc.messages import AddRequest, EngineLimits, RequestError
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.step.plan import max_plan_words

@@ -1,0 +1,153 @@
+"""Admission: which waiting sequences start in a step, and whether memory will do for them. No I/O.
+
+In order, while the step has tokens, slots and work left: the prefix cache is asked; who shares a prefix that another sequence
+is computing stands aside; who does not fit into memory, as far as can be guessed to the end, stops the queue until something
+is given back; the others get their slot and first chunk. What it may do in a step is bounded, whatever arrives: decode rows
+wait for its end, so what is left is done in the next steps. Called by the scheduler once a step.
+"""
+
+from quire.enginecore.kv.manager import NULL_BLOCK, KVManager, PrefixHits
+from quire.enginecore.scheduling.config import SchedulerConfig
+from quire.enginecore.scheduling.decode import DecodeRows
+from quire.enginecore.scheduling.leaving import Leaving
+from quire.enginecore.scheduling.peak_estimate import PeakEstimate, Projection
+from quire.enginecore.scheduling.plan_builder import PlanBuilder, logits_processors_of, slot_words
+from quire.enginecore.scheduling.prefill import Prefills
+from quire.enginecore.scheduling.sequence import Sequence, SequenceState, Slots
+from quire.enginecore.scheduling.step import Counters
+from quire.enginecore.scheduling.waiting import WaitingQueue
+
+MAX_PROCESSOR_WORDS = 1 << 20  # of one plan; one sequence's record may go beyond
+# What a step may do, in units of a block that is found in the cache and put into a table: 0.6 us on a slow core, 3 ms in all.
+# A budget of 8,192 tokens is spent before it by prompts of 64 tokens or more.
+MAX_WORK = 4096
+LOOK_WORK = 30  # one sequence that is looked at, and started
+HASH_WORK = 2  # one block that is hashed
+
+
+class Admission:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        slots: Slots,
+        kv: KVManager,
+        waiting: WaitingQueue,
+        prefills: Prefills,
+        decode: DecodeRows,
+        leaving: Leaving,
+        counters: Counters,
+    ):
+        self.peak = PeakEstimate()
+        self._config, self._slots, self._kv, self._counters = config, slots, kv, counters
+        self._waiting, self._prefills, self._decode, self._leaving = waiting, prefills, decode, leaving
+        # max_plan_words has room for four whole block tables: the last sequence admitted may add one more
+        self._max_table_updates = 3 * kv.num_groups * -(-config.max_model_len // config.block_size)
+        self._projection: Projection | None = None  # of what runs, in the step that is being made
+        self._work = 0  # what this step may still do
+        self.has_more = False  # whether the step stopped because it had done enough
+
+    def backlog(self, enough: int) -> tuple[int, int]:
+        """Waiting prompts that could be computed now if a step had room for all, and their tokens, until these are `enough`.
+
+        What is in the prefix cache counts, too, for it is looked for only when its turn comes.
+        """
+        num_prompts = num_tokens = 0
+        places = len(self._slots.free)
+        for seq in self._waiting.could_start(len(self._slots.free_processor_rows)):
+            if num_tokens >= enough or not places or seq is self._waiting.no_room_for:
+                break
+            if seq.child == 0 or seq.tokens is not None:  # other children share the first one's
+                num_tokens += len(seq.known)
+                num_prompts += 1
+            places -= 1
+        return num_prompts, num_tokens
+
+    # ----------------------------------------------------------------------------------------------------- a step
+    def admit(self, build: PlanBuilder, budget: int) -> None:
+        """Start sequences whose first chunks take `budget` tokens at most."""
+        for block_hash in self._kv.take_resolved():
+            self._waiting.prefix_resolved(block_hash)
+        self._work, self.has_more = MAX_WORK, False
+        self._projection = None
+        while budget > 0 and self._slots.free and not self._leaving.has_preempted:
+            if build.processor_words >= MAX_PROCESSOR_WORDS or build.table_updates >= self._max_table_updates:
+                break
+            seq = self._waiting.first(bool(self._slots.free_processor_rows))
+            if seq is None or seq is self._waiting.no_room_for:
+                break
+            hits = self._look(seq)
+            if hits is None:
+                self.has_more = True
+                break
+            if hits.waits_for is not None:  # another sequence is computing the same prefix: let it, then hit its blocks
+                self._waiting.wait_for_prefix(seq, hits.waits_for)
+            elif self._has_room_for(seq, hits):
+                self._waiting.remove(seq)
+                budget -= self._start(seq, hits, build, budget)
+            else:
+                self._waiting.no_room_for = seq
+
+    def _look(self, seq: Sequence) -> PrefixHits | None:
+        """What the prefix cache has for it; None if that is too much work for this step. What was hashed stays hashed."""
+        if self._work < LOOK_WORK:
+            return None
+        self._decode.register_filled()
+        self._work -= HASH_WORK * self._kv.hash_waiting(seq.blocks, seq.known, self._work // HASH_WORK)
+        if not self._kv.is_hashed(seq.blocks, len(seq.known)):
+            return None
+        hits = self._kv.find_prefix(seq.blocks, len(seq.known))
+        self._work -= LOOK_WORK + hits.num_blocks  # hits may be more than is left: they cannot be taken in parts
+        return hits
+
+    def _has_room_for(self, seq: Sequence, hits: PrefixHits) -> bool:
+        """Look ahead: will everybody's blocks fit to the end, as far as can be guessed?"""
+        kv, length = self._kv, len(seq.known)
+        if len(self._slots.free) == self._config.max_num_seqs:
+            return True  # nobody else has any
+        cached = [b for group in hits.blocks for b in group if b != NULL_BLOCK]
+        held, unused = len(cached), sum(map(kv.pool.is_cached_unused, cached))
+        new = max(int(kv.blocks_needed(length + 1)) - held, kv.num_groups) + unused
+        if new > kv.pool.num_available:
+            return False
+        if not self._config.look_ahead:
+            return True
+        projection = self._projection = self._projection or self._project()
+        final = self.peak.final_len(length, len(seq.prompt), seq.final_len, seq.ends_by_length)
+        counted_twice = max(projection.num_held - kv.pool.num_used, 0) + held - unused
+        if not projection.fits_with(length, final, self._config.num_blocks - 1 + counted_twice):
+            return False
+        projection.add(length, final)
+        return True
+
+    def _project(self) -> Projection:
+        """Of what runs now; whom the step admits is added as it is."""
+        t = self._slots
+        live = t.running.nonzero()[0]
+        used = t.sched_tokens[live]
+        final = self.peak.final_lens(used, t.prompt_len[live], t.final_len[live], t.ends_by_length[live])
+        return Projection(used, final, self._kv.blocks_needed, self._config.max_num_seqs + 1)
+
+    def _start(self, seq: Sequence, hits: PrefixHits, build: PlanBuilder, budget: int) -> int:
+        """Give a sequence its slot and first chunk; returns the chunk's tokens."""
+        known = seq.known
+        slot = self._slots.lease(seq, known)
+        seq.tokens = None
+        cached = self._kv.attach(seq.blocks, hits) * self._config.block_size
+        seq.num_computed = cached
+        self._slots.capacity[slot] = cached
+        if seq.num_cached_tokens < 0:
+            seq.num_cached_tokens = cached
+            self._counters.prompt_tokens += len(seq.prompt)
+            self._counters.cached_tokens += cached
+        if seq.needs_processor_row:
+            build.add_processors(logits_processors_of(seq, known))
+        build.slot_updates.append(slot_words(seq))
+        table = self._kv.table_of(seq.blocks, slot)
+        build.block_updates += table
+        build.table_updates += len(table)
+        self._kv.add_pending(seq.blocks)
+        self._prefills.add(seq)
+        length = self._prefills.chunk(seq, build, budget, self._leaving.make_room)
+        if not length and seq.state is SequenceState.PREFILL:
+            self._leaving.preempt(seq)  # no room after all: it has no row, so slot and blocks go back now
+        return length

@@ -1,0 +1,22 @@
+"""SchedulerConfig: what the scheduler is told once, when the workers have said what they can hold (daemon.py)."""
+
+from dataclasses import dataclass
+
+from quire.enginecore.scheduling.prefill_budget import SMOOTH_TOKENS
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    block_size: int
+    num_blocks: int
+    windows: tuple[int, ...]  # per KV group; 0: sees everything
+    enable_prefix_caching: bool = True
+    policy: str = "fcfs"
+    num_processor_rows: int = 64
+    look_ahead: bool = True  # False: admit while blocks are free, and preempt when they run out
+    eos_token_ids: tuple[int, ...] = ()
+    vocab_size: int = 0
+    smooth_tokens: int = SMOOTH_TOKENS  # of the steps with decode rows over which prompts are spread

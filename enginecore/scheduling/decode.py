@@ -1,0 +1,151 @@
+"""DecodeRows: sequences whose known tokens are all computed; and what a row's sampled token means. No I/O.
+
+Whatever takes for granted that a decode row computes one token and that a row samples one lies in this file:
+
+    a decode row         computes position sched_tokens - 1: it needs room for sched_tokens tokens
+    a row that samples   yields the token at position sched_tokens, which grows by one when it is scheduled, as num_tokens does
+                         when the result is back; it ends by length with its token at final_len - 1
+    a step's results     are one id a row, in row order; that of a row that does not sample is nobody's
+    a step's budget      is spent by a decode row as by one token of a prompt
+
+The scheduler calls it for every step, once to schedule and once to take results; a steady step is a few numpy calls.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from quire.enginecore.kv.manager import KVManager
+from quire.enginecore.scheduling.plan_builder import PlanBuilder
+from quire.enginecore.scheduling.sequence import Sequence, SequenceState, Slots
+from quire.enginecore.scheduling.step import ScheduledStep
+
+TOKENS_PER_ROW = 1  # that a decode row computes and a sampling row yields
+
+MakeRoom = Callable[[Sequence], bool]  # see Leaving.make_room
+
+
+def num_tokens_of(rows: np.ndarray) -> int:
+    """Tokens of a step's budget that its decode rows take."""
+    return len(rows) * TOKENS_PER_ROW
+
+
+class DecodeRows:
+    def __init__(self, slots: Slots, kv: KVManager):
+        self._slots = slots
+        self._kv = kv
+        self._rows = np.zeros(0, np.int32)  # slots, in row order
+        self._sent: np.ndarray | None = None  # the decode rows that the workers hold
+        self._filled: list[tuple[Sequence, int]] = []  # rows that filled a block, and their computed tokens
+        self.num_stalled = 0  # rows left out of this step for want of blocks
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, sequences: list[Sequence]) -> None:
+        """Rows from the next step on."""
+        for seq in sequences:
+            seq.state = SequenceState.DECODE
+        if sequences:
+            self._rows = np.concatenate([self._rows, np.asarray([s.slot for s in sequences], np.int32)])
+
+    def remove(self, seq: Sequence) -> None:
+        self._rows = self._rows[self._rows != seq.slot]
+
+    # -------------------------------------------------------------------------------------------------- schedule
+    def schedule(self, build: PlanBuilder, budget: int, make_room: MakeRoom) -> np.ndarray:
+        """Slots of the step's decode rows, which take `budget` tokens at most."""
+        t = self._slots
+        self.num_stalled = 0
+        if not len(self._rows):
+            return self._rows
+        left = t.sched_tokens[self._rows] < t.final_len[self._rows]
+        if not left.all():
+            self._rows = self._rows[left]  # their last token is in flight
+        rows, most = self._rows, budget // TOKENS_PER_ROW
+        if len(rows) > most:  # take turns
+            self._rows = np.concatenate([rows[most:], rows[:most]])
+            rows = rows[:most]
+        short = t.sched_tokens[rows] > t.capacity[rows]
+        if short.any():
+            rows = self._grow(rows, short, build, make_room)
+        t.last_step[rows] = build.step
+        return rows
+
+    def _grow(self, rows: np.ndarray, short: np.ndarray, build: PlanBuilder, make_room: MakeRoom) -> np.ndarray:
+        """Give the rows at the end of their last block another one; who gets none is left out, or preempted."""
+        t, before = self._slots, self._rows
+        needy = [t.sequence(slot) for slot in rows[short]]
+        needy.sort(key=lambda s: s.order)
+        stalled: set[int] = set()
+        for seq in needy:
+            if seq.state is not SequenceState.DECODE:
+                continue  # preempted just now, for an earlier one
+            if not make_room(seq):
+                if seq.state is SequenceState.DECODE:
+                    stalled.add(seq.slot)
+                continue
+            build.block_updates += self._kv.grow(seq.blocks, seq.slot, 1)
+            t.capacity[seq.slot] += self._kv.block_size
+        self.num_stalled = len(stalled)
+        if not stalled and self._rows is before:
+            return rows
+        running = set(self._rows.tolist()) - stalled
+        return np.asarray([slot for slot in rows.tolist() if slot in running], np.int32)
+
+    def advance(self, sampling: np.ndarray, lengths: np.ndarray) -> None:
+        """The rows of these slots, which sample, are scheduled; `lengths` were their sched_tokens."""
+        self._slots.sched_tokens[sampling] = lengths + TOKENS_PER_ROW
+
+    def are_as_sent(self, rows: np.ndarray) -> bool:
+        """Whether the step's decode rows are the last step's, which the workers hold. They hold these from now on."""
+        sent, self._sent = self._sent, rows
+        return rows is sent or (sent is not None and np.array_equal(rows, sent))
+
+    def forget_sent(self) -> None:
+        """The workers hold nothing any more."""
+        self._sent = None
+
+    # --------------------------------------------------------------------------------------------------- results
+    def take(self, step: ScheduledStep, sampled: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Append what a step has sampled, int32 [rows], to its sequences. Returns rows, slots, tokens of those that count."""
+        t = self._slots
+        rows = (step.samples & t.alive[step.slots]).nonzero()[0]
+        slots, tokens = step.slots[rows], sampled[rows]
+        t.token_ids[slots, t.num_tokens[slots]] = tokens
+        t.num_tokens[slots] += TOKENS_PER_ROW
+        return rows, slots, tokens
+
+    def find_ended(self, slots: np.ndarray, tokens: np.ndarray, eos: np.ndarray) -> list[tuple[int, bool]]:
+        """(index, whether a stop id ended it) of the rows that end with this token. eos: bool [vocabulary]."""
+        t = self._slots
+        stops = eos[np.minimum(tokens, len(eos) - 1)] & t.checks_eos[slots]
+        for i in t.checks_ids[slots].nonzero()[0]:
+            stops[i] |= int(tokens[i]) in t.sequence(slots[i]).stop_ids
+        ends = stops | (t.num_tokens[slots] >= t.final_len[slots])
+        return [(int(i), bool(stops[i])) for i in ends.nonzero()[0]]
+
+    def note_filled(self, slots: np.ndarray) -> None:
+        """Rows that have just filled a block: for `register_filled`; give back what the window has left behind."""
+        computed = self._slots.num_tokens[slots] - TOKENS_PER_ROW  # of the steps that have returned
+        ends = (computed % self._kv.block_size == 0).nonzero()[0]
+        filled = [(self._slots.sequence(slots[i]), int(computed[i])) for i in ends]
+        self._filled += filled
+        if any(self._kv.windows):
+            self.register_filled()  # what is given back should be findable
+            for seq, num_computed in filled:
+                self._kv.release_outside_window(seq.blocks, num_computed)
+
+    def register_filled(self) -> None:
+        """Make the blocks that decode rows have filled findable. Whatever depends on that does it first; call it when there is
+        time: hashing was a third of the time to a large batch's next plan, which does not need it."""
+        filled, self._filled = self._filled, []
+        for seq, num_computed in filled:
+            if seq.blocks.use_cache:
+                self._kv.hash_known(seq.blocks, self._slots.known(seq)[:num_computed])
+                self._kv.register(seq.blocks, num_computed // self._kv.block_size)
+
+    def check(self, held: list[Sequence]) -> None:
+        """Assert that the rows are sequences in this state, each once. Those whose last token is in flight have none."""
+        rows = set(self._rows.tolist())
+        assert rows <= {s.slot for s in held if s.state is SequenceState.DECODE} and len(rows) == len(self._rows)

@@ -1,0 +1,116 @@
+"""Leaving: how a running sequence goes, because it has ended or because its blocks are needed. No I/O.
+
+Slot and blocks are a lease to the last step in flight: who goes computes nothing more, and gives them back when that step has
+returned. A preempted sequence then waits again, where it stood before. Called by the scheduler, and by decode rows, prefills
+and admission when they want for blocks.
+"""
+
+from collections.abc import Iterator
+
+from quire.enginecore.kv.manager import KVManager
+from quire.enginecore.scheduling.decode import DecodeRows
+from quire.enginecore.scheduling.prefill import Prefills
+from quire.enginecore.scheduling.sequence import Sequence, SequenceState, Slots
+from quire.enginecore.scheduling.step import Counters
+from quire.enginecore.scheduling.waiting import WaitingQueue
+
+RUNNING = (SequenceState.PREFILL, SequenceState.DECODE)
+
+
+class Leaving:
+    def __init__(
+        self,
+        slots: Slots,
+        kv: KVManager,
+        waiting: WaitingQueue,
+        prefills: Prefills,
+        decode: DecodeRows,
+        counters: Counters,
+    ):
+        self._slots, self._kv, self._counters = slots, kv, counters
+        self._waiting, self._prefills, self._decode = waiting, prefills, decode
+        self._leaving: list[Sequence] = []  # finished or preempted, with a step in flight
+        self.returned = 0  # the last step whose results are back; the scheduler says so
+        self.has_preempted = False  # in this step: nobody is admitted, so that a slot has one owner within a plan
+
+    def __len__(self) -> int:
+        return len(self._leaving)
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether one of them will wait again."""
+        return any(s.state is SequenceState.DRAINING for s in self._leaving)
+
+    def end(self, seq: Sequence) -> None:
+        """The sequence is over, for whatever reason; its blocks follow when no step in flight uses them."""
+        before, seq.state = seq.state, SequenceState.FINISHED
+        if before is SequenceState.WAITING:
+            self._waiting.remove(seq)
+        elif before is not SequenceState.DRAINING:
+            self._leave(seq, before)
+        if seq.slot >= 0:
+            self._slots.alive[seq.slot] = False
+
+    def preempt(self, seq: Sequence) -> None:
+        """Take a running sequence out; it waits again once its last step in flight has returned."""
+        self._counters.preemptions += 1
+        self.has_preempted = True
+        before, seq.state = seq.state, SequenceState.DRAINING
+        self._leave(seq, before)
+
+    def make_room(self, seq: Sequence) -> bool:
+        """See that a block per KV group is available for `seq`, preempting later ones (or itself)."""
+        need, pool = self._kv.num_groups, self._kv.pool
+        while pool.num_available < need:
+            if pool.num_available + sum(s.blocks.num_held for s in self._leaving) >= need:
+                return False  # blocks come back with a step in flight
+            victim = max(self._running(), key=lambda s: s.order)
+            if victim is seq and self._is_alone(seq):
+                return False
+            self.preempt(victim)
+            if victim is seq:
+                return False
+        return True
+
+    def let_go(self) -> None:
+        """A step has returned: sequences whose last one it was give back what they held."""
+        leaving, self._leaving = self._leaving, []
+        for seq in leaving:
+            self._go(seq)
+
+    def _leave(self, seq: Sequence, before: SequenceState) -> None:
+        if before is SequenceState.DECODE:
+            self._decode.remove(seq)
+        else:
+            self._prefills.remove(seq)
+        self._slots.running[seq.slot] = False
+        self._kv.remove_pending(seq.blocks)
+        self._go(seq)
+
+    def _go(self, seq: Sequence) -> None:
+        if self._slots.last_step[seq.slot] > self.returned:
+            self._leaving.append(seq)
+        else:
+            self._give_back(seq)
+
+    def _give_back(self, seq: Sequence) -> None:
+        self._decode.register_filled()
+        waits_again = seq.state is SequenceState.DRAINING
+        if waits_again:
+            seq.tokens = self._slots.known(seq).copy()
+        self._kv.free(seq.blocks)
+        self._slots.give_back(seq)
+        self._waiting.no_room_for = None
+        if waits_again:
+            seq.state, seq.num_computed = SequenceState.WAITING, 0
+            self._waiting.push(seq)
+
+    def _running(self) -> Iterator[Sequence]:
+        return (s for s in self._slots.sequences if s is not None and s.state in RUNNING)
+
+    def _is_alone(self, seq: Sequence) -> bool:
+        return not self._leaving and all(s is seq for s in self._running())
+
+    def check(self, held: list[Sequence]) -> None:
+        """Assert that these are the sequences that have a slot and run no more."""
+        assert set(self._leaving) == {s for s in held if s.state not in RUNNING}

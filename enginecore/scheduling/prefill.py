@@ -1,0 +1,113 @@
+"""Prefills: running sequences that have known tokens to compute; a step takes a chunk of each while its budget lasts. No I/O.
+
+Running ones come before new ones, by order. A prefill's last chunk samples, and makes it a decode row (decode.py); what
+its chunks write can be hit by others from the next step on. The scheduler calls it for every step, admission for a new one.
+"""
+
+import bisect
+
+from quire.enginecore.kv.manager import KVManager
+from quire.enginecore.scheduling.decode import MakeRoom
+from quire.enginecore.scheduling.plan_builder import PlanBuilder
+from quire.enginecore.scheduling.sequence import Sequence, SequenceState, Slots
+from quire.ipc.step.plan import PREFILL_PROMPT_LOGPROBS, PREFILL_SAMPLE
+
+
+class Prefills:
+    def __init__(self, slots: Slots, kv: KVManager):
+        self._slots = slots
+        self._kv = kv
+        self._running: list[Sequence] = []  # by order
+        self._written: list[tuple[Sequence, int]] = []  # by this step, and full blocks that are computed then
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def add(self, seq: Sequence) -> None:
+        """A sequence that has its slot and the blocks of its cached prefix."""
+        seq.state = SequenceState.PREFILL
+        bisect.insort(self._running, seq, key=lambda s: s.order)
+
+    def remove(self, seq: Sequence) -> None:
+        self._running.remove(seq)
+
+    @property
+    def num_tokens_left(self) -> int:
+        """Known tokens that no step was made for yet."""
+        return sum(int(self._slots.num_tokens[s.slot]) - s.num_computed for s in self._running)
+
+    def schedule(self, build: PlanBuilder, budget: int, make_room: MakeRoom) -> int:
+        """Chunks of those under way; returns what is left of the budget."""
+        for seq in list(self._running):
+            if budget <= 0:
+                break
+            if seq.state is SequenceState.PREFILL:  # not preempted just now
+                budget -= self.chunk(seq, build, budget, make_room)
+        return budget
+
+    def chunk(self, seq: Sequence, build: PlanBuilder, budget: int, make_room: MakeRoom) -> int:
+        """Schedule the next chunk of one; returns its tokens (0 if there is no room now)."""
+        total = int(self._slots.num_tokens[seq.slot])
+        length = min(total - seq.num_computed, budget)
+        length = self._room_for(seq, length, make_room)
+        if length <= 0:
+            return 0
+        grow = self._kv.blocks_to_grow(seq.blocks, seq.num_computed + length)
+        if grow:
+            build.block_updates += self._kv.grow(seq.blocks, seq.slot, grow)
+            self._slots.capacity[seq.slot] += grow * self._kv.block_size
+        self._put(seq, length, build)
+        return length
+
+    def _room_for(self, seq: Sequence, length: int, make_room: MakeRoom) -> int:
+        """How many of `length` tokens can be computed now: fewer if blocks are short, at least one block's worth or none."""
+        groups, pool = self._kv.num_groups, self._kv.pool
+        grow = self._kv.blocks_to_grow(seq.blocks, seq.num_computed + length)
+        if grow * groups <= pool.num_available:
+            return length
+        spare = int(self._slots.capacity[seq.slot]) - seq.num_computed
+        if spare <= 0 and not make_room(seq):
+            return 0
+        return min(length, spare + pool.num_available // groups * self._kv.block_size)
+
+    def _put(self, seq: Sequence, length: int, build: PlanBuilder) -> None:
+        t, start = self._slots, seq.num_computed
+        end = start + length
+        flags, next_token, num_prompt_logprobs = 0, -1, 0
+        if end == int(t.num_tokens[seq.slot]):
+            flags |= PREFILL_SAMPLE
+        wanted = seq.params.prompt_logprobs
+        if wanted is not None and seq.child == 0 and start < len(seq.prompt) and t.is_first[seq.slot]:
+            flags |= PREFILL_PROMPT_LOGPROBS
+            num_prompt_logprobs = wanted
+            next_token = int(seq.prompt[end]) if end < len(seq.prompt) else -1
+        build.add_prefill(
+            seq, t.token_ids[seq.slot, start:end], (seq.slot, start, length, flags, next_token, num_prompt_logprobs)
+        )
+        seq.num_computed = end
+        t.last_step[seq.slot] = build.step
+        if not seq.first_scheduled:
+            seq.first_scheduled = build.now
+        if seq.blocks.use_cache:
+            self._written.append((seq, end // self._kv.block_size))
+
+    def register_written(self) -> None:
+        """The step is scheduled: the blocks that its chunks fill can be hit from the next one on."""
+        written, self._written = self._written, []
+        for seq, num_blocks in written:
+            if seq.slot >= 0:  # not preempted in the same step
+                self._kv.register(seq.blocks, num_blocks)
+
+    def take_computed(self, build: PlanBuilder) -> list[Sequence]:
+        """Take out those whose known tokens are all computed with this step."""
+        rows = zip(build.prefills, build.samples, strict=True)
+        done = [seq for (seq, _), samples in rows if samples and seq.state is SequenceState.PREFILL]
+        for seq in done:
+            self._running.remove(seq)
+            self._kv.remove_pending(seq.blocks)
+        return done
+
+    def check(self, held: list[Sequence]) -> None:
+        """Assert that these are the sequences in this state, by order."""
+        assert set(self._running) == {s for s in held if s.state is SequenceState.PREFILL}
+        assert self._running == sorted(self._running, key=lambda s: s.order)
