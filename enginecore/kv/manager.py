@@ -22,11 +22,8 @@ class PrefixHits(NamedTuple):
     """What the prefix cache has for a sequence."""
 
     blocks: list[list[int]]  # per KV group, all of equal length: the null block where a window does not look
-    waits_for: bytes | None = None  # another sequence is computing what would be needed next, up to the block of this hash
-
-    @property
-    def num_blocks(self) -> int:
-        return len(self.blocks[0])
+    num_blocks: int  # that were found for each group
+    waits_for: bytes | None = None  # another is computing what would be needed next, up to this block: nothing is taken yet
 
 
 class KVManager:
@@ -78,11 +75,11 @@ class KVManager:
     def hash_waiting(self, held: SequenceBlocks, known: np.ndarray, most: int) -> int:
         """As `hash_known` for ids that nobody will write to, about `most` blocks at most; returns how many were done.
 
-        What it has in common with the sequences hashed last is taken from them, at a sixteenth of the cost, and counts so:
+        What it has in common with the sequences hashed last is taken from them, at a fraction of the cost, and counts so:
         children of a request, and requests with one long prefix that come together, are hashed once."""
         if not held.use_cache:
             return 0
-        done = 0 if held.hashes else self.hasher.begin(held.hashes, held.root_hash, known) // 16
+        done = 0 if held.hashes else self.hasher.begin(held.hashes, held.root_hash, known) // 32
         return done + self.hasher.extend(held.hashes, held.root_hash, known, max(most - done, 1))
 
     def is_hashed(self, held: SequenceBlocks, num_tokens: int) -> bool:
@@ -92,24 +89,22 @@ class KVManager:
     def find_prefix(self, held: SequenceBlocks, num_tokens: int) -> PrefixHits:
         """Longest cached prefix of a sequence's `num_tokens` tokens, capped at all but one token and whole blocks; or the
         hash of the block that it should wait for, because another one is just computing it. `is_hashed` must hold."""
-        nothing = PrefixHits([[] for _ in self.windows])
         if not held.use_cache or not held.may_hit:
-            return nothing
+            return PrefixHits([[] for _ in self.windows], 0)
         hashes, most = held.hashes, (num_tokens - 1) // self.block_size
         length = self._full_hits(hashes, most)
-        hits = nothing
-        while length > 0:
-            found = [self._window_hits(g, hashes, length) for g in range(self.num_groups)]
-            shorter = min(reach for reach, _ in found)
+        while True:
+            found = {g: self._window_hits(g, hashes, length) for g, window in enumerate(self.windows) if window}
+            shorter = min((reach for reach, _ in found.values()), default=length)
             if shorter == length:
-                hits = PrefixHits([blocks for _, blocks in found])
                 break
             length = shorter
         if length < most and hashes[length] in self._pending:
             last = self._last_in_common(hashes, length, most)
             self._waited_for.add(last)
-            return nothing._replace(waits_for=last)
-        return hits
+            return PrefixHits([[] for _ in self.windows], length, waits_for=last)
+        groups = range(self.num_groups)
+        return PrefixHits([found[g][1] if g in found else self.pool.find_all(g, hashes[:length]) for g in groups], length)
 
     def _last_in_common(self, hashes: list[bytes], first: int, end: int) -> bytes:
         """The last of `hashes[first:end]` that the sequence which computes hashes[first] is computing, too.

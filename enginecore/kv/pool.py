@@ -124,6 +124,11 @@ class BlockPool:
                 return i
         return most
 
+    def find_all(self, group: int, hashes: list[BlockHash]) -> list[int]:
+        """Blocks of hashes that are all found."""
+        table = self._by_hash[group]
+        return [table[h] for h in hashes]
+
     def is_cached_unused(self, block: int) -> bool:
         """Whether taking this block costs an available one."""
         return self._refs[block] == 0
