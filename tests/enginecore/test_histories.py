@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 import pytest
-from enginecore.test_scheduler import Harness
+from scheduler_harness import Harness
 
 from quire.enginecore.intake import Intake, IntakeConfig
 from quire.enginecore.scheduling.config import SchedulerConfig

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scheduler_harness import Harness
 
 from quire.enginecore.scheduling.prefill_budget import SMOOTH_TOKENS, smooth_tokens, tokens_beside
 
@@ -35,3 +36,120 @@ def test_how_much_goes_into_a_step_beside_decode_rows(num_decode, num_prompts, n
 @given(*(st.integers(low, high) for low, high in ((1, 2000), (0, 2000), (0, 10**6), (1, 10**5), (0, 10**5))))
 def test_a_step_takes_something_and_no_more_than_it_has_room_for(num_decode, num_prompts, num_tokens, most, smooth):
     assert 1 <= tokens_beside(num_decode, num_prompts, num_tokens, most, smooth) <= most
+
+
+def test_a_prompt_beside_decode_rows_is_spread_over_steps():
+    h = Harness(num_blocks=200, budget=64, max_model_len=200, max_num_seqs=8, smooth_tokens=12)
+    prompts = [[p] * length for p, length in enumerate((60, 100, 5, 30))]
+
+    def chunks():
+        return [n for n in [plan.num_tokens - len(plan.decode_rows) for plan in h.plans] if n]
+
+    h.add(prompts[0], 40)
+    while not h.outputs[1]:
+        h.turn(depth=1)
+    assert chunks() == [60]  # nobody waits for it
+    h.add(prompts[1], 30)
+    while not h.outputs[2]:
+        h.turn(depth=1)
+    # half of what waits, then about 12 less the decode row; all while the first decodes
+    assert chunks()[1:] == [50, 25, 12, 7, 6]
+    h.plans.clear()
+    h.add(prompts[2], 30)
+    h.add(prompts[3], 30)
+    while not h.outputs[4]:
+        h.turn(depth=1)
+    assert chunks() == [17, 9, 9]  # of both together; then a third row decodes
+    h.run()
+    h.assert_right()
+
+
+def test_only_what_can_start_counts_as_waiting():
+    def first_chunk(max_num_seqs=8, processors=8, more=(), **params):
+        """Prefill tokens of the step after a prompt of 60, and `more` behind it, came beside one decode row."""
+        h = Harness(
+            num_blocks=400,
+            budget=64,
+            max_model_len=200,
+            max_num_seqs=max_num_seqs,
+            num_processor_rows=processors,
+            smooth_tokens=12,
+        )
+        h.add([1], 40, presence_penalty=1.0)
+        while not h.outputs[1]:
+            h.turn(depth=1)
+        h.add([2] * 60, 5, **params)
+        for prompt, other in more:
+            h.add(prompt, 5, **other)
+        plan, _ = h.schedule()
+        h.run()
+        h.assert_right()
+        return plan.num_tokens - len(plan.decode_rows)
+
+    others = [([3 + n] * 60, {}) for n in range(4)]
+    assert first_chunk() == 30
+    assert first_chunk(more=others[:1]) == 63  # more than there are decode rows: all that the step has room for
+    assert first_chunk(more=others, max_num_seqs=2) == 30  # they have no slot
+    assert first_chunk(n=4) == 30  # one computes the prompt for all
+    for_row = [([9 + n] * 60, {"presence_penalty": 1.0}) for n in range(4)]
+    assert first_chunk(more=for_row, processors=1) == 30  # they wait for a row
+    assert first_chunk(more=[*for_row, *others], processors=1) == 63  # but hold up nobody
+
+
+@pytest.mark.parametrize(("length", "expected"), [(9, [9]), (12, [12]), (13, [7, 6]), (22, [11, 11])])
+def test_a_prompt_takes_equal_steps_and_none_for_a_rest(length, expected):
+    h = Harness(num_blocks=200, budget=64, max_model_len=200, max_num_seqs=8, smooth_tokens=12)
+    h.add([1], 40)
+    while not h.outputs[1]:
+        h.turn(depth=1)
+    h.plans.clear()
+    h.add([2] * length, 5)
+    while not h.outputs[2]:
+        h.turn(depth=1)
+    assert [n for n in [plan.num_tokens - len(plan.decode_rows) for plan in h.plans] if n] == expected
+
+
+@pytest.mark.parametrize(("num_prompts", "expected"), [(1, 20), (3, 60), (4, 125)])
+def test_where_more_wait_for_their_first_token_than_for_their_next_all_goes_at_once(num_prompts, expected):
+    h = Harness(num_blocks=400, budget=128, max_model_len=200, max_num_seqs=8, smooth_tokens=12)
+    for n in range(3):
+        h.add([n], 40)
+    while not all(h.outputs[n] for n in (1, 2, 3)):
+        h.turn(depth=1)
+    for n in range(num_prompts):
+        h.add([10 + n] * 40, 5)
+    plan, _ = h.schedule()
+    assert (plan.num_tokens - len(plan.decode_rows), len(plan.decode_rows)) == (expected, 3)
+    h.run()
+    h.assert_right()
+
+
+def test_an_aborted_prompt_that_had_no_room_hides_nobody():
+    h = Harness(num_blocks=60, budget=64, max_model_len=200, max_num_seqs=8, smooth_tokens=12)
+    h.add([1] * 60, 100)
+    while not h.outputs[1]:
+        h.turn(depth=1)
+    big = h.add([2] * 150, 20)
+    h.turn(depth=1)
+    assert not h.outputs[big]
+    h.scheduler.abort(0, h.sequences[big].request_id)
+    for n in range(3):
+        h.add([3 + n] * 20, 4)
+    plan, _ = h.schedule()
+    assert plan.num_tokens - len(plan.decode_rows) == 60  # three prompts, more than there are decode rows
+
+
+def test_many_decode_rows_leave_a_prompt_its_least():
+    h = Harness(num_blocks=200, budget=64, max_model_len=200, max_num_seqs=16, smooth_tokens=12)
+    for n in range(10):
+        h.add([n], 50)
+    for _ in range(4):
+        h.turn(depth=1)
+    h.plans.clear()
+    h.add([11] * 20, 5)
+    while not h.outputs[11]:
+        h.turn(depth=1)
+    assert [plan.num_tokens - len(plan.decode_rows) for plan in h.plans] == [10, 5, 5]
+    assert all(len(plan.decode_rows) == 10 for plan in h.plans)
+    h.run()
+    h.assert_right()

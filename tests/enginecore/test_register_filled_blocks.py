@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from enginecore.test_scheduler import Harness
+from scheduler_harness import Harness
 
 
 def chain(h, seq):

@@ -1,0 +1,148 @@
+"""Any history of events: every request ends once with its own tokens, and under endless arrivals nobody starves."""
+
+import itertools
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from scheduler_harness import VOCAB, Harness
+
+from quire.enginecore.scheduling.prefill_budget import SMOOTH_TOKENS
+
+requests = st.fixed_dictionaries(
+    {
+        "prompt": st.integers(1, 30),
+        "max_tokens": st.integers(1, 25),
+        "family": st.integers(0, 2),
+        "priority": st.integers(0, 2),
+        "salt": st.sampled_from([b"", b"x"]),
+        "penalty": st.booleans(),
+        "ignore_eos": st.booleans(),
+        "n": st.integers(1, 3),
+    }
+)
+events = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), requests),
+        st.tuples(st.just("abort"), st.integers(0, 30)),
+        st.tuples(st.just("finish"), st.integers(0, 30)),
+        st.tuples(st.just("schedule"), st.none()),
+        st.tuples(st.just("collect"), st.none()),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    events=events,
+    blocks=st.integers(16, 40),
+    windows=st.sampled_from([(0,), (6,), (0, 8), (0, 5, 9)]),
+    budget=st.sampled_from([1, 3, 8, 32]),
+    seqs=st.integers(1, 6),
+    caching=st.booleans(),
+    policy=st.sampled_from(["fcfs", "priority"]),
+    processors=st.integers(1, 2),
+    eos=st.booleans(),
+    look_ahead=st.booleans(),
+    smooth=st.sampled_from([SMOOTH_TOKENS, 4]),
+)
+def test_any_history_ends_every_request_once_with_its_own_tokens(
+    events, blocks, windows, budget, seqs, caching, policy, processors, eos, look_ahead, smooth
+):
+    h = Harness(
+        num_blocks=blocks * len(windows),
+        windows=windows,
+        budget=budget,
+        max_num_seqs=seqs,
+        enable_prefix_caching=caching,
+        policy=policy,
+        num_processor_rows=processors,
+        look_ahead=look_ahead,
+        eos=range(0, VOCAB, 11) if eos else (),
+        smooth_tokens=smooth,
+    )
+    aborted = set()
+    for what, arg in events:
+        if what == "add":
+            prompt = [arg["family"]] * 3 + list(range(arg["prompt"]))
+            params = {"presence_penalty": 1.0} if arg["penalty"] else {}
+            more = {name: arg[name] for name in ("n", "priority", "salt", "ignore_eos")}
+            h.add(prompt, arg["max_tokens"], **more, **params)
+        elif what == "abort" and h.count:
+            request_id = h.sequences[arg % h.count + 1].request_id
+            children = {name for name, s in h.sequences.items() if s.request_id == request_id}
+            live = children - aborted - set(h.finished)
+            assert h.scheduler.abort(0, request_id) == len(live)
+            aborted |= live
+            h.scheduler.check()
+        elif what == "finish" and h.count:  # one child alone; the others go on
+            name = arg % h.count + 1
+            h.scheduler.finish(0, h.sequences[name].key)
+            aborted |= {name} - set(h.finished)
+            h.scheduler.check()
+        elif what == "schedule" and len(h.in_flight) < 2:
+            h.schedule()
+        elif what == "collect" and h.in_flight:
+            h.collect()
+    h.run()
+    assert set(h.finished) | aborted == set(h.sequences) and not set(h.finished) & aborted
+    h.assert_right()
+
+
+arrivals = st.fixed_dictionaries(
+    {
+        "prompt": st.integers(1, 14),
+        "max_tokens": st.integers(1, 8),
+        "family": st.integers(0, 2),
+        "n": st.integers(1, 2),
+    }
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    requests=st.lists(arrivals, min_size=1, max_size=8),
+    blocks=st.integers(8, 30),
+    windows=st.sampled_from([(0,), (6,), (0, 8)]),
+    budget=st.sampled_from([1, 2, 3, 8, 32]),
+    seqs=st.integers(1, 5),
+    caching=st.booleans(),
+    look_ahead=st.booleans(),
+)
+def test_under_endless_arrivals_each_request_ends_within_what_stood_before_it(
+    requests, blocks, windows, budget, seqs, caching, look_ahead
+):
+    """fcfs, and one more request in every turn for as long as the first ones last: nobody starves.
+
+    The bound, with S = max_num_seqs and L the longest sequence: a request that comes when W tokens (prompt and output, its own
+    included) are unfinished has ended (2 S + 4) (W + S L) turns later. Look at the oldest unfinished sequence. The queue is in
+    order of arrival, prefills are computed in that order, and it is the latest that is preempted, so those that come later can
+    take from it only turns: a decode row's turn comes once in S steps, in two times S where a budget of 1 alternates, and where
+    its block must come back first, it does within the two steps in flight before and after. So it gets a token in 2 S + 4
+    turns, and what stood before it is W such tokens. The one exception is a sequence that waits for a prefix that another one
+    computes: those behind pass it meanwhile, S of them at most, of L tokens each, and then it is the first to come in.
+    """
+    h = Harness(
+        num_blocks=blocks * len(windows),
+        windows=windows,
+        budget=budget,
+        max_num_seqs=seqs,
+        max_model_len=32,
+        enable_prefix_caching=caching,
+        look_ahead=look_ahead,
+    )
+    longest = 3 + 14 + 8
+    due: dict[int, int] = {}  # name -> turn by which it has ended
+    coming, turn = itertools.cycle(requests), 0
+    while turn < len(requests) or due:
+        r, before = next(coming), h.count
+        h.add([r["family"]] * 3 + list(range(r["prompt"])), r["max_tokens"], n=r["n"])
+        if turn < len(requests):
+            work = sum(s.final_len for name, s in h.sequences.items() if name not in h.finished)
+            for name in range(before + 1, h.count + 1):
+                due[name] = turn + (2 * seqs + 4) * (work + seqs * longest)
+        assert h.turn()
+        turn += 1
+        due = {name: last for name, last in due.items() if name not in h.finished}
+        assert all(turn <= last for last in due.values()), "a request starves"
+    h.assert_right()

@@ -1,0 +1,123 @@
+"""Scheduler and fake worker joined as the core joins them, and what every request must get in the end."""
+
+from collections import deque
+
+import numpy as np
+from fake_worker import FakeWorker, solo_output
+
+from quire.enginecore.kv.sequence_blocks import SequenceBlocks
+from quire.enginecore.scheduling.config import SchedulerConfig
+from quire.enginecore.scheduling.scheduler import Scheduler
+from quire.enginecore.scheduling.sequence import Sequence
+from quire.ipc.messages import sequence_key
+from quire.ipc.sampling import SamplingParams
+
+VOCAB = 50
+
+
+class Harness:
+    """Scheduler and fake worker joined as the core joins them: up to two steps in flight, results in order."""
+
+    def __init__(
+        self, *, num_blocks=40, block_size=4, windows=(0,), max_num_seqs=4, budget=16, max_model_len=64, eos=(), **more
+    ):
+        self.eos = set(eos)
+        self.config = SchedulerConfig(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget,
+            max_model_len=max_model_len,
+            block_size=block_size,
+            num_blocks=num_blocks,
+            windows=windows,
+            eos_token_ids=tuple(eos),
+            vocab_size=VOCAB,
+            **more,
+        )
+        self.scheduler = Scheduler(self.config)
+        self.worker = FakeWorker(max_num_seqs + 1, max_model_len // block_size + 1, block_size, windows, VOCAB)
+        self.in_flight: deque = deque()
+        self.outputs: dict[int, list[int]] = {}
+        self.finished: dict[int, str] = {}
+        self.sequences: dict[int, Sequence] = {}
+        self.names: dict[int, int] = {}  # key -> name; a request's first child has its id for a name
+        self.plans: list = []
+        self.count = 0
+
+    def add(self, prompt, max_tokens=8, *, n=1, salt=b"", **more):
+        """A request of n children, of the same root as Intake gives them; returns the first one's name."""
+        own = b"" if self.config.enable_prefix_caching else str(self.count).encode()
+        root, request_id = self.scheduler.kv.hasher.root(salt, own), self.count + 1
+        for child in range(n):
+            self._add_child(prompt, max_tokens, request_id, child, root, n=n, **more)
+        return request_id
+
+    def _add_child(self, prompt, max_tokens, request_id, child, root, *, n, priority=0, owner=0, ignore_eos=False, **params):
+        self.count += 1
+        p = SamplingParams(n=n, max_tokens=max_tokens, ignore_eos=ignore_eos, **params)
+        seq = Sequence(
+            owner=owner,
+            key=sequence_key(request_id, child),
+            request_id=request_id,
+            child=child,
+            params=p,
+            prompt=np.asarray(prompt, np.int32),
+            final_len=min(len(prompt) + max_tokens, self.config.max_model_len),
+            seed=self.count,
+            order=(priority, self.count),
+            arrival_time=0.0,
+            stop_ids=frozenset(p.stop_token_ids or ()),
+            blocks=SequenceBlocks(
+                root, self.config.enable_prefix_caching or n > 1, may_hit=p.prompt_logprobs is None or child > 0
+            ),
+        )
+        assert self.scheduler.fits(seq.final_len)
+        self.sequences[self.count] = seq
+        self.names[seq.key] = self.count
+        self.outputs[self.count] = []
+        self.scheduler.add(seq)
+
+    def schedule(self):
+        made = self.scheduler.schedule(now=1.0)
+        self.scheduler.check()
+        if made is not None:
+            plan, step = made
+            assert plan.num_tokens <= self.config.max_num_batched_tokens
+            self.plans.append(plan)
+            self.in_flight.append((step, self.worker.run(plan)))
+        return made
+
+    def collect(self):
+        step, tokens = self.in_flight.popleft()
+        out = self.scheduler.update(step, tokens)
+        self.scheduler.check()
+        for key, token in zip(out.keys.tolist(), out.tokens.tolist(), strict=True):
+            assert self.names[key] not in self.finished, "a token after the end"
+            self.outputs[self.names[key]].append(token)
+        for _, f in out.finished:
+            assert self.names[f.key] not in self.finished, "ended twice"
+            self.finished[self.names[f.key]] = f.reason
+
+    def turn(self, depth=2):
+        """As the core's loop: fill the pipeline, then take the oldest result."""
+        while len(self.in_flight) < depth and self.schedule() is not None:
+            pass
+        if self.in_flight:
+            self.collect()
+            return True
+        return False
+
+    def run(self, depth=2, limit=10_000):
+        for _ in range(limit):
+            if not self.turn(depth):
+                break
+        assert self.scheduler.is_idle, "something is stuck"
+        assert self.scheduler.kv.pool.num_used == 0
+
+    def expected(self, name):
+        seq = self.sequences[name]
+        eos = set(seq.stop_ids) | (set() if seq.params.ignore_eos else self.eos)
+        return solo_output(seq.prompt.tolist(), seq.final_len, eos, VOCAB)
+
+    def assert_right(self):
+        for name in self.finished:
+            assert self.outputs[name] == self.expected(name), f"request {name} got other tokens than alone"
