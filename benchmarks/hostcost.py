@@ -12,6 +12,7 @@ nothing else; so is the frontend, a process of its own that sends the requests t
     publish  tokens encoded and given to ZeroMQ, filled blocks hashed; the workers run meanwhile
     visible  inline: turn + plan; --processes: result written -> the worker has the plan made from it. Target at 256 rows: 150
 
+`--admission` is about who comes: the worst schedule() when many arrive at once, in scenarios (hostcost_admission.py).
 `--worker MODEL_DIR` times the other side on a GPU: ModelRunner.step of decode plans, graphs replayed. `--profile` prints what
 costs. Bias: prompt lengths are staggered over a block, all rows decode, nobody comes or goes. Last line: `RESULT {json}`.
 """
@@ -37,6 +38,7 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
+from hostcost_admission import measure_all
 from load_stats import percentiles
 
 from quire.enginecore.core import CoreConfig, EngineCore
@@ -287,10 +289,14 @@ def main() -> None:
     parser.add_argument("--processes", action="store_true", help="a worker process and the core's own loop")
     parser.add_argument("--step-ms", type=float, default=4.0, help="a step's time on the pretended GPU (default: %(default)s)")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--admission", action="store_true", help="the scheduler alone, when many requests arrive at once")
     parser.add_argument("--worker", metavar="MODEL_DIR", help="the worker side: needs a GPU (or --device cpu, without graphs)")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     args = parser.parse_args()
     result: dict[str, Any] = {"python": platform.python_version(), "cpus": os.cpu_count(), "steps": args.steps}
+    if args.admission:
+        print("RESULT " + json.dumps(result | {"admission": measure_all()}))
+        return
     print(f"{'rows':>6} {'stage':10}" + "".join(f"{name:>10}" for name in ("mean", "p50", "p90", "p99", "max")) + "  (us)")
     if args.processes and len(os.sched_getaffinity(0)) < 4:
         print("beware: core, worker and frontend spin on fewer than 4 cores; these figures are the scheduler's, not ours")
