@@ -44,7 +44,6 @@ class Admission:
         self._max_table_updates = 3 * kv.num_groups * -(-config.max_model_len // config.block_size)
         self._projection: Projection | None = None  # of what runs, in the step that is being made
         self._work = 0  # what this step may still do
-        self.has_more = False  # whether the step stopped because it had done enough
 
     def backlog(self, enough: int) -> tuple[int, int]:
         """Waiting prompts that could be computed now if a step had room for all, and their tokens, until these are `enough`.
@@ -63,11 +62,12 @@ class Admission:
         return num_prompts, num_tokens
 
     # ----------------------------------------------------------------------------------------------------- a step
-    def admit(self, build: PlanBuilder, budget: int) -> None:
-        """Start sequences whose first chunks take `budget` tokens at most."""
+    def admit(self, build: PlanBuilder, budget: int) -> bool:
+        """Start sequences whose first chunks take `budget` tokens at most; returns whether it stopped because it had done
+        enough for a step."""
         for block_hash in self._kv.take_resolved():
             self._waiting.prefix_resolved(block_hash)
-        self._work, self.has_more = MAX_WORK, False
+        self._work = MAX_WORK
         self._projection = None
         while budget > 0 and self._slots.free and not self._leaving.has_preempted:
             if build.processor_words >= MAX_PROCESSOR_WORDS or build.table_updates >= self._max_table_updates:
@@ -77,8 +77,7 @@ class Admission:
                 break
             hits = self._look(seq)
             if hits is None:
-                self.has_more = True
-                break
+                return True
             if hits.waits_for is not None:  # another sequence is computing the same prefix: let it, then hit its blocks
                 self._waiting.wait_for_prefix(seq, hits.waits_for)
             elif self._has_room_for(seq, hits):
@@ -86,6 +85,7 @@ class Admission:
                 budget -= self._start(seq, hits, build, budget)
             else:
                 self._waiting.no_room_for = seq
+        return False
 
     def _look(self, seq: Sequence) -> PrefixHits | None:
         """What the prefix cache has for it; None if that is too much work for this step. What was hashed stays hashed."""

@@ -137,24 +137,27 @@ class Scheduler:
         """Put the step's prefill rows into `build`; returns the slots of its decode rows."""
         budget, make_room = self.config.max_num_batched_tokens, self._leaving.make_room
         decode = self._decode.schedule(build, self._for_decode(), make_room)
-        self._schedule_prefills(build, self._for_prefill(num_tokens_of(decode)))
+        if not self._prefills and not self.waiting and len(decode):
+            return decode
+        has_more = self._schedule_prefills(build, self._for_prefill(num_tokens_of(decode)))
         if not len(decode) and not build.prefills and not self._leaving.has_preempted:
             decode = self._decode.schedule(build, budget, make_room)  # nobody wanted what decode rows were denied
         while not len(decode) and not build.prefills and self._leaving.returned == self._step:
             # nothing is in flight, so that no result will bring us back here
-            if self._admission.has_more:
-                self._schedule_prefills(build, budget)
+            if has_more:
+                has_more = self._schedule_prefills(build, budget)
             elif len(self._decode):
                 decode = self._decode.schedule(build, budget, make_room)  # whose turn it was were preempted: the next ones'
             else:
                 break
         return decode
 
-    def _schedule_prefills(self, build: PlanBuilder, budget: int) -> None:
+    def _schedule_prefills(self, build: PlanBuilder, budget: int) -> bool:
+        """Chunks of prompts; returns whether more could have started, had it not been too much work for a step."""
         budget = self._prefills.schedule(build, budget, self._leaving.make_room)
-        if not self._decode.num_stalled:
-            self._admission.admit(build, budget)
+        has_more = not self._decode.num_stalled and self._admission.admit(build, budget)
         self._prefills.register_written()
+        return has_more
 
     def _for_decode(self) -> int:
         """Tokens that decode rows may take: not all, where something waits to be computed first; in turns for a budget of 1."""
@@ -166,7 +169,7 @@ class Scheduler:
     def _for_prefill(self, num_decode: int) -> int:
         """Tokens that prefills may take beside so many of decode rows."""
         left = self.config.max_num_batched_tokens - num_decode
-        if not num_decode or not (self._prefills or self.waiting):
+        if not num_decode:
             return left
         under_way = self._prefills.num_tokens_left
         num_waiting, tokens_waiting = self._admission.backlog(2 * left - under_way)
