@@ -145,7 +145,9 @@ class KVManager:
 
     def attach(self, held: SequenceBlocks, hits: PrefixHits) -> int:
         """Take the found blocks; returns how many each group has."""
-        held.blocks = [[self.pool.take(b) if b else NULL_BLOCK for b in group] for group in hits.blocks]
+        for blocks in hits.blocks:
+            self.pool.take(blocks)
+        held.blocks = hits.blocks
         held.num_released = [self._first_visible(g, len(b) * self.block_size) for g, b in enumerate(hits.blocks)]
         held.num_registered = hits.num_blocks
         return hits.num_blocks

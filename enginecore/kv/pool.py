@@ -129,16 +129,19 @@ class BlockPool:
         table = self._by_hash[group]
         return [table[h] for h in hashes]
 
-    def is_cached_unused(self, block: int) -> bool:
-        """Whether taking this block costs an available one."""
-        return self._refs[block] == 0
+    def count_unused(self, blocks: list[int]) -> int:
+        """How many available blocks it costs to take these, which were found by their hashes."""
+        refs = self._refs
+        return sum([not refs[block] for block in blocks if block])
 
-    def take(self, block: int) -> int:
-        """Share a block found by its hash."""
-        if self._refs[block] == 0:
-            del self._lru[block]
-        self._refs[block] += 1
-        return block
+    def take(self, blocks: list[int]) -> None:
+        """Share blocks found by their hashes; null blocks among them are nobody's."""
+        refs, lru = self._refs, self._lru
+        for block in blocks:
+            if block:
+                if not refs[block]:
+                    del lru[block]
+                refs[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
         """Drop one reference to each; the first one released is the first to be evicted."""

@@ -18,11 +18,13 @@ from quire.enginecore.scheduling.step import Counters
 from quire.enginecore.scheduling.waiting import WaitingQueue
 
 MAX_PROCESSOR_WORDS = 1 << 20  # of one plan; one sequence's record may go beyond
-# What a step may do, in units of a block that is found in the cache and put into a table: 0.6 us on a slow core, 3 ms in all.
+# What a step may do, in units of a block that is found in the cache and put into a table: 0.6 us on a slow core, 4 ms in all.
 # A budget of 8,192 tokens is spent before it by prompts of 64 tokens or more.
-MAX_WORK = 4096
-LOOK_WORK = 30  # one sequence that is looked at, and started
+MAX_WORK = 6144
+LOOK_WORK = 46  # one sequence that is looked at, and started
 HASH_WORK = 2  # one block that is hashed
+PEAK_WORK = 16  # to find its place among all that run, where memory is short
+PROCESSOR_WORK = 40  # its record of logits processors
 
 
 class Admission:
@@ -104,8 +106,8 @@ class Admission:
         kv, length = self._kv, len(seq.known)
         if len(self._slots.free) == self._config.max_num_seqs:
             return True  # nobody else has any
-        cached = [b for group in hits.blocks for b in group if b != NULL_BLOCK]
-        held, unused = len(cached), sum(map(kv.pool.is_cached_unused, cached))
+        held = sum(len(blocks) - blocks.count(NULL_BLOCK) for blocks in hits.blocks)
+        unused = sum(map(kv.pool.count_unused, hits.blocks))
         new = max(int(kv.blocks_needed(length + 1)) - held, kv.num_groups) + unused
         if new > kv.pool.num_available:
             return False
@@ -114,10 +116,8 @@ class Admission:
         projection = self._projection = self._projection or self._project()
         final = self.peak.final_len(length, len(seq.prompt), seq.final_len, seq.ends_by_length)
         counted_twice = max(projection.num_held - kv.pool.num_used, 0) + held - unused
-        if not projection.fits_with(length, final, self._config.num_blocks - 1 + counted_twice):
-            return False
-        projection.add(length, final)
-        return True
+        self._work -= PEAK_WORK if projection.is_short else 0
+        return projection.add_if_it_fits(length, final, self._config.num_blocks - 1 + counted_twice)
 
     def _project(self) -> Projection:
         """Of what runs now; whom the step admits is added as it is."""
@@ -141,6 +141,7 @@ class Admission:
             self._counters.cached_tokens += cached
         if seq.needs_processor_row:
             build.add_processors(logits_processors_of(seq, known))
+            self._work -= PROCESSOR_WORK
         build.slot_updates.append(slot_words(seq))
         table = self._kv.table_of(seq.blocks, slot)
         build.block_updates += table

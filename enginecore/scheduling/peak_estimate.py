@@ -53,27 +53,31 @@ class Projection:
         self._added: list[tuple[int, int]] = []  # before the first that needed `_rows`
         self._rows: np.ndarray | None = None  # [3, most]: minus what is left, blocks held, blocks a token; longest left first
 
-    def fits_with(self, used: int, final: int, total: int) -> bool:
-        """Whether they and one more of `used` tokens that grows to `final` stay within `total` blocks."""
-        if self._num_at_end + int(self._blocks_of(final)) <= total:
-            return True
-        rows = self._sorted()
-        at = self._insert(rows, used, final)
+    @property
+    def is_short(self) -> bool:
+        """Whether once they did not all fit to their ends, and had to be sorted."""
+        return self._rows is not None
+
+    def add_if_it_fits(self, used: int, final: int, total: int) -> bool:
+        """Whether they and one more of `used` tokens that grows to `final` stay within `total` blocks; then it is added."""
+        held, at_end = int(self._blocks_of(used)), int(self._blocks_of(final))
+        if self._num_at_end + at_end > total or self._rows is not None:
+            rows = self._sorted()
+            at = self._insert(rows, used, final)
+            if self._num_at_end + at_end > total and self._peak(rows) > total:
+                rows[:, at : self._num - 1] = rows[:, at + 1 : self._num]
+                self._num -= 1
+                return False
+        else:
+            self._added.append((used, final))
+        self.num_held += held
+        self._num_at_end += at_end
+        return True
+
+    def _peak(self, rows: np.ndarray) -> float:
         minus_left, held, per_token = rows[:, : self._num]
         # when the i-th longest ends, all that are at least as long have grown by what was left to it
-        need = np.cumsum(held) - minus_left * np.cumsum(per_token)
-        rows[:, at : self._num - 1] = rows[:, at + 1 : self._num]
-        self._num -= 1
-        return float(need.max()) <= total
-
-    def add(self, used: int, final: int) -> None:
-        """It runs, too."""
-        self.num_held += int(self._blocks_of(used))
-        self._num_at_end += int(self._blocks_of(final))
-        if self._rows is None:
-            self._added.append((used, final))
-        else:
-            self._insert(self._rows, used, final)
+        return float((np.cumsum(held) - minus_left * np.cumsum(per_token)).max())
 
     def _sorted(self) -> np.ndarray:
         if self._rows is None:

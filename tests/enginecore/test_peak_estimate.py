@@ -33,11 +33,9 @@ def test_one_more_at_a_time_is_as_all_at_once(rows, more, slack):
     for u, left in more:
         everybody = [*used, u], [*final, u + left]
         worst, at_end = peak(*everybody), sum(map(blocks_of, everybody[1]))
-        for total in (int(worst) - 1, int(worst) + 1 + slack, at_end):
-            expected = at_end <= total or worst <= total
-            if abs(worst - total) > 1e-6:
-                assert projection.fits_with(u, u + left, total) == expected
-        projection.add(u, u + left)
+        totals = sorted({int(worst) - 1, int(worst) + 1 + slack, at_end} - {round(worst)}) + [at_end + 1]
+        fits = next(total for total in totals if projection.add_if_it_fits(u, u + left, total))
+        assert fits == next(total for total in totals if at_end <= total or worst <= total)
         used, final = (np.asarray(column) for column in everybody)
         assert projection.num_held == sum(map(blocks_of, used))
 
@@ -45,10 +43,10 @@ def test_one_more_at_a_time_is_as_all_at_once(rows, more, slack):
 def test_those_that_end_early_make_room_for_the_others():
     used, final = np.asarray([4, 4]), np.asarray([8, 40])  # when the first ends, the second holds 2 blocks
     projection = Projection(used, final, blocks_of, 3)
-    assert projection.fits_with(4, 8, 12) and not projection.fits_with(4, 8, 9)  # 10 blocks at the last end
-    assert not projection.fits_with(4, 40, 19) and projection.fits_with(4, 40, 21)
+    assert not projection.add_if_it_fits(4, 8, 9) and projection.add_if_it_fits(4, 8, 10)  # the last one ends with 10
+    assert projection.num_held == 3
     alone = Projection(used[:0], final[:0], blocks_of, 1)
-    assert alone.fits_with(4, 40, 10) and not alone.fits_with(4, 40, 9)
+    assert not alone.add_if_it_fits(4, 40, 9) and alone.add_if_it_fits(4, 40, 10)
 
 
 @pytest.mark.parametrize("known", [True, False])

@@ -211,7 +211,7 @@ def test_block_pool_evicts_the_least_recently_used():
     for i, b in enumerate(blocks):
         pool.register(0, b, bytes([i]))
     pool.release(blocks)
-    pool.take(pool.find(0, b"\0"))
+    pool.take([pool.find(0, b"\0")])
     pool.release([blocks[0]])
     pool.allocate()
     assert pool.find(0, b"\1") is None and pool.find(0, b"\0") is not None
