@@ -94,7 +94,7 @@ class FakeWorkers(WorkerGroup):
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[*plan_fds, *result_fds]
         )
         mine, self._theirs = socket.socketpair()
-        self._children = [Child(self.process, mine)]
+        self._children = [Child(self.process, mine, os.eventfd(0))]
         self.is_ready = True
         self.reader = None if self._command else PlanReader.attach([os.dup(fd) for fd in plan_fds])
 

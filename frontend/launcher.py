@@ -6,13 +6,12 @@ order: SIGTERM, time to finish, SIGKILL. Of an engine that somebody else has sta
 
 import asyncio
 import logging
-import signal
 import time
 from typing import Self
 
 from quire.frontend.client.async_client import AsyncClient
 from quire.ipc.config import EngineConfig
-from quire.ipc.process.children import CORE_MODULE, Child, begin
+from quire.ipc.process.children import CORE_MODULE, Child, begin, how_it_ended
 
 log = logging.getLogger("quire.serve")
 
@@ -39,7 +38,7 @@ class CoreProcess:
         """Its exit code, None while it runs."""
         return self.child.poll()
 
-    def stop(self, grace_s: float = STOP_GRACE_S) -> int:
+    def stop(self, grace_s: float = STOP_GRACE_S) -> int | None:
         """End it, with grace_s to finish what runs; its exit code. May be called again."""
         return self.child.terminate(grace_s)
 
@@ -96,8 +95,3 @@ def _address(child: Child, timeout_s: float | None) -> str:
             raise EngineStartError(f"the engine ended while it started ({how_it_ended(code)}); if it said why, that is above")
         if deadline is not None and time.monotonic() > deadline:
             raise EngineStartError(f"the engine was not ready within {timeout_s:.3g} s")
-
-
-def how_it_ended(code: int) -> str:
-    """A process's exit code in words."""
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -30,12 +30,11 @@ from quire.frontend.launcher import (
     ENGINE_IS_BACK,
     CoreProcess,
     EngineStartError,
-    how_it_ended,
     launch_core,
 )
 from quire.ipc.config import EngineConfig
 from quire.ipc.links.paths import private_directory
-from quire.ipc.process.children import Child, spawn
+from quire.ipc.process.children import Child, how_it_ended, spawn
 from quire.ipc.process.command import as_started
 
 log = logging.getLogger("quire.serve")

@@ -4,6 +4,7 @@ A child is `python -P -m module --control-fd N --parent-pid P`. Its configuratio
 other end the parent keeps open for as long as it lives. A child ends with its parent in two ways: by the parent-death signal,
 which the kernel sends when the *thread* that started the child ends (so `spawn` starts every child from a thread that never
 ends), and by the control socket's end of file, which a thread of the child watches and which also holds across a missed signal.
+That a child's loop turns shows in its beats: a counter (an eventfd) that never fills, read by whoever replaces what hangs.
 """
 
 import argparse
@@ -33,20 +34,23 @@ _MAX_MESSAGE_BYTES = 64 << 20
 _MAX_FDS = 64
 _CONFIG_TIMEOUT_S = 60.0
 _ORPHAN_EXIT_CODE = 70
+KILL_WAIT_S = 5.0  # for a killed process to be gone; one in an uninterruptible sleep may never be
 
 ConfigT = TypeVar("ConfigT", bound=msgspec.Struct)
 
 _control: list[socket.socket] = []  # a child's end of its control socket
 _own_fds: dict[int, int] = {}  # a child's: its parent's numbers -> its own
+_beat_fd: list[int] = []  # a child's counter of beats
 
 
 class Child:
     """A running child. Keep it: when it is closed or dropped, the child takes it as its parent's death."""
 
-    def __init__(self, proc: subprocess.Popen[bytes], control: socket.socket) -> None:
+    def __init__(self, proc: subprocess.Popen[bytes], control: socket.socket, beat_fd: int) -> None:
         self.proc = proc
         self.pid = proc.pid
         self._control = control
+        self._beat_fd = beat_fd
         self._pidfd = os.pidfd_open(proc.pid)
 
     def fileno(self) -> int:
@@ -86,13 +90,26 @@ class Child:
         except (OSError, ValueError):
             return None  # it is ending: poll() and fileno() tell
 
-    def terminate(self, grace_s: float) -> int:
-        """SIGTERM, after grace_s SIGKILL; returns the exit code and frees what the parent held. May be called again."""
+    def beats(self) -> int:
+        """How often the child has called `beat` since this was last asked."""
+        with suppress(BlockingIOError):
+            return os.eventfd_read(self._beat_fd)
+        return 0
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Nothing happens if it has ended."""
+        self.proc.send_signal(number)
+
+    def terminate(self, grace_s: float) -> int | None:
+        """SIGTERM, after grace_s SIGKILL; returns the exit code and frees what the parent held. May be called again.
+
+        None if it is not gone KILL_WAIT_S after SIGKILL: then the kernel holds it, and nothing that we do could end it.
+        """
         if self.proc.poll() is None:
             self.proc.terminate()
             if self.wait(grace_s) is None:
                 self.proc.kill()
-                self.proc.wait()
+                self.wait(KILL_WAIT_S)
         self.close()
         return self.proc.returncode
 
@@ -101,10 +118,24 @@ class Child:
         self._control.close()
         if self._pidfd >= 0:
             os.close(self._pidfd)
+            os.close(self._beat_fd)
             self._pidfd = -1
 
     def __repr__(self) -> str:
         return f"Child(pid={self.pid}, returncode={self.proc.returncode})"
+
+
+def wait_for_all(children: Sequence[Child], timeout_s: float) -> list[Child]:
+    """Wait for the end of several children, timeout_s for all of them together; returns those that still run."""
+    deadline = time.monotonic() + timeout_s
+    return [child for child in children if child.wait(deadline - time.monotonic()) is None]
+
+
+def how_it_ended(code: int | None) -> str:
+    """What `Child.poll` or `Child.terminate` has told, in words."""
+    if code is None:
+        return "it does not end even when it is killed"
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 def spawn(module: str, config: msgspec.Struct, pass_fds: Sequence[int] = (), *, arguments: Sequence[str] = ()) -> Child:
@@ -128,15 +159,17 @@ def _begin(module: str, pass_fds: Sequence[int], arguments: Sequence[str]) -> Ch
     mine, theirs = socket.socketpair()
     with theirs, ExitStack() as on_failure:
         on_failure.enter_context(mine)
-        command = [sys.executable, "-P", "-m", module, "--control-fd", str(theirs.fileno())]
+        beats = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        on_failure.callback(os.close, beats)
+        command = [sys.executable, "-P", "-m", module, "--control-fd", str(theirs.fileno()), "--beat-fd", str(beats)]
         command += ["--parent-pid", str(os.getpid()), *arguments]
         proc = subprocess.Popen(
             command,
-            pass_fds=[*pass_fds, theirs.fileno()],
+            pass_fds=[*pass_fds, theirs.fileno(), beats],
             stdin=subprocess.DEVNULL,
             process_group=0,  # a terminal's Ctrl-C is the launcher's business, which then ends its children in order
         )
-        child = Child(proc, mine)
+        child = Child(proc, mine, beats)
         on_failure.pop_all()
     mine.settimeout(_CONFIG_TIMEOUT_S)
     return child
@@ -208,10 +241,13 @@ def child_main_config(
     """
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--control-fd", type=int, required=True)
+    parser.add_argument("--beat-fd", type=int, required=True)
     parser.add_argument("--parent-pid", type=int, required=True)
     args, _ = parser.parse_known_args()
     die_with_parent(args.parent_pid, death_signal)
-    os.set_inheritable(args.control_fd, False)
+    for fd in (args.control_fd, args.beat_fd):
+        os.set_inheritable(fd, False)
+    _beat_fd.append(args.beat_fd)
     control = socket.socket(fileno=args.control_fd)
     header, fds, _, _ = socket.recv_fds(control, 8, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
     numbers, body = _read_message(control, header), _read_message(control)
@@ -236,6 +272,12 @@ def tell_parent(message: dict[str, str]) -> None:
     """Say something to the parent, e.g. that this child is ready, or why it cannot be: `Child.receive` there."""
     with suppress(OSError):
         _send_message(_control[0], msgspec.json.encode(message))
+
+
+def beat() -> None:
+    """Show the parent that this child's loop turns; for it to count in `Child.beats`, if it wants to."""
+    with suppress(BlockingIOError):  # nobody has read it for 2^64 beats
+        os.eventfd_write(_beat_fd[0], 1)
 
 
 def die_with_parent(parent_pid: int, death_signal: signal.Signals) -> None:

@@ -15,7 +15,8 @@ import pytest
 from ipc_children import Role
 from ipc_cores import Reports
 
-from quire.ipc.process.children import Child, begin, spawn
+from quire.ipc.process import children as children_module
+from quire.ipc.process.children import Child, begin, how_it_ended, spawn, wait_for_all
 from quire.ipc.step.plan_ring import KIND_PLAN, PlanRing
 
 
@@ -89,6 +90,44 @@ def test_child_that_ignores_sigterm_is_killed(reports):
     child = start(reports, "busy")
     reports.next()
     assert child.terminate(0.05) == -signal.SIGKILL
+
+
+def test_child_that_cannot_be_killed_is_not_waited_for_for_ever(reports, monkeypatch):
+    monkeypatch.setattr(children_module, "KILL_WAIT_S", 0.05)
+    child = start(reports, "busy")
+    reports.next()
+    with monkeypatch.context() as uninterruptible:
+        uninterruptible.setattr(child.proc, "kill", lambda: None)
+        code = child.terminate(0.0)
+    assert code is None and "does not end" in how_it_ended(code)
+    assert child.wait(20.0) == 70  # its parent let go of it
+    assert child.terminate(0.0) == 70
+
+
+def test_several_children_are_waited_for_together(reports):
+    stays = [start(reports, "idle") for _ in range(2)]
+    goes = start(reports, "idle")
+    for _ in range(3):
+        reports.next()
+    goes.send_signal(signal.SIGKILL)
+    assert goes.wait(20.0) == -signal.SIGKILL
+    goes.send_signal(signal.SIGKILL)  # nobody is there any more
+    began = time.monotonic()
+    assert wait_for_all([stays[0], goes, stays[1]], 0.5) == stays
+    assert time.monotonic() - began < 0.9
+    for child in (*stays, goes):
+        child.terminate(20.0)
+
+
+def test_beats_are_counted_whether_they_are_looked_at_or_not(reports):
+    child = start(reports, "beater")
+    reports.next()
+    assert (child.beats(), child.beats()) == (3, 0)
+    child.terminate(20.0)
+
+
+def test_how_a_child_ended_in_words():
+    assert (how_it_ended(3), how_it_ended(-signal.SIGKILL)) == ("exit code 3", "signal SIGKILL")
 
 
 def test_child_of_a_thread_outlives_the_thread(reports):

@@ -11,7 +11,7 @@ import numpy as np
 from quire.ipc.links.core_to_frontends import CoreToFrontends
 from quire.ipc.links.frontend_to_core import FrontendToCore
 from quire.ipc.messages import AddRequest, Beat, StepOutputs
-from quire.ipc.process.children import child_main_config, spawn, tell_parent
+from quire.ipc.process.children import beat, child_main_config, spawn, tell_parent
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.step.plan_ring import PlanReader, PlanRing
 
@@ -42,6 +42,13 @@ def echo(role: Role) -> None:
 def teller(role: Role) -> None:
     """Tells its parent its text, and ends without another word."""
     tell_parent({"text": role.text})
+
+
+def beater(role: Role) -> None:
+    """Beats three times, and then hangs."""
+    for _ in range(3):
+        beat()
+    idle(role)
 
 
 def idle(role: Role) -> None:
@@ -128,6 +135,7 @@ async def _ask(role: Role) -> None:
 ROLES = {
     "echo": echo,
     "teller": teller,
+    "beater": beater,
     "idle": idle,
     "busy": busy,
     "reader": reader,

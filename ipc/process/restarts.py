@@ -1,0 +1,46 @@
+"""Restarts: when a process that ended is started again, and when that is given up. It starts nothing and reads no clock.
+
+The pause before a start doubles from one to the next, and is the shortest again after a process that has lived well. What is
+given up is starting: so many starts in a row of which none became ready. Used by `quire serve` for the engine and for its
+frontends (frontend/supervisor.py), and by the core for its workers (enginecore/worker_supervisor.py).
+"""
+
+FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 30.0
+LIVED_WELL_S = 120.0
+MAX_FAILED_STARTS = 4  # over 7 or 15 s, by the first pause: a dead process's GPU memory may come back as late
+
+
+class Restarts:
+    """The starts of one process, or of a group that lives and dies together. Times are of the caller's clock, in seconds."""
+
+    def __init__(
+        self,
+        *,
+        first_pause_s: float = FIRST_PAUSE_S,
+        lived_well_s: float = LIVED_WELL_S,
+        max_failed_starts: int | None = MAX_FAILED_STARTS,
+    ) -> None:
+        """first_pause_s 0: the first start is at once, and pauses grow from FIRST_PAUSE_S. max_failed_starts None: no end."""
+        self._first_pause_s = first_pause_s
+        self._lived_well_s = lived_well_s
+        self._max_failed_starts = max_failed_starts
+        self._pause_s = first_pause_s
+        self._failed_starts = 0
+        self._ready_at: float | None = None
+
+    def ready(self, now: float) -> None:
+        """A start has succeeded."""
+        self._ready_at, self._failed_starts = now, 0
+
+    def ended(self, now: float) -> float | None:
+        """It has ended, ready or not: the seconds until the next start, or None to give up."""
+        if self._ready_at is None:
+            self._failed_starts += 1
+        elif now - self._ready_at >= self._lived_well_s:
+            self._pause_s = self._first_pause_s
+        self._ready_at = None
+        if self._max_failed_starts is not None and self._failed_starts >= self._max_failed_starts:
+            return None
+        pause_s = self._pause_s
+        self._pause_s = min(max(2 * pause_s, self._first_pause_s or FIRST_PAUSE_S), MAX_PAUSE_S)
+        return pause_s

@@ -1,0 +1,30 @@
+"""When something that ended is started again, and when no more."""
+
+from quire.ipc.process.restarts import LIVED_WELL_S, MAX_FAILED_STARTS, MAX_PAUSE_S, Restarts
+
+
+def test_the_pause_doubles_to_a_bound_and_is_the_shortest_after_a_good_life():
+    restarts = Restarts(max_failed_starts=None)
+    restarts.ready(0.0)
+    assert [restarts.ended(1.0) for _ in range(7)] == [1.0, 2.0, 4.0, 8.0, 16.0, MAX_PAUSE_S, MAX_PAUSE_S]
+    restarts.ready(100.0)
+    assert restarts.ended(99.0 + LIVED_WELL_S) == MAX_PAUSE_S
+    restarts.ready(100.0)
+    assert restarts.ended(100.0 + LIVED_WELL_S) == 1.0
+
+
+def test_only_starts_that_fail_in_a_row_are_given_up():
+    restarts = Restarts()
+    for _ in range(3):
+        restarts.ready(0.0)
+        assert restarts.ended(1.0) is not None
+        assert None not in [restarts.ended(1.0) for _ in range(MAX_FAILED_STARTS - 1)]
+    assert restarts.ended(1.0) is None
+
+
+def test_a_first_start_at_once_and_its_failures_after_pauses():
+    restarts = Restarts(first_pause_s=0.0, lived_well_s=0.0)
+    for _ in range(2):
+        restarts.ready(5.0)
+        assert [restarts.ended(5.0) for _ in range(4)] == [0.0, 1.0, 2.0, 4.0]
+    assert restarts.ended(5.0) is None
