@@ -4,7 +4,7 @@ import signal
 import sys
 
 from quire.ipc.config import EngineConfig
-from quire.ipc.process.children import WORKER_MODULE, begin, child_main_config, tell_parent
+from quire.ipc.process.children import WORKER_MODULE, beat, begin, child_main_config, tell_parent
 from quire.ipc.process.logs import set_up_logging
 
 
@@ -16,7 +16,7 @@ def main() -> None:
     from quire.enginecore.workers import WorkersFailed
 
     try:
-        run_engine(config, lambda address: tell_parent({"ready": address}), worker)
+        run_engine(config, lambda address: tell_parent({"ready": address}), worker, beat)
     except (StartupError, Stopped, WorkersFailed) as error:
         tell_parent({"error": str(error)})
         sys.exit(1)

@@ -7,6 +7,7 @@ next. Nothing that a frontend sends can end the loop; a worker that dies fails t
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,6 +19,7 @@ from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.scheduler import Scheduler
 from quire.enginecore.scheduling.step import ScheduledStep, StepOutput
 from quire.enginecore.stats import StatsLine
+from quire.enginecore.worker_supervisor import WorkerSupervisor
 from quire.enginecore.workers import WorkerGroup, WorkersFailed
 from quire.ipc.links.core_to_frontends import CoreToFrontends, name_of
 from quire.ipc.messages import (
@@ -45,7 +47,6 @@ SPIN_S = 2e-3  # the poller's resolution is a millisecond: closer to a step's ex
 LATE_S = 1e-2  # so long the loop spins on for a step that takes longer than expected
 AWAKE_S = 5e-3  # so long after the last result it spins for the next request: waking it took 0.04 to 0.5 ms
 PUBLISH_FIRST_ROWS = 32  # somebody may wait for a first token, and a plan of so few rows is made before the GPU needs it
-MAX_FAILED_STARTS = 3
 
 
 @dataclass(frozen=True)
@@ -86,10 +87,15 @@ class Expected:
 
 
 class EngineCore:
-    def __init__(self, config: CoreConfig, endpoint: CoreToFrontends, workers: WorkerGroup):
+    """`workers` are ready. `on_beat` is called with each Beat, for a parent that watches us."""
+
+    def __init__(
+        self, config: CoreConfig, endpoint: CoreToFrontends, workers: WorkerGroup, on_beat: Callable[[], None] = lambda: None
+    ):
         self.config = config
         self.endpoint = endpoint
         self.workers = workers
+        self.supervisor = WorkerSupervisor(workers, config.step_timeout_s)
         self.scheduler = Scheduler(config.scheduler)
         s = config.scheduler
         self.intake = Intake(
@@ -114,8 +120,7 @@ class EngineCore:
         self._expected = Expected()
         self._last_result = 0.0
         self._next_beat = 0.0
-        self._restarts = 0
-        self._failed_starts = 0
+        self._on_beat = on_beat
         self._stats = StatsLine(config.log_stats)
         self._poller = self._make_poller()
 
@@ -146,7 +151,8 @@ class EngineCore:
         self._draining_until = min(self._draining_until or float("inf"), time.monotonic() + grace_s)
 
     def _may_end(self) -> bool:
-        return self.stopping and (self.scheduler.is_idle or time.monotonic() > self._draining_until)
+        # who has left and only waits for its last step is nobody's request any more: a worker that hangs never returns that one
+        return self.stopping and (not self.scheduler.has_requests or time.monotonic() > self._draining_until)
 
     def _take_messages(self) -> None:
         for identity, message in self.endpoint.receive(limit=256):
@@ -283,7 +289,7 @@ class EngineCore:
         if not self._in_flight:
             is_awake = self.config.spins and now - self._last_result < AWAKE_S
             self._poll(0.0 if is_awake else until_beat)
-            self.workers.result_ring.drain_doorbell()  # a late one would wake us for ever
+            self.workers.drain_doorbell()  # a late one would wake us for ever
             return
         oldest = self._in_flight[0]
         expected = max(oldest.sent_at, self._last_result) + self._expected.seconds(oldest.scheduled) - now
@@ -315,7 +321,7 @@ class EngineCore:
         c, s = self.scheduler.counters, self.scheduler
         beat = Beat(
             epoch=self.endpoint.epoch,
-            oldest_step_s=self._oldest_step_s(now),
+            oldest_step_s=self.supervisor.oldest_step_s,
             num_running=s.num_running,
             num_waiting=len(s.waiting),
             kv_usage=s.kv.pool.usage,
@@ -323,48 +329,38 @@ class EngineCore:
             cached_tokens=c.cached_tokens,
             generation_tokens=c.generation_tokens,
             preemptions=c.preemptions,
-            worker_restarts=self._restarts,
+            worker_restarts=self.supervisor.num_restarts,
             ready=self.workers.is_ready,
         )
         self.endpoint.broadcast(beat)
         self._stats.beat(beat, now)
-
-    def _oldest_step_s(self, now: float) -> float:
-        return now - max(self._in_flight[0].sent_at, self._last_result) if self._in_flight else 0.0
+        self._on_beat()
 
     # ----------------------------------------------------------------------------------------------------- workers
     def _watch_workers(self) -> None:
-        was_ready = self.workers.is_ready
         for message in self.workers.messages():
             self._prompt_logprobs[message.step, message.row] = message
-        self.workers.check_alive()
-        if self.workers.is_ready and not was_ready:
-            self._failed_starts = 0
-            log.info("workers are ready again after %.1f s", time.monotonic() - self.workers.started_at)
-        if self._oldest_step_s(time.monotonic()) > self.config.step_timeout_s and not self._is_done(self._in_flight[0]):
-            self.workers.dump_stacks()
-            raise WorkersFailed(f"a step took longer than --step-timeout-s ({self.config.step_timeout_s:g} s)")
+        is_overdue = self.supervisor.check(self._in_flight[0].scheduled.step if self._in_flight else None)
+        if is_overdue and not self._is_done(self._in_flight[0]):
+            self.supervisor.fail_step()
+        if not self.workers.is_ready and self.supervisor.start_if_due():
+            self._poller = self._make_poller()
 
     def _replace_workers(self, why: str) -> None:
-        """Fail what was in flight, start new workers. What waits goes on waiting."""
-        was_ready = self.workers.is_ready
+        """Fail what was in flight; new workers start when it is time. What waits goes on waiting. Raises WorkersFailed."""
         self.workers.kill()
         self._in_flight.clear()
         self._prompt_logprobs.clear()
         gone = self.scheduler.reset()
-        log.error("%s; %d sequences in flight failed; starting new workers", why, len(gone))
+        log.error("%s; %d sequences in flight failed", why, len(gone))
         for owner, request_id in {(s.owner, s.request_id) for s in gone}:
             self.scheduler.abort(owner, request_id)  # children that were still waiting
             identity = self._identities.get(owner)
             if identity is not None:
                 self._refuse(identity, request_id, "engine_error", "the engine's worker failed while the request was running")
-        self._restarts += 1
-        self._failed_starts = 0 if was_ready else self._failed_starts + 1
-        if self._failed_starts >= MAX_FAILED_STARTS:
-            raise WorkersFailed(f"the workers failed to start {MAX_FAILED_STARTS} times in a row: {why}")
-        self.workers.start()
         self._last_result = 0.0
         self._poller = self._make_poller()
+        self.supervisor.plan_start(why)
 
 
 def _shown(request: AddRequest) -> str:

@@ -29,6 +29,7 @@ from quire.enginecore.loading.model_files import (
 )
 from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.prefill_budget import smooth_tokens
+from quire.enginecore.worker_supervisor import SAY_EVERY_S, log_slow_start
 from quire.enginecore.workers import WorkerGroup, WorkersFailed
 from quire.ipc.config import EngineConfig, WorkerConfig
 from quire.ipc.links.core_to_frontends import CoreToFrontends, file_infos, new_epoch
@@ -42,7 +43,6 @@ log = logging.getLogger("quire.enginecore")
 
 GIB = 1 << 30
 DRAIN_S = 30.0
-SAY_EVERY_S = 30.0  # that workers are still starting
 BUNDLED_NAME = "quire-tiny"
 
 
@@ -54,21 +54,24 @@ class Stopped(BaseException):
     """It was told to end before it was ready. A handler raises it amid whatever runs, and libraries catch Exceptions."""
 
 
-def run_engine(config: EngineConfig, on_ready: Callable[[str], None], begun: Child) -> None:
-    """Run one engine until SIGTERM or SIGINT. `on_ready` gets the address once requests can come.
+def run_engine(
+    config: EngineConfig, on_ready: Callable[[str], None], begun: Child, on_beat: Callable[[], None] = lambda: None
+) -> None:
+    """Run one engine until SIGTERM or SIGINT. `on_ready` gets the address once requests can come; `on_beat` is called every
+    BEAT_INTERVAL_S from then on, while the loop turns.
 
     begun: the first worker's process, which waits for its configuration; it has ended when this returns or raises. Raises
     StartupError before it is ready, WorkersFailed when the workers are lost for good.
     """
     _on_stop_signals(_stop_starting)
     try:
-        _run(config, on_ready, begun)
+        _run(config, on_ready, begun, on_beat)
     finally:
         _on_stop_signals(signal.SIG_IGN)  # we are ending, and the caller has a last word to say
         begun.terminate(0.0)
 
 
-def _run(config: EngineConfig, on_ready: Callable[[str], None], begun: Child) -> None:
+def _run(config: EngineConfig, on_ready: Callable[[str], None], begun: Child, on_beat: Callable[[], None]) -> None:
     started = time.monotonic()
     try:
         folder = resolve_model(config.model, config.revision, config.download_dir, weights=config.load_format != "dummy")
@@ -84,7 +87,7 @@ def _run(config: EngineConfig, on_ready: Callable[[str], None], begun: Child) ->
         profile = _wait_until_ready(workers, endpoint)
         core_config = core_config_of(config, summary, workers.template, profile)
         endpoint.set_welcome(_welcome(config, endpoint.epoch, core_config, summary, files), files)
-        core = EngineCore(core_config, endpoint, workers)
+        core = EngineCore(core_config, endpoint, workers, on_beat)
         _on_stop_signals(lambda *_: core.stop(0.0 if core.stopping else DRAIN_S))
         log.info("ready after %.1f s: %s", time.monotonic() - started, endpoint.address)
         on_ready(endpoint.address)
@@ -227,8 +230,7 @@ def _wait_until_ready(workers: WorkerGroup, endpoint: CoreToFrontends, say_every
             workers.check_alive()
             if (waited_s := time.monotonic() - started) >= say_after_s:
                 say_after_s += say_every_s
-                doing = "make their KV cache and graphs" if workers.profile is not None else "load the model and measure a step"
-                log.info("the workers are still starting after %.0f s: they %s", waited_s, doing)
+                log_slow_start(workers, waited_s)
             endpoint.receive()
             endpoint.flush()
             endpoint.broadcast(beat)

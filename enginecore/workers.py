@@ -5,10 +5,10 @@ Starting is a small state machine, driven by messages, so that the core's loop g
     spawn -> WorkerProfile of every rank -> AllocateKV with the least of their blocks -> WorkerReady of every rank
 
 A generation of workers has rings of its own; after a death the group is closed as a whole and a new generation is spawned.
+When, and whether they hang, is WorkerSupervisor's business.
 """
 
 import contextlib
-import os
 import signal
 import time
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ import zmq
 from quire.ipc.config import WorkerConfig
 from quire.ipc.links.core_and_workers import CoreToWorkers
 from quire.ipc.messages import AllocateKV, WorkerFailed, WorkerMessage, WorkerProfile, WorkerPromptLogprobs, WorkerReady
-from quire.ipc.process.children import WORKER_MODULE, Child, begin
+from quire.ipc.process.children import WORKER_MODULE, Child, begin, how_it_ended, wait_for_all
 from quire.ipc.step.plan import H_WORLD_SIZE
 from quire.ipc.step.plan_ring import KIND_MASK, KIND_PLAN, KIND_SHUTDOWN, PlanRing, RingCorrupt, RingFull
 from quire.ipc.step.result_ring import ResultRing
@@ -28,6 +28,8 @@ from quire.ipc.step.result_ring import ResultRing
 RING_WORDS = 8 << 20  # int32: room for the largest plan several times over; pages are touched as the ring turns
 RING_TIMEOUT_S = 10.0
 STOP_GRACE_S = 3.0
+STACKS_S = 0.5  # for all of them to be written
+KILL_WAIT_S = 1.0  # that the loop waits for killed workers; frontends miss its beats after 2
 
 
 class WorkersFailed(Exception):
@@ -45,15 +47,17 @@ class WorkerGroup:
         self.generation = 0
         self.is_ready = False
         self.profile: WorkerProfile | None = None
-        self.started_at = 0.0
+        self.start_s = 0.0  # what the last start that succeeded took
+        self._started_at = 0.0
         self._children: list[Child] = []
+        self._dying: list[Child] = []  # killed, of earlier generations, and not gone yet
         self._endpoint: CoreToWorkers | None = None
 
     # --------------------------------------------------------------------------------------------------- life cycle
     def start(self) -> None:
         """Spawn a new generation."""
         self.generation += 1
-        self.is_ready, self.started_at = False, time.monotonic()
+        self.is_ready, self._started_at = False, time.monotonic()
         self._profiles: dict[int, WorkerProfile] = {}
         self._ready: set[int] = set()
         self.plan_ring = PlanRing.create(RING_WORDS, self.world_size)
@@ -86,21 +90,22 @@ class WorkerGroup:
             return
         with contextlib.suppress(RingFull, RingCorrupt):  # who does not read any more is not asked
             self.plan_ring.write(KIND_SHUTDOWN, np.zeros(0, np.int32), 0.1)
-        for child in self._children:
-            child.wait(STOP_GRACE_S if self.is_ready else 0.0)
+        wait_for_all(self._children, STOP_GRACE_S if self.is_ready else 0.0)
         self.kill()
 
     def dump_stacks(self) -> None:
         """Ask workers that hang to write their threads' stacks to stderr."""
         for child in self._children:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child.pid, signal.SIGUSR1)
-            child.wait(0.2)
+            child.send_signal(signal.SIGUSR1)
+        wait_for_all(self._children, STACKS_S)
 
     def kill(self) -> None:
-        """End the generation now."""
+        """End the generation now; who is not gone at once (its memory is being freed, or the kernel holds it) is `dying`."""
         for child in self._children:
-            child.terminate(0.5)
+            child.send_signal(signal.SIGKILL)
+        self._dying += wait_for_all(self._children, KILL_WAIT_S)
+        for child in self._children:
+            child.close()
         self._children = []
         if self._endpoint is not None:
             self._endpoint.close()
@@ -108,10 +113,16 @@ class WorkerGroup:
             self.result_ring.close()
         self._endpoint, self.is_ready = None, False
 
+    def dying(self) -> list[str]:
+        """Killed workers that are not gone yet, by their process ids."""
+        self._dying = wait_for_all(self._dying, 0.0)
+        return [f"pid {child.pid}" for child in self._dying]
+
     # ------------------------------------------------------------------------------------------------------- events
     def pollables(self) -> Iterator[int | zmq.Socket]:
-        """What the core's poller must watch: deaths, messages, results."""
-        assert self._endpoint is not None
+        """What the core's poller must watch: deaths, messages, results. Nothing between two generations."""
+        if self._endpoint is None:
+            return
         yield from (child.fileno() for child in self._children)
         yield from self._endpoint.sockets()
         yield self.result_ring.fileno()
@@ -121,12 +132,12 @@ class WorkerGroup:
         for rank, child in enumerate(self._children):
             code = child.poll()
             if code is not None:
-                how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-                raise WorkersFailed(f"worker {rank} {how}")
+                raise WorkersFailed(f"worker {rank} ended unexpectedly ({how_it_ended(code)})")
 
     def messages(self) -> list[WorkerPromptLogprobs]:
         """Take what the workers have said; start-up is handled here. Raises WorkersFailed."""
-        assert self._endpoint is not None
+        if self._endpoint is None:
+            return []
         results: list[WorkerPromptLogprobs] = []
         for _, message in self._endpoint.receive():
             self._handle(message, results)
@@ -140,7 +151,8 @@ class WorkerGroup:
                     self._allocate()
             case WorkerReady():
                 self._ready.add(message.rank)
-                self.is_ready = len(self._ready) == self.world_size
+                if len(self._ready) == self.world_size:
+                    self.is_ready, self.start_s = True, time.monotonic() - self._started_at
             case WorkerFailed():
                 raise WorkersFailed(message.message)
             case WorkerPromptLogprobs():
@@ -154,7 +166,18 @@ class WorkerGroup:
         for rank in range(self.world_size):
             self._endpoint.send(rank, AllocateKV(num_blocks))
 
+    @property
+    def start_stage(self) -> str:
+        """What workers that are not ready yet are at."""
+        is_sized = len(self._profiles) == self.world_size
+        return "make their KV cache and graphs" if is_sized else "load the model and measure a step"
+
     # -------------------------------------------------------------------------------------------------------- steps
+    def drain_doorbell(self) -> None:
+        """Forget that results came, if they did."""
+        if self._endpoint is not None:
+            self.result_ring.drain_doorbell()
+
     def send_plan(self, words: np.ndarray) -> None:
         """`words` are StepPlan.encode's, completed here. Raises WorkersFailed if a worker does not read."""
         words[H_WORLD_SIZE] = self.world_size

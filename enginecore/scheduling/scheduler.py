@@ -106,6 +106,11 @@ class Scheduler:
         return bool(self.waiting) or bool(self._prefills) or len(self._decode) > 0 or self._leaving.is_draining
 
     @property
+    def has_requests(self) -> bool:
+        """Whether somebody waits for an answer."""
+        return bool(self._sequences)
+
+    @property
     def is_idle(self) -> bool:
         return not self._sequences and not self._leaving
 

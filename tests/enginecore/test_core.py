@@ -157,13 +157,15 @@ class SlowWorkers:
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
         self.caplog = caplog
         self.profile = None
+        self.start_stage = "load the model"
         self.is_ready = False
 
     def pollables(self) -> list[int]:
         return []
 
     def messages(self) -> None:
-        self.profile = "a profile" if "load the model" in self.caplog.text else None
+        if "load the model" in self.caplog.text:
+            self.profile, self.start_stage = "a profile", "make their KV cache"
         self.is_ready = "KV cache" in self.caplog.text
 
     def check_alive(self) -> None:

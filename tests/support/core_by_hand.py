@@ -40,7 +40,7 @@ class FakeWorkers(WorkerGroup):
 
     def answer(self) -> None:
         """Run the next plan, if there is one."""
-        record = self._reader.read(0.0)
+        record = self._reader.read(0.0) if self.is_ready else None
         if record is not None:
             plan = decode_plan(record[1].copy(), self._decode_rows)
             self._decode_rows = plan.decode_rows.copy()

@@ -1,0 +1,113 @@
+"""WorkerSupervisor: whether the workers are well, and when others take their place. The core's loop asks it once a turn.
+
+It owns the age of the oldest step, the limit of a restart and the pause before the next start; WorkerGroup has the processes,
+and the core knows whose requests are lost with them. Nothing here waits: a start that is not due yet is looked at again in the
+next turn, so that the loop beats, takes requests and can be stopped meanwhile. Time is what passes while the loop turns: after
+a freeze of the whole machine (a snapshot, a suspended container) neither a step nor a start is older than it was before.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+
+from quire.enginecore.workers import WorkerGroup, WorkersFailed
+from quire.ipc.process.restarts import Restarts
+
+log = logging.getLogger("quire.enginecore")
+
+MAX_TICK_S = 1.0  # what one turn counts at most; a turn waits for half a second, until the next beat
+SAY_EVERY_S = 30.0  # that workers are still starting
+# A restart takes as long as the start before it, or less: files are in the page cache and kernels compiled. But a first start
+# has no limit, and what it took here need not be what it takes when the files come from afar again: hence so much room.
+START_LIMIT_S, START_LIMIT_FACTOR = 300.0, 10.0
+DYING_LIMIT_S = 30.0  # so long successors wait for killed workers to be gone: until then their memory is not free
+
+
+class WorkerSupervisor:
+    """Of one WorkerGroup that has been started. `num_restarts`: how often its workers were replaced."""
+
+    def __init__(self, workers: WorkerGroup, step_timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.num_restarts = 0
+        self._workers = workers
+        self._step_timeout_s = step_timeout_s
+        # Being ready is proof enough: what ends a worker that serves is a step, and that step's requests fail with it.
+        self._restarts = Restarts(first_pause_s=0.0, lived_well_s=0.0)
+        self._restarts.ready(0.0)
+        self._clock = clock
+        self._last_tick, self._now = clock(), 0.0
+        self._step: int | None = None
+        self._step_since = 0.0
+        self._start_due: float | None = None  # there are no workers until then
+        self._started_at = self._say_at = 0.0
+        self._was_ready = True
+
+    # -------------------------------------------------------------------------------------------------- every turn
+    def check(self, oldest_step: int | None) -> bool:
+        """Let time pass, and look at the workers; whether the oldest step is overdue. Call it after WorkerGroup.messages.
+
+        oldest_step: the number of the step that has been in flight for the longest, None without one. Raises WorkersFailed if a
+        worker has ended or takes too long to start.
+        """
+        now = self._clock()
+        self._now += min(now - self._last_tick, MAX_TICK_S)
+        self._last_tick = now
+        if oldest_step != self._step:
+            self._step, self._step_since = oldest_step, self._now
+        self._workers.check_alive()
+        if not self._was_ready and self._start_due is None:
+            self._check_start()
+        return oldest_step is not None and self._now - self._step_since > self._step_timeout_s
+
+    @property
+    def oldest_step_s(self) -> float:
+        """For how long the oldest step has been the oldest."""
+        return 0.0 if self._step is None else self._now - self._step_since
+
+    def fail_step(self) -> None:
+        """The oldest step does not come back: raises WorkersFailed, with the workers' stacks in the log."""
+        self._workers.dump_stacks()
+        raise WorkersFailed(f"a step took longer than --step-timeout-s ({self._step_timeout_s:g} s)")
+
+    # ---------------------------------------------------------------------------------------------------- restarts
+    def plan_start(self, why: str) -> None:
+        """The workers have been killed: start others when it is time. Raises WorkersFailed to give up."""
+        self.num_restarts += 1
+        pause_s = self._restarts.ended(self._now)
+        if pause_s is None:
+            raise WorkersFailed(f"the workers failed to start several times in a row: {why}")
+        if pause_s > 0:
+            log.info("the workers start again in %.0f s", pause_s)
+        self._start_due, self._was_ready, self._step = self._now + pause_s, False, None
+
+    def start_if_due(self) -> bool:
+        """Start workers if it is time: True, and then there is something new to poll."""
+        due = self._start_due
+        if due is None or self._now < due:
+            return False
+        if left := self._workers.dying():
+            if self._now < due + DYING_LIMIT_S:
+                return False
+            log.error("killed %.0f s ago and still not gone: %s; others start beside them", DYING_LIMIT_S, ", ".join(left))
+        self._start_due, self._started_at, self._say_at = None, self._now, self._now + SAY_EVERY_S
+        self._workers.start()
+        return True
+
+    def _check_start(self) -> None:
+        workers, waited_s = self._workers, self._now - self._started_at
+        if workers.is_ready:
+            self._was_ready = True
+            self._restarts.ready(self._now)
+            log.info("workers are ready again after %.1f s", workers.start_s)
+            return
+        limit_s = max(START_LIMIT_S, START_LIMIT_FACTOR * workers.start_s)
+        if waited_s > limit_s:
+            workers.dump_stacks()
+            raise WorkersFailed(f"the workers did not start again within {limit_s:.0f} s (they should {workers.start_stage})")
+        if self._now >= self._say_at:
+            self._say_at += SAY_EVERY_S
+            log_slow_start(workers, waited_s)
+
+
+def log_slow_start(workers: WorkerGroup, waited_s: float) -> None:
+    """Say what workers that take long are at."""
+    log.info("the workers are still starting after %.0f s: they %s", waited_s, workers.start_stage)

@@ -1,0 +1,293 @@
+"""Workers that die, hang, do not start or cannot be killed, by a clock that the test moves; their processes are doubles."""
+
+import logging
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+from core_by_hand import CoreByHand, add, worker_template
+
+from quire.enginecore import workers as group_module
+from quire.enginecore.worker_supervisor import DYING_LIMIT_S, MAX_TICK_S, SAY_EVERY_S, START_LIMIT_S, WorkerSupervisor
+from quire.enginecore.workers import WorkerGroup, WorkersFailed
+from quire.ipc.messages import Beat, RequestError, StepOutputs
+from quire.ipc.process.restarts import MAX_FAILED_STARTS
+
+STEP_TIMEOUT_S = 60.0
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Group:
+    """What a supervisor asks a WorkerGroup."""
+
+    def __init__(self) -> None:
+        self.is_ready, self.start_s, self.start_stage = True, 7.0, "load the model"
+        self.num_starts, self.num_dumps = 0, 0
+        self.left: list[str] = []  # killed and not gone
+
+    def check_alive(self) -> None:
+        pass
+
+    def dying(self) -> list[str]:
+        return self.left
+
+    def start(self) -> None:
+        self.num_starts += 1
+
+    def dump_stacks(self) -> None:
+        self.num_dumps += 1
+
+
+class Watched:
+    """A supervisor whose loop turns by the test's clock."""
+
+    def __init__(self) -> None:
+        self.group, self.clock = Group(), Clock()
+        self.supervisor = WorkerSupervisor(self.group, STEP_TIMEOUT_S, self.clock)  # type: ignore[arg-type]
+
+    def turn(self, seconds: float = 0.5, step: int | None = None) -> bool:
+        """A turn of the core's loop; whether the step is overdue."""
+        self.clock.now += seconds
+        is_overdue = self.supervisor.check(step)
+        self.supervisor.start_if_due()
+        return is_overdue
+
+    def fail(self) -> None:
+        self.group.is_ready = False
+        self.supervisor.plan_start("it is broken")
+
+    def seconds_to_start(self) -> float:
+        began, starts = self.clock.now, self.group.num_starts
+        while self.group.num_starts == starts:
+            self.turn(0.25)
+            assert self.clock.now - began < 1000.0
+        return self.clock.now - began
+
+
+@pytest.fixture
+def watched() -> Watched:
+    return Watched()
+
+
+@pytest.fixture
+def by_hand() -> Iterator[CoreByHand]:
+    by_hand = CoreByHand()
+    yield by_hand
+    by_hand.close()
+
+
+@pytest.fixture
+def log(caplog, monkeypatch) -> pytest.LogCaptureFixture:
+    monkeypatch.setattr(logging.getLogger("quire"), "propagate", True)
+    caplog.set_level(logging.INFO, "quire")
+    return caplog
+
+
+# ------------------------------------------------------------------------------------------------------------- starts
+def test_starts_that_fail_are_tried_again_after_pauses_that_double_and_then_given_up(watched, log):
+    watched.fail()
+    assert watched.seconds_to_start() <= 0.25  # what served is replaced at once
+    for pause_s in (1.0, 2.0, 4.0):
+        watched.fail()
+        assert pause_s <= watched.seconds_to_start() <= pause_s + 0.25
+    assert log.messages == [f"the workers start again in {s} s" for s in (1, 2, 4)]
+    with pytest.raises(WorkersFailed, match="several times in a row: it is broken"):
+        watched.fail()
+    assert watched.group.num_starts == MAX_FAILED_STARTS
+
+
+def test_a_start_that_succeeds_forgets_the_failures_before(watched, log):
+    for _ in range(3):
+        for _ in range(MAX_FAILED_STARTS):
+            watched.fail()
+            watched.seconds_to_start()
+        watched.group.is_ready = True
+        watched.turn()
+    assert log.messages.count("workers are ready again after 7.0 s") == 3
+    assert watched.supervisor.num_restarts == 3 * MAX_FAILED_STARTS
+
+
+def test_workers_that_hang_while_they_restart_are_spoken_of_and_then_failed(watched, log):
+    watched.fail()
+    watched.seconds_to_start()
+    for _ in range(int(START_LIMIT_S)):
+        watched.turn(1.0)
+    lines = [f"the workers are still starting after {n * SAY_EVERY_S:.0f} s: they load the model" for n in range(1, 11)]
+    assert log.messages == lines and watched.group.num_dumps == 0
+    with pytest.raises(WorkersFailed, match=r"did not start again within 300 s \(they should load the model"):
+        watched.turn(1.0)
+    assert watched.group.num_dumps == 1
+
+
+def test_workers_that_took_long_before_may_take_long_again(watched):
+    watched.group.start_s = 90.0
+    watched.fail()
+    watched.seconds_to_start()
+    for _ in range(900):
+        watched.turn(1.0)
+    with pytest.raises(WorkersFailed, match="within 900 s"):
+        watched.turn(1.0)
+
+
+def test_successors_wait_for_those_before_to_be_gone_but_not_for_ever(watched, log):
+    watched.group.left = ["pid 17"]
+    watched.fail()
+    for _ in range(20):
+        watched.turn()
+    assert watched.group.num_starts == 0
+    watched.group.left = []
+    assert watched.seconds_to_start() <= 0.25
+    watched.group.is_ready = True
+    watched.turn()
+    watched.fail()
+    watched.group.left = ["pid 17", "pid 18"]
+    assert DYING_LIMIT_S <= watched.seconds_to_start() <= DYING_LIMIT_S + 0.25
+    assert "still not gone: pid 17, pid 18" in log.messages[-1]
+
+
+# -------------------------------------------------------------------------------------------------------------- steps
+def test_a_step_is_overdue_after_its_time_and_the_next_one_begins_anew(watched):
+    watched.turn(step=1)
+    for _ in range(100):
+        assert not watched.turn(step=1)
+    assert watched.supervisor.oldest_step_s == 50.0
+    assert not watched.turn(step=2) and watched.supervisor.oldest_step_s == 0.0
+    for _ in range(120):
+        assert not watched.turn(step=2)
+    assert watched.turn(step=2)
+    assert not watched.turn() and watched.supervisor.oldest_step_s == 0.0
+    with pytest.raises(WorkersFailed, match=r"--step-timeout-s \(60 s\)"):
+        watched.supervisor.fail_step()
+    assert watched.group.num_dumps == 1
+
+
+def test_a_freeze_of_the_machine_ages_neither_a_step_nor_a_start(watched):
+    watched.turn(step=1)
+    assert not watched.turn(10 * STEP_TIMEOUT_S, step=1)
+    assert watched.supervisor.oldest_step_s == MAX_TICK_S
+    watched.fail()
+    watched.seconds_to_start()
+    watched.turn(10 * START_LIMIT_S)
+
+
+def test_after_a_freeze_a_healthy_worker_goes_on_in_the_core(by_hand, monkeypatch):
+    core, frontend, clock = by_hand.core, by_hand.frontend(), Clock()
+    core.supervisor = WorkerSupervisor(by_hand.workers, STEP_TIMEOUT_S, clock)
+    frontend.send(add(1, max_tokens=9))
+    with monkeypatch.context() as frozen:
+        frozen.setattr(by_hand.workers, "answer", lambda: None)
+        by_hand.until(lambda: core._in_flight)
+        by_hand.turn()
+        clock.now += 10 * STEP_TIMEOUT_S
+        by_hand.turn()
+    while not by_hand.answer(frontend, StepOutputs).finished:
+        pass
+    assert by_hand.workers.generation == 1
+
+
+# ------------------------------------------------------------------------------------------------- the loop meanwhile
+def test_the_core_beats_and_takes_requests_while_its_workers_wait_for_their_next_start(by_hand):
+    core, clock = by_hand.core, Clock()
+    core.supervisor = WorkerSupervisor(by_hand.workers, STEP_TIMEOUT_S, clock)
+    for why in ("one", "two"):  # the second time before the successors were seen to be ready
+        core._replace_workers(why)
+    core._next_beat = time.monotonic() + 0.1
+    core._wait()  # for the next beat, and nothing else
+    frontend = by_hand.frontend()
+    frontend.send(add(1, max_tokens=5))
+    assert by_hand.answer(frontend, Beat).ready is False
+    by_hand.until(lambda: len(core.scheduler.waiting) == 1)
+    assert by_hand.workers.generation == 1
+    clock.now += 0.9
+    by_hand.turn()
+    clock.now += 0.9
+    while not by_hand.answer(frontend, StepOutputs).finished:
+        pass
+    assert by_hand.workers.generation == 2 and core.supervisor.num_restarts == 2
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_stop_does_not_wait_for_steps_that_nobody_waits_for(by_hand, monkeypatch, waits):
+    core, frontend = by_hand.core, by_hand.frontend()
+    monkeypatch.setattr(by_hand.workers, "answer", lambda: None)  # it hangs
+    frontend.send(add(1, max_tokens=9))
+    by_hand.until(lambda: core._in_flight)
+    if not waits:
+        frontend.socket.close(linger=0)
+        by_hand.until(lambda: not core._owners)
+    assert not core.scheduler.is_idle
+    core.stop(1.0 if waits else 60.0)
+    began = time.monotonic()
+    core.run()
+    assert (time.monotonic() - began >= 1.0) is waits
+
+
+# ------------------------------------------------------------------------------------------------- who cannot be killed
+class Unkillable:
+    """A child in an uninterruptible sleep."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid, self.signals, self.has_ended, self.is_closed = pid, list[int](), False, False
+
+    def send_signal(self, number: int) -> None:
+        self.signals.append(number)
+
+    def poll(self) -> int | None:
+        return -9 if self.has_ended else None
+
+    def wait(self, timeout_s: float) -> int | None:
+        deadline = time.monotonic() + timeout_s
+        while not self.has_ended and time.monotonic() < deadline:
+            pass
+        return self.poll()
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_killed_workers_are_waited_for_together_and_not_for_ever(monkeypatch):
+    monkeypatch.setattr(group_module, "KILL_WAIT_S", 0.2)
+    workers = WorkerGroup(worker_template(4))
+    children = [Unkillable(pid) for pid in range(1, 5)]
+    workers._children = list(children)
+    children[1].has_ended = True
+    began = time.monotonic()
+    workers.kill()
+    assert 0.2 <= time.monotonic() - began < 0.6
+    assert all(child.signals == [signal.SIGKILL] and child.is_closed for child in children)
+    assert workers.dying() == ["pid 1", "pid 3", "pid 4"]
+    for child in children:
+        child.has_ended = True
+    assert workers.dying() == []
+
+
+def test_workers_that_hang_write_their_stacks_at_the_same_time(monkeypatch):
+    monkeypatch.setattr(group_module, "STACKS_S", 0.2)
+    workers = WorkerGroup(worker_template(4))
+    workers._children = [Unkillable(pid) for pid in range(1, 5)]
+    began = time.monotonic()
+    workers.dump_stacks()
+    assert 0.2 <= time.monotonic() - began < 0.6
+    assert all(child.signals == [signal.SIGUSR1] for child in workers._children)
+
+
+def test_a_failed_request_hears_of_it_before_its_engine_gives_up(by_hand):
+    core, frontend = by_hand.core, by_hand.frontend()
+    core.supervisor = WorkerSupervisor(by_hand.workers, STEP_TIMEOUT_S, Clock())
+    frontend.send(add(1, max_tokens=50))
+    by_hand.until(lambda: core._in_flight)
+    for _ in range(MAX_FAILED_STARTS):
+        core._replace_workers("broken")
+    with pytest.raises(WorkersFailed, match="several times in a row: broken"):
+        core._replace_workers("broken")
+    while not frontend.ready():
+        pass
+    assert by_hand.answer(frontend, RequestError).code == "engine_error"
