@@ -54,6 +54,23 @@ class Stopped(BaseException):
     """It was told to end before it was ready. A handler raises it amid whatever runs, and libraries catch Exceptions."""
 
 
+class EarlyStop:
+    """The handler of stop signals until the loop runs. It raises Stopped; once, for there is something to put away then."""
+
+    def __init__(self) -> None:
+        self._asked = False
+
+    def __call__(self, *_: object) -> None:
+        _on_stop_signals(signal.SIG_IGN)
+        self._asked = True
+        self.check()
+
+    def check(self) -> None:
+        """Raises Stopped if it was raised before: amid a finalizer, it was dropped."""
+        if self._asked:
+            raise Stopped("stopped while it was starting")
+
+
 def run_engine(
     config: EngineConfig, on_ready: Callable[[str], None], begun: Child, on_beat: Callable[[], None] = lambda: None
 ) -> None:
@@ -63,15 +80,18 @@ def run_engine(
     begun: the first worker's process, which waits for its configuration; it has ended when this returns or raises. Raises
     StartupError before it is ready, WorkersFailed when the workers are lost for good.
     """
-    _on_stop_signals(_stop_starting)
+    early = EarlyStop()
+    _on_stop_signals(early)
     try:
-        _run(config, on_ready, begun, on_beat)
+        _run(config, on_ready, begun, on_beat, early)
     finally:
         _on_stop_signals(signal.SIG_IGN)  # we are ending, and the caller has a last word to say
         begun.terminate(0.0)
 
 
-def _run(config: EngineConfig, on_ready: Callable[[str], None], begun: Child, on_beat: Callable[[], None]) -> None:
+def _run(
+    config: EngineConfig, on_ready: Callable[[str], None], begun: Child, on_beat: Callable[[], None], early: EarlyStop
+) -> None:
     started = time.monotonic()
     try:
         folder = resolve_model(config.model, config.revision, config.download_dir, weights=config.load_format != "dummy")
@@ -84,11 +104,12 @@ def _run(config: EngineConfig, on_ready: Callable[[str], None], begun: Child, on
     endpoint = _endpoint(config)  # before anything slow: an address in use is said at once
     try:
         workers.start()
-        profile = _wait_until_ready(workers, endpoint)
+        profile = _wait_until_ready(workers, endpoint, early)
         core_config = core_config_of(config, summary, workers.template, profile)
         endpoint.set_welcome(_welcome(config, endpoint.epoch, core_config, summary, files), files)
         core = EngineCore(core_config, endpoint, workers, on_beat)
         _on_stop_signals(lambda *_: core.stop(0.0 if core.stopping else DRAIN_S))
+        early.check()
         log.info("ready after %.1f s: %s", time.monotonic() - started, endpoint.address)
         on_ready(endpoint.address)
         gc.freeze()  # what start-up made stays: looking through all of it again stopped a step for 7 ms
@@ -101,11 +122,6 @@ def _run(config: EngineConfig, on_ready: Callable[[str], None], begun: Child, on
 def _on_stop_signals(handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, handler)
-
-
-def _stop_starting(*_: object) -> None:
-    _on_stop_signals(signal.SIG_IGN)
-    raise Stopped("stopped while it was starting")
 
 
 # ------------------------------------------------------------------------------------------------ what is decided
@@ -216,7 +232,9 @@ def _log_sizes(worker: WorkerConfig, profile: WorkerProfile, capacity: int) -> N
 
 
 # ------------------------------------------------------------------------------------------------------- start-up
-def _wait_until_ready(workers: WorkerGroup, endpoint: CoreToFrontends, say_every_s: float = SAY_EVERY_S) -> WorkerProfile:
+def _wait_until_ready(
+    workers: WorkerGroup, endpoint: CoreToFrontends, early: EarlyStop, say_every_s: float = SAY_EVERY_S
+) -> WorkerProfile:
     """What the workers can hold, once they are ready. Frontends that come before wait for their Welcome, and hear beats."""
     started, say_after_s = time.monotonic(), say_every_s
     poller = zmq.Poller()
@@ -228,6 +246,7 @@ def _wait_until_ready(workers: WorkerGroup, endpoint: CoreToFrontends, say_every
             poller.poll(int(BEAT_INTERVAL_S * 1000))
             workers.messages()
             workers.check_alive()
+            early.check()
             if (waited_s := time.monotonic() - started) >= say_after_s:
                 say_after_s += say_every_s
                 log_slow_start(workers, waited_s)

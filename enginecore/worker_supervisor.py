@@ -80,7 +80,7 @@ class WorkerSupervisor:
         self._start_due, self._was_ready, self._step = self._now + pause_s, False, None
 
     def start_if_due(self) -> bool:
-        """Start workers if it is time: True, and then there is something new to poll."""
+        """Start workers if it is time: True, and then there is something new to poll. Raises WorkersFailed."""
         due = self._start_due
         if due is None or self._now < due:
             return False
@@ -89,7 +89,10 @@ class WorkerSupervisor:
                 return False
             log.error("killed %.0f s ago and still not gone: %s; others start beside them", DYING_LIMIT_S, ", ".join(left))
         self._start_due, self._started_at, self._say_at = None, self._now, self._now + SAY_EVERY_S
-        self._workers.start()
+        try:
+            self._workers.start()
+        except OSError as error:
+            raise WorkersFailed(f"the workers' processes cannot be started: {error}") from error
         return True
 
     def _check_start(self) -> None:

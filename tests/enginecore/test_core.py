@@ -1,7 +1,9 @@
 """The core's loop, turned by hand: what becomes of a lost frontend's requests, and that idleness is idle."""
 
+import contextlib
 import dataclasses
 import logging
+import signal
 import time
 import types
 from collections.abc import Iterator
@@ -172,10 +174,32 @@ class SlowWorkers:
         pass
 
 
+class Dropped:
+    """Is stopped in its finalizer, where what is raised goes nowhere."""
+
+    def __init__(self, stop: daemon.EarlyStop) -> None:
+        self._stop = stop
+
+    def __del__(self) -> None:
+        with contextlib.suppress(daemon.Stopped):
+            self._stop(signal.SIGTERM, None)
+
+
+def test_a_stop_that_was_dropped_while_the_workers_start_is_not_lost(by_hand, caplog, monkeypatch):
+    monkeypatch.setattr(daemon, "_on_stop_signals", lambda handler: None)
+    monkeypatch.setattr(daemon, "BEAT_INTERVAL_S", 0.0)
+    early = daemon.EarlyStop()
+    early.check()
+    Dropped(early)
+    with pytest.raises(daemon.Stopped, match="while it was starting"):
+        daemon._wait_until_ready(SlowWorkers(caplog), by_hand.endpoint, early)
+
+
 def test_workers_that_take_long_to_start_are_spoken_of(by_hand, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("quire"), "propagate", True)
     monkeypatch.setattr(daemon, "BEAT_INTERVAL_S", 0.0)
     with caplog.at_level(logging.INFO, "quire"):
-        assert daemon._wait_until_ready(SlowWorkers(caplog), by_hand.endpoint, say_every_s=0.1) == "a profile"
+        early = daemon.EarlyStop()
+        assert daemon._wait_until_ready(SlowWorkers(caplog), by_hand.endpoint, early, say_every_s=0.1) == "a profile"
     first, second = dict.fromkeys(message for message in caplog.messages if "still starting" in message)
     assert "load the model" in first and "KV cache" in second

@@ -104,6 +104,19 @@ def test_starts_that_fail_are_tried_again_after_pauses_that_double_and_then_give
     assert watched.group.num_starts == MAX_FAILED_STARTS
 
 
+def test_a_machine_without_room_for_a_process_is_a_start_that_fails(watched, monkeypatch):
+    def start() -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    with monkeypatch.context() as full:
+        full.setattr(watched.group, "start", start)
+        watched.fail()
+        with pytest.raises(WorkersFailed, match=r"cannot be started: .*temporarily unavailable"):
+            watched.turn()
+    watched.fail()
+    assert 1.0 <= watched.seconds_to_start() <= 1.25
+
+
 def test_a_start_that_succeeds_forgets_the_failures_before(watched, log):
     for _ in range(3):
         for _ in range(MAX_FAILED_STARTS):
