@@ -16,32 +16,27 @@ import shlex
 import signal
 import socket
 import sys
-import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 
 import msgspec
 
+from quire.frontend.cli.frontends import Frontends
 from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.http.api.metrics import block_bytes
 from quire.frontend.http.server import FrontendConfig, FrontendError, StopSignals, bind, frontend_keys, run, serve
-from quire.frontend.launcher import (
-    ENGINE_ENDED,
-    ENGINE_IS_BACK,
-    CoreProcess,
-    EngineStartError,
-    launch_core,
-)
+from quire.frontend.launcher import CoreProcess, EngineStartError, launch_core
+from quire.frontend.supervisor import StartFailed, Supervisor, in_daemon_thread
 from quire.ipc.config import EngineConfig
 from quire.ipc.links.paths import private_directory
-from quire.ipc.process.children import Child, how_it_ended, spawn
+from quire.ipc.process.children import Child
 from quire.ipc.process.command import as_started
+from quire.ipc.process.restarts import FIRST_PAUSE_S, Restarts
 
 log = logging.getLogger("quire.serve")
 
-_RESTART_PAUSE_S, _MAX_RESTART_PAUSE_S = 1.0, 30.0
-_LIVED_WELL_S = 120.0  # after so long the pause before the next start is the shortest again
-_START_TIMEOUT_S = 60.0  # of a frontend process
+# Without a beat while we turn ourselves. The longest that a core in order stands still is 10 s: for a worker that does not take
+# its plans (RING_TIMEOUT_S).
+HUNG_AFTER_S = 30.0
 
 
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +53,36 @@ class ServeError(Exception):
     """The server cannot start or go on; the text is for the user."""
 
 
-def run_server(config: ServeConfig, begun: Child | None = None) -> None:
+class EarlyStop:
+    """SIGTERM before StopSignals takes over. It raises, so that what has been started is put away, until `only_note`.
+
+    Nothing may be raised from where the event loop begins: uvloop's C code is left half way, and a stop was lost with it. Nor
+    is raising enough before that: amid a finalizer the exception is dropped. So it is noted in either case.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._raises = True
+
+    def __call__(self, *_: object) -> None:
+        self.asked = True
+        if self._raises:
+            sys.exit(0)
+
+    def only_note(self) -> None:
+        self._raises = False
+        if self.asked:
+            sys.exit(0)
+
+    def signals(self) -> StopSignals:
+        """In the event loop: what is heard from now on, and whether something was heard before."""
+        signals = StopSignals()
+        if self.asked:
+            signals.stop.set()
+        return signals
+
+
+def run_server(config: ServeConfig, begun: Child | None, early: EarlyStop) -> None:
     """Serve until SIGTERM or SIGINT. `begun`: the engine's process, if it was begun; the caller ends it if it was not used.
 
     Raises ServeError.
@@ -73,11 +97,10 @@ def run_server(config: ServeConfig, begun: Child | None = None) -> None:
             log.info("waiting for an engine at %s (up to %.0f s)", engine.address, config.frontend.connect_timeout_s)
         template = msgspec.structs.replace(config.frontend, engine_address=engine.address, num_frontends=config.num_frontends)
         print_ready = ReadyMessage(config.host, port, bool(config.frontend.api_keys))
-        if config.num_frontends == 1:
-            run(lambda: _serve_here(template, sockets[0], engine, print_ready))
-        else:
-            run(lambda: _serve_in_children(template, sockets, engine, print_ready))
-    except (FrontendError, EngineStartError) as error:
+        serve_all = _serve_here if config.num_frontends == 1 else _serve_in_children
+        early.only_note()
+        run(lambda: serve_all(template, sockets, engine, print_ready, early))
+    except (FrontendError, EngineStartError, StartFailed) as error:
         raise ServeError(str(error)) from None
     finally:
         engine.stop()
@@ -86,6 +109,8 @@ def run_server(config: ServeConfig, begun: Child | None = None) -> None:
 class Engine:
     """The engine process, kept alive; or, without a config, somebody else's engine, which is left alone."""
 
+    name, while_down = "the engine", "requests get 503 until it is back"
+
     def __init__(
         self,
         config: EngineConfig | None,
@@ -93,14 +118,15 @@ class Engine:
         begun: Child | None = None,
         *,
         launch: Callable[..., CoreProcess] = launch_core,
-        restart_pause_s: float = _RESTART_PAUSE_S,
+        restart_pause_s: float = FIRST_PAUSE_S,
+        hung_after_s: float = HUNG_AFTER_S,
     ) -> None:
         self.address = address
         self._process: CoreProcess | None = None
         self._config = config
         self._begun = begun  # a process that waits for its configuration
         self._launch = launch
-        self._restart_pause_s = restart_pause_s
+        self._supervisor = Supervisor(self, Restarts(first_pause_s=restart_pause_s), hung_after_s)
         if config is not None:
             self.address = config.listen or f"ipc://{_socket_folder()}/engine.sock"
             self._config = msgspec.structs.replace(config, listen=self.address)  # the same one after a restart
@@ -110,9 +136,9 @@ class Engine:
         return self._config is not None
 
     @property
-    def pid(self) -> int:
-        """Of the engine's process; 0 for somebody else's."""
-        return 0 if self._process is None else self._process.child.pid
+    def child(self) -> Child:
+        assert self._process is not None
+        return self._process.child
 
     def start(self) -> None:
         """Returns when the engine is ready. Raises EngineStartError."""
@@ -121,29 +147,24 @@ class Engine:
             self._process = self._launch(self._config, begun=begun)
             self.address = self._process.address
 
+    async def start_again(self) -> None:
+        try:
+            await in_daemon_thread(self.start)
+        except (EngineStartError, OSError) as error:  # OSError: there is no process to be had now
+            raise StartFailed(str(error)) from None
+
+    def on_down(self) -> None:
+        self._process = None  # what may be starting ends with us
+
     def stop(self) -> None:
         if self._process is not None:
             self._process.stop()
 
     async def keep_alive(self) -> None:
-        """Start the engine again whenever it ends. Raises ServeError if it cannot start."""
+        """Start the engine again whenever it ends or hangs, until cancelled. Raises StartFailed when that is given up."""
         if self._process is None:
             await asyncio.Event().wait()
-            return
-        pause_s = self._restart_pause_s
-        while True:
-            started = time.monotonic()
-            await _ended(self._process.child)
-            code = self._process.stop(0.0)
-            log.error(ENGINE_ENDED, how_it_ended(code))
-            pause_s = self._restart_pause_s if time.monotonic() - started > _LIVED_WELL_S else pause_s
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _MAX_RESTART_PAUSE_S)
-            try:
-                await _in_daemon_thread(self.start)
-            except EngineStartError as error:
-                raise ServeError(f"the engine cannot start again: {error}") from None
-            log.info(ENGINE_IS_BACK)
+        await self._supervisor.keep_alive()
 
 
 def _socket_folder() -> str:
@@ -172,162 +193,75 @@ class ReadyMessage:
 
 
 async def _serve_here(
-    template: FrontendConfig, sock: socket.socket, engine: Engine, print_ready: Callable[[str], None]
-) -> None:  # fmt: skip
-    signals = StopSignals()
+    template: FrontendConfig, sockets: list[socket.socket], engine: Engine, print_ready: Callable[[str], None], early: EarlyStop
+) -> None:
+    signals = early.signals()
 
     def ready(client: AsyncClient) -> None:
         print_ready(client.welcome.served_model_names[0])
 
-    template = msgspec.structs.replace(template, listen_fd=sock.detach(), tells_of_engine=not engine.is_ours)
-    serving = asyncio.create_task(serve(template, signals, ready))
-    await _until_stopped(signals, [serving], engine)
+    template = msgspec.structs.replace(template, listen_fd=sockets[0].detach(), tells_of_engine=not engine.is_ours)
+    await _until_stopped(signals, serve(template, signals, ready), engine)
 
 
 async def _serve_in_children(
-    template: FrontendConfig, sockets: list[socket.socket], engine: Engine, print_ready: Callable[[str], None]
+    template: FrontendConfig, sockets: list[socket.socket], engine: Engine, print_ready: Callable[[str], None], early: EarlyStop
 ) -> None:
-    signals = StopSignals()
+    signals = early.signals()
     metrics_fd = os.memfd_create("quire-metrics", os.MFD_CLOEXEC)
     os.ftruncate(metrics_fd, block_bytes() * len(sockets))
-    frontends = [
-        Frontend(
-            msgspec.structs.replace(
-                template, listen_fd=s.fileno(), metrics_fd=metrics_fd, index=i, tells_of_engine=i == 0 and not engine.is_ours
-            )
-        )
-        for i, s in enumerate(sockets)
-    ]
-    for frontend in frontends:
-        frontend.start()
+    template = msgspec.structs.replace(template, metrics_fd=metrics_fd)
+    frontends = Frontends(template, sockets, tells_of_engine=not engine.is_ours)
     try:
         if (model := await _ready(frontends, signals)) is None:
             return
         print_ready(model)
-        await _until_stopped(signals, [asyncio.create_task(f.keep_alive(signals)) for f in frontends], engine)
+        await _until_stopped(signals, frontends.keep_alive(signals), engine)
     finally:
-        for frontend in frontends:
-            frontend.stop(template.shutdown_grace_s + 5.0)
+        await frontends.stop(signals)
         os.close(metrics_fd)
 
 
-async def _ready(frontends: list["Frontend"], signals: StopSignals) -> str | None:
-    """The served model's name, when all frontends are ready; None if we were told to stop meanwhile. Raises FrontendError."""
-    ready = asyncio.gather(*(asyncio.to_thread(f.wait_until_ready) for f in frontends))
-    stopping = asyncio.create_task(signals.stop.wait())
-    await asyncio.wait((ready, stopping), return_when=asyncio.FIRST_COMPLETED)
+async def _ready(frontends: Frontends, signals: StopSignals) -> str | None:
+    """The served model's name, when all frontends are ready; None if we were told to stop meanwhile. Raises StartFailed."""
+    starting, stopping = asyncio.create_task(frontends.start()), asyncio.create_task(signals.stop.wait())
+    await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
-    if not signals.stop.is_set():
-        return (await ready)[0]
-    ready.cancel()  # its threads end with the frontends
-    with contextlib.suppress(asyncio.CancelledError, FrontendError):
-        await ready
+    if starting.done():
+        return starting.result()
+    starting.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await starting
     return None
 
 
-async def _until_stopped(signals: StopSignals, tasks: list[asyncio.Task[None]], engine: Engine) -> None:
-    """Run tasks and the engine's keeper until all tasks end, which they do after a signal. An engine that is lost for good
-    stops them and is raised."""
-    keeper = asyncio.create_task(engine.keep_alive())
+async def _until_stopped(signals: StopSignals, serving: Coroutine[None, None, None], engine: Engine) -> None:
+    """Run `serving`, which ends after a signal, and the engine's keeper. An engine lost for good ends it, and is raised."""
+    task, keeper = asyncio.create_task(serving), asyncio.create_task(engine.keep_alive())
     stopping = asyncio.create_task(signals.stop.wait())
     try:
-        await asyncio.wait([*tasks, keeper, stopping], return_when=asyncio.FIRST_COMPLETED)
-        if keeper.done() and not signals.stop.is_set():
+        await asyncio.wait((task, keeper, stopping), return_when=asyncio.FIRST_COMPLETED)
+        is_lost = keeper.done() and not signals.stop.is_set()
+        if is_lost:
             signals.stop.set()
             signals.now.set()  # nothing that runs can end well
-        failed = keeper if keeper.done() else None
         keeper.cancel()
-        await asyncio.gather(*tasks)
-        if failed is not None:
-            await failed
-    finally:
-        for task in (*tasks, keeper, stopping):
-            task.cancel()
-        with contextlib.suppress(asyncio.CancelledError, ServeError):
+        await task
+        if is_lost:
             await keeper
-
-
-class Frontend:
-    """One frontend process, kept alive. The parent holds its socket too: connections wait in the backlog across a restart."""
-
-    def __init__(self, config: FrontendConfig) -> None:
-        self._config = config
-        self._child: Child | None = None
-
-    def start(self) -> None:
-        self._child = spawn("quire.frontend.http", self._config, (self._config.listen_fd, self._config.metrics_fd))
-
-    def wait_until_ready(self) -> str:
-        """The served model's name. Raises FrontendError."""
-        assert self._child is not None
-        said = self._child.receive(_START_TIMEOUT_S)
-        if said is not None and "ready" in said:
-            return said["ready"]
-        raise FrontendError((said or {}).get("error", "a frontend process did not start"))
-
-    async def keep_alive(self, signals: StopSignals) -> None:
-        """Start the process again when it ends, until signals.stop; then end it."""
-        pause_s = _RESTART_PAUSE_S
-        stop = asyncio.create_task(signals.stop.wait())
-        while True:
-            assert self._child is not None
-            started, child = time.monotonic(), self._child
-            ended = asyncio.create_task(_ended(child))
-            await asyncio.wait((ended, stop), return_when=asyncio.FIRST_COMPLETED)
-            ended.cancel()
-            if stop.done():
-                grace_s = 0.0 if signals.now.is_set() else self._config.shutdown_grace_s + 5.0
-                await asyncio.to_thread(child.terminate, grace_s)
-                return
-            pause_s = _RESTART_PAUSE_S if time.monotonic() - started > _LIVED_WELL_S else pause_s
-            how = how_it_ended(child.terminate(0.0))
-            log.error("frontend process %d ended unexpectedly (%s); next start in %.0f s", self._config.index, how, pause_s)
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _MAX_RESTART_PAUSE_S)
-            self.start()
-
-    def stop(self, grace_s: float) -> None:
-        if self._child is not None:
-            self._child.terminate(grace_s)
-
-
-async def _in_daemon_thread(function: Callable[[], None]) -> None:
-    """Like asyncio.to_thread, but at exit nobody waits for the thread; the engine it may be starting ends with us."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
-
-    def finish(error: BaseException | None) -> None:
-        if not done.done():
-            done.set_result(None) if error is None else done.set_exception(error)
-
-    def work() -> None:
-        error = None
-        try:
-            function()
-        except Exception as caught:  # belongs to whoever awaits
-            error = caught
-        with contextlib.suppress(RuntimeError):  # the loop is closed: we are exiting
-            loop.call_soon_threadsafe(finish, error)
-
-    threading.Thread(target=work, name="quire-restart", daemon=True).start()
-    await done
-
-
-async def _ended(child: Child) -> None:
-    """Wait for the end of a child."""
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(child.fileno(), ended.set)
-    try:
-        await ended.wait()
     finally:
-        loop.remove_reader(child.fileno())
+        for each in (task, keeper, stopping):
+            each.cancel()
+        with contextlib.suppress(asyncio.CancelledError, StartFailed):
+            await keeper
 
 
 def main(config: ServeConfig, begun: Child | None = None) -> int:
     """The exit code of `quire serve`; `begun` as for `run_server`."""
-    before = signal.signal(signal.SIGTERM, _stop_starting)  # until StopSignals takes over
+    early = EarlyStop()
+    before = signal.signal(signal.SIGTERM, early)  # until StopSignals takes over
     try:
-        run_server(config, begun)
+        run_server(config, begun, early)
         log.info("stopped")
     except ServeError as error:
         print(f"quire serve: {error}", file=sys.stderr)
@@ -337,7 +271,3 @@ def main(config: ServeConfig, begun: Child | None = None) -> int:
     finally:
         signal.signal(signal.SIGTERM, before)
     return 0
-
-
-def _stop_starting(*_: object) -> None:
-    sys.exit(0)  # an exception, so that what has been started is put away

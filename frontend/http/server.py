@@ -39,11 +39,13 @@ class FrontendError(Exception):
 class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one frontend process is told. It travels over the control socket, so that keys show in no command line.
 
-    listen_fd: a bound TCP socket. metrics_fd: a file of num_frontends blocks (metrics.py), -1 for numbers of its own.
+    listen_fd: a bound TCP socket. accepted_fds: connections that have waited for this process. metrics_fd: a file of
+    num_frontends blocks (metrics.py), -1 for numbers of its own.
     """
 
     engine_address: str
     listen_fd: int
+    accepted_fds: list[int] = []
     api_keys: list[str] = []
     metrics_open: bool = False
     allowed_origins: tuple[str, ...] = ("*",)
@@ -83,6 +85,11 @@ def bind(host: str, port: int, count: int = 1) -> list[socket.socket]:
             sock.close()
         raise _cannot_listen(host, port, error) from None
     return sockets
+
+
+def bind_beside(family: int, address: object) -> socket.socket:
+    """One more of the sockets that share a port, as `bind` makes them. Raises OSError."""
+    return _bound(socket.socket(family, socket.SOCK_STREAM), address, shared=True)
 
 
 def _bound(sock: socket.socket, address: object, shared: bool) -> socket.socket:
@@ -139,6 +146,7 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
     )
     server = Server(app, config.limits)
     listener = await _listen(config.listen_fd, server)
+    await _take(config.accepted_fds, server)
     sweeper = asyncio.create_task(server.sweep_forever())
     teller = asyncio.create_task(tell_of_engine(client)) if config.tells_of_engine else None
     gc.collect()
@@ -180,6 +188,13 @@ async def _listen(fd: int, server: Server) -> asyncio.Server:
         return await asyncio.get_running_loop().create_server(lambda: Connection(server), sock=sock, backlog=_BACKLOG)
     except OSError as error:  # another has bound the same address at the same time, and listened first
         raise _cannot_listen(host, port, error) from None
+
+
+async def _take(fds: list[int], server: Server) -> None:
+    """Serve connections that another process has accepted."""
+    for fd in fds:
+        with suppress(OSError):  # it has hung up since
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: Connection(server), socket.socket(fileno=fd))
 
 
 async def _shut_down(server: Server, grace_s: float, signals: StopSignals) -> None:

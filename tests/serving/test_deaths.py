@@ -6,6 +6,7 @@ quire serve (HTTP) ── quire.enginecore ── quire.workers
 import re
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,20 @@ def test_a_worker_that_hangs_is_found_by_the_step_timeout_and_replaced(served: S
     served.line(r"a step took longer than --step-timeout-s \(2 s\)")
 
 
+def test_a_freeze_of_all_processes_is_no_hang(served: Served) -> None:
+    stream, worker = running(served, max_tokens=150, min_tokens=150), served.pid_of(WORKER)
+    processes = [psutil.Process(served.pid), *served.processes()]
+    for process in processes:
+        process.suspend()
+    thawed = time.monotonic() + 3.0  # more than --step-timeout-s
+    until(lambda: time.monotonic() > thawed)
+    for process in processes:
+        process.resume()
+    with stream:
+        assert len(stream.text()) > 150
+    assert served.pid_of(WORKER) == worker
+
+
 def test_a_core_that_hangs_shows_in_health(served: Served) -> None:
     core = psutil.Process(served.pid_of(CORE))
     text = served.text(PROMPT, max_tokens=10)
@@ -120,6 +135,16 @@ def test_a_core_killed_leaves_no_worker_and_is_started_again(served: Served) -> 
     served.line("the engine ended unexpectedly .signal SIGKILL.")
 
 
+def test_a_core_killed_twice_is_started_a_third_time(served: Served) -> None:
+    text, first = served.text(PROMPT, max_tokens=10), served.pid_of(CORE)
+    psutil.Process(first).kill()
+    until(lambda: served.pids(CORE) not in ([], [first]))
+    psutil.Process(served.pid_of(CORE)).kill()  # while it loads
+    served.line("the engine did not start again .the engine ended while it started .signal SIGKILL.")
+    until(lambda: served.health() == 200)
+    assert served.text(PROMPT, max_tokens=10) == text
+
+
 def test_nothing_survives_a_killed_server() -> None:
     with Served(*SMALL) as another:
         stream = running(another.ready())
@@ -129,6 +154,7 @@ def test_nothing_survives_a_killed_server() -> None:
         stream.close()
 
 
+@pytest.mark.slow
 def test_workers_that_cannot_start_again_end_the_server_with_their_reason(tmp_path: Path) -> None:
     model = shutil.copytree(BUNDLED, tmp_path / "model")
     with Served(str(model), *SMALL) as another:

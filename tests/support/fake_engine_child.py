@@ -3,6 +3,7 @@
 `model` names a file; if it exists, its text is why the engine cannot start.
 """
 
+import select
 import signal
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from fake_core import FakeCore, echo
 
 from quire.ipc.config import EngineConfig
-from quire.ipc.process.children import child_main_config, tell_parent
+from quire.ipc.process.children import beat, child_main_config, tell_parent
 
 
 def main() -> None:
@@ -22,7 +23,9 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     with FakeCore(echo, address=config.listen) as core:
         tell_parent({"ready": core.address})
-        signal.sigwait([signal.SIGTERM])
+        while signal.SIGTERM not in signal.sigpending():
+            beat()
+            select.select([], [], [], 0.02)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,135 @@
+"""The frontend processes of `quire serve --frontends N`: kept alive, and their shares of one port.
+
+Each has a listening socket of its own at the shared port (SO_REUSEPORT), which its parent, who calls this, holds as well. The
+kernel deals new connections out to all sockets that listen, whoever is behind them. So a frontend that is down does not listen:
+its socket is closed, what waited in the queue is kept for its next process, and others get what is new. Only while none is up
+does a socket stay, and connections wait there.
+"""
+
+import asyncio
+import contextlib
+import signal
+import socket
+
+import msgspec
+
+from quire.frontend.http.server import FrontendConfig, StopSignals, bind_beside
+from quire.frontend.supervisor import StartFailed, Supervisor, in_daemon_thread, until_ended
+from quire.ipc.process.children import Child, how_it_ended, spawn
+from quire.ipc.process.restarts import Restarts
+
+_START_TIMEOUT_S = 60.0
+_LAST_WORDS_S = 5.0  # beyond the grace for requests
+
+
+class Frontends:
+    """All of them. `template`: what they have in common; the sockets are theirs from now on."""
+
+    def __init__(self, template: FrontendConfig, sockets: list[socket.socket], tells_of_engine: bool) -> None:
+        self._grace_s = template.shutdown_grace_s + _LAST_WORDS_S
+        self._all = [
+            Frontend(self, msgspec.structs.replace(template, index=i, tells_of_engine=i == 0 and tells_of_engine), sock)
+            for i, sock in enumerate(sockets)
+        ]
+
+    async def start(self) -> str:
+        """The served model's name, when all are ready. Raises StartFailed."""
+        await asyncio.gather(*(frontend.start_again() for frontend in self._all))
+        return self._all[0].model
+
+    async def keep_alive(self, signals: StopSignals) -> None:
+        """Until signals.stop. No frontend is given up: one that finds no engine may find it later."""
+        async with asyncio.TaskGroup() as keepers:
+            tasks = [
+                keepers.create_task(Supervisor(frontend, Restarts(max_failed_starts=None)).keep_alive())
+                for frontend in self._all
+            ]
+            await signals.stop.wait()
+            for task in tasks:
+                task.cancel()
+
+    async def stop(self, signals: StopSignals) -> None:
+        """End them all, at once if signals.now; else with time to answer what runs."""
+        children = [frontend.child for frontend in self._all if frontend.has_child]
+        for child in children:
+            child.send_signal(signal.SIGTERM)
+        hurry = asyncio.create_task(signals.now.wait())
+        ended = asyncio.gather(*map(until_ended, children))
+        await asyncio.wait((ended, hurry), timeout=self._grace_s, return_when=asyncio.FIRST_COMPLETED)
+        for task in (ended, hurry):
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await ended
+        for child in children:
+            child.terminate(0.0)
+
+    def share_port(self) -> None:
+        """Some have come up or gone down: those that are down listen only if none is up."""
+        if any(frontend.is_up for frontend in self._all):
+            for frontend in self._all:
+                if frontend.is_down:
+                    frontend.stop_listening()
+
+
+class Frontend:
+    """One frontend process, its socket, and the connections that wait for it. It is up, or down, or starting."""
+
+    def __init__(self, frontends: Frontends, config: FrontendConfig, sock: socket.socket) -> None:
+        self.name = f"frontend process {config.index}"
+        self.while_down = "others take its connections"
+        self.model = ""
+        self.is_up = self.is_down = False
+        self._frontends = frontends
+        self._config = config
+        self._family, self._address = sock.family, sock.getsockname()
+        self._socket: socket.socket | None = sock
+        self._waiting: list[socket.socket] = []  # accepted for it, while it was down
+        self._child: Child | None = None
+
+    @property
+    def has_child(self) -> bool:
+        return self._child is not None
+
+    @property
+    def child(self) -> Child:
+        assert self._child is not None
+        return self._child
+
+    async def start_again(self) -> None:
+        """Start, the first time too; returns when it serves. Raises StartFailed."""
+        child = self._child = self._spawn()
+        said = await in_daemon_thread(lambda: child.receive(_START_TIMEOUT_S)) or {}
+        if "ready" not in said:
+            how = how_it_ended(await in_daemon_thread(lambda: child.terminate(0.0)))
+            raise StartFailed(said.get("error", f"a frontend process ended while it started ({how})"))
+        self.model, self.is_up = said["ready"], True
+        for connection in self._waiting:  # it has them now
+            connection.close()
+        self._waiting.clear()
+        self._frontends.share_port()
+
+    def _spawn(self) -> Child:
+        accepted = [connection.fileno() for connection in self._waiting]
+        try:
+            self._socket = self._socket or bind_beside(self._family, self._address)
+            config = msgspec.structs.replace(self._config, listen_fd=self._socket.fileno(), accepted_fds=accepted)
+            child = spawn("quire.frontend.http", config, [config.listen_fd, config.metrics_fd, *accepted])
+        except OSError as error:  # no process, no descriptor, no port to be had: now
+            raise StartFailed(str(error)) from None
+        self.is_down = False
+        return child
+
+    def on_down(self) -> None:
+        self.is_up, self.is_down = False, True
+        self._frontends.share_port()
+
+    def stop_listening(self) -> None:
+        """Let the others have what comes, and keep what has come: closing the socket would reset what waits in its queue."""
+        if self._socket is None:
+            return
+        self._socket.setblocking(False)
+        with contextlib.suppress(OSError):  # BlockingIOError: all; else: as many as we may hold
+            while True:
+                self._waiting.append(self._socket.accept()[0])
+        self._socket.close()
+        self._socket = None

@@ -1,0 +1,85 @@
+"""`quire serve --frontends 2`: the connections of a frontend that is down, and a stop meanwhile."""
+
+import http.client
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+from fake_core import FakeCore, echo
+from serving import Background, Served, until
+
+FRONTEND = "quire.frontend.http"
+
+
+def kill_until_the_pause_is_long(served: Served) -> int:
+    """Kill one frontend again and again, until it is not started for 4 s; the other's pid."""
+    killed, stays = served.pids(FRONTEND)
+    for start in range(1, 4):
+        os.kill(killed, signal.SIGKILL)
+        served.line(rf"frontend process .* next start in {2 ** (start - 1)} s", 1)
+        if start < 3:
+            until(lambda: len(served.pids(FRONTEND)) == 2)
+            (killed,) = set(served.pids(FRONTEND)) - {stays}
+    return stays
+
+
+def test_others_take_the_connections_of_a_frontend_that_is_down_and_a_stop_does_not_wait_for_it():
+    with FakeCore(echo) as core, Served("--engine", core.address, "--frontends", "2") as served:
+        served.ready()
+        stays = kill_until_the_pause_is_long(served)
+        assert [served.health() for _ in range(40)] == [200] * 40
+        assert served.pids(FRONTEND) == [stays]  # all that was while the other one was down
+        began = time.monotonic()
+        assert served.end() == 0
+        assert time.monotonic() - began < 3.0
+        assert "is back" not in served.output or served.output.rindex("next start in 4 s") > served.output.rindex("is back")
+
+
+def test_connections_that_waited_for_a_frontend_are_served_by_its_next_process():
+    with FakeCore(echo) as core, Served("--engine", core.address, "--frontends", "2") as served:
+        served.ready()
+        hangs = psutil.Process(served.pids(FRONTEND)[0])
+        hangs.suspend()
+        until(lambda: hangs.status() == psutil.STATUS_STOPPED)
+        connections = [http.client.HTTPConnection(*served.address, timeout=60.0) for _ in range(24)]
+        for connection in connections:
+            connection.request("GET", "/health")
+        answers = [Background(lambda c=connection: c.getresponse().status) for connection in connections]
+        until(lambda: sum(not answer.is_alive() for answer in answers) > 0)
+        assert any(answer.is_alive() for answer in answers)  # 1 of 2^24 times all have come to the other one
+        hangs.kill()
+        assert [answer.result() for answer in answers] == [200] * len(answers)
+        served.line("frontend process . is back")
+        for connection in connections:
+            connection.close()
+        until(lambda: len(served.pids(FRONTEND)) == 2)
+        assert [served.health() for _ in range(24)] == [200] * 24
+        assert served.end() == 0
+
+
+STOPPED_AS_THE_LOOP_BEGINS = """
+import signal, sys
+
+set_wakeup_fd = signal.set_wakeup_fd
+calls = []
+
+def stopped(*arguments, **options):  # uvloop calls it amid its own C code
+    calls.append(arguments)
+    if len(calls) == 1:
+        signal.raise_signal(signal.SIGTERM)
+    return set_wakeup_fd(*arguments, **options)
+
+signal.set_wakeup_fd = stopped
+from quire.frontend.cli import main
+sys.exit(main.main(sys.argv[1:]))
+"""
+
+
+def test_a_stop_just_as_the_event_loop_begins(tmp_path):
+    arguments = ["serve", "--port", "0", "--engine", f"ipc://{tmp_path}/nobody.sock"]
+    command = [sys.executable, "-P", "-c", STOPPED_AS_THE_LOOP_BEGINS, *arguments]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=25.0)
+    assert run.returncode == 0 and "Traceback" not in run.stderr, run.stderr

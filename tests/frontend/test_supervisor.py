@@ -1,0 +1,197 @@
+"""`quire serve`'s own engine: killed, hung, or unable to start for a while, for good, and while we stand still ourselves.
+
+The engine's process is tests/support/fake_engine_child.py: the end of it, its socket and its beats are real.
+"""
+
+import asyncio
+import functools
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+
+import fake_engine_child
+import pytest
+
+from quire.frontend import supervisor as supervisor_module
+from quire.frontend.cli.serve import EarlyStop, Engine
+from quire.frontend.client.async_client import AsyncClient
+from quire.frontend.launcher import launch_core
+from quire.frontend.supervisor import StartFailed
+from quire.ipc.config import EngineConfig
+from quire.ipc.links.paths import remove_private_directories
+from quire.ipc.process.restarts import MAX_FAILED_STARTS
+
+DEADLINE_S = 30.0
+
+
+class Kept:
+    """An engine that is kept alive, and a client of it. `why_not`: while this file exists, the engine does not start."""
+
+    def __init__(self, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+        self.why_not = folder / "why_not"
+        self._caplog = caplog
+
+    def run(self, test: "Test", pause_s: float = 0.01, hung_after_s: float = 30.0) -> None:
+        launch = functools.partial(launch_core, module="fake_engine_child")
+        config = EngineConfig(model=str(self.why_not))
+        self.engine = Engine(config, "", launch=launch, restart_pause_s=pause_s, hung_after_s=hung_after_s)
+        self.engine.start()
+        try:
+            asyncio.run(self._run(test))
+        finally:
+            self.engine.stop()
+
+    async def _run(self, test: "Test") -> None:
+        self.keeper = asyncio.create_task(self.engine.keep_alive())
+        try:
+            async with AsyncClient(self.engine.address) as self.client:
+                await asyncio.wait_for(test(self), DEADLINE_S)
+        finally:
+            self.keeper.cancel()
+
+    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
+        os.kill(self.engine.child.pid, number)
+
+    async def said(self, what: str, count: int = 1) -> None:
+        while self._caplog.text.count(what) < count:
+            assert not self.keeper.done(), self.keeper.exception()
+            await asyncio.sleep(0.005)
+
+    async def back(self, count: int = 1) -> None:
+        await self.said("the engine is back", count)
+        while not self.client.is_connected:
+            await asyncio.sleep(0.005)
+
+
+Test = Callable[[Kept], Coroutine[None, None, None]]
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch, caplog) -> Kept:
+    monkeypatch.setenv("PYTHONPATH", str(Path(fake_engine_child.__file__).parent))
+    monkeypatch.setattr(logging.getLogger("quire"), "propagate", True)
+    monkeypatch.setattr(supervisor_module, "_LOOK_S", 0.1)
+    caplog.set_level(logging.INFO, "quire")
+    return Kept(tmp_path, caplog)
+
+
+def test_an_engine_that_dies_is_started_again_at_its_address(kept):
+    async def test(kept: Kept) -> None:
+        epoch, address = kept.client.welcome.epoch, kept.engine.address
+        kept.kill()
+        await kept.said("the engine ended unexpectedly (signal SIGKILL); requests get 503 until it is back; next start in")
+        await kept.back()
+        assert kept.client.welcome.epoch != epoch and kept.engine.address == address
+
+    kept.run(test)
+    folder = Path(kept.engine.address.removeprefix("ipc://")).parent.parent
+    assert folder.is_dir()
+    remove_private_directories()
+    assert not folder.exists()
+
+
+def test_an_engine_that_does_not_start_again_is_tried_again(kept):
+    async def test(kept: Kept) -> None:
+        for count in (1, 2):
+            kept.why_not.write_text("the GPU has left")
+            kept.kill()
+            await kept.said("the engine did not start again (the GPU has left); requests get 503", 2 * count)
+            kept.why_not.unlink()
+            await kept.back(count)
+
+    kept.run(test, pause_s=0.05)
+
+
+def test_an_engine_that_does_not_start_several_times_in_a_row_is_given_up(kept):
+    async def test(kept: Kept) -> None:
+        kept.why_not.write_text("the GPU has left")
+        kept.kill()
+        with pytest.raises(StartFailed, match=r"^the engine cannot start again: the GPU has left$"):
+            await kept.keeper
+        assert kept._caplog.text.count("did not start again") == MAX_FAILED_STARTS - 1
+
+    kept.run(test)
+
+
+def test_an_engine_that_hangs_is_replaced(kept):
+    async def test(kept: Kept) -> None:
+        epoch = kept.client.welcome.epoch
+        kept.kill(signal.SIGSTOP)
+        await kept.said("the engine ended unexpectedly (it hung, without a sign of life for 1 s, and was killed)")
+        await kept.back()
+        assert kept.client.welcome.epoch != epoch
+
+    kept.run(test, hung_after_s=1.0)
+
+
+def test_while_we_stand_still_ourselves_nobody_hangs(kept):
+    async def test(kept: Kept) -> None:
+        child = kept.engine.child
+        child.send_signal(signal.SIGSTOP)  # the whole machine, say
+        resumed = time.monotonic() + 2.0
+        while time.monotonic() < resumed:
+            pass
+        child.send_signal(signal.SIGCONT)
+        for _ in range(3):
+            while not child.beats():
+                await asyncio.sleep(0.005)
+        assert kept.engine.child is child and child.poll() is None
+
+    kept.run(test, hung_after_s=1.0)
+
+
+def test_a_pause_is_over_when_we_are_told_to_stop(kept):
+    async def test(kept: Kept) -> None:
+        kept.kill()
+        await kept.said("next start in 30 s")
+        kept.keeper.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await kept.keeper
+
+    began = time.monotonic()
+    kept.run(test, pause_s=30.0)
+    assert time.monotonic() - began < 20.0
+
+
+# ------------------------------------------------------------------------------------------------------ an early stop
+class Dropped:
+    """Calls what raises in its finalizer, from where an exception goes nowhere."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+
+    def __del__(self) -> None:
+        try:
+            self._call()
+        except SystemExit:
+            return
+
+
+def test_a_stop_that_was_dropped_amid_a_finalizer_is_not_lost():
+    early = EarlyStop()
+    with pytest.raises(SystemExit) as end:
+        early()
+    assert end.value.code == 0
+    early = EarlyStop()
+    Dropped(early)
+    with pytest.raises(SystemExit):
+        early.only_note()
+
+
+def test_a_stop_before_the_event_loop_listens_is_heard_by_it():
+    async def signals(early: EarlyStop) -> bool:
+        return early.signals().stop.is_set()
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        early = EarlyStop()
+        early.only_note()
+        assert not asyncio.run(signals(early))
+        early()
+        assert asyncio.run(signals(early))
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
