@@ -22,7 +22,8 @@ def library(rows: int, n: int, k: int, itemsize: int) -> str:
     return "cublaslt" if wide and any(first <= rows <= last for first, last in tuning.cublaslt_rows) else "cublas"
 
 
-def _prefer(name: str) -> None:
+def prefer(name: str) -> None:
+    """Have torch take this library from now on."""
     global _preferred
     if name != _preferred:
         torch.backends.cuda.preferred_blas_library(name)
@@ -34,7 +35,7 @@ def blas_linear(
 ) -> torch.Tensor:
     """x @ weight^T + bias; x [M, K], weight [N, K], bias [N] or none -> [M, N], in `out` if given."""
     n, k = weight.shape
-    _prefer(library(x.shape[0], n, k, x.element_size()))
+    prefer(library(x.shape[0], n, k, x.element_size()))
     if out is None:
         return F.linear(x, weight, bias)
     return torch.mm(x, weight.t(), out=out) if bias is None else torch.addmm(bias, x, weight.t(), out=out)
@@ -43,6 +44,6 @@ def blas_linear(
 def batched_parts(x: torch.Tensor, weight: torch.Tensor, parts: int) -> torch.Tensor:
     """x @ weight^T over `parts` equal stretches of K: float32 [parts, M, N]; x [M, K], weight [N, K], 16-bit."""
     (rows, k), n = x.shape, weight.shape[0]
-    _prefer("cublas")
+    prefer("cublas")
     stretches = weight.view(n, parts, k // parts).permute(1, 2, 0)
     return torch.bmm(x.view(rows, parts, k // parts).transpose(0, 1), stretches, out_dtype=torch.float32)

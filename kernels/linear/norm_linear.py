@@ -80,8 +80,9 @@ def norm_linear(
     *,
     is_gated: bool = False,
     pdl: int = PLAIN,
+    config: tuple[int, int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(y, residual + x), of one row; the residual itself stays as it was."""
+    """(y, residual + x), of one row; the residual itself stays as it was. `config`, as from `choose`, is for tuning."""
     columns, k = weight.shape
     n = columns // 2 if is_gated else columns
     added = residual if x is None else x
@@ -97,7 +98,7 @@ def norm_linear(
     total = residual if x is None else torch.empty_like(residual)
     out = residual.new_empty((1, n))
     block_k = triton.next_power_of_2(k)
-    block_n, num_warps = choose(k)
+    block_n, num_warps = config or choose(k)
     _norm_linear_kernel[(triton.cdiv(n, block_n),)](
         added, residual, norm_weight, weight, weight if bias is None else bias, total, out, weight.stride(0), n, eps,
         k, block_n, block_k, x is not None, bias is not None, is_gated, pdl,
