@@ -111,7 +111,7 @@ def _schedule_kernel(
         per_program = tl.maximum(per_program, most_units)
 
     # Where every (row, head) can have programs of its own, round its units up to theirs: then programs have one (row, head)
-    # each, and its parts are as few as they can be.
+    # each, and its partials are as few as they can be.
     part = num_rows * 0 + 1
     if FIXED_SPLITS == 0:
         larger = per_program + tl.cdiv(per_program, 8)

@@ -1,4 +1,4 @@
-"""Whether what is written for Hopper in Gluon can be used here: `linear_hopper` and `attention_prefill_hopper`.
+"""Whether what is written for Hopper in Gluon can be used here: `linear_hopper` and `prefill_hopper`.
 
 Gluon is an experimental part of Triton whose names change. Another Triton than the ones below takes the portable kernels, and
 a line in the log says so. Imports no Gluon itself.

@@ -63,5 +63,5 @@ SERVED = Workload(
     most_rows=1024,
     longest=32768,
 )
-_TINY = Model(64, 96, 4, 2, 16, 160)
+_TINY = Model(16, 32, 2, 1, 16, 48)
 DRY_RUN = Workload(small=_TINY, large=_TINY, middle=_TINY, most_tokens=80, most_rows=2, longest=48)
