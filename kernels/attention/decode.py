@@ -245,7 +245,7 @@ def _decode_kernel(
                     ROWS, GROUP, HEAD_DIM, HEAD_PAD,
                 )  # fmt: skip
             else:
-                # Partial i of this (row, head) lies in a slot of its own; STORED_ROWS <= ROWS leaves out what only fills the tile.
+                # Partial i of this (row, head) has a slot of its own; STORED_ROWS <= ROWS leaves out what only fills the tile.
                 if FIXED_SPLITS > 0:
                     first_slot = pair * FIXED_SPLITS
                     later_slot = first_slot
