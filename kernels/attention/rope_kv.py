@@ -20,9 +20,10 @@ import triton
 import triton.language as tl
 
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
-from quire.kernels.tuning.current import current
+from quire.kernels.tuning.current import cached, current
 
 
+@cached
 def choose_tile(tokens: int) -> int:
     """Elements of a program's tile of heads, by the tuning table: few tokens are quickest in many small programs."""
     tiles = current().attention.rope_tiles

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
-from quire.kernels.tuning.current import current
+from quire.kernels.tuning.current import cached, current
 
 
 @triton.jit
@@ -43,6 +43,7 @@ class Config(NamedTuple):
     num_warps: int
 
 
+@cached
 def choose(width: int) -> Config:
     """The configuration for rows of `width` results."""
     tuning = current().elementwise

@@ -10,11 +10,12 @@ adds up the parts anyway (`batched_parts`, for `split_linear`).
 import torch
 import torch.nn.functional as F
 
-from quire.kernels.tuning.current import linear_tuning
+from quire.kernels.tuning.current import cached, linear_tuning
 
 _preferred = ""
 
 
+@cached
 def library(rows: int, n: int, k: int, itemsize: int) -> str:
     """The library for x [rows, k] @ W^T [k, n]: "cublas" or "cublaslt"."""
     tuning = linear_tuning()

@@ -16,7 +16,7 @@ from quire.kernels.linear import blas, linear
 from quire.kernels.triton_support import hopper
 from quire.kernels.triton_support.dependent_launch import PLAIN, mode_for
 from quire.kernels.tuning.configs import SplitConfig
-from quire.kernels.tuning.current import linear_tuning
+from quire.kernels.tuning.current import cached, linear_tuning
 
 MIN_ROWS = linear.MAX_ROWS + 1
 MAX_ROWS = 64  # of our own kernel
@@ -52,6 +52,7 @@ def _split_kernel(
     tl.store(out, acc, (m < M)[:, None] & (n < N)[None, :])
 
 
+@cached
 def batched_splits(rows: int, n: int, k: int) -> int:
     """Stretches of K to compute as a batch, 0 where one product is as fast, by the tuning table."""
     tuning = linear_tuning().split
