@@ -24,14 +24,16 @@ from dataclasses import replace
 import torch
 from attention_shapes import DECODE, PREFILL, Shape, describe
 from ceilings import copy_rate, eager_seconds
+from msgspec import structs
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from quire.kernels.attention.decode import decode_attention
-from quire.kernels.attention.decode_schedule import DecodeConfig, DecodeWorkspace, decode_schedule
+from quire.kernels.attention.decode_schedule import DecodeWorkspace, decode_schedule
 from quire.kernels.attention.prefill import prefill_attention
-from quire.kernels.attention.prefill_schedule import PrefillConfig, PrefillWorkspace, prefill_schedule
+from quire.kernels.attention.prefill_schedule import PrefillWorkspace, prefill_schedule
 from quire.kernels.triton_support.dependent_launch import PLAIN, mode_for
+from quire.kernels.tuning.configs import DecodeConfig, PrefillConfig
 
 L2_BYTES = 60 << 20
 SHARED_BYTES = 227 << 10
@@ -300,7 +302,7 @@ def tune(shapes: list[Shape], is_decode: bool, roofline: float, seconds: float) 
     measure(configs)
     if is_decode:
         best = ranked(lambda c: statistics.geometric_mean(shares[c]))[:5]
-        measure([replace(config, whole_tiles=tiles) for config in best for tiles in (0, 2, 4, 6)])
+        measure([structs.replace(config, whole_tiles=tiles) for config in best for tiles in (0, 2, 4, 6)])
     for number, shape in enumerate(shapes):
         print(describe(shape))
         for config in ranked(lambda c, number=number: shares[c][number])[:5]:  # type: ignore[misc]

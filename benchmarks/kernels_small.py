@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from ceilings import replay_seconds
+from msgspec.structs import astuple
 
 from quire.ipc.step.plan import LogitsProcessors
 from quire.kernels.attention import rope_kv
@@ -31,6 +32,8 @@ from quire.kernels.step import step_inputs
 from quire.kernels.step import tables as t
 from quire.kernels.triton_support.dependent_launch import LATE, PLAIN
 from quire.kernels.triton_support.hopper import MAX_ROWS, available, num_sms
+from quire.kernels.tuning.configs import SkinnyConfig, SplitConfig
+from quire.kernels.tuning.current import linear_tuning
 
 ROTATED_BYTES = 256 << 20
 DTYPE = torch.bfloat16
@@ -71,6 +74,11 @@ def measure(calls: list[Callable[[], object]], repeats: int = 20) -> float:
             call()
 
     return replay_seconds(run, repeats) * 1e6 / len(calls)
+
+
+def ranked(calls: Callable[[Any], list[Callable[[], object]]], configs: set[Any]) -> list[tuple[float, Any]]:
+    """(µs, configuration), the fastest first."""
+    return sorted(((measure(calls(config), 5), config) for config in configs), key=lambda each: each[0])
 
 
 def copies(bytes_each: int) -> int:
@@ -236,7 +244,7 @@ def bench_one_linear(table: Table, name: str, rows: int, n: int, k: int, is_gate
     columns = n // 2 if is_gated else n
     x, out = random(rows, k), random(rows, columns)
 
-    def calls(config: linear.Config | None) -> list[Callable[[], object]]:
+    def calls(config: SkinnyConfig | None) -> list[Callable[[], object]]:
         if config is None and is_gated:
             return [lambda w=w: activation.silu_mul(F.linear(x, w), out, pdl=pdl) for w in weights]
         if config is None:
@@ -246,13 +254,13 @@ def bench_one_linear(table: Table, name: str, rows: int, n: int, k: int, is_gate
     cublas = measure(calls(None))
     best = linear.choose(rows, columns, k, is_gated)
     if tune:
-        timed = sorted((measure(calls(config), 5), config) for config in {best, *candidates(rows, k, is_gated)})
+        timed = ranked(calls, {best, *candidates(rows, k, is_gated)})
         for micros, config in timed[:5]:
             print(f"    {micros:9.2f} µs  {config}")
         best = timed[0][1]
     moved = n * k * 2 + rows * (columns + k) * 2
     name = f"{name} {rows} x {n} x {k}"
-    table.add("skinny_linear", name, calls(best), moved, f"cuBLAS {cublas:.2f} µs, {tuple(best)}")
+    table.add("skinny_linear", name, calls(best), moved, f"cuBLAS {cublas:.2f} µs, {astuple(best)}")
 
 
 def bench_split(table: Table, m: Model, rows: int, tune: bool) -> None:
@@ -267,27 +275,27 @@ def bench_split(table: Table, m: Model, rows: int, tune: bool) -> None:
         def normed(y: torch.Tensor, pdl: int = PLAIN, residual=residual, scale=scale, h=h) -> torch.Tensor:
             return norm.add_rms_norm(y, residual, scale, 1e-6, h, pdl=pdl)
 
-        def pair(w: torch.Tensor, config: split_linear.Config, x=x, normed=normed) -> Callable[[], object]:
+        def pair(w: torch.Tensor, config: SplitConfig, x=x, normed=normed) -> Callable[[], object]:
             return lambda: normed(split_linear.split_linear(x, w, None, config, dependents=True), LATE)
 
-        def calls(config: split_linear.Config, weights=weights, pair=pair) -> list[Callable[[], object]]:
+        def calls(config: SplitConfig, weights=weights, pair=pair) -> list[Callable[[], object]]:
             return [pair(w, config) for w in weights]
 
         cublas = measure([lambda w=w, x=x, normed=normed: normed(F.linear(x, w)) for w in weights])
-        best = split_linear.CONFIG
+        best = linear_tuning().split.config
         if tune:
-            timed = sorted((measure(calls(config), 5), config) for config in {best, *SPLIT_CANDIDATES})
+            timed = ranked(calls, {best, *SPLIT_CANDIDATES})
             for micros, config in timed[:8]:
                 print(f"    {micros:9.2f} µs  {config}")
             best = timed[0][1]
         moved = n * k * 2 + rows * (k + 4 * n) * 2
         table.add(
-            "split_linear, norm", f"{name} {rows} x {n} x {k}", calls(best), moved, f"cuBLAS {cublas:.2f} µs, {tuple(best)}"
+            "split_linear, norm", f"{name} {rows} x {n} x {k}", calls(best), moved, f"cuBLAS {cublas:.2f} µs, {astuple(best)}"
         )
 
 
 SPLIT_CANDIDATES = [
-    split_linear.Config(splits, block_n, block_k, 4, stages)
+    SplitConfig(splits, block_n, block_k, 4, stages)
     for splits, block_n in ((2, 16), (2, 32), (4, 16), (4, 32), (4, 64), (8, 32), (8, 64))
     for block_k, stages in ((64, 4), (128, 3), (128, 4))
 ]
@@ -330,16 +338,16 @@ def stream_candidates(rows: int, is_gated: bool, in_parts: bool) -> list[Any]:
     return found
 
 
-def candidates(rows: int, k: int, is_gated: bool) -> list[linear.Config]:
+def candidates(rows: int, k: int, is_gated: bool) -> list[SkinnyConfig]:
     found = []
     if rows <= linear.MAX_VECTOR_ROWS:
         for block_n, block_k, warps in itertools.product((1, 2, 4, 8), (512, 1024, 2048, 4096), (2, 4, 8)):
             if block_k < 2 * k and 256 <= block_n * block_k // warps <= 2048:
-                found.append(linear.Config(False, block_n, block_k, warps))
+                found.append(SkinnyConfig(False, block_n, block_k, warps))
     if rows > 1:
         for block_n, block_k, warps, stages in itertools.product((8, 16, 32, 64), (128, 256, 512), (2, 4, 8), (3, 5)):
             if (linear.MAX_ROWS + block_n * (1 + is_gated)) * block_k * 2 * stages <= 200_000 and block_k * 2 <= k:
-                found.append(linear.Config(True, block_n, block_k, warps, stages))
+                found.append(SkinnyConfig(True, block_n, block_k, warps, stages))
     return found
 
 

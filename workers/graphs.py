@@ -28,6 +28,8 @@ from quire.ipc.step.plan import (
     VARIANT_RANDOM,
     StepPlan,
 )
+from quire.kernels.tuning.current import current
+from quire.kernels.tuning.table import padded_sizes
 
 if TYPE_CHECKING:
     from quire.workers.devices.cuda import CudaDevice
@@ -35,12 +37,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("quire.workers")
 
-MAX_TOKENS = 2048  # of a mixed step captured ahead, and of any if the model is large
-LARGE_BYTES = 16 * 10**9  # of weights: such a model's GPU takes 45 ms for so many tokens, an eager step's launches 23 to 45
 START_TOKENS = 512  # of the largest step without a mix captured at start: of larger ones the first waits 20 ms, not every start
 MAX_ROWS_AHEAD = 64  # of mixed steps captured before they are met: a graph takes memory
 PROMPT_ROWS = 4  # of steps of prompts alone: what a prompt on an idle server waits for
-SLOW_SIZES = (448,)  # cuBLAS takes 268 us for the 8B's gate_up, at 480 rows 160
 COMMON_VARIANTS = (0, VARIANT_RANDOM)  # greedy, and plain sampling
 _RANDOM_PROCESSORS = VARIANT_RANDOM | VARIANT_PROCESSORS
 WARM_VARIANTS = (  # between them they run every kernel that a step without grammar masks may need
@@ -57,19 +56,21 @@ WARM_VARIANTS = (  # between them they run every kernel that a step without gram
 
 def decode_sizes(max_rows: int) -> list[int]:
     """Rows that steps of decode rows are padded to: close together where a row costs a larger part of the step."""
-    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, 512, 32), *range(512, max_rows + 1, 64)]
-    return sorted({min(s, max_rows) for s in sizes if s not in SLOW_SIZES} | {max_rows})
+    step = current().step
+    return sorted({*padded_sizes(step.decode_sizes, max_rows)} - {*step.slow_sizes} | {max_rows})
 
 
 def most_tokens(weights_bytes: int) -> int:
     """Tokens of the largest mixed step worth capturing: eagerly, a small model's takes the host longer than the GPU."""
-    return max(MAX_TOKENS, MAX_TOKENS * LARGE_BYTES // weights_bytes)
+    step = current().step
+    return max(step.captured_tokens, step.captured_tokens * step.large_weights_bytes // weights_bytes)
 
 
 def mixed_token_sizes(max_tokens: int) -> list[int]:
     """Tokens that mixed steps are padded to, up to max_tokens; none if these are very few."""
-    sizes = [16, 32, *range(64, 512, 64), *range(512, 1024, 128), *range(1024, 4096, 256), *range(4096, max_tokens, 512)]
-    return [s for s in sizes if s < max_tokens and s not in SLOW_SIZES] + [max_tokens] * (max_tokens >= sizes[0])
+    step = current().step
+    sizes = [s for s in padded_sizes(step.mixed_sizes, max_tokens) if s not in step.slow_sizes]
+    return sizes + [max_tokens] * (max_tokens >= step.mixed_sizes[0][0])
 
 
 def sizes_to_run(sizes: list[int]) -> list[int]:
@@ -122,7 +123,7 @@ def prompt_rows(rows: list[int]) -> int:
 
 def unmixed_shapes(decode: list[int], tokens: list[int], rows: list[int]) -> list[Shape]:
     """Decode steps, and a few prompts alone; the largest first."""
-    prompts = [Shape(t, prompt_rows(rows), True, True) for t in reversed(tokens) if t <= MAX_TOKENS]
+    prompts = [Shape(t, prompt_rows(rows), True, True) for t in reversed(tokens) if t <= current().step.captured_tokens]
     return [Shape(size, size, False) for size in reversed(decode)] + prompts
 
 
@@ -135,7 +136,8 @@ def shapes_at_start(decode: list[int], tokens: list[int], rows: list[int]) -> li
 def shapes_ahead(decode: list[int], tokens: list[int], rows: list[int]) -> list[Shape]:
     """Steps to capture before they are met, those of few rows first, of these the largest."""
     shapes = [shape for shape in unmixed_shapes(decode, tokens, rows) if shape.tokens > START_TOKENS]
-    shapes += mixed_shapes([t for t in tokens if t <= MAX_TOKENS], [r for r in rows if r <= MAX_ROWS_AHEAD])
+    captured = [t for t in tokens if t <= current().step.captured_tokens]
+    shapes += mixed_shapes(captured, [r for r in rows if r <= MAX_ROWS_AHEAD])
     return sorted(shapes, key=lambda shape: (shape.rows, -shape.tokens))
 
 

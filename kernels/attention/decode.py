@@ -3,8 +3,8 @@
 Formula and masks: tile.py. The KV tiles of all (row, KV head) pairs, in that order, form one line of units; the
 programs of a fixed grid take equal stretches of it, whatever the mix of row lengths. `decode_schedule`
 (decode_schedule.py) makes the cuts, on the device, once a step. A (row, head) that one program covers is written
-straight to `out`; of one that several share, each leaves its partial sums in the workspace, and whichever arrives last (an
-atomic count) adds them up in the order of the keys. So there is no second launch, and results do not depend on timing. With
+straight to `out`; of one that several share (split KV), each stores its partials in the workspace, and whichever arrives last
+(an atomic count) reduces them in the order of the keys. So there is no second launch, and results do not depend on timing. With
 `fixed_splits` (what fp32 gets) the cuts depend on the row's own length alone: a row's result is then the same, bit for bit,
 in any batch.
 
@@ -39,9 +39,9 @@ from quire.kernels.attention.tile import (
     LOG2_E,
     attend_tiles,
     check_layout,
-    combine_parts,
     compute_type,
     first_visible_key,
+    reduce_partials,
     row_lengths,
     store_partial,
 )
@@ -103,7 +103,7 @@ def _decode_kernel(
     TILE: tl.constexpr,
     SPLIT_TILES: tl.constexpr,
     FIXED_SPLITS: tl.constexpr,
-    COMBINE_PARTS: tl.constexpr,
+    PARTIALS_AT_ONCE: tl.constexpr,
     WINDOWED: tl.constexpr,
     HAS_KEY_SCALE: tl.constexpr,
     HAS_VALUE_SCALE: tl.constexpr,
@@ -245,7 +245,7 @@ def _decode_kernel(
                     ROWS, GROUP, HEAD_DIM, HEAD_PAD,
                 )  # fmt: skip
             else:
-                # Part i of this (row, head) lies at part_slot(i); STORED_ROWS <= ROWS leaves out what only fills the tile.
+                # Partial i of this (row, head) has a slot of its own; STORED_ROWS <= ROWS leaves out what only fills the tile.
                 if FIXED_SPLITS > 0:
                     first_slot = pair * FIXED_SPLITS
                     later_slot = first_slot
@@ -266,9 +266,9 @@ def _decode_kernel(
                 )  # fmt: skip
                 if arrived == parts - 1:
                     tl.store(arrival_ptr, 0)
-                    combined, combined_sum = combine_parts(
+                    combined, combined_sum = reduce_partials(
                         partial_out_ptr, partial_max_ptr, partial_sum_ptr, first_slot, later_slot, slot_step, parts,
-                        STORED_ROWS, HEAD_DIM, HEAD_PAD, COMBINE_PARTS,
+                        STORED_ROWS, HEAD_DIM, HEAD_PAD, PARTIALS_AT_ONCE,
                     )  # fmt: skip
                     values = combined * (value_scale / tl.where(combined_sum == 0.0, 1.0, combined_sum))[:, None]
                     store_rows(
@@ -373,7 +373,7 @@ def decode_attention(
         TILE=config.tile,
         SPLIT_TILES=workspace.split_tokens // config.tile,
         FIXED_SPLITS=workspace.fixed_splits,
-        COMBINE_PARTS=max(1, min(8, 4096 // (rows * head_pad))),
+        PARTIALS_AT_ONCE=max(1, min(8, 4096 // (rows * head_pad))),
         WINDOWED=schedule.window > 0,
         HAS_KEY_SCALE=k_scale is not None,
         HAS_VALUE_SCALE=v_scale is not None,

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 
 from quire.kernels.attention.tile import first_visible_key, row_lengths
+from quire.kernels.tuning.configs import DecodeConfig
+from quire.kernels.tuning.current import current
 
 MAX_QUERY_LEN = 8
 
@@ -109,7 +111,7 @@ def _schedule_kernel(
         per_program = tl.maximum(per_program, most_units)
 
     # Where every (row, head) can have programs of its own, round its units up to theirs: then programs have one (row, head)
-    # each, and its parts are as few as they can be.
+    # each, and its partials are as few as they can be.
     part = num_rows * 0 + 1
     if FIXED_SPLITS == 0:
         larger = per_program + tl.cdiv(per_program, 8)
@@ -168,48 +170,15 @@ def _schedule_kernel(
         tl.store(first_rows_ptr + programs, low, mask=programs < num_programs)
 
 
-@dataclass(frozen=True)
-class DecodeConfig:
-    """How decode is cut: keys a tile, warps and stages a program, programs an SM; rows of up to whole_tiles stay whole."""
-
-    tile: int
-    num_warps: int
-    num_stages: int
-    programs_per_sm: int
-    whole_tiles: int = 3
-
-    def ring_bytes(self, line_bytes: int) -> int:
-        """Shared memory of a program, about, if a key and its value take line_bytes."""
-        return (self.num_stages - 1) * self.tile * line_bytes + 8192
-
-    @property
-    def max_registers(self) -> int:
-        """What a thread may have for `programs_per_sm` programs to fit; the compiler alone takes 250, for the rare combine."""
-        return min(255, 65536 // (self.programs_per_sm * self.num_warps * 32) // 8 * 8)
-
-
 def choose_decode_configs(
     dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int, query_rows: int
 ) -> tuple[DecodeConfig, ...]:
-    """The decision tree, from `benchmarks/kernels_attention.py --tune` on an H200. query_rows = max_query_len * group.
+    """The tuning table's first rule that fits; query_rows = max_query_len * group.
 
-    By programs an SM, ascending: a step gets the first that has a program for each (row, KV head), else the last. Few, each
-    with more tiles under way, are best where latency counts; many hide each other's, at the beginning and end of rows.
+    By programs an SM, ascending: a step gets the first that has a program for each (row, KV head), else the last.
     """
-    head_pad = triton.next_power_of_2(head_dim)
-    wide = query_rows > 32  # speculative decoding with large groups: wgmma tiles
-    if dtype == torch.float32:
-        tile, warps = (32 if head_pad <= 128 else 16), (8 if wide else 4)
-        return (DecodeConfig(tile, warps, num_stages=2, programs_per_sm=2),)
-    if head_pad > 128:
-        return (DecodeConfig(tile=64, num_warps=8 if wide else 4, num_stages=2 if wide else 3, programs_per_sm=1),)
-    if wide:
-        return (DecodeConfig(tile=64, num_warps=4, num_stages=3, programs_per_sm=1),)
-    one = DecodeConfig(tile=64, num_warps=4, num_stages=4, programs_per_sm=1)
-    two = DecodeConfig(tile=64, num_warps=4, num_stages=3, programs_per_sm=2, whole_tiles=4)
-    if cache_dtype.itemsize == 1:
-        return one, two, DecodeConfig(tile=64, num_warps=4, num_stages=3, programs_per_sm=3)
-    return one, two, DecodeConfig(tile=64, num_warps=4, num_stages=2, programs_per_sm=4)
+    shape = (dtype.itemsize, cache_dtype.itemsize, head_dim, query_rows)
+    return next(rule.configs for rule in current().attention.decode if rule.fits(*shape))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ Hopper's wgmma is used) of one KV head. `prefill_schedule` lists the query tiles
 layers, last tile of a row first, since it sees most keys. A fixed grid of programs then takes units from an atomic counter,
 so that unequal tiles and unused grid (graphs captured for more rows than there are) cost nothing. KV tiles that every query
 of the tile sees in full run in a loop without masks. Where query tiles are few and keys are many (a short prompt behind a
-long cached one), the schedule also splits the keys; whichever program is last adds up the parts, as in decode.py.
+long cached one), the schedule also splits the keys; whichever program is last reduces the split-KV partials, as in decode.py.
 On a Hopper GPU, what has no window goes to prefill_hopper.py.
 
 FLOPs: 4 * Hq * D a visible (query, key) pair. Bytes: q and out once; keys and values once per query tile, mostly from L2.
@@ -20,9 +20,9 @@ from quire.kernels.attention.tile import (
     LOG2_E,
     attend_tiles,
     check_layout,
-    combine_parts,
     compute_type,
     first_visible_key,
+    reduce_partials,
     row_lengths,
     store_partial,
 )
@@ -186,7 +186,7 @@ def _prefill_kernel(
             last = arrived == splits - 1
             if last:
                 tl.store(arrival_ptr, 0)
-                acc, row_sum = combine_parts(
+                acc, row_sum = reduce_partials(
                     partial_out_ptr, partial_max_ptr, partial_sum_ptr, whole_unit * splits, whole_unit * splits, 1, splits,
                     ROWS, HEAD_DIM, HEAD_PAD, 1,
                 )  # fmt: skip

@@ -16,10 +16,6 @@ from quire.kernels.attention.prefill_schedule import HOPPER_ROWS, PrefillWorkspa
 from quire.kernels.attention.tile import LOG2_E
 from quire.kernels.triton_support import hopper, tma
 
-TILE = 128  # keys
-STAGES = 2  # tiles of keys and of values in shared memory
-PING_PONG = True  # consumers take turns at the tensor cores
-PRODUCER_REGISTERS = 24  # a thread; the consumers have what it leaves
 MAX_REGISTERS = gl.constexpr(65536 // (3 * 128) // 8 * 8)  # a thread, before they are shared out: three warpgroups fill an SM
 
 
@@ -106,10 +102,11 @@ def launch(
     num_tokens, num_heads, head_dim = q.shape
     num_blocks, num_kv_heads, block_size, _ = k_cache.shape
     num_slots, max_blocks = block_table.shape
+    config = workspace.hopper_config
     tokens = HOPPER_ROWS // (num_heads // num_kv_heads)
 
     keys, values = (
-        tma.lines(cache, num_blocks * num_kv_heads * block_size, head_dim, head_dim, (min(block_size, TILE), head_dim))
+        tma.lines(cache, num_blocks * num_kv_heads * block_size, head_dim, head_dim, (min(block_size, config.tile), head_dim))
         for cache in (k_cache, v_cache)
     )
     _kernel[(workspace.num_programs // workspace.config.programs_per_sm,)](
@@ -140,10 +137,10 @@ def launch(
         TOKENS=tokens,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
-        TILE=TILE,
-        STAGES=STAGES,
-        PING_PONG=PING_PONG,
-        PRODUCER_REGISTERS=PRODUCER_REGISTERS,
+        TILE=config.tile,
+        STAGES=config.stages,
+        PING_PONG=config.ping_pong,
+        PRODUCER_REGISTERS=config.producer_registers,
         num_warps=4,
         maxnreg=MAX_REGISTERS.value,
     )

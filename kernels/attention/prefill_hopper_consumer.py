@@ -3,6 +3,9 @@
 A warpgroup starts the next tile's scores and this tile's weighted sum together, and computes the softmax of the one while the
 other is under way; with PING_PONG the two take turns at the tensor cores. After Shah et al., FlashAttention-3 (2024), sections
 3.1 and 3.2. Row m of a tile is token m % TOKENS of head m // TOKENS of the group.
+
+The weights are an operand in registers, which the asynchronous product reads until it is waited for. `deps` of the wait cannot
+keep them there: in PTX they would stand in a comment. tests/kernels/test_wgmma_operands.py looks at the machine code.
 """
 
 import triton.language as tl
@@ -74,7 +77,7 @@ def _store_partial(
     partial, arrival_ptr, slot, acc, row_max, row_sum,
     WARPGROUP: gl.constexpr, HEAD_DIM: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
-    """attention_tile.store_partial, for one warpgroup: acc [64, HEAD_DIM], row_max, row_sum [64]."""
+    """tile.store_partial, for one warpgroup: acc [64, HEAD_DIM], row_max, row_sum [64]."""
     _header_ptr, _counters_ptr, out_ptr, max_ptr, sum_ptr = partial
     lines, offsets = _part_offsets(slot, WARPGROUP, HEAD_DIM, layout)
     gl.store(out_ptr + offsets, acc)
@@ -87,8 +90,8 @@ def _store_partial(
 
 
 @gluon.jit
-def _combine_parts(partial, first_slot, parts, WARPGROUP: gl.constexpr, HEAD_DIM: gl.constexpr, layout: gl.constexpr):
-    """attention_tile.combine_parts, for one warpgroup."""
+def _reduce_partials(partial, first_slot, parts, WARPGROUP: gl.constexpr, HEAD_DIM: gl.constexpr, layout: gl.constexpr):
+    """tile.reduce_partials, for one warpgroup."""
     _header_ptr, _counters_ptr, out_ptr, max_ptr, sum_ptr = partial
     acc = gl.zeros([64, HEAD_DIM], gl.float32, layout)
     total_max = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, layout))
@@ -200,7 +203,7 @@ def consume(
             last = arrived == parts - 1
             if last:
                 gl.store(arrival_ptr, 0)
-                acc, row_sum = _combine_parts(partial, first_slot, parts, WARPGROUP, HEAD_DIM, out_layout)
+                acc, row_sum = _reduce_partials(partial, first_slot, parts, WARPGROUP, HEAD_DIM, out_layout)
         if last:
             values = (acc / gl.where(row_sum == 0.0, 1.0, row_sum)[:, None]).to(out_ptr.dtype.element_ty)
             store_layout: gl.constexpr = gl.BlockedLayout([8, 8], [2, 16], [4, 1], [1, 0])

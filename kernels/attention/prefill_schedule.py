@@ -9,11 +9,13 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+from msgspec.structs import replace
 
 from quire.kernels.attention.tile import row_lengths
 from quire.kernels.triton_support import hopper
+from quire.kernels.tuning.configs import HopperPrefillConfig, PrefillConfig
+from quire.kernels.tuning.current import current
 
-MIN_SPLIT_TILES = tl.constexpr(8)  # KV tiles of the portable kernel: what a program must save for the sum of the parts to pay
 HOPPER_ROWS = 128  # of a query tile: two warpgroups of 64 rows, what one wgmma takes
 
 
@@ -39,6 +41,7 @@ def _schedule_kernel(
     TOKENS: tl.constexpr,
     TILE: tl.constexpr,
     MAY_SPLIT: tl.constexpr,
+    MIN_SPLIT_TILES: tl.constexpr,
     HAS_LIMIT: tl.constexpr,
     BLOCK: tl.constexpr,
     SEARCH_STEPS: tl.constexpr,
@@ -85,34 +88,11 @@ def _schedule_kernel(
         tl.store(tile_indices_ptr + entries, last - entries, mask=live)
 
 
-@dataclass(frozen=True)
-class PrefillConfig:
-    """Rows of a query tile (tokens x group), keys of a KV tile, warps and pipeline stages a program, programs an SM."""
-
-    query_rows: int
-    tile: int
-    num_warps: int
-    num_stages: int
-    programs_per_sm: int
-
-    @property
-    def max_registers(self) -> int:
-        """What a thread may have for `programs_per_sm` programs to fit."""
-        return min(255, 65536 // (self.programs_per_sm * self.num_warps * 32) // 8 * 8)
-
-
 def choose_prefill_config(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int, group: int) -> PrefillConfig:
-    """The decision tree, from `benchmarks/kernels_attention.py --tune` on an H200."""
-    head_pad = triton.next_power_of_2(head_dim)
-    rows = triton.next_power_of_2(group)
-    if dtype == torch.float32:
-        # No tensor cores here: ieee dots are unrolled FMAs over operands in shared memory.
-        return PrefillConfig(max(rows, 32 if head_pad <= 128 else 16), 32 if head_pad <= 128 else 16, 4, 2, 2)
-    if head_pad > 128:
-        return PrefillConfig(128, 64, 8, 2, 1)
-    # Two programs an SM, though with 128 registers a thread they spill and wait for each wgmma: one computes its softmax while
-    # the other multiplies. One program with 3 stages: 426 TFLOP/s at 8 x 4096 tokens; two: 470; and 8 % less time at 512.
-    return PrefillConfig(max(rows, 128), 64, 8, 3 if head_pad <= 64 or cache_dtype.itemsize == 1 else 2, 2)
+    """The tuning table's first rule that fits, with a query tile for at least a group's heads."""
+    shape = (dtype.itemsize, cache_dtype.itemsize, head_dim)
+    config = next(rule.config for rule in current().attention.prefill if rule.fits(*shape))
+    return replace(config, query_rows=max(config.query_rows, triton.next_power_of_2(group)))
 
 
 @dataclass(frozen=True)
@@ -123,6 +103,8 @@ class PrefillWorkspace:
     num_kv_heads: int
     head_dim: int
     config: PrefillConfig
+    hopper_config: HopperPrefillConfig
+    min_split_tiles: int  # KV tiles of `config`: what a program must save for a reduction of partials to pay
     num_programs: int
     max_rows: int
     hopper: bool  # without a window, prefill_hopper.py computes it
@@ -153,6 +135,7 @@ class PrefillWorkspace:
         hopper: bool = True,
     ) -> "PrefillWorkspace":
         """For steps of at most max_rows rows and max_tokens tokens; the last three are for tuning and tests."""
+        tuning = current().attention
         if num_heads % num_kv_heads:
             raise ValueError(f"{num_heads} query heads do not divide into {num_kv_heads} KV heads")
         device = torch.device(device)
@@ -174,7 +157,7 @@ class PrefillWorkspace:
             return torch.empty(num_programs if may_split else 0, config.query_rows, *shape, dtype=torch.float32, device=device)
 
         return cls(
-            num_heads, num_kv_heads, head_dim, config, num_programs, max_rows,
+            num_heads, num_kv_heads, head_dim, config, tuning.prefill_hopper, tuning.min_split_tiles, num_programs, max_rows,
             hopper and config.query_rows == HOPPER_ROWS and _hopper_takes(device, dtype, cache_dtype or dtype, head_dim, group),
             may_split,
             ints(2), ints(max_rows + 1), ints(entries), ints(entries),
@@ -223,6 +206,7 @@ def prefill_schedule(
         NUM_KV_HEADS=workspace.num_kv_heads,
         TILE=workspace.config.tile,
         MAY_SPLIT=workspace.may_split,
+        MIN_SPLIT_TILES=workspace.min_split_tiles,
         TOKENS=workspace.config.query_rows // (workspace.num_heads // workspace.num_kv_heads),
         HAS_LIMIT=num_decode_rows is not None,
         BLOCK=512,

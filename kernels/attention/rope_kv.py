@@ -20,13 +20,14 @@ import triton
 import triton.language as tl
 
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
+from quire.kernels.tuning.current import cached, current
 
 
+@cached
 def choose_tile(tokens: int) -> int:
-    """Elements of a program's tile of heads: few tokens are quickest in many small programs. Where tokens are many, 8 elements
-    a thread would make the SMs' issue rate the limit, and not the memory: 0.78 instructions an element (with QK-norm 1.13),
-    most of them for addresses. At 16 it is 0.53 (0.78)."""
-    return 1024 if tokens <= 256 else 2048
+    """Elements of a program's tile of heads, by the tuning table: few tokens are quickest in many small programs."""
+    tiles = current().attention.rope_tiles
+    return next((tile for limit, tile in tiles if tokens <= limit), tiles[-1][1])
 
 
 @triton.jit

@@ -186,7 +186,7 @@ def store_partial(
 ):  # fmt: skip
     """Store one range's sums, of the first ROWS rows, at `slot`; returns how many ranges of the same rows came before.
 
-    The last to come may call combine_parts, and must set the count at arrival_ptr back to 0.
+    The last to come may call reduce_partials, and must set the count at arrival_ptr back to 0.
     """
     offs_m = tl.arange(0, acc.shape[0])
     offs_d = tl.arange(0, HEAD_PAD)
@@ -196,7 +196,7 @@ def store_partial(
     tl.store(partial_out_ptr + line.to(tl.int64)[:, None] * HEAD_DIM + offs_d[None, :], acc, mask=mask)
     tl.store(partial_max_ptr + line, row_max, mask=stored)
     tl.store(partial_sum_ptr + line, row_sum, mask=stored)
-    # Every thread's stores, then one release; the last to arrive has acquired all parts.
+    # Every thread's stores, then one release; the last to arrive has acquired all partials.
     tl.debug_barrier()
     arrived = tl.atomic_add(arrival_ptr, 1, sem="acq_rel", scope="gpu")
     tl.debug_barrier()
@@ -204,11 +204,11 @@ def store_partial(
 
 
 @triton.jit
-def combine_parts(
+def reduce_partials(
     partial_out_ptr, partial_max_ptr, partial_sum_ptr, first_slot, later_slot, slot_step, parts,
     ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """(acc [ROWS, HEAD_PAD], row_sum [ROWS]) of all parts: part 0 is at first_slot, part i at later_slot + i * slot_step.
+    """(acc [ROWS, HEAD_PAD], row_sum [ROWS]) of all partials: 0 is at first_slot, i at later_slot + i * slot_step.
 
     Loads go to L2 (.cg): other SMs wrote these lines in this launch.
     """

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
+from quire.kernels.tuning.current import cached, current
 
 
 @triton.jit
@@ -42,10 +43,12 @@ class Config(NamedTuple):
     num_warps: int
 
 
+@cached
 def choose(width: int) -> Config:
     """The configuration for rows of `width` results."""
-    block = min(triton.next_power_of_2(width), 1024)
-    return Config(block, max(min(block // 256, 4), 1))
+    tuning = current().elementwise
+    block = min(triton.next_power_of_2(width), tuning.silu_block)
+    return Config(block, max(block // tuning.silu_warp_elements, 1))
 
 
 def silu_mul(

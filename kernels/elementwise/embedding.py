@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-MAX_BLOCK = 4096
+from quire.kernels.tuning.current import current
 
 
 @triton.jit
@@ -29,7 +29,7 @@ def embedding(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     tokens, (vocab, hidden) = len(ids), weight.shape
     out = weight.new_empty((tokens, hidden))
     if tokens:
-        block = min(triton.next_power_of_2(hidden), MAX_BLOCK)
+        block = min(triton.next_power_of_2(hidden), current().elementwise.embedding_block)
         warps = max(1, min(block // 256, 8))
         _embedding_kernel[(tokens, triton.cdiv(hidden, block))](
             ids, weight, out, weight.stride(0), vocab, hidden, block, num_warps=warps

@@ -15,6 +15,9 @@ import triton
 import triton.language as tl
 
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
+from quire.kernels.tuning.current import current
+
+MAX_WARPS = 16
 
 
 @triton.jit(do_not_specialize=["part_stride"])
@@ -63,9 +66,10 @@ def _launch(
     if rows == 0:
         return out
     block = triton.next_power_of_2(width)
+    num_warps = min(max(block // current().elementwise.norm_warp_elements, 1), MAX_WARPS)
     _rms_norm_kernel[(rows,)](
         x, second, weight, out, x.stride(0), second.stride(0), out.stride(0), part_stride, eps,
-        width, block, residual is not None, parts, pdl, num_warps=min(max(block // 512, 1), 16), **launch_options(pdl),
+        width, block, residual is not None, parts, pdl, num_warps=num_warps, **launch_options(pdl),
     )  # fmt: skip
     return out
 

@@ -8,35 +8,27 @@ Moves every element of W once, marked evict-first: the weights of a model do not
 The vector kernel (1 to 4 rows): one program per few output columns, products and sums on the plain cores, all of K within the
 program. The dot kernel (2 to 16): tensor cores on tiles of 16 rows x BLOCK_N columns. The order of summation depends on the
 shape alone, not on what other rows hold; but it differs between numbers of rows, so a row's last bits may change with M,
-as they do with cuBLAS. `choose` says which kernel a shape gets.
+as they do with cuBLAS. Which kernel a shape gets is in the tuning table (`choose`).
 
 pdl is a mode of `dependent_launch`: the vector kernel's first weights are on their way before it waits for x.
 On a Hopper, 2 to 64 rows go to `linear_hopper` instead, but for what the vector kernel is best at.
 References: torch.nn.functional.linear, `activation_cpu`.
 """
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
+from msgspec.structs import replace
 
 from quire.kernels.elementwise.activation import gated, silu_mul
 from quire.kernels.linear.blas import blas_linear
 from quire.kernels.triton_support import hopper
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
+from quire.kernels.tuning.configs import SkinnyConfig
+from quire.kernels.tuning.current import cached, linear_tuning
 
 MAX_ROWS = 16  # a tile of the kernel on tensor cores; beyond it cuBLAS is as fast, of small weights, too (benchmarks/LOG.md)
 MAX_VECTOR_ROWS = 4  # of the kernel without tensor cores
-MIN_STREAMED_COLUMNS = 2048  # of `linear_hopper`, if not in parts: 32 programs; fewer were not measured
-
-
-class Config(NamedTuple):
-    dot: bool  # on tensor cores
-    block_n: int  # output columns of a program
-    block_k: int
-    num_warps: int
-    num_stages: int = 1  # of the dot kernel: loads in flight ahead of the arithmetic
 
 
 @triton.jit
@@ -158,21 +150,17 @@ def _dot_kernel(
     tl.store(out, acc.to(dtype), (m < M)[:, None] & (n < N)[None, :])
 
 
-def choose(rows: int, n: int, k: int, is_gated: bool = False) -> Config:
-    """The configuration for a shape (n columns of the output); found with benchmarks/kernels_small.py --tune."""
-    block_k = triton.next_power_of_2(k)
-    if rows == 1:
-        if k >= 4096:
-            return Config(False, 2, 2048, 4) if k > 4096 else Config(False, 1, 4096, 8)
-        return Config(False, 4 if k <= 1024 else 2, block_k, 4 if k <= 2048 else 8)
-    if rows <= MAX_VECTOR_ROWS and n <= 1024:
-        return Config(False, 2, min(block_k, 1024), 4)
-    block_k = max(block_k, 16)
-    if n <= 1024:  # few output columns: only tiles this small are enough programs
-        return Config(True, 8, min(block_k, 512), 2, 3)
-    if n <= 4096 and k >= 4096:
-        return Config(True, 32, min(block_k, 512), 4, 3)
-    return Config(True, 32 if n <= 4096 or is_gated else 64, min(block_k, 128), 4, 5 if n * k <= 2**25 else 3)
+@cached
+def choose(rows: int, n: int, k: int, is_gated: bool = False) -> SkinnyConfig:
+    """The configuration for a shape, 1 to 16 rows and n columns of the output: the table's first rule that fits."""
+    config = next(rule.config for rule in linear_tuning().skinny if rule.fits(rows, n, k, is_gated))
+    return fit(config, k)
+
+
+def fit(config: SkinnyConfig, k: int) -> SkinnyConfig:
+    """The configuration with block_k no longer than K needs."""
+    least = 16 if config.dot else 1
+    return replace(config, block_k=min(config.block_k, max(triton.next_power_of_2(k), least)))
 
 
 def launch_skinny(
@@ -180,7 +168,7 @@ def launch_skinny(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     out: torch.Tensor,
-    config: Config,
+    config: SkinnyConfig,
     *,
     is_gated: bool = False,
     pdl: int = PLAIN,
@@ -207,7 +195,7 @@ def launch_skinny(
         raise ValueError(f"skinny_linear: {rows} rows need the kernel on tensor cores")
 
 
-def _choose_for(x: torch.Tensor, weight: torch.Tensor, is_gated: bool) -> Config | None:
+def _choose_for(x: torch.Tensor, weight: torch.Tensor, is_gated: bool) -> SkinnyConfig | None:
     """None: by cuBLAS."""
     if not 1 <= x.shape[0] <= MAX_ROWS or x.dtype.itemsize != 2 or x.stride(1) != 1 or weight.stride(1) != 1:
         return None
@@ -220,7 +208,8 @@ def streams(x: torch.Tensor, weight: torch.Tensor, *, in_parts: bool = False) ->
 
     In parts few columns are enough, but for 2 to 4 rows, where the vector kernel is faster.
     """
-    least = (1025 if x.shape[0] <= MAX_VECTOR_ROWS else 1) if in_parts else MIN_STREAMED_COLUMNS
+    tuning = linear_tuning().stream
+    least = (tuning.min_parts_columns if x.shape[0] <= MAX_VECTOR_ROWS else 1) if in_parts else tuning.min_columns
     return weight.shape[0] >= least and hopper.takes_linear(x, weight)
 
 

@@ -11,7 +11,6 @@ small kernels run. wgmma multiplies 64 rows of W with x^T, padded to BLOCK_M col
 rows. Programs take tiles of the output in turn, without a pause between one and the next.
 """
 
-import functools
 from typing import NamedTuple
 
 import torch
@@ -25,9 +24,11 @@ from quire.kernels.elementwise import activation
 from quire.kernels.triton_support import dependent_launch, tma
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options
 from quire.kernels.triton_support.hopper import block_rows, num_sms
+from quire.kernels.tuning.current import cached, linear_tuning
 
 TILE = gl.constexpr(64)  # rows of W that a wgmma takes
 SHARED_BYTES = 224 * 1024  # of an SM, for rings
+MIN_PART = 256  # of K
 
 _copy = tma.copy
 _gated = gluon.jit(activation.gated.fn)
@@ -125,17 +126,18 @@ def _kernel(
         gl.store(at + rows.to(gl.int64)[None, :] * out_stride + columns[:, None], values.to(dtype), mask)
 
 
-@functools.cache
+@cached
 def choose(rows: int, n: int, k: int, sms: int, *, is_gated: bool = False, in_parts: bool = False) -> Config:
-    """The configuration for n output columns on so many SMs; found on an H200 (benchmarks/LOG.md).
+    """The configuration for n output columns on so many SMs, after the tuning table.
 
-    A product is in parts if it may be, has tiles for half of the SMs or fewer, and parts of at least 256 of K. Gated, two
-    programs share an SM: one loads while the other exchanges gate and up.
+    A product is in parts if it may be, has tiles for half of the SMs or fewer, and parts of at least MIN_PART of K.
     """
-    block_k, sharing = 128, 2 if is_gated else 1
-    tiles = triton.cdiv(n, TILE.value // sharing)
-    parts, max_parts = 1, 8 if rows <= 32 else 4
-    while in_parts and parts < max_parts and tiles * parts * 2 <= sms and k >= parts * 4 * block_k:
+    tuning = linear_tuning().stream
+    block_k, sharing = tuning.block_k, tuning.gated_sharing if is_gated else tuning.sharing
+    tiles = triton.cdiv(n, TILE.value // 2 if is_gated else TILE.value)
+    parts = 1
+    max_parts = next((most for limit, most in tuning.max_parts if rows <= limit), tuning.max_parts[-1][1])
+    while in_parts and parts < max_parts and tiles * parts * 2 <= sms and k >= parts * 2 * MIN_PART:
         parts *= 2
     programs = sms * sharing
     steps = triton.cdiv(k, block_k * parts) * triton.cdiv(tiles * parts, programs)

@@ -16,8 +16,8 @@ import triton.language as tl
 
 from quire.kernels.elementwise.activation import gated
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
+from quire.kernels.tuning.current import linear_tuning
 
-MAX_WEIGHT = 1 << 23  # elements of W
 MAX_K = 4096  # which a program holds
 
 
@@ -60,13 +60,14 @@ def _norm_linear_kernel(
 
 def pays(residual: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether `norm_linear` is both possible and faster than a norm and a product."""
-    few = residual.shape[0] == 1 and residual.shape[1] <= MAX_K and weight.numel() <= MAX_WEIGHT
-    return few and residual.dtype.itemsize == 2 and weight.stride(1) == 1
+    is_small = residual.shape[1] <= MAX_K and weight.numel() <= linear_tuning().norm_linear_weight
+    return residual.shape[0] == 1 and is_small and residual.dtype.itemsize == 2 and weight.stride(1) == 1
 
 
 def choose(k: int) -> tuple[int, int]:
     """Output columns and warps of a program."""
-    return 2, 2 if k <= 1024 else 4 if k <= 2048 else 8
+    tiles = linear_tuning().norm_linear_tiles
+    return next(((block_n, warps) for limit, block_n, warps in tiles if k <= limit), tiles[-1][1:])
 
 
 def norm_linear(
@@ -79,8 +80,9 @@ def norm_linear(
     *,
     is_gated: bool = False,
     pdl: int = PLAIN,
+    config: tuple[int, int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(y, residual + x), of one row; the residual itself stays as it was."""
+    """(y, residual + x), of one row; the residual itself stays as it was. `config`, as from `choose`, is for tuning."""
     columns, k = weight.shape
     n = columns // 2 if is_gated else columns
     added = residual if x is None else x
@@ -96,7 +98,7 @@ def norm_linear(
     total = residual if x is None else torch.empty_like(residual)
     out = residual.new_empty((1, n))
     block_k = triton.next_power_of_2(k)
-    block_n, num_warps = choose(k)
+    block_n, num_warps = config or choose(k)
     _norm_linear_kernel[(triton.cdiv(n, block_n),)](
         added, residual, norm_weight, weight, weight if bias is None else bias, total, out, weight.stride(0), n, eps,
         k, block_n, block_k, x is not None, bias is not None, is_gated, pdl,

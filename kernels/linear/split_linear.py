@@ -8,8 +8,6 @@ depends on the shape alone. 17 to 64 rows of small weights go to a kernel of our
 rows of any weight), more rows to a batched product of cuBLAS. Moves W once. `norm.add_rms_norm` takes the parts as its x.
 """
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -17,20 +15,12 @@ import triton.language as tl
 from quire.kernels.linear import blas, linear
 from quire.kernels.triton_support import hopper
 from quire.kernels.triton_support.dependent_launch import PLAIN, mode_for
+from quire.kernels.tuning.configs import SplitConfig
+from quire.kernels.tuning.current import cached, linear_tuning
 
 MIN_ROWS = linear.MAX_ROWS + 1
 MAX_ROWS = 64  # of our own kernel
-SMALL_COLUMNS, MAX_COLUMNS = 2048, 4096
-SMALL_WEIGHT = 1 << 23  # elements
 MIN_K = 256  # whose multiples are divided into stretches of a batch
-
-
-class Config(NamedTuple):
-    splits: int  # of K
-    block_n: int
-    block_k: int
-    num_warps: int
-    num_stages: int
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -62,21 +52,25 @@ def _split_kernel(
     tl.store(out, acc, (m < M)[:, None] & (n < N)[None, :])
 
 
-CONFIG = Config(4, 32, 128, 4, 4)  # the best of benchmarks/kernels_small.py --only split --tune, at 32 and 64 rows
-
-
+@cached
 def batched_splits(rows: int, n: int, k: int) -> int:
-    """Stretches of K to compute as a batch, 0 where one product is as fast; measured on an H200 at 1024 and 4096 columns."""
-    if n > MAX_COLUMNS or k % MIN_K:
+    """Stretches of K to compute as a batch, 0 where one product is as fast, by the tuning table."""
+    tuning = linear_tuning().split
+    if n > tuning.max_columns or k % MIN_K or rows <= MAX_ROWS:
         return 0
-    if n <= SMALL_COLUMNS and n * k <= SMALL_WEIGHT:
-        return 4 if MAX_ROWS < rows <= 160 else 2 if 160 < rows <= 400 else 0
-    return 2 if 112 < rows <= 304 else 0
+    ranges = tuning.batched_small if _is_small(n, k) else tuning.batched_large
+    return next((splits for first, last, splits in ranges if first <= rows <= last), 0)
+
+
+def _is_small(n: int, k: int) -> bool:
+    tuning = linear_tuning().split
+    return n <= tuning.small_columns and n * k <= tuning.small_weight
 
 
 def kernel_variant(rows: int) -> tuple[int, int, int]:
     """Steps of numbers of rows with equal variants run the same kernels for a product in parts and its norm."""
-    small, large = (batched_splits(rows, columns, MIN_K) for columns in (SMALL_COLUMNS, MAX_COLUMNS))
+    tuning = linear_tuning().split
+    small, large = (batched_splits(rows, columns, MIN_K) for columns in (tuning.small_columns, tuning.max_columns))
     few = max(MAX_ROWS, hopper.MAX_ROWS) + 1
     return hopper.block_rows(min(rows, few)), small, large
 
@@ -88,13 +82,18 @@ def pays(x: torch.Tensor, weight: torch.Tensor) -> bool:
         from quire.kernels.linear import linear_hopper
 
         return linear_hopper.num_parts(x, weight) > 1
-    few = MIN_ROWS <= rows <= MAX_ROWS and n <= SMALL_COLUMNS and n * k <= SMALL_WEIGHT
+    few = MIN_ROWS <= rows <= MAX_ROWS and _is_small(n, k)
     dense = x.stride(1) == weight.stride(1) == 1
     return x.dtype.itemsize == 2 and dense and (few or (batched_splits(rows, n, k) > 0 and x.is_contiguous()))
 
 
 def split_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, config: Config | None = None, *, dependents: bool
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    config: SplitConfig | None = None,
+    *,
+    dependents: bool,
 ) -> torch.Tensor:
     """The parts, float32 [S, M, N]; dependents: the next kernel is launched dependently (and Hopper's is itself).
 
@@ -117,7 +116,7 @@ def split_linear(
 
         if linear_hopper.num_parts(x, weight) > 1:
             return linear_hopper.linear_in_parts(x, weight, bias, pdl=mode_for(rows) if dependents else PLAIN)
-    config = config or CONFIG
+    config = config or linear_tuning().split.config
     part = triton.cdiv(triton.cdiv(k, config.splits), config.block_k) * config.block_k
     splits = triton.cdiv(k, part)
     out = torch.empty(splits, rows, n, dtype=torch.float32, device=x.device)

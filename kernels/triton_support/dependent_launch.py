@@ -19,9 +19,9 @@ import triton
 import triton.language as tl
 
 from quire.kernels.triton_support import hopper
+from quire.kernels.tuning.current import cached, current
 
 PLAIN, LATE, EARLY = 0, 1, 2
-MAX_ROWS = 16  # beyond it, without `linear_hopper`, cuBLAS kernels are in the chain, launched plainly, and little can be gained
 
 
 @functools.cache
@@ -35,18 +35,20 @@ def late() -> int:
     return LATE if supported() else PLAIN
 
 
-@functools.cache
+@cached
 def _max_rows() -> int:
+    """Beyond it cuBLAS kernels are in the chain, launched plainly, and little can be gained."""
     if not supported():
         return 0
-    return hopper.MAX_ROWS if hopper.available(torch.device("cuda", torch.cuda.current_device())) else MAX_ROWS
+    streams = hopper.available(torch.device("cuda", torch.cuda.current_device()))
+    return hopper.max_rows() if streams else current().step.dependent_rows
 
 
 def mode_for(rows: int) -> int:
     """The mode of the kernels in a step of so many rows."""
     if rows > _max_rows():
         return PLAIN
-    return EARLY if rows == 1 else LATE
+    return EARLY if rows <= current().step.early_rows else LATE
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Whether what is written for Hopper in Gluon can be used here: `linear_hopper` and `attention_prefill_hopper`.
+"""Whether what is written for Hopper in Gluon can be used here: `linear_hopper` and `prefill_hopper`.
 
 Gluon is an experimental part of Triton whose names change. Another Triton than the ones below takes the portable kernels, and
 a line in the log says so. Imports no Gluon itself.
@@ -10,11 +10,13 @@ import logging
 import torch
 import triton
 
+from quire.kernels.tuning.current import linear_tuning
+
 log = logging.getLogger("quire.kernels")
 
 # 3.6 has run them, 3.7 compiles them (tests/kernels/test_gluon.py), 3.9 has other names for what they call.
 FIRST_TRITON, END_TRITON = (3, 6), (3, 8)
-MAX_ROWS = 64  # of the steps whose linear layers linear_hopper computes
+MAX_ROWS = 64  # that linear_hopper computes; where it pays for fewer only, the tuning table says so
 
 
 @functools.cache
@@ -35,9 +37,14 @@ def is_known_triton() -> bool:
     return FIRST_TRITON <= tuple(int(part) for part in triton.__version__.split(".")[:2]) < END_TRITON
 
 
+def max_rows() -> int:
+    """Rows of the largest step whose linear layers linear_hopper computes."""
+    return min(MAX_ROWS, linear_tuning().stream.max_rows)
+
+
 def takes_linear(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether `linear_hopper` computes x @ weight^T: 2 to 64 rows, 16-bit, as TMA needs them; x [M, K], weight [N, K]."""
-    if not 2 <= x.shape[0] <= MAX_ROWS or x.dtype.itemsize != 2 or x.dtype != weight.dtype or not available(x.device):
+    if not 2 <= x.shape[0] <= max_rows() or x.dtype.itemsize != 2 or x.dtype != weight.dtype or not available(x.device):
         return False
     return can_copy(x) and can_copy(weight)
 

@@ -165,7 +165,7 @@ INTERPRET_DECODE_ROWS = {
 @pytest.mark.parametrize("window", [0, 9])
 @pytest.mark.parametrize("rows", INTERPRET_DECODE_ROWS.values(), ids=INTERPRET_DECODE_ROWS)
 def test_interpreted_decode_equals_reference(rows, window, split_tokens):
-    from quire.kernels.attention.decode_schedule import DecodeConfig
+    from quire.kernels.tuning.configs import DecodeConfig
 
     case = Case(rows, window=window, block_size=16)
     config = DecodeConfig(tile=16, num_warps=4, num_stages=2, programs_per_sm=1)
@@ -177,7 +177,7 @@ def test_interpreted_decode_equals_reference(rows, window, split_tokens):
 @pytest.mark.parametrize("num_programs", [1, 2, 30])
 @pytest.mark.parametrize("block_size,num_heads,num_kv_heads,head_dim", [(16, 3, 1, 24), (64, 5, 5, 16)])
 def test_interpreted_decode_splits_by_load(num_programs, block_size, num_heads, num_kv_heads, head_dim):
-    from quire.kernels.attention.decode_schedule import DecodeConfig
+    from quire.kernels.tuning.configs import DecodeConfig
 
     config = DecodeConfig(tile=32, num_warps=4, num_stages=2, programs_per_sm=1)
     case = Case([(100, 1), (0, 1), (3, 1), (65, 1)], num_heads, num_kv_heads, head_dim, block_size, scaled=True)
@@ -188,7 +188,7 @@ def test_interpreted_decode_splits_by_load(num_programs, block_size, num_heads, 
 @pytest.mark.interpret
 @pytest.mark.parametrize("keys,max_queries", [(700, 1), (513, 2)])
 def test_interpreted_decode_adds_up_many_parts(keys, max_queries):
-    from quire.kernels.attention.decode_schedule import DecodeConfig
+    from quire.kernels.tuning.configs import DecodeConfig
 
     config = DecodeConfig(tile=32, num_warps=4, num_stages=2, programs_per_sm=1)
     case = Case([(keys, max_queries), (40, 1)], 3, 1, 24, 16)
@@ -201,7 +201,7 @@ def test_interpreted_decode_adds_up_many_parts(keys, max_queries):
 @pytest.mark.parametrize("window", [0, 9, 20])
 @pytest.mark.parametrize("block_size,tile,num_heads,num_kv_heads,head_dim", [(16, 32, 3, 1, 24), (32, 16, 4, 4, 16)])
 def test_interpreted_prefill_equals_reference(window, block_size, tile, num_heads, num_kv_heads, head_dim):
-    from quire.kernels.attention.prefill_schedule import PrefillConfig
+    from quire.kernels.tuning.configs import PrefillConfig
 
     rows = [(1, 1), (37, 37), (60, 9), (0, 3), (48, 20)]
     case = Case(rows, num_heads, num_kv_heads, head_dim, block_size, window)
@@ -214,7 +214,7 @@ def test_interpreted_prefill_equals_reference(window, block_size, tile, num_head
 @pytest.mark.interpret
 @pytest.mark.parametrize("window", [0, 150])
 def test_interpreted_prefill_splits_the_keys_of_few_queries(window):
-    from quire.kernels.attention.prefill_schedule import PrefillConfig
+    from quire.kernels.tuning.configs import PrefillConfig
 
     case = Case([(400, 5), (30, 3)], 2, 1, 16, 16, window, dtype=torch.float16)
     got = run_prefill(case, config=PrefillConfig(16, 16, 4, 2, 1), num_programs=9)
@@ -226,7 +226,7 @@ def test_interpreted_prefill_splits_the_keys_of_few_queries(window):
 @pytest.mark.parametrize("num_programs", [1, 3, 5, 8, 13])
 def test_interpreted_decode_cuts_rows_anywhere(lengths, num_programs):
     """Aligned to (row, head), rounded up, and equal to within one unit: every way of the schedule."""
-    from quire.kernels.attention.decode_schedule import DecodeConfig
+    from quire.kernels.tuning.configs import DecodeConfig
 
     config = DecodeConfig(tile=16, num_warps=4, num_stages=2, programs_per_sm=1)
     case = Case([(n, 1) for n in lengths])
@@ -245,8 +245,7 @@ def test_interpreted_steps_of_all_configurations_share_a_workspace(monkeypatch):
 @pytest.mark.interpret
 @pytest.mark.parametrize("num_decode", [1, 3])
 def test_interpreted_mixed_step_is_cut_on_the_device(num_decode):
-    from quire.kernels.attention.decode_schedule import DecodeConfig
-    from quire.kernels.attention.prefill_schedule import PrefillConfig
+    from quire.kernels.tuning.configs import DecodeConfig, PrefillConfig
 
     case = Case([(40, 1), (3, 1), (20, 1), (33, 12), (9, 9)], cache_dtype=torch.float16, scaled=True)
     decode = {"config": DecodeConfig(16, 4, 2, 1), "num_programs": 3, "split_tokens": 0}
@@ -303,7 +302,8 @@ def test_gpu_takes_any_block_size(block_size, dtype, window):
 
 @pytest.mark.interpret
 def test_interpreted_keys_are_split_no_further_than_a_window_reaches():
-    from quire.kernels.attention.prefill_schedule import PrefillConfig, PrefillWorkspace, prefill_schedule
+    from quire.kernels.attention.prefill_schedule import PrefillWorkspace, prefill_schedule
+    from quire.kernels.tuning.configs import PrefillConfig
 
     case = Case([(900, 5), (30, 3)], dtype=torch.float16)
     config = PrefillConfig(16, 16, 4, 2, 1)

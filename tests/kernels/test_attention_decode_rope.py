@@ -97,7 +97,7 @@ LENGTHS = [1, 40, 16, 0, 17, 33]
 
 
 def tiles_of(tile: int):
-    from quire.kernels.attention.decode_schedule import DecodeConfig
+    from quire.kernels.tuning.configs import DecodeConfig
 
     return DecodeConfig(tile=tile, num_warps=4, num_stages=2, programs_per_sm=1)
 

@@ -8,6 +8,7 @@ triton = pytest.importorskip("triton")
 from quire.kernels.elementwise.norm import rms_norm  # noqa: E402
 from quire.kernels.linear import linear  # noqa: E402
 from quire.kernels.triton_support.dependent_launch import EARLY, LATE, PLAIN  # noqa: E402
+from quire.kernels.tuning.configs import SkinnyConfig  # noqa: E402
 
 SHAPES = [(1, 1), (3, 5), (64, 96), (130, 257), (33, 1030)]  # N, K
 TOLERANCE = {
@@ -15,7 +16,7 @@ TOLERANCE = {
     torch.float16: 6e-4,
     torch.bfloat16: 5e-3,
 }  # of the result's largest value: one rounding; sums of 1,030
-VECTOR, DOT = linear.Config(False, 2, 64, 4), linear.Config(True, 16, 32, 4, 3)
+VECTOR, DOT = SkinnyConfig(False, 2, 64, 4), SkinnyConfig(True, 16, 32, 4, 3)
 
 
 def operands(rows, n, k, dtype, device):

@@ -9,9 +9,18 @@ from quire.kernels.elementwise.norm import add_rms_norm  # noqa: E402
 from quire.kernels.linear import linear, split_linear  # noqa: E402
 from quire.kernels.triton_support import hopper  # noqa: E402
 from quire.kernels.triton_support.dependent_launch import EARLY, LATE, PLAIN, mode_for  # noqa: E402
+from quire.kernels.tuning.current import using  # noqa: E402
+from quire.kernels.tuning.h200 import H200  # noqa: E402
 
 SHAPES = [(1, 8), (100, 72), (640, 520), (200, 1024), (1024, 3072), (4096, 4104), (6144, 4096), (4096, 14336)]  # N, K
 TOLERANCE = {torch.float16: 6e-4, torch.bfloat16: 5e-3}  # of the largest value: one rounding
+
+
+@pytest.fixture(autouse=True)
+def on_an_h200():
+    """Its table: what is asserted of choices was measured there."""
+    with using(H200):
+        yield
 
 
 @pytest.fixture

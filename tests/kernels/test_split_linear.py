@@ -8,10 +8,20 @@ triton = pytest.importorskip("triton")
 from quire.kernels.elementwise import norm, norm_reference  # noqa: E402
 from quire.kernels.linear import split_linear  # noqa: E402
 from quire.kernels.triton_support.dependent_launch import LATE, PLAIN  # noqa: E402
+from quire.kernels.tuning.configs import SplitConfig  # noqa: E402
+from quire.kernels.tuning.current import using  # noqa: E402
+from quire.kernels.tuning.h200 import H200  # noqa: E402
 
-CONFIGS = [split_linear.Config(1, 16, 32, 4, 2), split_linear.Config(3, 16, 32, 4, 3), split_linear.Config(4, 32, 64, 2, 2)]
+CONFIGS = [SplitConfig(1, 16, 32, 4, 2), SplitConfig(3, 16, 32, 4, 3), SplitConfig(4, 32, 64, 2, 2)]
 SHAPES = [(1, 1), (33, 70), (64, 257), (100, 1030)]  # N, K
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-5, torch.bfloat16: 1e-5}  # parts are not rounded
+
+
+@pytest.fixture(autouse=True)
+def on_an_h200():
+    """Its table: what is asserted of choices was measured there."""
+    with using(H200):
+        yield
 
 
 def operands(rows, n, k, dtype, device):

@@ -14,13 +14,15 @@ import torch
 pytest.importorskip("triton")
 
 from quire.ipc.step.plan import VARIANT_FILTER, VARIANT_PROCESSORS, VARIANT_RANDOM, StepPlan
-from quire.kernels.attention.decode_schedule import DecodeConfig, DecodeWorkspace
+from quire.kernels.attention.decode_schedule import DecodeWorkspace
 from quire.kernels.triton_support import dependent_launch
+from quire.kernels.tuning.configs import DecodeConfig
+from quire.kernels.tuning.current import using
+from quire.kernels.tuning.h200 import H200
 from quire.workers.devices.cuda import CudaDevice
 from quire.workers.graphs import (
     COMMON_VARIANTS,
     MAX_ROWS_AHEAD,
-    MAX_TOKENS,
     PROMPT_ROWS,
     START_TOKENS,
     WARM_VARIANTS,
@@ -37,7 +39,14 @@ from quire.workers.graphs import (
     unmixed_shapes,
 )
 
+MAX_TOKENS = H200.step.captured_tokens
 CONFIGS = [DecodeConfig(64, 4, 4, 1), DecodeConfig(64, 4, 3, 2), DecodeConfig(64, 4, 2, 4)]
+
+
+@pytest.fixture(autouse=True)
+def on_an_h200():
+    with using(H200):
+        yield
 
 
 def padded(sizes, n):

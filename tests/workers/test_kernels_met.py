@@ -36,7 +36,7 @@ dependent_launch._max_rows = lambda: 64 if streams else 16
 source = pathlib.Path(ops.__file__).read_text()
 assert "x.is_cuda" in source
 exec(compile(source.replace(".is_cuda", ".is_meta"), ops.__file__, "exec"), ops.__dict__)
-blas._prefer = lambda library: None
+blas.prefer = lambda library: None
 blas.batched_parts = lambda x, w, parts: meta(parts, len(x), len(w), dtype=torch.float32)
 
 config = read_model_config(folder)

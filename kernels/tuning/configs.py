@@ -1,0 +1,76 @@
+"""How one kernel is cut for a GPU: tiles, warps, stages. Values only, which a tuning table holds and a JSON file can say.
+
+The kernels' own modules say what the fields do to them; nothing here imports Triton or a kernel.
+"""
+
+import msgspec
+
+REGISTERS = 65536  # of an SM, 32-bit
+
+
+class SkinnyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of `linear`'s kernels for 1 to 16 rows. block_k is cut to the power of two that holds K."""
+
+    dot: bool  # on tensor cores
+    block_n: int  # output columns of a program
+    block_k: int
+    num_warps: int
+    num_stages: int = 1  # of the dot kernel: loads in flight ahead of the arithmetic
+
+
+class SplitConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of `split_linear`'s own kernel, for 17 to 64 rows of small weights."""
+
+    splits: int  # of K
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
+class DecodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How decode is cut: keys a tile, warps and stages a program, programs an SM; rows of up to whole_tiles stay whole."""
+
+    tile: int
+    num_warps: int
+    num_stages: int
+    programs_per_sm: int
+    whole_tiles: int = 3
+
+    def ring_bytes(self, line_bytes: int) -> int:
+        """Shared memory of a program, about, if a key and its value take line_bytes."""
+        return (self.num_stages - 1) * self.tile * line_bytes + 8192
+
+    @property
+    def max_registers(self) -> int:
+        """What a thread may have for `programs_per_sm` programs to fit; the compiler alone takes 250, for the rare combine."""
+        return _max_registers(self.programs_per_sm, self.num_warps)
+
+
+class PrefillConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Rows of a query tile (tokens x group), keys of a KV tile, warps and pipeline stages a program, programs an SM."""
+
+    query_rows: int
+    tile: int
+    num_warps: int
+    num_stages: int
+    programs_per_sm: int
+
+    @property
+    def max_registers(self) -> int:
+        """What a thread may have for `programs_per_sm` programs to fit."""
+        return _max_registers(self.programs_per_sm, self.num_warps)
+
+
+class HopperPrefillConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of `prefill_hopper`: keys of a tile, tiles of keys and of values in shared memory, whether consumers take turns at the
+    tensor cores, registers of a producer's thread (the consumers have what it leaves)."""
+
+    tile: int
+    stages: int
+    ping_pong: bool
+    producer_registers: int
+
+
+def _max_registers(programs: int, num_warps: int) -> int:
+    return min(255, REGISTERS // (programs * num_warps * 32) // 8 * 8)

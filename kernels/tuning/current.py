@@ -1,0 +1,93 @@
+"""Which tuning table is in force: that of the process's GPU, chosen when it is first asked for.
+
+An operator's own, made by `python -m quire.kernels.tuning.tune`, is a JSON file in this folder, named after the GPU; it comes
+before the tables that Quire has. A process without a GPU, and a GPU without a table, gets `default.py`.
+"""
+
+import functools
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import ParamSpec, TypeVar, cast
+
+import msgspec
+import torch
+
+from quire.kernels.tuning.default import DEFAULT
+from quire.kernels.tuning.h100 import H100
+from quire.kernels.tuning.h200 import H200
+from quire.kernels.tuning.table import BF16, LinearTuning, Tuning
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+TABLES = (H200, H100)
+FOLDER = Path(__file__).parent
+MAX_KEPT = 4096  # choices of a kind: numbers of rows of eager steps, which may be any
+
+_current: Tuning | None = None
+_choices: list[Callable[[], None]] = []
+
+
+def current() -> Tuning:
+    """The table in force."""
+    global _current
+    if _current is None:
+        _current = for_device(torch.cuda.get_device_name()) if torch.cuda.is_available() else DEFAULT
+    return _current
+
+
+def linear_tuning(weight_format: str = BF16) -> LinearTuning:
+    """Its part for products with weights of a format."""
+    return current().linear[weight_format]
+
+
+def for_device(name: str, folder: Path = FOLDER) -> Tuning:
+    """The table of a GPU of this name. Raises ValueError if an operator's file cannot be read."""
+    path = table_path(name, folder)
+    if path.exists():
+        return read_table(path)
+    return next((table for table in TABLES if name in table.devices), DEFAULT)
+
+
+def table_path(name: str, folder: Path = FOLDER) -> Path:
+    """Where an operator's table for a GPU of this name is looked for."""
+    return folder / (re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_").lower() + ".json")
+
+
+def read_table(path: Path) -> Tuning:
+    """A table from a file. Raises ValueError, which names it, if it is not one."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Tuning)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"{path} is not a tuning table ({error}): make it anew, or remove it") from None
+
+
+def cached(choice: Callable[P, R]) -> Callable[P, R]:
+    """functools.lru_cache for what is chosen from the table: forgotten when another comes into force.
+
+    A step's layers ask the same again and again, eagerly launched: 0.06 us where reading the rules takes 0.5 to 2.
+    """
+    kept = functools.lru_cache(MAX_KEPT)(choice)
+    _choices.append(kept.cache_clear)
+    return cast(Callable[P, R], kept)
+
+
+@contextmanager
+def using(table: Tuning) -> Iterator[None]:
+    """Within, this table is in force: for tests and tuning."""
+    global _current
+    before = _current
+    _set(table)
+    try:
+        yield
+    finally:
+        _set(before)
+
+
+def _set(table: Tuning | None) -> None:
+    global _current
+    _current = table
+    for forget in _choices:
+        forget()

@@ -1,0 +1,122 @@
+"""The table of GPUs that nobody measured: tiles and limits that come from what kernels are, not from one GPU's libraries.
+
+What depends on the number of SMs or on shared memory is computed where it is used, from the GPU at hand: programs of attention
+and of `linear_hopper`, parts of a product, decode configurations that fit. cuBLAS is left to itself: no ranges of rows for
+cuBLASLt, no batches over K, no sizes to avoid. The tiles were found on an H200 (benchmarks/LOG.md).
+"""
+
+from quire.kernels.tuning.configs import DecodeConfig, HopperPrefillConfig, PrefillConfig, SkinnyConfig, SplitConfig
+from quire.kernels.tuning.table import (
+    ANY,
+    BF16,
+    AttentionTuning,
+    DecodeRule,
+    ElementwiseTuning,
+    LinearTuning,
+    PrefillRule,
+    SkinnyRule,
+    SplitTuning,
+    StepTuning,
+    StreamTuning,
+    Tuning,
+)
+
+SKINNY = (
+    SkinnyRule(max_rows=1, min_k=4097, config=SkinnyConfig(False, 2, 2048, 4)),
+    SkinnyRule(max_rows=1, min_k=4096, config=SkinnyConfig(False, 1, 4096, 8)),
+    SkinnyRule(max_rows=1, min_k=2049, config=SkinnyConfig(False, 2, 4096, 8)),
+    SkinnyRule(max_rows=1, min_k=1025, config=SkinnyConfig(False, 2, 2048, 4)),
+    SkinnyRule(max_rows=1, config=SkinnyConfig(False, 4, 1024, 4)),
+    SkinnyRule(max_rows=4, max_columns=1024, config=SkinnyConfig(False, 2, 1024, 4)),
+    # few output columns: only tiles this small are enough programs
+    SkinnyRule(max_rows=16, max_columns=1024, config=SkinnyConfig(True, 8, 512, 2, 3)),
+    SkinnyRule(max_rows=16, max_columns=4096, min_k=4096, config=SkinnyConfig(True, 32, 512, 4, 3)),
+    SkinnyRule(max_rows=16, max_columns=4096, config=SkinnyConfig(True, 32, 128, 4, 5)),
+    SkinnyRule(max_rows=16, gated=True, max_weight=2**25, config=SkinnyConfig(True, 32, 128, 4, 5)),
+    SkinnyRule(max_rows=16, gated=True, config=SkinnyConfig(True, 32, 128, 4, 3)),
+    SkinnyRule(max_rows=16, max_weight=2**25, config=SkinnyConfig(True, 64, 128, 4, 5)),
+    SkinnyRule(max_rows=16, config=SkinnyConfig(True, 64, 128, 4, 3)),
+)
+
+# Programs an SM, ascending. Few, each with more tiles under way, are best where latency counts; many hide each other's, at the
+# beginning and end of rows.
+_ONE = DecodeConfig(tile=64, num_warps=4, num_stages=4, programs_per_sm=1)
+_TWO = DecodeConfig(tile=64, num_warps=4, num_stages=3, programs_per_sm=2, whole_tiles=4)
+_THREE = DecodeConfig(tile=64, num_warps=4, num_stages=3, programs_per_sm=3)
+_FOUR = DecodeConfig(tile=64, num_warps=4, num_stages=2, programs_per_sm=4)
+
+# More query rows than 32 are speculative decoding with large groups: wgmma tiles.
+DECODE = (
+    DecodeRule(query_bytes=4, max_head_dim=128, min_query_rows=33, configs=(DecodeConfig(32, 8, 2, 2),)),
+    DecodeRule(query_bytes=4, max_head_dim=128, configs=(DecodeConfig(32, 4, 2, 2),)),
+    DecodeRule(query_bytes=4, min_query_rows=33, configs=(DecodeConfig(16, 8, 2, 2),)),
+    DecodeRule(query_bytes=4, configs=(DecodeConfig(16, 4, 2, 2),)),
+    DecodeRule(query_bytes=2, max_head_dim=128, min_query_rows=33, configs=(DecodeConfig(64, 4, 3, 1),)),
+    DecodeRule(query_bytes=2, max_head_dim=128, cache_bytes=1, configs=(_ONE, _TWO, _THREE)),
+    DecodeRule(query_bytes=2, max_head_dim=128, configs=(_ONE, _TWO, _FOUR)),
+    DecodeRule(query_bytes=2, min_query_rows=33, configs=(DecodeConfig(64, 8, 2, 1),)),
+    DecodeRule(query_bytes=2, configs=(DecodeConfig(64, 4, 3, 1),)),
+)
+
+PREFILL = (
+    # No tensor cores here: ieee dots are unrolled FMAs over operands in shared memory.
+    PrefillRule(query_bytes=4, max_head_dim=128, config=PrefillConfig(32, 32, 4, 2, 2)),
+    PrefillRule(query_bytes=4, config=PrefillConfig(16, 16, 4, 2, 2)),
+    # Two programs an SM, though with 128 registers a thread they spill and wait for each wgmma: one computes its softmax while
+    # the other multiplies. One program with 3 stages: 426 TFLOP/s at 8 x 4096 tokens; two: 470; and 8 % less time at 512.
+    PrefillRule(query_bytes=2, max_head_dim=64, config=PrefillConfig(128, 64, 8, 3, 2)),
+    PrefillRule(query_bytes=2, max_head_dim=128, cache_bytes=1, config=PrefillConfig(128, 64, 8, 3, 2)),
+    PrefillRule(query_bytes=2, max_head_dim=128, config=PrefillConfig(128, 64, 8, 2, 2)),
+    PrefillRule(query_bytes=2, config=PrefillConfig(128, 64, 8, 2, 1)),
+)
+
+DEFAULT = Tuning(
+    devices=(),
+    linear={
+        BF16: LinearTuning(
+            skinny=SKINNY,
+            stream=StreamTuning(
+                max_rows=64,
+                min_columns=2048,  # 32 programs; fewer were not measured
+                min_parts_columns=1025,
+                block_k=128,
+                sharing=1,
+                gated_sharing=2,  # one loads while the other exchanges gate and up
+                max_parts=((32, 8), (64, 4)),
+            ),
+            split=SplitTuning(
+                config=SplitConfig(4, 32, 128, 4, 4),  # the best at 32 and at 64 rows
+                small_columns=2048,
+                small_weight=1 << 23,
+                max_columns=4096,
+                batched_small=(),
+                batched_large=(),
+            ),
+            cublaslt_columns=4096,
+            cublaslt_rows=(),
+            norm_linear_weight=1 << 23,  # where W is larger, the norm's repetition costs more than the launches saved
+            norm_linear_tiles=((1024, 2, 2), (2048, 2, 4), (4096, 2, 8)),
+        )
+    },
+    attention=AttentionTuning(
+        decode=DECODE,
+        prefill=PREFILL,
+        prefill_hopper=HopperPrefillConfig(tile=128, stages=2, ping_pong=True, producer_registers=24),
+        min_split_tiles=8,
+        # Few tokens are quickest in many small programs. Where they are many, 8 elements a thread would make the SMs' issue
+        # rate the limit, and not the memory: 0.78 instructions an element (with QK-norm 1.13), most of them for addresses. At
+        # 16 it is 0.53 (0.78).
+        rope_tiles=((256, 1024), (ANY, 2048)),
+    ),
+    elementwise=ElementwiseTuning(norm_warp_elements=512, silu_block=1024, silu_warp_elements=256, embedding_block=4096),
+    step=StepTuning(
+        # Close together where a row costs a larger part of the step.
+        decode_sizes=((1, 3, 1), (4, 8, 4), (8, 64, 8), (64, 256, 16), (256, 512, 32), (512, ANY, 64)),
+        mixed_sizes=((16, 33, 16), (64, 512, 64), (512, 1024, 128), (1024, 4096, 256), (4096, ANY, 512)),
+        slow_sizes=(),
+        captured_tokens=2048,
+        large_weights_bytes=16 * 10**9,  # such a model's GPU takes 45 ms for so many tokens, an eager step's launches 23 to 45
+        early_rows=1,
+        dependent_rows=16,
+    ),
+)

@@ -1,0 +1,143 @@
+"""What a GPU's tuning table holds: which kernel a shape gets and how it is cut, by number of rows, columns and bytes.
+
+A table is a value, made once for a GPU: `default.py`, `h200.py` and `h100.py` are tables, `tune.py` makes one on the GPU at
+hand, and `current.py` knows which is in force. The kernels' launchers read it. What a table says decides speed and, where it
+decides the order of a sum, last bits; never whether a kernel can be used at all: that is the launchers' business.
+
+Rules are read in order; the first that fits decides. "Rows" are those of x in x @ W^T, W [N, K] has N "columns" of the output
+and N * K elements of "weight". Ranges (first, last) include both ends.
+"""
+
+import msgspec
+
+from quire.kernels.tuning.configs import DecodeConfig, HopperPrefillConfig, PrefillConfig, SkinnyConfig, SplitConfig
+
+BF16 = "bf16"  # dense weights of 16 bits, bfloat16 or float16
+ANY = 1 << 62  # no limit
+
+Ranges = tuple[tuple[int, int], ...]
+Sizes = tuple[tuple[int, int, int], ...]  # (first, end, step), as range's
+
+
+class SkinnyRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Which configuration `linear` takes, for at most max_rows rows, max_columns and max_weight, and K of at least min_k.
+
+    gated: only products that are gated, or that are not; None: either.
+    """
+
+    config: SkinnyConfig
+    max_rows: int
+    max_columns: int = ANY
+    min_k: int = 0
+    max_weight: int = ANY
+    gated: bool | None = None
+
+    def fits(self, rows: int, n: int, k: int, is_gated: bool) -> bool:
+        """Whether it decides for rows of x [rows, K] @ W^T [K, n]."""
+        if rows > self.max_rows or n > self.max_columns or k < self.min_k or n * k > self.max_weight:
+            return False
+        return self.gated is None or self.gated == is_gated
+
+
+class StreamTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Of `linear_hopper`, whose programs fill what they get of an SM's shared memory with tiles of W."""
+
+    max_rows: int  # beyond it cuBLAS is as fast; at most 64
+    min_columns: int  # of a product that is not in parts: fewer are too few programs
+    min_parts_columns: int  # of one in parts, at 2 to 4 rows, where the vector kernel is faster below
+    block_k: int
+    sharing: int  # programs an SM
+    gated_sharing: int
+    max_parts: tuple[tuple[int, int], ...]  # (rows up to, parts of K at most), rows ascending
+
+
+class SplitTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """When the norm behind a product is left to add up its parts over K (`split_linear`), where `linear_hopper` is not used."""
+
+    config: SplitConfig
+    small_columns: int  # a product is small with at most these columns
+    small_weight: int  # and these elements: 17 to 64 rows go to the kernel of our own
+    max_columns: int  # of any product in batched parts
+    batched_small: tuple[tuple[int, int, int], ...]  # (first row, last row, parts), beyond 64 rows: by cuBLAS as a batch
+    batched_large: tuple[tuple[int, int, int], ...]
+
+
+class LinearTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Products with weights of one format."""
+
+    skinny: tuple[SkinnyRule, ...]
+    stream: StreamTuning
+    split: SplitTuning
+    cublaslt_columns: int  # of input and output: narrower products are cuBLAS's
+    cublaslt_rows: Ranges  # which cuBLASLt computes faster than cuBLAS
+    norm_linear_weight: int  # elements up to which one row's norm and product are faster in one kernel
+    norm_linear_tiles: tuple[tuple[int, int, int], ...]  # (K up to, output columns of a program, warps), K ascending
+
+
+class DecodeRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Configurations of decode attention, by programs an SM, ascending (`decode_schedule`)."""
+
+    configs: tuple[DecodeConfig, ...]
+    query_bytes: int  # of an element of q
+    cache_bytes: int | None = None  # of an element of the cache; None: any
+    max_head_dim: int = ANY
+    min_query_rows: int = 0  # queries of a row x heads of a group
+
+    def fits(self, query_bytes: int, cache_bytes: int, head_dim: int, query_rows: int) -> bool:
+        if query_bytes != self.query_bytes or self.cache_bytes not in (None, cache_bytes):
+            return False
+        return head_dim <= self.max_head_dim and query_rows >= self.min_query_rows
+
+
+class PrefillRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The configuration of the portable prefill attention; a query tile has at least a group's heads."""
+
+    config: PrefillConfig
+    query_bytes: int
+    cache_bytes: int | None = None
+    max_head_dim: int = ANY
+
+    def fits(self, query_bytes: int, cache_bytes: int, head_dim: int) -> bool:
+        return query_bytes == self.query_bytes and self.cache_bytes in (None, cache_bytes) and head_dim <= self.max_head_dim
+
+
+class AttentionTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    decode: tuple[DecodeRule, ...]
+    prefill: tuple[PrefillRule, ...]
+    prefill_hopper: HopperPrefillConfig
+    min_split_tiles: int  # KV tiles of the portable prefill: what a program must save for a reduction of partials to pay
+    rope_tiles: tuple[tuple[int, int], ...]  # (tokens up to, elements of a program's tile of heads), tokens ascending
+
+
+class ElementwiseTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    norm_warp_elements: int  # elements of a row that a warp of RMSNorm takes
+    silu_block: int  # elements of a program
+    silu_warp_elements: int
+    embedding_block: int  # elements of a program, at most
+
+
+class StepTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Steps as a whole: what sizes they are padded to, which are captured, how their kernels follow one another."""
+
+    decode_sizes: Sizes  # of decode steps, in rows
+    mixed_sizes: Sizes  # of mixed steps, in tokens
+    slow_sizes: tuple[int, ...]  # left out of both: products of the next larger size take less time
+    captured_tokens: int  # of a mixed step captured ahead, and of any if the model is large
+    large_weights_bytes: int  # of a model whose captured_tokens take the GPU as long as an eager step's launches the host
+    early_rows: int  # up to which the next kernel of a chain begins before the wait (`dependent_launch`)
+    dependent_rows: int  # up to which launches are dependent, where `linear_hopper` does not compute the products
+
+
+class Tuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A GPU's table."""
+
+    devices: tuple[str, ...]  # as CUDA calls them; none: of any
+    linear: dict[str, LinearTuning]  # by weight format
+    attention: AttentionTuning
+    elementwise: ElementwiseTuning
+    step: StepTuning
+
+
+def padded_sizes(sizes: Sizes, limit: int) -> list[int]:
+    """The sizes below limit, ascending."""
+    return [size for first, end, step in sizes for size in range(first, min(end, limit), step)]

@@ -1,0 +1,67 @@
+"""The products and heads that a table is tuned with: those of models people serve, and of a tiny one for a dry run."""
+
+from typing import NamedTuple
+
+
+class Model(NamedTuple):
+    """A decoder's sizes."""
+
+    hidden: int
+    intermediate: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+
+    @property
+    def heads(self) -> tuple[int, int, int]:
+        """Query heads, KV heads, head size."""
+        return self.q_heads, self.kv_heads, self.head_dim
+
+    @property
+    def products(self) -> "list[Product]":
+        """Of a layer, and the head."""
+        width = (self.q_heads + 2 * self.kv_heads) * self.head_dim
+        return [
+            Product("qkv", width, self.hidden),
+            Product("o", self.hidden, self.q_heads * self.head_dim, in_parts=True),
+            Product("gate_up", 2 * self.intermediate, self.hidden, is_gated=True),
+            Product("down", self.hidden, self.intermediate, in_parts=True),
+            Product("head", self.vocab, self.hidden),
+        ]
+
+
+class Product(NamedTuple):
+    """x [M, k] @ W^T [k, n]. in_parts: a norm follows, which may add up parts over K."""
+
+    name: str
+    n: int
+    k: int
+    is_gated: bool = False
+    in_parts: bool = False
+
+    @property
+    def columns(self) -> int:
+        """Of the output."""
+        return self.n // 2 if self.is_gated else self.n
+
+
+class Workload(NamedTuple):
+    small: Model  # Qwen3-0.6B
+    large: Model  # Llama-3.1-8B
+    middle: Model  # Qwen3-1.7B
+    most_tokens: int  # of a step
+    most_rows: int  # of a step with attention
+    longest: int  # keys of a row
+
+
+SERVED = Workload(
+    small=Model(1024, 3072, 16, 8, 128, 151936),
+    large=Model(4096, 14336, 32, 8, 128, 128256),
+    middle=Model(2048, 6144, 16, 8, 128, 151936),
+    most_tokens=8192,
+    most_rows=1024,
+    longest=32768,
+)
+_TINY = Model(16, 32, 2, 1, 16, 48)
+DRY_RUN = Workload(small=_TINY, large=_TINY, middle=_TINY, most_tokens=80, most_rows=2, longest=48)

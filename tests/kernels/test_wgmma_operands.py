@@ -1,0 +1,155 @@
+"""Operands of an asynchronous wgmma that lie in registers stay there until it is waited for.
+
+ptxas before CUDA 13.3 may give such registers to something else too early (triton-lang/triton #9433, #11781). The machine code
+of every kernel that has such operands is read here, as the installed Triton makes it; on a GPU, sums of integers show one wrong
+weight.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from attention_cases import Case, run_prefill
+from sass import hazards
+
+pytest.importorskip("triton")
+
+PROGRAM = """
+import json, pathlib, sys, tempfile
+import hopper_offline
+from hopper_offline import COMPILED, ints, meta
+import torch
+from sass import disassemble, hazards
+from quire.kernels.attention.decode import decode_attention
+from quire.kernels.attention.decode_schedule import DecodeWorkspace
+from quire.kernels.attention.prefill import prefill_attention
+from quire.kernels.attention.prefill_schedule import PrefillWorkspace
+from quire.kernels.attention import prefill_hopper
+
+hopper_offline.compile_launches()
+kind, dim, group, window, cache_bytes = sys.argv[1], *map(int, sys.argv[2:])
+heads, kv_heads, bf16 = 4 * group, 4, torch.bfloat16
+cache = meta(100, kv_heads, 64, dim, dtype=bf16 if cache_bytes == 2 else torch.float8_e4m3fn)
+q, out = meta(1024, (heads + 2 * kv_heads) * dim)[:, : heads * dim].unflatten(1, (heads, dim)), meta(1024, heads, dim)
+arguments = (q, cache, cache, ints(9, 64), ints(8), ints(9), ints(8), out)
+if kind == "decode":
+    workspace = DecodeWorkspace.allocate(8, heads, kv_heads, dim, 8, "meta", bf16, cache_dtype=cache.dtype)
+    decode_attention(*arguments, scale=0.1, workspace=workspace, schedule=workspace.new_schedule())
+else:
+    workspace = PrefillWorkspace.allocate(8, 1024, heads, kv_heads, dim, "meta", bf16, cache_dtype=cache.dtype, hopper=False)
+    if kind == "hopper":
+        prefill_hopper.launch(*arguments, scale=0.1, workspace=workspace)
+    else:
+        prefill_attention(*arguments, scale=0.1, workspace=workspace, window=window)
+with tempfile.TemporaryDirectory() as folder:
+    print(json.dumps(hazards(disassemble(COMPILED[-1].asm["cubin"], pathlib.Path(folder)))))
+"""
+
+# Kind, head size, heads of a group, window, bytes of the cache's elements.
+KERNELS = [("hopper", 128, 4, 0, 2), ("portable", 128, 4, 1024, 2)]
+MORE = [("hopper", dim, group, 0, 2) for dim in (64, 128) for group in (1, 2, 4, 8, 16)]
+MORE += [("portable", dim, 4, window, size) for dim in (64, 128, 256) for window in (0, 1024) for size in (1, 2)]
+MORE += [("decode", dim, 8, 0, 2) for dim in (64, 128, 256)]
+
+
+@pytest.mark.parametrize("kernel", [*KERNELS, *(pytest.param(each, marks=pytest.mark.slow) for each in MORE)], ids=str)
+def test_no_register_of_a_wgmma_under_way_is_written(kernel, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+    child = subprocess.run([sys.executable, "-c", PROGRAM, *map(str, kernel)], capture_output=True, text=True, timeout=300)
+    if "FileNotFoundError" in child.stderr and "nvdisasm" in child.stderr:
+        pytest.skip("this Triton has no disassembler")
+    assert child.returncode == 0, child.stderr[-3000:]
+    count, found = json.loads(child.stdout)
+    assert count >= 4 and found == []
+
+
+CODE = """
+.text.kernel:
+        /*0000*/                   WARPGROUP.ARRIVE ;
+        /*0010*/                   HGMMA.64x16x16.F32.BF16 R24, R40, gdesc[UR4].tnspB, R24, gsb0 ;
+.L_x_0:
+        /*0020*/              @!P0 BRA `(.L_x_0) ;
+        /*0030*/                   HGMMA.64x16x16.F32.BF16 R32, gdesc[UR8], R32, gsb0 ;
+        /*0040*/                   {early}
+        /*0050*/                   WARPGROUP.DEPBAR.LE gsb0, 0x1 ;
+        /*0060*/                   {between}
+        /*0070*/                   WARPGROUP.DEPBAR.LE gsb0, 0x0 ;
+        /*0080*/                   MOV R40, R32 ;
+        /*0090*/                   EXIT ;
+"""
+
+
+@pytest.mark.parametrize(
+    ("early", "between", "count"),
+    [
+        ("MOV R44, R1 ;", "MOV R41, R24 ;", 0),  # beside the operand; after the first one has been waited for
+        ("MOV R43, R1 ;", "NOP ;", 1),
+        ("LDS.128 R36, [R2] ;", "NOP ;", 1),  # R36 to R39 are accumulators of the second
+        ("LDS.128 R40, [R2] ;", "NOP ;", 1),
+        ("STS.128 [R2], R40 ;", "ISETP.GT.AND P3, PT, R40, R41, PT ;", 0),
+        ("F2FP.BF16.F32.PACK_AB R42, R5, R4 ;", "FADD R33, R1, R2 ;", 2),
+    ],
+)
+def test_what_is_written_too_early_is_seen(early, between, count):
+    operands, found = hazards(CODE.format(early=early, between=between))
+    assert operands == 1 and len(found) == count
+
+
+def integers(case: Case) -> Case:
+    """Weights of 1 and 1/2, values of 0 to 4, most of them 0: sums are exact, and few enough that each weight shows."""
+    case.scale = 1 / 1.4426950408889634  # ln 2: of scores 0 and 1, powers of two
+    first = torch.arange(case.head_dim, device=case.device) == 0
+    case.q.copy_(first.expand_as(case.q))
+    generator = torch.Generator(case.device).manual_seed(case.seed)
+    for cache, high, chance in ((case.k_cache, 2, 1.0), (case.v_cache, 5, 1 / 64)):
+        drawn = torch.randint(0, high, cache.shape, generator=generator, device=case.device).float()
+        drawn *= torch.rand(cache.shape, generator=generator, device=case.device) < chance
+        drawn = drawn * first if cache is case.k_cache else drawn
+        cache.copy_(torch.where(cache.isnan() if cache.dtype.itemsize > 1 else cache.float().isnan(), float("nan"), drawn))
+    return case
+
+
+def assert_exact(case: Case, got: torch.Tensor) -> None:
+    """But for the rounding of the result, and of one over the sum of the weights."""
+    rounding = torch.finfo(case.dtype).eps / 2 * 1.01 + torch.finfo(torch.float32).eps
+    torch.testing.assert_close(got.float(), case.expected(), rtol=rounding, atol=0)
+
+
+ROWS = [[(512, 512)], [(2048, 2048)] * 4, [(3000, 2000), (90, 90), (1025, 700)], [(129 * i, 128) for i in range(1, 20)]]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("rows", ROWS, ids=["short", "equal", "ragged", "chunks"])
+@pytest.mark.parametrize("heads", [(32, 8, 128), (16, 8, 128), (8, 8, 64), (16, 1, 64)], ids=str)
+def test_gpu_each_weight_is_in_the_sum(heads, rows, dtype):
+    """On a Hopper, its own kernel and the portable one; elsewhere, the portable one twice."""
+    for seed in range(3):
+        case = integers(Case(rows, *heads, 64, dtype=dtype, device="cuda", seed=seed))
+        for hopper in (True, False):
+            assert_exact(case, run_prefill(case, hopper=hopper))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("cache_dtype", [None, torch.float8_e4m3fn], ids=["16 bit", "8 bit"])
+def test_gpu_each_weight_is_in_the_sum_of_the_portable_kernel(head_dim, cache_dtype, dtype):
+    for seed, window in ((0, 0), (1, 700), (2, 64)):
+        shape = {"window": window, "dtype": dtype, "cache_dtype": cache_dtype, "device": "cuda", "seed": seed}
+        case = integers(Case([(2000, 1500), (300, 300), (65, 1)], 16, 4, head_dim, 64, **shape))
+        assert_exact(case, run_prefill(case, cache_dtype=case.cache_dtype or dtype))
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("window", [0, 20])
+def test_interpreted_sums_of_integers_are_exact(window):
+    from quire.kernels.tuning.configs import PrefillConfig
+
+    case = integers(Case([(40, 33), (9, 9)], 4, 2, 16, 16, window=window))
+    assert_exact(case, run_prefill(case, config=PrefillConfig(16, 16, 4, 2, 1), num_programs=3))
