@@ -57,11 +57,9 @@ def make_tokenizer() -> Tokenizer:
 class Client:
     """What AsyncClient is to the routes, without a core."""
 
-    max_sequence_len = 10**7
-
     def __init__(self, make_stream: Callable) -> None:
         self.tokenizer = make_tokenizer()
-        limits = EngineLimits(10**7, VOCAB_SIZE, 1024, 20, 10**7)
+        limits = EngineLimits(10**7, VOCAB_SIZE, 1024, 20)
         self.welcome = Welcome(1, 1, ["model"], limits, [], [], "0", 1, 60.0, True)
         self.streams: list = []
         self._make_stream = make_stream

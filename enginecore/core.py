@@ -108,7 +108,6 @@ class EngineCore:
                 max_num_waiting=config.max_num_waiting,
             ),
             self.scheduler.kv.hasher,
-            self.scheduler.fits,
         )
         self.stopping = False
         self._draining_until = 0.0
@@ -198,7 +197,7 @@ class EngineCore:
         for seq in accepted:
             self.scheduler.add(seq)
         if self.config.log_requests:
-            log.info("request %d: %d prompt tokens, %s", message.id, len(message.prompt_token_ids) // 4, _shown(message))
+            log.info("request %d: %d prompt tokens, %s", message.id, len(message.inputs.token_ids) // 4, _shown(message))
         return None
 
     def _refuse(self, identity: bytes, request_id: int, code: str, text: str) -> None:
@@ -364,4 +363,4 @@ class EngineCore:
 
 
 def _shown(request: AddRequest) -> str:
-    return ", ".join(f"{name}={value}" for name, value in loggable(request.params).items()) or "default parameters"
+    return ", ".join(f"{name}={value}" for name, value in loggable(request.task.params).items()) or "default parameters"

@@ -184,11 +184,10 @@ def core_config_of(config: EngineConfig, summary: ModelSummary, worker: WorkerCo
     capacity = kv_capacity_tokens(windows, worker.block_size, profile.num_blocks, worker.max_model_len)
     _log_sizes(worker, profile, capacity)
     limits = EngineLimits(
-        max_model_len=min(worker.max_model_len, capacity),
+        max_model_len=capacity,
         vocab_size=profile.vocab_size,
         max_num_seqs=worker.max_num_seqs,
         max_logprobs=config.max_logprobs,
-        kv_capacity_tokens=capacity,
     )
     if limits.max_model_len < 2:
         raise StartupError("the KV cache has no room for even two tokens: give it more memory or smaller blocks")

@@ -134,7 +134,7 @@ class Dispatcher:
                 self._dropped_sequences[sequence.key] = time.monotonic()
             sequence.request.close_one()
             self._ended(sequence.request, news)
-            self._tell(Finish(self._epoch, sequence.key, sequence.num_tokens))
+            self._tell(Finish(self._epoch, sequence.key))
 
     def _ended(self, request: RequestState, news: list[RequestState]) -> None:
         """A child has ended: the consumer must hear of it, even one that waits for nothing but the end."""

@@ -24,10 +24,12 @@ from quire.ipc.messages import (
     Abort,
     AddRequest,
     Finish,
+    Generate,
     GetFile,
     Hello,
     Refused,
     StepOutputs,
+    TokenInputs,
     Welcome,
     sequence_key,
 )
@@ -202,7 +204,7 @@ def test_garbage_on_the_engines_socket(served: Served, peer: RawFrontend) -> Non
     ):
         peer.socket.send_multipart(shape)
         hello(peer)
-    good = msgspec.msgpack.encode(AddRequest(hello(peer), 7, int32(5), SamplingParams(max_tokens=1)))
+    good = msgspec.msgpack.encode(AddRequest(hello(peer), 7, TokenInputs(int32(5)), Generate(SamplingParams(max_tokens=1))))
     for _ in range(100):
         data = bytearray(good)
         for _ in range(draw.randrange(1, 4)):
@@ -262,7 +264,7 @@ def test_well_formed_messages_of_wrong_values_on_the_engines_socket(served: Serv
         peer.send(["add", epoch, request_id, ids, params()])
     peer.send(Abort(epoch, [0, -1, 2**62, *range(10)]))
     for key in (0, -1, 2**62, -(2**62)):
-        peer.send(Finish(epoch, key, -1))
+        peer.send(Finish(epoch, key))
     number = itertools.count(10**6)
     add(max_tokens=2)  # one that is right is answered among all these
     key = sequence_key(10**6, 0)

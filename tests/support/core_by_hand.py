@@ -14,7 +14,7 @@ from quire.enginecore.workers import WorkerGroup
 from quire.ipc.config import WorkerConfig
 from quire.ipc.links.core_and_workers import CoreToWorkers
 from quire.ipc.links.core_to_frontends import CoreToFrontends
-from quire.ipc.messages import PROTOCOL_VERSION, AddRequest, CoreMessage, EngineLimits, Hello, Welcome
+from quire.ipc.messages import PROTOCOL_VERSION, AddRequest, CoreMessage, EngineLimits, Generate, Hello, TokenInputs, Welcome
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.step.plan import decode_plan
 from quire.ipc.step.plan_ring import PlanReader, PlanRing
@@ -65,7 +65,7 @@ class CoreByHand:
 
     def __init__(self, workers: WorkerGroup | None = None) -> None:
         scheduler = SchedulerConfig(MAX_NUM_SEQS, 16, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS, (0,), vocab_size=VOCAB_SIZE)
-        limits = EngineLimits(MAX_MODEL_LEN, VOCAB_SIZE, MAX_NUM_SEQS, 20, NUM_BLOCKS * BLOCK_SIZE)
+        limits = EngineLimits(MAX_MODEL_LEN, VOCAB_SIZE, MAX_NUM_SEQS, 20)
         config = CoreConfig(scheduler, limits, 100, 0, 60.0, spins=False, log_requests=False, log_stats=False)
         welcome = Welcome(EPOCH, PROTOCOL_VERSION, ["tiny"], limits, [], [0], "0", 1, 60.0, True)
         self.endpoint = CoreToFrontends(None, epoch=EPOCH, welcome=welcome)
@@ -118,4 +118,4 @@ class CoreByHand:
 
 def add(request_id: int, num_tokens: int = 4, **params: Any) -> AddRequest:
     prompt = (np.arange(num_tokens) % VOCAB_SIZE).astype(np.int32)
-    return AddRequest(EPOCH, request_id, prompt.tobytes(), SamplingParams(**params))
+    return AddRequest(EPOCH, request_id, TokenInputs(prompt.tobytes()), Generate(SamplingParams(**params)))

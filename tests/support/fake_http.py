@@ -287,7 +287,7 @@ class FakeClient:
 
     def __init__(self, generation_config=None) -> None:
         self.tokenizer = make_tokenizer(generation_config)
-        limits = EngineLimits(max_model_len=200, vocab_size=300, max_num_seqs=8, max_logprobs=20, kv_capacity_tokens=1000)
+        limits = EngineLimits(max_model_len=200, vocab_size=300, max_num_seqs=8, max_logprobs=20)
         self.welcome = Welcome(
             epoch=1, protocol=1, served_model_names=["tiny", "org/tiny"], limits=limits, files=[], eos_token_ids=[257],
             version="0.1.0", created=1700000000, step_timeout_s=60.0, enable_prefix_caching=True,
@@ -303,15 +303,13 @@ class FakeClient:
     def health(self) -> str | None:
         return self.problem
 
-    @property
-    def max_sequence_len(self) -> int:
-        return self.welcome.limits.max_model_len
-
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         if len(text) <= 10_000:
             return self.tokenizer.encode(text, add_special_tokens)
-        if len(text) > 1_000 * self.max_sequence_len:
-            raise TooLong(f"the prompt has {len(text)} characters, more than {self.max_sequence_len} tokens can hold")
+        if len(text) > 1_000 * self.welcome.limits.max_model_len:
+            raise TooLong(
+                f"the prompt has {len(text)} characters, more than {self.welcome.limits.max_model_len} tokens can hold"
+            )
         return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens)
 
     def submit(self, prompt_token_ids, params, **options) -> FakeStream:

@@ -38,7 +38,7 @@ async def chat_completions(app: "App", request: Request, response: Response) -> 
     wanted = Wanted(
         body,
         tokenizer,
-        app.client.max_sequence_len,
+        app.client.welcome.limits.max_model_len,
         max_tokens=body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens,
         default_max_tokens=None,
         logprobs=_num_logprobs(body, app.client.welcome.limits.max_logprobs),

@@ -44,7 +44,7 @@ async def completions(app: "App", request: Request, response: Response) -> None:
     wanted = Wanted(
         body,
         tokenizer,
-        app.client.max_sequence_len,
+        app.client.welcome.limits.max_model_len,
         max_tokens=1 if body.max_tokens == 0 and body.echo else body.max_tokens,
         default_max_tokens=DEFAULT_MAX_TOKENS,
         logprobs=body.logprobs,

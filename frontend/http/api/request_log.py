@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from quire.frontend.client.async_client import AsyncClient
+from quire.ipc.limits import output_limit, output_room
 from quire.ipc.sampling import loggable
 
 if TYPE_CHECKING:
@@ -42,8 +43,10 @@ class RequestLog:
     def begun(self, name: str, jobs: Sequence["Job"], streamed: bool) -> None:
         if not self._wanted:
             return
-        longest = self._client.max_sequence_len
-        most = max(job.stream.params.max_tokens or longest - job.stream.num_prompt_tokens for job in jobs)
+        longest = self._client.welcome.limits.max_model_len
+        most = max(
+            output_limit(job.stream.params.max_tokens, output_room(job.stream.num_prompt_tokens, longest)) for job in jobs
+        )
         words = [f"{n}={value}" for n, value in loggable(jobs[0].stream.params).items() if n != "max_tokens"]
         words = [_prompts(jobs), f"max_tokens={most}", *words, *(["streamed"] if streamed else [])]
         logger.info("request %s: %s", name, ", ".join(words))
