@@ -5,6 +5,7 @@ object). Every failure to start is a StartupError, whose text is for the user.
 """
 
 import bisect
+import contextlib
 import gc
 import logging
 import signal
@@ -113,7 +114,8 @@ def _run(
         log.info("ready after %.1f s: %s", time.monotonic() - started, endpoint.address)
         on_ready(endpoint.address)
         gc.freeze()  # what start-up made stays: looking through all of it again stopped a step for 7 ms
-        core.run()
+        with contextlib.closing(core):
+            core.run()
     finally:
         workers.stop()
         endpoint.close()

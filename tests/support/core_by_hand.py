@@ -1,6 +1,7 @@
 """An EngineCore whose worker is tests/support/fake_worker.py and whose loop is turned by hand; frontends are RawFrontends."""
 
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ from fake_worker import FakeWorker
 from ipc_cores import RawFrontend
 
 from quire.enginecore.core import CoreConfig, EngineCore
+from quire.enginecore.preparation import Preparer
 from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.workers import WorkerGroup
 from quire.ipc.config import WorkerConfig
@@ -63,7 +65,7 @@ def worker_template(world_size: int = 1, model_dir: str = "") -> WorkerConfig:
 class CoreByHand:
     """`workers`: a group of worker processes; without, a FakeWorkers."""
 
-    def __init__(self, workers: WorkerGroup | None = None) -> None:
+    def __init__(self, workers: WorkerGroup | None = None, preparers: Iterable[Preparer] = ()) -> None:
         scheduler = SchedulerConfig(MAX_NUM_SEQS, 16, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS, (0,), vocab_size=VOCAB_SIZE)
         limits = EngineLimits(MAX_MODEL_LEN, VOCAB_SIZE, MAX_NUM_SEQS, 20)
         config = CoreConfig(scheduler, limits, 100, 0, 60.0, spins=False, log_requests=False, log_stats=False)
@@ -71,7 +73,7 @@ class CoreByHand:
         self.endpoint = CoreToFrontends(None, epoch=EPOCH, welcome=welcome)
         self.workers = workers or FakeWorkers(worker_template())
         self.workers.start()
-        self.core = EngineCore(config, self.endpoint, self.workers)
+        self.core = EngineCore(config, self.endpoint, self.workers, preparers=preparers)
         self._frontends: list[RawFrontend] = []
 
     def turn(self) -> None:
@@ -84,7 +86,7 @@ class CoreByHand:
         self.core._collect()
         self.core._beat()
         self.endpoint.check()
-        self.core.scheduler.check()
+        self.core.check()
 
     def until(self, condition: Any, turns: int = 100_000) -> None:
         for _ in range(turns):
@@ -112,6 +114,7 @@ class CoreByHand:
     def close(self) -> None:
         for frontend in self._frontends:
             frontend.close()
+        self.core.close()
         self.workers.kill()
         self.endpoint.close(linger_s=0)
 
