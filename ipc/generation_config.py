@@ -1,7 +1,7 @@
 """generation_config.json: the sampling defaults that a model's authors recommend, under SamplingParams' names.
 
-The core's launch refuses a file that cannot be used (enginecore/loading/model_files.py), frontends fill in from it what a request
-leaves out (frontend/text/tokenizer.py): both with this function, so that what was let in means the same to both.
+The core's launch refuses a file that cannot be used (enginecore/loading/model_files.py), frontends fill in what requests
+leave out (frontend/text/tokenizer.py): both with this function, so that what was let in means the same to both.
 """
 
 from collections.abc import Mapping

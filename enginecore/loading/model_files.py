@@ -2,8 +2,8 @@
 
 `resolve_model` and `resolve_tokenizer` give folders, `model_summary` reads limits and end-of-sequence ids from the JSON files
 and checks the sampling defaults, `frontend_files` is the closed list of files of the handshake. No torch and no transformers: a
-tokenizer that is not a tokenizer.json is converted by a short-lived child (convert_tokenizer.py). Whether a model can be run at
-all is the worker's decision (workers/models/config.py); here only what the core uses is read. Called once, by the core's launch.
+tokenizer that is not a tokenizer.json is converted by a short-lived child (convert_tokenizer.py). Whether a model can be run
+at all is the worker's decision (workers/models/config.py); only what the core uses is read here. Called once, at its launch.
 """
 
 import hashlib

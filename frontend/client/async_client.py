@@ -392,7 +392,7 @@ class AsyncClient:
             case Beat():
                 self.beat, self.beat_time = message, time.monotonic()
                 self._send_unsent()
-                self._dispatcher.forget_old_ghosts()
+                self._dispatcher.forget_long_dropped()
             case PromptLogprobs():
                 self._dispatcher.prompt_logprobs(message)
             case RequestError():

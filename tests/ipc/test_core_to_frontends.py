@@ -417,7 +417,7 @@ def test_no_bytes_raise_in_the_cores_loop(core):
     @given(payload=hostile_bytes())
     @example(payload=msgspec.msgpack.encode(Abort(EPOCH, [1, 2])))
     def try_one(payload: bytes) -> None:
-        core.endpoint._frontends.setdefault(identity, core_endpoint.Frontend(identity, 0.0)).welcomed = True
+        core.endpoint._frontends.setdefault(identity, core_endpoint.FrontendConnection(identity, 0.0)).welcomed = True
         accepted = core.endpoint._accept(identity, payload)
         assert accepted is None or isinstance(accepted, AddRequest | Abort | Finish)
         kinds.add(type(accepted))

@@ -10,10 +10,11 @@ import tokenizers
 from quire.frontend.client.async_client import TooLong
 from quire.frontend.client.outputs import Delta, Logprob, RequestMetrics
 from quire.frontend.http.api.app import App
+from quire.frontend.http.api.services import Services
 from quire.frontend.http.protocol.connection import Connection
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.protocol.exchange import Request, Response
-from quire.frontend.http.server_state import Limits, Server
+from quire.frontend.http.server_state import Limits, ServerState
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.messages import Beat, EngineLimits, Welcome
 
@@ -136,9 +137,9 @@ async def settle(turns: int = 20) -> None:
 class Wire:
     """A connection on a fake transport. Made inside a running loop."""
 
-    def __init__(self, app, limits: Limits | None = None, server: Server | None = None) -> None:
+    def __init__(self, app, limits: Limits | None = None, server: ServerState | None = None) -> None:
         self.clock = FakeClock() if server is None else server.clock
-        self.server = server or Server(app, limits, self.clock)
+        self.server = server or ServerState(app, limits, self.clock)
         self.transport = FakeTransport()
         self.connection = Connection(self.server)
         self.transport.protocol = self.connection
@@ -350,7 +351,8 @@ class Api:
 
     def __init__(self, client: FakeClient | None = None, **options) -> None:
         self.client = client or FakeClient()
-        self.app = App(self.client, **options)
+        services = Services.make(self.client, log_requests=options.pop("log_requests", False))
+        self.app = App(services, **options)
 
     def wire(self) -> Wire:
         return Wire(self.app)
@@ -389,7 +391,7 @@ class Api:
 
 
 def parse_events(body: bytes) -> list:
-    """Server-sent events as JSON values; "[DONE]" as itself."""
+    """ServerState-sent events as JSON values; "[DONE]" as itself."""
     events = body.decode().split("\n\n")
     assert events.pop() == ""
     assert all(e.startswith("data: ") and "\n" not in e for e in events)

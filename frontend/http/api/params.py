@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 from quire.frontend.client.async_client import AsyncClient
+from quire.frontend.http.api.errors import invalid, too_long
 from quire.frontend.http.api.schemas import (
     MAX_ITEMS,
     MAX_PROMPTS,
@@ -18,7 +19,7 @@ from quire.frontend.http.api.schemas import (
     TokenizeRequest,
     check_supported,
 )
-from quire.frontend.http.protocol.errors import ApiError, invalid, too_long
+from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.text.chat_template import ChatTemplateError
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.limits import output_limit, output_room
@@ -34,7 +35,7 @@ _RESERVED_KWARGS = frozenset(
 )
 
 
-class Wanted:
+class SamplingRequest:
     """The sampling fields of one request body, checked once; `params` completes them for each prompt."""
 
     def __init__(
