@@ -131,7 +131,7 @@ def engine(args: argparse.Namespace, rows: int, steps: int, command: Any = None)
     config = CoreConfig(scheduler, limits, 8192, 0, 60.0, spins=True, log_requests=False, log_stats=False)
     workers = FakeWorkers(worker, command)
     epoch = new_epoch()
-    welcome = Welcome(epoch, PROTOCOL_VERSION, ["m"], limits, [], [2], "0", 1, 60.0, True)
+    welcome = Welcome(epoch, PROTOCOL_VERSION, ["m"], limits, [], [2], "0", 1, 60.0)
     endpoint = CoreToFrontends(None, epoch=epoch, welcome=welcome, files={})
     workers.start()
     frontend = subprocess.Popen(

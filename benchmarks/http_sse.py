@@ -61,7 +61,7 @@ class Client:
     def __init__(self, make_stream: Callable) -> None:
         self.tokenizer = make_tokenizer()
         limits = EngineLimits(10**7, VOCAB_SIZE, 1024, 20)
-        self.welcome = Welcome(1, 1, ["model"], limits, [], [], "0", 1, 60.0, True)
+        self.welcome = Welcome(1, 1, ["model"], limits, [], [], "0", 1, 60.0)
         self.streams: list = []
         self._make_stream = make_stream
 

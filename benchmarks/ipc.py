@@ -290,7 +290,7 @@ def measure_zmq(table: Table, rounds: int, curve: bool) -> None:
         core_keys, keys = CoreKeys(own, frozenset([theirs.public])), FrontendKeys(theirs, own.public)
     endpoint = CoreToFrontends(address, epoch=1, keys=core_keys)
     limits = EngineLimits(1024, 512, 64, 20)
-    endpoint.set_welcome(Welcome(1, PROTOCOL_VERSION, ["m"], limits, [], [0], "0", 0, 60.0, True), {})
+    endpoint.set_welcome(Welcome(1, PROTOCOL_VERSION, ["m"], limits, [], [0], "0", 0, 60.0), {})
     poller = zmq.Poller()
     for source in endpoint.sockets():
         poller.register(source, zmq.POLLIN)

@@ -29,6 +29,7 @@ from quire.ipc.messages import (
     Beat,
     CoreMessage,
     EngineLimits,
+    ErrorCode,
     Finish,
     FrontendMessage,
     PromptLogprobs,
@@ -236,8 +237,8 @@ class EngineCore:
         """Sequences that were accepted and have not begun to run."""
         return len(self.scheduler.waiting) + self.preparing.num_sequences
 
-    def _refuse(self, identity: bytes, request_id: int, code: str, text: str) -> None:
-        self._send(identity, RequestError(self.endpoint.epoch, request_id, code, text))  # type: ignore[arg-type]
+    def _refuse(self, identity: bytes, request_id: int, code: ErrorCode, text: str) -> None:
+        self._send(identity, RequestError(self.endpoint.epoch, request_id, code, text))
 
     def _send(self, identity: bytes, message: CoreMessage) -> None:
         self.endpoint.send(identity, message)

@@ -278,7 +278,6 @@ def _welcome(config: EngineConfig, epoch: int, core: CoreConfig, summary: ModelS
         version=VERSION,
         created=int(time.time()),
         step_timeout_s=config.step_timeout_s,
-        enable_prefix_caching=config.enable_prefix_caching,
         spins=core.spins,
     )
 

@@ -13,7 +13,7 @@ from quire.enginecore.kv.pool import BlockHasher
 from quire.enginecore.kv.sequence_blocks import SequenceBlocks
 from quire.enginecore.scheduling.sequence import Sequence
 from quire.ipc.limits import longest_prompt, output_limit, output_room
-from quire.ipc.messages import MAX_REQUEST_ID, AddRequest, EngineLimits, RequestError, TokenInputs, sequence_key
+from quire.ipc.messages import MAX_REQUEST_ID, AddRequest, EngineLimits, ErrorCode, RequestError, TokenInputs, sequence_key
 from quire.ipc.sampling import SamplingParams, check_against
 
 MAX_CACHE_SALT = 1024  # characters
@@ -22,7 +22,7 @@ MAX_CACHE_SALT = 1024  # characters
 class Refusal(Exception):
     """Why a request is refused: RequestError's code, and a text for its user."""
 
-    def __init__(self, code: str, message: str):
+    def __init__(self, code: ErrorCode, message: str):
         super().__init__(message)
         self.code = code
 
@@ -49,7 +49,7 @@ class Intake:
         try:
             return self._sequences(owner, request, num_waiting)
         except Refusal as refusal:
-            return RequestError(request.epoch, request.id, refusal.code, str(refusal))  # type: ignore[arg-type]
+            return RequestError(request.epoch, request.id, refusal.code, str(refusal))
 
     def _sequences(self, owner: int, request: AddRequest, num_waiting: int) -> list[Sequence]:
         params = request.task.params

@@ -14,10 +14,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
-from typing import Literal
 
 from quire.enginecore.scheduling.sequence import Sequence
-from quire.ipc.messages import AddRequest
+from quire.ipc.messages import AddRequest, ErrorCode
 
 log = logging.getLogger("quire.enginecore")
 
@@ -28,7 +27,7 @@ _MAX_CLOCK_STEP_S = 1.0
 Preparer = Callable[[AddRequest, list[Sequence]], "Future[None] | None"]
 
 
-Failure = tuple[Literal["invalid", "engine_error"], str]  # RequestError's code and text
+Failure = tuple[ErrorCode, str]  # RequestError's code and text
 
 
 class PreparationFailed(Exception):

@@ -29,6 +29,7 @@ IDENTITY_BYTES = 16  # of a frontend's connection, random
 DECODE_ERRORS = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError, MemoryError)
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+ErrorCode = Literal["invalid", "too_long", "overloaded", "engine_error"]  # why a request ended without a result
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -129,7 +130,6 @@ class Welcome(Message, tag="welcome", frozen=True):
     version: str
     created: int  # seconds since the Unix epoch, for /v1/models
     step_timeout_s: float
-    enable_prefix_caching: bool
     spins: bool = False  # it waits without sleep, for its model needs no CPU: where cores are left, a frontend may do so, too
 
 
@@ -152,7 +152,7 @@ class RequestError(Message, tag="request_error", frozen=True):
 
     epoch: int
     id: int
-    code: Literal["invalid", "too_long", "overloaded", "engine_error"]
+    code: ErrorCode
     message: str
 
 

@@ -108,10 +108,6 @@ class Tokenizer:
         return self.pieces.all[token_id].decode(errors="replace")
 
     # ----------------------------------------------------------------------------------------------------------- chats
-    @property
-    def has_chat_template(self) -> bool:
-        return bool(self._templates)
-
     def chat_template(self, override: str | None = None, with_tools: bool = False) -> ChatTemplate:
         """The model's template ("tool_use" where there is one and tools are given), or `override`: a name or a template.
 

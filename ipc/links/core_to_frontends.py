@@ -110,13 +110,7 @@ class CoreToFrontends:
             paths.check_listen_address(address, has_keys=keys is not None)
         self._context = zmq.Context()
         self._authenticator = Authenticator(self._context, keys.allowed) if keys and paths.is_tcp(address) else None
-        self._router = self._context.socket(zmq.ROUTER)
-        self._router.set(zmq.ROUTER_MANDATORY, 1)
-        self._router.set(zmq.SNDHWM, send_hwm)
-        self._router.set(zmq.RCVHWM, _RECEIVE_HWM)
-        self._router.set(zmq.MAXMSGSIZE, MAX_FRONTEND_MESSAGE)
-        self._router.set(zmq.LINGER, 0)
-        self._router.set(zmq.IPV6, int("[" in (address or "")))
+        self._router = self._make_router(address, send_hwm)
         if self._authenticator is not None:
             assert keys is not None
             self._router.set(zmq.CURVE_SERVER, 1)
@@ -127,6 +121,16 @@ class CoreToFrontends:
         except BaseException:  # Ctrl-C, too: no socket and no folder stay behind
             self.close()
             raise
+
+    def _make_router(self, address: str | None, send_hwm: int) -> zmq.Socket:
+        router = self._context.socket(zmq.ROUTER)
+        router.set(zmq.ROUTER_MANDATORY, 1)
+        router.set(zmq.SNDHWM, send_hwm)
+        router.set(zmq.RCVHWM, _RECEIVE_HWM)
+        router.set(zmq.MAXMSGSIZE, MAX_FRONTEND_MESSAGE)
+        router.set(zmq.LINGER, 0)
+        router.set(zmq.IPV6, int("[" in (address or "")))
+        return router
 
     def _bind(self, address: str | None) -> str:
         if address is None:

@@ -68,7 +68,7 @@ class FakeCore:
         self.beat = Beat(self.epoch, 0.0, 0, 0, 0.0, 0, 0, 0, 0, 0, True)
         self._files = toy_tokenizers.files() if files is None else files
         infos = file_infos(self._files)
-        welcome = Welcome(self.epoch, PROTOCOL_VERSION, ["toy"], limits, infos, list(eos), "0", 1, 60.0, True, spins)
+        welcome = Welcome(self.epoch, PROTOCOL_VERSION, ["toy"], limits, infos, list(eos), "0", 1, 60.0, spins)
         self._limits, self._eos, self._script = limits, eos, script
         self._endpoint = CoreToFrontends(address, epoch=self.epoch, welcome=welcome, files=self._files)
         self.address = self._endpoint.address

@@ -291,7 +291,7 @@ class FakeClient:
         limits = EngineLimits(max_model_len=200, vocab_size=300, max_num_seqs=8, max_logprobs=20)
         self.welcome = Welcome(
             epoch=1, protocol=1, served_model_names=["tiny", "org/tiny"], limits=limits, files=[], eos_token_ids=[257],
-            version="0.1.0", created=1700000000, step_timeout_s=60.0, enable_prefix_caching=True,
+            version="0.1.0", created=1700000000, step_timeout_s=60.0,
         )  # fmt: skip
         self.beat = Beat(1, 0.0, 3, 4, 0.25, 100, 40, 50, 2, 1, True)
         self.beat_time = time.monotonic()
