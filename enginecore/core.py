@@ -163,10 +163,6 @@ class EngineCore:
         has_requests = self.scheduler.has_requests or bool(self.preparing)
         return self.stopping and (not has_requests or time.monotonic() > self._draining_until)
 
-    def close(self) -> None:
-        """Drop what is still being prepared. May be called again."""
-        self.preparing.close()
-
     def check(self) -> None:
         """Assert that every request is in one place, and that nothing is leaked there."""
         self.scheduler.check()

@@ -114,7 +114,8 @@ def _run(
         log.info("ready after %.1f s: %s", time.monotonic() - started, endpoint.address)
         on_ready(endpoint.address)
         gc.freeze()  # what start-up made stays: looking through all of it again stopped a step for 7 ms
-        with contextlib.closing(core):
+        with contextlib.closing(core.preparing):
+            core.run()
             core.run()
     finally:
         workers.stop()

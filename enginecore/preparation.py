@@ -24,9 +24,7 @@ TIMEOUT_S = 60.0
 _MAX_CLOCK_STEP_S = 1.0
 
 # A request and its sequences -> what to wait for, or None. Called in the core's thread: what takes time belongs to the Future.
-Preparer = Callable[[AddRequest, list[Sequence]], "Future[None] | None"]
-
-
+Preparer = Callable[[AddRequest, list[Sequence]], Future[None] | None]
 Failure = tuple[ErrorCode, str]  # RequestError's code and text
 
 
@@ -54,7 +52,7 @@ class PreparingRequest:
         self.failure = next(filter(None, map(self._failure_of, done)), None)
         return self.failure is not None or len(done) == len(self.futures)
 
-    def _failure_of(self, future: "Future[None]") -> Failure | None:
+    def _failure_of(self, future: Future[None]) -> Failure | None:
         error = CancelledError() if future.cancelled() else future.exception()
         if error is None:
             return None
@@ -202,7 +200,7 @@ class PreparingRequests:
         assert [r.number for _, r in requests] == sorted({r.number for _, r in requests})
 
 
-def _started(prepare: Preparer, request: AddRequest, sequences: list[Sequence]) -> "Future[None] | None":
+def _started(prepare: Preparer, request: AddRequest, sequences: list[Sequence]) -> Future[None] | None:
     try:
         return prepare(request, sequences)
     except Exception as error:  # whatever it is, it is this request's failure, and logged unless it is meant for its user

@@ -114,7 +114,7 @@ class CoreByHand:
     def close(self) -> None:
         for frontend in self._frontends:
             frontend.close()
-        self.core.close()
+        self.core.preparing.close()
         self.workers.kill()
         self.endpoint.close(linger_s=0)
 
