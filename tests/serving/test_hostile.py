@@ -233,7 +233,7 @@ def test_well_formed_messages_of_wrong_values_on_the_engines_socket(served: Serv
     number = itertools.count(10)
 
     def add(prompt: bytes = ids, priority: Any = 0, salt: Any = "", arrival: Any = 0.0, **fields: Any) -> None:
-        peer.send(["add", epoch, next(number), prompt, params(**fields), priority, salt, arrival])
+        peer.send(["add", epoch, next(number), ["tokens", prompt], ["generate", params(**fields)], priority, salt, arrival])
 
     for field in SamplingParams.__struct_fields__:
         for value in (*numbers, *NOT_FINITE):
@@ -261,7 +261,7 @@ def test_well_formed_messages_of_wrong_values_on_the_engines_socket(served: Serv
     ):
         add(**fields)
     for request_id in (-1, 2**55, 2**63, 0, 0, 0):
-        peer.send(["add", epoch, request_id, ids, params()])
+        peer.send(["add", epoch, request_id, ["tokens", ids], ["generate", params()]])
     peer.send(Abort(epoch, [0, -1, 2**62, *range(10)]))
     for key in (0, -1, 2**62, -(2**62)):
         peer.send(Finish(epoch, key))
