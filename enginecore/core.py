@@ -89,8 +89,8 @@ class Expected:
 
 
 class EngineCore:
-    """`workers` are ready. `on_beat` is called with each Beat, for a parent that watches us. preparers: what requests may have to
-    wait for before they can run, see preparation.py."""
+    """`workers` are ready. `on_beat` is called with each Beat, for a parent that watches us. preparers: what requests may
+    have to wait for before they can run, see preparation.py."""
 
     def __init__(
         self,
