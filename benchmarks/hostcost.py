@@ -127,11 +127,11 @@ def engine(args: argparse.Namespace, rows: int, steps: int, command: Any = None)
         num_blocks=num_blocks, windows=(0,), enable_prefix_caching=not args.no_prefix_caching, vocab_size=VOCAB_SIZE,
         eos_token_ids=(2,),
     )  # fmt: skip
-    limits = EngineLimits(max_model_len, VOCAB_SIZE, worker.max_num_seqs, 20, num_blocks * BLOCK_SIZE)
+    limits = EngineLimits(max_model_len, VOCAB_SIZE, worker.max_num_seqs, 20)
     config = CoreConfig(scheduler, limits, 8192, 0, 60.0, spins=True, log_requests=False, log_stats=False)
     workers = FakeWorkers(worker, command)
     epoch = new_epoch()
-    welcome = Welcome(epoch, PROTOCOL_VERSION, ["m"], limits, [], [2], "0", 1, 60.0, True)
+    welcome = Welcome(epoch, PROTOCOL_VERSION, ["m"], limits, [], [2], "0", 1, 60.0)
     endpoint = CoreToFrontends(None, epoch=epoch, welcome=welcome, files={})
     workers.start()
     frontend = subprocess.Popen(

@@ -24,7 +24,7 @@ from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.scheduler import Scheduler
 from quire.enginecore.scheduling.sequence import Sequence
 from quire.enginecore.scheduling.step import ScheduledStep
-from quire.ipc.messages import AddRequest, EngineLimits, RequestError
+from quire.ipc.messages import AddRequest, EngineLimits, Generate, RequestError, TokenInputs
 from quire.ipc.sampling import SamplingParams
 
 BLOCK_SIZE, BUDGET, MAX_MODEL_LEN, VOCAB_SIZE = 64, 8192, 131072, 128256
@@ -74,9 +74,9 @@ class Engine:
                 num_processor_rows=128,
             )
         )  # fmt: skip
-        limits = EngineLimits(MAX_MODEL_LEN, VOCAB_SIZE, MAX_NUM_SEQS, 20, num_blocks * BLOCK_SIZE)
+        limits = EngineLimits(MAX_MODEL_LEN, VOCAB_SIZE, MAX_NUM_SEQS, 20)
         config = IntakeConfig(limits, (), True, False, 0, MAX_NUM_WAITING)
-        self._intake = Intake(config, self.scheduler.kv.hasher, self.scheduler.fits)
+        self._intake = Intake(config, self.scheduler.kv.hasher)
         self._in_flight: deque[ScheduledStep] = deque()
         self._num_requests = 0
         self.seen: set[int] = set()  # keys that had a token
@@ -90,7 +90,7 @@ class Engine:
 
     def add(self, prompt: np.ndarray, params: SamplingParams) -> list[Sequence]:
         self._num_requests += 1
-        request = AddRequest(0, self._num_requests, prompt.tobytes(), params)
+        request = AddRequest(0, self._num_requests, TokenInputs(prompt.tobytes()), Generate(params))
         accepted = self._timed("accept", self._intake.accept, 0, request, 0)
         assert not isinstance(accepted, RequestError), accepted
         for seq in accepted:

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import zmq
 
-from quire.ipc.messages import IDENTITY_BYTES, PROTOCOL_VERSION, AddRequest, CoreMessage, Hello, Ping
+from quire.ipc.messages import IDENTITY_BYTES, PROTOCOL_VERSION, AddRequest, CoreMessage, Generate, Hello, Ping, TokenInputs
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.step.plan import H_NUM_DECODE_ROWS, H_NUM_PREFILL_ROWS
 from quire.ipc.step.plan_ring import PlanReader
@@ -76,7 +76,7 @@ def frontend(address: str, rows: int, max_tokens: int) -> None:
                 epoch = decode(data).epoch
                 for i in range(rows):
                     prompt = rng.integers(10, 30000, int(rng.integers(1, MAX_PROMPT)), np.int32)
-                    dealer.send(encode(AddRequest(epoch, i, prompt.tobytes(), params)))
+                    dealer.send(encode(AddRequest(epoch, i, TokenInputs(prompt.tobytes()), Generate(params))))
         if time.monotonic() > pinged + 1:
             dealer.send(encode(Ping(epoch)))
             pinged = time.monotonic()

@@ -32,8 +32,9 @@ from quire.frontend.client.dispatch import Dispatcher
 from quire.frontend.client.outputs import Delta, RequestMetrics
 from quire.frontend.client.stream import RequestState, Stream
 from quire.frontend.http.api.app import App
+from quire.frontend.http.api.services import Services
 from quire.frontend.http.protocol.connection import Connection
-from quire.frontend.http.server_state import Server
+from quire.frontend.http.server_state import ServerState
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.messages import CoreMessage, EngineLimits, Finished, Started, StepOutputs, Welcome
 
@@ -57,12 +58,10 @@ def make_tokenizer() -> Tokenizer:
 class Client:
     """What AsyncClient is to the routes, without a core."""
 
-    max_sequence_len = 10**7
-
     def __init__(self, make_stream: Callable) -> None:
         self.tokenizer = make_tokenizer()
-        limits = EngineLimits(10**7, VOCAB_SIZE, 1024, 20, 10**7)
-        self.welcome = Welcome(1, 1, ["model"], limits, [], [], "0", 1, 60.0, True)
+        limits = EngineLimits(10**7, VOCAB_SIZE, 1024, 20)
+        self.welcome = Welcome(1, 1, ["model"], limits, [], [], "0", 1, 60.0)
         self.streams: list = []
         self._make_stream = make_stream
 
@@ -165,7 +164,7 @@ class Counts:
 async def run(case: str, num_streams: int, steps: int) -> Counts:
     dispatcher = Dispatcher(lambda message: None)
     client = Client(lambda c, ids, params: new_stream(case, c, ids, params, dispatcher))
-    server = Server(App(client))
+    server = ServerState(App(Services.make(client)))
     sinks: list[Sink] = []
     if case == "tcp":
         await connect_reader(server, num_streams)
@@ -201,7 +200,7 @@ async def run(case: str, num_streams: int, steps: int) -> Counts:
 
 async def answer_whole(num_requests: int) -> Counts:
     """Requests one after the other on one connection."""
-    server = Server(App(Client(lambda c, ids, params: ScriptedStream())))
+    server = ServerState(App(Services.make(Client(lambda c, ids, params: ScriptedStream()))))
     sink, connection, data = Sink(), Connection(server), request_bytes(stream=False)
     connection.connection_made(sink)
     start = time.process_time()
@@ -221,7 +220,7 @@ def new_stream(case: str, client: Client, ids, params, dispatcher: Dispatcher):
     return Stream(state, dispatcher.cancel)
 
 
-async def connect_reader(server: Server, num_streams: int) -> None:
+async def connect_reader(server: ServerState, num_streams: int) -> None:
     """A listening socket and a process that sends the requests and reads the answers."""
     loop = asyncio.get_running_loop()
     listener = await loop.create_server(lambda: Connection(server), "127.0.0.1", 0, backlog=1024)

@@ -36,7 +36,9 @@ from quire.ipc.messages import (
     CoreMessage,
     EngineLimits,
     FrontendMessage,
+    Generate,
     StepOutputs,
+    TokenInputs,
     Welcome,
     WorkerPromptLogprobs,
     WorkerReady,
@@ -101,7 +103,7 @@ async def _frontend(role: Role) -> None:
         num_tokens -= expected
 
     channel = await FrontendToCore.connect(role.address, on_message=on_message, keys=role.keys)
-    request = AddRequest(channel.epoch, ECHO, bytes(4 * 1000), SamplingParams())
+    request = AddRequest(channel.epoch, ECHO, TokenInputs(bytes(4 * 1000)), Generate(SamplingParams()))
     times = []
     for _ in range(role.rounds):
         started = time.perf_counter()
@@ -113,7 +115,7 @@ async def _frontend(role: Role) -> None:
         if window == 1:
             num_messages = 0
         started = time.perf_counter()
-        channel.send(AddRequest(channel.epoch, FLOOD, bytes(4), SamplingParams()))
+        channel.send(AddRequest(channel.epoch, FLOOD, TokenInputs(bytes(4)), Generate(SamplingParams())))
         await receive(STREAM * role.rounds)
         per_step.append((time.perf_counter() - started) / role.rounds)
     report = {"times": times, "per_step": per_step[1:], "merged": WINDOWS * role.rounds / max(1, num_messages)}
@@ -124,7 +126,7 @@ async def _frontend(role: Role) -> None:
 def control(role: Role) -> None:
     """A worker on its control link: AllocateKV(n) is answered by WorkerReady if n is 1, else by n prompt logprobs; 0 ends."""
     channel = WorkerToCore(role.address, rank=0, epoch=1)
-    ready, column = WorkerReady(0, 0.0), bytes(4 * POSITIONS)
+    ready, column = WorkerReady(0), bytes(4 * POSITIONS)
     large = WorkerPromptLogprobs(0, 1, 0, column, column, column * NUM_TOP, column * NUM_TOP)
     channel.send(ready)
     while (command := channel.receive(60.0)) is not None and command.num_blocks > 0:
@@ -190,7 +192,11 @@ def outputs(num_tokens: int) -> StepOutputs:
 def measure_codecs(table: Table, rounds: int) -> None:
     encoder = msgspec.msgpack.Encoder()
     messages = [
-        ("AddRequest, 1000 tokens", AddRequest(1, 1, bytes(4000), SamplingParams(temperature=0.5, top_p=0.9)), FrontendMessage),
+        (
+            "AddRequest, 1000 tokens",
+            AddRequest(1, 1, TokenInputs(bytes(4000)), Generate(SamplingParams(temperature=0.5, top_p=0.9))),
+            FrontendMessage,
+        ),
         ("StepOutputs, 64 tokens", outputs(64), CoreMessage),
         ("StepOutputs, 1024 tokens", outputs(1024), CoreMessage),
     ]
@@ -283,8 +289,8 @@ def measure_zmq(table: Table, rounds: int, curve: bool) -> None:
         link, address = "tcp + CURVE", "tcp://127.0.0.1:*"
         core_keys, keys = CoreKeys(own, frozenset([theirs.public])), FrontendKeys(theirs, own.public)
     endpoint = CoreToFrontends(address, epoch=1, keys=core_keys)
-    limits = EngineLimits(1024, 512, 64, 20, 4096)
-    endpoint.set_welcome(Welcome(1, PROTOCOL_VERSION, ["m"], limits, [], [0], "0", 0, 60.0, True), {})
+    limits = EngineLimits(1024, 512, 64, 20)
+    endpoint.set_welcome(Welcome(1, PROTOCOL_VERSION, ["m"], limits, [], [0], "0", 0, 60.0), {})
     poller = zmq.Poller()
     for source in endpoint.sockets():
         poller.register(source, zmq.POLLIN)

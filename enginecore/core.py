@@ -7,13 +7,14 @@ next. Nothing that a frontend sends can end the loop; a worker that dies fails t
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 import zmq
 
 from quire.enginecore.intake import Intake, IntakeConfig
+from quire.enginecore.preparation import Preparer, PreparingRequests
 from quire.enginecore.publish import messages_of, read_logprobs
 from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.scheduler import Scheduler
@@ -28,6 +29,7 @@ from quire.ipc.messages import (
     Beat,
     CoreMessage,
     EngineLimits,
+    ErrorCode,
     Finish,
     FrontendMessage,
     PromptLogprobs,
@@ -87,10 +89,16 @@ class Expected:
 
 
 class EngineCore:
-    """`workers` are ready. `on_beat` is called with each Beat, for a parent that watches us."""
+    """`workers` are ready. `on_beat` is called with each Beat, for a parent that watches us. preparers: what requests may
+    have to wait for before they can run, see preparation.py."""
 
     def __init__(
-        self, config: CoreConfig, endpoint: CoreToFrontends, workers: WorkerGroup, on_beat: Callable[[], None] = lambda: None
+        self,
+        config: CoreConfig,
+        endpoint: CoreToFrontends,
+        workers: WorkerGroup,
+        on_beat: Callable[[], None] = lambda: None,
+        preparers: Iterable[Preparer] = (),
     ):
         self.config = config
         self.endpoint = endpoint
@@ -108,8 +116,8 @@ class EngineCore:
                 max_num_waiting=config.max_num_waiting,
             ),
             self.scheduler.kv.hasher,
-            self.scheduler.fits,
         )
+        self.preparing = PreparingRequests(preparers)
         self.stopping = False
         self._draining_until = 0.0
         self._owners: dict[bytes, int] = {}  # identity -> owner
@@ -126,7 +134,7 @@ class EngineCore:
 
     def _make_poller(self) -> zmq.Poller:
         poller = zmq.Poller()
-        for source in (*self.endpoint.sockets(), *self.workers.pollables()):
+        for source in (*self.endpoint.sockets(), self.preparing.fileno(), *self.workers.pollables()):
             poller.register(source, zmq.POLLIN)
         return poller
 
@@ -152,19 +160,27 @@ class EngineCore:
 
     def _may_end(self) -> bool:
         # who has left and only waits for its last step is nobody's request any more: a worker that hangs never returns that one
-        return self.stopping and (not self.scheduler.has_requests or time.monotonic() > self._draining_until)
+        has_requests = self.scheduler.has_requests or bool(self.preparing)
+        return self.stopping and (not has_requests or time.monotonic() > self._draining_until)
+
+    def check(self) -> None:
+        """Assert that every request is in one place, and that nothing is leaked there."""
+        self.scheduler.check()
+        self.preparing.check()
+        assert all(o in self._identities and not self.scheduler.has_request(o, r) for o, r in self.preparing)
 
     def _take_messages(self) -> None:
         for identity, message in self.endpoint.receive(limit=256):
             self._handle(identity, message)
         self.endpoint.flush()
-        self._drop_lost()  # last: what a frontend said before it was lost ends with it
+        self._drop_lost()  # after that: what a frontend said before it was lost ends with it
+        self._take_prepared()
 
     def _drop_lost(self) -> None:
         for identity in self.endpoint.lost():
             owner, count = self._owners.pop(identity, None), 0
             if owner is not None:
-                count = self.scheduler.abort_owner(owner)
+                count = self.scheduler.abort_owner(owner) + self.preparing.abort_owner(owner)
                 del self._identities[owner]
             log.info("frontend %s is gone%s", name_of(identity), f"; aborted {count} of its sequences" if count else "")
 
@@ -176,8 +192,10 @@ class EngineCore:
                 owner = self._owner(identity)
                 for request_id in message.ids:
                     self.scheduler.abort(owner, request_id)
+                    self.preparing.abort(owner, request_id)
             case Finish():
                 self.scheduler.finish(self._owner(identity), message.key)
+                self.preparing.finish(self._owner(identity), message.key)
 
     def _owner(self, identity: bytes) -> int:
         owner = self._owners.get(identity)
@@ -190,19 +208,33 @@ class EngineCore:
     def _add(self, owner: int, identity: bytes, message: AddRequest) -> None:
         if self.stopping:
             return self._refuse(identity, message.id, "overloaded", "the engine is shutting down")
-        if self.scheduler.has_request(owner, message.id):
+        if self.scheduler.has_request(owner, message.id) or self.preparing.has_request(owner, message.id):
             return self._refuse(identity, message.id, "invalid", f"request id {message.id} is in use")
-        accepted = self.intake.accept(owner, message, len(self.scheduler.waiting))
+        accepted = self.intake.accept(owner, message, self._num_waiting)
         if isinstance(accepted, RequestError):
             return self._refuse(identity, message.id, accepted.code, accepted.message)
-        for seq in accepted:
-            self.scheduler.add(seq)
+        if not self.preparing.start(owner, message, accepted):
+            for seq in accepted:
+                self.scheduler.add(seq)
         if self.config.log_requests:
-            log.info("request %d: %d prompt tokens, %s", message.id, len(message.prompt_token_ids) // 4, _shown(message))
+            log.info("request %d: %d prompt tokens, %s", message.id, len(message.inputs.token_ids) // 4, _shown(message))
         return None
 
-    def _refuse(self, identity: bytes, request_id: int, code: str, text: str) -> None:
-        self._send(identity, RequestError(self.endpoint.epoch, request_id, code, text))  # type: ignore[arg-type]
+    def _take_prepared(self) -> None:
+        for request in self.preparing.take_ended():
+            if request.failure is not None:
+                self._refuse(self._identities[request.owner], request.id, *request.failure)
+                continue
+            for seq in request.sequences:
+                self.scheduler.add(seq)
+
+    @property
+    def _num_waiting(self) -> int:
+        """Sequences that were accepted and have not begun to run."""
+        return len(self.scheduler.waiting) + self.preparing.num_sequences
+
+    def _refuse(self, identity: bytes, request_id: int, code: ErrorCode, text: str) -> None:
+        self._send(identity, RequestError(self.endpoint.epoch, request_id, code, text))
 
     def _send(self, identity: bytes, message: CoreMessage) -> None:
         self.endpoint.send(identity, message)
@@ -323,7 +355,7 @@ class EngineCore:
             epoch=self.endpoint.epoch,
             oldest_step_s=self.supervisor.oldest_step_s,
             num_running=s.num_running,
-            num_waiting=len(s.waiting),
+            num_waiting=self._num_waiting,
             kv_usage=s.kv.pool.usage,
             prompt_tokens=c.prompt_tokens,
             cached_tokens=c.cached_tokens,
@@ -364,4 +396,4 @@ class EngineCore:
 
 
 def _shown(request: AddRequest) -> str:
-    return ", ".join(f"{name}={value}" for name, value in loggable(request.params).items()) or "default parameters"
+    return ", ".join(f"{name}={value}" for name, value in loggable(request.task.params).items()) or "default parameters"

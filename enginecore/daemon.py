@@ -5,6 +5,7 @@ object). Every failure to start is a StartupError, whose text is for the user.
 """
 
 import bisect
+import contextlib
 import gc
 import logging
 import signal
@@ -113,7 +114,9 @@ def _run(
         log.info("ready after %.1f s: %s", time.monotonic() - started, endpoint.address)
         on_ready(endpoint.address)
         gc.freeze()  # what start-up made stays: looking through all of it again stopped a step for 7 ms
-        core.run()
+        with contextlib.closing(core.preparing):
+            core.run()
+            core.run()
     finally:
         workers.stop()
         endpoint.close()
@@ -184,11 +187,10 @@ def core_config_of(config: EngineConfig, summary: ModelSummary, worker: WorkerCo
     capacity = kv_capacity_tokens(windows, worker.block_size, profile.num_blocks, worker.max_model_len)
     _log_sizes(worker, profile, capacity)
     limits = EngineLimits(
-        max_model_len=min(worker.max_model_len, capacity),
+        max_model_len=capacity,
         vocab_size=profile.vocab_size,
         max_num_seqs=worker.max_num_seqs,
         max_logprobs=config.max_logprobs,
-        kv_capacity_tokens=capacity,
     )
     if limits.max_model_len < 2:
         raise StartupError("the KV cache has no room for even two tokens: give it more memory or smaller blocks")
@@ -277,7 +279,6 @@ def _welcome(config: EngineConfig, epoch: int, core: CoreConfig, summary: ModelS
         version=VERSION,
         created=int(time.time()),
         step_timeout_s=config.step_timeout_s,
-        enable_prefix_caching=config.enable_prefix_caching,
         spins=core.spins,
     )
 

@@ -5,7 +5,6 @@ A request that can never run is refused at once, with a code and a text for its 
 
 import itertools
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,8 +12,9 @@ import numpy as np
 from quire.enginecore.kv.pool import BlockHasher
 from quire.enginecore.kv.sequence_blocks import SequenceBlocks
 from quire.enginecore.scheduling.sequence import Sequence
-from quire.ipc.messages import MAX_REQUEST_ID, AddRequest, EngineLimits, RequestError, sequence_key
-from quire.ipc.sampling import check_against
+from quire.ipc.limits import longest_prompt, output_limit, output_room
+from quire.ipc.messages import MAX_REQUEST_ID, AddRequest, EngineLimits, ErrorCode, RequestError, TokenInputs, sequence_key
+from quire.ipc.sampling import SamplingParams, check_against
 
 MAX_CACHE_SALT = 1024  # characters
 
@@ -22,7 +22,7 @@ MAX_CACHE_SALT = 1024  # characters
 class Refusal(Exception):
     """Why a request is refused: RequestError's code, and a text for its user."""
 
-    def __init__(self, code: str, message: str):
+    def __init__(self, code: ErrorCode, message: str):
         super().__init__(message)
         self.code = code
 
@@ -38,10 +38,9 @@ class IntakeConfig:
 
 
 class Intake:
-    def __init__(self, config: IntakeConfig, hasher: BlockHasher, fits: Callable[[int], bool]):
+    def __init__(self, config: IntakeConfig, hasher: BlockHasher):
         self.config = config
         self._hasher = hasher
-        self._fits = fits
         self._arrivals = itertools.count()
         self._random = np.random.default_rng(config.seed)
 
@@ -50,36 +49,21 @@ class Intake:
         try:
             return self._sequences(owner, request, num_waiting)
         except Refusal as refusal:
-            return RequestError(request.epoch, request.id, refusal.code, str(refusal))  # type: ignore[arg-type]
+            return RequestError(request.epoch, request.id, refusal.code, str(refusal))
 
     def _sequences(self, owner: int, request: AddRequest, num_waiting: int) -> list[Sequence]:
-        params, limits = request.params, self.config.limits
-        if not 0 <= request.id <= MAX_REQUEST_ID:
-            raise Refusal("invalid", f"a request id must be between 0 and {MAX_REQUEST_ID}")
-        if params.n > self.config.max_num_waiting:
-            raise Refusal("invalid", f"n may be at most --max-num-waiting, {self.config.max_num_waiting}; got {params.n}")
-        if num_waiting + params.n > self.config.max_num_waiting:
-            raise Refusal("overloaded", "too many requests are waiting; try again later")
-        prompt = self._prompt(request)
-        try:
-            check_against(params, vocab_size=limits.vocab_size, max_logprobs=limits.max_logprobs)
-        except ValueError as error:
-            raise Refusal("invalid", str(error)) from None
-        if request.priority and not self.config.by_priority:
-            raise Refusal("invalid", "a priority other than 0 needs an engine with --scheduling-policy priority")
-        if len(request.cache_salt) > MAX_CACHE_SALT:
-            raise Refusal("invalid", f"cache_salt may be at most {MAX_CACHE_SALT} characters long")
-        final_len = self._final_len(len(prompt), params.max_tokens)
+        params = request.task.params
+        self._check_queue(params.n, num_waiting)
+        self._check_fields(request)
+        prompt = self._prompt(request.inputs)
+        room = output_room(len(prompt), self.config.limits.max_model_len)
         # n children share their prompt's blocks even where nothing else is cached: their salt is their own then, and no
         # later request's, whatever its id
         cache = self.config.enable_prefix_caching or params.n > 1
         own = b"" if self.config.enable_prefix_caching else str(next(self._arrivals)).encode()
         root = self._hasher.root(request.cache_salt.encode(), own)
         seed = params.seed if params.seed is not None else int(self._random.integers(0, 2**63))
-        stop_ids = frozenset(params.stop_token_ids or ())
-        ends = stop_ids if params.ignore_eos else stop_ids.union(self.config.eos_token_ids)
-        if params.min_tokens > 0 and params.allowed_token_ids and ends.issuperset(params.allowed_token_ids):
-            raise Refusal("invalid", "allowed_token_ids holds only ids that min_tokens forbids")
+        stop_ids, ends = self._stop_ids(params)
         arrival_time = request.arrival_time if 0 < request.arrival_time < 1e12 else time.time()
         return [
             Sequence(
@@ -89,7 +73,7 @@ class Intake:
                 child=child,
                 params=params,
                 prompt=prompt,
-                final_len=final_len,
+                final_len=len(prompt) + output_limit(params.max_tokens, room),
                 seed=seed + child,
                 order=(request.priority, next(self._arrivals)),
                 arrival_time=arrival_time,
@@ -100,31 +84,45 @@ class Intake:
             for child in range(params.n)
         ]
 
-    def _prompt(self, request: AddRequest) -> np.ndarray:
-        data, limits = request.prompt_token_ids, self.config.limits
+    def _check_queue(self, n: int, num_waiting: int) -> None:
+        most = self.config.max_num_waiting
+        if n > most:
+            raise Refusal("invalid", f"n may be at most --max-num-waiting, {most}; got {n}")
+        if num_waiting + n > most:
+            raise Refusal("overloaded", "too many requests are waiting; try again later")
+
+    def _check_fields(self, request: AddRequest) -> None:
+        limits = self.config.limits
+        if not 0 <= request.id <= MAX_REQUEST_ID:
+            raise Refusal("invalid", f"a request id must be between 0 and {MAX_REQUEST_ID}")
+        try:
+            check_against(request.task.params, vocab_size=limits.vocab_size, max_logprobs=limits.max_logprobs)
+        except ValueError as error:
+            raise Refusal("invalid", str(error)) from None
+        if request.priority and not self.config.by_priority:
+            raise Refusal("invalid", "a priority other than 0 needs an engine with --scheduling-policy priority")
+        if len(request.cache_salt) > MAX_CACHE_SALT:
+            raise Refusal("invalid", f"cache_salt may be at most {MAX_CACHE_SALT} characters long")
+
+    def _prompt(self, inputs: TokenInputs) -> np.ndarray:
+        data, limits = inputs.token_ids, self.config.limits
         if len(data) % 4 or not data:
             raise Refusal("invalid", "the prompt must hold at least one token")
         prompt = np.frombuffer(data, np.int32)
-        if len(prompt) >= limits.max_model_len:
+        if output_room(len(prompt), limits.max_model_len) < 1:
             raise Refusal(
                 "too_long",
                 f"the prompt is {len(prompt)} tokens long; with at least one output token "
-                f"at most {limits.max_model_len - 1} fit the context of {limits.max_model_len}",
+                f"at most {longest_prompt(limits.max_model_len)} fit the context of {limits.max_model_len}",
             )
         if prompt.min() < 0 or prompt.max() >= limits.vocab_size:
             raise Refusal("invalid", f"the prompt holds a token id outside the vocabulary of {limits.vocab_size}")
         return prompt
 
-    def _final_len(self, prompt_len: int, max_tokens: int | None) -> int:
-        limits = self.config.limits
-        longest = min(limits.max_model_len, limits.kv_capacity_tokens)
-        wanted = prompt_len + max_tokens if max_tokens is not None else longest
-        final_len = min(wanted, limits.max_model_len)
-        if max_tokens is None and prompt_len < longest:
-            return longest
-        if not self._fits(final_len):
-            raise Refusal(
-                "too_long",
-                f"{final_len} tokens (prompt and max_tokens) can never fit: the KV cache holds {limits.kv_capacity_tokens}",
-            )
-        return final_len
+    def _stop_ids(self, params: SamplingParams) -> tuple[frozenset[int], frozenset[int]]:
+        """(the request's own stop ids, every id that ends it)."""
+        stop_ids = frozenset(params.stop_token_ids or ())
+        ends = stop_ids if params.ignore_eos else stop_ids.union(self.config.eos_token_ids)
+        if params.min_tokens > 0 and params.allowed_token_ids and ends.issuperset(params.allowed_token_ids):
+            raise Refusal("invalid", "allowed_token_ids holds only ids that min_tokens forbids")
+        return stop_ids, ends

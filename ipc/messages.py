@@ -14,7 +14,7 @@ import msgspec
 
 from quire.ipc.sampling import SamplingParams
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 # Limits on one message, in bytes. A receiver drops the sender (frontend) or the message (core) that goes beyond.
 MAX_FRONTEND_MESSAGE = 64 << 20  # a request: a prompt of 8 M tokens as int32 would fit
@@ -29,6 +29,7 @@ IDENTITY_BYTES = 16  # of a frontend's connection, random
 DECODE_ERRORS = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError, MemoryError)
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+ErrorCode = Literal["invalid", "too_long", "overloaded", "engine_error"]  # why a request ended without a result
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -49,13 +50,32 @@ class GetFile(Message, tag="get_file", frozen=True):
     name: str
 
 
+# A request is what it is about (inputs), what to do with it (task), and what holds for any task. An extension is an optional
+# field at the end of the struct that it belongs to, None by default, which costs a request without it one byte: media items
+# belong to TokenInputs, a grammar to Generate, an adapter to AddRequest. What must be ready first is the core's preparation.py.
+class TokenInputs(Message, tag="tokens", frozen=True):
+    """A prompt as token ids."""
+
+    token_ids: bytes  # int32, at least one token
+
+
+class Generate(Message, tag="generate", frozen=True):
+    """Sample n continuations. They are numbered 0 to n - 1; all answers name the key (id, child)."""
+
+    params: SamplingParams  # with max_tokens None meaning: to the end of the context
+
+
+RequestInputs = TokenInputs  # tagged unions of one member, for now
+RequestTask = Generate
+
+
 class AddRequest(Message, tag="add", frozen=True):
-    """A new request. Its n children are numbered 0 to n - 1; all answers name the key (id, child)."""
+    """A new request: a task over inputs."""
 
     epoch: int
     id: int  # chosen by the frontend, unique within its connection, 0 to MAX_REQUEST_ID
-    prompt_token_ids: bytes  # int32, at least one token
-    params: SamplingParams  # with max_tokens None meaning: to the end of the context
+    inputs: RequestInputs
+    task: RequestTask
     priority: int = 0  # lower runs first, under --scheduling-policy priority; 0 under any other
     cache_salt: str = ""  # prefix-cache hits happen only between requests of equal salt
     arrival_time: float = 0.0  # seconds since the Unix epoch, for metrics and order of arrival
@@ -73,7 +93,6 @@ class Finish(Message, tag="finish", frozen=True):
 
     epoch: int
     key: int
-    kept_tokens: int  # output tokens that belong to the text; for statistics
 
 
 class Ping(Message, tag="ping", frozen=True):
@@ -93,11 +112,10 @@ class FileInfo(Message, frozen=True):
 
 
 class EngineLimits(Message, frozen=True):
-    max_model_len: int
+    max_model_len: int  # most tokens, prompt and output, that a sequence can have; the KV cache holds one such
     vocab_size: int
     max_num_seqs: int
     max_logprobs: int
-    kv_capacity_tokens: int  # a sequence longer than this can never run
 
 
 class Welcome(Message, tag="welcome", frozen=True):
@@ -112,7 +130,6 @@ class Welcome(Message, tag="welcome", frozen=True):
     version: str
     created: int  # seconds since the Unix epoch, for /v1/models
     step_timeout_s: float
-    enable_prefix_caching: bool
     spins: bool = False  # it waits without sleep, for its model needs no CPU: where cores are left, a frontend may do so, too
 
 
@@ -135,7 +152,7 @@ class RequestError(Message, tag="request_error", frozen=True):
 
     epoch: int
     id: int
-    code: Literal["invalid", "too_long", "overloaded", "engine_error"]
+    code: ErrorCode
     message: str
 
 
@@ -247,7 +264,6 @@ class WorkerReady(Message, tag="ready", frozen=True):
     """The KV cache is there, graphs are captured: plans may come."""
 
     rank: int
-    startup_s: float
 
 
 class WorkerFailed(Message, tag="failed", frozen=True):

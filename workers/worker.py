@@ -57,7 +57,6 @@ class Worker:
 
     def run(self) -> None:
         """Start up, serve, end. Raises what the core cannot be told of."""
-        begin = time.monotonic()
         try:
             runner = self._start()
             with runner.device.stream():
@@ -73,7 +72,7 @@ class Worker:
             if self.ring is not None:
                 self._clear_results(runner)
                 self.ring.epoch = self.config.epoch
-            self.channel.send(WorkerReady(self.config.rank, time.monotonic() - begin))
+            self.channel.send(WorkerReady(self.config.rank))
             self._serve(runner)
         runner.device.close()
 

@@ -1,9 +1,9 @@
 """The model's files at launch: a local folder or a hub download, what the core must know of them, what frontends are sent.
 
-`resolve_model` and `resolve_tokenizer` give folders, `model_summary` reads limits, end-of-sequence ids and sampling defaults
-from the JSON files, `frontend_files` is the closed list of files of the handshake. No torch and no transformers: a tokenizer
-that is not a tokenizer.json is converted by a short-lived child (convert_tokenizer.py). Whether a model can be run at all is
-the worker's decision (workers/models/config.py); here only what the core uses is read. Called once, by the core's launch.
+`resolve_model` and `resolve_tokenizer` give folders, `model_summary` reads limits and end-of-sequence ids from the JSON files
+and checks the sampling defaults, `frontend_files` is the closed list of files of the handshake. No torch and no transformers: a
+tokenizer that is not a tokenizer.json is converted by a short-lived child (convert_tokenizer.py). Whether a model can be run
+at all is the worker's decision (workers/models/config.py); only what the core uses is read here. Called once, at its launch.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from quire.ipc.sampling import SamplingParams
+from quire.ipc.generation_config import generation_defaults
 
 BUNDLED = Path(__file__).parent / "bundled"
 
@@ -35,16 +35,6 @@ CONVERSION_TIMEOUT_S = 600
 MAX_EOS_IDS = 16
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-# generation_config.json's fields that are sampling defaults, and their names in SamplingParams; the list is vLLM's.
-GENERATION_DEFAULTS = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "max_new_tokens": "max_tokens",
-}
-SAFETENSORS_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 class ModelFilesError(ValueError):
@@ -54,13 +44,8 @@ class ModelFilesError(ValueError):
 class ModelSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What the core knows of a model."""
 
-    architecture: str
-    vocab_size: int
     max_model_len: int  # the model's own limit, rope scaling included
-    dtype: str  # of the checkpoint: float32, bfloat16 or float16
     eos_token_ids: list[int]  # ascending
-    bos_token_id: int | None
-    generation_defaults: dict[str, float | int]  # SamplingParams fields that the model's authors recommend
 
 
 # ------------------------------------------------------------------------------------------------------- folders
@@ -149,17 +134,11 @@ def model_summary(model_dir: Path, tokenizer_dir: Path | None = None, generation
     """
     config = read_json(model_dir / "config.json", required=True)
     generation = read_json(model_dir / "generation_config.json")
-    architectures = config.get("architectures")
+    _check_generation_defaults(_generation_config_file(model_dir, generation_config))
     vocab_size = _positive(config, "vocab_size")
-    bos = generation.get("bos_token_id", config.get("bos_token_id"))
     return ModelSummary(
-        architecture=str(architectures[0]) if isinstance(architectures, list) and architectures else "",
-        vocab_size=vocab_size,
         max_model_len=_max_model_len(config),
-        dtype=_dtype(config, model_dir),
         eos_token_ids=_eos_token_ids(config, generation, tokenizer_dir or model_dir, vocab_size),
-        bos_token_id=bos if type(bos) is int and 0 <= bos < vocab_size else None,
-        generation_defaults=_generation_defaults(_generation_config_file(model_dir, generation_config)),
     )
 
 
@@ -199,21 +178,6 @@ def _max_model_len(config: dict[str, Any]) -> int:
     if rope_type == "yarn" and isinstance(original, int) and original > 0:
         positions = original
     return int(positions * factor)
-
-
-def _dtype(config: dict[str, Any], model_dir: Path) -> str:
-    """The checkpoint's dtype by config.json, else by its first tensor, else bfloat16."""
-    name = config.get("dtype") or config.get("torch_dtype")
-    if isinstance(name, str):
-        return name.removeprefix("torch.")
-    for file in sorted(model_dir.glob("model*.safetensors")):
-        with file.open("rb") as data:  # 8 bytes of length, then a JSON header: tensor name -> dtype, shape, offsets
-            length = int.from_bytes(data.read(8), "little")
-            header = json.loads(data.read(length)) if length <= 100 << 20 else {}
-        for tensor in header.values():
-            if isinstance(tensor, dict) and tensor.get("dtype") in SAFETENSORS_DTYPES:
-                return SAFETENSORS_DTYPES[tensor["dtype"]]
-    return "bfloat16"
 
 
 def _eos_token_ids(config: dict[str, Any], generation: dict[str, Any], tokenizer_dir: Path, vocab_size: int) -> list[int]:
@@ -276,17 +240,16 @@ def _generation_config_file(model_dir: Path, generation_config: str) -> Path | N
     return path
 
 
-def _generation_defaults(path: Path | None) -> dict[str, float | int]:
-    """Sampling defaults of a generation_config.json, under SamplingParams' names and held to its bounds."""
+def _check_generation_defaults(path: Path | None) -> None:
+    """Frontends fill in what a request leaves out from this file: so it is looked at before one is let in."""
     if path is None:
-        return {}
-    fields = read_json(path)
-    defaults = {ours: fields[name] for name, ours in GENERATION_DEFAULTS.items() if fields.get(name) is not None}
+        return
     try:
-        msgspec.convert(msgspec.to_builtins(SamplingParams(**defaults)), SamplingParams)  # types, too
-    except (ValueError, TypeError) as error:
-        raise ModelFilesError(f"{path}: {error}. `--generation-config vllm` ignores the file") from None
-    return defaults
+        generation_defaults(read_json(path))
+    except ModelFilesError:
+        raise
+    except ValueError as error:
+        raise ModelFilesError(f"{path.parent}/{error}. `--generation-config vllm` ignores the file") from None
 
 
 # ------------------------------------------------------------------------------------------------------- what frontends get

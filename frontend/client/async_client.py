@@ -31,6 +31,7 @@ from quire.frontend.client.stream import (
     TooLong,
 )
 from quire.frontend.text.tokenizer import Tokenizer
+from quire.ipc.limits import longest_prompt, output_room
 from quire.ipc.links.curve import FrontendKeys
 from quire.ipc.links.frontend_to_core import ChannelBusy, ChannelDown, FrontendToCore
 from quire.ipc.messages import (
@@ -38,9 +39,11 @@ from quire.ipc.messages import (
     Beat,
     CoreMessage,
     FrontendMessage,
+    Generate,
     PromptLogprobs,
     RequestError,
     StepOutputs,
+    TokenInputs,
     Welcome,
 )
 from quire.ipc.process.cpus import cpu_share
@@ -153,12 +156,6 @@ class AsyncClient:
         """Requests submitted through this client that have not ended."""
         return len(self._dispatcher.requests)
 
-    @property
-    def max_sequence_len(self) -> int:
-        """Most tokens, prompt and output, that a sequence can have."""
-        limits = self.welcome.limits
-        return min(limits.max_model_len, limits.kv_capacity_tokens)
-
     def health(self) -> str | None:
         """None if the engine is well, else what is wrong, in a fixed text."""
         if not self.is_connected:
@@ -183,8 +180,9 @@ class AsyncClient:
         tokenizer = self.tokenizer
         if len(text) <= _LONG_TEXT:
             return tokenizer.encode(text, add_special_tokens)
-        if len(text) > self.max_sequence_len * tokenizer.max_token_chars:
-            raise TooLong(f"the prompt has {len(text)} characters, more than {self.max_sequence_len} tokens can hold")
+        longest = self.welcome.limits.max_model_len
+        if len(text) > longest * tokenizer.max_token_chars:
+            raise TooLong(f"the prompt has {len(text)} characters, more than {longest} tokens can hold")
         return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens)
 
     def submit(
@@ -211,7 +209,8 @@ class AsyncClient:
         self._next_id += 1
         request_id, arrival = self._next_id, time.time()
         try:
-            channel.send(AddRequest(channel.epoch, request_id, ids.tobytes(), params, priority, cache_salt, arrival))
+            inputs, task = TokenInputs(ids.tobytes()), Generate(params)
+            channel.send(AddRequest(channel.epoch, request_id, inputs, task, priority, cache_salt, arrival))
         except ChannelBusy as error:
             raise Overloaded("the engine does not take requests as fast as they come: try again later") from error
         except ChannelDown as error:
@@ -233,13 +232,13 @@ class AsyncClient:
 
     def _check_prompt(self, prompt_token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """The ids as int32. Raises InvalidRequest, TooLong."""
-        limits, longest = self.welcome.limits, self.max_sequence_len
-        if len(prompt_token_ids) == 0:
+        limits, count = self.welcome.limits, len(prompt_token_ids)
+        if count == 0:
             raise InvalidRequest("the prompt is empty: it needs at least one token")
-        if len(prompt_token_ids) >= longest:
+        if output_room(count, limits.max_model_len) < 1:
             raise TooLong(
-                f"the prompt has {len(prompt_token_ids)} tokens; with room for one more, at most {longest - 1} fit into the"
-                f" context of {longest}"
+                f"the prompt has {count} tokens; with room for one more, at most {longest_prompt(limits.max_model_len)} fit"
+                f" into the context of {limits.max_model_len}"
             )
         try:
             ids = np.asarray(prompt_token_ids)
@@ -267,7 +266,7 @@ class AsyncClient:
             raise InvalidRequest("stop strings need detokenize")
         if params.stop:
             _ = self.tokenizer  # raises without one
-        room = self.max_sequence_len - num_prompt_tokens
+        room = output_room(num_prompt_tokens, limits.max_model_len)
         if params.max_tokens is not None and params.max_tokens > room:
             params = msgspec.structs.replace(params, max_tokens=room, min_tokens=min(params.min_tokens, room))
         return params
@@ -393,7 +392,7 @@ class AsyncClient:
             case Beat():
                 self.beat, self.beat_time = message, time.monotonic()
                 self._send_unsent()
-                self._dispatcher.forget_old_ghosts()
+                self._dispatcher.forget_long_dropped()
             case PromptLogprobs():
                 self._dispatcher.prompt_logprobs(message)
             case RequestError():

@@ -14,7 +14,7 @@ from quire.frontend.client.stream import ClientError, EngineError, RequestState,
 from quire.ipc.messages import Abort, Finish, FrontendMessage, PromptLogprobs, Started, StepOutputs, sequence_key
 from quire.ipc.sampling import SamplingParams
 
-_GHOST_S = 60.0
+_DROPPED_S = 60.0
 
 
 class Dispatcher:
@@ -134,7 +134,7 @@ class Dispatcher:
                 self._dropped_sequences[sequence.key] = time.monotonic()
             sequence.request.close_one()
             self._ended(sequence.request, news)
-            self._tell(Finish(self._epoch, sequence.key, sequence.num_tokens))
+            self._tell(Finish(self._epoch, sequence.key))
 
     def _ended(self, request: RequestState, news: list[RequestState]) -> None:
         """A child has ended: the consumer must hear of it, even one that waits for nothing but the end."""
@@ -159,11 +159,11 @@ class Dispatcher:
         if request is not None:
             request.add_prompt_logprobs(message)
 
-    def forget_old_ghosts(self) -> None:
+    def forget_long_dropped(self) -> None:
         """Now and then: what was in flight when we dropped them has come long ago."""
         now = time.monotonic()
         for key, dropped_at in list(self._dropped_sequences.items()):
-            if now - dropped_at < _GHOST_S:
+            if now - dropped_at < _DROPPED_S:
                 return  # they are in the order in which they were dropped
             del self._dropped_sequences[key]
 

@@ -22,8 +22,9 @@ import uvloop
 from quire.frontend.client.async_client import AsyncClient, EngineDown
 from quire.frontend.http.api.app import App
 from quire.frontend.http.api.metrics import Metrics
+from quire.frontend.http.api.services import Services
 from quire.frontend.http.protocol.connection import Connection
-from quire.frontend.http.server_state import Limits, Server
+from quire.frontend.http.server_state import Limits, ServerState
 from quire.frontend.launcher import tell_of_engine
 from quire.ipc.links.curve import FrontendKeys, load_keys, make_keys, parse_key, write_keys
 
@@ -137,14 +138,12 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
     if not await _connect(client, config, signals):
         return
     app = App(
-        client,
-        _metrics(config),
+        Services.make(client, _metrics(config), config.log_requests),
         api_keys=config.api_keys,
         metrics_open=config.metrics_open,
         allowed_origins=config.allowed_origins,
-        log_requests=config.log_requests,
     )
-    server = Server(app, config.limits)
+    server = ServerState(app, config.limits)
     listener = await _listen(config.listen_fd, server)
     await _take(config.accepted_fds, server)
     sweeper = asyncio.create_task(server.sweep_forever())
@@ -181,7 +180,7 @@ async def _connect(client: AsyncClient, config: FrontendConfig, signals: StopSig
     return True
 
 
-async def _listen(fd: int, server: Server) -> asyncio.Server:
+async def _listen(fd: int, server: ServerState) -> asyncio.Server:
     sock = socket.socket(fileno=fd)
     host, port = sock.getsockname()[:2]
     try:
@@ -190,14 +189,14 @@ async def _listen(fd: int, server: Server) -> asyncio.Server:
         raise _cannot_listen(host, port, error) from None
 
 
-async def _take(fds: list[int], server: Server) -> None:
+async def _take(fds: list[int], server: ServerState) -> None:
     """Serve connections that another process has accepted."""
     for fd in fds:
         with suppress(OSError):  # it has hung up since
             await asyncio.get_running_loop().connect_accepted_socket(lambda: Connection(server), socket.socket(fileno=fd))
 
 
-async def _shut_down(server: Server, grace_s: float, signals: StopSignals) -> None:
+async def _shut_down(server: ServerState, grace_s: float, signals: StopSignals) -> None:
     if server.connections:
         log.info("stopping: up to %.0f s for open connections to end: %d", grace_s, len(server.connections))
     drain = asyncio.create_task(server.shut_down(grace_s))

@@ -58,7 +58,7 @@ class Peer(Protocol):
     def abort(self) -> None: ...
 
 
-class Server:
+class ServerState:
     """What all connections of a process share: the application, the limits, the open connections, the clock."""
 
     def __init__(self, app: Application, limits: Limits | None = None, clock: Callable[[], float] = time.monotonic) -> None:

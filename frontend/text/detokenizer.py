@@ -14,12 +14,12 @@ keeps its complete ones, where `tokenizers` replaces every byte of the run. What
 
 import codecs
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+import tokenizers
+
+from quire.frontend.text.token_bytes import Pieces
 from quire.ipc.sampling import SamplingParams
-
-if TYPE_CHECKING:
-    from quire.frontend.text.tokenizer import Tokenizer
 
 PROMPT_TAIL = 16  # prompt tokens a detokenizer is given, at most: enough to know what stands before the output
 MAX_WINDOW = 16  # tokens without a complete character after which a window is given up as not UTF-8
@@ -35,10 +35,19 @@ def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:
 codecs.register_error("quire.each_byte", _replace_each_byte)
 
 
+class Vocabulary(Protocol):
+    """What decoding asks of a Tokenizer (tokenizer.py)."""
+
+    backend: tokenizers.Tokenizer
+    pieces: Pieces
+    added_ids: frozenset[int]
+    special_ids: frozenset[int]
+
+
 class IncrementalDetokenizer:
     """Text of one sequence from its token ids. `prompt_tail_ids`: the last few ids of the prompt."""
 
-    def __init__(self, tokenizer: "Tokenizer", params: SamplingParams, prompt_tail_ids: Sequence[int] = ()) -> None:
+    def __init__(self, tokenizer: Vocabulary, params: SamplingParams, prompt_tail_ids: Sequence[int] = ()) -> None:
         pieces = tokenizer.pieces
         self._first = pieces.first
         self._table = pieces.visible if params.skip_special_tokens else pieces.all
@@ -89,7 +98,7 @@ class IncrementalDetokenizer:
 class _Window:
     """Incremental decoding for any decoder: decode the last few tokens with and without the new ones."""
 
-    def __init__(self, tokenizer: "Tokenizer", skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: Vocabulary, skip_special_tokens: bool) -> None:
         self._decode = tokenizer.backend.decode
         self._skip = skip_special_tokens
         self._hidden = tokenizer.special_ids if skip_special_tokens else frozenset()
@@ -191,7 +200,7 @@ class OutputText:
     looked for within the first min_tokens tokens.
     """
 
-    def __init__(self, tokenizer: "Tokenizer", params: SamplingParams, prompt_tail_ids: Sequence[int] = ()) -> None:
+    def __init__(self, tokenizer: Vocabulary, params: SamplingParams, prompt_tail_ids: Sequence[int] = ()) -> None:
         self._detokenizer = IncrementalDetokenizer(tokenizer, params, prompt_tail_ids)
         self._include = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens

@@ -15,6 +15,7 @@ import tokenizers
 from quire.frontend.text.chat_template import ChatTemplate, ChatTemplateError, Message
 from quire.frontend.text.detokenizer import IncrementalDetokenizer
 from quire.frontend.text.token_bytes import Pieces
+from quire.ipc.generation_config import generation_defaults
 from quire.ipc.sampling import SamplingParams
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -107,10 +108,6 @@ class Tokenizer:
         return self.pieces.all[token_id].decode(errors="replace")
 
     # ----------------------------------------------------------------------------------------------------------- chats
-    @property
-    def has_chat_template(self) -> bool:
-        return bool(self._templates)
-
     def chat_template(self, override: str | None = None, with_tools: bool = False) -> ChatTemplate:
         """The model's template ("tool_use" where there is one and tools are given), or `override`: a name or a template.
 
@@ -169,27 +166,6 @@ class Tokenizer:
             if spaced[-len(bare) :] != bare:
                 rows.append(spaced)
         return msgspec.structs.replace(params, bad_words_token_ids=rows)
-
-
-def generation_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of SamplingParams that a generation_config.json sets; values that SamplingParams refuses are left out."""
-    found: dict[str, Any] = {}
-    for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"):
-        if config.get(name) is not None:
-            found[name] = config[name]
-    if config.get("max_new_tokens") is not None:
-        found["max_tokens"] = config["max_new_tokens"]
-    if config.get("do_sample") is False:
-        found["temperature"] = 0.0
-    return {name: value for name, value in found.items() if _is_valid(name, value)}
-
-
-def _is_valid(name: str, value: Any) -> bool:
-    try:
-        SamplingParams(**{name: value})
-    except (TypeError, ValueError):
-        return False
-    return True
 
 
 def _json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:

@@ -15,15 +15,15 @@ from quire.ipc.links.sockets import readable
 from quire.ipc.messages import DECODE_ERRORS, MAX_CORE_MESSAGE, WorkerCommand, WorkerFailed, WorkerMessage
 
 _HWM = 1024
-_IDENTITY = struct.Struct("<4sqi")  # "rank", worker epoch, rank: begins with no zero byte, which libzmq forbids
+_IDENTITY = struct.Struct("<4sqi")  # "rank", generation, rank: begins with no zero byte, which libzmq forbids
 _TAG = b"rank"
 
 
 class CoreToWorkers:
-    """The core's end; one thread. `epoch` is the present generation of workers: set it before starting a new one."""
+    """The core's end; one thread. `generation` is the present one of workers: set it before starting a new one."""
 
-    def __init__(self, epoch: int = 0) -> None:
-        self.epoch = epoch
+    def __init__(self, generation: int = 0) -> None:
+        self.generation = generation
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(WorkerMessage)
         self._directory = paths.private_directory()
@@ -56,8 +56,8 @@ class CoreToWorkers:
     def _rank(self, identity: bytes) -> int | None:
         if len(identity) != _IDENTITY.size:
             return None
-        tag, epoch, rank = _IDENTITY.unpack(identity)
-        return rank if tag == _TAG and epoch == self.epoch else None
+        tag, generation, rank = _IDENTITY.unpack(identity)
+        return rank if tag == _TAG and generation == self.generation else None
 
     def _decode(self, rank: int, encoded: bytes) -> WorkerMessage:
         try:
@@ -71,7 +71,9 @@ class CoreToWorkers:
     def send(self, rank: int, command: WorkerCommand) -> bool:
         """Send to a worker of this generation that has spoken; False if it is gone (its pidfd tells) or does not read."""
         try:
-            self._router.send_multipart([_IDENTITY.pack(_TAG, self.epoch, rank), self._encoder.encode(command)], zmq.NOBLOCK)
+            self._router.send_multipart(
+                [_IDENTITY.pack(_TAG, self.generation, rank), self._encoder.encode(command)], zmq.NOBLOCK
+            )
         except zmq.ZMQError as error:
             if error.errno in (errno.EAGAIN, errno.EHOSTUNREACH):
                 return False
@@ -88,13 +90,13 @@ class CoreToWorkers:
 class WorkerToCore:
     """A worker's end. Blocking calls with time-outs; used by one thread at a time."""
 
-    def __init__(self, address: str, rank: int, epoch: int) -> None:
+    def __init__(self, address: str, rank: int, generation: int) -> None:
         """Connect; the core's end is bound before the worker starts."""
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(WorkerCommand)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
-        self._socket.set(zmq.ROUTING_ID, _IDENTITY.pack(_TAG, epoch, rank))
+        self._socket.set(zmq.ROUTING_ID, _IDENTITY.pack(_TAG, generation, rank))
         self._socket.set(zmq.SNDHWM, _HWM)
         self._socket.set(zmq.RCVHWM, _HWM)
         self._socket.set(zmq.MAXMSGSIZE, MAX_CORE_MESSAGE)

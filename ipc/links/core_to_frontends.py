@@ -19,7 +19,7 @@ import zmq
 
 from quire.ipc.links import paths
 from quire.ipc.links.curve import ZAP_DOMAIN, Authenticator, CoreKeys
-from quire.ipc.links.outbox import Frontend, PendingOutputs
+from quire.ipc.links.outbox import FrontendConnection, PendingOutputs
 from quire.ipc.links.request_check import identify_request, may_travel_as_one, problem_with
 from quire.ipc.links.sockets import readable
 from quire.ipc.messages import (
@@ -95,8 +95,8 @@ class CoreToFrontends:
         self._outbox_bytes = outbox_bytes
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(FrontendMessage)
-        self._frontends: dict[bytes, Frontend] = {}
-        self._slow: dict[bytes, Frontend] = {}  # those with something in their outbox
+        self._frontends: dict[bytes, FrontendConnection] = {}
+        self._slow: dict[bytes, FrontendConnection] = {}  # those with something in their outbox
         self._lost: list[bytes] = []
         self._receive_bytes = 0  # that this call of `receive` may still deal with
         self._welcome = welcome
@@ -110,13 +110,7 @@ class CoreToFrontends:
             paths.check_listen_address(address, has_keys=keys is not None)
         self._context = zmq.Context()
         self._authenticator = Authenticator(self._context, keys.allowed) if keys and paths.is_tcp(address) else None
-        self._router = self._context.socket(zmq.ROUTER)
-        self._router.set(zmq.ROUTER_MANDATORY, 1)
-        self._router.set(zmq.SNDHWM, send_hwm)
-        self._router.set(zmq.RCVHWM, _RECEIVE_HWM)
-        self._router.set(zmq.MAXMSGSIZE, MAX_FRONTEND_MESSAGE)
-        self._router.set(zmq.LINGER, 0)
-        self._router.set(zmq.IPV6, int("[" in (address or "")))
+        self._router = self._make_router(address, send_hwm)
         if self._authenticator is not None:
             assert keys is not None
             self._router.set(zmq.CURVE_SERVER, 1)
@@ -127,6 +121,16 @@ class CoreToFrontends:
         except BaseException:  # Ctrl-C, too: no socket and no folder stay behind
             self.close()
             raise
+
+    def _make_router(self, address: str | None, send_hwm: int) -> zmq.Socket:
+        router = self._context.socket(zmq.ROUTER)
+        router.set(zmq.ROUTER_MANDATORY, 1)
+        router.set(zmq.SNDHWM, send_hwm)
+        router.set(zmq.RCVHWM, _RECEIVE_HWM)
+        router.set(zmq.MAXMSGSIZE, MAX_FRONTEND_MESSAGE)
+        router.set(zmq.LINGER, 0)
+        router.set(zmq.IPV6, int("[" in (address or "")))
+        return router
 
     def _bind(self, address: str | None) -> str:
         if address is None:
@@ -212,7 +216,7 @@ class CoreToFrontends:
                 return message
         return None
 
-    def _is_welcome(self, identity: bytes, frontend: Frontend | None, epoch: int) -> bool:
+    def _is_welcome(self, identity: bytes, frontend: FrontendConnection | None, epoch: int) -> bool:
         """Whether a message is of this core's life and of a frontend that was welcomed; refuses it otherwise."""
         if epoch != self.epoch:
             self._refuse(identity, "stale epoch: the engine has been started anew since; say Hello")
@@ -231,17 +235,17 @@ class CoreToFrontends:
         elif len(self._frontends) >= MAX_FRONTENDS:
             self._refuse(identity, f"the engine has {MAX_FRONTENDS} frontends, the most it takes")
         else:
-            frontend = self._frontends[identity] = Frontend(identity, self._now)
+            frontend = self._frontends[identity] = FrontendConnection(identity, self._now)
             if self._welcome is not None:
                 self._greet(frontend)
 
-    def _greet(self, frontend: Frontend) -> None:
+    def _greet(self, frontend: FrontendConnection) -> None:
         assert self._welcome is not None
         frontend.welcomed = True
         log.info("frontend %s is here", name_of(frontend.identity))
         self.send(frontend.identity, self._welcome)
 
-    def _send_file(self, frontend: Frontend, name: str) -> None:
+    def _send_file(self, frontend: FrontendConnection, name: str) -> None:
         """Once a connection: a tokenizer may have 20 MB, and high-water marks count messages."""
         assert self._welcome is not None
         info = next((file for file in self._welcome.files if file.name == name), None)
@@ -314,7 +318,7 @@ class CoreToFrontends:
                 if self._now - frontend.heard_at > self._frontend_timeout_s:
                     self._refuse(frontend.identity, f"this frontend was silent for {self._frontend_timeout_s:.3g} s")
 
-    def _flush_one(self, frontend: Frontend) -> None:
+    def _flush_one(self, frontend: FrontendConnection) -> None:
         while frontend.outbox:
             # The identity goes first and tells whether there is room, so that a waiting batch is encoded once.
             outcome = self._open(frontend.identity)

@@ -1,6 +1,7 @@
 """Outbox: what one slow frontend has not taken yet, in order, with the tokens of several steps merged into one message.
 
-Owned by the CoreToFrontends, one per `Frontend`. It counts bytes; the endpoint gives a frontend up that goes beyond its bound.
+Owned by the CoreToFrontends, one per `FrontendConnection`. It counts bytes; the endpoint gives up a frontend that goes beyond
+its bound.
 """
 
 from collections import deque
@@ -84,7 +85,7 @@ def _weight(m: StepOutputs) -> int:
     return len(m.keys) + len(m.tokens) + _ITEM_BYTES * (1 + len(m.finished) + len(m.started)) + logprobs
 
 
-class Frontend:
+class FrontendConnection:
     """One connection: who it is, when it was heard, what it has not taken yet."""
 
     __slots__ = ("files", "heard_at", "identity", "next_seq", "outbox", "welcomed")

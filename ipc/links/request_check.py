@@ -11,8 +11,9 @@ def problem_with(request: AddRequest) -> str | None:
     """What is wrong with a request beyond its types, or None. What depends on the engine is checked by the core."""
     if not 0 <= request.id <= MAX_REQUEST_ID:
         return f"id must be between 0 and {MAX_REQUEST_ID}"
-    if not request.prompt_token_ids or len(request.prompt_token_ids) % 4:
-        return "prompt_token_ids must hold at least one int32"
+    token_ids = request.inputs.token_ids
+    if not token_ids or len(token_ids) % 4:
+        return "the prompt must hold at least one int32"
     if not math.isfinite(request.arrival_time):
         return "arrival_time must be finite"
     if abs(request.priority) >= 1 << 63:

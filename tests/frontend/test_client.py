@@ -108,7 +108,7 @@ async def test_chats_go_through_the_template_without_a_second_bos(core: FakeCore
 async def test_without_params_the_models_defaults_are_used(core: FakeCore, client: AsyncClient) -> None:
     output = await last(client.generate(" the"))
     assert len(output.outputs[0].token_ids) == 3
-    assert (await heard(core, AddRequest)).params.temperature == 0.5
+    assert (await heard(core, AddRequest)).task.params.temperature == 0.5
 
 
 @with_core(script=echo)
@@ -118,9 +118,9 @@ async def test_a_request_travels_with_what_belongs_to_it(core: FakeCore, client:
     request = await heard(core, AddRequest)
     assert (request.priority, request.cache_salt, request.id) == (-3, "salt", stream.id)
     assert request.arrival_time == stream.metrics.arrival_time
-    assert request.params.max_tokens == request.params.min_tokens == LIMITS.max_model_len - 10
-    assert request.params.bad_words_token_ids == [TOKENIZER.encode("cat"), TOKENIZER.encode(" cat")]
-    assert stream.params == request.params and stream.request_name == "name"
+    assert request.task.params.max_tokens == request.task.params.min_tokens == LIMITS.max_model_len - 10
+    assert request.task.params.bad_words_token_ids == [TOKENIZER.encode("cat"), TOKENIZER.encode(" cat")]
+    assert stream.params == request.task.params and stream.request_name == "name"
 
 
 @with_core(script=lambda request, child: [*TOKENIZER.encode(" the cat world"), THE] * 9)
@@ -128,7 +128,7 @@ async def test_a_stop_string_frees_the_core(core: FakeCore, client: AsyncClient)
     (delta,) = await client.submit([THE], SamplingParams(max_tokens=None, stop=["cat wor"])).collect()
     assert (delta.text, delta.finish_reason, delta.stop_reason) == (" the ", "stop", "cat wor")
     request = await heard(core, AddRequest)
-    assert await heard(core, Finish) == Finish(core.epoch, request.id << 8, len(delta.token_ids))
+    assert await heard(core, Finish) == Finish(core.epoch, request.id << 8)
 
 
 # ------------------------------------------------------------------------------------------------------------ aborting
@@ -192,7 +192,7 @@ async def test_a_prompt_that_cannot_run_is_refused_before_it_is_sent(
     assert len(prompt_of(await heard(core, AddRequest))) == 63
 
 
-@with_core(limits=EngineLimits(64, 400, 4, 5, 32))
+@with_core(limits=EngineLimits(32, 400, 4, 5))
 @pytest.mark.parametrize(
     ("params", "match"),
     [
@@ -230,7 +230,7 @@ async def test_a_request_whose_state_cannot_be_made_is_aborted_and_its_rows_are_
     assert (await last(client.generate([THE, CAT], SamplingParams(max_tokens=2)))).outputs[0].text == " the cat"
 
 
-@with_core(limits=EngineLimits(20_000, 400, 4, 20, 20_000))
+@with_core(limits=EngineLimits(20_000, 400, 4, 20))
 async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(core: FakeCore, client: AsyncClient) -> None:
     with pytest.raises(TooLong, match="characters"):
         await client.encode("a" * 1_000_000)

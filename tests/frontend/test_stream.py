@@ -138,7 +138,7 @@ async def test_a_stop_string_ends_the_sequence_and_tells_the_core_what_to_keep(b
     for token in (THE, CAT, COMMA, WORLD):
         assert bench.told == []
         bench.arrive([(1, token)])
-    assert bench.told == [Finish(1, key(1), 4)]
+    assert bench.told == [Finish(1, key(1))]
     bench.arrive([(1, BANG)], {1: "length"})  # was on its way already
     (delta,) = await rest(stream)
     assert delta == Delta(0, " the ca", [THE, CAT, COMMA, WORLD], None, "stop", "t, w", 4)
@@ -153,7 +153,7 @@ async def test_tokens_behind_a_stop_string_in_the_same_message_are_dropped(bench
     (delta,) = await rest(stream)
     assert (delta.text, delta.token_ids, delta.num_tokens) == (" ", [CAT], 2)
     assert [[p.logprob for p in d.values()] for d in delta.logprobs or []] == [[-2.0]]
-    assert bench.told == [Finish(1, key(1), 2)]
+    assert bench.told == [Finish(1, key(1))]
 
 
 @in_loop

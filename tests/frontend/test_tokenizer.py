@@ -9,7 +9,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import normalizers, processors
 
 from quire.frontend.text.chat_template import ChatTemplateError
-from quire.frontend.text.tokenizer import Tokenizer, generation_defaults
+from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.sampling import SamplingParams
 
 CHAT = [
@@ -234,7 +234,6 @@ def test_a_malformed_conversation_is_refused(messages: Any, options: dict[str, A
 
 def test_a_model_without_template_says_what_to_do() -> None:
     tok = tokenizer(chat_template=None)
-    assert not tok.has_chat_template
     with pytest.raises(ChatTemplateError, match="no chat template"):
         tok.render_chat(CHAT)
 
@@ -274,12 +273,12 @@ def test_params_without_bad_words_are_the_same_object() -> None:
     assert tokenizer().with_bad_words(params) is params
 
 
-def test_generation_defaults_take_what_sampling_params_know() -> None:
-    config = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "max_new_tokens": 5, "eos_token_id": [1], "do_sample": True}
-    assert generation_defaults(config) == {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "max_tokens": 5}
-    assert generation_defaults({"do_sample": False, "temperature": 0.6}) == {"temperature": 0.0}
-    assert generation_defaults({"temperature": "hot", "top_p": 7, "min_p": None}) == {}
+def test_generation_defaults_are_of_the_file() -> None:
     assert tokenizer().generation_defaults == {}
+    files = toy_tokenizers.files() | {"generation_config.json": b'{"temperature": 0.6, "max_new_tokens": 5}'}
+    assert Tokenizer.from_files(files).generation_defaults == {"temperature": 0.6, "max_tokens": 5}
+    with pytest.raises(ValueError, match=r"generation_config\.json: top_p"):
+        Tokenizer.from_files(files | {"generation_config.json": b'{"top_p": 7}'})
 
 
 def test_a_post_processor_for_pairs_does_not_disturb_single_texts() -> None:

@@ -18,7 +18,9 @@ from quire.ipc.messages import (
     Abort,
     AddRequest,
     FrontendMessage,
+    Generate,
     ShuttingDown,
+    TokenInputs,
 )
 from quire.ipc.sampling import SamplingParams
 
@@ -67,7 +69,7 @@ def test_what_is_held_in_a_turn_goes_together_in_order(run, make_core, monkeypat
         await until_taken(-7)  # sent after the turn, it went by itself
         channel.hold()
         for i in (1, 2, 3):
-            channel.send(AddRequest(channel.epoch, i, b"\1\0\0\0" * 130_000, SamplingParams()))
+            channel.send(AddRequest(channel.epoch, i, TokenInputs(b"\1\0\0\0" * 130_000), Generate(SamplingParams())))
         await until_taken(3)
         channel.hold()
         channel.send(add(channel, 9))

@@ -12,7 +12,7 @@ from quire.ipc.messages import AllocateKV, KVGroup, WorkerFailed, WorkerProfile,
 
 @pytest.fixture
 def endpoint():
-    endpoint = CoreToWorkers(epoch=3)
+    endpoint = CoreToWorkers(generation=3)
     yield endpoint
     endpoint.close()
     endpoint.close()
@@ -22,8 +22,8 @@ def endpoint():
 def make_worker(endpoint):
     workers = []
 
-    def make(rank: int, epoch: int = 3) -> WorkerToCore:
-        workers.append(WorkerToCore(endpoint.address, rank, epoch))
+    def make(rank: int, generation: int = 3) -> WorkerToCore:
+        workers.append(WorkerToCore(endpoint.address, rank, generation))
         return workers[-1]
 
     yield make
@@ -57,8 +57,8 @@ def test_start_up_conversation(endpoint, make_worker):
         assert endpoint.send(rank, AllocateKV(100 + rank))
         assert worker.receive(20.0) == AllocateKV(100 + rank)
         assert worker.receive(0.0) is None
-        worker.send(WorkerReady(rank, 1.5))
-    assert sorted(receive(endpoint, 2)) == [(0, WorkerReady(0, 1.5)), (1, WorkerReady(1, 1.5))]
+        worker.send(WorkerReady(rank))
+    assert sorted(receive(endpoint, 2)) == [(0, WorkerReady(0)), (1, WorkerReady(1))]
 
 
 def test_large_results_arrive(endpoint, make_worker):
@@ -69,11 +69,11 @@ def test_large_results_arrive(endpoint, make_worker):
 
 
 def test_worker_of_an_earlier_generation_is_not_heard(endpoint, make_worker):
-    make_worker(0, epoch=2).send(WorkerFailed(0, "from the past"))
-    endpoint.epoch = 3
-    make_worker(0).send(WorkerReady(0, 1.0))
-    assert receive(endpoint) == [(0, WorkerReady(0, 1.0))]
-    endpoint.epoch = 4
+    make_worker(0, generation=2).send(WorkerFailed(0, "from the past"))
+    endpoint.generation = 3
+    make_worker(0).send(WorkerReady(0))
+    assert receive(endpoint) == [(0, WorkerReady(0))]
+    endpoint.generation = 4
     assert not endpoint.send(0, AllocateKV(1))
 
 
@@ -84,7 +84,7 @@ def test_unreadable_message_is_the_workers_failure(endpoint, make_worker):
 
 
 def test_message_in_another_workers_name_is_a_failure(endpoint, make_worker):
-    make_worker(1).send(WorkerReady(0, 1.0))
+    make_worker(1).send(WorkerReady(0))
     ((rank, message),) = receive(endpoint)
     assert rank == 1 and isinstance(message, WorkerFailed)
 
@@ -98,8 +98,8 @@ def test_strangers_are_not_heard(endpoint, make_worker):
             stranger.send(b"\xc1")
             stranger.linger = 1000
     context.term()
-    make_worker(0).send(WorkerReady(0, 1.0))
-    assert receive(endpoint) == [(0, WorkerReady(0, 1.0))]
+    make_worker(0).send(WorkerReady(0))
+    assert receive(endpoint) == [(0, WorkerReady(0))]
 
 
 def test_no_bytes_raise_in_the_core(endpoint):
@@ -113,7 +113,7 @@ def test_no_bytes_raise_in_the_core(endpoint):
 
 def test_unreadable_command_is_an_error_of_the_worker(endpoint, make_worker):
     worker = make_worker(0)
-    worker.send(WorkerReady(0, 1.0))
+    worker.send(WorkerReady(0))
     receive(endpoint)
     endpoint._router.send_multipart([_IDENTITY.pack(_TAG, 3, 0), b"junk"])
     with pytest.raises(ValueError, match="cannot be read"):

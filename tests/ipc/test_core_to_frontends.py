@@ -24,6 +24,7 @@ from quire.ipc.messages import (
     File,
     Finish,
     Finished,
+    Generate,
     GetFile,
     Hello,
     Ping,
@@ -31,6 +32,7 @@ from quire.ipc.messages import (
     RequestError,
     Started,
     StepOutputs,
+    TokenInputs,
     TokenLogprobs,
     Welcome,
 )
@@ -81,7 +83,9 @@ def answer(core: LoopingCore, frontend: RawFrontend) -> CoreMessage:
 
 
 def add(request_id: int, epoch: int = EPOCH, **params) -> AddRequest:
-    return AddRequest(epoch, request_id, np.arange(4, dtype=np.int32).tobytes(), SamplingParams(**params))
+    return AddRequest(
+        epoch, request_id, TokenInputs(np.arange(4, dtype=np.int32).tobytes()), Generate(SamplingParams(**params))
+    )
 
 
 def outputs(*tokens: int, key: int = 0, **more) -> StepOutputs:
@@ -139,7 +143,7 @@ def test_message_for_an_earlier_core_is_refused(core, make_frontend):
     refused = answer(core, stranger)
     assert isinstance(refused, Refused) and refused.epoch == EPOCH and "stale" in refused.reason
     known = make_frontend()
-    for message in (add(1, EPOCH - 1), Abort(EPOCH - 1, [1]), Finish(EPOCH - 1, 256, 1), Ping(EPOCH - 1)):
+    for message in (add(1, EPOCH - 1), Abort(EPOCH - 1, [1]), Finish(EPOCH - 1, 256), Ping(EPOCH - 1)):
         known.send(message)
         assert isinstance(answer(core, known), Refused)
     assert core.requests == []
@@ -166,7 +170,7 @@ def test_two_frontends_with_the_same_ids_are_kept_apart(core, make_frontend):
     a.send(add(5, max_tokens=3))
     b.send(add(5, max_tokens=4))
     core.until(lambda: len(core.requests) == 2)
-    assert {(i, m.id, m.params.max_tokens) for i, m in core.requests} == {(a.identity, 5, 3), (b.identity, 5, 4)}
+    assert {(i, m.id, m.task.params.max_tokens) for i, m in core.requests} == {(a.identity, 5, 3), (b.identity, 5, 4)}
     core.endpoint.send(a.identity, outputs(1, key=5 << 8))
     core.endpoint.send(b.identity, outputs(2, key=5 << 8))
     core.endpoint.send(a.identity, outputs(3, key=5 << 8))
@@ -196,14 +200,14 @@ def test_receive_takes_what_is_large_one_by_one(make_core, make_frontend):
     core = make_core()
     large, small = make_frontend(at=core), make_frontend(at=core)
     for i in range(6):
-        large.send(AddRequest(EPOCH, i, bytes(size // 2), SamplingParams()))
+        large.send(AddRequest(EPOCH, i, TokenInputs(bytes(size // 2)), Generate(SamplingParams())))
         small.send(add(i))
     got: list = []
     deadline = time.monotonic() + 20
     while len(got) < 12 and time.monotonic() < deadline:
         core._poller.poll(1000)
         new = core.endpoint.receive()
-        assert sum(len(m.prompt_token_ids) for _, m in new) <= 1.5 * size
+        assert sum(len(m.inputs.token_ids) for _, m in new) <= 1.5 * size
         got += new
     assert [m.id for i, m in got if i == large.identity] == [m.id for i, m in got if i == small.identity] == list(range(6))
 
@@ -239,12 +243,14 @@ def encoded_add(**changes) -> bytes:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"prompt_token_ids": b""}, "prompt_token_ids"),
-        ({"prompt_token_ids": b"12345"}, "prompt_token_ids"),
-        ({"prompt_token_ids": [1, 2]}, "Expected `bytes`"),
-        ({"params": [1, float("nan")]}, "temperature"),
-        ({"params": [129]}, "n must be at least 1 and at most 128"),
-        ({"params": "greedy"}, "Expected `array`"),
+        ({"inputs": ["tokens", b""]}, "the prompt must hold at least one int32"),
+        ({"inputs": ["tokens", b"12345"]}, "the prompt must hold"),
+        ({"inputs": ["tokens", [1, 2]]}, "Expected `bytes`"),
+        ({"inputs": ["pictures", b"1234"]}, "Invalid value 'pictures'"),
+        ({"task": ["generate", [1, float("nan")]]}, "temperature"),
+        ({"task": ["generate", [129]]}, "n must be at least 1 and at most 128"),
+        ({"task": ["generate", "greedy"]}, "Expected `array`"),
+        ({"task": ["dream", [1]]}, "Invalid value 'dream'"),
         ({"arrival_time": float("inf")}, "arrival_time"),
         ({"priority": 2**63}, "priority"),
         ({"cache_salt": 5}, "Expected `str`"),
@@ -294,7 +300,7 @@ def test_unreadable_message_is_refused(core, make_frontend, payload):
 
 def test_unreadable_message_of_a_stranger_is_no_ones_loss(core, make_frontend):
     frontend = make_frontend(hello=False)
-    frontend.send(encoded_add(params=[0]))
+    frontend.send(encoded_add(task=["generate", [0]]))
     assert isinstance(answer(core, frontend), Refused)
     assert core.lost == []
 
@@ -310,7 +316,7 @@ def test_request_id_out_of_range_is_refused(core, make_frontend):
 def test_what_is_sent_together_is_taken_up_together_whatever_one_of_it_is(core, make_frontend):
     frontend = make_frontend()
     frames = [msgspec.msgpack.encode(add(i)) for i in range(MAX_TOGETHER - 2)]
-    frontend.socket.send_multipart([*frames, encoded_add(id=300, params=[0]), msgspec.msgpack.encode(add(301))])
+    frontend.socket.send_multipart([*frames, encoded_add(id=300, task=["generate", [0]]), msgspec.msgpack.encode(add(301))])
     assert isinstance(error := answer(core, frontend), RequestError) and error.id == 300
     assert [m.id for _, m in core.requests] == [*range(MAX_TOGETHER - 2), 301]
 
@@ -335,7 +341,7 @@ def test_message_of_too_many_frames_or_an_empty_one_is_refused(core, make_fronte
 def test_messages_too_large_to_travel_together_are_refused(core, make_frontend):
     """Else they would all be dealt with in one turn of the loop."""
     alone, together = make_frontend(), make_frontend()
-    large = msgspec.msgpack.encode(AddRequest(EPOCH, 1, b"\1\0\0\0" * 150_000, SamplingParams()))
+    large = msgspec.msgpack.encode(AddRequest(EPOCH, 1, TokenInputs(b"\1\0\0\0" * 150_000), Generate(SamplingParams())))
     assert len(large) < TOGETHER_BYTES < 2 * len(large)
     together.socket.send_multipart([large, large])
     assert isinstance(answer(core, together), Refused) and core.requests == []
@@ -377,7 +383,7 @@ def test_foreign_identities_are_refused(core):
 
 
 valid_messages = st.sampled_from(
-    [Hello(1), Ping(EPOCH), GetFile(EPOCH, "a"), add(3, logit_bias={1: 2.0}), Abort(EPOCH, [1, 2]), Finish(EPOCH, 1, 2)]
+    [Hello(1), Ping(EPOCH), GetFile(EPOCH, "a"), add(3, logit_bias={1: 2.0}), Abort(EPOCH, [1, 2]), Finish(EPOCH, 1)]
 ).map(msgspec.msgpack.encode)
 any_value = st.recursive(
     st.one_of(
@@ -411,7 +417,7 @@ def test_no_bytes_raise_in_the_cores_loop(core):
     @given(payload=hostile_bytes())
     @example(payload=msgspec.msgpack.encode(Abort(EPOCH, [1, 2])))
     def try_one(payload: bytes) -> None:
-        core.endpoint._frontends.setdefault(identity, core_endpoint.Frontend(identity, 0.0)).welcomed = True
+        core.endpoint._frontends.setdefault(identity, core_endpoint.FrontendConnection(identity, 0.0)).welcomed = True
         accepted = core.endpoint._accept(identity, payload)
         assert accepted is None or isinstance(accepted, AddRequest | Abort | Finish)
         kinds.add(type(accepted))

@@ -15,7 +15,9 @@ from quire.ipc.messages import (
     AddRequest,
     CoreMessage,
     FrontendMessage,
+    Generate,
     StepOutputs,
+    TokenInputs,
 )
 from quire.ipc.sampling import SamplingParams
 
@@ -48,7 +50,7 @@ def test_message_beyond_the_cores_limit_is_refused_here(run, make_core):
     async def main() -> None:
         channel = await FrontendToCore.connect(core.address, **Listener().options())
         with pytest.raises(ValueError, match="longer"):
-            channel.send(AddRequest(channel.epoch, 1, bytes(MAX_FRONTEND_MESSAGE), SamplingParams()))
+            channel.send(AddRequest(channel.epoch, 1, TokenInputs(bytes(MAX_FRONTEND_MESSAGE)), Generate(SamplingParams())))
         assert channel.connected
         await channel.close()
 

@@ -12,7 +12,9 @@ from quire.ipc.messages import (
     AddRequest,
     CoreMessage,
     FrontendMessage,
+    Generate,
     StepOutputs,
+    TokenInputs,
     WorkerCommand,
     WorkerMessage,
     sequence_key,
@@ -89,7 +91,7 @@ def test_each_tag_belongs_to_one_message_of_its_direction(direction):
 
 
 def test_messages_cannot_be_changed_or_extended():
-    message = AddRequest(1, 2, b"abcd", SamplingParams())
+    message = AddRequest(1, 2, TokenInputs(b"abcd"), Generate(SamplingParams()))
     with pytest.raises(AttributeError):
         message.id = 3
     fields = msgspec.msgpack.decode(msgspec.msgpack.encode(message))
@@ -98,8 +100,8 @@ def test_messages_cannot_be_changed_or_extended():
 
 
 def test_bounds_hold_for_what_comes_over_the_wire():
-    fields = msgspec.msgpack.decode(msgspec.msgpack.encode(AddRequest(1, 2, b"abcd", SamplingParams())))
-    fields[4][1] = -1.0
+    fields = msgspec.msgpack.decode(msgspec.msgpack.encode(AddRequest(1, 2, TokenInputs(b"abcd"), Generate(SamplingParams()))))
+    fields[4][1][1] = -1.0
     with pytest.raises(msgspec.ValidationError, match="temperature"):
         msgspec.msgpack.decode(msgspec.msgpack.encode(fields), type=FrontendMessage)
 

@@ -24,10 +24,12 @@ from quire.ipc.messages import (
     Abort,
     AddRequest,
     Finish,
+    Generate,
     GetFile,
     Hello,
     Refused,
     StepOutputs,
+    TokenInputs,
     Welcome,
     sequence_key,
 )
@@ -202,7 +204,7 @@ def test_garbage_on_the_engines_socket(served: Served, peer: RawFrontend) -> Non
     ):
         peer.socket.send_multipart(shape)
         hello(peer)
-    good = msgspec.msgpack.encode(AddRequest(hello(peer), 7, int32(5), SamplingParams(max_tokens=1)))
+    good = msgspec.msgpack.encode(AddRequest(hello(peer), 7, TokenInputs(int32(5)), Generate(SamplingParams(max_tokens=1))))
     for _ in range(100):
         data = bytearray(good)
         for _ in range(draw.randrange(1, 4)):
@@ -231,7 +233,7 @@ def test_well_formed_messages_of_wrong_values_on_the_engines_socket(served: Serv
     number = itertools.count(10)
 
     def add(prompt: bytes = ids, priority: Any = 0, salt: Any = "", arrival: Any = 0.0, **fields: Any) -> None:
-        peer.send(["add", epoch, next(number), prompt, params(**fields), priority, salt, arrival])
+        peer.send(["add", epoch, next(number), ["tokens", prompt], ["generate", params(**fields)], priority, salt, arrival])
 
     for field in SamplingParams.__struct_fields__:
         for value in (*numbers, *NOT_FINITE):
@@ -259,10 +261,10 @@ def test_well_formed_messages_of_wrong_values_on_the_engines_socket(served: Serv
     ):
         add(**fields)
     for request_id in (-1, 2**55, 2**63, 0, 0, 0):
-        peer.send(["add", epoch, request_id, ids, params()])
+        peer.send(["add", epoch, request_id, ["tokens", ids], ["generate", params()]])
     peer.send(Abort(epoch, [0, -1, 2**62, *range(10)]))
     for key in (0, -1, 2**62, -(2**62)):
-        peer.send(Finish(epoch, key, -1))
+        peer.send(Finish(epoch, key))
     number = itertools.count(10**6)
     add(max_tokens=2)  # one that is right is answered among all these
     key = sequence_key(10**6, 0)

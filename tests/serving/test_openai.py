@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from serving import DEADLINE_S, SMALL, Served
@@ -91,6 +92,55 @@ def test_stop_strings_are_cut_off_streamed_or_not(client: openai.OpenAI) -> None
     chunks = list(client.completions.create(prompt="Once upon a time", **GREEDY, stop=stop, stream=True))
     assert "".join(c.choices[0].text for c in chunks) == whole.text
     assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+Row = tuple[str, float, dict[str, float]]  # of one position: its token, that one's logprob, and the most likely tokens
+
+
+def completion_rows(choice: Any) -> list[Row]:
+    p = choice.logprobs
+    rows = list(zip(p.tokens, p.token_logprobs, p.top_logprobs, strict=True))
+    return rows[1:] if p.token_logprobs[0] is None else rows  # a prompt's first token has none
+
+
+def chat_rows(choice: Any) -> list[Row]:
+    return [(t.token, t.logprob, {top.token: top.logprob for top in t.top_logprobs}) for t in choice.logprobs.content]
+
+
+def assert_same(rows: list[Row], expected: list[Row]) -> None:
+    assert [token for token, _, _ in rows] == [token for token, _, _ in expected]
+    for (_, logprob, top), (_, expected_logprob, expected_top) in zip(rows, expected, strict=True):
+        assert math.isclose(logprob, expected_logprob, abs_tol=1e-4)
+        assert top == pytest.approx(expected_top, abs=1e-4)
+
+
+def test_each_rows_logprobs_are_its_own(client: openai.OpenAI) -> None:
+    """Rows of one step, sampled tokens that are not always the likeliest, against the same tokens as prompts, one at a time:
+    another row's numbers, or the right ones beside other ids, would differ."""
+    extra = {"return_token_ids": True, "ignore_eos": True}
+    sampled = {"model": "tiny", "temperature": 1.0, "max_tokens": 12, "logprobs": 3, "extra_body": extra}
+    ask = client.completions.create
+    prompts = ["Once upon a time", "The cat", "A dog and a bird"]
+    choices = ask(prompt=prompts, **sampled, seed=7, n=2, echo=True).choices
+    assert len(choices) == 6 and len({c.text for c in choices}) == 6
+    surprises = 0
+    for choice in choices:
+        ids = [*choice.prompt_token_ids, *choice.token_ids]
+        alone = ask(model="tiny", prompt=ids, max_tokens=0, echo=True, logprobs=3).choices[0]
+        assert_same(completion_rows(choice), completion_rows(alone))
+        surprises += sum(logprob < max(top.values()) for _, logprob, top in completion_rows(choice)[-12:])
+    assert surprises >= 6  # so that a token's own number is not always the first of the likeliest
+
+    chat = {"messages": MESSAGES, "model": "tiny", "temperature": 1.0, "max_tokens": 12, "seed": 7}
+    both = client.chat.completions.create(**chat, n=2, logprobs=True, top_logprobs=3).choices
+    assert both[0].message.content != both[1].message.content
+    for i, choice in enumerate(both):
+        alone = client.chat.completions.create(**{**chat, "seed": 7 + i}, logprobs=True, top_logprobs=3).choices[0]
+        assert_same(chat_rows(choice), chat_rows(alone))
+        for token, logprob, top in chat_rows(choice):
+            assert list(top.values()) == sorted(top.values(), reverse=True)
+            assert math.isclose(logprob, top[token], abs_tol=1e-6) if token in top else logprob <= min(top.values())
+    assert any(logprob < max(top.values()) for choice in both for _, logprob, top in chat_rows(choice))
 
 
 def test_logprobs_of_both_routes(client: openai.OpenAI) -> None:

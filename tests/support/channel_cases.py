@@ -14,7 +14,9 @@ from quire.ipc.messages import (
     CoreMessage,
     Finished,
     FrontendMessage,
+    Generate,
     StepOutputs,
+    TokenInputs,
     Welcome,
 )
 from quire.ipc.sampling import SamplingParams
@@ -66,7 +68,7 @@ def echo(core: LoopingCore, identity: bytes, message: FrontendMessage) -> None:
 
 
 def add(channel: FrontendToCore, request_id: int) -> AddRequest:
-    return AddRequest(channel.epoch, request_id, b"\1\0\0\0", SamplingParams())
+    return AddRequest(channel.epoch, request_id, TokenInputs(b"\1\0\0\0"), Generate(SamplingParams()))
 
 
 class ScriptedCore:

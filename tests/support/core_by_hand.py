@@ -1,6 +1,7 @@
 """An EngineCore whose worker is tests/support/fake_worker.py and whose loop is turned by hand; frontends are RawFrontends."""
 
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -9,12 +10,13 @@ from fake_worker import FakeWorker
 from ipc_cores import RawFrontend
 
 from quire.enginecore.core import CoreConfig, EngineCore
+from quire.enginecore.preparation import Preparer
 from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.workers import WorkerGroup
 from quire.ipc.config import WorkerConfig
 from quire.ipc.links.core_and_workers import CoreToWorkers
 from quire.ipc.links.core_to_frontends import CoreToFrontends
-from quire.ipc.messages import PROTOCOL_VERSION, AddRequest, CoreMessage, EngineLimits, Hello, Welcome
+from quire.ipc.messages import PROTOCOL_VERSION, AddRequest, CoreMessage, EngineLimits, Generate, Hello, TokenInputs, Welcome
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.step.plan import decode_plan
 from quire.ipc.step.plan_ring import PlanReader, PlanRing
@@ -63,15 +65,15 @@ def worker_template(world_size: int = 1, model_dir: str = "") -> WorkerConfig:
 class CoreByHand:
     """`workers`: a group of worker processes; without, a FakeWorkers."""
 
-    def __init__(self, workers: WorkerGroup | None = None) -> None:
+    def __init__(self, workers: WorkerGroup | None = None, preparers: Iterable[Preparer] = ()) -> None:
         scheduler = SchedulerConfig(MAX_NUM_SEQS, 16, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS, (0,), vocab_size=VOCAB_SIZE)
-        limits = EngineLimits(MAX_MODEL_LEN, VOCAB_SIZE, MAX_NUM_SEQS, 20, NUM_BLOCKS * BLOCK_SIZE)
+        limits = EngineLimits(MAX_MODEL_LEN, VOCAB_SIZE, MAX_NUM_SEQS, 20)
         config = CoreConfig(scheduler, limits, 100, 0, 60.0, spins=False, log_requests=False, log_stats=False)
-        welcome = Welcome(EPOCH, PROTOCOL_VERSION, ["tiny"], limits, [], [0], "0", 1, 60.0, True)
+        welcome = Welcome(EPOCH, PROTOCOL_VERSION, ["tiny"], limits, [], [0], "0", 1, 60.0)
         self.endpoint = CoreToFrontends(None, epoch=EPOCH, welcome=welcome)
         self.workers = workers or FakeWorkers(worker_template())
         self.workers.start()
-        self.core = EngineCore(config, self.endpoint, self.workers)
+        self.core = EngineCore(config, self.endpoint, self.workers, preparers=preparers)
         self._frontends: list[RawFrontend] = []
 
     def turn(self) -> None:
@@ -84,7 +86,7 @@ class CoreByHand:
         self.core._collect()
         self.core._beat()
         self.endpoint.check()
-        self.core.scheduler.check()
+        self.core.check()
 
     def until(self, condition: Any, turns: int = 100_000) -> None:
         for _ in range(turns):
@@ -112,10 +114,11 @@ class CoreByHand:
     def close(self) -> None:
         for frontend in self._frontends:
             frontend.close()
+        self.core.preparing.close()
         self.workers.kill()
         self.endpoint.close(linger_s=0)
 
 
 def add(request_id: int, num_tokens: int = 4, **params: Any) -> AddRequest:
     prompt = (np.arange(num_tokens) % VOCAB_SIZE).astype(np.int32)
-    return AddRequest(EPOCH, request_id, prompt.tobytes(), SamplingParams(**params))
+    return AddRequest(EPOCH, request_id, TokenInputs(prompt.tobytes()), Generate(SamplingParams(**params)))

@@ -35,7 +35,7 @@ from quire.ipc.messages import (
 )
 
 TIMEOUT_S = 20.0
-LIMITS = EngineLimits(max_model_len=64, vocab_size=400, max_num_seqs=4, max_logprobs=20, kv_capacity_tokens=1024)
+LIMITS = EngineLimits(max_model_len=64, vocab_size=400, max_num_seqs=4, max_logprobs=20)
 
 Script = Callable[[AddRequest, int], list[int] | None]  # a request and a child's index -> its tokens; None: it never starts
 M = TypeVar("M", bound=FrontendMessage)
@@ -68,7 +68,7 @@ class FakeCore:
         self.beat = Beat(self.epoch, 0.0, 0, 0, 0.0, 0, 0, 0, 0, 0, True)
         self._files = toy_tokenizers.files() if files is None else files
         infos = file_infos(self._files)
-        welcome = Welcome(self.epoch, PROTOCOL_VERSION, ["toy"], limits, infos, list(eos), "0", 1, 60.0, True, spins)
+        welcome = Welcome(self.epoch, PROTOCOL_VERSION, ["toy"], limits, infos, list(eos), "0", 1, 60.0, spins)
         self._limits, self._eos, self._script = limits, eos, script
         self._endpoint = CoreToFrontends(address, epoch=self.epoch, welcome=welcome, files=self._files)
         self.address = self._endpoint.address
@@ -142,7 +142,7 @@ class FakeCore:
     def _take(self, message: FrontendMessage) -> None:
         match message:
             case AddRequest() if self._script is not None:
-                for child in range(message.params.n):
+                for child in range(message.task.params.n):
                     key, tokens = sequence_key(message.id, child), self._script(message, child)
                     if tokens is not None:
                         self._playing[key] = (message, deque(tokens))
@@ -171,16 +171,16 @@ class FakeCore:
         self._endpoint.send(self._owner, outputs(tokens, finished, stops=stops, epoch=self.epoch, started=started))
 
     def _is_stop(self, request: AddRequest, token: int) -> bool:
-        p = request.params
+        p = request.task.params
         return token in (p.stop_token_ids or ()) or (token in self._eos and not p.ignore_eos)
 
 
 def prompt_of(request: AddRequest) -> list[int]:
-    return np.frombuffer(request.prompt_token_ids, "<i4").tolist()
+    return np.frombuffer(request.inputs.token_ids, "<i4").tolist()
 
 
 def echo(request: AddRequest, child: int) -> list[int]:
     """A script: the prompt again and again, to max_tokens or to the end of the context."""
     prompt = prompt_of(request)
-    count = request.params.max_tokens or LIMITS.max_model_len - len(prompt)
+    count = request.task.params.max_tokens or LIMITS.max_model_len - len(prompt)
     return [prompt[i % len(prompt)] for i in range(count)]

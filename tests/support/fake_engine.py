@@ -15,7 +15,7 @@ from quire.ipc.process.children import child_main_config, tell_parent
 
 
 def script(request: AddRequest, child: int) -> list[int] | None:
-    return None if request.prompt_token_ids.startswith(b"\7\0\0\0") else echo(request, child)
+    return None if request.inputs.token_ids.startswith(b"\7\0\0\0") else echo(request, child)
 
 
 def main() -> None:

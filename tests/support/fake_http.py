@@ -10,10 +10,11 @@ import tokenizers
 from quire.frontend.client.async_client import TooLong
 from quire.frontend.client.outputs import Delta, Logprob, RequestMetrics
 from quire.frontend.http.api.app import App
+from quire.frontend.http.api.services import Services
 from quire.frontend.http.protocol.connection import Connection
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.protocol.exchange import Request, Response
-from quire.frontend.http.server_state import Limits, Server
+from quire.frontend.http.server_state import Limits, ServerState
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.messages import Beat, EngineLimits, Welcome
 
@@ -136,9 +137,9 @@ async def settle(turns: int = 20) -> None:
 class Wire:
     """A connection on a fake transport. Made inside a running loop."""
 
-    def __init__(self, app, limits: Limits | None = None, server: Server | None = None) -> None:
+    def __init__(self, app, limits: Limits | None = None, server: ServerState | None = None) -> None:
         self.clock = FakeClock() if server is None else server.clock
-        self.server = server or Server(app, limits, self.clock)
+        self.server = server or ServerState(app, limits, self.clock)
         self.transport = FakeTransport()
         self.connection = Connection(self.server)
         self.transport.protocol = self.connection
@@ -287,10 +288,10 @@ class FakeClient:
 
     def __init__(self, generation_config=None) -> None:
         self.tokenizer = make_tokenizer(generation_config)
-        limits = EngineLimits(max_model_len=200, vocab_size=300, max_num_seqs=8, max_logprobs=20, kv_capacity_tokens=1000)
+        limits = EngineLimits(max_model_len=200, vocab_size=300, max_num_seqs=8, max_logprobs=20)
         self.welcome = Welcome(
             epoch=1, protocol=1, served_model_names=["tiny", "org/tiny"], limits=limits, files=[], eos_token_ids=[257],
-            version="0.1.0", created=1700000000, step_timeout_s=60.0, enable_prefix_caching=True,
+            version="0.1.0", created=1700000000, step_timeout_s=60.0,
         )  # fmt: skip
         self.beat = Beat(1, 0.0, 3, 4, 0.25, 100, 40, 50, 2, 1, True)
         self.beat_time = time.monotonic()
@@ -303,15 +304,13 @@ class FakeClient:
     def health(self) -> str | None:
         return self.problem
 
-    @property
-    def max_sequence_len(self) -> int:
-        return self.welcome.limits.max_model_len
-
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         if len(text) <= 10_000:
             return self.tokenizer.encode(text, add_special_tokens)
-        if len(text) > 1_000 * self.max_sequence_len:
-            raise TooLong(f"the prompt has {len(text)} characters, more than {self.max_sequence_len} tokens can hold")
+        if len(text) > 1_000 * self.welcome.limits.max_model_len:
+            raise TooLong(
+                f"the prompt has {len(text)} characters, more than {self.welcome.limits.max_model_len} tokens can hold"
+            )
         return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens)
 
     def submit(self, prompt_token_ids, params, **options) -> FakeStream:
@@ -352,7 +351,8 @@ class Api:
 
     def __init__(self, client: FakeClient | None = None, **options) -> None:
         self.client = client or FakeClient()
-        self.app = App(self.client, **options)
+        services = Services.make(self.client, log_requests=options.pop("log_requests", False))
+        self.app = App(services, **options)
 
     def wire(self) -> Wire:
         return Wire(self.app)
@@ -391,7 +391,7 @@ class Api:
 
 
 def parse_events(body: bytes) -> list:
-    """Server-sent events as JSON values; "[DONE]" as itself."""
+    """ServerState-sent events as JSON values; "[DONE]" as itself."""
     events = body.decode().split("\n\n")
     assert events.pop() == ""
     assert all(e.startswith("data: ") and "\n" not in e for e in events)

@@ -35,7 +35,7 @@ def main() -> None:
     assert command == AllocateKV(60)
     if ring is not None:
         ring.epoch = c.epoch
-    channel.send(WorkerReady(c.rank, 0.0))
+    channel.send(WorkerReady(c.rank))
     worker = FakeWorker(c.max_num_seqs + 1, c.max_model_len // c.block_size + 1, c.block_size, (0,), VOCAB_SIZE)
     decode_rows = np.zeros(0, np.int32)
     with log_of(c.model_dir, c.epoch, c.rank).open("a", buffering=1) as log:

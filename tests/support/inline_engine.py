@@ -8,7 +8,7 @@ import torch
 from quire.enginecore.intake import Intake, IntakeConfig
 from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.scheduler import Scheduler
-from quire.ipc.messages import AddRequest, EngineLimits, RequestError
+from quire.ipc.messages import AddRequest, EngineLimits, Generate, RequestError, TokenInputs
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.step.plan import max_plan_words
 from quire.kernels.step.tables import LogitsProcessorPool
@@ -84,11 +84,9 @@ class InlineEngine:
                 **scheduling,
             )
         )
-        limits = EngineLimits(max_model_len, config.vocab_size, max_num_seqs, 20, num_blocks * block_size)
+        limits = EngineLimits(max_model_len, config.vocab_size, max_num_seqs, 20)
         caching = self.scheduler.config.enable_prefix_caching
-        self.intake = Intake(
-            IntakeConfig(limits, tuple(eos), caching, False, 0, 10_000), self.scheduler.kv.hasher, self.scheduler.fits
-        )
+        self.intake = Intake(IntakeConfig(limits, tuple(eos), caching, False, 0, 10_000), self.scheduler.kv.hasher)
         self.masks: dict[int, np.ndarray] = {}
         self.count = 0
         self.prompt_rows: list = []
@@ -103,7 +101,7 @@ class InlineEngine:
     def add(self, prompt, params: SamplingParams) -> int:
         self.count += 1
         data = np.asarray(prompt, np.int32).tobytes()
-        accepted = self.intake.accept(0, AddRequest(0, self.count, data, params), 0)
+        accepted = self.intake.accept(0, AddRequest(0, self.count, TokenInputs(data), Generate(params)), 0)
         if isinstance(accepted, RequestError):
             raise ValueError(accepted.message)
         for seq in accepted:

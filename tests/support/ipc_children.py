@@ -10,7 +10,7 @@ import numpy as np
 
 from quire.ipc.links.core_to_frontends import CoreToFrontends
 from quire.ipc.links.frontend_to_core import FrontendToCore
-from quire.ipc.messages import AddRequest, Beat, StepOutputs
+from quire.ipc.messages import AddRequest, Beat, Generate, StepOutputs, TokenInputs
 from quire.ipc.process.children import beat, child_main_config, spawn, tell_parent
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.step.plan_ring import PlanReader, PlanRing
@@ -124,7 +124,7 @@ async def _ask(role: Role) -> None:
     num_messages = [0]
     channel = await FrontendToCore.connect(role.address, on_message=on_message, on_lost=on_lost)
     for i in range(role.num_requests):
-        channel.send(AddRequest(channel.epoch, i, b"\1\0\0\0", SamplingParams()))
+        channel.send(AddRequest(channel.epoch, i, TokenInputs(b"\1\0\0\0"), Generate(SamplingParams())))
     report(role, pid=os.getpid())
     await finished
     ordered = all(t == list(range(len(t))) for t in tokens.values())

@@ -39,8 +39,8 @@ class Reports:
 
 
 def make_welcome(epoch: int, files: dict[str, bytes] = FILES) -> Welcome:
-    limits = EngineLimits(max_model_len=64, vocab_size=512, max_num_seqs=4, max_logprobs=20, kv_capacity_tokens=1024)
-    return Welcome(epoch, PROTOCOL_VERSION, ["tiny"], limits, file_infos(files), [0], "0", 1, 60.0, True)
+    limits = EngineLimits(max_model_len=64, vocab_size=512, max_num_seqs=4, max_logprobs=20)
+    return Welcome(epoch, PROTOCOL_VERSION, ["tiny"], limits, file_infos(files), [0], "0", 1, 60.0)
 
 
 def make_beat(epoch: int) -> Beat:

@@ -1,9 +1,9 @@
-"""The application behind the protocol: who may ask, what is asked, and what becomes of an error.
+"""The application behind the protocol: who may ask, which route answers, and what becomes of an error.
 
 Deny by default: with API keys configured, every path but the open ones needs one, decided on the raw bytes of the path, before
 routing and before a body is read; only a browser's preflight, which does nothing, cannot bring one. Routing is one dictionary;
-each route is a function in a file of its own. Whatever a route raises becomes OpenAI's error JSON here, or the last event of a
-stream that has begun.
+each route is a function of a file of its own, which gets `Services` and knows nothing of this one. Whatever it raises becomes
+OpenAI's error JSON here, or the last event of a stream that has begun.
 """
 
 import asyncio
@@ -13,23 +13,22 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import NamedTuple
 
-from quire.frontend.client.async_client import AsyncClient
-from quire.frontend.http.api import service_routes as plain
+from quire.frontend.http.api import service_routes
 from quire.frontend.http.api.chat import chat_completions
 from quire.frontend.http.api.completions import completions
-from quire.frontend.http.api.metrics import Metrics
-from quire.frontend.http.api.request_log import RequestLog, given_id
+from quire.frontend.http.api.errors import from_exception
+from quire.frontend.http.api.request_log import given_id
+from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import error_event
-from quire.frontend.http.api.unknown_fields import UnknownFields
 from quire.frontend.http.protocol.cors import Cors, is_preflight
-from quire.frontend.http.protocol.errors import ApiError, from_exception, internal_error, shutting_down
-from quire.frontend.http.protocol.exchange import Request, Response, State
+from quire.frontend.http.protocol.errors import ApiError, internal_error, shutting_down
+from quire.frontend.http.protocol.exchange import Request, Response, ResponseState
 
 logger = logging.getLogger("quire.http")
 
 _MAX_BODY_OF_GET = 64 << 10
 
-Handler = Callable[["App", Request, Response], Awaitable[None]]
+Handler = Callable[[Services, Request, Response], Awaitable[None]]
 
 
 class Route(NamedTuple):
@@ -42,37 +41,32 @@ class Route(NamedTuple):
 ROUTES: dict[bytes, Route] = {
     b"/v1/chat/completions": Route("/v1/chat/completions", "POST", chat_completions, "messages"),
     b"/v1/completions": Route("/v1/completions", "POST", completions, "prompt"),
-    b"/v1/models": Route("/v1/models", "GET", plain.list_models),
-    b"/tokenize": Route("/tokenize", "POST", plain.tokenize),
-    b"/detokenize": Route("/detokenize", "POST", plain.detokenize),
-    b"/health": Route("/health", "GET", plain.health),
-    b"/ping": Route("/ping", "GET", plain.health),
-    b"/version": Route("/version", "GET", plain.version),
-    b"/metrics": Route("/metrics", "GET", plain.metrics),
+    b"/v1/models": Route("/v1/models", "GET", service_routes.list_models),
+    b"/tokenize": Route("/tokenize", "POST", service_routes.tokenize),
+    b"/detokenize": Route("/detokenize", "POST", service_routes.detokenize),
+    b"/health": Route("/health", "GET", service_routes.health),
+    b"/ping": Route("/ping", "GET", service_routes.health),
+    b"/version": Route("/version", "GET", service_routes.version),
+    b"/metrics": Route("/metrics", "GET", service_routes.metrics),
 }
 _MODEL_PREFIX = b"/v1/models/"
-_MODEL = Route("/v1/models", "GET", plain.one_model)
-_PREFLIGHT = Route("other", "OPTIONS", plain.preflight)
+_MODEL = Route("/v1/models", "GET", service_routes.one_model)
+_PREFLIGHT = Route("other", "OPTIONS", service_routes.preflight)
 
 
 class App:
-    """One frontend process's application. client: connected, and reconnecting by itself. api_keys: none means open to all.
-    allowed_origins: see cors.py."""
+    """One frontend process's application. api_keys: none means open to all. allowed_origins: see cors.py."""
 
     def __init__(
         self,
-        client: AsyncClient,
-        metrics: Metrics | None = None,
+        services: Services,
         *,
         api_keys: Iterable[str] = (),
         metrics_open: bool = False,
         allowed_origins: Iterable[str] = ("*",),
-        log_requests: bool = False,
     ) -> None:
-        self.client = client
-        self.metrics = metrics or Metrics()
-        self.unknown_fields = UnknownFields()
-        self.request_log = RequestLog(log_requests, client)
+        self._services = services
+        self._metrics = services.metrics
         self._cors = Cors(allowed_origins)
         self._key_digests = [hashlib.sha256(key.encode()).digest() for key in api_keys]
         self._open_paths = {b"/health", b"/ping", b"/metrics"} if metrics_open else {b"/health", b"/ping"}
@@ -85,7 +79,7 @@ class App:
         error = self._admit(request)
         if error is not None:
             route = request.route
-            self.metrics.count_http(route.name if isinstance(route, Route) else "other", error.status)
+            self._metrics.count_http(route.name if isinstance(route, Route) else "other", error.status)
         return error
 
     def _admit(self, request: Request) -> ApiError | None:
@@ -123,7 +117,7 @@ class App:
         route = request.route
         assert isinstance(route, Route)
         try:
-            await route.handler(self, request, response)
+            await route.handler(self._services, request, response)
         except asyncio.CancelledError:
             if not response.client_gone:
                 _tell(response, shutting_down())
@@ -135,13 +129,13 @@ class App:
             _tell(response, known or internal_error())
         finally:
             if response.status:
-                self.metrics.count_http(route.name, response.status)
+                self._metrics.count_http(route.name, response.status)
 
 
 def _tell(response: Response, error: ApiError) -> None:
-    if response.state is State.WAITING:
+    if response.state is ResponseState.WAITING:
         response.send_error(error)
-    elif response.state is State.STREAMING:
+    elif response.state is ResponseState.STREAMING:
         response.end(error_event(error))
 
 

@@ -1,14 +1,16 @@
 """POST /v1/chat/completions. Tools are rendered into the prompt by the model's template; a call comes back as plain content."""
 
 import time
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from quire.frontend.client.outputs import Delta
-from quire.frontend.http.api.generate import Job, Streaming, collect, running, usage_of
+from quire.frontend.http.api.body import BodyDecoder
+from quire.frontend.http.api.errors import invalid
+from quire.frontend.http.api.generate import Streaming, collect, includes_usage, running
 from quire.frontend.http.api.logprobs import LogprobStyle, chat_logprobs, prompt_logprobs
-from quire.frontend.http.api.params import Wanted, chat_text, check_model, encoded
+from quire.frontend.http.api.params import SamplingRequest, chat_text, check_model, encoded
+from quire.frontend.http.api.prompt_run import PromptRun, usage_of
 from quire.frontend.http.api.request_log import new_id
 from quire.frontend.http.api.schemas import (
     ChatChoice,
@@ -18,63 +20,58 @@ from quire.frontend.http.api.schemas import (
     ChatResponse,
     SamplingFields,
     Usage,
-    decode,
 )
+from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import ChunkWriter, json_bytes
-from quire.frontend.http.protocol.errors import ApiError, invalid
+from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.protocol.exchange import Request, Response
 from quire.frontend.text.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from quire.frontend.http.api.app import App
-
-_decoder = msgspec.json.Decoder(ChatRequest)
+_decoder = BodyDecoder(ChatRequest)
 
 
-async def chat_completions(app: "App", request: Request, response: Response) -> None:
-    body = decode(_decoder, request.take_body(), app.unknown_fields)
-    model = check_model(body.model, app.client.welcome.served_model_names)
-    tokenizer = app.client.tokenizer
-    wanted = Wanted(
+async def chat_completions(services: Services, request: Request, response: Response) -> None:
+    body = _decoder.decode(request.take_body(), services.unknown_fields)
+    client, limits, metrics = services.client, services.limits, services.metrics
+    model = check_model(body.model, services.model_names)
+    tokenizer = client.tokenizer
+    sampling = SamplingRequest(
         body,
         tokenizer,
-        app.client.max_sequence_len,
+        limits.max_model_len,
         max_tokens=body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens,
         default_max_tokens=None,
-        logprobs=_num_logprobs(body, app.client.welcome.limits.max_logprobs),
+        logprobs=_num_logprobs(body, limits.max_logprobs),
     )
     text = chat_text(body, tokenizer)
-    ids = await encoded(app.client, text, bool(body.add_special_tokens), body.truncate_prompt_tokens)
-    params = wanted.params(len(ids), "messages")
-    name, created, jobs = new_id("chatcmpl", request.headers), int(time.time()), list[Job]()
-    async with running(name, jobs, app.metrics, app.request_log):
-        stream = app.client.submit(
-            ids, params, priority=body.priority or 0, cache_salt=body.cache_salt or "", request_name=name
-        )
-        jobs.append(Job(stream, params, ids, 0))
-        app.request_log.begun(name, jobs, bool(body.stream))
-        shape = ChatShape(body, tokenizer)
+    ids = await encoded(client, text, bool(body.add_special_tokens), body.truncate_prompt_tokens)
+    params = sampling.params(len(ids), "messages")
+    name, created, runs = new_id("chatcmpl", request.headers), int(time.time()), list[PromptRun]()
+    async with running(name, runs, metrics, services.request_log):
+        stream = client.submit(ids, params, priority=body.priority or 0, cache_salt=body.cache_salt or "", request_name=name)
+        runs.append(PromptRun(stream, params, ids, 0))
+        services.request_log.started(name, runs, bool(body.stream))
+        chat_format = ChatFormat(body, tokenizer)
         if body.stream:
-            null_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
             chunks = ChunkWriter(
-                "chat", id=name, created=created, model=model, num_choices=params.n, null_usage=null_usage
-            )  # fmt: skip
-            await Streaming(response, chunks, shape, jobs, body, app.metrics).run()
+                "chat", id=name, created=created, model=model, num_choices=params.n, null_usage=includes_usage(body)
+            )
+            await Streaming(response, chunks, chat_format, runs, body, metrics).run()
             return
-        (deltas,) = await collect(jobs, app.metrics)
+        (deltas,) = await collect(runs, metrics)
         answer = ChatResponse(
             id=name,
             created=created,
             model=model,
-            choices=[_choice(jobs[0], delta, shape, bool(body.return_token_ids)) for delta in deltas],
-            usage=usage_of(jobs),
+            choices=[_choice(runs[0], delta, chat_format, bool(body.return_token_ids)) for delta in deltas],
+            usage=usage_of(runs),
             prompt_logprobs=prompt_logprobs(stream.prompt_logprobs),
             prompt_token_ids=ids if body.return_token_ids else msgspec.UNSET,
         )
     response.send(200, json_bytes(answer))
 
 
-class ChatShape:
+class ChatFormat:
     """Chat's part of a stream: the role first, logprobs as `content`."""
 
     def __init__(self, body: SamplingFields, tokenizer: Tokenizer) -> None:
@@ -83,19 +80,19 @@ class ChatShape:
         self._return_token_ids = bool(body.return_token_ids)
         self._style = LogprobStyle(tokenizer, body.top_logprobs or 0, bool(body.return_tokens_as_token_ids))
 
-    def opening(self, job: Job, chunks: ChunkWriter, usage: Usage | None) -> list[bytes]:
-        ids = list(job.prompt_token_ids) if self._return_token_ids else None
-        return [chunks.role(i, prompt_token_ids=ids, usage=usage) for i in range(job.params.n)]
+    def opening(self, run: PromptRun, chunks: ChunkWriter, usage: Usage | None) -> list[bytes]:
+        ids = list(run.prompt_token_ids) if self._return_token_ids else None
+        return [chunks.role(i, prompt_token_ids=ids, usage=usage) for i in range(run.params.n)]
 
-    def logprobs(self, job: Job, delta: Delta) -> ChatLogprobs | None:
+    def logprobs(self, run: PromptRun, delta: Delta) -> ChatLogprobs | None:
         return None if delta.logprobs is None else chat_logprobs(delta.logprobs, delta.token_ids, self._style)
 
 
-def _choice(job: Job, delta: Delta, shape: ChatShape, with_ids: bool) -> ChatChoice:
+def _choice(run: PromptRun, delta: Delta, chat_format: ChatFormat, with_ids: bool) -> ChatChoice:
     return ChatChoice(
         index=delta.index,
         message=ChatMessage("assistant", delta.text),
-        logprobs=shape.logprobs(job, delta),
+        logprobs=chat_format.logprobs(run, delta),
         finish_reason=delta.finish_reason or "abort",
         stop_reason=delta.stop_reason,
         token_ids=delta.token_ids if with_ids else msgspec.UNSET,

@@ -2,14 +2,18 @@
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.client.outputs import Delta
-from quire.frontend.http.api.generate import Job, Streaming, collect, running, usage_of
+from quire.frontend.http.api.body import BodyDecoder
+from quire.frontend.http.api.errors import invalid
+from quire.frontend.http.api.generate import Streaming, collect, includes_usage, running
 from quire.frontend.http.api.logprobs import LogprobStyle, add_completion_logprobs, prompt_logprobs
-from quire.frontend.http.api.params import Wanted, check_model, completion_prompts, encoded, truncated
+from quire.frontend.http.api.params import SamplingRequest, check_model, completion_prompts, encoded, truncated
+from quire.frontend.http.api.prompt_run import PromptRun, usage_of
 from quire.frontend.http.api.request_log import new_id
 from quire.frontend.http.api.schemas import (
     CompletionChoice,
@@ -17,66 +21,44 @@ from quire.frontend.http.api.schemas import (
     CompletionRequest,
     CompletionResponse,
     Usage,
-    decode,
 )
+from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import ChunkWriter, json_bytes
-from quire.frontend.http.protocol.errors import invalid
 from quire.frontend.http.protocol.exchange import Request, Response
 from quire.frontend.text.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from quire.frontend.http.api.app import App
-
 DEFAULT_MAX_TOKENS = 16
 
-_decoder = msgspec.json.Decoder(CompletionRequest)
+_decoder = BodyDecoder(CompletionRequest)
 
 
-async def completions(app: "App", request: Request, response: Response) -> None:
-    body = decode(_decoder, request.take_body(), app.unknown_fields)
-    model = check_model(body.model, app.client.welcome.served_model_names)
-    tokenizer = app.client.tokenizer
+async def completions(services: Services, request: Request, response: Response) -> None:
+    body = _decoder.decode(request.take_body(), services.unknown_fields)
+    model = check_model(body.model, services.model_names)
+    tokenizer, metrics = services.client.tokenizer, services.metrics
     _check(body)
     returns_prompt_logprobs = body.prompt_logprobs is not None
     if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
         body.prompt_logprobs = body.logprobs  # the prompt's tokens are part of the answer
     prompts = completion_prompts(body)
-    wanted = Wanted(
-        body,
-        tokenizer,
-        app.client.max_sequence_len,
-        max_tokens=1 if body.max_tokens == 0 and body.echo else body.max_tokens,
-        default_max_tokens=DEFAULT_MAX_TOKENS,
-        logprobs=body.logprobs,
-    )
-    wanted.check_fan_out(len(prompts))
-    texts: list[str] = []
-    name, created, jobs = new_id("cmpl", request.headers), int(time.time()), list[Job]()
-    async with running(name, jobs, app.metrics, app.request_log):
-        for prompt in prompts:
-            ids = await _token_ids(app, body, prompt)
-            params = wanted.params(len(ids), "prompt")
-            stream = app.client.submit(
-                ids, params, priority=body.priority or 0, cache_salt=body.cache_salt or "", request_name=name
-            )
-            jobs.append(Job(stream, params, ids, len(jobs) * params.n))
-            if len(prompts) > 1:
-                await asyncio.sleep(0)  # encoding may take milliseconds: others' tokens go first
-            if body.echo:
-                texts.append(_echo_text(body, prompt, ids, tokenizer))
-        app.request_log.begun(name, jobs, bool(body.stream))
-        shape = CompletionShape(body, tokenizer, texts, wanted.n)
+    sampling = _sampling(body, tokenizer, services.limits.max_model_len)
+    sampling.check_fan_out(len(prompts))
+    name, created, runs = new_id("cmpl", request.headers), int(time.time()), list[PromptRun]()
+    async with running(name, runs, metrics, services.request_log):
+        texts = await _submit(services, body, prompts, sampling, name, runs)
+        services.request_log.started(name, runs, bool(body.stream))
+        text_format = CompletionFormat(body, tokenizer, texts, sampling.n)
         if body.stream:
-            null_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+            num_choices = len(runs) * sampling.n
             chunks = ChunkWriter(
-                "completion", id=name, created=created, model=model, num_choices=len(jobs) * wanted.n, null_usage=null_usage
+                "completion", id=name, created=created, model=model, num_choices=num_choices, null_usage=includes_usage(body)
             )
-            await Streaming(response, chunks, shape, jobs, body, app.metrics).run()
+            await Streaming(response, chunks, text_format, runs, body, metrics).run()
             return
-        results = await collect(jobs, app.metrics)
-        pairs = [(job, delta) for job, deltas in zip(jobs, results, strict=True) for delta in deltas]
-        choices = [shape.choice(job, delta, returns_prompt_logprobs) for job, delta in pairs]
-        answer = CompletionResponse(id=name, created=created, model=model, choices=choices, usage=usage_of(jobs))
+        results = await collect(runs, metrics)
+        pairs = [(run, delta) for run, deltas in zip(runs, results, strict=True) for delta in deltas]
+        choices = [text_format.choice(run, delta, returns_prompt_logprobs) for run, delta in pairs]
+        answer = CompletionResponse(id=name, created=created, model=model, choices=choices, usage=usage_of(runs))
     response.send(200, json_bytes(answer))
 
 
@@ -87,10 +69,43 @@ def _check(body: CompletionRequest) -> None:
         raise invalid("prompt_logprobs is not available with stream: true", "prompt_logprobs")
 
 
-async def _token_ids(app: "App", body: CompletionRequest, prompt: str | list[int]) -> list[int]:
+def _sampling(body: CompletionRequest, tokenizer: Tokenizer, max_model_len: int) -> SamplingRequest:
+    return SamplingRequest(
+        body,
+        tokenizer,
+        max_model_len,
+        max_tokens=1 if body.max_tokens == 0 and body.echo else body.max_tokens,
+        default_max_tokens=DEFAULT_MAX_TOKENS,
+        logprobs=body.logprobs,
+    )
+
+
+async def _submit(
+    services: Services,
+    body: CompletionRequest,
+    prompts: list[str | list[int]],
+    sampling: SamplingRequest,
+    name: str,
+    runs: list[PromptRun],
+) -> list[str]:
+    """Submit every prompt, appending to `runs`; returns the texts to echo, if they are asked for."""
+    client, texts = services.client, list[str]()
+    for prompt in prompts:
+        ids = await _token_ids(client, body, prompt)
+        params = sampling.params(len(ids), "prompt")
+        stream = client.submit(ids, params, priority=body.priority or 0, cache_salt=body.cache_salt or "", request_name=name)
+        runs.append(PromptRun(stream, params, ids, len(runs) * params.n))
+        if len(prompts) > 1:
+            await asyncio.sleep(0)  # encoding may take milliseconds: others' tokens go first
+        if body.echo:
+            texts.append(_echo_text(body, prompt, ids, client.tokenizer))
+    return texts
+
+
+async def _token_ids(client: AsyncClient, body: CompletionRequest, prompt: str | list[int]) -> list[int]:
     keep = body.truncate_prompt_tokens
     if isinstance(prompt, str):
-        ids = await encoded(app.client, prompt, body.add_special_tokens is not False, keep)
+        ids = await encoded(client, prompt, body.add_special_tokens is not False, keep)
     else:
         ids = truncated(prompt, keep)
     if not ids:
@@ -104,7 +119,7 @@ def _echo_text(body: CompletionRequest, prompt: str | list[int], ids: list[int],
     return tokenizer.decode(ids, body.skip_special_tokens is not False)
 
 
-class CompletionShape:
+class CompletionFormat:
     """Completions' part of an answer: echo and logprobs with text offsets, which run on over a choice's chunks."""
 
     def __init__(self, body: CompletionRequest, tokenizer: Tokenizer, echo_texts: list[str], n: int) -> None:
@@ -117,53 +132,53 @@ class CompletionShape:
         self._style = LogprobStyle(tokenizer, body.logprobs or 0, bool(body.return_tokens_as_token_ids), skip_special)
         self._text_offsets: dict[int, int] = {}  # of each choice
 
-    def opening(self, job: Job, chunks: ChunkWriter, usage: Usage | None) -> list[bytes]:
+    def opening(self, run: PromptRun, chunks: ChunkWriter, usage: Usage | None) -> list[bytes]:
         """The prompt, if it is to be echoed or its ids are to be returned, in a chunk of its own for each choice."""
         if not self._echo_texts and not self._return_token_ids:
             return []
-        text = self._echo_texts[job.first_choice // self._n] if self._echo_texts else ""
-        ids = list(job.prompt_token_ids) if self._return_token_ids else None
+        text = self._echo_texts[run.first_choice // self._n] if self._echo_texts else ""
+        ids = list(run.prompt_token_ids) if self._return_token_ids else None
         common: dict[str, Any] = {"token_ids": [] if ids else None, "prompt_token_ids": ids, "usage": usage}
         return [
-            chunks.rich_text(i, text, logprobs=self._prompt_part(job, i), **common)
-            for i in range(job.first_choice, job.first_choice + self._n)
+            chunks.rich_text(i, text, logprobs=self._prompt_part(run, i), **common)
+            for i in range(run.first_choice, run.first_choice + self._n)
         ]
 
-    def logprobs(self, job: Job, delta: Delta) -> CompletionLogprobs | None:
-        return self._add_output(CompletionLogprobs(), job, delta) if delta.logprobs is not None else None
+    def logprobs(self, run: PromptRun, delta: Delta) -> CompletionLogprobs | None:
+        return self._add_output(CompletionLogprobs(), run, delta) if delta.logprobs is not None else None
 
-    def choice(self, job: Job, delta: Delta, with_prompt_logprobs: bool) -> CompletionChoice:
+    def choice(self, run: PromptRun, delta: Delta, with_prompt_logprobs: bool) -> CompletionChoice:
         """A whole choice, for an answer in one piece."""
-        index = job.first_choice + delta.index
+        index = run.first_choice + delta.index
         logprobs = None
         if self.logprobs_wanted:
-            logprobs = self._prompt_part(job, index) or CompletionLogprobs()
-            logprobs = logprobs if self._no_output else self._add_output(logprobs, job, delta)
-        echo = self._echo_texts[job.first_choice // self._n] if self._echo_texts else ""
+            logprobs = self._prompt_part(run, index) or CompletionLogprobs()
+            logprobs = logprobs if self._no_output else self._add_output(logprobs, run, delta)
+        echo = self._echo_texts[run.first_choice // self._n] if self._echo_texts else ""
         if self._no_output:
-            job.num_tokens[delta.index] = 0
+            run.num_tokens[delta.index] = 0
         return CompletionChoice(
             index=index,
             text=echo if self._no_output else echo + delta.text,
             logprobs=logprobs,
             finish_reason="length" if self._no_output else delta.finish_reason or "abort",
             stop_reason=None if self._no_output else delta.stop_reason,
-            prompt_logprobs=prompt_logprobs(job.prompt_logprobs()) if with_prompt_logprobs else None,
+            prompt_logprobs=prompt_logprobs(run.prompt_logprobs()) if with_prompt_logprobs else None,
             token_ids=delta.token_ids if self._return_token_ids else msgspec.UNSET,
-            prompt_token_ids=list(job.prompt_token_ids) if self._return_token_ids else msgspec.UNSET,
+            prompt_token_ids=list(run.prompt_token_ids) if self._return_token_ids else msgspec.UNSET,
         )
 
-    def _prompt_part(self, job: Job, index: int) -> CompletionLogprobs | None:
+    def _prompt_part(self, run: PromptRun, index: int) -> CompletionLogprobs | None:
         """Logprobs of the echoed prompt; None unless both were asked for."""
-        rows = job.prompt_logprobs()
+        rows = run.prompt_logprobs()
         if not self.logprobs_wanted or not self._echo_texts or rows is None:
             return None
         part = CompletionLogprobs()
-        self._text_offsets[index] = add_completion_logprobs(part, rows, job.prompt_token_ids, self._style, 0)
+        self._text_offsets[index] = add_completion_logprobs(part, rows, run.prompt_token_ids, self._style, 0)
         return part
 
-    def _add_output(self, to: CompletionLogprobs, job: Job, delta: Delta) -> CompletionLogprobs:
-        index = job.first_choice + delta.index
+    def _add_output(self, to: CompletionLogprobs, run: PromptRun, delta: Delta) -> CompletionLogprobs:
+        index = run.first_choice + delta.index
         offset = self._text_offsets.get(index, 0)
         self._text_offsets[index] = add_completion_logprobs(to, delta.logprobs or [], delta.token_ids, self._style, offset)
         return to

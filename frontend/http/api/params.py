@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 from quire.frontend.client.async_client import AsyncClient
+from quire.frontend.http.api.errors import invalid, too_long
 from quire.frontend.http.api.schemas import (
     MAX_ITEMS,
     MAX_PROMPTS,
@@ -18,9 +19,10 @@ from quire.frontend.http.api.schemas import (
     TokenizeRequest,
     check_supported,
 )
-from quire.frontend.http.protocol.errors import ApiError, invalid, too_long
+from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.text.chat_template import ChatTemplateError
 from quire.frontend.text.tokenizer import Tokenizer
+from quire.ipc.limits import output_limit, output_room
 from quire.ipc.sampling import BOUNDS, SamplingParams
 
 _COPIED = (
@@ -33,7 +35,7 @@ _RESERVED_KWARGS = frozenset(
 )
 
 
-class Wanted:
+class SamplingRequest:
     """The sampling fields of one request body, checked once; `params` completes them for each prompt."""
 
     def __init__(
@@ -72,7 +74,7 @@ class Wanted:
 
     def params(self, num_prompt_tokens: int, prompt_field: str) -> SamplingParams:
         """For a prompt of this length. Raises ApiError 400 for a value out of bounds or a request beyond the context."""
-        room = self._max_model_len - num_prompt_tokens
+        room = output_room(num_prompt_tokens, self._max_model_len)
         max_tokens = self._max_tokens
         if room < 1:
             raise too_long(
@@ -88,7 +90,7 @@ class Wanted:
                 prompt_field,
             )
         if max_tokens is None and self._default_max_tokens is not None:
-            max_tokens = min(self._default_max_tokens, room)
+            max_tokens = output_limit(self._default_max_tokens, room)
         if self._fields.get("min_tokens", 0) > room:
             raise invalid(f"min_tokens must be at most {room}, what the context has left after the prompt", "min_tokens")
         try:
@@ -145,7 +147,7 @@ def chat_text(body: ChatRequest | TokenizeRequest, tokenizer: Tokenizer) -> str:
 async def encoded(client: AsyncClient, text: str, add_special_tokens: bool, keep: int | None) -> list[int]:
     """The prompt's ids, or the last `keep` of them, for which no more text is tokenized than can fit into the context."""
     if keep is not None:
-        most = min(max(keep, 0) + 1, client.max_sequence_len)
+        most = min(max(keep, 0) + 1, client.welcome.limits.max_model_len)
         text = text[-most * client.tokenizer.max_token_chars :]
     return truncated(await client.encode(text, add_special_tokens=add_special_tokens), keep)
 

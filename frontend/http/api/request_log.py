@@ -9,13 +9,11 @@ import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from quire.frontend.client.async_client import AsyncClient
+from quire.frontend.http.api.prompt_run import PromptRun
+from quire.ipc.limits import output_limit, output_room
 from quire.ipc.sampling import loggable
-
-if TYPE_CHECKING:
-    from quire.frontend.http.api.generate import Job
 
 logger = logging.getLogger("quire.http")
 
@@ -39,32 +37,34 @@ class RequestLog:
         self._wanted = wanted
         self._client = client
 
-    def begun(self, name: str, jobs: Sequence["Job"], streamed: bool) -> None:
+    def started(self, name: str, runs: Sequence[PromptRun], streamed: bool) -> None:
         if not self._wanted:
             return
-        longest = self._client.max_sequence_len
-        most = max(job.stream.params.max_tokens or longest - job.stream.num_prompt_tokens for job in jobs)
-        words = [f"{n}={value}" for n, value in loggable(jobs[0].stream.params).items() if n != "max_tokens"]
-        words = [_prompts(jobs), f"max_tokens={most}", *words, *(["streamed"] if streamed else [])]
+        longest = self._client.welcome.limits.max_model_len
+        most = max(
+            output_limit(run.stream.params.max_tokens, output_room(run.stream.num_prompt_tokens, longest)) for run in runs
+        )
+        words = [f"{n}={value}" for n, value in loggable(runs[0].stream.params).items() if n != "max_tokens"]
+        words = [_prompts(runs), f"max_tokens={most}", *words, *(["streamed"] if streamed else [])]
         logger.info("request %s: %s", name, ", ".join(words))
 
-    def ended(self, name: str, jobs: Sequence["Job"]) -> None:
-        if not self._wanted or not jobs:
+    def ended(self, name: str, runs: Sequence[PromptRun]) -> None:
+        if not self._wanted or not runs:
             return
-        reasons = dict.fromkeys(reason for job in jobs for reason in _reasons(job))
-        num_tokens = sum(sum(job.num_tokens) for job in jobs)
-        seconds = time.time() - jobs[0].stream.metrics.arrival_time
+        reasons = dict.fromkeys(reason for run in runs for reason in _reasons(run))
+        num_tokens = sum(sum(run.num_tokens) for run in runs)
+        seconds = time.time() - runs[0].stream.metrics.arrival_time
         logger.info(
-            "request %s: %s, %s, %d output tokens, %.3f s", name, "+".join(reasons), _prompts(jobs), num_tokens, seconds
+            "request %s: %s, %s, %d output tokens, %.3f s", name, "+".join(reasons), _prompts(runs), num_tokens, seconds
         )
 
 
-def _prompts(jobs: Sequence["Job"]) -> str:
-    total = sum(job.stream.num_prompt_tokens for job in jobs)
-    return f"{total} prompt tokens" if len(jobs) == 1 else f"{total} tokens in {len(jobs)} prompts"
+def _prompts(runs: Sequence[PromptRun]) -> str:
+    total = sum(run.stream.num_prompt_tokens for run in runs)
+    return f"{total} prompt tokens" if len(runs) == 1 else f"{total} tokens in {len(runs)} prompts"
 
 
-def _reasons(job: "Job") -> list[str]:
-    if job.stream.error is not None:
+def _reasons(run: PromptRun) -> list[str]:
+    if run.stream.error is not None:
         return ["error"]
-    return [reason or "abort" for reason in job.finish_reasons]
+    return [reason or "abort" for reason in run.finish_reasons]

@@ -1,20 +1,15 @@
 """Bodies of requests and responses, as msgspec structs with OpenAI's and vLLM's field names.
 
-`decode` turns bytes into a struct or raises the 400 that names the field. A field that is null means the same as one that is
-absent. Fields that OpenAI's clients send and that change nothing here (user, metadata, store, service_tier, ...) are ignored,
-and so are unknown ones, with a word in the log (unknown_fields.py); fields that would change the answer and are not supported
-stand in `Unsupported`, and `check_supported` refuses them by name: a wish silently ignored is worse than an error. Bounds on
-values are SamplingParams' (ipc/sampling.py).
+body.py decodes them. A field that is null means the same as one that is absent. Fields that would change the answer and are not
+supported stand in `Unsupported`, and `check_supported` refuses them by name: a wish silently ignored is worse than an error.
+Bounds on values are SamplingParams' (ipc/sampling.py).
 """
 
-import gc
-import re
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 
-from quire.frontend.http.api.unknown_fields import UnknownFields
 from quire.frontend.http.protocol.errors import ApiError
 
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -163,41 +158,6 @@ def check_supported(body: Unsupported) -> None:
         value = getattr(body, name)
         if value is not None and not _HARMLESS.get(name, _empty)(value):
             raise ApiError(400, f"{name}: this value is not supported by this server.", param=name, code="unsupported_value")
-
-
-T = TypeVar("T", bound=msgspec.Struct)
-_AT = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>.*)`)?$", re.DOTALL)
-_MISSING = re.compile(r"^Object missing required field `(?P<name>\w+)`$")
-
-
-def decode(decoder: "msgspec.json.Decoder[T]", body: bytearray, unknown: UnknownFields) -> T:
-    """The body as a struct; `unknown` is told of it. Raises ApiError 400, naming the field."""
-    collects = gc.isenabled()
-    gc.disable()  # lists of lists: what is half parsed is no garbage, and looking at it again and again takes seconds
-    try:
-        decoded = decoder.decode(body)
-        unknown.look_at(body, decoded)
-        return decoded
-    except msgspec.ValidationError as error:
-        raise _wrong_type(str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise ApiError(400, "The request's body is not valid JSON.", code="invalid_json") from None
-    except RecursionError:
-        raise ApiError(400, "The request's JSON is nested too deeply.", code="invalid_json") from None
-    finally:
-        if collects:
-            gc.enable()
-
-
-def _wrong_type(text: str) -> ApiError:
-    match = _AT.match(text)
-    what, path = (match["what"], match["path"] or "") if match else (text, "")
-    if missing := _MISSING.match(what):
-        name = f"{path}.{missing['name']}".lstrip(".")
-        return ApiError(400, f"{name}: this field is required.", param=name, code="missing_required_parameter")
-    what = what[:1].lower() + what[1:]
-    message = f"{path}: {what}." if path else f"The request's body: {what}."
-    return ApiError(400, message, param=path or None, code="invalid_type")
 
 
 # ------------------------------------------------------------------------------------------------------------ responses

@@ -5,6 +5,7 @@ logged of them is bounded.
 """
 
 import logging
+from collections.abc import Set
 
 import msgspec
 
@@ -12,11 +13,6 @@ logger = logging.getLogger("quire.http")
 
 _MAX_NAMES = 100
 _MAX_NAME_CHARS = 64
-# Of OpenAI's and vLLM's APIs, and nothing to do with the answer.
-_HARMLESS = frozenset(
-    ("user", "metadata", "store", "service_tier", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention",
-     "safety_identifier", "verbosity", "request_id")
-)  # fmt: skip
 
 _decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -27,9 +23,11 @@ class UnknownFields:
     def __init__(self) -> None:
         self._said: set[str] = set()
 
-    def look_at(self, data: bytearray, body: msgspec.Struct) -> None:
-        """data: the JSON that was decoded as `body`. Values are not decoded again but skipped: some ms for 8 MiB."""
-        for name in _decoder.decode(data).keys() - _HARMLESS.union(body.__struct_fields__):
+    def look_at(self, data: bytearray, known: Set[str]) -> None:
+        """data: a JSON object with other fields than the known ones. Values are not decoded but skipped: some ms for 8 MiB."""
+        if len(self._said) >= _MAX_NAMES:
+            return
+        for name in _decoder.decode(data).keys() - known:
             name = name[:_MAX_NAME_CHARS]
             if name not in self._said and len(self._said) < _MAX_NAMES:
                 self._said.add(name)

@@ -11,9 +11,9 @@ import logging
 from typing import cast
 
 from quire.frontend.http.protocol.errors import ApiError, internal_error, shutting_down
-from quire.frontend.http.protocol.exchange import Request, Response, State
+from quire.frontend.http.protocol.exchange import Request, Response, ResponseState
 from quire.frontend.http.protocol.reader import RequestReader
-from quire.frontend.http.server_state import Server
+from quire.frontend.http.server_state import ServerState
 
 logger = logging.getLogger("quire.http")
 
@@ -25,7 +25,7 @@ _LINGER_S = 5.0  # how long we wait for it
 class Connection(asyncio.Protocol):
     """One client connection, from `connection_made` to `connection_lost`."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: ServerState) -> None:
         self._server = server
         self._limits = server.limits
         self._loop = asyncio.get_running_loop()
@@ -150,17 +150,17 @@ class Connection(asyncio.Protocol):
         finally:
             self._task = None
         if not self._gone:
-            if response.state is not State.DONE:
+            if response.state is not ResponseState.DONE:
                 self._fail_response(response, internal_error())
             self._answered(response)
 
     def _fail_response(self, response: Response, error: ApiError) -> None:
         """An error where it still can be told; a stream that breaks off ends without its last chunk, so that it shows."""
-        if response.state is State.WAITING:
+        if response.state is ResponseState.WAITING:
             response.send_error(error)
-        elif response.state is State.STREAMING:
+        elif response.state is ResponseState.STREAMING:
             response.close = True
-            response.state = State.DONE
+            response.state = ResponseState.DONE
 
     def _answered(self, response: Response) -> None:
         if response.close or self.is_last():

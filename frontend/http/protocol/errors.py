@@ -1,17 +1,13 @@
 """Every error a client can see: one exception class, OpenAI's JSON shape, fixed texts.
 
 `ApiError` is raised by routes and by the protocol alike and becomes `{"error": {"message", "type", "param", "code"}}`. The
-texts name the field and say what to do; they never hold a stack trace, a path or a prompt. `from_exception` is the one place
-where the typed exceptions of the client and of SamplingParams become HTTP statuses.
+texts say what to do; they never hold a stack trace, a path or a prompt. What the engine's client raises becomes one in
+api/errors.py: nothing here knows an engine.
 """
 
-import re
 from collections.abc import Iterable
 
 import msgspec
-
-from quire.frontend.client.async_client import EngineDown, EngineError, InvalidRequest, Overloaded, TooLong
-from quire.ipc.sampling import SamplingParams
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
@@ -73,35 +69,3 @@ def internal_error() -> ApiError:
 
 def shutting_down() -> ApiError:
     return ApiError(503, "The server is shutting down.", code="shutting_down", retry_after_s=5)
-
-
-_FIELDS = frozenset((*SamplingParams.__struct_fields__, "priority", "cache_salt"))
-
-
-def invalid(message: str, param: str | None = None) -> ApiError:
-    """A value that can never be right. Without `param`, the first field of the request that the text names."""
-    if param is None:
-        param = next((word for word in re.findall(r"\w+", message) if word in _FIELDS), None)
-    return ApiError(400, message if message.endswith(".") else message + ".", param=param, code="invalid_value")
-
-
-def too_long(message: str, param: str | None = None) -> ApiError:
-    return ApiError(400, message if message.endswith(".") else message + ".", param=param, code="context_length_exceeded")
-
-
-def from_exception(error: Exception, prompt_field: str | None = None) -> ApiError | None:
-    """The HTTP error for what a route may meet; None for a bug of ours. prompt_field: where this route takes its prompt."""
-    match error:
-        case ApiError():
-            return error
-        case TooLong():
-            return too_long(str(error), prompt_field)
-        case InvalidRequest():
-            return invalid(str(error), prompt_field if str(error).startswith("the prompt ") else None)
-        case Overloaded():
-            return ApiError(503, "The engine's queue is full; try again later.", code="overloaded", retry_after_s=1)
-        case EngineDown():
-            return ApiError(503, "The engine is not available; try again later.", code="engine_down", retry_after_s=2)
-        case EngineError():
-            return ApiError(500, "The engine failed while it ran this request.", code="engine_error")
-    return None

@@ -63,7 +63,7 @@ class Request:
         return body
 
 
-class State(enum.Enum):
+class ResponseState(enum.Enum):
     WAITING = "waiting"  # nothing sent
     STREAMING = "streaming"  # head sent, body of unknown length
     DONE = "done"
@@ -90,44 +90,44 @@ class Response:
         self._request = request
         self._output = output
         self._chunked = False
-        self.state = State.WAITING
+        self.state = ResponseState.WAITING
         self.status = 0
         self.close = not request.keep_alive  # the connection ends with this response
 
     def send(self, status: int, body: bytes = b"", content_type: bytes = JSON, headers: Headers = ()) -> None:
         """The whole response at once."""
-        self._expect(State.WAITING)
+        self._expect(ResponseState.WAITING)
         head = self._head(status, headers, b"content-type: %b\r\ncontent-length: %d\r\n" % (content_type, len(body)))
         self._output.write(head if self._request.method == "HEAD" else head + body)
-        self.state = State.DONE
+        self.state = ResponseState.DONE
 
     def send_error(self, error: ApiError) -> None:
         self.send(error.status, error.body(), headers=error.headers())
 
     def start(self, content_type: bytes = EVENT_STREAM, first: bytes = b"") -> None:
         """Begin a streamed body, with its first bytes in the same write as the head."""
-        self._expect(State.WAITING)
+        self._expect(ResponseState.WAITING)
         self._chunked = self._request.version == "1.1"
         if not self._chunked:
             self.close = True  # HTTP/1.0 knows the end of such a body by the end of the connection
         framing = b"transfer-encoding: chunked\r\n" if self._chunked else b""
         head = self._head(200, (), b"content-type: %b\r\ncache-control: no-cache\r\n%b" % (content_type, framing))
-        self.state = State.STREAMING
+        self.state = ResponseState.STREAMING
         self._output.write(head + self._frame(first) if first else head)
 
     def write(self, data: bytes) -> None:
         """One piece of a streamed body; nothing at all for b"", which would end a chunked body."""
-        if self.state is not State.STREAMING:
-            self._expect(State.STREAMING)
+        if self.state is not ResponseState.STREAMING:
+            self._expect(ResponseState.STREAMING)
         if data:
             self._output.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
 
     def end(self, last: bytes = b"") -> None:
         """Finish a streamed body."""
-        self._expect(State.STREAMING)
+        self._expect(ResponseState.STREAMING)
         tail = b"0\r\n\r\n" if self._chunked else b""
         self._output.write(self._frame(last) + tail if last else tail)
-        self.state = State.DONE
+        self.state = ResponseState.DONE
 
     async def drain(self) -> None:
         """Wait while the client reads more slowly than we write."""
@@ -157,6 +157,6 @@ class Response:
         parts.append(b"\r\n")
         return b"".join(parts)
 
-    def _expect(self, state: State) -> None:
+    def _expect(self, state: ResponseState) -> None:
         if self.state is not state:
             raise RuntimeError(f"response is {self.state.value}, not {state.value}")

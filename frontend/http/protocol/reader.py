@@ -13,7 +13,7 @@ import httptools
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.protocol.exchange import Request
 from quire.frontend.http.protocol.head import BAD_REQUEST, body_too_large, check_head, check_length, has_body, head_too_large
-from quire.frontend.http.server_state import Server
+from quire.frontend.http.server_state import ServerState
 
 _SINGLE = frozenset((b"host", b"authorization", b"content-type", b"content-encoding", b"expect", b"transfer-encoding"))
 
@@ -38,7 +38,7 @@ class RequestReader:
     deadline: until when the message being read must have gone on; None while none is being read.
     """
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: ServerState) -> None:
         self.queue: deque[Request] = deque()
         self.ended = False
         self.refused = False

@@ -31,7 +31,7 @@ from quire.ipc.messages import Abort, AddRequest, EngineLimits
 from quire.ipc.process.command import as_started
 
 DEADLINE_S = 30.0
-ROOMY = EngineLimits(max_model_len=4096, vocab_size=400, max_num_seqs=4, max_logprobs=20, kv_capacity_tokens=1 << 20)
+ROOMY = EngineLimits(max_model_len=4096, vocab_size=400, max_num_seqs=4, max_logprobs=20)
 
 
 def say_hi(request: AddRequest, child: int) -> list[int]:
@@ -445,14 +445,14 @@ def test_chat_in_a_terminal(monkeypatch, capsys):
         type_lines("hi", "", KeyboardInterrupt, "/clear", "again", "/exit")
         assert chat(options, Terminal(), out) == 0
         assert out.getvalue().count("hello world!\n") == 2
-        first = [next_of(core, AddRequest).prompt_token_ids for _ in range(2)]
+        first = [next_of(core, AddRequest).inputs.token_ids for _ in range(2)]
         assert first[0] != first[1] and len(first[1]) < 2 * len(first[0])  # nothing of "hi" is left after /clear
         out.truncate(0)
         type_lines("/help", "/clera all", "//etc", "/quit")
         assert chat(options, Terminal(), out) == 0
         assert "/clear   forget" in out.getvalue() and "/clera is no command: /help" in out.getvalue()
         assert out.getvalue().count("hello world!\n") == 1
-        sent = np.frombuffer(next_of(core, AddRequest).prompt_token_ids, "<i4").tolist()
+        sent = np.frombuffer(next_of(core, AddRequest).inputs.token_ids, "<i4").tolist()
         assert "/etc" in byte_level().decode(sent) and "//etc" not in byte_level().decode(sent)
         served.end()
         type_lines("anyone?", EOFError)

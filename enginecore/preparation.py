@@ -1,0 +1,209 @@
+"""PreparingRequests: requests that were accepted and cannot run yet, for something that they need is still being made.
+
+A preparer looks at each request that intake has accepted and returns a Future if there is something to wait for: the work of a
+thread, or an event to come. Only this request waits for it; all others go to the scheduler at once, and so do these, by order
+of arrival, when theirs is ready. What a preparer makes it puts into the sequences, which nobody else reads before.
+
+Owned by the core's loop: which requests prepare, until when, and the descriptor that wakes the loop when one is ready. Not its
+business: threads (a preparer has its own executor) and sequences that run (scheduler.py).
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import CancelledError, Future
+
+from quire.enginecore.scheduling.sequence import Sequence
+from quire.ipc.messages import AddRequest, ErrorCode
+
+log = logging.getLogger("quire.enginecore")
+
+TIMEOUT_S = 60.0
+_MAX_CLOCK_STEP_S = 1.0
+
+# A request and its sequences -> what to wait for, or None. Called in the core's thread: what takes time belongs to the Future.
+Preparer = Callable[[AddRequest, list[Sequence]], Future[None] | None]
+Failure = tuple[ErrorCode, str]  # RequestError's code and text
+
+
+class PreparationFailed(Exception):
+    """What a request needs cannot be made; the text is for its user. Raised by a preparer, or set as its Future's exception."""
+
+
+class PreparingRequest:
+    """One request and what it waits for. failure: why it cannot run, once that is known."""
+
+    __slots__ = ("deadline", "failure", "futures", "id", "number", "owner", "sequences")
+
+    def __init__(self, owner: int, request_id: int, sequences: list[Sequence], number: int, deadline: float) -> None:
+        self.owner = owner
+        self.id = request_id
+        self.sequences = sequences
+        self.number = number  # of arrival
+        self.deadline = deadline
+        self.futures: list[Future[None]] = []
+        self.failure: Failure | None = None
+
+    def has_ended(self) -> bool:
+        """Whether all is ready, or something has failed: then `failure` says so."""
+        done = [future for future in self.futures if future.done()]
+        self.failure = next(filter(None, map(self._failure_of, done)), None)
+        return self.failure is not None or len(done) == len(self.futures)
+
+    def _failure_of(self, future: Future[None]) -> Failure | None:
+        error = CancelledError() if future.cancelled() else future.exception()
+        if error is None:
+            return None
+        if isinstance(error, PreparationFailed):
+            return "invalid", str(error)
+        log.error("request %d cannot be prepared", self.id, exc_info=error)
+        return "engine_error", "the engine failed to prepare this request"
+
+    def cancel(self) -> None:
+        """What has not begun never does; what has goes on, and nobody looks at what it makes."""
+        for future in self.futures:
+            future.cancel()
+
+
+class PreparingRequests:
+    """Called in the core's thread, but for the Futures' ends, which may come in any. timeout_s: of one request, after which it
+    fails; counted in steps of at most a second a look, so that a process that stood still fails nobody."""
+
+    def __init__(
+        self, preparers: Iterable[Preparer] = (), timeout_s: float = TIMEOUT_S, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._preparers = tuple(preparers)
+        self._timeout_s = timeout_s
+        self._requests: dict[tuple[int, int], PreparingRequest] = {}  # (owner, request id), by arrival and so by deadline
+        self._num_arrived = 0
+        self.num_sequences = 0
+        self._clock = clock
+        self._last_tick, self._now = clock(), 0.0
+        self._lock = threading.Lock()  # of the next two: the descriptor is readable while the list holds something
+        self._woken: list[PreparingRequest] = []  # one of their Futures has ended; filled by any thread
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def fileno(self) -> int:
+        """For a poller: readable when `take_ended` has something."""
+        return self._wake_fd
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        """(owner, request id) of each."""
+        return iter(self._requests)
+
+    def has_request(self, owner: int, request_id: int) -> bool:
+        return (owner, request_id) in self._requests
+
+    def start(self, owner: int, request: AddRequest, sequences: list[Sequence]) -> bool:
+        """Whether the request has to wait; it is kept here then, until `take_ended` returns it or it is dropped."""
+        if not self._preparers:
+            return False
+        futures = [f for prepare in self._preparers if (f := _started(prepare, request, sequences)) is not None]
+        if not futures:
+            return False
+        self._tick()
+        self._num_arrived += 1
+        new = PreparingRequest(owner, request.id, sequences, self._num_arrived, self._now + self._timeout_s)
+        new.futures = futures
+        self._requests[owner, request.id] = new
+        self.num_sequences += len(sequences)
+        for future in futures:
+            future.add_done_callback(lambda _: self._wake(new))
+        return True
+
+    def _wake(self, request: PreparingRequest) -> None:
+        with self._lock:
+            self._woken.append(request)
+            if self._wake_fd >= 0:
+                os.eventfd_write(self._wake_fd, 1)
+
+    # ------------------------------------------------------------------------------------------------------ the end
+    def take_ended(self) -> list[PreparingRequest]:
+        """Requests that are ready or have failed, by arrival; they are ours no longer. Call it in each turn."""
+        if not self._requests and not self._woken:
+            return []
+        self._tick()
+        ended = []
+        for request in self._take_woken():
+            if self._requests.get((request.owner, request.id)) is request and request.has_ended():
+                ended.append(self._remove(request))
+        for request in list(self._overdue()):
+            request.failure = ("invalid", f"what the request needs was not ready within {self._timeout_s:g} s")
+            ended.append(self._remove(request))
+        return sorted(ended, key=lambda request: request.number)
+
+    def _take_woken(self) -> list[PreparingRequest]:
+        with self._lock:
+            woken, self._woken = self._woken, []
+            if woken and self._wake_fd >= 0:
+                os.eventfd_read(self._wake_fd)
+        return woken
+
+    def _overdue(self) -> Iterator[PreparingRequest]:
+        for request in self._requests.values():
+            if self._now < request.deadline:
+                return
+            yield request
+
+    def _tick(self) -> None:
+        now = self._clock()
+        self._now += min(now - self._last_tick, _MAX_CLOCK_STEP_S)
+        self._last_tick = now
+
+    def abort(self, owner: int, request_id: int) -> int:
+        """Drop a request; returns how many sequences it had, 0 if there is none."""
+        request = self._requests.get((owner, request_id))
+        return len(self._remove(request).sequences) if request is not None else 0
+
+    def abort_owner(self, owner: int) -> int:
+        """Drop all of a frontend's requests; returns how many sequences they had."""
+        return sum(self.abort(o, r) for o, r in list(self._requests) if o == owner)
+
+    def finish(self, owner: int, key: int) -> None:
+        """Drop one sequence, and with the last one its request."""
+        request = self._requests.get((owner, key >> 8))
+        left = [seq for seq in request.sequences if seq.key != key] if request is not None else []
+        if request is None or len(left) == len(request.sequences):
+            return
+        if not left:
+            self._remove(request)
+            return
+        self.num_sequences -= 1
+        request.sequences = left
+
+    def _remove(self, request: PreparingRequest) -> PreparingRequest:
+        del self._requests[request.owner, request.id]
+        self.num_sequences -= len(request.sequences)
+        request.cancel()
+        return request
+
+    def close(self) -> None:
+        """Drop all requests. May be called again."""
+        for request in list(self._requests.values()):
+            self._remove(request)
+        with self._lock:
+            wake_fd, self._wake_fd = self._wake_fd, -1
+            if wake_fd >= 0:
+                os.close(wake_fd)
+
+    def check(self) -> None:
+        """Assert that each request is here once, by arrival, and has something to wait for and sequences that do not run."""
+        requests = list(self._requests.items())
+        assert all((r.owner, r.id) == name and r.futures and r.sequences for name, r in requests)
+        assert all(seq.request_id == r.id and seq.owner == r.owner and seq.slot < 0 for _, r in requests for seq in r.sequences)
+        assert self.num_sequences == sum(len(r.sequences) for _, r in requests)
+        assert [r.number for _, r in requests] == sorted({r.number for _, r in requests})
+
+
+def _started(prepare: Preparer, request: AddRequest, sequences: list[Sequence]) -> Future[None] | None:
+    try:
+        return prepare(request, sequences)
+    except Exception as error:  # whatever it is, it is this request's failure, and logged unless it is meant for its user
+        failed: Future[None] = Future()
+        failed.set_exception(error)
+        return failed

@@ -1,0 +1,78 @@
+"""BodyDecoder: a request's body as a struct of schemas.py, or the 400 that names the field.
+
+A field that is null means the same as one that is absent. Fields that OpenAI's clients send and that change nothing here (user,
+metadata, store, service_tier, ...) are ignored, and so are unknown ones, with a word in the log (unknown_fields.py). A body is
+scanned once; one with unknown fields is scanned again, for msgspec skips them without saying which.
+"""
+
+import gc
+import re
+from typing import Generic, TypeVar
+
+import msgspec
+
+from quire.frontend.http.api.unknown_fields import UnknownFields
+from quire.frontend.http.protocol.errors import ApiError
+
+# Of OpenAI's and vLLM's APIs, and nothing to do with the answer.
+IGNORED = frozenset(
+    ("user", "metadata", "store", "service_tier", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention",
+     "safety_identifier", "verbosity", "request_id")
+)  # fmt: skip
+
+T = TypeVar("T", bound=msgspec.Struct)
+_AT = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>.*)`)?$", re.DOTALL)
+_MISSING = re.compile(r"^Object missing required field `(?P<name>\w+)`$")
+_UNKNOWN = "Object contains unknown field"
+
+
+class BodyDecoder(Generic[T]):
+    """For bodies of one kind."""
+
+    def __init__(self, kind: type[T]) -> None:
+        ignored = [(name, msgspec.Raw, msgspec.Raw()) for name in sorted(IGNORED)]
+        options = {"kw_only": True, "forbid_unknown_fields": True}
+        strict = msgspec.defstruct(kind.__name__, ignored, bases=(kind,), **options)  # type: ignore[arg-type]
+        self._strict: msgspec.json.Decoder[T] = msgspec.json.Decoder(strict)
+        self._lenient = msgspec.json.Decoder(kind)
+        self._known = IGNORED.union(kind.__struct_fields__)
+
+    def decode(self, body: bytearray, unknown: UnknownFields) -> T:
+        """The body as a struct; `unknown` is told of fields that it does not have. Raises ApiError 400, naming the field."""
+        collects = gc.isenabled()
+        gc.disable()  # lists of lists: what is half parsed is no garbage, and looking at it again and again takes seconds
+        try:
+            return self._decode(body, unknown)
+        except msgspec.ValidationError as error:
+            raise _wrong_type(str(error)) from None
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise ApiError(400, "The request's body is not valid JSON.", code="invalid_json") from None
+        except RecursionError:
+            raise ApiError(400, "The request's JSON is nested too deeply.", code="invalid_json") from None
+        finally:
+            if collects:
+                gc.enable()
+
+    def _decode(self, body: bytearray, unknown: UnknownFields) -> T:
+        try:
+            decoded = self._strict.decode(body)
+        except msgspec.ValidationError as error:
+            if not str(error).startswith(_UNKNOWN):
+                raise
+            decoded = self._lenient.decode(body)
+            unknown.look_at(body, self._known)
+            return decoded
+        for name in IGNORED:  # a Raw is a view of the body, and would keep it as long as the answer takes
+            setattr(decoded, name, None)
+        return decoded
+
+
+def _wrong_type(text: str) -> ApiError:
+    match = _AT.match(text)
+    what, path = (match["what"], match["path"] or "") if match else (text, "")
+    if missing := _MISSING.match(what):
+        name = f"{path}.{missing['name']}".lstrip(".")
+        return ApiError(400, f"{name}: this field is required.", param=name, code="missing_required_parameter")
+    what = what[:1].lower() + what[1:]
+    message = f"{path}: {what}." if path else f"The request's body: {what}."
+    return ApiError(400, message, param=path or None, code="invalid_type")

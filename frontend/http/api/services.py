@@ -1,0 +1,37 @@
+"""Services: what a route needs of the process that it runs in. Made once (server.py), passed to each route, never changed.
+
+A route knows neither the application that called it nor who may call (app.py), nor a connection (protocol/).
+"""
+
+from dataclasses import dataclass
+
+from quire.frontend.client.async_client import AsyncClient
+from quire.frontend.http.api.metrics import Metrics
+from quire.frontend.http.api.request_log import RequestLog
+from quire.frontend.http.api.unknown_fields import UnknownFields
+from quire.ipc.messages import EngineLimits
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """client: connected, and reconnecting by itself."""
+
+    client: AsyncClient
+    metrics: Metrics
+    request_log: RequestLog
+    unknown_fields: UnknownFields
+
+    @classmethod
+    def make(cls, client: AsyncClient, metrics: Metrics | None = None, log_requests: bool = False) -> "Services":
+        """metrics: None for numbers of this process alone."""
+        return cls(client, metrics or Metrics(), RequestLog(log_requests, client), UnknownFields())
+
+    @property
+    def model_names(self) -> list[str]:
+        """What the present or last engine serves its model as. Raises EngineDown before the first."""
+        return self.client.welcome.served_model_names
+
+    @property
+    def limits(self) -> EngineLimits:
+        """The present or last engine's."""
+        return self.client.welcome.limits

@@ -1,0 +1,33 @@
+"""generation_config.json: the sampling defaults that a model's authors recommend, under SamplingParams' names.
+
+The core's launch refuses a file that cannot be used (enginecore/loading/model_files.py), frontends fill in what requests
+leave out (frontend/text/tokenizer.py): both with this function, so that what was let in means the same to both.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from quire.ipc.sampling import SamplingParams
+
+# The file's fields that are sampling defaults, and their names in SamplingParams; the list is vLLM's.
+_FIELDS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+
+
+def generation_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of SamplingParams that the file's object sets; do_sample false is temperature 0, whatever else it says.
+
+    Raises ValueError, naming file and field, for a value that SamplingParams refuses.
+    """
+    found = {ours: config[name] for name, ours in _FIELDS.items() if config.get(name) is not None}
+    try:
+        SamplingParams(**found)
+    except ValueError as error:
+        raise ValueError(f"generation_config.json: {error}") from None
+    return {**found, "temperature": 0.0} if config.get("do_sample") is False else found

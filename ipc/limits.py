@@ -1,0 +1,21 @@
+"""Room for tokens: how many may follow a prompt within EngineLimits.max_model_len. The one place where it is computed.
+
+Each who asks decides for itself what to do about too little room, and says so in its own words: the HTTP routes refuse what was
+asked for and cannot be had (frontend/http/api/params.py), the Python client cuts max_tokens (async_client.py), the core, which
+trusts neither, refuses a prompt without room and cuts as well (enginecore/intake.py).
+"""
+
+
+def output_room(num_prompt_tokens: int, max_model_len: int) -> int:
+    """Most tokens that can follow a prompt of this length; below 1 the prompt cannot be run."""
+    return max_model_len - num_prompt_tokens
+
+
+def longest_prompt(max_model_len: int) -> int:
+    """Most tokens of a prompt that leaves room for one more."""
+    return max_model_len - 1
+
+
+def output_limit(max_tokens: int | None, room: int) -> int:
+    """Most tokens that a request with this max_tokens (None: as many as fit) can produce in this room."""
+    return room if max_tokens is None else min(max_tokens, room)

@@ -1,0 +1,53 @@
+"""Sampling defaults of a model: one meaning of the file, for the core that lets it in and for frontends that use it."""
+
+import json
+
+import pytest
+import toy_tokenizers
+
+from quire.enginecore.loading.model_files import ModelFilesError, frontend_files, model_summary
+from quire.frontend.text.tokenizer import Tokenizer
+from quire.ipc.generation_config import generation_defaults
+
+CONFIG = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": None, "max_new_tokens": 5, "eos_token_id": [1]}
+TAKEN = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "max_tokens": 5}
+
+
+def test_what_sampling_params_know_is_taken():
+    assert generation_defaults(CONFIG) == generation_defaults({**CONFIG, "do_sample": True}) == TAKEN
+    assert generation_defaults({}) == {}
+
+
+def test_a_model_that_does_not_sample_is_greedy():
+    assert generation_defaults({**CONFIG, "do_sample": False}) == {**TAKEN, "temperature": 0.0}
+    assert generation_defaults({"do_sample": False}) == {"temperature": 0.0}
+
+
+BAD = [{"temperature": -1}, {"temperature": "hot"}, {"top_p": 7}, {"max_new_tokens": 1.5}, {"top_k": True}, {"min_p": [0.1]}]
+
+
+@pytest.mark.parametrize("bad", BAD, ids=str)
+def test_what_sampling_params_refuse_is_refused(bad):
+    (name,) = bad
+    with pytest.raises(ValueError, match=rf"generation_config\.json: {name.replace('max_new_tokens', 'max_tokens')} must"):
+        generation_defaults({**CONFIG, **bad})
+
+
+@pytest.mark.parametrize("config", [CONFIG, {**CONFIG, "do_sample": False}, *({**CONFIG, **bad} for bad in BAD)], ids=str)
+def test_core_and_frontend_take_the_same_files(tmp_path, config):
+    """Before, one refused what the other left out, and only one knew do_sample."""
+    for name, data in toy_tokenizers.files().items():
+        (tmp_path / name).write_bytes(data)
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 100, "max_position_embeddings": 64}))
+    (tmp_path / "generation_config.json").write_text(json.dumps(config))
+    files = frontend_files(tmp_path)
+    try:
+        model_summary(tmp_path)
+        let_in = True
+    except ModelFilesError:
+        let_in = False
+    if let_in:
+        assert Tokenizer.from_files(files).generation_defaults == generation_defaults(config)
+    else:
+        with pytest.raises(ValueError, match=r"generation_config\.json"):
+            Tokenizer.from_files(files)
