@@ -14,10 +14,11 @@ from core_by_hand import VOCAB_SIZE, CoreByHand, add
 
 from quire.enginecore import core as core_module
 from quire.enginecore import daemon
-from quire.enginecore.core import AWAKE_S, LATE_S, Expected
+from quire.enginecore.core import AWAKE_S, LATE_S
+from quire.enginecore.step_times import Expected
 from quire.enginecore.workers import WorkersFailed
 from quire.ipc.links.core_and_workers import WorkerToCore
-from quire.ipc.messages import PromptLogprobs, RequestError, StepOutputs, WorkerPromptLogprobs
+from quire.ipc.messages import PromptLogprobs, PromptLogprobsOfRow, RequestError, SideResults, StepOutputs
 
 
 @pytest.fixture
@@ -121,7 +122,8 @@ def test_the_core_sleeps_while_prompt_logprobs_are_on_their_way(by_hand):
     core._wait()
     assert time.monotonic() >= core._next_beat - 0.01
     worker = WorkerToCore(by_hand.workers._endpoint.address, 0, by_hand.workers.generation)
-    worker.send(WorkerPromptLogprobs(0, core._in_flight[0].scheduled.step, 0, bytes(12), bytes(12), b"", b""))
+    row = PromptLogprobsOfRow(0, bytes(12), bytes(12), b"", b"")
+    worker.send(SideResults(0, core._in_flight[0].scheduled.step, [row]))
     assert by_hand.answer(frontend, PromptLogprobs).start == 1
     assert by_hand.answer(frontend, StepOutputs).finished[0].reason == "length"
     worker.close()

@@ -21,8 +21,8 @@ from quire.enginecore import workers as group
 from quire.enginecore.workers import WorkerGroup, WorkersFailed
 from quire.ipc.links.core_and_workers import CoreToWorkers
 from quire.ipc.messages import RequestError, StepOutputs, WorkerFailed
-from quire.ipc.step.plan import H_STEP, H_WORLD_SIZE, HEADER_WORDS
 from quire.ipc.step.plan_ring import KIND_PLAN, PlanRing
+from quire.ipc.step.sections import HEADER
 from quire.workers.worker import Worker
 
 TIMEOUT_S = 30.0
@@ -141,7 +141,7 @@ def test_the_death_of_either_rank_fails_what_is_in_flight_and_replaces_both(two,
 class NoSteps:
     """A runner that must not be asked for a step."""
 
-    def step(self, words: np.ndarray, read_mask: object) -> None:
+    def step(self, words: np.ndarray, read_masks: object) -> None:
         raise AssertionError("a plan for another group was run")
 
 
@@ -150,8 +150,8 @@ def test_a_worker_refuses_a_plan_for_another_world_size():
     config = worker_template(2)
     fds = [os.dup(fd) for fd in ring.fds(0)]
     worker = Worker(msgspec.structs.replace(config, epoch=EPOCH, control_address=endpoint.address, plan_ring_fds=fds))
-    words = np.zeros(HEADER_WORDS, np.int32)
-    words[[H_STEP, H_WORLD_SIZE]] = 1, 4
+    words = np.zeros(HEADER.width, np.int32)
+    words[[HEADER.at["step"], HEADER.at["world_size"]]] = 1, 4
     ring.write(KIND_PLAN, words, 1.0)
     worker._serve(NoSteps())
     assert endpoint.sockets()[0].poll(10_000)

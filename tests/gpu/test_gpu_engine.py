@@ -8,6 +8,7 @@ from inline_engine import InlineEngine
 from tiny_models import GPU_MODELS, WIDE_MODELS, reference, tiny_model
 
 from quire.ipc.sampling import SamplingParams
+from quire.ipc.step.sections import HEADER
 
 pytestmark = pytest.mark.gpu
 
@@ -136,11 +137,11 @@ def test_decode_never_waits_for_the_device():
     step = engine.runner.step
     checked = []
 
-    def watched(words, read_mask):
-        is_decode = words[9] == 0  # no prefill rows
+    def watched(words, read_masks):
+        is_decode = words[HEADER.at["num_prefill_rows"]] == 0
         torch.cuda.set_sync_debug_mode("error" if is_decode else "default")
         try:
-            return step(words, read_mask)
+            return step(words, read_masks)
         finally:
             torch.cuda.set_sync_debug_mode("default")
             checked.append(is_decode)
