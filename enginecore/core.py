@@ -71,7 +71,7 @@ class InFlight:
     scheduled: ScheduledStep
     sent_at: float
     logprob_rows: np.ndarray
-    num_logprobs: np.ndarray  # int32 [rows], alternatives that each of them wants
+    num_logprobs: np.ndarray  # int32, of every row, if there are such: how many alternatives it wants
 
 
 class EngineCore:
@@ -211,8 +211,9 @@ class EngineCore:
                 return
             plan, scheduled = made
             slots, now = self.scheduler.slots, time.monotonic()
-            wants = slots.wants_logprobs[scheduled.slots] & scheduled.samples
-            self._in_flight.append(InFlight(scheduled, now, wants.nonzero()[0], slots.num_logprobs[scheduled.slots]))
+            rows = (slots.wants_logprobs[scheduled.slots] & scheduled.samples).nonzero()[0]
+            num_logprobs = slots.num_logprobs[scheduled.slots] if len(rows) else rows
+            self._in_flight.append(InFlight(scheduled, now, rows, num_logprobs))
             self.workers.send_plan(plan.encode())
             if len(scheduled.mask_rows):
                 self._masks.expect(scheduled.step, scheduled.mask_rows, self.supervisor.now)
