@@ -28,7 +28,6 @@ BOUNDS: dict[str, tuple[float | None, float | None, bool]] = {
     "top_p": (0.0, 1.0, False),
     "top_k": (-1, None, True),
     "min_p": (0.0, 1.0, True),
-    "top_a": (0.0, 1.0, True),
     "presence_penalty": (-2.0, 2.0, True),
     "frequency_penalty": (-2.0, 2.0, True),
     "repetition_penalty": (0.0, None, False),
@@ -44,7 +43,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True,
     """How to sample one request. Names, defaults and meaning are vLLM's.
 
     n: completions per prompt (1 to 128). temperature: 0 is greedy. top_p in (0, 1]; top_k: -1 or 0 means all; min_p in [0, 1].
-    top_a in [0, 1]: a token must have top_a times the square of the largest probability.
     presence_penalty, frequency_penalty in [-2, 2], over output tokens; repetition_penalty > 0, over prompt and output.
     seed: None, or -1, draws one; the same seed gives the same noise at the same position, whatever runs beside it.
     stop: strings that end the text (cut from it unless include_stop_str_in_output). stop_token_ids: ids that end it.
@@ -62,7 +60,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True,
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
-    top_a: float = 0.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
@@ -104,8 +101,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True,
 
     @property
     def needs_filter(self) -> bool:
-        """Whether top-k, top-p, min-p or top-a removes anything; it never does under greedy sampling."""
-        return not self.is_greedy and (self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0 or self.top_a > 0.0)
+        """Whether top-k, top-p or min-p removes anything; it never does under greedy sampling."""
+        return not self.is_greedy and (self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0)
 
     @property
     def has_penalties(self) -> bool:

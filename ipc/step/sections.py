@@ -69,7 +69,6 @@ SLOT_VALUES = (
     SlotValue("top_k", "params.top_k", low=0, high=INT32_MAX),  # 0: all
     SlotValue("top_p", "params.top_p", "float32", 1.0, low=1 / EXTREME),
     SlotValue("min_p", "params.min_p", "float32"),
-    SlotValue("top_a", "params.top_a", "float32"),
     SlotValue("presence", "params.presence_penalty", "float32"),
     SlotValue("frequency", "params.frequency_penalty", "float32"),
     SlotValue("repetition", "params.repetition_penalty", "float32", 1.0, low=1 / EXTREME, high=EXTREME),

@@ -29,7 +29,6 @@ from quire.kernels.step.tables import LogitsProcessorPool, SamplerWorkspace, Slo
 SLOT_WORDS = tl.constexpr(SLOT.width)
 S_TEMPERATURE, S_TOP_K = tl.constexpr(SLOT.at["temperature"]), tl.constexpr(SLOT.at["top_k"])
 S_TOP_P, S_MIN_P = tl.constexpr(SLOT.at["top_p"]), tl.constexpr(SLOT.at["min_p"])
-S_TOP_A = tl.constexpr(SLOT.at["top_a"])
 S_PRESENCE, S_FREQUENCY = tl.constexpr(SLOT.at["presence"]), tl.constexpr(SLOT.at["frequency"])
 S_REPETITION, S_PROCESSOR_ROW = tl.constexpr(SLOT.at["repetition"]), tl.constexpr(SLOT.at["processor_row"])
 S_SEED_LO, S_SEED_HI = tl.constexpr(SLOT.at["seed"]), tl.constexpr(SLOT.at["seed"] + 1)
@@ -98,7 +97,7 @@ def is_filtered(param_row, V):
     random = float_param(param_row, S_TEMPERATURE) > 0.0
     k = tl.load(param_row + S_TOP_K)
     narrow = ((k > 0) & (k < V)) | (float_param(param_row, S_TOP_P) < 1.0) | (float_param(param_row, S_MIN_P) > 0.0)
-    return random & (narrow | (float_param(param_row, S_TOP_A) > 0.0))
+    return random & narrow
 
 
 @triton.jit

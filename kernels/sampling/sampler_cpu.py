@@ -5,10 +5,9 @@ becomes an exponential variable E; the token with the least E / p wins, which is
 other words). The race has two levels, so that few tokens need noise: over blocks of SAMPLER_BLOCK tokens by their summed
 weight, then within the block that won. A row with a filter races flat, over the tokens that pass. Both are exact draws.
 
-Filters act in vLLM's order after the temperature: min-p (relative to the largest probability), top-a (relative to its square:
-a token stays if p >= top_a * max(p)^2), top-k, top-p over what top-k left. Each is a threshold on the logit: tokens that tie
-with the last one kept are kept too. Greedy takes the lowest index among equals. NaN counts as -inf; a row without any finite
-logit gives token 0.
+Filters act in vLLM's order after the temperature: min-p (relative to the largest probability), top-k, top-p over what top-k
+left. Each is a threshold on the logit: tokens that tie with the last one kept are kept too. Greedy takes the lowest index
+among equals. NaN counts as -inf; a row without any finite logit gives token 0.
 
 CPU and GPU agree bit for bit on the hash; E, sums and exponentials differ in the last bits. So their tokens may differ where
 two scores, or a nucleus' mass and top_p, are equal within float32 rounding.
@@ -22,7 +21,6 @@ from quire.kernels.sampling.logits_processors import processed_row
 from quire.kernels.step.tables import NUM_TOP, SAMPLER_BLOCK, LogitsProcessorPool, SamplerWorkspace, SlotTables
 
 S_TEMPERATURE, S_TOP_K, S_TOP_P, S_MIN_P = (SLOT.at[name] for name in ("temperature", "top_k", "top_p", "min_p"))
-S_TOP_A = SLOT.at["top_a"]
 S_SEED_LO, S_SEED_HI, S_PROCESSOR_ROW = SLOT.at["seed"], SLOT.at["seed"] + 1, SLOT.at["processor_row"]
 PURPOSE_BLOCK, PURPOSE_TOKEN = 0, 1
 LARGEST = np.float32(3e38)  # +inf counts as this
@@ -106,9 +104,7 @@ def sample(
         floats = params[slot].view(np.float32)
         if not random or not floats[S_TEMPERATURE] > 0:
             out[row] = _argmax(x)
-        elif filtered and (
-            0 < params[slot, S_TOP_K] < len(x) or floats[S_TOP_P] < 1 or floats[S_MIN_P] > 0 or floats[S_TOP_A] > 0
-        ):
+        elif filtered and (0 < params[slot, S_TOP_K] < len(x) or floats[S_TOP_P] < 1 or floats[S_MIN_P] > 0):
             out[row] = _draw_filtered(x, params[slot], at[row])
         else:
             racing.append(row)
@@ -178,28 +174,19 @@ def _draw_filtered(x: np.ndarray, params: np.ndarray, position: int) -> int:
     key = (int(params[S_SEED_LO]), int(params[S_SEED_HI]), position)
     temperature, top_k, top_p, min_p = floats[S_TEMPERATURE], int(params[S_TOP_K]), floats[S_TOP_P], floats[S_MIN_P]
     scale = np.float32(1) / temperature
-    ids = np.flatnonzero(x >= _threshold(x, top, temperature, top_k, top_p, min_p, floats[S_TOP_A]))
+    ids = np.flatnonzero(x >= _threshold(x, top, temperature, top_k, top_p, min_p))
     log_e = log_exponential(noise_bits(*key, PURPOSE_TOKEN, ids.astype(np.uint32)))
     return int(ids[((x[ids] - top) * scale - log_e).argmax()])
 
 
 def _threshold(
-    x: np.ndarray,
-    top: np.float32,
-    temperature: np.float32,
-    top_k: int,
-    top_p: np.float32,
-    min_p: np.float32,
-    top_a: np.float32,
+    x: np.ndarray, top: np.float32, temperature: np.float32, top_k: int, top_p: np.float32, min_p: np.float32
 ) -> np.float32:
-    """The least logit that min-p, top-a, top-k and top-p keep."""
+    """The least logit that min-p, top-k and top-p keep."""
     least = np.float32(-np.inf)
     if min_p > 0:
         least = top + temperature * np.log(min_p)
-    if top_a > 0:  # the largest probability is 1 / mass
-        mass = np.exp((x - top) / temperature).sum(dtype=np.float64)
-        least = max(least, top + temperature * np.float32(np.log(top_a / mass)))
-    kept = x[x >= least] if min_p > 0 or top_a > 0 else x
+    kept = x[x >= least] if min_p > 0 else x
     if 0 < top_k < len(kept):
         kept = _at_least_kth(kept, top_k)
         least = max(least, kept.min())

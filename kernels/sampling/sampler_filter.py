@@ -1,7 +1,7 @@
 """Top-k, top-p and min-p by threshold search: one program a row that has one of them, after the sampler's first pass.
 
-1. A lower bound on the threshold from what the first pass left: the k-th largest block maximum, the min-p or top-a bound, or,
-   for top-p alone, (1 - p) * mass / V: tokens below it have less than 1 - p together.
+1. A lower bound on the threshold from what the first pass left: the k-th largest block maximum, the min-p bound, or, for top-p
+   alone, (1 - p) * mass / V: tokens below it have less than 1 - p together.
 2. Tokens above the bound go into a list of CANDIDATES, in order, from the blocks whose maximum reaches it. If they are more,
    the searches run over the whole row instead (read from L2).
 3. The largest t with #{x >= t} >= k, then the largest t with mass{x >= t} >= p * mass{x kept so far}: searches on the
@@ -24,7 +24,6 @@ from quire.kernels.sampling.sampler import (
     S_SEED_HI,
     S_SEED_LO,
     S_TEMPERATURE,
-    S_TOP_A,
     S_TOP_K,
     S_TOP_P,
     float_param,
@@ -155,7 +154,6 @@ def _filter_kernel(
         k = tl.load(param_row + S_TOP_K)
         top_p = float_param(param_row, S_TOP_P)
         min_p = float_param(param_row, S_MIN_P)
-        top_a = float_param(param_row, S_TOP_A)
         by_count = (k > 0) & (k < V)
         logits_row = logits + row * stride
         mask_row = bitmask + row * mask_stride
@@ -175,9 +173,7 @@ def _filter_kernel(
             bound = _kth_block_maximum(maxima, k, num_blocks, SHIFT)
         if min_p > 0.0:
             bound = tl.maximum(bound, _key_of_bound(top + temperature * tl.log(min_p), SHIFT))
-        if top_a > 0.0:  # the largest probability is 1 / mass
-            bound = tl.maximum(bound, _key_of_bound(top + temperature * tl.log(top_a / mass), SHIFT))
-        alone = (by_count == 0) & (min_p <= 0.0) & (top_a <= 0.0)
+        alone = (by_count == 0) & (min_p <= 0.0)
         if alone:
             least = top + temperature * tl.log(tl.maximum(0.99 * (1.0 - top_p) * mass / V, 1.2e-38))
             bound = _key(least, SHIFT).to(tl.int64)

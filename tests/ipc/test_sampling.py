@@ -30,7 +30,6 @@ def test_defaults_are_vllms():
         ("top_p", [1e-9, 0.5, 1, 1.0], [0, 0.0, -0.5, 1.01, NAN, None]),
         ("top_k", [-1, 0, 1, 10**9], [-2, 1.5, NAN, None]),
         ("min_p", [0, 0.5, 1], [-0.1, 1.1, NAN]),
-        ("top_a", [0, 0.5, 1], [-0.1, 1.1, NAN]),
         ("presence_penalty", [-2, 0, 2], [-2.1, 2.1, NAN, INF]),
         ("frequency_penalty", [-2, 0, 2], [-2.1, 2.1, NAN, INF]),
         ("repetition_penalty", [1e-3, 1, 10], [0, -1, NAN, INF]),

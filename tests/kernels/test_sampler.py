@@ -27,12 +27,11 @@ def make(request):
     return build
 
 
-def distribution(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, top_a=0.0):
+def distribution(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
     """Exact probabilities of the sampler, ties at a threshold kept."""
     x = np.asarray(logits, np.float64) / temperature
     p = np.exp(x - x.max())
-    square = (p.max() / p.sum()) ** 2 * p.sum()
-    p[(p < min_p * p.max()) | (p < top_a * square)] = 0
+    p[p < min_p * p.max()] = 0
     if 0 < top_k < len(p):
         p[p < np.sort(p)[-top_k]] = 0
     p /= p.sum()
@@ -69,7 +68,7 @@ def draw(h, logits, draws, **flags):
 SETTINGS = [
     {}, {"temperature": 0.5}, {"temperature": 1.7}, {"top_k": 5}, {"top_k": 1}, {"top_p": 0.8},
     {"top_p": 0.3, "temperature": 2.0}, {"min_p": 0.1}, {"top_k": 40, "top_p": 0.7, "min_p": 0.02, "temperature": 1.3},
-    {"top_k": 1300}, {"top_p": 1e-6}, {"top_a": 0.4, "temperature": 0.6}, {"top_a": 1.0, "top_k": 30, "top_p": 0.9},
+    {"top_k": 1300}, {"top_p": 1e-6},
 ]  # fmt: skip
 
 
@@ -205,7 +204,7 @@ def test_a_row_does_not_depend_on_its_neighbours(make):
     together = h.sample(logits, range(SLOTS), range(50, 50 + SLOTS)).tolist()
     alone = [h.sample(logits[i : i + 1], [i], [50 + i]).item() for i in range(SLOTS)]
     assert together == alone
-    unfiltered = [i for i, s in enumerate(SETTINGS[:SLOTS]) if not {"top_k", "top_p", "min_p", "top_a"} & s.keys()]
+    unfiltered = [i for i, s in enumerate(SETTINGS[:SLOTS]) if not {"top_k", "top_p", "min_p"} & s.keys()]
     plain = [h.sample(logits[i : i + 1], [i], [50 + i], filtered=False, processors=False).item() for i in unfiltered]
     assert plain == [alone[i] for i in unfiltered]
 
@@ -233,7 +232,6 @@ def random_case(h, vocab, rows, seed, dtype=torch.float32):
             top_k=int(rng.choice([0, 1, 3, 50, 2 * vocab])),
             top_p=float(rng.choice([1.0, 0.95, 0.5, 0.05])),
             min_p=float(rng.choice([0.0, 0.0, 0.01, 0.3])),
-            top_a=float(rng.choice([0.0, 0.0, 0.2, 1.0])),
             seed=tuple(rng.integers(-(2**31), 2**31, 2).tolist()),
             presence=float(rng.normal()),
             frequency=float(rng.normal()),

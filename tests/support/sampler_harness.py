@@ -19,8 +19,8 @@ class SamplerHarness:
         self.pool = LogitsProcessorPool.allocate(SLOTS, vocab, 2000, device, multiplier=0x1E3779B1)
         self.workspace = SamplerWorkspace.allocate(rows, vocab, device) if kernels else None
 
-    def set(self, slot=0, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, top_a=0.0, seed=(1, 2), presence=0.0,
-            frequency=0.0, repetition=1.0, processor_row=-1, min_len=0):  # fmt: skip
+    def set(self, slot=0, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=(1, 2), presence=0.0, frequency=0.0,
+            repetition=1.0, processor_row=-1, min_len=0):  # fmt: skip
         for name, value in locals().items():
             if name not in ("self", "slot", "seed"):
                 self.tables.column(name)[slot] = value

@@ -78,7 +78,6 @@ class SamplingFields(Unsupported, kw_only=True):
     top_p: float | None = None
     top_k: Int64 | None = None
     min_p: float | None = None
-    top_a: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
