@@ -3,7 +3,7 @@
 The scheduler owns every decision and all state of sequences; this file only puts them into words (ipc/step/plan.py).
 """
 
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from quire.ipc.step.sections import (
 )
 
 NO_WORDS = np.zeros(0, np.int32)
-_PREFILL_FIELDS = [f.name for f in PREFILL.fields]
+_prefill_values = itemgetter(*(f.name for f in PREFILL.fields))
 _PREFILL_ROW, _SLOT_ROW = struct_of(PREFILL), struct_of(SLOT)
 
 
@@ -51,12 +51,13 @@ class PlanBuilder:
 
     def add_prefill(self, seq: Sequence, token_ids: np.ndarray, **values: int) -> None:
         """A chunk of a prompt; `values`: the fields of PREFILL, but for slot and length."""
-        values |= {"slot": seq.slot, "length": len(token_ids)}
-        if values["flags"] & PREFILL_PROMPT_LOGPROBS:
-            self.side_targets[len(self.prefills)] = SideTarget(seq.owner, seq.request_id, values["start"] + 1)
-        self.prefills.append((seq, values["start"] + len(token_ids)))
-        self.samples.append(bool(values["flags"] & PREFILL_SAMPLE))
-        self._prefill_rows.append(_PREFILL_ROW.pack(*[values[name] for name in _PREFILL_FIELDS]))
+        values["slot"], values["length"] = seq.slot, len(token_ids)
+        start, flags = values["start"], values["flags"]
+        if flags & PREFILL_PROMPT_LOGPROBS:
+            self.side_targets[len(self.prefills)] = SideTarget(seq.owner, seq.request_id, start + 1)
+        self.prefills.append((seq, start + len(token_ids)))
+        self.samples.append(bool(flags & PREFILL_SAMPLE))
+        self._prefill_rows.append(_PREFILL_ROW.pack(*_prefill_values(values)))
         self._prefill_tokens.append(token_ids)
 
     def add_processors(self, processors: LogitsProcessors) -> None:
