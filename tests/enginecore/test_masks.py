@@ -89,7 +89,7 @@ def test_a_mask_that_does_not_come_ends_its_request_and_nothing_else(by_hand, mo
         tokens += tokens_of(by_hand.answer(others, StepOutputs))
     assert tokens == solo_output([*range(5)], 35, set(), VOCAB_SIZE)
     by_hand.until(lambda: by_hand.core.scheduler.is_idle)
-    assert not ours.ready() and by_hand.workers.generation == 1 and by_hand.core._restarts == 0
+    assert not ours.ready() and by_hand.workers.generation == 1 and by_hand.core.supervisor.num_restarts == 0
     ours.send(add(3, 5, max_tokens=2))  # its slot and blocks are free
     assert tokens_of(by_hand.answer(ours, StepOutputs))
 
