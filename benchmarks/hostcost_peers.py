@@ -16,11 +16,12 @@ import zmq
 
 from quire.ipc.messages import IDENTITY_BYTES, PROTOCOL_VERSION, AddRequest, CoreMessage, Generate, Hello, Ping, TokenInputs
 from quire.ipc.sampling import SamplingParams
-from quire.ipc.step.plan import H_NUM_DECODE_ROWS, H_NUM_PREFILL_ROWS
 from quire.ipc.step.plan_ring import PlanReader
 from quire.ipc.step.result_ring import ResultRing
+from quire.ipc.step.sections import HEADER
 
 MAX_PROMPT = 128  # prompts are staggered, so that rows do not fill their blocks in the same step
+NUM_DECODE_ROWS, NUM_PREFILL_ROWS = HEADER.at["num_decode_rows"], HEADER.at["num_prefill_rows"]
 clock = time.perf_counter_ns
 
 
@@ -38,9 +39,9 @@ def worker(fds: str, step_ms: float, steps: int) -> None:
         record, now = reader.read(0.0), clock()
         if record is not None:
             words = record[1]
-            step, decode_rows = int(words[0]), int(words[H_NUM_DECODE_ROWS])
+            step, decode_rows = int(words[HEADER.at["step"]]), int(words[NUM_DECODE_ROWS])
             ends = max(now, ends) + int(step_ms * 1e6)
-            running.append((step, decode_rows + int(words[H_NUM_PREFILL_ROWS]), ends))
+            running.append((step, decode_rows + int(words[NUM_PREFILL_ROWS]), ends))
             if step - 2 in written and decode_rows == rows:
                 waits.append((now - written[step - 2]) / 1e3)
         if running and now >= running[0][2]:

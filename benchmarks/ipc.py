@@ -37,15 +37,16 @@ from quire.ipc.messages import (
     EngineLimits,
     FrontendMessage,
     Generate,
+    PromptLogprobsOfRow,
+    SideResults,
     StepOutputs,
     TokenInputs,
     Welcome,
-    WorkerPromptLogprobs,
     WorkerReady,
 )
 from quire.ipc.process.children import Child, child_main_config, spawn, tell_parent
 from quire.ipc.sampling import SamplingParams
-from quire.ipc.step.plan import BLOCK_WORDS, PREFILL_WORDS, SLOT_WORDS, StepPlan, decode_plan
+from quire.ipc.step.plan import DTYPES, StepPlan, decode_plan, default_slots
 from quire.ipc.step.plan_ring import KIND_PLAN, KIND_SHUTDOWN, PlanReader, PlanRing
 from quire.ipc.step.result_ring import ResultRing, RowLogprobs
 
@@ -127,7 +128,7 @@ def control(role: Role) -> None:
     """A worker on its control link: AllocateKV(n) is answered by WorkerReady if n is 1, else by n prompt logprobs; 0 ends."""
     channel = WorkerToCore(role.address, rank=0, epoch=1)
     ready, column = WorkerReady(0), bytes(4 * POSITIONS)
-    large = WorkerPromptLogprobs(0, 1, 0, column, column, column * NUM_TOP, column * NUM_TOP)
+    large = SideResults(0, 1, [PromptLogprobsOfRow(0, column, column, column * NUM_TOP, column * NUM_TOP)])
     channel.send(ready)
     while (command := channel.receive(60.0)) is not None and command.num_blocks > 0:
         for _ in range(command.num_blocks):
@@ -172,16 +173,14 @@ def timed(call: Callable[[], object], rounds: int, batch: int = 10) -> np.ndarra
 def example_plan(decode: int, prefill_tokens: int = 0, same: bool = False) -> StepPlan:
     """A step of `decode` rows, of which one in 16 gets a new block, and perhaps a chunk of one prompt."""
     rows = 1 if prefill_tokens else 0
-    return StepPlan(
-        step=1,
-        slot_updates=np.zeros((rows, SLOT_WORDS), np.int32),
-        block_updates=np.zeros((decode // 16 + prefill_tokens // 16, BLOCK_WORDS), np.int32),
-        decode_rows=np.arange(decode, dtype=np.int32),
-        prefill_rows=np.zeros((rows, PREFILL_WORDS), np.int32),
-        prefill_tokens=np.zeros(prefill_tokens, np.int32),
-        processors=NO_ROWS,
-        same_decode_rows=same,
-    )
+    sections = {
+        "slot_updates": default_slots(rows),
+        "block_updates": np.zeros(decode // 16 + prefill_tokens // 16, DTYPES["block_updates"]),
+        "decode_rows": np.arange(decode, dtype=np.int32),
+        "prefill_rows": np.zeros(rows, DTYPES["prefill_rows"]),
+        "prefill_tokens": np.zeros(prefill_tokens, np.int32),
+    }
+    return StepPlan(1, {name: rows for name, rows in sections.items() if len(rows)}, same_decode_rows=same)
 
 
 def outputs(num_tokens: int) -> StepOutputs:
@@ -238,7 +237,7 @@ def measure_ring_calls(table: Table, rounds: int) -> None:
     logprobs = RowLogprobs(rows, np.zeros(32, np.float32), np.ones(32, np.int32), top, top.view(np.float32))
     table.add("ResultRing write, 32 of its rows with 20 logprobs", timed(lambda: results.write(1, tokens, logprobs), rounds))
     table.add("ResultRing ready, 32 of its rows with logprobs, yes", timed(lambda: results.ready(1, ROWS, rows), rounds))
-    table.add("ResultRing logprobs, one row", timed(lambda: results.logprobs(1, 3), rounds))
+    table.add("ResultRing logprobs, 32 rows", timed(lambda: results.logprobs(1, rows), rounds))
     results.close()
 
 

@@ -18,12 +18,14 @@ import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from ceilings import replay_seconds
 from msgspec.structs import astuple
 
-from quire.ipc.step.plan import LogitsProcessors
+from quire.ipc.step.plan import DTYPES, LogitsProcessors, StepPlan
+from quire.ipc.step.sections import PREFILL_SAMPLE
 from quire.kernels.attention import rope_kv
 from quire.kernels.elementwise import activation, norm
 from quire.kernels.linear import linear, split_linear
@@ -173,16 +175,13 @@ def bench_step(table: Table, m: Model, rows: int) -> None:
 
 
 def step_plan(rows: int, tokens: int, decode: bool) -> torch.Tensor:
-    plan = torch.zeros(32 + 8 * rows + tokens, dtype=torch.int32)
     if decode:
-        plan[t.H_NUM_DECODE_ROWS], plan[t.H_DECODE_ROWS] = rows, 32
-        plan[32 : 32 + rows] = torch.arange(rows)
-        return plan
-    plan[t.H_NUM_PREFILL_ROWS], plan[t.H_PREFILL_ROWS] = rows, 32
-    plan[t.H_NUM_PREFILL_TOKENS], plan[t.H_PREFILL_TOKENS] = tokens, 32 + 8 * rows
-    prefill = plan[32 : 32 + 8 * rows].view(rows, 8)
-    prefill[:, t.P_SLOT], prefill[:, t.P_LENGTH], prefill[:, t.P_FLAGS] = torch.arange(rows), tokens // rows, 1
-    return plan
+        sections = {"decode_rows": np.arange(rows, dtype=np.int32)}
+    else:
+        prefill = np.zeros(rows, DTYPES["prefill_rows"])
+        prefill["slot"], prefill["length"], prefill["flags"] = np.arange(rows), tokens // rows, PREFILL_SAMPLE
+        sections = {"prefill_rows": prefill, "prefill_tokens": np.zeros(tokens, np.int32)}
+    return torch.from_numpy(StepPlan(0, sections).encode())
 
 
 def bench_sampler(table: Table, m: Model, rows: int) -> None:
@@ -223,10 +222,10 @@ def bench_sampler(table: Table, m: Model, rows: int) -> None:
     ):  # fmt: skip
         defaults = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
         for column, value in {**defaults, **values}.items():
-            getattr(state, column).fill_(value)
-        state.processor_row.fill_(-1)
+            state.column(column).fill_(value)
+        state.column("processor_row").fill_(-1)
         with_row = (16 if name == "16 processors" else rows) if "processors" in flags else 0
-        state.processor_row[:with_row] = slots[:with_row]
+        state.column("processor_row")[:with_row] = slots[:with_row]
         calls = [lambda x=x, f=flags: sampler.sample(x, slots, positions, state, pool, workspace, **f) for x in logits]
         table.add(f"sample, {name}", f"{rows} x {m.vocab}", calls, moved)
     calls = [lambda x=x: sampler.sampled_logprobs(x, workspace.sampled[:rows], workspace) for x in logits]

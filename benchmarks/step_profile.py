@@ -33,7 +33,7 @@ def prepared(model: str, rows: int, context: int, engine: InlineEngine | None, m
     params = SamplingParams(temperature=1.0, max_tokens=1000, ignore_eos=True, seed=1)
     for i in range(rows):
         engine.add([11 + i % 50] * context, params)
-    engine.run(until=lambda plan: len(plan.decode_rows) == plan.num_rows == rows and not len(plan.slot_updates))
+    engine.run(until=lambda plan: len(plan.decode_rows) == plan.num_rows == rows and "slot_updates" not in plan.sections)
     assert not engine.scheduler.is_idle, f"there was no step of {rows} decode rows"
     return engine
 

@@ -8,18 +8,20 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import zmq
 
 from quire.enginecore.intake import Intake, IntakeConfig
+from quire.enginecore.masks import StepMasks
 from quire.enginecore.preparation import Preparer, PreparingRequests
-from quire.enginecore.publish import messages_of, read_logprobs
+from quire.enginecore.publish import messages_of, read_logprobs, side_messages
 from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.scheduler import Scheduler
 from quire.enginecore.scheduling.step import ScheduledStep, StepOutput
 from quire.enginecore.stats import StatsLine
+from quire.enginecore.step_times import Expected
 from quire.enginecore.worker_supervisor import WorkerSupervisor
 from quire.enginecore.workers import WorkerGroup, WorkersFailed
 from quire.ipc.links.core_to_frontends import CoreToFrontends, name_of
@@ -27,19 +29,22 @@ from quire.ipc.messages import (
     Abort,
     AddRequest,
     Beat,
+    ControlReply,
     CoreMessage,
+    DumpStacks,
     EngineLimits,
     ErrorCode,
     Finish,
     FrontendMessage,
-    PromptLogprobs,
     RequestError,
     ShuttingDown,
-    WorkerPromptLogprobs,
+    SideResults,
+    TokenLogprobs,
 )
+from quire.ipc.process.stacks import stacks
 from quire.ipc.sampling import loggable
-from quire.ipc.step.plan import PREFILL_PROMPT_LOGPROBS
 from quire.ipc.step.result_ring import STEP_MASK
+from quire.ipc.step.sections import NO_TOKEN
 
 log = logging.getLogger("quire.enginecore")
 
@@ -68,24 +73,7 @@ class InFlight:
     scheduled: ScheduledStep
     sent_at: float
     logprob_rows: np.ndarray
-    # prefill rows whose prompt logprobs come by message: row -> (owner, request id, position of the first)
-    prompt_rows: dict[int, tuple[int, int, int]] = field(default_factory=dict)
-
-
-class Expected:
-    """How long steps take, by running means: of a step of decode rows, and of a token of steps with prompts."""
-
-    def __init__(self) -> None:
-        self._decode_s = self._token_s = 0.0
-
-    def learn(self, step: ScheduledStep, seconds: float) -> None:
-        if step.prefills:
-            self._token_s += 0.2 * (seconds / step.num_tokens - self._token_s)
-        else:
-            self._decode_s += 0.2 * (seconds - self._decode_s)
-
-    def seconds(self, step: ScheduledStep) -> float:
-        return self._token_s * step.num_tokens if step.prefills else self._decode_s
+    num_logprobs: np.ndarray  # int32, of every row, if there are such: how many alternatives it wants
 
 
 class EngineCore:
@@ -124,7 +112,9 @@ class EngineCore:
         self._identities: dict[int, bytes] = {}
         self._num_owners = 0
         self._in_flight: deque[InFlight] = deque()
-        self._prompt_logprobs: dict[tuple[int, int], WorkerPromptLogprobs] = {}  # (step, row) -> not yet passed on
+        self._side_results: dict[int, SideResults] = {}  # step -> not yet passed on
+        self._masks = StepMasks()
+        self._wants_stacks = False
         self._expected = Expected()
         self._last_result = 0.0
         self._next_beat = 0.0
@@ -157,6 +147,10 @@ class EngineCore:
         """Take no new requests; end when those at work are done, at the latest after grace_s. Safe from a signal handler."""
         self.stopping = True
         self._draining_until = min(self._draining_until or float("inf"), time.monotonic() + grace_s)
+
+    def ask_for_stacks(self) -> None:
+        """Log what the core's and the serving workers' threads do. Safe from a signal handler."""
+        self._wants_stacks = True
 
     def _may_end(self) -> bool:
         # who has left and only waits for its last step is nobody's request any more: a worker that hangs never returns that one
@@ -236,24 +230,30 @@ class EngineCore:
     def _refuse(self, identity: bytes, request_id: int, code: ErrorCode, text: str) -> None:
         self._send(identity, RequestError(self.endpoint.epoch, request_id, code, text))
 
+    def _refuse_owner(self, owner: int, request_id: int, text: str) -> None:
+        self._send_owner(owner, RequestError(self.endpoint.epoch, request_id, "engine_error", text))
+
     def _send(self, identity: bytes, message: CoreMessage) -> None:
         self.endpoint.send(identity, message)
 
     # ------------------------------------------------------------------------------------------------------ steps
     def _fill(self) -> None:
         while self.workers.is_ready and len(self._in_flight) < MAX_STEPS_IN_FLIGHT and self.scheduler.has_work:
-            made = self.scheduler.schedule(time.time())
-            if made is None:
+            if self._masks or (made := self.scheduler.schedule(time.time())) is None:
                 return
             plan, scheduled = made
-            wants = self.scheduler.slots.wants_logprobs[scheduled.slots] & scheduled.samples
-            step = InFlight(scheduled, time.monotonic(), wants.nonzero()[0])
-            for i, words in enumerate(plan.prefill_rows.tolist()):
-                if words[3] & PREFILL_PROMPT_LOGPROBS:
-                    seq = scheduled.prefills[i][0]
-                    step.prompt_rows[scheduled.first_prefill_row + i] = (seq.owner, seq.request_id, words[1] + 1)
-            self._in_flight.append(step)
+            slots, now = self.scheduler.slots, time.monotonic()
+            rows = (slots.wants_logprobs[scheduled.slots] & scheduled.samples).nonzero()[0]
+            num_logprobs = slots.num_logprobs[scheduled.slots] if len(rows) else rows
+            self._in_flight.append(InFlight(scheduled, now, rows, num_logprobs))
             self.workers.send_plan(plan.encode())
+            if len(scheduled.mask_rows):
+                self._masks.expect(scheduled.step, scheduled.mask_rows, self.supervisor.now)
+
+    def send_masks(self, step: int, rows: np.ndarray, masks: np.ndarray) -> None:
+        """Masks (int32 [n, words]) of some mask rows of a step in flight; those that come too late are dropped."""
+        if self._masks.send(step, rows):
+            self.workers.send_masks(step, rows, masks)
 
     def _collect(self) -> bool:
         """Take the oldest step's results if they are there, and publish them."""
@@ -263,15 +263,12 @@ class EngineCore:
         step, now = done.scheduled, time.monotonic()
         self._expected.learn(step, now - max(done.sent_at, self._last_result))
         self._last_result = now
-        ring = self.workers.result_ring
-        # the number of alternatives each row wants, before a finished sequence gives up its slot
-        sequences = self.scheduler.slots.sequences
-        wanted = {r: s.params.logprobs or 0 for r in done.logprob_rows.tolist() if (s := sequences[step.slots[r]])}
-        self._pass_on_prompt_logprobs(done)
+        if step.side_rows:
+            self._pass_on_side_results(step)
         out = self.scheduler.update(step, self._tokens(step))
-        logprobs = []
+        logprobs: list[TokenLogprobs] = []
         if len(done.logprob_rows):
-            logprobs = read_logprobs(out, ring, step.step, np.asarray([wanted.get(int(r), 0) for r in out.rows]))
+            logprobs = read_logprobs(out, self.workers.result_ring, step.step, done.num_logprobs)
         if self._in_flight and len(step.slots) <= PUBLISH_FIRST_ROWS:
             self._publish(out, logprobs)  # the workers have a step to work on, and somebody waits for a first token
             self._fill()
@@ -287,8 +284,20 @@ class EngineCore:
     def _tokens(self, step: ScheduledStep) -> np.ndarray:
         """What the workers have sampled, int32 [rows]. Raises WorkersFailed for what no correct worker writes."""
         tokens = self.workers.result_ring.tokens(step.step, len(step.slots))
+        if len(step.mask_rows):
+            tokens = self._end_without_token(step, tokens)
         if (tokens.view(np.uint32) >= self.config.limits.vocab_size)[step.samples].any():
             raise WorkersFailed("a worker's result is a token outside the vocabulary")
+        return tokens
+
+    def _end_without_token(self, step: ScheduledStep, tokens: np.ndarray) -> np.ndarray:
+        """End the requests of mask rows that have NO_TOKEN, which count for nothing then."""
+        without = step.mask_rows[tokens[step.mask_rows] == NO_TOKEN]
+        for slot in step.slots[without]:
+            seq = self.scheduler.slots.sequences[slot]
+            if seq is not None and self.scheduler.abort(seq.owner, seq.request_id):
+                self._refuse_owner(seq.owner, seq.request_id, "what its output may go on with was not found out in time")
+        tokens[without] = 0
         return tokens
 
     def _is_done(self, step: InFlight) -> bool:
@@ -296,22 +305,24 @@ class EngineCore:
         rows = step.logprob_rows if len(step.logprob_rows) else None
         if not self.workers.result_ring.ready(s.step, len(s.slots), rows):
             return False
-        return all((s.step & STEP_MASK, row) in self._prompt_logprobs for row in step.prompt_rows)
+        return not s.side_rows or s.step & STEP_MASK in self._side_results
 
-    def _publish(self, out: StepOutput, logprobs: list) -> None:
+    def _publish(self, out: StepOutput, logprobs: list[TokenLogprobs]) -> None:
         for owner, message in messages_of(out, logprobs, self.endpoint.epoch):
-            identity = self._identities.get(owner)
-            if identity is not None:
-                self._send(identity, message)
+            self._send_owner(owner, message)
 
-    def _pass_on_prompt_logprobs(self, done: InFlight) -> None:
-        for row, (owner, request_id, start) in done.prompt_rows.items():
-            m = self._prompt_logprobs.pop((done.scheduled.step & STEP_MASK, row))
-            num_top = len(m.top_ids) // max(len(m.ranks), 1)
-            identity = self._identities.get(owner)
-            if identity is not None and m.logprobs:
-                args = (m.logprobs, m.ranks, m.top_ids, m.top_logprobs)
-                self._send(identity, PromptLogprobs(self.endpoint.epoch, request_id, start, num_top, *args))
+    def _pass_on_side_results(self, step: ScheduledStep) -> None:
+        """What came beside the tokens, before these. Raises WorkersFailed if it is not what the plan asked for."""
+        results = self._side_results.pop(step.step & STEP_MASK).results
+        if sorted(result.row for result in results) != sorted(step.side_rows):
+            raise WorkersFailed("a worker's side results are not of the rows that have some")
+        for owner, message in side_messages(results, step.side_rows, self.endpoint.epoch):
+            self._send_owner(owner, message)
+
+    def _send_owner(self, owner: int, message: CoreMessage) -> None:
+        """Send to a frontend, if it is still there."""
+        if (identity := self._identities.get(owner)) is not None:
+            self._send(identity, message)
 
     # ----------------------------------------------------------------------------------------------------- waiting
     def _wait(self) -> None:
@@ -371,28 +382,42 @@ class EngineCore:
     # ----------------------------------------------------------------------------------------------------- workers
     def _watch_workers(self) -> None:
         for message in self.workers.messages():
-            self._prompt_logprobs[message.step, message.row] = message
+            self._side_results[message.step] = message
         is_overdue = self.supervisor.check(self._in_flight[0].scheduled.step if self._in_flight else None)
         if is_overdue and not self._is_done(self._in_flight[0]):
             self.supervisor.fail_step()
+        if self._masks:
+            for step, rows in self._masks.overdue(self.supervisor.now):
+                self.workers.send_no_masks(step, rows)
+        if self._wants_stacks:
+            self._log_stacks()
         if not self.workers.is_ready and self.supervisor.start_if_due():
             self._poller = self._make_poller()
+
+    def _log_stacks(self) -> None:
+        self._wants_stacks = False
+        log.info("stacks of the core:\n%s", stacks())
+        if self.workers.is_ready:
+            self.workers.send_control(DumpStacks, _log_reply)
 
     def _replace_workers(self, why: str) -> None:
         """Fail what was in flight; new workers start when it is time. What waits goes on waiting. Raises WorkersFailed."""
         self.workers.kill()
         self._in_flight.clear()
-        self._prompt_logprobs.clear()
+        self._side_results.clear()
+        self._masks.clear()
         gone = self.scheduler.reset()
         log.error("%s; %d sequences in flight failed", why, len(gone))
         for owner, request_id in {(s.owner, s.request_id) for s in gone}:
             self.scheduler.abort(owner, request_id)  # children that were still waiting
-            identity = self._identities.get(owner)
-            if identity is not None:
-                self._refuse(identity, request_id, "engine_error", "the engine's worker failed while the request was running")
+            self._refuse_owner(owner, request_id, "the engine's worker failed while the request was running")
         self._last_result = 0.0
         self._poller = self._make_poller()
         self.supervisor.plan_start(why)
+
+
+def _log_reply(reply: ControlReply) -> None:
+    log.info("stacks of worker %d:\n%s", reply.rank, reply.error or reply.payload.decode(errors="replace"))
 
 
 def _shown(request: AddRequest) -> str:

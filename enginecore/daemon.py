@@ -110,6 +110,7 @@ def _run(
         endpoint.set_welcome(_welcome(config, endpoint.epoch, core_config, summary, files), files)
         core = EngineCore(core_config, endpoint, workers, on_beat)
         _on_stop_signals(lambda *_: core.stop(0.0 if core.stopping else DRAIN_S))
+        signal.signal(signal.SIGUSR1, lambda *_: core.ask_for_stacks())
         early.check()
         log.info("ready after %.1f s: %s", time.monotonic() - started, endpoint.address)
         on_ready(endpoint.address)

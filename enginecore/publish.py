@@ -1,29 +1,54 @@
-"""A step's results as messages: one StepOutputs for each frontend that has new tokens in it."""
+"""A step's results as messages: one StepOutputs for each frontend that has new tokens in it, and what came beside the tokens.
+
+Owns no state: the core (core.py) hands it what the scheduler made of a step, and sends what it gets back.
+"""
 
 from collections import defaultdict
+from collections.abc import Mapping
 
 import numpy as np
 
+from quire.enginecore.scheduling.plan_builder import SideTarget
 from quire.enginecore.scheduling.step import StepOutput
-from quire.ipc.messages import Finished, Started, StepOutputs, TokenLogprobs
+from quire.ipc.messages import (
+    CoreMessage,
+    Finished,
+    PromptLogprobs,
+    PromptLogprobsOfRow,
+    SideResult,
+    Started,
+    StepOutputs,
+    TokenLogprobs,
+)
 from quire.ipc.step.result_ring import ResultRing
 
 
 def read_logprobs(out: StepOutput, ring: ResultRing, step: int, num_logprobs: np.ndarray) -> list[TokenLogprobs]:
-    """Log-probabilities of the tokens in `out` whose requests want them, cut to what each asked for (int [rows of out])."""
-    result = []
-    for i in out.wants_logprobs.nonzero()[0]:
-        logprob, rank, ids, logprobs = ring.logprobs(step, int(out.rows[i]))
-        n = int(num_logprobs[i])
-        result.append(
-            TokenLogprobs(
-                logprob=float(logprob),
-                rank=int(rank),
-                top_ids=np.ascontiguousarray(ids[:n], np.int32).tobytes(),
-                top_logprobs=np.ascontiguousarray(logprobs[:n], np.float32).tobytes(),
-            )
+    """Of the tokens in `out` whose requests want them; num_logprobs, int [rows of the step]: how many each asked for."""
+    rows = out.rows[out.wants_logprobs]
+    if not len(rows):
+        return []
+    got = ring.logprobs(step, rows)
+    most = num_logprobs[rows].tolist()
+    return [
+        TokenLogprobs(logprob, rank, ids[:n].tobytes(), logprobs[:n].tobytes())
+        for logprob, rank, ids, logprobs, n in zip(
+            got.logprobs.tolist(), got.ranks.tolist(), got.top_ids, got.top_logprobs, most, strict=True
         )
-    return result
+    ]
+
+
+def side_messages(results: list[SideResult], targets: Mapping[int, SideTarget], epoch: int) -> list[tuple[int, CoreMessage]]:
+    """(owner, message) for every side result of a step; `targets`: whose they are, by row."""
+    messages: list[tuple[int, CoreMessage]] = []
+    for result in results:
+        owner, request_id, start = targets[result.row]
+        match result:
+            case PromptLogprobsOfRow() if result.logprobs:  # a prompt of one token has none
+                num_top = len(result.top_ids) // len(result.ranks)
+                columns = (result.logprobs, result.ranks, result.top_ids, result.top_logprobs)
+                messages.append((owner, PromptLogprobs(epoch, request_id, start, num_top, *columns)))
+    return messages
 
 
 def messages_of(out: StepOutput, logprobs: list[TokenLogprobs], epoch: int) -> list[tuple[int, StepOutputs]]:

@@ -59,6 +59,11 @@ class WorkerSupervisor:
         return oldest_step is not None and self._now - self._step_since > self._step_timeout_s
 
     @property
+    def now(self) -> float:
+        """Seconds in which the loop has turned."""
+        return self._now
+
+    @property
     def oldest_step_s(self) -> float:
         """For how long the oldest step has been the oldest."""
         return 0.0 if self._step is None else self._now - self._step_since

@@ -11,7 +11,7 @@ When, and whether they hang, is WorkerSupervisor's business.
 import contextlib
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 import numpy as np
@@ -19,17 +19,29 @@ import zmq
 
 from quire.ipc.config import WorkerConfig
 from quire.ipc.links.core_and_workers import CoreToWorkers
-from quire.ipc.messages import AllocateKV, WorkerFailed, WorkerMessage, WorkerProfile, WorkerPromptLogprobs, WorkerReady
+from quire.ipc.messages import (
+    AllocateKV,
+    ControlReply,
+    ControlRequest,
+    SideResults,
+    WorkerFailed,
+    WorkerMessage,
+    WorkerProfile,
+    WorkerReady,
+)
 from quire.ipc.process.children import WORKER_MODULE, Child, begin, how_it_ended, wait_for_all
-from quire.ipc.step.plan import H_WORLD_SIZE
-from quire.ipc.step.plan_ring import KIND_MASK, KIND_PLAN, KIND_SHUTDOWN, PlanRing, RingCorrupt, RingFull
+from quire.ipc.step.control import encode_control
+from quire.ipc.step.masks import mask_records, no_masks_record
+from quire.ipc.step.plan_ring import KIND_CONTROL, KIND_MASK, KIND_PLAN, KIND_SHUTDOWN, PlanRing, RingCorrupt, RingFull
 from quire.ipc.step.result_ring import ResultRing
+from quire.ipc.step.sections import HEADER
 
 RING_WORDS = 8 << 20  # int32: room for the largest plan several times over; pages are touched as the ring turns
 RING_TIMEOUT_S = 10.0
 STOP_GRACE_S = 3.0
 STACKS_S = 0.5  # for all of them to be written
 KILL_WAIT_S = 1.0  # that the loop waits for killed workers; frontends miss its beats after 2
+WORLD_SIZE = HEADER.at["world_size"]
 
 
 class WorkersFailed(Exception):
@@ -52,6 +64,8 @@ class WorkerGroup:
         self._children: list[Child] = []
         self._dying: list[Child] = []  # killed, of earlier generations, and not gone yet
         self._endpoint: CoreToWorkers | None = None
+        self._last_control = 0
+        self._unanswered: dict[int, tuple[set[int], Callable[[ControlReply], None]]] = {}  # by id: ranks, whom to tell
 
     # --------------------------------------------------------------------------------------------------- life cycle
     def start(self) -> None:
@@ -94,7 +108,7 @@ class WorkerGroup:
         self.kill()
 
     def dump_stacks(self) -> None:
-        """Ask workers that hang to write their threads' stacks to stderr."""
+        """Make workers that hang write their threads' stacks to stderr; serving ones are asked by DumpStacks."""
         for child in self._children:
             child.send_signal(signal.SIGUSR1)
         wait_for_all(self._children, STACKS_S)
@@ -112,6 +126,7 @@ class WorkerGroup:
             self.plan_ring.close()
             self.result_ring.close()
         self._endpoint, self.is_ready = None, False
+        self._give_up_control()
 
     def dying(self) -> list[str]:
         """Killed workers that are not gone yet, by their process ids."""
@@ -134,16 +149,16 @@ class WorkerGroup:
             if code is not None:
                 raise WorkersFailed(f"worker {rank} ended unexpectedly ({how_it_ended(code)})")
 
-    def messages(self) -> list[WorkerPromptLogprobs]:
-        """Take what the workers have said; start-up is handled here. Raises WorkersFailed."""
+    def messages(self) -> list[SideResults]:
+        """Take what the workers have said; start-up and replies are handled here. Raises WorkersFailed."""
         if self._endpoint is None:
             return []
-        results: list[WorkerPromptLogprobs] = []
+        results: list[SideResults] = []
         for _, message in self._endpoint.receive():
             self._handle(message, results)
         return results
 
-    def _handle(self, message: WorkerMessage, results: list[WorkerPromptLogprobs]) -> None:
+    def _handle(self, message: WorkerMessage, results: list[SideResults]) -> None:
         match message:
             case WorkerProfile():
                 self._profiles[message.rank] = message
@@ -155,8 +170,10 @@ class WorkerGroup:
                     self.is_ready, self.start_s = True, time.monotonic() - self._started_at
             case WorkerFailed():
                 raise WorkersFailed(message.message)
-            case WorkerPromptLogprobs():
+            case SideResults():
                 results.append(message)
+            case ControlReply():
+                self._replied(message)
 
     def _allocate(self) -> None:
         assert self._endpoint is not None
@@ -180,16 +197,49 @@ class WorkerGroup:
 
     def send_plan(self, words: np.ndarray) -> None:
         """`words` are StepPlan.encode's, completed here. Raises WorkersFailed if a worker does not read."""
-        words[H_WORLD_SIZE] = self.world_size
+        words[WORLD_SIZE] = self.world_size
         self._write(KIND_PLAN, words)
 
-    def send_mask(self, words: np.ndarray) -> None:
-        """Grammar masks of the step last sent, which has FLAG_LATE_MASK."""
-        self._write(KIND_MASK, words)
+    def send_masks(self, step: int, rows: np.ndarray, masks: np.ndarray) -> None:
+        """Grammar masks (int32 [n, words], bit set = allowed) of some of the mask rows (int32 [n]) of the step last sent."""
+        for parts in mask_records(step, rows, masks, self.plan_ring.max_record_words):
+            self._write(KIND_MASK, *parts)
 
-    def _write(self, kind: int, words: np.ndarray) -> None:
+    def send_no_masks(self, step: int, rows: np.ndarray) -> None:
+        """These mask rows of the step last sent get no mask: their results will be NO_TOKEN."""
+        self._write(KIND_MASK, *no_masks_record(step, rows))
+
+    # ------------------------------------------------------------------------------------------------------ control
+    def send_control(self, make: Callable[[int], ControlRequest], on_reply: Callable[[ControlReply], None]) -> None:
+        """Tell every serving worker something, between two of its steps; `make` is given the request's id.
+
+        on_reply is called for each rank's answer, in a later `messages`; an error stands for a worker that ended before.
+        Raises WorkersFailed if they do not serve.
+        """
+        if not self.is_ready:
+            raise WorkersFailed("the workers do not serve yet")
+        self._last_control += 1
+        self._write(KIND_CONTROL, encode_control(make(self._last_control)))
+        self._unanswered[self._last_control] = (set(range(self.world_size)), on_reply)
+
+    def _replied(self, reply: ControlReply) -> None:
+        ranks, on_reply = self._unanswered.get(reply.id, (set(), None))
+        if on_reply is None or reply.rank not in ranks:
+            raise WorkersFailed(f"worker {reply.rank} answered what it was not asked")
+        ranks.remove(reply.rank)
+        if not ranks:
+            del self._unanswered[reply.id]
+        on_reply(reply)
+
+    def _give_up_control(self) -> None:
+        unanswered, self._unanswered = self._unanswered, {}
+        for request_id, (ranks, on_reply) in unanswered.items():
+            for rank in sorted(ranks):
+                on_reply(ControlReply(rank, request_id, "the worker ended before it answered", b""))
+
+    def _write(self, kind: int, *parts: np.ndarray) -> None:
         try:
-            self.plan_ring.write(kind, words, RING_TIMEOUT_S)
+            self.plan_ring.write_parts(kind, parts, RING_TIMEOUT_S)
         except (RingFull, RingCorrupt) as error:
             raise WorkersFailed(f"a worker does not take its plans: {error}") from error
         except ValueError as error:  # too long for the ring; the scheduler's limits should not let it come to this

@@ -1,7 +1,7 @@
 """Every message between processes, as frozen msgspec structs: one tagged union per direction, encoded with msgpack as arrays.
 
 Frontend -> core: `FrontendMessage`. Core -> frontend: `CoreMessage`. Worker -> core: `WorkerMessage`. Core -> worker:
-`WorkerCommand` (start-up only: what travels every step goes through the rings, see plan.py and plan_ring.py).
+`WorkerCommand` at start-up, `ControlRequest` while they serve, through the plan ring like all that travels every step (step/).
 Each message carries the core's epoch, a number drawn when the core starts, so that a message meant for an earlier core is
 refused and never mistaken. Arrays of numbers travel as little-endian bytes; a receiver reads them with numpy.frombuffer.
 
@@ -21,6 +21,8 @@ MAX_FRONTEND_MESSAGE = 64 << 20  # a request: a prompt of 8 M tokens as int32 wo
 MAX_TOGETHER = 256  # messages of a frontend that may travel as one, each a frame of it,
 TOGETHER_BYTES = 1 << 20  # and of so many bytes; a larger one travels alone
 MAX_CORE_MESSAGE = 256 << 20  # a tokenizer file, prompt logprobs
+MAX_CONTROL_BYTES = 1 << 16  # of a control record
+MAX_CONTROL_PAYLOAD = 1 << 20  # of its reply
 MAX_REQUEST_ID = (1 << 55) - 1
 MAX_ABORTED = 65536  # ids in one Abort
 IDENTITY_BYTES = 16  # of a frontend's connection, random
@@ -273,11 +275,9 @@ class WorkerFailed(Message, tag="failed", frozen=True):
     message: str
 
 
-class WorkerPromptLogprobs(Message, tag="worker_prompt_logprobs", frozen=True):
-    """Prompt logprobs of one prefill row of one step; fields as in PromptLogprobs."""
+class PromptLogprobsOfRow(Message, tag="prompt_logprobs", frozen=True):
+    """Prompt logprobs of a prefill row's chunk; fields as in PromptLogprobs."""
 
-    rank: int
-    step: int
     row: int
     logprobs: bytes
     ranks: bytes
@@ -285,7 +285,36 @@ class WorkerPromptLogprobs(Message, tag="worker_prompt_logprobs", frozen=True):
     top_logprobs: bytes
 
 
-WorkerMessage = WorkerProfile | WorkerReady | WorkerFailed | WorkerPromptLogprobs
+SideResult = PromptLogprobsOfRow  # a union: what comes back beside a row's token, each kind with its `row` of the step
+
+
+class SideResults(Message, tag="side_results", frozen=True):
+    """All that a step yields beside its tokens, too large for the result ring; sent by the output rank if there is any."""
+
+    rank: int
+    step: int
+    results: list[SideResult]
+
+
+class ControlReply(Message, tag="control_reply", frozen=True):
+    """A worker's answer to a control record. `error`: why it could not be done; empty if it was."""
+
+    rank: int
+    id: int
+    error: str
+    payload: bytes  # at most MAX_CONTROL_PAYLOAD; what it is depends on the request
+
+
+WorkerMessage = WorkerProfile | WorkerReady | WorkerFailed | SideResults | ControlReply
+
+
+class DumpStacks(Message, tag="dump_stacks", frozen=True):
+    """Say what every thread does: answered by text in UTF-8."""
+
+    id: int
+
+
+ControlRequest = DumpStacks  # a union: what a serving worker is told between two steps, in a record of the plan ring
 
 
 class AllocateKV(Message, tag="allocate_kv", frozen=True):

@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from quire.ipc.step.sections import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_LOGPROBS
+
 SAMPLING_EPS = 1e-5  # a temperature below this means greedy
 MIN_TEMPERATURE = 1e-2  # a positive temperature below this is raised to it, as in vLLM: fp32 logits / T overflow below
 
@@ -17,11 +19,6 @@ MAX_N = 128
 MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 1024  # characters of one stop string
 MAX_STOP_TOKEN_IDS = 240  # with the model's own end-of-sequence ids (at most 16) they fill a row of MAX_MASKED_STOPS
-MAX_MASKED_STOPS = 256
-MAX_LOGIT_BIAS = 1024
-MAX_BAD_WORDS = 256  # token sequences
-MAX_BAD_WORD_TOKENS = 16  # tokens of one of them
-MAX_LOGPROBS = 20
 _MAY_QUOTE = {"stop", "bad_words", "bad_words_token_ids", "logit_bias", "allowed_token_ids"}  # a text
 
 # name: (lowest, highest, whether the lowest itself is allowed); None = no limit on that side. NaN and infinity never pass.

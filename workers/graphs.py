@@ -17,23 +17,16 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
 import torch
 
-from quire.ipc.step.plan import (
-    VARIANT_FILTER,
-    VARIANT_LOGPROBS,
-    VARIANT_MASK,
-    VARIANT_PROCESSORS,
-    VARIANT_RANDOM,
-    StepPlan,
-)
+from quire.ipc.step.plan import StepPlan
+from quire.ipc.step.sections import VARIANT_FILTER, VARIANT_LOGPROBS, VARIANT_MASK, VARIANT_PROCESSORS, VARIANT_RANDOM
 from quire.kernels.tuning.current import current
 from quire.kernels.tuning.table import padded_sizes
 
 if TYPE_CHECKING:
     from quire.workers.devices.cuda import CudaDevice
-    from quire.workers.runner import ModelRunner
+    from quire.workers.runner import ModelRunner, ReadMasks
 
 log = logging.getLogger("quire.workers")
 
@@ -156,7 +149,7 @@ class StepGraphs:
         self._ahead = deque(shapes_ahead(self.sizes, self._mixed_tokens, self._mixed_rows))
         self._eager: set[Shape] = set()  # no memory was left to capture these
 
-    def run(self, plan: StepPlan, read_mask: Callable[[], np.ndarray]) -> bool:
+    def run(self, plan: StepPlan, read_masks: "ReadMasks") -> bool:
         """Replay the step if its kind is captured; its plan must be on the device already."""
         shape = self._shape(plan)
         if shape is None:
@@ -166,9 +159,10 @@ class StepGraphs:
         if (shape not in self._forward or (rows, variant) not in self._tail) and not self._capture_met(shape, variant):
             return False
         self._forward[shape].replay()
-        if plan.late_mask:
-            self._device.load_mask(read_mask().reshape(plan.num_rows, -1))
-        self._tail[rows, variant].replay()
+        if plan.late_mask and len(without := self._runner.load_masks(plan, read_masks)):
+            self._runner.tail(self._device.plan, self._logits[:rows], variant, plan.step, without)
+        else:
+            self._tail[rows, variant].replay()
         return True
 
     def _shape(self, plan: StepPlan) -> Shape | None:
@@ -270,10 +264,8 @@ class StepGraphs:
         r.model.compute_logits(hidden, self._logits[:rows])
 
     def _run_tail(self, rows: int, variant: int) -> None:
-        mask = self._device.mask[:rows] if variant & VARIANT_MASK else None
-        self._runner.tail(self._device.plan, self._logits[:rows], variant, mask)
+        self._runner.tail(self._device.plan, self._logits[:rows], variant)
 
 
 def _no_rows() -> StepPlan:
-    none = np.zeros((0, 16), np.int32)
-    return StepPlan(0, none, none[:, :3], none[:, 0], none[:, :8], none[:, 0], none[:, 0])
+    return StepPlan(0, {})

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 
 from quire.ipc.config import WorkerConfig
-from quire.ipc.step.plan import BLOCK_WORDS, PREFILL_SAMPLE, PREFILL_WORDS, SLOT_WORDS, VARIANT_RANDOM, StepPlan
+from quire.ipc.step.plan import DTYPES, StepPlan, default_slots
+from quire.ipc.step.sections import PREFILL_SAMPLE, VARIANT_RANDOM
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.graphs import most_tokens
 
@@ -30,19 +31,15 @@ def largest_plan(max_tokens: int, max_rows: int, max_model_len: int) -> StepPlan
     longest = max(max_model_len - 1, 1)
     lengths = [longest] * (max_tokens // longest) + [max_tokens % longest]
     lengths = [n for n in lengths if n][:max_rows]
-    rows = np.zeros((len(lengths), PREFILL_WORDS), np.int32)
-    rows[:, 0], rows[:, 2], rows[:, 3] = np.arange(len(lengths)), lengths, PREFILL_SAMPLE
-    slots = np.zeros((len(lengths), SLOT_WORDS), np.int32)
-    slots[:, 0], slots[:, 10], slots[:, 12] = np.arange(len(lengths)), -1, -1
-    slots.view(np.float32)[:, [1, 3, 7]] = 1.0
+    rows = np.zeros(len(lengths), DTYPES["prefill_rows"])
+    slots = default_slots(len(lengths))
+    slots["slot"] = rows["slot"] = np.arange(len(lengths))
+    slots["temperature"] = 1.0
+    rows["length"], rows["flags"] = lengths, PREFILL_SAMPLE
+    tokens = np.zeros(sum(lengths), np.int32)
     return StepPlan(
         step=0,  # no step of the core's: what it leaves in the result ring means nothing
-        slot_updates=slots,
-        block_updates=np.zeros((0, BLOCK_WORDS), np.int32),
-        decode_rows=np.zeros(0, np.int32),
-        prefill_rows=rows,
-        prefill_tokens=np.zeros(sum(lengths), np.int32),
-        processors=np.zeros(0, np.int32),
+        sections={"slot_updates": slots, "prefill_rows": rows, "prefill_tokens": tokens},
         variant=VARIANT_RANDOM,
         max_seq_len=max(lengths),
     )

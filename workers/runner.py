@@ -4,7 +4,7 @@ A step: apply the plan's changes and build the inputs -> forward to the logits -
 tables, write the results. On a GPU most steps replay two graphs, forward and tail, and nothing here waits for the device.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
@@ -12,12 +12,9 @@ import numpy as np
 import torch
 
 from quire.ipc.process.cpus import cpu_share
-from quire.ipc.step.plan import (
-    PREFILL_PROMPT_LOGPROBS,
-    StepPlan,
-    decode_logits_processors,
-    decode_plan,
-)
+from quire.ipc.step.masks import RowsAndMasks
+from quire.ipc.step.plan import StepPlan, decode_logits_processors, decode_plan
+from quire.ipc.step.sections import PREFILL_PROMPT_LOGPROBS, VARIANT_MASK
 from quire.kernels.sampling.logits_processors import apply_logits_processors
 from quire.kernels.sampling.sampler_cpu import prompt_logprobs
 from quire.kernels.step.tables import SlotTables, StepBuffers
@@ -25,12 +22,16 @@ from quire.workers.devices.device import Device, DeviceContext
 from quire.workers.graphs import StepGraphs
 from quire.workers.models.decoder import CausalLM
 
+NO_ROWS = np.zeros(0, np.int32)
 PROMPT_LOGPROB_ROWS = 512  # rows of logits that exist at once for prompt logprobs
 
 
-def no_mask() -> np.ndarray:
-    """For plans without late masks."""
-    raise RuntimeError("a step without late masks asked for them")
+ReadMasks = Callable[[StepPlan], Iterable[RowsAndMasks]]  # the masks that a plan says will follow, as they come
+
+
+def no_masks(plan: StepPlan) -> Iterable[RowsAndMasks]:
+    """For plans without masks."""
+    raise RuntimeError(f"step {plan.step} waits for masks that nobody will send")
 
 
 class PromptRow(NamedTuple):
@@ -53,21 +54,26 @@ class ModelRunner:
         self.tables = SlotTables.allocate(ctx.max_rows, num_groups, ctx.max_blocks, ctx.device)
         self.buffers = StepBuffers.allocate(ctx.max_tokens, ctx.max_rows, num_groups, ctx.device)
         self._decode_rows = np.zeros(0, np.int32)  # as the core knows them
+        self._appliers = {"logits_processors": self._apply_logits_processors}  # of the sections applied on the host
         if ctx.device.type == "cuda":
             torch.cuda.synchronize()  # all of this was filled on another stream than the steps' own
 
     @torch.inference_mode()
-    def step(self, words: np.ndarray, read_mask: Callable[[], np.ndarray]) -> list[PromptRow]:
-        """Run one plan. `read_mask` gives the step's grammar masks, int32 [rows * ceil(V / 32)], if the plan says they come."""
+    def step(self, words: np.ndarray, read_masks: ReadMasks) -> list[PromptRow]:
+        """Run one plan, int32 words; returns what it yields beside its tokens."""
         plan = decode_plan(words, self._decode_rows)
         if not plan.same_decode_rows:
             self._decode_rows = plan.decode_rows.copy()
         device_plan = self.device.load_plan(words)
-        if len(plan.processors):
-            apply_logits_processors(self.tables, self.ctx.pool, decode_logits_processors(plan.processors))
-        if self.graphs is not None and self.graphs.run(plan, read_mask):
+        for name, apply in self._appliers.items():
+            if name in plan.sections:
+                apply(plan.sections[name])
+        if self.graphs is not None and self.graphs.run(plan, read_masks):
             return []
-        return self._run(plan, device_plan, read_mask)
+        return self._run(plan, device_plan, read_masks)
+
+    def _apply_logits_processors(self, words: np.ndarray) -> None:
+        apply_logits_processors(self.tables, self.ctx.pool, decode_logits_processors(words))
 
     @torch.inference_mode()
     def compile_kernels(self, words: np.ndarray, *, graphs: bool) -> None:
@@ -75,7 +81,7 @@ class ModelRunner:
         from quire.kernels.triton_support.compile_ahead import compile_only
 
         with compile_only(cpu_share()), self.short_model():
-            self._run(decode_plan(words, self._decode_rows), self.device.load_plan(words), no_mask)
+            self._run(decode_plan(words, self._decode_rows), self.device.load_plan(words), no_masks)
             if graphs:
                 StepGraphs(self, self.device).run_kernels()  # type: ignore[arg-type]
 
@@ -98,7 +104,7 @@ class ModelRunner:
         """With nothing to do: capture one more step that may come; False if there is none."""
         return self.graphs is not None and self.graphs.capture_ahead()
 
-    def _run(self, plan: StepPlan, device_plan: torch.Tensor, read_mask: Callable[[], np.ndarray]) -> list[PromptRow]:
+    def _run(self, plan: StepPlan, device_plan: torch.Tensor, read_masks: ReadMasks) -> list[PromptRow]:
         rows, decode_rows = plan.num_rows, len(plan.decode_rows)
         hidden = self.forward(device_plan, plan.num_tokens, rows, decode_rows, every_token=plan.wants_prompt_logprobs)
         prompt_rows = []
@@ -106,8 +112,10 @@ class ModelRunner:
             prompt_rows = self._prompt_logprobs(plan, hidden)
             hidden = hidden.index_select(0, self.buffers.logits_indices[:rows])
         logits = self.model.compute_logits(hidden)
-        mask = self._read_mask(rows, read_mask) if plan.late_mask else None
-        self.tail(device_plan, logits, plan.variant, mask)
+        if plan.late_mask:
+            self.tail(device_plan, logits, plan.variant | VARIANT_MASK, plan.step, self.load_masks(plan, read_masks))
+        else:
+            self.tail(device_plan, logits, plan.variant & ~VARIANT_MASK)
         return prompt_rows
 
     def forward(
@@ -134,16 +142,26 @@ class ModelRunner:
         wanted = None if is_decode or every_token else step.logits_indices[:num_rows]
         return self.model(step.input_ids[:num_tokens], step.positions[:num_tokens], attend, wanted)
 
-    def tail(self, device_plan: torch.Tensor, logits: torch.Tensor, variant: int, mask: torch.Tensor | None) -> None:
-        """Sample, update the tables, write the results."""
-        self.device.tail(device_plan, logits, self.tables, self.buffers, variant, mask)
+    def tail(
+        self, device_plan: torch.Tensor, logits: torch.Tensor, variant: int, step: int = 0, without: np.ndarray = NO_ROWS
+    ) -> None:
+        """Sample, update the tables, write the results; NO_TOKEN for the rows `without` their masks, of step `step`."""
+        args = (device_plan, logits, self.tables, self.buffers, variant)
+        if len(without):
+            self.device.tail_without_masks(*args, step, without)
+        else:
+            self.device.tail(*args)
 
-    def _read_mask(self, num_rows: int, read_mask: Callable[[], np.ndarray]) -> torch.Tensor:
-        return self.device.load_mask(read_mask().reshape(num_rows, -1))
+    def load_masks(self, plan: StepPlan, read_masks: ReadMasks) -> np.ndarray:
+        """Take the step's masks as they come; returns the rows that were to have one and got none."""
+        expected = plan.mask_rows.copy()  # to read the next record is to give the plan's place in the ring back
+        return np.setdiff1d(expected, self.device.masks.load(read_masks(plan)))
 
     def _prompt_logprobs(self, plan: StepPlan, hidden: torch.Tensor) -> list[PromptRow]:
         rows, at, tokens_at = [], len(plan.decode_rows), 0
-        for i, (_, _, length, flags, next_token, num_top, *_) in enumerate(plan.prefill_rows.tolist()):
+        prefill = plan.prefill_rows
+        columns = (prefill[name].tolist() for name in ("length", "flags", "next_token", "num_prompt_logprobs"))
+        for i, (length, flags, next_token, num_top) in enumerate(zip(*columns, strict=True)):
             if flags & PREFILL_PROMPT_LOGPROBS:
                 targets = plan.prefill_tokens[tokens_at + 1 : tokens_at + length]
                 if next_token >= 0:

@@ -15,12 +15,26 @@ import torch
 
 from quire.ipc.config import WorkerConfig
 from quire.ipc.links.core_and_workers import WorkerToCore
-from quire.ipc.messages import AllocateKV, KVGroup, WorkerFailed, WorkerProfile, WorkerPromptLogprobs, WorkerReady
+from quire.ipc.messages import (
+    MAX_CONTROL_PAYLOAD,
+    AllocateKV,
+    ControlReply,
+    ControlRequest,
+    DumpStacks,
+    KVGroup,
+    PromptLogprobsOfRow,
+    SideResults,
+    WorkerFailed,
+    WorkerProfile,
+    WorkerReady,
+)
 from quire.ipc.process.children import own_fds
 from quire.ipc.process.cpus import cpu_share
-from quire.ipc.step.plan import H_STEP, H_WORLD_SIZE, max_plan_words
-from quire.ipc.step.plan_ring import KIND_MASK, KIND_PLAN, KIND_SHUTDOWN, PlanReader
+from quire.ipc.process.stacks import stacks
+from quire.ipc.step.control import decode_control
+from quire.ipc.step.plan_ring import KIND_CONTROL, KIND_PLAN, KIND_SHUTDOWN, PlanReader
 from quire.ipc.step.result_ring import ResultRing
+from quire.ipc.step.sections import HEADER, StepLimits, max_device_words
 from quire.kernels.step.tables import LogitsProcessorPool
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.attention.rope import cos_sin_table
@@ -33,17 +47,18 @@ from quire.workers.memory import Budget, OutOfMemory, cpu_budget, gpu_budget, gr
 from quire.workers.models.build import build_model
 from quire.workers.models.config import ModelConfig, ModelConfigError, read_model_config
 from quire.workers.models.decoder import CausalLM
-from quire.workers.runner import ModelRunner, PromptRow, no_mask
+from quire.workers.records import Records
+from quire.workers.runner import ModelRunner, PromptRow, no_masks
 
 log = logging.getLogger("quire.workers")
 
 READ_TIMEOUT_S = 1.0
-MASK_TIMEOUT_S = 60.0
 IDLE_S = 0.2  # without a plan: time to capture steps that may come; a client that asks again at once never waits for that
 CAPTURE_PAUSE_S = 0.01  # between one and the next, while still no plan comes
 GPU_SPIN_S = 2e-2  # after a plan, for the next, where there are cores enough: waking took 0.04 to 0.5 ms; a step may take 10
 SHORT_SPIN_S = 2e-4
 GPU_SWITCH_S = 1e-4  # the longest that a spinning main thread keeps the interpreter from the thread that rings the core
+STEP, WORLD_SIZE = HEADER.at["step"], HEADER.at["world_size"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -119,6 +134,7 @@ class Worker:
         c = self.config
         rows, vocab = c.max_num_seqs, model_config.vocab_size
         max_blocks = -(-c.max_model_len // c.block_size)
+        limits = StepLimits(rows, c.max_num_batched_tokens, c.block_size, len(cache.groups), max_blocks)
         return DeviceContext(
             config=model_config,
             cache=cache,
@@ -129,7 +145,7 @@ class Worker:
             max_tokens=max(c.max_num_batched_tokens, rows),
             max_rows=rows,
             max_blocks=max_blocks,
-            max_plan_words=max_plan_words(rows, c.max_num_batched_tokens, c.block_size, len(cache.groups), max_blocks),
+            max_device_words=max_device_words(limits),
         )
 
     def _make_device(self, ctx: DeviceContext) -> Device:
@@ -153,7 +169,7 @@ class Worker:
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
-            runner.step(words, no_mask)
+            runner.step(words, no_masks)
         torch.cuda.synchronize()
         peak = torch.cuda.max_memory_allocated() - before
         cache.release()
@@ -195,9 +211,10 @@ class Worker:
         if self.config.device == "cuda":
             spin_s = GPU_SPIN_S if cpu_share() > 2 else SHORT_SPIN_S
             sys.setswitchinterval(GPU_SWITCH_S)
+        records = Records(self.reader)
         more_to_capture, timeout_s, record = True, IDLE_S, None
         while True:
-            record = self.reader.read(timeout_s, spin_s if record is not None else 0.0)
+            record = records.read(timeout_s, spin_s if record is not None else 0.0)
             if record is None:
                 more_to_capture = more_to_capture and runner.capture_ahead()
                 timeout_s = CAPTURE_PAUSE_S if more_to_capture else READ_TIMEOUT_S
@@ -206,13 +223,16 @@ class Worker:
             kind, words = record
             if kind == KIND_SHUTDOWN:
                 return
+            if kind == KIND_CONTROL:
+                self._answer(decode_control(words))
+                continue
             if kind != KIND_PLAN:
                 raise RuntimeError(f"a record of kind {kind} came where a plan was due")
-            if words[H_WORLD_SIZE] != self.config.world_size:
-                return self._refuse_plan(int(words[H_WORLD_SIZE]))
-            step = int(words[H_STEP])
-            for row in runner.step(words, self._read_mask):
-                self._send_prompt_logprobs(step, row)
+            if words[WORLD_SIZE] != self.config.world_size:
+                return self._refuse_plan(int(words[WORLD_SIZE]))
+            step = int(words[STEP])
+            if results := runner.step(words, records.masks):
+                self._send_side_results(step, results)
             runner.device.signal()
 
     def _refuse_plan(self, world_size: int) -> None:
@@ -221,18 +241,27 @@ class Worker:
         ours = f"worker {c.rank} is one of {c.world_size}"
         self._fail(f"{ours} and was sent a plan for a world size of {world_size}")
 
-    def _read_mask(self) -> np.ndarray:
-        record = self.reader.read(MASK_TIMEOUT_S, SHORT_SPIN_S)
-        if record is None or record[0] != KIND_MASK:
-            raise RuntimeError("a step's grammar masks did not come")
-        return record[1]
+    def _answer(self, request: ControlRequest) -> None:
+        """Do what the core asks for between two steps. What goes wrong is its answer, not the worker's end."""
+        error, payload = "", b""
+        try:
+            match request:
+                case DumpStacks():
+                    payload = stacks().encode(errors="replace")
+        except Exception as failure:
+            log.exception("a control request failed")
+            error = f"{type(failure).__name__}: {failure}"
+        self.channel.send(ControlReply(self.config.rank, request.id, error, payload[:MAX_CONTROL_PAYLOAD]))
 
-    def _send_prompt_logprobs(self, step: int, row: PromptRow) -> None:
-        if self.ring is None:
+    def _send_side_results(self, step: int, results: list[PromptRow]) -> None:
+        if self.ring is None:  # every rank has them, and one speaks
             return
-        arrays = [row.logprobs.float(), row.ranks.int(), row.top_ids.int(), row.top_logprobs.float()]
-        parts = [np.ascontiguousarray(a.numpy()).tobytes() for a in arrays]
-        self.channel.send(WorkerPromptLogprobs(self.config.rank, step, row.row, *parts))
+        self.channel.send(SideResults(self.config.rank, step, [_side_result(row) for row in results]))
+
+
+def _side_result(row: PromptRow) -> PromptLogprobsOfRow:
+    arrays = [row.logprobs.float(), row.ranks.int(), row.top_ids.int(), row.top_logprobs.float()]
+    return PromptLogprobsOfRow(row.row, *(np.ascontiguousarray(a.numpy()).tobytes() for a in arrays))
 
 
 def _reason(error: BaseException) -> str:

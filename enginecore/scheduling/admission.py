@@ -42,7 +42,7 @@ class Admission:
         self.peak = PeakEstimate()
         self._config, self._slots, self._kv, self._counters = config, slots, kv, counters
         self._waiting, self._prefills, self._decode, self._leaving = waiting, prefills, decode, leaving
-        # max_plan_words has room for four whole block tables: the last sequence admitted may add one more
+        # the cap of block updates has room for four whole block tables: the last sequence admitted may add one more
         self._max_table_updates = 3 * kv.num_groups * -(-config.max_model_len // config.block_size)
         self._projection: Projection | None = None  # of what runs, in the step that is being made
         self._work = 0  # what this step may still do

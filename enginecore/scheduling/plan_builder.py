@@ -3,22 +3,33 @@
 The scheduler owns every decision and all state of sequences; this file only puts them into words (ipc/step/plan.py).
 """
 
+from operator import attrgetter, itemgetter
+from typing import NamedTuple
+
 import numpy as np
 
 from quire.enginecore.scheduling.sequence import Sequence
-from quire.ipc.sampling import MAX_BAD_WORD_TOKENS
-from quire.ipc.step.plan import (
-    BLOCK_WORDS,
+from quire.ipc.step.plan import DTYPES, LogitsProcessors, StepPlan, encode_logits_processors, struct_of
+from quire.ipc.step.sections import (
+    MAX_BAD_WORD_TOKENS,
+    PREFILL,
+    PREFILL_PROMPT_LOGPROBS,
     PREFILL_SAMPLE,
-    PREFILL_WORDS,
-    SLOT_WORDS,
-    LogitsProcessors,
-    StepPlan,
-    encode_logits_processors,
+    SLOT,
+    SLOT_VALUES,
 )
 
-EXTREME = 1e30  # parameters beyond it, or below its inverse, would be infinite or zero in float32
 NO_WORDS = np.zeros(0, np.int32)
+_prefill_values = itemgetter(*(f.name for f in PREFILL.fields))
+_PREFILL_ROW, _SLOT_ROW = struct_of(PREFILL), struct_of(SLOT)
+
+
+class SideTarget(NamedTuple):
+    """Whose a row's side result is: what the core must remember to pass it on."""
+
+    owner: int
+    request_id: int
+    start: int  # of prompt logprobs: position of the first
 
 
 class PlanBuilder:
@@ -27,21 +38,26 @@ class PlanBuilder:
     def __init__(self, step: int, now: float) -> None:
         self.step = step
         self.now = now
-        self.slot_updates: list[np.ndarray] = []
-        self.block_updates: list[tuple[int, int, int]] = []
+        self.slot_updates: list[bytes] = []  # of slot_words
+        self.block_updates: list[tuple[int, int, int]] = []  # fields of BLOCK
         self.prefills: list[tuple[Sequence, int]] = []
         self.samples: list[bool] = []
-        self._prefill_words: list[tuple[int, ...]] = []
+        self.side_targets: dict[int, SideTarget] = {}  # index of a prefill row -> what its side result is for
+        self._prefill_rows: list[bytes] = []
         self._prefill_tokens: list[np.ndarray] = []
         self._processors: list[np.ndarray] = []
         self.processor_words = 0
         self.table_updates = 0  # block updates that repeat a cached prefix
 
-    def add_prefill(self, seq: Sequence, token_ids: np.ndarray, words: tuple[int, ...]) -> None:
-        _, start, length, flags, _, _ = words
-        self.prefills.append((seq, start + length))
+    def add_prefill(self, seq: Sequence, token_ids: np.ndarray, **values: int) -> None:
+        """A chunk of a prompt; `values`: the fields of PREFILL, but for slot and length."""
+        values["slot"], values["length"] = seq.slot, len(token_ids)
+        start, flags = values["start"], values["flags"]
+        if flags & PREFILL_PROMPT_LOGPROBS:
+            self.side_targets[len(self.prefills)] = SideTarget(seq.owner, seq.request_id, start + 1)
+        self.prefills.append((seq, start + len(token_ids)))
         self.samples.append(bool(flags & PREFILL_SAMPLE))
-        self._prefill_words.append((*words, *[0] * (PREFILL_WORDS - len(words))))
+        self._prefill_rows.append(_PREFILL_ROW.pack(*_prefill_values(values)))
         self._prefill_tokens.append(token_ids)
 
     def add_processors(self, processors: LogitsProcessors) -> None:
@@ -50,39 +66,52 @@ class PlanBuilder:
         self.processor_words += len(record)
 
     def finish(self, decode: np.ndarray, same: bool, variants: np.ndarray, lengths: np.ndarray) -> StepPlan:
-        ends = [end for _, end in self.prefills]
+        sections: dict[str, np.ndarray] = {}
+        if self.slot_updates:
+            sections["slot_updates"] = np.frombuffer(b"".join(self.slot_updates), DTYPES["slot_updates"])
+        if self.block_updates:
+            sections["block_updates"] = np.array(self.block_updates, np.int32).view(DTYPES["block_updates"])[:, 0]
+        if len(decode):
+            sections["decode_rows"] = decode
+        if self.prefills:
+            sections["prefill_rows"] = np.frombuffer(b"".join(self._prefill_rows), DTYPES["prefill_rows"])
+            sections["prefill_tokens"] = np.concatenate(self._prefill_tokens)
+        if self._processors:
+            sections["logits_processors"] = np.concatenate(self._processors)
+        longest = int(lengths[: len(decode)].max()) if len(decode) else 0
         return StepPlan(
             step=self.step,
-            slot_updates=np.stack(self.slot_updates) if self.slot_updates else np.zeros((0, SLOT_WORDS), np.int32),
-            block_updates=np.asarray(self.block_updates, np.int32).reshape(-1, BLOCK_WORDS),
-            decode_rows=decode,
-            prefill_rows=np.asarray(self._prefill_words, np.int32).reshape(-1, PREFILL_WORDS),
-            prefill_tokens=np.concatenate(self._prefill_tokens) if self._prefill_tokens else NO_WORDS,
-            processors=np.concatenate(self._processors) if self._processors else NO_WORDS,
+            sections=sections,
             variant=int(np.bitwise_or.reduce(variants)) if len(variants) else 0,
             same_decode_rows=same,
-            max_seq_len=max([int(lengths[: len(decode)].max()) if len(decode) else 0, *ends]),
+            max_seq_len=max([longest, *(end for _, end in self.prefills)]),
         )
 
+    def side_rows(self, first_prefill_row: int) -> dict[int, SideTarget]:
+        """Rows of the step whose results come by message, too."""
+        return {first_prefill_row + i: target for i, target in self.side_targets.items()}
 
-def slot_words(seq: Sequence) -> np.ndarray:
-    p = seq.params
-    words = np.zeros(SLOT_WORDS, np.int32)
-    floats = words.view(np.float32)
-    words[0] = seq.slot
-    floats[1] = min(p.temperature, EXTREME)
-    words[2] = min(max(p.top_k, 0), 2**31 - 1)
-    floats[3], floats[4] = max(p.top_p, 1 / EXTREME), p.min_p
-    floats[5], floats[6], floats[7] = (
-        p.presence_penalty,
-        p.frequency_penalty,
-        min(max(p.repetition_penalty, 1 / EXTREME), EXTREME),
-    )
-    words[8:10] = np.asarray([seq.seed & (2**64 - 1)], np.uint64).view(np.int32)
-    words[10] = seq.processor_row
-    words[11] = min(len(seq.prompt) + p.min_tokens, seq.final_len)
-    words[12] = -1 if p.logprobs is None else p.logprobs
-    return words
+
+_read_values = attrgetter(*(v.source for v in SLOT_VALUES))
+# (place, value's bounds and what stands for None) of those that are not sent as they are
+_BOUNDED = [(i, v.low, v.high, v.none) for i, v in enumerate(SLOT_VALUES) if (v.low, v.high, v.none) != (None, None, None)]
+_UNSIGNED = [i for i, v in enumerate(SLOT_VALUES) if v.dtype == "uint64"]
+
+
+def slot_words(seq: Sequence) -> bytes:
+    """A slot update: every value of SLOT_VALUES, read from the sequence."""
+    values = list(_read_values(seq))
+    for i, low, high, none in _BOUNDED:
+        value = values[i]
+        if value is None:
+            values[i] = none
+        elif low is not None and value < low:
+            values[i] = low
+        elif high is not None and value > high:
+            values[i] = high
+    for i in _UNSIGNED:
+        values[i] &= 2**64 - 1
+    return _SLOT_ROW.pack(*values)
 
 
 def logits_processors_of(seq: Sequence, known: np.ndarray) -> LogitsProcessors:

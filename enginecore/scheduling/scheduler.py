@@ -136,7 +136,8 @@ class Scheduler:
         plan = build.finish(decode, same, self.slots.variant[sampling], lengths)
         self._decode.advance(sampling, lengths[samples])
         self._decode.add(self._prefills.take_computed(build))
-        return plan, ScheduledStep(build.step, rows, samples, build.prefills, len(decode), plan.num_tokens)
+        side_rows = build.side_rows(len(decode))
+        return plan, ScheduledStep(build.step, rows, samples, build.prefills, len(decode), plan.num_tokens, side_rows)
 
     def _choose_rows(self, build: PlanBuilder) -> np.ndarray:
         """Put the step's prefill rows into `build`; returns the slots of its decode rows."""

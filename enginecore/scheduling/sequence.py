@@ -18,7 +18,7 @@ import numpy as np
 
 from quire.enginecore.kv.sequence_blocks import SequenceBlocks
 from quire.ipc.sampling import SamplingParams
-from quire.ipc.step.plan import VARIANT_FILTER, VARIANT_LOGPROBS, VARIANT_PROCESSORS, VARIANT_RANDOM
+from quire.ipc.step.sections import VARIANT_FILTER, VARIANT_LOGPROBS, VARIANT_PROCESSORS, VARIANT_RANDOM
 
 SMALL_TABLE = 1 << 26  # bytes
 
@@ -73,6 +73,11 @@ class Sequence:
         return self.params.needs_logits_processors
 
     @property
+    def min_len(self) -> int:
+        """The length below which none of min_tokens_stop_ids may be sampled."""
+        return min(len(self.prompt) + self.params.min_tokens, self.final_len)
+
+    @property
     def variant(self) -> int:
         p = self.params
         return (
@@ -123,6 +128,7 @@ class Slots:
         self.checks_eos = np.zeros(n, bool)
         self.checks_ids = np.zeros(n, bool)  # has stop ids of its own
         self.wants_logprobs = np.zeros(n, bool)
+        self.num_logprobs = np.zeros(n, np.int32)  # of those that want some
         self.is_first = np.zeros(n, bool)  # no token was sent yet
 
     def lease(self, seq: Sequence, tokens: np.ndarray) -> int:
@@ -144,6 +150,7 @@ class Slots:
         self.checks_eos[slot] = not seq.params.ignore_eos
         self.checks_ids[slot] = bool(seq.stop_ids)
         self.wants_logprobs[slot] = seq.params.logprobs is not None
+        self.num_logprobs[slot] = seq.params.logprobs or 0
         self.is_first[slot] = n == len(seq.prompt)
         return slot
 

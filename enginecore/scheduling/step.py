@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from quire.enginecore.scheduling.plan_builder import NO_WORDS, SideTarget
 from quire.enginecore.scheduling.sequence import Sequence
 from quire.ipc.messages import Finished, Started
 
@@ -18,6 +19,8 @@ class ScheduledStep:
     prefills: list[tuple[Sequence, int]]  # sequence, and tokens computed once this step is done
     first_prefill_row: int
     num_tokens: int
+    side_rows: dict[int, SideTarget] = field(default_factory=dict)  # rows whose results come by message, too
+    mask_rows: np.ndarray = field(default_factory=lambda: NO_WORDS)  # int32; NO_TOKEN there is a mask that did not come
 
 
 @dataclass

@@ -276,14 +276,15 @@ class CoreToFrontends:
     def send(self, identity: bytes, message: CoreMessage) -> bool:
         """Send, or keep in the frontend's outbox while it is slow. False if there is no such frontend (any more).
 
-        The `seq` of StepOutputs is set here. Never waits.
+        The `seq` of StepOutputs is set here, in the message itself. Never waits.
         """
         frontend = self._frontends.get(identity)
         if frontend is None:
             return False
         if not frontend.outbox:
-            numbered = _numbered(message, frontend.next_seq) if isinstance(message, StepOutputs) else message
-            outcome = self._transmit(identity, self._encoder.encode(numbered))
+            if isinstance(message, StepOutputs):
+                msgspec.structs.force_setattr(message, "seq", frontend.next_seq)  # known only now
+            outcome = self._transmit(identity, self._encoder.encode(message))
             if outcome == _SENT:
                 frontend.next_seq += isinstance(message, StepOutputs)
                 return True
@@ -392,7 +393,3 @@ class CoreToFrontends:
         if self._directory is not None:
             paths.remove_private_directory(self._directory)
             self._directory = None
-
-
-def _numbered(m: StepOutputs, seq: int) -> StepOutputs:
-    return m if m.seq == seq else StepOutputs(m.epoch, seq, m.keys, m.tokens, m.finished, m.started, m.logprobs)

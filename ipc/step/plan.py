@@ -1,82 +1,164 @@
 """StepPlan: what the workers do in one step, as int32 words in one buffer. Written by the core, read by every worker.
 
 A plan carries deltas only: the state of a running sequence (block table, length, last token, sampling parameters) lives on the
-device in tables indexed by slot, and a decode row that merely continues costs no byte here.
-
-    [0, HEADER_WORDS)   header, see H_*; sections follow in this order, each at the word offset that the header names
-    slot updates        [n, SLOT_WORDS]   a slot was given to a sequence: its sampling parameters
-    block updates       [n, 3]            group * num_slots + slot, index in the block table, block id
-    decode rows         [n]               slots; absent if FLAG_SAME_DECODE_ROWS: then the rows of the last plan that had them
-    prefill rows        [n, PREFILL_WORDS]
-    prefill token ids   [n]               of all prefill rows, one after the other
-    processors            variable          see `encode_logits_processors`; applied by the worker before the step's forward
+device in tables indexed by slot, and a decode row that merely continues costs no byte here. A plan is a header and those
+sections that the step needs, each where the header says; what they hold, word by word, is declared in sections.py.
 
 Rows of a step are its decode rows, then its prefill rows; the tokens are laid out in the same order. Every row yields one
-result word; the core ignores that of a prefill row without PREFILL_SAMPLE. float32 values travel as their bits.
+result word; the core ignores that of a prefill row without PREFILL_SAMPLE.
 """
 
+import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-HEADER_WORDS = 32
-SLOT_WORDS = 16
-BLOCK_WORDS = 3
-PREFILL_WORDS = 8
+from quire.ipc.step.sections import (
+    FLAG_SAME_DECODE_ROWS,
+    HEADER,
+    PREFILL_PROMPT_LOGPROBS,
+    SECTIONS,
+    SLOT_VALUES,
+    WORD,
+    Record,
+)
 
-# header words
-H_STEP = 0  # counts from 1; results are tagged with it
-H_FLAGS = 1
-H_VARIANT = 2
-H_NUM_SLOT_UPDATES, H_SLOT_UPDATES = 3, 4  # count, word offset
-H_NUM_BLOCK_UPDATES, H_BLOCK_UPDATES = 5, 6
-H_NUM_DECODE_ROWS, H_DECODE_ROWS = 7, 8
-H_NUM_PREFILL_ROWS, H_PREFILL_ROWS = 9, 10
-H_NUM_PREFILL_TOKENS, H_PREFILL_TOKENS = 11, 12
-H_NUM_PROCESSOR_WORDS, H_PROCESSORS = 13, 14
-H_MAX_SEQ_LEN = 15  # upper bound over the step's rows, this step's tokens included
-H_WORDS = 16  # length of the whole plan
-H_WORLD_SIZE = 17  # ranks that the plan is for: written by who sends it (the scheduler does not know), checked by each rank
+_NUMPY = {"int32": "<i4", "float32": "<f4", "uint64": "<u8"}
+_STRUCT = {"int32": "i", "float32": "f", "uint64": "Q"}
 
-FLAG_SAME_DECODE_ROWS = 1
-FLAG_LATE_MASK = 2  # a mask record for this step follows in the ring: sample only after it
 
-# variants: what the tail must be able to do in this step; more bits cost more time
-VARIANT_RANDOM = 1  # some row has a temperature
-VARIANT_FILTER = 2  # some row has top-k, top-p or min-p
-VARIANT_PROCESSORS = 4  # some row has a processor row
-VARIANT_LOGPROBS = 8  # some row wants logprobs
-VARIANT_MASK = 16  # grammar masks, with FLAG_LATE_MASK
+def dtype_of(record: Record) -> np.dtype:
+    """The numpy dtype of a record: structured, as wide as the record, fields by name; plain int32 for words of a list."""
+    if record is WORD:
+        return np.dtype(np.int32)
+    return np.dtype(
+        {
+            "names": [f.name for f in record.fields],
+            "formats": [(_NUMPY[f.dtype], f.length) if f.length > 1 else _NUMPY[f.dtype] for f in record.fields],
+            "offsets": [4 * record.at[f.name] for f in record.fields],
+            "itemsize": 4 * record.width,
+        }
+    )
 
-# words of a slot update
-(
-    S_SLOT,
-    S_TEMPERATURE,
-    S_TOP_K,
-    S_TOP_P,
-    S_MIN_P,
-    S_PRESENCE,
-    S_FREQUENCY,
-    S_REPETITION,
-    S_SEED_LO,
-    S_SEED_HI,
-    S_PROCESSOR_ROW,  # -1: none
-    S_MIN_LEN,  # a token at index < this in the sequence may not be one of the processor row's stop ids
-    S_NUM_LOGPROBS,  # -1: none
-) = range(13)
 
-# words of a prefill row
-(
-    P_SLOT,
-    P_START,  # tokens of the sequence already computed: the position of the chunk's first token
-    P_LENGTH,
-    P_FLAGS,
-    P_NEXT_TOKEN,  # the prompt token after the chunk, -1 at its end: target of the chunk's last prompt logprob
-    P_NUM_PROMPT_LOGPROBS,
-) = range(6)
-PREFILL_SAMPLE = 1  # the chunk ends the known tokens: sample the next one
-PREFILL_PROMPT_LOGPROBS = 2
+def struct_of(record: Record) -> struct.Struct:
+    """Packs one row of a record from its fields' values, in their order."""
+    formats = "".join(_STRUCT[f.dtype] * f.length for f in record.fields)
+    return struct.Struct(f"<{formats}{4 * (record.width - record.used)}x")
+
+
+DTYPES = {s.name: dtype_of(s.record) for s in SECTIONS}
+_NO_ROWS = {name: np.zeros(0, dtype) for name, dtype in DTYPES.items()}
+_STEP, _FLAGS, _VARIANT, _WORDS = (HEADER.at[name] for name in ("step", "flags", "variant", "words"))
+_MAX_SEQ_LEN, _DEVICE_WORDS = HEADER.at["max_seq_len"], HEADER.at["device_words"]
+_DECODE = "decode_rows"
+# (name, its count's word in the header, words of a row, dtype); the word after the count's is the section's offset
+_PLACES = [(s.name, HEADER.at[f"num_{s.name}"], s.record.width, DTYPES[s.name]) for s in SECTIONS]
+_NUM_DEVICE = sum(s.applied == "device" for s in SECTIONS)  # the first ones
+_ON_DEVICE, _ELSEWHERE = _PLACES[:_NUM_DEVICE], _PLACES[_NUM_DEVICE:]
+
+
+def default_slots(count: int) -> np.ndarray:
+    """Slot updates [count] of slots that nobody has had yet."""
+    rows = np.zeros(count, DTYPES["slot_updates"])
+    for value in SLOT_VALUES:
+        rows[value.name] = value.default
+    return rows
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """A plan before it is written, or as it is read. sections: by name, those that it has, as arrays of DTYPES."""
+
+    step: int
+    sections: Mapping[str, np.ndarray]
+    variant: int = 0
+    same_decode_rows: bool = False  # decode_rows is what the last plan held: send only their number
+    max_seq_len: int = 0
+
+    def section(self, name: str) -> np.ndarray:
+        """Its rows; empty if the plan has none."""
+        return self.sections.get(name, _NO_ROWS[name])
+
+    @property
+    def decode_rows(self) -> np.ndarray:
+        """int32 [n] slots."""
+        return self.section(_DECODE)
+
+    @property
+    def prefill_rows(self) -> np.ndarray:
+        """[n], fields of PREFILL."""
+        return self.section("prefill_rows")
+
+    @property
+    def prefill_tokens(self) -> np.ndarray:
+        """int32 [n], of all prefill rows, one after the other."""
+        return self.section("prefill_tokens")
+
+    @property
+    def mask_rows(self) -> np.ndarray:
+        """int32 [n], rows whose masks follow in the ring: sample only after them."""
+        return self.section("mask_rows")
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.decode_rows) + len(self.prefill_rows)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.decode_rows) + len(self.prefill_tokens)
+
+    @property
+    def late_mask(self) -> bool:
+        return "mask_rows" in self.sections
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        rows = self.sections.get("prefill_rows")
+        return rows is not None and bool((rows["flags"] & PREFILL_PROMPT_LOGPROBS).any())
+
+    def encode(self) -> np.ndarray:
+        """The plan as one int32 array."""
+        header = [0] * HEADER.width
+        parts: list[np.ndarray] = []
+        at = self._place(_ON_DEVICE, HEADER.width, header, parts)
+        header[_DEVICE_WORDS] = at
+        if len(self.sections) > len(parts):
+            at = self._place(_ELSEWHERE, at, header, parts)
+        header[_STEP], header[_VARIANT], header[_WORDS] = self.step & 0x7FFFFFFF, self.variant, at
+        header[_FLAGS] = FLAG_SAME_DECODE_ROWS * self.same_decode_rows
+        header[_MAX_SEQ_LEN] = self.max_seq_len
+        return np.concatenate([np.array(header, np.int32), *parts])
+
+    def _place(self, places: list[tuple[str, int, int, np.dtype]], at: int, header: list[int], parts: list[np.ndarray]) -> int:
+        """Lay out those of `places` that the plan has, from word `at` on; returns where they end."""
+        for name, count_at, _, _ in places:
+            rows = self.sections.get(name)
+            if rows is None:
+                continue
+            header[count_at], header[count_at + 1] = len(rows), at
+            if name == _DECODE and self.same_decode_rows:
+                continue
+            words = rows.view(np.int32)
+            parts.append(words)
+            at += len(words)
+        return at
+
+
+def decode_plan(words: np.ndarray, last_decode_rows: np.ndarray) -> StepPlan:
+    """Read a plan; its sections are views into `words`, except that unchanged decode rows are `last_decode_rows`."""
+    h = words[: HEADER.width].tolist()
+    same = bool(h[_FLAGS] & FLAG_SAME_DECODE_ROWS)
+    sections = {}
+    for name, count_at, width, dtype in _PLACES:
+        if count := h[count_at]:
+            at = h[count_at + 1]
+            sections[name] = words[at : at + count * width].view(dtype)
+    if same:
+        sections[_DECODE] = last_decode_rows
+    return StepPlan(h[_STEP], sections, h[_VARIANT], same, h[_MAX_SEQ_LEN])
 
 
 class LogitsProcessors(NamedTuple):
@@ -89,7 +171,7 @@ class LogitsProcessors(NamedTuple):
     bias_ids: list[int]
     bias_values: list[float]
     allowed_ids: list[int]  # empty: all
-    stop_ids: list[int]  # masked while shorter than S_MIN_LEN
+    stop_ids: list[int]  # masked while shorter than the slot's min_len
     bad_words: list[list[int]]
 
 
@@ -151,91 +233,3 @@ def decode_logits_processors(words: np.ndarray) -> list[LogitsProcessors]:
         )
         at += int(words[at])
     return out
-
-
-@dataclass(frozen=True)
-class StepPlan:
-    """A plan before it is written, or as it is read: all arrays int32, see the module's docstring."""
-
-    step: int
-    slot_updates: np.ndarray  # [n, SLOT_WORDS]
-    block_updates: np.ndarray  # [n, BLOCK_WORDS]
-    decode_rows: np.ndarray  # [n]
-    prefill_rows: np.ndarray  # [n, PREFILL_WORDS]
-    prefill_tokens: np.ndarray  # [n]
-    processors: np.ndarray  # [n]
-    variant: int = 0
-    late_mask: bool = False
-    same_decode_rows: bool = False  # decode_rows is what the last plan held: send only their number
-    max_seq_len: int = 0
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.decode_rows) + len(self.prefill_rows)
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.decode_rows) + len(self.prefill_tokens)
-
-    @property
-    def wants_prompt_logprobs(self) -> bool:
-        return bool((self.prefill_rows[:, 3] & PREFILL_PROMPT_LOGPROBS).any())
-
-    def encode(self) -> np.ndarray:
-        """The plan as one int32 array."""
-        decode_words = self.decode_rows[:0] if self.same_decode_rows else self.decode_rows
-        sections = (
-            self.slot_updates,
-            self.block_updates,
-            decode_words,
-            self.prefill_rows,
-            self.prefill_tokens,
-            self.processors,
-        )
-        total = HEADER_WORDS + sum(s.size for s in sections)
-        out = np.empty(total, np.int32)
-        header = out[:HEADER_WORDS]
-        header[:] = 0
-        header[H_STEP], header[H_VARIANT], header[H_WORDS] = self.step & 0x7FFFFFFF, self.variant, total
-        header[H_FLAGS] = FLAG_LATE_MASK * self.late_mask | FLAG_SAME_DECODE_ROWS * self.same_decode_rows
-        header[H_MAX_SEQ_LEN] = self.max_seq_len
-        at = HEADER_WORDS
-        for i, section in enumerate(sections):
-            header[H_NUM_SLOT_UPDATES + 2 * i], header[H_SLOT_UPDATES + 2 * i] = len(section), at
-            out[at : at + section.size] = section.reshape(-1)
-            at += section.size
-        header[H_NUM_DECODE_ROWS] = len(self.decode_rows)
-        return out
-
-
-def decode_plan(words: np.ndarray, last_decode_rows: np.ndarray) -> StepPlan:
-    """Read a plan; views into `words`, except that unchanged decode rows are `last_decode_rows`."""
-    h = words[:HEADER_WORDS].tolist()
-
-    def section(index: int, width: int) -> np.ndarray:
-        count, at = h[H_NUM_SLOT_UPDATES + 2 * index], h[H_SLOT_UPDATES + 2 * index]
-        return words[at : at + count * width]
-
-    same = bool(h[H_FLAGS] & FLAG_SAME_DECODE_ROWS)
-    return StepPlan(
-        step=h[H_STEP],
-        slot_updates=section(0, SLOT_WORDS).reshape(-1, SLOT_WORDS),
-        block_updates=section(1, BLOCK_WORDS).reshape(-1, BLOCK_WORDS),
-        decode_rows=last_decode_rows if same else section(2, 1),
-        prefill_rows=section(3, PREFILL_WORDS).reshape(-1, PREFILL_WORDS),
-        prefill_tokens=section(4, 1),
-        processors=section(5, 1),
-        variant=h[H_VARIANT],
-        late_mask=bool(h[H_FLAGS] & FLAG_LATE_MASK),
-        same_decode_rows=same,
-        max_seq_len=h[H_MAX_SEQ_LEN],
-    )
-
-
-def max_plan_words(
-    max_num_seqs: int, max_num_batched_tokens: int, block_size: int, num_groups: int, max_blocks_per_seq: int
-) -> int:
-    """The longest plan that a scheduler may send, its processors section left out."""
-    new_blocks = num_groups * (max_num_seqs * 2 + max_num_batched_tokens // block_size + 4 * max_blocks_per_seq)
-    rows = max_num_seqs * (1 + SLOT_WORDS + PREFILL_WORDS)
-    return HEADER_WORDS + rows + BLOCK_WORDS * new_blocks + max_num_batched_tokens

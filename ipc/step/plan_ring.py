@@ -19,6 +19,7 @@ import os
 import select
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -26,6 +27,7 @@ import numpy as np
 KIND_PLAN = 1
 KIND_MASK = 2
 KIND_SHUTDOWN = 3
+KIND_CONTROL = 4
 _KIND_FILLER = 0
 
 _RING_MAGIC = 0x474E_4952_4552_4951
@@ -146,7 +148,11 @@ class PlanRing:
 
         Raises RingFull if a reader has not made room after timeout_s, ValueError for a record that can never fit.
         """
-        length = len(words)
+        self.write_parts(kind, (words,), timeout_s)
+
+    def write_parts(self, kind: int, parts: Sequence[np.ndarray], timeout_s: float) -> None:
+        """`write` of one record whose words are these parts, one after the other."""
+        length = sum(map(len, parts))
         units = 1 + (length + _UNIT_WORDS - 1) // _UNIT_WORDS
         if units > self._capacity // 2 or kind <= _KIND_FILLER:
             raise ValueError(
@@ -160,7 +166,9 @@ class PlanRing:
             self._put_header(offset, _KIND_FILLER, (skip - 1) * _UNIT_WORDS)
             offset = 0
         at = (offset + 1) * _UNIT_WORDS
-        self._words[at : at + length] = words
+        for words in parts:
+            self._words[at : at + len(words)] = words
+            at += len(words)
         self._put_header(offset, kind, length)
         self._head += skip + units
         self._fence()

@@ -5,8 +5,8 @@ itself, so the GPU needs neither a fence nor a counter, and the core merely look
 
     page 0   magic, max_rows, num_logprobs, depth, words_per_step, worker epoch | sleeping flag    (int64 words)
     data     depth entries of words_per_step; step s is entry (s & 0x7fffffff) % depth
-    entry    [0, R) tokens   then for each row r, from R + r * (2 + 2L): logprob, rank, ids [L], logprobs [L]
-             R = max_rows, L = num_logprobs; floats as their bits; a row has all of its L alternatives or none at all
+    entry    [0, R) tokens, then for each row the words of sections.logprob_record(L), floats as their bits
+             R = max_rows, L = num_logprobs; a row has all of its L alternatives or none at all
 
 A GPU cannot ring a doorbell. While the core sleeps in its poll, its flag is raised, and a thread of the worker rings instead.
 """
@@ -19,15 +19,16 @@ from typing import NamedTuple
 import numpy as np
 
 from quire.ipc.step.plan_ring import RingCorrupt, adopt, drain_doorbell, make_doorbell, make_fence, make_shared_memory
+from quire.ipc.step.sections import logprob_record
 
 _MAGIC = 0x544C_5345_5245_4951
 _PAGE = 4096
 _Q_MAGIC, _Q_MAX_ROWS, _Q_NUM_LOGPROBS, _Q_DEPTH, _Q_WORDS_PER_STEP, _Q_EPOCH, _Q_SLEEPING = 0, 1, 2, 3, 4, 5, 8
-STEP_MASK = 0x7FFFFFFF  # as in plan.H_STEP
+STEP_MASK = 0x7FFFFFFF  # of the number in a plan's header
 
 
 class RowLogprobs(NamedTuple):
-    """Logprobs of some rows of a step, for `ResultRing.write`. k rows, up to num_logprobs alternatives m."""
+    """Logprobs of some rows of a step. k rows, up to num_logprobs alternatives m; as many as that when they are read."""
 
     rows: np.ndarray  # int [k], which rows of the step
     logprobs: np.ndarray  # float32 [k], of the sampled tokens
@@ -47,12 +48,12 @@ class ResultRing:
         self.num_logprobs: int = self._q[_Q_NUM_LOGPROBS]
         self.depth: int = self._q[_Q_DEPTH]
         self.words_per_step: int = self._q[_Q_WORDS_PER_STEP]
-        self.logprob_words = 2 + 2 * self.num_logprobs
+        self._record = logprob_record(self.num_logprobs)
         self.buffer = memory[_PAGE : _PAGE + 8 * self.depth * self.words_per_step]  # page aligned, writable
         self._fence = make_fence()
         words = np.frombuffer(self.buffer, np.uint64).reshape(self.depth, self.words_per_step)
         halves = words.view(np.int32).reshape(self.depth, self.words_per_step, 2)
-        grid = (self.depth, self.max_rows, self.logprob_words)
+        grid = (self.depth, self.max_rows, self._record.width)
         self._halves = memory[_PAGE:].cast("i")
         self._token_words = words[:, : self.max_rows]
         self._token_tags = [halves[slot, : self.max_rows, 1] for slot in range(self.depth)]
@@ -66,7 +67,7 @@ class ResultRing:
         """A ring for steps of up to max_rows rows; `depth`, a power of two, is how many steps it remembers."""
         if max_rows < 1 or num_logprobs < 0 or depth < 2 or depth & (depth - 1):
             raise ValueError(f"no result ring of {max_rows} rows, {num_logprobs} logprobs and depth {depth}")
-        words_per_step = max_rows * (3 + 2 * num_logprobs)
+        words_per_step = max_rows * (1 + logprob_record(num_logprobs).width)
         fd = make_shared_memory("quire-result", _PAGE + -(-depth * words_per_step * 8 // _PAGE) * _PAGE)
         with mmap.mmap(fd, _PAGE) as page, memoryview(page) as raw, raw.cast("q") as q:
             q[_Q_MAX_ROWS], q[_Q_NUM_LOGPROBS], q[_Q_DEPTH], q[_Q_WORDS_PER_STEP] = (
@@ -91,7 +92,7 @@ class ResultRing:
             raise RingCorrupt("this is no result ring")
         with mmap.mmap(fds[0], _PAGE, prot=mmap.PROT_READ) as page, memoryview(page) as raw, raw.cast("q") as q:
             magic, rows, logprobs, depth, words = q[_Q_MAGIC], *q[_Q_MAX_ROWS : _Q_WORDS_PER_STEP + 1]
-        sane = rows > 0 and logprobs >= 0 and depth > 1 and words == rows * (3 + 2 * logprobs)
+        sane = rows > 0 and logprobs >= 0 and depth > 1 and words == rows * (1 + logprob_record(logprobs).width)
         if magic != _MAGIC or not sane or size < _PAGE + 8 * depth * words:
             raise RingCorrupt("this is no result ring")
         return cls(*fds)
@@ -129,11 +130,13 @@ class ResultRing:
         """Tokens of a step that is ready: int32 [num_rows], a copy."""
         return self._token_values[(step & STEP_MASK) % self.depth][:num_rows].copy()
 
-    def logprobs(self, step: int, row: int) -> tuple[float, int, np.ndarray, np.ndarray]:
-        """(logprob, rank, ids int32 [L], logprobs float32 [L]) of one row of a step that is ready; copies."""
-        values = self._logprob_values[(step & STEP_MASK) % self.depth, row].copy()
-        top = 2 + self.num_logprobs
-        return float(values[:1].view(np.float32)[0]), int(values[1]), values[2:top], values[top:].view(np.float32)
+    def logprobs(self, step: int, rows: np.ndarray) -> RowLogprobs:
+        """Logprobs of some rows (int [k]) of a step that is ready; copies."""
+        columns = self._logprob_values[(step & STEP_MASK) % self.depth, rows]
+        floats, at, top = columns.view(np.float32), self._record.at, self.num_logprobs
+        ids, values = at["top_ids"], at["top_logprobs"]
+        own, ranks = floats[:, at["logprob"]], columns[:, at["rank"]]
+        return RowLogprobs(rows, own, ranks, columns[:, ids : ids + top], floats[:, values : values + top])
 
     def fileno(self) -> int:
         """The doorbell, for a poller; it rings only while armed."""
@@ -171,12 +174,12 @@ class ResultRing:
         given = logprobs.top_ids.shape[1]
         if given > self.num_logprobs:
             raise ValueError(f"{given} logprobs a row do not fit a ring of {self.num_logprobs}")
-        columns = np.empty((len(logprobs.rows), self.logprob_words), np.int32)
-        floats = columns.view(np.float32)
-        top = 2 + self.num_logprobs
-        floats[:, 0], columns[:, 1] = logprobs.logprobs, logprobs.ranks
-        columns[:, 2 : 2 + given], columns[:, 2 + given : top] = logprobs.top_ids, -1
-        floats[:, top : top + given], floats[:, top + given :] = logprobs.top_logprobs, -np.inf
+        columns = np.empty((len(logprobs.rows), self._record.width), np.int32)
+        floats, at, top = columns.view(np.float32), self._record.at, self.num_logprobs
+        floats[:, at["logprob"]], columns[:, at["rank"]] = logprobs.logprobs, logprobs.ranks
+        ids, values = at["top_ids"], at["top_logprobs"]
+        columns[:, ids : ids + given], columns[:, ids + given : ids + top] = logprobs.top_ids, -1
+        floats[:, values : values + given], floats[:, values + given : values + top] = logprobs.top_logprobs, -np.inf
         return columns.view(np.uint32).astype(np.uint64)
 
     def ring_doorbell(self) -> None:

@@ -11,23 +11,19 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from quire.ipc.step.sections import MAX_BAD_WORDS, MAX_LOGIT_BIAS, SLOT
 from quire.kernels.sampling.token_counts_cpu import entries_of_row, new_entries
 from quire.kernels.step.tables import (
     HISTORY,
     IN_TABLE,
-    MAX_BAD_WORDS,
-    MAX_LOGIT_BIAS,
     MAX_STOP_IDS,
     PROMPT_BIT,
-    S_FREQUENCY,
-    S_MIN_LEN,
-    S_PRESENCE,
-    S_PROCESSOR_ROW,
-    S_REPETITION,
     LogitsProcessorPool,
     SlotTables,
 )
 
+S_PRESENCE, S_FREQUENCY, S_REPETITION = (SLOT.at[name] for name in ("presence", "frequency", "repetition"))
+S_PROCESSOR_ROW, S_MIN_LEN = SLOT.at["processor_row"], SLOT.at["min_len"]
 Ids = Sequence[int] | np.ndarray
 
 
@@ -174,7 +170,7 @@ def _on_device(arrays: dict[str, np.ndarray], device: torch.device) -> dict[str,
 def processed_row(
     logits: np.ndarray, params: np.ndarray, position: int, history: np.ndarray, pool: LogitsProcessorPool
 ) -> np.ndarray:
-    """One row's logits (float32 [V]) after its processors; params int32 [SLOT_WORDS], history int32 [HISTORY] of its slot."""
+    """One row's logits (float32 [V]) after its processors; params int32 [SLOT.width], history int32 [HISTORY] of its slot."""
     row, floats = int(params[S_PROCESSOR_ROW]), params.view(np.float32)
     x = logits.copy()
     words = pool.counts[row].numpy()

@@ -20,21 +20,23 @@ import torch
 import triton
 import triton.language as tl
 
+import quire.ipc.step.sections as sections
+from quire.ipc.step.sections import SLOT
 from quire.kernels.sampling.token_counts import IN_TABLE, PROMPT_BIT, look_up
 from quire.kernels.step import tables as words
 from quire.kernels.step.tables import LogitsProcessorPool, SamplerWorkspace, SlotTables
 
-SLOT_WORDS = tl.constexpr(words.SLOT_WORDS)
-S_TEMPERATURE, S_TOP_K = tl.constexpr(words.S_TEMPERATURE), tl.constexpr(words.S_TOP_K)
-S_TOP_P, S_MIN_P = tl.constexpr(words.S_TOP_P), tl.constexpr(words.S_MIN_P)
-S_PRESENCE, S_FREQUENCY = tl.constexpr(words.S_PRESENCE), tl.constexpr(words.S_FREQUENCY)
-S_REPETITION, S_PROCESSOR_ROW = tl.constexpr(words.S_REPETITION), tl.constexpr(words.S_PROCESSOR_ROW)
-S_SEED_LO, S_SEED_HI = tl.constexpr(words.S_SEED_LO), tl.constexpr(words.S_SEED_HI)
-S_MIN_LEN = tl.constexpr(words.S_MIN_LEN)
+SLOT_WORDS = tl.constexpr(SLOT.width)
+S_TEMPERATURE, S_TOP_K = tl.constexpr(SLOT.at["temperature"]), tl.constexpr(SLOT.at["top_k"])
+S_TOP_P, S_MIN_P = tl.constexpr(SLOT.at["top_p"]), tl.constexpr(SLOT.at["min_p"])
+S_PRESENCE, S_FREQUENCY = tl.constexpr(SLOT.at["presence"]), tl.constexpr(SLOT.at["frequency"])
+S_REPETITION, S_PROCESSOR_ROW = tl.constexpr(SLOT.at["repetition"]), tl.constexpr(SLOT.at["processor_row"])
+S_SEED_LO, S_SEED_HI = tl.constexpr(SLOT.at["seed"]), tl.constexpr(SLOT.at["seed"] + 1)
+S_MIN_LEN = tl.constexpr(SLOT.at["min_len"])
 ENTRY_PLANES = tl.constexpr(words.ENTRY_PLANES)
 HISTORY, MAX_BAD_WORDS, MAX_STOP_IDS = (
     tl.constexpr(words.HISTORY),
-    tl.constexpr(words.MAX_BAD_WORDS),
+    tl.constexpr(sections.MAX_BAD_WORDS),
     tl.constexpr(words.MAX_STOP_IDS),
 )
 BLOCK = tl.constexpr(words.SAMPLER_BLOCK)

@@ -16,22 +16,12 @@ two scores, or a nucleus' mass and top_p, are equal within float32 rounding.
 import numpy as np
 import torch
 
+from quire.ipc.step.sections import SLOT
 from quire.kernels.sampling.logits_processors import processed_row
-from quire.kernels.step.tables import (
-    NUM_TOP,
-    S_MIN_P,
-    S_PROCESSOR_ROW,
-    S_SEED_HI,
-    S_SEED_LO,
-    S_TEMPERATURE,
-    S_TOP_K,
-    S_TOP_P,
-    SAMPLER_BLOCK,
-    LogitsProcessorPool,
-    SamplerWorkspace,
-    SlotTables,
-)
+from quire.kernels.step.tables import NUM_TOP, SAMPLER_BLOCK, LogitsProcessorPool, SamplerWorkspace, SlotTables
 
+S_TEMPERATURE, S_TOP_K, S_TOP_P, S_MIN_P = (SLOT.at[name] for name in ("temperature", "top_k", "top_p", "min_p"))
+S_SEED_LO, S_SEED_HI, S_PROCESSOR_ROW = SLOT.at["seed"], SLOT.at["seed"] + 1, SLOT.at["processor_row"]
 PURPOSE_BLOCK, PURPOSE_TOKEN = 0, 1
 LARGEST = np.float32(3e38)  # +inf counts as this
 _OFFSETS = np.arange(SAMPLER_BLOCK, dtype=np.uint32)

@@ -11,7 +11,7 @@
 prepare_step is two launches, of 1 and 3 us: every entry of the tables must be there before the first input is made of one, and
 the programs of a kernel can wait for one another only at its end.
 
-The plan is an int32 buffer of fixed size (layout: ipc/step/plan.py). Grids and arguments depend on padded sizes alone; counts
+The plan is an int32 buffer of fixed size (see ipc/step/sections.py). Grids and arguments depend on padded sizes alone; counts
 are read from the plan's header on the device, so a captured launch serves every step. Indices from the plan are clamped to
 their tables. Two updates of one entry in one plan leave either. Moves about 30 bytes a token and 100 a row. `step_inputs_cpu`
 is the reference.
@@ -21,26 +21,30 @@ import torch
 import triton
 import triton.language as tl
 
+import quire.ipc.step.sections as sections
+from quire.ipc.step.sections import BLOCK as BLOCK_UPDATE
+from quire.ipc.step.sections import HEADER, LOGPROBS, PREFILL, SLOT
 from quire.kernels.sampling.token_counts import count_tokens
-from quire.kernels.step import tables as words
 from quire.kernels.step.tables import LogitsProcessorPool, SlotTables, StepBuffers
 
-H_STEP = tl.constexpr(words.H_STEP)
-H_FLAGS = tl.constexpr(words.H_FLAGS)
-H_NUM_SLOT_UPDATES, H_SLOT_UPDATES = tl.constexpr(words.H_NUM_SLOT_UPDATES), tl.constexpr(words.H_SLOT_UPDATES)
-H_NUM_BLOCK_UPDATES, H_BLOCK_UPDATES = tl.constexpr(words.H_NUM_BLOCK_UPDATES), tl.constexpr(words.H_BLOCK_UPDATES)
-H_NUM_DECODE_ROWS, H_DECODE_ROWS = tl.constexpr(words.H_NUM_DECODE_ROWS), tl.constexpr(words.H_DECODE_ROWS)
-H_NUM_PREFILL_ROWS, H_PREFILL_ROWS = tl.constexpr(words.H_NUM_PREFILL_ROWS), tl.constexpr(words.H_PREFILL_ROWS)
-H_NUM_PREFILL_TOKENS, H_PREFILL_TOKENS = tl.constexpr(words.H_NUM_PREFILL_TOKENS), tl.constexpr(words.H_PREFILL_TOKENS)
-FLAG_SAME_DECODE_ROWS = tl.constexpr(words.FLAG_SAME_DECODE_ROWS)
-SLOT_WORDS, BLOCK_WORDS = tl.constexpr(words.SLOT_WORDS), tl.constexpr(words.BLOCK_WORDS)
-PREFILL_WORDS = tl.constexpr(words.PREFILL_WORDS)
-S_PROCESSOR_ROW = tl.constexpr(words.S_PROCESSOR_ROW)
-P_SLOT, P_START = tl.constexpr(words.P_SLOT), tl.constexpr(words.P_START)
-P_LENGTH, P_FLAGS = tl.constexpr(words.P_LENGTH), tl.constexpr(words.P_FLAGS)
-PREFILL_SAMPLE = tl.constexpr(words.PREFILL_SAMPLE)
-NUM_TOP, LOGPROB_WORDS = tl.constexpr(words.NUM_TOP), tl.constexpr(words.LOGPROB_WORDS)
-HISTORY = tl.constexpr(words.HISTORY)
+H_STEP, H_FLAGS = tl.constexpr(HEADER.at["step"]), tl.constexpr(HEADER.at["flags"])
+H_NUM_SLOT_UPDATES, H_SLOT_UPDATES = tl.constexpr(HEADER.at["num_slot_updates"]), tl.constexpr(HEADER.at["slot_updates"])
+H_NUM_BLOCK_UPDATES, H_BLOCK_UPDATES = tl.constexpr(HEADER.at["num_block_updates"]), tl.constexpr(HEADER.at["block_updates"])
+H_NUM_DECODE_ROWS, H_DECODE_ROWS = tl.constexpr(HEADER.at["num_decode_rows"]), tl.constexpr(HEADER.at["decode_rows"])
+H_NUM_PREFILL_ROWS, H_PREFILL_ROWS = tl.constexpr(HEADER.at["num_prefill_rows"]), tl.constexpr(HEADER.at["prefill_rows"])
+H_NUM_PREFILL_TOKENS = tl.constexpr(HEADER.at["num_prefill_tokens"])
+H_PREFILL_TOKENS = tl.constexpr(HEADER.at["prefill_tokens"])
+FLAG_SAME_DECODE_ROWS = tl.constexpr(sections.FLAG_SAME_DECODE_ROWS)
+SLOT_WORDS, BLOCK_WORDS, PREFILL_WORDS = tl.constexpr(SLOT.width), tl.constexpr(BLOCK_UPDATE.width), tl.constexpr(PREFILL.width)
+S_SLOT, S_PROCESSOR_ROW = tl.constexpr(SLOT.at["slot"]), tl.constexpr(SLOT.at["processor_row"])
+B_TABLE, B_INDEX, B_BLOCK = (tl.constexpr(BLOCK_UPDATE.at[name]) for name in ("table", "index", "block"))
+P_SLOT, P_START = tl.constexpr(PREFILL.at["slot"]), tl.constexpr(PREFILL.at["start"])
+P_LENGTH, P_FLAGS = tl.constexpr(PREFILL.at["length"]), tl.constexpr(PREFILL.at["flags"])
+PREFILL_SAMPLE = tl.constexpr(sections.PREFILL_SAMPLE)
+L_LOGPROB, L_RANK = tl.constexpr(LOGPROBS.at["logprob"]), tl.constexpr(LOGPROBS.at["rank"])
+L_TOP_IDS, L_TOP_LOGPROBS = tl.constexpr(LOGPROBS.at["top_ids"]), tl.constexpr(LOGPROBS.at["top_logprobs"])
+NUM_TOP, LOGPROB_WORDS = tl.constexpr(sections.MAX_LOGPROBS), tl.constexpr(LOGPROBS.width)
+HISTORY = tl.constexpr(sections.MAX_BAD_WORD_TOKENS)
 
 APPLY_PROGRAMS = 16
 APPLY_BLOCK = 64  # updates a program takes at once
@@ -74,7 +78,7 @@ def _apply_kernel(
     for i in range(pid * BLOCK, n, PROGRAMS * BLOCK):
         update = i + lanes
         inside = update < n
-        slot = _clamp(tl.load(plan + at + update * SLOT_WORDS, inside, other=0), num_slots - 1)
+        slot = _clamp(tl.load(plan + at + update * SLOT_WORDS + S_SLOT, inside, other=0), num_slots - 1)
         mask = inside[:, None] & (columns < SLOT_WORDS)[None, :]
         values = tl.load(plan + at + update[:, None] * SLOT_WORDS + columns[None, :], mask, other=0)
         tl.store(slot_params + slot[:, None] * SLOT_WORDS + columns[None, :], values, mask)
@@ -83,9 +87,9 @@ def _apply_kernel(
         update = i + lanes
         inside = update < n
         word = plan + at + update * BLOCK_WORDS
-        row = _clamp(tl.load(word, inside, other=0), num_tables - 1).to(tl.int64)
-        index = _clamp(tl.load(word + 1, inside, other=0), max_blocks - 1)
-        block = _clamp(tl.load(word + 2, inside, other=0), num_blocks - 1)
+        row = _clamp(tl.load(word + B_TABLE, inside, other=0), num_tables - 1).to(tl.int64)
+        index = _clamp(tl.load(word + B_INDEX, inside, other=0), max_blocks - 1)
+        block = _clamp(tl.load(word + B_BLOCK, inside, other=0), num_blocks - 1)
         tl.store(block_table + row * max_blocks + index, block, inside)
     if (tl.load(plan + H_FLAGS) & FLAG_SAME_DECODE_ROWS) == 0:
         n, at = _section(plan, H_NUM_DECODE_ROWS, H_DECODE_ROWS, 1, plan_len)
@@ -208,13 +212,13 @@ def _logprob_words_kernel(
     step = tl.load(plan + H_STEP).to(tl.int64)
     if row < tl.load(num_rows_ptr):
         column = tl.arange(0, BLOCK)
-        is_id = (column >= 2) & (column < 2 + NUM_TOP)
-        is_logprob = (column >= 2 + NUM_TOP) & (column < LOGPROB_WORDS)
-        ids = tl.load(top_ids + row * NUM_TOP + column - 2, is_id, other=0)
-        floats = tl.load(top_logprobs + row * NUM_TOP + column - 2 - NUM_TOP, is_logprob, other=0.0)
-        floats = tl.where(column == 0, tl.load(logprob + row), floats)
+        is_id = (column >= L_TOP_IDS) & (column < L_TOP_IDS + NUM_TOP)
+        is_logprob = (column >= L_TOP_LOGPROBS) & (column < L_TOP_LOGPROBS + NUM_TOP)
+        ids = tl.load(top_ids + row * NUM_TOP + column - L_TOP_IDS, is_id, other=0)
+        floats = tl.load(top_logprobs + row * NUM_TOP + column - L_TOP_LOGPROBS, is_logprob, other=0.0)
+        floats = tl.where(column == L_LOGPROB, tl.load(logprob + row), floats)
         value = tl.where(is_id, ids, floats.to(tl.int32, bitcast=True))
-        value = tl.where(column == 1, tl.load(rank + row), value)
+        value = tl.where(column == L_RANK, tl.load(rank + row), value)
         word = (step << 32) | (value.to(tl.int64) & 0xFFFFFFFF)
         at = results + (step % depth) * results_stride + max_rows + row * LOGPROB_WORDS + column
         tl.store(at, word, column < LOGPROB_WORDS)
@@ -273,12 +277,12 @@ def finish_step(
         raise ValueError(f"finish_step: {num_rows} rows, at most {max_rows}, {results.shape[1]} result words do not fit")
     depth = results.shape[0]
     if logprobs is not None:
-        if results.shape[1] < max_rows * (1 + words.LOGPROB_WORDS):
+        if results.shape[1] < max_rows * (1 + LOGPROBS.width):
             raise ValueError("finish_step: no room for log-probabilities in the result record")
         logprob, rank, top_ids, top_logprobs = logprobs
         _logprob_words_kernel[(num_rows,)](
             plan, step.num_rows, logprob, rank, top_ids, top_logprobs, results, results.stride(0), depth, max_rows,
-            triton.next_power_of_2(words.LOGPROB_WORDS), num_warps=1,
+            triton.next_power_of_2(LOGPROBS.width), num_warps=1,
         )  # fmt: skip
     pool_rows, vocab = pool.counts.shape
     _finish_kernel[(triton.cdiv(num_rows, FINISH_BLOCK),)](

@@ -7,37 +7,15 @@ its table raises IndexError here; on the device it is clamped.
 import numpy as np
 import torch
 
+from quire.ipc.step.sections import BLOCK, FLAG_SAME_DECODE_ROWS, HEADER, LOGPROBS, MAX_LOGPROBS, PREFILL, PREFILL_SAMPLE, SLOT
 from quire.kernels.sampling.token_counts_cpu import count_tokens
-from quire.kernels.step.tables import (
-    BLOCK_WORDS,
-    FLAG_SAME_DECODE_ROWS,
-    H_BLOCK_UPDATES,
-    H_DECODE_ROWS,
-    H_FLAGS,
-    H_NUM_BLOCK_UPDATES,
-    H_NUM_DECODE_ROWS,
-    H_NUM_PREFILL_ROWS,
-    H_NUM_PREFILL_TOKENS,
-    H_NUM_SLOT_UPDATES,
-    H_PREFILL_ROWS,
-    H_PREFILL_TOKENS,
-    H_SLOT_UPDATES,
-    H_STEP,
-    LOGPROB_WORDS,
-    NUM_TOP,
-    P_FLAGS,
-    P_LENGTH,
-    P_SLOT,
-    P_START,
-    PREFILL_SAMPLE,
-    PREFILL_WORDS,
-    S_PROCESSOR_ROW,
-    S_SLOT,
-    SLOT_WORDS,
-    LogitsProcessorPool,
-    SlotTables,
-    StepBuffers,
-)
+from quire.kernels.step.tables import LogitsProcessorPool, SlotTables, StepBuffers
+
+_STEP, _FLAGS = HEADER.at["step"], HEADER.at["flags"]
+_NUM_DECODE, _NUM_PREFILL = HEADER.at["num_decode_rows"], HEADER.at["num_prefill_rows"]
+_NUM_PREFILL_TOKENS = HEADER.at["num_prefill_tokens"]
+_START, _LENGTH = PREFILL.at["start"], PREFILL.at["length"]
+_TOP_IDS, _TOP_LOGPROBS = LOGPROBS.at["top_ids"], LOGPROBS.at["top_logprobs"]
 
 
 def prepare_step(
@@ -52,10 +30,11 @@ def prepare_step(
     vocab: int,
 ) -> None:
     """Apply the plan's changes to the tables and write the inputs of a step padded to num_tokens and num_rows."""
-    words, h = plan.numpy(), plan[: H_PREFILL_TOKENS + 1].tolist()
+    words = plan.numpy()
+    h = words[: HEADER.width].tolist()
     state = tables.host
     _apply(words, h, state)
-    nd, n_prefill, n_prefill_tokens = h[H_NUM_DECODE_ROWS], h[H_NUM_PREFILL_ROWS], h[H_NUM_PREFILL_TOKENS]
+    nd, n_prefill, n_prefill_tokens = h[_NUM_DECODE], h[_NUM_PREFILL], h[_NUM_PREFILL_TOKENS]
     total, rows = nd + n_prefill_tokens, nd + n_prefill
     out = step.host
     ids, positions, slots = out["input_ids"], out["positions"], out["row_slots"]
@@ -69,16 +48,15 @@ def prepare_step(
     query_start[: nd + 1] = np.arange(nd + 1)
     token_slots = decode
     if n_prefill:
-        at = h[H_PREFILL_ROWS]
-        prefill = words[at : at + n_prefill * PREFILL_WORDS].reshape(-1, PREFILL_WORDS)
-        start, length = prefill[:, P_START], prefill[:, P_LENGTH]
-        slots[nd:rows] = prefill[:, P_SLOT]
+        prefill = _rows(words, h, "prefill_rows", PREFILL.width)
+        start, length = prefill[:, _START], prefill[:, _LENGTH]
+        slots[nd:rows] = prefill[:, PREFILL.at["slot"]]
         seq_lens[nd:rows] = start + length
-        samples[nd:rows] = prefill[:, P_FLAGS] & PREFILL_SAMPLE
+        samples[nd:rows] = prefill[:, PREFILL.at["flags"]] & PREFILL_SAMPLE
         query_start[nd + 1 : rows + 1] = nd + np.cumsum(length)
-        ids[nd:total] = words[h[H_PREFILL_TOKENS] : h[H_PREFILL_TOKENS] + n_prefill_tokens]
+        ids[nd:total] = _rows(words, h, "prefill_tokens", 1)[:, 0]
         positions[nd:total] = np.arange(nd, total) + np.repeat(start - query_start[nd:rows], length)
-        token_slots = np.concatenate([decode, np.repeat(prefill[:, P_SLOT], length)])
+        token_slots = np.concatenate([decode, np.repeat(slots[nd:rows], length)])
     block, offset = np.divmod(positions[:total], block_size)
     mapping, block_table = out["slot_mapping"], state["block_table"]
     for group in range(len(mapping)):
@@ -88,18 +66,24 @@ def prepare_step(
     _pad(out, rows, num_rows, total, num_tokens, len(state["seq_len"]) - 1)
 
 
+def _rows(words: np.ndarray, h: list[int], section: str, width: int) -> np.ndarray:
+    """[n, width], a section of the plan whose header is h."""
+    n, at = h[HEADER.at[f"num_{section}"]], h[HEADER.at[section]]
+    return words[at : at + n * width].reshape(n, width)
+
+
 def _apply(words: np.ndarray, h: list[int], state: dict[str, np.ndarray]) -> None:
     """Slot updates, block updates and, if the plan has them, decode rows."""
-    if n := h[H_NUM_SLOT_UPDATES]:
-        updates = words[h[H_SLOT_UPDATES] : h[H_SLOT_UPDATES] + n * SLOT_WORDS].reshape(n, SLOT_WORDS)
-        state["params"][updates[:, S_SLOT]] = updates
-    if n := h[H_NUM_BLOCK_UPDATES]:
-        updates = words[h[H_BLOCK_UPDATES] : h[H_BLOCK_UPDATES] + n * BLOCK_WORDS].reshape(n, BLOCK_WORDS)
+    if h[HEADER.at["num_slot_updates"]]:
+        updates = _rows(words, h, "slot_updates", SLOT.width)
+        state["params"][updates[:, SLOT.at["slot"]]] = updates
+    if h[HEADER.at["num_block_updates"]]:
+        updates = _rows(words, h, "block_updates", BLOCK.width)
+        tables, indices, blocks = (updates[:, BLOCK.at[name]] for name in ("table", "index", "block"))
         table = state["block_table"]
-        table.reshape(-1, table.shape[2])[updates[:, 0], updates[:, 1]] = updates[:, 2]
-    if not h[H_FLAGS] & FLAG_SAME_DECODE_ROWS:
-        n, at = h[H_NUM_DECODE_ROWS], h[H_DECODE_ROWS]
-        state["decode_slots"][:n] = words[at : at + n]
+        table.reshape(-1, table.shape[2])[tables, indices] = blocks
+    if not h[_FLAGS] & FLAG_SAME_DECODE_ROWS:
+        state["decode_slots"][: h[_NUM_DECODE]] = _rows(words, h, "decode_rows", 1)[:, 0]
 
 
 def _pad(out: dict[str, np.ndarray], rows: int, num_rows: int, total: int, num_tokens: int, dummy: int) -> None:
@@ -128,7 +112,7 @@ def finish_step(
 ) -> None:
     """Record the sampled tokens in the tables and write the step's result words. See `step_inputs.finish_step`."""
     state, out = tables.host, step.host
-    rows, step_number = int(out["num_rows"][0]), int(plan[H_STEP])
+    rows, step_number = int(out["num_rows"][0]), int(plan[_STEP])
     tag = np.int64(step_number << 32)
     slots, tokens = out["row_slots"][:rows], sampled.numpy()[:rows]
     record = results.numpy()[step_number % len(results)]
@@ -136,17 +120,17 @@ def finish_step(
     state["seq_len"][slots] = out["seq_lens"][:rows]
     sampling, new = slots[samples], tokens[samples]
     state["last_token"][sampling] = new
-    processor_rows = state["params"][sampling, S_PROCESSOR_ROW]
+    processor_rows = state["params"][sampling, SLOT.at["processor_row"]]
     if (processed := processor_rows >= 0).any():
         history, slots_f, new_f = state["history"], sampling[processed], new[processed]
         history[slots_f, :-1] = history[slots_f, 1:]
         history[slots_f, -1] = new_f
         count_tokens(pool, processor_rows[processed], new_f)
     if logprobs is not None:
-        columns = record[max_rows : max_rows + rows * LOGPROB_WORDS].reshape(rows, LOGPROB_WORDS)
+        columns = record[max_rows : max_rows + rows * LOGPROBS.width].reshape(rows, LOGPROBS.width)
         logprob, rank, top_ids, top_logprobs = (x[:rows].numpy() for x in logprobs)
-        columns[:, 0] = tag | logprob.view(np.uint32)
-        columns[:, 1] = tag | rank.view(np.uint32)
-        columns[:, 2 : 2 + NUM_TOP] = tag | top_ids.view(np.uint32)
-        columns[:, 2 + NUM_TOP :] = tag | top_logprobs.view(np.uint32)
+        columns[:, LOGPROBS.at["logprob"]] = tag | logprob.view(np.uint32)
+        columns[:, LOGPROBS.at["rank"]] = tag | rank.view(np.uint32)
+        columns[:, _TOP_IDS : _TOP_IDS + MAX_LOGPROBS] = tag | top_ids.view(np.uint32)
+        columns[:, _TOP_LOGPROBS : _TOP_LOGPROBS + MAX_LOGPROBS] = tag | top_logprobs.view(np.uint32)
     record[:rows] = tag | tokens.view(np.uint32)

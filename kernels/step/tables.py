@@ -1,10 +1,9 @@
-"""Device state of the sequences, by slot, the buffers of one step, and the words of a step plan that the kernels read.
+"""Device state of the sequences, by slot, and the buffers of one step.
 
 `SlotTables`, `LogitsProcessorPool` and `StepBuffers` only hold tensors: allocated once by the worker, changed in place by the
 step kernels (`step_inputs`), by `apply_logits_processors`, and read by the sampler. The last slot (`max_num_seqs`) is the dummy
-slot of padded rows. `params` holds a slot update of a plan as it is, so applying one is a copy of 16 words; the named
-columns are views. No triton here: CPU machines use these too. The numbers below are those of ipc/step/plan.py (a test compares
-them).
+slot of padded rows. `params` holds a slot update of a plan as it is, so applying one is a copy of its words; what they are is
+declared in ipc/step/sections.py, whose constants the kernels share. No triton here: CPU machines use these too.
 """
 
 import secrets
@@ -14,34 +13,26 @@ from functools import cached_property
 import numpy as np
 import torch
 
-# header words of a plan
-H_STEP, H_FLAGS = 0, 1
-H_NUM_SLOT_UPDATES, H_SLOT_UPDATES = 3, 4
-H_NUM_BLOCK_UPDATES, H_BLOCK_UPDATES = 5, 6
-H_NUM_DECODE_ROWS, H_DECODE_ROWS = 7, 8
-H_NUM_PREFILL_ROWS, H_PREFILL_ROWS = 9, 10
-H_NUM_PREFILL_TOKENS, H_PREFILL_TOKENS = 11, 12
-FLAG_SAME_DECODE_ROWS = 1
-SLOT_WORDS, BLOCK_WORDS, PREFILL_WORDS = 16, 3, 8
+from quire.ipc.step.sections import (
+    LOGPROBS,
+    MAX_BAD_WORD_TOKENS,
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_MASKED_STOPS,
+    SLOT,
+    SLOT_VALUES,
+)
 
-# words of a slot update, and columns of SlotTables.params
-S_SLOT, S_TEMPERATURE, S_TOP_K, S_TOP_P, S_MIN_P, S_PRESENCE, S_FREQUENCY, S_REPETITION = range(8)
-S_SEED_LO, S_SEED_HI, S_PROCESSOR_ROW, S_MIN_LEN, S_NUM_LOGPROBS = range(8, 13)
-
-# words of a prefill row
-P_SLOT, P_START, P_LENGTH, P_FLAGS = range(4)
-PREFILL_SAMPLE = 1
-
-MAX_STOP_IDS = 256  # of one processor row
-MAX_BAD_WORDS = 256
-HISTORY = 16  # last output tokens kept for bad words, and the longest bad word
-MAX_LOGIT_BIAS = 1024
+MAX_STOP_IDS = MAX_MASKED_STOPS  # of one processor row
+HISTORY = MAX_BAD_WORD_TOKENS  # last output tokens kept for bad words
 PROMPT_BIT = 1 << 7  # in LogitsProcessorPool.counts: the token occurs in the prompt
 IN_TABLE = PROMPT_BIT - 1  # the bits below: its occurrences in the output, or this: they are in LogitsProcessorPool.entries
 ENTRY_KEY, ENTRY_EXTRA, ENTRY_BIAS = range(3)
 ENTRY_PLANES = 3
-NUM_TOP = 20  # alternatives whose log-probabilities are reported
-LOGPROB_WORDS = 2 + 2 * NUM_TOP  # result words of one row's log-probabilities
+NUM_TOP = MAX_LOGPROBS
+LOGPROB_WORDS = LOGPROBS.width  # result words of one row's log-probabilities
+_VALUES = {v.name: v for v in SLOT_VALUES}
 
 
 @dataclass
@@ -51,7 +42,7 @@ class SlotTables:
     block_table: torch.Tensor  # int32 [num_groups, S, max_blocks]
     last_token: torch.Tensor  # int32 [S]
     seq_len: torch.Tensor  # int32 [S], tokens whose KV is computed
-    params: torch.Tensor  # int32 [S, SLOT_WORDS], see S_*; float32 columns as bits
+    params: torch.Tensor  # int32 [S, SLOT.width], rows of SLOT; float32 values as bits
     history: torch.Tensor  # int32 [S, HISTORY], last output tokens of slots with a processor row, newest last, -1 padded
     decode_slots: torch.Tensor  # int32 [S], the decode rows of the last plan that had them
 
@@ -63,63 +54,21 @@ class SlotTables:
         def ints(*shape: int) -> torch.Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
 
-        tables = cls(ints(num_groups, s, max_blocks), ints(s), ints(s), ints(s, SLOT_WORDS), ints(s, HISTORY) - 1, ints(s))
-        tables.top_p.fill_(1.0)
-        tables.repetition.fill_(1.0)
-        tables.processor_row.fill_(-1)
-        tables.num_logprobs.fill_(-1)
+        tables = cls(ints(num_groups, s, max_blocks), ints(s), ints(s), ints(s, SLOT.width), ints(s, HISTORY) - 1, ints(s))
+        for value in SLOT_VALUES:
+            tables.column(value.name).fill_(value.default)
         return tables
 
     @property
     def max_num_seqs(self) -> int:
         return self.seq_len.shape[0] - 1
 
-    def _column(self, word: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-        return self.params.view(dtype)[:, word]
-
-    @property
-    def temperature(self) -> torch.Tensor:
-        return self._column(S_TEMPERATURE, torch.float32)
-
-    @property
-    def top_k(self) -> torch.Tensor:
-        return self._column(S_TOP_K)
-
-    @property
-    def top_p(self) -> torch.Tensor:
-        return self._column(S_TOP_P, torch.float32)
-
-    @property
-    def min_p(self) -> torch.Tensor:
-        return self._column(S_MIN_P, torch.float32)
-
-    @property
-    def presence(self) -> torch.Tensor:
-        return self._column(S_PRESENCE, torch.float32)
-
-    @property
-    def frequency(self) -> torch.Tensor:
-        return self._column(S_FREQUENCY, torch.float32)
-
-    @property
-    def repetition(self) -> torch.Tensor:
-        return self._column(S_REPETITION, torch.float32)
-
-    @property
-    def seed(self) -> torch.Tensor:
-        return self.params[:, S_SEED_LO : S_SEED_HI + 1]
-
-    @property
-    def processor_row(self) -> torch.Tensor:
-        return self._column(S_PROCESSOR_ROW)
-
-    @property
-    def min_len(self) -> torch.Tensor:
-        return self._column(S_MIN_LEN)
-
-    @property
-    def num_logprobs(self) -> torch.Tensor:
-        return self._column(S_NUM_LOGPROBS)
+    def column(self, name: str) -> torch.Tensor:
+        """A value of SLOT_VALUES of every slot: a view [S], float32 or int32; int32 [S, 2], low word first, of a uint64."""
+        at, dtype = SLOT.at[name], _VALUES[name].dtype
+        if dtype == "uint64":
+            return self.params[:, at : at + 2]
+        return self.params.view(torch.float32 if dtype == "float32" else torch.int32)[:, at]
 
     @cached_property
     def host(self) -> dict[str, np.ndarray]:

@@ -14,10 +14,11 @@ from core_by_hand import VOCAB_SIZE, CoreByHand, add
 
 from quire.enginecore import core as core_module
 from quire.enginecore import daemon
-from quire.enginecore.core import AWAKE_S, LATE_S, Expected
+from quire.enginecore.core import AWAKE_S, LATE_S
+from quire.enginecore.step_times import Expected
 from quire.enginecore.workers import WorkersFailed
 from quire.ipc.links.core_and_workers import WorkerToCore
-from quire.ipc.messages import PromptLogprobs, RequestError, StepOutputs, WorkerPromptLogprobs
+from quire.ipc.messages import PromptLogprobs, PromptLogprobsOfRow, RequestError, SideResults, StepOutputs
 
 
 @pytest.fixture
@@ -121,10 +122,45 @@ def test_the_core_sleeps_while_prompt_logprobs_are_on_their_way(by_hand):
     core._wait()
     assert time.monotonic() >= core._next_beat - 0.01
     worker = WorkerToCore(by_hand.workers._endpoint.address, 0, by_hand.workers.generation)
-    worker.send(WorkerPromptLogprobs(0, core._in_flight[0].scheduled.step, 0, bytes(12), bytes(12), b"", b""))
+    row = PromptLogprobsOfRow(0, bytes(12), bytes(12), b"", b"")
+    worker.send(SideResults(0, core._in_flight[0].scheduled.step, [row]))
     assert by_hand.answer(frontend, PromptLogprobs).start == 1
     assert by_hand.answer(frontend, StepOutputs).finished[0].reason == "length"
     worker.close()
+
+
+def test_all_that_comes_beside_a_steps_tokens_is_one_message(by_hand):
+    core, frontends = by_hand.core, [by_hand.frontend(), by_hand.frontend()]
+    for n, frontend in enumerate(frontends):
+        frontend.send(add(10 + n, 3, max_tokens=1, prompt_logprobs=0))  # of less than a block: both are in one step
+    frontends[0].send(add(7, 3, max_tokens=1))  # and one that has nothing beside
+    while len(core.scheduler.waiting) < 3:
+        core._take_messages()
+    by_hand.until(lambda: core._in_flight)
+    step = core._in_flight[0].scheduled
+    rows = sorted(step.side_rows)
+    assert len(rows) == 2 and len(step.slots) == 3
+    for _ in range(5):
+        by_hand.turn()
+    assert core._in_flight  # the tokens are there
+    worker = WorkerToCore(by_hand.workers._endpoint.address, 0, by_hand.workers.generation)
+    columns = {row: np.full(2, row, np.int32).tobytes() for row in rows}
+    worker.send(SideResults(0, step.step, [PromptLogprobsOfRow(row, c, c, b"", b"") for row, c in columns.items()]))
+    for n, frontend in enumerate(frontends):
+        got = by_hand.answer(frontend, PromptLogprobs)
+        row = next(r for r, target in step.side_rows.items() if target.request_id == 10 + n)
+        assert (got.id, got.start, got.num_top, got.ranks) == (10 + n, 1, 0, columns[row])
+    assert not core._in_flight and not core._side_results
+    worker.close()
+
+
+def test_side_results_of_other_rows_are_the_workers_failure(by_hand):
+    core, frontend = by_hand.core, by_hand.frontend()
+    frontend.send(add(1, max_tokens=1, prompt_logprobs=0))
+    by_hand.until(lambda: core._in_flight)
+    core._side_results[core._in_flight[0].scheduled.step] = SideResults(0, 1, [PromptLogprobsOfRow(3, b"", b"", b"", b"")])
+    with pytest.raises(WorkersFailed, match="side results"):
+        by_hand.until(lambda: not core._in_flight)
 
 
 @pytest.mark.parametrize("token", [-1, -(2**31), VOCAB_SIZE, 2**31 - 1])

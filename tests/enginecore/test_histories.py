@@ -1,5 +1,6 @@
 """Histories that a review found, each of which once broke the scheduler, and many random ones of their kind."""
 
+import math
 import random
 
 import numpy as np
@@ -11,7 +12,7 @@ from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.scheduler import Scheduler
 from quire.ipc.messages import AddRequest, EngineLimits, Generate, RequestError, TokenInputs
 from quire.ipc.sampling import SamplingParams
-from quire.ipc.step.plan import H_PROCESSORS, max_plan_words
+from quire.ipc.step.sections import HEADER, SLOT_VALUES, StepLimits, max_device_words
 
 
 def scenario(seed, windows, look):
@@ -77,12 +78,12 @@ def test_no_plan_is_longer_than_the_worker_has_room_for():
     while not s.is_idle:
         made = s.schedule()
         if made:
-            longest = max(longest, int(made[0].encode()[H_PROCESSORS]))
+            longest = max(longest, int(made[0].encode()[HEADER.at["device_words"]]))
             flight.append(made[1])
         if flight and (len(flight) > 1 or not made):
             step = flight.pop(0)
             s.update(step, np.zeros(len(step.slots), np.int32))
-    assert longest <= max_plan_words(seqs, budget, bs, 1, -(-mml // bs))
+    assert longest <= max_device_words(StepLimits(seqs, budget, bs, 1, -(-mml // bs)))
 
 
 @pytest.mark.parametrize(
@@ -103,8 +104,9 @@ def test_legal_extremes_make_a_plan_of_finite_numbers(params):
     assert not isinstance(accepted, RequestError)
     for seq in accepted:
         s.add(seq)
-    floats = s.schedule()[0].slot_updates.view(np.float32)[0, [1, 3, 4, 5, 6, 7]]
-    assert np.isfinite(floats).all() and floats[1] > 0
+    slot = s.schedule()[0].section("slot_updates")[0]
+    floats = {v.name: float(slot[v.name]) for v in SLOT_VALUES if v.dtype == "float32"}
+    assert all(map(math.isfinite, floats.values())) and floats["top_p"] > 0 and floats["repetition"] > 0
 
 
 def test_what_is_refused_at_the_door():

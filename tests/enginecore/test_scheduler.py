@@ -130,7 +130,7 @@ def test_processor_rows_are_a_resource_that_requests_wait_for():
     h.add([9, 9], max_tokens=5)
     h.run()
     assert len(h.finished) == 4
-    assert sum(len(p.processors) > 0 for p in h.plans) == 3
+    assert sum("logits_processors" in p.sections for p in h.plans) == 3
 
 
 def test_what_cannot_fit_is_known_beforehand():

@@ -3,6 +3,7 @@
 The processes are tests/support/fake_worker_child.py; rings, control link and deaths are real.
 """
 
+import logging
 import os
 import signal
 import time
@@ -20,9 +21,9 @@ from fake_worker_child import log_of
 from quire.enginecore import workers as group
 from quire.enginecore.workers import WorkerGroup, WorkersFailed
 from quire.ipc.links.core_and_workers import CoreToWorkers
-from quire.ipc.messages import RequestError, StepOutputs, WorkerFailed
-from quire.ipc.step.plan import H_STEP, H_WORLD_SIZE, HEADER_WORDS
+from quire.ipc.messages import ControlReply, DumpStacks, RequestError, StepOutputs, WorkerFailed
 from quire.ipc.step.plan_ring import KIND_PLAN, PlanRing
+from quire.ipc.step.sections import HEADER
 from quire.workers.worker import Worker
 
 TIMEOUT_S = 30.0
@@ -137,11 +138,43 @@ def test_the_death_of_either_rank_fails_what_is_in_flight_and_replaces_both(two,
     assert core.supervisor.num_restarts == 1 and core.scheduler.is_idle
 
 
+# ------------------------------------------------------------------------------------------------------------ control
+def test_stacks_are_asked_of_serving_workers_and_logged(two, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("quire"), "propagate", True)
+    with caplog.at_level(logging.INFO, "quire"):
+        two.core.ask_for_stacks()
+        two.wait_until(lambda: "rank 0 is well" in caplog.text and "rank 1 is well" in caplog.text)
+    assert "stacks of the core" in caplog.text and "test_workers.py" in caplog.text
+    assert two.run_request(1, 5, 3) == alone(5, 3)  # between steps, and no harm done
+
+
+def test_a_request_is_answered_for_a_worker_that_ended_before(two):
+    replies: list[ControlReply] = []
+    os.kill(two.pids[1], signal.SIGSTOP)
+    os.waitid(os.P_PID, two.pids[1], os.WSTOPPED)
+    two.workers.send_control(DumpStacks, replies.append)
+    two.wait_until(lambda: [r.rank for r in replies] == [0])
+    os.kill(two.pids[1], signal.SIGKILL)
+    two.wait_until(lambda: len(replies) == 2)
+    assert [(r.rank, bool(r.error)) for r in replies] == [(0, False), (1, True)]
+    with pytest.raises(WorkersFailed, match="do not serve"):
+        two.workers.send_control(DumpStacks, replies.append)
+    two.wait_until(lambda: two.workers.is_ready)
+    two.workers.send_control(DumpStacks, replies.append)
+    two.wait_until(lambda: len(replies) == 4)
+    assert replies[-1].error == "" and replies[-1].id != replies[0].id
+
+
+def test_an_answer_that_nobody_asked_for_is_the_workers_failure():
+    with pytest.raises(WorkersFailed, match="was not asked"):
+        WorkerGroup(worker_template(1))._handle(ControlReply(0, 1, "", b""), [])
+
+
 # -------------------------------------------------------------------------------------------- the plan's world size
 class NoSteps:
     """A runner that must not be asked for a step."""
 
-    def step(self, words: np.ndarray, read_mask: object) -> None:
+    def step(self, words: np.ndarray, read_masks: object) -> None:
         raise AssertionError("a plan for another group was run")
 
 
@@ -150,8 +183,8 @@ def test_a_worker_refuses_a_plan_for_another_world_size():
     config = worker_template(2)
     fds = [os.dup(fd) for fd in ring.fds(0)]
     worker = Worker(msgspec.structs.replace(config, epoch=EPOCH, control_address=endpoint.address, plan_ring_fds=fds))
-    words = np.zeros(HEADER_WORDS, np.int32)
-    words[[H_STEP, H_WORLD_SIZE]] = 1, 4
+    words = np.zeros(HEADER.width, np.int32)
+    words[[HEADER.at["step"], HEADER.at["world_size"]]] = 1, 4
     ring.write(KIND_PLAN, words, 1.0)
     worker._serve(NoSteps())
     assert endpoint.sockets()[0].poll(10_000)

@@ -8,6 +8,7 @@ from inline_engine import InlineEngine
 from tiny_models import GPU_MODELS, WIDE_MODELS, reference, tiny_model
 
 from quire.ipc.sampling import SamplingParams
+from quire.ipc.step.sections import HEADER, NO_TOKEN
 
 pytestmark = pytest.mark.gpu
 
@@ -136,11 +137,11 @@ def test_decode_never_waits_for_the_device():
     step = engine.runner.step
     checked = []
 
-    def watched(words, read_mask):
-        is_decode = words[9] == 0  # no prefill rows
+    def watched(words, read_masks):
+        is_decode = words[HEADER.at["num_prefill_rows"]] == 0
         torch.cuda.set_sync_debug_mode("error" if is_decode else "default")
         try:
-            return step(words, read_mask)
+            return step(words, read_masks)
         finally:
             torch.cuda.set_sync_debug_mode("default")
             checked.append(is_decode)
@@ -183,3 +184,37 @@ def test_late_masks_on_the_device(delayed):
     engine = InlineEngine(tiny_model("gpu-llama"), device="cuda", graphs=True)
     with_late_masks(engine, allowed=[17, 400], delayed=delayed)
     assert {t for out in engine.generate(prompts(), params) for t in out} <= {17, 400}
+
+
+def test_a_row_without_its_mask_has_no_token_on_the_device():
+    from workers.test_runner import with_late_masks
+
+    params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+    want = InlineEngine(tiny_model("gpu-llama"), device="cuda", graphs=True).generate(prompts()[:4], params)
+    for graphs in (False, True):
+        engine = InlineEngine(tiny_model("gpu-llama"), device="cuda", graphs=graphs)
+        with_late_masks(engine, rows=lambda plan: [1, 2] if len(plan.decode_rows) else [], missing=(2,))
+        outs = engine.generate(prompts()[:4], params)
+        assert [out[0] for out in outs] == [out[0] for out in want]
+        rows = [i for i, out in enumerate(outs) if out[1] == NO_TOKEN]
+        assert len(rows) == 1 and all(outs[i] == want[i] for i in range(4) if i not in rows)
+
+
+def test_masks_are_loaded_without_waiting_for_the_device():
+    from workers.test_runner import with_late_masks
+
+    engine = InlineEngine(tiny_model("gpu-llama"), device="cuda", graphs=True)
+    with_late_masks(engine, allowed=[17, 400])
+    load, loaded = engine.runner.device.masks.load, []
+
+    def watched(records):
+        loaded.append(1)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return load(records)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    engine.runner.device.masks.load = watched
+    outs = engine.generate(prompts(), SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True))
+    assert loaded and {t for out in outs for t in out} <= {17, 400}

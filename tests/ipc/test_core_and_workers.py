@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.ipc.links.core_and_workers import _IDENTITY, _TAG, CoreToWorkers, WorkerToCore
-from quire.ipc.messages import AllocateKV, KVGroup, WorkerFailed, WorkerProfile, WorkerPromptLogprobs, WorkerReady
+from quire.ipc.messages import AllocateKV, KVGroup, PromptLogprobsOfRow, SideResults, WorkerFailed, WorkerProfile, WorkerReady
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_start_up_conversation(endpoint, make_worker):
 
 def test_large_results_arrive(endpoint, make_worker):
     floats, ints = np.zeros(100_000, np.float32).tobytes(), np.arange(100_000, dtype=np.int32).tobytes()
-    message = WorkerPromptLogprobs(0, 5, 1, floats, ints, ints, floats)
+    message = SideResults(0, 5, [PromptLogprobsOfRow(1, floats, ints, ints, floats)])
     make_worker(0).send(message)
     assert receive(endpoint) == [(0, message)]
 

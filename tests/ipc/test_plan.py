@@ -1,109 +1,163 @@
-"""StepPlan: encode and decode are inverse, for empty, full and any plan; processors; the stated longest plan is the longest."""
+"""StepPlan: encode and decode are inverse, for any sections and any plan; what is declared is what is written."""
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.ipc.step import plan
 from quire.ipc.step.plan import (
-    BLOCK_WORDS,
-    PREFILL_WORDS,
-    SLOT_WORDS,
+    DTYPES,
     LogitsProcessors,
     StepPlan,
     decode_logits_processors,
     decode_plan,
+    default_slots,
     encode_logits_processors,
-    max_plan_words,
+    struct_of,
+)
+from quire.ipc.step.sections import (
+    BLOCK,
+    HEADER,
+    LOGPROBS,
+    MASK,
+    MAX_LOGPROBS,
+    PREFILL,
+    SECTIONS,
+    SLOT,
+    SLOT_VALUES,
+    Record,
+    StepLimits,
+    max_device_words,
 )
 
 NO_ROWS = np.zeros(0, np.int32)
 
 
-def ints(*shape: int, start: int = 0) -> np.ndarray:
-    return np.arange(start, start + int(np.prod(shape)), dtype=np.int32).reshape(shape)
+def some_rows(name: str, count: int, start: int = 0) -> np.ndarray:
+    """Rows of a section, each field another number, the words beyond the last field zero."""
+    rows = np.zeros(count, DTYPES[name])
+    for i, field in enumerate(rows.dtype.names or ()):
+        rows[field] = np.arange(count) + start + 100 * i
+    return rows if rows.dtype.names else np.arange(start, start + count, dtype=np.int32)
 
 
-def make_plan(slots=0, blocks=0, decode=0, prefill=0, tokens=0, processors=NO_ROWS, **more) -> StepPlan:
-    return StepPlan(
-        step=more.pop("step", 1),
-        slot_updates=ints(slots, SLOT_WORDS, start=1000),
-        block_updates=ints(blocks, BLOCK_WORDS, start=2000),
-        decode_rows=ints(decode, start=3000),
-        prefill_rows=ints(prefill, PREFILL_WORDS, start=4000),
-        prefill_tokens=ints(tokens, start=5000),
-        processors=processors,
-        **more,
-    )
+def make_plan(counts: dict[str, int], step: int = 1, **more) -> StepPlan:
+    sections = {name: some_rows(name, count, 1000 * i) for i, (name, count) in enumerate(counts.items()) if count}
+    return StepPlan(step, sections, **more)
 
 
 def assert_same(a: StepPlan, b: StepPlan) -> None:
-    for name in StepPlan.__dataclass_fields__:
-        x, y = getattr(a, name), getattr(b, name)
-        if isinstance(x, np.ndarray):
-            assert x.shape == y.shape and x.dtype == y.dtype == np.int32 and (x == y).all(), name
-        else:
-            assert x == y, name
+    assert a.sections.keys() == b.sections.keys()
+    for name in a.sections:
+        x, y = a.section(name), b.section(name)
+        assert x.dtype == y.dtype == DTYPES[name] and x.shape == y.shape and (x == y).all(), name
+    for name in ("step", "variant", "same_decode_rows", "max_seq_len", "num_rows", "num_tokens", "late_mask"):
+        assert getattr(a, name) == getattr(b, name), name
 
 
 @settings(max_examples=100, deadline=None)
 @given(
-    st.tuples(*[st.integers(0, 9)] * 5),
+    st.fixed_dictionaries({s.name: st.integers(0, 9) for s in SECTIONS}),
     st.integers(0, 31),
-    st.booleans(),
     st.integers(1, 2**31 - 1),
     st.integers(0, 2**31 - 1),
 )
-def test_plan_comes_back_as_it_went(counts, variant, late_mask, step, max_seq_len):
-    slots, blocks, decode, prefill, tokens = counts
-    before = make_plan(
-        slots,
-        blocks,
-        decode,
-        prefill,
-        tokens,
-        ints(7),
-        variant=variant,
-        late_mask=late_mask,
-        step=step,
-        max_seq_len=max_seq_len,
-    )
+def test_plan_comes_back_as_it_went(counts, variant, step, max_seq_len):
+    before = make_plan(counts, step, variant=variant, max_seq_len=max_seq_len)
     words = before.encode()
-    assert words.dtype == np.int32 and len(words) == words[plan.H_WORDS]
+    assert words.dtype == np.int32 and len(words) == words[HEADER.at["words"]]
     after = decode_plan(words, NO_ROWS)
     assert_same(before, after)
-    assert after.num_rows == decode + prefill and after.num_tokens == decode + tokens
+    assert after.num_rows == counts["decode_rows"] + counts["prefill_rows"]
+    assert after.num_tokens == counts["decode_rows"] + counts["prefill_tokens"]
+    assert after.late_mask == (counts["mask_rows"] > 0) and len(after.mask_rows) == counts["mask_rows"]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.fixed_dictionaries({s.name: st.integers(0, 9) for s in SECTIONS}))
+def test_what_the_device_reads_comes_first_and_is_counted(counts):
+    """A copy of device_words words is all that the step's kernels need."""
+    words = make_plan(counts).encode()
+    device = [s for s in SECTIONS if s.applied == "device"]
+    size = HEADER.width + sum(s.record.width * counts[s.name] for s in device)
+    assert words[HEADER.at["device_words"]] == size
+    for s in device:
+        n, at = words[HEADER.at[f"num_{s.name}"]], words[HEADER.at[s.name]]
+        assert n == counts[s.name] and at + n * s.record.width <= size
+    assert list(SECTIONS[: len(device)]) == device  # in the order of declaration, too
 
 
 def test_unchanged_decode_rows_are_not_sent_again():
-    first = make_plan(decode=500)
-    again = make_plan(decode=500, step=2, same_decode_rows=True)
-    assert len(again.encode()) == plan.HEADER_WORDS
+    first = make_plan({"decode_rows": 500})
+    again = make_plan({"decode_rows": 500}, 2, same_decode_rows=True)
+    assert len(again.encode()) == HEADER.width
+    assert again.encode()[HEADER.at["num_decode_rows"]] == 500
     read = decode_plan(again.encode(), decode_plan(first.encode(), NO_ROWS).decode_rows)
     assert_same(read, again)
 
 
 def test_step_number_wraps_with_the_rings():
-    assert decode_plan(make_plan(step=2**31 + 5).encode(), NO_ROWS).step == 5
+    assert decode_plan(make_plan({}, 2**31 + 5).encode(), NO_ROWS).step == 5
 
 
-def test_header_words_do_not_overlap_and_the_world_size_is_left_to_the_sender():
-    places = {name: at for name, at in vars(plan).items() if name.startswith("H_")}
-    assert len(set(places.values())) == len(places) and max(places.values()) < plan.HEADER_WORDS
-    words = make_plan(1, 1, 1, 1, 1, ints(7)).encode()
+def test_the_world_size_is_left_to_the_sender():
+    words = make_plan({s.name: 1 for s in SECTIONS}).encode()
     before = decode_plan(words.copy(), NO_ROWS)
-    assert words[plan.H_WORLD_SIZE] == 0
-    words[plan.H_WORLD_SIZE] = 8
+    assert words[HEADER.at["world_size"]] == 0
+    words[HEADER.at["world_size"]] = 8
     assert_same(before, decode_plan(words, NO_ROWS))
 
 
 def test_decoded_sections_are_views():
-    words = make_plan(1, 1, 1, 1, 1).encode()
+    words = make_plan({s.name: 1 for s in SECTIONS}).encode()
     read = decode_plan(words, NO_ROWS)
-    for name in ("slot_updates", "block_updates", "decode_rows", "prefill_rows", "prefill_tokens"):
-        assert np.shares_memory(words, getattr(read, name))
+    for s in SECTIONS:
+        assert np.shares_memory(words, read.section(s.name)), s.name
 
 
+# ------------------------------------------------------------------------------------------------- declarations
+def test_fields_of_a_record_do_not_overlap_and_fit_its_width():
+    for record in (HEADER, SLOT, BLOCK, PREFILL, MASK, LOGPROBS):
+        ends = 0
+        for field in record.fields:
+            assert record.at[field.name] == ends
+            ends += field.words
+        assert ends == record.used <= record.width
+        assert len({f.name for f in record.fields}) == len(record.fields)
+    assert SLOT.width & (SLOT.width - 1) == 0  # a Triton block
+    assert LOGPROBS.width == 2 + 2 * MAX_LOGPROBS
+
+
+def test_numpy_struct_and_offsets_are_of_one_layout():
+    """What the core packs is what numpy reads by name and a kernel by offset."""
+    for name, record in (("slot_updates", SLOT), ("prefill_rows", PREFILL), ("block_updates", BLOCK)):
+        values = [
+            2.5 + i if f.dtype == "float32" else (2**64 - 7 if f.dtype == "uint64" else i) for i, f in enumerate(record.fields)
+        ]
+        packed = struct_of(record).pack(*values)
+        assert len(packed) == 4 * record.width
+        (row,) = np.frombuffer(packed, DTYPES[name])
+        assert [row[f.name] for f in record.fields] == values
+        words = np.frombuffer(packed, np.int32)
+        for f, value in zip(record.fields, values, strict=True):
+            at = record.at[f.name]
+            read = {"int32": words, "float32": words.view(np.float32)}.get(f.dtype)
+            if read is None:
+                assert words[at : at + 2].view(np.uint64)[0] == value
+            else:
+                assert read[at] == value
+
+
+def test_a_new_slot_holds_the_declared_defaults():
+    row = default_slots(3)[1]
+    assert {v.name: row[v.name] for v in SLOT_VALUES} == {v.name: v.default for v in SLOT_VALUES}
+
+
+def test_a_list_in_a_record_takes_as_many_words():
+    record = Record(*LOGPROBS.fields, width=50)
+    assert record.at["top_logprobs"] - record.at["top_ids"] == MAX_LOGPROBS and record.width == 50
+
+
+# ------------------------------------------------------------------------------------------- logits processors
 float32s = st.floats(-100, 100, width=32)
 tokens = st.lists(st.integers(0, 2**31 - 1), max_size=6)
 
@@ -128,7 +182,8 @@ def processor_records(draw) -> LogitsProcessors:
 @given(st.lists(processor_records(), max_size=3))
 def test_processors_come_back_as_they_went(records):
     words = np.concatenate([NO_ROWS, *[encode_logits_processors(f) for f in records]])
-    read = decode_plan(make_plan(processors=words).encode(), NO_ROWS).processors
+    plan = StepPlan(1, {"logits_processors": words})
+    read = decode_plan(plan.encode(), NO_ROWS).section("logits_processors")
     again = decode_logits_processors(read)
     assert len(again) == len(records)
     for before, after in zip(records, again, strict=True):
@@ -140,5 +195,9 @@ def test_longest_plan_fits_its_stated_length():
     """Every slot starts, every row prefills, and blocks as many as a step may need."""
     num_seqs, budget, block_size, groups, blocks_per_seq = 16, 256, 16, 2, 64
     new_blocks = groups * (budget // block_size + num_seqs)
-    largest = make_plan(slots=num_seqs, blocks=new_blocks, decode=0, prefill=num_seqs, tokens=budget)
-    assert len(largest.encode()) <= max_plan_words(num_seqs, budget, block_size, groups, blocks_per_seq)
+    counts = {"slot_updates": num_seqs, "block_updates": new_blocks, "prefill_rows": num_seqs, "prefill_tokens": budget}
+    limits = StepLimits(num_seqs, budget, block_size, groups, blocks_per_seq)
+    assert len(make_plan(counts).encode()) <= max_device_words(limits)
+    caps = {s.name: s.cap(limits) for s in SECTIONS if s.cap}
+    assert len(make_plan(caps).encode()) == max_device_words(limits)
+    assert caps.keys() == {s.name for s in SECTIONS if s.applied == "device"}  # only what lies in a buffer has a cap

@@ -75,9 +75,15 @@ def test_logprobs_arrive_for_the_rows_that_have_them(ends):
     worker.write(7, np.arange(6, dtype=np.int32), some_logprobs([4, 1]))
     assert core.ready(7, 6, [4, 1]) and core.ready(7, 6, []) and core.ready(7, 6, np.asarray([1]))
     assert not core.ready(7, 6, [0, 1])
-    logprob, rank, ids, logprobs = core.logprobs(7, 1)
-    assert (logprob, rank, ids.tolist(), logprobs.tolist()) == (-1.5, 2, [103, 104, 105], [-3.0, -4.0, -5.0])
-    assert (ids.dtype, logprobs.dtype) == (np.int32, np.float32)
+    for rows in ([1], [4], [1, 4], [4, 1]):
+        got = core.logprobs(7, np.asarray(rows))
+        first = [0 if row == 4 else 3 for row in rows]  # of some_logprobs
+        assert (got.logprobs.tolist(), got.ranks.tolist()) == ([-1.5] * len(rows), [1 + n // 3 for n in first])
+        assert got.top_ids.tolist() == [[100 + n, 101 + n, 102 + n] for n in first]
+        assert got.top_logprobs.tolist() == [[-n, -n - 1, -n - 2] for n in first]
+    assert (got.top_ids.dtype, got.top_logprobs.dtype, got.ranks.dtype) == (np.int32, np.float32, np.int32)
+    worker.write(11, np.zeros(6, np.int32), some_logprobs([0, 1, 2, 3, 4, 5]))  # the same entry
+    assert got.top_ids.tolist() == [[100, 101, 102], [103, 104, 105]]  # a copy
 
 
 def test_missing_alternatives_are_filled_up(ends):
@@ -86,8 +92,8 @@ def test_missing_alternatives_are_filled_up(ends):
         1, np.zeros(1, np.int32), some_logprobs([0])._replace(top_ids=np.asarray([[9]]), top_logprobs=np.zeros((1, 1)))
     )
     assert core.ready(1, 1, [0])
-    _, _, ids, logprobs = core.logprobs(1, 0)
-    assert ids.tolist() == [9, -1, -1] and logprobs.tolist() == [0.0, -np.inf, -np.inf]
+    got = core.logprobs(1, np.asarray([0]))
+    assert got.top_ids.tolist() == [[9, -1, -1]] and got.top_logprobs.tolist() == [[0.0, -np.inf, -np.inf]]
 
 
 def test_what_does_not_fit_is_refused(ends):

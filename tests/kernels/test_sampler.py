@@ -244,7 +244,7 @@ def random_case(h, vocab, rows, seed, dtype=torch.float32):
         bias = list(zip(sorted(set(ids[2])), rng.normal(size=20).tolist(), strict=False))
         output = ids[1] + [ids[2][0]] * 130 * slot  # more than a byte counts
         allowed, bad = ids[3] if slot == 1 else (), [[output[-1], ids[0][0]], [ids[3][5]]]
-        h.processors(slot, int(h.tables.processor_row[slot]), ids[0], output, bias, allowed, ids[3][:3], bad)
+        h.processors(slot, int(h.tables.column("processor_row")[slot]), ids[0], output, bias, allowed, ids[3][:3], bad)
     logits = torch.from_numpy(rng.normal(size=(rows, vocab)).astype(np.float32) * rng.choice([0.5, 2, 4], size=(rows, 1)))
     slots = [i % SLOTS for i in range(rows)]
     words = rng.integers(-(2**31), 2**31, (rows, -(-vocab // 32)), dtype=np.int64).astype(np.int32)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from quire.ipc.step import plan as wire
+from quire.ipc.step.sections import SLOT_VALUES
 from quire.kernels.step import step_inputs_cpu, tables
 from quire.kernels.step.tables import LogitsProcessorPool, SlotTables, StepBuffers
 
@@ -14,31 +15,24 @@ MAX_SEQS, GROUPS, MAX_BLOCKS, BLOCK_SIZE, NUM_BLOCKS, VOCAB = 7, 2, 6, 4, 50, 10
 SIZES = {"block_size": BLOCK_SIZE, "num_blocks": NUM_BLOCKS, "vocab": VOCAB}
 
 
-def test_the_words_are_those_of_the_wire():
-    for name in dir(tables):
-        if name.startswith(("H_", "S_", "P_", "FLAG_", "PREFILL_")) or name in ("SLOT_WORDS", "BLOCK_WORDS"):
-            assert getattr(tables, name) == getattr(wire, name), name
-
-
 def make_plan(step, slot_updates=(), block_updates=(), decode_rows=(), prefill=(), same=False):
-    """prefill: (slot, start, ids, flags); slot_updates: dicts of words by index."""
-    slots = np.zeros((len(slot_updates), wire.SLOT_WORDS), np.int32)
-    for row, update in zip(slots, slot_updates, strict=True):
-        for word, value in update.items():
-            row[word] = np.float32(value).view(np.int32) if isinstance(value, float) else value
-    rows = np.zeros((len(prefill), wire.PREFILL_WORDS), np.int32)
-    for row, (slot, start, ids, flags) in zip(rows, prefill, strict=True):
-        row[:4] = slot, start, len(ids), flags
-    words = wire.StepPlan(
-        step=step,
-        slot_updates=slots,
-        block_updates=np.asarray(block_updates, np.int32).reshape(-1, wire.BLOCK_WORDS),
-        decode_rows=np.asarray(decode_rows, np.int32),
-        prefill_rows=rows,
-        prefill_tokens=np.asarray([i for p in prefill for i in p[2]], np.int32),
-        processors=np.zeros(0, np.int32),
-        same_decode_rows=same,
-    ).encode()
+    """prefill: (slot, start, ids, flags); slot_updates: dicts of values by name."""
+    slots = wire.default_slots(len(slot_updates))
+    for i, update in enumerate(slot_updates):
+        for name, value in update.items():
+            slots[name][i] = value
+    rows = np.zeros(len(prefill), wire.DTYPES["prefill_rows"])
+    for i, (slot, start, ids, flags) in enumerate(prefill):
+        for name, value in (("slot", slot), ("start", start), ("length", len(ids)), ("flags", flags)):
+            rows[name][i] = value
+    sections = {
+        "slot_updates": slots,
+        "block_updates": np.array(list(block_updates), np.int32).reshape(-1, 3).view(wire.DTYPES["block_updates"])[:, 0],
+        "decode_rows": np.asarray(decode_rows, np.int32),
+        "prefill_rows": rows,
+        "prefill_tokens": np.asarray([i for p in prefill for i in p[2]], np.int32),
+    }
+    words = wire.StepPlan(step, {name: some for name, some in sections.items() if len(some)}, same_decode_rows=same).encode()
     buffer = np.full(600, 12345, np.int32)  # stale words lie behind the plan
     buffer[: len(words)] = words
     return torch.from_numpy(buffer)
@@ -69,9 +63,7 @@ def random_steps(seed, count):
             row = next((p for p in range(2) if p not in processor_rows.values() and rng.random() < 0.5), -1)
             if row >= 0:
                 processor_rows[slot] = row
-            slot_updates.append(
-                {wire.S_SLOT: slot, wire.S_TEMPERATURE: float(rng.random()), wire.S_TOP_K: 3, wire.S_PROCESSOR_ROW: row}
-            )
+            slot_updates.append({"slot": slot, "temperature": float(rng.random()), "top_k": 3, "processor_row": row})
             start = int(rng.integers(0, 5))
             ids = rng.integers(0, VOCAB, rng.integers(1, 9)).tolist()
             prefill.append((slot, start, ids, int(rng.random() < 0.7)))
@@ -165,8 +157,8 @@ def test_steps_on_the_cpu_agree_with_plain_python():
         seen_same += p.same_decode_rows
         decode_rows = p.decode_rows.copy()
         check_inputs(step, want, t, r)
-        for update in p.slot_updates:
-            assert state.params[update[0]].tolist() == update.tolist()
+        for update in p.section("slot_updates"):
+            assert state.params[update["slot"]].numpy().tobytes() == update.tobytes()
 
         before_last, before_counts = state.last_token.clone(), pool.counts.clone()
         before_history = state.history.clone()
@@ -177,7 +169,7 @@ def test_steps_on_the_cpu_agree_with_plain_python():
             assert state.seq_len[slot] == want["seq_lens"][row]
             if want["samples"][row]:
                 before_last[slot] = sampled[row]
-                if (f := int(state.processor_row[slot])) >= 0:
+                if (f := int(state.column("processor_row")[slot])) >= 0:
                     before_counts[f, sampled[row]] += 1  # none occurs more often than a byte tells
                     before_history[slot] = torch.cat([before_history[slot, 1:], sampled[row : row + 1]])
             word = results[number % 3, row].item()
@@ -195,18 +187,19 @@ def test_steps_on_the_cpu_agree_with_plain_python():
     assert seen_same >= 2
 
 
-def test_the_named_columns_are_the_words_of_an_update():
+def test_every_value_of_an_update_is_found_in_its_column():
     state, _, step = make_state()
-    update = {
-        wire.S_SLOT: 3, wire.S_TEMPERATURE: 0.5, wire.S_TOP_K: 7, wire.S_TOP_P: 0.25, wire.S_MIN_P: 0.125, wire.S_PRESENCE: 1.5,
-        wire.S_FREQUENCY: -1.5, wire.S_REPETITION: 1.25, wire.S_SEED_LO: -5, wire.S_SEED_HI: 6, wire.S_PROCESSOR_ROW: 1,
-        wire.S_MIN_LEN: 9, wire.S_NUM_LOGPROBS: 4,
-    }  # fmt: skip
+    update = {v.name: 0.5 + i if v.dtype == "float32" else i for i, v in enumerate(SLOT_VALUES)} | {
+        "slot": 3,
+        "seed": 2**63 + 5,
+    }
     step_inputs_cpu.prepare_step(make_plan(1, [update]), state, step, 1, 1, **SIZES)
-    assert [state.temperature[3], state.top_k[3], state.top_p[3], state.min_p[3]] == [0.5, 7, 0.25, 0.125]
-    assert [state.presence[3], state.frequency[3], state.repetition[3]] == [1.5, -1.5, 1.25]
-    assert state.seed[3].tolist() == [-5, 6]
-    assert [state.processor_row[3], state.min_len[3], state.num_logprobs[3]] == [1, 9, 4]
+    for value in SLOT_VALUES:
+        if value.name != "seed":
+            assert state.column(value.name)[3] == update[value.name], value.name
+    assert state.column("seed")[3].tolist() == [5, -(2**31)]
+    for value in SLOT_VALUES:  # of the slots beside it
+        assert (state.column(value.name)[[2, 4]] == value.default).all(), value.name
 
 
 def test_a_decode_step_of_one_row_takes_the_cpu_microseconds():
@@ -287,7 +280,7 @@ def check_wild_plan(device):
     wild = 2**30
     plan = make_plan(
         1,
-        [{0: wild, wire.S_PROCESSOR_ROW: wild}],
+        [{"slot": wild, "processor_row": wild}],
         [(wild, wild, wild), (-5, -5, -5)],
         [wild, -3],
         [(wild, wild, [wild, -wild], 1)],

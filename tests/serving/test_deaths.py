@@ -3,6 +3,7 @@
 quire serve (HTTP) ── quire.enginecore ── quire.workers
 """
 
+import os
 import re
 import shutil
 import signal
@@ -51,6 +52,18 @@ def test_a_client_that_hangs_up_frees_what_its_request_held(served: Served) -> N
         stream.close()
     assert until(lambda: served.metric("num_requests_running") == 0 == served.metric("kv_cache_usage_perc")) < SOON_S
     assert served.health() == 200
+
+
+def test_an_engine_says_what_its_processes_do_and_goes_on(served: Served) -> None:
+    text = served.text(PROMPT, max_tokens=10)
+    with running(served) as stream:  # between its steps
+        served_pid = served.pid_of(CORE)
+        os.kill(served_pid, signal.SIGUSR1)
+        served.line("stacks of the core:")
+        served.line("stacks of worker 0:")
+        served.line("in _serve$")  # the worker's loop
+        assert stream.wait_for_text()
+    assert served.pid_of(CORE) == served_pid and served.text(PROMPT, max_tokens=10) == text
 
 
 def test_a_worker_killed_fails_what_it_ran_and_is_replaced(served: Served) -> None:

@@ -18,9 +18,11 @@ from quire.ipc.links.core_and_workers import CoreToWorkers
 from quire.ipc.links.core_to_frontends import CoreToFrontends
 from quire.ipc.messages import PROTOCOL_VERSION, AddRequest, CoreMessage, EngineLimits, Generate, Hello, TokenInputs, Welcome
 from quire.ipc.sampling import SamplingParams
-from quire.ipc.step.plan import decode_plan
-from quire.ipc.step.plan_ring import PlanReader, PlanRing
+from quire.ipc.step.masks import decode_masks
+from quire.ipc.step.plan import StepPlan, decode_plan
+from quire.ipc.step.plan_ring import KIND_MASK, KIND_PLAN, PlanReader, PlanRing
 from quire.ipc.step.result_ring import ResultRing
+from quire.ipc.step.sections import NO_TOKEN
 
 EPOCH = 77
 VOCAB_SIZE, MAX_MODEL_LEN, MAX_NUM_SEQS, BLOCK_SIZE, NUM_BLOCKS = 50, 64, 4, 4, 60
@@ -38,15 +40,34 @@ class FakeWorkers(WorkerGroup):
         self._reader = PlanReader.attach([os.dup(fd) for fd in self.plan_ring.fds(0)])
         self._worker = FakeWorker(MAX_NUM_SEQS + 1, MAX_MODEL_LEN // BLOCK_SIZE + 1, BLOCK_SIZE, (0,), VOCAB_SIZE)
         self._decode_rows = np.zeros(0, np.int32)
+        self._waiting: tuple[StepPlan, set[int], set[int]] | None = None  # for masks: rows not named yet, rows that get none
         self.is_ready = True
 
     def answer(self) -> None:
-        """Run the next plan, if there is one."""
+        """Take the next record, if there is one: run a plan, or keep it until all its masks are here."""
         record = self._reader.read(0.0) if self.is_ready else None
-        if record is not None:
-            plan = decode_plan(record[1].copy(), self._decode_rows)
+        if record is None:
+            return
+        kind, words = record[0], record[1].copy()
+        if kind == KIND_MASK:
+            assert self._waiting is not None
+            plan, due, without = self._waiting
+            masks = decode_masks(words)
+            assert masks.step == plan.step and set(masks.rows.tolist()) <= due
+            due -= set(masks.rows.tolist())
+            if masks.masks is None:
+                without |= set(masks.rows.tolist())
+        else:
+            assert kind == KIND_PLAN and self._waiting is None, "a plan came where masks were due"
+            plan = decode_plan(words, self._decode_rows)
             self._decode_rows = plan.decode_rows.copy()
-            self.result_ring.write(plan.step, self._worker.run(plan))
+            self._waiting = plan, set(plan.mask_rows.tolist()), set()
+        plan, due, without = self._waiting
+        if not due:
+            tokens = self._worker.run(plan)
+            tokens[sorted(without)] = NO_TOKEN
+            self.result_ring.write(plan.step, tokens)
+            self._waiting = None
 
     def kill(self) -> None:
         self._reader.close()

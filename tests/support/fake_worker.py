@@ -8,7 +8,8 @@ import hashlib
 
 import numpy as np
 
-from quire.ipc.step.plan import PREFILL_SAMPLE, StepPlan, decode_plan
+from quire.ipc.step.plan import StepPlan, decode_plan
+from quire.ipc.step.sections import PREFILL_SAMPLE
 
 
 def next_token(prefix: list[int], vocab_size: int) -> int:
@@ -40,14 +41,15 @@ class FakeWorker:
         """One sampled id per row. The plan goes through its wire form."""
         plan = decode_plan(plan.encode(), self.decode_rows)
         self.decode_rows = plan.decode_rows.copy()
-        rows, indices = plan.block_updates[:, 0], plan.block_updates[:, 1]
+        updates, new = plan.section("block_updates"), plan.section("slot_updates")["slot"].tolist()
+        rows, indices = updates["table"], updates["index"]
         assert len({*zip(rows.tolist(), indices.tolist(), strict=True)}) == len(rows), "a table entry is written twice"
-        self.tables[rows, indices] = plan.block_updates[:, 2]
-        for slot in plan.slot_updates[:, 0].tolist():
+        self.tables[rows, indices] = updates["block"]
+        for slot in new:
             self.prefix.pop(slot, None)
-        slots = [*plan.decode_rows.tolist(), *plan.prefill_rows[:, 0].tolist()]
+        slots = [*plan.decode_rows.tolist(), *plan.prefill_rows["slot"].tolist()]
         assert len(set(slots)) == len(slots), "a slot has two rows"
-        for slot in plan.slot_updates[:, 0].tolist():  # a new sequence: what the slot's last one computed is not its own
+        for slot in new:  # a new sequence: what the slot's last one computed is not its own
             self.prefix[slot] = []
         work, at = [], 0
         for slot in plan.decode_rows.tolist():

@@ -11,11 +11,13 @@ from fake_worker import FakeWorker
 
 from quire.ipc.config import WorkerConfig
 from quire.ipc.links.core_and_workers import WorkerToCore
-from quire.ipc.messages import AllocateKV, KVGroup, WorkerProfile, WorkerReady
+from quire.ipc.messages import AllocateKV, ControlReply, KVGroup, WorkerProfile, WorkerReady
 from quire.ipc.process.children import child_main_config, own_fds
-from quire.ipc.step.plan import H_WORLD_SIZE, decode_plan
-from quire.ipc.step.plan_ring import KIND_SHUTDOWN, PlanReader
+from quire.ipc.step.control import decode_control
+from quire.ipc.step.plan import decode_plan
+from quire.ipc.step.plan_ring import KIND_CONTROL, KIND_SHUTDOWN, PlanReader
 from quire.ipc.step.result_ring import ResultRing
+from quire.ipc.step.sections import HEADER
 
 VOCAB_SIZE = 50
 
@@ -41,7 +43,10 @@ def main() -> None:
     with log_of(c.model_dir, c.epoch, c.rank).open("a", buffering=1) as log:
         while (record := reader.read(60.0)) is not None and record[0] != KIND_SHUTDOWN:
             words = record[1].copy()
-            assert words[H_WORLD_SIZE] == c.world_size
+            if record[0] == KIND_CONTROL:
+                channel.send(ControlReply(c.rank, decode_control(words).id, "", f"rank {c.rank} is well".encode()))
+                continue
+            assert words[HEADER.at["world_size"]] == c.world_size
             plan = decode_plan(words, decode_rows)
             decode_rows = plan.decode_rows.copy()
             tokens = worker.run(plan)

@@ -10,7 +10,7 @@ from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.scheduler import Scheduler
 from quire.ipc.messages import AddRequest, EngineLimits, Generate, RequestError, TokenInputs
 from quire.ipc.sampling import SamplingParams
-from quire.ipc.step.plan import max_plan_words
+from quire.ipc.step.sections import StepLimits, max_device_words
 from quire.kernels.step.tables import LogitsProcessorPool
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.attention.rope import cos_sin_table
@@ -64,7 +64,7 @@ class InlineEngine:
             max_tokens=max(budget, max_num_seqs),
             max_rows=max_num_seqs,
             max_blocks=max_blocks,
-            max_plan_words=max_plan_words(max_num_seqs, budget, block_size, len(cache.groups), max_blocks),
+            max_device_words=max_device_words(StepLimits(max_num_seqs, budget, block_size, len(cache.groups), max_blocks)),
         )
         self.runner = ModelRunner(self.model, ctx, self._make_device)
         if graphs:
@@ -87,7 +87,7 @@ class InlineEngine:
         limits = EngineLimits(max_model_len, config.vocab_size, max_num_seqs, 20)
         caching = self.scheduler.config.enable_prefix_caching
         self.intake = Intake(IntakeConfig(limits, tuple(eos), caching, False, 0, 10_000), self.scheduler.kv.hasher)
-        self.masks: dict[int, np.ndarray] = {}
+        self.masks: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}  # step -> what a worker's ring would bring
         self.count = 0
         self.prompt_rows: list = []
 
@@ -117,7 +117,7 @@ class InlineEngine:
             while True:
                 while not stopped and len(in_flight) < self.depth and (made := self.scheduler.schedule()) is not None:
                     plan, step = made
-                    self.prompt_rows += self.runner.step(plan.encode(), lambda step=plan.step: self.masks[step])
+                    self.prompt_rows += self.runner.step(plan.encode(), lambda plan: self.masks[plan.step])
                     in_flight.append(step)
                     stopped = until is not None and until(plan)
                 if not in_flight:
@@ -134,7 +134,7 @@ class InlineEngine:
             torch.cuda.synchronize()
         words = self.runner.device.results[step.step % len(self.runner.device.results), : len(step.slots)].cpu().numpy()
         assert (words >> 32 == step.step).all(), "a result word of another step"
-        return (words & 0xFFFFFFFF).astype(np.int32)
+        return (words & 0xFFFFFFFF).astype(np.uint32).view(np.int32)
 
     def generate(self, prompts, params) -> list[list[int]]:
         """Outputs of one-child requests, in order; params may be one for all or a list."""

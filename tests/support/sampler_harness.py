@@ -23,8 +23,8 @@ class SamplerHarness:
             repetition=1.0, processor_row=-1, min_len=0):  # fmt: skip
         for name, value in locals().items():
             if name not in ("self", "slot", "seed"):
-                getattr(self.tables, name)[slot] = value
-        self.tables.seed[slot] = torch.tensor(seed, dtype=torch.int32)
+                self.tables.column(name)[slot] = value
+        self.tables.column("seed")[slot] = torch.tensor(seed, dtype=torch.int32)
 
     def processors(self, slot=0, row=0, prompt=(), output=(), bias=(), allowed=(), stop=(), bad=()):
         ids, values = [b[0] for b in bias], [b[1] for b in bias]

@@ -13,7 +13,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from quire.ipc.step.plan import VARIANT_FILTER, VARIANT_PROCESSORS, VARIANT_RANDOM, StepPlan
+from quire.ipc.step.plan import DTYPES, StepPlan
+from quire.ipc.step.sections import VARIANT_FILTER, VARIANT_PROCESSORS, VARIANT_RANDOM
 from quire.kernels.attention.decode_schedule import DecodeWorkspace
 from quire.kernels.triton_support import dependent_launch
 from quire.kernels.tuning.configs import DecodeConfig
@@ -146,11 +147,12 @@ def test_the_smaller_the_model_the_larger_the_steps_that_are_captured():
 
 
 def plan_of(decode_rows, lengths):
-    none = np.zeros((0, 16), np.int32)
-    prefills = np.zeros((len(lengths), 8), np.int32)
-    prefills[:, 2] = lengths
-    tokens = np.zeros(sum(lengths), np.int32)
-    return StepPlan(1, none, none[:, :3], np.arange(decode_rows, dtype=np.int32), prefills, tokens, none[:, 0])
+    sections = {"decode_rows": np.arange(decode_rows, dtype=np.int32)}
+    if lengths:
+        sections["prefill_rows"] = np.zeros(len(lengths), DTYPES["prefill_rows"])
+        sections["prefill_rows"]["length"] = lengths
+        sections["prefill_tokens"] = np.zeros(sum(lengths), np.int32)
+    return StepPlan(1, sections)
 
 
 def test_what_a_step_is_padded_to(graphs):
@@ -229,7 +231,8 @@ def test_without_memory_for_more_graphs_the_worker_goes_on(graphs, monkeypatch):
     monkeypatch.setattr(StepGraphs, "capture", capture)
     graphs.warm_up()
     assert calls == [Shape(64, 16, True)] and not graphs._ahead and not graphs.capture_ahead()
-    masked = dataclasses.replace(plan_of(1, [20]), late_mask=True)
+    masked = plan_of(1, [20])
+    masked = dataclasses.replace(masked, sections={**masked.sections, "mask_rows": np.arange(2, dtype=np.int32)})
     for plan in (plan_of(1, [20]), plan_of(2, [20]), masked, plan_of(5, [])):  # its masks are still there to be read
         assert not graphs.run(plan, pytest.fail)
     assert calls[1:] == [Shape(64, 16, True), Shape(8, 8, False)]  # asked for once

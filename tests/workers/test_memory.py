@@ -36,9 +36,9 @@ LLAMA_BLOCK_BYTES = 2 * 3 * 2 * 16 * 16 * 4  # keys and values, layers, heads, t
 )
 def test_the_largest_step_has_all_its_tokens_in_as_few_rows_as_can_be(max_tokens, max_rows, max_model_len, lengths):
     plan = largest_plan(max_tokens, max_rows, max_model_len)
-    assert plan.prefill_rows[:, 2].tolist() == lengths
+    assert plan.prefill_rows["length"].tolist() == lengths
     assert plan.num_tokens == len(plan.prefill_tokens) == sum(lengths)
-    assert plan.max_seq_len == max(lengths) and len(set(plan.slot_updates[:, 0].tolist())) == len(lengths)
+    assert plan.max_seq_len == max(lengths) and len(set(plan.section("slot_updates")["slot"].tolist())) == len(lengths)
 
 
 def resolved(monkeypatch, gpus=(), model="llama", **flags):

@@ -10,12 +10,16 @@ from inline_engine import InlineEngine
 from tiny_models import reference, tiny_model
 
 from quire.ipc.sampling import SamplingParams
+from quire.ipc.step.sections import NO_TOKEN, SECTIONS
 
 PROMPTS = [[5, 6, 7], list(range(4, 44)), [9] * 17, [100, 200, 300, 400]]
 
 
-def with_late_masks(engine, allowed=None, delayed=False):
-    """Make every step wait for its masks; `allowed`: the only ids in them, None for all. Returns how many came."""
+def with_late_masks(engine, allowed=None, delayed=False, rows=lambda plan: range(plan.num_rows), missing=()):
+    """Make rows of every step wait for masks, and give them in two parts; returns the steps that they came for.
+
+    allowed: the only ids in them, None for all. rows(plan): which rows have one. missing: of rows whose mask never comes.
+    """
     came = []
     vocab = engine.runner.ctx.config.vocab_size
     words = np.full(-(-vocab // 32), -1, np.int32)
@@ -29,19 +33,24 @@ def with_late_masks(engine, allowed=None, delayed=False):
         made = schedule(now)
         if made is None:
             return None
-        plan = dataclasses.replace(made[0], late_mask=True)
-        engine.masks[plan.step] = np.tile(words, plan.num_rows)
-        return plan, made[1]
+        plan, step = made
+        masked_rows = np.asarray(list(rows(plan)), np.int32)
+        if len(masked_rows):
+            plan = dataclasses.replace(plan, sections={**plan.sections, "mask_rows": masked_rows})
+        masks = [r for r in masked_rows if r not in missing]
+        halves = [np.asarray(half, np.int32) for half in (masks[1::2], masks[::2]) if half]  # in any order
+        engine.masks[plan.step] = [(half, np.tile(words, (len(half), 1))) for half in halves]
+        return plan, step
 
     step = engine.runner.step
 
-    def step_late(plan_words, read_mask):
-        def late():
-            came.append(1)
+    def step_late(plan_words, read_masks):
+        def late(plan):
+            came.append(plan.step)
             if not delayed:
-                return read_mask()
+                return read_masks(plan)
             box, ready = [], threading.Event()
-            threading.Timer(0.01, lambda: (box.append(read_mask()), ready.set())).start()
+            threading.Timer(0.01, lambda: (box.append(read_masks(plan)), ready.set())).start()
             ready.wait()
             return box[0]
 
@@ -66,6 +75,33 @@ def test_a_late_mask_binds():
     with_late_masks(engine, allowed=[17, 400])
     outs = engine.generate(PROMPTS, SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True))
     assert {t for out in outs for t in out} <= {17, 400}
+
+
+def test_a_mask_binds_its_own_row_in_its_own_step():
+    """In turns one row of the batch has a mask: all others, and itself in the next step, go on as they would without."""
+    params = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
+    engine = InlineEngine(tiny_model("llama"))
+    with_late_masks(engine, allowed=range(engine.runner.ctx.config.vocab_size), rows=lambda plan: [plan.step % plan.num_rows])
+    want = InlineEngine(tiny_model("llama")).generate(PROMPTS, params)
+    assert engine.generate(PROMPTS, params) == want
+    engine = InlineEngine(tiny_model("llama"))
+    with_late_masks(engine, allowed=[17], rows=lambda plan: [1] if plan.step == 3 else [])
+    outs = engine.generate(PROMPTS, params)
+    assert [out[:2] for out in outs] == [out[:2] for out in want] and outs[1][2] == 17
+    assert [outs[i] for i in (0, 2, 3)] == [want[i] for i in (0, 2, 3)]
+
+
+def test_a_row_without_its_mask_has_no_token_and_the_others_theirs():
+    params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+    want = InlineEngine(tiny_model("llama")).generate(PROMPTS, params)
+    engine = InlineEngine(tiny_model("llama"))
+    with_late_masks(engine, rows=lambda plan: [1, 2], missing=(2,))
+    assert engine.generate(PROMPTS, params) == [*want[:2], [NO_TOKEN], want[3]]
+
+
+def test_every_section_applied_on_the_host_has_its_applier():
+    runner = InlineEngine(tiny_model("llama")).runner
+    assert runner._appliers.keys() == {s.name for s in SECTIONS if s.applied == "host"}
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from quire.ipc.step.plan import H_WORLD_SIZE, HEADER_WORDS
 from quire.ipc.step.plan_ring import KIND_PLAN, KIND_SHUTDOWN
+from quire.ipc.step.sections import HEADER
 from quire.workers import worker
 from quire.workers.worker import CAPTURE_PAUSE_S, GPU_SPIN_S, IDLE_S, READ_TIMEOUT_S, SHORT_SPIN_S, Worker
 
@@ -20,8 +20,8 @@ class Loop:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, records: str, cores: int = 16, num_captures: int = 0) -> None:
         self.spun, self.waited, self.steps, self.captured = [], [], 0, 0
         self._records, self._num_captures = iter(records), num_captures
-        self._plan = np.zeros(HEADER_WORDS, np.int32)
-        self._plan[H_WORLD_SIZE] = 1
+        self._plan = np.zeros(HEADER.width, np.int32)
+        self._plan[HEADER.at["world_size"]] = 1
         monkeypatch.setattr(worker, "cpu_share", lambda: cores)
         monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
         loop = object.__new__(Worker)

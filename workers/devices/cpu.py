@@ -18,11 +18,12 @@ from quire.kernels.sampling import sampler_cpu
 from quire.kernels.step import step_inputs_cpu
 from quire.kernels.step.tables import SlotTables, StepBuffers
 from quire.workers.devices.device import RESULT_DEPTH, Device, DeviceContext, result_words
+from quire.workers.devices.masks import CpuMasks
 
 
 class CpuDevice(Device):
     def __init__(self, ctx: DeviceContext, ring: ResultRing | None):
-        super().__init__(ctx, step_inputs_cpu, sampler_cpu)
+        super().__init__(ctx, step_inputs_cpu, sampler_cpu, CpuMasks(ctx.max_rows, ctx.config.vocab_size))
         self._ring = ring
         self._scratch = Scratch()
         self._head_weights: dict[int, torch.Tensor] = {}  # of QK-norm, by layer
@@ -41,9 +42,6 @@ class CpuDevice(Device):
 
     def load_plan(self, words: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(words.copy())  # the ring's own memory is read-only, which torch warns about
-
-    def load_mask(self, words: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(words.copy())
 
     def begin_attention(
         self, tables: SlotTables, step: StepBuffers, num_tokens: int, num_rows: int, num_decode_rows: int | None

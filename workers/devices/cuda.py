@@ -15,8 +15,8 @@ from contextlib import AbstractContextManager
 import numpy as np
 import torch
 
-from quire.ipc.step.plan import H_PROCESSORS
 from quire.ipc.step.result_ring import ResultRing
+from quire.ipc.step.sections import HEADER
 from quire.kernels.attention.decode import decode_attention
 from quire.kernels.attention.decode_rope import Rope, can_fuse
 from quire.kernels.attention.decode_schedule import DecodeSchedule, DecodeWorkspace, decode_schedule
@@ -29,25 +29,25 @@ from quire.kernels.step import step_inputs
 from quire.kernels.step.tables import SlotTables, StepBuffers
 from quire.kernels.triton_support.dependent_launch import mode_for
 from quire.workers.devices.device import RESULT_DEPTH, Device, DeviceContext, result_words
+from quire.workers.devices.masks import CudaMasks
 
 log = logging.getLogger("quire.workers")
 
+DEVICE_WORDS = HEADER.at["device_words"]
 STAGING_DEPTH = 4  # plans whose copy may be under way; the core has at most two steps in flight
 MAX_QUERY_LEN = 1  # query tokens of a decode row
 
 
 class CudaDevice(Device):
     def __init__(self, ctx: DeviceContext, ring: ResultRing | None):
-        super().__init__(ctx, step_inputs, sampler)
+        super().__init__(ctx, step_inputs, sampler, CudaMasks(ctx.max_rows, ctx.config.vocab_size, ctx.device))
         c = ctx.config
         self._ring = ring
         self._stream = torch.cuda.Stream(ctx.device)
-        self.plan = torch.zeros(ctx.max_plan_words, dtype=torch.int32, device=ctx.device)
-        self._staging = [torch.zeros(ctx.max_plan_words, dtype=torch.int32).pin_memory() for _ in range(STAGING_DEPTH)]
+        self.plan = torch.zeros(ctx.max_device_words, dtype=torch.int32, device=ctx.device)
+        self._staging = [torch.zeros(ctx.max_device_words, dtype=torch.int32).pin_memory() for _ in range(STAGING_DEPTH)]
         self._staging_views = [s.numpy() for s in self._staging]
         self._turn = 0
-        mask_words = -(-c.vocab_size // 32)
-        self.mask = torch.full((ctx.max_rows, mask_words), -1, dtype=torch.int32, device=ctx.device)
         self.results = _mapped_results(ring) if ring is not None else _private_results(ctx)
         shape = (c.num_heads, c.num_kv_heads, c.head_dim)
         self._decode = DecodeWorkspace.allocate(ctx.max_rows, *shape, MAX_QUERY_LEN, ctx.device, ctx.dtype)
@@ -59,14 +59,10 @@ class CudaDevice(Device):
 
     def load_plan(self, words: np.ndarray) -> torch.Tensor:
         """One asynchronous copy to the plan's place on the device, the same every step."""
-        n, self._turn = int(words[H_PROCESSORS]), (self._turn + 1) % STAGING_DEPTH  # processors, the last section, stay here
+        n, self._turn = int(words[DEVICE_WORDS]), (self._turn + 1) % STAGING_DEPTH  # the other sections stay here
         self._staging_views[self._turn][:n] = words[:n]
         self.plan[:n].copy_(self._staging[self._turn][:n], non_blocking=True)
         return self.plan
-
-    def load_mask(self, words: np.ndarray) -> torch.Tensor:
-        self.mask[: len(words)].copy_(torch.from_numpy(words.copy()).pin_memory(), non_blocking=True)
-        return self.mask
 
     def kernel_variant(self, num_tokens: int, num_rows: int) -> Hashable:
         """Mixed steps of padded sizes with equal variants run the same compiled kernels."""

@@ -13,9 +13,10 @@ from types import ModuleType
 import numpy as np
 import torch
 
-from quire.ipc.step.plan import VARIANT_FILTER, VARIANT_LOGPROBS, VARIANT_PROCESSORS, VARIANT_RANDOM
+from quire.ipc.step.sections import NO_TOKEN, VARIANT_FILTER, VARIANT_LOGPROBS, VARIANT_MASK, VARIANT_PROCESSORS, VARIANT_RANDOM
 from quire.kernels.step.tables import LOGPROB_WORDS, LogitsProcessorPool, SamplerWorkspace, SlotTables, StepBuffers
 from quire.workers.attention.kv_cache import KVCache
+from quire.workers.devices.masks import RowMasks
 from quire.workers.models.config import ModelConfig
 
 
@@ -30,7 +31,7 @@ class DeviceContext:
     max_tokens: int  # of a step
     max_rows: int
     max_blocks: int  # of a block table
-    max_plan_words: int
+    max_device_words: int  # of a plan
 
     @property
     def scale(self) -> float:
@@ -43,8 +44,9 @@ RESULT_DEPTH = 8
 class Device(ABC):
     results: torch.Tensor  # int64 [depth, words]: the result ring's words
 
-    def __init__(self, ctx: DeviceContext, step_inputs: ModuleType, sampler: ModuleType):
+    def __init__(self, ctx: DeviceContext, step_inputs: ModuleType, sampler: ModuleType, masks: RowMasks):
         self.ctx = ctx
+        self.masks = masks
         self._step_inputs = step_inputs
         self._sampler = sampler
         self._workspace = SamplerWorkspace.allocate(ctx.max_rows, ctx.config.vocab_size, ctx.device)
@@ -70,9 +72,9 @@ class Device(ABC):
         tables: SlotTables,
         step: StepBuffers,
         variant: int,
-        mask: torch.Tensor | None,
+        results: torch.Tensor | None = None,
     ) -> None:
-        """Sample from logits [rows, V], update the tables, write the results."""
+        """Sample from logits [rows, V], update the tables, write the results, to `results` if these are given."""
         rows = len(logits)
         sampled = self._sampler.sample(
             logits,
@@ -84,23 +86,38 @@ class Device(ABC):
             random=bool(variant & VARIANT_RANDOM),
             filtered=bool(variant & VARIANT_FILTER),
             processors=bool(variant & VARIANT_PROCESSORS),
-            bitmask=mask,
+            bitmask=self.masks.tensor[:rows] if variant & VARIANT_MASK else None,
         )
         wanted = bool(variant & VARIANT_LOGPROBS)
         logprobs = self._sampler.sampled_logprobs(logits, sampled, self._workspace) if wanted else None
-        pool, max_rows = self.ctx.pool, self.ctx.max_rows
-        self._step_inputs.finish_step(
-            plan, tables, pool, step, sampled, self.results, rows, max_rows=max_rows, logprobs=logprobs
-        )
+        pool, max_rows, out = self.ctx.pool, self.ctx.max_rows, self.results if results is None else results
+        self._step_inputs.finish_step(plan, tables, pool, step, sampled, out, rows, max_rows=max_rows, logprobs=logprobs)
+
+    def tail_without_masks(
+        self,
+        plan: torch.Tensor,
+        logits: torch.Tensor,
+        tables: SlotTables,
+        step: StepBuffers,
+        variant: int,
+        number: int,
+        without: np.ndarray,
+    ) -> None:
+        """The tail of step `number` in which these rows lack their masks: their result is NO_TOKEN.
+
+        The results are made aside and copied, for the core must never see a token of such a row. Rare, so never captured.
+        """
+        aside = torch.full_like(self.results, -1, device=self.ctx.device)  # as large as theirs: no kernel is compiled anew
+        self.tail(plan, logits, tables, step, variant, aside)
+        entry = number % len(aside)
+        rows = torch.from_numpy(without.astype(np.int64)).to(aside.device)
+        aside[entry].index_fill_(0, rows, number << 32 | NO_TOKEN & 0xFFFFFFFF)
+        self.results[entry].copy_(aside[entry], non_blocking=True)
 
     # --------------------------------------------------------------------------------------------------- what differs
     @abstractmethod
     def load_plan(self, words: np.ndarray) -> torch.Tensor:
         """A plan's words as a tensor that `prepare` and `tail` can read."""
-
-    @abstractmethod
-    def load_mask(self, words: np.ndarray) -> torch.Tensor:
-        """Grammar masks int32 [rows, ceil(V / 32)], bit set = allowed, as a tensor of at least so many rows for `tail`."""
 
     @abstractmethod
     def begin_attention(

@@ -25,11 +25,8 @@ from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.limits import output_limit, output_room
 from quire.ipc.sampling import BOUNDS, SamplingParams
 
-_COPIED = (
-    "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed",
-    "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "min_tokens", "logit_bias", "allowed_token_ids",
-    "bad_words", "skip_special_tokens", "spaces_between_special_tokens", "prompt_logprobs",
-)  # fmt: skip
+# what a body calls as SamplingParams do, but for what depends on the prompt's length
+_COPIED = [n for n in SamplingParams.__struct_fields__ if n in SamplingFields.__struct_fields__ and n != "max_tokens"]
 _RESERVED_KWARGS = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize", "self")
 )

@@ -1,0 +1,44 @@
+"""StepMasks: which rows of steps in flight still wait for their grammar masks, and since when. No I/O.
+
+A worker waits for masks until it is told that none come, so it is the core that keeps the time: what is overdue is given up,
+which ends those rows' requests when the step returns, and nothing else. Owned by the core's loop, which sends what it names.
+"""
+
+import numpy as np
+
+MASK_TIMEOUT_S = 5.0  # of a step's masks: a grammar takes microseconds for one
+
+
+class StepMasks:
+    def __init__(self) -> None:
+        self._due: dict[int, tuple[set[int], float]] = {}  # step -> its rows without mask, when they are given up
+
+    def __bool__(self) -> bool:
+        """Whether some step waits: the next plan must not be sent, for it would end the waiting."""
+        return bool(self._due)
+
+    def expect(self, step: int, rows: np.ndarray, now: float) -> None:
+        """The plan of a step with these mask rows was sent."""
+        self._due[step] = (set(rows.tolist()), now + MASK_TIMEOUT_S)
+
+    def send(self, step: int, rows: np.ndarray) -> bool:
+        """Whether masks for these rows are still wanted, all of them; then they count as sent."""
+        due, _ = self._due.get(step, (set(), 0.0))
+        named = set(rows.tolist())
+        if not named <= due:
+            return False
+        due -= named
+        if not due:
+            self._due.pop(step, None)
+        return True
+
+    def overdue(self, now: float) -> list[tuple[int, np.ndarray]]:
+        """(step, rows) that are given up now."""
+        late = [(step, rows) for step, (rows, until) in self._due.items() if now >= until]
+        for step, _ in late:
+            del self._due[step]
+        return [(step, np.asarray(sorted(rows), np.int32)) for step, rows in late]
+
+    def clear(self) -> None:
+        """The steps are lost."""
+        self._due.clear()

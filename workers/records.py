@@ -1,0 +1,53 @@
+"""Records: the plan ring as a worker's loop reads it: plans and control requests, and the masks that a step waits for.
+
+What comes while a step waits for masks and is none waits until the step is done: control requests are kept, and another plan
+ends the waiting (see ipc/step/masks.py).
+"""
+
+from collections import deque
+from collections.abc import Iterator
+
+import numpy as np
+
+from quire.ipc.step.masks import RowsAndMasks, decode_masks
+from quire.ipc.step.plan import StepPlan
+from quire.ipc.step.plan_ring import KIND_CONTROL, KIND_MASK, PlanReader
+
+MASK_WAIT_S = 1.0  # of one look: there is no limit to all of them, for the core has one
+MASK_SPIN_S = 2e-4
+
+
+class Records:
+    def __init__(self, reader: PlanReader) -> None:
+        self._reader = reader
+        self._kept: deque[tuple[int, np.ndarray]] = deque()
+
+    def read(self, timeout_s: float, spin_s: float) -> tuple[int, np.ndarray] | None:
+        """The next plan, control request or shutdown as (kind, words), or None; the words are valid until the next call."""
+        if self._kept:
+            return self._kept.popleft()
+        record = self._reader.read(timeout_s, spin_s)
+        while record is not None and record[0] == KIND_MASK:  # of a step that went on without it
+            record = self._reader.read(0.0)
+        return record
+
+    def masks(self, plan: StepPlan) -> Iterator[RowsAndMasks]:
+        """Masks of the plan's mask_rows, as they come; each valid until the next. Rows that get none are left out."""
+        due = set(plan.mask_rows.tolist())
+        while due:
+            record = self._reader.read(MASK_WAIT_S, MASK_SPIN_S)
+            if record is None:
+                continue
+            kind, words = record
+            if kind == KIND_CONTROL:
+                self._kept.append((kind, words.copy()))
+            elif kind != KIND_MASK:
+                self._kept.append((kind, words.copy()))
+                return
+            elif (come := decode_masks(words)).step == plan.step:
+                named = set(come.rows.tolist())
+                if not named <= due:
+                    raise RuntimeError(f"masks came for rows {sorted(named - due)} of step {plan.step}, which wait for none")
+                due -= named
+                if come.masks is not None:
+                    yield come.rows, come.masks
