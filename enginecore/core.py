@@ -15,6 +15,7 @@ import zmq
 
 from quire.enginecore.intake import Intake, IntakeConfig
 from quire.enginecore.masks import StepMasks
+from quire.enginecore.owners import Owners
 from quire.enginecore.preparation import Preparer, PreparingRequests
 from quire.enginecore.publish import messages_of, read_logprobs, side_messages
 from quire.enginecore.scheduling.config import SchedulerConfig
@@ -30,10 +31,8 @@ from quire.ipc.messages import (
     AddRequest,
     Beat,
     ControlReply,
-    CoreMessage,
     DumpStacks,
     EngineLimits,
-    ErrorCode,
     Finish,
     FrontendMessage,
     RequestError,
@@ -108,9 +107,7 @@ class EngineCore:
         self.preparing = PreparingRequests(preparers)
         self.stopping = False
         self._draining_until = 0.0
-        self._owners: dict[bytes, int] = {}  # identity -> owner
-        self._identities: dict[int, bytes] = {}
-        self._num_owners = 0
+        self.owners = Owners(endpoint)
         self._in_flight: deque[InFlight] = deque()
         self._side_results: dict[int, SideResults] = {}  # step -> not yet passed on
         self._masks = StepMasks()
@@ -161,7 +158,7 @@ class EngineCore:
         """Assert that every request is in one place, and that nothing is leaked there."""
         self.scheduler.check()
         self.preparing.check()
-        assert all(o in self._identities and not self.scheduler.has_request(o, r) for o, r in self.preparing)
+        assert all(o in self.owners and not self.scheduler.has_request(o, r) for o, r in self.preparing)
 
     def _take_messages(self) -> None:
         for identity, message in self.endpoint.receive(limit=256):
@@ -172,41 +169,32 @@ class EngineCore:
 
     def _drop_lost(self) -> None:
         for identity in self.endpoint.lost():
-            owner, count = self._owners.pop(identity, None), 0
-            if owner is not None:
+            count = 0
+            if (owner := self.owners.drop(identity)) is not None:
                 count = self.scheduler.abort_owner(owner) + self.preparing.abort_owner(owner)
-                del self._identities[owner]
             log.info("frontend %s is gone%s", name_of(identity), f"; aborted {count} of its sequences" if count else "")
 
     def _handle(self, identity: bytes, message: FrontendMessage) -> None:
+        owner = self.owners.number(identity)
         match message:
             case AddRequest():
-                self._add(self._owner(identity), identity, message)
+                self._add(owner, message)
             case Abort():
-                owner = self._owner(identity)
                 for request_id in message.ids:
                     self.scheduler.abort(owner, request_id)
                     self.preparing.abort(owner, request_id)
             case Finish():
-                self.scheduler.finish(self._owner(identity), message.key)
-                self.preparing.finish(self._owner(identity), message.key)
+                self.scheduler.finish(owner, message.key)
+                self.preparing.finish(owner, message.key)
 
-    def _owner(self, identity: bytes) -> int:
-        owner = self._owners.get(identity)
-        if owner is None:
-            self._num_owners += 1
-            owner = self._owners[identity] = self._num_owners
-            self._identities[owner] = identity
-        return owner
-
-    def _add(self, owner: int, identity: bytes, message: AddRequest) -> None:
+    def _add(self, owner: int, message: AddRequest) -> None:
         if self.stopping:
-            return self._refuse(identity, message.id, "overloaded", "the engine is shutting down")
+            return self.owners.refuse(owner, message.id, "overloaded", "the engine is shutting down")
         if self.scheduler.has_request(owner, message.id) or self.preparing.has_request(owner, message.id):
-            return self._refuse(identity, message.id, "invalid", f"request id {message.id} is in use")
+            return self.owners.refuse(owner, message.id, "invalid", f"request id {message.id} is in use")
         accepted = self.intake.accept(owner, message, self._num_waiting)
         if isinstance(accepted, RequestError):
-            return self._refuse(identity, message.id, accepted.code, accepted.message)
+            return self.owners.refuse(owner, message.id, accepted.code, accepted.message)
         if not self.preparing.start(owner, message, accepted):
             for seq in accepted:
                 self.scheduler.add(seq)
@@ -217,7 +205,7 @@ class EngineCore:
     def _take_prepared(self) -> None:
         for request in self.preparing.take_ended():
             if request.failure is not None:
-                self._refuse(self._identities[request.owner], request.id, *request.failure)
+                self.owners.refuse(request.owner, request.id, *request.failure)
                 continue
             for seq in request.sequences:
                 self.scheduler.add(seq)
@@ -226,15 +214,6 @@ class EngineCore:
     def _num_waiting(self) -> int:
         """Sequences that were accepted and have not begun to run."""
         return len(self.scheduler.waiting) + self.preparing.num_sequences
-
-    def _refuse(self, identity: bytes, request_id: int, code: ErrorCode, text: str) -> None:
-        self._send(identity, RequestError(self.endpoint.epoch, request_id, code, text))
-
-    def _refuse_owner(self, owner: int, request_id: int, text: str) -> None:
-        self._send_owner(owner, RequestError(self.endpoint.epoch, request_id, "engine_error", text))
-
-    def _send(self, identity: bytes, message: CoreMessage) -> None:
-        self.endpoint.send(identity, message)
 
     # ------------------------------------------------------------------------------------------------------ steps
     def _fill(self) -> None:
@@ -296,7 +275,9 @@ class EngineCore:
         for slot in step.slots[without]:
             seq = self.scheduler.slots.sequences[slot]
             if seq is not None and self.scheduler.abort(seq.owner, seq.request_id):
-                self._refuse_owner(seq.owner, seq.request_id, "what its output may go on with was not found out in time")
+                self.owners.refuse(
+                    seq.owner, seq.request_id, "engine_error", "what its output may go on with was not found out in time"
+                )
         tokens[without] = 0
         return tokens
 
@@ -309,7 +290,7 @@ class EngineCore:
 
     def _publish(self, out: StepOutput, logprobs: list[TokenLogprobs]) -> None:
         for owner, message in messages_of(out, logprobs, self.endpoint.epoch):
-            self._send_owner(owner, message)
+            self.owners.send(owner, message)
 
     def _pass_on_side_results(self, step: ScheduledStep) -> None:
         """What came beside the tokens, before these. Raises WorkersFailed if it is not what the plan asked for."""
@@ -317,12 +298,7 @@ class EngineCore:
         if sorted(result.row for result in results) != sorted(step.side_rows):
             raise WorkersFailed("a worker's side results are not of the rows that have some")
         for owner, message in side_messages(results, step.side_rows, self.endpoint.epoch):
-            self._send_owner(owner, message)
-
-    def _send_owner(self, owner: int, message: CoreMessage) -> None:
-        """Send to a frontend, if it is still there."""
-        if (identity := self._identities.get(owner)) is not None:
-            self._send(identity, message)
+            self.owners.send(owner, message)
 
     # ----------------------------------------------------------------------------------------------------- waiting
     def _wait(self) -> None:
@@ -410,7 +386,7 @@ class EngineCore:
         log.error("%s; %d sequences in flight failed", why, len(gone))
         for owner, request_id in {(s.owner, s.request_id) for s in gone}:
             self.scheduler.abort(owner, request_id)  # children that were still waiting
-            self._refuse_owner(owner, request_id, "the engine's worker failed while the request was running")
+            self.owners.refuse(owner, request_id, "engine_error", "the engine's worker failed while the request was running")
         self._last_result = 0.0
         self._poller = self._make_poller()
         self.supervisor.plan_start(why)

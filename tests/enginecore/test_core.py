@@ -35,8 +35,8 @@ def test_a_request_that_comes_with_its_frontends_loss_is_not_run(by_hand):
     for message in (add(1, max_tokens=50), b"no message", add(2, max_tokens=50)):  # at best in one turn
         frontend.send(message)
     by_hand.until(lambda: frontend.identity not in by_hand.endpoint.frontends)
-    owner = by_hand.core._owners[other.identity]
-    assert by_hand.core._owners == {other.identity: owner} and by_hand.core._identities == {owner: other.identity}
+    owner = by_hand.core.owners.number(other.identity)
+    assert len(by_hand.core.owners) == 1 and owner in by_hand.core.owners
     assert {o for o, _ in by_hand.core.scheduler._sequences} == {owner}
     tokens = 0
     while tokens < 50:

@@ -65,7 +65,9 @@ def test_only_the_request_that_must_be_prepared_waits(by_hand, slow):
     prepares(by_hand, frontend, add(1, max_tokens=5))
     frontend.send(add(100, max_tokens=20))
     ends(by_hand, frontend, 100)
-    assert by_hand.core.scheduler.is_idle and by_hand.core.preparing.has_request(by_hand.core._owners[frontend.identity], 1)
+    assert by_hand.core.scheduler.is_idle and by_hand.core.preparing.has_request(
+        by_hand.core.owners.number(frontend.identity), 1
+    )
     slow.finish(1)
     ends(by_hand, frontend, 1)
     assert by_hand.core.scheduler.counters.generation_tokens == 25 and not by_hand.core.preparing

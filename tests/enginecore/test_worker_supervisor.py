@@ -235,7 +235,7 @@ def test_a_stop_does_not_wait_for_steps_that_nobody_waits_for(by_hand, monkeypat
     by_hand.until(lambda: core._in_flight)
     if not waits:
         frontend.socket.close(linger=0)
-        by_hand.until(lambda: not core._owners)
+        by_hand.until(lambda: not core.owners)
     assert not core.scheduler.is_idle
     core.stop(1.0 if waits else 60.0)
     began = time.monotonic()

@@ -1,0 +1,47 @@
+"""Owners: the frontends as the scheduler knows them, by small numbers, and what is sent to them. No state of requests.
+
+A frontend's connection is an identity of 16 bytes; its sequences carry an owner's number, which fits numpy tables by slot and
+is never used again. What is for a frontend that has gone is dropped here. Called by the core's loop.
+"""
+
+from quire.ipc.links.core_to_frontends import CoreToFrontends
+from quire.ipc.messages import CoreMessage, ErrorCode, RequestError
+
+
+class Owners:
+    def __init__(self, endpoint: CoreToFrontends) -> None:
+        self._endpoint = endpoint
+        self._numbers: dict[bytes, int] = {}  # by identity
+        self._identities: dict[int, bytes] = {}
+        self._num_ever = 0
+
+    def number(self, identity: bytes) -> int:
+        """The owner of this identity, a new one for a new identity."""
+        owner = self._numbers.get(identity)
+        if owner is None:
+            self._num_ever += 1
+            owner = self._numbers[identity] = self._num_ever
+            self._identities[owner] = identity
+        return owner
+
+    def drop(self, identity: bytes) -> int | None:
+        """Forget a frontend that has gone; its owner, or None if it never asked for anything."""
+        owner = self._numbers.pop(identity, None)
+        if owner is not None:
+            del self._identities[owner]
+        return owner
+
+    def __contains__(self, owner: int) -> bool:
+        return owner in self._identities
+
+    def __len__(self) -> int:
+        return len(self._identities)
+
+    def send(self, owner: int, message: CoreMessage) -> None:
+        """Send to a frontend, if it is still there."""
+        if (identity := self._identities.get(owner)) is not None:
+            self._endpoint.send(identity, message)
+
+    def refuse(self, owner: int, request_id: int, code: ErrorCode, text: str) -> None:
+        """End a request with an error; `text` is for its user."""
+        self.send(owner, RequestError(self._endpoint.epoch, request_id, code, text))
