@@ -17,7 +17,8 @@ from quire.ipc.config import EngineConfig
 from quire.ipc.messages import KVGroup, WorkerProfile
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.memory import GIB, GRAPHS_BYTES, OutOfMemory, cpu_budget, gpu_budget, graphs_bytes, largest_plan
-from quire.workers.models.config import read_model_config
+from quire.workers.models.families import read_model_config
+from quire.workers.parallel import Parallel
 from quire.workers.worker import Worker
 
 LLAMA_BLOCK_BYTES = 2 * 3 * 2 * 16 * 16 * 4  # keys and values, layers, heads, tokens, head size, float32
@@ -49,7 +50,7 @@ def resolved(monkeypatch, gpus=(), model="llama", **flags):
 
 
 def cache_of(model):
-    return KVCache(read_model_config(tiny_model(model)), 16, torch.float32)
+    return KVCache(read_model_config(tiny_model(model)).attention_specs(Parallel()), 16, torch.float32)
 
 
 # ------------------------------------------------------------------------------------------------------------ on a CPU
