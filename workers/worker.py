@@ -42,7 +42,7 @@ from quire.workers.devices.device import Device, DeviceContext
 from quire.workers.devices.threads import choose_num_threads
 from quire.workers.loading.prepare_cpu import quicken_attributes
 from quire.workers.loading.weights import WeightsError, dummy_weights, load_weights
-from quire.workers.memory import Budget, OutOfMemory, cpu_budget, gpu_budget, graphs_bytes, largest_plan
+from quire.workers.memory import Budget, OutOfMemory, cpu_budget, cpu_step_bytes, gpu_budget, graphs_bytes, largest_plan
 from quire.workers.models.build import build_model
 from quire.workers.models.config import ModelConfig, ModelConfigError
 from quire.workers.models.decoder import CausalLM
@@ -162,7 +162,8 @@ class Worker:
         """Compile all kernels, and run the largest step in a cache of two blocks, to see what it takes: 0.2 s for an 8B."""
         c, cache = self.config, runner.ctx.cache
         if c.device == "cpu":
-            return cpu_budget(c, cache, activation_bytes=0)
+            model = runner.ctx.config
+            return cpu_budget(c, cache, cpu_step_bytes(model, runner.ctx.max_tokens, c.max_num_seqs, runner.ctx.dtype))
         cache.allocate(2, self.device)
         words = largest_plan(c.max_num_batched_tokens, c.max_num_seqs, c.max_model_len).encode()
         with runner.device.stream():

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from functools import partial
 
 import pytest
@@ -13,13 +15,14 @@ from quire.kernels.linear.linear_cpu import can_pack
 from quire.workers.layers import linear, ops
 from quire.workers.layers.formats.dense import Dense
 from quire.workers.layers.formats.format import Format, checkpoint_prefix
-from quire.workers.layers.formats.packed_cpu import PackedCpu
+from quire.workers.layers.formats.packed_cpu import PackedCpu, padded_rows
 from quire.workers.layers.linear import Linear, Placement
 from quire.workers.layers.module import WeightOwner, new_parameter
 from quire.workers.layers.norm import RMSNorm
 from quire.workers.loading import weights
 from quire.workers.loading.target import Target, copied
 from quire.workers.loading.weights import WeightsError, checkpoint_targets, dummy_weights, load_weights
+from quire.workers.memory import PRIMITIVES_BYTES
 from quire.workers.models.build import build_model
 from quire.workers.models.families import read_model_config
 from quire.workers.parallel import Parallel, whole
@@ -90,9 +93,53 @@ def test_a_packed_weight_takes_the_place_of_the_plain_one(monkeypatch):
     monkeypatch.setattr("quire.workers.layers.formats.packed_cpu.SMALL_BYTES", 0)
     large, weight, bias = made_linear(64, 48)
     assert large.format.plain is None and len(list(large.parameters())) == 2
-    for rows in (1, 2, 17):
+    for rows in (1, 2, 16, 17, 37, 130):
         x = torch.randn(rows, 64)
+        assert large(x).shape == (rows, 48)
         torch.testing.assert_close(large(x), torch.nn.functional.linear(x, weight, bias))
+
+
+def test_rows_are_padded_to_few_numbers_by_an_eighth_at_most():
+    sizes = [padded_rows(rows) for rows in range(1, 4097)]
+    assert sizes[:16] == list(range(1, 17)) and len(set(sizes)) == 16 + 8 * 8
+    assert all(rows <= size <= rows * 1.125 for rows, size in enumerate(sizes, 1)) and sizes == sorted(sizes)
+
+
+MANY_SHAPES = """
+import os, sys
+from pathlib import Path
+from quire.workers.__main__ import ENVIRONMENT
+os.environ.update(ENVIRONMENT)
+import torch
+from quire.workers.layers.linear import Linear, Placement
+from quire.workers.parallel import Parallel, whole
+
+def rss():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+torch.set_num_threads(1)
+place, shapes = Placement(torch.float32, Parallel()), ((256, 64), (64, 128), (512, 96))
+layers = [Linear(whole(k), {"w": whole(n)}, False, place) for n, k in shapes]
+for layer in layers:
+    for parameter in layer.parameters():
+        parameter.normal_()
+    layer.format.finish()
+before = rss()
+with torch.inference_mode():
+    for rows in range(2, 350):
+        for layer in layers:
+            layer(torch.empty(rows, layer.format.partition.columns.size))
+print(rss() - before)
+"""
+
+
+def test_memory_of_a_cpu_worker_does_not_grow_with_every_number_of_rows():
+    """350 numbers of rows of three shapes: some 200 MB unless rows are padded, and with the caches unbounded more."""
+    if not can_pack(torch.empty(0)):
+        pytest.skip("this machine has no packed layout")
+    child = subprocess.run([sys.executable, "-c", MANY_SHAPES], capture_output=True, text=True, timeout=300)
+    assert child.returncode == 0, child.stderr[-2000:]
+    assert int(child.stdout) < PRIMITIVES_BYTES
 
 
 @pytest.mark.parametrize(("dtype", "device"), [(torch.float16, "cpu"), (torch.float32, "meta")])

@@ -4,6 +4,9 @@ The layout (kernels/linear/linear_cpu.py) is read fastest and cannot be read as 
 place. Both are kept where one row of a small float32 weight goes faster through the plain one, and where an embedding shares
 the weight, for it looks up rows: the one place where packing takes memory that counts, vocabulary x hidden size. It pays: at
 one row the head of a 0.5B model takes 13 ms packed and 28 plain.
+
+oneDNN makes and keeps code for every number of rows that it meets, 0.4 MB a weight's shape: rows are padded to a few numbers.
+Five shapes at 1 to 512 rows took 1,203 MB unpadded, padded 165, and 147 with oneDNN's caches bounded (workers/__main__.py).
 """
 
 from collections.abc import Iterator
@@ -20,6 +23,16 @@ from quire.workers.loading.target import Target
 
 # float32 weights up to here take one row faster by the plain product: 1 MB 15 us and 18 packed, 0.1 MB 5 and 12
 SMALL_BYTES = 2 << 20
+
+EXACT_ROWS = 16  # are few enough to have code each; padding would take 1 to 4 us a product, of decode steps of 1 to 3 ms
+
+
+def padded_rows(rows: int) -> int:
+    """The number of rows that a product is computed with: all up to 16, then eight to each doubling, 0 to 12 % more."""
+    if rows <= EXACT_ROWS:
+        return rows
+    step = 1 << (rows - 1).bit_length() - 4
+    return -(-rows // step) * step
 
 
 class PackedCpu(Format):
@@ -44,10 +57,13 @@ class PackedCpu(Format):
         self.bias = new_parameter(partition.shape[:1], dtype, device) if has_bias else None
 
     def product(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        if self.plain is not None and x.shape[0] == 1:
+        rows = x.shape[0]
+        if self.plain is not None and rows == 1:
             y = F.linear(x, self.plain, self.bias)
-        else:
+        elif (padded := padded_rows(rows)) == rows:
             y = packed_linear(x, self.packed, self.bias)
+        else:
+            y = packed_linear(F.pad(x, (0, 0, 0, padded - rows)), self.packed, self.bias)[:rows]
         return y if out is None else out.copy_(y)
 
     def targets(self, name: str) -> Iterator[tuple[str, Target]]:
