@@ -6,7 +6,8 @@ the weight, for it looks up rows: the one place where packing takes memory that 
 one row the head of a 0.5B model takes 13 ms packed and 28 plain.
 
 oneDNN makes and keeps code for every number of rows that it meets, 0.4 MB a weight's shape: rows are padded to a few numbers.
-Five shapes at 1 to 512 rows took 1,203 MB unpadded, padded 165, and 147 with oneDNN's caches bounded (workers/__main__.py).
+Five shapes at 1 to 512 rows took 1,203 MB unpadded, padded 165, and 147 with oneDNN's caches bounded (workers/__main__.py; to
+bound them alone makes code anew at every step). A worker of the bundled model grew from 275 to 1,207 MB, now to 411.
 """
 
 from collections.abc import Iterator
