@@ -32,7 +32,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import workloads
 from servers import machine
 
-from quire.workers.models.config import ModelConfig, read_model_config
+from quire.workers.models.config import ModelConfig
+from quire.workers.models.families import read_model_config
 
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]  # x [M, K], w [N, K], out [M, N]
 
@@ -107,12 +108,12 @@ def measure_machine(config: ModelConfig, tokens: list[int], device: torch.device
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     found = Measured(copy_rate(device, repeats))
     print(f"copy: {found.copy_bytes_s / 1e12:.3f} TB/s (read + written)", flush=True)
-    h, i = config.hidden_size, config.intermediate_size
-    shapes = [(config.q_size + 2 * config.kv_size, h), (h, config.q_size), (2 * i, h), (h, i)]
-    layers = [[random(n, k, device=device, dtype=dtype) for n, k in shapes] for _ in range(config.num_layers)]
+    h, i, attention = config.hidden_size, config.layers[0].intermediate_size, config.layers[0].attention  # of all layers
+    shapes = [(attention.q_size + 2 * attention.kv_size, h), (h, attention.q_size), (2 * i, h), (h, i)]
+    layers = [[random(n, k, device=device, dtype=dtype) for n, k in shapes] for _ in config.layers]
     head = random(config.vocab_size, h, device=device, dtype=dtype)
     spare = random(config.vocab_size, h, device=device, dtype=dtype)  # two in turn: 0.3 GB would half stay in an L2 of 50 MB
-    flops = 2 * sum(n * k for n, k in shapes) * config.num_layers
+    flops = 2 * sum(n * k for n, k in shapes) * len(config.layers)
     print(f"\n{'tokens':>7} {'products ms':>12} {'TB/s':>7} {'TFLOP/s':>8} {'head ms':>9} {'TB/s':>7} {'TFLOP/s':>8}")
     for count in tokens:
         inputs = {k: random(count, k, device=device, dtype=dtype) for _, k in shapes}
@@ -186,11 +187,12 @@ def products(device: torch.device) -> list[Product]:
 
 def attention_rate(config: ModelConfig, device: torch.device, repeats: int) -> float:
     """FLOP/s of torch's own causal attention over 8 x 2048 tokens, half the square counted: for orientation."""
+    spec = config.layers[0].attention
     length, batch = (2048, 8) if device.type == "cuda" else (128, 1)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    q, k, v = (torch.randn(batch, config.num_heads, length, config.head_dim, device=device, dtype=dtype) for _ in range(3))
+    q, k, v = (torch.randn(batch, spec.num_heads, length, spec.head_dim, device=device, dtype=dtype) for _ in range(3))
     seconds = measure(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True), device, repeats)
-    return 4 * batch * config.q_size * length * (length + 1) / 2 / seconds
+    return 4 * batch * spec.q_size * length * (length + 1) / 2 / seconds
 
 
 # -------------------------------------------------------------------------------------------------------------- computing
@@ -199,14 +201,18 @@ class Costs:
 
     def __init__(self, config: ModelConfig, found: Measured) -> None:
         self.config, self.found = config, found
-        c = config
+        c, layer = config, config.layers[0]  # all layers are alike but for their windows
+        attention = layer.attention
         per_layer = 8 * c.hidden_size  # two norms, each: read x and residual, write both
-        per_layer += 3 * c.intermediate_size  # gate and up read, product written
-        per_layer += 2 * (c.q_size + 2 * c.kv_size) + 2 * c.q_size  # qkv read, q and KV written; attention's q and output
-        self._elementwise = BYTES * (per_layer * c.num_layers + 4 * c.hidden_size)  # per token
-        self._kv = 2 * BYTES * c.kv_size  # per layer and token of context
-        self._flops = 4 * c.q_size  # per layer, query and key
-        self._windows = {w: c.windows.count(w) for w in set(c.windows)}
+        per_layer += 3 * layer.intermediate_size  # gate and up read, product written
+        per_layer += (
+            2 * (attention.q_size + 2 * attention.kv_size) + 2 * attention.q_size
+        )  # qkv read, q and KV written; attention's q and output
+        self._elementwise = BYTES * (per_layer * len(c.layers) + 4 * c.hidden_size)  # per token
+        self._kv = 2 * BYTES * attention.kv_size  # per layer and token of context
+        self._flops = 4 * attention.q_size  # per layer, query and key
+        windows = [spec.attention.window for spec in c.layers]
+        self._windows = {w: windows.count(w) for w in set(windows)}
 
     def step(self, contexts: list[int], chunks: list[tuple[int, int]], num_samples: int) -> dict[str, float]:
         """contexts: of decode rows, this step's token included. chunks: (tokens computed before, tokens). Seconds by part."""

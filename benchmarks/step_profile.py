@@ -17,7 +17,7 @@ sys.path[:0] = [str(Path(__file__).parent.parent / "tests" / "support")]
 from inline_engine import InlineEngine  # noqa: E402
 
 from quire.ipc.sampling import SamplingParams  # noqa: E402
-from quire.workers.graphs import Shape  # noqa: E402
+from quire.workers.graphs import BatchDescriptor  # noqa: E402
 
 
 def prepared(model: str, rows: int, context: int, engine: InlineEngine | None, most_rows: int = 0) -> InlineEngine:
@@ -78,9 +78,9 @@ def main() -> None:
     for rows in args.rows:
         engine = prepared(args.model, rows, args.context, engine, max(args.rows))
         graphs = engine.runner.graphs
-        size = next(s for s in graphs.sizes if s >= rows)
+        size = next(s for s in graphs.sizes.decode if s >= rows)
         with engine.runner.device.stream():
-            forward, tail = graphs._forward[Shape(size, size, False)], graphs._tail[size, 1]
+            forward, tail = graphs._forward[BatchDescriptor(size, size, False)], graphs._tail[size, 1]
             # each replay of a tail is one token more for every sequence, some 30 in all
             both = replay_ms([forward, tail])
             result[rows] = {"forward_ms": replay_ms([forward]), "tail_ms": replay_ms([tail], 3), "step_ms": both}

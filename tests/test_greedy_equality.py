@@ -118,12 +118,14 @@ def position_plus_one(engine):
 
 def wrong_window(engine):
     cache = engine.runner.ctx.cache
-    cache.groups = [(w + 1 if w else 24, layers) for w, layers in cache.groups]
+    for g, group in enumerate(cache.groups):
+        window = group.spec.window + 1 if group.spec.window else 24
+        cache.groups[g] = group._replace(spec=group.spec._replace(window=window))
 
 
 def attention_off(engine):
-    attend = engine.runner.device.attend
-    engine.runner.device.attend = lambda *a: torch.zeros_like(attend(*a))
+    attend = engine.runner.attention.attend
+    engine.runner.attention.attend = lambda *a: torch.zeros_like(attend(*a))
 
 
 @pytest.mark.parametrize("fault", [wrong_kv_slot, position_plus_one, wrong_window, attention_off])

@@ -24,6 +24,10 @@ SPIN_COUNT = "8000"
 ENVIRONMENT = {  # read when torch is loaded, before it is known for which device
     "THP_MEM_ALLOC_ENABLE": "1",  # huge pages: on a CPU 2 GB of weights are there 2 s sooner
     "TORCH_CPP_LOG_LEVEL": "ERROR",  # or every start on a GPU warns that blas.py's choice is experimental
+    # Products that oneDNN, and torch's binding of it, keep ready: 1,024 by default, at 0.4 to 1 MB each. A model has some five
+    # shapes of weights, so 256 are 50 numbers of rows (layers/formats/packed_cpu.py pads to few).
+    "LRU_CACHE_CAPACITY": "256",
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256",
     "CUDA_MODULE_LOADING": "LAZY",  # as torch sets it, which is too late for a context that was made before
 }
 
@@ -36,7 +40,7 @@ def main() -> None:
     threading.Thread(target=load_in_background, name="loader", daemon=True).start()
     config = child_main_config(WorkerConfig)
     if config.device == "cuda":
-        make_context_in_background()
+        make_context_in_background(config.rank)
         read_triton_in_background()
     set_up_logging()
     faulthandler.register(signal.SIGUSR1)  # the core asks a stuck worker for its stacks before it kills it

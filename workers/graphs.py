@@ -79,7 +79,7 @@ def mixed_row_sizes(max_rows: int) -> list[int]:
     return sorted({min(s, max_rows) for s in (64, 128, 256, 512, 1024, max_rows)})
 
 
-class Shape(NamedTuple):
+class BatchDescriptor(NamedTuple):
     """What a step is padded to. mixed: prefill rows, too; otherwise every row is a decode row and has one token.
 
     prompts_only: a mixed step without decode rows; their attention, empty, is a launch a layer.
@@ -91,21 +91,23 @@ class Shape(NamedTuple):
     prompts_only: bool = False
 
 
-def mixed_variants(tokens: Iterable[int], rows: Iterable[int], variant: Callable[[int, int], Hashable]) -> list[Shape]:
-    """The smallest mixed steps of these padded sizes that meet every `variant(tokens, rows)` there is among them."""
-    found: dict[Hashable, Shape] = {}
-    for shape in mixed_shapes(tokens, rows):
-        found.setdefault(variant(shape.tokens, shape.rows), shape)
+def mixed_specializations(
+    tokens: Iterable[int], rows: Iterable[int], specialization: Callable[[int, int], Hashable]
+) -> list[BatchDescriptor]:
+    """The smallest mixed steps of these padded sizes that meet every `specialization(tokens, rows)` there is among them."""
+    found: dict[Hashable, BatchDescriptor] = {}
+    for batch in mixed_batches(tokens, rows):
+        found.setdefault(specialization(batch.tokens, batch.rows), batch)
     return list(found.values())
 
 
-def mixed_shapes(tokens: Iterable[int], rows: Iterable[int]) -> Iterator[Shape]:
+def mixed_batches(tokens: Iterable[int], rows: Iterable[int]) -> Iterator[BatchDescriptor]:
     """All mixed steps of these padded sizes that there can be, those of few rows first."""
     fewest = 0
     for r in sorted(rows):
         for t in sorted(tokens):
             if fewest < t:  # no step has more rows than tokens, but for padding
-                yield Shape(t, r, True)
+                yield BatchDescriptor(t, r, True)
         fewest = r
 
 
@@ -114,109 +116,143 @@ def prompt_rows(rows: list[int]) -> int:
     return min(PROMPT_ROWS, rows[0])
 
 
-def unmixed_shapes(decode: list[int], tokens: list[int], rows: list[int]) -> list[Shape]:
+def unmixed_batches(decode: list[int], tokens: list[int], rows: list[int]) -> list[BatchDescriptor]:
     """Decode steps, and a few prompts alone; the largest first."""
-    prompts = [Shape(t, prompt_rows(rows), True, True) for t in reversed(tokens) if t <= current().step.captured_tokens]
-    return [Shape(size, size, False) for size in reversed(decode)] + prompts
+    captured = [t for t in reversed(tokens) if t <= current().step.captured_tokens]
+    prompts = [BatchDescriptor(t, prompt_rows(rows), True, True) for t in captured]
+    return [BatchDescriptor(size, size, False) for size in reversed(decode)] + prompts
 
 
-def shapes_at_start(decode: list[int], tokens: list[int], rows: list[int]) -> list[Shape]:
+def batches_at_start(decode: list[int], tokens: list[int], rows: list[int]) -> list[BatchDescriptor]:
     """Captured before serving: the largest, whose memory is enough for the others, and the small ones without a mix."""
-    largest = [Shape(tokens[-1], rows[0], True)] if tokens else []
-    return largest + [shape for shape in unmixed_shapes(decode, tokens, rows) if shape.tokens <= START_TOKENS]
+    largest = [BatchDescriptor(tokens[-1], rows[0], True)] if tokens else []
+    return largest + [b for b in unmixed_batches(decode, tokens, rows) if b.tokens <= START_TOKENS]
 
 
-def shapes_ahead(decode: list[int], tokens: list[int], rows: list[int]) -> list[Shape]:
+def batches_ahead(decode: list[int], tokens: list[int], rows: list[int]) -> list[BatchDescriptor]:
     """Steps to capture before they are met, those of few rows first, of these the largest."""
-    shapes = [shape for shape in unmixed_shapes(decode, tokens, rows) if shape.tokens > START_TOKENS]
+    batches = [b for b in unmixed_batches(decode, tokens, rows) if b.tokens > START_TOKENS]
     captured = [t for t in tokens if t <= current().step.captured_tokens]
-    shapes += mixed_shapes(captured, [r for r in rows if r <= MAX_ROWS_AHEAD])
-    return sorted(shapes, key=lambda shape: (shape.rows, -shape.tokens))
+    batches += mixed_batches(captured, [r for r in rows if r <= MAX_ROWS_AHEAD])
+    return sorted(batches, key=lambda b: (b.rows, -b.tokens))
+
+
+class GraphSizes:
+    """Which steps are replayed as graphs, and what they are padded to: from the worker's limits and the plan alone.
+
+    Ranks of one model have equal limits, GPUs and bytes of weights, so they agree, whatever memory each has left.
+    """
+
+    def __init__(self, max_rows: int, max_tokens: int, weights_bytes: int):
+        self.decode = decode_sizes(min(max_rows, max_tokens))
+        self.mixed_tokens = mixed_token_sizes(min(max_tokens, most_tokens(weights_bytes)))
+        self.mixed_rows = mixed_row_sizes(max_rows)
+
+    def padded(self, plan: StepPlan) -> BatchDescriptor | None:
+        """None if the step must run eagerly."""
+        tokens, rows = plan.num_tokens, plan.num_rows
+        if not len(plan.prefill_rows):
+            size = self.decode[bisect.bisect_left(self.decode, rows)]
+            return BatchDescriptor(size, size, False)
+        if not self.mixed_tokens or tokens > self.mixed_tokens[-1] or plan.wants_prompt_logprobs:
+            return None
+        padded_tokens = self.mixed_tokens[bisect.bisect_left(self.mixed_tokens, tokens)]
+        few = prompt_rows(self.mixed_rows)
+        if rows <= few and not len(plan.decode_rows):
+            return BatchDescriptor(padded_tokens, few, True, True)
+        return BatchDescriptor(padded_tokens, self.mixed_rows[bisect.bisect_left(self.mixed_rows, rows)], True)
+
+    def at_start(self) -> list[BatchDescriptor]:
+        """Captured before serving."""
+        return batches_at_start(self.decode, self.mixed_tokens, self.mixed_rows)
+
+    def ahead(self) -> list[BatchDescriptor]:
+        """Captured before they are met, while there is nothing to do."""
+        return batches_ahead(self.decode, self.mixed_tokens, self.mixed_rows)
 
 
 class StepGraphs:
+    """The graphs that there are at the moment: a cache of captures. What it lacks it captures; it never decides what runs."""
+
     def __init__(self, runner: "ModelRunner", device: "CudaDevice"):
         self._runner = runner
         self._device = device
         ctx = runner.ctx
-        self.sizes = decode_sizes(min(ctx.max_rows, ctx.max_tokens))
-        self._mixed_tokens = mixed_token_sizes(min(ctx.max_tokens, most_tokens(runner.model.weights_bytes)))
-        self._mixed_rows = mixed_row_sizes(ctx.max_rows)
+        self.sizes = GraphSizes(ctx.max_rows, ctx.max_tokens, runner.model.weights_bytes)
         self._logits = torch.empty(ctx.max_rows, ctx.config.vocab_size, dtype=ctx.dtype, device=ctx.device)
         self._pool = torch.cuda.graph_pool_handle()
-        self._forward: dict[Shape, torch.cuda.CUDAGraph] = {}
+        self._forward: dict[BatchDescriptor, torch.cuda.CUDAGraph] = {}
         self._tail: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}  # (rows, variant)
-        self._ahead = deque(shapes_ahead(self.sizes, self._mixed_tokens, self._mixed_rows))
-        self._eager: set[Shape] = set()  # no memory was left to capture these
+        self._ahead = deque(self.sizes.ahead())
 
     def run(self, plan: StepPlan, read_masks: "ReadMasks") -> bool:
         """Replay the step if its kind is captured; its plan must be on the device already."""
-        shape = self._shape(plan)
-        if shape is None:
+        batch = self.sizes.padded(plan)
+        if batch is None:
             return False
-        rows = shape.rows
+        rows = batch.rows
         variant = plan.variant | VARIANT_MASK if plan.late_mask else plan.variant & ~VARIANT_MASK
-        if (shape not in self._forward or (rows, variant) not in self._tail) and not self._capture_met(shape, variant):
-            return False
-        self._forward[shape].replay()
+        if batch not in self._forward or (rows, variant) not in self._tail:
+            self._capture_met(batch, variant)
+        self._forward[batch].replay()
         if plan.late_mask and len(without := self._runner.load_masks(plan, read_masks)):
             self._runner.tail(self._device.plan, self._logits[:rows], variant, plan.step, without)
         else:
             self._tail[rows, variant].replay()
         return True
 
-    def _shape(self, plan: StepPlan) -> Shape | None:
-        """None if the step must run eagerly."""
-        tokens, rows = plan.num_tokens, plan.num_rows
-        if not len(plan.prefill_rows):
-            size = self.sizes[bisect.bisect_left(self.sizes, rows)]
-            return Shape(size, size, False)
-        if not self._mixed_tokens or tokens > self._mixed_tokens[-1] or plan.wants_prompt_logprobs:
-            return None
-        padded_tokens = self._mixed_tokens[bisect.bisect_left(self._mixed_tokens, tokens)]
-        few = prompt_rows(self._mixed_rows)
-        if rows <= few and not len(plan.decode_rows):
-            return Shape(padded_tokens, few, True, True)
-        return Shape(padded_tokens, self._mixed_rows[bisect.bisect_left(self._mixed_rows, rows)], True)
-
-    def capture(self, shape: Shape, variant: int) -> None:
+    def capture(self, batch: BatchDescriptor, variant: int) -> None:
         """Capture what is missing. Capturing runs nothing, so no state changes."""
-        rows = shape.rows
-        if shape not in self._forward:
-            self._forward[shape] = self._captured(lambda: self._run_forward(shape))
+        rows = batch.rows
+        if batch not in self._forward:
+            self._forward[batch] = self._captured(lambda: self._run_forward(batch))
         if (rows, variant) not in self._tail:
             self._tail[rows, variant] = self._captured(lambda: self._run_tail(rows, variant))
 
-    def _capture_met(self, shape: Shape, variant: int) -> bool:
-        """Capture a step that is to be run now; False if there is no memory for it: then it is run eagerly."""
-        if shape not in self._eager:
-            try:
-                self.capture(shape, variant)
-                return True
-            except torch.OutOfMemoryError:
-                self._eager.add(shape)
-                log.warning("no memory is left for a graph of %d tokens: such steps run eagerly, which is slower", shape.tokens)
-        return False
+    def _capture_met(self, batch: BatchDescriptor, variant: int) -> None:
+        """Capture a step that is to be run now. Where no memory is left for it, all other graphs make room.
+
+        To run it eagerly instead would be this rank's own decision, and other ranks' exchanges would wait for a graph's.
+        """
+        try:
+            self.capture(batch, variant)
+        except torch.OutOfMemoryError:
+            log.warning("no memory is left for a graph of %d tokens: all others are dropped, to be captured anew", batch.tokens)
+            self._drop()
+            self.capture(batch, variant)
+
+    def _drop(self) -> None:
+        torch.cuda.synchronize()  # what replays must not be taken away
+        self._forward.clear()
+        self._tail.clear()
+        self._ahead.clear()
+        torch.cuda.empty_cache()
 
     def run_kernels(self) -> None:
         """Run every kernel that a step may need, by eager steps of padding: compiling while serving would stop all requests."""
         self._device.load_plan(_no_rows().encode())
-        mixed = mixed_variants(self._mixed_tokens, self._mixed_rows, self._device.kernel_variant)
-        mixed = mixed or [Shape(min(4, self.sizes[-1]), 1, True)]
-        for shape in (*mixed, Shape(mixed[0].tokens, prompt_rows([mixed[0].rows]), True, True)):
-            self._run_forward(shape)
+        sizes, decode = self.sizes, self.sizes.decode
+        mixed = mixed_specializations(sizes.mixed_tokens, sizes.mixed_rows, self._specialization)
+        mixed = mixed or [BatchDescriptor(min(4, decode[-1]), 1, True)]
+        for batch in (*mixed, BatchDescriptor(mixed[0].tokens, prompt_rows([mixed[0].rows]), True, True)):
+            self._run_forward(batch)
         for variant in WARM_VARIANTS:
             self._run_tail(1, variant)
-        for size in sizes_to_run(self.sizes):
-            self._run_forward(Shape(size, size, False))
+        for size in sizes_to_run(decode):
+            self._run_forward(BatchDescriptor(size, size, False))
+
+    def _specialization(self, num_tokens: int, num_rows: int) -> Hashable:
+        """Mixed steps of padded sizes with equal answers run the same compiled kernels."""
+        attention = self._runner.attention.kernel_specialization(num_tokens, num_rows)
+        return self._device.kernel_specialization(num_tokens), attention
 
     def warm_up(self) -> float:
         """Run all kernels, then capture the steps that serving begins with; returns seconds."""
         begin = time.perf_counter()
-        with self._runner.short_model():
+        with self._runner.model.short():
             self.run_kernels()
-        for shape in shapes_at_start(self.sizes, self._mixed_tokens, self._mixed_rows):
-            if not self._capture_unmet(shape):
+        for batch in self.sizes.at_start():
+            if not self._capture_unmet(batch):
                 break
         return time.perf_counter() - begin
 
@@ -226,11 +262,11 @@ class StepGraphs:
             self._capture_unmet(self._ahead.popleft())
         return bool(self._ahead)
 
-    def _capture_unmet(self, shape: Shape) -> bool:
+    def _capture_unmet(self, batch: BatchDescriptor) -> bool:
         """Capture a step with common sampling; False, and nothing more will be captured ahead, if there is no memory for it."""
         try:
             for variant in COMMON_VARIANTS:
-                self.capture(shape, variant)
+                self.capture(batch, variant)
             return True
         except torch.OutOfMemoryError:
             log.warning("no memory is left for more graphs: steps are captured only when they are met")
@@ -256,8 +292,8 @@ class StepGraphs:
                 gc.enable()
         return graph
 
-    def _run_forward(self, shape: Shape) -> None:
-        tokens, rows, mixed, prompts_only = shape
+    def _run_forward(self, batch: BatchDescriptor) -> None:
+        tokens, rows, mixed, prompts_only = batch
         r = self._runner
         num_decode_rows = 0 if prompts_only else None if mixed else rows
         hidden = r.forward(self._device.plan, tokens, rows, num_decode_rows)

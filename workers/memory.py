@@ -10,10 +10,12 @@ from quire.ipc.step.plan import DTYPES, StepPlan, default_slots
 from quire.ipc.step.sections import PREFILL_SAMPLE, VARIANT_RANDOM
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.graphs import most_tokens
+from quire.workers.models.config import ModelConfig
 
 GIB = 1 << 30
 GRAPHS_BYTES = 512 << 20  # captured graphs but for what they compute in, kernels' code, fragmentation
 MIN_BLOCKS = 2
+PRIMITIVES_BYTES = 160 << 20  # code and scratch that oneDNN keeps on a CPU: 147 MB were seen, see layers/formats/packed_cpu.py
 
 
 class OutOfMemory(Exception):
@@ -43,6 +45,19 @@ def largest_plan(max_tokens: int, max_rows: int, max_model_len: int) -> StepPlan
         variant=VARIANT_RANDOM,
         max_seq_len=max(lengths),
     )
+
+
+def cpu_step_bytes(model: ModelConfig, max_tokens: int, max_rows: int, dtype: torch.dtype) -> int:
+    """What a step takes on a CPU beside weights and KV cache, at most: activations of the largest step, logits, oneDNN's code.
+
+    Computed, not measured as on a GPU: the largest step of a 0.5B model would take a second of every start.
+    """
+    spec = max((layer.attention for layer in model.layers), key=lambda spec: spec.q_size + 2 * spec.kv_size)
+    attention = 2 * (spec.q_size + 2 * spec.kv_size) + 2 * spec.q_size  # qkv, rotated and not; output, padded or not
+    mlp = 4 * max(layer.intermediate_size for layer in model.layers)  # gate and up, and their product; a copy padded
+    per_token = 4 * model.hidden_size + max(attention, mlp)
+    logits = max_rows * model.vocab_size * (dtype.itemsize + 3 * 4)  # as they are, and in the sampler, in float32
+    return max_tokens * per_token * dtype.itemsize + logits + PRIMITIVES_BYTES
 
 
 def cpu_budget(config: WorkerConfig, cache: KVCache, activation_bytes: int) -> Budget:

@@ -5,7 +5,6 @@ tables, write the results. On a GPU most steps replay two graphs, forward and ta
 """
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import numpy as np
@@ -49,6 +48,7 @@ class ModelRunner:
         self.model = model
         self.ctx = ctx
         self.device = make_device(ctx)
+        self.attention = self.device.new_attention()
         self.graphs: StepGraphs | None = None
         num_groups = len(ctx.cache.groups)
         self.tables = SlotTables.allocate(ctx.max_rows, num_groups, ctx.max_blocks, ctx.device)
@@ -80,18 +80,10 @@ class ModelRunner:
         """Compile, on all cores, what the plan `words` needs and, if there will be `graphs`, what they need."""
         from quire.kernels.triton_support.compile_ahead import compile_only
 
-        with compile_only(cpu_share()), self.short_model():
+        with compile_only(cpu_share()), self.model.short():
             self._run(decode_plan(words, self._decode_rows), self.device.load_plan(words), no_masks)
             if graphs:
                 StepGraphs(self, self.device).run_kernels()  # type: ignore[arg-type]
-
-    def short_model(self) -> AbstractContextManager[None]:
-        """Within, the model has only layers enough to need every kernel: of each KV group two.
-
-        Its first has nothing to add to its residual; its last goes on with a step's last tokens alone.
-        """
-        groups = [place.group for place in self.ctx.cache.places]
-        return self.model.short([layer for layer, group in enumerate(groups) if groups[:layer].count(group) < 2])
 
     @torch.inference_mode()
     def capture_graphs(self) -> float:
@@ -133,14 +125,10 @@ class ModelRunner:
         """
         step = self.buffers
         self.device.prepare(device_plan, self.tables, step, num_tokens, num_rows)
-        self.device.begin_attention(self.tables, step, num_tokens, num_rows, num_decode_rows)
-
-        def attend(layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None) -> torch.Tensor:
-            return self.device.attend(layer, qkv, q_norm, k_norm, step)
-
+        self.attention.begin(self.tables, step, num_tokens, num_rows, num_decode_rows)
         is_decode = num_decode_rows == num_rows  # rows have one token each
-        wanted = None if is_decode or every_token else step.logits_indices[:num_rows]
-        return self.model(step.input_ids[:num_tokens], step.positions[:num_tokens], attend, wanted)
+        logits_indices = None if is_decode or every_token else step.logits_indices[:num_rows]
+        return self.model(step.input_ids[:num_tokens], step.positions[:num_tokens], self.attention.attend, logits_indices)
 
     def tail(
         self, device_plan: torch.Tensor, logits: torch.Tensor, variant: int, step: int = 0, without: np.ndarray = NO_ROWS

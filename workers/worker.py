@@ -37,16 +37,17 @@ from quire.ipc.step.result_ring import ResultRing
 from quire.ipc.step.sections import HEADER, StepLimits, max_device_words
 from quire.kernels.step.tables import LogitsProcessorPool
 from quire.workers.attention.kv_cache import KVCache
-from quire.workers.attention.rope import cos_sin_table
 from quire.workers.devices.cpu import CpuDevice
 from quire.workers.devices.device import Device, DeviceContext
 from quire.workers.devices.threads import choose_num_threads
-from quire.workers.loading.prepare_cpu import prepare_model
+from quire.workers.loading.prepare_cpu import quicken_attributes
 from quire.workers.loading.weights import WeightsError, dummy_weights, load_weights
-from quire.workers.memory import Budget, OutOfMemory, cpu_budget, gpu_budget, graphs_bytes, largest_plan
+from quire.workers.memory import Budget, OutOfMemory, cpu_budget, cpu_step_bytes, gpu_budget, graphs_bytes, largest_plan
 from quire.workers.models.build import build_model
-from quire.workers.models.config import ModelConfig, ModelConfigError, read_model_config
+from quire.workers.models.config import ModelConfig, ModelConfigError
 from quire.workers.models.decoder import CausalLM
+from quire.workers.models.families import read_model_config
+from quire.workers.parallel import Parallel
 from quire.workers.records import Records
 from quire.workers.runner import ModelRunner, PromptRow, no_masks
 
@@ -68,7 +69,8 @@ class Worker:
         self.channel = WorkerToCore(config.control_address, config.rank, config.epoch)
         self.reader = PlanReader.attach(own_fds(config.plan_ring_fds))
         self.ring = ResultRing.attach(own_fds(config.result_ring_fds)) if config.result_ring_fds else None
-        self.device = torch.device("cuda", 0) if config.device == "cuda" else torch.device("cpu")
+        self.device = torch.device("cuda", config.rank) if config.device == "cuda" else torch.device("cpu")
+        self.parallel = Parallel(config.rank, config.world_size, self.device)
 
     def run(self) -> None:
         """Start up, serve, end. Raises what the core cannot be told of."""
@@ -105,7 +107,7 @@ class Worker:
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
             torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         model = self._load(model_config, dtype)
-        cache = KVCache(model_config, c.block_size, dtype)
+        cache = KVCache(model_config.attention_specs(self.parallel), c.block_size, dtype)
         weights_bytes = model.weights_bytes
         runner = ModelRunner(model, self._context(model_config, cache, dtype), self._make_device)
         budget = self._measure(runner, weights_bytes)
@@ -120,14 +122,15 @@ class Worker:
         return command
 
     def _load(self, model_config: ModelConfig, dtype: torch.dtype) -> CausalLM:
-        model = build_model(model_config, dtype, self.device)
+        model = build_model(model_config, dtype, self.parallel)
+        if self.config.device == "cpu":
+            torch.set_num_threads(choose_num_threads(model.weights_bytes))  # before weights are packed, which depends on it
         if self.config.load_format == "dummy":
             dummy_weights(model, self.config.seed)
         else:
             load_weights(model, Path(self.config.model_dir), self.device)
         if self.config.device == "cpu":
-            torch.set_num_threads(choose_num_threads(model.weights_bytes))
-            prepare_model(model)
+            quicken_attributes(model)
         return model
 
     def _context(self, model_config: ModelConfig, cache: KVCache, dtype: torch.dtype) -> DeviceContext:
@@ -139,7 +142,7 @@ class Worker:
             config=model_config,
             cache=cache,
             pool=LogitsProcessorPool.allocate(rows, vocab, c.max_model_len, self.device),
-            cos_sin=cos_sin_table(model_config, c.max_model_len, self.device),
+            max_model_len=c.max_model_len,
             device=self.device,
             dtype=dtype,
             max_tokens=max(c.max_num_batched_tokens, rows),
@@ -159,7 +162,8 @@ class Worker:
         """Compile all kernels, and run the largest step in a cache of two blocks, to see what it takes: 0.2 s for an 8B."""
         c, cache = self.config, runner.ctx.cache
         if c.device == "cpu":
-            return cpu_budget(c, cache, activation_bytes=0)
+            model = runner.ctx.config
+            return cpu_budget(c, cache, cpu_step_bytes(model, runner.ctx.max_tokens, c.max_num_seqs, runner.ctx.dtype))
         cache.allocate(2, self.device)
         words = largest_plan(c.max_num_batched_tokens, c.max_num_seqs, c.max_model_len).encode()
         with runner.device.stream():
@@ -184,7 +188,7 @@ class Worker:
                 rank=c.rank,
                 num_blocks=budget.num_blocks,
                 block_size=c.block_size,
-                kv_groups=[KVGroup(window, layers) for window, layers in cache.groups],
+                kv_groups=[KVGroup(group.spec.window, group.layers) for group in cache.groups],
                 vocab_size=runner.ctx.config.vocab_size,
                 device=f"{name}, {str(runner.ctx.dtype).removeprefix('torch.')}",
                 weights_bytes=weights_bytes,

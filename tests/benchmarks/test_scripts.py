@@ -17,7 +17,7 @@ import soak
 import workloads
 from ceilings import Costs, Measured
 
-from quire.workers.models.config import read_model_config
+from quire.workers.models.families import read_model_config
 
 
 @pytest.fixture

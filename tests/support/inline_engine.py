@@ -13,13 +13,13 @@ from quire.ipc.sampling import SamplingParams
 from quire.ipc.step.sections import StepLimits, max_device_words
 from quire.kernels.step.tables import LogitsProcessorPool
 from quire.workers.attention.kv_cache import KVCache
-from quire.workers.attention.rope import cos_sin_table
 from quire.workers.devices.cpu import CpuDevice
 from quire.workers.devices.device import DeviceContext
-from quire.workers.loading.prepare_cpu import prepare_model
+from quire.workers.loading.prepare_cpu import quicken_attributes
 from quire.workers.loading.weights import dummy_weights, load_weights
 from quire.workers.models.build import build_model
-from quire.workers.models.config import read_model_config
+from quire.workers.models.families import read_model_config
+from quire.workers.parallel import Parallel
 from quire.workers.runner import ModelRunner
 
 
@@ -44,21 +44,21 @@ class InlineEngine:
         self.depth, self.device = depth, torch.device(device)
         config = read_model_config(model_dir)
         max_model_len = max_model_len or min(config.max_position_embeddings, 512)
-        self.model = build_model(config, dtype, self.device).eval()
+        self.model = build_model(config, dtype, Parallel(device=self.device)).eval()
         if dummy:
             dummy_weights(self.model, 0)
         else:
             load_weights(self.model, model_dir, self.device, progress=False)
         if self.device.type == "cpu":
-            prepare_model(self.model)
-        cache = KVCache(config, block_size, dtype)
+            quicken_attributes(self.model)
+        cache = KVCache(config.attention_specs(Parallel()), block_size, dtype)
         cache.allocate(num_blocks, self.device)
         max_blocks = -(-max_model_len // block_size)
         ctx = DeviceContext(
             config=config,
             cache=cache,
             pool=LogitsProcessorPool.allocate(max_num_seqs, config.vocab_size, max_model_len, self.device),
-            cos_sin=cos_sin_table(config, max_model_len, self.device),
+            max_model_len=max_model_len,
             device=self.device,
             dtype=dtype,
             max_tokens=max(budget, max_num_seqs),

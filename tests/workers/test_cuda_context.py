@@ -1,4 +1,4 @@
-"""The first device's context is asked of the driver beside everything else; what goes wrong there stops nothing."""
+"""A device's context is asked of the driver beside everything else; what goes wrong there stops nothing."""
 
 import ctypes
 import threading
@@ -22,11 +22,11 @@ def test_each_call_follows_the_success_of_the_one_before(init, get, calls, monke
     seen = []
     driver = SimpleNamespace(
         cuInit=lambda flags: seen.append("init") or init,
-        cuDeviceGet=lambda device, index: seen.append("get") or (get if index == 0 else 101),
+        cuDeviceGet=lambda device, index: seen.append("get") or (get if index == 3 else 999),
         cuDevicePrimaryCtxRetain=lambda context, device: seen.append("retain") or 2,
     )
     monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
-    wait_for(make_context_in_background())
+    wait_for(make_context_in_background(3))
     assert seen == calls
 
 
@@ -37,5 +37,5 @@ def test_without_a_driver_nothing_happens(monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", missing)
     raised = []
     monkeypatch.setattr(threading, "excepthook", raised.append)
-    wait_for(make_context_in_background())
+    wait_for(make_context_in_background(3))
     assert raised == []

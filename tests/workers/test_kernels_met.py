@@ -24,9 +24,11 @@ from quire.kernels.triton_support.dependent_launch import mode_for
 from quire.kernels.attention.rope_kv import rope_kv
 from quire.workers.layers import ops
 from quire.workers import graphs
+from quire.workers.attention.cuda import CudaModelAttention
 from quire.workers.devices.cuda import CudaDevice
-from quire.workers.models.config import read_model_config
 from quire.workers.models.build import build_model
+from quire.workers.models.families import read_model_config
+from quire.workers.parallel import Parallel
 
 folder, max_rows, max_tokens, streams = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "True"
 hopper_offline.look_up_launches()
@@ -41,32 +43,38 @@ blas.batched_parts = lambda x, w, parts: meta(parts, len(x), len(w), dtype=torch
 
 config = read_model_config(folder)
 with torch.device("meta"):
-    model = build_model(config, torch.bfloat16, torch.device("meta"))
-choices = choose_decode_configs(torch.bfloat16, torch.bfloat16, config.head_dim, config.num_heads // config.num_kv_heads)
+    model = build_model(config, torch.bfloat16, Parallel(device="meta"))
+[spec] = set(config.attention_specs(Parallel()))
+choices = choose_decode_configs(torch.bfloat16, torch.bfloat16, spec.head_dim, spec.num_heads // spec.num_kv_heads)
 configs = [(choice, 132 * choice.programs_per_sm) for choice in choices]
-workspace = types.SimpleNamespace(num_kv_heads=config.num_kv_heads, configs=configs)
-device = types.SimpleNamespace(_decode=types.SimpleNamespace(launch=lambda rows: DecodeWorkspace.launch(workspace, rows)))
-cache, cos_sin = meta(2, config.num_kv_heads, 64, config.head_dim), meta(4096, config.head_dim, dtype=torch.float32)
+workspace = types.SimpleNamespace(num_kv_heads=spec.num_kv_heads, configs=configs)
+decode = types.SimpleNamespace(launch=lambda rows: DecodeWorkspace.launch(workspace, rows))
+attention = types.SimpleNamespace(workspaces={"shape": types.SimpleNamespace(decode=decode)})
+cache, cos_sin = meta(2, spec.num_kv_heads, 64, spec.head_dim), meta(4096, spec.head_dim, dtype=torch.float32)
 logits = meta(max_rows, config.vocab_size)
 
-def met(shape):
-    tokens, rows, mixed, _ = shape
+def met(batch):
+    tokens, rows, mixed, _ = batch
     def attend(layer, qkv, q_norm, k_norm):
         slots = meta(tokens, dtype=torch.int64)
-        rope_kv(qkv, ints(tokens), cos_sin, slots, cache, cache, config.num_heads, q_norm, k_norm, 1e-6, pdl=mode_for(tokens))
-        return meta(tokens, config.num_heads * config.head_dim)
+        rope_kv(qkv, ints(tokens), cos_sin, slots, cache, cache, spec.num_heads, q_norm, k_norm, 1e-6, pdl=mode_for(tokens))
+        return meta(tokens, spec.q_size)
     KEYS.clear()
     hidden = model(ints(tokens), ints(tokens), attend, ints(rows) if mixed else None)
     model.compute_logits(hidden, logits[:rows])
     return set(KEYS)
 
 sizes = graphs.sizes_to_run(graphs.decode_sizes(min(max_rows, max_tokens)))
-decode = [graphs.Shape(size, size, False) for size in sizes]
+decode = [graphs.BatchDescriptor(size, size, False) for size in sizes]
 tokens, rows = graphs.mixed_token_sizes(max_tokens), graphs.mixed_row_sizes(max_rows)
-ahead = graphs.mixed_variants(tokens, rows, lambda t, r: CudaDevice.kernel_variant(device, t, r))
-compiled = set().union(*(met(shape) for shape in ahead + decode))
-eager = [graphs.Shape(t, r, True) for t in {max_tokens, max_tokens - 1} for r in (1, 2, 3, 5, 37, max_rows) if r <= max_rows]
-late = {name: shape for shape in (*graphs.mixed_shapes(tokens, rows), *eager) for name, _ in met(shape) - compiled}
+def specialization(t, r):
+    return CudaDevice.kernel_specialization(None, t), CudaModelAttention.kernel_specialization(attention, t, r)
+
+ahead = graphs.mixed_specializations(tokens, rows, specialization)
+compiled = set().union(*(met(batch) for batch in ahead + decode))
+few = [r for r in (1, 2, 3, 5, 37, max_rows) if r <= max_rows]
+eager = [graphs.BatchDescriptor(t, r, True) for t in {max_tokens, max_tokens - 1} for r in few]
+late = {name: batch for batch in (*graphs.mixed_batches(tokens, rows), *eager) for name, _ in met(batch) - compiled}
 print(json.dumps([len(compiled), len({name for name, _ in compiled}), late]))
 """
 

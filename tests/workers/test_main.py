@@ -27,7 +27,7 @@ def steps(monkeypatch) -> list[str]:
     monkeypatch.setattr(threading, "Thread", thread)
     monkeypatch.setattr(worker_main, "load", load)
     for name in ("make_context_in_background", "read_triton_in_background", "set_up_logging"):
-        monkeypatch.setattr(worker_main, name, lambda name=name: found.append(name))
+        monkeypatch.setattr(worker_main, name, lambda *args, name=name: found.append(name))
     monkeypatch.setattr(faulthandler, "register", lambda _: None)
     return found
 
@@ -37,7 +37,7 @@ def test_all_is_loaded_with_its_variables_while_the_configuration_is_waited_for(
     def config(_):
         assert all(os.environ[name] == value for name, value in worker_main.ENVIRONMENT.items())
         steps.append("config")
-        return SimpleNamespace(device=device)
+        return SimpleNamespace(device=device, rank=0)
 
     monkeypatch.setattr(worker_main, "child_main_config", config)
     worker_main.main()

@@ -16,8 +16,19 @@ from quire.enginecore.loading.model_files import model_summary
 from quire.ipc.config import EngineConfig
 from quire.ipc.messages import KVGroup, WorkerProfile
 from quire.workers.attention.kv_cache import KVCache
-from quire.workers.memory import GIB, GRAPHS_BYTES, OutOfMemory, cpu_budget, gpu_budget, graphs_bytes, largest_plan
-from quire.workers.models.config import read_model_config
+from quire.workers.memory import (
+    GIB,
+    GRAPHS_BYTES,
+    PRIMITIVES_BYTES,
+    OutOfMemory,
+    cpu_budget,
+    cpu_step_bytes,
+    gpu_budget,
+    graphs_bytes,
+    largest_plan,
+)
+from quire.workers.models.families import read_model_config
+from quire.workers.parallel import Parallel
 from quire.workers.worker import Worker
 
 LLAMA_BLOCK_BYTES = 2 * 3 * 2 * 16 * 16 * 4  # keys and values, layers, heads, tokens, head size, float32
@@ -49,7 +60,7 @@ def resolved(monkeypatch, gpus=(), model="llama", **flags):
 
 
 def cache_of(model):
-    return KVCache(read_model_config(tiny_model(model)), 16, torch.float32)
+    return KVCache(read_model_config(tiny_model(model)).attention_specs(Parallel()), 16, torch.float32)
 
 
 # ------------------------------------------------------------------------------------------------------------ on a CPU
@@ -73,6 +84,14 @@ def test_a_cpu_cache_of_less_than_two_blocks_is_refused(monkeypatch):
     config = resolved(monkeypatch, cpu_kv_cache_gib=1.9 * LLAMA_BLOCK_BYTES / GIB)
     with pytest.raises(OutOfMemory, match=f"^--cpu-kv-cache-gib .* no room for two blocks of {LLAMA_BLOCK_BYTES} bytes: raise"):
         cpu_budget(config, cache_of("llama"), 0)
+
+
+def test_what_a_step_takes_on_a_cpu_is_counted():
+    config = read_model_config(tiny_model("llama"))
+    taken = cpu_step_bytes(config, 512, 64, torch.float32) - PRIMITIVES_BYTES
+    assert taken == 512 * (4 * 64 + 4 * 128) * 4 + 64 * 512 * 4 * 4
+    assert cpu_step_bytes(config, 1024, 64, torch.float32) - PRIMITIVES_BYTES > 1.5 * taken / 2
+    assert cpu_step_bytes(config, 512, 64, torch.bfloat16) - PRIMITIVES_BYTES < taken
 
 
 def test_a_number_of_blocks_that_was_asked_for_is_taken(monkeypatch):

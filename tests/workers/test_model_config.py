@@ -5,9 +5,12 @@ import json
 import pytest
 import tiny_models
 
-from quire.workers.models.config import FAMILIES, ModelConfigError, kv_groups, parse_model_config, read_model_config
+from quire.workers.attention.kv_cache import cache_groups
+from quire.workers.models.config import ModelConfigError
+from quire.workers.models.families import FAMILIES, parse_model_config, read_model_config
+from quire.workers.parallel import Parallel
 
-ARCHITECTURE = {family: name for name, family in FAMILIES.items()}
+ARCHITECTURE = {family.name: name for name, family in FAMILIES.items()}
 
 
 def fields(family="llama", **changes):
@@ -20,6 +23,14 @@ def parse(family="llama", **changes):
     return parse_model_config(fields(family, **changes))
 
 
+def windows(config):
+    return tuple(layer.attention.window for layer in config.layers)
+
+
+def groups(config):
+    return [(group.spec.window, group.layers) for group in cache_groups(config.attention_specs(Parallel()))]
+
+
 def refusal(family="llama", **changes):
     with pytest.raises(ModelConfigError) as error:
         parse(family, **changes)
@@ -30,11 +41,14 @@ def refusal(family="llama", **changes):
 def test_what_transformers_writes_is_read(name):
     config = read_model_config(tiny_models.tiny_model(name))
     theirs = tiny_models.reference(name).config
-    assert config.num_layers == theirs.num_hidden_layers == len(config.windows)
-    assert (config.num_heads, config.num_kv_heads) == (theirs.num_attention_heads, theirs.num_key_value_heads)
-    assert (config.head_dim, config.rms_norm_eps) == (theirs.head_dim, theirs.rms_norm_eps)
-    assert config.tie_word_embeddings == theirs.tie_word_embeddings
-    assert (config.rope.type, config.rope.theta) == (theirs.rope_parameters["rope_type"], theirs.rope_parameters["rope_theta"])
+    assert len(config.layers) == theirs.num_hidden_layers
+    for layer in config.layers:
+        spec = layer.attention
+        assert (spec.num_heads, spec.num_kv_heads) == (theirs.num_attention_heads, theirs.num_key_value_heads)
+        assert (spec.head_dim, spec.scale) == (theirs.head_dim, theirs.head_dim**-0.5)
+        assert (spec.rope.type, spec.rope.theta) == (theirs.rope_parameters["rope_type"], theirs.rope_parameters["rope_theta"])
+        assert layer.intermediate_size == theirs.intermediate_size
+    assert config.rms_norm_eps == theirs.rms_norm_eps and config.tie_word_embeddings == theirs.tie_word_embeddings
     assert config.dtype == "float32"
 
 
@@ -50,8 +64,9 @@ def test_real_configs_are_read():
         "transformers_version": "4.43.0.dev0", "use_cache": True, "vocab_size": 128256,
     }  # fmt: skip
     config = parse_model_config(llama)
-    assert (config.head_dim, config.q_size, config.kv_size, config.dtype) == (128, 4096, 1024, "bfloat16")
-    assert (config.rope.type, config.rope.theta, config.rope.factor) == ("llama3", 500000.0, 8.0)
+    [spec] = {layer.attention for layer in config.layers}
+    assert (spec.head_dim, spec.q_size, spec.kv_size, config.dtype) == (128, 4096, 1024, "bfloat16")
+    assert (spec.rope.type, spec.rope.theta, spec.rope.factor) == ("llama3", 500000.0, 8.0)
     qwen = {
         "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151645,
         "hidden_act": "silu", "hidden_size": 896, "initializer_range": 0.02, "intermediate_size": 4864,
@@ -61,8 +76,9 @@ def test_real_configs_are_read():
         "use_cache": True, "use_sliding_window": False, "vocab_size": 151936,
     }  # fmt: skip
     config = parse_model_config(qwen)
-    assert config.attention_bias and config.tie_word_embeddings and config.head_dim == 64
-    assert kv_groups(config) == [(0, list(range(24)))]
+    [layer] = set(config.layers)
+    assert layer.attention_bias and config.tie_word_embeddings and layer.attention.head_dim == 64
+    assert groups(config) == [(0, list(range(24)))]
 
 
 def test_old_and_new_spellings_mean_the_same():
@@ -77,31 +93,34 @@ def test_old_and_new_spellings_mean_the_same():
 
 def test_absent_fields_have_transformers_defaults():
     config = parse(num_key_value_heads=..., head_dim=..., initializer_range=...)
-    assert (config.num_kv_heads, config.head_dim, config.rms_norm_eps) == (4, 16, 1e-6)
-    assert (config.rope.theta, config.initializer_range, config.tie_word_embeddings) == (10000.0, 0.02, False)
-    assert parse("qwen3", head_dim=...).head_dim == 128
-    assert parse("qwen2", head_dim=None).head_dim == 16
-    assert parse("mistral").windows == (4096,) * 3
+    spec = config.layers[0].attention
+    assert (spec.num_kv_heads, spec.head_dim, config.rms_norm_eps) == (4, 16, 1e-6)
+    assert (spec.rope.theta, config.initializer_range, config.tie_word_embeddings) == (10000.0, 0.02, False)
+    assert parse("qwen3", head_dim=...).layers[0].attention.head_dim == 128
+    assert parse("qwen2", head_dim=None).layers[0].attention.head_dim == 16
+    assert windows(parse("mistral")) == (4096,) * 3
 
 
 def test_windows_and_kv_groups():
     mixed = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
-    assert parse("qwen2", **mixed).windows == (0, 8, 8)
-    assert kv_groups(parse("qwen3", **mixed)) == [(0, [0]), (8, [1, 2])]
-    assert parse("qwen2", **{**mixed, "use_sliding_window": False}).windows == (0, 0, 0)
-    assert parse("qwen2", **mixed, layer_types=["sliding_attention", "full_attention", "sliding_attention"]).windows == (
-        8,
-        0,
-        8,
-    )
-    assert kv_groups(parse("mistral", sliding_window=5)) == [(5, [0, 1, 2])]
-    assert kv_groups(parse("mistral", sliding_window=None)) == [(0, [0, 1, 2])]
-    assert parse("mistral", sliding_window=5, layer_types=["sliding_attention"] * 3).windows == (5, 5, 5)
+    assert windows(parse("qwen2", **mixed)) == (0, 8, 8)
+    assert groups(parse("qwen3", **mixed)) == [(0, [0]), (8, [1, 2])]
+    assert windows(parse("qwen2", **{**mixed, "use_sliding_window": False})) == (0, 0, 0)
+    types = ["sliding_attention", "full_attention", "sliding_attention"]
+    assert windows(parse("qwen2", **mixed, layer_types=types)) == (8, 0, 8)
+    assert groups(parse("mistral", sliding_window=5)) == [(5, [0, 1, 2])]
+    assert groups(parse("mistral", sliding_window=None)) == [(0, [0, 1, 2])]
+    assert windows(parse("mistral", sliding_window=5, layer_types=["sliding_attention"] * 3)) == (5, 5, 5)
 
 
-def test_biases_by_family():
-    assert not parse("llama").attention_bias and parse("llama", attention_bias=True, mlp_bias=True).mlp_bias
-    assert parse("qwen2").attention_bias and not parse("qwen3").attention_bias and not parse("mistral").attention_bias
+def test_biases_and_qk_norm_by_family():
+    def bias(*args, **changes):
+        return parse(*args, **changes).layers[0].attention_bias
+
+    assert not bias("llama") and bias("llama", attention_bias=True) and parse("llama", mlp_bias=True).layers[0].mlp_bias
+    assert bias("qwen2") and not bias("qwen3") and bias("qwen3", attention_bias=True) and not bias("mistral")
+    eps = {name: parse(name, rms_norm_eps=1e-5).layers[0].attention.qk_norm_eps for name in ARCHITECTURE}
+    assert eps == {"llama": None, "mistral": None, "qwen2": None, "qwen3": 1e-5}
 
 
 @pytest.mark.parametrize("rope_type", ["dynamic", "longrope", "su", "mrope", "ntk", 3, None])

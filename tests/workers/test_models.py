@@ -2,8 +2,8 @@
 
 import functools
 import io
+import math
 import sys
-import types
 
 import msgspec
 import pytest
@@ -11,12 +11,13 @@ import tiny_models
 import torch
 import torch.nn.functional as F
 
-from quire.workers.attention.kv_cache import KVCache
 from quire.workers.attention.rope import cos_sin_table
-from quire.workers.loading.weights import load_weights
+from quire.workers.loading.weights import checkpoint_targets, load_weights
 from quire.workers.models.build import build_model
-from quire.workers.models.config import ModelConfigError, RopeConfig, read_model_config
-from quire.workers.runner import ModelRunner
+from quire.workers.models.config import ModelConfigError, RopeConfig
+from quire.workers.models.decoder import two_of_each
+from quire.workers.models.families import FAMILIES, read_model_config
+from quire.workers.parallel import Parallel
 
 PROMPT = torch.randint(4, tiny_models.VOCAB_SIZE, (24,), generator=torch.Generator().manual_seed(7), dtype=torch.int32)
 NEW_TOKENS = 64
@@ -28,28 +29,28 @@ SLIDING = ["mistral-sliding", "mistral-linear", "qwen2-mixed", "qwen3-mixed"]
 class DenseAttention:
     """What the runner passes to a model's forward, over one whole sequence: QK-norm, rotation, masked softmax; no cache."""
 
-    def __init__(self, config):
-        self.config = config
-        self.table = cos_sin_table(config, tiny_models.MAX_POSITIONS)
+    def __init__(self, specs):
+        self.specs = specs
+        self.tables = [cos_sin_table(spec, tiny_models.MAX_POSITIONS) for spec in specs]
 
     def __call__(self, layer, qkv, q_norm, k_norm):
-        c, length = self.config, qkv.shape[0]
+        c, length = self.specs[layer], qkv.shape[0]
         q, k, v = qkv.split([c.q_size, c.kv_size, c.kv_size], dim=-1)
         q, k, v = (x.view(length, -1, c.head_dim) for x in (q, k, v))
         if q_norm is not None:
-            q = F.rms_norm(q, (c.head_dim,), q_norm, c.rms_norm_eps)
-            k = F.rms_norm(k, (c.head_dim,), k_norm, c.rms_norm_eps)
-        q, k = self.rotate(q), self.rotate(k)
+            q = F.rms_norm(q, (c.head_dim,), q_norm, c.qk_norm_eps)
+            k = F.rms_norm(k, (c.head_dim,), k_norm, c.qk_norm_eps)
+        q, k = self.rotate(layer, q), self.rotate(layer, k)
         groups = c.num_heads // c.num_kv_heads
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-        scores = torch.einsum("qhd,khd->hqk", q, k) * c.head_dim**-0.5
+        scores = torch.einsum("qhd,khd->hqk", q, k) * c.scale
         distance = torch.arange(length)[:, None] - torch.arange(length)
-        hidden = (distance < 0) | ((distance >= c.windows[layer]) if c.windows[layer] else False)
+        hidden = (distance < 0) | ((distance >= c.window) if c.window else False)
         scores = scores.masked_fill(hidden, float("-inf"))
         return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).reshape(length, -1)
 
-    def rotate(self, x):
-        cos, sin = self.table[: x.shape[0], None, :].chunk(2, dim=-1)
+    def rotate(self, layer, x):
+        cos, sin = self.tables[layer][: x.shape[0], None, :].chunk(2, dim=-1)
         x1, x2 = x.chunk(2, dim=-1)
         return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), dim=-1)
 
@@ -58,9 +59,9 @@ class DenseAttention:
 def loaded(name):
     folder = tiny_models.tiny_model(name)
     config = read_model_config(folder)
-    model = build_model(config, torch.float32, "cpu")
+    model = build_model(config, torch.float32, Parallel())
     load_weights(model, folder, "cpu")
-    return model, DenseAttention(config)
+    return model, DenseAttention(config.attention_specs(Parallel()))
 
 
 def logits(name, ids):
@@ -95,12 +96,13 @@ def test_the_weights_are_large(name):
 def test_a_family_has_models_of_every_shape(family):
     names = [name for name, (of, _) in tiny_models.MODELS.items() if of == family]
     configs = [read_model_config(tiny_models.tiny_model(name)) for name in names]
-    assert {c.family for c in configs} == {family}
-    assert {c.num_kv_heads < c.num_heads for c in configs} == {True, False}
+    assert {FAMILIES[c.architecture].name for c in configs} == {family}
+    specs = [layer.attention for c in configs for layer in c.layers]
+    assert {spec.num_kv_heads < spec.num_heads for spec in specs} == {True, False}
     assert {c.tie_word_embeddings for c in configs} == {True, False}
-    assert {c.rope.type for c in configs} >= {"default", "yarn"}
+    assert {spec.rope.type for spec in specs} >= {"default", "yarn"}
     windows = {"llama": [{0}], "mistral": [{0}, {16}], "qwen2": [{0}, {0, 12}], "qwen3": [{0}, {0, 20}]}[family]
-    assert all(wanted in [set(c.windows) for c in configs] for wanted in windows)
+    assert all(some in [{layer.attention.window for layer in c.layers} for c in configs] for some in windows)
 
 
 @pytest.mark.parametrize("name", tiny_models.MODELS)
@@ -115,12 +117,12 @@ def test_logits_and_greedy_output_equal_transformers(name):
     assert len(set(sequence[len(PROMPT) :].tolist())) >= 16, "the model repeats itself: a test of it sees nothing"
 
 
-def wrong_greedy_tokens(name, config):
-    """How many greedy tokens change when the attention follows another config: would the test above see such a fault?"""
+def wrong_greedy_tokens(name, change):
+    """How many greedy tokens change when the layers' attention specs are changed: would the test above see such a fault?"""
     sequence = greedy_reference(name)
-    model, _ = loaded(name)
+    model, attention = loaded(name)
     with torch.inference_mode():
-        hidden = model.forward(sequence, torch.arange(len(sequence)), DenseAttention(config))
+        hidden = model.forward(sequence, torch.arange(len(sequence)), DenseAttention([change(s) for s in attention.specs]))
         choice = model.compute_logits(hidden)[len(PROMPT) - 1 : -1].argmax(-1)
     return (choice != sequence[len(PROMPT) :]).sum().item()
 
@@ -128,24 +130,27 @@ def wrong_greedy_tokens(name, config):
 @pytest.mark.parametrize("name", SLIDING)
 @pytest.mark.parametrize("change", [lambda window: 0, lambda window: window + 1, lambda window: window - 1])
 def test_a_wrong_window_would_be_seen(name, change):
-    config = loaded(name)[0].config
-    windows = tuple(change(window) if window else 0 for window in config.windows)
-    assert wrong_greedy_tokens(name, msgspec.structs.replace(config, windows=windows)) > 4
+    def changed(spec):
+        return msgspec.structs.replace(spec, window=change(spec.window) if spec.window else 0)
+
+    assert wrong_greedy_tokens(name, changed) > 4
 
 
 @pytest.mark.parametrize("name", SCALED)
 def test_a_forgotten_rope_scaling_would_be_seen(name):
-    config = loaded(name)[0].config
-    assert wrong_greedy_tokens(name, msgspec.structs.replace(config, rope=RopeConfig(theta=config.rope.theta))) > 4
+    def changed(spec):
+        return msgspec.structs.replace(spec, rope=RopeConfig(theta=spec.rope.theta))
+
+    assert wrong_greedy_tokens(name, changed) > 4
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_stays_close(dtype):
     folder = tiny_models.tiny_model("qwen3")
     config = read_model_config(folder)
-    model = build_model(config, dtype, "cpu")
+    model = build_model(config, dtype, Parallel())
     load_weights(model, folder, "cpu")
-    dense = DenseAttention(config)
+    dense = DenseAttention(config.attention_specs(Parallel()))
 
     def attention(layer, qkv, q_norm, k_norm):
         return dense(layer, qkv.float(), q_norm.float(), k_norm.float()).to(dtype)
@@ -159,16 +164,14 @@ def test_half_precision_stays_close(dtype):
 def test_head_sizes_without_a_gpu_kernel_are_refused_on_a_gpu():
     config = read_model_config(tiny_models.tiny_model("llama"))
     with pytest.raises(ModelConfigError, match="head_dim 16 is not supported on a GPU"):
-        build_model(config, torch.float32, "cuda")
+        build_model(config, torch.float32, Parallel(device="cuda"))
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "qwen2-mixed"])
 def test_some_layers_alone_meet_all_that_is_to_be_compiled(name):
-    """Of each group of the KV cache the first two: one adds to a residual, the first of all has none yet."""
+    """Of each kind of layer the first two: one adds to a residual, the first of all has none yet."""
     model, attention = loaded(name)
-    cache = KVCache(model.config, 16, torch.float32)
-    runner = types.SimpleNamespace(ctx=types.SimpleNamespace(cache=cache), model=model)
-    groups = [place.group for place in cache.places]
+    kinds = model.config.layers
     seen = []
 
     def attend(layer, *args):
@@ -177,33 +180,39 @@ def test_some_layers_alone_meet_all_that_is_to_be_compiled(name):
 
     ids = PROMPT[:5]
     whole = model(ids, torch.arange(5), attention)
-    with ModelRunner.short_model(runner):
+    with model.short():
         model(ids, torch.arange(5), attend)
-    assert seen[0] == 0 and {groups[layer] for layer in seen} == set(groups)
-    assert all([groups[layer] for layer in seen].count(g) == min(2, groups.count(g)) for g in set(groups))
+    assert seen[0] == 0 and {kinds[layer] for layer in seen} == set(kinds)
+    assert all([kinds[layer] for layer in seen].count(kind) == min(2, kinds.count(kind)) for kind in set(kinds))
     assert torch.equal(model(ids, torch.arange(5), attention), whole)  # all layers are back
 
 
+def test_layers_of_one_window_and_two_sizes_are_of_two_kinds():
+    layer = read_model_config(tiny_models.tiny_model("llama")).layers[0]
+    wide = msgspec.structs.replace(layer, intermediate_size=2 * layer.intermediate_size)
+    assert two_of_each([layer, layer, wide, layer, wide, wide]) == [0, 1, 2, 4]
+
+
 @pytest.mark.parametrize("name", ["llama", "qwen3", "qwen2-mixed"])
-def test_the_wanted_tokens_alone_are_what_they_are_among_all(name):
+def test_the_tokens_of_logits_alone_are_what_they_are_among_all(name):
     """In any order, one twice; keys and values are there for all tokens."""
     model, attention = loaded(name)
-    ids, wanted = PROMPT[:9], torch.tensor([8, 0, 3, 3], dtype=torch.int32)
+    ids, logits_indices = PROMPT[:9], torch.tensor([8, 0, 3, 3], dtype=torch.int32)
     attended = []
 
     def attend(layer, qkv, *norms):
         attended.append(len(qkv))
         return attention(layer, qkv, *norms)
 
-    some = model(ids, torch.arange(9), attend, wanted)
-    torch.testing.assert_close(some, model(ids, torch.arange(9), attention)[wanted.long()], rtol=1e-5, atol=1e-5)
+    some = model(ids, torch.arange(9), attend, logits_indices)
+    torch.testing.assert_close(some, model(ids, torch.arange(9), attention)[logits_indices.long()], rtol=1e-5, atol=1e-5)
     assert attended == [9] * len(model.model.layers)
 
 
 def test_a_tied_head_owns_no_weight():
     model, _ = loaded("qwen2-tied")
-    assert model.lm_head.weight is model.model.embed_tokens.weight
-    assert len({id(p) for p in model.parameters()}) == len(list(model.parameters()))
+    assert [name for name, _ in model.lm_head.format.targets("lm_head.format")] == []
+    assert model.lm_head.format.plain is model.model.embed_tokens.weight  # small, so that both are kept
 
 
 class Terminal(io.StringIO):
@@ -216,11 +225,12 @@ class Terminal(io.StringIO):
 )
 def test_a_bar_over_bytes_is_shown_on_a_terminal_unless_it_is_not_wanted(monkeypatch, stream, wanted, shown):
     folder = tiny_models.tiny_model("llama")
-    model = build_model(read_model_config(folder), torch.float32, "cpu")
+    model = build_model(read_model_config(folder), torch.float32, Parallel())
     monkeypatch.setattr(sys, "stderr", stream())
+    expected = sum(4 * math.prod(target.shape) for target in checkpoint_targets(model).values())
     num_bytes = load_weights(model, folder, "cpu", progress=wanted)
     text = sys.stderr.getvalue()
-    assert num_bytes == sum(p.numel() * 4 for p in model.parameters())
+    assert num_bytes == expected
     if shown:
         assert "Loading weights: 100%" in text and f"{num_bytes / 1000:.0f}k/" in text
     else:

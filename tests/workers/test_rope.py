@@ -7,7 +7,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from quire.workers.attention.rope import attention_factor, cos_sin_table
-from quire.workers.models.config import parse_model_config
+from quire.workers.models.families import parse_model_config
 
 POSITIONS = 3000
 YARN = {"rope_type": "yarn", "rope_theta": 1000000.0, "factor": 4.0, "original_max_position_embeddings": 512}
@@ -36,7 +36,7 @@ def both(rope, head_dim):
     ours = parse_model_config(
         {**tiny_models.BASE, "architectures": ["LlamaForCausalLM"], "head_dim": head_dim, "rope_parameters": rope}
     )
-    return theirs, ours
+    return theirs, ours.layers[0].attention
 
 
 @pytest.mark.parametrize("head_dim", [16, 80, 128])

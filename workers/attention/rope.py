@@ -3,24 +3,24 @@
 Computed once at start, in float32 on the CPU, in the order of operations of transformers, so that both agree to the last bit.
 Types: default (RoFormer, arXiv:2104.09864), linear (position interpolation, arXiv:2306.15595), llama3 (Llama 3.1's
 wavelength-wise interpolation), yarn (arXiv:2309.00071, section 3.4). `dynamic` and `longrope` depend on the length of the
-sequence that is being run, and model_config refuses them. The runner owns the table; the models never see it.
+sequence that is being run, and models/fields.py refuses them. Attention owns the tables; the models never see them.
 """
 
 import math
 
 import torch
 
-from quire.workers.models.config import ModelConfig, RopeConfig
+from quire.workers.models.config import AttentionSpec, RopeConfig
 
 
-def cos_sin_table(config: ModelConfig, max_positions: int, device: torch.device | str = "cpu") -> torch.Tensor:
+def cos_sin_table(spec: AttentionSpec, max_positions: int, device: torch.device | str = "cpu") -> torch.Tensor:
     """float32 [max_positions, head_dim]: [:, :head_dim/2] cosines, [:, head_dim/2:] sines, attention factor included.
 
     A pair (x1, x2) = (x[i], x[i + head_dim/2]) turns to (x1 cos - x2 sin, x2 cos + x1 sin).
     """
-    inverse_frequency = inverse_frequencies(config.rope, config.head_dim)
+    inverse_frequency = inverse_frequencies(spec.rope, spec.head_dim)
     angles = torch.arange(max_positions).float()[:, None] * inverse_frequency
-    return (torch.cat((angles.cos(), angles.sin()), dim=-1) * attention_factor(config.rope)).to(device)
+    return (torch.cat((angles.cos(), angles.sin()), dim=-1) * attention_factor(spec.rope)).to(device)
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:

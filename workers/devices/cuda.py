@@ -17,17 +17,11 @@ import torch
 
 from quire.ipc.step.result_ring import ResultRing
 from quire.ipc.step.sections import HEADER
-from quire.kernels.attention.decode import decode_attention
-from quire.kernels.attention.decode_rope import Rope, can_fuse
-from quire.kernels.attention.decode_schedule import DecodeSchedule, DecodeWorkspace, decode_schedule
-from quire.kernels.attention.prefill import prefill_attention
-from quire.kernels.attention.prefill_schedule import PrefillWorkspace, prefill_schedule
-from quire.kernels.attention.rope_kv import choose_tile, rope_kv
 from quire.kernels.linear import split_linear
 from quire.kernels.sampling import sampler
 from quire.kernels.step import step_inputs
-from quire.kernels.step.tables import SlotTables, StepBuffers
 from quire.kernels.triton_support.dependent_launch import mode_for
+from quire.workers.attention.cuda import CudaModelAttention
 from quire.workers.devices.device import RESULT_DEPTH, Device, DeviceContext, result_words
 from quire.workers.devices.masks import CudaMasks
 
@@ -35,13 +29,11 @@ log = logging.getLogger("quire.workers")
 
 DEVICE_WORDS = HEADER.at["device_words"]
 STAGING_DEPTH = 4  # plans whose copy may be under way; the core has at most two steps in flight
-MAX_QUERY_LEN = 1  # query tokens of a decode row
 
 
 class CudaDevice(Device):
     def __init__(self, ctx: DeviceContext, ring: ResultRing | None):
         super().__init__(ctx, step_inputs, sampler, CudaMasks(ctx.max_rows, ctx.config.vocab_size, ctx.device))
-        c = ctx.config
         self._ring = ring
         self._stream = torch.cuda.Stream(ctx.device)
         self.plan = torch.zeros(ctx.max_device_words, dtype=torch.int32, device=ctx.device)
@@ -49,10 +41,6 @@ class CudaDevice(Device):
         self._staging_views = [s.numpy() for s in self._staging]
         self._turn = 0
         self.results = _mapped_results(ring) if ring is not None else _private_results(ctx)
-        shape = (c.num_heads, c.num_kv_heads, c.head_dim)
-        self._decode = DecodeWorkspace.allocate(ctx.max_rows, *shape, MAX_QUERY_LEN, ctx.device, ctx.dtype)
-        self._schedules: list[DecodeSchedule] = [self._decode.new_schedule(w) for w in ctx.cache.windows]
-        self._prefill = PrefillWorkspace.allocate(ctx.max_rows, ctx.max_tokens, *shape, ctx.device, ctx.dtype)
         self._events: queue.SimpleQueue[torch.cuda.Event | None] = queue.SimpleQueue()
         self._completion = threading.Thread(target=self._complete, name="completion", daemon=True)
         self._completion.start()
@@ -64,63 +52,12 @@ class CudaDevice(Device):
         self.plan[:n].copy_(self._staging[self._turn][:n], non_blocking=True)
         return self.plan
 
-    def kernel_variant(self, num_tokens: int, num_rows: int) -> Hashable:
-        """Mixed steps of padded sizes with equal variants run the same compiled kernels."""
-        products = split_linear.kernel_variant(num_tokens)
-        return mode_for(num_tokens), self._decode.launch(num_rows), choose_tile(num_tokens), products
+    def kernel_specialization(self, num_tokens: int) -> Hashable:
+        """Steps of so many tokens with equal answers run the same compiled kernels, but for attention."""
+        return mode_for(num_tokens), split_linear.kernel_variant(num_tokens)
 
-    def begin_attention(
-        self, tables: SlotTables, step: StepBuffers, num_tokens: int, num_rows: int, num_decode_rows: int | None
-    ) -> None:
-        # a mixed step gives all rows to both kernels, and they part them by what the device says: a graph must not depend on
-        # the mix, and a slice from an odd row on would be another alignment, for which Triton compiles anew
-        mixed = num_decode_rows is None or 0 < num_decode_rows < num_rows
-        limit = step.num_decode_rows if mixed else None
-        max_keys = self.ctx.max_blocks * self.ctx.cache.block_size
-        self._tables, self._rows = tables, step.row_slots[:num_rows]
-        self._lengths = (step.query_start[: num_rows + 1], step.seq_lens[:num_rows])
-        self._has_decode, self._has_prefill = mixed or num_decode_rows == num_rows, mixed or num_decode_rows == 0
-        if self._has_decode:
-            for schedule in self._schedules:
-                decode_schedule(self._decode, schedule, *self._lengths, num_tokens, max_keys, limit)
-        if self._has_prefill:
-            windows = self.ctx.cache.windows
-            window = max(windows) if all(windows) else 0
-            prefill_schedule(self._prefill, *self._lengths, num_tokens, max_keys, limit, window=window)
-
-    def attend(
-        self, layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, step: StepBuffers
-    ) -> torch.Tensor:
-        c, cache = self.ctx.config, self.ctx.cache
-        place = cache.places[layer]
-        k, v, t = cache.k[place.tensor], cache.v[place.tensor], qkv.shape[0]
-        mapping = step.slot_mapping[place.group, :t]
-        pdl = mode_for(t)
-        cos_sin, rope = self.ctx.cos_sin, None
-        # one row, and QK-norm, take less time with rotation and KV write in a kernel of their own (benchmarks/LOG.md)
-        if not self._has_prefill and t > 1 and q_norm is None and can_fuse(self._decode, k, cos_sin):
-            rope = Rope(qkv, cos_sin, mapping)
-        else:
-            eps = c.rms_norm_eps
-            rope_kv(qkv, step.positions[:t], cos_sin, mapping, k, v, c.num_heads, q_norm, k_norm, eps, pdl=pdl)
-        q = qkv[:, : c.num_heads * c.head_dim].unflatten(1, (c.num_heads, c.head_dim))
-        out = torch.empty(t, c.num_heads, c.head_dim, dtype=qkv.dtype, device=qkv.device)
-        table, scale = self._tables.block_table[place.group], self.ctx.scale
-        rows, lengths = self._rows, self._lengths
-        if self._has_decode:
-            schedule = self._schedules[place.group]
-            decode_attention(
-                *(q, k, v, table, rows, *lengths, out),
-                scale=scale,
-                workspace=self._decode,
-                schedule=schedule,
-                rope=rope,
-                dependent_launch=pdl,
-            )
-        if self._has_prefill:
-            window = cache.windows[place.group]
-            prefill_attention(q, k, v, table, rows, *lengths, out, scale=scale, workspace=self._prefill, window=window)
-        return out.view(t, -1)
+    def new_attention(self) -> CudaModelAttention:
+        return CudaModelAttention(self.ctx)
 
     def signal(self) -> None:
         event = torch.cuda.Event(blocking=True)

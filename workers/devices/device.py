@@ -2,7 +2,7 @@
 
 `DeviceContext` is what both are given: the model's shape, the limits of a step, the memory that stays for the worker's life.
 The step's kernels exist twice with the same signatures, in Triton and in torch: a device names the modules, and adds what
-differs: how a plan gets there, attention, how results get back.
+differs: how a plan gets there, how results get back. Attention is an object of its own (attention/), which a device makes.
 """
 
 from abc import ABC, abstractmethod
@@ -15,6 +15,7 @@ import torch
 
 from quire.ipc.step.sections import NO_TOKEN, VARIANT_FILTER, VARIANT_LOGPROBS, VARIANT_MASK, VARIANT_PROCESSORS, VARIANT_RANDOM
 from quire.kernels.step.tables import LOGPROB_WORDS, LogitsProcessorPool, SamplerWorkspace, SlotTables, StepBuffers
+from quire.workers.attention.attention import ModelAttention
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.devices.masks import RowMasks
 from quire.workers.models.config import ModelConfig
@@ -25,17 +26,13 @@ class DeviceContext:
     config: ModelConfig
     cache: KVCache
     pool: LogitsProcessorPool
-    cos_sin: torch.Tensor  # float32 [max_model_len, rotary_dim]
+    max_model_len: int
     device: torch.device
     dtype: torch.dtype
     max_tokens: int  # of a step
     max_rows: int
     max_blocks: int  # of a block table
     max_device_words: int  # of a plan
-
-    @property
-    def scale(self) -> float:
-        return self.config.head_dim**-0.5
 
 
 RESULT_DEPTH = 8
@@ -120,19 +117,8 @@ class Device(ABC):
         """A plan's words as a tensor that `prepare` and `tail` can read."""
 
     @abstractmethod
-    def begin_attention(
-        self, tables: SlotTables, step: StepBuffers, num_tokens: int, num_rows: int, num_decode_rows: int | None
-    ) -> None:
-        """What all layers' attention shares in this step. Rows: decode rows, then prefill rows, then padding.
-
-        num_decode_rows None: only the device knows how many there are (step.num_decode_rows), in a captured mixed step.
-        """
-
-    @abstractmethod
-    def attend(
-        self, layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, step: StepBuffers
-    ) -> torch.Tensor:
-        """Rotate, write KV, attend: qkv [T, (Hq + 2 Hkv) D] -> [T, Hq D]."""
+    def new_attention(self) -> ModelAttention:
+        """Attention of the model's layers in this device's kernels."""
 
     @abstractmethod
     def signal(self) -> None:

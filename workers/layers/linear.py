@@ -1,43 +1,34 @@
-"""The layers that models are made of: Linear, RMSNorm, Embedding, LMHead.
+"""Linear: one product with one or several of the checkpoint's layers side by side, the LM head's included.
 
-A layer owns its parameters, knows which part of the full tensors of a checkpoint they are (`Shard`), and says where each
-checkpoint tensor goes (`targets`): q, k and v land straight in their rows of one fused weight, gate and up likewise.
-A Linear keeps its weight in a format object, behind one `apply`, and has a slot for an adapter (LoRA).
-Weights are filled by weights.py; arithmetic is in ops.py.
+A Linear keeps its weight in a format (formats/), which owns the parameters and computes. Around it there may lie an adapter
+(LoRA), then what ranks exchange. Where there is neither, which is decided when the layer is made, the layer's products are the
+format's own methods: an empty slot costs nothing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import nn
 
-from quire.workers.layers import ops
+from quire.kernels.linear.linear_cpu import can_pack
+from quire.workers.layers.formats.dense import Dense
+from quire.workers.layers.formats.format import Format, Partition, Products
+from quire.workers.layers.formats.packed_cpu import PackedCpu
+from quire.workers.layers.module import Module
+from quire.workers.layers.norm import RMSNorm
+from quire.workers.parallel import Parallel, Part
 
 
-class Shard(NamedTuple):
-    """Which of `size` tensor-parallel parts this process holds."""
+class Placement(NamedTuple):
+    """Dtype of a model's activations, and where it lives: rank, ranks and device."""
 
-    rank: int = 0
-    size: int = 1
+    dtype: torch.dtype
+    parallel: Parallel
 
-    def split(self, n: int) -> slice:
-        """This rank's part of a dimension of n, which must divide evenly."""
-        if n % self.size:
-            raise ValueError(f"a dimension of {n} cannot be split over {self.size} ranks")
-        part = n // self.size
-        return slice(self.rank * part, (self.rank + 1) * part)
-
-
-WHOLE = Shard()
-
-
-class Target(NamedTuple):
-    """Where a checkpoint tensor goes: `full_shape` is what the file must hold, `part` what of it belongs to `tensor`."""
-
-    tensor: torch.Tensor
-    full_shape: tuple[int, ...]
-    part: tuple[slice, ...]
+    @property
+    def device(self) -> torch.device:
+        return self.parallel.device
 
 
 class Adapter(Protocol):
@@ -46,165 +37,94 @@ class Adapter(Protocol):
     def apply(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor: ...
 
 
-class Format(Protocol):
-    """How a layer's weight lies in memory, and the products with it."""
+class Normed(Protocol):
+    """`Products.normed`, as a layer's attribute."""
 
-    def apply(self, layer: "Linear | LMHead", x: torch.Tensor) -> torch.Tensor: ...
-
-    def apply_gated(self, layer: "Linear", x: torch.Tensor) -> torch.Tensor: ...
-
-
-class Dense:
-    """The plain weight format: weight [out, in] and bias [out] in the dtype of the activations."""
-
-    def create(self, layer: "Linear", shape: tuple[int, int], bias: bool, dtype: torch.dtype, device: torch.device) -> None:
-        layer.weight = _parameter(shape, dtype, device)
-        layer.bias = _parameter(shape[:1], dtype, device) if bias else None
-
-    def apply(self, layer: "Linear | LMHead", x: torch.Tensor) -> torch.Tensor:
-        return ops.linear(x, layer.weight, layer.bias)
-
-    def apply_gated(self, layer: "Linear", x: torch.Tensor) -> torch.Tensor:
-        return ops.gated_linear(x, layer.weight, layer.bias)
-
-
-class Module(nn.Module):
-    """nn.Module whose call is its `forward` and nothing else: no hooks, nor the microsecond that looking for them takes."""
-
-    def __init_subclass__(cls, **more: object) -> None:
-        super().__init_subclass__(**more)
-        if "forward" in vars(cls):
-            cls.__call__ = cls.forward  # type: ignore[method-assign]
+    def __call__(
+        self, x: torch.Tensor | None, residual: torch.Tensor, norm: RMSNorm, is_gated: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
 class Linear(Module):
-    """y = x Wᵀ + b, x [T, in] -> y [T, out]; one or several of the checkpoint's layers side by side.
+    """y = x Wᵀ + b, x [T, in] -> y [T, out], in the four ways of `Products`.
 
-    `parts` maps the checkpoint's layer names to their output sizes, in the order of y: {"q_proj": 512, "k_proj": 128, ...}.
-    `split` says which dimension tensor parallelism cuts: "out" (each part by itself) or "in".
+    `inputs` is this rank's part of the input dimension, `outputs` of the checkpoint's layers by name, in the order of y:
+    {"q_proj": ..., "k_proj": ..., "v_proj": ...}. If the input is split, y is summed over the ranks; with `gather` the
+    outputs, if they are split, are joined.
     """
 
-    weight: nn.Parameter
-    bias: nn.Parameter | None
+    _products: Products
+    gated: Callable[[torch.Tensor], torch.Tensor]
+    in_parts: Callable[[torch.Tensor], torch.Tensor]
+    normed: Normed
 
     def __init__(
         self,
-        in_features: int,
-        parts: dict[str, int],
-        split: str,
-        bias: bool,
-        dtype: torch.dtype,
-        device: torch.device,
-        shard: Shard = WHOLE,
+        inputs: Part,
+        outputs: dict[str, Part],
+        has_bias: bool,
+        place: Placement,
+        *,
+        tied_to: nn.Parameter | None = None,
+        gather: bool = False,
     ):
         super().__init__()
-        self.parts = parts
-        self.split = split
-        self.shard = shard
-        self.full_in_features = in_features
-        self.rows = {name: shard.split(n) if split == "out" else slice(0, n) for name, n in parts.items()}
-        self.columns = shard.split(in_features) if split == "in" else slice(0, in_features)
-        self.adapter: Adapter | None = None
-        out_features = sum(rows.stop - rows.start for rows in self.rows.values())
-        dense = Dense()
-        dense.create(self, (out_features, self.columns.stop - self.columns.start), bias, dtype, device)
-        self.format: Format = dense
+        self._parallel = place.parallel
+        self._sums = not inputs.is_whole
+        self._gathers = gather and not all(part.is_whole for part in outputs.values())
+        partition = Partition(inputs, outputs, adds_bias=not self._sums or place.parallel.rank == 0)
+        self.format = choose_format(place)(partition, has_bias, place.dtype, place.device, tied_to)
+        self.set_adapter(None)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.format.apply(self, x)
-        return y if self.adapter is None else self.adapter.apply(x, y)
+    def forward(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return self._products.product(x, out)
 
-    def gated(self, x: torch.Tensor) -> torch.Tensor:
-        """silu(first half of y) · second half of y."""
-        return self.format.apply_gated(self, x) if self.adapter is None else ops.silu_mul(self(x))
-
-    def before_norm(self, x: torch.Tensor) -> torch.Tensor:
-        """y for a norm's `add` alone: in parts [S, T, H] that it adds up, where that pays."""
-        if self.adapter is None and isinstance(self.format, Dense) and ops.splits(x, self.weight):
-            return ops.linear_in_parts(x, self.weight, self.bias)
-        return self(x)
-
-    def normed(
-        self, x: torch.Tensor | None, residual: torch.Tensor, norm: "RMSNorm", *, gated: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(y of norm(residual + x), gated if so asked; residual + x), in one kernel where that pays. x None: no addition."""
-        if self.adapter is None and isinstance(self.format, Dense) and ops.fuses_norm(residual, self.weight):
-            return ops.norm_linear(x, residual, norm.weight, norm.eps, self.weight, self.bias, gated)
-        h = norm(residual) if x is None else norm.add(x, residual)
-        return self.gated(h) if gated else self(h), residual
-
-    def targets(self, prefix: str) -> Iterator[tuple[str, Target]]:
-        parent = prefix.rpartition(".")[0]
-        start = 0
-        for name, rows in self.rows.items():
-            stop = start + rows.stop - rows.start
-            full = self.parts[name]
-            yield (
-                f"{parent}.{name}.weight",
-                Target(self.weight[start:stop], (full, self.full_in_features), (rows, self.columns)),
-            )
-            if self.bias is not None:
-                yield f"{parent}.{name}.bias", Target(self.bias[start:stop], (full,), (rows,))
-            start = stop
+    def set_adapter(self, adapter: Adapter | None) -> None:
+        """Fill or empty the adapter slot. What ranks sum, they sum with their parts of the adapter's product."""
+        products: Products = self.format
+        if adapter is not None:
+            products = Adapted(products, adapter)
+        if self._sums:
+            products = Summed(products, self._parallel)
+        if self._gathers:
+            products = Gathered(products, self._parallel)
+        # past nn.Module, which would take a format for a second child
+        self.__dict__.update(_products=products, gated=products.gated, in_parts=products.in_parts, normed=products.normed)
 
 
-class RMSNorm(Module):
-    """RMSNorm with a weight [size]; `forward` normalises x, `add` first adds x to the residual stream, in place."""
+class Adapted(Products):
+    """A format's products with an adapter's added: none is fused, for the adapter comes between."""
 
-    def __init__(self, size: int, eps: float, dtype: torch.dtype, device: torch.device):
-        super().__init__()
-        self.eps = eps
-        self.weight = _parameter((size,), dtype, device)
+    def __init__(self, inner: Products, adapter: Adapter):
+        self._inner, self._adapter = inner, adapter
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return ops.rms_norm(x, self.weight, self.eps)
-
-    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        return ops.add_rms_norm(x, residual, self.weight, self.eps)
-
-    def targets(self, prefix: str) -> Iterator[tuple[str, Target]]:
-        yield f"{prefix}.weight", _whole(self.weight)
+    def product(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        y = self._adapter.apply(x, self._inner.product(x))
+        return y if out is None else out.copy_(y)
 
 
-class Embedding(Module):
-    """Rows of weight [vocab, H] by token id; ids int32 [T] -> [T, H]. Not split: a lookup is cheap."""
+class Summed(Products):
+    """Partial products summed over the ranks."""
 
-    def __init__(self, vocab_size: int, hidden_size: int, dtype: torch.dtype, device: torch.device):
-        super().__init__()
-        self.weight = _parameter((vocab_size, hidden_size), dtype, device)
+    def __init__(self, inner: Products, parallel: Parallel):
+        self._inner, self._parallel = inner, parallel
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return ops.embedding(ids, self.weight)
-
-    def targets(self, prefix: str) -> Iterator[tuple[str, Target]]:
-        yield f"{prefix}.weight", _whole(self.weight)
+    def product(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        y = self._parallel.all_reduce(self._inner.product(x))
+        return y if out is None else out.copy_(y)
 
 
-class LMHead(Module):
-    """Logits [R, V] of hidden rows [R, H]. `tied_to` shares the embedding's weight and then owns no tensor of its own."""
+class Gathered(Products):
+    """Columns of all ranks side by side."""
 
-    def __init__(
-        self, vocab_size: int, hidden_size: int, dtype: torch.dtype, device: torch.device, tied_to: Embedding | None = None
-    ):
-        super().__init__()
-        self.tied = tied_to is not None
-        self.weight = tied_to.weight if tied_to is not None else _parameter((vocab_size, hidden_size), dtype, device)
-        self.bias = None
-        self.format: Format | None = None  # of a copy of the weight, on the CPU
+    def __init__(self, inner: Products, parallel: Parallel):
+        self._inner, self._parallel = inner, parallel
 
-    def forward(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        if self.format is not None:
-            return self.format.apply(self, hidden)
-        return ops.linear(hidden, self.weight, None, out)
-
-    def targets(self, prefix: str) -> Iterator[tuple[str, Target]]:
-        if not self.tied:
-            yield f"{prefix}.weight", _whole(self.weight)
+    def product(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return self._parallel.gather(self._inner.product(x), out)
 
 
-def _parameter(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> nn.Parameter:
-    return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
-
-
-def _whole(tensor: torch.Tensor) -> Target:
-    return Target(tensor, tuple(tensor.shape), tuple(slice(0, n) for n in tensor.shape))
+def choose_format(place: Placement) -> Callable[..., Format]:
+    """The format of a model's linear layers, in its dtype on its device."""
+    is_packed = place.device.type == "cpu" and can_pack(torch.empty(0, dtype=place.dtype, device=place.device))
+    return PackedCpu if is_packed else Dense

@@ -1,17 +1,18 @@
 """Fills a model's parameters: from safetensors files, or with random numbers (`--load-format dummy`).
 
-Every checkpoint tensor has one target, a view of a parameter on the device (layers.Target). Files are memory-mapped, and
-slices go from the map straight to the device, where they are converted to the parameter's dtype: the host never holds a second
-copy. Several threads do it side by side, each a tensor at a time. Names and shapes are all checked before the first byte is
-copied; what is missing, surplus or misshapen is named at once.
-Pickled checkpoints (.bin, .pt) are refused: reading one runs code of whoever wrote it.
+Every checkpoint tensor has one target (target.py), which a weight owner of the model gave. Files are memory-mapped, and slices
+go from the map to the target, most straight to the device, where they are converted to the parameter's dtype: the host never
+holds a second copy. Several threads do it side by side, each a tensor at a time; an owner whose last tensor is in is finished
+meanwhile. Names, dtypes and shapes are all checked before the first byte is copied; what is missing, surplus or misshapen is
+named at once. Pickled checkpoints (.bin, .pt) are refused: reading one runs code of whoever wrote it.
 """
 
 import json
 import math
 import sys
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,12 +20,16 @@ import safetensors
 import torch
 from tqdm import tqdm
 
-from quire.workers.layers.linear import RMSNorm, Target
+from quire.workers.layers.module import WeightOwner
+from quire.workers.loading.target import Target
 from quire.workers.models.decoder import CausalLM
 
 READERS = 4  # threads, each of which reads and copies by turns
 SLICE_BYTES = 64 << 20  # of a tensor, copied at once by a reader: bounds the temporary of a dtype conversion
-DTYPES = {"F32": 4, "F16": 2, "BF16": 2}  # of safetensors files, bytes; others are quantised weights or no weights
+DTYPE_BYTES = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
+    "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
+}  # fmt: skip
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 INERT_SUFFIXES = (".rotary_emb.inv_freq", ".self_attn.masked_bias", ".attn.masked_bias")  # buffers of old transformers
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -44,72 +49,113 @@ class Source(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        return math.prod(self.shape) * DTYPES.get(self.dtype, 0)
+        return math.prod(self.shape) * DTYPE_BYTES.get(self.dtype, 0)
+
+
+class Copy(NamedTuple):
+    """A tensor on its way to its owner."""
+
+    owner: WeightOwner
+    num_bytes: int
 
 
 def load_weights(model: CausalLM, model_dir: str | Path, device: torch.device | str, progress: bool = True) -> int:
-    """Fill all parameters of `model`, which live on `device`, from the folder's safetensors. Returns the bytes read.
+    """Fill and finish all parameters of `model`, which live on `device`, from the folder's safetensors. Returns the bytes read.
 
     Progress over bytes is shown on standard error where that is a terminal. Raises WeightsError.
     """
-    files = checkpoint_files(Path(model_dir))
+    files, device = checkpoint_files(Path(model_dir)), torch.device(device)
     sources = _sources(files)
-    targets = checkpoint_targets(model)
+    targets, owners = checkpoint_targets(model), _owners(model)
     if model.config.tie_word_embeddings and HEAD in sources:
         if EMBED in sources:
             _check_tied(sources)
             del sources[HEAD]
         else:
-            targets[HEAD] = targets.pop(EMBED)
+            targets[HEAD], owners[HEAD] = targets.pop(EMBED), owners.pop(EMBED)
     _check_fit(sources, targets)
-    wanted = {name: source for name, source in sources.items() if name in targets}
-    total = sum(source.num_bytes for source in wanted.values())
+    loading = _Loading(owners, device)
     with (
         tqdm(
-            total=total, unit="B", unit_scale=True, desc="Loading weights", disable=not (progress and sys.stderr.isatty())
+            total=sum(sources[name].num_bytes for name in targets), unit="B", unit_scale=True, desc="Loading weights",
+            disable=not (progress and sys.stderr.isatty()),
         ) as bar,
         ExitStack() as opened,
         ThreadPoolExecutor(READERS, "weights") as readers,
-    ):
+    ):  # fmt: skip
         maps = {file: opened.enter_context(_open(file)) for file in files}
-        copies = {readers.submit(_copy, maps[source.file], name, targets[name]): source for name, source in wanted.items()}
+        copies: dict[Future[Any], Copy] = {
+            readers.submit(_copy, maps[source.file], name, targets[name], device): Copy(owners[name], source.num_bytes)
+            for name, source in sources.items()
+            if name in targets
+        }
         try:
             for copy in as_completed(copies):
-                copy.result()  # raises what it failed with
+                loading.arrived(copies[copy].owner, copy.result())  # raises what it failed with
                 bar.update(copies[copy].num_bytes)
         finally:
             readers.shutdown(cancel_futures=True)
-            if torch.device(device).type == "cuda":
+            if device.type == "cuda":
                 torch.cuda.synchronize(device)  # before the maps are closed, every copy must have left them
                 torch.cuda.empty_cache()  # conversions' temporaries, which belong to the readers' streams
-    return total
+    loading.finish_others(model)
+    return sum(copy.num_bytes for copy in copies.values())
+
+
+class _Loading:
+    """Who waits for how many tensors. An owner is finished on the main thread, whose settings its products will run under."""
+
+    def __init__(self, owners: dict[str, WeightOwner], device: torch.device):
+        self._device = device
+        self._missing: dict[WeightOwner, int] = {}
+        for owner in owners.values():
+            self._missing[owner] = self._missing.get(owner, 0) + 1
+
+    @torch.no_grad()
+    def arrived(self, owner: WeightOwner, copied: torch.cuda.Event | None) -> None:
+        """A tensor of the owner's has been given to the device, which is done with it at `copied` (None: is done)."""
+        if copied is not None:
+            torch.cuda.current_stream(self._device).wait_event(copied)
+        self._missing[owner] -= 1
+        if not self._missing[owner]:
+            owner.finish()
+
+    @torch.no_grad()
+    def finish_others(self, model: CausalLM) -> None:
+        """Owners that take no tensor of their own: an LM head that is tied to the embedding."""
+        for _, owner in weight_owners(model):
+            if owner not in self._missing:
+                owner.finish()
+
+
+def weight_owners(model: CausalLM) -> Iterator[tuple[str, WeightOwner]]:
+    """Everything that owns parameters, by its name in the model."""
+    return ((name, module) for name, module in model.named_modules() if isinstance(module, WeightOwner))
 
 
 def checkpoint_targets(model: CausalLM) -> dict[str, Target]:
     """Checkpoint tensor name -> where it goes, for all tensors that a checkpoint of this model holds."""
-    targets: dict[str, Target] = {}
-    for name, module in model.named_modules():
-        if hasattr(module, "targets"):
-            targets.update(module.targets(name))
-    return targets
+    return {tensor: target for name, owner in weight_owners(model) for tensor, target in owner.targets(name)}
 
 
+def _owners(model: CausalLM) -> dict[str, WeightOwner]:
+    """Checkpoint tensor name -> whose it is."""
+    return {tensor: owner for name, owner in weight_owners(model) for tensor, _ in owner.targets(name)}
+
+
+@torch.no_grad()
 def dummy_weights(model: CausalLM, seed: int) -> None:
-    """Random parameters, made on the device, the same for the same seed and device: norms 1, others uniform.
+    """Random parameters, made on the device and finished, the same for the same seed and device: norms 1, others uniform.
 
     Their standard deviation is config.initializer_range.
     """
-    norms = {id(module.weight) for module in model.modules() if isinstance(module, RMSNorm)}
     limit = model.config.initializer_range * 3**0.5  # uniform on ±limit: much faster than normal on a CPU
-    generator: torch.Generator | None = None
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if generator is None:
-                generator = torch.Generator(parameter.device).manual_seed(seed)
-            if id(parameter) in norms:
-                parameter.fill_(1.0)
-            else:
-                parameter.uniform_(-limit, limit, generator=generator)
+    owners = [owner for _, owner in weight_owners(model)]
+    generator = torch.Generator(next(model.parameters()).device).manual_seed(seed)
+    for owner in owners:
+        owner.fill_dummy(limit, generator)
+    for owner in owners:
+        owner.finish()
 
 
 def checkpoint_files(model_dir: Path) -> list[Path]:
@@ -166,11 +212,15 @@ def _check_fit(sources: dict[str, Source], targets: dict[str, Target]) -> None:
     missing = [name for name in targets if name not in sources]
     surplus = [name for name in sources if name not in targets and not name.endswith(INERT_SUFFIXES)]
     misshapen = [
-        f"{name} is {list(sources[name].shape)}, expected {list(target.full_shape)}"
+        f"{name} is {list(sources[name].shape)}, expected {list(target.shape)}"
         for name, target in targets.items()
-        if name in sources and sources[name].shape != target.full_shape
+        if name in sources and sources[name].shape != target.shape
     ]
-    foreign = [f"{name} is {sources[name].dtype}" for name in targets if name in sources and sources[name].dtype not in DTYPES]
+    foreign = [
+        f"{name} is {sources[name].dtype}"
+        for name, target in targets.items()
+        if name in sources and sources[name].dtype not in target.dtypes
+    ]
     problems = [
         f"{what}: {_listed(names)}"
         for what, names in (
@@ -201,14 +251,21 @@ def _check_tied(sources: dict[str, Source]) -> None:
 
 
 @torch.no_grad()
-def _copy(tensors: Any, name: str, target: Target) -> None:
-    """Copy this rank's part of a memory-mapped tensor to the device, slice by slice; the device converts the dtype."""
-    device, part = target.tensor.device, tensors.get_tensor(name)[target.part]
+def _copy(tensors: Any, name: str, target: Target, device: torch.device) -> torch.cuda.Event | None:
+    """Feed this rank's part of a memory-mapped tensor to its target, slice by slice; on CUDA, returns when that is done."""
+    if device.type != "cuda":
+        _write(tensors, name, target)
+        return None
+    with torch.cuda.stream(torch.cuda.Stream(device)):
+        _write(tensors, name, target)
+        return torch.cuda.current_stream(device).record_event()
+
+
+def _write(tensors: Any, name: str, target: Target) -> None:
+    part = tensors.get_tensor(name)[target.part]
+    if not part.dim():
+        return target.write(part, 0)
     row_bytes = max(1, part[:1].numel() * part.element_size())
     rows = max(1, SLICE_BYTES // row_bytes)
-    with torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext():
-        for start in range(0, part.shape[0], rows):
-            piece = part[start : start + rows]
-            if piece.dtype != target.tensor.dtype:
-                piece = piece.to(device)
-            target.tensor[start : start + rows].copy_(piece)
+    for start in range(0, part.shape[0], rows):
+        target.write(part[start : start + rows], start)

@@ -1,30 +1,23 @@
-"""ModelConfig -> model: the table of model classes, and the construction of one with empty parameters on its device."""
+"""ModelConfig -> model: the construction of one rank's part with empty parameters on its device."""
 
 import torch
 
-from quire.workers.layers.linear import WHOLE, Shard
-from quire.workers.models.config import GPU_HEAD_DIMS, ModelConfig, ModelConfigError
-from quire.workers.models.decoder import CausalLM, Placement
-from quire.workers.models.llama import LlamaForCausalLM
-from quire.workers.models.mistral import MistralForCausalLM
-from quire.workers.models.qwen2 import Qwen2ForCausalLM
-from quire.workers.models.qwen3 import Qwen3ForCausalLM
+from quire.workers.layers.linear import Placement
+from quire.workers.models.config import ModelConfig, ModelConfigError
+from quire.workers.models.decoder import CausalLM
+from quire.workers.models.families import FAMILIES
+from quire.workers.parallel import Parallel
 
-MODELS: dict[str, type[LlamaForCausalLM] | type[MistralForCausalLM] | type[Qwen2ForCausalLM] | type[Qwen3ForCausalLM]] = {
-    "LlamaForCausalLM": LlamaForCausalLM,
-    "MistralForCausalLM": MistralForCausalLM,
-    "Qwen2ForCausalLM": Qwen2ForCausalLM,
-    "Qwen3ForCausalLM": Qwen3ForCausalLM,
-}
+GPU_HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256)  # what the GPU kernels are built for; a CPU takes any even size
 
 
-def build_model(config: ModelConfig, dtype: torch.dtype, device: torch.device | str, shard: Shard = WHOLE) -> CausalLM:
-    """The model with uninitialised parameters; fill them with weights.load_weights or weights.dummy_weights.
+def build_model(config: ModelConfig, dtype: torch.dtype, parallel: Parallel) -> CausalLM:
+    """The rank's part with uninitialised parameters; fill them with weights.load_weights or weights.dummy_weights.
 
     Raises ModelConfigError for a head size that the device's kernels are not built for.
     """
-    device = torch.device(device)
-    if device.type == "cuda" and config.head_dim not in GPU_HEAD_DIMS:
+    head_dims = {layer.attention.head_dim for layer in config.layers}
+    if parallel.device.type == "cuda" and (other := sorted(head_dims.difference(GPU_HEAD_DIMS))):
         sizes = ", ".join(map(str, GPU_HEAD_DIMS))
-        raise ModelConfigError(f"head_dim {config.head_dim} is not supported on a GPU; supported are {sizes}")
-    return MODELS[config.architecture](config, Placement(dtype, device, shard))
+        raise ModelConfigError(f"head_dim {other[0]} is not supported on a GPU; supported are {sizes}")
+    return CausalLM(config, FAMILIES[config.architecture].make_block, Placement(dtype, parallel))

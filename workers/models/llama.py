@@ -1,12 +1,46 @@
 """Llama 2 and 3.x, and the many checkpoints that share the architecture. Full attention; optional biases, of attention
-(q, k, v and o) and of the MLP. Rotary scaling (linear, llama3, yarn) is in the runner's table, see rope.py.
+(q, k, v and o) and of the MLP. Pre-norm: x += attention(norm(x)); x += mlp(norm(x)). Rotary scaling (linear, llama3, yarn) is
+in attention's table, see rope.py.
 """
 
-from quire.workers.models.config import ModelConfig
-from quire.workers.models.decoder import CausalLM, Placement, Variant
+import torch
+
+from quire.workers.layers.linear import Placement
+from quire.workers.layers.module import Module
+from quire.workers.layers.norm import RMSNorm
+from quire.workers.models.blocks import Attend, GatedMLP, SelfAttention
+from quire.workers.models.config import LayerSpec, ModelConfig, ModelConfigError
+from quire.workers.models.decoder import Family
+from quire.workers.models.fields import Json, flag, read_attention, size, uniform_windows
 
 
-class LlamaForCausalLM(CausalLM):
-    def __init__(self, config: ModelConfig, place: Placement):
-        bias = config.attention_bias
-        super().__init__(config, Variant(qkv_bias=bias, o_bias=bias, mlp_bias=config.mlp_bias), place)
+class LlamaBlock(Module):
+    def __init__(self, config: ModelConfig, spec: LayerSpec, place: Placement, layer: int):
+        super().__init__()
+        hidden_size, norm = config.hidden_size, (config.hidden_size, config.rms_norm_eps, place.dtype, place.device)
+        bias = spec.attention_bias
+        self.input_layernorm = RMSNorm(*norm)
+        self.self_attn = SelfAttention(spec.attention, hidden_size, place, layer, qkv_bias=bias, o_bias=bias)
+        self.post_attention_layernorm = RMSNorm(*norm)
+        self.mlp = GatedMLP(hidden_size, spec.intermediate_size, place, has_bias=spec.mlp_bias)
+
+    def forward(
+        self, x: torch.Tensor | None, residual: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        x, residual = self.self_attn(x, residual, self.input_layernorm, attend, logits_indices)
+        return self.mlp(x, residual, self.post_attention_layernorm)
+
+
+def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
+    if fields.get("sliding_window") is not None:
+        raise ModelConfigError("config.json sets sliding_window: not supported for llama models")
+    layer = LayerSpec(
+        attention=read_attention(fields, may_lack_kv_heads=True),
+        intermediate_size=size(fields, "intermediate_size"),
+        attention_bias=flag(fields, "attention_bias"),
+        mlp_bias=flag(fields, "mlp_bias"),
+    )
+    return (layer,) * len(uniform_windows(fields, "llama", 0))
+
+
+FAMILY = Family("llama", frozenset({"attention_bias", "mlp_bias"}), read_layers, LlamaBlock)

@@ -1,0 +1,145 @@
+"""Tensor parallelism without GPUs: ranks as threads, whose parts of a model, summed and joined, are the whole model."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import tiny_models
+import torch
+from workers.test_models import PROMPT, DenseAttention
+
+from quire.workers.layers.linear import Linear, Placement
+from quire.workers.loading.weights import dummy_weights, load_weights
+from quire.workers.models.build import build_model
+from quire.workers.models.families import read_model_config
+from quire.workers.parallel import Parallel, Part, whole
+
+
+class Threads:
+    """An exchange between threads. Sums are formed in the order of the ranks, so all ranks have the same bits."""
+
+    def __init__(self, size):
+        self.barrier = threading.Barrier(size, timeout=60)
+        self.given = [None] * size
+        self.sums = self.gathers = 0
+
+    def rank(self, rank):
+        return RankOfThreads(self, rank)
+
+
+class RankOfThreads:
+    def __init__(self, group, rank):
+        self.group, self.rank = group, rank
+
+    def exchange(self, x):
+        self.group.given[self.rank] = x
+        self.group.barrier.wait()
+        everyone = list(self.group.given)
+        self.group.barrier.wait()
+        return everyone
+
+    def all_reduce(self, x):
+        self.group.sums += self.rank == 0
+        return sum(self.exchange(x))
+
+    def gather(self, x, out):
+        self.group.gathers += self.rank == 0
+        return torch.cat(self.exchange(x), -1, out=out)
+
+
+def on_every_rank(size, run):
+    """run(parallel) of each rank at the same time -> (results, the group)."""
+    group = Threads(size)
+    with ThreadPoolExecutor(size) as pool:
+        futures = [pool.submit(run, Parallel(rank, size, exchange=group.rank(rank))) for rank in range(size)]
+        return [future.result(timeout=120) for future in futures], group
+
+
+def test_parts_of_a_dimension():
+    assert [Parallel(rank, 3).split(12) for rank in range(3)] == [Part(12, 0, 4), Part(12, 4, 8), Part(12, 8, 12)]
+    assert Part(4, 1, 3).times(16) == Part(64, 16, 48) and not Part(4, 1, 3).is_whole and whole(4).is_whole
+    assert [Parallel(rank, 4).heads(8).slice for rank in range(4)] == [slice(2 * r, 2 * r + 2) for r in range(4)]
+    assert [Parallel(rank, 4).heads(2).slice for rank in range(4)] == [slice(0, 1), slice(0, 1), slice(1, 2), slice(1, 2)]
+    with pytest.raises(ValueError, match="a dimension of 10 cannot be split over 4 ranks"):
+        Parallel(1, 4).split(10)
+    with pytest.raises(ValueError, match="6 cannot be split over 4"):
+        Parallel(1, 4).heads(6)
+    with pytest.raises(ValueError, match="no rank 2 among 2"):
+        Parallel(2, 2)
+
+
+def test_one_rank_exchanges_nothing_and_its_layers_know_nothing_of_it():
+    alone, x = Parallel(), torch.randn(2, 3)
+    assert alone.all_reduce(x) is x and alone.gather(x) is x
+    place = Placement(torch.float32, alone)
+    for layer in (
+        Linear(alone.split(8), {"o_proj": whole(8)}, True, place),
+        Linear(whole(8), {"q": whole(8)}, False, place, gather=True),
+    ):
+        assert layer._products is layer.format
+
+
+def test_ranks_without_an_exchange_can_be_built_and_loaded_but_not_run():
+    folder = tiny_models.tiny_model("llama")
+    model = build_model(read_model_config(folder), torch.float32, Parallel(1, 2))
+    load_weights(model, folder, "cpu")
+    with pytest.raises(RuntimeError, match="rank 1 of 2 has no exchange"):
+        model.compute_logits(torch.zeros(1, 64))
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("name", ["llama", "llama-mqa-bias", "llama-tied", "qwen2-mixed", "qwen3"])
+def test_the_ranks_together_are_the_whole_model(name, size):
+    """Heads, where KV heads are fewer than ranks too, biases that must be added once, a head split over the vocabulary."""
+    folder = tiny_models.tiny_model(name)
+    config = read_model_config(folder)
+    group_sizes = []
+
+    def logits(parallel):
+        model = build_model(config, torch.float32, parallel)
+        load_weights(model, folder, "cpu")
+        specs = config.attention_specs(parallel)
+        group_sizes.append((specs[0].num_heads, specs[0].num_kv_heads))
+        with torch.inference_mode():
+            hidden = model(PROMPT, torch.arange(len(PROMPT)), DenseAttention(specs))
+            return model.compute_logits(hidden)
+
+    [alone], _ = on_every_rank(1, logits)
+    parts, group = on_every_rank(size, logits)
+    assert all(torch.equal(part, parts[0]) for part in parts)
+    torch.testing.assert_close(parts[0], alone, atol=6e-5, rtol=1e-5)
+    assert group.sums == 2 * len(config.layers) and group.gathers == 1
+    first = config.layers[0].attention
+    assert set(group_sizes[1:]) == {(first.num_heads // size, max(1, first.num_kv_heads // size))}
+
+
+def test_dummy_weights_that_all_ranks_hold_are_equal():
+    config = read_model_config(tiny_models.tiny_model("llama-mqa-bias"))
+
+    def made(parallel):
+        model = build_model(config, torch.float32, parallel)
+        dummy_weights(model, 1)
+        return model
+
+    (one, two), _ = on_every_rank(2, made)
+    assert torch.equal(one.model.embed_tokens.weight, two.model.embed_tokens.weight)
+    for a, b in zip(one.model.layers, two.model.layers, strict=True):
+        assert torch.equal(a.input_layernorm.weight, b.input_layernorm.weight)
+        assert a.self_attn.o_proj.format.bias.any() and not b.self_attn.o_proj.format.bias.any()
+
+
+def test_an_adapter_adds_before_the_ranks_sum():
+    class Ones:
+        def apply(self, x, y):
+            return y + 1
+
+    def result(parallel):
+        layer = Linear(parallel.split(8), {"o_proj": whole(4)}, False, Placement(torch.float32, parallel))
+        for parameter in layer.parameters():
+            parameter.fill_(1.0)
+        layer.format.finish()
+        layer.set_adapter(Ones())
+        return layer(torch.ones(3, 4))
+
+    results, _ = on_every_rank(2, result)
+    assert all(torch.equal(y, torch.full((3, 4), 10.0)) for y in results)

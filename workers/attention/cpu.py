@@ -1,0 +1,108 @@
+"""Attention on the CPU, in torch and numpy. What layers share is made once a step, on the host.
+
+Rotations are shared by the layers of one rotary table; the cache lines to write and to read, by the layers of a KV group.
+"""
+
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from quire.kernels.attention.attention_cpu import CpuAttentionPlan, Scratch, attend_lines
+from quire.kernels.attention.kv_lines_cpu import as_lines, line_strides, token_lines
+from quire.kernels.attention.rope_kv_cpu import Rotations, Writes, head_weights, rope_kv, rotations
+from quire.kernels.step.tables import SlotTables, StepBuffers
+from quire.workers.attention.attention import ModelAttention, RotaryTables
+from quire.workers.attention.kv_cache import KVCache
+from quire.workers.devices.device import DeviceContext
+from quire.workers.models.config import AttentionSpec
+
+
+class CpuModelAttention(ModelAttention):
+    def __init__(self, ctx: DeviceContext):
+        self._cache, self._dtype = ctx.cache, ctx.dtype
+        self._scratch = Scratch()
+        rotary, specs = RotaryTables(ctx.cache, ctx.max_model_len, ctx.device), dict.fromkeys(ctx.cache.specs)
+        self._kinds = {spec: CpuAttention(spec, ctx.cache, rotary[spec]) for spec in specs}
+        self._layers = [self._kinds[spec] for spec in ctx.cache.specs]
+
+    def begin(self, tables: SlotTables, step: StepBuffers, num_tokens: int, num_rows: int, num_decode_rows: int | None) -> None:
+        cache, host = self._cache, step.host
+        block_table = tables.host["block_table"][:, host["row_slots"][:num_rows]]
+        seq_lens = host["seq_lens"][:num_rows].tolist()
+        starts = host["query_start"][: num_rows + 1].tolist()
+        query_lens = [end - begin for begin, end in pairwise(starts)]
+        writes = [self._writes(g, mapping) for g, mapping in enumerate(host["slot_mapping"][:, :num_tokens])]
+        plans = [
+            CpuAttentionPlan(
+                block_table[g],
+                seq_lens,
+                query_lens,
+                self._first_keys(g),
+                dtype=self._dtype,
+                window=group.spec.window,
+                scratch=self._scratch,
+            )
+            for g, group in enumerate(cache.groups)
+        ]
+        positions = host["positions"][:num_tokens]
+        turned: dict[int, Rotations] = {}  # by the table's identity
+        for kind in self._kinds.values():
+            table = id(kind.cos_sin)
+            if table not in turned:
+                turned[table] = rotations(kind.cos_sin, positions)
+            kind.begin(turned[table], writes[kind.group], plans[kind.group])
+
+    def attend(self, layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None) -> torch.Tensor:
+        return self._layers[layer].attend(layer, qkv, q_norm, k_norm)
+
+    def _first_keys(self, group: int) -> torch.Tensor:
+        """A tensor of the group's, of which all have the same shape and strides."""
+        return self._cache.k[self._cache.places[self._cache.groups[group].layers[0]].tensor]
+
+    def _writes(self, group: int, mapping: np.ndarray) -> Writes:
+        tokens = None
+        if mapping.min() < 0:
+            tokens = np.flatnonzero(mapping >= 0)
+            mapping = mapping[tokens]
+        num_kv_heads = self._cache.groups[group].spec.num_kv_heads
+        lines = token_lines(mapping, line_strides(self._first_keys(group)), self._cache.block_size, num_kv_heads)
+        return Writes(lines, tokens)
+
+
+class CpuAttention:
+    """Attention of the layers of one spec."""
+
+    def __init__(self, spec: AttentionSpec, cache: KVCache, cos_sin: torch.Tensor):
+        self.cos_sin = cos_sin
+        self.group = next(g for g, group in enumerate(cache.groups) if group.spec == spec.cache)
+        self._spec = spec
+        self._cache = cache
+        self._head_weights: dict[int, torch.Tensor] = {}  # of QK-norm, by layer
+        # of the cache as it is allocated now
+        self._cached: list[torch.Tensor] = []
+        self._lines: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # of k and v, by layer
+
+    def begin(self, turned: Rotations, writes: Writes, plan: CpuAttentionPlan) -> None:
+        self._rotations, self._writes, self._plan = turned, writes, plan
+        if self._cached is not self._cache.k:
+            self._cached, self._lines = self._cache.k, {}
+
+    def attend(self, layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None) -> torch.Tensor:
+        spec = self._spec
+        lines = self._lines.get(layer)
+        if lines is None:
+            lines = self._lines[layer] = self._lines_of(layer)
+        k_lines, v_lines = lines
+        weights, eps = None, 0.0
+        if q_norm is not None and k_norm is not None and spec.qk_norm_eps is not None:
+            eps = spec.qk_norm_eps
+            weights = self._head_weights.get(layer)
+            if weights is None:
+                weights = self._head_weights[layer] = head_weights(q_norm, k_norm, spec.num_heads, spec.num_kv_heads)
+        q = rope_kv(qkv, self._rotations, self._writes, k_lines, v_lines, spec.num_heads, weights, eps)
+        return attend_lines(q, k_lines, v_lines, self._plan, spec.scale).view(qkv.shape[0], -1)
+
+    def _lines_of(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
+        tensor = self._cache.places[layer].tensor
+        return as_lines(self._cache.k[tensor]), as_lines(self._cache.v[tensor])

@@ -1,0 +1,135 @@
+"""Attention on a GPU: our Triton kernels, scheduled once a step on the device.
+
+Layers of one shape (heads and head size) share workspaces and the list of prefill tiles; of one shape and window, the decode
+schedule too. A step launches one schedule for each of these, whatever the number of layers. Nothing here waits for the device.
+"""
+
+from collections.abc import Hashable
+from typing import NamedTuple
+
+import torch
+
+from quire.kernels.attention.decode import decode_attention
+from quire.kernels.attention.decode_rope import Rope, can_fuse
+from quire.kernels.attention.decode_schedule import DecodeSchedule, DecodeWorkspace, decode_schedule
+from quire.kernels.attention.prefill import prefill_attention
+from quire.kernels.attention.prefill_schedule import PrefillWorkspace, prefill_schedule
+from quire.kernels.attention.rope_kv import choose_tile, rope_kv
+from quire.kernels.step.tables import SlotTables, StepBuffers
+from quire.kernels.triton_support.dependent_launch import mode_for
+from quire.workers.attention.attention import ModelAttention, RotaryTables
+from quire.workers.attention.kv_cache import KVCache
+from quire.workers.devices.device import DeviceContext
+from quire.workers.models.config import AttentionSpec
+
+MAX_QUERY_LEN = 1  # query tokens of a decode row
+
+
+class HeadShape(NamedTuple):
+    """What a workspace depends on."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+def shape_of(spec: AttentionSpec) -> HeadShape:
+    return HeadShape(spec.num_heads, spec.num_kv_heads, spec.head_dim)
+
+
+class Workspace:
+    """Of all layers of one shape: device memory, and a decode schedule for each of their windows."""
+
+    def __init__(self, shape: HeadShape, windows: list[int], ctx: DeviceContext):
+        rows, device, dtype = ctx.max_rows, ctx.device, ctx.dtype
+        self.decode = DecodeWorkspace.allocate(rows, *shape, MAX_QUERY_LEN, device, dtype)
+        self.schedules: dict[int, DecodeSchedule] = {window: self.decode.new_schedule(window) for window in windows}
+        self.prefill = PrefillWorkspace.allocate(rows, ctx.max_tokens, *shape, device, dtype)
+        self.prefill_window = max(windows) if all(windows) else 0
+
+
+class Step(NamedTuple):
+    """The step at work, as all layers see it."""
+
+    buffers: StepBuffers
+    block_table: torch.Tensor  # int32 [groups, slots, blocks]
+    rows: torch.Tensor  # int32 [R], slots
+    lengths: tuple[torch.Tensor, torch.Tensor]  # query_start [R + 1], seq_lens [R]
+    has_decode: bool
+    has_prefill: bool
+
+
+class CudaModelAttention(ModelAttention):
+    def __init__(self, ctx: DeviceContext):
+        cache = ctx.cache
+        self._max_keys = ctx.max_blocks * cache.block_size
+        rotary, specs = RotaryTables(cache, ctx.max_model_len, ctx.device), dict.fromkeys(cache.specs)
+        windows: dict[HeadShape, list[int]] = {}
+        for spec in sorted(specs, key=lambda spec: spec.cache):  # in the order of the cache's groups
+            windows.setdefault(shape_of(spec), []).append(spec.window)
+        self.workspaces = {shape: Workspace(shape, list(dict.fromkeys(some)), ctx) for shape, some in windows.items()}
+        kinds = {spec: CudaAttention(spec, cache, rotary[spec], self.workspaces[shape_of(spec)]) for spec in specs}
+        self._layers = [kinds[spec] for spec in cache.specs]
+
+    def kernel_specialization(self, num_tokens: int, num_rows: int) -> Hashable:
+        return choose_tile(num_tokens), *(space.decode.launch(num_rows) for space in self.workspaces.values())
+
+    def begin(self, tables: SlotTables, step: StepBuffers, num_tokens: int, num_rows: int, num_decode_rows: int | None) -> None:
+        # a mixed step gives all rows to both kernels, and they part them by what the device says: a graph must not depend on
+        # the mix, and a slice from an odd row on would be another alignment, for which Triton compiles anew
+        mixed = num_decode_rows is None or 0 < num_decode_rows < num_rows
+        limit = step.num_decode_rows if mixed else None
+        lengths = (step.query_start[: num_rows + 1], step.seq_lens[:num_rows])
+        has_decode, has_prefill = mixed or num_decode_rows == num_rows, mixed or num_decode_rows == 0
+        self._step = Step(step, tables.block_table, step.row_slots[:num_rows], lengths, has_decode, has_prefill)
+        for space in self.workspaces.values():
+            if has_decode:
+                for schedule in space.schedules.values():
+                    decode_schedule(space.decode, schedule, *lengths, num_tokens, self._max_keys, limit)
+            if has_prefill:
+                prefill_schedule(space.prefill, *lengths, num_tokens, self._max_keys, limit, window=space.prefill_window)
+
+    def attend(self, layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None) -> torch.Tensor:
+        return self._layers[layer].attend(self._step, layer, qkv, q_norm, k_norm)
+
+
+class CudaAttention:
+    """Attention of the layers of one spec."""
+
+    def __init__(self, spec: AttentionSpec, cache: KVCache, cos_sin: torch.Tensor, workspace: Workspace):
+        self._spec = spec
+        self._cache = cache
+        self._cos_sin = cos_sin
+        self._workspace = workspace
+        self._schedule = workspace.schedules[spec.window]
+
+    def attend(
+        self, step: Step, layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None
+    ) -> torch.Tensor:
+        spec, cache, space, buffers = self._spec, self._cache, self._workspace, step.buffers
+        place, t = cache.places[layer], qkv.shape[0]
+        k, v = cache.k[place.tensor], cache.v[place.tensor]
+        mapping = buffers.slot_mapping[place.group, :t]
+        pdl = mode_for(t)
+        cos_sin, rope = self._cos_sin, None
+        # one row, and QK-norm, take less time with rotation and KV write in a kernel of their own (benchmarks/LOG.md)
+        if not step.has_prefill and t > 1 and q_norm is None and can_fuse(space.decode, k, cos_sin):
+            rope = Rope(qkv, cos_sin, mapping)
+        else:
+            eps = spec.qk_norm_eps or 0.0
+            rope_kv(qkv, buffers.positions[:t], cos_sin, mapping, k, v, spec.num_heads, q_norm, k_norm, eps, pdl=pdl)
+        q = qkv[:, : spec.q_size].unflatten(1, (spec.num_heads, spec.head_dim))
+        out = torch.empty(t, spec.num_heads, spec.head_dim, dtype=qkv.dtype, device=qkv.device)
+        arguments = (q, k, v, step.block_table[place.group], step.rows, *step.lengths, out)
+        if step.has_decode:
+            decode_attention(
+                *arguments,
+                scale=spec.scale,
+                workspace=space.decode,
+                schedule=self._schedule,
+                rope=rope,
+                dependent_launch=pdl,
+            )
+        if step.has_prefill:
+            prefill_attention(*arguments, scale=spec.scale, workspace=space.prefill, window=spec.window)
+        return out.view(t, -1)

@@ -1,0 +1,25 @@
+"""Embedding: rows of a table by token id. An LM head tied to it shares its weight (see Linear's `tied_to`)."""
+
+from collections.abc import Iterator
+
+import torch
+
+from quire.workers.layers import ops
+from quire.workers.layers.module import WeightOwner, new_parameter
+from quire.workers.loading.target import Target, copied
+from quire.workers.parallel import whole
+
+
+class Embedding(WeightOwner):
+    """Rows of weight [vocab, H] by token id; ids int32 [T] -> [T, H]. Not split: a lookup is cheap."""
+
+    def __init__(self, vocab_size: int, hidden_size: int, dtype: torch.dtype, device: torch.device):
+        super().__init__()
+        self.weight = new_parameter((vocab_size, hidden_size), dtype, device)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return ops.embedding(ids, self.weight)
+
+    def targets(self, name: str) -> Iterator[tuple[str, Target]]:
+        vocab_size, hidden_size = self.weight.shape
+        yield f"{name}.weight", copied(self.weight, (whole(vocab_size), whole(hidden_size)))

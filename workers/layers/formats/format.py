@@ -1,0 +1,67 @@
+"""What a weight format is: the owner of a linear layer's parameters, and the products that the layer offers with them.
+
+    product    y = x Wᵀ + b
+    gated      silu(first half of y) · second half of y
+    in_parts   y for a norm's `add` alone: in parts [S, T, out] that it adds up, where that pays
+    normed     y of norm(residual + x), and residual + x
+
+A format implements `product`, and of the others those that it can fuse: here they are made of `product`. What lies around the
+format, an adapter or a sum over ranks, has the same products (layers/linear.py). Nobody asks which format a layer has.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from quire.workers.layers import ops
+from quire.workers.layers.module import WeightOwner
+from quire.workers.layers.norm import RMSNorm
+from quire.workers.parallel import Part
+
+
+class Products:
+    """x [T, in] -> y [T, out] in four ways, each made of `product` unless there is a faster one."""
+
+    def product(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """x Wᵀ + b, in `out` [T, out] if it is given."""
+        raise NotImplementedError
+
+    def gated(self, x: torch.Tensor) -> torch.Tensor:
+        """silu(first half of y) · second half of y: [T, out / 2]."""
+        return ops.silu_mul(self.product(x))
+
+    def in_parts(self, x: torch.Tensor) -> torch.Tensor:
+        """y [T, out], or float32 [S, T, out] whose sum is y: `RMSNorm.add` takes both."""
+        return self.product(x)
+
+    def normed(
+        self, x: torch.Tensor | None, residual: torch.Tensor, norm: RMSNorm, is_gated: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(y of norm(residual + x), gated if so asked; residual + x). x None: no addition. The residual may change in place."""
+        h = norm(residual) if x is None else norm.add(x, residual)
+        return self.gated(h) if is_gated else self.product(h), residual
+
+
+class Partition(NamedTuple):
+    """Which part of the checkpoint's layers lies in one weight of this rank, [rows, columns]."""
+
+    columns: Part  # of the input
+    rows: dict[str, Part]  # of the output, by the names of the checkpoint's layers, in the order of y
+    adds_bias: bool = True  # of ranks whose results are summed only the first
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return sum(part.size for part in self.rows.values()), self.columns.size
+
+
+class Format(WeightOwner, Products):
+    """A weight in memory. Its constructor takes (partition, has_bias, dtype, device, tied_to).
+
+    `tied_to` is another owner's weight [out, in] to share, None to own one. Its name ends in `.<layer>.format`: the
+    checkpoint's layers are the siblings of that layer.
+    """
+
+
+def checkpoint_prefix(name: str) -> str:
+    """Of a format's own name in the model, what precedes the names of the checkpoint's layers: "" or "…self_attn."."""
+    return "".join(f"{word}." for word in name.split(".")[:-2])

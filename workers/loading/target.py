@@ -1,0 +1,40 @@
+"""Target: where a checkpoint tensor goes. Layers make targets, weights.py reads files and feeds them.
+
+A target says what the file must hold and takes it piece by piece. Most copy into a view of a parameter (`copied`); a weight
+format may as well unpack, permute or stack: its `write` runs on a reader's thread, with the reader's stream current.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from quire.workers.parallel import Part
+
+FLOATS = ("F32", "F16", "BF16")  # safetensors' names
+
+
+class Target(NamedTuple):
+    """Where a checkpoint tensor goes.
+
+    `write(piece, row)` is called with stretches of consecutive rows that together are `part` of the tensor; `row` counts from
+    the part's first (a tensor without dimensions comes whole, as row 0). The piece lies in the mapped file: what does more
+    than copy it begins with `piece.to(device)`. Stretches of one tensor come in order; of several tensors, at the same time.
+    """
+
+    shape: tuple[int, ...]  # of the tensor in the file
+    part: tuple[slice, ...]  # what of it this rank reads
+    dtypes: tuple[str, ...]  # that `write` takes, by safetensors' names
+    write: Callable[[torch.Tensor, int], None]
+
+
+def copied(tensor: torch.Tensor, parts: tuple[Part, ...]) -> Target:
+    """A target that copies floats into `tensor`, a view of a parameter on the device, which converts the dtype."""
+    return Target(tuple(p.full for p in parts), tuple(p.slice for p in parts), FLOATS, partial(_copy, tensor))
+
+
+def _copy(tensor: torch.Tensor, piece: torch.Tensor, row: int) -> None:
+    if piece.dtype != tensor.dtype:
+        piece = piece.to(tensor.device)
+    tensor[row : row + len(piece)].copy_(piece)

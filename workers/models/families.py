@@ -1,0 +1,63 @@
+"""The families that can be served, by architecture, and config.json read by them.
+
+A family is one file and one line of this table. Does not read generation_config.json or tokenizer files; that is
+`quire.enginecore.loading.model_files`.
+"""
+
+import json
+from pathlib import Path
+
+from quire.workers.models import llama, mistral, qwen2, qwen3
+from quire.workers.models.config import ModelConfig, ModelConfigError
+from quire.workers.models.decoder import Family
+from quire.workers.models.fields import Json, flag, number, read_dtype, refuse_unknown, rms_norm_eps, size
+
+# by config.json's "architectures"
+FAMILIES: dict[str, Family] = {
+    "LlamaForCausalLM": llama.FAMILY,
+    "MistralForCausalLM": mistral.FAMILY,
+    "Qwen2ForCausalLM": qwen2.FAMILY,
+    "Qwen3ForCausalLM": qwen3.FAMILY,
+}
+
+
+def read_model_config(model_dir: str | Path) -> ModelConfig:
+    """ModelConfig of the folder's config.json. Raises ModelConfigError for a model that cannot be served."""
+    path = Path(model_dir) / "config.json"
+    try:
+        fields = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise ModelConfigError(f"{path} does not exist") from None
+    except ValueError as error:
+        raise ModelConfigError(f"{path} is not JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise ModelConfigError(f"{path} is not a JSON object")
+    return parse_model_config(fields)
+
+
+def parse_model_config(fields: Json) -> ModelConfig:
+    """ModelConfig from config.json's fields. Raises ModelConfigError, naming the field, for what is not supported."""
+    architecture = _architecture(fields)
+    family = FAMILIES[architecture]
+    refuse_unknown(fields, family.name, family.fields)
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=size(fields, "vocab_size"),
+        hidden_size=size(fields, "hidden_size"),
+        layers=family.read_layers(fields),
+        rms_norm_eps=rms_norm_eps(fields),
+        tie_word_embeddings=flag(fields, "tie_word_embeddings"),
+        max_position_embeddings=size(fields, "max_position_embeddings"),
+        initializer_range=number(fields, "initializer_range", 0.02),
+        dtype=read_dtype(fields),
+    )
+
+
+def _architecture(fields: Json) -> str:
+    names = fields.get("architectures")
+    if not isinstance(names, list) or not names:
+        raise ModelConfigError('config.json lacks "architectures", which names the model class')
+    for name in names:
+        if isinstance(name, str) and name in FAMILIES:
+            return name
+    raise ModelConfigError(f"architecture {names[0]} is not supported; supported are {', '.join(FAMILIES)}")

@@ -1,0 +1,281 @@
+"""Readers of config.json's fields, which the families call: sizes, flags, windows, rotary embedding, dtype.
+
+Spellings of transformers 4 (`rope_theta`, `rope_scaling`, `torch_dtype`) and 5 (`rope_parameters`, `dtype`, `layer_types`) are
+read alike, and a field that is absent has the value that transformers gives it; where that differs by family, the family says
+it. Every field is used, known to be irrelevant (`IRRELEVANT`), or refused by name: a model that would run wrong does not run.
+All raise ModelConfigError. Plain JSON: no transformers, no torch.
+"""
+
+import json
+from typing import Any
+
+import msgspec
+
+from quire.workers.models.config import AttentionSpec, ModelConfigError, RopeConfig, RopeType
+
+Json = dict[str, Any]
+
+
+def _names(*lines: str) -> frozenset[str]:
+    return frozenset(name for line in lines for name in line.split())
+
+
+# Fields that cannot change what a served model computes.
+IRRELEVANT = _names(
+    # provenance and bookkeeping
+    "_name_or_path name_or_path model_type transformers_version _commit_hash auto_map finetuning_task task_specific_params",
+    "problem_type id2label label2id num_labels custom_pipelines unsloth_version unsloth_fixed",
+    # training only
+    "attention_dropout hidden_dropout resid_pdrop embd_pdrop attn_pdrop dropout gradient_checkpointing pruned_heads",
+    "pretraining_tp router_aux_loss_coef loss_type",
+    # how transformers runs it, not what it computes
+    "use_cache output_attentions output_hidden_states output_scores return_dict return_dict_in_generate torchscript",
+    "use_bfloat16 tf_legacy_loss chunk_size_feed_forward _attn_implementation _attn_implementation_internal",
+    "attn_implementation _attn_implementation_autoset _experts_implementation use_return_dict _flash_attn_2_enabled",
+    "tie_encoder_decoder is_decoder onnx_export",
+    # the core and the frontend read the tokens that matter from here; the model does not
+    "bos_token_id eos_token_id pad_token_id unk_token_id sep_token_id cls_token_id mask_token_id decoder_start_token_id",
+    "forced_bos_token_id forced_eos_token_id prefix tokenizer_class add_bos_token add_eos_token",
+    # generation settings of old: generation_config.json is where they count
+    "max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p",
+    "typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids",
+    "num_return_sequences remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens",
+    "max_new_tokens min_new_tokens",
+)
+
+# Fields that are read, but only one value of each is implemented (None, that is absent or null, always is).
+ONLY: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu", "swish"),
+    "partial_rotary_factor": (1.0,),
+    "is_encoder_decoder": (False,),
+    "add_cross_attention": (False,),
+    "quantization_config": (),
+    "use_mrope": (False,),
+    "rope_interleaved": (False,),
+}
+
+# Fields that every family reads.
+USED = _names(
+    "architectures vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim",
+    "rms_norm_eps tie_word_embeddings max_position_embeddings initializer_range rope_theta rope_scaling rope_parameters dtype",
+    "torch_dtype layer_types sliding_window original_max_position_embeddings",
+)
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+ROPE_FIELDS = _names(
+    "rope_theta factor original_max_position_embeddings attention_factor beta_fast beta_slow mscale mscale_all_dim truncate",
+    "low_freq_factor high_freq_factor",
+)
+ROPE_IRRELEVANT = frozenset({"rope_type", "type", "partial_rotary_factor", "finetuned"})
+ROPE_NEEDS: dict[RopeType, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": (),
+}
+
+
+def refuse_unknown(fields: Json, family: str, used: frozenset[str]) -> None:
+    """Raise for fields that neither all families nor this one knows (`used`), and for values that are not implemented."""
+    known = USED | used | IRRELEVANT | ONLY.keys()
+    unknown = sorted(name for name in fields.keys() - known if fields[name] is not None)
+    if unknown:
+        raise ModelConfigError(
+            f"config.json sets {', '.join(unknown)}: not known for {family} models, so the model might run wrong. "
+            "Remove what has no effect on the model."
+        )
+    for name, allowed in ONLY.items():
+        value = fields.get(name)
+        if value is not None and value not in allowed:
+            expected = f"only {' or '.join(map(repr, allowed))} is" if allowed else "it is not"
+            raise ModelConfigError(f"config.json sets {name} to {_short(value)}: {expected} supported")
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def size(fields: Json, name: str, default: int | None = None) -> int:
+    value = fields.get(name)
+    if value is None:
+        value = default
+    if value is None:
+        raise ModelConfigError(f"config.json lacks {name}")
+    if type(value) is not int or not 1 <= value <= 1 << 30:
+        raise ModelConfigError(f"config.json: {name} must be a positive integer, not {_short(value)}")
+    return value
+
+
+def number(fields: Json, name: str, default: float, where: str = "config.json") -> float:
+    value = fields.get(name)
+    if value is None:
+        return default
+    if type(value) not in (int, float) or not 0 < value < 1e18:
+        raise ModelConfigError(f"{where}: {name} must be a number greater than 0, not {_short(value)}")
+    return float(value)
+
+
+def flag(fields: Json, name: str, default: bool = False) -> bool:
+    value = fields.get(name)
+    if value is None:
+        return default
+    if type(value) is not bool:
+        raise ModelConfigError(f"config.json: {name} must be true or false, not {_short(value)}")
+    return value
+
+
+def read_attention(fields: Json, *, may_lack_kv_heads: bool = False, default_head_dim: int | None = None) -> AttentionSpec:
+    """Attention with rotary embedding over everything (window 0) and without QK-norm; families add these.
+
+    may_lack_kv_heads: transformers' default for an absent num_key_value_heads is num_attention_heads; elsewhere it is a
+    constant (Mistral 8, Qwen 32) that no checkpoint means. default_head_dim: of an absent head_dim (hidden_size / heads).
+    """
+    num_heads = size(fields, "num_attention_heads")
+    head_dim = _head_dim(fields, num_heads, default_head_dim)
+    return AttentionSpec(
+        num_heads=num_heads,
+        num_kv_heads=_num_kv_heads(fields, num_heads, may_lack_kv_heads),
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
+        window=0,
+        rope=read_rope(fields, size(fields, "max_position_embeddings")),
+    )
+
+
+def with_windows(attention: AttentionSpec, windows: tuple[int, ...]) -> list[AttentionSpec]:
+    """The same attention for each layer, but for its window."""
+    return [msgspec.structs.replace(attention, window=window) for window in windows]
+
+
+def _num_kv_heads(fields: Json, num_heads: int, may_lack: bool) -> int:
+    if "num_key_value_heads" not in fields and not may_lack:
+        raise ModelConfigError("config.json lacks num_key_value_heads")
+    num_kv_heads = size(fields, "num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise ModelConfigError(f"num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}")
+    return num_kv_heads
+
+
+def _head_dim(fields: Json, num_heads: int, default: int | None) -> int:
+    if "head_dim" not in fields and default is not None:
+        return default
+    hidden_size = size(fields, "hidden_size")
+    if fields.get("head_dim") is None and hidden_size % num_heads:
+        raise ModelConfigError(f"hidden_size {hidden_size} is not a multiple of num_attention_heads {num_heads}")
+    head_dim = size(fields, "head_dim", hidden_size // num_heads)
+    if head_dim % 2:
+        raise ModelConfigError(f"head_dim {head_dim} is odd: rotary embeddings need an even size")
+    return head_dim
+
+
+def rms_norm_eps(fields: Json) -> float:
+    return number(fields, "rms_norm_eps", 1e-6)
+
+
+def read_dtype(fields: Json) -> str | None:
+    """float32, bfloat16 or float16; None: config.json does not say."""
+    value = fields.get("dtype")
+    if value is None:
+        value = fields.get("torch_dtype")
+    if value is None:
+        return None
+    name = str(value).removeprefix("torch.")
+    if name not in DTYPES:
+        raise ModelConfigError(f"config.json: dtype {_short(value)} is not supported; supported are {', '.join(DTYPES)}")
+    return name
+
+
+def qwen_windows(fields: Json) -> tuple[int, ...]:
+    """Sliding window of each layer, 0 for none, as Qwen2 and Qwen3 spell it: `use_sliding_window` from `max_window_layers` on.
+
+    `layer_types` goes first where it is there.
+    """
+    num_layers = size(fields, "num_hidden_layers")
+    window = sliding_window(fields) if flag(fields, "use_sliding_window") else 0
+    first = fields.get("max_window_layers")
+    first = 28 if first is None else first
+    if type(first) is not int or first < 0:
+        raise ModelConfigError(f"config.json: max_window_layers must be an integer, not {_short(first)}")
+    by_type = windows_by_type(fields, window)
+    return by_type or tuple(window if i >= first else 0 for i in range(num_layers))
+
+
+def uniform_windows(fields: Json, family: str, window: int) -> tuple[int, ...]:
+    """One window for all layers. transformers ignores layer_types for such families: they must say what the window says."""
+    windows = (window,) * size(fields, "num_hidden_layers")
+    if windows_by_type(fields, window) not in (None, windows):
+        raise ModelConfigError(f"config.json: layer_types of a {family} model contradicts sliding_window")
+    return windows
+
+
+def sliding_window(fields: Json) -> int:
+    """0 if sliding_window is null; transformers' 4096 if it is absent."""
+    if "sliding_window" in fields and fields["sliding_window"] is None:
+        return 0
+    return size(fields, "sliding_window", 4096)
+
+
+def windows_by_type(fields: Json, window: int) -> tuple[int, ...] | None:
+    """Each layer's window by layer_types, None where they are absent."""
+    types, num_layers = fields.get("layer_types"), size(fields, "num_hidden_layers")
+    if types is None:
+        return None
+    if not isinstance(types, list) or len(types) != num_layers:
+        raise ModelConfigError(f"config.json: layer_types must list {num_layers} layers")
+    for name in types:
+        if name not in ("full_attention", "sliding_attention"):
+            raise ModelConfigError(f"config.json: layer type {_short(name)} is not supported")
+    if "sliding_attention" in types and not window:
+        raise ModelConfigError("config.json: layer_types has sliding_attention, but no sliding window is set")
+    return tuple(window if name == "sliding_attention" else 0 for name in types)
+
+
+def read_rope(fields: Json, max_positions: int) -> RopeConfig:
+    """Rotary embedding from rope_scaling (transformers 4) or rope_parameters (5), whichever is there."""
+    where = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
+    params = fields.get(where) or {}
+    if not isinstance(params, dict):
+        raise ModelConfigError(f"config.json: {where} must be an object, not {_short(params)}")
+    type_name = params.get("rope_type", params.get("type", "default"))
+    if type_name not in ROPE_NEEDS:
+        raise ModelConfigError(f"rope type {_short(type_name)} is not supported; supported are {', '.join(ROPE_NEEDS)}")
+    unknown = sorted(params.keys() - ROPE_FIELDS - ROPE_IRRELEVANT)
+    if unknown:
+        raise ModelConfigError(f"config.json: {where} sets {', '.join(unknown)}: not supported")
+    if params.get("partial_rotary_factor") not in (None, 1.0):
+        raise ModelConfigError(f"config.json: {where} sets partial_rotary_factor: only 1.0 is supported")
+    for name in ROPE_NEEDS[type_name]:
+        if params.get(name) is None:
+            raise ModelConfigError(f"config.json: {where} of type {type_name} lacks {name}")
+
+    def param(name: str, default: float) -> float:
+        return number(params, name, default, where)
+
+    def maybe(name: str) -> float | None:
+        return None if params.get(name) is None else param(name, 0.0)
+
+    original = _original_positions(fields, params, max_positions)
+    return RopeConfig(
+        type=type_name,
+        theta=param("rope_theta", number(fields, "rope_theta", 10000.0)),
+        factor=param("factor", max_positions / original if type_name == "yarn" else 1.0),
+        original_max_position_embeddings=original,
+        low_freq_factor=param("low_freq_factor", 1.0),
+        high_freq_factor=param("high_freq_factor", 4.0),
+        attention_factor=maybe("attention_factor"),
+        beta_fast=param("beta_fast", 32.0),
+        beta_slow=param("beta_slow", 1.0),
+        mscale=maybe("mscale"),
+        mscale_all_dim=maybe("mscale_all_dim"),
+        truncate=flag(params, "truncate", True),
+    )
+
+
+def _original_positions(fields: Json, params: Json, max_positions: int) -> int:
+    """Context length before scaling. A top-level field goes first, as in transformers."""
+    for source in (fields, params):
+        if source.get("original_max_position_embeddings") is not None:
+            return size(source, "original_max_position_embeddings")
+    return max_positions

@@ -1,0 +1,95 @@
+"""Tensor parallelism as a model sees it: which rank this is, what it holds of each dimension, and where ranks exchange.
+
+`build_model` is given a `Parallel`, and layers ask it for their sizes. A layer whose results are partial (its input dimension
+is split) sums them over the ranks by `all_reduce`; the LM head, split over the vocabulary, joins its columns by `gather`. Both
+points are made only where there are several ranks: a model of one rank has no call to this file after it is built. How tensors
+travel is the `Exchange`'s business.
+"""
+
+from typing import NamedTuple, Protocol
+
+import torch
+
+
+class Part(NamedTuple):
+    """What one rank holds of a dimension of `full`: [start, stop)."""
+
+    full: int
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def slice(self) -> slice:
+        return slice(self.start, self.stop)
+
+    @property
+    def is_whole(self) -> bool:
+        return self.size == self.full
+
+    def times(self, n: int) -> "Part":
+        """The same part of a dimension that has n elements for each of this one's: heads -> rows of a projection."""
+        return Part(self.full * n, self.start * n, self.stop * n)
+
+
+def whole(n: int) -> Part:
+    """A dimension of n that is not split."""
+    return Part(n, 0, n)
+
+
+class Exchange(Protocol):
+    """What the ranks of a group do together. Every rank calls the same, in the same order."""
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum of all ranks' x; may be x itself."""
+        ...
+
+    def gather(self, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+        """All ranks' x [R, n] side by side, [R, size * n], in `out` if it is given."""
+        ...
+
+
+class Parallel:
+    """Rank `rank` of `size`, on `device`. Without an exchange a model of several ranks can be built and loaded, but not run."""
+
+    def __init__(
+        self, rank: int = 0, size: int = 1, device: torch.device | str = "cpu", exchange: Exchange | None = None
+    ) -> None:
+        if not 0 <= rank < size:
+            raise ValueError(f"there is no rank {rank} among {size}")
+        self.rank = rank
+        self.size = size
+        self.device = torch.device(device)
+        self._exchange = exchange
+
+    def split(self, n: int) -> Part:
+        """This rank's part of a dimension of n. Raises ValueError if it does not divide evenly."""
+        if n % self.size:
+            raise ValueError(f"a dimension of {n} cannot be split over {self.size} ranks")
+        size = n // self.size
+        return Part(n, self.rank * size, (self.rank + 1) * size)
+
+    def heads(self, n: int) -> Part:
+        """This rank's of n attention heads; where KV heads are fewer than ranks, neighbours hold the same one."""
+        if self.size % n == 0:
+            first = self.rank * n // self.size
+            return Part(n, first, first + 1)
+        return self.split(n)
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum of all ranks' x."""
+        return x if self.size == 1 else self._joined().all_reduce(x)
+
+    def gather(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """All ranks' x [R, n] side by side: [R, size * n], in `out` if it is given."""
+        if self.size == 1:
+            return x if out is None else out.copy_(x)
+        return self._joined().gather(x, out)
+
+    def _joined(self) -> Exchange:
+        if self._exchange is None:
+            raise RuntimeError(f"rank {self.rank} of {self.size} has no exchange with the others")
+        return self._exchange
