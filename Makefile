@@ -1,4 +1,4 @@
-# Quire's commands. `run`, `test`, `lint` and `types` need nothing before them: they make .venv and install into it what
+# Quire's commands. `run`, `test`, `test-all`, `lint` and `types` need nothing before them: they make .venv and install into it what
 # constraints.txt pins, once, and again when pyproject.toml or constraints.txt has changed.
 
 PYTHON ?= python3
@@ -17,25 +17,29 @@ PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint types clean
+.PHONY: help run test test-all lint types clean
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make run     serve the bundled model at 127.0.0.1:$(PORT)   (PORT=8001, ARGS='MODEL --api-key KEY')"
-	@echo "make test    run the tests                              (PYTEST_ARGS='tests/ipc -x')"
-	@echo "make lint    check style and formatting with ruff"
-	@echo "make types   check types with mypy"
-	@echo "make clean   remove .venv and caches"
+	@echo "make run       serve the bundled model at 127.0.0.1:$(PORT)   (PORT=8001, ARGS='MODEL --api-key KEY')"
+	@echo "make test      run the tests but the slow ones            (PYTEST_ARGS='tests/ipc -x')"
+	@echo "make test-all  run all that needs no GPU"
+	@echo "make lint      check style and formatting with ruff"
+	@echo "make types     check types with mypy"
+	@echo "make clean     remove .venv and caches"
 	@echo "PYTHON=python3.12 chooses the interpreter that .venv is made with."
 
 run: $(FOR_RUN)
 	@exec $(BIN)/quire serve --port $(PORT) $(ARGS)
 
-# The Triton interpreter is chosen when Triton is imported, so its tests have a process of their own. Both always run.
-test: $(FOR_TEST)
+# The Triton interpreter is chosen when Triton is imported, so its tests have a process of their own. Both always run. On two
+# idle cores `test` takes about four minutes and `test-all` about six; `pytest -m "not slow"` alone takes two.
+test: MARKS := not slow
+test-all: MARKS :=
+test test-all: $(FOR_TEST)
 	@failed=0; \
 	TRITON_INTERPRET=1 $(PYTEST) -m interpret || failed=1; \
-	$(PYTEST) || failed=1; \
+	$(PYTEST) -m '$(MARKS)' || failed=1; \
 	exit $$failed
 
 lint: $(FOR_TEST)

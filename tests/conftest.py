@@ -1,7 +1,9 @@
-"""Settings of the whole suite."""
+"""Settings of the whole suite, and which tests a run without `-m` is of."""
 
 import os
 import signal
+
+import pytest
 
 # A suite that is run in the background is born deaf to it, and so are its children.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -9,3 +11,18 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # The models of the tests are tiny: a second thread would only wait, for long where other processes want the cores, too.
 # Set before torch is imported; children inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# What needs a machine or an environment of its own runs only where `-m` names it: `-m "not slow"` has none of these either.
+ON_REQUEST = {"gpu", "interpret"}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    requested = {mark for mark in ON_REQUEST if mark in config.option.markexpr}
+    left_out = []
+    for item in items:
+        marks = ON_REQUEST.intersection(mark.name for mark in item.iter_markers())
+        if marks and not marks & requested:
+            left_out.append(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]

@@ -54,6 +54,7 @@ print(started, len(asked), sorted(found))
 """
 
 
+@pytest.mark.slow
 def test_what_another_process_has_compiled_is_found(tmp_path, monkeypatch):
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))

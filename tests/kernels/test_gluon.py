@@ -7,6 +7,7 @@ import sys
 import pytest
 
 pytest.importorskip("triton")
+pytestmark = pytest.mark.slow
 
 PROGRAM = """
 import torch

@@ -18,6 +18,8 @@ from serving import SMALL, SOON_S, Background, EventStream, Served, until
 
 from quire.enginecore.loading.model_files import BUNDLED
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "Once upon a time there was a little dog"
 LONG = {"max_tokens": 1500, "min_tokens": 1500}
 WORKER, CORE = "quire.workers", "quire.enginecore"

@@ -21,6 +21,8 @@ from quire.ipc.sampling import SamplingParams
 from quire.ipc.version import VERSION
 from quire.workers.loading.weights import dummy_weights
 
+pytestmark = pytest.mark.slow
+
 ALL_FLAGS = {
     "--served-model-name": ["first", "second"], "--generation-config": ["vllm"], "--device": ["cpu"], "--dtype": ["float32"],
     "--load-format": ["dummy"], "--max-model-len": ["200"], "--gpu-memory-utilization": ["0.5"], "--cpu-kv-cache-gib": ["0.01"],

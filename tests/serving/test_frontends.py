@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from serving import SMALL, SOON_S, Background, Daemon, EventStream, Served, until
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "Once upon a time there was a little dog"
 LONG = {"max_tokens": 1500, "min_tokens": 1500}  # and no end of the story before
 

@@ -18,6 +18,8 @@ from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.client.llm import LLM, SamplingParams
 from quire.frontend.client.outputs import RequestOutput
 
+pytestmark = pytest.mark.slow
+
 FAMILIES = ["llama", "mistral-sliding", "qwen2-mixed", "qwen3"]
 NEW_TOKENS = 64
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from serving import SMALL
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "idle.py"
 
 

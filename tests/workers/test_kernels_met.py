@@ -8,6 +8,7 @@ import sys
 import pytest
 
 pytest.importorskip("triton")
+pytestmark = pytest.mark.slow
 
 # Triton is asked what each launch would have to be compiled for. Without attention, whose kernels do not depend on tokens.
 PROGRAM = """
