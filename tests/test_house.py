@@ -1,6 +1,7 @@
 """The house's plan, read from the source: who may import whom, what is nowhere in it, and that its papers agree.
 
-The source is parsed, not imported: what it does when it runs is test_imports.py's business.
+The source is parsed, not imported: what it does when it runs is test_imports.py's business. `python tests/test_house.py` prints
+the imports between folders, and how many lines each has.
 """
 
 import ast
@@ -24,6 +25,18 @@ MAY_IMPORT = {
     "enginecore": {"ipc"},
     "workers": {"ipc", "kernels"},
 }
+MOST_LINES = 400  # of a file, but for data
+DATA = {"benchmarks/tiny_data.py"}
+TOO_LONG = {  # to be split
+    "enginecore/scheduling/scheduler.py",
+    "tests/enginecore/test_scheduler.py",
+    "tests/frontend/http/test_protocol.py",
+    "tests/frontend/http/test_server.py",
+    "tests/ipc/test_core_to_frontends.py",
+    "tests/kernels/test_attention.py",
+    "tests/kernels/test_sampler.py",
+}
+MOST_FUNCTION_LINES = 60  # a screen; a Triton kernel is one function, whatever it does
 # Decoding is not running: nothing that turns bytes or text into code, and no processes but those of ipc/process/children.py.
 FORBIDDEN_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "multiprocessing", "importlib"}
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "torch.load", "numpy.load", "np.load", "yaml.load"}
@@ -31,6 +44,12 @@ PACKAGE = "frontend/package"  # is installed as `quire` itself
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 SOURCES = {str(path.relative_to(ROOT)): path.read_text() for folder in MAY_IMPORT for path in (ROOT / folder).rglob("*.py")}
+
+EVERYTHING = {
+    str(path.relative_to(ROOT)): path.read_text()
+    for folder in (*MAY_IMPORT, "tests", "benchmarks")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+}
 
 
 def imports(source: str) -> list[str]:
@@ -137,68 +156,48 @@ def test_code_that_only_looks_like_it_is_let_through(source):
     assert not forbidden_code("workers/a.py", source)
 
 
-# ----------------------------------------------------------------------------------------------------------- file circles
-# Still to be cut: none may be added.
-KNOWN_CIRCLES = [
-    ["kernels/sampling/sampler.py", "kernels/sampling/sampler_filter.py"],
-    ["workers/graphs.py", "workers/runner.py"],
-]
+# ------------------------------------------------------------------------------------------------- sizes and arrows
+def test_no_file_is_longer_than_one_reads_at_a_time():
+    lengths = {path: len(source.splitlines()) for path, source in EVERYTHING.items()}
+    assert {path: n for path, n in lengths.items() if n > MOST_LINES and path not in DATA | TOO_LONG} == {}
 
 
-def file_arrows(sources: dict[str, str]) -> dict[str, set[str]]:
-    """Which files each file imports, wherever in it: in a function and for type checkers only, too."""
-    files = {"quire." + path.removesuffix(".py").replace("/", "."): path for path in sources}
-    arrows: dict[str, set[str]] = {}
-    for path, source in sources.items():
-        names = imports(source)
-        for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.ImportFrom):
-                names += [f"{node.module}.{alias.name}" for alias in node.names]
-        arrows[path] = {files[name] for name in names if name in files}
-    return arrows
+def long_functions(path: str, source: str) -> list[str]:
+    functions = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    sizes = [(f.name, (f.end_lineno or f.lineno) - f.lineno + 1) for f in functions]
+    return [f"{path}: {name} has {size} lines" for name, size in sizes if size > MOST_FUNCTION_LINES]
 
 
-def circles(sources: dict[str, str]) -> list[list[str]]:
-    """Groups of files that each import, through others or not, all of their group."""
-    arrows = file_arrows(sources)
-    reached: dict[str, set[str]] = {}
-    for path in arrows:
-        found, todo = set[str](), [path]
-        while todo:
-            new = arrows[todo.pop()] - found
-            found |= new
-            todo += new
-        reached[path] = found
-    groups = {tuple(sorted(q for q in reached[p] if p in reached[q])) for p in arrows if p in reached[p]}
-    return sorted(map(list, groups))
+def test_a_function_fits_a_screen():
+    elsewhere = {path: source for path, source in EVERYTHING.items() if not path.startswith("kernels/")}
+    assert [long for path, source in elsewhere.items() for long in long_functions(path, source)] == []
 
 
-def test_no_files_import_each_other():
-    assert [circle for circle in circles(SOURCES) if circle not in KNOWN_CIRCLES] == []
+def arrows() -> dict[str, set[str]]:
+    """Which folders the modules of a folder import from, other than their own."""
+    found: dict[str, set[str]] = {}
+    for path, source in SOURCES.items():
+        folder = str(Path(path).parent)
+        targets = [Path(*name.split(".")[1:]) for name in imports(source) if name.startswith("quire.")]
+        folders = {str(target if (ROOT / target).is_dir() else target.parent) for target in targets}
+        found.setdefault(folder, set()).update(folders - {folder})
+    return found
 
 
-@pytest.mark.parametrize(
-    "back",
-    [
-        "import quire.ipc.a",
-        "from quire.ipc.a import A",
-        "from quire.ipc import a",
-        "def f():\n    from quire.ipc.a import A",
-        "if TYPE_CHECKING:\n    from quire.ipc.a import A",
-    ],
-)
-def test_a_circle_is_seen(back):
-    sources = {
-        "ipc/a.py": "from quire.ipc.b import B",
-        "ipc/b.py": "from quire.ipc import c",
-        "ipc/c.py": back,
-        "ipc/d.py": "import quire.ipc.a",  # leads into the circle, and is none of it
-    }
-    assert circles(sources) == [["ipc/a.py", "ipc/b.py", "ipc/c.py"]]
-    assert circles({**sources, "ipc/c.py": "import quire.ipc.e"}) == []
-    assert circles({"ipc/a.py": "import quire.ipc.a"}) == [["ipc/a.py"]]
+def print_arrows() -> None:
+    for folder, targets in sorted(arrows().items()):
+        lines = sum(len(source.splitlines()) for path, source in SOURCES.items() if str(Path(path).parent) == folder)
+        print(f"{folder:28} {lines:6,} lines  → {', '.join(sorted(targets)) or '–'}")
 
 
+def test_arrows_are_drawn_for_every_folder(capsys):
+    print_arrows()
+    drawn = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert set(drawn) == {str(Path(path).parent) for path in SOURCES}
+    assert "frontend/client" in drawn["frontend/http/api"].split("→")[1]
+
+
+# ------------------------------------------------------------------------------------------------- papers
 def test_every_folder_with_modules_is_a_listed_package():
     setuptools = PYPROJECT["tool"]["setuptools"]
     folders = {str(Path(path).parent) for path in SOURCES} - {PACKAGE}
@@ -273,3 +272,7 @@ def test_the_installation_is_what_is_pinned_and_has_no_more():
                 queue.append(need)
     # PyTorch's CUDA build has libraries besides, whose versions it fixes itself.
     assert {name for name, *_ in seen if not name.startswith(("nvidia-", "cuda-"))} <= set(pins())
+
+
+if __name__ == "__main__":
+    print_arrows()
