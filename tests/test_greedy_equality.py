@@ -15,6 +15,9 @@ from quire.ipc.sampling import SamplingParams
 NEW_TOKENS = 64
 ROUNDING = 1e-5  # of logits of about 4
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
+# One of each family in every run, its variants where there is time. test_equals_generate has all of them always.
+FAMILIES = ("llama", "mistral-sliding", "qwen2-mixed", "qwen3")
+MOST = [name if name in FAMILIES else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
 LENGTHS = [1, 2, 5, 15, 16, 17, 31, 32, 33, 40, 47, 48, 64, 65, 80, 97]
 
 
@@ -66,25 +69,25 @@ def test_sixteen_at_once_and_every_output_is_varied_enough_to_see_a_fault(name):
     assert min(len(set(out)) for out in outputs) >= 16
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", MOST)
 def test_alone_one_after_the_other(name):
     engine = InlineEngine(tiny_model(name), enable_prefix_caching=False)
     assert_equal([engine.generate([p], GREEDY)[0] for p in prompts()], name)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", MOST)
 def test_under_a_token_budget_of_32(name):
     assert_equal(InlineEngine(tiny_model(name), budget=32).generate(prompts(), GREEDY), name)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", MOST)
 def test_in_a_pool_so_small_that_sequences_are_preempted(name):
     engine = InlineEngine(tiny_model(name), budget=64, num_blocks=26, look_ahead=False)
     assert_equal(engine.generate(prompts(), GREEDY), name)
     assert engine.scheduler.counters.preemptions > 0
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", MOST)
 def test_with_a_cold_and_a_warm_prefix_cache(name):
     engine = InlineEngine(tiny_model(name), num_blocks=1024)
     assert_equal(engine.generate(prompts(), GREEDY), name)

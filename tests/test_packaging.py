@@ -16,6 +16,8 @@ import pytest
 
 from quire.ipc.version import VERSION
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("frontend", "enginecore", "workers", "kernels", "ipc")
 IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc")
@@ -134,7 +136,6 @@ def test_console_scripts_run(installed):
     assert installed.run("enginecore", "--help").startswith("usage: enginecore")
 
 
-@pytest.mark.slow
 def test_the_installation_generates_text_with_its_bundled_model(installed):
     code = """if True:
         from quire import LLM, SamplingParams

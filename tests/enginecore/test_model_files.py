@@ -177,6 +177,7 @@ def gpt2_tokenizer(folder):
     return folder
 
 
+@pytest.mark.slow
 def test_other_tokenizers_are_converted_once_by_a_child(tmp_path):
     from tokenizers import Tokenizer
 
@@ -190,6 +191,7 @@ def test_other_tokenizers_are_converted_once_by_a_child(tmp_path):
     assert [p.name for p in path.parent.iterdir()] == ["tokenizer.json"], "nothing half-made is left"
 
 
+@pytest.mark.slow
 def test_a_tokenizer_that_cannot_be_converted_says_why(tmp_path):
     folder = tmp_path / "broken"
     folder.mkdir()

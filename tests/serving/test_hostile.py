@@ -35,6 +35,8 @@ from quire.ipc.messages import (
 )
 from quire.ipc.sampling import SamplingParams
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "Once upon a time there was a little dog"
 STREAMED = {"max_tokens": 150, "min_tokens": 150}
 VOCABULARY = 2816
