@@ -40,6 +40,7 @@ MOST_FUNCTION_LINES = 60  # a screen; a Triton kernel is one function, whatever 
 # Decoding is not running: nothing that turns bytes or text into code, and no processes but those of ipc/process/children.py.
 FORBIDDEN_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "multiprocessing", "importlib"}
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "torch.load", "numpy.load", "np.load", "yaml.load"}
+DOCUMENTS = ["README.md", "docs/architecture.md", "benchmarks/README.md"]
 PACKAGE = "frontend/package"  # is installed as `quire` itself
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
@@ -223,7 +224,7 @@ def test_the_version_is_the_same_everywhere():
 
 
 # ------------------------------------------------------------------------------------------------- commands and pins
-@pytest.mark.parametrize("document", ["README.md", "CHANGELOG.md", ".ci/run"])
+@pytest.mark.parametrize("document", ["README.md", "docs/architecture.md", "CHANGELOG.md", ".ci/run"])
 def test_commands_in_the_documents_exist(document, capsys):
     text = (ROOT / document).read_text()
     if document.endswith(".md"):
@@ -234,6 +235,44 @@ def test_commands_in_the_documents_exist(document, capsys):
     for command in set(re.findall(r"(?<![\w./-])(?<!from )quire ([a-z]+)", text)):
         with pytest.raises(SystemExit, match="0"):
             main([command, "--help"])
+
+
+def named_files(text: str) -> set[str]:
+    """What a document names: `code` that is a path or a pattern of paths, links within the repository, scripts that are run."""
+    code = re.findall(r"`([\w./*-]+(?:/|\.(?:py|md|csv|txt|toml)))`", text)
+    links = [target for target in re.findall(r"\]\(([^)#]+)", text) if "://" not in target]
+    return {*code, *links, *re.findall(r"python ([\w/]+\.py)", text)}
+
+
+def exists(name: str, beside: Path) -> bool:
+    return any(any(folder.glob(name)) for folder in (ROOT, beside)) or (beside / name).resolve().exists()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_files_that_documents_name_exist(document):
+    names = named_files((ROOT / document).read_text())
+    assert len(names) > 10
+    assert sorted(name for name in names if not exists(name, (ROOT / document).parent)) == []
+
+
+def test_a_file_that_is_not_there_is_seen():
+    text = (
+        "`ipc/config.py`, `ipc/gone.py`, `kernels/`, [x](docs/gone.md#part), python benchmarks/gone.py, `a.b()`, `*/gone_*.py`"
+    )
+    missing = {name for name in named_files(text) if not exists(name, ROOT)}
+    assert missing == {"ipc/gone.py", "docs/gone.md", "benchmarks/gone.py", "*/gone_*.py"}
+
+
+def test_the_lines_that_the_readme_counts_are_about_right():
+    """Of the whole tree and of the files that a request passes."""
+    text = (ROOT / "README.md").read_text()
+    stated = re.search(r"Quire has ([\d,]+) lines.*?these (\d+) files of together\s+([\d,]+)", text, re.DOTALL)
+    tree, num_files, way = (int(group.replace(",", "")) for group in stated.groups())
+    table = text[stated.end() : text.index("### Where to change what")]
+    files = re.findall(r"`([^`]+)`", table)
+    assert len(files) == num_files == len(set(files))
+    assert tree == pytest.approx(sum(len(source.splitlines()) for source in SOURCES.values()), rel=0.05)
+    assert way == pytest.approx(sum(len(SOURCES[file].splitlines()) for file in files), rel=0.05)
 
 
 def pins() -> dict[str, str]:
