@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 
 import fake_engine_child
@@ -70,12 +70,13 @@ Test = Callable[[Kept], Coroutine[None, None, None]]
 
 
 @pytest.fixture
-def kept(tmp_path, monkeypatch, caplog) -> Kept:
+def kept(tmp_path, monkeypatch, caplog) -> Iterator[Kept]:
     monkeypatch.setenv("PYTHONPATH", str(Path(fake_engine_child.__file__).parent))
     monkeypatch.setattr(logging.getLogger("quire"), "propagate", True)
     monkeypatch.setattr(supervisor_module, "_LOOK_S", 0.1)
     caplog.set_level(logging.INFO, "quire")
-    return Kept(tmp_path, caplog)
+    yield Kept(tmp_path, caplog)
+    remove_private_directories()  # of sockets: tests that count them come later
 
 
 def test_an_engine_that_dies_is_started_again_at_its_address(kept):
