@@ -1,6 +1,6 @@
 """WorkerGroup with two worker processes under a core: every rank gets every plan, one answers, both live and die together.
 
-The processes are tests/support/fake_worker_child.py; rings, control link and deaths are real.
+The processes are tests/support/fake_worker.py; rings, control link and deaths are real.
 """
 
 import logging
@@ -15,8 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 from core_by_hand import EPOCH, MAX_NUM_SEQS, VOCAB_SIZE, CoreByHand, add, worker_template
-from fake_worker import solo_output
-from fake_worker_child import log_of
+from fake_worker import log_of, solo_output
 
 from quire.enginecore import workers as group
 from quire.enginecore.workers import WorkerGroup, WorkersFailed
@@ -71,8 +70,8 @@ class TwoWorkers(CoreByHand):
 
 @pytest.fixture
 def two(tmp_path, monkeypatch) -> Iterator[TwoWorkers]:
-    monkeypatch.setenv("PYTHONPATH", str(Path(core_by_hand.__file__).parent))  # where fake_worker_child is
-    monkeypatch.setattr(group, "WORKER_MODULE", "fake_worker_child")
+    monkeypatch.setenv("PYTHONPATH", str(Path(core_by_hand.__file__).parent))  # where fake_worker is
+    monkeypatch.setattr(group, "WORKER_MODULE", "fake_worker")
     two = TwoWorkers(tmp_path)
     try:
         two.wait_until(lambda: two.workers.is_ready)

@@ -1,6 +1,6 @@
 """`quire serve`'s own engine: killed, hung, or unable to start for a while, for good, and while we stand still ourselves.
 
-The engine's process is tests/support/fake_engine_child.py: the end of it, its socket and its beats are real.
+The engine's process is tests/support/fake_engine.py: the end of it, its socket and its beats are real.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 
-import fake_engine_child
+import fake_engine
 import pytest
 
 from quire.frontend import supervisor as supervisor_module
@@ -35,7 +35,7 @@ class Kept:
         self._caplog = caplog
 
     def run(self, test: "Test", pause_s: float = 0.01, hung_after_s: float = 30.0) -> None:
-        launch = functools.partial(launch_core, module="fake_engine_child")
+        launch = functools.partial(launch_core, module="fake_engine")
         config = EngineConfig(model=str(self.why_not))
         self.engine = Engine(config, "", launch=launch, restart_pause_s=pause_s, hung_after_s=hung_after_s)
         self.engine.start()
@@ -71,7 +71,7 @@ Test = Callable[[Kept], Coroutine[None, None, None]]
 
 @pytest.fixture
 def kept(tmp_path, monkeypatch, caplog) -> Iterator[Kept]:
-    monkeypatch.setenv("PYTHONPATH", str(Path(fake_engine_child.__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(fake_engine.__file__).parent))
     monkeypatch.setattr(logging.getLogger("quire"), "propagate", True)
     monkeypatch.setattr(supervisor_module, "_LOOK_S", 0.1)
     caplog.set_level(logging.INFO, "quire")

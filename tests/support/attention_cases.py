@@ -6,6 +6,7 @@ import torch
 
 from quire.kernels.attention.attention_reference import attention_reference
 
+ODD_HEADS = [(1, 1, 64), (3, 1, 80), (5, 5, 96), (10, 2, 112), (7, 1, 128), (16, 1, 192), (6, 2, 256), (32, 8, 128)]
 GPU_DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 GPU_DECODE_ROWS = {
     "one_token": [(1, 1)],

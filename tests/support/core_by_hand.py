@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from fake_worker import FakeWorker
+from fake_worker import VOCAB_SIZE, FakeWorker
 from ipc_cores import RawFrontend
 
 from quire.enginecore.core import CoreConfig, EngineCore
@@ -25,7 +25,7 @@ from quire.ipc.step.result_ring import ResultRing
 from quire.ipc.step.sections import NO_TOKEN
 
 EPOCH = 77
-VOCAB_SIZE, MAX_MODEL_LEN, MAX_NUM_SEQS, BLOCK_SIZE, NUM_BLOCKS = 50, 64, 4, 4, 60
+MAX_MODEL_LEN, MAX_NUM_SEQS, BLOCK_SIZE, NUM_BLOCKS = 64, 4, 4, 60
 decode = msgspec.msgpack.Decoder(CoreMessage).decode
 
 

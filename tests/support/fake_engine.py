@@ -1,17 +1,20 @@
-"""An engine process without an engine, for tests of LLM and of the launcher: `python -m fake_engine` in the place of the core.
+"""An engine process without an engine, which misbehaves on order: `python -m fake_engine` in the place of the core.
 
-What it does depends on the model's name: "cannot-start" says why, "dies" ends without a word, "mute" never becomes ready; any
-other is served by a FakeCore that repeats each prompt. A prompt that begins with token 7 is never answered.
+What it does depends on the model's name: "cannot-start" says why, "dies" ends without a word, "mute" never becomes ready; the
+name of a file says that the engine cannot start for the reason in it. Any other is served by a FakeCore that repeats each
+prompt. A prompt that begins with token 7 is never answered.
 """
 
+import select
 import signal
 import sys
+from pathlib import Path
 
 from fake_core import FakeCore, echo
 
 from quire.ipc.config import EngineConfig
 from quire.ipc.messages import AddRequest
-from quire.ipc.process.children import child_main_config, tell_parent
+from quire.ipc.process.children import beat, child_main_config, tell_parent
 
 
 def script(request: AddRequest, child: int) -> list[int] | None:
@@ -30,10 +33,15 @@ def main() -> None:
             sys.exit(3)
         case "mute":
             signal.sigwait(stop)
+        case str(path) if Path(path).is_file():
+            tell_parent({"error": Path(path).read_text()})
+            sys.exit(1)
         case _:
-            with FakeCore(script) as core:
+            with FakeCore(script, address=config.listen) as core:
                 tell_parent({"ready": core.address})
-                signal.sigwait(stop)
+                while not stop & signal.sigpending():
+                    beat()
+                    select.select([], [], [], 0.02)
 
 
 if __name__ == "__main__":

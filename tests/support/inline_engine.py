@@ -53,20 +53,7 @@ class InlineEngine:
             quicken_attributes(self.model)
         cache = KVCache(config.attention_specs(Parallel()), block_size, dtype)
         cache.allocate(num_blocks, self.device)
-        max_blocks = -(-max_model_len // block_size)
-        ctx = DeviceContext(
-            config=config,
-            cache=cache,
-            pool=LogitsProcessorPool.allocate(max_num_seqs, config.vocab_size, max_model_len, self.device),
-            max_model_len=max_model_len,
-            device=self.device,
-            dtype=dtype,
-            max_tokens=max(budget, max_num_seqs),
-            max_rows=max_num_seqs,
-            max_blocks=max_blocks,
-            max_device_words=max_device_words(StepLimits(max_num_seqs, budget, block_size, len(cache.groups), max_blocks)),
-        )
-        self.runner = ModelRunner(self.model, ctx, self._make_device)
+        self.runner = self._make_runner(config, cache, dtype, max_num_seqs, budget, max_model_len)
         if graphs:
             with self.runner.device.stream():
                 self.runner.capture_graphs()
@@ -90,6 +77,24 @@ class InlineEngine:
         self.masks: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}  # step -> what a worker's ring would bring
         self.count = 0
         self.prompt_rows: list = []
+
+    def _make_runner(self, config, cache, dtype, max_num_seqs, budget, max_model_len):
+        max_blocks = -(-max_model_len // cache.block_size)
+        ctx = DeviceContext(
+            config=config,
+            cache=cache,
+            pool=LogitsProcessorPool.allocate(max_num_seqs, config.vocab_size, max_model_len, self.device),
+            max_model_len=max_model_len,
+            device=self.device,
+            dtype=dtype,
+            max_tokens=max(budget, max_num_seqs),
+            max_rows=max_num_seqs,
+            max_blocks=max_blocks,
+            max_device_words=max_device_words(
+                StepLimits(max_num_seqs, budget, cache.block_size, len(cache.groups), max_blocks)
+            ),
+        )
+        return ModelRunner(self.model, ctx, self._make_device)
 
     def _make_device(self, ctx):
         if ctx.device.type == "cpu":

@@ -5,9 +5,10 @@ import json
 import logging
 import re
 
-import fake_http as http
+import fake_client as http
 import pytest
-from fake_http import CHAT, COMPLETIONS, HELLO, NUM_TOKENS
+from fake_client import CHAT, COMPLETIONS, HELLO, NUM_TOKENS
+from fake_http import settle
 
 from quire.frontend.client.async_client import EngineError
 from quire.frontend.client.outputs import Delta
@@ -154,7 +155,7 @@ def test_requests_are_logged_by_the_names_that_clients_see(caplog, monkeypatch):
         wire = api.wire()
         await wire.talk(api.encode("POST", CHAT, {**HELLO, "stream": True}, {"X-Request-Id": "gone"}))
         wire.connection.connection_lost(None)
-        await http.settle()
+        await settle()
         assert said()[1] == "request chatcmpl-gone: abort, 19 prompt tokens, 1 output tokens, T"
 
     caplog.set_level(logging.INFO, logger="quire.http")

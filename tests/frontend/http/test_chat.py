@@ -2,9 +2,10 @@
 
 import asyncio
 
-import fake_http as http
+import fake_client as http
 import msgspec
-from fake_http import CHAT, COMPLETIONS, HELLO, NUM_TOKENS
+from fake_client import CHAT, COMPLETIONS, HELLO, NUM_TOKENS
+from fake_http import settle
 
 from quire.frontend.client.outputs import Delta
 
@@ -66,17 +67,17 @@ def test_a_stream_writes_once_per_turn_and_its_head_with_the_first_text():
         (stream,) = api.client.streams
         assert wire.transport.num_writes == 0
         stream.push(Delta(0, "a", [1], num_tokens=1), Delta(1, "b", [2], num_tokens=1))
-        await http.settle()
+        await settle()
         assert wire.transport.num_writes == 1
         stream.push(Delta(0, "c", [1], num_tokens=2), Delta(1, "", [2], num_tokens=2))
-        await http.settle()
+        await settle()
         assert wire.transport.num_writes == 2
         stream.push(Delta(0, "", [1], num_tokens=3))  # held back: nothing to say
-        await http.settle()
+        await settle()
         assert wire.transport.num_writes == 2
         stream.push(Delta(0, "d", [1], None, "length", None, 4), Delta(1, "", [], None, "stop", "X", 2))
         stream.end()
-        await http.settle()
+        await settle()
         choices = [e["choices"][0] for e in http.parse_events(wire.answers()[0].body)[:-1]]
         texts = ["".join(c["delta"].get("content", "") for c in choices if c["index"] == i) for i in (0, 1)]
         ends = {c["index"]: (c["finish_reason"], c["stop_reason"]) for c in choices if c["finish_reason"]}

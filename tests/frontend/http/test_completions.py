@@ -2,8 +2,8 @@
 
 import asyncio
 
-import fake_http as http
-from fake_http import CHAT, COMPLETIONS, HELLO, NUM_TOKENS
+import fake_client as http
+from fake_client import CHAT, COMPLETIONS, HELLO, NUM_TOKENS
 
 
 def test_completions_take_prompts_in_four_shapes():

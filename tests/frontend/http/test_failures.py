@@ -4,9 +4,10 @@ import asyncio
 import json
 import logging
 
-import fake_http as http
+import fake_client as http
 import pytest
-from fake_http import CHAT, COMPLETIONS, HELLO
+from fake_client import CHAT, COMPLETIONS, HELLO
+from fake_http import settle
 
 from quire.frontend.client.async_client import EngineDown, EngineError, InvalidRequest, Overloaded, TooLong
 from quire.frontend.client.outputs import Delta
@@ -119,18 +120,18 @@ def test_a_slow_client_stops_the_pump_and_gets_everything_later():
         await wire.talk(api.encode("POST", CHAT, {**HELLO, "stream": True}))
         (stream,) = api.client.streams
         stream.push(Delta(0, "0 ", [1], num_tokens=1))
-        await http.settle()
+        await settle()
         wire.connection.pause_writing()
         written = len(wire.transport.sent)
         for i in range(1, 50):
             stream.push(Delta(0, f"{i} ", [1], num_tokens=i + 1))
-            await http.settle(2)
+            await settle(2)
         assert len(wire.transport.sent) < written + 300  # at most the chunk that was under way
         assert len(stream.turns) == 48
         wire.connection.resume_writing()
         stream.push(Delta(0, "", [], None, "stop", None, 50))
         stream.end()
-        await http.settle(300)
+        await settle(300)
         events = http.parse_events(wire.answers()[0].body)
         text = "".join(e["choices"][0]["delta"].get("content", "") for e in events[:-1])
         assert text == "".join(f"{i} " for i in range(50))

@@ -4,9 +4,9 @@ import asyncio
 import json
 import logging
 
-import fake_http as http
+import fake_client as http
 import pytest
-from fake_http import CHAT, COMPLETIONS, HELLO
+from fake_client import CHAT, COMPLETIONS, HELLO
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -2,9 +2,9 @@
 
 import asyncio
 
-import fake_http as http
+import fake_client as http
 import pytest
-from fake_http import CHAT, COMPLETIONS, HELLO, NUM_TOKENS
+from fake_client import CHAT, COMPLETIONS, HELLO, NUM_TOKENS
 
 from quire.frontend.client.async_client import EngineError
 

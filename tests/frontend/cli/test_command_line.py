@@ -1,0 +1,131 @@
+"""The command line: flags that cannot be, help, hints, and an interrupt before anything runs."""
+
+import contextlib
+import io
+import json
+import shlex
+import subprocess
+import sys
+
+import pytest
+from served import (
+    DEADLINE_S,
+    Served,
+)
+
+from quire.frontend.cli import main as cli
+from quire.frontend.cli.serve import ReadyMessage
+from quire.frontend.http.server import FrontendConfig, FrontendError, bind
+from quire.frontend.http.server_state import Limits
+from quire.ipc.process.command import as_started
+
+
+def test_wrong_starts_say_why(tmp_path):
+    with bind("127.0.0.1", 0)[0] as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(FrontendError, match="in use; choose another with --port"):
+            bind("127.0.0.1", port)
+        with pytest.raises(FrontendError, match="in use"):
+            bind("127.0.0.1", port, 2)
+        with Served("--port", str(port)) as served:  # said before any model is looked for
+            code, err = served.wait()
+            assert code == 1 and "in use" in err and "Traceback" not in err
+    with pytest.raises(FrontendError, match="--host"):
+        bind("no such host", 0)
+    empty = tmp_path / "keys"
+    empty.write_text("\n")
+    for arguments, text in [
+        (["--frontends", "0"], "--frontends"), (["--port", "70000"], "--port"), (["--api-key-file", str(empty)], "no key"),
+        (["--api-key-file", "/nowhere"], "--api-key-file /nowhere: No such file"), (["--api-key", ""], "empty"),
+        (["--block-size", "3"], "--block-size"), (["--max-connections", "0"], "--max-connections"),
+        (["--max-body-mib", "0"], "--max-body-mib"), (["--keep-alive-timeout-s", "nan"], "--keep-alive-timeout-s"),
+        (["--allowed-origins", '["a", 3]'], "--allowed-origins"),
+        (["--allowed-origins", "[a"], "--allowed-origins"), (["--allowed-origins", "a,,b"], "--allowed-origins"),
+        (["--port", "http"], "a port is"), (["--shutdown-grace-s", "nan"], "--shutdown-grace-s"),
+        (["model", "--engine", "ipc:///x"], "leave the model out"), (["--engine", "foo"], "foo: an address starts with"),
+        (["--engine", "ipc:///x", "--max-model-len", "9", "--enforce-eager"], "leave --max-model-len, --enforce-eager out"),
+        (["--engine", "ipc:///x", "--curve-key-file", "k"], "belong together"),
+    ]:  # fmt: skip
+        err = io.StringIO()
+        with contextlib.redirect_stderr(err):
+            try:
+                code = cli.main(["serve", "--port", "0", *arguments])
+            except SystemExit as end:
+                code = end.code
+        assert code in (1, 2) and text in err.getvalue(), arguments
+        assert err.getvalue().count("\n") == 1, arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "help_of"),
+    [(["--flg"], ""), (["srve"], ""), (["serve", "--flg", "3"], " serve"), (["chat", "--max-tokens", "x"], " chat")],
+)
+def test_a_wrong_flag_is_said_in_a_line(arguments, help_of, capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(arguments)
+    err = capsys.readouterr().err
+    assert end.value.code == 2 and err.count("\n") == 1
+    assert err.startswith(f"quire{help_of}: ") and err.endswith(f"; see 'quire{help_of} --help'\n")
+    assert arguments[-1] in err or "--flg" in err
+
+
+def test_hints_name_the_command_as_it_was_started(tmp_path, monkeypatch):
+    installed, linked = tmp_path / "quire", tmp_path / "bin" / "quire"
+    linked.parent.mkdir()
+    installed.touch(0o755)
+    linked.symlink_to(installed)
+    for started, path, shown in (
+        (str(installed), "/nowhere", f"{installed} chat"),
+        (str(installed), str(linked.parent), "quire chat"),
+        ("my env/bin/quire", str(linked.parent), "'my env/bin/quire' chat"),
+        ("/usr/lib/cli.py", "/nowhere", "quire chat"),  # python -m
+    ):
+        monkeypatch.setattr(sys, "argv", [started])
+        monkeypatch.setenv("PATH", path)
+        assert as_started("quire chat") == shown
+
+
+def test_flags_of_the_server_as_they_are_understood():
+    parse = cli._parser().parse_args
+    assert parse(["serve"]).max_body_mib << 20 == Limits().max_body_bytes
+    assert parse(["serve"]).allowed_origins == FrontendConfig(engine_address="", listen_fd=-1).allowed_origins == ("*",)
+    for text in ('["https://a", "http://b:1"]', "https://a,http://b:1", "https://a, http://b:1"):
+        assert parse(["serve", "--allowed-origins", text]).allowed_origins == ("https://a", "http://b:1")
+
+
+def test_an_interrupt_while_a_command_is_being_imported_is_quiet(tmp_path):
+    for module, attribute, argument in (("frontend.cli", "main", "serve"), ("enginecore", "cli", "--listen=ipc:///nowhere/x")):
+        late = "quire.frontend.cli.serve" if argument == "serve" else "quire.enginecore.daemon"
+        code = f"""
+import signal, sys
+from quire.{module} import {attribute} as cli
+
+class Interrupted:  # Ctrl-C in the middle of the imports
+    def find_spec(self, name, path, target=None):
+        if name == {late!r}:
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupted())
+sys.exit(cli.main([{argument!r}]))
+"""
+        run = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=DEADLINE_S)
+        assert (run.returncode, run.stdout, run.stderr) == (130, "", ""), module
+
+
+def test_help_and_version_are_quick():
+    for arguments in (["version"], ["--help"], ["serve", "--help"], ["chat", "--help"]):
+        code = "import sys; from quire.frontend.cli import main as cli\ntry: cli.main(sys.argv[1:])\nexcept SystemExit: pass\n"
+        code += "heavy = {'torch', 'transformers', 'zmq', 'uvloop', 'tokenizers', 'numpy'}\n"
+        code += "print('IMPORTED', *(heavy & set(sys.modules)))"
+        run = subprocess.run([sys.executable, "-P", "-c", code, *arguments], capture_output=True, text=True, check=True)
+        assert run.stdout.endswith("IMPORTED\n"), arguments
+        assert "quire" in run.stdout
+
+
+def test_the_ready_message_can_be_pasted(capsys):
+    ReadyMessage("0.0.0.0", 80, False)("it's")
+    ReadyMessage("::", 80, True)("m")
+    lines = capsys.readouterr().out.splitlines()
+    assert "http://127.0.0.1:80" in lines[0] and "http://[::1]:80" in lines[3] and "YOUR_KEY" in lines[4]
+    assert json.loads(shlex.split(lines[1])[-1])["model"] == "it's"

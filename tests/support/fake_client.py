@@ -1,0 +1,214 @@
+"""The engine as HTTP routes see it: a client by hand, and requests to the real application over a fake wire."""
+
+import asyncio
+import json
+import time
+
+import tokenizers
+from fake_http import Answer, Wire
+
+from quire.frontend.client.async_client import TooLong
+from quire.frontend.client.outputs import Delta, Logprob, RequestMetrics
+from quire.frontend.http.api.app import App
+from quire.frontend.http.api.services import Services
+from quire.frontend.text.tokenizer import Tokenizer
+from quire.ipc.messages import Beat, EngineLimits, Welcome
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+NUM_TOKENS = 21  # of FakeClient.OUTPUT
+
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    "{% if tools %}[{{ tools | length }} tools]{% endif %}{% if shout %}!{% endif %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def make_tokenizer(generation_config=None) -> Tokenizer:
+    """One token per byte, ids in the order of GPT-2's alphabet, then <s> and </s>."""
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE({c: i for i, c in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    backend.add_special_tokens(["<s>", "</s>"])
+    config = {"bos_token": "<s>", "eos_token": "</s>"}
+    return Tokenizer(backend, config, {"default": TEMPLATE}, generation_config)
+
+
+class FakeStream:
+    """A Stream whose deltas the test pushes."""
+
+    def __init__(self, client, ids, params, options) -> None:
+        self.ids, self.params, self.options = list(ids), params, options
+        self.id, self.request_name = len(client.streams), options.get("request_name", "")
+        self.num_prompt_tokens, self.num_cached_tokens = len(ids), None
+        self.prompt_logprobs = None
+        self.metrics = RequestMetrics(arrival_time=time.time())
+        self.finished = self.cancelled = False
+        self.error: Exception | None = None
+        self.turns: list[list[Delta]] = []
+        self.news = asyncio.Event()
+
+    def push(self, *deltas: Delta) -> None:
+        """One turn, or, if the last one was not taken, more of it."""
+        self.num_cached_tokens = self.num_cached_tokens or 0
+        self.metrics.first_token_time = self.metrics.first_token_time or time.time()
+        self.metrics.queue_s = 0.01
+        self.metrics.last_token_time = time.time()
+        self.turns.append(list(deltas))
+        self.news.set()
+
+    def end(self, error: Exception | None = None) -> None:
+        self.finished, self.error = True, error
+        self.metrics.finished_time = time.time()
+        self.news.set()
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self) -> list[Delta]:
+        while not self.turns:
+            if self.error is not None:
+                raise self.error
+            if self.finished:
+                raise StopAsyncIteration
+            self.news.clear()
+            await self.news.wait()
+        return self.turns.pop(0)
+
+    async def collect(self) -> list[Delta]:
+        merged = [Delta(i, "", [], None if self.params.logprobs is None else []) for i in range(self.params.n)]
+        async for deltas in self:
+            for d in deltas:
+                m = merged[d.index]
+                m.text += d.text
+                m.token_ids = [*m.token_ids, *d.token_ids]
+                m.logprobs = None if d.logprobs is None else [*(m.logprobs or []), *d.logprobs]
+                m.finish_reason, m.stop_reason, m.num_tokens = d.finish_reason, d.stop_reason, d.num_tokens
+        return merged
+
+    def cancel(self) -> None:
+        if not self.finished:
+            self.finished = self.cancelled = True
+            self.news.set()
+
+
+class FakeClient:
+    """What AsyncClient is to the routes. `speak` answers a stream at once with OUTPUT, token by token; set it to None to push
+    by hand."""
+
+    OUTPUT = 'Grüße "dich"\n\u2028✓'
+
+    def __init__(self, generation_config=None) -> None:
+        self.tokenizer = make_tokenizer(generation_config)
+        limits = EngineLimits(max_model_len=200, vocab_size=300, max_num_seqs=8, max_logprobs=20)
+        self.welcome = Welcome(
+            epoch=1, protocol=1, served_model_names=["tiny", "org/tiny"], limits=limits, files=[], eos_token_ids=[257],
+            version="0.1.0", created=1700000000, step_timeout_s=60.0,
+        )  # fmt: skip
+        self.beat = Beat(1, 0.0, 3, 4, 0.25, 100, 40, 50, 2, 1, True)
+        self.beat_time = time.monotonic()
+        self.is_connected = True
+        self.problem: str | None = None
+        self.streams: list[FakeStream] = []
+        self.submit_error: Exception | None = None
+        self.speak = self.say_output
+
+    def health(self) -> str | None:
+        return self.problem
+
+    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        if len(text) <= 10_000:
+            return self.tokenizer.encode(text, add_special_tokens)
+        if len(text) > 1_000 * self.welcome.limits.max_model_len:
+            raise TooLong(
+                f"the prompt has {len(text)} characters, more than {self.welcome.limits.max_model_len} tokens can hold"
+            )
+        return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens)
+
+    def submit(self, prompt_token_ids, params, **options) -> FakeStream:
+        if self.submit_error is not None:
+            raise self.submit_error
+        stream = FakeStream(self, prompt_token_ids, params, options)
+        self.streams.append(stream)
+        if self.speak is not None:
+            self.speak(stream)
+        return stream
+
+    def say_output(self, stream: FakeStream) -> None:
+        """Every child says OUTPUT, a turn for each character, of one to three tokens."""
+        p = stream.params
+        if p.prompt_logprobs is not None:
+            stream.prompt_logprobs = [None, *(self.row(i, p.prompt_logprobs) for i in stream.ids[1:])]
+        stream.num_cached_tokens = 4
+        num_tokens = 0
+        for char in self.OUTPUT:
+            ids = self.tokenizer.encode(char, add_special_tokens=False)
+            num_tokens += len(ids)
+            rows = None if p.logprobs is None else [self.row(i, p.logprobs) for i in ids]
+            stream.push(*(Delta(i, char, ids, rows, num_tokens=num_tokens) for i in range(p.n)))
+        stream.push(*(Delta(i, "", [], None if rows is None else [], "stop", None, num_tokens) for i in range(p.n)))
+        stream.end()
+
+    def row(self, token_id: int, num_top: int) -> dict[int, Logprob]:
+        """The token is third; first and second are 10 and 11."""
+        name = self.tokenizer.token_str
+        row = {token_id: Logprob(-3.0, 3, name(token_id))}
+        for rank, other in enumerate((10, 11, token_id, 12, 13)[:num_top], 1):
+            row.setdefault(other, Logprob(-float(rank) if rank < 5 else float("-inf"), rank, name(other)))
+        return row
+
+
+class Api:
+    """Requests to the real application over a fake wire, with a fake client behind it."""
+
+    def __init__(self, client: FakeClient | None = None, **options) -> None:
+        self.client = client or FakeClient()
+        services = Services.make(self.client, log_requests=options.pop("log_requests", False))
+        self.app = App(services, **options)
+
+    def wire(self) -> Wire:
+        return Wire(self.app)
+
+    @staticmethod
+    def encode(method: str, path: str, body=None, headers: dict[str, str] | None = None) -> bytes:
+        data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+        fields = {"Host": "x", **({"Content-Type": "application/json"} if body is not None else {}), **(headers or {})}
+        if body is not None:
+            fields["Content-Length"] = str(len(data))
+        head = "".join(f"{k}: {v}\r\n" for k, v in fields.items())
+        return f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + data
+
+    async def ask(self, method: str, path: str, body=None, headers=None) -> Answer:
+        wire = self.wire()
+        wire.feed(self.encode(method, path, body, headers))
+        for _ in range(200):
+            await asyncio.sleep(0)
+            if wire.connection._task is None and wire.transport.sent:
+                break
+        else:  # a thread is at work
+            while wire.connection._task is not None:
+                await asyncio.wait([wire.connection._task])
+        (answer,) = wire.answers(method)
+        assert answer.complete
+        return answer
+
+    async def json(self, method: str, path: str, body=None, headers=None):
+        answer = await self.ask(method, path, body, headers)
+        return answer.status, json.loads(answer.body)
+
+    async def events(self, path: str, body) -> list:
+        answer = await self.ask("POST", path, {**body, "stream": True})
+        assert answer.status == 200 and answer.headers["content-type"].startswith("text/event-stream"), answer
+        return parse_events(answer.body)
+
+
+def parse_events(body: bytes) -> list:
+    """ServerState-sent events as JSON values; "[DONE]" as itself."""
+    events = body.decode().split("\n\n")
+    assert events.pop() == ""
+    assert all(e.startswith("data: ") and "\n" not in e for e in events)
+    return [e[6:] if e == "data: [DONE]" else json.loads(e[6:]) for e in events]
