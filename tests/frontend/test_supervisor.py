@@ -24,6 +24,8 @@ from quire.ipc.config import EngineConfig
 from quire.ipc.links.paths import remove_private_directories
 from quire.ipc.process.restarts import MAX_FAILED_STARTS
 
+pytestmark = pytest.mark.slow
+
 DEADLINE_S = 30.0
 
 

@@ -44,8 +44,9 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reports]:
     pipe.close()
 
 
-@pytest.fixture(params=["asyncio", "uvloop"])
+@pytest.fixture(params=[pytest.param("asyncio", marks=pytest.mark.slow), "uvloop"])
 def run(request):
+    """Runs a coroutine on a loop of either kind; frontends have uvloop's."""
     factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
         yield runner.run

@@ -8,8 +8,11 @@ import sys
 import time
 
 import psutil
+import pytest
 from fake_core import FakeCore, echo
 from serving import Background, Served, until
+
+pytestmark = pytest.mark.slow
 
 FRONTEND = "quire.frontend.http"
 
