@@ -33,7 +33,7 @@ run: $(FOR_RUN)
 	@exec $(BIN)/quire serve --port $(PORT) $(ARGS)
 
 # The Triton interpreter is chosen when Triton is imported, so its tests have a process of their own. Both always run. On two
-# idle cores `test` takes under four minutes and `test-all` about six; `pytest -m "not slow"` alone takes under two.
+# idle cores `test` takes about four minutes and `test-all` about nine; `pytest -m "not slow"` alone takes under two.
 test: MARKS := not slow
 test-all: MARKS :=
 test test-all: $(FOR_TEST)
