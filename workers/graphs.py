@@ -231,13 +231,13 @@ class StepGraphs:
     def run_kernels(self) -> None:
         """Run every kernel that a step may need, by eager steps of padding: compiling while serving would stop all requests."""
         self._device.load_plan(_no_rows().encode())
+        for variant in reversed(WARM_VARIANTS):  # first what takes longest to compile: the filter kernel with processors
+            self._run_tail(1, variant)
         sizes, decode = self.sizes, self.sizes.decode
         mixed = mixed_specializations(sizes.mixed_tokens, sizes.mixed_rows, self._specialization)
         mixed = mixed or [BatchDescriptor(min(4, decode[-1]), 1, True)]
         for batch in (*mixed, BatchDescriptor(mixed[0].tokens, prompt_rows([mixed[0].rows]), True, True)):
             self._run_forward(batch)
-        for variant in WARM_VARIANTS:
-            self._run_tail(1, variant)
         for size in sizes_to_run(decode):
             self._run_forward(BatchDescriptor(size, size, False))
 

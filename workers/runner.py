@@ -81,9 +81,9 @@ class ModelRunner:
         from quire.kernels.triton_support.compile_ahead import compile_only
 
         with compile_only(cpu_share()), self.model.short():
-            self._run(decode_plan(words, self._decode_rows), self.device.load_plan(words), no_masks)
             if graphs:
                 StepGraphs(self, self.device).run_kernels()  # type: ignore[arg-type]
+            self._run(decode_plan(words, self._decode_rows), self.device.load_plan(words), no_masks)
 
     @torch.inference_mode()
     def capture_graphs(self) -> float:
