@@ -65,6 +65,15 @@ def test_the_package_imports_nothing_until_a_name_is_asked_for_and_then_no_torch
     assert python("-W", "error", "-c", code) == f"{modules} {VERSION}\n"
 
 
+def test_a_script_beside_a_clone_named_quire_gets_the_package_and_not_the_clones_folder(tmp_path):
+    """The folder of a script is first on its path: a folder `quire` there is the package to Python, whatever is installed."""
+    (tmp_path / "quire").symlink_to(ROOT)
+    code = "from quire import LLM, AsyncClient, SamplingParams; from quire.ipc import messages; print(messages.__file__)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()).resolve() == ROOT / "ipc" / "messages.py"
+
+
 def test_the_package_names_what_it_has():
     assert set(quire.__all__) <= set(dir(quire))
     assert {name: getattr(quire, name).__name__ for name in quire.__all__ if name != "__version__"} == {

@@ -4,7 +4,8 @@
 
 A name is imported when it is asked for (PEP 562), so `import quire`, and with it every process of ours and every page of help,
 costs nothing, and none of these names brings torch. pyproject.toml installs this folder as `quire`; the folders below it carry
-no `__init__.py`.
+no `__init__.py`. A link at the repository's root shows this file to scripts that lie beside a clone named `quire`, which Python
+would otherwise take for a package without names.
 """
 
 import os
