@@ -129,6 +129,8 @@ def _check_bound(name: str, value: float | None) -> None:
     whole = name in ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
         raise ValueError(f"{name} must be {'an integer' if whole else 'a number'}, got {value!r}")
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:  # of a field of numbers, too: no message holds such integers
+        raise ValueError(f"{name} must fit 64 bits")
     low, high, closed = BOUNDS[name]
     inside = math.isfinite(value) if isinstance(value, float) else True
     inside = inside and (low is None or (value >= low if closed else value > low)) and (high is None or value <= high)

@@ -72,6 +72,13 @@ def test_error_says_what_is_allowed():
         SamplingParams(n=True)
 
 
+@pytest.mark.parametrize("name", ["max_tokens", "top_k", "temperature", "repetition_penalty"])
+def test_an_integer_that_no_message_can_hold_is_refused_by_name_and_not_by_the_encoder(name):
+    with pytest.raises(ValueError, match=f"^{name} must fit 64 bits$"):
+        SamplingParams(**{name: 1 << 63})
+    msgspec.msgpack.encode(SamplingParams(**{name: (1 << 63) - 1}))
+
+
 def test_tiny_temperatures_become_greedy_or_are_raised():
     assert SamplingParams(temperature=1e-6).temperature == 0.0
     assert SamplingParams(temperature=1e-6).is_greedy
