@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from quire.ipc.messages import (
     DECODE_ERRORS,
     AddRequest,
+    ControlRequest,
     CoreMessage,
     FrontendMessage,
     Generate,
@@ -21,7 +22,13 @@ from quire.ipc.messages import (
 )
 from quire.ipc.sampling import SamplingParams
 
-UNIONS = {"frontend": FrontendMessage, "core": CoreMessage, "worker": WorkerMessage, "command": WorkerCommand}
+UNIONS = {
+    "frontend": FrontendMessage,
+    "core": CoreMessage,
+    "worker": WorkerMessage,
+    "command": WorkerCommand,
+    "control": ControlRequest,
+}
 
 
 def members(union) -> list[type]:

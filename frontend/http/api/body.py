@@ -2,7 +2,7 @@
 
 A field that is null means the same as one that is absent. Fields that OpenAI's clients send and that change nothing here (user,
 metadata, store, service_tier, ...) are ignored, and so are unknown ones, with a word in the log (unknown_fields.py). A body is
-scanned once; one with unknown fields is scanned again, for msgspec skips them without saying which.
+scanned once; one with unknown fields twice more: to skip them, and to learn their names, which msgspec does not say.
 """
 
 import gc

@@ -35,11 +35,13 @@ async def chat_completions(services: Services, request: Request, response: Respo
     client, limits, metrics = services.client, services.limits, services.metrics
     model = check_model(body.model, services.model_names)
     tokenizer = client.tokenizer
+    newer = body.max_completion_tokens is not None  # OpenAI's newer name wins
     sampling = SamplingRequest(
         body,
         tokenizer,
         limits.max_model_len,
-        max_tokens=body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens,
+        max_tokens=body.max_completion_tokens if newer else body.max_tokens,
+        max_tokens_field="max_completion_tokens" if newer else "max_tokens",
         default_max_tokens=None,
         logprobs=_num_logprobs(body, limits.max_logprobs),
     )

@@ -155,6 +155,7 @@ class CompletionFormat:
             logprobs = self._prompt_part(run, index) or CompletionLogprobs()
             logprobs = logprobs if self._no_output else self._add_output(logprobs, run, delta)
         echo = self._echo_texts[run.first_choice // self._n] if self._echo_texts else ""
+        token_ids = [] if self._no_output else delta.token_ids
         if self._no_output:
             run.num_tokens[delta.index] = 0
         return CompletionChoice(
@@ -164,7 +165,7 @@ class CompletionFormat:
             finish_reason="length" if self._no_output else delta.finish_reason or "abort",
             stop_reason=None if self._no_output else delta.stop_reason,
             prompt_logprobs=prompt_logprobs(run.prompt_logprobs()) if with_prompt_logprobs else None,
-            token_ids=delta.token_ids if self._return_token_ids else msgspec.UNSET,
+            token_ids=token_ids if self._return_token_ids else msgspec.UNSET,
             prompt_token_ids=list(run.prompt_token_ids) if self._return_token_ids else msgspec.UNSET,
         )
 

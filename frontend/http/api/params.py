@@ -44,14 +44,16 @@ class SamplingRequest:
         max_tokens: int | None,
         default_max_tokens: int | None,
         logprobs: int | None,
+        max_tokens_field: str = "max_tokens",
     ) -> None:
+        """max_tokens: as the body's field of the name max_tokens_field has it. default_max_tokens: the route's."""
         check_supported(body)
         if body.stream_options is not None and not body.stream:
             raise invalid("stream_options is only allowed with stream: true", "stream_options")
         if body.best_of is not None and body.best_of not in (1, body.n):
             raise invalid("best_of: sampling more completions than n is not supported", "best_of")
         if max_tokens is not None and max_tokens < 1:
-            raise invalid(f"max_tokens must be at least 1, got {max_tokens}", "max_tokens")
+            raise invalid(f"{max_tokens_field} must be at least 1, got {max_tokens}", max_tokens_field)
         self._fields: dict[str, Any] = {**tokenizer.generation_defaults}
         default = self._fields.pop("max_tokens", None)
         self._fields |= {name: value for name in _COPIED if (value := getattr(body, name)) is not None}

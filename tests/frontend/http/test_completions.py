@@ -97,8 +97,10 @@ def test_text_offsets_are_positions_in_the_text():
 def test_echo_without_output_scores_a_prompt():
     async def main():
         api = http.Api()
-        _, body = await api.json("POST", COMPLETIONS, {"prompt": [1, 2, 3], "max_tokens": 0, "echo": True, "logprobs": 1})
+        asked = {"prompt": [1, 2, 3], "max_tokens": 0, "echo": True, "logprobs": 1, "return_token_ids": True}
+        _, body = await api.json("POST", COMPLETIONS, asked)
         (choice,) = body["choices"]
+        assert choice["prompt_token_ids"] == [1, 2, 3] and choice["token_ids"] == []
         assert choice["text"] == api.client.tokenizer.decode([1, 2, 3]) and choice["finish_reason"] == "length"
         assert len(choice["logprobs"]["tokens"]) == 3 and body["usage"]["completion_tokens"] == 0
         assert api.client.streams[0].params.max_tokens == 1
