@@ -34,7 +34,7 @@ from quire.enginecore.worker_supervisor import SAY_EVERY_S, log_slow_start
 from quire.enginecore.workers import WorkerGroup, WorkersFailed
 from quire.ipc.config import EngineConfig, WorkerConfig
 from quire.ipc.links.core_to_frontends import CoreToFrontends, file_infos, new_epoch
-from quire.ipc.links.curve import CoreKeys, load_core_keys, make_keys, write_keys
+from quire.ipc.links.curve import CoreKeys, load_core_keys, load_keys, make_keys, write_keys
 from quire.ipc.messages import PROTOCOL_VERSION, Beat, EngineLimits, Welcome, WorkerProfile
 from quire.ipc.process.children import Child
 from quire.ipc.process.cpus import cpu_share
@@ -292,6 +292,6 @@ def _core_keys(config: EngineConfig) -> CoreKeys | None:
         raise ValueError("--curve-secret-key-file and --curve-allow-file go together")
     if not Path(config.curve_secret_key_file).exists():
         write_keys(config.curve_secret_key_file, make_keys())
-    keys = load_core_keys(config.curve_secret_key_file, config.curve_allow_file)
-    log.info("the engine's public key, for frontends: %s", keys.own.public.decode())
-    return keys
+    # said before the list is read: a frontend that is to be on the list needs it for its own first start
+    log.info("the engine's public key, for frontends: %s", load_keys(config.curve_secret_key_file).public.decode())
+    return load_core_keys(config.curve_secret_key_file, config.curve_allow_file)
