@@ -11,6 +11,7 @@ import hashlib
 import random
 import secrets
 from collections.abc import Callable
+from contextlib import closing
 
 import msgspec
 import zmq
@@ -49,13 +50,8 @@ _RECEIVE_HWM = 256
 _MIN_BACKOFF_S, _MAX_BACKOFF_S = 0.05, 1.0
 _BATCH = 64  # messages dispatched before the event loop gets its turn
 
-_MONITORED = (
-    zmq.EVENT_DISCONNECTED
-    | zmq.EVENT_CLOSED
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-)
+_MISMATCH = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+_MONITORED = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | _MISMATCH
 
 
 class ChannelDown(ConnectionError):
@@ -195,12 +191,16 @@ class FrontendToCore:
         loop = asyncio.get_running_loop()
         backoff_s = _MIN_BACKOFF_S
         while True:
-            connection = _Connection(self)
             started = loop.time()
             try:
-                await connection.ended
-            finally:
-                connection.close()
+                connection = _Connection(self)
+            except zmq.ZMQError as error:
+                if self.welcome is None:
+                    raise  # the address cannot be used
+                self._reason = f"no connection can be made: {error}"  # no descriptors are left, for now
+            else:
+                with closing(connection):
+                    await connection.ended
             backoff_s = _MIN_BACKOFF_S if loop.time() - started > 1.0 else min(2 * backoff_s, _MAX_BACKOFF_S)
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
 

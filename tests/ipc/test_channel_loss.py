@@ -1,6 +1,7 @@
 """FrontendToCore when its core is silent, wrong, gone or replaced: nothing is lost, doubled or mixed unsaid."""
 
 import asyncio
+import resource
 
 import numpy as np
 import pytest
@@ -54,6 +55,27 @@ def test_malformed_message_from_the_core_loses_the_connection(run):
         scripted.core.endpoint._transmit(identity, b"\xc1 not a message")
 
     loses(run, provoke, "malformed")
+
+
+def test_a_process_without_descriptors_left_connects_again_when_there_are_some(run):
+    async def main() -> None:
+        scripted, heard = ScriptedCore(epoch=9), Listener()
+        connecting = asyncio.create_task(FrontendToCore.connect(scripted.core.endpoint.address, **heard.options()))
+        await scripted.until(connecting.done)
+        channel = connecting.result()
+        usual = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, usual[1]))
+        try:
+            scripted.core.endpoint.broadcast(ShuttingDown(9))
+            await scripted.until(lambda: "no connection can be made" in channel._reason)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+        await scripted.until(lambda: channel.connected)
+        assert heard.log == [9, "the engine is shutting down", 9]
+        await channel.close()
+        scripted.core.endpoint.close(linger_s=0)
+
+    run(main())
 
 
 def test_messages_of_another_epoch_are_dropped(run):
