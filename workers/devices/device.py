@@ -107,7 +107,9 @@ class Device(ABC):
         aside = torch.full_like(self.results, -1, device=self.ctx.device)  # as large as theirs: no kernel is compiled anew
         self.tail(plan, logits, tables, step, variant, aside)
         entry = number % len(aside)
-        rows = torch.from_numpy(without.astype(np.int64)).to(aside.device)
+        rows = torch.from_numpy(without.astype(np.int64))
+        if aside.is_cuda:
+            rows = rows.pin_memory().to(aside.device, non_blocking=True)  # a copy from elsewhere would wait for the GPU
         aside[entry].index_fill_(0, rows, number << 32 | NO_TOKEN & 0xFFFFFFFF)
         self.results[entry].copy_(aside[entry], non_blocking=True)
 
