@@ -117,7 +117,6 @@ def _run(
         gc.freeze()  # what start-up made stays: looking through all of it again stopped a step for 7 ms
         with contextlib.closing(core.preparing):
             core.run()
-            core.run()
     finally:
         workers.stop()
         endpoint.close()
