@@ -41,8 +41,7 @@ from quire.ipc.messages import (
     TokenLogprobs,
 )
 from quire.ipc.process.stacks import stacks
-from quire.ipc.step.result_ring import STEP_MASK
-from quire.ipc.step.sections import NO_TOKEN
+from quire.ipc.step.sections import NO_TOKEN, STEP_MASK
 
 log = logging.getLogger("quire.enginecore")
 
