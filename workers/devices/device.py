@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from quire.ipc.step.sections import NO_TOKEN, VARIANT_FILTER, VARIANT_LOGPROBS, VARIANT_MASK, VARIANT_PROCESSORS, VARIANT_RANDOM
-from quire.kernels.step.tables import LOGPROB_WORDS, LogitsProcessorPool, SamplerWorkspace, SlotTables, StepBuffers
+from quire.kernels.step.tables import LogitsProcessorPool, SamplerWorkspace, SlotTables, StepBuffers
 from quire.workers.attention.attention import ModelAttention
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.devices.masks import RowMasks
@@ -107,7 +107,9 @@ class Device(ABC):
         aside = torch.full_like(self.results, -1, device=self.ctx.device)  # as large as theirs: no kernel is compiled anew
         self.tail(plan, logits, tables, step, variant, aside)
         entry = number % len(aside)
-        rows = torch.from_numpy(without.astype(np.int64)).to(aside.device)
+        rows = torch.from_numpy(without.astype(np.int64))
+        if aside.is_cuda:
+            rows = rows.pin_memory().to(aside.device, non_blocking=True)  # a copy from elsewhere would wait for the GPU
         aside[entry].index_fill_(0, rows, number << 32 | NO_TOKEN & 0xFFFFFFFF)
         self.results[entry].copy_(aside[entry], non_blocking=True)
 
@@ -131,8 +133,3 @@ class Device(ABC):
     @abstractmethod
     def close(self) -> None:
         """End what the device has running."""
-
-
-def result_words(max_rows: int) -> int:
-    """Words of a step in the result ring."""
-    return max_rows * (1 + LOGPROB_WORDS)
