@@ -84,11 +84,12 @@ def _remove_directory(path: str) -> None:
     with suppress(OSError):
         for name in os.listdir(path):
             file = os.path.join(path, name)
-            mode = os.lstat(file).st_mode
-            if stat.S_ISSOCK(mode):
-                os.unlink(file)
-            elif stat.S_ISDIR(mode):
-                _remove_directory(file)
+            with suppress(FileNotFoundError):  # its owner, ending as well, was faster
+                mode = os.lstat(file).st_mode
+                if stat.S_ISSOCK(mode):
+                    os.unlink(file)
+                elif stat.S_ISDIR(mode):
+                    _remove_directory(file)
         os.rmdir(path)
 
 
