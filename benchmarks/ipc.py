@@ -126,7 +126,7 @@ async def _frontend(role: Role) -> None:
 
 def control(role: Role) -> None:
     """A worker on its control link: AllocateKV(n) is answered by WorkerReady if n is 1, else by n prompt logprobs; 0 ends."""
-    channel = WorkerToCore(role.address, rank=0, epoch=1)
+    channel = WorkerToCore(role.address, rank=0, generation=1)
     ready, column = WorkerReady(0), bytes(4 * POSITIONS)
     large = SideResults(0, 1, [PromptLogprobsOfRow(0, column, column, column * NUM_TOP, column * NUM_TOP)])
     channel.send(ready)
@@ -323,7 +323,7 @@ def measure_zmq(table: Table, rounds: int, curve: bool) -> None:
 
 def measure_control(table: Table, rounds: int) -> None:
     """A worker in its own process and the core's end here: a command and its answer; then large results at full speed."""
-    endpoint = CoreToWorkers(epoch=1)
+    endpoint = CoreToWorkers(generation=1)
     poller = zmq.Poller()
     for source in endpoint.sockets():
         poller.register(source, zmq.POLLIN)

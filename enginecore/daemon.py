@@ -73,25 +73,25 @@ class EarlyStop:
 
 
 def run_engine(
-    config: EngineConfig, on_ready: Callable[[str], None], begun: Child, on_beat: Callable[[], None] = lambda: None
+    config: EngineConfig, on_ready: Callable[[str], None], prespawned: Child, on_beat: Callable[[], None] = lambda: None
 ) -> None:
     """Run one engine until SIGTERM or SIGINT. `on_ready` gets the address once requests can come; `on_beat` is called every
     BEAT_INTERVAL_S from then on, while the loop turns.
 
-    begun: the first worker's process, which waits for its configuration; it has ended when this returns or raises. Raises
+    prespawned: the first worker's process, which waits for its configuration; it has ended when this returns or raises. Raises
     StartupError before it is ready, WorkersFailed when the workers are lost for good.
     """
     early = EarlyStop()
     _on_stop_signals(early)
     try:
-        _run(config, on_ready, begun, on_beat, early)
+        _run(config, on_ready, prespawned, on_beat, early)
     finally:
         _on_stop_signals(signal.SIG_IGN)  # we are ending, and the caller has a last word to say
-        begun.terminate(0.0)
+        prespawned.terminate(0.0)
 
 
 def _run(
-    config: EngineConfig, on_ready: Callable[[str], None], begun: Child, on_beat: Callable[[], None], early: EarlyStop
+    config: EngineConfig, on_ready: Callable[[str], None], prespawned: Child, on_beat: Callable[[], None], early: EarlyStop
 ) -> None:
     started = time.monotonic()
     try:
@@ -101,7 +101,7 @@ def _run(
         files = frontend_files(folder, tokenizer, config.chat_template, config.generation_config)
     except ModelFilesError as error:
         raise StartupError(str(error)) from error
-    workers = WorkerGroup(worker_config(config, folder, summary), begun)
+    workers = WorkerGroup(worker_config(config, folder, summary), prespawned)
     endpoint = _endpoint(config)  # before anything slow: an address in use is said at once
     try:
         workers.start()
@@ -145,7 +145,7 @@ def worker_config(config: EngineConfig, folder: Path, summary: ModelSummary) -> 
     return WorkerConfig(
         rank=0,
         world_size=config.tensor_parallel_size,
-        epoch=0,
+        generation=0,
         model_dir=str(folder),
         control_address="",
         plan_ring_fds=[],

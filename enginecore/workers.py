@@ -29,7 +29,7 @@ from quire.ipc.messages import (
     WorkerProfile,
     WorkerReady,
 )
-from quire.ipc.process.children import WORKER_MODULE, Child, begin, how_it_ended, wait_for_all
+from quire.ipc.process.children import WORKER_MODULE, Child, how_it_ended, prespawn, wait_for_all
 from quire.ipc.step.control import encode_control
 from quire.ipc.step.masks import mask_records, no_masks_record
 from quire.ipc.step.plan_ring import KIND_CONTROL, KIND_MASK, KIND_PLAN, KIND_SHUTDOWN, PlanRing, RingCorrupt, RingFull
@@ -49,12 +49,12 @@ class WorkersFailed(Exception):
 
 
 class WorkerGroup:
-    """`template` says everything about the workers but rank, epoch, address and descriptors. `begun`: a worker's process that
-    loads its modules already and waits for its configuration."""
+    """`template` says everything about the workers but rank, generation, address and descriptors. `prespawned`: a
+    worker's process that loads its modules already and waits for its configuration."""
 
-    def __init__(self, template: WorkerConfig, begun: Child | None = None):
+    def __init__(self, template: WorkerConfig, prespawned: Child | None = None):
         self.template = template
-        self._begun = begun
+        self._prespawned = prespawned
         self.world_size = template.world_size
         self.generation = 0
         self.is_ready = False
@@ -78,7 +78,7 @@ class WorkerGroup:
         self.result_ring = ResultRing.create(self.template.max_num_seqs)
         self._endpoint = CoreToWorkers(self.generation)
         for rank in range(self.world_size):
-            child, self._begun = self._begun or begin(WORKER_MODULE), None
+            child, self._prespawned = self._prespawned or prespawn(WORKER_MODULE), None
             self._children.append(child)
             config = self._config(rank)
             child.configure(config, [*config.plan_ring_fds, *config.result_ring_fds])
@@ -91,7 +91,7 @@ class WorkerGroup:
         return msgspec.structs.replace(
             self.template,
             rank=rank,
-            epoch=self.generation,
+            generation=self.generation,
             control_address=self._endpoint.address,
             plan_ring_fds=self.plan_ring.fds(rank),
             result_ring_fds=self.result_ring.fds() if rank == self.template.output_rank else [],

@@ -66,7 +66,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class Worker:
     def __init__(self, config: WorkerConfig):
         self.config = config
-        self.channel = WorkerToCore(config.control_address, config.rank, config.epoch)
+        self.channel = WorkerToCore(config.control_address, config.rank, config.generation)
         self.reader = PlanReader.attach(own_fds(config.plan_ring_fds))
         self.ring = ResultRing.attach(own_fds(config.result_ring_fds)) if config.result_ring_fds else None
         self.device = torch.device("cuda", config.rank) if config.device == "cuda" else torch.device("cpu")
@@ -88,7 +88,7 @@ class Worker:
         with runner.device.stream():
             if self.ring is not None:
                 self._clear_results(runner)
-                self.ring.epoch = self.config.epoch
+                self.ring.generation = self.config.generation
             self.channel.send(WorkerReady(self.config.rank))
             self._serve(runner)
         runner.device.close()

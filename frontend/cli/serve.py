@@ -82,12 +82,12 @@ class EarlyStop:
         return signals
 
 
-def run_server(config: ServeConfig, begun: Child | None, early: EarlyStop) -> None:
-    """Serve until SIGTERM or SIGINT. `begun`: the engine's process, if it was begun; the caller ends it if it was not used.
+def run_server(config: ServeConfig, prespawned: Child | None, early: EarlyStop) -> None:
+    """Serve until SIGTERM or SIGINT. `prespawned`: the engine's process, if any; the caller ends it if it was not used.
 
     Raises ServeError.
     """
-    engine = Engine(config.engine, config.frontend.engine_address, begun)
+    engine = Engine(config.engine, config.frontend.engine_address, prespawned)
     try:
         frontend_keys(config.frontend)
         sockets = bind(config.host, config.port, config.num_frontends)
@@ -115,7 +115,7 @@ class Engine:
         self,
         config: EngineConfig | None,
         address: str,
-        begun: Child | None = None,
+        prespawned: Child | None = None,
         *,
         launch: Callable[..., CoreProcess] = launch_core,
         restart_pause_s: float = FIRST_PAUSE_S,
@@ -124,7 +124,7 @@ class Engine:
         self.address = address
         self._process: CoreProcess | None = None
         self._config = config
-        self._begun = begun  # a process that waits for its configuration
+        self._prespawned = prespawned  # a process that waits for its configuration
         self._launch = launch
         self._supervisor = Supervisor(self, Restarts(first_pause_s=restart_pause_s), hung_after_s)
         if config is not None:
@@ -143,8 +143,8 @@ class Engine:
     def start(self) -> None:
         """Returns when the engine is ready. Raises EngineStartError."""
         if self._config is not None:
-            begun, self._begun = self._begun, None
-            self._process = self._launch(self._config, begun=begun)
+            prespawned, self._prespawned = self._prespawned, None
+            self._process = self._launch(self._config, prespawned=prespawned)
             self.address = self._process.address
 
     async def start_again(self) -> None:
@@ -256,12 +256,12 @@ async def _until_stopped(signals: StopSignals, serving: Coroutine[None, None, No
             await keeper
 
 
-def main(config: ServeConfig, begun: Child | None = None) -> int:
-    """The exit code of `quire serve`; `begun` as for `run_server`."""
+def main(config: ServeConfig, prespawned: Child | None = None) -> int:
+    """The exit code of `quire serve`; `prespawned` as for `run_server`."""
     early = EarlyStop()
     before = signal.signal(signal.SIGTERM, early)  # until StopSignals takes over
     try:
-        run_server(config, begun, early)
+        run_server(config, prespawned, early)
         log.info("stopped")
     except ServeError as error:
         print(f"quire serve: {error}", file=sys.stderr)

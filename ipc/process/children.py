@@ -143,19 +143,19 @@ def spawn(module: str, config: msgspec.Struct, pass_fds: Sequence[int] = (), *, 
 
     From any thread: a short-lived one hands the start over to a thread that lives as long as the process.
     """
-    child = begin(module, pass_fds, arguments=arguments)
+    child = prespawn(module, pass_fds, arguments=arguments)
     child.configure(config)
     return child
 
 
-def begin(module: str, pass_fds: Sequence[int] = (), *, arguments: Sequence[str] = ()) -> Child:
+def prespawn(module: str, pass_fds: Sequence[int] = (), *, arguments: Sequence[str] = ()) -> Child:
     """The first half of `spawn`: a child that loads its modules and waits for `Child.configure`; closed before, it ends."""
     if threading.current_thread() is threading.main_thread():
-        return _begin(module, pass_fds, arguments)
-    return _spawner.call(lambda: _begin(module, pass_fds, arguments))
+        return _start(module, pass_fds, arguments)
+    return _spawner.call(lambda: _start(module, pass_fds, arguments))
 
 
-def _begin(module: str, pass_fds: Sequence[int], arguments: Sequence[str]) -> Child:
+def _start(module: str, pass_fds: Sequence[int], arguments: Sequence[str]) -> Child:
     mine, theirs = socket.socketpair()
     with theirs, ExitStack() as on_failure:
         on_failure.enter_context(mine)

@@ -76,8 +76,8 @@ class FakeWorkers(WorkerGroup):
 
 def worker_template(world_size: int = 1, model_dir: str = "") -> WorkerConfig:
     return WorkerConfig(
-        rank=0, world_size=world_size, epoch=1, model_dir=model_dir, control_address="", plan_ring_fds=[], result_ring_fds=[],
-        output_rank=0, device="cpu", dtype="auto", load_format="dummy", max_model_len=MAX_MODEL_LEN,
+        rank=0, world_size=world_size, generation=1, model_dir=model_dir, control_address="", plan_ring_fds=[],
+        result_ring_fds=[], output_rank=0, device="cpu", dtype="auto", load_format="dummy", max_model_len=MAX_MODEL_LEN,
         max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=16, block_size=BLOCK_SIZE, gpu_memory_utilization=0.9,
         cpu_kv_cache_gib=1.0, num_gpu_blocks_override=None, enforce_eager=False, max_logprobs=20, seed=0,
     )  # fmt: skip
