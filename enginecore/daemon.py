@@ -29,7 +29,7 @@ from quire.enginecore.loading.model_files import (
     resolve_tokenizer,
 )
 from quire.enginecore.scheduling.config import SchedulerConfig
-from quire.enginecore.scheduling.prefill_budget import smooth_tokens
+from quire.enginecore.scheduling.prefill_budget import mixed_step_tokens
 from quire.enginecore.worker_supervisor import SAY_EVERY_S, log_slow_start
 from quire.enginecore.workers import WorkerGroup, WorkersFailed
 from quire.ipc.config import EngineConfig, WorkerConfig
@@ -183,7 +183,7 @@ def core_config_of(config: EngineConfig, summary: ModelSummary, worker: WorkerCo
         look_ahead=config.admission == "lookahead",
         eos_token_ids=tuple(summary.eos_token_ids),
         vocab_size=profile.vocab_size,
-        smooth_tokens=smooth_tokens(profile.weights_bytes, worker.device),
+        mixed_step_tokens=mixed_step_tokens(profile.weights_bytes, worker.device),
     )
     capacity = kv_capacity_tokens(windows, worker.block_size, profile.num_blocks, worker.max_model_len)
     _log_sizes(worker, profile, capacity)
