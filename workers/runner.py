@@ -161,10 +161,10 @@ class ModelRunner:
         return rows
 
     def _prompt_row(self, row: int, states: torch.Tensor, targets: np.ndarray, num_top: int) -> PromptRow:
-        wanted = torch.from_numpy(targets.copy()).to(self.ctx.device)
+        target_ids = torch.from_numpy(targets.copy()).to(self.ctx.device)
         parts = [
             [x.cpu() for x in prompt_logprobs(self.model.compute_logits(s), t, num_top)]
-            for s, t in zip(states.split(PROMPT_LOGPROB_ROWS), wanted.split(PROMPT_LOGPROB_ROWS), strict=True)
+            for s, t in zip(states.split(PROMPT_LOGPROB_ROWS), target_ids.split(PROMPT_LOGPROB_ROWS), strict=True)
         ]
         if not len(targets):
             none = torch.zeros(0)

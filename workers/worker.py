@@ -276,8 +276,8 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__
 
 
-def choose_dtype(wanted: str, config: ModelConfig, device: str) -> torch.dtype:
+def choose_dtype(name: str, config: ModelConfig, device: str) -> torch.dtype:
     """`auto`: float32 on a CPU, the checkpoint's own on a GPU."""
-    if wanted != "auto":
-        return DTYPES[wanted]
+    if name != "auto":
+        return DTYPES[name]
     return torch.float32 if device == "cpu" else DTYPES[config.dtype or "bfloat16"]

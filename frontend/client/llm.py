@@ -303,12 +303,12 @@ class _Bar:
     It is drawn by time and looks at the running streams only then: a token costs it nothing.
     """
 
-    def __init__(self, total: int, wanted: bool) -> None:
+    def __init__(self, total: int, enabled: bool) -> None:
         self.running: set[Stream] = set()
         self._bar: Any = None
         self._drawing: asyncio.Task[None] | None = None
         self._done = self._tokens_in = self._tokens_out = 0  # of the prompts that have ended
-        if wanted and total > 1:
+        if enabled and total > 1:
             from tqdm import tqdm
 
             # no least number of steps: what has changed may be the rates alone
