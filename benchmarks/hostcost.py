@@ -119,8 +119,8 @@ def engine(args: argparse.Namespace, rows: int, steps: int, command: Any = None)
     worker = WorkerConfig(
         rank=0, world_size=1, generation=1, model_dir="", control_address="", plan_ring_fds=[], result_ring_fds=[],
         output_rank=0, device="cpu", dtype="auto", load_format="dummy", max_model_len=max_model_len,
-        max_num_seqs=max(rows, args.max_num_seqs), max_num_batched_tokens=8192, block_size=BLOCK_SIZE, gpu_memory_utilization=0.9, cpu_kv_cache_gib=1.0,
-        num_gpu_blocks_override=None, enforce_eager=False, max_logprobs=20, seed=0,
+        max_num_seqs=max(rows, args.max_num_seqs), block_size=BLOCK_SIZE, gpu_memory_utilization=0.9, cpu_kv_cache_gib=1.0,
+        max_num_batched_tokens=8192, num_gpu_blocks_override=None, enforce_eager=False, max_logprobs=20, seed=0,
     )  # fmt: skip
     scheduler = SchedulerConfig(
         max_num_seqs=worker.max_num_seqs, max_num_batched_tokens=8192, max_model_len=max_model_len, block_size=BLOCK_SIZE,
