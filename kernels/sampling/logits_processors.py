@@ -11,12 +11,11 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from quire.ipc.step.sections import MAX_BAD_WORDS, MAX_LOGIT_BIAS, SLOT
+from quire.ipc.step.sections import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_MASKED_STOPS, SLOT
 from quire.kernels.sampling.token_counts_cpu import entries_of_row, new_entries
 from quire.kernels.step.tables import (
     HISTORY,
     IN_TABLE,
-    MAX_STOP_IDS,
     PROMPT_BIT,
     LogitsProcessorPool,
     SlotTables,
@@ -57,8 +56,8 @@ def apply_logits_processors(tables: SlotTables, pool: LogitsProcessorPool, seque
     """
     for s in sequences:
         lengths = len(s.stop_ids), len(s.bad_words), len(s.bias_ids)
-        if lengths[0] > MAX_STOP_IDS or lengths[1] > MAX_BAD_WORDS or lengths[2] > MAX_LOGIT_BIAS:
-            most = f"{MAX_STOP_IDS}, {MAX_BAD_WORDS} and {MAX_LOGIT_BIAS}"
+        if lengths[0] > MAX_MASKED_STOPS or lengths[1] > MAX_BAD_WORDS or lengths[2] > MAX_LOGIT_BIAS:
+            most = f"{MAX_MASKED_STOPS}, {MAX_BAD_WORDS} and {MAX_LOGIT_BIAS}"
             raise ValueError("{} stop ids, {} bad words, {} biases: at most {}".format(*lengths, most))
     x = _on_device({**_lists(pool, sequences), **_counted(pool, sequences)}, pool.counts.device)
     rows, counts = x["rows"], pool.counts.view(-1)
@@ -90,7 +89,7 @@ def _fill_rows(tensor: torch.Tensor, rows: torch.Tensor, value: int) -> None:
 def _lists(pool: LogitsProcessorPool, sequences: Sequence[SequenceProcessors]) -> dict[str, np.ndarray]:
     """What is copied as it is: rows of stop ids, bad words, masks of allowed ids, history."""
     history = np.full((len(sequences), HISTORY), -1, np.int32)
-    stop_ids = np.full((len(sequences), MAX_STOP_IDS), -1, np.int32)
+    stop_ids = np.full((len(sequences), MAX_MASKED_STOPS), -1, np.int32)
     with_allowed = [s for s in sequences if len(s.allowed_ids)]
     with_bad = [s for s in sequences if len(s.bad_words)]
     bad_words = np.full((len(with_bad), MAX_BAD_WORDS, HISTORY), -1, np.int32)

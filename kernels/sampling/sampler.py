@@ -34,10 +34,10 @@ S_REPETITION, S_PROCESSOR_ROW = tl.constexpr(SLOT.at["repetition"]), tl.constexp
 S_SEED_LO, S_SEED_HI = tl.constexpr(SLOT.at["seed"]), tl.constexpr(SLOT.at["seed"] + 1)
 S_MIN_LEN = tl.constexpr(SLOT.at["min_len"])
 ENTRY_PLANES = tl.constexpr(words.ENTRY_PLANES)
-HISTORY, MAX_BAD_WORDS, MAX_STOP_IDS = (
+HISTORY, MAX_BAD_WORDS, MAX_MASKED_STOPS = (
     tl.constexpr(words.HISTORY),
     tl.constexpr(sections.MAX_BAD_WORDS),
-    tl.constexpr(words.MAX_STOP_IDS),
+    tl.constexpr(sections.MAX_MASKED_STOPS),
 )
 BLOCK = tl.constexpr(words.SAMPLER_BLOCK)
 PURPOSE_BLOCK, PURPOSE_TOKEN = tl.constexpr(0), tl.constexpr(1)
@@ -172,7 +172,7 @@ def _token_mask_kernel(
             tl.store(out + at, tl.load(allowed + pool_row.to(tl.int64) * num_words + at, at < num_words), at < num_words)
         tl.debug_barrier()  # words stored above are changed below by other threads
         if position < tl.load(param_row + S_MIN_LEN):
-            stop = tl.load(stop_ids + pool_row * MAX_STOP_IDS + tl.arange(0, MAX_STOP_IDS))
+            stop = tl.load(stop_ids + pool_row * MAX_MASKED_STOPS + tl.arange(0, MAX_MASKED_STOPS))
             _ban(out, stop, (stop >= 0) & (stop < V))
         word = tl.arange(0, MAX_BAD_WORDS)
         place = tl.arange(0, HISTORY)

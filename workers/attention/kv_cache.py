@@ -55,11 +55,6 @@ class KVCache:
         return tuple(group.spec.window for group in self.groups)
 
     @property
-    def num_tensors(self) -> int:
-        """Of each side, keys and values."""
-        return len(self._shapes)
-
-    @property
     def block_bytes(self) -> int:
         return 2 * self.dtype.itemsize * sum(heads * size * dim for heads, size, dim in self._shapes)
 
