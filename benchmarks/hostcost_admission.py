@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from quire.enginecore.garbage import keep_pauses_short
 from quire.enginecore.intake import Intake, IntakeConfig
 from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.scheduler import Scheduler
@@ -117,8 +118,7 @@ def measure(scenario: Scenario) -> dict[str, float]:
     for _ in range(5):
         engine.step()
     engine.millis.clear()
-    gc.collect()
-    gc.freeze()  # as the daemon does before its loop
+    keep_pauses_short()  # as the daemon does before its loop
     last = [engine.add(prompt, params) for prompt, params in scenario.requests][-1][-1].key
     steps = 0
     while last not in engine.seen and steps < MAX_STEPS:

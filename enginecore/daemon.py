@@ -6,7 +6,6 @@ object). Every failure to start is a StartupError, whose text is for the user.
 
 import bisect
 import contextlib
-import gc
 import logging
 import signal
 import time
@@ -19,6 +18,7 @@ import zmq
 
 from quire.enginecore.core import BEAT_INTERVAL_S, CoreConfig, EngineCore
 from quire.enginecore.device import find_gpus
+from quire.enginecore.garbage import keep_pauses_short
 from quire.enginecore.kv.manager import KVManager
 from quire.enginecore.loading.model_files import (
     ModelFilesError,
@@ -114,7 +114,7 @@ def _run(
         early.check()
         log.info("ready after %.1f s: %s", time.monotonic() - started, endpoint.address)
         on_ready(endpoint.address)
-        gc.freeze()  # what start-up made stays: looking through all of it again stopped a step for 7 ms
+        keep_pauses_short()
         with contextlib.closing(core.preparing):
             core.run()
             core.run()

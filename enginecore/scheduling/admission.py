@@ -18,9 +18,9 @@ from quire.enginecore.scheduling.step import Counters
 from quire.enginecore.scheduling.waiting import WaitingQueue
 
 MAX_PROCESSOR_WORDS = 1 << 20  # of one plan; one sequence's record may go beyond
-# What a step may do, in units of a block that is found in the cache and put into a table: 0.6 us on a slow core, 4 ms in all.
-# A budget of 8,192 tokens is spent before it by prompts of 64 tokens or more.
-MAX_WORK = 6144
+# What a step may do, in units of a block that is found in the cache and put into a table: 0.6 us on a slow core, 3 ms in all.
+# A budget of 8,192 tokens is spent before it by prompts of 74 tokens or more.
+MAX_WORK = 5120
 LOOK_WORK = 46  # one sequence that is looked at, and started
 HASH_WORK = 2  # one block that is hashed
 PEAK_WORK = 16  # to find its place among all that run, where memory is short
