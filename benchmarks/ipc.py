@@ -103,12 +103,12 @@ async def _frontend(role: Role) -> None:
             await arrived.wait()
         num_tokens -= expected
 
-    channel = await FrontendToCore.connect(role.address, on_message=on_message, keys=role.keys)
-    request = AddRequest(channel.epoch, ECHO, TokenInputs(bytes(4 * 1000)), Generate(SamplingParams()))
+    link = await FrontendToCore.connect(role.address, on_message=on_message, keys=role.keys)
+    request = AddRequest(link.epoch, ECHO, TokenInputs(bytes(4 * 1000)), Generate(SamplingParams()))
     times = []
     for _ in range(role.rounds):
         started = time.perf_counter()
-        channel.send(request)
+        link.send(request)
         await receive(1)
         times.append(time.perf_counter() - started)
     per_step = []
@@ -116,24 +116,24 @@ async def _frontend(role: Role) -> None:
         if window == 1:
             num_messages = 0
         started = time.perf_counter()
-        channel.send(AddRequest(channel.epoch, FLOOD, TokenInputs(bytes(4)), Generate(SamplingParams())))
+        link.send(AddRequest(link.epoch, FLOOD, TokenInputs(bytes(4)), Generate(SamplingParams())))
         await receive(STREAM * role.rounds)
         per_step.append((time.perf_counter() - started) / role.rounds)
     report = {"times": times, "per_step": per_step[1:], "merged": WINDOWS * role.rounds / max(1, num_messages)}
     tell_parent({"report": msgspec.json.encode(report).decode()})
-    await channel.close()
+    await link.close()
 
 
 def control(role: Role) -> None:
     """A worker on its control link: AllocateKV(n) is answered by WorkerReady if n is 1, else by n prompt logprobs; 0 ends."""
-    channel = WorkerToCore(role.address, rank=0, generation=1)
+    link = WorkerToCore(role.address, rank=0, generation=1)
     ready, column = WorkerReady(0), bytes(4 * POSITIONS)
     large = SideResults(0, 1, [PromptLogprobsOfRow(0, column, column, column * NUM_TOP, column * NUM_TOP)])
-    channel.send(ready)
-    while (command := channel.receive(60.0)) is not None and command.num_blocks > 0:
+    link.send(ready)
+    while (command := link.receive(60.0)) is not None and command.num_blocks > 0:
         for _ in range(command.num_blocks):
-            channel.send(ready if command.num_blocks == 1 else large)
-    channel.close()
+            link.send(ready if command.num_blocks == 1 else large)
+    link.close()
 
 
 ROLES: dict[str, Callable[[Role], None]] = {"worker": worker, "frontend": frontend, "control": control}
@@ -282,10 +282,10 @@ def measure_step(table: Table, rounds: int, readers: int, spin: bool) -> None:
 
 def measure_zmq(table: Table, rounds: int, curve: bool) -> None:
     """A frontend in its own process and the core here: request out, token back; then messages at full speed."""
-    link, address, core_keys, keys = "ZeroMQ ipc", None, None, None
+    transport, address, core_keys, keys = "ZeroMQ ipc", None, None, None
     if curve:
         own, theirs = make_keys(), make_keys()
-        link, address = "tcp + CURVE", "tcp://127.0.0.1:*"
+        transport, address = "tcp + CURVE", "tcp://127.0.0.1:*"
         core_keys, keys = CoreKeys(own, frozenset([theirs.public])), FrontendKeys(theirs, own.public)
     endpoint = CoreToFrontends(address, epoch=1, keys=core_keys)
     limits = EngineLimits(1024, 512, 64, 20)
@@ -315,10 +315,10 @@ def measure_zmq(table: Table, rounds: int, curve: bool) -> None:
     endpoint.close()
     assert said is not None, "the frontend has ended early"
     report = msgspec.json.decode(said["report"])
-    table.add(f"{link}: request of 1000 tokens out, first token back", report["times"][rounds // 10 :])
+    table.add(f"{transport}: request of 1000 tokens out, first token back", report["times"][rounds // 10 :])
     merged = f"(merged: {report['merged']:.1f} steps a message)"
-    table.add(f"{link}: steps of {STREAM} tokens at full speed, each", report["per_step"], note=merged)
-    table.add(f"{link}: CoreToFrontends.send, StepOutputs of {STREAM} tokens", send_times)
+    table.add(f"{transport}: steps of {STREAM} tokens at full speed, each", report["per_step"], note=merged)
+    table.add(f"{transport}: CoreToFrontends.send, StepOutputs of {STREAM} tokens", send_times)
 
 
 def measure_control(table: Table, rounds: int) -> None:

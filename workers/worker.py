@@ -66,7 +66,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class Worker:
     def __init__(self, config: WorkerConfig):
         self.config = config
-        self.channel = WorkerToCore(config.control_address, config.rank, config.generation)
+        self.link = WorkerToCore(config.control_address, config.rank, config.generation)
         self.reader = PlanReader.attach(own_fds(config.plan_ring_fds))
         self.ring = ResultRing.attach(own_fds(config.result_ring_fds)) if config.result_ring_fds else None
         self.device = torch.device("cuda", config.rank) if config.device == "cuda" else torch.device("cpu")
@@ -89,13 +89,13 @@ class Worker:
             if self.ring is not None:
                 self._clear_results(runner)
                 self.ring.generation = self.config.generation
-            self.channel.send(WorkerReady(self.config.rank))
+            self.link.send(WorkerReady(self.config.rank))
             self._serve(runner)
         runner.device.close()
 
     def _fail(self, message: str) -> None:
-        self.channel.send(WorkerFailed(self.config.rank, message))
-        self.channel.close()
+        self.link.send(WorkerFailed(self.config.rank, message))
+        self.link.close()
 
     # ----------------------------------------------------------------------------------------------------- start-up
     def _start(self) -> ModelRunner:
@@ -117,7 +117,7 @@ class Worker:
         return runner
 
     def _await_allocation(self) -> AllocateKV:
-        while (command := self.channel.receive(timeout_s=60.0)) is None:
+        while (command := self.link.receive(timeout_s=60.0)) is None:
             pass  # other ranks are still loading; if the core is gone, so are we
         return command
 
@@ -183,7 +183,7 @@ class Worker:
     def _report(self, runner: ModelRunner, budget: Budget, weights_bytes: int) -> None:
         c, cache = self.config, runner.ctx.cache
         name = torch.cuda.get_device_name(self.device) if c.device == "cuda" else "CPU"
-        self.channel.send(
+        self.link.send(
             WorkerProfile(
                 rank=c.rank,
                 num_blocks=budget.num_blocks,
@@ -255,12 +255,12 @@ class Worker:
         except Exception as failure:
             log.exception("a control request failed")
             error = f"{type(failure).__name__}: {failure}"
-        self.channel.send(ControlReply(self.config.rank, request.id, error, payload[:MAX_CONTROL_PAYLOAD]))
+        self.link.send(ControlReply(self.config.rank, request.id, error, payload[:MAX_CONTROL_PAYLOAD]))
 
     def _send_side_results(self, step: int, results: list[PromptRow]) -> None:
         if self.ring is None:  # every rank has them, and one speaks
             return
-        self.channel.send(SideResults(self.config.rank, step, [_side_result(row) for row in results]))
+        self.link.send(SideResults(self.config.rank, step, [_side_result(row) for row in results]))
 
 
 def _side_result(row: PromptRow) -> PromptLogprobsOfRow:

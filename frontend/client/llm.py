@@ -168,8 +168,8 @@ class _BatchClient(AsyncClient):
         resolved = await self._resolve_all(prompts)
         checked = self._check_batch(resolved, params)
         window = asyncio.Semaphore(max(64, 4 * self.welcome.limits.max_num_seqs))
-        if len(prompts) > 1 and self._channel is not None:
-            self._channel.hold()  # what the tasks submit at once: the first step is to be a full one
+        if len(prompts) > 1 and self._link is not None:
+            self._link.hold()  # what the tasks submit at once: the first step is to be a full one
         with _Bar(len(prompts), use_tqdm) as bar:
             try:
                 async with asyncio.TaskGroup() as group:

@@ -122,14 +122,14 @@ async def _ask(role: Role) -> None:
         report(role, lost=reason)
 
     num_messages = [0]
-    channel = await FrontendToCore.connect(role.address, on_message=on_message, on_lost=on_lost)
+    link = await FrontendToCore.connect(role.address, on_message=on_message, on_lost=on_lost)
     for i in range(role.num_requests):
-        channel.send(AddRequest(channel.epoch, i, TokenInputs(b"\1\0\0\0"), Generate(SamplingParams())))
+        link.send(AddRequest(link.epoch, i, TokenInputs(b"\1\0\0\0"), Generate(SamplingParams())))
     report(role, pid=os.getpid())
     await finished
     ordered = all(t == list(range(len(t))) for t in tokens.values())
     report(role, counts=[len(t) for t in tokens.values()], ordered=ordered, num_messages=num_messages[0])
-    await channel.close()
+    await link.close()
 
 
 ROLES = {

@@ -131,7 +131,7 @@ def serving() -> Iterator[tuple[Core, CoreToWorkers, Worker]]:
     fds = [os.dup(fd) for fd in core.ring.fds(0)]
     worker = Worker(msgspec.structs.replace(worker_template(), control_address=endpoint.address, plan_ring_fds=fds))
     yield core, endpoint, worker
-    worker.channel.close()
+    worker.link.close()
     worker.reader.close()
     core.close()
     endpoint.close()

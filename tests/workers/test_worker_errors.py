@@ -42,7 +42,7 @@ def test_the_reason_is_the_innermost_cause_in_a_line(error, reason):
     assert said.startswith(reason) and "\n" not in said
 
 
-class Channel:
+class Link:
     def __init__(self):
         self.sent, self.closed = [], False
 
@@ -58,7 +58,7 @@ def worker_that_fails(error: Exception) -> Worker:
         raise error
 
     worker = Worker.__new__(Worker)
-    worker.channel, worker._start = Channel(), start
+    worker.link, worker._start = Link(), start
     worker.config = type("Config", (), {"rank": 3})
     return worker
 
@@ -66,8 +66,8 @@ def worker_that_fails(error: Exception) -> Worker:
 def test_a_kernel_that_cannot_be_compiled_is_told_and_logged(caplog):
     worker = worker_that_fails(compilation_error())
     worker.run()
-    [message] = worker.channel.sent
-    assert isinstance(message, WorkerFailed) and message.rank == 3 and worker.channel.closed
+    [message] = worker.link.sent
+    assert isinstance(message, WorkerFailed) and message.rank == 3 and worker.link.closed
     assert "no_such_function" in message.message and "Traceback" in caplog.text
 
 

@@ -1,7 +1,7 @@
 """Cores whose endpoint is turned by the test, without beats, and frontends made by hand."""
 
 import pytest
-from endpoint_cases import EPOCH, answer
+from core_to_frontends_cases import EPOCH, answer
 from ipc_cores import LoopingCore, RawFrontend
 
 from quire.ipc.messages import (

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from endpoint_cases import EPOCH, add, answer
+from core_to_frontends_cases import EPOCH, add, answer
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from ipc_cores import RawFrontend, make_beat

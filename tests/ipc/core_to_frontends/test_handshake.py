@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from endpoint_cases import EPOCH, add, answer, outputs
+from core_to_frontends_cases import EPOCH, add, answer, outputs
 from ipc_cores import FILES, make_beat, make_welcome
 
 from quire.ipc.links import core_to_frontends as core_endpoint

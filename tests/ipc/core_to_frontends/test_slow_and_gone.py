@@ -1,7 +1,7 @@
 """CoreToFrontends and frontends that are slow, silent or gone."""
 
 import numpy as np
-from endpoint_cases import EPOCH, answer, decode, outputs
+from core_to_frontends_cases import EPOCH, answer, decode, outputs
 from ipc_cores import make_beat
 
 from quire.ipc.messages import (

@@ -6,7 +6,7 @@ import time
 
 import psutil
 import pytest
-from channel_cases import outputs
+from frontend_to_core_cases import outputs
 from ipc_children import Role
 from ipc_cores import LoopingCore
 

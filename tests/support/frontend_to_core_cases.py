@@ -23,7 +23,7 @@ from quire.ipc.sampling import SamplingParams
 
 
 class Listener:
-    """What a channel's callbacks have heard, and waiting for more of it."""
+    """What a link's callbacks have heard, and waiting for more of it."""
 
     def __init__(self) -> None:
         self.messages: list[CoreMessage] = []
@@ -67,8 +67,8 @@ def echo(core: LoopingCore, identity: bytes, message: FrontendMessage) -> None:
         core.endpoint.send(identity, outputs(core.epoch, message.id << 8, message.id, finished=True))
 
 
-def add(channel: FrontendToCore, request_id: int) -> AddRequest:
-    return AddRequest(channel.epoch, request_id, TokenInputs(b"\1\0\0\0"), Generate(SamplingParams()))
+def add(link: FrontendToCore, request_id: int) -> AddRequest:
+    return AddRequest(link.epoch, request_id, TokenInputs(b"\1\0\0\0"), Generate(SamplingParams()))
 
 
 class ScriptedCore:
@@ -92,18 +92,18 @@ def loses(run, provoke: Callable[[ScriptedCore, FrontendToCore], None], reason: 
         scripted, heard = ScriptedCore(epoch=9), Listener()
         connecting = asyncio.create_task(FrontendToCore.connect(scripted.core.endpoint.address, **heard.options(), **options))
         await scripted.until(connecting.done)
-        channel = connecting.result()
+        link = connecting.result()
         first = scripted.core.endpoint.frontends
-        provoke(scripted, channel)
+        provoke(scripted, link)
         await heard.until(lambda: len(heard.log) >= 2) if not scripted.core.beats else await scripted.until(
             lambda: len(heard.log) >= 2
         )
         assert reason in heard.log[1]
         scripted.core.beats = True
-        await scripted.until(lambda: channel.connected)
+        await scripted.until(lambda: link.connected)
         await scripted.until(lambda: len(scripted.core.endpoint.frontends) == 1)
         assert heard.log[2:] == [9] and scripted.core.endpoint.frontends != first  # a new identity
-        await channel.close()
+        await link.close()
         scripted.core.endpoint.close(linger_s=0)
 
     run(main())
