@@ -86,7 +86,7 @@ class FakeWorkers(WorkerGroup):
     def start(self) -> None:
         self.plan_ring = PlanRing.create(RING_WORDS, 1)
         self.result_ring = ResultRing.create(self.template.max_num_seqs)
-        self._endpoint = CoreToWorkers(1)
+        self._link = CoreToWorkers(1)
         plan_fds, result_fds = self.plan_ring.fds(0), self.result_ring.fds()
         idle = [sys.executable, "-S", "-c", "import sys; sys.stdin.read()"]
         command = self._command(plan_fds, result_fds) if self._command else idle
@@ -132,20 +132,20 @@ def engine(args: argparse.Namespace, rows: int, steps: int, command: Any = None)
     workers = FakeWorkers(worker, command)
     epoch = new_epoch()
     welcome = Welcome(epoch, PROTOCOL_VERSION, ["m"], limits, [], [2], "0", 1, 60.0)
-    endpoint = CoreToFrontends(None, epoch=epoch, welcome=welcome, files={})
+    core_link = CoreToFrontends(None, epoch=epoch, welcome=welcome, files={})
     workers.start()
     frontend = subprocess.Popen(
-        [sys.executable, PEERS, "frontend", endpoint.address, str(rows), str(max_tokens)], stdin=subprocess.PIPE
+        [sys.executable, PEERS, "frontend", core_link.address, str(rows), str(max_tokens)], stdin=subprocess.PIPE
     )
     try:
-        yield EngineCore(config, endpoint, workers), workers
+        yield EngineCore(config, core_link, workers), workers
     finally:
         assert frontend.stdin is not None and workers.process.stdin is not None
         for process in (frontend, workers.process):
             process.stdin.close()  # type: ignore[union-attr]
             process.wait(10)
         workers.kill()
-        endpoint.close()
+        core_link.close()
 
 
 def all_decode(core: EngineCore, rows: int) -> bool:

@@ -287,32 +287,32 @@ def measure_zmq(table: Table, rounds: int, curve: bool) -> None:
         own, theirs = make_keys(), make_keys()
         transport, address = "tcp + CURVE", "tcp://127.0.0.1:*"
         core_keys, keys = CoreKeys(own, frozenset([theirs.public])), FrontendKeys(theirs, own.public)
-    endpoint = CoreToFrontends(address, epoch=1, keys=core_keys)
+    core_link = CoreToFrontends(address, epoch=1, keys=core_keys)
     limits = EngineLimits(1024, 512, 64, 20)
-    endpoint.set_welcome(Welcome(1, PROTOCOL_VERSION, ["m"], limits, [], [0], "0", 0, 60.0), {})
+    core_link.set_welcome(Welcome(1, PROTOCOL_VERSION, ["m"], limits, [], [0], "0", 0, 60.0), {})
     poller = zmq.Poller()
-    for source in endpoint.sockets():
+    for source in core_link.sockets():
         poller.register(source, zmq.POLLIN)
-    child = spawn(MODULE, Role(name="frontend", address=endpoint.address, rounds=rounds, keys=keys))
+    child = spawn(MODULE, Role(name="frontend", address=core_link.address, rounds=rounds, keys=keys))
     one, step = outputs(1), outputs(STREAM)
     send_times: list[float] = []
     beat_at = 0.0
     while (said := child.receive(0.0)) is None and child.poll() is None:
         poller.poll(20)
-        for identity, message in endpoint.receive():
+        for identity, message in core_link.receive():
             if isinstance(message, AddRequest) and message.id == ECHO:
-                endpoint.send(identity, one)
+                core_link.send(identity, one)
                 continue
             for _ in range(rounds):
                 started = time.perf_counter()
-                endpoint.send(identity, step)
+                core_link.send(identity, step)
                 send_times.append(time.perf_counter() - started)
-        endpoint.flush()
+        core_link.flush()
         if time.monotonic() > beat_at:
             beat_at = time.monotonic() + 0.5
-            endpoint.broadcast(Beat(1, 0.0, 0, 0, 0.0, 0, 0, 0, 0, 0, True))
+            core_link.broadcast(Beat(1, 0.0, 0, 0, 0.0, 0, 0, 0, 0, 0, True))
     child.terminate(10.0)
-    endpoint.close()
+    core_link.close()
     assert said is not None, "the frontend has ended early"
     report = msgspec.json.decode(said["report"])
     table.add(f"{transport}: request of 1000 tokens out, first token back", report["times"][rounds // 10 :])
@@ -323,37 +323,37 @@ def measure_zmq(table: Table, rounds: int, curve: bool) -> None:
 
 def measure_control(table: Table, rounds: int) -> None:
     """A worker in its own process and the core's end here: a command and its answer; then large results at full speed."""
-    endpoint = CoreToWorkers(generation=1)
+    core_link = CoreToWorkers(generation=1)
     poller = zmq.Poller()
-    for source in endpoint.sockets():
+    for source in core_link.sockets():
         poller.register(source, zmq.POLLIN)
-    child = spawn(MODULE, Role(name="control", address=endpoint.address))
+    child = spawn(MODULE, Role(name="control", address=core_link.address))
 
     def receive(expected: int) -> None:
         while expected > 0:
             assert poller.poll(10_000), "the worker has not answered in time"
-            expected -= len(endpoint.receive(limit=expected))
+            expected -= len(core_link.receive(limit=expected))
 
     receive(1)  # it is there
     times = []
     for _ in range(rounds + rounds // 10):
         started = time.perf_counter()
-        endpoint.send(0, AllocateKV(1))
+        core_link.send(0, AllocateKV(1))
         receive(1)
         times.append(time.perf_counter() - started)
     table.add("worker control link: command out, answer back", times[rounds // 10 :])
     window, per_message = max(2, rounds // 20), []
     for _ in range(WINDOWS + 1):
         started = time.perf_counter()
-        endpoint.send(0, AllocateKV(window))
+        core_link.send(0, AllocateKV(window))
         receive(window)
         per_message.append((time.perf_counter() - started) / window)
     kib = 4 * POSITIONS * (2 + 2 * NUM_TOP) / 1024
     table.add(f"worker control link: {POSITIONS} prompt logprobs + top {NUM_TOP} ({kib:.0f} KiB)", per_message[1:])
-    endpoint.send(0, AllocateKV(0))
+    core_link.send(0, AllocateKV(0))
     child.wait(10.0)
     child.terminate(1.0)
-    endpoint.close()
+    core_link.close()
 
 
 def main() -> None:

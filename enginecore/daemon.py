@@ -102,25 +102,25 @@ def _run(
     except ModelFilesError as error:
         raise StartupError(str(error)) from error
     workers = WorkerGroup(worker_config(config, folder, summary), prespawned)
-    endpoint = _endpoint(config)  # before anything slow: an address in use is said at once
+    link = _bind(config)  # before anything slow: an address in use is said at once
     try:
         workers.start()
-        profile = _wait_until_ready(workers, endpoint, early)
+        profile = _wait_until_ready(workers, link, early)
         core_config = core_config_of(config, summary, workers.template, profile)
-        endpoint.set_welcome(_welcome(config, endpoint.epoch, core_config, summary, files), files)
-        core = EngineCore(core_config, endpoint, workers, on_beat)
+        link.set_welcome(_welcome(config, link.epoch, core_config, summary, files), files)
+        core = EngineCore(core_config, link, workers, on_beat)
         _on_stop_signals(lambda *_: core.stop(0.0 if core.stopping else DRAIN_S))
         signal.signal(signal.SIGUSR1, lambda *_: core.ask_for_stacks())
         early.check()
-        log.info("ready after %.1f s: %s", time.monotonic() - started, endpoint.address)
-        on_ready(endpoint.address)
+        log.info("ready after %.1f s: %s", time.monotonic() - started, link.address)
+        on_ready(link.address)
         keep_pauses_short()
         with contextlib.closing(core.preparing):
             core.run()
             core.run()
     finally:
         workers.stop()
-        endpoint.close()
+        link.close()
 
 
 def _on_stop_signals(handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> None:
@@ -236,14 +236,14 @@ def _log_sizes(worker: WorkerConfig, profile: WorkerProfile, capacity: int) -> N
 
 # ------------------------------------------------------------------------------------------------------- start-up
 def _wait_until_ready(
-    workers: WorkerGroup, endpoint: CoreToFrontends, early: EarlyStop, say_every_s: float = SAY_EVERY_S
+    workers: WorkerGroup, link: CoreToFrontends, early: EarlyStop, say_every_s: float = SAY_EVERY_S
 ) -> WorkerProfile:
     """What the workers can hold, once they are ready. Frontends that come before wait for their Welcome, and hear beats."""
     started, say_after_s = time.monotonic(), say_every_s
     poller = zmq.Poller()
-    for source in (*workers.pollables(), *endpoint.sockets()):
+    for source in (*workers.pollables(), *link.sockets()):
         poller.register(source, zmq.POLLIN)
-    beat = Beat(endpoint.epoch, 0.0, 0, 0, 0.0, 0, 0, 0, 0, 0, ready=False)
+    beat = Beat(link.epoch, 0.0, 0, 0, 0.0, 0, 0, 0, 0, 0, ready=False)
     try:
         while not workers.is_ready:
             poller.poll(int(BEAT_INTERVAL_S * 1000))
@@ -253,16 +253,16 @@ def _wait_until_ready(
             if (waited_s := time.monotonic() - started) >= say_after_s:
                 say_after_s += say_every_s
                 log_slow_start(workers, waited_s)
-            endpoint.receive()
-            endpoint.flush()
-            endpoint.broadcast(beat)
+            link.receive()
+            link.flush()
+            link.broadcast(beat)
     except WorkersFailed as error:
         raise StartupError(str(error)) from error
     assert workers.profile is not None
     return workers.profile
 
 
-def _endpoint(config: EngineConfig) -> CoreToFrontends:
+def _bind(config: EngineConfig) -> CoreToFrontends:
     try:
         return CoreToFrontends(config.listen, epoch=new_epoch(), keys=_core_keys(config))
     except (OSError, ValueError, zmq.ZMQError) as error:

@@ -52,7 +52,7 @@ def side_messages(results: list[SideResult], targets: Mapping[int, SideTarget], 
 
 
 def messages_of(out: StepOutput, logprobs: list[TokenLogprobs], epoch: int) -> list[tuple[int, StepOutputs]]:
-    """(owner, message) for every frontend with a token in this step. `seq` is set by the endpoint when it sends."""
+    """(owner, message) for every frontend with a token in this step. `seq` is set by the link when it sends."""
     owners = out.owners
     if not len(owners):
         return []

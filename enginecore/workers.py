@@ -63,7 +63,7 @@ class WorkerGroup:
         self._started_at = 0.0
         self._children: list[Child] = []
         self._dying: list[Child] = []  # killed, of earlier generations, and not gone yet
-        self._endpoint: CoreToWorkers | None = None
+        self._link: CoreToWorkers | None = None
         self._last_control = 0
         self._unanswered: dict[int, tuple[set[int], Callable[[ControlReply], None]]] = {}  # by id: ranks, whom to tell
 
@@ -76,7 +76,7 @@ class WorkerGroup:
         self._ready: set[int] = set()
         self.plan_ring = PlanRing.create(RING_WORDS, self.world_size)
         self.result_ring = ResultRing.create(self.template.max_num_seqs)
-        self._endpoint = CoreToWorkers(self.generation)
+        self._link = CoreToWorkers(self.generation)
         for rank in range(self.world_size):
             child, self._prespawned = self._prespawned or prespawn(WORKER_MODULE), None
             self._children.append(child)
@@ -84,7 +84,7 @@ class WorkerGroup:
             child.configure(config, [*config.plan_ring_fds, *config.result_ring_fds])
 
     def _config(self, rank: int) -> WorkerConfig:
-        assert self._endpoint is not None
+        assert self._link is not None
         override = self.template.num_gpu_blocks_override
         if self.profile is not None:  # a later generation must have the KV cache that frontends were told of
             override = self.profile.num_blocks
@@ -92,7 +92,7 @@ class WorkerGroup:
             self.template,
             rank=rank,
             generation=self.generation,
-            control_address=self._endpoint.address,
+            control_address=self._link.address,
             plan_ring_fds=self.plan_ring.fds(rank),
             result_ring_fds=self.result_ring.fds() if rank == self.template.output_rank else [],
             num_gpu_blocks_override=override,
@@ -100,7 +100,7 @@ class WorkerGroup:
 
     def stop(self) -> None:
         """End the generation, politely if it still listens."""
-        if self._endpoint is None:
+        if self._link is None:
             return
         with contextlib.suppress(RingFull, RingCorrupt):  # who does not read any more is not asked
             self.plan_ring.write(KIND_SHUTDOWN, np.zeros(0, np.int32), 0.1)
@@ -121,11 +121,11 @@ class WorkerGroup:
         for child in self._children:
             child.close()
         self._children = []
-        if self._endpoint is not None:
-            self._endpoint.close()
+        if self._link is not None:
+            self._link.close()
             self.plan_ring.close()
             self.result_ring.close()
-        self._endpoint, self.is_ready = None, False
+        self._link, self.is_ready = None, False
         self._give_up_control()
 
     def dying(self) -> list[str]:
@@ -136,10 +136,10 @@ class WorkerGroup:
     # ------------------------------------------------------------------------------------------------------- events
     def pollables(self) -> Iterator[int | zmq.Socket]:
         """What the core's poller must watch: deaths, messages, results. Nothing between two generations."""
-        if self._endpoint is None:
+        if self._link is None:
             return
         yield from (child.fileno() for child in self._children)
-        yield from self._endpoint.sockets()
+        yield from self._link.sockets()
         yield self.result_ring.fileno()
 
     def check_alive(self) -> None:
@@ -151,10 +151,10 @@ class WorkerGroup:
 
     def messages(self) -> list[SideResults]:
         """Take what the workers have said; start-up and replies are handled here. Raises WorkersFailed."""
-        if self._endpoint is None:
+        if self._link is None:
             return []
         results: list[SideResults] = []
-        for _, message in self._endpoint.receive():
+        for _, message in self._link.receive():
             self._handle(message, results)
         return results
 
@@ -176,12 +176,12 @@ class WorkerGroup:
                 self._replied(message)
 
     def _allocate(self) -> None:
-        assert self._endpoint is not None
+        assert self._link is not None
         num_blocks = min(p.num_blocks for p in self._profiles.values())
         first = self._profiles[0]
         self.profile = msgspec.structs.replace(first, num_blocks=num_blocks)
         for rank in range(self.world_size):
-            self._endpoint.send(rank, AllocateKV(num_blocks))
+            self._link.send(rank, AllocateKV(num_blocks))
 
     @property
     def start_stage(self) -> str:
@@ -192,7 +192,7 @@ class WorkerGroup:
     # -------------------------------------------------------------------------------------------------------- steps
     def drain_doorbell(self) -> None:
         """Forget that results came, if they did."""
-        if self._endpoint is not None:
+        if self._link is not None:
             self.result_ring.drain_doorbell()
 
     def send_plan(self, words: np.ndarray) -> None:

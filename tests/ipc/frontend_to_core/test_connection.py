@@ -1,4 +1,4 @@
-"""FrontendToCore against real endpoints: greeting, files, messages both ways, and no core, or another kind of core."""
+"""FrontendToCore against real cores: greeting, files, messages both ways, and no core, or another kind of core."""
 
 import asyncio
 import time
@@ -61,7 +61,7 @@ def test_send_says_busy_rather_than_wait(run):
     core = LoopingCore()
 
     async def main() -> None:
-        connecting = asyncio.create_task(FrontendToCore.connect(core.endpoint.address, **Listener().options()))
+        connecting = asyncio.create_task(FrontendToCore.connect(core.link.address, **Listener().options()))
         while not connecting.done():
             core.turn(5)
             await asyncio.sleep(0)
@@ -72,7 +72,7 @@ def test_send_says_busy_rather_than_wait(run):
         await link.close()
 
     run(main())
-    core.endpoint.close(linger_s=0)
+    core.link.close(linger_s=0)
 
 
 def test_a_failing_callback_does_not_stop_the_messages_after_it(run, make_core):
@@ -102,7 +102,7 @@ def test_frontend_that_is_busy_for_long_keeps_its_connection_and_its_tokens(run,
 
     def answer(core: LoopingCore, identity: bytes, message: FrontendMessage) -> None:
         for i in range(50):
-            core.endpoint.send(identity, outputs(core.epoch, 0, i))
+            core.link.send(identity, outputs(core.epoch, 0, i))
 
     core = make_core(answer, frontend_timeout_s=30.0)
 
@@ -170,26 +170,26 @@ def test_waits_for_a_core_that_starts_later(run, tmp_path, make_core):
 def test_waits_patiently_for_a_core_that_still_loads(run):
     """No Welcome yet, only Beats: longer than the silence that would make it give up."""
     core = LoopingCore(epoch=6)
-    core.endpoint._welcome = None
+    core.link._welcome = None
 
     async def main() -> None:
         heard = Listener()
-        connecting = asyncio.create_task(FrontendToCore.connect(core.endpoint.address, **heard.options(), silence_s=0.5))
-        while not core.endpoint._frontends:
+        connecting = asyncio.create_task(FrontendToCore.connect(core.link.address, **heard.options(), silence_s=0.5))
+        while not core.link._frontends:
             core.turn(5)
             await asyncio.sleep(0)
-        first = next(iter(core.endpoint._frontends))
+        first = next(iter(core.link._frontends))
         ready_at = time.monotonic() + 1.2
         while not connecting.done():
             core.turn(5)
             await asyncio.sleep(0)
             if time.monotonic() > ready_at:
-                core.endpoint.set_welcome(make_welcome(6), FILES)
-        assert core.endpoint.frontends == [first]  # the same connection all the while
+                core.link.set_welcome(make_welcome(6), FILES)
+        assert core.link.frontends == [first]  # the same connection all the while
         await connecting.result().close()
 
     run(main())
-    core.endpoint.close(linger_s=0)
+    core.link.close(linger_s=0)
 
 
 def test_other_protocol_is_an_error_at_once(run, make_core, monkeypatch):

@@ -18,11 +18,11 @@ from quire.ipc.messages import (
 
 def test_missing_outputs_lose_the_connection(run):
     def provoke(scripted: ScriptedCore, link: FrontendToCore) -> None:
-        endpoint = scripted.core.endpoint
-        (frontend,) = endpoint._frontends.values()
-        endpoint.send(frontend.identity, outputs(9, 0, 1))
+        core_link = scripted.core.link
+        (frontend,) = core_link._frontends.values()
+        core_link.send(frontend.identity, outputs(9, 0, 1))
         frontend.next_seq += 1  # as if one had been dropped on the way
-        endpoint.send(frontend.identity, outputs(9, 0, 3))
+        core_link.send(frontend.identity, outputs(9, 0, 3))
 
     loses(run, provoke, "outputs were lost: expected number 1, got 2")
 
@@ -43,15 +43,15 @@ def test_refused_message_loses_the_connection(run):
 
 def test_core_that_shuts_down_is_lost(run):
     def provoke(scripted: ScriptedCore, link: FrontendToCore) -> None:
-        scripted.core.endpoint.broadcast(ShuttingDown(9))
+        scripted.core.link.broadcast(ShuttingDown(9))
 
     loses(run, provoke, "shutting down")
 
 
 def test_malformed_message_from_the_core_loses_the_connection(run):
     def provoke(scripted: ScriptedCore, link: FrontendToCore) -> None:
-        (identity,) = scripted.core.endpoint.frontends
-        scripted.core.endpoint._transmit(identity, b"\xc1 not a message")
+        (identity,) = scripted.core.link.frontends
+        scripted.core.link._transmit(identity, b"\xc1 not a message")
 
     loses(run, provoke, "malformed")
 
@@ -59,18 +59,18 @@ def test_malformed_message_from_the_core_loses_the_connection(run):
 def test_messages_of_another_epoch_are_dropped(run):
     async def main() -> None:
         scripted, heard = ScriptedCore(epoch=9), Listener()
-        connecting = asyncio.create_task(FrontendToCore.connect(scripted.core.endpoint.address, **heard.options()))
+        connecting = asyncio.create_task(FrontendToCore.connect(scripted.core.link.address, **heard.options()))
         await scripted.until(connecting.done)
-        endpoint = scripted.core.endpoint
-        (identity,) = endpoint.frontends
-        endpoint._transmit(identity, endpoint._encoder.encode(outputs(8, 0, 666)))
-        endpoint._transmit(identity, endpoint._encoder.encode(ShuttingDown(8)))
-        endpoint._transmit(identity, endpoint._encoder.encode(make_beat(8)))
-        endpoint.send(identity, outputs(9, 0, 1))
+        core_link = scripted.core.link
+        (identity,) = core_link.frontends
+        core_link._transmit(identity, core_link._encoder.encode(outputs(8, 0, 666)))
+        core_link._transmit(identity, core_link._encoder.encode(ShuttingDown(8)))
+        core_link._transmit(identity, core_link._encoder.encode(make_beat(8)))
+        core_link.send(identity, outputs(9, 0, 1))
         await scripted.until(lambda: heard.messages)
         assert heard.tokens() == [1] and heard.log == [9]
         await connecting.result().close()
-        endpoint.close(linger_s=0)
+        core_link.close(linger_s=0)
 
     run(main())
 
@@ -127,7 +127,7 @@ def test_files_already_held_are_not_sent_again(run, tmp_path, make_core):
         core.stop()
         await heard.until(lambda: len(heard.log) == 2)
         second = make_core(address=address, epoch=2)
-        second.core.endpoint._files = {}  # it would refuse to give one
+        second.core.link._files = {}  # it would refuse to give one
         await heard.until(lambda: len(heard.log) == 3)
         assert heard.log[2] == 2 and link.files == FILES
         await link.close()
@@ -137,7 +137,7 @@ def test_files_already_held_are_not_sent_again(run, tmp_path, make_core):
 
 def test_file_that_is_not_what_was_announced_is_never_served(run, make_core):
     core = make_core()
-    core.core.endpoint._files = dict.fromkeys(FILES, b"something else")
+    core.core.link._files = dict.fromkeys(FILES, b"something else")
 
     async def main() -> None:
         with pytest.raises(LinkDown, match="not the one it announced"):

@@ -39,14 +39,14 @@ def taken(core: CoreThread, monkeypatch: pytest.MonkeyPatch) -> tuple[list[list[
         while await asyncio.to_thread(news.get, timeout=20.0) != wanted:
             pass
 
-    receive = core.core.endpoint.receive
+    receive = core.core.link.receive
 
     def receive_one(limit: int = 1) -> list:
         found.append([])
         return receive(1)
 
     core._answer = answer
-    monkeypatch.setattr(core.core.endpoint, "receive", receive_one)
+    monkeypatch.setattr(core.core.link, "receive", receive_one)
     return found, until_taken
 
 
@@ -88,7 +88,7 @@ def test_holding_says_busy_rather_than_wait(run, monkeypatch):
     core = LoopingCore()
 
     async def main() -> None:
-        connecting = asyncio.create_task(FrontendToCore.connect(core.endpoint.address, **Listener().options(), silence_s=60.0))
+        connecting = asyncio.create_task(FrontendToCore.connect(core.link.address, **Listener().options(), silence_s=60.0))
         while not connecting.done():
             core.turn(5)
             await asyncio.sleep(0)
@@ -108,21 +108,21 @@ def test_holding_says_busy_rather_than_wait(run, monkeypatch):
         await link.close()
 
     run(asyncio.wait_for(main(), 60))
-    core.endpoint.close(linger_s=0)
+    core.link.close(linger_s=0)
 
 
 def test_a_core_that_goes_while_much_is_held_is_down_not_an_error_of_ours(run):
     core = LoopingCore()
 
     async def main() -> None:
-        connecting = asyncio.create_task(FrontendToCore.connect(core.endpoint.address, **(heard := Listener()).options()))
+        connecting = asyncio.create_task(FrontendToCore.connect(core.link.address, **(heard := Listener()).options()))
         while not connecting.done():
             core.turn(5)
             await asyncio.sleep(0)
         link = await connecting
         link.hold()
         link.send(add(link, 0))
-        core.endpoint.close(linger_s=0)
+        core.link.close(linger_s=0)
         assert link._connection._monitor.poll(20_000)  # it is known, but not to the loop, which has no turn
         while writable(link._connection._socket):
             os.sched_yield()
@@ -198,7 +198,7 @@ def test_watching_ends_with_its_connection(run, monkeypatch, caplog):
 
     def provoke(scripted: ScriptedCore, link: FrontendToCore) -> None:
         link.watch(1e9)
-        scripted.core.endpoint.broadcast(ShuttingDown(9))
+        scripted.core.link.broadcast(ShuttingDown(9))
 
     loses(run, provoke, "shutting down")
     run(asyncio.wait_for(looks.few(), 30))
