@@ -18,14 +18,12 @@ from quire.kernels.sampling.logits_processors import apply_logits_processors
 from quire.kernels.sampling.sampler_cpu import prompt_logprobs
 from quire.kernels.step.tables import SlotTables, StepBuffers
 from quire.workers.devices.device import Device, DeviceContext
+from quire.workers.devices.masks import ReadMasks
 from quire.workers.graphs import StepGraphs
 from quire.workers.models.decoder import CausalLM
 
 NO_ROWS = np.zeros(0, np.int32)
 PROMPT_LOGPROB_ROWS = 512  # rows of logits that exist at once for prompt logprobs
-
-
-ReadMasks = Callable[[StepPlan], Iterable[RowsAndMasks]]  # the masks that a plan says will follow, as they come
 
 
 def no_masks(plan: StepPlan) -> Iterable[RowsAndMasks]:
