@@ -192,7 +192,7 @@ def bench_sampler(table: Table, m: Model, rows: int) -> None:
     )
     some = [LogitsProcessors(i, i, range(i, i + 4000), [i] * 200, [i + 1, i + 2], [1.0, 2.0], [], [], []) for i in range(rows)]
     logits_processors.apply_logits_processors(state, pool, some)
-    state.repetition.fill_(1.1)
+    state.column("repetition").fill_(1.1)
     slots, positions = (
         torch.arange(rows, device=DEVICE, dtype=torch.int32),
         torch.full((rows,), 77, device=DEVICE, dtype=torch.int32),

@@ -237,17 +237,19 @@ class StepGraphs:
         To run it eagerly instead would be this rank's own decision, and other ranks' exchanges would wait for a graph's.
         """
         try:
-            self.capture(batch, variant)
+            return self.capture(batch, variant)
         except torch.OutOfMemoryError:
             log.warning("no memory is left for a graph of %d tokens: all others are dropped, to be captured anew", batch.tokens)
-            self._drop()
-            self.capture(batch, variant)
+        # only now that the error is forgotten, whose frames hold the failed capture and all that it had computed
+        self._drop()
+        self.capture(batch, variant)
 
     def _drop(self) -> None:
         torch.cuda.synchronize()  # what replays must not be taken away
         self._forward.clear()
         self._tail.clear()
         self._ahead.clear()
+        self._pool = torch.cuda.graph_pool_handle()  # torch gives a pool back with its last graph, and refuses to use it again
         torch.cuda.empty_cache()
 
     def run_kernels(self) -> None:

@@ -72,8 +72,8 @@ class Parallel:
         size = n // self.size
         return Part(n, self.rank * size, (self.rank + 1) * size)
 
-    def heads(self, n: int) -> Part:
-        """This rank's of n attention heads; where KV heads are fewer than ranks, neighbours hold the same one."""
+    def kv_heads(self, n: int) -> Part:
+        """This rank's of n KV heads; where they are fewer than ranks, neighbours hold the same one. Query heads are split."""
         if self.size % n == 0:
             first = self.rank * n // self.size
             return Part(n, first, first + 1)

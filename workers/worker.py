@@ -36,6 +36,7 @@ from quire.ipc.step.plan_ring import KIND_CONTROL, KIND_PLAN, KIND_SHUTDOWN, Pla
 from quire.ipc.step.result_ring import ResultRing
 from quire.ipc.step.sections import HEADER, StepLimits, max_device_words
 from quire.kernels.step.tables import LogitsProcessorPool
+from quire.kernels.tuning.current import TuningError
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.devices.cpu import CpuDevice
 from quire.workers.devices.device import Device, DeviceContext
@@ -78,7 +79,7 @@ class Worker:
             runner = self._start()
             with runner.device.stream():
                 self._warm_up(runner)
-        except (ModelConfigError, WeightsError, OutOfMemory, torch.OutOfMemoryError) as error:
+        except (ModelConfigError, WeightsError, TuningError, OutOfMemory, torch.OutOfMemoryError) as error:
             return self._fail(str(error))
         except Exception as error:
             if not type(error).__module__.startswith("triton."):

@@ -17,7 +17,7 @@ ENTRY_PLANES = tl.constexpr(words.ENTRY_PLANES)
 @triton.jit
 def _home(token, multiplier, TABLE_BITS: tl.constexpr):
     """Where probing for a token begins; the same as token_counts_cpu.homes."""
-    product = token.to(tl.uint32, bitcast=True) * multiplier.to(tl.uint32, bitcast=True)
+    product = token.to(tl.uint32, bitcast=True) * multiplier  # modulo 2^32; a multiplier of 1 is a constant to the compiler
     return (product >> (32 - TABLE_BITS)).to(tl.int32)
 
 

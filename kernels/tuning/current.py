@@ -30,8 +30,12 @@ _current: Tuning | None = None
 _choices: list[Callable[[], None]] = []
 
 
+class TuningError(ValueError):
+    """An operator's table cannot be read; the text names the file and is meant for the user."""
+
+
 def current() -> Tuning:
-    """The table in force."""
+    """The table in force. Raises TuningError if an operator's file cannot be read."""
     global _current
     if _current is None:
         _current = for_device(torch.cuda.get_device_name()) if torch.cuda.is_available() else DEFAULT
@@ -44,7 +48,7 @@ def linear_tuning(weight_format: str = BF16) -> LinearTuning:
 
 
 def for_device(name: str, folder: Path = FOLDER) -> Tuning:
-    """The table of a GPU of this name. Raises ValueError if an operator's file cannot be read."""
+    """The table of a GPU of this name. Raises TuningError if an operator's file cannot be read."""
     path = table_path(name, folder)
     if path.exists():
         return read_table(path)
@@ -57,11 +61,11 @@ def table_path(name: str, folder: Path = FOLDER) -> Path:
 
 
 def read_table(path: Path) -> Tuning:
-    """A table from a file. Raises ValueError, which names it, if it is not one."""
+    """A table from a file. Raises TuningError, which names it, if it is not one."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Tuning)
     except msgspec.MsgspecError as error:
-        raise ValueError(f"{path} is not a tuning table ({error}): make it anew, or remove it") from None
+        raise TuningError(f"{path} is not a tuning table ({error}): make it anew, or remove it") from None
 
 
 def cached(choice: Callable[P, R]) -> Callable[P, R]:

@@ -186,6 +186,19 @@ def test_late_masks_on_the_device(delayed):
     assert {t for out in engine.generate(prompts(), params) for t in out} <= {17, 400}
 
 
+def without_waiting(call):
+    """The same, which fails if it waits for the device."""
+
+    def watched(*args):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return call(*args)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    return watched
+
+
 def test_a_row_without_its_mask_has_no_token_on_the_device():
     from workers.test_runner import with_late_masks
 
@@ -194,6 +207,8 @@ def test_a_row_without_its_mask_has_no_token_on_the_device():
     for graphs in (False, True):
         engine = InlineEngine(tiny_model("gpu-llama"), device="cuda", graphs=graphs)
         with_late_masks(engine, rows=lambda plan: [1, 2] if len(plan.decode_rows) else [], missing=(2,))
+        device = engine.runner.device
+        device.tail_without_masks = without_waiting(device.tail_without_masks)
         outs = engine.generate(prompts()[:4], params)
         assert [out[0] for out in outs] == [out[0] for out in want]
         rows = [i for i, out in enumerate(outs) if out[1] == NO_TOKEN]
@@ -205,16 +220,7 @@ def test_masks_are_loaded_without_waiting_for_the_device():
 
     engine = InlineEngine(tiny_model("gpu-llama"), device="cuda", graphs=True)
     with_late_masks(engine, allowed=[17, 400])
-    load, loaded = engine.runner.device.masks.load, []
-
-    def watched(records):
-        loaded.append(1)
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            return load(records)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-
-    engine.runner.device.masks.load = watched
+    load, loaded = without_waiting(engine.runner.device.masks.load), []
+    engine.runner.device.masks.load = lambda records: loaded.append(1) or load(records)
     outs = engine.generate(prompts(), SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True))
     assert loaded and {t for out in outs for t in out} <= {17, 400}

@@ -97,7 +97,7 @@ def test_draws_with_bias_bans_and_masks(make):
     logits = np.random.default_rng(5).normal(size=vocab).astype(np.float32)
     h = make(vocab, make.draws)
     allowed = list(range(0, 60, 2))
-    h.set(processor_row=1, min_len=10_000)
+    h.set(processor_row=1, min_len=make.draws)  # beyond the positions that are drawn: the stop id stays banned
     h.processors(row=1, bias=[(2, 3.0), (4, -3.0), (5, 100.0)], allowed=allowed, stop=[6], bad=[[8]])
     mask = torch.full((make.draws, 3), -1, dtype=torch.int32)
     mask[:, 0] &= ~(1 << 10)

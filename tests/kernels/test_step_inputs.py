@@ -1,5 +1,8 @@
 """The CPU path against plans applied by hand in plain Python, the kernels against the CPU path, over random steps."""
 
+import os
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -307,6 +310,31 @@ def test_kernels_agree_with_the_cpu_path_in_the_interpreter():
 @pytest.mark.interpret
 def test_wild_indices_are_clamped_in_the_interpreter():
     check_wild_plan("cpu")
+
+
+PROGRAM = """
+import hopper_offline
+hopper_offline.compile_launches()
+import torch
+from kernels.test_step_inputs import MAX_SEQS, make_state
+from quire.kernels.step import step_inputs
+state, pool, step = make_state("meta")
+words = {"dtype": torch.int32, "device": "meta"}
+results = torch.zeros(2, MAX_SEQS, dtype=torch.int64, device="meta")
+step_inputs.finish_step(torch.zeros(600, **words), state, pool, step, torch.zeros(5, **words), results, 5, max_rows=MAX_SEQS)
+assert pool.multiplier == 1 and len(hopper_offline.COMPILED) == 1
+"""
+
+
+@pytest.mark.slow  # seconds of compiling
+def test_tokens_are_counted_whatever_the_hash_is_multiplied_by(tmp_path, monkeypatch):
+    """A number of 1 is a constant to Triton, which has not all that a number has; the interpreter knows no such difference."""
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+    child = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300)
+    assert child.returncode == 0, child.stderr[-3000:]
 
 
 @pytest.mark.gpu

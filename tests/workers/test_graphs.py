@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import weakref
 from collections import deque
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -212,9 +213,14 @@ def graphs(monkeypatch):
 
     made._runner = SimpleNamespace(model=SimpleNamespace(short=short), attention=attention)
     made._forward, made._tail = {}, {}
+    made._pool, made.pools, made.failed = "first pool", [], None
 
     def captured(self, run):
+        assert made.failed is None or made.failed() is None, "the failed capture holds memory that this one needs"
+        self.pools.append(self._pool)
         if len(self._forward) + len(self._tail) >= self.room:
+            graph = Graph()
+            made.failed = weakref.ref(graph)
             raise torch.OutOfMemoryError("none is left")
         run()
         return Graph()
@@ -224,6 +230,7 @@ def graphs(monkeypatch):
     monkeypatch.setattr(StepGraphs, "_run_tail", lambda self, rows, variant: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: made.captured.append("synchronized"))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "new pool")
     real = StepGraphs.capture
     monkeypatch.setattr(
         StepGraphs, "capture", lambda self, b, variant: [self.captured.append((b, variant)), real(self, b, variant)]
@@ -283,6 +290,7 @@ def test_a_step_runs_as_a_graph_whatever_memory_this_rank_has_left(graphs):
         assert list(graphs._forward) == [batch] and graphs._forward[batch].replays == 1
         assert [tail.replays for tail in graphs._tail.values()] == [1]
     assert graphs.captured.count("synchronized") == 1  # the first was dropped, when nothing could be replaying it
+    assert graphs.pools == ["first pool"] * 3 + ["new pool"] * 2  # a pool ends with its last graph
     assert not graphs._ahead
 
 

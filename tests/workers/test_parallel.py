@@ -58,14 +58,22 @@ def on_every_rank(size, run):
 def test_parts_of_a_dimension():
     assert [Parallel(rank, 3).split(12) for rank in range(3)] == [Part(12, 0, 4), Part(12, 4, 8), Part(12, 8, 12)]
     assert Part(4, 1, 3).times(16) == Part(64, 16, 48) and not Part(4, 1, 3).is_whole and whole(4).is_whole
-    assert [Parallel(rank, 4).heads(8).slice for rank in range(4)] == [slice(2 * r, 2 * r + 2) for r in range(4)]
-    assert [Parallel(rank, 4).heads(2).slice for rank in range(4)] == [slice(0, 1), slice(0, 1), slice(1, 2), slice(1, 2)]
+    assert [Parallel(rank, 4).kv_heads(8).slice for rank in range(4)] == [slice(2 * r, 2 * r + 2) for r in range(4)]
+    assert [Parallel(rank, 4).kv_heads(2).slice for rank in range(4)] == [slice(0, 1), slice(0, 1), slice(1, 2), slice(1, 2)]
     with pytest.raises(ValueError, match="a dimension of 10 cannot be split over 4 ranks"):
         Parallel(1, 4).split(10)
     with pytest.raises(ValueError, match="6 cannot be split over 4"):
-        Parallel(1, 4).heads(6)
+        Parallel(1, 4).kv_heads(6)
     with pytest.raises(ValueError, match="no rank 2 among 2"):
         Parallel(2, 2)
+
+
+def test_query_heads_are_never_held_twice():
+    """Their products are summed over the ranks: neighbours with the same head would count it twice."""
+    config = read_model_config(tiny_models.tiny_model("llama"))
+    size = 2 * config.layers[0].attention.num_heads
+    with pytest.raises(ValueError, match=f"cannot be split over {size} ranks"):
+        build_model(config, torch.float32, Parallel(0, size))
 
 
 def test_one_rank_exchanges_nothing_and_its_layers_know_nothing_of_it():

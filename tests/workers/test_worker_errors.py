@@ -9,6 +9,7 @@ from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources
 
 from quire.ipc.messages import WorkerFailed
+from quire.kernels.tuning.current import TuningError, read_table
 from quire.workers.worker import Worker, _reason
 
 
@@ -69,6 +70,17 @@ def test_a_kernel_that_cannot_be_compiled_is_told_and_logged(caplog):
     [message] = worker.link.sent
     assert isinstance(message, WorkerFailed) and message.rank == 3 and worker.link.closed
     assert "no_such_function" in message.message and "Traceback" in caplog.text
+
+
+def test_a_tuning_table_that_is_none_is_told(tmp_path):
+    path = tmp_path / "gpu.json"
+    path.write_text("{}")
+    with pytest.raises(TuningError) as failure:
+        read_table(path)
+    worker = worker_that_fails(failure.value)
+    worker.run()
+    [message] = worker.channel.sent
+    assert isinstance(message, WorkerFailed) and "gpu.json is not a tuning table" in message.message
 
 
 def test_other_errors_are_raised():

@@ -107,7 +107,9 @@ class Device(ABC):
         scratch = torch.full_like(self.results, -1, device=self.ctx.device)  # as large as theirs: no kernel is compiled anew
         self.tail(plan, logits, tables, step, variant, scratch)
         entry = number % len(scratch)
-        rows = torch.from_numpy(without.astype(np.int64)).to(scratch.device)
+        rows = torch.from_numpy(without.astype(np.int64))
+        if scratch.is_cuda:
+            rows = rows.pin_memory().to(scratch.device, non_blocking=True)  # a copy from elsewhere would wait for the GPU
         scratch[entry].index_fill_(0, rows, number << 32 | NO_TOKEN & 0xFFFFFFFF)
         self.results[entry].copy_(scratch[entry], non_blocking=True)
 

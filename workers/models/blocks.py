@@ -43,7 +43,7 @@ class SelfAttention(Module):
     ):
         super().__init__()
         self.layer = layer
-        heads, kv_heads = place.parallel.heads(spec.num_heads), place.parallel.heads(spec.num_kv_heads)
+        heads, kv_heads = place.parallel.split(spec.num_heads), place.parallel.kv_heads(spec.num_kv_heads)
         q, kv, hidden = heads.times(spec.head_dim), kv_heads.times(spec.head_dim), whole(hidden_size)
         self.qkv_proj = Linear(hidden, {"q_proj": q, "k_proj": kv, "v_proj": kv}, qkv_bias, place)
         self.o_proj = Linear(q, {"o_proj": hidden}, o_bias, place)

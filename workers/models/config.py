@@ -67,7 +67,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def on_rank(self, parallel: Parallel) -> "AttentionSpec":
         """The same with the heads that this rank holds."""
-        heads, kv_heads = parallel.heads(self.num_heads), parallel.heads(self.num_kv_heads)
+        heads, kv_heads = parallel.split(self.num_heads), parallel.kv_heads(self.num_kv_heads)
         return msgspec.structs.replace(self, num_heads=heads.size, num_kv_heads=kv_heads.size)
 
 
