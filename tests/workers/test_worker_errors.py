@@ -79,7 +79,7 @@ def test_a_tuning_table_that_is_none_is_told(tmp_path):
         read_table(path)
     worker = worker_that_fails(failure.value)
     worker.run()
-    [message] = worker.channel.sent
+    [message] = worker.link.sent
     assert isinstance(message, WorkerFailed) and "gpu.json is not a tuning table" in message.message
 
 
