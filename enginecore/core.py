@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import zmq
 
-from quire.enginecore.intake import Intake, IntakeConfig
+from quire.enginecore.intake import Intake, IntakeConfig, in_words
 from quire.enginecore.masks import StepMasks
 from quire.enginecore.owners import Owners
 from quire.enginecore.preparation import Preparer, PreparingRequests
@@ -41,9 +41,7 @@ from quire.ipc.messages import (
     TokenLogprobs,
 )
 from quire.ipc.process.stacks import stacks
-from quire.ipc.sampling import loggable
-from quire.ipc.step.result_ring import STEP_MASK
-from quire.ipc.step.sections import NO_TOKEN
+from quire.ipc.step.sections import NO_TOKEN, STEP_MASK
 
 log = logging.getLogger("quire.enginecore")
 
@@ -110,7 +108,7 @@ class EngineCore:
         self.owners = Owners(link)
         self._in_flight: deque[InFlight] = deque()
         self._side_results: dict[int, SideResults] = {}  # step -> not yet passed on
-        self._masks = StepMasks()
+        self._masks = StepMasks(config.step_timeout_s)
         self._wants_stacks = False
         self._expected = Expected()
         self._last_result = 0.0
@@ -199,7 +197,7 @@ class EngineCore:
             for seq in accepted:
                 self.scheduler.add(seq)
         if self.config.log_requests:
-            log.info("request %d: %d prompt tokens, %s", message.id, len(message.inputs.token_ids) // 4, _shown(message))
+            log.info(in_words(message))
         return None
 
     def _take_prepared(self) -> None:
@@ -273,8 +271,10 @@ class EngineCore:
         """End the requests of mask rows that have NO_TOKEN, which count for nothing then."""
         without = step.mask_rows[tokens[step.mask_rows] == NO_TOKEN]
         for slot in step.slots[without]:
-            seq = self.scheduler.slots.sequences[slot]
-            if seq is not None and self.scheduler.abort(seq.owner, seq.request_id):
+            if not self.scheduler.slots.alive[slot]:
+                continue  # aborted since, and its id may be another request's by now
+            seq = self.scheduler.slots.sequence(slot)
+            if self.scheduler.abort(seq.owner, seq.request_id):
                 self.owners.refuse(
                     seq.owner, seq.request_id, "engine_error", "what its output may go on with was not found out in time"
                 )
@@ -297,7 +297,9 @@ class EngineCore:
         results = self._side_results.pop(step.step & STEP_MASK).results
         if sorted(result.row for result in results) != sorted(step.side_rows):
             raise WorkersFailed("a worker's side results are not of the rows that have some")
-        for owner, message in side_messages(results, step.side_rows, self.link.epoch):
+        # of a request that was aborted since they are nobody's: its id may be another's by now
+        targets = {row: target for row, target in step.side_rows.items() if self.scheduler.slots.alive[step.slots[row]]}
+        for owner, message in side_messages(results, targets, self.link.epoch):
             self.owners.send(owner, message)
 
     # ----------------------------------------------------------------------------------------------------- waiting
@@ -394,7 +396,3 @@ class EngineCore:
 
 def _log_reply(reply: ControlReply) -> None:
     log.info("stacks of worker %d:\n%s", reply.rank, reply.error or reply.payload.decode(errors="replace"))
-
-
-def _shown(request: AddRequest) -> str:
-    return ", ".join(f"{name}={value}" for name, value in loggable(request.task.params).items()) or "default parameters"

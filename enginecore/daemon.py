@@ -117,7 +117,6 @@ def _run(
         keep_pauses_short()
         with contextlib.closing(core.preparing):
             core.run()
-            core.run()
     finally:
         workers.stop()
         link.close()

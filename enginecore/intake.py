@@ -14,7 +14,7 @@ from quire.enginecore.kv.sequence_blocks import SequenceBlocks
 from quire.enginecore.scheduling.sequence import Sequence
 from quire.ipc.limits import longest_prompt, output_limit, output_room
 from quire.ipc.messages import MAX_REQUEST_ID, AddRequest, EngineLimits, ErrorCode, RequestError, TokenInputs, sequence_key
-from quire.ipc.sampling import SamplingParams, check_against
+from quire.ipc.sampling import SamplingParams, check_against, loggable
 
 MAX_CACHE_SALT = 1024  # characters
 
@@ -126,3 +126,9 @@ class Intake:
         if params.min_tokens > 0 and params.allowed_token_ids and ends.issuperset(params.allowed_token_ids):
             raise Refusal("invalid", "allowed_token_ids holds only ids that min_tokens forbids")
         return stop_ids, ends
+
+
+def in_words(request: AddRequest) -> str:
+    """For the log: what was asked for, without texts and tokens."""
+    params = ", ".join(f"{name}={value}" for name, value in loggable(request.task.params).items()) or "default parameters"
+    return f"request {request.id}: {len(request.inputs.token_ids) // 4} prompt tokens, {params}"

@@ -10,7 +10,9 @@ MASK_TIMEOUT_S = 5.0  # of a step's masks: a grammar takes microseconds for one
 
 
 class StepMasks:
-    def __init__(self) -> None:
+    def __init__(self, step_timeout_s: float) -> None:
+        """step_timeout_s: of a whole step; masks are given up well before, for they must not cost a worker."""
+        self._step_timeout_s = step_timeout_s
         self._due: dict[int, tuple[set[int], float]] = {}  # step -> its rows without mask, when they are given up
 
     def __bool__(self) -> bool:
@@ -19,7 +21,7 @@ class StepMasks:
 
     def expect(self, step: int, rows: np.ndarray, now: float) -> None:
         """The plan of a step with these mask rows was sent."""
-        self._due[step] = (set(rows.tolist()), now + MASK_TIMEOUT_S)
+        self._due[step] = (set(rows.tolist()), now + min(MASK_TIMEOUT_S, self._step_timeout_s / 2))
 
     def send(self, step: int, rows: np.ndarray) -> bool:
         """Whether masks for these rows are still wanted, all of them; then they count as sent."""

@@ -39,9 +39,11 @@ def read_logprobs(out: StepOutput, ring: ResultRing, step: int, num_logprobs: np
 
 
 def side_messages(results: list[SideResult], targets: Mapping[int, SideTarget], epoch: int) -> list[tuple[int, CoreMessage]]:
-    """(owner, message) for every side result of a step; `targets`: whose they are, by row."""
+    """(owner, message) for the side results of a step that somebody waits for; `targets`: whose they are, by row."""
     messages: list[tuple[int, CoreMessage]] = []
     for result in results:
+        if result.row not in targets:
+            continue
         owner, request_id, start = targets[result.row]
         match result:
             case PromptLogprobsOfRow() if result.logprobs:  # a prompt of one token has none

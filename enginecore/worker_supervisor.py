@@ -11,15 +11,12 @@ import time
 from collections.abc import Callable
 
 from quire.enginecore.workers import WorkerGroup, WorkersFailed
-from quire.ipc.process.restarts import Restarts
+from quire.ipc.process.restarts import Restarts, restart_limit_s
 
 log = logging.getLogger("quire.enginecore")
 
 MAX_TICK_S = 1.0  # what one turn counts at most; a turn waits for half a second, until the next beat
 SAY_EVERY_S = 30.0  # that workers are still starting
-# A restart takes as long as the start before it, or less: files are in the page cache and kernels compiled. But a first start
-# has no limit, and what it took here need not be what it takes when the files come from afar again: hence so much room.
-START_LIMIT_S, START_LIMIT_FACTOR = 300.0, 10.0
 DYING_LIMIT_S = 30.0  # so long successors wait for killed workers to be gone: until then their memory is not free
 
 
@@ -107,7 +104,7 @@ class WorkerSupervisor:
             self._restarts.ready(self._now)
             log.info("workers are ready again after %.1f s", workers.start_s)
             return
-        limit_s = max(START_LIMIT_S, START_LIMIT_FACTOR * workers.start_s)
+        limit_s = restart_limit_s(workers.start_s)
         if waited_s > limit_s:
             workers.dump_stacks()
             raise WorkersFailed(f"the workers did not start again within {limit_s:.0f} s (they should {workers.start_stage})")

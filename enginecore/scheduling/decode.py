@@ -1,6 +1,7 @@
 """DecodeRows: sequences whose known tokens are all computed; and what a row's sampled token means. No I/O.
 
-Whatever takes for granted that a decode row computes one token and that a row samples one lies in this file:
+Whatever of the scheduler takes for granted that a decode row computes one token and that a row samples one lies in this file
+(of the rest of the engine, ipc/step/sections.py says it, beside TOKENS_PER_ROW):
 
     a decode row         computes position sched_tokens - 1: it needs room for sched_tokens tokens
     a row that samples   yields the token at position sched_tokens, which grows by one when it is scheduled, as num_tokens does
@@ -19,8 +20,7 @@ from quire.enginecore.kv.manager import KVManager
 from quire.enginecore.scheduling.plan_builder import PlanBuilder
 from quire.enginecore.scheduling.sequence import Sequence, SequenceState, Slots
 from quire.enginecore.scheduling.step import ScheduledStep
-
-TOKENS_PER_ROW = 1  # that a decode row computes and a sampling row yields
+from quire.ipc.step.sections import TOKENS_PER_ROW
 
 MakeRoom = Callable[[Sequence], bool]  # see Leaving.make_room
 

@@ -2,8 +2,8 @@
 
 Each has a listening socket of its own at the shared port (SO_REUSEPORT), which its parent, who calls this, holds as well. The
 kernel deals new connections out to all sockets that listen, whoever is behind them. So a frontend that is down does not listen:
-its socket is closed, what waited in the queue is kept for its next process, and others get what is new. Only while none is up
-does a socket stay, and connections wait there.
+its socket is closed, what waited in the queue is kept for its next process (MAX_KEPT at most), and others get what is new. Only
+while none is up does a socket stay, and connections wait there.
 """
 
 import asyncio
@@ -20,6 +20,7 @@ from quire.ipc.process.restarts import Restarts
 
 _START_TIMEOUT_S = 60.0
 _LAST_WORDS_S = 5.0  # beyond the grace for requests
+MAX_KEPT = 256  # connections that wait for one frontend's next process: they are descriptors, of which a start needs some
 
 
 class Frontends:
@@ -124,12 +125,12 @@ class Frontend:
         self._frontends.share_port()
 
     def stop_listening(self) -> None:
-        """Let the others have what comes, and keep what has come: closing the socket would reset what waits in its queue."""
+        """Let the others have what comes, and keep what has come: closing the socket resets what waits in its queue."""
         if self._socket is None:
             return
         self._socket.setblocking(False)
-        with contextlib.suppress(OSError):  # BlockingIOError: all; else: as many as we may hold
-            while True:
+        with contextlib.suppress(OSError):  # BlockingIOError: all
+            while len(self._waiting) < MAX_KEPT:
                 self._waiting.append(self._socket.accept()[0])
         self._socket.close()
         self._socket = None

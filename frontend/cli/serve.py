@@ -16,6 +16,7 @@ import shlex
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Coroutine
 
 import msgspec
@@ -30,7 +31,7 @@ from quire.ipc.config import EngineConfig
 from quire.ipc.links.paths import private_directory
 from quire.ipc.process.children import Child
 from quire.ipc.process.command import as_started
-from quire.ipc.process.restarts import FIRST_PAUSE_S, Restarts
+from quire.ipc.process.restarts import FIRST_PAUSE_S, START_LIMIT_S, Restarts, restart_limit_s
 
 log = logging.getLogger("quire.serve")
 
@@ -120,12 +121,16 @@ class Engine:
         launch: Callable[..., CoreProcess] = launch_core,
         restart_pause_s: float = FIRST_PAUSE_S,
         hung_after_s: float = HUNG_AFTER_S,
+        start_limit_s: float = START_LIMIT_S,
     ) -> None:
+        """start_limit_s: of a restart, at least; a first start has no limit."""
         self.address = address
         self._process: CoreProcess | None = None
         self._config = config
         self._prespawned = prespawned  # a process that waits for its configuration
         self._launch = launch
+        self._start_limit_s = start_limit_s
+        self._start_s = 0.0  # what the last start that succeeded took
         self._supervisor = Supervisor(self, Restarts(first_pause_s=restart_pause_s), hung_after_s)
         if config is not None:
             self.address = config.listen or f"ipc://{_socket_folder()}/engine.sock"
@@ -140,16 +145,19 @@ class Engine:
         assert self._process is not None
         return self._process.child
 
-    def start(self) -> None:
-        """Returns when the engine is ready. Raises EngineStartError."""
+    def start(self, limit_s: float | None = None) -> None:
+        """Returns when the engine is ready. Raises EngineStartError; also after limit_s, when its process has been ended."""
         if self._config is not None:
             prespawned, self._prespawned = self._prespawned, None
-            self._process = self._launch(self._config, prespawned=prespawned)
+            started = time.monotonic()
+            self._process = self._launch(self._config, timeout_s=limit_s, prespawned=prespawned)
+            self._start_s = time.monotonic() - started
             self.address = self._process.address
 
     async def start_again(self) -> None:
         try:
-            await in_daemon_thread(self.start)
+            limit_s = restart_limit_s(self._start_s, self._start_limit_s)
+            await in_daemon_thread(lambda: self.start(limit_s))
         except (EngineStartError, OSError) as error:  # OSError: there is no process to be had now
             raise StartFailed(str(error)) from None
 

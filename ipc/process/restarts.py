@@ -8,6 +8,14 @@ frontends (frontend/supervisor.py), and by the core for its workers (enginecore/
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 30.0
 LIVED_WELL_S = 120.0
 MAX_FAILED_STARTS = 4  # over 7 or 15 s, by the first pause: a dead process's GPU memory may come back as late
+# A restart takes as long as the start before it, or less: files are in the page cache and kernels compiled. But a first start
+# has no limit, and what it took here need not be what it takes when the files come from afar again: hence so much room.
+START_LIMIT_S, START_LIMIT_FACTOR = 300.0, 10.0
+
+
+def restart_limit_s(start_s: float, least_s: float = START_LIMIT_S) -> float:
+    """How long a restart may take before it counts as hung; start_s: what the last start that succeeded took."""
+    return max(least_s, START_LIMIT_FACTOR * start_s)
 
 
 class Restarts:

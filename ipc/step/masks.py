@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from quire.ipc.step.sections import MASK
+from quire.ipc.step.sections import MASK, STEP_MASK
 
 MASK_RECORD_WORDS = 1 << 20  # of one record at most: a worker copies one while the core writes the next, in buffers so large
 _STEP, _NUM_ROWS, _HAS_MASKS = (MASK.at[name] for name in ("step", "num_rows", "has_masks"))
@@ -29,7 +29,7 @@ class MaskRecord(NamedTuple):
 
 def _header(step: int, num_rows: int, has_masks: bool) -> np.ndarray:
     header = np.zeros(MASK.width, np.int32)
-    header[_STEP], header[_NUM_ROWS], header[_HAS_MASKS] = step & 0x7FFFFFFF, num_rows, has_masks
+    header[_STEP], header[_NUM_ROWS], header[_HAS_MASKS] = step & STEP_MASK, num_rows, has_masks
     return header
 
 

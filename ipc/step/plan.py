@@ -9,19 +9,23 @@ result word; the core ignores that of a prefill row without PREFILL_SAMPLE.
 """
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from quire.ipc.step.sections import (
     FLAG_SAME_DECODE_ROWS,
     HEADER,
+    LOGITS_PROCESSORS,
     PREFILL_PROMPT_LOGPROBS,
     SECTIONS,
     SLOT_VALUES,
+    STEP_MASK,
+    TOKENS_PER_ROW,
     WORD,
+    ListField,
     Record,
 )
 
@@ -108,7 +112,7 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        return len(self.decode_rows) + len(self.prefill_tokens)
+        return TOKENS_PER_ROW * len(self.decode_rows) + len(self.prefill_tokens)
 
     @property
     def late_mask(self) -> bool:
@@ -127,7 +131,7 @@ class StepPlan:
         header[_DEVICE_WORDS] = at
         if len(self.sections) > len(parts):
             at = self._place(_ELSEWHERE, at, header, parts)
-        header[_STEP], header[_VARIANT], header[_WORDS] = self.step & 0x7FFFFFFF, self.variant, at
+        header[_STEP], header[_VARIANT], header[_WORDS] = self.step & STEP_MASK, self.variant, at
         header[_FLAGS] = FLAG_SAME_DECODE_ROWS * self.same_decode_rows
         header[_MAX_SEQ_LEN] = self.max_seq_len
         return np.concatenate([np.array(header, np.int32), *parts])
@@ -161,75 +165,62 @@ def decode_plan(words: np.ndarray, last_decode_rows: np.ndarray) -> StepPlan:
     return StepPlan(h[_STEP], sections, h[_VARIANT], same, h[_MAX_SEQ_LEN])
 
 
+Ids = Sequence[int] | np.ndarray
+
+
 class LogitsProcessors(NamedTuple):
-    """Rare sampling state of one sequence, sent when it gets its slot: ids as int sequences."""
+    """Rare sampling state of one sequence, in the fields of sections.LOGITS_PROCESSORS, where they are explained."""
 
     slot: int
     processor_row: int
-    prompt_ids: np.ndarray  # int32, empty without penalties
-    output_ids: np.ndarray  # int32; all of them with penalties, else the last MAX_BAD_WORD_TOKENS
-    bias_ids: list[int]
-    bias_values: list[float]
-    allowed_ids: list[int]  # empty: all
-    stop_ids: list[int]  # masked while shorter than the slot's min_len
-    bad_words: list[list[int]]
+    prompt_ids: Ids
+    output_ids: Ids
+    bias_ids: Ids
+    bias_values: Sequence[float] | np.ndarray
+    allowed_ids: Ids
+    stop_ids: Ids
+    bad_words: Sequence[Sequence[int]]
 
 
-PROCESSOR_HEADER = 9  # slot, row, and the lengths of the seven lists
+def encode_logits_processors(processors: LogitsProcessors) -> np.ndarray:
+    """One record of LOGITS_PROCESSORS, int32."""
+    values, record = processors._asdict(), LOGITS_PROCESSORS
+    lists = [_list_words(field, values[field.name]) for field in record.lists]
+    head = [record.head, *(values[field.name] for field in record.fields), *map(len, lists)]
+    head[0] += sum(map(len, lists))
+    return np.concatenate([np.array(head, np.int32), *lists])
 
 
-def encode_logits_processors(f: LogitsProcessors) -> np.ndarray:
-    """One record: total words, then PROCESSOR_HEADER words, then the lists; each bad word is preceded by its length."""
-    bad = [x for word in f.bad_words for x in (len(word), *word)]
-    lengths = [
-        len(f.prompt_ids),
-        len(f.output_ids),
-        len(f.bias_ids),
-        len(f.allowed_ids),
-        len(f.stop_ids),
-        len(f.bad_words),
-        len(bad),
-    ]
-    parts = [
-        np.asarray([f.slot, f.processor_row, *lengths], np.int32),
-        np.asarray(f.prompt_ids, np.int32),
-        np.asarray(f.output_ids, np.int32),
-        np.asarray(f.bias_ids, np.int32),
-        np.asarray(f.bias_values, np.float32).view(np.int32),
-        np.asarray(f.allowed_ids, np.int32),
-        np.asarray(f.stop_ids, np.int32),
-        np.asarray(bad, np.int32),
-    ]
-    body = np.concatenate(parts)
-    return np.concatenate([np.asarray([len(body) + 1], np.int32), body])
+def _list_words(field: ListField, entries: Sequence[Any] | np.ndarray) -> np.ndarray:
+    if field.item_cap is not None:
+        entries = [word for entry in entries for word in (len(entry), *entry)]
+    return np.asarray(entries, _NUMPY[field.dtype]).view(np.int32)
 
 
 def decode_logits_processors(words: np.ndarray) -> list[LogitsProcessors]:
-    """All records of a plan's processors section."""
+    """All records of a plan's processors section; lists of single words are views into `words`."""
     out, at = [], 0
     while at < len(words):
-        record = words[at + 1 : at + int(words[at])]
-        slot, row, *n = (int(x) for x in record[:PROCESSOR_HEADER])
-        lists, start = [], PROCESSOR_HEADER
-        for length in (n[0], n[1], n[2], n[2], n[3], n[4], n[6]):
-            lists.append(record[start : start + length])
-            start += length
-        bad, words_out, i = lists[6].tolist(), [], 0
-        while i < len(bad):
-            words_out.append(bad[i + 1 : i + 1 + bad[i]])
-            i += 1 + bad[i]
-        out.append(
-            LogitsProcessors(
-                slot,
-                row,
-                lists[0],
-                lists[1],
-                lists[2].tolist(),
-                lists[3].view(np.float32).tolist(),
-                lists[4].tolist(),
-                lists[5].tolist(),
-                words_out,
-            )
-        )
-        at += int(words[at])
+        record = words[at : at + int(words[at])]
+        out.append(_processors_of(record))
+        at += len(record)
     return out
+
+
+def _processors_of(words: np.ndarray) -> LogitsProcessors:
+    record, at = LOGITS_PROCESSORS, LOGITS_PROCESSORS.head
+    values: dict[str, Any] = {f.name: int(words[record.at[f.name]]) for f in record.fields}
+    for field, length in zip(record.lists, words[record.lengths : at].tolist(), strict=True):
+        part = words[at : at + length]
+        values[field.name] = part.view(_NUMPY[field.dtype]) if field.item_cap is None else _items(part.tolist())
+        at += length
+    return LogitsProcessors(**values)
+
+
+def _items(words: list[int]) -> list[list[int]]:
+    items, at = [], 0
+    while at < len(words):
+        end = at + 1 + words[at]
+        items.append(words[at + 1 : end])
+        at = end
+    return items

@@ -5,8 +5,8 @@ itself, so the GPU needs neither a fence nor a counter, and the core merely look
 
     page 0   magic, max_rows, num_logprobs, depth, words_per_step, generation of workers | sleeping flag    (int64 words)
     data     depth entries of words_per_step; step s is entry (s & 0x7fffffff) % depth
-    entry    [0, R) tokens, then for each row the words of sections.logprob_record(L), floats as their bits
-             R = max_rows, L = num_logprobs; a row has all of its L alternatives or none at all
+    entry    the tokens of R rows, TOKENS_PER_ROW each, then for each row the words of sections.logprob_record(L), floats as
+             their bits; R = max_rows, L = num_logprobs; a row has all of its L alternatives or none at all
 
 A GPU cannot ring a doorbell. While the core sleeps in its poll, its flag is raised, and a thread of the worker rings instead.
 """
@@ -19,12 +19,11 @@ from typing import NamedTuple
 import numpy as np
 
 from quire.ipc.step.plan_ring import RingCorrupt, adopt, drain_doorbell, make_doorbell, make_fence, make_shared_memory
-from quire.ipc.step.sections import logprob_record
+from quire.ipc.step.sections import MAX_LOGPROBS, STEP_MASK, TOKENS_PER_ROW, logprob_record, result_words
 
 _MAGIC = 0x544C_5345_5245_4951
 _PAGE = 4096
 _Q_MAGIC, _Q_MAX_ROWS, _Q_NUM_LOGPROBS, _Q_DEPTH, _Q_WORDS_PER_STEP, _Q_GENERATION, _Q_SLEEPING = 0, 1, 2, 3, 4, 5, 8
-STEP_MASK = 0x7FFFFFFF  # of the number in a plan's header
 
 
 class RowLogprobs(NamedTuple):
@@ -55,19 +54,20 @@ class ResultRing:
         halves = words.view(np.int32).reshape(self.depth, self.words_per_step, 2)
         grid = (self.depth, self.max_rows, self._record.width)
         self._halves = memory[_PAGE:].cast("i")
-        self._token_words = words[:, : self.max_rows]
-        self._token_tags = [halves[slot, : self.max_rows, 1] for slot in range(self.depth)]
-        self._token_values = [halves[slot, : self.max_rows, 0] for slot in range(self.depth)]
-        self._logprob_grid = words[:, self.max_rows :].reshape(grid)
-        self._logprob_tags = halves[:, self.max_rows :, 1].reshape(grid)
-        self._logprob_values = halves[:, self.max_rows :, 0].reshape(grid)
+        num_tokens = self.max_rows * TOKENS_PER_ROW
+        self._token_words = words[:, :num_tokens]
+        self._token_tags = [halves[slot, :num_tokens, 1] for slot in range(self.depth)]
+        self._token_values = [halves[slot, :num_tokens, 0] for slot in range(self.depth)]
+        self._logprob_grid = words[:, num_tokens:].reshape(grid)
+        self._logprob_tags = halves[:, num_tokens:, 1].reshape(grid)
+        self._logprob_values = halves[:, num_tokens:, 0].reshape(grid)
 
     @classmethod
-    def create(cls, max_rows: int, num_logprobs: int = 20, depth: int = 8) -> "ResultRing":
+    def create(cls, max_rows: int, num_logprobs: int = MAX_LOGPROBS, depth: int = 8) -> "ResultRing":
         """A ring for steps of up to max_rows rows; `depth`, a power of two, is how many steps it remembers."""
         if max_rows < 1 or num_logprobs < 0 or depth < 2 or depth & (depth - 1):
             raise ValueError(f"no result ring of {max_rows} rows, {num_logprobs} logprobs and depth {depth}")
-        words_per_step = max_rows * (1 + logprob_record(num_logprobs).width)
+        words_per_step = result_words(max_rows, num_logprobs)
         fd = make_shared_memory("quire-result", _PAGE + -(-depth * words_per_step * 8 // _PAGE) * _PAGE)
         with mmap.mmap(fd, _PAGE) as page, memoryview(page) as raw, raw.cast("q") as q:
             q[_Q_MAX_ROWS], q[_Q_NUM_LOGPROBS], q[_Q_DEPTH], q[_Q_WORDS_PER_STEP] = (
@@ -92,7 +92,7 @@ class ResultRing:
             raise RingCorrupt("this is no result ring")
         with mmap.mmap(fds[0], _PAGE, prot=mmap.PROT_READ) as page, memoryview(page) as raw, raw.cast("q") as q:
             magic, rows, logprobs, depth, words = q[_Q_MAGIC], *q[_Q_MAX_ROWS : _Q_WORDS_PER_STEP + 1]
-        sane = rows > 0 and logprobs >= 0 and depth > 1 and words == rows * (1 + logprob_record(logprobs).width)
+        sane = rows > 0 and logprobs >= 0 and depth > 1 and words == result_words(rows, logprobs)
         if magic != _MAGIC or not sane or size < _PAGE + 8 * depth * words:
             raise RingCorrupt("this is no result ring")
         return cls(*fds)
@@ -116,19 +116,19 @@ class ResultRing:
         if num_rows == 0:
             return True
         step &= STEP_MASK
-        slot = step % self.depth
+        slot, num_tokens = step % self.depth, num_rows * TOKENS_PER_ROW
         # One word first: a spinning core mostly hears "no", and this costs 0.1 us against 1 us for the whole column.
-        if self._halves[2 * (slot * self.words_per_step + num_rows - 1) + 1] != step:
+        if self._halves[2 * (slot * self.words_per_step + num_tokens - 1) + 1] != step:
             return False
-        if not (self._token_tags[slot][:num_rows] == step).all():
+        if not (self._token_tags[slot][:num_tokens] == step).all():
             return False
         if logprob_rows is None or len(logprob_rows) == 0:
             return True
         return bool((self._logprob_tags[slot][logprob_rows] == step).all())
 
     def tokens(self, step: int, num_rows: int) -> np.ndarray:
-        """Tokens of a step that is ready: int32 [num_rows], a copy."""
-        return self._token_values[(step & STEP_MASK) % self.depth][:num_rows].copy()
+        """Tokens of a step that is ready: int32 [num_rows * TOKENS_PER_ROW], in row order, a copy."""
+        return self._token_values[(step & STEP_MASK) % self.depth][: num_rows * TOKENS_PER_ROW].copy()
 
     def logprobs(self, step: int, rows: np.ndarray) -> RowLogprobs:
         """Logprobs of some rows (int [k]) of a step that is ready; copies."""
@@ -160,9 +160,12 @@ class ResultRing:
 
     # ------------------------------------------------------------------------------------------ the output rank's side
     def write(self, step: int, tokens: np.ndarray, logprobs: RowLogprobs | None = None) -> None:
-        """Store a step's results and ring: tokens int32 [rows], in row order. For a worker without a GPU."""
-        if len(tokens) > self.max_rows:
-            raise ValueError(f"{len(tokens)} rows do not fit a ring of {self.max_rows}")
+        """Store a step's results and ring: tokens int32 [rows * TOKENS_PER_ROW], in row order.
+
+        For a worker without a GPU. Raises ValueError for more than the ring's.
+        """
+        if len(tokens) > self.max_rows * TOKENS_PER_ROW:
+            raise ValueError(f"{len(tokens)} tokens do not fit a ring of {self.max_rows} rows")
         step &= STEP_MASK
         slot, tag = step % self.depth, np.uint64(step << 32)
         if logprobs is not None and len(logprobs.rows):

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 
 EXTREME = 1e30  # parameters beyond it, or below its inverse, would be infinite or zero in float32
 INT32_MAX = 2**31 - 1
+STEP_MASK = INT32_MAX  # of a step's number, wherever it travels
 WORDS_OF = {"int32": 1, "float32": 1, "uint64": 2}
 
 
@@ -36,6 +37,46 @@ class Record:
             self.at[f.name] = self.used
             self.used += f.words
         self.width = max(width, self.used)
+
+
+class ListField(NamedTuple):
+    """A list in a ListRecord. cap: its most entries, None: as many as a sequence has tokens or the vocabulary has ids.
+
+    item_cap: an entry is a list itself, of so many words at most, and is preceded by their number; None: it is one word.
+    """
+
+    name: str
+    dtype: str = "int32"
+    cap: int | None = None
+    item_cap: int | None = None
+
+
+class ListRecord:
+    """A record with lists: its length in words, its fields, the words that each list takes, and the lists themselves."""
+
+    def __init__(self, fields: tuple[Field, ...], lists: tuple[ListField, ...]) -> None:
+        self.fields = fields
+        self.lists = lists
+        self.at = {f.name: 1 + i for i, f in enumerate(fields)}  # one word each
+        self.lengths = 1 + len(fields)  # where the lists' lengths begin
+        self.head = self.lengths + len(lists)  # and the lists
+
+
+# -------------------------------------------------------------------------------------------------- tokens of a row
+TOKENS_PER_ROW = 1  # that a decode row computes and a row that samples yields
+# Whoever counts on it takes it from here. What else there is to change for rows of 1 to 8 tokens, on the way of a step:
+#
+#     scheduling/decode.py      lengths are exact when a step is made; they would be bounds until its result is back. A result
+#                               holds as many tokens as were accepted; a stop id may be any of them, not only the last
+#     decode_rows, below        slots alone: how many tokens a row has, and which drafts, would come with them
+#     kernels/step/             a decode row is one token: row r's is token r, its id the slot's last_token; finish_step stores
+#                               one word a row, and seq_len grows by what was computed
+#     workers/runner.py         a decode step has as many tokens as rows, and all its hidden states are sampled from;
+#     workers/graphs.py         and so have the padded sizes that are captured
+#     kernels/sampling/         sampled int32 [rows]: a row's parameters, mask and logprobs are those of one token
+#     attention                 decode kernels take up to 8 already, by max_query_len; decode_rope.py fuses for 1 only
+#     result_ring.py            all words of a row are there or none; logprob_record is of one token
+#     core.py, publish.py       StepOutput has one token a row, and one entry of logprobs for it
 
 
 # ----------------------------------------------------------------------------------------------- limits of the lists
@@ -103,6 +144,20 @@ PREFILL_PROMPT_LOGPROBS = 2  # the row has a side result
 
 WORD = Record(Field("word"))  # of a list
 
+# rare sampling state of one sequence, sent when it gets its slot
+LOGITS_PROCESSORS = ListRecord(
+    (Field("slot"), Field("processor_row")),
+    (
+        ListField("prompt_ids"),  # empty without penalties
+        ListField("output_ids"),  # all of them with penalties, else the last MAX_BAD_WORD_TOKENS
+        ListField("bias_ids", cap=MAX_LOGIT_BIAS),
+        ListField("bias_values", "float32", cap=MAX_LOGIT_BIAS),
+        ListField("allowed_ids"),  # empty: all
+        ListField("stop_ids", cap=MAX_MASKED_STOPS),  # masked while shorter than the slot's min_len
+        ListField("bad_words", cap=MAX_BAD_WORDS, item_cap=MAX_BAD_WORD_TOKENS),
+    ),
+)
+
 
 # ---------------------------------------------------------------------------------------------------------- sections
 class StepLimits(NamedTuple):
@@ -140,7 +195,7 @@ SECTIONS = (
     Section("decode_rows", WORD, "device", lambda s: s.max_num_seqs),  # slots; counted but absent under FLAG_SAME_DECODE_ROWS
     Section("prefill_rows", PREFILL, "device", lambda s: s.max_num_seqs),
     Section("prefill_tokens", WORD, "device", lambda s: s.max_num_batched_tokens),  # of all prefill rows, one after the other
-    Section("logits_processors", WORD, "host"),  # records of plan.encode_logits_processors
+    Section("logits_processors", WORD, "host"),  # records of LOGITS_PROCESSORS, one after the other
     Section("mask_rows", WORD, "tail"),  # rows whose masks follow in the ring, in records of KIND_MASK
 )
 
@@ -151,9 +206,7 @@ HEADER = Record(
     Field("max_seq_len"),  # upper bound over the step's rows, this step's tokens included
     Field("words"),  # length of the whole plan
     Field("device_words"),  # length of what the device reads: header and sections applied there
-    Field(
-        "world_size"
-    ),  # ranks that the plan is for: written by who sends it, for the scheduler does not know, and checked by each
+    Field("world_size"),  # ranks that the plan is for: written by who sends it (the scheduler does not know), checked by each
     *(Field(name) for s in SECTIONS for name in (f"num_{s.name}", s.name)),  # rows of a section, and its first word
     width=32,
 )
@@ -190,3 +243,8 @@ def logprob_record(num_top: int) -> Record:
 
 
 LOGPROBS = logprob_record(MAX_LOGPROBS)
+
+
+def result_words(max_rows: int, num_top: int = MAX_LOGPROBS) -> int:
+    """Words of one step's results: the tokens of all rows, then the log-probabilities of all rows."""
+    return max_rows * (TOKENS_PER_ROW + logprob_record(num_top).width)

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from quire.ipc.step.sections import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_MASKED_STOPS, SLOT
+from quire.ipc.step.sections import LOGITS_PROCESSORS, MAX_BAD_WORDS, MAX_MASKED_STOPS, SLOT
 from quire.kernels.sampling.token_counts_cpu import entries_of_row, new_entries
 from quire.kernels.step.tables import (
     HISTORY,
@@ -40,7 +40,7 @@ class SequenceProcessors(Protocol):
     @property
     def bias_ids(self) -> Ids: ...
     @property
-    def bias_values(self) -> Sequence[float]: ...
+    def bias_values(self) -> Sequence[float] | np.ndarray: ...
     @property
     def allowed_ids(self) -> Ids: ...
     @property
@@ -52,13 +52,10 @@ class SequenceProcessors(Protocol):
 def apply_logits_processors(tables: SlotTables, pool: LogitsProcessorPool, sequences: Sequence[SequenceProcessors]) -> None:
     """Fill the sequences' rows of the pool and their slots' history: one copy to the device, at most 18 launches.
 
-    Rows are wholly replaced. Ids outside the vocabulary are dropped. Lists beyond their caps raise ValueError.
+    Rows are wholly replaced. Ids outside the vocabulary are dropped. Raises ValueError for a list beyond its cap.
     """
     for s in sequences:
-        lengths = len(s.stop_ids), len(s.bad_words), len(s.bias_ids)
-        if lengths[0] > MAX_MASKED_STOPS or lengths[1] > MAX_BAD_WORDS or lengths[2] > MAX_LOGIT_BIAS:
-            most = f"{MAX_MASKED_STOPS}, {MAX_BAD_WORDS} and {MAX_LOGIT_BIAS}"
-            raise ValueError("{} stop ids, {} bad words, {} biases: at most {}".format(*lengths, most))
+        _check_caps(s)
     x = _on_device({**_lists(pool, sequences), **_counted(pool, sequences)}, pool.counts.device)
     rows, counts = x["rows"], pool.counts.view(-1)
     tables.history.index_copy_(0, x["slots"], x["history"])
@@ -76,6 +73,15 @@ def apply_logits_processors(tables: SlotTables, pool: LogitsProcessorPool, seque
     if len(x["counts_at"]):
         counts[x["counts_at"]] = counts[x["counts_at"]] | IN_TABLE
         pool.entries.view(-1)[x["entries_at"]] = x["entries"]
+
+
+def _check_caps(sequence: SequenceProcessors) -> None:
+    for field in LOGITS_PROCESSORS.lists:
+        entries = getattr(sequence, field.name)
+        if field.cap is not None and len(entries) > field.cap:
+            raise ValueError(f"{len(entries)} {field.name}: at most {field.cap}")
+        if field.item_cap is not None and max(map(len, entries), default=0) > field.item_cap:
+            raise ValueError(f"one of {field.name} is longer than {field.item_cap}")
 
 
 def _fill_rows(tensor: torch.Tensor, rows: torch.Tensor, value: int) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from core_by_hand import VOCAB_SIZE, CoreByHand, add
+from core_by_hand import EPOCH, VOCAB_SIZE, CoreByHand, add
 
 from quire.enginecore import core as core_module
 from quire.enginecore import daemon
@@ -18,7 +18,7 @@ from quire.enginecore.core import AWAKE_S, LATE_S
 from quire.enginecore.step_times import Expected
 from quire.enginecore.workers import WorkersFailed
 from quire.ipc.links.core_and_workers import WorkerToCore
-from quire.ipc.messages import PromptLogprobs, PromptLogprobsOfRow, RequestError, SideResults, StepOutputs
+from quire.ipc.messages import Abort, PromptLogprobs, PromptLogprobsOfRow, RequestError, SideResults, StepOutputs
 
 
 @pytest.fixture
@@ -152,6 +152,19 @@ def test_all_that_comes_beside_a_steps_tokens_is_one_message(by_hand):
         assert (got.id, got.start, got.num_top, got.ranks) == (10 + n, 1, 0, columns[row])
     assert not core._in_flight and not core._side_results
     worker.close()
+
+
+def test_side_results_of_an_aborted_request_do_not_go_to_its_ids_next_one(by_hand):
+    core, frontend = by_hand.core, by_hand.frontend()
+    frontend.send(add(1, max_tokens=1, prompt_logprobs=0))
+    by_hand.until(lambda: core._in_flight)
+    step = core._in_flight[0].scheduled
+    frontend.send(Abort(EPOCH, [1]))
+    frontend.send(add(1, max_tokens=1))
+    by_hand.until(lambda: len(core._in_flight) == 2)
+    row = PromptLogprobsOfRow(*step.side_rows, bytes(12), bytes(12), b"", b"")
+    core._side_results[step.step] = SideResults(0, step.step, [row])
+    assert isinstance(by_hand.answer(frontend, StepOutputs | PromptLogprobs), StepOutputs)
 
 
 def test_side_results_of_other_rows_are_the_workers_failure(by_hand):

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from core_by_hand import VOCAB_SIZE, CoreByHand, add
+from core_by_hand import EPOCH, VOCAB_SIZE, CoreByHand, add
 from fake_worker import solo_output
 
 from quire.enginecore import masks as masks_module
 from quire.enginecore.masks import StepMasks
 from quire.enginecore.workers import WorkersFailed
-from quire.ipc.messages import RequestError, StepOutputs
+from quire.ipc.messages import Abort, RequestError, StepOutputs
 from quire.ipc.step.sections import NO_TOKEN
 
 MASK = np.full((1, 2), -1, np.int32)
@@ -122,8 +122,32 @@ def test_no_token_is_the_workers_failure_where_no_mask_was_due(by_hand):
         by_hand.core._tokens(step)
 
 
+def test_a_mask_that_does_not_come_for_an_aborted_request_leaves_its_ids_next_one_alone(by_hand):
+    frontend, grammar = by_hand.frontend(), Grammar(by_hand, 1)
+    frontend.send(add(1, 5, max_tokens=30))
+    by_hand.until(lambda: grammar.steps)
+    grammar.request_id = -1  # what comes has none
+    frontend.send(Abort(EPOCH, [1]))
+    frontend.send(add(1, 7, max_tokens=3))
+    by_hand.until(lambda: len(by_hand.core.scheduler.waiting) == 1)
+    by_hand.core._masks.clear()
+    by_hand.workers.send_no_masks(grammar.steps[0], grammar.row)
+    tokens: list[int] = []
+    while len(tokens) < 3:
+        message = by_hand.answer(frontend, StepOutputs | RequestError)
+        assert isinstance(message, StepOutputs), message
+        tokens += tokens_of(message)
+    assert tokens == solo_output([*range(7)], 10, set(), VOCAB_SIZE)
+
+
+def test_masks_are_given_up_before_their_step_is_overdue():
+    masks = StepMasks(step_timeout_s=2.0)  # shorter than what masks have otherwise
+    masks.expect(1, np.asarray([0]), now=10.0)
+    assert masks.overdue(10.9) == [] and len(masks.overdue(11.0)) == 1
+
+
 def test_masks_are_counted_row_by_row():
-    masks = StepMasks()
+    masks = StepMasks(step_timeout_s=60.0)
     masks.expect(4, np.asarray([1, 2, 5]), now=10.0)
     masks.expect(5, np.asarray([0]), now=11.0)
     assert masks.send(4, np.asarray([5, 1])) and not masks.send(4, np.asarray([1])) and not masks.send(3, np.asarray([2]))

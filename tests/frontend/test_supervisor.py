@@ -36,10 +36,11 @@ class Kept:
         self.why_not = folder / "why_not"
         self._caplog = caplog
 
-    def run(self, test: "Test", pause_s: float = 0.01, hung_after_s: float = 30.0) -> None:
+    def run(self, test: "Test", pause_s: float = 0.01, hung_after_s: float = 30.0, start_limit_s: float = 30.0) -> None:
         launch = functools.partial(launch_core, module="fake_engine")
         config = EngineConfig(model=str(self.why_not))
-        self.engine = Engine(config, "", launch=launch, restart_pause_s=pause_s, hung_after_s=hung_after_s)
+        limits = {"hung_after_s": hung_after_s, "start_limit_s": start_limit_s}
+        self.engine = Engine(config, "", launch=launch, restart_pause_s=pause_s, **limits)
         self.engine.start()
         try:
             asyncio.run(self._run(test))
@@ -117,6 +118,17 @@ def test_an_engine_that_does_not_start_several_times_in_a_row_is_given_up(kept):
         assert kept._caplog.text.count("did not start again") == MAX_FAILED_STARTS - 1
 
     kept.run(test)
+
+
+def test_an_engine_that_hangs_while_it_starts_again_is_tried_again(kept):
+    async def test(kept: Kept) -> None:
+        kept.why_not.write_text("")  # it says nothing and does not end
+        kept.kill()
+        await kept.said("the engine did not start again (the engine was not ready within")
+        kept.why_not.unlink()
+        await kept.back()
+
+    kept.run(test, pause_s=0.05, start_limit_s=1.0)
 
 
 def test_an_engine_that_hangs_is_replaced(kept):

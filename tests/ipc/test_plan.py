@@ -17,6 +17,7 @@ from quire.ipc.step.plan import (
 from quire.ipc.step.sections import (
     BLOCK,
     HEADER,
+    LOGITS_PROCESSORS,
     LOGPROBS,
     MASK,
     MAX_LOGPROBS,
@@ -188,7 +189,12 @@ def test_processors_come_back_as_they_went(records):
     assert len(again) == len(records)
     for before, after in zip(records, again, strict=True):
         for name, x, y in zip(LogitsProcessors._fields, before, after, strict=True):
-            assert list(x) == list(y) if isinstance(x, np.ndarray) else x == y, name
+            assert x == y if isinstance(x, int) else list(x) == list(y), name
+
+
+def test_processors_have_the_declared_fields():
+    declared = [f.name for f in (*LOGITS_PROCESSORS.fields, *LOGITS_PROCESSORS.lists)]
+    assert list(LogitsProcessors._fields) == declared
 
 
 def test_longest_plan_fits_its_stated_length():

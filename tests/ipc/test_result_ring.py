@@ -6,6 +6,7 @@ import select
 import numpy as np
 import pytest
 
+from quire.ipc.step import result_ring, sections
 from quire.ipc.step.plan_ring import PlanRing, RingCorrupt
 from quire.ipc.step.result_ring import ResultRing, RowLogprobs
 
@@ -70,6 +71,17 @@ def test_step_number_wraps(ends):
         assert core.tokens(step, 1).tolist() == [step % 1000]
 
 
+def test_a_row_has_as_many_tokens_as_are_declared(monkeypatch):
+    for module in (sections, result_ring):
+        monkeypatch.setattr(module, "TOKENS_PER_ROW", 2)
+    ring = ResultRing.create(max_rows=3, num_logprobs=3, depth=4)
+    ring.write(1, np.arange(4, dtype=np.int32), some_logprobs([1]))
+    assert ring.ready(1, 2, [1]) and not ring.ready(1, 3) and not ring.ready(1, 2, [0])
+    assert ring.tokens(1, 2).tolist() == [0, 1, 2, 3]
+    assert ring.logprobs(1, np.asarray([1])).top_ids.tolist() == [[100, 101, 102]]
+    ring.close()
+
+
 def test_logprobs_arrive_for_the_rows_that_have_them(ends):
     core, worker = ends
     worker.write(7, np.arange(6, dtype=np.int32), some_logprobs([4, 1]))
@@ -98,7 +110,7 @@ def test_missing_alternatives_are_filled_up(ends):
 
 def test_what_does_not_fit_is_refused(ends):
     _, worker = ends
-    with pytest.raises(ValueError, match="7 rows"):
+    with pytest.raises(ValueError, match="7 tokens"):
         worker.write(1, np.zeros(7, np.int32))
     with pytest.raises(ValueError, match="4 logprobs"):
         worker.write(1, np.zeros(1, np.int32), some_logprobs([0])._replace(top_ids=np.zeros((1, 4), np.int32)))

@@ -138,13 +138,18 @@ def test_a_row_is_wholly_replaced():
     assert torch.equal(h.tables.history, fresh.tables.history)
 
 
-TOO_LONG = {"stop": range(257), "bad": [[1]] * 257, "bias": [(i, 1.0) for i in range(1025)]}
-
-
-@pytest.mark.parametrize("name", TOO_LONG)
-def test_lists_beyond_their_caps_are_refused(name):
-    with pytest.raises(ValueError, match="at most 256, 256 and 1024"):
-        SamplerHarness(2000).processors(**{name: TOO_LONG[name]})
+@pytest.mark.parametrize(
+    "name,entries,said",
+    [
+        ("stop", range(257), "257 stop_ids: at most 256"),
+        ("bad", [[1]] * 257, "257 bad_words: at most 256"),
+        ("bias", [(i, 1.0) for i in range(1025)], "1025 bias_ids: at most 1024"),
+        ("bad", [[1], range(17)], "one of bad_words is longer than 16"),
+    ],
+)
+def test_lists_beyond_their_caps_are_refused(name, entries, said):
+    with pytest.raises(ValueError, match=said):
+        SamplerHarness(2000).processors(**{name: entries})
 
 
 # the table

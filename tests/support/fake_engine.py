@@ -1,8 +1,8 @@
 """An engine process without an engine, which misbehaves on order: `python -m fake_engine` in the place of the core.
 
 What it does depends on the model's name: "cannot-start" says why, "dies" ends without a word, "mute" never becomes ready; the
-name of a file says that the engine cannot start for the reason in it. Any other is served by a FakeCore that repeats each
-prompt. A prompt that begins with token 7 is never answered.
+name of a file says that the engine cannot start for the reason in it, or, if it is empty, never becomes ready. Any other is
+served by a FakeCore that repeats each prompt. A prompt that begins with token 7 is never answered.
 """
 
 import select
@@ -34,8 +34,10 @@ def main() -> None:
         case "mute":
             signal.sigwait(stop)
         case str(path) if Path(path).is_file():
-            tell_parent({"error": Path(path).read_text()})
-            sys.exit(1)
+            if why := Path(path).read_text():
+                tell_parent({"error": why})
+                sys.exit(1)
+            signal.sigwait(stop)
         case _:
             with FakeCore(script, address=config.listen) as core:
                 tell_parent({"ready": core.address})

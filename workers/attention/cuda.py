@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from quire.ipc.step.sections import TOKENS_PER_ROW
 from quire.kernels.attention.decode import decode_attention
 from quire.kernels.attention.decode_rope import Rope, can_fuse
 from quire.kernels.attention.decode_schedule import DecodeSchedule, DecodeWorkspace, decode_schedule
@@ -21,8 +22,6 @@ from quire.workers.attention.attention import ModelAttention, RotaryTables
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.devices.device import DeviceContext
 from quire.workers.models.config import AttentionSpec
-
-MAX_QUERY_LEN = 1  # query tokens of a decode row
 
 
 class HeadShape(NamedTuple):
@@ -42,7 +41,7 @@ class Workspace:
 
     def __init__(self, shape: HeadShape, windows: list[int], ctx: DeviceContext):
         rows, device, dtype = ctx.max_rows, ctx.device, ctx.dtype
-        self.decode = DecodeWorkspace.allocate(rows, *shape, MAX_QUERY_LEN, device, dtype)
+        self.decode = DecodeWorkspace.allocate(rows, *shape, TOKENS_PER_ROW, device, dtype)
         self.schedules: dict[int, DecodeSchedule] = {window: self.decode.new_schedule(window) for window in windows}
         self.prefill = PrefillWorkspace.allocate(rows, ctx.max_tokens, *shape, device, dtype)
         self.prefill_window = max(windows) if all(windows) else 0

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 
 from quire.ipc.step.result_ring import ResultRing
+from quire.ipc.step.sections import result_words
 from quire.kernels.sampling import sampler_cpu
 from quire.kernels.step import step_inputs_cpu
 from quire.workers.attention.cpu import CpuModelAttention
-from quire.workers.devices.device import RESULT_DEPTH, Device, DeviceContext, result_words
+from quire.workers.devices.device import RESULT_DEPTH, Device, DeviceContext
 from quire.workers.devices.masks import CpuMasks
 
 

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 
 from quire.ipc.step.result_ring import ResultRing
-from quire.ipc.step.sections import HEADER
+from quire.ipc.step.sections import HEADER, result_words
 from quire.kernels.linear import split_linear
 from quire.kernels.sampling import sampler
 from quire.kernels.step import step_inputs
 from quire.kernels.triton_support.dependent_launch import mode_for
 from quire.workers.attention.cuda import CudaModelAttention
-from quire.workers.devices.device import RESULT_DEPTH, Device, DeviceContext, result_words
+from quire.workers.devices.device import RESULT_DEPTH, Device, DeviceContext
 from quire.workers.devices.masks import CudaMasks
 
 log = logging.getLogger("quire.workers")

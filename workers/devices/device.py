@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from quire.ipc.step.sections import NO_TOKEN, VARIANT_FILTER, VARIANT_LOGPROBS, VARIANT_MASK, VARIANT_PROCESSORS, VARIANT_RANDOM
-from quire.kernels.step.tables import LOGPROB_WORDS, LogitsProcessorPool, SamplerWorkspace, SlotTables, StepBuffers
+from quire.kernels.step.tables import LogitsProcessorPool, SamplerWorkspace, SlotTables, StepBuffers
 from quire.workers.attention.attention import ModelAttention
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.devices.masks import RowMasks
@@ -133,8 +133,3 @@ class Device(ABC):
     @abstractmethod
     def close(self) -> None:
         """End what the device has running."""
-
-
-def result_words(max_rows: int) -> int:
-    """Words of a step in the result ring."""
-    return max_rows * (1 + LOGPROB_WORDS)
