@@ -69,14 +69,19 @@ class WorkerGroup:
 
     # --------------------------------------------------------------------------------------------------- life cycle
     def start(self) -> None:
-        """Spawn a new generation."""
+        """Spawn a new generation. Raises OSError or ZMQError if the system has no room for it."""
         self.generation += 1
         self.is_ready, self._started_at = False, time.monotonic()
         self._profiles: dict[int, WorkerProfile] = {}
         self._ready: set[int] = set()
-        self.plan_ring = PlanRing.create(RING_WORDS, self.world_size)
-        self.result_ring = ResultRing.create(self.template.max_num_seqs)
-        self._link = CoreToWorkers(self.generation)
+        with contextlib.ExitStack() as on_failure:  # of an attempt that lacks descriptors nothing stays open
+            plan_ring = PlanRing.create(RING_WORDS, self.world_size)
+            on_failure.callback(plan_ring.close)
+            result_ring = ResultRing.create(self.template.max_num_seqs)
+            on_failure.callback(result_ring.close)
+            self._link = CoreToWorkers(self.generation)
+            on_failure.pop_all()
+        self.plan_ring, self.result_ring = plan_ring, result_ring
         for rank in range(self.world_size):
             child, self._prespawned = self._prespawned or prespawn(WORKER_MODULE), None
             self._children.append(child)
