@@ -8,7 +8,7 @@ LLAMA, QWEN_06B, SMALL_HEADS, WIDE_HEADS = (32, 8, 128), (16, 8, 128), (32, 8, 6
 
 
 @dataclass(frozen=True)
-class Shape:
+class AttentionShape:
     name: str
     rows: tuple[tuple[int, int], ...]  # (keys, queries)
     heads: tuple[int, int, int] = LLAMA  # query heads, KV heads, head size
@@ -39,54 +39,54 @@ def same(n: int, keys: int, queries: int = 1) -> tuple[tuple[int, int], ...]:
 SKEWED = same(1, 32768) + same(4, 8192) + same(59, 512)
 RAGGED = tuple((128 + 37 * i % 2000, 1) for i in range(128))
 DECODE = [
-    Shape("64 x 4096", same(64, 4096)),
-    Shape("64 x 4096", same(64, 4096), block_size=16),
-    Shape("256 x 512", same(256, 512)),
-    Shape("256 x 512", same(256, 512), block_size=16),
-    Shape("256 x 192", same(256, 192)),
-    Shape("1 x 32768", same(1, 32768)),
-    Shape("1 x 32768", same(1, 32768), block_size=16),
-    Shape("skewed 64 rows", SKEWED),
-    Shape("ragged 128 rows", RAGGED),
-    Shape("1 x 256", same(1, 256)),
-    Shape("1 x 384", same(1, 384)),
-    Shape("1 x 2048", same(1, 2048)),
-    Shape("16 x 1024", same(16, 1024)),
-    Shape("16 x 256", same(16, 256)),
-    Shape("32 x 256", same(32, 256)),
-    Shape("64 x 192", same(64, 192)),
-    Shape("64 x 320", same(64, 320)),
-    Shape("64 x 4096, 4 queries", same(64, 4096, 4)),
-    Shape("64 x 4096, 8 queries", same(64, 4096, 8)),
-    Shape("64 x 8192, window 1024", same(64, 8192), window=1024),
-    Shape("64 x 4096, fp8 cache", same(64, 4096), cache_dtype=torch.float8_e4m3fn),
-    Shape("0.6B: 1 x 256", same(1, 256), QWEN_06B),
-    Shape("0.6B: 64 x 256", same(64, 256), QWEN_06B),
-    Shape("0.6B: 64 x 1024", same(64, 1024), QWEN_06B),
-    Shape("0.6B: 256 x 512", same(256, 512), QWEN_06B),
-    Shape("0.6B: 256 x 192", same(256, 192), QWEN_06B),
-    Shape("D 64: 64 x 4096", same(64, 4096), SMALL_HEADS),
-    Shape("D 256: 64 x 2048", same(64, 2048), WIDE_HEADS),
+    AttentionShape("64 x 4096", same(64, 4096)),
+    AttentionShape("64 x 4096", same(64, 4096), block_size=16),
+    AttentionShape("256 x 512", same(256, 512)),
+    AttentionShape("256 x 512", same(256, 512), block_size=16),
+    AttentionShape("256 x 192", same(256, 192)),
+    AttentionShape("1 x 32768", same(1, 32768)),
+    AttentionShape("1 x 32768", same(1, 32768), block_size=16),
+    AttentionShape("skewed 64 rows", SKEWED),
+    AttentionShape("ragged 128 rows", RAGGED),
+    AttentionShape("1 x 256", same(1, 256)),
+    AttentionShape("1 x 384", same(1, 384)),
+    AttentionShape("1 x 2048", same(1, 2048)),
+    AttentionShape("16 x 1024", same(16, 1024)),
+    AttentionShape("16 x 256", same(16, 256)),
+    AttentionShape("32 x 256", same(32, 256)),
+    AttentionShape("64 x 192", same(64, 192)),
+    AttentionShape("64 x 320", same(64, 320)),
+    AttentionShape("64 x 4096, 4 queries", same(64, 4096, 4)),
+    AttentionShape("64 x 4096, 8 queries", same(64, 4096, 8)),
+    AttentionShape("64 x 8192, window 1024", same(64, 8192), window=1024),
+    AttentionShape("64 x 4096, fp8 cache", same(64, 4096), cache_dtype=torch.float8_e4m3fn),
+    AttentionShape("0.6B: 1 x 256", same(1, 256), QWEN_06B),
+    AttentionShape("0.6B: 64 x 256", same(64, 256), QWEN_06B),
+    AttentionShape("0.6B: 64 x 1024", same(64, 1024), QWEN_06B),
+    AttentionShape("0.6B: 256 x 512", same(256, 512), QWEN_06B),
+    AttentionShape("0.6B: 256 x 192", same(256, 192), QWEN_06B),
+    AttentionShape("D 64: 64 x 4096", same(64, 4096), SMALL_HEADS),
+    AttentionShape("D 256: 64 x 2048", same(64, 2048), WIDE_HEADS),
 ]
 PREFILL = [
-    Shape("8 x 4096", same(8, 4096, 4096)),
-    Shape("8 x 4096", same(8, 4096, 4096), block_size=16),
-    Shape("64 x 128", same(64, 128, 128)),
-    Shape("16 x 512", same(16, 512, 512)),
-    Shape("4 x 2048", same(4, 2048, 2048)),
-    Shape("1 x 8192", same(1, 8192, 8192)),
-    Shape("1 x 32768", same(1, 32768, 32768)),
-    Shape("ragged 16 rows", tuple((100 + 131 * i, 100 + 131 * i) for i in range(16))),
-    Shape("2048 behind 30720", same(1, 32768, 2048)),
-    Shape("64 behind 8128", same(1, 8192, 64)),
-    Shape("8 x 4096, window 1024", same(8, 4096, 4096), window=1024),
-    Shape("8 x 4096, fp8 cache", same(8, 4096, 4096), cache_dtype=torch.float8_e4m3fn),
-    Shape("0.6B: 8 x 4096", same(8, 4096, 4096), QWEN_06B),
-    Shape("0.6B: 8 x 1024", same(8, 1024, 1024), QWEN_06B),
-    Shape("D 64: 8 x 4096", same(8, 4096, 4096), SMALL_HEADS),
-    Shape("D 256: 8 x 4096", same(8, 4096, 4096), WIDE_HEADS),
+    AttentionShape("8 x 4096", same(8, 4096, 4096)),
+    AttentionShape("8 x 4096", same(8, 4096, 4096), block_size=16),
+    AttentionShape("64 x 128", same(64, 128, 128)),
+    AttentionShape("16 x 512", same(16, 512, 512)),
+    AttentionShape("4 x 2048", same(4, 2048, 2048)),
+    AttentionShape("1 x 8192", same(1, 8192, 8192)),
+    AttentionShape("1 x 32768", same(1, 32768, 32768)),
+    AttentionShape("ragged 16 rows", tuple((100 + 131 * i, 100 + 131 * i) for i in range(16))),
+    AttentionShape("2048 behind 30720", same(1, 32768, 2048)),
+    AttentionShape("64 behind 8128", same(1, 8192, 64)),
+    AttentionShape("8 x 4096, window 1024", same(8, 4096, 4096), window=1024),
+    AttentionShape("8 x 4096, fp8 cache", same(8, 4096, 4096), cache_dtype=torch.float8_e4m3fn),
+    AttentionShape("0.6B: 8 x 4096", same(8, 4096, 4096), QWEN_06B),
+    AttentionShape("0.6B: 8 x 1024", same(8, 1024, 1024), QWEN_06B),
+    AttentionShape("D 64: 8 x 4096", same(8, 4096, 4096), SMALL_HEADS),
+    AttentionShape("D 256: 8 x 4096", same(8, 4096, 4096), WIDE_HEADS),
 ]
 
 
-def describe(shape: Shape) -> str:
+def describe(shape: AttentionShape) -> str:
     return f"{shape.name:26s} {shape.heads[0]:2d}/{shape.heads[1]}/{shape.heads[2]:3d} block {shape.block_size:3d}"

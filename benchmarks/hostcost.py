@@ -86,7 +86,7 @@ class FakeWorkers(WorkerGroup):
     def start(self) -> None:
         self.plan_ring = PlanRing.create(RING_WORDS, 1)
         self.result_ring = ResultRing.create(self.template.max_num_seqs)
-        self._endpoint = CoreToWorkers(1)
+        self._link = CoreToWorkers(1)
         plan_fds, result_fds = self.plan_ring.fds(0), self.result_ring.fds()
         idle = [sys.executable, "-S", "-c", "import sys; sys.stdin.read()"]
         command = self._command(plan_fds, result_fds) if self._command else idle
@@ -117,10 +117,10 @@ def engine(args: argparse.Namespace, rows: int, steps: int, command: Any = None)
     max_model_len = max_tokens + 4 * BLOCK_SIZE
     num_blocks = rows * (max_model_len // BLOCK_SIZE + 2) + 2
     worker = WorkerConfig(
-        rank=0, world_size=1, epoch=1, model_dir="", control_address="", plan_ring_fds=[], result_ring_fds=[], output_rank=0,
-        device="cpu", dtype="auto", load_format="dummy", max_model_len=max_model_len, max_num_seqs=max(rows, args.max_num_seqs),
-        max_num_batched_tokens=8192, block_size=BLOCK_SIZE, gpu_memory_utilization=0.9, cpu_kv_cache_gib=1.0,
-        num_gpu_blocks_override=None, enforce_eager=False, max_logprobs=20, seed=0,
+        rank=0, world_size=1, generation=1, model_dir="", control_address="", plan_ring_fds=[], result_ring_fds=[],
+        output_rank=0, device="cpu", dtype="auto", load_format="dummy", max_model_len=max_model_len,
+        max_num_seqs=max(rows, args.max_num_seqs), block_size=BLOCK_SIZE, gpu_memory_utilization=0.9, cpu_kv_cache_gib=1.0,
+        max_num_batched_tokens=8192, num_gpu_blocks_override=None, enforce_eager=False, max_logprobs=20, seed=0,
     )  # fmt: skip
     scheduler = SchedulerConfig(
         max_num_seqs=worker.max_num_seqs, max_num_batched_tokens=8192, max_model_len=max_model_len, block_size=BLOCK_SIZE,
@@ -132,20 +132,20 @@ def engine(args: argparse.Namespace, rows: int, steps: int, command: Any = None)
     workers = FakeWorkers(worker, command)
     epoch = new_epoch()
     welcome = Welcome(epoch, PROTOCOL_VERSION, ["m"], limits, [], [2], "0", 1, 60.0)
-    endpoint = CoreToFrontends(None, epoch=epoch, welcome=welcome, files={})
+    core_link = CoreToFrontends(None, epoch=epoch, welcome=welcome, files={})
     workers.start()
     frontend = subprocess.Popen(
-        [sys.executable, PEERS, "frontend", endpoint.address, str(rows), str(max_tokens)], stdin=subprocess.PIPE
+        [sys.executable, PEERS, "frontend", core_link.address, str(rows), str(max_tokens)], stdin=subprocess.PIPE
     )
     try:
-        yield EngineCore(config, endpoint, workers), workers
+        yield EngineCore(config, core_link, workers), workers
     finally:
         assert frontend.stdin is not None and workers.process.stdin is not None
         for process in (frontend, workers.process):
             process.stdin.close()  # type: ignore[union-attr]
             process.wait(10)
         workers.kill()
-        endpoint.close()
+        core_link.close()
 
 
 def all_decode(core: EngineCore, rows: int) -> bool:

@@ -103,12 +103,12 @@ async def _frontend(role: Role) -> None:
             await arrived.wait()
         num_tokens -= expected
 
-    channel = await FrontendToCore.connect(role.address, on_message=on_message, keys=role.keys)
-    request = AddRequest(channel.epoch, ECHO, TokenInputs(bytes(4 * 1000)), Generate(SamplingParams()))
+    link = await FrontendToCore.connect(role.address, on_message=on_message, keys=role.keys)
+    request = AddRequest(link.epoch, ECHO, TokenInputs(bytes(4 * 1000)), Generate(SamplingParams()))
     times = []
     for _ in range(role.rounds):
         started = time.perf_counter()
-        channel.send(request)
+        link.send(request)
         await receive(1)
         times.append(time.perf_counter() - started)
     per_step = []
@@ -116,24 +116,24 @@ async def _frontend(role: Role) -> None:
         if window == 1:
             num_messages = 0
         started = time.perf_counter()
-        channel.send(AddRequest(channel.epoch, FLOOD, TokenInputs(bytes(4)), Generate(SamplingParams())))
+        link.send(AddRequest(link.epoch, FLOOD, TokenInputs(bytes(4)), Generate(SamplingParams())))
         await receive(STREAM * role.rounds)
         per_step.append((time.perf_counter() - started) / role.rounds)
     report = {"times": times, "per_step": per_step[1:], "merged": WINDOWS * role.rounds / max(1, num_messages)}
     tell_parent({"report": msgspec.json.encode(report).decode()})
-    await channel.close()
+    await link.close()
 
 
 def control(role: Role) -> None:
     """A worker on its control link: AllocateKV(n) is answered by WorkerReady if n is 1, else by n prompt logprobs; 0 ends."""
-    channel = WorkerToCore(role.address, rank=0, epoch=1)
+    link = WorkerToCore(role.address, rank=0, generation=1)
     ready, column = WorkerReady(0), bytes(4 * POSITIONS)
     large = SideResults(0, 1, [PromptLogprobsOfRow(0, column, column, column * NUM_TOP, column * NUM_TOP)])
-    channel.send(ready)
-    while (command := channel.receive(60.0)) is not None and command.num_blocks > 0:
+    link.send(ready)
+    while (command := link.receive(60.0)) is not None and command.num_blocks > 0:
         for _ in range(command.num_blocks):
-            channel.send(ready if command.num_blocks == 1 else large)
-    channel.close()
+            link.send(ready if command.num_blocks == 1 else large)
+    link.close()
 
 
 ROLES: dict[str, Callable[[Role], None]] = {"worker": worker, "frontend": frontend, "control": control}
@@ -282,78 +282,78 @@ def measure_step(table: Table, rounds: int, readers: int, spin: bool) -> None:
 
 def measure_zmq(table: Table, rounds: int, curve: bool) -> None:
     """A frontend in its own process and the core here: request out, token back; then messages at full speed."""
-    link, address, core_keys, keys = "ZeroMQ ipc", None, None, None
+    transport, address, core_keys, keys = "ZeroMQ ipc", None, None, None
     if curve:
         own, theirs = make_keys(), make_keys()
-        link, address = "tcp + CURVE", "tcp://127.0.0.1:*"
+        transport, address = "tcp + CURVE", "tcp://127.0.0.1:*"
         core_keys, keys = CoreKeys(own, frozenset([theirs.public])), FrontendKeys(theirs, own.public)
-    endpoint = CoreToFrontends(address, epoch=1, keys=core_keys)
+    core_link = CoreToFrontends(address, epoch=1, keys=core_keys)
     limits = EngineLimits(1024, 512, 64, 20)
-    endpoint.set_welcome(Welcome(1, PROTOCOL_VERSION, ["m"], limits, [], [0], "0", 0, 60.0), {})
+    core_link.set_welcome(Welcome(1, PROTOCOL_VERSION, ["m"], limits, [], [0], "0", 0, 60.0), {})
     poller = zmq.Poller()
-    for source in endpoint.sockets():
+    for source in core_link.sockets():
         poller.register(source, zmq.POLLIN)
-    child = spawn(MODULE, Role(name="frontend", address=endpoint.address, rounds=rounds, keys=keys))
+    child = spawn(MODULE, Role(name="frontend", address=core_link.address, rounds=rounds, keys=keys))
     one, step = outputs(1), outputs(STREAM)
     send_times: list[float] = []
     beat_at = 0.0
     while (said := child.receive(0.0)) is None and child.poll() is None:
         poller.poll(20)
-        for identity, message in endpoint.receive():
+        for identity, message in core_link.receive():
             if isinstance(message, AddRequest) and message.id == ECHO:
-                endpoint.send(identity, one)
+                core_link.send(identity, one)
                 continue
             for _ in range(rounds):
                 started = time.perf_counter()
-                endpoint.send(identity, step)
+                core_link.send(identity, step)
                 send_times.append(time.perf_counter() - started)
-        endpoint.flush()
+        core_link.flush()
         if time.monotonic() > beat_at:
             beat_at = time.monotonic() + 0.5
-            endpoint.broadcast(Beat(1, 0.0, 0, 0, 0.0, 0, 0, 0, 0, 0, True))
+            core_link.broadcast(Beat(1, 0.0, 0, 0, 0.0, 0, 0, 0, 0, 0, True))
     child.terminate(10.0)
-    endpoint.close()
+    core_link.close()
     assert said is not None, "the frontend has ended early"
     report = msgspec.json.decode(said["report"])
-    table.add(f"{link}: request of 1000 tokens out, first token back", report["times"][rounds // 10 :])
+    table.add(f"{transport}: request of 1000 tokens out, first token back", report["times"][rounds // 10 :])
     merged = f"(merged: {report['merged']:.1f} steps a message)"
-    table.add(f"{link}: steps of {STREAM} tokens at full speed, each", report["per_step"], note=merged)
-    table.add(f"{link}: CoreToFrontends.send, StepOutputs of {STREAM} tokens", send_times)
+    table.add(f"{transport}: steps of {STREAM} tokens at full speed, each", report["per_step"], note=merged)
+    table.add(f"{transport}: CoreToFrontends.send, StepOutputs of {STREAM} tokens", send_times)
 
 
 def measure_control(table: Table, rounds: int) -> None:
     """A worker in its own process and the core's end here: a command and its answer; then large results at full speed."""
-    endpoint = CoreToWorkers(epoch=1)
+    core_link = CoreToWorkers(generation=1)
     poller = zmq.Poller()
-    for source in endpoint.sockets():
+    for source in core_link.sockets():
         poller.register(source, zmq.POLLIN)
-    child = spawn(MODULE, Role(name="control", address=endpoint.address))
+    child = spawn(MODULE, Role(name="control", address=core_link.address))
 
     def receive(expected: int) -> None:
         while expected > 0:
             assert poller.poll(10_000), "the worker has not answered in time"
-            expected -= len(endpoint.receive(limit=expected))
+            expected -= len(core_link.receive(limit=expected))
 
     receive(1)  # it is there
     times = []
     for _ in range(rounds + rounds // 10):
         started = time.perf_counter()
-        endpoint.send(0, AllocateKV(1))
+        core_link.send(0, AllocateKV(1))
         receive(1)
         times.append(time.perf_counter() - started)
     table.add("worker control link: command out, answer back", times[rounds // 10 :])
     window, per_message = max(2, rounds // 20), []
     for _ in range(WINDOWS + 1):
         started = time.perf_counter()
-        endpoint.send(0, AllocateKV(window))
+        core_link.send(0, AllocateKV(window))
         receive(window)
         per_message.append((time.perf_counter() - started) / window)
     kib = 4 * POSITIONS * (2 + 2 * NUM_TOP) / 1024
     table.add(f"worker control link: {POSITIONS} prompt logprobs + top {NUM_TOP} ({kib:.0f} KiB)", per_message[1:])
-    endpoint.send(0, AllocateKV(0))
+    core_link.send(0, AllocateKV(0))
     child.wait(10.0)
     child.terminate(1.0)
-    endpoint.close()
+    core_link.close()
 
 
 def main() -> None:

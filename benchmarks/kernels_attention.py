@@ -22,7 +22,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
 import torch
-from attention_shapes import DECODE, PREFILL, Shape, describe
+from attention_shapes import DECODE, PREFILL, AttentionShape, describe
 from ceilings import copy_rate, eager_seconds
 from msgspec import structs
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -101,7 +101,7 @@ def cold_us(calls: list[Callable[[], None]]) -> float:
 class Inputs:
     """Device tensors of a shape: as many layers' caches as it takes to outgrow the L2, blocks in random order."""
 
-    def __init__(self, shape: Shape, max_layers: int = 256) -> None:
+    def __init__(self, shape: AttentionShape, max_layers: int = 256) -> None:
         heads, kv_heads, dim = shape.heads
         blocks = [-(-keys // shape.block_size) for keys, _queries in shape.rows]
         self.shape, self.scale, self.max_blocks = shape, dim**-0.5, max(blocks)
@@ -133,8 +133,8 @@ def decode_calls(
     """(attention, one call a layer; schedule, which has run once)"""
     shape, rows = inputs.shape, len(inputs.shape.rows)
     queries = max(queries for _keys, queries in shape.rows)
-    variant = {"cache_dtype": shape.cache_dtype, "config": config}
-    workspace = DecodeWorkspace.allocate(rows, *shape.heads, queries, "cuda", shape.dtype, **variant)
+    specialization = {"cache_dtype": shape.cache_dtype, "config": config}
+    workspace = DecodeWorkspace.allocate(rows, *shape.heads, queries, "cuda", shape.dtype, **specialization)
     schedule = workspace.new_schedule(shape.window)
 
     def plan() -> None:
@@ -171,7 +171,7 @@ def prefill_us(inputs: Inputs, config: PrefillConfig | None = None, hopper: bool
     return graph_us([call(layer) for layer in range(inputs.num_layers)]), graph_us([plan] * 8)
 
 
-def torch_us(shape: Shape, backend: SDPBackend) -> float | None:
+def torch_us(shape: AttentionShape, backend: SDPBackend) -> float | None:
     """torch's attention on contiguous tensors, where one call can do the shape: rows of one length, no window."""
     keys, queries = shape.rows[0]
     if not shape.uniform or shape.window or shape.cache_dtype != shape.dtype or queries not in (1, keys):
@@ -194,7 +194,7 @@ def torch_us(shape: Shape, backend: SDPBackend) -> float | None:
         return None
 
 
-def score(shape: Shape, us: float, is_decode: bool) -> float:
+def score(shape: AttentionShape, us: float, is_decode: bool) -> float:
     """TB/s or TFLOP/s."""
     heads, kv_heads, dim = shape.heads
     keys, pairs = shape.visible()
@@ -202,7 +202,7 @@ def score(shape: Shape, us: float, is_decode: bool) -> float:
     return work / us / 1e6
 
 
-def run_configs(shapes: list[Shape], is_decode: bool, roofline: float, configs: list[list[int]]) -> None:
+def run_configs(shapes: list[AttentionShape], is_decode: bool, roofline: float, configs: list[list[int]]) -> None:
     """Given configurations (fields of DecodeConfig or PrefillConfig) beside what the kernel chooses by itself (-)."""
     for shape in shapes:
         inputs = Inputs(shape)
@@ -217,7 +217,7 @@ def run_configs(shapes: list[Shape], is_decode: bool, roofline: float, configs: 
             print(f"{describe(shape)} {us:9.1f} µs {rate:7.2f} {rate / roofline:6.1%}  {fields or '-'}", flush=True)
 
 
-def run(shapes: list[Shape], is_decode: bool, roofline: float) -> None:
+def run(shapes: list[AttentionShape], is_decode: bool, roofline: float) -> None:
     unit = "TB/s" if is_decode else "TFLOP/s"
     kind = "decode" if is_decode else "prefill"
     print(f"\n{kind}: µs a call, {unit}, share of {roofline:.2f} {unit}; others: µs (their time over ours)")
@@ -245,7 +245,7 @@ def run(shapes: list[Shape], is_decode: bool, roofline: float) -> None:
         print(line, flush=True)
 
 
-def decode_configs(shape: Shape) -> list[DecodeConfig]:
+def decode_configs(shape: AttentionShape) -> list[DecodeConfig]:
     dim, size = shape.heads[2], shape.cache_dtype.itemsize
     configs = []
     for tile, warps, stages, programs in itertools.product((32, 64, 128), (1, 2, 4, 8), (2, 3, 4), (1, 2, 3, 4, 6)):
@@ -256,7 +256,7 @@ def decode_configs(shape: Shape) -> list[DecodeConfig]:
     return configs
 
 
-def prefill_configs(shape: Shape) -> list[PrefillConfig]:
+def prefill_configs(shape: AttentionShape) -> list[PrefillConfig]:
     dim, size = shape.heads[2], shape.cache_dtype.itemsize
     configs = []
     for rows, tile, warps, stages, programs in itertools.product(
@@ -269,7 +269,7 @@ def prefill_configs(shape: Shape) -> list[PrefillConfig]:
     return configs
 
 
-def compile_config(job: tuple[Shape, bool, DecodeConfig | PrefillConfig]) -> None:
+def compile_config(job: tuple[AttentionShape, bool, DecodeConfig | PrefillConfig]) -> None:
     shape, is_decode, config = job
     try:
         (decode_us if is_decode else prefill_us)(Inputs(replace(shape, rows=shape.rows[-1:]), 1), config)  # type: ignore[arg-type]
@@ -277,8 +277,8 @@ def compile_config(job: tuple[Shape, bool, DecodeConfig | PrefillConfig]) -> Non
         print(f"{config}: {type(error).__name__} {str(error)[:90]}", flush=True)
 
 
-def tune(shapes: list[Shape], is_decode: bool, roofline: float, seconds: float) -> None:
-    """Every feasible config on every shape of one kernel variant; the best five of each shape, then of all by mean share."""
+def tune(shapes: list[AttentionShape], is_decode: bool, roofline: float, seconds: float) -> None:
+    """Every feasible config on every shape of one specialization; the best five of each shape, then of all by mean share."""
     deadline = time.monotonic() + seconds
     inputs = [Inputs(shape) for shape in shapes]
     shares: dict[DecodeConfig | PrefillConfig, list[float]] = {}
@@ -314,23 +314,23 @@ def tune(shapes: list[Shape], is_decode: bool, roofline: float, seconds: float) 
         print(f"   {statistics.geometric_mean(shares[config]):6.1%}  ({each})  {config}", flush=True)
 
 
-def tune_all(variants: list[list[Shape]], is_decode: bool, roofline: float, seconds: float) -> None:
+def tune_all(specializations: list[list[AttentionShape]], is_decode: bool, roofline: float, seconds: float) -> None:
     """Compile everything on all cores, into Triton's cache; then measure, one after the other."""
     begin = time.monotonic()
     configs = decode_configs if is_decode else prefill_configs
-    jobs = [(variant[0], is_decode, config) for variant in variants for config in configs(variant[0])]
+    jobs = [(s[0], is_decode, config) for s in specializations for config in configs(s[0])]
     with ProcessPoolExecutor(max(1, (os.cpu_count() or 1) - 1), multiprocessing.get_context("spawn")) as pool:
         list(pool.map(compile_config, jobs))
     print(f"compiled {len(jobs)} configs in {time.monotonic() - begin:.0f} s")
-    for number, variant in enumerate(variants):
-        left = seconds - (time.monotonic() - begin)
-        # The first variant (Llama, blocks of 64) matters most: it may take half of the time.
-        tune(variant, is_decode, roofline, left / 2 if number == 0 < len(variants) - 1 else left / (len(variants) - number))
+    for number, specialization in enumerate(specializations):
+        left, others = seconds - (time.monotonic() - begin), len(specializations) - number
+        # The first specialization (Llama, blocks of 64) matters most: it may take half of the time.
+        tune(specialization, is_decode, roofline, left / 2 if number == 0 < others - 1 else left / others)
 
 
-def kernel_variants(shapes: list[Shape]) -> list[list[Shape]]:
+def by_specialization(shapes: list[AttentionShape]) -> list[list[AttentionShape]]:
     """Shapes grouped by what one compiled kernel serves."""
-    groups: dict[tuple, list[Shape]] = {}
+    groups: dict[tuple, list[AttentionShape]] = {}
     for shape in shapes:
         queries = shape.rows[0][1] if shape.rows[0][1] <= 8 else 0
         groups.setdefault((shape.heads, shape.block_size, shape.window > 0, shape.cache_dtype, queries), []).append(shape)
@@ -342,7 +342,7 @@ def main() -> None:
     parser.add_argument("--only", choices=["decode", "prefill"])
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--seconds", type=float, default=500, help="tuning stops after this")
-    parser.add_argument("--variants", type=int, default=99, help="tune only the first of the compiled kernel's variants")
+    parser.add_argument("--specializations", type=int, default=99, help="tune only the kernel's first specializations")
     parser.add_argument("--config", action="append", help="measure this configuration, with --only; may be repeated")
     parser.add_argument("--match", default="", help="only shapes whose description contains this")
     args = parser.parse_args()
@@ -358,7 +358,7 @@ def main() -> None:
         if args.config:
             run_configs(shapes, kind == "decode", roofline, [[int(n) for n in each.split(",")] for each in args.config])
         elif args.tune:
-            tune_all(kernel_variants(shapes)[: args.variants], kind == "decode", roofline, args.seconds)
+            tune_all(by_specialization(shapes)[: args.specializations], kind == "decode", roofline, args.seconds)
         else:
             run(shapes, kind == "decode", roofline)
 

@@ -13,7 +13,7 @@ from torch import nn
 
 
 @dataclass(frozen=True)
-class Shape:
+class TinyConfig:
     """The names of config.json."""
 
     vocab_size: int = 2816

@@ -21,7 +21,7 @@ from pathlib import Path
 import tiny_data
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_llama import Shape, Tiny
+from tiny_llama import Tiny, TinyConfig
 from tiny_rows import LONG, LOSS_BIT, SHORT, Feed, build_tokenizer, check_tokenizer
 from tokenizers import Tokenizer
 
@@ -175,7 +175,7 @@ def main():
     deadline = time.monotonic() + 60 * args.minutes
     torch.manual_seed(args.seed)
     torch.set_float32_matmul_precision("high")
-    device, shape = torch.device(args.device), Shape()
+    device, shape = torch.device(args.device), TinyConfig()
     tokenizer_json = build_tokenizer(args.seed, shape.vocab_size, args.tokenizer_documents)
     tokenizer = Tokenizer.from_str(tokenizer_json)
     log(check_tokenizer(tokenizer, args.seed))

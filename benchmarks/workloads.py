@@ -75,7 +75,6 @@ PREFIX_WORKLOADS: dict[str, PrefixWorkload] = {
     "conversations_4x4_60": PrefixWorkload(4, turns=4, shared=0, new=48, answer=12),
 }
 PREFIX_GPU_NAMES = list(PREFIX_WORKLOADS)[:2]
-PREFIX_CPU_NAMES = list(PREFIX_WORKLOADS)[2:]
 NAMES = [*WORKLOADS, *PREFIX_WORKLOADS]
 
 

@@ -4,12 +4,12 @@ import signal
 import sys
 
 from quire.ipc.config import EngineConfig
-from quire.ipc.process.children import WORKER_MODULE, beat, begin, child_main_config, tell_parent
+from quire.ipc.process.children import WORKER_MODULE, beat, child_main_config, prespawn, tell_parent
 from quire.ipc.process.logs import set_up_logging
 
 
 def main() -> None:
-    worker = begin(WORKER_MODULE)  # it loads torch while we load our modules and read the model's files
+    worker = prespawn(WORKER_MODULE)  # it loads torch while we load our modules and read the model's files
     config = child_main_config(EngineConfig, death_signal=signal.SIGTERM)
     set_up_logging()
     from quire.enginecore.daemon import StartupError, Stopped, run_engine

@@ -36,9 +36,9 @@ def main(argv: list[str] | None = None) -> None:
         parser.error(str(error))
     set_up_logging()
     with quiet_interrupts():
-        from quire.ipc.process.children import WORKER_MODULE, begin
+        from quire.ipc.process.children import WORKER_MODULE, prespawn
 
-        worker = begin(WORKER_MODULE)  # it loads torch meanwhile
+        worker = prespawn(WORKER_MODULE)  # it loads torch meanwhile
         from quire.enginecore.daemon import StartupError, Stopped, run_engine
         from quire.enginecore.workers import WorkersFailed
 

@@ -80,13 +80,13 @@ class EngineCore:
     def __init__(
         self,
         config: CoreConfig,
-        endpoint: CoreToFrontends,
+        link: CoreToFrontends,
         workers: WorkerGroup,
         on_beat: Callable[[], None] = lambda: None,
         preparers: Iterable[Preparer] = (),
     ):
         self.config = config
-        self.endpoint = endpoint
+        self.link = link
         self.workers = workers
         self.supervisor = WorkerSupervisor(workers, config.step_timeout_s)
         self.scheduler = Scheduler(config.scheduler)
@@ -105,7 +105,7 @@ class EngineCore:
         self.preparing = PreparingRequests(preparers)
         self.stopping = False
         self._draining_until = 0.0
-        self.owners = Owners(endpoint)
+        self.owners = Owners(link)
         self._in_flight: deque[InFlight] = deque()
         self._side_results: dict[int, SideResults] = {}  # step -> not yet passed on
         self._masks = StepMasks(config.step_timeout_s)
@@ -119,7 +119,7 @@ class EngineCore:
 
     def _make_poller(self) -> zmq.Poller:
         poller = zmq.Poller()
-        for source in (*self.endpoint.sockets(), self.preparing.fileno(), *self.workers.pollables()):
+        for source in (*self.link.sockets(), self.preparing.fileno(), *self.workers.pollables()):
             poller.register(source, zmq.POLLIN)
         return poller
 
@@ -136,7 +136,7 @@ class EngineCore:
             except WorkersFailed as error:
                 self._replace_workers(str(error))
             self._beat()
-        self.endpoint.broadcast(ShuttingDown(self.endpoint.epoch))
+        self.link.broadcast(ShuttingDown(self.link.epoch))
 
     def stop(self, grace_s: float) -> None:
         """Take no new requests; end when those at work are done, at the latest after grace_s. Safe from a signal handler."""
@@ -159,14 +159,14 @@ class EngineCore:
         assert all(o in self.owners and not self.scheduler.has_request(o, r) for o, r in self.preparing)
 
     def _take_messages(self) -> None:
-        for identity, message in self.endpoint.receive(limit=256):
+        for identity, message in self.link.receive(limit=256):
             self._handle(identity, message)
-        self.endpoint.flush()
+        self.link.flush()
         self._drop_lost()  # after that: what a frontend said before it was lost ends with it
         self._take_prepared()
 
     def _drop_lost(self) -> None:
-        for identity in self.endpoint.lost():
+        for identity in self.link.lost():
             count = 0
             if (owner := self.owners.drop(identity)) is not None:
                 count = self.scheduler.abort_owner(owner) + self.preparing.abort_owner(owner)
@@ -289,7 +289,7 @@ class EngineCore:
         return not s.side_rows or s.step & STEP_MASK in self._side_results
 
     def _publish(self, out: StepOutput, logprobs: list[TokenLogprobs]) -> None:
-        for owner, message in messages_of(out, logprobs, self.endpoint.epoch):
+        for owner, message in messages_of(out, logprobs, self.link.epoch):
             self.owners.send(owner, message)
 
     def _pass_on_side_results(self, step: ScheduledStep) -> None:
@@ -299,7 +299,7 @@ class EngineCore:
             raise WorkersFailed("a worker's side results are not of the rows that have some")
         # of a request that was aborted since they are nobody's: its id may be another's by now
         targets = {row: target for row, target in step.side_rows.items() if self.scheduler.slots.alive[step.slots[row]]}
-        for owner, message in side_messages(results, targets, self.endpoint.epoch):
+        for owner, message in side_messages(results, targets, self.link.epoch):
             self.owners.send(owner, message)
 
     # ----------------------------------------------------------------------------------------------------- waiting
@@ -341,7 +341,7 @@ class EngineCore:
         self._next_beat = now + BEAT_INTERVAL_S
         c, s = self.scheduler.counters, self.scheduler
         beat = Beat(
-            epoch=self.endpoint.epoch,
+            epoch=self.link.epoch,
             oldest_step_s=self.supervisor.oldest_step_s,
             num_running=s.num_running,
             num_waiting=self._num_waiting,
@@ -353,7 +353,7 @@ class EngineCore:
             worker_restarts=self.supervisor.num_restarts,
             ready=self.workers.is_ready,
         )
-        self.endpoint.broadcast(beat)
+        self.link.broadcast(beat)
         self._stats.beat(beat, now)
         self._on_beat()
 

@@ -29,7 +29,7 @@ from quire.enginecore.loading.model_files import (
     resolve_tokenizer,
 )
 from quire.enginecore.scheduling.config import SchedulerConfig
-from quire.enginecore.scheduling.prefill_budget import smooth_tokens
+from quire.enginecore.scheduling.prefill_budget import mixed_step_tokens
 from quire.enginecore.worker_supervisor import SAY_EVERY_S, log_slow_start
 from quire.enginecore.workers import WorkerGroup, WorkersFailed
 from quire.ipc.config import EngineConfig, WorkerConfig
@@ -73,25 +73,25 @@ class EarlyStop:
 
 
 def run_engine(
-    config: EngineConfig, on_ready: Callable[[str], None], begun: Child, on_beat: Callable[[], None] = lambda: None
+    config: EngineConfig, on_ready: Callable[[str], None], prespawned: Child, on_beat: Callable[[], None] = lambda: None
 ) -> None:
     """Run one engine until SIGTERM or SIGINT. `on_ready` gets the address once requests can come; `on_beat` is called every
     BEAT_INTERVAL_S from then on, while the loop turns.
 
-    begun: the first worker's process, which waits for its configuration; it has ended when this returns or raises. Raises
+    prespawned: the first worker's process, which waits for its configuration; it has ended when this returns or raises. Raises
     StartupError before it is ready, WorkersFailed when the workers are lost for good.
     """
     early = EarlyStop()
     _on_stop_signals(early)
     try:
-        _run(config, on_ready, begun, on_beat, early)
+        _run(config, on_ready, prespawned, on_beat, early)
     finally:
         _on_stop_signals(signal.SIG_IGN)  # we are ending, and the caller has a last word to say
-        begun.terminate(0.0)
+        prespawned.terminate(0.0)
 
 
 def _run(
-    config: EngineConfig, on_ready: Callable[[str], None], begun: Child, on_beat: Callable[[], None], early: EarlyStop
+    config: EngineConfig, on_ready: Callable[[str], None], prespawned: Child, on_beat: Callable[[], None], early: EarlyStop
 ) -> None:
     started = time.monotonic()
     try:
@@ -101,25 +101,25 @@ def _run(
         files = frontend_files(folder, tokenizer, config.chat_template, config.generation_config)
     except ModelFilesError as error:
         raise StartupError(str(error)) from error
-    workers = WorkerGroup(worker_config(config, folder, summary), begun)
-    endpoint = _endpoint(config)  # before anything slow: an address in use is said at once
+    workers = WorkerGroup(worker_config(config, folder, summary), prespawned)
+    link = _bind(config)  # before anything slow: an address in use is said at once
     try:
         workers.start()
-        profile = _wait_until_ready(workers, endpoint, early)
+        profile = _wait_until_ready(workers, link, early)
         core_config = core_config_of(config, summary, workers.template, profile)
-        endpoint.set_welcome(_welcome(config, endpoint.epoch, core_config, summary, files), files)
-        core = EngineCore(core_config, endpoint, workers, on_beat)
+        link.set_welcome(_welcome(config, link.epoch, core_config, summary, files), files)
+        core = EngineCore(core_config, link, workers, on_beat)
         _on_stop_signals(lambda *_: core.stop(0.0 if core.stopping else DRAIN_S))
         signal.signal(signal.SIGUSR1, lambda *_: core.ask_for_stacks())
         early.check()
-        log.info("ready after %.1f s: %s", time.monotonic() - started, endpoint.address)
-        on_ready(endpoint.address)
+        log.info("ready after %.1f s: %s", time.monotonic() - started, link.address)
+        on_ready(link.address)
         keep_pauses_short()
         with contextlib.closing(core.preparing):
             core.run()
     finally:
         workers.stop()
-        endpoint.close()
+        link.close()
 
 
 def _on_stop_signals(handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> None:
@@ -144,7 +144,7 @@ def worker_config(config: EngineConfig, folder: Path, summary: ModelSummary) -> 
     return WorkerConfig(
         rank=0,
         world_size=config.tensor_parallel_size,
-        epoch=0,
+        generation=0,
         model_dir=str(folder),
         control_address="",
         plan_ring_fds=[],
@@ -182,7 +182,7 @@ def core_config_of(config: EngineConfig, summary: ModelSummary, worker: WorkerCo
         look_ahead=config.admission == "lookahead",
         eos_token_ids=tuple(summary.eos_token_ids),
         vocab_size=profile.vocab_size,
-        smooth_tokens=smooth_tokens(profile.weights_bytes, worker.device),
+        mixed_step_tokens=mixed_step_tokens(profile.weights_bytes, worker.device),
     )
     capacity = kv_capacity_tokens(windows, worker.block_size, profile.num_blocks, worker.max_model_len)
     _log_sizes(worker, profile, capacity)
@@ -235,14 +235,14 @@ def _log_sizes(worker: WorkerConfig, profile: WorkerProfile, capacity: int) -> N
 
 # ------------------------------------------------------------------------------------------------------- start-up
 def _wait_until_ready(
-    workers: WorkerGroup, endpoint: CoreToFrontends, early: EarlyStop, say_every_s: float = SAY_EVERY_S
+    workers: WorkerGroup, link: CoreToFrontends, early: EarlyStop, say_every_s: float = SAY_EVERY_S
 ) -> WorkerProfile:
     """What the workers can hold, once they are ready. Frontends that come before wait for their Welcome, and hear beats."""
     started, say_after_s = time.monotonic(), say_every_s
     poller = zmq.Poller()
-    for source in (*workers.pollables(), *endpoint.sockets()):
+    for source in (*workers.pollables(), *link.sockets()):
         poller.register(source, zmq.POLLIN)
-    beat = Beat(endpoint.epoch, 0.0, 0, 0, 0.0, 0, 0, 0, 0, 0, ready=False)
+    beat = Beat(link.epoch, 0.0, 0, 0, 0.0, 0, 0, 0, 0, 0, ready=False)
     try:
         while not workers.is_ready:
             poller.poll(int(BEAT_INTERVAL_S * 1000))
@@ -252,16 +252,16 @@ def _wait_until_ready(
             if (waited_s := time.monotonic() - started) >= say_after_s:
                 say_after_s += say_every_s
                 log_slow_start(workers, waited_s)
-            endpoint.receive()
-            endpoint.flush()
-            endpoint.broadcast(beat)
+            link.receive()
+            link.flush()
+            link.broadcast(beat)
     except WorkersFailed as error:
         raise StartupError(str(error)) from error
     assert workers.profile is not None
     return workers.profile
 
 
-def _endpoint(config: EngineConfig) -> CoreToFrontends:
+def _bind(config: EngineConfig) -> CoreToFrontends:
     try:
         return CoreToFrontends(config.listen, epoch=new_epoch(), keys=_core_keys(config))
     except (OSError, ValueError, zmq.ZMQError) as error:

@@ -9,8 +9,8 @@ from quire.ipc.messages import CoreMessage, ErrorCode, RequestError
 
 
 class Owners:
-    def __init__(self, endpoint: CoreToFrontends) -> None:
-        self._endpoint = endpoint
+    def __init__(self, link: CoreToFrontends) -> None:
+        self._link = link
         self._numbers: dict[bytes, int] = {}  # by identity
         self._identities: dict[int, bytes] = {}
         self._num_ever = 0
@@ -40,8 +40,8 @@ class Owners:
     def send(self, owner: int, message: CoreMessage) -> None:
         """Send to a frontend, if it is still there."""
         if (identity := self._identities.get(owner)) is not None:
-            self._endpoint.send(identity, message)
+            self._link.send(identity, message)
 
     def refuse(self, owner: int, request_id: int, code: ErrorCode, text: str) -> None:
         """End a request with an error; `text` is for its user."""
-        self.send(owner, RequestError(self._endpoint.epoch, request_id, code, text))
+        self.send(owner, RequestError(self._link.epoch, request_id, code, text))

@@ -54,7 +54,7 @@ def side_messages(results: list[SideResult], targets: Mapping[int, SideTarget], 
 
 
 def messages_of(out: StepOutput, logprobs: list[TokenLogprobs], epoch: int) -> list[tuple[int, StepOutputs]]:
-    """(owner, message) for every frontend with a token in this step. `seq` is set by the endpoint when it sends."""
+    """(owner, message) for every frontend with a token in this step. `seq` is set by the link when it sends."""
     owners = out.owners
     if not len(owners):
         return []
@@ -68,16 +68,16 @@ def messages_of(out: StepOutput, logprobs: list[TokenLogprobs], epoch: int) -> l
 def _split(out: StepOutput, logprobs: list[TokenLogprobs], epoch: int) -> list[tuple[int, StepOutputs]]:
     finished: dict[int, list[Finished]] = defaultdict(list)
     started: dict[int, list[Started]] = defaultdict(list)
-    wanted: dict[int, list[TokenLogprobs]] = defaultdict(list)
+    logprobs_of: dict[int, list[TokenLogprobs]] = defaultdict(list)
     for owner, f in out.finished:
         finished[owner].append(f)
     for owner, s in out.started:
         started[owner].append(s)
     for owner, entry in zip(out.owners[out.wants_logprobs].tolist(), logprobs, strict=True):
-        wanted[owner].append(entry)
+        logprobs_of[owner].append(entry)
     messages = []
     for owner in np.unique(out.owners).tolist():
         mine = out.owners == owner
         keys, tokens = out.keys[mine].tobytes(), out.tokens[mine].astype(np.int32, copy=False).tobytes()
-        messages.append((owner, StepOutputs(epoch, 0, keys, tokens, finished[owner], started[owner], wanted[owner])))
+        messages.append((owner, StepOutputs(epoch, 0, keys, tokens, finished[owner], started[owner], logprobs_of[owner])))
     return messages

@@ -10,6 +10,8 @@ import logging
 import time
 from collections.abc import Callable
 
+import zmq
+
 from quire.enginecore.workers import WorkerGroup, WorkersFailed
 from quire.ipc.process.restarts import Restarts, restart_limit_s
 
@@ -93,7 +95,7 @@ class WorkerSupervisor:
         self._start_due, self._started_at, self._say_at = None, self._now, self._now + SAY_EVERY_S
         try:
             self._workers.start()
-        except OSError as error:
+        except (OSError, zmq.ZMQError) as error:
             raise WorkersFailed(f"the workers' processes cannot be started: {error}") from error
         return True
 

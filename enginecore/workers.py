@@ -29,7 +29,7 @@ from quire.ipc.messages import (
     WorkerProfile,
     WorkerReady,
 )
-from quire.ipc.process.children import WORKER_MODULE, Child, begin, how_it_ended, wait_for_all
+from quire.ipc.process.children import WORKER_MODULE, Child, how_it_ended, prespawn, wait_for_all
 from quire.ipc.step.control import encode_control
 from quire.ipc.step.masks import mask_records, no_masks_record
 from quire.ipc.step.plan_ring import KIND_CONTROL, KIND_MASK, KIND_PLAN, KIND_SHUTDOWN, PlanRing, RingCorrupt, RingFull
@@ -49,12 +49,12 @@ class WorkersFailed(Exception):
 
 
 class WorkerGroup:
-    """`template` says everything about the workers but rank, epoch, address and descriptors. `begun`: a worker's process that
-    loads its modules already and waits for its configuration."""
+    """`template` says everything about the workers but rank, generation, address and descriptors. `prespawned`: a
+    worker's process that loads its modules already and waits for its configuration."""
 
-    def __init__(self, template: WorkerConfig, begun: Child | None = None):
+    def __init__(self, template: WorkerConfig, prespawned: Child | None = None):
         self.template = template
-        self._begun = begun
+        self._prespawned = prespawned
         self.world_size = template.world_size
         self.generation = 0
         self.is_ready = False
@@ -63,36 +63,41 @@ class WorkerGroup:
         self._started_at = 0.0
         self._children: list[Child] = []
         self._dying: list[Child] = []  # killed, of earlier generations, and not gone yet
-        self._endpoint: CoreToWorkers | None = None
+        self._link: CoreToWorkers | None = None
         self._last_control = 0
         self._unanswered: dict[int, tuple[set[int], Callable[[ControlReply], None]]] = {}  # by id: ranks, whom to tell
 
     # --------------------------------------------------------------------------------------------------- life cycle
     def start(self) -> None:
-        """Spawn a new generation."""
+        """Spawn a new generation. Raises OSError or ZMQError if the system has no room for it."""
         self.generation += 1
         self.is_ready, self._started_at = False, time.monotonic()
         self._profiles: dict[int, WorkerProfile] = {}
         self._ready: set[int] = set()
-        self.plan_ring = PlanRing.create(RING_WORDS, self.world_size)
-        self.result_ring = ResultRing.create(self.template.max_num_seqs)
-        self._endpoint = CoreToWorkers(self.generation)
+        with contextlib.ExitStack() as on_failure:  # of an attempt that lacks descriptors nothing stays open
+            plan_ring = PlanRing.create(RING_WORDS, self.world_size)
+            on_failure.callback(plan_ring.close)
+            result_ring = ResultRing.create(self.template.max_num_seqs)
+            on_failure.callback(result_ring.close)
+            self._link = CoreToWorkers(self.generation)
+            on_failure.pop_all()
+        self.plan_ring, self.result_ring = plan_ring, result_ring
         for rank in range(self.world_size):
-            child, self._begun = self._begun or begin(WORKER_MODULE), None
+            child, self._prespawned = self._prespawned or prespawn(WORKER_MODULE), None
             self._children.append(child)
             config = self._config(rank)
             child.configure(config, [*config.plan_ring_fds, *config.result_ring_fds])
 
     def _config(self, rank: int) -> WorkerConfig:
-        assert self._endpoint is not None
+        assert self._link is not None
         override = self.template.num_gpu_blocks_override
         if self.profile is not None:  # a later generation must have the KV cache that frontends were told of
             override = self.profile.num_blocks
         return msgspec.structs.replace(
             self.template,
             rank=rank,
-            epoch=self.generation,
-            control_address=self._endpoint.address,
+            generation=self.generation,
+            control_address=self._link.address,
             plan_ring_fds=self.plan_ring.fds(rank),
             result_ring_fds=self.result_ring.fds() if rank == self.template.output_rank else [],
             num_gpu_blocks_override=override,
@@ -100,7 +105,7 @@ class WorkerGroup:
 
     def stop(self) -> None:
         """End the generation, politely if it still listens."""
-        if self._endpoint is None:
+        if self._link is None:
             return
         with contextlib.suppress(RingFull, RingCorrupt):  # who does not read any more is not asked
             self.plan_ring.write(KIND_SHUTDOWN, np.zeros(0, np.int32), 0.1)
@@ -121,11 +126,11 @@ class WorkerGroup:
         for child in self._children:
             child.close()
         self._children = []
-        if self._endpoint is not None:
-            self._endpoint.close()
+        if self._link is not None:
+            self._link.close()
             self.plan_ring.close()
             self.result_ring.close()
-        self._endpoint, self.is_ready = None, False
+        self._link, self.is_ready = None, False
         self._give_up_control()
 
     def dying(self) -> list[str]:
@@ -136,10 +141,10 @@ class WorkerGroup:
     # ------------------------------------------------------------------------------------------------------- events
     def pollables(self) -> Iterator[int | zmq.Socket]:
         """What the core's poller must watch: deaths, messages, results. Nothing between two generations."""
-        if self._endpoint is None:
+        if self._link is None:
             return
         yield from (child.fileno() for child in self._children)
-        yield from self._endpoint.sockets()
+        yield from self._link.sockets()
         yield self.result_ring.fileno()
 
     def check_alive(self) -> None:
@@ -151,10 +156,10 @@ class WorkerGroup:
 
     def messages(self) -> list[SideResults]:
         """Take what the workers have said; start-up and replies are handled here. Raises WorkersFailed."""
-        if self._endpoint is None:
+        if self._link is None:
             return []
         results: list[SideResults] = []
-        for _, message in self._endpoint.receive():
+        for _, message in self._link.receive():
             self._handle(message, results)
         return results
 
@@ -176,12 +181,12 @@ class WorkerGroup:
                 self._replied(message)
 
     def _allocate(self) -> None:
-        assert self._endpoint is not None
+        assert self._link is not None
         num_blocks = min(p.num_blocks for p in self._profiles.values())
         first = self._profiles[0]
         self.profile = msgspec.structs.replace(first, num_blocks=num_blocks)
         for rank in range(self.world_size):
-            self._endpoint.send(rank, AllocateKV(num_blocks))
+            self._link.send(rank, AllocateKV(num_blocks))
 
     @property
     def start_stage(self) -> str:
@@ -192,7 +197,7 @@ class WorkerGroup:
     # -------------------------------------------------------------------------------------------------------- steps
     def drain_doorbell(self) -> None:
         """Forget that results came, if they did."""
-        if self._endpoint is not None:
+        if self._link is not None:
             self.result_ring.drain_doorbell()
 
     def send_plan(self, words: np.ndarray) -> None:

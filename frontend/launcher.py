@@ -11,7 +11,7 @@ from typing import Self
 
 from quire.frontend.client.async_client import AsyncClient
 from quire.ipc.config import EngineConfig
-from quire.ipc.process.children import CORE_MODULE, Child, begin, how_it_ended
+from quire.ipc.process.children import CORE_MODULE, Child, how_it_ended, prespawn
 
 log = logging.getLogger("quire.serve")
 
@@ -50,14 +50,14 @@ class CoreProcess:
 
 
 def launch_core(
-    config: EngineConfig, timeout_s: float | None = None, module: str = CORE_MODULE, begun: Child | None = None
+    config: EngineConfig, timeout_s: float | None = None, module: str = CORE_MODULE, prespawned: Child | None = None
 ) -> CoreProcess:
-    """Start a core, or go on with the process `begun`, and wait until it is ready: model loaded, workers up, address bound.
+    """Start a core, or go on with `prespawned`, and wait until it is ready: model loaded, workers up, address bound.
 
     timeout_s None waits as long as the child lives: a download or a large checkpoint takes what it takes. Raises
     EngineStartError with the engine's own words if it cannot start; on any exception (Ctrl-C too) the child is gone.
     """
-    child = begin(module) if begun is None else begun
+    child = prespawn(module) if prespawned is None else prespawned
     try:
         child.configure(config)
         return CoreProcess(_address(child, timeout_s), child)

@@ -79,7 +79,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     rank: int
     world_size: int
-    epoch: int  # of this generation of workers; written into the result ring's header
+    generation: int  # which one of the workers that the core has started, one after another; in the result ring's header
     model_dir: str
     control_address: str  # ZeroMQ, the core's end is bound
     plan_ring_fds: list[int]

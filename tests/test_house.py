@@ -148,6 +148,61 @@ def test_code_that_only_looks_like_it_is_let_through(source):
     assert not forbidden_code("workers/a.py", source)
 
 
+# ----------------------------------------------------------------------------------------------------------- file circles
+def file_arrows(sources: dict[str, str]) -> dict[str, set[str]]:
+    """Which files each file imports, wherever in it: in a function and for type checkers only, too."""
+    files = {"quire." + path.removesuffix(".py").replace("/", "."): path for path in sources}
+    arrows: dict[str, set[str]] = {}
+    for path, source in sources.items():
+        names = imports(source)
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ImportFrom):
+                names += [f"{node.module}.{alias.name}" for alias in node.names]
+        arrows[path] = {files[name] for name in names if name in files}
+    return arrows
+
+
+def circles(sources: dict[str, str]) -> list[list[str]]:
+    """Groups of files that each import, through others or not, all of their group."""
+    arrows = file_arrows(sources)
+    reached: dict[str, set[str]] = {}
+    for path in arrows:
+        found, todo = set[str](), [path]
+        while todo:
+            new = arrows[todo.pop()] - found
+            found |= new
+            todo += new
+        reached[path] = found
+    groups = {tuple(sorted(q for q in reached[p] if p in reached[q])) for p in arrows if p in reached[p]}
+    return sorted(map(list, groups))
+
+
+def test_no_files_import_each_other():
+    assert circles(SOURCES) == []
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        "import quire.ipc.a",
+        "from quire.ipc.a import A",
+        "from quire.ipc import a",
+        "def f():\n    from quire.ipc.a import A",
+        "if TYPE_CHECKING:\n    from quire.ipc.a import A",
+    ],
+)
+def test_a_circle_is_seen(back):
+    sources = {
+        "ipc/a.py": "from quire.ipc.b import B",
+        "ipc/b.py": "from quire.ipc import c",
+        "ipc/c.py": back,
+        "ipc/d.py": "import quire.ipc.a",  # leads into the circle, and is none of it
+    }
+    assert circles(sources) == [["ipc/a.py", "ipc/b.py", "ipc/c.py"]]
+    assert circles({**sources, "ipc/c.py": "import quire.ipc.e"}) == []
+    assert circles({"ipc/a.py": "import quire.ipc.a"}) == [["ipc/a.py"]]
+
+
 # ------------------------------------------------------------------------------------------------- sizes and arrows
 def test_no_file_is_longer_than_one_reads_at_a_time():
     lengths = {path: len(source.splitlines()) for path, source in EVERYTHING.items()}

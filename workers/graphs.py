@@ -15,18 +15,22 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+import numpy as np
 import torch
 
 from quire.ipc.step.plan import StepPlan
 from quire.ipc.step.sections import VARIANT_FILTER, VARIANT_LOGPROBS, VARIANT_MASK, VARIANT_PROCESSORS, VARIANT_RANDOM
 from quire.kernels.tuning.current import current
 from quire.kernels.tuning.table import padded_sizes
+from quire.workers.attention.attention import ModelAttention
+from quire.workers.devices.device import DeviceContext
+from quire.workers.devices.masks import ReadMasks
+from quire.workers.models.decoder import CausalLM
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # CPU engines run where Triton cannot be imported
     from quire.workers.devices.cuda import CudaDevice
-    from quire.workers.runner import ModelRunner, ReadMasks
 
 log = logging.getLogger("quire.workers")
 
@@ -171,10 +175,28 @@ class GraphSizes:
         return batches_ahead(self.decode, self.mixed_tokens, self.mixed_rows)
 
 
+class StepRunner(Protocol):
+    """What is captured: a step's forward and its tail, as runner.ModelRunner has them."""
+
+    model: CausalLM
+    ctx: DeviceContext
+    attention: ModelAttention
+
+    def forward(
+        self, device_plan: torch.Tensor, num_tokens: int, num_rows: int, num_decode_rows: int | None
+    ) -> torch.Tensor: ...
+
+    def tail(
+        self, device_plan: torch.Tensor, logits: torch.Tensor, variant: int, step: int = 0, without: np.ndarray = ...
+    ) -> None: ...
+
+    def load_masks(self, plan: StepPlan, read_masks: ReadMasks) -> np.ndarray: ...
+
+
 class StepGraphs:
     """The graphs that there are at the moment: a cache of captures. What it lacks it captures; it never decides what runs."""
 
-    def __init__(self, runner: "ModelRunner", device: "CudaDevice"):
+    def __init__(self, runner: StepRunner, device: "CudaDevice"):
         self._runner = runner
         self._device = device
         ctx = runner.ctx
@@ -185,7 +207,7 @@ class StepGraphs:
         self._tail: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}  # (rows, variant)
         self._ahead = deque(self.sizes.ahead())
 
-    def run(self, plan: StepPlan, read_masks: "ReadMasks") -> bool:
+    def run(self, plan: StepPlan, read_masks: ReadMasks) -> bool:
         """Replay the step if its kind is captured; its plan must be on the device already."""
         batch = self.sizes.padded(plan)
         if batch is None:

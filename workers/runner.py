@@ -18,14 +18,12 @@ from quire.kernels.sampling.logits_processors import apply_logits_processors
 from quire.kernels.sampling.sampler_cpu import prompt_logprobs
 from quire.kernels.step.tables import SlotTables, StepBuffers
 from quire.workers.devices.device import Device, DeviceContext
+from quire.workers.devices.masks import ReadMasks
 from quire.workers.graphs import StepGraphs
 from quire.workers.models.decoder import CausalLM
 
 NO_ROWS = np.zeros(0, np.int32)
 PROMPT_LOGPROB_ROWS = 512  # rows of logits that exist at once for prompt logprobs
-
-
-ReadMasks = Callable[[StepPlan], Iterable[RowsAndMasks]]  # the masks that a plan says will follow, as they come
 
 
 def no_masks(plan: StepPlan) -> Iterable[RowsAndMasks]:
@@ -161,10 +159,10 @@ class ModelRunner:
         return rows
 
     def _prompt_row(self, row: int, states: torch.Tensor, targets: np.ndarray, num_top: int) -> PromptRow:
-        wanted = torch.from_numpy(targets.copy()).to(self.ctx.device)
+        target_ids = torch.from_numpy(targets.copy()).to(self.ctx.device)
         parts = [
             [x.cpu() for x in prompt_logprobs(self.model.compute_logits(s), t, num_top)]
-            for s, t in zip(states.split(PROMPT_LOGPROB_ROWS), wanted.split(PROMPT_LOGPROB_ROWS), strict=True)
+            for s, t in zip(states.split(PROMPT_LOGPROB_ROWS), target_ids.split(PROMPT_LOGPROB_ROWS), strict=True)
         ]
         if not len(targets):
             none = torch.zeros(0)

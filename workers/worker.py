@@ -67,7 +67,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class Worker:
     def __init__(self, config: WorkerConfig):
         self.config = config
-        self.channel = WorkerToCore(config.control_address, config.rank, config.epoch)
+        self.link = WorkerToCore(config.control_address, config.rank, config.generation)
         self.reader = PlanReader.attach(own_fds(config.plan_ring_fds))
         self.ring = ResultRing.attach(own_fds(config.result_ring_fds)) if config.result_ring_fds else None
         self.device = torch.device("cuda", config.rank) if config.device == "cuda" else torch.device("cpu")
@@ -89,14 +89,14 @@ class Worker:
         with runner.device.stream():
             if self.ring is not None:
                 self._clear_results(runner)
-                self.ring.epoch = self.config.epoch
-            self.channel.send(WorkerReady(self.config.rank))
+                self.ring.generation = self.config.generation
+            self.link.send(WorkerReady(self.config.rank))
             self._serve(runner)
         runner.device.close()
 
     def _fail(self, message: str) -> None:
-        self.channel.send(WorkerFailed(self.config.rank, message))
-        self.channel.close()
+        self.link.send(WorkerFailed(self.config.rank, message))
+        self.link.close()
 
     # ----------------------------------------------------------------------------------------------------- start-up
     def _start(self) -> ModelRunner:
@@ -118,7 +118,7 @@ class Worker:
         return runner
 
     def _await_allocation(self) -> AllocateKV:
-        while (command := self.channel.receive(timeout_s=60.0)) is None:
+        while (command := self.link.receive(timeout_s=60.0)) is None:
             pass  # other ranks are still loading; if the core is gone, so are we
         return command
 
@@ -184,7 +184,7 @@ class Worker:
     def _report(self, runner: ModelRunner, budget: Budget, weights_bytes: int) -> None:
         c, cache = self.config, runner.ctx.cache
         name = torch.cuda.get_device_name(self.device) if c.device == "cuda" else "CPU"
-        self.channel.send(
+        self.link.send(
             WorkerProfile(
                 rank=c.rank,
                 num_blocks=budget.num_blocks,
@@ -256,12 +256,12 @@ class Worker:
         except Exception as failure:
             log.exception("a control request failed")
             error = f"{type(failure).__name__}: {failure}"
-        self.channel.send(ControlReply(self.config.rank, request.id, error, payload[:MAX_CONTROL_PAYLOAD]))
+        self.link.send(ControlReply(self.config.rank, request.id, error, payload[:MAX_CONTROL_PAYLOAD]))
 
     def _send_side_results(self, step: int, results: list[PromptRow]) -> None:
         if self.ring is None:  # every rank has them, and one speaks
             return
-        self.channel.send(SideResults(self.config.rank, step, [_side_result(row) for row in results]))
+        self.link.send(SideResults(self.config.rank, step, [_side_result(row) for row in results]))
 
 
 def _side_result(row: PromptRow) -> PromptLogprobsOfRow:
@@ -277,8 +277,8 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__
 
 
-def choose_dtype(wanted: str, config: ModelConfig, device: str) -> torch.dtype:
+def choose_dtype(name: str, config: ModelConfig, device: str) -> torch.dtype:
     """`auto`: float32 on a CPU, the checkpoint's own on a GPU."""
-    if wanted != "auto":
-        return DTYPES[wanted]
+    if name != "auto":
+        return DTYPES[name]
     return torch.float32 if device == "cpu" else DTYPES[config.dtype or "bfloat16"]

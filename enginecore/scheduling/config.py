@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from quire.enginecore.scheduling.prefill_budget import SMOOTH_TOKENS
+from quire.enginecore.scheduling.prefill_budget import MIXED_STEP_TOKENS
 
 
 @dataclass(frozen=True)
@@ -19,4 +19,4 @@ class SchedulerConfig:
     look_ahead: bool = True  # False: admit while blocks are free, and preempt when they run out
     eos_token_ids: tuple[int, ...] = ()
     vocab_size: int = 0
-    smooth_tokens: int = SMOOTH_TOKENS  # of the steps with decode rows over which prompts are spread
+    mixed_step_tokens: int = MIXED_STEP_TOKENS  # of the steps with decode rows over which prompts are spread

@@ -76,10 +76,10 @@ class Prefills:
         flags, next_token, num_prompt_logprobs = 0, -1, 0
         if end == int(t.num_tokens[seq.slot]):
             flags |= PREFILL_SAMPLE
-        wanted = seq.params.prompt_logprobs
-        if wanted is not None and seq.child == 0 and start < len(seq.prompt) and t.is_first[seq.slot]:
+        num_top = seq.params.prompt_logprobs
+        if num_top is not None and seq.child == 0 and start < len(seq.prompt) and t.is_first[seq.slot]:
             flags |= PREFILL_PROMPT_LOGPROBS
-            num_prompt_logprobs = wanted
+            num_prompt_logprobs = num_top
             next_token = int(seq.prompt[end]) if end < len(seq.prompt) else -1
         ids = t.token_ids[seq.slot, start:end]
         build.add_prefill(seq, ids, start=start, flags=flags, next_token=next_token, num_prompt_logprobs=num_prompt_logprobs)

@@ -16,7 +16,7 @@ from quire.enginecore.scheduling.decode import DecodeRows, num_tokens_of
 from quire.enginecore.scheduling.leaving import Leaving
 from quire.enginecore.scheduling.plan_builder import PlanBuilder
 from quire.enginecore.scheduling.prefill import Prefills
-from quire.enginecore.scheduling.prefill_budget import tokens_beside
+from quire.enginecore.scheduling.prefill_budget import prefill_budget
 from quire.enginecore.scheduling.sequence import Sequence, SequenceState, Slots
 from quire.enginecore.scheduling.step import Counters, ScheduledStep, StepOutput
 from quire.enginecore.scheduling.waiting import WaitingQueue
@@ -137,7 +137,7 @@ class Scheduler:
         self._decode.advance(sampling, lengths[samples])
         self._decode.add(self._prefills.take_computed(build))
         side_rows = build.side_rows(len(decode))
-        return plan, ScheduledStep(build.step, rows, samples, build.prefills, len(decode), plan.num_tokens, side_rows)
+        return plan, ScheduledStep(build.step, rows, samples, build.prefills, plan.num_tokens, side_rows)
 
     def _choose_rows(self, build: PlanBuilder) -> np.ndarray:
         """Put the step's prefill rows into `build`; returns the slots of its decode rows."""
@@ -180,7 +180,7 @@ class Scheduler:
         under_way = self._prefills.num_tokens_left
         num_waiting, tokens_waiting = self._admission.backlog(2 * left - under_way)
         num_prompts, num_tokens = len(self._prefills) + num_waiting, under_way + tokens_waiting
-        return tokens_beside(num_decode, num_prompts, num_tokens, left, self.config.smooth_tokens)
+        return prefill_budget(num_decode, num_prompts, num_tokens, left, self.config.mixed_step_tokens)
 
     # --------------------------------------------------------------------------------------------------- results
     def update(self, scheduled: ScheduledStep, sampled: np.ndarray) -> StepOutput:

@@ -17,7 +17,6 @@ class ScheduledStep:
     slots: np.ndarray  # int32 [rows]
     samples: np.ndarray  # bool [rows]
     prefills: list[tuple[Sequence, int]]  # sequence, and tokens computed once this step is done
-    first_prefill_row: int
     num_tokens: int
     side_rows: dict[int, SideTarget] = field(default_factory=dict)  # rows whose results come by message, too
     mask_rows: np.ndarray = field(default_factory=lambda: NO_WORDS)  # int32; NO_TOKEN there is a mask that did not come

@@ -122,19 +122,19 @@ def _serve(args: argparse.Namespace) -> int:
         parser.error("an API key must not be empty")
 
     with quiet_interrupts():
-        from quire.ipc.process.children import CORE_MODULE, begin
+        from quire.ipc.process.children import CORE_MODULE, prespawn
         from quire.ipc.process.logs import set_up_logging
 
     set_up_logging()
-    begun = begin(CORE_MODULE) if engine is not None else None  # it loads its modules while we load ours
+    prespawned = prespawn(CORE_MODULE) if engine is not None else None  # it loads its modules while we load ours
     try:
-        return _serve_with(args, engine, keys, begun)
+        return _serve_with(args, engine, keys, prespawned)
     finally:
-        if begun is not None:
-            begun.terminate(0.0)
+        if prespawned is not None:
+            prespawned.terminate(0.0)
 
 
-def _serve_with(args: argparse.Namespace, engine: "EngineConfig | None", keys: list[str], begun: "Child | None") -> int:
+def _serve_with(args: argparse.Namespace, engine: "EngineConfig | None", keys: list[str], prespawned: "Child | None") -> int:
     with quiet_interrupts():
         from quire.frontend.cli.serve import ServeConfig
         from quire.frontend.cli.serve import main as serve_main
@@ -159,7 +159,7 @@ def _serve_with(args: argparse.Namespace, engine: "EngineConfig | None", keys: l
         limits=limits,
     )
     config = ServeConfig(host=args.host, port=args.port, num_frontends=args.frontends, engine=engine, frontend=frontend)
-    return serve_main(config, begun)
+    return serve_main(config, prespawned)
 
 
 def _engine_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> str:

@@ -83,12 +83,12 @@ class EarlyStop:
         return signals
 
 
-def run_server(config: ServeConfig, begun: Child | None, early: EarlyStop) -> None:
-    """Serve until SIGTERM or SIGINT. `begun`: the engine's process, if it was begun; the caller ends it if it was not used.
+def run_server(config: ServeConfig, prespawned: Child | None, early: EarlyStop) -> None:
+    """Serve until SIGTERM or SIGINT. `prespawned`: the engine's process, if any; the caller ends it if it was not used.
 
     Raises ServeError.
     """
-    engine = Engine(config.engine, config.frontend.engine_address, begun)
+    engine = Engine(config.engine, config.frontend.engine_address, prespawned)
     try:
         frontend_keys(config.frontend)
         sockets = bind(config.host, config.port, config.num_frontends)
@@ -116,7 +116,7 @@ class Engine:
         self,
         config: EngineConfig | None,
         address: str,
-        begun: Child | None = None,
+        prespawned: Child | None = None,
         *,
         launch: Callable[..., CoreProcess] = launch_core,
         restart_pause_s: float = FIRST_PAUSE_S,
@@ -127,7 +127,7 @@ class Engine:
         self.address = address
         self._process: CoreProcess | None = None
         self._config = config
-        self._begun = begun  # a process that waits for its configuration
+        self._prespawned = prespawned  # a process that waits for its configuration
         self._launch = launch
         self._start_limit_s = start_limit_s
         self._start_s = 0.0  # what the last start that succeeded took
@@ -148,9 +148,9 @@ class Engine:
     def start(self, limit_s: float | None = None) -> None:
         """Returns when the engine is ready. Raises EngineStartError; also after limit_s, when its process has been ended."""
         if self._config is not None:
-            begun, self._begun = self._begun, None
+            prespawned, self._prespawned = self._prespawned, None
             started = time.monotonic()
-            self._process = self._launch(self._config, timeout_s=limit_s, begun=begun)
+            self._process = self._launch(self._config, timeout_s=limit_s, prespawned=prespawned)
             self._start_s = time.monotonic() - started
             self.address = self._process.address
 
@@ -264,12 +264,12 @@ async def _until_stopped(signals: StopSignals, serving: Coroutine[None, None, No
             await keeper
 
 
-def main(config: ServeConfig, begun: Child | None = None) -> int:
-    """The exit code of `quire serve`; `begun` as for `run_server`."""
+def main(config: ServeConfig, prespawned: Child | None = None) -> int:
+    """The exit code of `quire serve`; `prespawned` as for `run_server`."""
     early = EarlyStop()
     before = signal.signal(signal.SIGTERM, early)  # until StopSignals takes over
     try:
-        run_server(config, begun, early)
+        run_server(config, prespawned, early)
         log.info("stopped")
     except ServeError as error:
         print(f"quire serve: {error}", file=sys.stderr)

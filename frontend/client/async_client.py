@@ -1,7 +1,7 @@
 """AsyncClient: requests to an engine core from asyncio, straight over its socket, as text in and text out.
 
 It checks and numbers requests, hands what arrives to their `Stream`s (dispatch.py, stream.py) and keeps the latest Beat; when
-the core is lost, all that runs fails and the channel reconnects. All methods belong to the event loop's thread.
+the core is lost, all that runs fails and the link reconnects. All methods belong to the event loop's thread.
 
     async with AsyncClient("ipc:///run/quire.sock") as client:
         async for output in client.generate("Once upon a time", SamplingParams(max_tokens=64)):
@@ -33,7 +33,7 @@ from quire.frontend.client.stream import (
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.limits import longest_prompt, output_room
 from quire.ipc.links.curve import FrontendKeys
-from quire.ipc.links.frontend_to_core import ChannelBusy, ChannelDown, FrontendToCore
+from quire.ipc.links.frontend_to_core import FrontendToCore, LinkBusy, LinkDown
 from quire.ipc.messages import (
     AddRequest,
     Beat,
@@ -85,7 +85,7 @@ class AsyncClient:
         self.beat: Beat | None = None
         self.beat_time = 0.0
         self._keys = keys
-        self._channel: FrontendToCore | None = None
+        self._link: FrontendToCore | None = None
         self._welcome: Welcome | None = None
         self._tokenizer: Tokenizer | None = None
         self._digests: dict[str, str] = {}  # of the files that the tokenizer was made of
@@ -93,7 +93,7 @@ class AsyncClient:
         self._may_spin = False
         self._next_id = 0
         self._dispatcher = Dispatcher(self._tell)
-        self._unsent: deque[FrontendMessage] = deque()  # Abort and Finish that found the channel busy
+        self._unsent: deque[FrontendMessage] = deque()  # Abort and Finish that found the link busy
 
     async def __aenter__(self) -> Self:
         await self.connect()
@@ -107,10 +107,10 @@ class AsyncClient:
 
         Nothing to do where it is connected already, or reconnecting.
         """
-        if self._channel is not None:
+        if self._link is not None:
             return
         try:
-            self._channel = await FrontendToCore.connect(
+            self._link = await FrontendToCore.connect(
                 self.address,
                 on_message=self._on_message,
                 on_lost=self._on_lost,
@@ -118,25 +118,25 @@ class AsyncClient:
                 keys=self._keys,
                 timeout_s=timeout_s,
             )
-        except ChannelDown as error:
+        except LinkDown as error:
             raise EngineDown(str(error)) from error
-        assert self._channel.welcome is not None
-        self._on_connected(self._channel.welcome)  # the first call came before we had the channel
+        assert self._link.welcome is not None
+        self._on_connected(self._link.welcome)  # the first call came before we had the link
         if self._broken is not None:
             await self.close()
             raise ValueError(self._broken)
 
     async def close(self) -> None:
         """Abort what runs and disconnect. May be called again."""
-        channel, self._channel = self._channel, None
-        if channel is not None:
-            await channel.close()
+        link, self._link = self._link, None
+        if link is not None:
+            await link.close()
             self._dispatcher.fail_all(EngineDown("the client was closed"))
 
     # ------------------------------------------------------------------------------------------------- what is known
     @property
     def is_connected(self) -> bool:
-        return self._channel is not None and self._channel.connected
+        return self._link is not None and self._link.connected
 
     @property
     def welcome(self) -> Welcome:
@@ -199,8 +199,8 @@ class AsyncClient:
         max_tokens is cut to what the context leaves. Raises InvalidRequest, TooLong, Overloaded (our queue to the core is
         full), EngineDown. What the core finds wrong is raised by the Stream.
         """
-        channel = self._channel
-        if channel is None or not channel.connected or self._broken is not None:
+        link = self._link
+        if link is None or not link.connected or self._broken is not None:
             raise EngineDown(self._broken or "there is no connection to the engine")
         ids = self._check_prompt(prompt_token_ids)
         params = self._check_params(params, len(ids))
@@ -210,10 +210,10 @@ class AsyncClient:
         request_id, arrival = self._next_id, time.time()
         try:
             inputs, task = TokenInputs(ids.tobytes()), Generate(params)
-            channel.send(AddRequest(channel.epoch, request_id, inputs, task, priority, cache_salt, arrival))
-        except ChannelBusy as error:
+            link.send(AddRequest(link.epoch, request_id, inputs, task, priority, cache_salt, arrival))
+        except LinkBusy as error:
             raise Overloaded("the engine does not take requests as fast as they come: try again later") from error
-        except ChannelDown as error:
+        except LinkDown as error:
             raise EngineDown("there is no connection to the engine") from error
         except UnicodeEncodeError as error:
             raise InvalidRequest("a string of the request is not valid Unicode") from error
@@ -227,7 +227,7 @@ class AsyncClient:
             raise
         self._dispatcher.add(state)
         if self._may_spin and self.num_requests == 1:
-            channel.watch(WATCH_S)
+            link.watch(WATCH_S)
         return Stream(state, self._dispatcher.cancel)
 
     def _check_prompt(self, prompt_token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -351,22 +351,22 @@ class AsyncClient:
 
     # ------------------------------------------------------------------------------------------------- to and from the core
     def _tell(self, message: FrontendMessage) -> None:
-        """Send what must not be lost: later, if the channel is busy; never, if the core is lost."""
+        """Send what must not be lost: later, if the link is busy; never, if the core is lost."""
         self._unsent.append(message)
         self._send_unsent()
 
     def _send_unsent(self) -> None:
         try:
-            while self._unsent and self._channel is not None:
-                self._channel.send(self._unsent[0])
+            while self._unsent and self._link is not None:
+                self._link.send(self._unsent[0])
                 self._unsent.popleft()
-        except ChannelBusy:
+        except LinkBusy:
             pass  # tried again with the next Beat
-        except ChannelDown:
+        except LinkDown:
             self._unsent.clear()  # a lost core has dropped our requests itself
 
     def _on_connected(self, welcome: Welcome) -> None:
-        if self._channel is None:
+        if self._link is None:
             return  # the first time: `connect` calls again
         self._welcome = welcome
         self._may_spin = welcome.spins and cpu_share() > FEW_CORES
@@ -377,7 +377,7 @@ class AsyncClient:
             return
         self._digests, self._broken = digests, None
         try:
-            self._tokenizer = Tokenizer.from_files(self._channel.files) if "tokenizer.json" in digests else None
+            self._tokenizer = Tokenizer.from_files(self._link.files) if "tokenizer.json" in digests else None
         except ValueError as error:
             self._broken = f"the engine's tokenizer cannot be read: {error}"
 

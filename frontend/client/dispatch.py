@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from quire.frontend.client.stream import ClientError, EngineError, RequestState, SequenceState
+from quire.frontend.client.stream import ClientError, EngineError, OutputSequence, RequestState
 from quire.ipc.messages import Abort, Finish, FrontendMessage, PromptLogprobs, Started, StepOutputs, sequence_key
 from quire.ipc.sampling import SamplingParams
 
@@ -25,7 +25,7 @@ class Dispatcher:
         self._epoch = 0
         self._eos_token_ids: frozenset[int] = frozenset()
         self.requests: dict[int, RequestState] = {}
-        self._sequences: dict[int, SequenceState] = {}
+        self._sequences: dict[int, OutputSequence] = {}
         # Children that we dropped and that wanted logprobs: rows of theirs may still come, and must be skipped.
         self._dropped_sequences: dict[int, float] = {}
 
@@ -77,7 +77,7 @@ class Dispatcher:
     def outputs(self, message: StepOutputs) -> None:
         """New tokens. Order matters: a sequence's end must be known when its last tokens are decoded."""
         news: list[RequestState] = []
-        eager: dict[SequenceState, None] = {}
+        eager: dict[OutputSequence, None] = {}
         if message.started:
             self._started(message.started)
         find, rows = self._sequences.get, iter(message.logprobs)
@@ -124,7 +124,7 @@ class Dispatcher:
                 sequence.request.metrics.queue_s = start.queue_s
                 sequence.request.metrics.first_token_time = now
 
-    def _decode(self, sequence: SequenceState, news: list[RequestState]) -> None:
+    def _decode(self, sequence: OutputSequence, news: list[RequestState]) -> None:
         """Look for stop strings in what has come; at one, end the sequence if the core has not."""
         running = sequence.finish_reason is None
         sequence.decode()

@@ -168,8 +168,8 @@ class _BatchClient(AsyncClient):
         resolved = await self._resolve_all(prompts)
         checked = self._check_batch(resolved, params)
         window = asyncio.Semaphore(max(64, 4 * self.welcome.limits.max_num_seqs))
-        if len(prompts) > 1 and self._channel is not None:
-            self._channel.hold()  # what the tasks submit at once: the first step is to be a full one
+        if len(prompts) > 1 and self._link is not None:
+            self._link.hold()  # what the tasks submit at once: the first step is to be a full one
         with _Bar(len(prompts), use_tqdm) as bar:
             try:
                 async with asyncio.TaskGroup() as group:
@@ -303,12 +303,12 @@ class _Bar:
     It is drawn by time and looks at the running streams only then: a token costs it nothing.
     """
 
-    def __init__(self, total: int, wanted: bool) -> None:
+    def __init__(self, total: int, enabled: bool) -> None:
         self.running: set[Stream] = set()
         self._bar: Any = None
         self._drawing: asyncio.Task[None] | None = None
         self._done = self._tokens_in = self._tokens_out = 0  # of the prompts that have ended
-        if wanted and total > 1:
+        if enabled and total > 1:
             from tqdm import tqdm
 
             # no least number of steps: what has changed may be the rates alone

@@ -44,7 +44,7 @@ class EngineError(ClientError):
     """The engine failed on this request (a worker died): HTTP 500."""
 
 
-class SequenceState:
+class OutputSequence:
     """One child: tokens not taken yet, and the text decoder. `ids` is appended to directly on arrival."""
 
     __slots__ = ("_num_taken", "_seen", "_text", "eager", "finish_reason", "ids", "index", "key", "logprobs",
@@ -126,7 +126,7 @@ class RequestState:
         self.error: ClientError | None = None
         self.num_open = params.n  # children that have not ended
         self.news = False  # something to take; while it is set, nobody needs to be woken
-        self.sequences = [SequenceState(self, i, self._new_text(prompt_token_ids, tokenizer)) for i in range(params.n)]
+        self.sequences = [OutputSequence(self, i, self._new_text(prompt_token_ids, tokenizer)) for i in range(params.n)]
         self._tokenizer = tokenizer
         self._waiter: asyncio.Future[None] | None = None
         self._last_reported = [False] * params.n  # whether a child's finish_reason was taken
@@ -139,7 +139,7 @@ class RequestState:
         return OutputText(tokenizer, self.params, prompt_token_ids[-PROMPT_TAIL:].tolist())
 
     # -------------------------------------------------------------------------------------------- what the client writes
-    def end(self, sequence: SequenceState, reason: FinishReason, stop_token_id: int | None, stop_reason: int | None) -> None:
+    def end(self, sequence: OutputSequence, reason: FinishReason, stop_token_id: int | None, stop_reason: int | None) -> None:
         """A child has ended; its last tokens are in `ids`."""
         sequence.finish_reason, sequence.stop_reason = reason, stop_reason
         sequence.stop_token = stop_token_id is not None

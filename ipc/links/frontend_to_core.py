@@ -54,11 +54,11 @@ _MISMATCH = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_
 _MONITORED = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | _MISMATCH
 
 
-class ChannelDown(ConnectionError):
+class LinkDown(ConnectionError):
     """There is no connection to a core now."""
 
 
-class ChannelBusy(Exception):
+class LinkBusy(Exception):
     """The core does not take messages as fast as they come: try later."""
 
 
@@ -112,28 +112,28 @@ class FrontendToCore:
         """Connect, and stay connected until `close`. Returns once welcomed, with all files there and on_connected called.
 
         on_message gets StepOutputs, RequestError, PromptLogprobs and Beat of the present epoch. on_lost gets a reason, once per
-        loss; every request sent before is then void. Raises ChannelDown after timeout_s without a core (None: waits for ever),
+        loss; every request sent before is then void. Raises LinkDown after timeout_s without a core (None: waits for ever),
         or as soon as one refuses us; ValueError or zmq.ZMQError for an address that cannot be used.
         """
-        channel = cls(address, on_message, on_lost, on_connected, keys, silence_s)
-        channel._task = asyncio.get_running_loop().create_task(channel._run(), name="core-channel")
-        channel._task.add_done_callback(lambda _: channel._changed.set())
+        link = cls(address, on_message, on_lost, on_connected, keys, silence_s)
+        link._task = asyncio.get_running_loop().create_task(link._run(), name="core-link")
+        link._task.add_done_callback(lambda _: link._changed.set())
         try:
             async with asyncio.timeout(timeout_s):
-                while channel._connection is None:
-                    await channel._changed.wait()
-                    channel._changed.clear()
-                    if channel._task.done():
-                        channel._task.result()
-                    if channel._refused:
-                        raise ChannelDown(f"no connection to the engine at {address}: {channel._reason}")
+                while link._connection is None:
+                    await link._changed.wait()
+                    link._changed.clear()
+                    if link._task.done():
+                        link._task.result()
+                    if link._refused:
+                        raise LinkDown(f"no connection to the engine at {address}: {link._reason}")
         except BaseException as error:
-            reason = channel._reason
-            await channel.close()
+            reason = link._reason
+            await link.close()
             if isinstance(error, TimeoutError):
-                raise ChannelDown(f"no engine at {address} for {timeout_s:g} s: {reason}") from None
+                raise LinkDown(f"no engine at {address} for {timeout_s:g} s: {reason}") from None
             raise
-        return channel
+        return link
 
     @property
     def connected(self) -> bool:
@@ -147,11 +147,11 @@ class FrontendToCore:
     def send(self, message: FrontendMessage) -> None:
         """Queue a message for the core; never waits.
 
-        Raises ChannelDown without a connection, ChannelBusy if thousands of messages are queued already, ValueError for a
+        Raises LinkDown without a connection, LinkBusy if thousands of messages are queued already, ValueError for a
         message beyond the core's limit.
         """
         if self._connection is None:
-            raise ChannelDown(self._reason)
+            raise LinkDown(self._reason)
         encoded = self._encoder.encode(message)
         if len(encoded) > MAX_FRONTEND_MESSAGE:
             raise ValueError(
@@ -159,8 +159,8 @@ class FrontendToCore:
             )
         if not self._connection.outgoing.send(encoded):
             if self._connection is None or self._connection.is_going():
-                raise ChannelDown("the engine has gone")
-            raise ChannelBusy("the engine does not keep up with this frontend's messages")
+                raise LinkDown("the engine has gone")
+            raise LinkBusy("the engine does not keep up with this frontend's messages")
 
     def hold(self) -> None:
         """Keep what is sent until the end of the event loop's next turn: then it goes together, as far as a message has room.
@@ -183,7 +183,7 @@ class FrontendToCore:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-        self._connection, self._reason = None, "the channel is closed"
+        self._connection, self._reason = None, "the link is closed"
         self._context.term()
 
     async def _run(self) -> None:
@@ -222,8 +222,8 @@ class FrontendToCore:
 class _Connection:
     """One DEALER's life: greeting, fetching files, serving, ended. Everything happens in callbacks of the event loop."""
 
-    def __init__(self, channel: FrontendToCore) -> None:
-        self._channel = channel
+    def __init__(self, link: FrontendToCore) -> None:
+        self._link = link
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[str] = self._loop.create_future()
         self.epoch = 0  # 0 until welcomed
@@ -235,16 +235,16 @@ class _Connection:
         self._is_watching = False
         self._watch_until = 0.0
         self._next_ping = self._loop.time() + PING_INTERVAL_S
-        self._encoder, self._decoder = channel._encoder, channel._decoder
+        self._encoder, self._decoder = link._encoder, link._decoder
 
-        self._socket = self._make_socket(channel)
+        self._socket = self._make_socket(link)
         self.outgoing = Outgoing(self._socket, self._on_readable, self._on_stuck)
         self._monitor = self._socket.get_monitor_socket(_MONITORED)
         self._loop.add_reader(self._socket.fileno(), self._on_readable)
         self._loop.add_reader(self._monitor.fileno(), self._on_monitor)
         self._ticker = self._loop.call_later(_TICK_S, self._tick)
         try:
-            self._socket.connect(channel.address)
+            self._socket.connect(link.address)
         except zmq.ZMQError:
             self.close()
             raise
@@ -252,8 +252,8 @@ class _Connection:
         self._on_monitor()
 
     @staticmethod
-    def _make_socket(channel: FrontendToCore) -> zmq.Socket:
-        socket = channel._context.socket(zmq.DEALER)
+    def _make_socket(link: FrontendToCore) -> zmq.Socket:
+        socket = link._context.socket(zmq.DEALER)
         # libzmq keeps identities that begin with a zero byte to itself.
         socket.set(zmq.ROUTING_ID, bytes([1 + secrets.randbelow(255)]) + secrets.token_bytes(IDENTITY_BYTES - 1))
         socket.set(zmq.LINGER, 0)
@@ -261,11 +261,11 @@ class _Connection:
         socket.set(zmq.SNDHWM, _SEND_HWM)
         socket.set(zmq.RCVHWM, _RECEIVE_HWM)
         socket.set(zmq.MAXMSGSIZE, MAX_CORE_MESSAGE)
-        socket.set(zmq.IPV6, int("[" in channel.address))
-        if channel._keys is not None:
-            socket.set(zmq.CURVE_SERVERKEY, channel._keys.core_public)
-            socket.set(zmq.CURVE_PUBLICKEY, channel._keys.own.public)
-            socket.set(zmq.CURVE_SECRETKEY, channel._keys.own.secret)
+        socket.set(zmq.IPV6, int("[" in link.address))
+        if link._keys is not None:
+            socket.set(zmq.CURVE_SERVERKEY, link._keys.core_public)
+            socket.set(zmq.CURVE_PUBLICKEY, link._keys.own.public)
+            socket.set(zmq.CURVE_SECRETKEY, link._keys.own.secret)
         return socket
 
     def watch(self, seconds: float) -> None:
@@ -298,7 +298,7 @@ class _Connection:
         if not self.ended.done():
             self.close()
             self.ended.set_result(reason)
-            self._channel._down(reason, refused)
+            self._link._down(reason, refused)
 
     def close(self) -> None:
         if self._socket.closed:
@@ -340,8 +340,8 @@ class _Connection:
         # Counted in ticks, not in time: when this process itself stood still, the core was not silent.
         self._ticker = self._loop.call_later(_TICK_S, self._tick)
         self._silent_ticks += 1
-        if self._silent_ticks * _TICK_S > self._channel._silence_s:
-            self.end(f"the engine has been silent for {self._channel._silence_s:.3g} s")
+        if self._silent_ticks * _TICK_S > self._link._silence_s:
+            self.end(f"the engine has been silent for {self._link._silence_s:.3g} s")
         elif self._loop.time() >= self._next_ping:
             self._next_ping = self._loop.time() + PING_INTERVAL_S
             self.outgoing.send(self._encoder.encode(Ping(self.epoch)))
@@ -359,7 +359,7 @@ class _Connection:
                     return self.end(f"outputs were lost: expected number {self._next_seq}, got {message.seq}")
                 self._next_seq += 1
                 self._watch_until = 0.0
-                self._channel._on_message(message)
+                self._link._on_message(message)
             case Welcome() if self._welcome is None:
                 self._welcomed(message)
             case Refused():
@@ -370,15 +370,15 @@ class _Connection:
                 self._received(message)
             case RequestError() if self._serving and message.epoch == self.epoch:
                 self._watch_until = 0.0
-                self._channel._on_message(message)
+                self._link._on_message(message)
             case PromptLogprobs() | Beat() if self._serving and message.epoch == self.epoch:
-                self._channel._on_message(message)
+                self._link._on_message(message)
 
     def _welcomed(self, welcome: Welcome) -> None:
         if welcome.protocol != PROTOCOL_VERSION:
             return self.end(f"the engine speaks protocol {welcome.protocol}, not {PROTOCOL_VERSION}", refused=True)
         self._welcome, self.epoch = welcome, welcome.epoch
-        held = self._channel._files_by_digest
+        held = self._link._files_by_digest
         self._missing = {file.name: file.digest for file in welcome.files if file.digest not in held}
         for name in self._missing:
             self.outgoing.send(self._encoder.encode(GetFile(self.epoch, name)))
@@ -387,14 +387,14 @@ class _Connection:
     def _received(self, file: File) -> None:
         if self._missing.get(file.name) != hashlib.sha256(file.data).hexdigest():
             return self.end(f"the engine sent a file {file.name!r} that is not the one it announced")
-        self._channel._files_by_digest[self._missing.pop(file.name)] = file.data
+        self._link._files_by_digest[self._missing.pop(file.name)] = file.data
         self._serve_if_complete()
 
     def _serve_if_complete(self) -> None:
         if self._missing or self._welcome is None:
             return
-        held = self._channel._files_by_digest
+        held = self._link._files_by_digest
         files = {file.name: held[file.digest] for file in self._welcome.files}
-        self._channel._files_by_digest = {file.digest: held[file.digest] for file in self._welcome.files}
+        self._link._files_by_digest = {file.digest: held[file.digest] for file in self._welcome.files}
         self._serving = True
-        self._channel._up(self, self._welcome, files)
+        self._link._up(self, self._welcome, files)

@@ -1,6 +1,6 @@
 """Outbox: what one slow frontend has not taken yet, in order, with the tokens of several steps merged into one message.
 
-Owned by the CoreToFrontends, one per `FrontendConnection`. It counts bytes; the endpoint gives up a frontend that goes beyond
+Owned by the CoreToFrontends, one per `FrontendConnection`. It counts bytes; the link gives up a frontend that goes beyond
 its bound.
 """
 

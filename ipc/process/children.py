@@ -143,19 +143,19 @@ def spawn(module: str, config: msgspec.Struct, pass_fds: Sequence[int] = (), *, 
 
     From any thread: a short-lived one hands the start over to a thread that lives as long as the process.
     """
-    child = begin(module, pass_fds, arguments=arguments)
+    child = prespawn(module, pass_fds, arguments=arguments)
     child.configure(config)
     return child
 
 
-def begin(module: str, pass_fds: Sequence[int] = (), *, arguments: Sequence[str] = ()) -> Child:
+def prespawn(module: str, pass_fds: Sequence[int] = (), *, arguments: Sequence[str] = ()) -> Child:
     """The first half of `spawn`: a child that loads its modules and waits for `Child.configure`; closed before, it ends."""
     if threading.current_thread() is threading.main_thread():
-        return _begin(module, pass_fds, arguments)
-    return _spawner.call(lambda: _begin(module, pass_fds, arguments))
+        return _start(module, pass_fds, arguments)
+    return _spawner.call(lambda: _start(module, pass_fds, arguments))
 
 
-def _begin(module: str, pass_fds: Sequence[int], arguments: Sequence[str]) -> Child:
+def _start(module: str, pass_fds: Sequence[int], arguments: Sequence[str]) -> Child:
     mine, theirs = socket.socketpair()
     with theirs, ExitStack() as on_failure:
         on_failure.enter_context(mine)
@@ -204,27 +204,27 @@ class _Spawner:
     """One daemon thread that starts children for threads that may end before them."""
 
     def __init__(self) -> None:
-        self._jobs: SimpleQueue[tuple[Callable[[], Child], Future[Child]]] = SimpleQueue()
+        self._requests: SimpleQueue[tuple[Callable[[], Child], Future[Child]]] = SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def call(self, job: Callable[[], Child]) -> Child:
+    def call(self, start: Callable[[], Child]) -> Child:
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="quire-spawner", daemon=True)
                 self._thread.start()
         done: Future[Child] = Future()
-        self._jobs.put((job, done))
+        self._requests.put((start, done))
         return done.result()
 
     def _run(self) -> None:
         while True:
-            job, done = self._jobs.get()
+            start, done = self._requests.get()
             try:
-                done.set_result(job())
+                done.set_result(start())
             except Exception as error:  # belongs to the caller: raised there by done.result()
                 done.set_exception(error)
-            del job, done  # or they, and an error's frames, would live until the next job
+            del start, done  # or they, and an error's frames, would live until the next start
 
 
 _spawner = _Spawner()

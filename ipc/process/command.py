@@ -32,7 +32,7 @@ def as_started(command: str) -> str:
 
 @contextmanager
 def quiet_interrupts() -> Iterator[None]:
-    """While a command's modules are imported, Ctrl-C ends it at once: there is nothing to put away yet (a child that was begun
+    """While a command's modules are imported, Ctrl-C ends it at once: there is nothing to put away yet (a prespawned child
     ends with us), and the usual exception crashes the process when it is raised amid an extension module's initialization."""
     before = signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     try:

@@ -3,7 +3,7 @@
 The memory is a memfd passed by descriptor. Every word is a uint64 {step in the high 32 bits, value in the low 32}: it validates
 itself, so the GPU needs neither a fence nor a counter, and the core merely looks whether all words of a step are there.
 
-    page 0   magic, max_rows, num_logprobs, depth, words_per_step, worker epoch | sleeping flag    (int64 words)
+    page 0   magic, max_rows, num_logprobs, depth, words_per_step, generation of workers | sleeping flag    (int64 words)
     data     depth entries of words_per_step; step s is entry (s & 0x7fffffff) % depth
     entry    the tokens of R rows, TOKENS_PER_ROW each, then for each row the words of sections.logprob_record(L), floats as
              their bits; R = max_rows, L = num_logprobs; a row has all of its L alternatives or none at all
@@ -23,7 +23,7 @@ from quire.ipc.step.sections import MAX_LOGPROBS, STEP_MASK, TOKENS_PER_ROW, log
 
 _MAGIC = 0x544C_5345_5245_4951
 _PAGE = 4096
-_Q_MAGIC, _Q_MAX_ROWS, _Q_NUM_LOGPROBS, _Q_DEPTH, _Q_WORDS_PER_STEP, _Q_EPOCH, _Q_SLEEPING = 0, 1, 2, 3, 4, 5, 8
+_Q_MAGIC, _Q_MAX_ROWS, _Q_NUM_LOGPROBS, _Q_DEPTH, _Q_WORDS_PER_STEP, _Q_GENERATION, _Q_SLEEPING = 0, 1, 2, 3, 4, 5, 8
 
 
 class RowLogprobs(NamedTuple):
@@ -102,13 +102,13 @@ class ResultRing:
         return [self._fd, self._doorbell]
 
     @property
-    def epoch(self) -> int:
+    def generation(self) -> int:
         """The generation of workers that writes here; set by the writer when it is ready to."""
-        return self._q[_Q_EPOCH]
+        return self._q[_Q_GENERATION]
 
-    @epoch.setter
-    def epoch(self, value: int) -> None:
-        self._q[_Q_EPOCH] = value
+    @generation.setter
+    def generation(self, value: int) -> None:
+        self._q[_Q_GENERATION] = value
 
     # ---------------------------------------------------------------------------------------------- the core's side
     def ready(self, step: int, num_rows: int, logprob_rows: Sequence[int] | np.ndarray | None = None) -> bool:

@@ -1,4 +1,4 @@
-"""QK-norm, rotary embedding and KV write in plain torch: the CPU path and the oracle of `rope_kv`, with the same signature."""
+"""QK-norm, rotary embedding and KV write in plain torch: the oracle of `rope_kv` and rope_kv_cpu, same signature."""
 
 import torch
 

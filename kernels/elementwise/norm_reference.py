@@ -1,4 +1,4 @@
-"""RMSNorm in plain torch: the CPU path and the oracle of `norm`, with the same signatures.
+"""RMSNorm in plain torch: the oracle of `norm`, with the same signatures, and what norm_cpu gives other dtypes than float32 to.
 
     rms_norm:      y = weight * cast(x / sqrt(mean(x^2) + eps))
     add_rms_norm:  residual += x (in place); y as above, of the residual

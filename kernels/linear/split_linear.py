@@ -67,8 +67,8 @@ def _is_small(n: int, k: int) -> bool:
     return n <= tuning.small_columns and n * k <= tuning.small_weight
 
 
-def kernel_variant(rows: int) -> tuple[int, int, int]:
-    """Steps of numbers of rows with equal variants run the same kernels for a product in parts and its norm."""
+def kernel_specialization(rows: int) -> tuple[int, int, int]:
+    """Steps of numbers of rows with equal answers run the same kernels for a product in parts and its norm."""
     tuning = linear_tuning().split
     small, large = (batched_splits(rows, columns, MIN_K) for columns in (tuning.small_columns, tuning.max_columns))
     few = max(MAX_ROWS, hopper.MAX_ROWS) + 1

@@ -11,12 +11,11 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from quire.ipc.step.sections import LOGITS_PROCESSORS, MAX_BAD_WORDS, SLOT
+from quire.ipc.step.sections import LOGITS_PROCESSORS, MAX_BAD_WORDS, MAX_MASKED_STOPS, SLOT
 from quire.kernels.sampling.token_counts_cpu import entries_of_row, new_entries
 from quire.kernels.step.tables import (
     HISTORY,
     IN_TABLE,
-    MAX_STOP_IDS,
     PROMPT_BIT,
     LogitsProcessorPool,
     SlotTables,
@@ -96,7 +95,7 @@ def _fill_rows(tensor: torch.Tensor, rows: torch.Tensor, value: int) -> None:
 def _lists(pool: LogitsProcessorPool, sequences: Sequence[SequenceProcessors]) -> dict[str, np.ndarray]:
     """What is copied as it is: rows of stop ids, bad words, masks of allowed ids, history."""
     history = np.full((len(sequences), HISTORY), -1, np.int32)
-    stop_ids = np.full((len(sequences), MAX_STOP_IDS), -1, np.int32)
+    stop_ids = np.full((len(sequences), MAX_MASKED_STOPS), -1, np.int32)
     with_allowed = [s for s in sequences if len(s.allowed_ids)]
     with_bad = [s for s in sequences if len(s.bad_words)]
     bad_words = np.full((len(with_bad), MAX_BAD_WORDS, HISTORY), -1, np.int32)

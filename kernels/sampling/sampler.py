@@ -20,134 +20,33 @@ import torch
 import triton
 import triton.language as tl
 
-import quire.ipc.step.sections as sections
-from quire.ipc.step.sections import SLOT
-from quire.kernels.sampling.token_counts import IN_TABLE, PROMPT_BIT, look_up
+from quire.kernels.sampling.sampler_filter import launch_filter
+from quire.kernels.sampling.sampler_logits import (
+    BLOCK,
+    HISTORY,
+    MAX_BAD_WORDS,
+    MAX_MASKED_STOPS,
+    PURPOSE_BLOCK,
+    PURPOSE_TOKEN,
+    S_MIN_LEN,
+    S_PROCESSOR_ROW,
+    S_SEED_HI,
+    S_SEED_LO,
+    S_TEMPERATURE,
+    float_param,
+    is_filtered,
+    load_logits,
+    log_exponential,
+    noise_bits,
+    processors_of_row,
+    row_state,
+)
 from quire.kernels.step import tables as words
 from quire.kernels.step.tables import LogitsProcessorPool, SamplerWorkspace, SlotTables
-
-SLOT_WORDS = tl.constexpr(SLOT.width)
-S_TEMPERATURE, S_TOP_K = tl.constexpr(SLOT.at["temperature"]), tl.constexpr(SLOT.at["top_k"])
-S_TOP_P, S_MIN_P = tl.constexpr(SLOT.at["top_p"]), tl.constexpr(SLOT.at["min_p"])
-S_PRESENCE, S_FREQUENCY = tl.constexpr(SLOT.at["presence"]), tl.constexpr(SLOT.at["frequency"])
-S_REPETITION, S_PROCESSOR_ROW = tl.constexpr(SLOT.at["repetition"]), tl.constexpr(SLOT.at["processor_row"])
-S_SEED_LO, S_SEED_HI = tl.constexpr(SLOT.at["seed"]), tl.constexpr(SLOT.at["seed"] + 1)
-S_MIN_LEN = tl.constexpr(SLOT.at["min_len"])
-ENTRY_PLANES = tl.constexpr(words.ENTRY_PLANES)
-HISTORY, MAX_BAD_WORDS, MAX_STOP_IDS = (
-    tl.constexpr(words.HISTORY),
-    tl.constexpr(sections.MAX_BAD_WORDS),
-    tl.constexpr(words.MAX_STOP_IDS),
-)
-BLOCK = tl.constexpr(words.SAMPLER_BLOCK)
-PURPOSE_BLOCK, PURPOSE_TOKEN = tl.constexpr(0), tl.constexpr(1)
 
 PARTIAL_BLOCKS = 8  # blocks of SAMPLER_BLOCK tokens that one program of the first pass takes
 MASK_TILE = 1024  # words
 MAX_VOCAB = 1 << 18
-
-
-@triton.jit
-def _mix(x):
-    x = x ^ (x >> 17)
-    x = x * 0xED5AD4BB
-    x = x ^ (x >> 11)
-    x = x * 0xAC4C1B51
-    x = x ^ (x >> 15)
-    x = x * 0x31848BAB
-    return x ^ (x >> 14)
-
-
-@triton.jit
-def noise_bits(seed_lo, seed_hi, position, purpose: tl.constexpr, index):
-    """uint32 hash per index; the same bits as sampler_cpu.noise_bits."""
-    lo = seed_lo.to(tl.uint32, bitcast=True)
-    hi = seed_hi.to(tl.uint32, bitcast=True)
-    at = position.to(tl.uint32, bitcast=True)
-    first = _mix(_mix(_mix(lo + (purpose + 0x9E3779B9)) ^ hi) + at)
-    second = _mix(_mix(_mix(hi + (purpose + 0x7F4A7C15)) ^ at) + lo)
-    return _mix(_mix(index.to(tl.uint32, bitcast=True) ^ first) + second)
-
-
-@triton.jit
-def log_exponential(bits):
-    """log(E), E = -log1p(-U), U = (bits + 1/2) / 2^32; log1p by Kahan's identity, exact to float32 where U is small."""
-    u = tl.minimum((bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.99999994)
-    w = 1.0 - u
-    tail = w == 1.0
-    e = tl.where(tail, u, -tl.log(w) * u / tl.where(tail, 1.0, 1.0 - w))
-    return tl.log(e)
-
-
-@triton.jit
-def row_state(row, row_slots, positions, slot_params, num_slots):
-    """(words of the row's parameters, position, slot), the slot clamped."""
-    slot = tl.minimum(tl.maximum(tl.load(row_slots + row), 0), num_slots - 1)
-    return slot_params + slot * SLOT_WORDS, tl.load(positions + row), slot
-
-
-@triton.jit
-def float_param(param_row, word: tl.constexpr):
-    return tl.load(param_row + word).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def is_filtered(param_row, V):
-    """Whether the row takes the filter kernel's result: as an integer, for use beside blocks of masks."""
-    random = float_param(param_row, S_TEMPERATURE) > 0.0
-    k = tl.load(param_row + S_TOP_K)
-    narrow = ((k > 0) & (k < V)) | (float_param(param_row, S_TOP_P) < 1.0) | (float_param(param_row, S_MIN_P) > 0.0)
-    return random & narrow
-
-
-@triton.jit
-def processors_of_row(
-    row, param_row, counts, counts_stride, entries, multiplier, pool_rows, token_mask, token_mask_stride,
-    PROCESSORS: tl.constexpr,
-):  # fmt: skip
-    """What load_logits must know of a row's processors. PROCESSORS: bits of the pool's table size, 0 without processors."""
-    pool_row = tl.load(param_row + S_PROCESSOR_ROW)
-    at = pool_row.to(tl.int64)
-    return (
-        (pool_row >= 0) & (pool_row < pool_rows),
-        counts + at * counts_stride,
-        entries + at * (ENTRY_PLANES << PROCESSORS),
-        multiplier,
-        token_mask + row * token_mask_stride,
-        float_param(param_row, S_REPETITION),
-        float_param(param_row, S_FREQUENCY),
-        float_param(param_row, S_PRESENCE),
-    )
-
-
-@triton.jit
-def _processed(x, cols, inside, processors, PROCESSORS: tl.constexpr):
-    """Logits x of a row after its processors."""
-    _, counts_row, entries_row, multiplier, mask_row, repetition, frequency, presence = processors
-    word = tl.load(counts_row + cols, inside, other=0).to(tl.int32)
-    count = word & IN_TABLE
-    x, count = look_up(x, count, cols, entries_row, multiplier, PROCESSORS)
-    penalised = tl.where(x > 0, tl.div_rn(x, repetition + tl.zeros_like(x)), x * repetition)
-    x = tl.where((count > 0) | (word >= PROMPT_BIT), penalised, x)
-    x = x - frequency * count.to(tl.float32)
-    x = x - tl.where(count > 0, presence, 0.0)
-    bits = tl.load(mask_row + (cols >> 5), inside, other=0)
-    return tl.where(((bits >> (cols & 31)) & 1) != 0, x, -float("inf"))
-
-
-@triton.jit
-def load_logits(logits_row, processors, mask_row, cols, V, PROCESSORS: tl.constexpr, MASK: tl.constexpr):
-    """Logits at cols in float32, processed if the row has processors; -inf beyond V, where masked, for NaN. No +inf, -0."""
-    inside = cols < V
-    x = tl.load(logits_row + cols, inside, other=-float("inf")).to(tl.float32)
-    if PROCESSORS:  # noqa: SIM102 (compiled away; the other is asked on the device)
-        if processors[0]:
-            x = _processed(x, cols, inside, processors, PROCESSORS)
-    if MASK:
-        bits = tl.load(mask_row + (cols >> 5), inside, other=0)
-        x = tl.where(((bits >> (cols & 31)) & 1) != 0, x, -float("inf"))
-    x = tl.where(x == x, x, -float("inf"))
-    return tl.minimum(x, 3e38) + 0.0
 
 
 @triton.jit
@@ -172,7 +71,7 @@ def _token_mask_kernel(
             tl.store(out + at, tl.load(allowed + pool_row.to(tl.int64) * num_words + at, at < num_words), at < num_words)
         tl.debug_barrier()  # words stored above are changed below by other threads
         if position < tl.load(param_row + S_MIN_LEN):
-            stop = tl.load(stop_ids + pool_row * MAX_STOP_IDS + tl.arange(0, MAX_STOP_IDS))
+            stop = tl.load(stop_ids + pool_row * MAX_MASKED_STOPS + tl.arange(0, MAX_MASKED_STOPS))
             _ban(out, stop, (stop >= 0) & (stop < V))
         word = tl.arange(0, MAX_BAD_WORDS)
         place = tl.arange(0, HISTORY)
@@ -318,8 +217,6 @@ def sample(
     A flag too many only costs time. A row that needs what no flag offers is sampled without it. Every result is a valid token
     id, whatever the logits hold.
     """
-    from quire.kernels.sampling.sampler_filter import launch_filter
-
     _check(logits, workspace, bitmask)
     rows, vocab = logits.shape
     num_slots, pool_rows, bits = tables.max_num_seqs + 1, pool.num_rows, pool.table_bits if processors else 0

@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from quire.kernels.sampling.sampler import (
+from quire.kernels.sampling.sampler_logits import (
     BLOCK,
     PURPOSE_TOKEN,
     S_MIN_P,

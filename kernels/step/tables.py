@@ -24,7 +24,6 @@ from quire.ipc.step.sections import (
     SLOT_VALUES,
 )
 
-MAX_STOP_IDS = MAX_MASKED_STOPS  # of one processor row
 HISTORY = MAX_BAD_WORD_TOKENS  # last output tokens kept for bad words
 PROMPT_BIT = 1 << 7  # in LogitsProcessorPool.counts: the token occurs in the prompt
 IN_TABLE = PROMPT_BIT - 1  # the bits below: its occurrences in the output, or this: they are in LogitsProcessorPool.entries
@@ -90,7 +89,7 @@ class LogitsProcessorPool:
     counts: torch.Tensor  # uint8 [P, V], see PROMPT_BIT and IN_TABLE
     entries: torch.Tensor  # int32 [P, ENTRY_PLANES, table_size]: token + 1 (0: no entry), occurrences - IN_TABLE, float32 bias
     allowed: torch.Tensor  # int32 [P, ceil(V / 32)], bit set = may be sampled
-    stop_ids: torch.Tensor  # int32 [P, MAX_STOP_IDS], -1 padded; masked while the sequence is shorter than its min_len
+    stop_ids: torch.Tensor  # int32 [P, MAX_MASKED_STOPS], -1 padded; masked while the sequence is shorter than its min_len
     bad_words: torch.Tensor  # int32 [P, MAX_BAD_WORDS, HISTORY], right-aligned, -1 padded; the last element is the banned token
     multiplier: int  # of the hash: odd, below 2^31
 
@@ -112,7 +111,7 @@ class LogitsProcessorPool:
             counts=torch.zeros((rows, vocab), dtype=torch.uint8, device=device),
             entries=torch.zeros((rows, ENTRY_PLANES, size), dtype=torch.int32, device=device),
             allowed=ints(rows, -(-vocab // 32)),
-            stop_ids=ints(rows, MAX_STOP_IDS),
+            stop_ids=ints(rows, MAX_MASKED_STOPS),
             bad_words=ints(rows, MAX_BAD_WORDS, HISTORY),
             multiplier=secrets.randbits(30) * 2 + 1 if multiplier is None else multiplier,
         )

@@ -205,7 +205,7 @@ def sweep_norm_linear(bench: Bench, workload: Workload, table: Tuning) -> Tuning
     for limit, block_n, warps in part.norm_linear_tiles:
         products = [p for _, p in after_norm if low < p.k <= limit]
         low = limit
-        cases = [_fused_case(bench, table, p) for p in products]
+        cases = [_fused_case(bench, p) for p in products]
         options = [(limit, n, w) for n, w in itertools.product((1, 2, 4), (2, 4, 8))]
         present = (limit, block_n, warps)
         tiles.append(bench.fastest(f"norm_linear to K {limit}", present, options, cases) if cases else present)
@@ -214,7 +214,7 @@ def sweep_norm_linear(bench: Bench, workload: Workload, table: Tuning) -> Tuning
     return with_linear(table, replace(part, norm_linear_weight=_largest_fused(bench, table, after_norm)))
 
 
-def _fused_case(bench: Bench, table: Tuning, product: Product) -> Callable[[tuple[int, int, int]], list[Call]]:
+def _fused_case(bench: Bench, product: Product) -> Callable[[tuple[int, int, int]], list[Call]]:
     weights, x, _out = _operands(bench, product, 1)
     scale = bench.random(product.k)
     pdl = EARLY if supported() and bench.device.type == "cuda" else PLAIN

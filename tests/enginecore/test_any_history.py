@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scheduler_harness import VOCAB, Harness
 
-from quire.enginecore.scheduling.prefill_budget import SMOOTH_TOKENS
+from quire.enginecore.scheduling.prefill_budget import MIXED_STEP_TOKENS
 
 requests = st.fixed_dictionaries(
     {
@@ -44,10 +44,10 @@ events = st.lists(
     processors=st.integers(1, 2),
     eos=st.booleans(),
     look_ahead=st.booleans(),
-    smooth=st.sampled_from([SMOOTH_TOKENS, 4]),
+    target=st.sampled_from([MIXED_STEP_TOKENS, 4]),
 )
 def test_any_history_ends_every_request_once_with_its_own_tokens(
-    events, blocks, windows, budget, seqs, caching, policy, processors, eos, look_ahead, smooth
+    events, blocks, windows, budget, seqs, caching, policy, processors, eos, look_ahead, target
 ):
     h = Harness(
         num_blocks=blocks * len(windows),
@@ -59,7 +59,7 @@ def test_any_history_ends_every_request_once_with_its_own_tokens(
         num_processor_rows=processors,
         look_ahead=look_ahead,
         eos=range(0, VOCAB, 11) if eos else (),
-        smooth_tokens=smooth,
+        mixed_step_tokens=target,
     )
     aborted = set()
     for what, arg in events:

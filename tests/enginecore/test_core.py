@@ -34,7 +34,7 @@ def test_a_request_that_comes_with_its_frontends_loss_is_not_run(by_hand):
     by_hand.until(lambda: by_hand.core.scheduler.num_running == 1)
     for message in (add(1, max_tokens=50), b"no message", add(2, max_tokens=50)):  # at best in one turn
         frontend.send(message)
-    by_hand.until(lambda: frontend.identity not in by_hand.endpoint.frontends)
+    by_hand.until(lambda: frontend.identity not in by_hand.link.frontends)
     owner = by_hand.core.owners.number(other.identity)
     assert len(by_hand.core.owners) == 1 and owner in by_hand.core.owners
     assert {o for o, _ in by_hand.core.scheduler._sequences} == {owner}
@@ -121,7 +121,7 @@ def test_the_core_sleeps_while_prompt_logprobs_are_on_their_way(by_hand):
     core._next_beat = time.monotonic() + 0.2
     core._wait()
     assert time.monotonic() >= core._next_beat - 0.01
-    worker = WorkerToCore(by_hand.workers._endpoint.address, 0, by_hand.workers.generation)
+    worker = WorkerToCore(by_hand.workers._link.address, 0, by_hand.workers.generation)
     row = PromptLogprobsOfRow(0, bytes(12), bytes(12), b"", b"")
     worker.send(SideResults(0, core._in_flight[0].scheduled.step, [row]))
     assert by_hand.answer(frontend, PromptLogprobs).start == 1
@@ -143,7 +143,7 @@ def test_all_that_comes_beside_a_steps_tokens_is_one_message(by_hand):
     for _ in range(5):
         by_hand.turn()
     assert core._in_flight  # the tokens are there
-    worker = WorkerToCore(by_hand.workers._endpoint.address, 0, by_hand.workers.generation)
+    worker = WorkerToCore(by_hand.workers._link.address, 0, by_hand.workers.generation)
     columns = {row: np.full(2, row, np.int32).tobytes() for row in rows}
     worker.send(SideResults(0, step.step, [PromptLogprobsOfRow(row, c, c, b"", b"") for row, c in columns.items()]))
     for n, frontend in enumerate(frontends):
@@ -241,7 +241,7 @@ def test_a_stop_that_was_dropped_while_the_workers_start_is_not_lost(by_hand, ca
     early.check()
     Dropped(early)
     with pytest.raises(daemon.Stopped, match="while it was starting"):
-        daemon._wait_until_ready(SlowWorkers(caplog), by_hand.endpoint, early)
+        daemon._wait_until_ready(SlowWorkers(caplog), by_hand.link, early)
 
 
 def test_workers_that_take_long_to_start_are_spoken_of(by_hand, caplog, monkeypatch):
@@ -249,6 +249,6 @@ def test_workers_that_take_long_to_start_are_spoken_of(by_hand, caplog, monkeypa
     monkeypatch.setattr(daemon, "BEAT_INTERVAL_S", 0.0)
     with caplog.at_level(logging.INFO, "quire"):
         early = daemon.EarlyStop()
-        assert daemon._wait_until_ready(SlowWorkers(caplog), by_hand.endpoint, early, say_every_s=0.1) == "a profile"
+        assert daemon._wait_until_ready(SlowWorkers(caplog), by_hand.link, early, say_every_s=0.1) == "a profile"
     first, second = dict.fromkeys(message for message in caplog.messages if "still starting" in message)
     assert "load the model" in first and "KV cache" in second

@@ -5,14 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_harness import Harness
 
-from quire.enginecore.scheduling.prefill_budget import SMOOTH_TOKENS, smooth_tokens, tokens_beside
+from quire.enginecore.scheduling.prefill_budget import MIXED_STEP_TOKENS, mixed_step_tokens, prefill_budget
 
 BILLION = 10**9
 
 
 def test_the_smaller_the_model_the_more_of_a_prompt_a_step_takes():
-    assert smooth_tokens(16 * BILLION, "cuda") == smooth_tokens(140 * BILLION, "cuda") == SMOOTH_TOKENS
-    assert smooth_tokens(BILLION, "cuda") == 16 * SMOOTH_TOKENS and smooth_tokens(BILLION, "cpu") == SMOOTH_TOKENS
+    assert mixed_step_tokens(16 * BILLION, "cuda") == mixed_step_tokens(140 * BILLION, "cuda") == MIXED_STEP_TOKENS
+    assert mixed_step_tokens(BILLION, "cuda") == 16 * MIXED_STEP_TOKENS
+    assert mixed_step_tokens(BILLION, "cpu") == MIXED_STEP_TOKENS
 
 
 @pytest.mark.parametrize(
@@ -30,16 +31,16 @@ def test_the_smaller_the_model_the_more_of_a_prompt_a_step_takes():
     ],
 )
 def test_how_much_goes_into_a_step_beside_decode_rows(num_decode, num_prompts, num_tokens, most, expected):
-    assert tokens_beside(num_decode, num_prompts, num_tokens, most, 256) == expected
+    assert prefill_budget(num_decode, num_prompts, num_tokens, most, 256) == expected
 
 
 @given(*(st.integers(low, high) for low, high in ((1, 2000), (0, 2000), (0, 10**6), (1, 10**5), (0, 10**5))))
-def test_a_step_takes_something_and_no_more_than_it_has_room_for(num_decode, num_prompts, num_tokens, most, smooth):
-    assert 1 <= tokens_beside(num_decode, num_prompts, num_tokens, most, smooth) <= most
+def test_a_step_takes_something_and_no_more_than_it_has_room_for(num_decode, num_prompts, num_tokens, most, target):
+    assert 1 <= prefill_budget(num_decode, num_prompts, num_tokens, most, target) <= most
 
 
 def test_a_prompt_beside_decode_rows_is_spread_over_steps():
-    h = Harness(num_blocks=200, budget=64, max_model_len=200, max_num_seqs=8, smooth_tokens=12)
+    h = Harness(num_blocks=200, budget=64, max_model_len=200, max_num_seqs=8, mixed_step_tokens=12)
     prompts = [[p] * length for p, length in enumerate((60, 100, 5, 30))]
 
     def chunks():
@@ -73,7 +74,7 @@ def test_only_what_can_start_counts_as_waiting():
             max_model_len=200,
             max_num_seqs=max_num_seqs,
             num_processor_rows=processors,
-            smooth_tokens=12,
+            mixed_step_tokens=12,
         )
         h.add([1], 40, presence_penalty=1.0)
         while not h.outputs[1]:
@@ -98,7 +99,7 @@ def test_only_what_can_start_counts_as_waiting():
 
 @pytest.mark.parametrize(("length", "expected"), [(9, [9]), (12, [12]), (13, [7, 6]), (22, [11, 11])])
 def test_a_prompt_takes_equal_steps_and_none_for_a_rest(length, expected):
-    h = Harness(num_blocks=200, budget=64, max_model_len=200, max_num_seqs=8, smooth_tokens=12)
+    h = Harness(num_blocks=200, budget=64, max_model_len=200, max_num_seqs=8, mixed_step_tokens=12)
     h.add([1], 40)
     while not h.outputs[1]:
         h.turn(depth=1)
@@ -111,7 +112,7 @@ def test_a_prompt_takes_equal_steps_and_none_for_a_rest(length, expected):
 
 @pytest.mark.parametrize(("num_prompts", "expected"), [(1, 20), (3, 60), (4, 125)])
 def test_where_more_wait_for_their_first_token_than_for_their_next_all_goes_at_once(num_prompts, expected):
-    h = Harness(num_blocks=400, budget=128, max_model_len=200, max_num_seqs=8, smooth_tokens=12)
+    h = Harness(num_blocks=400, budget=128, max_model_len=200, max_num_seqs=8, mixed_step_tokens=12)
     for n in range(3):
         h.add([n], 40)
     while not all(h.outputs[n] for n in (1, 2, 3)):
@@ -125,7 +126,7 @@ def test_where_more_wait_for_their_first_token_than_for_their_next_all_goes_at_o
 
 
 def test_an_aborted_prompt_that_had_no_room_hides_nobody():
-    h = Harness(num_blocks=60, budget=64, max_model_len=200, max_num_seqs=8, smooth_tokens=12)
+    h = Harness(num_blocks=60, budget=64, max_model_len=200, max_num_seqs=8, mixed_step_tokens=12)
     h.add([1] * 60, 100)
     while not h.outputs[1]:
         h.turn(depth=1)
@@ -140,7 +141,7 @@ def test_an_aborted_prompt_that_had_no_room_hides_nobody():
 
 
 def test_many_decode_rows_leave_a_prompt_its_least():
-    h = Harness(num_blocks=200, budget=64, max_model_len=200, max_num_seqs=16, smooth_tokens=12)
+    h = Harness(num_blocks=200, budget=64, max_model_len=200, max_num_seqs=16, mixed_step_tokens=12)
     for n in range(10):
         h.add([n], 50)
     for _ in range(4):

@@ -147,7 +147,7 @@ def test_an_aborted_request_is_gone_and_its_id_free(by_hand, slow):
     assert first.set_running_or_notify_cancel()  # a thread is at work, and goes on
     frontend.send(add(1))
     assert by_hand.answer(frontend, RequestError).message == "request id 1 is in use"
-    frontend.send(Abort(core.endpoint.epoch, [1]))
+    frontend.send(Abort(core.link.epoch, [1]))
     by_hand.until(lambda: not core.preparing)
     prepares(by_hand, frontend, add(1, max_tokens=3))
     first.set_result(None)
@@ -162,7 +162,7 @@ def test_a_finished_child_is_not_run(by_hand, slow):
     frontend, core = by_hand.frontend(), by_hand.core
     prepares(by_hand, frontend, add(1, max_tokens=5, n=2), add(2, max_tokens=5))
     for key in (1 << 8 | 1, 1 << 8 | 7, 2 << 8, 9 << 8):
-        frontend.send(Finish(core.endpoint.epoch, key))
+        frontend.send(Finish(core.link.epoch, key))
     by_hand.until(lambda: core.preparing.num_sequences == 1)
     assert slow.futures[2].cancelled()
     slow.finish(1)

@@ -1,11 +1,14 @@
 """Workers that die, hang, do not start or cannot be killed, by a clock that the test moves; their processes are doubles."""
 
+import errno
 import logging
+import os
 import signal
 import time
 from collections.abc import Iterator
 
 import pytest
+import zmq
 from core_by_hand import CoreByHand, add, worker_template
 
 from quire.enginecore import workers as group_module
@@ -304,3 +307,20 @@ def test_a_failed_request_hears_of_it_before_its_engine_gives_up(by_hand):
     while not frontend.ready():
         pass
     assert by_hand.answer(frontend, RequestError).code == "engine_error"
+
+
+def test_a_start_that_lacks_descriptors_is_a_failed_start_and_leaves_none_open(monkeypatch):
+    def no_socket(generation):
+        raise zmq.ZMQError(errno.EMFILE)
+
+    workers, clock = WorkerGroup(worker_template(1, "")), Clock()
+    supervisor = WorkerSupervisor(workers, STEP_TIMEOUT_S, clock)
+    supervisor.plan_start("worker 0 ended")
+    monkeypatch.setattr(group_module, "CoreToWorkers", no_socket)
+    before = len(os.listdir("/proc/self/fd"))
+    clock.now += 60.0
+    supervisor.check(None)
+    with pytest.raises(WorkersFailed, match="cannot be started"):
+        supervisor.start_if_due()
+    assert len(os.listdir("/proc/self/fd")) == before
+    workers.kill()

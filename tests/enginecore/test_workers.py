@@ -14,7 +14,7 @@ import core_by_hand
 import msgspec
 import numpy as np
 import pytest
-from core_by_hand import EPOCH, MAX_NUM_SEQS, VOCAB_SIZE, CoreByHand, add, worker_template
+from core_by_hand import MAX_NUM_SEQS, VOCAB_SIZE, CoreByHand, add, worker_template
 from fake_worker import log_of, solo_output
 
 from quire.enginecore import workers as group
@@ -178,21 +178,21 @@ class NoSteps:
 
 
 def test_a_worker_refuses_a_plan_for_another_world_size():
-    ring, endpoint = PlanRing.create(1 << 10, 1), CoreToWorkers(EPOCH)
+    ring, core_link = PlanRing.create(1 << 10, 1), CoreToWorkers(7)
     config = worker_template(2)
     fds = [os.dup(fd) for fd in ring.fds(0)]
-    worker = Worker(msgspec.structs.replace(config, epoch=EPOCH, control_address=endpoint.address, plan_ring_fds=fds))
+    worker = Worker(msgspec.structs.replace(config, generation=7, control_address=core_link.address, plan_ring_fds=fds))
     words = np.zeros(HEADER.width, np.int32)
     words[[HEADER.at["step"], HEADER.at["world_size"]]] = 1, 4
     ring.write(KIND_PLAN, words, 1.0)
     worker._serve(NoSteps())
-    assert endpoint.sockets()[0].poll(10_000)
-    ((rank, said),) = endpoint.receive()
+    assert core_link.sockets()[0].poll(10_000)
+    ((rank, said),) = core_link.receive()
     assert rank == 0 and isinstance(said, WorkerFailed)
     assert "is one of 2" in said.message and "world size of 4" in said.message
     worker.reader.close()
     ring.close()
-    endpoint.close()
+    core_link.close()
 
 
 def test_the_core_takes_that_refusal_for_the_workers_failure():

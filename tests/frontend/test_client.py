@@ -328,7 +328,7 @@ def test_lone_request_is_watched_for_where_there_are_cores(
 ) -> None:
     watched: list[float] = []
     monkeypatch.setattr(client_module, "cpu_share", lambda: cores)
-    monkeypatch.setattr(FrontendToCore, "watch", lambda channel, seconds: watched.append(seconds))
+    monkeypatch.setattr(FrontendToCore, "watch", lambda link, seconds: watched.append(seconds))
 
     async def run() -> None:
         with FakeCore(spins=spins) as core:
@@ -346,9 +346,9 @@ def test_lone_request_is_watched_for_where_there_are_cores(
 
 @with_core(script=echo)
 async def test_connecting_again_changes_nothing(core: FakeCore, client: AsyncClient) -> None:
-    channel = client._channel
+    link = client._link
     await client.connect()
-    assert client._channel is channel
+    assert client._link is link
     assert (await last(client.generate([THE], SamplingParams(max_tokens=1)))).finished
 
 

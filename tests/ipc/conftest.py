@@ -11,7 +11,7 @@ import ipc_cores
 import psutil
 import pytest
 import uvloop
-from channel_cases import echo
+from frontend_to_core_cases import echo
 from ipc_cores import CoreThread, Reports
 
 from quire.ipc.links import paths

@@ -18,7 +18,7 @@ from quire.ipc.links.curve import (
     parse_key,
     write_keys,
 )
-from quire.ipc.links.frontend_to_core import ChannelDown, FrontendToCore
+from quire.ipc.links.frontend_to_core import FrontendToCore, LinkDown
 
 
 def test_key_file_is_private_and_reads_back(tmp_path):
@@ -78,15 +78,15 @@ def test_allowed_key_connects_over_tcp_and_others_do_not(identities):
     public = core_keys.own.public
 
     async def main() -> None:
-        channel = await FrontendToCore.connect(core.address, on_message=print, keys=FrontendKeys(friend, public), timeout_s=20)
-        assert channel.welcome.served_model_names == ["tiny"]
-        with pytest.raises(ChannelDown, match="does not admit"):
+        link = await FrontendToCore.connect(core.address, on_message=print, keys=FrontendKeys(friend, public), timeout_s=20)
+        assert link.welcome.served_model_names == ["tiny"]
+        with pytest.raises(LinkDown, match="does not admit"):
             await FrontendToCore.connect(core.address, on_message=print, keys=FrontendKeys(stranger, public), timeout_s=20)
         for keys in (None, FrontendKeys(friend, stranger.public)):
-            with pytest.raises(ChannelDown):
+            with pytest.raises(LinkDown):
                 await FrontendToCore.connect(core.address, on_message=print, keys=keys, timeout_s=0.3)
-        assert channel.connected
-        await channel.close()
+        assert link.connected
+        await link.close()
 
     try:
         asyncio.run(main())
@@ -111,8 +111,8 @@ def test_loopback_tcp_needs_no_keys():
     core = CoreThread(lambda *_: None, "tcp://127.0.0.1:*")
 
     async def main() -> None:
-        channel = await FrontendToCore.connect(core.address, on_message=print, timeout_s=20)
-        await channel.close()
+        link = await FrontendToCore.connect(core.address, on_message=print, timeout_s=20)
+        await link.close()
 
     try:
         asyncio.run(main())

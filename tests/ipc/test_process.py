@@ -16,7 +16,7 @@ from ipc_children import Role
 from ipc_cores import Reports
 
 from quire.ipc.process import children as children_module
-from quire.ipc.process.children import Child, begin, how_it_ended, spawn, wait_for_all
+from quire.ipc.process.children import Child, how_it_ended, prespawn, spawn, wait_for_all
 from quire.ipc.step.plan_ring import KIND_PLAN, PlanRing
 
 
@@ -49,13 +49,13 @@ def test_child_gets_its_configuration_however_long(reports):
     assert child.terminate(20.0) == -signal.SIGTERM
 
 
-def test_child_that_was_begun_waits_for_its_configuration_or_its_parents_end(reports):
-    child = begin("ipc_children", [reports.fd])
+def test_prespawned_child_waits_for_its_configuration_or_its_parents_end(reports):
+    child = prespawn("ipc_children", [reports.fd])
     child.configure(Role(name="echo", report_fd=reports.fd, text="at last"))
     assert reports.next()["text"] == "at last"
     assert child.wait(20.0) == 0
     child.close()
-    child = begin("ipc_children", [reports.fd])
+    child = prespawn("ipc_children", [reports.fd])
     child._control.close()
     assert child.wait(20.0) == 70
     child.close()

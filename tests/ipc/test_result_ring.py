@@ -141,8 +141,8 @@ def test_core_is_rung_only_while_it_sleeps(ends):
 def test_header_tells_the_layout_and_the_workers_epoch(ends):
     core, worker = ends
     assert (worker.max_rows, worker.num_logprobs, worker.depth, worker.words_per_step) == (6, 3, 4, 6 * 9)
-    worker.epoch = 2**62 + 1
-    assert core.epoch == 2**62 + 1
+    worker.generation = 2**62 + 1
+    assert core.generation == 2**62 + 1
     assert len(worker.buffer) == 4 * 54 * 8
     assert np.frombuffer(worker.buffer, np.uint8).ctypes.data % 4096 == 0
 

@@ -26,7 +26,7 @@ def operands(rows, n, k, dtype, device):
     return x, weight.to(device, dtype), torch.randn(n, generator=g).to(device, dtype)
 
 
-def wanted(x, weight, bias, gated):
+def reference(x, weight, bias, gated):
     """In float64; what the kernels round on the way is left alone."""
     y = x.double() @ weight.double().T + (0 if bias is None else bias.double())
     if not gated:
@@ -40,7 +40,7 @@ def compare(rows, n, k, dtype, device, use_bias, config, gated=False, pdl=PLAIN)
     bias = bias if use_bias else None
     out = torch.full((rows + 1, n), 7.0, dtype=dtype, device=device)
     linear.launch_skinny(x, weight, bias, out[:rows], config, is_gated=gated, pdl=pdl)
-    want = wanted(x, weight, bias, gated)
+    want = reference(x, weight, bias, gated)
     tolerance = TOLERANCE[dtype] * (4 if gated else 1)  # silu, gate and up are rounded, too
     assert (out[:rows].double() - want).abs().max() <= tolerance * want.abs().max() + 1e-6
     assert (out[rows] == 7).all()  # nothing behind the rows
@@ -111,7 +111,7 @@ def test_rows_of_both_ways_agree(rows, gated):
     """By cuBLAS for many rows, by our kernels for few; gated in one kernel or in two."""
     x, weight, bias = operands(rows, 512, 1024, torch.bfloat16, "cuda")
     y = (linear.skinny_gated if gated else linear.skinny_linear)(x, weight, bias)
-    want = wanted(x, weight, bias, gated)
+    want = reference(x, weight, bias, gated)
     assert (y.double() - want).abs().max() <= 0.02 * want.abs().max()
 
 

@@ -11,7 +11,7 @@ from quire.kernels.sampling import sampler_cpu
 triton = pytest.importorskip("triton")
 tl = triton.language
 
-from quire.kernels.sampling.sampler import log_exponential, noise_bits  # noqa: E402
+from quire.kernels.sampling.sampler_logits import log_exponential, noise_bits  # noqa: E402
 
 
 def test_noise_is_uniform_and_differs_by_every_key():

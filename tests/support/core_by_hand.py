@@ -36,7 +36,7 @@ class FakeWorkers(WorkerGroup):
         self.generation += 1
         self.plan_ring = PlanRing.create(1 << 16, 1)
         self.result_ring = ResultRing.create(MAX_NUM_SEQS)
-        self._endpoint = CoreToWorkers(self.generation)
+        self._link = CoreToWorkers(self.generation)
         self._reader = PlanReader.attach([os.dup(fd) for fd in self.plan_ring.fds(0)])
         self._worker = FakeWorker(MAX_NUM_SEQS + 1, MAX_MODEL_LEN // BLOCK_SIZE + 1, BLOCK_SIZE, (0,), VOCAB_SIZE)
         self._decode_rows = np.zeros(0, np.int32)
@@ -76,8 +76,8 @@ class FakeWorkers(WorkerGroup):
 
 def worker_template(world_size: int = 1, model_dir: str = "") -> WorkerConfig:
     return WorkerConfig(
-        rank=0, world_size=world_size, epoch=1, model_dir=model_dir, control_address="", plan_ring_fds=[], result_ring_fds=[],
-        output_rank=0, device="cpu", dtype="auto", load_format="dummy", max_model_len=MAX_MODEL_LEN,
+        rank=0, world_size=world_size, generation=1, model_dir=model_dir, control_address="", plan_ring_fds=[],
+        result_ring_fds=[], output_rank=0, device="cpu", dtype="auto", load_format="dummy", max_model_len=MAX_MODEL_LEN,
         max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=16, block_size=BLOCK_SIZE, gpu_memory_utilization=0.9,
         cpu_kv_cache_gib=1.0, num_gpu_blocks_override=None, enforce_eager=False, max_logprobs=20, seed=0,
     )  # fmt: skip
@@ -91,10 +91,10 @@ class CoreByHand:
         limits = EngineLimits(MAX_MODEL_LEN, VOCAB_SIZE, MAX_NUM_SEQS, 20)
         config = CoreConfig(scheduler, limits, 100, 0, 60.0, spins=False, log_requests=False, log_stats=False)
         welcome = Welcome(EPOCH, PROTOCOL_VERSION, ["tiny"], limits, [], [0], "0", 1, 60.0)
-        self.endpoint = CoreToFrontends(None, epoch=EPOCH, welcome=welcome)
+        self.link = CoreToFrontends(None, epoch=EPOCH, welcome=welcome)
         self.workers = workers or FakeWorkers(worker_template())
         self.workers.start()
-        self.core = EngineCore(config, self.endpoint, self.workers, preparers=preparers)
+        self.core = EngineCore(config, self.link, self.workers, preparers=preparers)
         self._frontends: list[RawFrontend] = []
 
     def turn(self) -> None:
@@ -106,7 +106,7 @@ class CoreByHand:
             self.workers.answer()
         self.core._collect()
         self.core._beat()
-        self.endpoint.check()
+        self.link.check()
         self.core.check()
 
     def until(self, condition: Any, turns: int = 100_000) -> None:
@@ -118,7 +118,7 @@ class CoreByHand:
 
     def frontend(self) -> RawFrontend:
         """A new one that has been welcomed."""
-        frontend = RawFrontend(self.endpoint.address)
+        frontend = RawFrontend(self.link.address)
         self._frontends.append(frontend)
         frontend.send(Hello(PROTOCOL_VERSION))
         assert isinstance(self.answer(frontend, Welcome), Welcome)
@@ -137,7 +137,7 @@ class CoreByHand:
             frontend.close()
         self.core.preparing.close()
         self.workers.kill()
-        self.endpoint.close(linger_s=0)
+        self.link.close(linger_s=0)
 
 
 def add(request_id: int, num_tokens: int = 4, **params: Any) -> AddRequest:

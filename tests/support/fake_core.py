@@ -70,8 +70,8 @@ class FakeCore:
         infos = file_infos(self._files)
         welcome = Welcome(self.epoch, PROTOCOL_VERSION, ["toy"], limits, infos, list(eos), "0", 1, 60.0, spins)
         self._limits, self._eos, self._script = limits, eos, script
-        self._endpoint = CoreToFrontends(address, epoch=self.epoch, welcome=welcome, files=self._files)
-        self.address = self._endpoint.address
+        self._link = CoreToFrontends(address, epoch=self.epoch, welcome=welcome, files=self._files)
+        self.address = self._link.address
         self._received: queue.Queue[FrontendMessage] = queue.Queue()
         self._todo: deque[Callable[[], None]] = deque()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK)
@@ -97,12 +97,12 @@ class FakeCore:
 
     def say(self, *messages: CoreMessage) -> None:
         """Send messages to the frontend that has spoken last."""
-        self._do(lambda: [self._endpoint.send(self._owner, m) for m in messages])
+        self._do(lambda: [self._link.send(self._owner, m) for m in messages])
 
     def announce(self, **fields: object) -> None:
         """Change the Beat, and send it now."""
         self.beat = Beat(**{**{n: getattr(self.beat, n) for n in Beat.__struct_fields__}, **fields})
-        self._do(lambda: self._endpoint.broadcast(self.beat))
+        self._do(lambda: self._link.broadcast(self.beat))
 
     def stop(self) -> None:
         """Go without a word."""
@@ -116,7 +116,7 @@ class FakeCore:
     # ------------------------------------------------------------------------------------------------- in the thread
     def _run(self) -> None:
         poller = zmq.Poller()
-        for source in (*self._endpoint.sockets(), self._wake_fd):
+        for source in (*self._link.sockets(), self._wake_fd):
             poller.register(source, zmq.POLLIN)
         next_beat = 0.0
         while self._running:
@@ -125,18 +125,18 @@ class FakeCore:
                     os.eventfd_read(self._wake_fd)
             while self._todo:
                 self._todo.popleft()()
-            for identity, message in self._endpoint.receive():
+            for identity, message in self._link.receive():
                 self._owner = identity
                 self._received.put(message)
                 self._take(message)
             self._play()
-            self._endpoint.flush()
+            self._link.flush()
             if time.monotonic() >= next_beat:
                 next_beat = time.monotonic() + 0.5
-                self._endpoint.broadcast(self.beat)
-            if self._endpoint.lost():
+                self._link.broadcast(self.beat)
+            if self._link.lost():
                 self._playing.clear()
-        self._endpoint.close(linger_s=0.0)
+        self._link.close(linger_s=0.0)
         os.close(self._wake_fd)
 
     def _take(self, message: FrontendMessage) -> None:
@@ -168,7 +168,7 @@ class FakeCore:
         for key in finished:
             del self._playing[key]
         started, self._started = self._started, []
-        self._endpoint.send(self._owner, outputs(tokens, finished, stops=stops, epoch=self.epoch, started=started))
+        self._link.send(self._owner, outputs(tokens, finished, stops=stops, epoch=self.epoch, started=started))
 
     def _is_stop(self, request: AddRequest, token: int) -> bool:
         p = request.task.params

@@ -109,29 +109,29 @@ class FakeWorker:
         return token
 
 
-def log_of(folder: str | Path, epoch: int, rank: int) -> Path:
-    return Path(folder) / f"{epoch}-{rank}"
+def log_of(folder: str | Path, generation: int, rank: int) -> Path:
+    return Path(folder) / f"{generation}-{rank}"
 
 
 def main() -> None:
     c = child_main_config(WorkerConfig)
     reader = PlanReader.attach(own_fds(c.plan_ring_fds))
     ring = ResultRing.attach(own_fds(c.result_ring_fds)) if c.result_ring_fds else None
-    channel = WorkerToCore(c.control_address, c.rank, c.epoch)
+    link = WorkerToCore(c.control_address, c.rank, c.generation)
     num_blocks = 60 + c.rank  # the least counts
-    channel.send(WorkerProfile(c.rank, num_blocks, c.block_size, [KVGroup(0, [0])], VOCAB_SIZE, "fake", 0, 0, 0, 64))
-    command = channel.receive(60.0)
+    link.send(WorkerProfile(c.rank, num_blocks, c.block_size, [KVGroup(0, [0])], VOCAB_SIZE, "fake", 0, 0, 0, 64))
+    command = link.receive(60.0)
     assert command == AllocateKV(60)
     if ring is not None:
-        ring.epoch = c.epoch
-    channel.send(WorkerReady(c.rank))
+        ring.generation = c.generation
+    link.send(WorkerReady(c.rank))
     worker = FakeWorker(c.max_num_seqs + 1, c.max_model_len // c.block_size + 1, c.block_size, (0,), VOCAB_SIZE)
     decode_rows = np.zeros(0, np.int32)
-    with log_of(c.model_dir, c.epoch, c.rank).open("a", buffering=1) as log:
+    with log_of(c.model_dir, c.generation, c.rank).open("a", buffering=1) as log:
         while (record := reader.read(60.0)) is not None and record[0] != KIND_SHUTDOWN:
             words = record[1].copy()
             if record[0] == KIND_CONTROL:
-                channel.send(ControlReply(c.rank, decode_control(words).id, "", f"rank {c.rank} is well".encode()))
+                link.send(ControlReply(c.rank, decode_control(words).id, "", f"rank {c.rank} is well".encode()))
                 continue
             assert words[HEADER.at["world_size"]] == c.world_size
             plan = decode_plan(words, decode_rows)

@@ -80,19 +80,19 @@ def launcher(role: Role) -> None:
 
 
 def core(role: Role) -> None:
-    """A core with a worker: an endpoint in a private folder, and a child that waits on a ring."""
+    """A core with a worker: a link in a private folder, and a child that waits on a ring."""
 
     def on_sigterm(*_: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a parent's death sends it twice, and we have something to put away
         sys.exit(0)
 
     signal.signal(signal.SIGTERM, on_sigterm)
-    endpoint = CoreToFrontends(epoch=1)
+    core_link = CoreToFrontends(epoch=1)
     ring = PlanRing.create(1024, 1)
     fds = ring.fds(0)
     child = spawn("ipc_children", Role(name="reader", report_fd=role.report_fd, ring_fds=fds), pass_fds=[*fds, role.report_fd])
     ring.write(1, np.arange(3, dtype=np.int32), 1.0)
-    report(role, pid=os.getpid(), child=child.pid, address=endpoint.address)
+    report(role, pid=os.getpid(), child=child.pid, address=core_link.address)
     while True:
         signal.pause()
 
@@ -122,14 +122,14 @@ async def _ask(role: Role) -> None:
         report(role, lost=reason)
 
     num_messages = [0]
-    channel = await FrontendToCore.connect(role.address, on_message=on_message, on_lost=on_lost)
+    link = await FrontendToCore.connect(role.address, on_message=on_message, on_lost=on_lost)
     for i in range(role.num_requests):
-        channel.send(AddRequest(channel.epoch, i, TokenInputs(b"\1\0\0\0"), Generate(SamplingParams())))
+        link.send(AddRequest(link.epoch, i, TokenInputs(b"\1\0\0\0"), Generate(SamplingParams())))
     report(role, pid=os.getpid())
     await finished
     ordered = all(t == list(range(len(t))) for t in tokens.values())
     report(role, counts=[len(t) for t in tokens.values()], ordered=ordered, num_messages=num_messages[0])
-    await channel.close()
+    await link.close()
 
 
 ROLES = {

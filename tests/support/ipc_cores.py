@@ -1,4 +1,4 @@
-"""Both ends by hand for tests of ipc/: a core's loop around an endpoint, a raw frontend, and the reports of child processes."""
+"""Both ends by hand for tests of ipc/: a core's loop around a link, a raw frontend, and the reports of child processes."""
 
 import os
 import select
@@ -48,29 +48,29 @@ def make_beat(epoch: int) -> Beat:
 
 
 class LoopingCore:
-    """A core's loop around an endpoint: `turn` until something is so. Requests and losses are kept in lists."""
+    """A core's loop around a link: `turn` until something is so. Requests and losses are kept in lists."""
 
     def __init__(self, address: str | None = None, epoch: int = 1, beats: bool = True, **options) -> None:
-        self.endpoint = CoreToFrontends(address, epoch=epoch, welcome=make_welcome(epoch), files=FILES, **options)
+        self.link = CoreToFrontends(address, epoch=epoch, welcome=make_welcome(epoch), files=FILES, **options)
         self.epoch = epoch
         self.beats = beats
         self.requests: list[tuple[bytes, FrontendMessage]] = []
         self.lost: list[bytes] = []
         self._poller = zmq.Poller()
-        for socket in self.endpoint.sockets():
+        for socket in self.link.sockets():
             self._poller.register(socket, zmq.POLLIN)
         self._next_beat = 0.0
 
     def turn(self, wait_ms: int = 50) -> list[tuple[bytes, FrontendMessage]]:
         self._poller.poll(wait_ms)
-        new = self.endpoint.receive()
+        new = self.link.receive()
         self.requests += new
-        self.endpoint.flush()
+        self.link.flush()
         if self.beats and time.monotonic() >= self._next_beat:
             self._next_beat = time.monotonic() + 0.25
-            self.endpoint.broadcast(make_beat(self.epoch))
-        self.lost += self.endpoint.lost()
-        self.endpoint.check()
+            self.link.broadcast(make_beat(self.epoch))
+        self.lost += self.link.lost()
+        self.link.check()
         return new
 
     def until(self, condition: Callable[[], object], timeout_s: float = TIMEOUT_S) -> None:
@@ -86,7 +86,7 @@ class CoreThread(threading.Thread):
     def __init__(self, answer: Callable[[LoopingCore, bytes, FrontendMessage], None], *args, **options) -> None:
         super().__init__(name="test-core")
         self.core = LoopingCore(*args, **options)
-        self.address = self.core.endpoint.address
+        self.address = self.core.link.address
         self._answer = answer
         self._stopping = threading.Event()
         self.start()
@@ -95,7 +95,7 @@ class CoreThread(threading.Thread):
         while not self._stopping.is_set():
             for identity, message in self.core.turn(20):
                 self._answer(self.core, identity, message)
-        self.core.endpoint.close(linger_s=0)
+        self.core.link.close(linger_s=0)
 
     def stop(self) -> None:
         self._stopping.set()

@@ -127,26 +127,26 @@ def test_masks_for_rows_that_wait_for_none_are_the_cores_mistake(core):
 # ------------------------------------------------------------------------------------------------------------ control
 @pytest.fixture
 def serving() -> Iterator[tuple[Core, CoreToWorkers, Worker]]:
-    core, endpoint = Core(), CoreToWorkers(1)
+    core, core_link = Core(), CoreToWorkers(1)
     fds = [os.dup(fd) for fd in core.ring.fds(0)]
-    worker = Worker(msgspec.structs.replace(worker_template(), control_address=endpoint.address, plan_ring_fds=fds))
-    yield core, endpoint, worker
-    worker.channel.close()
+    worker = Worker(msgspec.structs.replace(worker_template(), control_address=core_link.address, plan_ring_fds=fds))
+    yield core, core_link, worker
+    worker.link.close()
     worker.reader.close()
     core.close()
-    endpoint.close()
+    core_link.close()
 
 
 def answers(serving, *requests: DumpStacks) -> list[ControlReply]:
-    core, endpoint, worker = serving
+    core, core_link, worker = serving
     for request in requests:
         core.ring.write(KIND_CONTROL, encode_control(request), 0.0)
     core.ring.write(KIND_SHUTDOWN, NOTHING, 0.0)
     worker._serve(None)
     replies = []
     while len(replies) < len(requests):
-        assert endpoint.sockets()[0].poll(10_000)
-        replies += [message for _, message in endpoint.receive()]
+        assert core_link.sockets()[0].poll(10_000)
+        replies += [message for _, message in core_link.receive()]
     return replies
 
 

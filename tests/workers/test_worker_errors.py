@@ -43,7 +43,7 @@ def test_the_reason_is_the_innermost_cause_in_a_line(error, reason):
     assert said.startswith(reason) and "\n" not in said
 
 
-class Channel:
+class Link:
     def __init__(self):
         self.sent, self.closed = [], False
 
@@ -59,7 +59,7 @@ def worker_that_fails(error: Exception) -> Worker:
         raise error
 
     worker = Worker.__new__(Worker)
-    worker.channel, worker._start = Channel(), start
+    worker.link, worker._start = Link(), start
     worker.config = type("Config", (), {"rank": 3})
     return worker
 
@@ -67,8 +67,8 @@ def worker_that_fails(error: Exception) -> Worker:
 def test_a_kernel_that_cannot_be_compiled_is_told_and_logged(caplog):
     worker = worker_that_fails(compilation_error())
     worker.run()
-    [message] = worker.channel.sent
-    assert isinstance(message, WorkerFailed) and message.rank == 3 and worker.channel.closed
+    [message] = worker.link.sent
+    assert isinstance(message, WorkerFailed) and message.rank == 3 and worker.link.closed
     assert "no_such_function" in message.message and "Traceback" in caplog.text
 
 
@@ -79,7 +79,7 @@ def test_a_tuning_table_that_is_none_is_told(tmp_path):
         read_table(path)
     worker = worker_that_fails(failure.value)
     worker.run()
-    [message] = worker.channel.sent
+    [message] = worker.link.sent
     assert isinstance(message, WorkerFailed) and "gpu.json is not a tuning table" in message.message
 
 

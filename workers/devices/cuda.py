@@ -54,7 +54,7 @@ class CudaDevice(Device):
 
     def kernel_specialization(self, num_tokens: int) -> Hashable:
         """Steps of so many tokens with equal answers run the same compiled kernels, but for attention."""
-        return mode_for(num_tokens), split_linear.kernel_variant(num_tokens)
+        return mode_for(num_tokens), split_linear.kernel_specialization(num_tokens)
 
     def new_attention(self) -> CudaModelAttention:
         return CudaModelAttention(self.ctx)

@@ -85,8 +85,8 @@ class Device(ABC):
             processors=bool(variant & VARIANT_PROCESSORS),
             bitmask=self.masks.tensor[:rows] if variant & VARIANT_MASK else None,
         )
-        wanted = bool(variant & VARIANT_LOGPROBS)
-        logprobs = self._sampler.sampled_logprobs(logits, sampled, self._workspace) if wanted else None
+        has_logprobs = bool(variant & VARIANT_LOGPROBS)
+        logprobs = self._sampler.sampled_logprobs(logits, sampled, self._workspace) if has_logprobs else None
         pool, max_rows, out = self.ctx.pool, self.ctx.max_rows, self.results if results is None else results
         self._step_inputs.finish_step(plan, tables, pool, step, sampled, out, rows, max_rows=max_rows, logprobs=logprobs)
 
@@ -102,16 +102,16 @@ class Device(ABC):
     ) -> None:
         """The tail of step `number` in which these rows lack their masks: their result is NO_TOKEN.
 
-        The results are made aside and copied, for the core must never see a token of such a row. Rare, so never captured.
+        The results are made elsewhere and copied, for the core must never see a token of such a row. Rare, so never captured.
         """
-        aside = torch.full_like(self.results, -1, device=self.ctx.device)  # as large as theirs: no kernel is compiled anew
-        self.tail(plan, logits, tables, step, variant, aside)
-        entry = number % len(aside)
+        scratch = torch.full_like(self.results, -1, device=self.ctx.device)  # as large as theirs: no kernel is compiled anew
+        self.tail(plan, logits, tables, step, variant, scratch)
+        entry = number % len(scratch)
         rows = torch.from_numpy(without.astype(np.int64))
-        if aside.is_cuda:
-            rows = rows.pin_memory().to(aside.device, non_blocking=True)  # a copy from elsewhere would wait for the GPU
-        aside[entry].index_fill_(0, rows, number << 32 | NO_TOKEN & 0xFFFFFFFF)
-        self.results[entry].copy_(aside[entry], non_blocking=True)
+        if scratch.is_cuda:
+            rows = rows.pin_memory().to(scratch.device, non_blocking=True)  # a copy from elsewhere would wait for the GPU
+        scratch[entry].index_fill_(0, rows, number << 32 | NO_TOKEN & 0xFFFFFFFF)
+        self.results[entry].copy_(scratch[entry], non_blocking=True)
 
     # --------------------------------------------------------------------------------------------------- what differs
     @abstractmethod

@@ -13,6 +13,9 @@ import numpy as np
 import torch
 
 from quire.ipc.step.masks import MASK_RECORD_WORDS, RowsAndMasks
+from quire.ipc.step.plan import StepPlan
+
+ReadMasks = Callable[[StepPlan], Iterable[RowsAndMasks]]  # the masks that a plan says will follow, as they come
 
 
 class RowMasks(Protocol):

@@ -78,7 +78,7 @@ class ChatFormat:
 
     def __init__(self, body: SamplingFields, tokenizer: Tokenizer) -> None:
         assert isinstance(body, ChatRequest)
-        self.logprobs_wanted = bool(body.logprobs)
+        self.wants_logprobs = bool(body.logprobs)
         self._return_token_ids = bool(body.return_token_ids)
         self._style = LogprobStyle(tokenizer, body.top_logprobs or 0, bool(body.return_tokens_as_token_ids))
 

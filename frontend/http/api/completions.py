@@ -123,7 +123,7 @@ class CompletionFormat:
     """Completions' part of an answer: echo and logprobs with text offsets, which run on over a choice's chunks."""
 
     def __init__(self, body: CompletionRequest, tokenizer: Tokenizer, echo_texts: list[str], n: int) -> None:
-        self.logprobs_wanted = body.logprobs is not None
+        self.wants_logprobs = body.logprobs is not None
         self._echo_texts = echo_texts
         self._n = n
         self._return_token_ids = bool(body.return_token_ids)
@@ -151,7 +151,7 @@ class CompletionFormat:
         """A whole choice, for an answer in one piece."""
         index = run.first_choice + delta.index
         logprobs = None
-        if self.logprobs_wanted:
+        if self.wants_logprobs:
             logprobs = self._prompt_part(run, index) or CompletionLogprobs()
             logprobs = logprobs if self._no_output else self._add_output(logprobs, run, delta)
         echo = self._echo_texts[run.first_choice // self._n] if self._echo_texts else ""
@@ -172,7 +172,7 @@ class CompletionFormat:
     def _prompt_part(self, run: PromptRun, index: int) -> CompletionLogprobs | None:
         """Logprobs of the echoed prompt; None unless both were asked for."""
         rows = run.prompt_logprobs()
-        if not self.logprobs_wanted or not self._echo_texts or rows is None:
+        if not self.wants_logprobs or not self._echo_texts or rows is None:
             return None
         part = CompletionLogprobs()
         self._text_offsets[index] = add_completion_logprobs(part, rows, run.prompt_token_ids, self._style, 0)

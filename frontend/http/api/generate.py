@@ -25,7 +25,7 @@ T = TypeVar("T")
 class AnswerFormat(Protocol):
     """What differs between chat and completions in a stream."""
 
-    logprobs_wanted: bool
+    wants_logprobs: bool
 
     def opening(self, run: PromptRun, chunks: ChunkWriter, usage: Usage | None) -> list[bytes]:
         """Chunks before a prompt's first text; with the usage so far, if it is wanted."""
@@ -104,7 +104,7 @@ class Streaming:
         self._include_usage = includes_usage(body)
         self._usage_always = options is not None and bool(options.continuous_usage_stats)
         self._token_ids = bool(body.return_token_ids)
-        self._rich = answer_format.logprobs_wanted or self._token_ids or self._usage_always
+        self._rich = answer_format.wants_logprobs or self._token_ids or self._usage_always
 
     async def run(self) -> None:
         await run_all([self._pump(run) for run in self._runs])

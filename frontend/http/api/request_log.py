@@ -33,12 +33,12 @@ def new_id(prefix: str, headers: Mapping[bytes, bytes]) -> str:
 class RequestLog:
     """One line for each HTTP request, of however many prompts, when the engine has it, and one when it ends."""
 
-    def __init__(self, wanted: bool, client: AsyncClient) -> None:
-        self._wanted = wanted
+    def __init__(self, enabled: bool, client: AsyncClient) -> None:
+        self._enabled = enabled
         self._client = client
 
     def started(self, name: str, runs: Sequence[PromptRun], streamed: bool) -> None:
-        if not self._wanted:
+        if not self._enabled:
             return
         longest = self._client.welcome.limits.max_model_len
         most = max(
@@ -49,7 +49,7 @@ class RequestLog:
         logger.info("request %s: %s", name, ", ".join(words))
 
     def ended(self, name: str, runs: Sequence[PromptRun]) -> None:
-        if not self._wanted or not runs:
+        if not self._enabled or not runs:
             return
         reasons = dict.fromkeys(reason for run in runs for reason in _reasons(run))
         num_tokens = sum(sum(run.num_tokens) for run in runs)

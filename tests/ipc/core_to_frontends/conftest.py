@@ -1,7 +1,7 @@
-"""Cores whose endpoint is turned by the test, without beats, and frontends made by hand."""
+"""Cores whose link is turned by the test, without beats, and frontends made by hand."""
 
 import pytest
-from endpoint_cases import EPOCH, answer
+from core_to_frontends_cases import EPOCH, answer
 from ipc_cores import LoopingCore, RawFrontend
 
 from quire.ipc.messages import (
@@ -21,7 +21,7 @@ def make_core():
 
     yield make
     for core in cores:
-        core.endpoint.close(linger_s=0)
+        core.link.close(linger_s=0)
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def make_frontend(core):
     frontends = []
 
     def make(hello: bool = True, at: LoopingCore = core) -> RawFrontend:
-        frontends.append(RawFrontend(at.endpoint.address))
+        frontends.append(RawFrontend(at.link.address))
         if hello:
             frontends[-1].send(Hello(PROTOCOL_VERSION))
             assert isinstance(answer(at, frontends[-1]), Welcome)

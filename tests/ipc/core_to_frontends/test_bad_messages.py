@@ -2,12 +2,12 @@
 
 import msgspec
 import pytest
-from endpoint_cases import EPOCH, add, answer
+from core_to_frontends_cases import EPOCH, add, answer
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from ipc_cores import RawFrontend, make_beat
 
-from quire.ipc.links import core_to_frontends as core_endpoint
+from quire.ipc.links import core_to_frontends
 from quire.ipc.messages import (
     MAX_FRONTEND_MESSAGE,
     MAX_REQUEST_ID,
@@ -153,7 +153,7 @@ def test_much_sent_together_does_not_go_beyond_what_a_turn_takes(core, make_fron
     taken = []
     while sum(taken) < 500:
         core._poller.poll(1000)
-        taken.append(len(core.endpoint.receive(limit=150)))
+        taken.append(len(core.link.receive(limit=150)))
     assert max(taken) <= 250  # what is begun is taken as a whole
 
 
@@ -162,7 +162,7 @@ def test_oversized_message_costs_the_sender_its_connection(core, make_frontend):
     frontend.send(bytes(MAX_FRONTEND_MESSAGE + 1))
 
     def probe() -> bool:
-        core.endpoint.broadcast(make_beat(EPOCH))
+        core.link.broadcast(make_beat(EPOCH))
         return bool(core.lost)
 
     core.until(probe)
@@ -172,7 +172,7 @@ def test_oversized_message_costs_the_sender_its_connection(core, make_frontend):
 
 
 def test_foreign_identities_are_refused(core):
-    frontend = RawFrontend(core.endpoint.address, b"short")
+    frontend = RawFrontend(core.link.address, b"short")
     frontend.send(Hello(PROTOCOL_VERSION))
     assert isinstance(answer(core, frontend), Refused)
     frontend.close()
@@ -213,12 +213,12 @@ def test_no_bytes_raise_in_the_cores_loop(core):
     @given(payload=hostile_bytes())
     @example(payload=msgspec.msgpack.encode(Abort(EPOCH, [1, 2])))
     def try_one(payload: bytes) -> None:
-        core.endpoint._frontends.setdefault(identity, core_endpoint.FrontendConnection(identity, 0.0)).welcomed = True
-        accepted = core.endpoint._accept(identity, payload)
+        core.link._frontends.setdefault(identity, core_to_frontends.FrontendConnection(identity, 0.0)).welcomed = True
+        accepted = core.link._accept(identity, payload)
         assert accepted is None or isinstance(accepted, AddRequest | Abort | Finish)
         kinds.add(type(accepted))
-        core.endpoint.lost()
-        core.endpoint.check()
+        core.link.lost()
+        core.link.check()
 
     try_one()
     assert {Abort, type(None)} <= kinds  # so bytes were decoded

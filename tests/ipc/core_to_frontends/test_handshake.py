@@ -3,10 +3,10 @@
 import time
 
 import pytest
-from endpoint_cases import EPOCH, add, answer, outputs
+from core_to_frontends_cases import EPOCH, add, answer, outputs
 from ipc_cores import FILES, make_beat, make_welcome
 
-from quire.ipc.links import core_to_frontends as core_endpoint
+from quire.ipc.links import core_to_frontends
 from quire.ipc.links.core_to_frontends import new_epoch
 from quire.ipc.messages import (
     PROTOCOL_VERSION,
@@ -35,7 +35,7 @@ def test_hello_is_answered_with_a_welcome_and_files_on_demand(core, make_fronten
         got = answer(core, frontend)
         assert isinstance(got, File) and (got.name, got.data) == (name, data)
         assert got.digest == next(f.digest for f in make_welcome(EPOCH).files if f.name == name)
-    assert core.endpoint.frontends == [frontend.identity]
+    assert core.link.frontends == [frontend.identity]
     assert core.requests == []
 
 
@@ -48,17 +48,17 @@ def test_only_listed_files_are_given(core, make_frontend, name):
 
 def test_frontend_that_comes_early_waits_for_its_welcome(make_core, make_frontend):
     core = make_core()
-    core.endpoint._welcome = None
+    core.link._welcome = None
     frontend = make_frontend(hello=False, at=core)
     frontend.send(Hello(PROTOCOL_VERSION))
     frontend.send(Ping(0))
-    core.until(lambda: core.endpoint._frontends)
-    assert core.endpoint.frontends == []
-    core.endpoint.broadcast(make_beat(EPOCH))
+    core.until(lambda: core.link._frontends)
+    assert core.link.frontends == []
+    core.link.broadcast(make_beat(EPOCH))
     assert isinstance(answer(core, frontend), Beat)  # so that it knows that somebody is there
-    core.endpoint.set_welcome(make_welcome(EPOCH), FILES)
+    core.link.set_welcome(make_welcome(EPOCH), FILES)
     assert isinstance(answer(core, frontend), Welcome)
-    assert core.endpoint.frontends == [frontend.identity]
+    assert core.link.frontends == [frontend.identity]
 
 
 def test_other_protocol_is_refused_with_both_numbers(core, make_frontend):
@@ -91,7 +91,7 @@ def test_request_without_hello_is_refused_even_with_the_right_epoch(core, make_f
 
 
 def test_frontends_are_limited(core, make_frontend, monkeypatch):
-    monkeypatch.setattr(core_endpoint, "MAX_FRONTENDS", 1)
+    monkeypatch.setattr(core_to_frontends, "MAX_FRONTENDS", 1)
     make_frontend()
     frontend = make_frontend(hello=False)
     frontend.send(Hello(PROTOCOL_VERSION))
@@ -104,9 +104,9 @@ def test_two_frontends_with_the_same_ids_are_kept_apart(core, make_frontend):
     b.send(add(5, max_tokens=4))
     core.until(lambda: len(core.requests) == 2)
     assert {(i, m.id, m.task.params.max_tokens) for i, m in core.requests} == {(a.identity, 5, 3), (b.identity, 5, 4)}
-    core.endpoint.send(a.identity, outputs(1, key=5 << 8))
-    core.endpoint.send(b.identity, outputs(2, key=5 << 8))
-    core.endpoint.send(a.identity, outputs(3, key=5 << 8))
+    core.link.send(a.identity, outputs(1, key=5 << 8))
+    core.link.send(b.identity, outputs(2, key=5 << 8))
+    core.link.send(a.identity, outputs(3, key=5 << 8))
     got_a, got_b = [answer(core, a), answer(core, a)], answer(core, b)
     assert [(m.seq, m.tokens) for m in got_a] == [(0, b"\1\0\0\0"), (1, b"\3\0\0\0")]
     assert (got_b.seq, got_b.tokens) == (0, b"\2\0\0\0")
@@ -121,7 +121,7 @@ def test_receive_looks_at_no_more_than_its_limit(core, make_frontend):
     deadline = time.monotonic() + 20
     while len(got) < 10 and time.monotonic() < deadline:
         core._poller.poll(1000)
-        new = core.endpoint.receive(3)
+        new = core.link.receive(3)
         assert len(new) <= 3
         got += new
     assert [m.id for _, m in got] == list(range(10))
@@ -129,7 +129,7 @@ def test_receive_looks_at_no_more_than_its_limit(core, make_frontend):
 
 def test_receive_takes_what_is_large_one_by_one(make_core, make_frontend):
     """A turn of the loop must stay short for everybody's streams, whatever one frontend sends."""
-    size = core_endpoint.RECEIVE_BYTES
+    size = core_to_frontends.RECEIVE_BYTES
     core = make_core()
     large, small = make_frontend(at=core), make_frontend(at=core)
     for i in range(6):
@@ -139,7 +139,7 @@ def test_receive_takes_what_is_large_one_by_one(make_core, make_frontend):
     deadline = time.monotonic() + 20
     while len(got) < 12 and time.monotonic() < deadline:
         core._poller.poll(1000)
-        new = core.endpoint.receive()
+        new = core.link.receive()
         assert sum(len(m.inputs.token_ids) for _, m in new) <= 1.5 * size
         got += new
     assert [m.id for i, m in got if i == large.identity] == [m.id for i, m in got if i == small.identity] == list(range(6))
@@ -148,16 +148,16 @@ def test_receive_takes_what_is_large_one_by_one(make_core, make_frontend):
 def test_a_file_is_sent_once_a_connection_and_few_files_a_turn(make_core, make_frontend):
     core = make_core()
     names = [f"{i}.json" for i in range(4)]
-    files = {name: bytes(core_endpoint.RECEIVE_BYTES) for name in names}
-    core.endpoint.set_welcome(make_welcome(EPOCH, files), files)
+    files = {name: bytes(core_to_frontends.RECEIVE_BYTES) for name in names}
+    core.link.set_welcome(make_welcome(EPOCH, files), files)
     frontend = make_frontend(at=core)
     for name in names:
         frontend.send(GetFile(EPOCH, name))
     deadline, sent = time.monotonic() + 20, 0
     while sent < 4 and time.monotonic() < deadline:
         core._poller.poll(1000)
-        core.endpoint.receive()
-        before, sent = sent, len(core.endpoint._frontends[frontend.identity].files)
+        core.link.receive()
+        before, sent = sent, len(core.link._frontends[frontend.identity].files)
         assert sent - before <= 1
     assert [answer(core, frontend).name for _ in names] == names
     frontend.send(GetFile(EPOCH, names[0]))
@@ -165,9 +165,9 @@ def test_a_file_is_sent_once_a_connection_and_few_files_a_turn(make_core, make_f
 
 
 def test_send_to_nobody_is_harmless(core):
-    assert not core.endpoint.send(b"\1" * 16, outputs(1))
-    core.endpoint.broadcast(make_beat(EPOCH))
-    assert core.endpoint.lost() == []
+    assert not core.link.send(b"\1" * 16, outputs(1))
+    core.link.broadcast(make_beat(EPOCH))
+    assert core.link.lost() == []
 
 
 def test_epochs_differ():

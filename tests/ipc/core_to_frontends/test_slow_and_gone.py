@@ -1,7 +1,7 @@
 """CoreToFrontends and frontends that are slow, silent or gone."""
 
 import numpy as np
-from endpoint_cases import EPOCH, answer, decode, outputs
+from core_to_frontends_cases import EPOCH, answer, decode, outputs
 from ipc_cores import make_beat
 
 from quire.ipc.messages import (
@@ -25,14 +25,14 @@ class SlowFrontend:
     def fill(self, first: int = 0, big: int = 4096) -> int:
         """Send tokens first, first + 1, ... until the outbox is in use; returns the next token."""
         token = first
-        while not self.core.endpoint._slow:
-            self.core.endpoint.send(self.frontend.identity, outputs(*[token] * big))
+        while not self.core.link._slow:
+            self.core.link.send(self.frontend.identity, outputs(*[token] * big))
             token += 1
         return token
 
     def read_all(self) -> list[StepOutputs]:
         got: list[StepOutputs] = []
-        while self.core.endpoint._slow or self.frontend.socket.poll(100):
+        while self.core.link._slow or self.frontend.socket.poll(100):
             while self.frontend.ready():
                 got.append(decode(self.frontend.socket.recv()))
             self.core.turn(0)
@@ -42,14 +42,14 @@ class SlowFrontend:
 def test_outputs_of_a_slow_frontend_wait_merged_and_in_order(make_core, make_frontend):
     slow = SlowFrontend(make_core, make_frontend)
     at = slow.fill()
-    identity, endpoint = slow.frontend.identity, slow.core.endpoint
+    identity, core_link = slow.frontend.identity, slow.core.link
     logprobs = [TokenLogprobs(-1.0, 1, b"", b"")]
     for token in range(at, at + 50):
-        endpoint.send(identity, outputs(token, started=[Started(token, 0, 0.1)], logprobs=logprobs))
-    endpoint.send(identity, RequestError(EPOCH, 9, "engine_error", "between"))
-    endpoint.send(identity, outputs(at + 50, finished=[Finished(0, "stop", 3)]))
-    assert len(endpoint._slow[identity].outbox) == 3  # 51 steps, an error, one step
-    endpoint.check()
+        core_link.send(identity, outputs(token, started=[Started(token, 0, 0.1)], logprobs=logprobs))
+    core_link.send(identity, RequestError(EPOCH, 9, "engine_error", "between"))
+    core_link.send(identity, outputs(at + 50, finished=[Finished(0, "stop", 3)]))
+    assert len(core_link._slow[identity].outbox) == 3  # 51 steps, an error, one step
+    core_link.check()
     got = slow.read_all()
     steps = [m for m in got if isinstance(m, StepOutputs)]
     tokens = [t for m in steps for t in dict.fromkeys(np.frombuffer(m.tokens, np.int32).tolist())]
@@ -66,32 +66,32 @@ def test_frontend_that_never_reads_is_lost_at_its_bound(make_core, make_frontend
     slow = SlowFrontend(make_core, make_frontend, outbox_bytes=1 << 20)
     other = make_frontend(at=slow.core)
     token = slow.fill()
-    while slow.core.endpoint.send(slow.frontend.identity, outputs(*[token] * 4096)):
-        slow.core.endpoint.check()
+    while slow.core.link.send(slow.frontend.identity, outputs(*[token] * 4096)):
+        slow.core.link.check()
         token += 1
     slow.core.turn(0)
     assert slow.core.lost == [slow.frontend.identity]
-    assert not slow.core.endpoint.send(slow.frontend.identity, outputs(1))
-    assert slow.core.endpoint.send(other.identity, outputs(1))
+    assert not slow.core.link.send(slow.frontend.identity, outputs(1))
+    assert slow.core.link.send(other.identity, outputs(1))
     assert isinstance(answer(slow.core, other), StepOutputs)
 
 
 def test_beats_do_not_wait_for_a_slow_frontend(make_core, make_frontend):
     slow = SlowFrontend(make_core, make_frontend)
     slow.fill()
-    held = slow.core.endpoint._slow[slow.frontend.identity].outbox.num_bytes
+    held = slow.core.link._slow[slow.frontend.identity].outbox.num_bytes
     for _ in range(1000):
-        slow.core.endpoint.broadcast(make_beat(EPOCH))
-    assert slow.core.endpoint._slow[slow.frontend.identity].outbox.num_bytes == held
+        slow.core.link.broadcast(make_beat(EPOCH))
+    assert slow.core.link._slow[slow.frontend.identity].outbox.num_bytes == held
 
 
 def test_gone_frontend_is_lost_at_the_next_send(core, make_frontend):
     frontend, other = make_frontend(), make_frontend()
     frontend.socket.close()
-    core.until(lambda: not core.endpoint.send(frontend.identity, outputs(1)), timeout_s=1.0)
+    core.until(lambda: not core.link.send(frontend.identity, outputs(1)), timeout_s=1.0)
     core.turn(0)
     assert core.lost == [frontend.identity]
-    assert core.endpoint.frontends == [other.identity]
+    assert core.link.frontends == [other.identity]
 
 
 def test_gone_frontend_without_outputs_is_lost_at_the_next_beat(core, make_frontend):
@@ -127,9 +127,9 @@ def test_silent_frontend_is_lost_and_one_that_pings_is_not(make_core, make_front
 def test_core_that_stood_still_blames_nobody(make_core, make_frontend):
     core = make_core(frontend_timeout_s=3.0)
     frontend = make_frontend(at=core)
-    core.endpoint._last_tick -= 60.0  # the process was stopped for a minute
+    core.link._last_tick -= 60.0  # the process was stopped for a minute
     core.turn(0)
     assert core.lost == []
     frontend.send(Ping(EPOCH))
     core.turn(1000)
-    assert 1.0 <= core.endpoint._frontends[frontend.identity].heard_at < 3.0
+    assert 1.0 <= core.link._frontends[frontend.identity].heard_at < 3.0

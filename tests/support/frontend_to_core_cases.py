@@ -23,7 +23,7 @@ from quire.ipc.sampling import SamplingParams
 
 
 class Listener:
-    """What a channel's callbacks have heard, and waiting for more of it."""
+    """What a link's callbacks have heard, and waiting for more of it."""
 
     def __init__(self) -> None:
         self.messages: list[CoreMessage] = []
@@ -64,15 +64,15 @@ def outputs(epoch: int, key: int, *tokens: int, finished: bool = False) -> StepO
 def echo(core: LoopingCore, identity: bytes, message: FrontendMessage) -> None:
     """One token for each request: its id."""
     if isinstance(message, AddRequest):
-        core.endpoint.send(identity, outputs(core.epoch, message.id << 8, message.id, finished=True))
+        core.link.send(identity, outputs(core.epoch, message.id << 8, message.id, finished=True))
 
 
-def add(channel: FrontendToCore, request_id: int) -> AddRequest:
-    return AddRequest(channel.epoch, request_id, TokenInputs(b"\1\0\0\0"), Generate(SamplingParams()))
+def add(link: FrontendToCore, request_id: int) -> AddRequest:
+    return AddRequest(link.epoch, request_id, TokenInputs(b"\1\0\0\0"), Generate(SamplingParams()))
 
 
 class ScriptedCore:
-    """An endpoint turned by the test inside its own event loop, step by step."""
+    """A link turned by the test inside its own event loop, step by step."""
 
     def __init__(self, address: str | None = None, epoch: int = 1, **options) -> None:
         self.core = LoopingCore(address, epoch, **options)
@@ -90,20 +90,20 @@ def loses(run, provoke: Callable[[ScriptedCore, FrontendToCore], None], reason: 
 
     async def main() -> None:
         scripted, heard = ScriptedCore(epoch=9), Listener()
-        connecting = asyncio.create_task(FrontendToCore.connect(scripted.core.endpoint.address, **heard.options(), **options))
+        connecting = asyncio.create_task(FrontendToCore.connect(scripted.core.link.address, **heard.options(), **options))
         await scripted.until(connecting.done)
-        channel = connecting.result()
-        first = scripted.core.endpoint.frontends
-        provoke(scripted, channel)
+        link = connecting.result()
+        first = scripted.core.link.frontends
+        provoke(scripted, link)
         await heard.until(lambda: len(heard.log) >= 2) if not scripted.core.beats else await scripted.until(
             lambda: len(heard.log) >= 2
         )
         assert reason in heard.log[1]
         scripted.core.beats = True
-        await scripted.until(lambda: channel.connected)
-        await scripted.until(lambda: len(scripted.core.endpoint.frontends) == 1)
-        assert heard.log[2:] == [9] and scripted.core.endpoint.frontends != first  # a new identity
-        await channel.close()
-        scripted.core.endpoint.close(linger_s=0)
+        await scripted.until(lambda: link.connected)
+        await scripted.until(lambda: len(scripted.core.link.frontends) == 1)
+        assert heard.log[2:] == [9] and scripted.core.link.frontends != first  # a new identity
+        await link.close()
+        scripted.core.link.close(linger_s=0)
 
     run(main())

@@ -6,7 +6,7 @@ import time
 
 import psutil
 import pytest
-from channel_cases import outputs
+from frontend_to_core_cases import outputs
 from ipc_children import Role
 from ipc_cores import LoopingCore
 
@@ -19,7 +19,7 @@ def make_frontend(reports):
     children = []
 
     def make(core: LoopingCore, **more):
-        role = Role(name="frontend", report_fd=reports.fd, address=core.endpoint.address, **more)
+        role = Role(name="frontend", report_fd=reports.fd, address=core.link.address, **more)
         children.append(spawn("ipc_children", role, [reports.fd]))
         return children[-1]
 
@@ -32,7 +32,7 @@ def make_frontend(reports):
 def core():
     core = LoopingCore(epoch=2**61 + 3, send_hwm=2)
     yield core
-    core.endpoint.close(linger_s=0)
+    core.link.close(linger_s=0)
 
 
 def wait_until_stopped(pid: int) -> None:
@@ -49,16 +49,16 @@ def test_stopped_frontend_gets_everything_in_order_when_it_goes_on(core, make_fr
     identity = core.requests[0][0]
     sent, waiting = 0, 0
     while waiting < 100 * 500 * 12:  # kernel and socket hold some; then the outbox fills
-        core.endpoint.send(identity, outputs(core.epoch, 0, *range(sent, sent + 500)))
+        core.link.send(identity, outputs(core.epoch, 0, *range(sent, sent + 500)))
         sent += 500
         core.turn(0)
-        waiting = core.endpoint._slow[identity].outbox.num_bytes if core.endpoint._slow else 0
+        waiting = core.link._slow[identity].outbox.num_bytes if core.link._slow else 0
     num_steps = sent // 500
-    core.endpoint.send(identity, outputs(core.epoch, 0, sent, finished=True))
+    core.link.send(identity, outputs(core.epoch, 0, sent, finished=True))
     core.turn(0)
-    assert core.lost == [] and core.endpoint._slow
+    assert core.lost == [] and core.link._slow
     os.kill(child.pid, signal.SIGCONT)
-    core.until(lambda: not core.endpoint._slow)
+    core.until(lambda: not core.link._slow)
     core.until(lambda: child.poll() is not None)
     said = reports.next()
     assert (said["counts"], said["ordered"]) == ([sent + 1], True)
@@ -73,15 +73,15 @@ def test_killed_frontend_is_lost_within_a_second(core, make_frontend, reports):
     children[0].proc.kill()
     core.until(lambda: core.lost, timeout_s=2.0)
     assert time.monotonic() - killed < 1.0
-    assert len(core.lost) == 1 == len(core.endpoint.frontends)
+    assert len(core.lost) == 1 == len(core.link.frontends)
 
 
 def test_stopped_and_killed_frontend_is_lost_too(core, make_frontend, reports):
     child = make_frontend(core)
     core.until(lambda: core.requests)
     wait_until_stopped(child.pid)
-    while not core.endpoint._slow:
-        core.endpoint.send(core.requests[0][0], outputs(core.epoch, 0, *range(500)))
+    while not core.link._slow:
+        core.link.send(core.requests[0][0], outputs(core.epoch, 0, *range(500)))
     child.proc.kill()
     core.until(lambda: core.lost, timeout_s=2.0)
 

@@ -5,10 +5,10 @@ import resource
 
 import numpy as np
 import pytest
-from channel_cases import Listener, ScriptedCore, add, echo, loses, outputs
+from frontend_to_core_cases import Listener, ScriptedCore, add, echo, loses, outputs
 from ipc_cores import FILES, LoopingCore, make_beat
 
-from quire.ipc.links.frontend_to_core import ChannelDown, FrontendToCore
+from quire.ipc.links.frontend_to_core import FrontendToCore, LinkDown
 from quire.ipc.messages import (
     AddRequest,
     FrontendMessage,
@@ -18,41 +18,41 @@ from quire.ipc.messages import (
 
 
 def test_missing_outputs_lose_the_connection(run):
-    def provoke(scripted: ScriptedCore, channel: FrontendToCore) -> None:
-        endpoint = scripted.core.endpoint
-        (frontend,) = endpoint._frontends.values()
-        endpoint.send(frontend.identity, outputs(9, 0, 1))
+    def provoke(scripted: ScriptedCore, link: FrontendToCore) -> None:
+        core_link = scripted.core.link
+        (frontend,) = core_link._frontends.values()
+        core_link.send(frontend.identity, outputs(9, 0, 1))
         frontend.next_seq += 1  # as if one had been dropped on the way
-        endpoint.send(frontend.identity, outputs(9, 0, 3))
+        core_link.send(frontend.identity, outputs(9, 0, 3))
 
     loses(run, provoke, "outputs were lost: expected number 1, got 2")
 
 
 def test_silent_core_is_lost(run):
-    def provoke(scripted: ScriptedCore, channel: FrontendToCore) -> None:
+    def provoke(scripted: ScriptedCore, link: FrontendToCore) -> None:
         scripted.core.beats = False
 
     loses(run, provoke, "silent", silence_s=0.5)
 
 
 def test_refused_message_loses_the_connection(run):
-    def provoke(scripted: ScriptedCore, channel: FrontendToCore) -> None:
-        channel.send(Ping(12345))
+    def provoke(scripted: ScriptedCore, link: FrontendToCore) -> None:
+        link.send(Ping(12345))
 
     loses(run, provoke, "stale epoch")
 
 
 def test_core_that_shuts_down_is_lost(run):
-    def provoke(scripted: ScriptedCore, channel: FrontendToCore) -> None:
-        scripted.core.endpoint.broadcast(ShuttingDown(9))
+    def provoke(scripted: ScriptedCore, link: FrontendToCore) -> None:
+        scripted.core.link.broadcast(ShuttingDown(9))
 
     loses(run, provoke, "shutting down")
 
 
 def test_malformed_message_from_the_core_loses_the_connection(run):
-    def provoke(scripted: ScriptedCore, channel: FrontendToCore) -> None:
-        (identity,) = scripted.core.endpoint.frontends
-        scripted.core.endpoint._transmit(identity, b"\xc1 not a message")
+    def provoke(scripted: ScriptedCore, link: FrontendToCore) -> None:
+        (identity,) = scripted.core.link.frontends
+        scripted.core.link._transmit(identity, b"\xc1 not a message")
 
     loses(run, provoke, "malformed")
 
@@ -81,18 +81,18 @@ def test_a_process_without_descriptors_left_connects_again_when_there_are_some(r
 def test_messages_of_another_epoch_are_dropped(run):
     async def main() -> None:
         scripted, heard = ScriptedCore(epoch=9), Listener()
-        connecting = asyncio.create_task(FrontendToCore.connect(scripted.core.endpoint.address, **heard.options()))
+        connecting = asyncio.create_task(FrontendToCore.connect(scripted.core.link.address, **heard.options()))
         await scripted.until(connecting.done)
-        endpoint = scripted.core.endpoint
-        (identity,) = endpoint.frontends
-        endpoint._transmit(identity, endpoint._encoder.encode(outputs(8, 0, 666)))
-        endpoint._transmit(identity, endpoint._encoder.encode(ShuttingDown(8)))
-        endpoint._transmit(identity, endpoint._encoder.encode(make_beat(8)))
-        endpoint.send(identity, outputs(9, 0, 1))
+        core_link = scripted.core.link
+        (identity,) = core_link.frontends
+        core_link._transmit(identity, core_link._encoder.encode(outputs(8, 0, 666)))
+        core_link._transmit(identity, core_link._encoder.encode(ShuttingDown(8)))
+        core_link._transmit(identity, core_link._encoder.encode(make_beat(8)))
+        core_link.send(identity, outputs(9, 0, 1))
         await scripted.until(lambda: heard.messages)
         assert heard.tokens() == [1] and heard.log == [9]
         await connecting.result().close()
-        endpoint.close(linger_s=0)
+        core_link.close(linger_s=0)
 
     run(main())
 
@@ -111,21 +111,21 @@ def test_core_replaced_at_the_same_address_loses_doubles_and_mixes_nothing(run, 
     async def main() -> None:
         heard = Listener()
         core = make_core(answer_every_second, address=address, epoch=1)
-        channel = await FrontendToCore.connect(address, **heard.options())
+        link = await FrontendToCore.connect(address, **heard.options())
         next_id, sent = 0, {}
         for epoch in (1, 2, 3):
             await heard.until(lambda epoch=epoch: heard.log and heard.log[-1] == epoch)
             seen = len(heard.messages)
-            assert channel.epoch == epoch
+            assert link.epoch == epoch
             for _ in range(40):
-                channel.send(add(channel, next_id))
+                link.send(add(link, next_id))
                 sent[next_id] = epoch
                 next_id += 1
             await heard.until(lambda seen=seen: len([t for m in heard.messages[seen:] for t in m.tokens]) == 20 * 4)
-            with pytest.raises(ChannelDown):
+            with pytest.raises(LinkDown):
                 core.stop()
                 for _ in range(100_000):  # into the dying connection: none may reach the successor
-                    channel.send(add(channel, 10**6 + next_id))
+                    link.send(add(link, 10**6 + next_id))
                     await asyncio.sleep(0)
             if epoch < 3:
                 core = make_core(answer_every_second, address=address, epoch=epoch + 1)
@@ -134,7 +134,7 @@ def test_core_replaced_at_the_same_address_loses_doubles_and_mixes_nothing(run, 
         assert all(message.epoch == core.epoch for core, _, message in held)
         assert {m.id for _, _, m in held if m.id < 10**6} == {i for i in sent if i % 2}
         assert not [m for c, _, m in held if m.id >= 10**6 and c.epoch != m.epoch]
-        await channel.close()
+        await link.close()
 
     run(main())
 
@@ -145,24 +145,24 @@ def test_files_already_held_are_not_sent_again(run, tmp_path, make_core):
     async def main() -> None:
         heard = Listener()
         core = make_core(address=address, epoch=1)
-        channel = await FrontendToCore.connect(address, **heard.options())
+        link = await FrontendToCore.connect(address, **heard.options())
         core.stop()
         await heard.until(lambda: len(heard.log) == 2)
         second = make_core(address=address, epoch=2)
-        second.core.endpoint._files = {}  # it would refuse to give one
+        second.core.link._files = {}  # it would refuse to give one
         await heard.until(lambda: len(heard.log) == 3)
-        assert heard.log[2] == 2 and channel.files == FILES
-        await channel.close()
+        assert heard.log[2] == 2 and link.files == FILES
+        await link.close()
 
     run(main())
 
 
 def test_file_that_is_not_what_was_announced_is_never_served(run, make_core):
     core = make_core()
-    core.core.endpoint._files = dict.fromkeys(FILES, b"something else")
+    core.core.link._files = dict.fromkeys(FILES, b"something else")
 
     async def main() -> None:
-        with pytest.raises(ChannelDown, match="not the one it announced"):
+        with pytest.raises(LinkDown, match="not the one it announced"):
             await FrontendToCore.connect(core.address, on_message=print, timeout_s=0.5)
 
     run(main())

@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 import zmq
-from channel_cases import Listener, ScriptedCore, add, loses
+from frontend_to_core_cases import Listener, ScriptedCore, add, loses
 from ipc_cores import CoreThread, LoopingCore
 
-from quire.ipc.links import frontend_to_core as frontend_channel
-from quire.ipc.links.frontend_to_core import ChannelBusy, ChannelDown, FrontendToCore
+from quire.ipc.links import frontend_to_core as frontend_link
+from quire.ipc.links.frontend_to_core import FrontendToCore, LinkBusy, LinkDown
 from quire.ipc.links.sockets import writable
 from quire.ipc.messages import (
     MAX_TOGETHER,
@@ -39,14 +39,14 @@ def taken(core: CoreThread, monkeypatch: pytest.MonkeyPatch) -> tuple[list[list[
         while await asyncio.to_thread(news.get, timeout=20.0) != wanted:
             pass
 
-    receive = core.core.endpoint.receive
+    receive = core.core.link.receive
 
     def receive_one(limit: int = 1) -> list:
         found.append([])
         return receive(1)
 
     core._answer = answer
-    monkeypatch.setattr(core.core.endpoint, "receive", receive_one)
+    monkeypatch.setattr(core.core.link, "receive", receive_one)
     return found, until_taken
 
 
@@ -55,26 +55,26 @@ def test_what_is_held_in_a_turn_goes_together_in_order(run, make_core, monkeypat
     found, until_taken = taken(core, monkeypatch)
 
     async def main() -> None:
-        channel = await FrontendToCore.connect(core.address, **Listener().options())
+        link = await FrontendToCore.connect(core.address, **Listener().options())
 
         async def submit(request_id: int) -> None:
-            channel.send(add(channel, request_id))
+            link.send(add(link, request_id))
 
-        channel.hold()
-        channel.hold()  # once is enough
+        link.hold()
+        link.hold()  # once is enough
         async with asyncio.TaskGroup() as group:
             for i in range(600):
                 group.create_task(submit(i))
-        channel.send(Abort(channel.epoch, [7]))
+        link.send(Abort(link.epoch, [7]))
         await until_taken(-7)  # sent after the turn, it went by itself
-        channel.hold()
+        link.hold()
         for i in (1, 2, 3):
-            channel.send(AddRequest(channel.epoch, i, TokenInputs(b"\1\0\0\0" * 130_000), Generate(SamplingParams())))
+            link.send(AddRequest(link.epoch, i, TokenInputs(b"\1\0\0\0" * 130_000), Generate(SamplingParams())))
         await until_taken(3)
-        channel.hold()
-        channel.send(add(channel, 9))
-        await channel.close()
-        channel.hold()
+        link.hold()
+        link.send(add(link, 9))
+        await link.close()
+        link.hold()
         await asyncio.sleep(0)
         await asyncio.sleep(0)  # what was held is released into a closed connection
 
@@ -84,65 +84,65 @@ def test_what_is_held_in_a_turn_goes_together_in_order(run, make_core, monkeypat
 
 
 def test_holding_says_busy_rather_than_wait(run, monkeypatch):
-    monkeypatch.setattr(frontend_channel, "_SEND_HWM", 4)
+    monkeypatch.setattr(frontend_link, "_SEND_HWM", 4)
     core = LoopingCore()
 
     async def main() -> None:
-        connecting = asyncio.create_task(FrontendToCore.connect(core.endpoint.address, **Listener().options(), silence_s=60.0))
+        connecting = asyncio.create_task(FrontendToCore.connect(core.link.address, **Listener().options(), silence_s=60.0))
         while not connecting.done():
             core.turn(5)
             await asyncio.sleep(0)
-        channel, sent = await connecting, 0
-        with pytest.raises(ChannelBusy):
+        link, sent = await connecting, 0
+        with pytest.raises(LinkBusy):
             while sent < 1_000_000:  # the core reads nothing
-                channel.hold()
+                link.hold()
                 for _ in range(MAX_TOGETHER):
-                    channel.send(Abort(channel.epoch, [sent]))
+                    link.send(Abort(link.epoch, [sent]))
                     sent += 1
                 await asyncio.sleep(0)
                 await asyncio.sleep(0)
-        assert channel.connected and sent % MAX_TOGETHER == 0
+        assert link.connected and sent % MAX_TOGETHER == 0
         while len(core.requests) < sent:
             core.turn(100)
         assert [message.ids for _, message in core.requests] == [[i] for i in range(sent)]
-        await channel.close()
+        await link.close()
 
     run(asyncio.wait_for(main(), 60))
-    core.endpoint.close(linger_s=0)
+    core.link.close(linger_s=0)
 
 
 def test_a_core_that_goes_while_much_is_held_is_down_not_an_error_of_ours(run):
     core = LoopingCore()
 
     async def main() -> None:
-        connecting = asyncio.create_task(FrontendToCore.connect(core.endpoint.address, **(heard := Listener()).options()))
+        connecting = asyncio.create_task(FrontendToCore.connect(core.link.address, **(heard := Listener()).options()))
         while not connecting.done():
             core.turn(5)
             await asyncio.sleep(0)
-        channel = await connecting
-        channel.hold()
-        channel.send(add(channel, 0))
-        core.endpoint.close(linger_s=0)
-        assert channel._connection._monitor.poll(20_000)  # it is known, but not to the loop, which has no turn
-        while writable(channel._connection._socket):
+        link = await connecting
+        link.hold()
+        link.send(add(link, 0))
+        core.link.close(linger_s=0)
+        assert link._connection._monitor.poll(20_000)  # it is known, but not to the loop, which has no turn
+        while writable(link._connection._socket):
             os.sched_yield()
         for i in range(1, MAX_TOGETHER):
-            channel.send(add(channel, i))
-        with pytest.raises(ChannelDown):
-            channel.send(add(channel, MAX_TOGETHER))
-        assert not channel.connected and "has gone" in heard.log[1]
-        await channel.close()
+            link.send(add(link, i))
+        with pytest.raises(LinkDown):
+            link.send(add(link, MAX_TOGETHER))
+        assert not link.connected and "has gone" in heard.log[1]
+        await link.close()
 
     run(asyncio.wait_for(main(), 30))
 
 
 class Looks:
-    """How often the channel has looked whether a message is there."""
+    """How often the link has looked whether a message is there."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
         self._wanted, self._enough = 0, asyncio.Event()
-        look = frontend_channel.readable
+        look = frontend_link.readable
 
         def counted(socket: zmq.Socket) -> bool:
             self.count += 1
@@ -150,7 +150,7 @@ class Looks:
                 self._enough.set()
             return look(socket)
 
-        monkeypatch.setattr(frontend_channel, "readable", counted)
+        monkeypatch.setattr(frontend_link, "readable", counted)
 
     async def many(self) -> None:
         """Returns when it has looked a thousand times more, of itself: nobody else turns the loop meanwhile."""
@@ -171,23 +171,23 @@ def test_watching_looks_all_the_time_until_outputs_come_or_its_time_is_over(run,
 
     async def main() -> None:
         heard = Listener()
-        channel = await FrontendToCore.connect(core.address, **heard.options())
+        link = await FrontendToCore.connect(core.address, **heard.options())
         for number in (1, 2):
-            channel.watch(60.0)
-            channel.watch(60.0)  # again: nothing more
+            link.watch(60.0)
+            link.watch(60.0)  # again: nothing more
             await looks.many()
-            channel.send(add(channel, number))
+            link.send(add(link, number))
             await looks.few()
             assert heard.tokens()[-1] == number
-        channel.watch(0.05)
+        link.watch(0.05)
         await looks.few()
-        channel.hold()
-        channel.watch(60.0)  # what is asked for has not left yet
+        link.hold()
+        link.watch(60.0)  # what is asked for has not left yet
         await looks.few()
         assert heard.tokens() == [1, 2] and len(heard.log) == 1
-        channel.watch(60.0)
-        await channel.close()
-        channel.watch(60.0)  # nothing to look at
+        link.watch(60.0)
+        await link.close()
+        link.watch(60.0)  # nothing to look at
         await looks.few()
 
     run(asyncio.wait_for(main(), 30))
@@ -196,9 +196,9 @@ def test_watching_looks_all_the_time_until_outputs_come_or_its_time_is_over(run,
 def test_watching_ends_with_its_connection(run, monkeypatch, caplog):
     looks = Looks(monkeypatch)
 
-    def provoke(scripted: ScriptedCore, channel: FrontendToCore) -> None:
-        channel.watch(1e9)
-        scripted.core.endpoint.broadcast(ShuttingDown(9))
+    def provoke(scripted: ScriptedCore, link: FrontendToCore) -> None:
+        link.watch(1e9)
+        scripted.core.link.broadcast(ShuttingDown(9))
 
     loses(run, provoke, "shutting down")
     run(asyncio.wait_for(looks.few(), 30))

@@ -1,14 +1,14 @@
-"""FrontendToCore against real endpoints: greeting, files, messages both ways, and no core, or another kind of core."""
+"""FrontendToCore against real cores: greeting, files, messages both ways, and no core, or another kind of core."""
 
 import asyncio
 import time
 
 import pytest
 import zmq
-from channel_cases import Listener, add, outputs
+from frontend_to_core_cases import Listener, add, outputs
 from ipc_cores import FILES, LoopingCore, make_welcome
 
-from quire.ipc.links.frontend_to_core import ChannelBusy, ChannelDown, FrontendToCore
+from quire.ipc.links.frontend_to_core import FrontendToCore, LinkBusy, LinkDown
 from quire.ipc.messages import (
     MAX_FRONTEND_MESSAGE,
     Abort,
@@ -27,19 +27,19 @@ def test_connects_with_welcome_and_files_and_exchanges_messages(run, make_core):
 
     async def main() -> None:
         heard = Listener()
-        channel = await FrontendToCore.connect(core.address, **heard.options())
-        assert (channel.connected, channel.epoch, channel.files) == (True, 4, FILES)
-        assert channel.welcome == make_welcome(4) and heard.log == [4]
+        link = await FrontendToCore.connect(core.address, **heard.options())
+        assert (link.connected, link.epoch, link.files) == (True, 4, FILES)
+        assert link.welcome == make_welcome(4) and heard.log == [4]
         for i in range(100):
-            channel.send(add(channel, i))
+            link.send(add(link, i))
         await heard.until(lambda: len(heard.tokens()) == 100)
         assert heard.tokens() == list(range(100))
         assert [m.seq for m in heard.messages] == list(range(len(heard.messages)))
-        await channel.close()
-        await channel.close()
+        await link.close()
+        await link.close()
         assert heard.log == [4]  # closing is no loss
-        with pytest.raises(ChannelDown):
-            channel.send(Abort(4, [1]))
+        with pytest.raises(LinkDown):
+            link.send(Abort(4, [1]))
 
     run(main())
 
@@ -48,11 +48,11 @@ def test_message_beyond_the_cores_limit_is_refused_here(run, make_core):
     core = make_core()
 
     async def main() -> None:
-        channel = await FrontendToCore.connect(core.address, **Listener().options())
+        link = await FrontendToCore.connect(core.address, **Listener().options())
         with pytest.raises(ValueError, match="longer"):
-            channel.send(AddRequest(channel.epoch, 1, TokenInputs(bytes(MAX_FRONTEND_MESSAGE)), Generate(SamplingParams())))
-        assert channel.connected
-        await channel.close()
+            link.send(AddRequest(link.epoch, 1, TokenInputs(bytes(MAX_FRONTEND_MESSAGE)), Generate(SamplingParams())))
+        assert link.connected
+        await link.close()
 
     run(main())
 
@@ -61,18 +61,18 @@ def test_send_says_busy_rather_than_wait(run):
     core = LoopingCore()
 
     async def main() -> None:
-        connecting = asyncio.create_task(FrontendToCore.connect(core.endpoint.address, **Listener().options()))
+        connecting = asyncio.create_task(FrontendToCore.connect(core.link.address, **Listener().options()))
         while not connecting.done():
             core.turn(5)
             await asyncio.sleep(0)
-        channel = await connecting
-        with pytest.raises(ChannelBusy):
+        link = await connecting
+        with pytest.raises(LinkBusy):
             for i in range(1_000_000):  # the core reads nothing
-                channel.send(Abort(channel.epoch, [i]))
-        await channel.close()
+                link.send(Abort(link.epoch, [i]))
+        await link.close()
 
     run(main())
-    core.endpoint.close(linger_s=0)
+    core.link.close(linger_s=0)
 
 
 def test_a_failing_callback_does_not_stop_the_messages_after_it(run, make_core):
@@ -87,12 +87,12 @@ def test_a_failing_callback_does_not_stop_the_messages_after_it(run, make_core):
             if isinstance(message, StepOutputs) and heard.tokens() == [0]:
                 raise LookupError("as a bug would")
 
-        channel = await FrontendToCore.connect(core.address, on_message=on_message)
+        link = await FrontendToCore.connect(core.address, on_message=on_message)
         for i in range(20):
-            channel.send(add(channel, i))
+            link.send(add(link, i))
         await heard.until(lambda: len(heard.tokens()) == 20)
         assert [type(p) for p in problems] == [LookupError]
-        await channel.close()
+        await link.close()
 
     run(main())
 
@@ -102,20 +102,20 @@ def test_frontend_that_is_busy_for_long_keeps_its_connection_and_its_tokens(run,
 
     def answer(core: LoopingCore, identity: bytes, message: FrontendMessage) -> None:
         for i in range(50):
-            core.endpoint.send(identity, outputs(core.epoch, 0, i))
+            core.link.send(identity, outputs(core.epoch, 0, i))
 
     core = make_core(answer, frontend_timeout_s=30.0)
 
     async def main() -> None:
         heard = Listener()
-        channel = await FrontendToCore.connect(core.address, **heard.options(), silence_s=0.5)
-        channel.send(add(channel, 1))
+        link = await FrontendToCore.connect(core.address, **heard.options(), silence_s=0.5)
+        link.send(add(link, 1))
         until = time.monotonic() + 1.2
         while time.monotonic() < until:  # no await
             pass
         await heard.until(lambda: len(heard.tokens()) == 50)
         assert heard.tokens() == list(range(50)) and len(heard.log) == 1
-        await channel.close()
+        await link.close()
 
     run(main())
 
@@ -127,18 +127,18 @@ def test_pings_are_sent(run, make_core, monkeypatch):
 
     async def main() -> None:
         heard = Listener()
-        channel = await FrontendToCore.connect(core.address, **heard.options())
+        link = await FrontendToCore.connect(core.address, **heard.options())
         waited = asyncio.get_running_loop().time() + 1.0
         await heard.until(lambda: heard.log[1:] or asyncio.get_running_loop().time() > waited)
         assert heard.log == [1]
-        await channel.close()
+        await link.close()
 
     run(main())
 
 
 def test_no_core_is_told_after_the_time_out(run, tmp_path):
     async def main() -> None:
-        with pytest.raises(ChannelDown, match=r"no engine .*: none listens at this address"):
+        with pytest.raises(LinkDown, match=r"no engine .*: none listens at this address"):
             await FrontendToCore.connect(f"ipc://{tmp_path}/none", on_message=print, timeout_s=0.2)
 
     run(main())
@@ -160,9 +160,9 @@ def test_waits_for_a_core_that_starts_later(run, tmp_path, make_core):
         connecting = asyncio.create_task(FrontendToCore.connect(address, **Listener().options()))
         await asyncio.sleep(0)
         make_core(address=address, epoch=3)
-        channel = await connecting
-        assert channel.epoch == 3
-        await channel.close()
+        link = await connecting
+        assert link.epoch == 3
+        await link.close()
 
     run(main())
 
@@ -170,26 +170,26 @@ def test_waits_for_a_core_that_starts_later(run, tmp_path, make_core):
 def test_waits_patiently_for_a_core_that_still_loads(run):
     """No Welcome yet, only Beats: longer than the silence that would make it give up."""
     core = LoopingCore(epoch=6)
-    core.endpoint._welcome = None
+    core.link._welcome = None
 
     async def main() -> None:
         heard = Listener()
-        connecting = asyncio.create_task(FrontendToCore.connect(core.endpoint.address, **heard.options(), silence_s=0.5))
-        while not core.endpoint._frontends:
+        connecting = asyncio.create_task(FrontendToCore.connect(core.link.address, **heard.options(), silence_s=0.5))
+        while not core.link._frontends:
             core.turn(5)
             await asyncio.sleep(0)
-        first = next(iter(core.endpoint._frontends))
+        first = next(iter(core.link._frontends))
         ready_at = time.monotonic() + 1.2
         while not connecting.done():
             core.turn(5)
             await asyncio.sleep(0)
             if time.monotonic() > ready_at:
-                core.endpoint.set_welcome(make_welcome(6), FILES)
-        assert core.endpoint.frontends == [first]  # the same connection all the while
+                core.link.set_welcome(make_welcome(6), FILES)
+        assert core.link.frontends == [first]  # the same connection all the while
         await connecting.result().close()
 
     run(main())
-    core.endpoint.close(linger_s=0)
+    core.link.close(linger_s=0)
 
 
 def test_other_protocol_is_an_error_at_once(run, make_core, monkeypatch):
@@ -197,7 +197,7 @@ def test_other_protocol_is_an_error_at_once(run, make_core, monkeypatch):
     monkeypatch.setattr("quire.ipc.links.frontend_to_core.PROTOCOL_VERSION", 99)
 
     async def main() -> None:
-        with pytest.raises(ChannelDown, match="protocol"):
+        with pytest.raises(LinkDown, match="protocol"):
             await FrontendToCore.connect(core.address, on_message=print)
 
     run(main())
