@@ -60,20 +60,20 @@ def test_malformed_message_from_the_core_loses_the_connection(run):
 def test_a_process_without_descriptors_left_connects_again_when_there_are_some(run):
     async def main() -> None:
         scripted, heard = ScriptedCore(epoch=9), Listener()
-        connecting = asyncio.create_task(FrontendToCore.connect(scripted.core.endpoint.address, **heard.options()))
+        connecting = asyncio.create_task(FrontendToCore.connect(scripted.core.link.address, **heard.options()))
         await scripted.until(connecting.done)
         channel = connecting.result()
         usual = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, usual[1]))
         try:
-            scripted.core.endpoint.broadcast(ShuttingDown(9))
+            scripted.core.link.broadcast(ShuttingDown(9))
             await scripted.until(lambda: "no connection can be made" in channel._reason)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, usual)
         await scripted.until(lambda: channel.connected)
         assert heard.log == [9, "the engine is shutting down", 9]
         await channel.close()
-        scripted.core.endpoint.close(linger_s=0)
+        scripted.core.link.close(linger_s=0)
 
     run(main())
 
