@@ -39,7 +39,7 @@ def test_every_parameter_is_written_at_its_bounds_and_beyond_what_a_word_holds(n
     low, high, closed = BOUNDS[name]
     whole = PARAMS[name].dtype == "int32"
     least = 1e-300 if low == 0 and not closed else low
-    largest = high if high is not None else (10**30 if whole else 1e300)
+    largest = high if high is not None else (2**63 - 1 if whole else 1e300)
     for value in (least, largest):
         got = float(written(**{name: value})[PARAMS[name].name])
         assert math.isfinite(got) and (got > 0 if value > 0 and (closed is False or value == largest) else got >= min(value, 0))

@@ -316,7 +316,7 @@ PROGRAM = """
 import hopper_offline
 hopper_offline.compile_launches()
 import torch
-from kernels.test_step_inputs import MAX_SEQS, make_state
+from test_step_inputs import MAX_SEQS, make_state
 from quire.kernels.step import step_inputs
 state, pool, step = make_state("meta")
 words = {"dtype": torch.int32, "device": "meta"}
@@ -332,7 +332,7 @@ def test_tokens_are_counted_whatever_the_hash_is_multiplied_by(tmp_path, monkeyp
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([os.path.dirname(__file__), *(path for path in sys.path if path)]))
     child = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300)
     assert child.returncode == 0, child.stderr[-3000:]
 
