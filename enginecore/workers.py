@@ -172,6 +172,8 @@ class WorkerGroup:
             case WorkerReady():
                 self._ready.add(message.rank)
                 if len(self._ready) == self.world_size:
+                    if self.result_ring.generation != self.generation:
+                        raise WorkersFailed("the workers are ready, but none of them has taken the ring of results")
                     self.is_ready, self.start_s = True, time.monotonic() - self._started_at
             case WorkerFailed():
                 raise WorkersFailed(message.message)

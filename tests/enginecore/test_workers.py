@@ -20,8 +20,9 @@ from fake_worker import log_of, solo_output
 from quire.enginecore import workers as group
 from quire.enginecore.workers import WorkerGroup, WorkersFailed
 from quire.ipc.links.core_and_workers import CoreToWorkers
-from quire.ipc.messages import ControlReply, DumpStacks, RequestError, StepOutputs, WorkerFailed
+from quire.ipc.messages import ControlReply, DumpStacks, RequestError, StepOutputs, WorkerFailed, WorkerReady
 from quire.ipc.step.plan_ring import KIND_PLAN, PlanRing
+from quire.ipc.step.result_ring import ResultRing
 from quire.ipc.step.sections import HEADER
 from quire.workers.worker import Worker
 
@@ -167,6 +168,16 @@ def test_a_request_is_answered_for_a_worker_that_ended_before(two):
 def test_an_answer_that_nobody_asked_for_is_the_workers_failure():
     with pytest.raises(WorkersFailed, match="was not asked"):
         WorkerGroup(worker_template(1))._handle(ControlReply(0, 1, "", b""), [])
+
+
+def test_results_must_be_written_by_this_generation():
+    workers = WorkerGroup(worker_template(1))
+    workers.generation, workers.result_ring, workers._ready = 2, ResultRing.create(4), set()
+    workers.result_ring.generation = 1
+    with pytest.raises(WorkersFailed, match="ring of results"):
+        workers._handle(WorkerReady(0), [])
+    assert not workers.is_ready
+    workers.result_ring.close()
 
 
 # -------------------------------------------------------------------------------------------- the plan's world size
