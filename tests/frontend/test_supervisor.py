@@ -22,11 +22,35 @@ from quire.frontend.launcher import launch_core
 from quire.frontend.supervisor import StartFailed
 from quire.ipc.config import EngineConfig
 from quire.ipc.links.paths import remove_private_directories
+from quire.ipc.messages import Welcome
 from quire.ipc.process.restarts import MAX_FAILED_STARTS
 
 pytestmark = pytest.mark.slow
 
 DEADLINE_S = 30.0
+
+
+class Client(AsyncClient):
+    """Says when it is connected, the first time too."""
+
+    def __init__(self, address: str, on_connected: Callable[[], None]) -> None:
+        super().__init__(address)
+        self._tell_connected = on_connected
+
+    def _on_connected(self, welcome: Welcome) -> None:
+        super()._on_connected(welcome)
+        self._tell_connected()
+
+
+class Listener(logging.Handler):
+    """Says when something was logged, in the event loop's thread."""
+
+    def __init__(self, on_record: Callable[[], None]) -> None:
+        super().__init__()
+        self._loop, self._on_record = asyncio.get_running_loop(), on_record
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._loop.call_soon_threadsafe(self._on_record)  # after every handler has had it
 
 
 class Kept:
@@ -35,6 +59,7 @@ class Kept:
     def __init__(self, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
         self.why_not = folder / "why_not"
         self._caplog = caplog
+        self._news = asyncio.Event()  # something was logged, the client is connected, or the keeper has ended
 
     def run(self, test: "Test", pause_s: float = 0.01, hung_after_s: float = 30.0, start_limit_s: float = 30.0) -> None:
         launch = functools.partial(launch_core, module="fake_engine")
@@ -48,25 +73,32 @@ class Kept:
             self.engine.stop()
 
     async def _run(self, test: "Test") -> None:
+        listener = Listener(self._news.set)
+        logging.getLogger("quire").addHandler(listener)
         self.keeper = asyncio.create_task(self.engine.keep_alive())
+        self.keeper.add_done_callback(lambda _: self._news.set())
         try:
-            async with AsyncClient(self.engine.address) as self.client:
+            async with Client(self.engine.address, self._news.set) as self.client:
                 await asyncio.wait_for(test(self), DEADLINE_S)
         finally:
             self.keeper.cancel()
+            logging.getLogger("quire").removeHandler(listener)
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
         os.kill(self.engine.child.pid, number)
 
     async def said(self, what: str, count: int = 1) -> None:
-        while self._caplog.text.count(what) < count:
-            assert not self.keeper.done(), self.keeper.exception()
-            await asyncio.sleep(0.005)
+        await self._until(lambda: self._caplog.text.count(what) >= count)
 
     async def back(self, count: int = 1) -> None:
         await self.said("the engine is back", count)
-        while not self.client.is_connected:
-            await asyncio.sleep(0.005)
+        await self._until(lambda: self.client.is_connected)
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            assert not self.keeper.done(), self.keeper.exception()
+            self._news.clear()
+            await self._news.wait()
 
 
 Test = Callable[[Kept], Coroutine[None, None, None]]
@@ -142,17 +174,25 @@ def test_an_engine_that_hangs_is_replaced(kept):
     kept.run(test, hung_after_s=1.0)
 
 
-def test_while_we_stand_still_ourselves_nobody_hangs(kept):
+def test_while_we_stand_still_ourselves_nobody_hangs(kept, monkeypatch):
     async def test(kept: Kept) -> None:
-        child = kept.engine.child
+        child, heard = kept.engine.child, asyncio.Queue[int]()
+        beats = child.beats
+
+        def look() -> int:
+            """The supervisor counts beats."""
+            heard.put_nowait(count := beats())
+            return count
+
+        monkeypatch.setattr(child, "beats", look)
         child.send_signal(signal.SIGSTOP)  # the whole machine, say
         resumed = time.monotonic() + 2.0
         while time.monotonic() < resumed:
             pass
         child.send_signal(signal.SIGCONT)
         for _ in range(3):
-            while not child.beats():
-                await asyncio.sleep(0.005)
+            while not await heard.get():
+                pass
         assert kept.engine.child is child and child.poll() is None
 
     kept.run(test, hung_after_s=1.0)
