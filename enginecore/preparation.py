@@ -17,11 +17,11 @@ from concurrent.futures import CancelledError, Future
 
 from quire.enginecore.scheduling.sequence import Sequence
 from quire.ipc.messages import AddRequest, ErrorCode
+from quire.ipc.process.loop_clock import LoopClock
 
 log = logging.getLogger("quire.enginecore")
 
 TIMEOUT_S = 60.0
-_MAX_CLOCK_STEP_S = 1.0
 
 # A request and its sequences -> what to wait for, or None. Called in the core's thread: what takes time belongs to the Future.
 Preparer = Callable[[AddRequest, list[Sequence]], Future[None] | None]
@@ -69,7 +69,7 @@ class PreparingRequest:
 
 class PreparingRequests:
     """Called in the core's thread, but for the Futures' ends, which may come in any. timeout_s: of one request, after which it
-    fails; counted in steps of at most a second a look, so that a process that stood still fails nobody."""
+    fails; by a LoopClock, so that a process that stood still fails nobody."""
 
     def __init__(
         self, preparers: Iterable[Preparer] = (), timeout_s: float = TIMEOUT_S, clock: Callable[[], float] = time.monotonic
@@ -79,8 +79,7 @@ class PreparingRequests:
         self._requests: dict[tuple[int, int], PreparingRequest] = {}  # (owner, request id), by arrival and so by deadline
         self._num_arrived = 0
         self.num_sequences = 0
-        self._clock = clock
-        self._last_tick, self._now = clock(), 0.0
+        self._clock = LoopClock(clock)
         self._lock = threading.Lock()  # of the next two: the descriptor is readable while the list holds something
         self._woken: list[PreparingRequest] = []  # one of their Futures has ended; filled by any thread
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -106,9 +105,9 @@ class PreparingRequests:
         futures = [f for prepare in self._preparers if (f := _started(prepare, request, sequences)) is not None]
         if not futures:
             return False
-        self._tick()
+        self._clock.tick()
         self._num_arrived += 1
-        new = PreparingRequest(owner, request.id, sequences, self._num_arrived, self._now + self._timeout_s)
+        new = PreparingRequest(owner, request.id, sequences, self._num_arrived, self._clock.now + self._timeout_s)
         new.futures = futures
         self._requests[owner, request.id] = new
         self.num_sequences += len(sequences)
@@ -127,7 +126,7 @@ class PreparingRequests:
         """Requests that are ready or have failed, by arrival; they are ours no longer. Call it in each turn."""
         if not self._requests and not self._woken:
             return []
-        self._tick()
+        self._clock.tick()
         ended = []
         for request in self._take_woken():
             if self._requests.get((request.owner, request.id)) is request and request.has_ended():
@@ -146,14 +145,9 @@ class PreparingRequests:
 
     def _overdue(self) -> Iterator[PreparingRequest]:
         for request in self._requests.values():
-            if self._now < request.deadline:
+            if self._clock.now < request.deadline:
                 return
             yield request
-
-    def _tick(self) -> None:
-        now = self._clock()
-        self._now += min(now - self._last_tick, _MAX_CLOCK_STEP_S)
-        self._last_tick = now
 
     def abort(self, owner: int, request_id: int) -> int:
         """Drop a request; returns how many sequences it had, 0 if there is none."""

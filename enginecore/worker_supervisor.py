@@ -2,8 +2,8 @@
 
 It owns the age of the oldest step, the limit of a restart and the pause before the next start; WorkerGroup has the processes,
 and the core knows whose requests are lost with them. Nothing here waits: a start that is not due yet is looked at again in the
-next turn, so that the loop beats, takes requests and can be stopped meanwhile. Time is what passes while the loop turns: after
-a freeze of the whole machine (a snapshot, a suspended container) neither a step nor a start is older than it was before.
+next turn, so that the loop beats, takes requests and can be stopped meanwhile. Time is a LoopClock's: after a freeze of the
+whole machine neither a step nor a start is older than it was before.
 """
 
 import logging
@@ -13,11 +13,11 @@ from collections.abc import Callable
 import zmq
 
 from quire.enginecore.workers import WorkerGroup, WorkersFailed
+from quire.ipc.process.loop_clock import LoopClock
 from quire.ipc.process.restarts import Restarts, restart_limit_s
 
 log = logging.getLogger("quire.enginecore")
 
-MAX_TICK_S = 1.0  # what one turn counts at most; a turn waits for half a second, until the next beat
 SAY_EVERY_S = 30.0  # that workers are still starting
 DYING_LIMIT_S = 30.0  # so long successors wait for killed workers to be gone: until then their memory is not free
 
@@ -32,8 +32,7 @@ class WorkerSupervisor:
         # Being ready is proof enough: what ends a worker that serves is a step, and that step's requests fail with it.
         self._restarts = Restarts(first_pause_s=0.0, lived_well_s=0.0)
         self._restarts.ready(0.0)
-        self._clock = clock
-        self._last_tick, self._now = clock(), 0.0
+        self._clock = LoopClock(clock)
         self._step: int | None = None
         self._step_since = 0.0
         self._start_due: float | None = None  # there are no workers until then
@@ -47,25 +46,23 @@ class WorkerSupervisor:
         oldest_step: the number of the step that has been in flight for the longest, None without one. Raises WorkersFailed if a
         worker has ended or takes too long to start.
         """
-        now = self._clock()
-        self._now += min(now - self._last_tick, MAX_TICK_S)
-        self._last_tick = now
+        self._clock.tick()
         if oldest_step != self._step:
-            self._step, self._step_since = oldest_step, self._now
+            self._step, self._step_since = oldest_step, self.now
         self._workers.check_alive()
         if not self._was_ready and self._start_due is None:
             self._check_start()
-        return oldest_step is not None and self._now - self._step_since > self._step_timeout_s
+        return oldest_step is not None and self.now - self._step_since > self._step_timeout_s
 
     @property
     def now(self) -> float:
         """Seconds in which the loop has turned."""
-        return self._now
+        return self._clock.now
 
     @property
     def oldest_step_s(self) -> float:
         """For how long the oldest step has been the oldest."""
-        return 0.0 if self._step is None else self._now - self._step_since
+        return 0.0 if self._step is None else self.now - self._step_since
 
     def fail_step(self) -> None:
         """The oldest step does not come back: raises WorkersFailed, with the workers' stacks in the log."""
@@ -76,23 +73,23 @@ class WorkerSupervisor:
     def plan_start(self, why: str) -> None:
         """The workers have been killed: start others when it is time. Raises WorkersFailed to give up."""
         self.num_restarts += 1
-        pause_s = self._restarts.ended(self._now)
+        pause_s = self._restarts.ended(self.now)
         if pause_s is None:
             raise WorkersFailed(f"the workers failed to start several times in a row: {why}")
         if pause_s > 0:
             log.info("the workers start again in %.0f s", pause_s)
-        self._start_due, self._was_ready, self._step = self._now + pause_s, False, None
+        self._start_due, self._was_ready, self._step = self.now + pause_s, False, None
 
     def start_if_due(self) -> bool:
         """Start workers if it is time: True, and then there is something new to poll. Raises WorkersFailed."""
         due = self._start_due
-        if due is None or self._now < due:
+        if due is None or self.now < due:
             return False
         if left := self._workers.dying():
-            if self._now < due + DYING_LIMIT_S:
+            if self.now < due + DYING_LIMIT_S:
                 return False
             log.error("killed %.0f s ago and still not gone: %s; others start beside them", DYING_LIMIT_S, ", ".join(left))
-        self._start_due, self._started_at, self._say_at = None, self._now, self._now + SAY_EVERY_S
+        self._start_due, self._started_at, self._say_at = None, self.now, self.now + SAY_EVERY_S
         try:
             self._workers.start()
         except (OSError, zmq.ZMQError) as error:
@@ -100,17 +97,17 @@ class WorkerSupervisor:
         return True
 
     def _check_start(self) -> None:
-        workers, waited_s = self._workers, self._now - self._started_at
+        workers, waited_s = self._workers, self.now - self._started_at
         if workers.is_ready:
             self._was_ready = True
-            self._restarts.ready(self._now)
+            self._restarts.ready(self.now)
             log.info("workers are ready again after %.1f s", workers.start_s)
             return
         limit_s = restart_limit_s(workers.start_s)
         if waited_s > limit_s:
             workers.dump_stacks()
             raise WorkersFailed(f"the workers did not start again within {limit_s:.0f} s (they should {workers.start_stage})")
-        if self._now >= self._say_at:
+        if self.now >= self._say_at:
             self._say_at += SAY_EVERY_S
             log_slow_start(workers, waited_s)
 

@@ -11,7 +11,6 @@ import hashlib
 import logging
 import os
 import secrets
-import time
 from contextlib import suppress
 
 import msgspec
@@ -42,6 +41,7 @@ from quire.ipc.messages import (
     StepOutputs,
     Welcome,
 )
+from quire.ipc.process.loop_clock import LoopClock
 
 log = logging.getLogger("quire.enginecore")
 
@@ -50,7 +50,6 @@ MAX_FRONTENDS = 1024
 _SEND_HWM = 128
 _RECEIVE_HWM = 64
 RECEIVE_BYTES = 1 << 20  # of one `receive`, questions and answers: what is large takes its turn, and others' streams go on
-_MAX_CLOCK_STEP_S = 1.0
 
 _SENT, _FULL, _GONE = range(3)  # what becomes of a message offered to the socket
 
@@ -103,7 +102,7 @@ class CoreToFrontends:
         self._files = files or {}
         self._directory: str | None = None
         self._socket_path: str | None = None  # at a path that others may want
-        self._last_tick, self._now = time.monotonic(), 0.0  # see _tick
+        self._clock = LoopClock()  # if this process itself stood still, nobody else was silent
         self._next_timeout_check = 1.0
 
         if address is not None:
@@ -170,7 +169,7 @@ class CoreToFrontends:
         """
         if self._authenticator is not None:
             self._authenticator.answer()
-        self._tick()
+        self._clock.tick()
         requests: list[tuple[bytes, FrontendMessage]] = []
         router = self._router
         self._receive_bytes = RECEIVE_BYTES
@@ -199,7 +198,7 @@ class CoreToFrontends:
             return None
         frontend = self._frontends.get(identity)
         if frontend is not None:
-            frontend.heard_at = self._now
+            frontend.heard_at = self._clock.now
         match message:
             case Hello():
                 self._hello(identity, message)
@@ -235,7 +234,7 @@ class CoreToFrontends:
         elif len(self._frontends) >= MAX_FRONTENDS:
             self._refuse(identity, f"the engine has {MAX_FRONTENDS} frontends, the most it takes")
         else:
-            frontend = self._frontends[identity] = FrontendConnection(identity, self._now)
+            frontend = self._frontends[identity] = FrontendConnection(identity, self._clock.now)
             if self._welcome is not None:
                 self._greet(frontend)
 
@@ -310,13 +309,13 @@ class CoreToFrontends:
 
     def flush(self) -> None:
         """Retry what waits in outboxes and look for frontends that have fallen silent."""
-        self._tick()
+        self._clock.tick()
         for frontend in list(self._slow.values()):
             self._flush_one(frontend)
-        if self._now >= self._next_timeout_check:
-            self._next_timeout_check = self._now + min(1.0, self._frontend_timeout_s / 4)
+        if self._clock.now >= self._next_timeout_check:
+            self._next_timeout_check = self._clock.now + min(1.0, self._frontend_timeout_s / 4)
             for frontend in list(self._frontends.values()):
-                if self._now - frontend.heard_at > self._frontend_timeout_s:
+                if self._clock.now - frontend.heard_at > self._frontend_timeout_s:
                     self._refuse(frontend.identity, f"this frontend was silent for {self._frontend_timeout_s:.3g} s")
 
     def _flush_one(self, frontend: FrontendConnection) -> None:
@@ -365,12 +364,6 @@ class CoreToFrontends:
         self._slow.pop(identity, None)
         if frontend is not None and frontend.welcomed:
             self._lost.append(identity)
-
-    def _tick(self) -> None:
-        """Advance our clock, by at most a second a call: if this process itself stood still, nobody else was silent."""
-        now = time.monotonic()
-        self._now += min(now - self._last_tick, _MAX_CLOCK_STEP_S)
-        self._last_tick = now
 
     def check(self) -> None:
         """Assert what must hold between calls."""

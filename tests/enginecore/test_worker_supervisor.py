@@ -12,9 +12,10 @@ import zmq
 from core_by_hand import CoreByHand, add, worker_template
 
 from quire.enginecore import workers as group_module
-from quire.enginecore.worker_supervisor import DYING_LIMIT_S, MAX_TICK_S, SAY_EVERY_S, WorkerSupervisor
+from quire.enginecore.worker_supervisor import DYING_LIMIT_S, SAY_EVERY_S, WorkerSupervisor
 from quire.enginecore.workers import WorkerGroup, WorkersFailed
 from quire.ipc.messages import Beat, RequestError, StepOutputs
+from quire.ipc.process.loop_clock import MAX_TICK_S
 from quire.ipc.process.restarts import MAX_FAILED_STARTS, START_LIMIT_S
 
 STEP_TIMEOUT_S = 60.0

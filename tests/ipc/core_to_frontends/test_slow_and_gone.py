@@ -127,7 +127,7 @@ def test_silent_frontend_is_lost_and_one_that_pings_is_not(make_core, make_front
 def test_core_that_stood_still_blames_nobody(make_core, make_frontend):
     core = make_core(frontend_timeout_s=3.0)
     frontend = make_frontend(at=core)
-    core.link._last_tick -= 60.0  # the process was stopped for a minute
+    core.link._clock._last_tick -= 60.0  # the process was stopped for a minute
     core.turn(0)
     assert core.lost == []
     frontend.send(Ping(EPOCH))
