@@ -89,10 +89,10 @@ def test_a_packed_weight_takes_the_place_of_the_plain_one(monkeypatch):
     if not can_pack(torch.empty(0)):
         pytest.skip("this machine has no packed layout")
     layer, weight, bias = made_linear(64, 48)
-    assert layer.format.plain is not None  # small: one row goes through it
+    assert layer.format.weight is not None  # small: one row goes through it
     monkeypatch.setattr("quire.workers.layers.formats.packed_cpu.SMALL_BYTES", 0)
     large, weight, bias = made_linear(64, 48)
-    assert large.format.plain is None and len(list(large.parameters())) == 2
+    assert large.format.weight is None and len(list(large.parameters())) == 2
     for rows in (1, 2, 16, 17, 37, 130):
         x = torch.randn(rows, 64)
         assert large(x).shape == (rows, 48)
