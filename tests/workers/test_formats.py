@@ -41,9 +41,22 @@ def made_linear(inputs=8, outputs=6, bias=True):
     return layer, weight, *(rest or [None])
 
 
+@pytest.fixture
+def packed(monkeypatch):
+    """Formats are packed; where the machine has no packed layout, a copy of the weight stands for it."""
+    if not can_pack(torch.empty(0)):
+        monkeypatch.setattr(linear, "can_pack", lambda weight: True)
+        monkeypatch.setattr(packed_cpu, "pack", torch.clone)
+        monkeypatch.setattr(packed_cpu, "packed_linear", torch.nn.functional.linear)
+
+
 # -------------------------------------------------------------------------------------------------------- four products
-def test_all_products_are_one_product_in_different_dress():
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_all_products_are_one_product_in_different_dress(is_packed, packed, monkeypatch):
+    if not is_packed:
+        monkeypatch.setattr(linear, "can_pack", lambda weight: False)
     layer, weight, bias = made_linear()
+    assert isinstance(layer.format, PackedCpu if is_packed else Dense)
     norm = RMSNorm(8, 1e-5, torch.float32, torch.device("cpu"))
     norm.weight.normal_()
     x, residual = torch.randn(3, 8), torch.randn(3, 8)
@@ -86,15 +99,6 @@ def test_an_adapter_adds_to_every_product_and_an_empty_slot_is_the_format_itself
 
 
 # -------------------------------------------------------------------------------------------------------- on the CPU
-@pytest.fixture
-def packed(monkeypatch):
-    """Formats are packed; where the machine has no packed layout, a copy of the weight stands for it."""
-    if not can_pack(torch.empty(0)):
-        monkeypatch.setattr(linear, "can_pack", lambda weight: True)
-        monkeypatch.setattr(packed_cpu, "pack", torch.clone)
-        monkeypatch.setattr(packed_cpu, "packed_linear", torch.nn.functional.linear)
-
-
 def test_a_packed_weight_takes_the_place_of_the_plain_one(packed, monkeypatch):
     layer, weight, bias = made_linear(64, 48)
     assert layer.format.weight is not None  # small: one row goes through it
