@@ -1,4 +1,4 @@
-"""What the sampler's kernels share: a row's parameters, its logits as they are sampled from, and the noise..
+"""What the sampler's kernels share: a row's parameters, its logits as they are sampled from, and the noise.
 
 A row's logits are read through `load_logits` by every kernel: float32, penalised and masked for rows with processors, so that
 no copy of them is kept. `sampler` and `sampler_filter` are the kernels; sampler_cpu has the same noise, bit for bit.

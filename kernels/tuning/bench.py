@@ -87,7 +87,7 @@ class Bench:
             result = calls[0]()
             if self.device.type == "cuda" and not self._compiles:
                 torch.cuda.synchronize()
-        except Exception:
+        except Exception:  # passed on, whatever it is of a compiler or a driver: it may have taken the GPU with it
             self._check_device()
             raise
         return result
@@ -175,7 +175,7 @@ def _captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
     try:
         for call in calls:
             call()
-    except Exception:
+    except BaseException:  # passed on, whatever it is: a capture that was begun must be ended
         with contextlib.suppress(RuntimeError):  # of half a graph nobody wants to hear
             graph.capture_end()
         raise

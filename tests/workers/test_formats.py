@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from quire.kernels.linear.linear_cpu import can_pack
 from quire.workers.layers import linear, ops
+from quire.workers.layers.formats import packed_cpu
 from quire.workers.layers.formats.dense import Dense
 from quire.workers.layers.formats.format import Format, checkpoint_prefix
 from quire.workers.layers.formats.packed_cpu import PackedCpu, padded_rows
@@ -40,9 +41,22 @@ def made_linear(inputs=8, outputs=6, bias=True):
     return layer, weight, *(rest or [None])
 
 
+@pytest.fixture
+def packed(monkeypatch):
+    """Formats are packed; where the machine has no packed layout, a copy of the weight stands for it."""
+    if not can_pack(torch.empty(0)):
+        monkeypatch.setattr(linear, "can_pack", lambda weight: True)
+        monkeypatch.setattr(packed_cpu, "pack", torch.clone)
+        monkeypatch.setattr(packed_cpu, "packed_linear", torch.nn.functional.linear)
+
+
 # -------------------------------------------------------------------------------------------------------- four products
-def test_all_products_are_one_product_in_different_dress():
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_all_products_are_one_product_in_different_dress(is_packed, packed, monkeypatch):
+    if not is_packed:
+        monkeypatch.setattr(linear, "can_pack", lambda weight: False)
     layer, weight, bias = made_linear()
+    assert isinstance(layer.format, PackedCpu if is_packed else Dense)
     norm = RMSNorm(8, 1e-5, torch.float32, torch.device("cpu"))
     norm.weight.normal_()
     x, residual = torch.randn(3, 8), torch.randn(3, 8)
@@ -85,14 +99,12 @@ def test_an_adapter_adds_to_every_product_and_an_empty_slot_is_the_format_itself
 
 
 # -------------------------------------------------------------------------------------------------------- on the CPU
-def test_a_packed_weight_takes_the_place_of_the_plain_one(monkeypatch):
-    if not can_pack(torch.empty(0)):
-        pytest.skip("this machine has no packed layout")
+def test_a_packed_weight_takes_the_place_of_the_plain_one(packed, monkeypatch):
     layer, weight, bias = made_linear(64, 48)
-    assert layer.format.plain is not None  # small: one row goes through it
-    monkeypatch.setattr("quire.workers.layers.formats.packed_cpu.SMALL_BYTES", 0)
+    assert layer.format.weight is not None  # small: one row goes through it
+    monkeypatch.setattr(packed_cpu, "SMALL_BYTES", 0)
     large, weight, bias = made_linear(64, 48)
-    assert large.format.plain is None and len(list(large.parameters())) == 2
+    assert large.format.weight is None and len(list(large.parameters())) == 2
     for rows in (1, 2, 16, 17, 37, 130):
         x = torch.randn(rows, 64)
         assert large(x).shape == (rows, 48)
@@ -135,8 +147,6 @@ print(rss() - before)
 
 def test_memory_of_a_cpu_worker_does_not_grow_with_every_number_of_rows():
     """350 numbers of rows of three shapes: some 200 MB unless rows are padded, and with the caches unbounded more."""
-    if not can_pack(torch.empty(0)):
-        pytest.skip("this machine has no packed layout")
     child = subprocess.run([sys.executable, "-c", MANY_SHAPES], capture_output=True, text=True, timeout=300)
     assert child.returncode == 0, child.stderr[-2000:]
     assert int(child.stdout) < PRIMITIVES_BYTES

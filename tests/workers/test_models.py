@@ -212,7 +212,7 @@ def test_the_tokens_of_logits_alone_are_what_they_are_among_all(name):
 def test_a_tied_head_owns_no_weight():
     model, _ = loaded("qwen2-tied")
     assert [name for name, _ in model.lm_head.format.targets("lm_head.format")] == []
-    assert model.lm_head.format.plain is model.model.embed_tokens.weight  # small, so that both are kept
+    assert model.lm_head.format.weight is model.model.embed_tokens.weight  # small, so that both are kept
 
 
 class Terminal(io.StringIO):

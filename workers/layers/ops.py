@@ -68,11 +68,12 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None = None) -> torch.Tensor:
     """x Wᵀ + bias; x [T, in], weight [out, in], bias [out]. On CUDA few rows go to our kernels, many to cuBLAS (it decides).
 
-    `out` [T, out], on CUDA only, takes the result.
+    `out` [T, out] takes the result.
     """
     if x.is_cuda:
         return _kernels().linear.skinny_linear(x, weight, bias, out, pdl=_launch_mode(x))
-    return F.linear(x, weight, bias)
+    y = F.linear(x, weight, bias)
+    return y if out is None else out.copy_(y)
 
 
 def splits(x: torch.Tensor, weight: torch.Tensor) -> bool:

@@ -10,17 +10,12 @@ Five shapes at 1 to 512 rows took 1,203 MB unpadded, padded 165, and 147 with on
 bound them alone makes code anew at every step). A worker of the bundled model grew from 275 to 1,207 MB, now to 411.
 """
 
-from collections.abc import Iterator
-
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from quire.kernels.linear.linear_cpu import pack, packed_linear
-from quire.workers.layers.formats.dense import dense_targets, fill_dense, finish_bias, shared_rows
-from quire.workers.layers.formats.format import Format, Partition
-from quire.workers.layers.module import new_parameter
-from quire.workers.loading.target import Target
+from quire.workers.layers.formats.dense import Unquantized
 
 # float32 weights up to here take one row faster by the plain product: 1 MB 15 us and 18 packed, 0.1 MB 5 and 12
 SMALL_BYTES = 2 << 20
@@ -36,47 +31,25 @@ def padded_rows(rows: int) -> int:
     return -(-rows // step) * step
 
 
-class PackedCpu(Format):
-    """Loaded as a plain weight [out, in], packed by `finish`."""
+class PackedCpu(Unquantized):
+    """Loaded as a plain weight [out, in], packed by `finish`, after which only small weights have their plain one, too."""
 
-    plain: torch.Tensor | None  # after `finish` of small weights only
     packed: nn.Parameter
-    bias: nn.Parameter | None
-
-    def __init__(
-        self,
-        partition: Partition,
-        has_bias: bool,
-        dtype: torch.dtype,
-        device: torch.device,
-        tied_to: nn.Parameter | None = None,
-    ):
-        super().__init__()
-        self.partition = partition
-        self.is_tied = tied_to is not None
-        self.plain = new_parameter(partition.shape, dtype, device) if tied_to is None else shared_rows(tied_to, partition)
-        self.bias = new_parameter(partition.shape[:1], dtype, device) if has_bias else None
 
     def product(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         rows = x.shape[0]
-        if self.plain is not None and rows == 1:
-            y = F.linear(x, self.plain, self.bias)
+        if self.weight is not None and rows == 1:
+            y = F.linear(x, self.weight, self.bias)
         elif (padded := padded_rows(rows)) == rows:
             y = packed_linear(x, self.packed, self.bias)
         else:
             y = packed_linear(F.pad(x, (0, 0, 0, padded - rows)), self.packed, self.bias)[:rows]
         return y if out is None else out.copy_(y)
 
-    def targets(self, name: str) -> Iterator[tuple[str, Target]]:
-        yield from dense_targets(name, self.partition, None if self.is_tied else self.plain, self.bias)
-
-    def fill_dummy(self, limit: float, generator: torch.Generator) -> None:
-        fill_dense(None if self.is_tied else self.plain, self.bias, limit, generator)
-
     def finish(self) -> None:
-        finish_bias(self.partition, self.bias)
-        assert self.plain is not None, "a weight is packed once"
-        self.packed = nn.Parameter(pack(self.plain), requires_grad=False)
-        is_small = self.plain.dtype == torch.float32 and self.plain.nbytes <= SMALL_BYTES
+        super().finish()
+        assert self.weight is not None, "a weight is packed once"
+        self.packed = nn.Parameter(pack(self.weight), requires_grad=False)
+        is_small = self.weight.dtype == torch.float32 and self.weight.nbytes <= SMALL_BYTES
         if not is_small:
-            self.plain = None
+            self.weight = None
