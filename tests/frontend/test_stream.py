@@ -133,7 +133,7 @@ async def test_a_child_that_ends_without_a_token_is_reported(bench: Bench) -> No
 
 
 @in_loop
-async def test_a_stop_string_ends_the_sequence_and_tells_the_core_what_to_keep(bench: Bench) -> None:
+async def test_a_stop_string_ends_the_sequence_and_tells_the_core(bench: Bench) -> None:
     stream = bench.submit(stop=["t, w"])
     for token in (THE, CAT, COMMA, WORLD):
         assert bench.told == []

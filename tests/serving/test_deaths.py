@@ -169,7 +169,6 @@ def test_nothing_survives_a_killed_server() -> None:
         stream.close()
 
 
-@pytest.mark.slow
 def test_workers_that_cannot_start_again_end_the_server_with_their_reason(tmp_path: Path) -> None:
     model = shutil.copytree(BUNDLED, tmp_path / "model")
     with Served(str(model), *SMALL) as another:

@@ -207,7 +207,7 @@ class Api:
 
 
 def parse_events(body: bytes) -> list:
-    """ServerState-sent events as JSON values; "[DONE]" as itself."""
+    """Server-sent events as JSON values; "[DONE]" as itself."""
     events = body.decode().split("\n\n")
     assert events.pop() == ""
     assert all(e.startswith("data: ") and "\n" not in e for e in events)
