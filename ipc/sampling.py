@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from quire.ipc.step.sections import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_LOGPROBS
+from quire.ipc.structured_outputs import StructuredOutputs
 
 SAMPLING_EPS = 1e-5  # a temperature below this means greedy
 MIN_TEMPERATURE = 1e-2  # a positive temperature below this is raised to it, as in vLLM: fp32 logits / T overflow below
@@ -19,7 +20,8 @@ MAX_N = 128
 MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 1024  # characters of one stop string
 MAX_STOP_TOKEN_IDS = 240  # with the model's own end-of-sequence ids (at most 16) they fill a row of MAX_MASKED_STOPS
-_MAY_QUOTE = {"stop", "bad_words", "bad_words_token_ids", "logit_bias", "allowed_token_ids"}  # a text
+MAX_REASONING_END_IDS = 16
+_MAY_QUOTE = {"stop", "bad_words", "bad_words_token_ids", "logit_bias", "allowed_token_ids", "structured_outputs"}  # a text
 
 # name: (lowest, highest, whether the lowest itself is allowed); None = no limit on that side. NaN and infinity never pass.
 BOUNDS: dict[str, tuple[float | None, float | None, bool]] = {
@@ -36,6 +38,7 @@ BOUNDS: dict[str, tuple[float | None, float | None, bool]] = {
     "min_tokens": (0, 2**31 - 1, True),
     "logprobs": (0, MAX_LOGPROBS, True),
     "prompt_logprobs": (0, MAX_LOGPROBS, True),
+    "thinking_token_budget": (0, 2**31 - 1, True),
 }
 
 
@@ -51,6 +54,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True,
     logprobs, prompt_logprobs: None, or how many (0 to 20) alternatives to return beside each token's own log-probability.
     logit_bias: token id -> bias in [-100, 100]. allowed_token_ids: nothing else may be sampled. bad_words: never produced.
     detokenize: False returns ids without text. skip_special_tokens: leave special tokens out of the text.
+    structured_outputs: what the output must be (ipc/structured_outputs.py). thinking_token_budget: so many tokens after the
+    prompt, at most, a reasoning model thinks before its end-of-thinking token is forced.
 
     Raises ValueError, naming the field, for a value outside its bounds.
     """
@@ -78,7 +83,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True,
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
-    bad_words_token_ids: list[list[int]] | None = None  # filled in by the frontend, which has the tokenizer
+    structured_outputs: StructuredOutputs | None = None
+    thinking_token_budget: int | None = None
+    # filled in by the frontend, which has the tokenizer
+    bad_words_token_ids: list[list[int]] | None = None
+    reasoning_end_token_ids: list[int] | None = None  # end of the thinking that goes before structured output
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -116,6 +125,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True,
         )
 
 
+_REAL = {"temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"}
 _DEFAULTS = [  # of what has bounds: within them, and most values there are
     (name, default)
     for name, default in zip(SamplingParams.__struct_fields__, SamplingParams.__struct_defaults__, strict=True)
@@ -124,9 +134,9 @@ _DEFAULTS = [  # of what has bounds: within them, and most values there are
 
 
 def _check_bound(name: str, value: float | None) -> None:
-    if value is None and name in ("seed", "max_tokens", "logprobs", "prompt_logprobs"):
+    if value is None and name in ("seed", "max_tokens", "logprobs", "prompt_logprobs", "thinking_token_budget"):
         return
-    whole = name in ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")
+    whole = name not in _REAL
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
         raise ValueError(f"{name} must be {'an integer' if whole else 'a number'}, got {value!r}")
     if isinstance(value, int) and not -(2**63) <= value < 2**63:  # of a field of numbers, too: no message holds such integers
@@ -147,6 +157,7 @@ def _check_lists(p: SamplingParams) -> None:
     _check_strings("bad_words", p.bad_words, MAX_BAD_WORDS)
     _check_ids("stop_token_ids", p.stop_token_ids, MAX_STOP_TOKEN_IDS)
     _check_ids("allowed_token_ids", p.allowed_token_ids, 1 << 20)
+    _check_ids("reasoning_end_token_ids", p.reasoning_end_token_ids, MAX_REASONING_END_IDS)
     if p.allowed_token_ids is not None and not p.allowed_token_ids:
         raise ValueError("allowed_token_ids must not be empty")
     if p.logit_bias is not None:
@@ -207,6 +218,7 @@ def check_against(p: SamplingParams, *, vocab_size: int, max_logprobs: int) -> N
         ("allowed_token_ids", p.allowed_token_ids or []),
         ("logit_bias", p.logit_bias or {}),
         ("bad_words", words),
+        ("reasoning_end_token_ids", p.reasoning_end_token_ids or []),
     ):
         if len(ids) > vocab_size and name != "bad_words":
             raise ValueError(f"{name} holds {len(ids)} token ids; the vocabulary has {vocab_size}")
