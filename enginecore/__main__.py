@@ -11,7 +11,7 @@ from quire.ipc.process.logs import set_up_logging
 def main() -> None:
     worker = prespawn(WORKER_MODULE)  # it loads torch while we load our modules and read the model's files
     config = child_main_config(EngineConfig, death_signal=signal.SIGTERM)
-    set_up_logging()
+    set_up_logging(config.log_level, config.log_format)
     from quire.enginecore.daemon import StartupError, Stopped, run_engine
     from quire.enginecore.workers import WorkersFailed
 

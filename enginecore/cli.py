@@ -3,6 +3,7 @@
 import sys
 
 from quire.ipc.process.command import CommandParser, quiet_interrupts
+from quire.ipc.process.flags import json_flags, normal_words
 from quire.ipc.version import VERSION
 
 
@@ -29,12 +30,12 @@ def main(argv: list[str] | None = None) -> None:
         "--curve-allow-file", help="public keys of the frontends that may connect over tcp://, one a line (default: no keys)"
     )
     add_engine_arguments(parser)
-    args = parser.parse_args(argv)
+    args = parser.parse_args(normal_words(sys.argv[1:] if argv is None else argv, json_flags(parser)))
     try:
         config = engine_config_from(args)
     except ValueError as error:
         parser.error(str(error))
-    set_up_logging()
+    set_up_logging(config.log_level, config.log_format)
     with quiet_interrupts():
         from quire.ipc.process.children import WORKER_MODULE, prespawn
 

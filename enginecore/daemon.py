@@ -35,6 +35,13 @@ from quire.enginecore.workers import WorkerGroup, WorkersFailed
 from quire.ipc.config import EngineConfig, WorkerConfig
 from quire.ipc.links.core_to_frontends import CoreToFrontends, file_infos, new_epoch
 from quire.ipc.links.curve import CoreKeys, load_core_keys, load_keys, make_keys, write_keys
+from quire.ipc.memory_plan import (
+    GIB,
+    cached_tokens,
+    default_block_size,
+    default_max_num_batched_tokens,
+    default_max_num_seqs,
+)
 from quire.ipc.messages import PROTOCOL_VERSION, Beat, EngineLimits, Welcome, WorkerProfile
 from quire.ipc.process.children import Child
 from quire.ipc.process.cpus import cpu_share
@@ -42,7 +49,6 @@ from quire.ipc.version import VERSION
 
 log = logging.getLogger("quire.enginecore")
 
-GIB = 1 << 30
 DRAIN_S = 30.0
 BUNDLED_NAME = "quire-tiny"
 
@@ -95,10 +101,12 @@ def _run(
 ) -> None:
     started = time.monotonic()
     try:
-        folder = resolve_model(config.model, config.revision, config.download_dir, weights=config.load_format != "dummy")
-        tokenizer = resolve_tokenizer(config.tokenizer, folder, config.download_dir)
-        summary = model_summary(folder, tokenizer, config.generation_config)
-        files = frontend_files(folder, tokenizer, config.chat_template, config.generation_config)
+        has_weights, place, token = config.load_format != "dummy", config.download_dir, config.hf_token
+        folder = resolve_model(config.model, config.revision, place, has_weights, token)
+        tokenizer = resolve_tokenizer(config.tokenizer, folder, place, config.tokenizer_revision, token)
+        defaults, overrides = config.generation_config, config.override_generation_config
+        summary = model_summary(folder, tokenizer, defaults, config.hf_overrides, overrides)
+        files = frontend_files(folder, tokenizer, config.chat_template, defaults, overrides)
     except ModelFilesError as error:
         raise StartupError(str(error)) from error
     workers = WorkerGroup(worker_config(config, folder, summary), prespawned)
@@ -139,8 +147,7 @@ def worker_config(config: EngineConfig, folder: Path, summary: ModelSummary) -> 
         raise StartupError(
             f"--max-model-len {max_model_len} is more than the model was made for ({summary.max_model_len}, by its config.json)"
         )
-    big = bool(gpus) and gpus[0].memory_bytes >= 70 * 10**9
-    max_num_seqs = config.max_num_seqs or ((1024 if big else 256) if gpus else 64)
+    max_num_seqs = config.max_num_seqs or default_max_num_seqs(gpus[0].memory_bytes if gpus else 0)
     return WorkerConfig(
         rank=0,
         world_size=config.tensor_parallel_size,
@@ -155,14 +162,18 @@ def worker_config(config: EngineConfig, folder: Path, summary: ModelSummary) -> 
         load_format=config.load_format,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens or (8192 if gpus else 512),
-        block_size=config.block_size or (64 if gpus else 16),
+        max_num_batched_tokens=config.max_num_batched_tokens or default_max_num_batched_tokens(bool(gpus)),
+        block_size=config.block_size or default_block_size(bool(gpus)),
         gpu_memory_utilization=config.gpu_memory_utilization,
         cpu_kv_cache_gib=config.cpu_kv_cache_gib,
         num_gpu_blocks_override=config.num_gpu_blocks_override,
         enforce_eager=config.enforce_eager,
         max_logprobs=config.max_logprobs,
         seed=config.seed,
+        kv_cache_memory_bytes=config.kv_cache_memory_bytes,
+        hf_overrides=config.hf_overrides,
+        log_level=config.log_level,
+        log_format=config.log_format,
     )
 
 
@@ -183,6 +194,7 @@ def core_config_of(config: EngineConfig, summary: ModelSummary, worker: WorkerCo
         eos_token_ids=tuple(summary.eos_token_ids),
         vocab_size=profile.vocab_size,
         mixed_step_tokens=mixed_step_tokens(profile.weights_bytes, worker.device),
+        long_prefill_token_threshold=config.long_prefill_token_threshold,
     )
     capacity = kv_capacity_tokens(windows, worker.block_size, profile.num_blocks, worker.max_model_len)
     _log_sizes(worker, profile, capacity)
@@ -213,7 +225,7 @@ def kv_capacity_tokens(windows: tuple[int, ...], block_size: int, num_blocks: in
 
 
 def _log_sizes(worker: WorkerConfig, profile: WorkerProfile, capacity: int) -> None:
-    tokens = (profile.num_blocks - 1) * worker.block_size // len(profile.kv_groups)
+    tokens = cached_tokens(profile.num_blocks, worker.block_size, len(profile.kv_groups))
     log.info(
         "%s: weights %.2f GiB, activations %.2f GiB, KV cache %.2f GiB for %d tokens: %.1f requests of %d tokens",
         profile.device,

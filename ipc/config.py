@@ -5,9 +5,16 @@ what the core tells each worker. They travel to a child process as JSON over its
 """
 
 import argparse
+from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
+
+from quire.ipc.process.flags import DTYPES, LOAD_FORMATS, JsonObject, Switch, human_int, model_len, one_of
+
+LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
+_OTHER_LEVELS = {"trace": "debug"}
+Add = Callable[..., None]
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -21,18 +28,24 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     download_dir: str | None = None
     served_model_name: list[str] = []
     tokenizer: str | None = None  # folder or hub id, where it is not the model's own
+    tokenizer_revision: str | None = None
+    hf_token: str | None = None  # None: HF_TOKEN, or what `hf auth login` has left
+    hf_overrides: dict[str, Any] = {}  # fields that take the place of config.json's
     chat_template: str | None = None  # a file, or the template itself
     generation_config: str = "auto"  # "auto": the model's; "vllm": none; otherwise a folder
+    override_generation_config: dict[str, Any] = {}  # fields that take the place of generation_config.json's
     device: Literal["auto", "cuda", "cpu"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     load_format: Literal["auto", "dummy"] = "auto"
     max_model_len: int | None = None
     gpu_memory_utilization: float = 0.9
     cpu_kv_cache_gib: float = 0.5
+    kv_cache_memory_bytes: int | None = None  # of the KV cache, instead of what gpu_memory_utilization leaves it
     num_gpu_blocks_override: int | None = None
     block_size: int | None = None  # tokens; None: chosen by device
     max_num_seqs: int | None = None  # None: 1024 on a GPU of 70 GB and more, 256 on smaller ones, 64 on a CPU
     max_num_batched_tokens: int | None = None  # None: 8192 on a GPU, 512 on a CPU
+    long_prefill_token_threshold: int = 0  # most tokens of one prompt in a step; 0: no such limit
     max_num_waiting: int = 8192
     enable_prefix_caching: bool = True
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
@@ -44,6 +57,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     step_timeout_s: float = 60.0
     enable_log_requests: bool = False
     disable_log_stats: bool = False
+    log_level: Literal["critical", "error", "warning", "info", "debug"] = "info"
+    log_format: Literal["text", "json"] = "text"
     listen: str | None = None  # ipc:// or tcp:// address; None: a private one
     curve_secret_key_file: str | None = None  # the core's key pair, for tcp://
     curve_allow_file: str | None = None  # public keys of the frontends that may connect, one a line
@@ -67,6 +82,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         need(
             self.max_num_batched_tokens is None or 1 <= self.max_num_batched_tokens <= 1 << 20,
             "--max-num-batched-tokens must be between 1 and 1048576",
+        )
+        need(self.kv_cache_memory_bytes is None or self.kv_cache_memory_bytes > 0, "--kv-cache-memory-bytes must be positive")
+        need(
+            0 <= self.long_prefill_token_threshold <= 1 << 30,
+            "--long-prefill-token-threshold must be at least 0 (0: no limit) and at most 2^30",
         )
         need(self.max_num_waiting >= 1, "--max-num-waiting must be at least 1")
         need(0 <= self.max_logprobs <= 20, "--max-logprobs must be between 0 and 20")
@@ -98,67 +118,165 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     enforce_eager: bool
     max_logprobs: int
     seed: int
+    kv_cache_memory_bytes: int | None = None
+    hf_overrides: dict[str, Any] = {}
+    log_level: str = "info"
+    log_format: str = "text"
 
 
+# ------------------------------------------------------------------------------------------------------------- flags
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    """The engine's flags, the same for `enginecore` and `quire serve`; defaults are EngineConfig's."""
-    d = EngineConfig()
-    group = parser.add_argument_group("engine")
-
-    def add(flag: str, help_text: str, **kwargs: Any) -> None:
-        name = flag[2:].replace("-", "_")
-        if "default" not in kwargs and "action" not in kwargs:
-            kwargs["default"] = getattr(d, name)
-        if kwargs.get("default") is not None and "(default" not in help_text:
-            help_text += " (default: %(default)s)"
-        group.add_argument(flag, help=help_text, **kwargs)
-
+    """The engine's flags, the same for `enginecore` and `quire serve`, by purpose; defaults are EngineConfig's."""
     parser.add_argument(
         "model", nargs="?", default=None, help="model folder or hub id; without it a tiny bundled model is served"
     )
-    add("--revision", "branch, tag or commit of a hub model (default: its main branch)")
-    add("--download-dir", "where hub downloads go (default: the hub's own cache)")
-    add("--served-model-name", "names clients may use for the model (default: its folder or hub id)", nargs="+", default=[])
-    add("--tokenizer", "folder or hub id of the tokenizer (default: the model's own)")
-    add("--chat-template", "a file with a jinja2 chat template, or the template itself (default: the model's)")
-    add("--generation-config", "'auto': sampling defaults from the model's generation_config.json; 'vllm': none; or a folder")
-    add("--device", "where to run; auto: cuda if there is a GPU, else cpu", choices=["auto", "cuda", "cpu"])
-    add("--dtype", "of weights and activations; auto: the checkpoint's on a GPU, float32 on a CPU",
-        choices=["auto", "float32", "bfloat16", "float16"])  # fmt: skip
-    add("--load-format", "'dummy' makes random weights instead of reading any", choices=["auto", "dummy"])
-    add("--max-model-len", "longest sequence, prompt and output (default: the model's)", type=int)
-    add("--gpu-memory-utilization", "part of the GPU's memory to fill, what other processes have included", type=float)
-    add("--cpu-kv-cache-gib", "size of the KV cache on a CPU, GiB", type=float)
-    add("--num-gpu-blocks-override", "number of KV blocks, whatever the memory says (default: what fits)", type=int)
-    add("--block-size", "tokens in a KV block: 16, 32, 64, 128 or 256 (default: 64 on a GPU, 16 on a CPU)", type=int)
+    for title, add_to in (
+        ("model", _add_model),
+        ("chat template and sampling defaults", _add_defaults),
+        ("device and memory", _add_memory),
+        ("batching and scheduling", _add_scheduling),
+        ("logs", _add_logs),
+    ):
+        add_to(_adder(parser.add_argument_group(title)))
+
+
+def _adder(group: Any) -> Add:
+    """group.add_argument with EngineConfig's default, which the help shows."""
+    d = EngineConfig()
+
+    def add(*flags: str, help: str, **kwargs: Any) -> None:
+        name = next(flag for flag in flags if flag.startswith("--"))[2:].replace("-", "_")
+        if "default" not in kwargs:
+            kwargs["default"] = getattr(d, name)
+        if kwargs["default"] is not None and "(default" not in help:
+            help += " (default: %(default)s)"
+        group.add_argument(*flags, help=help, **kwargs)
+
+    return add
+
+
+def _add_model(add: Add) -> None:
+    add("--revision", help="branch, tag or commit of a hub model (default: its main branch)")
+    add("--download-dir", help="where hub downloads go (default: the hub's own cache)")
+    add(
+        "--hf-token",
+        nargs="?",
+        help="token for the hub; HF_TOKEN in the environment shows in no "
+        "process list (default: HF_TOKEN, or what `hf auth login` has left)",
+    )
+    add("--served-model-name", help="names clients may use for the model (default: its folder or hub id)", nargs="+")
+    add("--tokenizer", help="folder or hub id of the tokenizer (default: the model's own)")
+    add("--tokenizer-revision", help="branch, tag or commit of a hub tokenizer (default: its main branch)")
+    add("--hf-overrides", action=JsonObject, metavar="JSON", help="fields that take the place of config.json's (default: none)")
+    add(
+        "--dtype",
+        type=one_of(("auto", "float32", "bfloat16", "float16"), DTYPES),
+        metavar="TYPE",
+        help="of weights and activations: auto (the checkpoint's on a GPU, float32 on a CPU), float32 or float, "
+        "bfloat16, float16 or half",
+    )
+    add(
+        "--load-format",
+        type=one_of(("auto", "dummy"), LOAD_FORMATS),
+        metavar="FORMAT",
+        help="auto or safetensors; dummy makes random weights instead of reading any",
+    )
+    add(
+        "--max-model-len",
+        type=model_len,
+        metavar="N",
+        help="longest sequence, prompt and output; 8k is 8000, 8K 8192; auto or -1: what fits (default: the model's)",
+    )
+
+
+def _add_defaults(add: Add) -> None:
+    add("--chat-template", help="a file with a jinja2 chat template, or the template itself (default: the model's)")
+    add(
+        "--generation-config",
+        help="'auto': sampling defaults from the model's generation_config.json; 'vllm': none; or a folder",
+    )
+    add(
+        "--override-generation-config",
+        action=JsonObject,
+        metavar="JSON",
+        help='fields that take the place of generation_config.json\'s, like {"temperature": 0.5} (default: none)',
+    )
+    add("--max-logprobs", type=int, help="most logprobs a request may ask for, 0 to 20")
+
+
+def _add_memory(add: Add) -> None:
+    add("--device", choices=["auto", "cuda", "cpu"], help="where to run; auto: cuda if there is a GPU, else cpu")
+    add("--tensor-parallel-size", "-tp", type=int, metavar="N", help="GPUs that share the model")
+    add("--gpu-memory-utilization", type=float, help="part of the GPU's memory to fill, what other processes have included")
+    add("--cpu-kv-cache-gib", type=float, help="size of the KV cache on a CPU, GiB")
+    add(
+        "--kv-cache-memory-bytes",
+        type=human_int,
+        metavar="N",
+        help="size of the KV cache, whatever --gpu-memory-utilization says; 8g is 8e9, 8G 8 GiB (default: what fits)",
+    )
+    add(
+        "--num-gpu-blocks-override",
+        type=human_int,
+        metavar="N",
+        help="number of KV blocks, whatever the memory says (default: what fits)",
+    )
+    add("--block-size", type=int, help="tokens in a KV block: 16, 32, 64, 128 or 256 (default: 64 on a GPU, 16 on a CPU)")
+    add("--enforce-eager", action=Switch, help="run without CUDA graphs (default: off)")
+    add("--seed", type=int, help="of weights under --load-format dummy, and of requests without one of their own")
+
+
+def _add_scheduling(add: Add) -> None:
     add(
         "--max-num-seqs",
-        "most sequences that run at once (default: 1024 on a GPU of 70 GB and more, 256 on smaller ones, 64 on a CPU)",
-        type=int,
+        type=human_int,
+        metavar="N",
+        help="most sequences that run at once (default: 1024 on a GPU of 70 GB and more, 256 on smaller ones, 64 on a CPU)",
     )
     add(
         "--max-num-batched-tokens",
-        "most tokens computed in one step; longer prompts are chunked (default: 8192 on a GPU, 512 on a CPU)",
-        type=int,
+        type=human_int,
+        metavar="N",
+        help="most tokens computed in one step; longer prompts are chunked (default: 8192 on a GPU, 512 on a CPU)",
     )
-    add("--max-num-waiting", "most requests that wait; more are refused with 503", type=int)
-    group.add_argument("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=d.enable_prefix_caching,
-                       help="reuse KV blocks of equal prefixes (default: on)")  # fmt: skip
-    add("--scheduling-policy", "order of waiting requests", choices=["fcfs", "priority"])
+    add(
+        "--long-prefill-token-threshold",
+        type=human_int,
+        metavar="N",
+        help="most tokens of one prompt in a step; 0: as many as the step has room for",
+    )
+    add(
+        "--max-num-waiting",
+        "--max-num-queued-reqs",
+        type=human_int,
+        metavar="N",
+        help="most requests that wait; more are refused with 503",
+    )
+    add("--enable-prefix-caching", action=Switch, help="reuse KV blocks of equal prefixes (default: on)")
+    add("--scheduling-policy", choices=["fcfs", "priority"], help="order of waiting requests")
     add(
         "--admission",
-        "start a request if memory will do to its end, or as soon as there is room now (and preempt later)",
         choices=["lookahead", "optimistic"],
+        help="start a request if memory will do to its end, or as soon as there is room now (and preempt later)",
     )
-    group.add_argument("--enforce-eager", action="store_true", help="run without CUDA graphs")
-    add("--max-logprobs", "most logprobs a request may ask for, 0 to 20", type=int)
-    add("--seed", "of weights under --load-format dummy, and of requests without one of their own", type=int)
-    add("--tensor-parallel-size", "GPUs that share the model", type=int)
-    add("--step-timeout-s", "a step older than this makes /health fail", type=float)
-    group.add_argument(
-        "--enable-log-requests", action="store_true", help="log each request's id, lengths and parameters, never its text"
+    add("--step-timeout-s", type=float, help="a step older than this makes /health fail")
+
+
+def _add_logs(add: Add) -> None:
+    add(
+        "--log-level",
+        "--uvicorn-log-level",
+        type=one_of(LOG_LEVELS, _OTHER_LEVELS),
+        metavar="LEVEL",
+        help="critical, error, warning, info or debug",
     )
-    group.add_argument("--disable-log-stats", action="store_true", help="no statistics line every 10 s")
+    add("--log-format", choices=["text", "json"], help="json: an object a line")
+    add(
+        "--enable-log-requests",
+        action=Switch,
+        help="log each request's id, lengths and parameters, never its text (default: off)",
+    )
+    add("--disable-log-stats", action=Switch, help="no statistics line every 10 s (default: off)")
 
 
 def engine_config_from(args: argparse.Namespace, **more: Any) -> EngineConfig:

@@ -20,6 +20,20 @@ _FIELDS = {
 }
 
 
+_OVERRIDABLE = (*_FIELDS, "do_sample", "eos_token_id")
+
+
+def check_overrides(overrides: Mapping[str, Any]) -> None:
+    """Raises ValueError for a field of --override-generation-config that nothing would come of, or a value that cannot be."""
+    for name in overrides:
+        if name not in _OVERRIDABLE:
+            raise ValueError(f"{name!r} has no meaning here; fields are {', '.join(_OVERRIDABLE)}")
+    try:
+        generation_defaults(overrides)
+    except ValueError as error:
+        raise ValueError(str(error).removeprefix("generation_config.json: ")) from None
+
+
 def generation_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of SamplingParams that the file's object sets; do_sample false is temperature 0, whatever else it says.
 

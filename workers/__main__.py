@@ -42,7 +42,7 @@ def main() -> None:
     if config.device == "cuda":
         make_context_in_background(config.rank)
         read_triton_in_background()
-    set_up_logging()
+    set_up_logging(config.log_level, config.log_format)
     faulthandler.register(signal.SIGUSR1)  # the core asks a stuck worker for its stacks before it kills it
     load()(config).run()
 

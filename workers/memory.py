@@ -5,17 +5,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from quire.ipc import memory_plan
 from quire.ipc.config import WorkerConfig
+from quire.ipc.memory_plan import GIB, GRAPHS_BYTES, LayerSizes, ModelSizes
 from quire.ipc.step.plan import DTYPES, StepPlan, default_slots
 from quire.ipc.step.sections import PREFILL_SAMPLE, VARIANT_RANDOM
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.graphs import most_tokens
 from quire.workers.models.config import ModelConfig
 
-GIB = 1 << 30
-GRAPHS_BYTES = 512 << 20  # captured graphs but for what they compute in, kernels' code, fragmentation
 MIN_BLOCKS = 2
-PRIMITIVES_BYTES = 160 << 20  # code and scratch that oneDNN keeps on a CPU: 147 MB were seen, see layers/formats/packed_cpu.py
 
 
 class OutOfMemory(Exception):
@@ -52,31 +51,46 @@ def cpu_step_bytes(model: ModelConfig, max_tokens: int, max_rows: int, dtype: to
 
     Computed, not measured as on a GPU: the largest step of a 0.5B model would take a second of every start.
     """
-    spec = max((layer.attention for layer in model.layers), key=lambda spec: spec.q_size + 2 * spec.kv_size)
-    attention = 2 * (spec.q_size + 2 * spec.kv_size) + 2 * spec.q_size  # qkv, rotated and not; output, padded or not
-    mlp = 4 * max(layer.intermediate_size for layer in model.layers)  # gate and up, and their product; a copy padded
-    per_token = 4 * model.hidden_size + max(attention, mlp)
-    logits = max_rows * model.vocab_size * (dtype.itemsize + 3 * 4)  # as they are, and in the sampler, in float32
-    return max_tokens * per_token * dtype.itemsize + logits + PRIMITIVES_BYTES
+    return memory_plan.cpu_step_bytes(sizes_of(model), max_tokens, max_rows, dtype.itemsize)
+
+
+def sizes_of(model: ModelConfig) -> ModelSizes:
+    """What the formulas of memory need to know of a model."""
+    specs = [(layer.attention, layer.intermediate_size) for layer in model.layers]
+    layers = tuple(LayerSizes(s.num_heads, s.num_kv_heads, s.head_dim, s.window, mlp) for s, mlp in specs)
+    return ModelSizes(model.vocab_size, model.hidden_size, layers)
 
 
 def cpu_budget(config: WorkerConfig, cache: KVCache, activation_bytes: int) -> Budget:
     """--cpu-kv-cache-gib, but no more than a full house of longest requests could use."""
-    if config.num_gpu_blocks_override is not None:
-        return Budget(config.num_gpu_blocks_override, activation_bytes)
+    if (asked := asked_for(config, cache)) is not None:
+        return Budget(asked, activation_bytes)
     blocks = int(config.cpu_kv_cache_gib * GIB) // cache.block_bytes
     if blocks < MIN_BLOCKS:
         raise OutOfMemory(
             f"--cpu-kv-cache-gib {config.cpu_kv_cache_gib:g} has no room for two blocks of {cache.block_bytes} bytes: raise it"
         )
-    most = len(cache.groups) * config.max_num_seqs * -(-config.max_model_len // cache.block_size) + 1
+    most = memory_plan.most_useful_blocks(len(cache.groups), config.max_num_seqs, config.max_model_len, cache.block_size)
     return Budget(min(blocks, most), activation_bytes)
 
 
 def graphs_bytes(config: WorkerConfig, weights_bytes: int, activation_bytes: int, logits_bytes: int) -> int:
     """What captured steps compute in: their logits, and what the largest of them takes, as if it were run a second time."""
-    captured = min(most_tokens(weights_bytes), config.max_num_batched_tokens)
-    return 0 if config.enforce_eager else logits_bytes + activation_bytes * captured // config.max_num_batched_tokens
+    most = config.max_num_batched_tokens
+    captured = min(most_tokens(weights_bytes), most)
+    return 0 if config.enforce_eager else memory_plan.graphs_bytes(captured, most, activation_bytes, logits_bytes)
+
+
+def asked_for(config: WorkerConfig, cache: KVCache) -> int | None:
+    """KV blocks that flags ask for, whatever memory there is. Raises OutOfMemory for less than can run."""
+    if config.num_gpu_blocks_override is not None or config.kv_cache_memory_bytes is None:
+        return config.num_gpu_blocks_override
+    blocks = config.kv_cache_memory_bytes // cache.block_bytes
+    if blocks < MIN_BLOCKS:
+        raise OutOfMemory(
+            f"--kv-cache-memory-bytes {config.kv_cache_memory_bytes} has no room for two blocks of {cache.block_bytes} bytes"
+        )
+    return blocks
 
 
 def gpu_budget(config: WorkerConfig, cache: KVCache, weights_bytes: int, activation_bytes: int, graphs_bytes: int) -> Budget:
@@ -90,8 +104,8 @@ def gpu_budget(config: WorkerConfig, cache: KVCache, weights_bytes: int, activat
     allowed = int(config.gpu_memory_utilization * total)
     in_use = total - free
     room = allowed - in_use - activation_bytes - graphs_bytes
-    if config.num_gpu_blocks_override is not None:
-        return Budget(config.num_gpu_blocks_override, activation_bytes)
+    if (asked := asked_for(config, cache)) is not None:
+        return Budget(asked, activation_bytes)
     blocks = room // cache.block_bytes
     if blocks < MIN_BLOCKS:
         raise OutOfMemory(

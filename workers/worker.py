@@ -101,7 +101,7 @@ class Worker:
     # ----------------------------------------------------------------------------------------------------- start-up
     def _start(self) -> ModelRunner:
         c = self.config
-        model_config = read_model_config(c.model_dir)
+        model_config = read_model_config(c.model_dir, c.hf_overrides)
         dtype = choose_dtype(c.dtype, model_config, c.device)
         if c.device == "cuda":
             torch.cuda.set_device(self.device)

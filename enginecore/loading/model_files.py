@@ -14,12 +14,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
-from quire.ipc.generation_config import generation_defaults
+from quire.ipc.generation_config import check_overrides, generation_defaults
 
 BUNDLED = Path(__file__).parent / "bundled"
 
@@ -33,6 +35,8 @@ TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added
 CONVERTER_VERSION = b"1"  # of the cached result's key
 CONVERSION_TIMEOUT_S = 600
 MAX_EOS_IDS = 16
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
@@ -50,7 +54,11 @@ class ModelSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 # ------------------------------------------------------------------------------------------------------- folders
 def resolve_model(
-    model: str | None, revision: str | None = None, download_dir: str | None = None, weights: bool = True
+    model: str | None,
+    revision: str | None = None,
+    download_dir: str | None = None,
+    weights: bool = True,
+    token: str | None = None,
 ) -> Path:
     """Folder of a model: the bundled one (None), a local folder, or a hub id, which is downloaded unless it is cached.
 
@@ -58,7 +66,7 @@ def resolve_model(
     """
     if model is None:
         return BUNDLED
-    folder = _local_or_hub(model, revision, download_dir, SMALL_FILES + (WEIGHT_FILES if weights else []))
+    folder = _local_or_hub(model, revision, download_dir, SMALL_FILES + (WEIGHT_FILES if weights else []), token)
     if not (folder / "config.json").is_file():
         raise ModelFilesError(f"{model} has no config.json: it is not a model in Hugging Face's format")
     if weights and not any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
@@ -69,15 +77,23 @@ def resolve_model(
     return folder
 
 
-def resolve_tokenizer(tokenizer: str | None, model_dir: Path, download_dir: str | None = None) -> Path:
+def resolve_tokenizer(
+    tokenizer: str | None,
+    model_dir: Path,
+    download_dir: str | None = None,
+    revision: str | None = None,
+    token: str | None = None,
+) -> Path:
     """Folder of the tokenizer: the model's, unless another folder or hub id is given. Raises ModelFilesError."""
-    folder = model_dir if tokenizer is None else _local_or_hub(tokenizer, None, download_dir, SMALL_FILES)
+    folder = model_dir if tokenizer is None else _local_or_hub(tokenizer, revision, download_dir, SMALL_FILES, token)
     if not any((folder / name).is_file() for name in ("tokenizer.json", *CONVERTIBLE)):
         raise ModelFilesError(f"{tokenizer or model_dir} has no tokenizer.json, nor another tokenizer that can be converted")
     return folder
 
 
-def _local_or_hub(name: str, revision: str | None, download_dir: str | None, patterns: list[str]) -> Path:
+def _local_or_hub(
+    name: str, revision: str | None, download_dir: str | None, patterns: list[str], token: str | None
+) -> Path:  # fmt: skip
     path = Path(name).expanduser()
     if path.is_dir():
         return path.resolve()
@@ -85,10 +101,12 @@ def _local_or_hub(name: str, revision: str | None, download_dir: str | None, pat
         raise ModelFilesError(f"{name} is a file; give the model's folder")
     if not HUB_ID.fullmatch(name) or ".." in name or "--" in name:
         raise ModelFilesError(f"{name} is neither a folder nor a hub id (like owner/name)")
-    return _download(name, revision, download_dir, patterns)
+    return _download(name, revision, download_dir, patterns, token)
 
 
-def _download(hub_id: str, revision: str | None, download_dir: str | None, patterns: list[str]) -> Path:
+def _download(
+    hub_id: str, revision: str | None, download_dir: str | None, patterns: list[str], token: str | None
+) -> Path:  # fmt: skip
     """Snapshot of a hub repository, through huggingface_hub's cache, environment variables and progress bars."""
     import huggingface_hub
     from huggingface_hub import errors
@@ -97,7 +115,12 @@ def _download(hub_id: str, revision: str | None, download_dir: str | None, patte
     try:
         return Path(
             huggingface_hub.snapshot_download(
-                hub_id, revision=revision, cache_dir=download_dir, allow_patterns=patterns, ignore_patterns=IGNORED_FILES
+                hub_id,
+                revision=revision,
+                cache_dir=download_dir,
+                allow_patterns=patterns,
+                ignore_patterns=IGNORED_FILES,
+                token=token,
             )
         )
     except errors.GatedRepoError:
@@ -127,14 +150,21 @@ def _first_line(error: Exception) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------- what the core knows
-def model_summary(model_dir: Path, tokenizer_dir: Path | None = None, generation_config: str = "auto") -> ModelSummary:
+def model_summary(
+    model_dir: Path,
+    tokenizer_dir: Path | None = None,
+    generation_config: str = "auto",
+    hf_overrides: Mapping[str, Any] = _NOTHING,
+    generation_overrides: Mapping[str, Any] = _NOTHING,
+) -> ModelSummary:
     """What the core needs to know of the model. `generation_config`: "auto", "vllm" (no defaults) or a folder.
 
+    hf_overrides and generation_overrides take the place of fields of config.json and of generation_config.json.
     Raises ModelFilesError, naming the file and field.
     """
-    config = read_json(model_dir / "config.json", required=True)
-    generation = read_json(model_dir / "generation_config.json")
-    _check_generation_defaults(_generation_config_file(model_dir, generation_config))
+    config = {**read_json(model_dir / "config.json", required=True), **hf_overrides}
+    generation = {**read_json(model_dir / "generation_config.json"), **generation_overrides}
+    _check_generation_defaults(_generation_config_file(model_dir, generation_config), generation_overrides)
     vocab_size = _positive(config, "vocab_size")
     return ModelSummary(
         max_model_len=_max_model_len(config),
@@ -240,12 +270,16 @@ def _generation_config_file(model_dir: Path, generation_config: str) -> Path | N
     return path
 
 
-def _check_generation_defaults(path: Path | None) -> None:
+def _check_generation_defaults(path: Path | None, overrides: Mapping[str, Any]) -> None:
     """Frontends fill in what a request leaves out from this file: so it is looked at before one is let in."""
+    try:
+        check_overrides(overrides)
+    except ValueError as error:
+        raise ModelFilesError(f"--override-generation-config: {error}") from None
     if path is None:
         return
     try:
-        generation_defaults(read_json(path))
+        generation_defaults({**read_json(path), **overrides})
     except ModelFilesError:
         raise
     except ValueError as error:
@@ -254,7 +288,11 @@ def _check_generation_defaults(path: Path | None) -> None:
 
 # ------------------------------------------------------------------------------------------------------- what frontends get
 def frontend_files(
-    model_dir: Path, tokenizer_dir: Path | None = None, chat_template: str | None = None, generation_config: str = "auto"
+    model_dir: Path,
+    tokenizer_dir: Path | None = None,
+    chat_template: str | None = None,
+    generation_config: str = "auto",
+    generation_overrides: Mapping[str, Any] = _NOTHING,
 ) -> dict[str, bytes]:
     """The files of the handshake, by name. tokenizer.json is always there (converted if need be), others where they exist.
 
@@ -267,7 +305,10 @@ def frontend_files(
     if chat_template is not None:
         files["chat_template.jinja"] = _chat_template(chat_template)
     generation = _generation_config_file(model_dir, generation_config)
-    if generation is not None:
+    if generation_overrides:
+        fields = {} if generation is None else read_json(generation)
+        files["generation_config.json"] = json.dumps({**fields, **generation_overrides}).encode()
+    elif generation is not None:
         files["generation_config.json"] = generation.read_bytes()
     return files
 

@@ -14,9 +14,11 @@ from quire.ipc.step.sections import PREFILL_PROMPT_LOGPROBS, PREFILL_SAMPLE
 
 
 class Prefills:
-    def __init__(self, slots: Slots, kv: KVManager):
+    def __init__(self, slots: Slots, kv: KVManager, longest_chunk: int = 0):
+        """longest_chunk: most tokens of one sequence in a step; 0: as many as the step has room for."""
         self._slots = slots
         self._kv = kv
+        self._longest_chunk = longest_chunk or 1 << 62
         self._running: list[Sequence] = []  # by order
         self._written: list[tuple[Sequence, int]] = []  # by this step, and full blocks that are computed then
 
@@ -48,7 +50,7 @@ class Prefills:
     def chunk(self, seq: Sequence, build: PlanBuilder, budget: int, make_room: MakeRoom) -> int:
         """Schedule the next chunk of one; returns its tokens (0 if there is no room now)."""
         total = int(self._slots.num_tokens[seq.slot])
-        length = min(total - seq.num_computed, budget)
+        length = min(total - seq.num_computed, budget, self._longest_chunk)
         length = self._room_for(seq, length, make_room)
         if length <= 0:
             return 0

@@ -34,7 +34,7 @@ class Scheduler:
         self._eos = np.zeros(max(config.vocab_size, 1), bool)
         self._eos[[i for i in config.eos_token_ids if i < config.vocab_size]] = True
         self._decode = DecodeRows(self.slots, self.kv)
-        self._prefills = Prefills(self.slots, self.kv)
+        self._prefills = Prefills(self.slots, self.kv, config.long_prefill_token_threshold)
         self._leaving = Leaving(self.slots, self.kv, self.waiting, self._prefills, self._decode, self.counters)
         self._admission = Admission(
             config, self.slots, self.kv, self.waiting, self._prefills, self._decode, self._leaving, self.counters

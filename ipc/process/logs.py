@@ -1,10 +1,12 @@
 """Logging of every process of ours: one line a record on stderr, with time, process and level; nothing of requests' texts.
+With --log-format json a line is an object with these as its fields.
 
 A process goes on when nobody reads what it writes: a closed stdout or stderr is /dev/null, and what a pipe without a reader is
 given is dropped.
 """
 
 import io
+import json
 import logging
 import os
 import sys
@@ -12,19 +14,35 @@ from contextlib import suppress
 from typing import Any, TextIO
 
 
-def set_up_logging(level: int = logging.INFO) -> None:
-    """Once the configuration is known, before anything is opened that would take a closed stream's descriptor."""
+def set_up_logging(level: str = "info", form: str = "text") -> None:
+    """level, form: as --log-level and --log-format name them.
+
+    Called once the configuration is known, before anything is opened that would take a closed stream's descriptor.
+    """
     _open_what_is_closed()
     if sys.stdout is sys.__stdout__:  # not what a caller of ours has put in its place
         sys.stdout = _dropping(1, sys.stdout)
     if sys.stderr is sys.__stderr__:
         sys.stderr = _dropping(2, sys.stderr)
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s %(name)s[{os.getpid()}] %(message)s", "%H:%M:%S"))
+    text = logging.Formatter(f"%(asctime)s %(levelname)s %(name)s[{os.getpid()}] %(message)s", "%H:%M:%S")
+    handler.setFormatter(_JsonLines() if form == "json" else text)
     root = logging.getLogger("quire")
     root.handlers[:] = [handler]
-    root.setLevel(level)
+    root.setLevel(level.upper())
     root.propagate = False
+
+
+class _JsonLines(logging.Formatter):
+    """A record as a JSON object on one line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{record.msecs:03.0f}"
+        fields = {"time": time, "level": record.levelname, "logger": record.name, "pid": record.process}
+        fields["message"] = record.getMessage()
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields, ensure_ascii=False)
 
 
 def _open_what_is_closed() -> None:

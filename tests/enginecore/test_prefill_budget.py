@@ -154,3 +154,14 @@ def test_many_decode_rows_leave_a_prompt_its_least():
     assert all(len(plan.decode_rows) == 10 for plan in h.plans)
     h.run()
     h.assert_right()
+
+
+@pytest.mark.parametrize("threshold", [1, 7, 16, 40])
+def test_no_step_takes_more_of_one_prompt_than_the_threshold(threshold):
+    h = Harness(num_blocks=200, budget=40, max_model_len=200, max_num_seqs=8, long_prefill_token_threshold=threshold)
+    for name, length in enumerate((100, 3, 60)):
+        h.add([name] * length, 5)
+    h.run()
+    chunks = [length for plan in h.plans for length in plan.prefill_rows["length"].tolist()]
+    assert max(chunks) == threshold and sum(chunks) == 163
+    assert len(h.plans[0].prefill_rows) == (3 if threshold <= 16 else 1)  # what one may not have is the others'

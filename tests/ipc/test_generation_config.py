@@ -51,3 +51,20 @@ def test_core_and_frontend_take_the_same_files(tmp_path, config):
     else:
         with pytest.raises(ValueError, match=r"generation_config\.json"):
             Tokenizer.from_files(files)
+
+
+def test_overrides_take_the_place_of_the_files_fields(tmp_path):
+    for name, data in toy_tokenizers.files().items():
+        (tmp_path / name).write_bytes(data)
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 100, "max_position_embeddings": 64}))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 0.3, "top_k": 5, "eos_token_id": 3}))
+    overrides = {"temperature": 0.9, "max_new_tokens": 7, "eos_token_id": [4]}
+    for source, expected in (("auto", {"temperature": 0.9, "top_k": 5, "max_tokens": 7}),
+                             ("vllm", {"temperature": 0.9, "max_tokens": 7})):  # fmt: skip
+        files = frontend_files(tmp_path, generation_config=source, generation_overrides=overrides)
+        assert Tokenizer.from_files(files).generation_defaults == expected
+    summary = model_summary(tmp_path, hf_overrides={"max_position_embeddings": 32}, generation_overrides=overrides)
+    assert summary.max_model_len == 32 and 4 in summary.eos_token_ids and 3 not in summary.eos_token_ids
+    for wrong in ({"temprature": 1}, {"temperature": "hot"}):
+        with pytest.raises(ModelFilesError, match=r"--override-generation-config: .*temp"):
+            model_summary(tmp_path, generation_overrides=wrong)

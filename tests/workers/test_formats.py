@@ -11,6 +11,7 @@ import tiny_models
 import torch
 from safetensors.torch import load_file, save_file
 
+from quire.ipc.memory_plan import PRIMITIVES_BYTES
 from quire.kernels.linear.linear_cpu import can_pack
 from quire.workers.layers import linear, ops
 from quire.workers.layers.formats import packed_cpu
@@ -23,7 +24,6 @@ from quire.workers.layers.norm import RMSNorm
 from quire.workers.loading import weights
 from quire.workers.loading.target import Target, copied
 from quire.workers.loading.weights import WeightsError, checkpoint_targets, dummy_weights, load_weights
-from quire.workers.memory import PRIMITIVES_BYTES
 from quire.workers.models.build import build_model
 from quire.workers.models.families import read_model_config
 from quire.workers.parallel import Parallel, whole

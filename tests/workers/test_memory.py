@@ -14,12 +14,10 @@ from quire.enginecore import daemon
 from quire.enginecore.device import Gpu
 from quire.enginecore.loading.model_files import model_summary
 from quire.ipc.config import EngineConfig
+from quire.ipc.memory_plan import GIB, GRAPHS_BYTES, PRIMITIVES_BYTES
 from quire.ipc.messages import KVGroup, WorkerProfile
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.memory import (
-    GIB,
-    GRAPHS_BYTES,
-    PRIMITIVES_BYTES,
     OutOfMemory,
     cpu_budget,
     cpu_step_bytes,

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from quire.ipc.memory_plan import block_bytes
 from quire.workers.models.config import AttentionSpec, CacheSpec
 
 
@@ -56,7 +57,7 @@ class KVCache:
 
     @property
     def block_bytes(self) -> int:
-        return 2 * self.dtype.itemsize * sum(heads * size * dim for heads, size, dim in self._shapes)
+        return block_bytes(self._shapes, self.dtype.itemsize)
 
     def allocate(self, num_blocks: int, device: torch.device) -> None:
         """Replace the tensors; the null block is zeroed, so that nothing it holds is NaN."""

@@ -21,8 +21,11 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def read_model_config(model_dir: str | Path) -> ModelConfig:
-    """ModelConfig of the folder's config.json. Raises ModelConfigError for a model that cannot be served."""
+def read_model_config(model_dir: str | Path, overrides: Json | None = None) -> ModelConfig:
+    """ModelConfig of the folder's config.json, `overrides` in place of its fields.
+
+    Raises ModelConfigError for a model that cannot be served.
+    """
     path = Path(model_dir) / "config.json"
     try:
         fields = json.loads(path.read_bytes())
@@ -32,7 +35,7 @@ def read_model_config(model_dir: str | Path) -> ModelConfig:
         raise ModelConfigError(f"{path} is not JSON: {error}") from None
     if not isinstance(fields, dict):
         raise ModelConfigError(f"{path} is not a JSON object")
-    return parse_model_config(fields)
+    return parse_model_config({**fields, **(overrides or {})})
 
 
 def parse_model_config(fields: Json) -> ModelConfig:

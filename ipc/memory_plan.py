@@ -1,0 +1,130 @@
+"""How an engine divides a device's memory: weights, a step, captured graphs, KV blocks. Bytes in, bytes out, no torch.
+
+One place for the formulas: workers/memory.py decides with them what a worker takes, `quire estimate` says it beforehand, for a
+machine that is not there. What a worker measures (a GPU's largest step, what is in use already) is computed here only for the
+estimate; the constants of that are fitted to what an H100 measured (tests/frontend/cli/test_estimate.py has the figures).
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+GIB = 1 << 30
+MIB = 1 << 20
+GRAPHS_BYTES = 512 * MIB  # captured graphs but for what they compute in, kernels' code, fragmentation
+PRIMITIVES_BYTES = 160 * MIB  # code and scratch that oneDNN keeps on a CPU: 147 MB were seen, see layers/formats/packed_cpu.py
+BIG_GPU_BYTES = 70 * 10**9  # of memory: from there on, 1024 sequences at once by default
+CONTEXT_BYTES = 850 * MIB  # CUDA's context, kernels' code and workspaces: estimated
+PROCESSOR_ROW_BYTES = 42 * 1024  # of a sequence's logits processors, beside the vocabulary's: estimated
+CAPTURED_TOKENS = 2048  # of the tuning tables' step.captured_tokens: estimated
+LARGE_WEIGHTS_BYTES = 16 * 10**9  # of the tuning tables' step.large_weights_bytes: estimated
+
+
+class LayerSizes(NamedTuple):
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    window: int  # 0 sees everything
+    intermediate_size: int
+
+    @property
+    def q_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+
+class ModelSizes(NamedTuple):
+    vocab_size: int
+    hidden_size: int
+    layers: tuple[LayerSizes, ...]
+
+
+# ------------------------------------------------------------------------------------------------------------ defaults
+def default_max_num_seqs(gpu_bytes: int) -> int:
+    """gpu_bytes: 0 for a CPU."""
+    return (1024 if gpu_bytes >= BIG_GPU_BYTES else 256) if gpu_bytes else 64
+
+
+def default_max_num_batched_tokens(is_gpu: bool) -> int:
+    return 8192 if is_gpu else 512
+
+
+def default_block_size(is_gpu: bool) -> int:
+    return 64 if is_gpu else 16
+
+
+# -------------------------------------------------------------------------------------------------------------- a step
+def cpu_step_bytes(model: ModelSizes, max_tokens: int, max_rows: int, itemsize: int) -> int:
+    """What a step takes on a CPU beside weights and KV cache, at most: activations of the largest, logits, oneDNN's code."""
+    layer = max(model.layers, key=lambda layer: layer.q_size + 2 * layer.kv_size)
+    attention = 2 * (layer.q_size + 2 * layer.kv_size) + 2 * layer.q_size  # qkv, rotated and not; output, padded or not
+    mlp = 4 * max(layer.intermediate_size for layer in model.layers)  # gate and up, and their product; a copy padded
+    per_token = 4 * model.hidden_size + max(attention, mlp)
+    logits = max_rows * model.vocab_size * (itemsize + 3 * 4)  # as they are, and in the sampler, in float32
+    return max_tokens * per_token * itemsize + logits + PRIMITIVES_BYTES
+
+
+def gpu_step_bytes(model: ModelSizes, max_tokens: int, itemsize: int) -> int:
+    """Activations of the largest step on a GPU: residual, normed, a sublayer's output and input; and what is widest inside one.
+
+    An estimate of what a worker measures: 0.906 of 0.91 GiB of an 8B, 0.203 of 0.20 GiB of a 0.6B.
+    """
+    attention = max(2 * layer.q_size + 2 * layer.kv_size for layer in model.layers)
+    mlp = 3 * max(layer.intermediate_size for layer in model.layers)  # gate and up, and their product
+    return max_tokens * (4 * model.hidden_size + max(attention, mlp)) * itemsize
+
+
+def captured_tokens(weights_bytes: int, max_num_batched_tokens: int) -> int:
+    """Tokens of the largest step that is captured, by the default tuning table: small models' are larger."""
+    most = max(CAPTURED_TOKENS, CAPTURED_TOKENS * LARGE_WEIGHTS_BYTES // weights_bytes)
+    return min(most, max_num_batched_tokens)
+
+
+def graphs_bytes(captured: int, max_num_batched_tokens: int, activation_bytes: int, logits_bytes: int) -> int:
+    """What captured steps compute in: their logits, and what the largest of them takes, as if it were run a second time."""
+    return logits_bytes + activation_bytes * captured // max_num_batched_tokens
+
+
+def tables_bytes(model: ModelSizes, max_num_seqs: int, max_model_len: int, max_tokens: int, block_size: int) -> int:
+    """What stays on a GPU beside weights and KV cache: context, tables by slot, sampler, rotary tables. An estimate."""
+    vocab, rows = model.vocab_size, max_num_seqs
+    processors = rows * (vocab + vocab // 8 + PROCESSOR_ROW_BYTES)
+    sampler = rows * (2 * vocab // 8 + 2 * 4 * 4096 + 3 * 4 * vocab // 512)
+    block_table = 4 * rows * -(-max_model_len // block_size)
+    rotary = 4 * max_model_len * max(layer.head_dim for layer in model.layers)
+    return CONTEXT_BYTES + processors + sampler + block_table + rotary + 32 * max_tokens
+
+
+# ----------------------------------------------------------------------------------------------------------- KV blocks
+def kv_groups(model: ModelSizes) -> dict[tuple[int, int, int], int]:
+    """Layers of each (window, KV heads, head size): such layers share a block table."""
+    groups: dict[tuple[int, int, int], int] = {}
+    for layer in model.layers:
+        kind = (layer.window, layer.num_kv_heads, layer.head_dim)
+        groups[kind] = groups.get(kind, 0) + 1
+    return groups
+
+
+def kv_block_bytes(model: ModelSizes, block_size: int, itemsize: int) -> int:
+    """Groups of one shape share tensors, as many as the largest has layers; a block has its part of each, keys and values."""
+    most: dict[tuple[int, int], int] = {}
+    for (_, heads, dim), layers in kv_groups(model).items():
+        most[heads, dim] = max(most.get((heads, dim), 0), layers)
+    return block_bytes([(heads, block_size, dim) for (heads, dim), layers in most.items() for _ in range(layers)], itemsize)
+
+
+def block_bytes(shapes: Sequence[tuple[int, int, int]], itemsize: int) -> int:
+    """shapes: (KV heads, block size, head size) of each pair of tensors, keys' and values'."""
+    return 2 * itemsize * sum(heads * size * dim for heads, size, dim in shapes)
+
+
+def most_useful_blocks(num_groups: int, max_num_seqs: int, max_model_len: int, block_size: int) -> int:
+    """What a full house of longest requests could use, and the null block."""
+    return num_groups * max_num_seqs * -(-max_model_len // block_size) + 1
+
+
+def cached_tokens(num_blocks: int, block_size: int, num_groups: int) -> int:
+    """Tokens of which the KV cache holds everything: each is in a block of every group, and one block is nobody's."""
+    return max(num_blocks - 1, 0) * block_size // num_groups
