@@ -106,7 +106,8 @@ def _run(
         tokenizer = resolve_tokenizer(config.tokenizer, folder, place, config.tokenizer_revision, token)
         defaults, overrides = config.generation_config, config.override_generation_config
         summary = model_summary(folder, tokenizer, defaults, config.hf_overrides, overrides)
-        files = frontend_files(folder, tokenizer, config.chat_template, defaults, overrides)
+        form = config.chat_template_content_format
+        files = frontend_files(folder, tokenizer, config.chat_template, defaults, overrides, form)
     except ModelFilesError as error:
         raise StartupError(str(error)) from error
     workers = WorkerGroup(worker_config(config, folder, summary), prespawned)

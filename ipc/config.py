@@ -32,6 +32,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     hf_token: str | None = None  # None: HF_TOKEN, or what `hf auth login` has left
     hf_overrides: dict[str, Any] = {}  # fields that take the place of config.json's
     chat_template: str | None = None  # a file, or the template itself
+    chat_template_content_format: Literal["auto", "string", "openai"] = "auto"
     generation_config: str = "auto"  # "auto": the model's; "vllm": none; otherwise a folder
     override_generation_config: dict[str, Any] = {}  # fields that take the place of generation_config.json's
     device: Literal["auto", "cuda", "cpu"] = "auto"
@@ -191,6 +192,11 @@ def _add_model(add: Add) -> None:
 
 def _add_defaults(add: Add) -> None:
     add("--chat-template", help="a file with a jinja2 chat template, or the template itself (default: the model's)")
+    add(
+        "--chat-template-content-format",
+        choices=["auto", "string", "openai"],
+        help="what the template is given as a message's content: a text, or a list of parts; auto: as it is written",
+    )
     add(
         "--generation-config",
         help="'auto': sampling defaults from the model's generation_config.json; 'vllm': none; or a folder",

@@ -30,6 +30,7 @@ WEIGHT_FILES = ["*.safetensors"]
 # Of a hub repository: nothing in subfolders (other formats of the same weights), and no second copy of them beside.
 IGNORED_FILES = ["*/*", "consolidated*"]
 FRONTEND_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+CONTENT_FORMAT = "chat_template_content_format"  # a field of the tokenizer_config.json that frontends are sent
 CONVERTIBLE = ("tokenizer.model", "vocab.json", "merges.txt", "vocab.txt")  # tokenizers that transformers can convert
 TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json")
 CONVERTER_VERSION = b"1"  # of the cached result's key
@@ -293,6 +294,7 @@ def frontend_files(
     chat_template: str | None = None,
     generation_config: str = "auto",
     generation_overrides: Mapping[str, Any] = _NOTHING,
+    content_format: str = "auto",
 ) -> dict[str, bytes]:
     """The files of the handshake, by name. tokenizer.json is always there (converted if need be), others where they exist.
 
@@ -304,6 +306,9 @@ def frontend_files(
         files["tokenizer.json"] = converted_tokenizer(tokenizer_dir).read_bytes()
     if chat_template is not None:
         files["chat_template.jinja"] = _chat_template(chat_template)
+    if content_format != "auto":
+        settings = read_json(tokenizer_dir / "tokenizer_config.json")
+        files["tokenizer_config.json"] = json.dumps({**settings, CONTENT_FORMAT: content_format}).encode()
     generation = _generation_config_file(model_dir, generation_config)
     if generation_overrides:
         fields = {} if generation is None else read_json(generation)

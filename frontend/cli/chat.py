@@ -1,30 +1,21 @@
 """`quire chat`: a conversation in the terminal with any OpenAI-compatible server. Standard library only."""
 
+import argparse
 import http.client
 import io
-import json
 import os
-import ssl
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TextIO
-from urllib.parse import urlsplit
 
-from quire.ipc.process.command import as_started
+from quire.frontend.cli.api_client import ChatError, ChatServer, api_key_of
 
-_CONNECT_TIMEOUT_S = 10.0
-_READ_TIMEOUT_S = 600.0  # between two pieces of an answer
 _HELP = """/clear   forget the conversation
 /exit    leave; so do /quit and Ctrl-D
 /help    this list
 //text   send /text
 Ctrl-C   stop an answer"""
-
-
-class ChatError(Exception):
-    """Something the user should read."""
 
 
 @dataclass(frozen=True)
@@ -35,116 +26,19 @@ class ChatOptions:
     system: str | None = None
     max_tokens: int | None = None
     temperature: float | None = None
+    question: str | None = None  # one, and that is all; None: a conversation, or what is piped in
 
 
-class ChatServer:
-    """One OpenAI-compatible server. Each request is a connection of its own: closing it is how an answer is stopped."""
-
-    def __init__(self, url: str, api_key: str | None = None) -> None:
-        try:
-            parts = urlsplit(url if "://" in url else f"http://{url}")
-            port = parts.port
-        except ValueError:
-            raise ChatError(f"{url}: this is not an URL") from None
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ChatError(f"{url}: an URL like http://127.0.0.1:8000 is needed")
-        self._secure = parts.scheme == "https"
-        self._host, self._port = parts.hostname, port
-        self._prefix = parts.path.rstrip("/").removesuffix("/v1")
-        self._url = url
-        self._headers = {"Content-Type": b"application/json"}
-        if api_key is not None:
-            if not api_key.isprintable():
-                raise ChatError("--api-key: a key holds no line breaks or other control characters")
-            self._headers["Authorization"] = f"Bearer {api_key}".encode()
-
-    def models(self) -> list[str]:
-        """Names of the models that the server offers."""
-        with self._request("GET", "/v1/models") as response:
-            answer = _json(response.read())
-        return [str(m["id"]) for m in _objects(answer, "data") if "id" in m]
-
-    def stream(self, body: dict[str, Any]) -> Iterator[str]:
-        """The pieces of an answer. Raises ChatError; closing the iterator stops the answer."""
-        data = json.dumps({**body, "stream": True}).encode()
-        with self._request("POST", "/v1/chat/completions", data) as response:
-            for line in response:
-                event = line.strip()
-                if not event.startswith(b"data:"):
-                    continue
-                event = event[5:].strip()
-                if event == b"[DONE]":
-                    return
-                chunk = _json(event)
-                if "error" in chunk:
-                    raise ChatError(_error_text(chunk))
-                for choice in _objects(chunk, "choices"):
-                    delta = choice.get("delta")
-                    if isinstance(delta, dict) and (text := delta.get("content")):
-                        yield str(text)
-        raise ChatError("the answer broke off")
-
-    def _request(self, method: str, path: str, body: bytes | None = None) -> "_Response":
-        connection: http.client.HTTPConnection
-        if self._secure:
-            context = ssl.create_default_context()
-            connection = http.client.HTTPSConnection(self._host, self._port, timeout=_CONNECT_TIMEOUT_S, context=context)
-        else:
-            connection = http.client.HTTPConnection(self._host, self._port, timeout=_CONNECT_TIMEOUT_S)
-        try:
-            connection.connect()
-        except OSError as error:
-            hint = f"start one with: {as_started('quire serve')}"
-            raise ChatError(f"nobody answers at {self._url} ({error.strerror or error}); {hint}") from None
-        try:
-            connection.sock.settimeout(_READ_TIMEOUT_S)
-            connection.request(method, self._prefix + path, body, self._headers)
-            response = connection.getresponse()
-            if response.status != 200:
-                raise ChatError(_error_text(_json(response.read()), response.status))
-        except (OSError, http.client.HTTPException) as error:
-            connection.close()
-            raise ChatError(f"{self._url} broke off: {error}") from None
-        except BaseException:  # Ctrl-C while it waits, too: passed on, without a connection left open
-            connection.close()
-            raise
-        return _Response(connection, response)
-
-
-class _Response:
-    """A response as a context that closes its connection."""
-
-    def __init__(self, connection: http.client.HTTPConnection, response: http.client.HTTPResponse) -> None:
-        self._connection = connection
-        self._response = response
-
-    def __enter__(self) -> http.client.HTTPResponse:
-        return self._response
-
-    def __exit__(self, *_: object) -> None:
-        self._response.close()
-        self._connection.close()
-
-
-def _json(data: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(data)
-    except ValueError:
-        raise ChatError("the server's answer is not JSON; is this an OpenAI-compatible server?") from None
-    return value if isinstance(value, dict) else {}
-
-
-def _objects(answer: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    """The objects in a list of an answer; none where it holds something else."""
-    values = answer.get(name)
-    return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
-
-
-def _error_text(answer: dict[str, Any], status: int | None = None) -> str:
-    error = answer.get("error")
-    message = error.get("message") if isinstance(error, dict) else error
-    text = str(message or answer.get("detail") or f"status {status}")
-    return text + " Give the key with --api-key." if status == 401 else text
+def options_of(args: argparse.Namespace) -> ChatOptions:
+    return ChatOptions(
+        url=args.url,
+        model=args.model,
+        api_key=api_key_of(args),
+        system=args.system,
+        max_tokens=args.max_tokens,
+        temperature=args.temperature,
+        question=args.quick,
+    )
 
 
 @dataclass
@@ -205,12 +99,10 @@ def chat(options: ChatOptions, stdin: TextIO | None = None, out: TextIO | None =
         stdin.reconfigure(errors="replace")  # input that is not text: lone surrogates are no JSON
     try:
         server = ChatServer(options.url, options.api_key)
-        model = options.model or next(iter(server.models()), None)
-        if model is None:
-            raise ChatError("the server offers no model")
+        model = options.model or server.first_model()
         conversation = Conversation(server, options, model)
-        if not stdin.isatty():
-            question = stdin.read().strip()
+        if options.question is not None or not stdin.isatty():
+            question = options.question if options.question is not None else stdin.read().strip()
             if not question:
                 raise ChatError("nothing was piped in")
             return 0 if conversation.ask(question, out) else 130

@@ -11,7 +11,7 @@ from quire.ipc.process.logs import set_up_logging
 
 def main() -> None:
     config = child_main_config(FrontendConfig, death_signal=signal.SIGTERM)
-    set_up_logging()
+    set_up_logging(config.log_level, config.log_format)
 
     def ready(client: AsyncClient) -> None:
         tell_parent({"ready": client.welcome.served_model_names[0]})

@@ -20,10 +20,13 @@ import msgspec
 import uvloop
 
 from quire.frontend.client.async_client import AsyncClient, EngineDown
+from quire.frontend.http.api.access_log import AccessLog
 from quire.frontend.http.api.app import App
+from quire.frontend.http.api.defaults import RequestDefaults
 from quire.frontend.http.api.metrics import Metrics
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.protocol.connection import Connection
+from quire.frontend.http.protocol.cors import Cors
 from quire.frontend.http.server_state import Limits, ServerState
 from quire.frontend.launcher import tell_of_engine
 from quire.ipc.links.curve import FrontendKeys, load_keys, make_keys, parse_key, write_keys
@@ -50,7 +53,16 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     api_keys: list[str] = []
     metrics_open: bool = False
     allowed_origins: tuple[str, ...] = ("*",)
+    allowed_methods: tuple[str, ...] = ("*",)
+    allowed_headers: tuple[str, ...] = ("*",)
+    allow_credentials: bool = False
     log_requests: bool = False
+    log_level: str = "info"
+    log_format: str = "text"
+    access_log: bool = False
+    access_log_without: tuple[str, ...] = ()  # paths
+    request_ids: bool = False  # on every answer
+    defaults: RequestDefaults = RequestDefaults()
     metrics_fd: int = -1
     index: int = 0
     num_frontends: int = 1
@@ -137,11 +149,14 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
     client = AsyncClient(config.engine_address, frontend_keys(config))
     if not await _connect(client, config, signals):
         return
+    access_log = AccessLog(config.access_log_without) if config.access_log else None
     app = App(
-        Services.make(client, _metrics(config), config.log_requests),
+        Services.make(client, _metrics(config), config.log_requests, config.defaults),
         api_keys=config.api_keys,
         metrics_open=config.metrics_open,
-        allowed_origins=config.allowed_origins,
+        cors=Cors(config.allowed_origins, config.allowed_methods, config.allowed_headers, config.allow_credentials),
+        access_log=access_log,
+        request_ids=config.request_ids,
     )
     server = ServerState(app, config.limits)
     listener = await _listen(config.listen_fd, server)
@@ -161,6 +176,8 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
             teller.cancel()
         listener.close()
         await client.close()
+        if access_log is not None:
+            access_log.flush()
 
 
 async def _connect(client: AsyncClient, config: FrontendConfig, signals: StopSignals) -> bool:

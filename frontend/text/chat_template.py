@@ -35,13 +35,16 @@ class ChatTemplateError(ValueError):
 class ChatTemplate:
     """One compiled template. `special_tokens`: bos_token, eos_token, ... as its variables.
 
-    content_format: how it wants a message's content: "string", or "openai" where it loops over a list of parts.
+    content_format: how it wants a message's content: "string", or "openai" where it loops over a list of parts; given, if
+    somebody knows better than can be seen.
     """
 
-    def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
+    def __init__(self, source: str, special_tokens: dict[str, str], content_format: str | None = None) -> None:
         self.source = source
         self._special_tokens = special_tokens
         self._template, self.content_format, self._takes_both = _compile(source)
+        if content_format in ("string", "openai"):
+            self.content_format, self._takes_both = content_format, False
 
     def render(
         self,

@@ -52,6 +52,7 @@ class Tokenizer:
         self.pieces = Pieces(backend, self.special_ids)
         self.generation_defaults = generation_defaults(generation_config or {})
         self._templates = dict(chat_templates or {})
+        self._content_format = config.get("chat_template_content_format")  # the engine's operator may have set it
         self._add_bos = _bos_to_add(backend, config, self.bos_token_id)
 
     @classmethod
@@ -125,7 +126,7 @@ class Tokenizer:
             raise ChatTemplateError(
                 "the model has no chat template; give one with the request or at launch, or use completions"
             )
-        return ChatTemplate(source, self.special_tokens)
+        return ChatTemplate(source, self.special_tokens, self._content_format)
 
     def render_chat(
         self,

@@ -11,14 +11,25 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Says in a line what is wrong and where help is; argparse puts the whole usage before it."""
+    """Says in a line what is wrong and where help is; argparse puts the whole usage before it. Flags are given in full.
+
+    place: what is being read, if not the command line, e.g. "FILE, line 3: ".
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+        self.place = ""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; see '{as_started(self.prog)} --help'\n")
+        self.exit(2, f"{self.prog}: {self.place}{message}; see '{as_started(self.prog)} --help'\n")
+
+    def actions(self) -> dict[str, argparse.Action]:
+        """By each of its flags."""
+        return {flag: action for action in self._actions for flag in action.option_strings}
 
 
 def as_started(command: str) -> str:

@@ -10,17 +10,19 @@ import asyncio
 import hashlib
 import hmac
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import NamedTuple
 
 from quire.frontend.http.api import service_routes
+from quire.frontend.http.api.access_log import AccessLog
 from quire.frontend.http.api.chat import chat_completions
 from quire.frontend.http.api.completions import completions
 from quire.frontend.http.api.errors import from_exception
-from quire.frontend.http.api.request_log import given_id
+from quire.frontend.http.api.request_log import given_id, name_request
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import error_event
-from quire.frontend.http.protocol.cors import Cors, is_preflight
+from quire.frontend.http.protocol.cors import EVERYONE, Cors, is_preflight
 from quire.frontend.http.protocol.errors import ApiError, internal_error, shutting_down
 from quire.frontend.http.protocol.exchange import Request, Response, ResponseState
 
@@ -55,7 +57,7 @@ _PREFLIGHT = Route("other", "OPTIONS", service_routes.preflight)
 
 
 class App:
-    """One frontend process's application. api_keys: none means open to all. allowed_origins: see cors.py."""
+    """One frontend process's application. api_keys: none means open to all. request_ids: every answer has an X-Request-Id."""
 
     def __init__(
         self,
@@ -63,23 +65,31 @@ class App:
         *,
         api_keys: Iterable[str] = (),
         metrics_open: bool = False,
-        allowed_origins: Iterable[str] = ("*",),
+        cors: Cors = EVERYONE,
+        access_log: AccessLog | None = None,
+        request_ids: bool = False,
     ) -> None:
         self._services = services
         self._metrics = services.metrics
-        self._cors = Cors(allowed_origins)
+        self._cors = cors
+        self._access_log = access_log
+        self._request_ids = request_ids
         self._key_digests = [hashlib.sha256(key.encode()).digest() for key in api_keys]
         self._open_paths = {b"/health", b"/ping", b"/metrics"} if metrics_open else {b"/health", b"/ping"}
 
     # ------------------------------------------------------------------------------------------------ before the body
     def admit(self, request: Request) -> ApiError | None:
-        request.answer_headers = self._cors.headers(request.headers)
+        request.answer_headers = self._cors.headers(request)
+        if self._request_ids:
+            name_request(request.headers)
         if given := given_id(request.headers):
             request.answer_headers += b"x-request-id: %b\r\n" % given
         error = self._admit(request)
         if error is not None:
             route = request.route
             self._metrics.count_http(route.name if isinstance(route, Route) else "other", error.status)
+            if self._access_log is not None:
+                self._access_log.add(request, error.status)
         return error
 
     def _admit(self, request: Request) -> ApiError | None:
@@ -116,6 +126,7 @@ class App:
     async def handle(self, request: Request, response: Response) -> None:
         route = request.route
         assert isinstance(route, Route)
+        begin = time.monotonic()
         try:
             await route.handler(self._services, request, response)
         except asyncio.CancelledError:
@@ -130,6 +141,8 @@ class App:
         finally:
             if response.status:
                 self._metrics.count_http(route.name, response.status)
+            if self._access_log is not None:
+                self._access_log.add(request, response.status, time.monotonic() - begin)
 
 
 def _tell(response: Response, error: ApiError) -> None:

@@ -32,6 +32,7 @@ _decoder = BodyDecoder(ChatRequest)
 
 async def chat_completions(services: Services, request: Request, response: Response) -> None:
     body = _decoder.decode(request.take_body(), services.unknown_fields)
+    services.defaults.fill(body)
     client, limits, metrics = services.client, services.limits, services.metrics
     model = check_model(body.model, services.model_names)
     tokenizer = client.tokenizer
@@ -53,7 +54,7 @@ async def chat_completions(services: Services, request: Request, response: Respo
         stream = client.submit(ids, params, priority=body.priority or 0, cache_salt=body.cache_salt or "", request_name=name)
         runs.append(PromptRun(stream, params, ids, 0))
         services.request_log.started(name, runs, bool(body.stream))
-        chat_format = ChatFormat(body, tokenizer)
+        chat_format = ChatFormat(body, tokenizer, services.defaults.role(body))
         if body.stream:
             chunks = ChunkWriter(
                 "chat", id=name, created=created, model=model, num_choices=params.n, null_usage=includes_usage(body)
@@ -76,15 +77,16 @@ async def chat_completions(services: Services, request: Request, response: Respo
 class ChatFormat:
     """Chat's part of a stream: the role first, logprobs as `content`."""
 
-    def __init__(self, body: SamplingFields, tokenizer: Tokenizer) -> None:
+    def __init__(self, body: SamplingFields, tokenizer: Tokenizer, role: str) -> None:
         assert isinstance(body, ChatRequest)
+        self.role = role
         self.wants_logprobs = bool(body.logprobs)
         self._return_token_ids = bool(body.return_token_ids)
         self._style = LogprobStyle(tokenizer, body.top_logprobs or 0, bool(body.return_tokens_as_token_ids))
 
     def opening(self, run: PromptRun, chunks: ChunkWriter, usage: Usage | None) -> list[bytes]:
         ids = list(run.prompt_token_ids) if self._return_token_ids else None
-        return [chunks.role(i, prompt_token_ids=ids, usage=usage) for i in range(run.params.n)]
+        return [chunks.role(i, self.role, prompt_token_ids=ids, usage=usage) for i in range(run.params.n)]
 
     def logprobs(self, run: PromptRun, delta: Delta) -> ChatLogprobs | None:
         return None if delta.logprobs is None else chat_logprobs(delta.logprobs, delta.token_ids, self._style)
@@ -93,7 +95,7 @@ class ChatFormat:
 def _choice(run: PromptRun, delta: Delta, chat_format: ChatFormat, with_ids: bool) -> ChatChoice:
     return ChatChoice(
         index=delta.index,
-        message=ChatMessage("assistant", delta.text),
+        message=ChatMessage(chat_format.role, delta.text),
         logprobs=chat_format.logprobs(run, delta),
         finish_reason=delta.finish_reason or "abort",
         stop_reason=delta.stop_reason,

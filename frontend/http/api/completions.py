@@ -34,6 +34,7 @@ _decoder = BodyDecoder(CompletionRequest)
 
 async def completions(services: Services, request: Request, response: Response) -> None:
     body = _decoder.decode(request.take_body(), services.unknown_fields)
+    services.defaults.fill(body)
     model = check_model(body.model, services.model_names)
     tokenizer, metrics = services.client.tokenizer, services.metrics
     _check(body)

@@ -26,6 +26,12 @@ def given_id(headers: Mapping[bytes, bytes]) -> bytes:
     return given if _GIVEN_ID.fullmatch(given) else b""
 
 
+def name_request(headers: dict[bytes, bytes]) -> None:
+    """Give a request without a usable X-Request-Id one, as if its client had."""
+    if not given_id(headers):
+        headers[b"x-request-id"] = secrets.token_hex(16).encode()
+
+
 def new_id(prefix: str, headers: Mapping[bytes, bytes]) -> str:
     return f"{prefix}-{given_id(headers).decode() or secrets.token_hex(16)}"
 

@@ -17,7 +17,6 @@ from quire.frontend.http.api.schemas import (
 )
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import json_bytes
-from quire.frontend.http.protocol.cors import preflight_headers
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.protocol.exchange import Request, Response
 
@@ -52,8 +51,8 @@ async def health(services: Services, request: Request, response: Response) -> No
 
 
 async def preflight(services: Services, request: Request, response: Response) -> None:
-    """A browser's OPTIONS before a page's request, to any path."""
-    response.send(200, headers=preflight_headers(request.headers))
+    """A browser's OPTIONS before a page's request, to any path. What it asks for is in every answer's headers (cors.py)."""
+    response.send(200)
 
 
 async def version(services: Services, request: Request, response: Response) -> None:
@@ -67,6 +66,7 @@ async def metrics(services: Services, request: Request, response: Response) -> N
 
 async def tokenize(services: Services, request: Request, response: Response) -> None:
     body = _tokenize_decoder.decode(request.take_body(), services.unknown_fields)
+    services.defaults.fill(body)
     check_model(body.model, services.model_names)
     tokenizer = services.client.tokenizer
     if (body.prompt is None) == (body.messages is None):

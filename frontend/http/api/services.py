@@ -6,6 +6,7 @@ A route knows neither the application that called it nor who may call (app.py), 
 from dataclasses import dataclass
 
 from quire.frontend.client.async_client import AsyncClient
+from quire.frontend.http.api.defaults import RequestDefaults
 from quire.frontend.http.api.metrics import Metrics
 from quire.frontend.http.api.request_log import RequestLog
 from quire.frontend.http.api.unknown_fields import UnknownFields
@@ -20,11 +21,19 @@ class Services:
     metrics: Metrics
     request_log: RequestLog
     unknown_fields: UnknownFields
+    defaults: RequestDefaults
 
     @classmethod
-    def make(cls, client: AsyncClient, metrics: Metrics | None = None, log_requests: bool = False) -> "Services":
+    def make(
+        cls,
+        client: AsyncClient,
+        metrics: Metrics | None = None,
+        log_requests: bool = False,
+        defaults: RequestDefaults | None = None,
+    ) -> "Services":
         """metrics: None for numbers of this process alone."""
-        return cls(client, metrics or Metrics(), RequestLog(log_requests, client), UnknownFields())
+        log = RequestLog(log_requests, client)
+        return cls(client, metrics or Metrics(), log, UnknownFields(), defaults or RequestDefaults())
 
     @property
     def model_names(self) -> list[str]:

@@ -48,6 +48,7 @@ class Connection(asyncio.Protocol):
     # ------------------------------------------------------------------------------------------ asyncio: the connection
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._reader.peer = transport.get_extra_info("peername")
         self._server.connections.add(self)
         self._idle_deadline = self._server.clock() + self._limits.keep_alive_timeout_s
         if self._server.closing:

@@ -33,6 +33,7 @@ class Request:
         "max_body",
         "method",
         "path",
+        "peer",
         "query",
         "refusal",
         "route",
@@ -52,6 +53,7 @@ class Request:
         self.max_body = 0
         self.body = bytearray()
         self.complete = False
+        self.peer: object = None  # the client's address, as the transport names it
         self.refusal: ApiError | None = None  # decided before the body was read
         # set by the application's `admit`
         self.route: object = None

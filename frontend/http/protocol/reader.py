@@ -44,6 +44,7 @@ class RequestReader:
         self.refused = False
         self.deadline: float | None = None
         self.held_bytes = 0  # of bodies that nobody has taken yet
+        self.peer: object = None  # the client's address
         self._server = server
         self._limits = server.limits
         self._parser = httptools.HttpRequestParser(self)
@@ -181,6 +182,7 @@ class RequestReader:
         fault = check_head(request)
         if fault is None and len(self.queue) >= self._limits.max_pipelined:
             fault = ApiError(400, "Too many pipelined requests.", code="too_many_requests")
+        request.peer = self.peer
         error = fault or self._server.app.admit(request) or check_length(request)
         if error is not None and (fault is not None or has_body(request)):
             self._fail(error)  # a body that is not read: the connection ends with the answer

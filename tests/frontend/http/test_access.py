@@ -12,6 +12,7 @@ from fake_http import settle
 
 from quire.frontend.client.async_client import EngineError
 from quire.frontend.client.outputs import Delta
+from quire.frontend.http.protocol.cors import Cors
 
 # ------------------------------------------------------------------------------------------------------------------ keys
 EVERY_ROUTE = [
@@ -88,7 +89,7 @@ def test_a_page_may_ask_before_it_sends_without_a_key():
 
 def test_every_answer_says_which_pages_may_read_it():
     async def main():
-        one_page, nobody = http.Api(allowed_origins=[PAGE["Origin"], "http://other"]), http.Api(allowed_origins=[])
+        one_page, nobody = http.Api(cors=Cors([PAGE["Origin"], "http://other"])), http.Api(cors=Cors([]))
         for method, path, body, status in [
             ("POST", CHAT, HELLO, 200), ("POST", CHAT, {**HELLO, "stream": True}, 200), ("POST", CHAT, {**HELLO, "n": 0}, 400),
             ("GET", "/v1/models", None, 200), ("GET", "/nope", None, 404), ("GET", CHAT, None, 405), ("POST", CHAT, b"{", 400),

@@ -1,0 +1,105 @@
+"""The small commands of `quire`: chat, complete, models, collect-env, completion, version. Each runs in a module of its own."""
+
+import argparse
+
+from quire.frontend.cli.api_client import add_client_arguments
+from quire.frontend.cli.completion import SHELLS, script
+from quire.ipc.process.command import CommandParser
+from quire.ipc.version import VERSION
+
+
+def add_client_commands(commands: "argparse._SubParsersAction[CommandParser]", whole: CommandParser) -> None:
+    """whole: the parser of all commands, which a shell's completion is made of."""
+    _add_chat(commands)
+    _add_complete(commands)
+    _add_models(commands)
+    environment = commands.add_parser(
+        "collect-env", help="what a report of a problem should say", description="Versions, GPUs and limits of this machine."
+    )
+    environment.set_defaults(run=_collect_env, parser=environment)
+    completion = commands.add_parser(
+        "completion",
+        help="a script for your shell's completion",
+        description='For bash: eval "$(quire completion bash)"; for zsh: source <(quire completion zsh); for fish: '
+        "quire completion fish | source",
+    )
+    completion.add_argument("shell", choices=SHELLS)
+    completion.set_defaults(run=lambda args: _completion(args, whole), parser=completion)
+    version = commands.add_parser("version", help="print the version")
+    version.set_defaults(run=_version, parser=version)
+
+
+def _add_chat(commands: "argparse._SubParsersAction[CommandParser]") -> None:
+    chat = commands.add_parser(
+        "chat",
+        help="talk to a served model in the terminal",
+        description="Talk to any OpenAI-compatible server. Ctrl-C stops an answer, /clear forgets, /exit (or Ctrl-D) leaves. "
+        "With text piped in, answers it once.",
+    )
+    add_client_arguments(chat)
+    chat.add_argument("--system", "--system-prompt", help="a system message (default: none)")
+    _add_wishes(chat)
+    chat.add_argument("-q", "--quick", metavar="TEXT", help="ask this, print the answer, end (default: a conversation)")
+    chat.set_defaults(run=_chat, parser=chat)
+
+
+def _add_complete(commands: "argparse._SubParsersAction[CommandParser]") -> None:
+    complete = commands.add_parser(
+        "complete",
+        help="let a served model go on with a text",
+        description="Completions of any OpenAI-compatible server. With text piped in, goes on with it once.",
+    )
+    add_client_arguments(complete)
+    _add_wishes(complete)
+    complete.add_argument("-q", "--quick", metavar="TEXT", help="go on with this, and end (default: prompt by prompt)")
+    complete.set_defaults(run=_complete, parser=complete)
+
+
+def _add_wishes(parser: CommandParser) -> None:
+    parser.add_argument("--max-tokens", type=int, help="longest answer, in tokens (default: what the server allows)")
+    parser.add_argument("--temperature", type=float, help="0 gives the same answer each time (default: the server's)")
+
+
+def _add_models(commands: "argparse._SubParsersAction[CommandParser]") -> None:
+    models = commands.add_parser(
+        "models", help="list a server's models, or those on this disk", description="A server's models; --cached: this disk's."
+    )
+    add_client_arguments(models)
+    models.add_argument("--cached", action="store_true", help="the hub's models that are on this disk, whatever any server has")
+    models.add_argument("--download-dir", help="where hub downloads are (default: the hub's own cache)")
+    models.set_defaults(run=_models, parser=models)
+
+
+# ---------------------------------------------------------------------------------------------------------------- run
+def _chat(args: argparse.Namespace) -> int:
+    from quire.frontend.cli.chat import chat, options_of
+
+    return chat(options_of(args))
+
+
+def _complete(args: argparse.Namespace) -> int:
+    from quire.frontend.cli.complete import complete
+
+    return complete(args)
+
+
+def _models(args: argparse.Namespace) -> int:
+    from quire.frontend.cli.models import models
+
+    return models(args)
+
+
+def _collect_env(args: argparse.Namespace) -> int:
+    from quire.frontend.cli.collect_env import collect_env
+
+    return collect_env()
+
+
+def _completion(args: argparse.Namespace, whole: CommandParser) -> int:
+    print(script(whole, args.shell), end="")
+    return 0
+
+
+def _version(args: argparse.Namespace) -> int:
+    print(f"quire {VERSION}")
+    return 0

@@ -1,0 +1,205 @@
+"""`quire serve` from its words to a running server: config file, vLLM's flags, checks, keys; serve.py does the rest.
+
+Only argparse is imported until the flags are known to be right, so that help and wrong flags are answered at once.
+"""
+
+import argparse
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quire.frontend.cli.serve_flags import add_serve_arguments
+from quire.frontend.cli.vllm_compat import UnsupportedFlag, take_out
+from quire.ipc.process.command import CommandParser, quiet_interrupts
+from quire.ipc.process.flags import split_flag
+
+if TYPE_CHECKING:
+    from quire.ipc.config import EngineConfig
+    from quire.ipc.process.children import Child
+
+KEY_VARIABLE = "VLLM_API_KEY"
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_OURS_TOO = ("enable_log_requests", "log_level", "log_format")  # options of the engine's that mean something to a frontend
+_POSITIVE = (
+    "max_connections", "max_body_mib", "keep_alive_timeout_s", "h11_max_header_count", "h11_max_incomplete_event_size",
+)  # fmt: skip
+
+
+def add_serve(commands: "argparse._SubParsersAction[CommandParser]") -> None:
+    serve = commands.add_parser(
+        "serve",
+        help="serve a model over an OpenAI-compatible HTTP API",
+        description="Serve a model over an OpenAI-compatible HTTP API. Without a model, a tiny bundled one. Flags are vLLM's "
+        "where there are such.",
+        epilog="example: quire serve Qwen/Qwen3-0.6B --port 8000",
+        usage="quire serve [MODEL] [FLAGS]",
+        add_help=False,
+    )
+    add_serve_arguments(serve)
+    serve.set_defaults(run=_serve, parser=serve, prepare=prepare, notes=())
+
+
+def prepare(parser: CommandParser, words: list[str]) -> list[str]:
+    """The words of a launch line, with those of its --config, without those of vLLM's flags that need nothing.
+
+    What these are is the default of `notes` from then on. Ends the command for flags that are not supported.
+    """
+    from_file = _config_words(parser, words)
+    try:
+        words, notes = take_out(words + from_file, parser.actions())
+    except UnsupportedFlag as error:
+        parser.error(str(error))
+    parser.set_defaults(notes=notes)
+    return words
+
+
+def _config_words(parser: CommandParser, words: list[str]) -> list[str]:
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--config")
+    path = finder.parse_known_args([word for word in words if word != "--"])[0].config
+    if path is None:
+        return []
+    from quire.frontend.cli.config_file import words_of
+
+    actions = parser.actions()
+    given = {actions[name].dest for word in words if (name := split_flag(word)[0]) in actions}
+    left, _ = take_out(words, actions)
+    if parser.parse_known_args(left)[0].model is not None:
+        given.add("model_flag")
+    return words_of(path, parser, given)
+
+
+# ---------------------------------------------------------------------------------------------------------------- run
+def _serve(args: argparse.Namespace) -> int:
+    from quire.ipc.config import engine_config_from
+    from quire.ipc.links.paths import check_address
+
+    parser: CommandParser = args.parser
+    _check(parser, args)
+    try:
+        if args.engine is not None:
+            check_address(args.engine)
+        # requests are logged by the frontends, under the names that clients know
+        engine = engine_config_from(args, enable_log_requests=False) if args.engine is None else None
+        keys = _keys(args)
+    except ValueError as error:
+        parser.error(str(error))
+
+    with quiet_interrupts():
+        from quire.ipc.process.children import CORE_MODULE, prespawn
+        from quire.ipc.process.logs import set_up_logging
+
+    set_up_logging(args.log_level, args.log_format)
+    prespawned = prespawn(CORE_MODULE) if engine is not None else None  # it loads its modules while we load ours
+    try:
+        return _serve_with(args, engine, keys, prespawned)
+    finally:
+        if prespawned is not None:
+            prespawned.terminate(0.0)
+
+
+def _check(parser: CommandParser, args: argparse.Namespace) -> None:
+    if not 1 <= args.frontends <= 64:
+        parser.error("--frontends must be between 1 and 64")
+    if args.model_flag is not None and args.model not in (None, args.model_flag):
+        parser.error(f"the model is {args.model} and --model says {args.model_flag}")
+    args.model = args.model if args.model is not None else args.model_flag
+    for name in ("api_key", "served_model_name"):
+        if args.model is None and _took_a_model(getattr(args, name)):
+            flag = f"--{name.replace('_', '-')}"
+            parser.error(f"{flag} took {getattr(args, name)[-1]} for one of its values: put the model before the flags")
+    if args.engine is not None and (extra := _engine_options(parser, args)):
+        parser.error(f"--engine attaches to a running engine, which has its own model and options: leave {extra} out")
+    if not args.shutdown_grace_s >= 0:
+        parser.error("--shutdown-grace-s must be at least 0")
+    for name in _POSITIVE:
+        if not getattr(args, name) > 0:
+            parser.error(f"--{name.replace('_', '-')} must be greater than 0")
+    if not re.fullmatch(r"[\w.-]{1,64}", args.response_role):
+        parser.error("--response-role is a word, like assistant")
+
+
+def _took_a_model(values: list[str]) -> bool:
+    """Whether a flag of several values has swallowed the model behind it."""
+    return len(values) > 1 and (Path(values[-1]).is_dir() or _HUB_ID.fullmatch(values[-1]) is not None)
+
+
+def _serve_with(args: argparse.Namespace, engine: "EngineConfig | None", keys: list[str], prespawned: "Child | None") -> int:
+    with quiet_interrupts():
+        from quire.frontend.cli.serve import ServeConfig, log
+        from quire.frontend.cli.serve import main as serve_main
+        from quire.frontend.http.api.defaults import RequestDefaults
+        from quire.frontend.http.server import FrontendConfig
+        from quire.frontend.http.server_state import Limits
+
+    if args.notes:
+        log.info("taken from the command, but nothing is needed for it here: %s", ", ".join(args.notes))
+    limits = Limits(
+        max_connections=args.max_connections,
+        max_body_bytes=args.max_body_mib << 20,
+        max_headers=args.h11_max_header_count,
+        max_head_bytes=args.h11_max_incomplete_event_size,
+        keep_alive_timeout_s=args.keep_alive_timeout_s,
+    )
+    frontend = FrontendConfig(
+        engine_address=args.engine or "",
+        listen_fd=-1,
+        api_keys=keys,
+        metrics_open=args.metrics_open,
+        allowed_origins=args.allowed_origins,
+        allowed_methods=args.allowed_methods,
+        allowed_headers=args.allowed_headers,
+        allow_credentials=args.allow_credentials,
+        log_requests=args.enable_log_requests,
+        log_level=args.log_level,
+        log_format=args.log_format,
+        access_log=args.access_log,
+        access_log_without=args.disable_access_log_for_endpoints,
+        request_ids=args.enable_request_id_headers,
+        defaults=RequestDefaults(
+            response_role=args.response_role,
+            chat_template_kwargs=args.default_chat_template_kwargs,
+            return_tokens_as_token_ids=args.return_tokens_as_token_ids,
+            include_usage=args.enable_force_include_usage,
+        ),
+        shutdown_grace_s=args.shutdown_grace_s,
+        curve_key_file=args.curve_key_file,
+        curve_engine_key=args.curve_engine_key,
+        limits=limits,
+    )
+    config = ServeConfig(host=args.host, port=args.port, num_frontends=args.frontends, engine=engine, frontend=frontend)
+    return serve_main(config, prespawned)
+
+
+def _engine_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> str:
+    """What was given that is the engine's, as it was written."""
+    from quire.ipc.config import EngineConfig
+
+    fields = [n for n in EngineConfig.__struct_fields__ if n not in _OURS_TOO]
+    names = [n for n in fields if getattr(args, n, None) != parser.get_default(n)]
+    return ", ".join("the model" if name == "model" else f"--{name.replace('_', '-')}" for name in names)
+
+
+# --------------------------------------------------------------------------------------------------------------- keys
+def _keys(args: argparse.Namespace) -> list[str]:
+    """API keys of the flags; where there are none, of the environment. Raises ValueError."""
+    keys = [*args.api_key, *_key_file(args.api_key_file)]
+    if not all(keys):
+        raise ValueError("an API key must not be empty")
+    from_environment = os.environ.get(KEY_VARIABLE, "")
+    return keys or ([from_environment] if from_environment else [])
+
+
+def _key_file(path: str | None) -> list[str]:
+    """Keys of a file, one a line. Raises ValueError."""
+    if path is None:
+        return []
+    try:
+        with open(path) as file:
+            keys = [line.strip() for line in file if line.strip()]
+    except OSError as error:
+        raise ValueError(f"--api-key-file {path}: {error.strerror}") from None
+    if not keys:
+        raise ValueError(f"--api-key-file {path}: no key in this file: anyone could connect")
+    return keys

@@ -1,0 +1,187 @@
+"""The flags of `quire serve`, by purpose: the server's here, the engine's in ipc/config.py. Only argparse is needed."""
+
+import argparse
+import json
+from typing import Any
+
+from quire.frontend.cli.help_topics import HelpTopics
+from quire.ipc.config import add_engine_arguments
+from quire.ipc.process.command import CommandParser
+from quire.ipc.process.flags import JsonObject, Switch, human_int
+
+
+def add_serve_arguments(serve: CommandParser) -> None:
+    serve.add_argument("-h", "--help", action=HelpTopics, help="this help; =listgroup, =GROUP or =FLAG for less of it")
+    serve.add_argument("--model", dest="model_flag", metavar="MODEL", help="the model, for those who name it so")
+    serve.add_argument(
+        "--config",
+        metavar="FILE",
+        help="a YAML file of flags, like `port: 8000`; the command line goes before it (default: none)",
+    )
+    _add_server(serve.add_argument_group("server"))
+    _add_access(serve.add_argument_group("access"))
+    _add_requests(serve.add_argument_group("requests"))
+    _add_attach(serve.add_argument_group("running engine", "attach to an `enginecore` daemon instead of starting an engine"))
+    _add_access_log(serve.add_argument_group("access log"))
+    add_engine_arguments(serve)
+
+
+def _add_server(add_to: Any) -> None:
+    add = add_to.add_argument
+    add("--host", default="127.0.0.1", help="address to listen at; 0.0.0.0 for all (default: %(default)s)")
+    add("--port", type=_port, default=8000, help="port to listen at; 0 for any free one (default: %(default)s)")
+    add(
+        "--frontends",
+        "--api-server-count",
+        "-asc",
+        type=int,
+        default=1,
+        metavar="N",
+        help="HTTP processes that share the port (default: 1)",
+    )
+    add("--max-connections", type=int, default=8192, help="per HTTP process (default: %(default)s)")
+    add("--max-body-mib", type=int, default=8, help="largest request body, MiB (default: %(default)s)")
+    add("--h11-max-header-count", type=int, default=100, metavar="N", help="most headers of a request (default: %(default)s)")
+    add(
+        "--h11-max-incomplete-event-size",
+        type=human_int,
+        default=32 << 10,
+        metavar="BYTES",
+        help="largest head of a request (default: %(default)s)",
+    )
+    add("--keep-alive-timeout-s", type=float, default=75.0, help="for idle connections (default: %(default)s)")
+    add(
+        "--shutdown-grace-s",
+        "--shutdown-timeout",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="for running requests to end (default: %(default)s)",
+    )
+
+
+def _add_access(add_to: Any) -> None:
+    add = add_to.add_argument
+    add(
+        "--api-key",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY",
+        help="keys, of which clients must send one; repeatable (default: VLLM_API_KEY of the environment, or none)",
+    )
+    add("--api-key-file", metavar="FILE", help="a file of such keys, one a line, which no process list shows (default: none)")
+    add("--metrics-open", action=Switch, default=False, help="let /metrics be read without a key (default: off)")
+    add(
+        "--allowed-origins",
+        type=_names,
+        default=("*",),
+        metavar="LIST",
+        help='origins of web pages that may use the server: a JSON list, or with commas (default: ["*"], all)',
+    )
+    add(
+        "--allowed-methods",
+        type=_names,
+        default=("*",),
+        metavar="LIST",
+        help='methods that such pages may use (default: ["*"], all that there are)',
+    )
+    add(
+        "--allowed-headers",
+        type=_names,
+        default=("*",),
+        metavar="LIST",
+        help='headers that such pages may send (default: ["*"], all)',
+    )
+    add(
+        "--allow-credentials",
+        action=Switch,
+        default=False,
+        help="let such pages send what a proxy before the server takes for credentials, like cookies (default: off)",
+    )
+
+
+def _add_requests(add_to: Any) -> None:
+    add = add_to.add_argument
+    add("--response-role", default="assistant", metavar="ROLE", help="role of chat answers (default: %(default)s)")
+    add(
+        "--default-chat-template-kwargs",
+        action=JsonObject,
+        default={},
+        metavar="JSON",
+        help='variables for the chat template where a request has none, like {"enable_thinking": false} (default: none)',
+    )
+    add(
+        "--return-tokens-as-token-ids",
+        action=Switch,
+        default=False,
+        help="logprobs name tokens token_id:N, unless a request says otherwise (default: off)",
+    )
+    add(
+        "--enable-force-include-usage",
+        action=Switch,
+        default=False,
+        help="streams end with the usage, unless a request says otherwise (default: off)",
+    )
+    add(
+        "--enable-request-id-headers",
+        action=Switch,
+        default=False,
+        help="every answer has an X-Request-Id, not only where the request had one (default: off)",
+    )
+
+
+def _add_attach(add_to: Any) -> None:
+    add = add_to.add_argument
+    add("--engine", metavar="ADDRESS", help="its address: ipc:///path or tcp://host:port (default: start one)")
+    add(
+        "--curve-key-file",
+        metavar="FILE",
+        help="this server's key pair, for an engine with keys; made if the file is not there (default: none)",
+    )
+    add("--curve-engine-key", metavar="KEY", help="the engine's public key, for an engine with keys (default: none)")
+
+
+def _add_access_log(add_to: Any) -> None:
+    add = add_to.add_argument
+    add(
+        "--access-log",
+        action=Switch,
+        default=False,
+        help="log a line for each HTTP request: who, what, status, seconds (default: off)",
+    )
+    add("--disable-uvicorn-access-log", action="store_false", dest="access_log", help="the same as --no-access-log")
+    add("--no-disable-uvicorn-access-log", action="store_true", dest="access_log", help="the same as --access-log")
+    add(
+        "--disable-access-log-for-endpoints",
+        type=_paths,
+        default=(),
+        metavar="PATHS",
+        help="paths that the access log leaves out, with commas, like /health,/metrics (default: none)",
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------- values
+def _names(text: str) -> tuple[str, ...]:
+    """A JSON list, as vLLM takes it, or names with commas between them."""
+    try:
+        names = json.loads(text) if text.lstrip().startswith("[") else [part.strip() for part in text.split(",")]
+    except ValueError:
+        names = None
+    if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
+        raise argparse.ArgumentTypeError("names are like a,b or a JSON list; origins are like https://example.org")
+    return tuple(names)
+
+
+def _paths(text: str) -> tuple[str, ...]:
+    paths = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not all(path.startswith("/") for path in paths):
+        raise argparse.ArgumentTypeError("paths begin with a slash and have commas between them")
+    return paths
+
+
+def _port(text: str) -> int:
+    port = int(text) if text.isdecimal() else -1
+    if not 0 <= port <= 65535:
+        raise argparse.ArgumentTypeError("a port is between 0 and 65535")
+    return port

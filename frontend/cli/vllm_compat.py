@@ -1,0 +1,78 @@
+"""vLLM's flags in a launch line of ours: those that need nothing are taken out, with a word why; others are refused by name.
+
+Called by `quire serve` before its own flags are parsed, with words in their normal spelling (ipc/process/flags.py). What the
+parser knows itself is none of this file's business; what is left when it has parsed is answered by `nearest`.
+"""
+
+import difflib
+import re
+from collections.abc import Collection, Sequence
+
+from quire.frontend.cli.vllm_flags import ANY, BY_FLAG, WORKING, Row
+from quire.ipc.process.flags import split_flag
+
+_NEGATIVE_NUMBER = re.compile(r"-\d+(\.\d*)?")
+_LEVEL = re.compile(r"-O\d")
+
+
+class UnsupportedFlag(ValueError):
+    """A flag of vLLM's that asks for what is not here; the text is for the user."""
+
+
+def take_out(words: Sequence[str], known: Collection[str]) -> tuple[list[str], list[str]]:
+    """Words without vLLM's flags that need nothing, and a text for each of these. known: the parser's own flags.
+
+    Raises UnsupportedFlag.
+    """
+    left, taken, rest = list[str](), list[str](), list(words)
+    while rest:
+        word = rest.pop(0)
+        if word == "--":
+            return [*left, word, *rest], taken
+        name, key, value = split_flag(word)
+        if _LEVEL.fullmatch(name):
+            name, value = "-O", name[2:]
+        row = None if name in known else BY_FLAG.get(name) or _negated(name, known)
+        if row is None:
+            left.append(word)
+            continue
+        if row.kind == "switch":
+            value = "off" if name.startswith("--no-") else "on"
+        elif value is None:
+            value = _values_of(name, row, rest)
+        if row.fine != ANY and (key or value not in row.fine):
+            raise UnsupportedFlag(_refusal(name, key, value, row))
+        taken.append(f"{name} ({row.why})")
+    return left, taken
+
+
+def _negated(name: str, known: Collection[str]) -> Row | None:
+    """The row of --x for --no-x, which only switches have."""
+    row = BY_FLAG.get("--" + name.removeprefix("--no-")) if name.startswith("--no-") else None
+    return row if row is not None and row.kind == "switch" else None
+
+
+def _values_of(name: str, row: Row, rest: list[str]) -> str:
+    """The flag's words, taken from `rest`."""
+    values = []
+    while rest and (not rest[0].startswith("-") or _NEGATIVE_NUMBER.fullmatch(rest[0])):
+        values.append(rest.pop(0))
+        if row.kind != "list":
+            break
+    if not values:
+        raise UnsupportedFlag(f"{name} needs a value")
+    return " ".join(values)
+
+
+def _refusal(name: str, key: str, value: str, row: Row) -> str:
+    shown = name + (f".{key}" if key else "") if row.kind in ("switch", "json", "list") else f"{name} {value}"
+    allowed = [v for v in row.fine if v not in ("on", "off", "")]
+    nearest = f"; nearest: {row.nearest}" if row.nearest else ""
+    return f"{shown} is not supported: {row.why}{nearest}" + (f" (taken: {', '.join(allowed)})" if allowed else "")
+
+
+def nearest(name: str, known: Collection[str]) -> str:
+    """The flag that was probably meant, "" if none looks like it. name, known: with dashes."""
+    candidates = [flag for flag in (*known, *WORKING.split(), *BY_FLAG) if flag.startswith("--")]
+    close = difflib.get_close_matches(name, candidates, n=1, cutoff=0.75)
+    return close[0] if close else ""

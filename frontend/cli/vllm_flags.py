@@ -1,0 +1,273 @@
+"""Every flag of `vllm serve`, and of some older versions' that launch lines still hold, as data: what becomes of it here.
+
+A flag that `quire serve` knows works, whatever stands here: WORKING only lists such names, for the documentation. The others
+have a row: values for which nothing is needed (all of them, or vLLM's default, which is how it is here), why, and the nearest
+flag or way. vllm_compat.py applies the rows; docs are generated from `verdicts`. Names as in vLLM 0.30.
+"""
+
+from typing import Literal, NamedTuple
+
+Kind = Literal["switch", "value", "list", "json"]  # takes nothing (--no-x, too), one word, words, a JSON object
+
+WORKING = """
+--model --tokenizer --tokenizer-revision --revision --download-dir --hf-token --hf-overrides --served-model-name --dtype
+--load-format --max-model-len --max-logprobs --seed --enforce-eager --chat-template --generation-config
+--override-generation-config --tensor-parallel-size -tp --gpu-memory-utilization --kv-cache-memory-bytes
+--num-gpu-blocks-override --block-size --enable-prefix-caching --max-num-seqs --max-num-batched-tokens --max-num-queued-reqs
+--long-prefill-token-threshold --scheduling-policy --enable-log-requests --disable-log-stats --device --host --port --api-key
+--allowed-origins --allowed-methods --allowed-headers --allow-credentials --api-server-count -asc --config
+--uvicorn-log-level --disable-uvicorn-access-log --disable-access-log-for-endpoints --shutdown-timeout --response-role
+--chat-template-content-format --default-chat-template-kwargs --return-tokens-as-token-ids
+--enable-force-include-usage --enable-request-id-headers --h11-max-header-count --h11-max-incomplete-event-size
+"""
+
+
+class Row(NamedTuple):
+    """flags: names that share all of this. fine: values for which nothing is needed; "*": any; of a switch "on" and "off"."""
+
+    flags: str
+    kind: Kind
+    fine: tuple[str, ...]
+    why: str  # no need, or no support
+    nearest: str = ""  # a flag or a way, where there is one
+
+
+ANY = ("*",)
+OFF, ON = ("off",), ("on",)
+_TEXT = "models of text only are served"
+_LORA = "LoRA adapters are not served"
+_MOE = "mixture-of-experts models are not served"
+_DP = "an engine has one replica"
+_HOSTS = "an engine has one host"
+_MAMBA = "state-space models are not served"
+_SPEC = "there is no speculative decoding"
+_OFFLOAD = "weights and KV cache stay on the GPU"
+_STRAIGHT = "weights go straight to the device"
+_WHOLE = "sequences stay together"
+_AHEAD = "a step is always made while the last one runs"
+_POOL = "models that generate are served, not those that embed or score"
+_KERNELS = "kernels are Quire's own, tuned ahead"
+_CODE = "no code of others is loaded into the server"
+_MEASURES = "this is not measured"
+_TEXTS = "no prompt's or answer's text is ever logged"
+_TP = "--tensor-parallel-size"
+_REPLICAS = "one `quire serve` a replica, a load balancer before them"
+_STEP = "--max-num-batched-tokens"
+_PROXY = "a reverse proxy before the server"
+
+ROWS = (
+    # ---------------------------------------------------------------------------------------------------- the server
+    Row("--max-log-len", "value", ANY, _TEXTS),
+    Row("--enable-log-outputs", "switch", OFF, _TEXTS, "--enable-log-requests"),
+    Row("--enable-log-deltas", "switch", ANY, _TEXTS),
+    Row("--disable-log-requests", "switch", ANY, "requests are logged by --enable-log-requests only"),
+    Row("--log-error-stack", "switch", ON, "an error of the server's own is logged with its stack"),
+    Row("--log-config-file", "value", (), "logs have one form", "--log-level, --log-format"),
+    Row("--aggregate-engine-logging", "switch", ANY, "there is one engine, and one line for it"),
+    Row("--enable-server-load-tracking", "switch", ANY, "/metrics always has the load"),
+    Row("--enable-prompt-tokens-details", "switch", ON, "usage always has prompt_tokens_details"),
+    Row("--enable-per-request-metrics", "switch", OFF, "answers hold no timings", "/metrics"),
+    Row("--enable-tokenizer-info-endpoint", "switch", OFF, "/tokenizer_info is not there", "/tokenize"),
+    Row("--enable-auto-tool-choice --exclude-tools-when-tool-choice-none", "switch", OFF, "calls are not parsed"),
+    Row("--tool-call-parser --reasoning-parser", "value", (), "answers are not parsed"),
+    Row("--tool-parser-plugin --reasoning-parser-plugin --io-processor-plugin", "value", (), _CODE),
+    Row("--tool-server", "value", (), "tools are the client's to call"),
+    Row("--reasoning-config", "json", (), "answers are not parsed"),
+    Row("--middleware", "value", (), _CODE, _PROXY),
+    Row("--logits-processors", "list", (), _CODE),
+    Row("--trust-request-chat-template", "switch", OFF, "requests bring no templates", "--chat-template"),
+    Row("--ssl-keyfile --ssl-certfile --ssl-ca-certs --ssl-ciphers", "value", (), "plain HTTP is served", _PROXY),
+    Row("--ssl-cert-reqs", "value", ("0",), "plain HTTP is served", _PROXY),
+    Row("--enable-ssl-refresh", "switch", OFF, "plain HTTP is served", _PROXY),
+    Row("--uds", "value", (), "a TCP port is served", "--host, --port"),
+    Row("--root-path", "value", (), "paths are served as they are", _PROXY),
+    Row("--sse-keep-alive-interval", "value", ("0",), "streams send what the model says", "a longer time-out of the proxy"),
+    Row("--disable-fastapi-docs --enable-offline-docs", "switch", ANY, "there is no FastAPI whose pages could be shown"),
+    Row("--fingerprint-mode", "value", ("none",), "answers have no fingerprint of the server", "none"),
+    Row("--fingerprint-value", "value", (), "answers have no fingerprint of the server"),
+    Row("--tokens-only", "switch", OFF, "all routes are served", "prompts of token ids and return_token_ids"),
+    Row("--grpc", "switch", OFF, "HTTP is served"),
+    Row("--headless", "switch", OFF, "an engine without a server is a command of its own", "enginecore --listen ADDRESS"),
+    Row("--disable-frontend-multiprocessing", "switch", ANY, "the engine is always a process of its own"),
+    Row("--enable-flash-late-interaction", "switch", ANY, _POOL),
+    Row("--cohere-is-reasoning-model", "switch", ANY, "Cohere's routes are not served"),
+    Row("--cohere-format", "value", ANY, "Cohere's routes are not served"),
+    Row("--lora-modules", "list", (), _LORA),
+    Row("--data-parallel-supervisor-port --dp-supervisor-probe-interval-s --dp-supervisor-probe-timeout-s", "value", ANY, _DP),
+    Row("--dp-supervisor-probe-failure-threshold", "value", ANY, _DP),
+    # ----------------------------------------------------------------------------------------------------- the model
+    Row("--trust-remote-code", "switch", ANY, "no code of a checkpoint is ever run, and none is needed"),
+    Row("--code-revision", "value", ANY, "no code of a checkpoint is ever run, and none is needed"),
+    Row("--tokenizer-mode", "value", ("auto", "hf"), "tokenizer.json is used, or made of what there is", "auto"),
+    Row("--skip-tokenizer-init", "switch", OFF, "the tokenizer is always there", "prompts of token ids"),
+    Row("--runner --task", "value", ("auto", "generate"), _POOL, "generate"),
+    Row("--convert", "value", ("auto", "none"), _POOL, "none"),
+    Row("--pooler-config --override-pooler-config", "json", (), _POOL),
+    Row("--model-impl", "value", ("auto", "vllm"), "models are Quire's own", "auto"),
+    Row("--model-class-overrides", "json", (), _CODE),
+    Row("--config-format", "value", ("auto", "hf"), "models are read in Hugging Face's format", "auto"),
+    Row("--hf-config-path", "value", (), "config.json is the model's", "--hf-overrides"),
+    Row("--rope-scaling --rope-theta", "value", (), "vLLM has no such flag any more", "--hf-overrides"),
+    Row("--quantization -q", "value", ("None", "none"), "quantized weights are not served", "--dtype"),
+    Row("--quantization-config", "json", (), "quantized weights are not served", "--dtype"),
+    Row("--quantization-param-path", "value", (), "quantized weights are not served", "--dtype"),
+    Row("--allow-deprecated-quantization", "switch", OFF, "quantized weights are not served", "--dtype"),
+    Row("--override-attention-dtype", "value", (), "attention has the model's type", "--dtype"),
+    Row("--logprobs-mode", "value", ("raw_logprobs",), "logprobs are those before penalties and temperature", "raw_logprobs"),
+    Row("--use-fp64-gumbel --return-sampling-mask --enable-trace-replay", "switch", OFF, "there is one way to sample"),
+    Row("--enable-return-routed-experts", "switch", OFF, _MOE),
+    Row("--enable-prompt-embeds", "switch", OFF, "prompts are texts or token ids"),
+    Row("--enable-sleep-mode --enable-cumem-allocator --enable-nccl-comm-suspend", "switch", OFF, "engines do not sleep"),
+    Row("--disable-sliding-window", "switch", OFF, "windows are the model's", "--max-model-len"),
+    Row("--disable-cascade-attn", "switch", ON, "there is no cascade attention"),
+    Row("--renderer-num-workers --tokenizer-pool-size", "value", ANY, "texts are tokenized in threads of each frontend"),
+    Row("--tokenizer-pool-type --tokenizer-pool-extra-config", "value", ANY, "texts are tokenized in threads of each frontend"),
+    Row("--structured-outputs-config", "json", (), "there is one way to structured outputs", "the request's fields"),
+    Row("--guided-decoding-backend", "value", ("auto", "guidance"), "there is one way to structured outputs", "auto"),
+    Row("--logits-processor-pattern", "value", (), "requests name no classes"),
+    Row("--enable-reasoning", "switch", OFF, "answers are not parsed", "--reasoning-parser"),
+    Row("--additional-config", "json", (), "there are no plugins of platforms"),
+    Row("--allowed-local-media-path", "value", ("",), _TEXT),
+    Row("--allowed-media-domains", "list", (), _TEXT),
+    # -------------------------------------------------------------------------------------------------------- loading
+    Row("--ignore-patterns", "list", ANY, "nothing but what is served is downloaded"),
+    Row("--use-tqdm-on-load", "switch", ANY, "loading takes seconds and shows no bar"),
+    Row("--pt-load-map-location", "value", ANY, "weights are read from safetensors only"),
+    Row("--model-loader-extra-config", "json", ("{}",), "there is one loader", "--load-format"),
+    Row("--safetensors-load-strategy", "value", ("lazy", "eager", "prefetch", "None"), _STRAIGHT),
+    Row("--safetensors-prefetch-num-threads --safetensors-prefetch-block-size", "value", ANY, _STRAIGHT),
+    Row("--max-parallel-loading-workers", "value", ANY, _STRAIGHT),
+    # ------------------------------------------------------------------------------------- several GPUs, several hosts
+    Row("--pipeline-parallel-size -pp --prefill-context-parallel-size -pcp", "value", ("1",), "layers stay together", _TP),
+    Row("--decode-context-parallel-size -dcp", "value", ("1",), _WHOLE, _TP),
+    Row("--dcp-comm-backend --dcp-kv-cache-interleave-size --cp-kv-cache-interleave-size", "value", ANY, _WHOLE),
+    Row("--dcp-q-replicate --enable-batch-sharded-sampling", "switch", OFF, _WHOLE),
+    Row("--data-parallel-size -dp --data-parallel-size-local -dpl", "value", ("1",), _DP, _REPLICAS),
+    Row("--data-parallel-rank -dpn --data-parallel-start-rank -dpr", "value", ("0",), _DP, _REPLICAS),
+    Row("--data-parallel-address -dpa --data-parallel-rpc-port -dpp", "value", (), _DP, _REPLICAS),
+    Row("--data-parallel-backend -dpb", "value", ("mp",), _DP, _REPLICAS),
+    Row("--data-parallel-hybrid-lb -dph --data-parallel-external-lb -dpe", "switch", OFF, _DP, _REPLICAS),
+    Row("--data-parallel-multi-port-external-lb -dpm", "switch", OFF, _DP, _REPLICAS),
+    Row("--dp-sync-interval", "value", ANY, _DP),
+    Row("--disable-nccl-for-dp-synchronization", "switch", ANY, _DP),
+    Row("--distributed-executor-backend", "value", ("mp", "uni"), "workers are processes of the engine's host", "mp"),
+    Row("--distributed-timeout-seconds --cpu-distributed-timeout-seconds", "value", ANY, "a worker that hangs is replaced"),
+    Row("--nnodes -n", "value", ("1",), _HOSTS, _REPLICAS),
+    Row("--node-rank -r", "value", ("0",), _HOSTS, _REPLICAS),
+    Row("--master-addr --master-port", "value", ANY, _HOSTS),
+    Row("--device-ids", "value", (), "the first GPU is used", "CUDA_VISIBLE_DEVICES"),
+    Row("--numa-bind", "switch", OFF, "processes are not bound", "numactl before the command"),
+    Row("--numa-bind-nodes --numa-bind-cpus", "list", (), "processes are not bound", "numactl before the command"),
+    Row("--worker-use-ray --engine-use-ray --ray-workers-use-nsight", "switch", OFF, "there is no Ray"),
+    Row("--disable-custom-all-reduce", "switch", ANY, "there is one GPU to an engine"),
+    Row("--enable-expert-parallel -ep --enable-ep-weight-filter --enable-eplb --enable-elastic-ep", "switch", OFF, _MOE, _TP),
+    Row("--eplb-config --ir-op-priority --kernel-config", "json", (), _KERNELS),
+    Row("--all2all-backend --expert-placement-strategy --moe-backend", "value", ANY, _MOE),
+    Row("--enable-dbo", "switch", OFF, "batches are not split in two", _STEP),
+    Row("--ubatch-size", "value", ("0",), "batches are not split in two", _STEP),
+    Row("--dbo-decode-token-threshold --dbo-prefill-token-threshold", "value", ANY, "batches are not split in two"),
+    Row("--worker-cls", "value", ("auto",), _CODE),
+    Row("--worker-extension-cls", "value", ("",), _CODE),
+    Row("--enable-fault-tolerance", "switch", ON, "what dies is started again"),
+    Row("--fault-tolerance-config", "json", ANY, "what dies is started again"),
+    # ------------------------------------------------------------------------------------------------------- KV cache
+    Row("--kv-cache-dtype", "value", ("auto",), "the KV cache has the model's type", "--dtype"),
+    Row("--kv-cache-dtype-skip-layers", "list", ANY, "the KV cache has the model's type"),
+    Row("--calculate-kv-scales", "switch", OFF, "the KV cache has the model's type", "--dtype"),
+    Row("--prefix-caching-hash-algo", "value", ANY, "hashes have a key of the process's own, and no collisions to fear"),
+    Row("--prefix-cache-retention-interval", "value", ("0",), "blocks stay until their memory is needed"),
+    Row("--prefix-match-unit", "value", (), "prefixes are shared by whole blocks", "--block-size"),
+    Row("--kv-sharing-fast-prefill", "switch", OFF, "layers have caches of their own"),
+    Row("--mamba-block-size --mamba-cache-dtype --mamba-ssm-cache-dtype --mamba-cache-mode", "value", ANY, _MAMBA),
+    Row("--mamba-backend --mamba-ssu-algorithm --mamba-cache-philox-rounds --replayssm-buffer-len", "value", ANY, _MAMBA),
+    Row("--gdn-prefill-backend --kda-prefill-backend", "value", ANY, _MAMBA),
+    Row("--use-replayssm --enable-mamba-cache-stochastic-rounding", "switch", OFF, _MAMBA),
+    Row("--kv-offloading-size --cpu-offload-gb --swap-space --offload-group-size", "value", ("0",), _OFFLOAD,
+        "--gpu-memory-utilization"),
+    Row("--kv-offloading-backend --offload-backend --offload-num-in-group --offload-prefetch-step", "value", ANY, _OFFLOAD),
+    Row("--cpu-offload-params --offload-params", "list", (), _OFFLOAD, "--dtype"),
+    Row("--kv-transfer-config --kv-events-config --ec-transfer-config --ec-manager-config", "json", (),
+        "KV blocks stay in their engine"),
+    Row("--weight-transfer-config", "json", (), "weights are read once"),
+    # ------------------------------------------------------------------------------------------------------ multimodal
+    Row("--language-model-only", "switch", ON, _TEXT),
+    Row("--limit-mm-per-prompt --media-io-kwargs --mm-processor-kwargs", "json", ANY, _TEXT),
+    Row("--mm-processor-cache-gb --mm-processor-cache-type --mm-hasher-algorithm", "value", ANY, _TEXT),
+    Row("--mm-shm-cache-max-object-size-mb --mm-encoder-tp-mode --mm-encoder-attn-backend", "value", ANY, _TEXT),
+    Row("--mm-encoder-attn-dtype --mm-encoder-fp8-scale-path --mm-encoder-fp8-scale-save-path", "value", ANY, _TEXT),
+    Row("--mm-encoder-fp8-scale-save-margin --video-pruning-rate --video-pruning-method", "value", ANY, _TEXT),
+    Row("--mm-tensor-ipc --mm-processor-device --mm-ipc-gpu-memory-gb", "value", ANY, _TEXT),
+    Row("--skip-mm-profiling --interleave-mm-strings --mm-device-do-normalize", "switch", ANY, _TEXT),
+    Row("--disable-chunked-mm-input --disable-mm-preprocessor-cache", "switch", ANY, _TEXT),
+    Row("--enable-mm-embeds --mm-encoder-only", "switch", OFF, _TEXT),
+    # ------------------------------------------------------------------------------------------------------------ LoRA
+    Row("--enable-lora --fully-sharded-loras --specialize-active-lora --enable-tower-connector-lora", "switch", OFF, _LORA),
+    Row("--enable-mixed-moe-lora-format --enable-moe-shared-loras", "switch", OFF, _LORA),
+    Row("--max-loras --max-lora-rank --max-cpu-loras --lora-dtype --lora-extra-vocab-size", "value", (), _LORA),
+    Row("--lora-target-modules", "list", (), _LORA),
+    Row("--default-mm-loras", "json", (), _LORA),
+    # ------------------------------------------------------------------------------------------------------ scheduling
+    Row("--enable-chunked-prefill", "switch", ON, "long prompts are always computed in chunks", _STEP),
+    Row("--async-scheduling", "switch", ON, _AHEAD),
+    Row("--disable-hybrid-kv-cache-manager", "switch", OFF, "layers with windows have blocks of their own"),
+    Row("--scheduler-reserve-full-isl", "switch", ON, "admission looks ahead to a request's end", "--admission optimistic"),
+    Row("--watermark", "value", ("0", "0.0"), "admission looks ahead to a request's end", "--admission"),
+    Row("--max-num-scheduled-tokens", "value", (), "a step has one limit", _STEP),
+    Row("--max-num-queued-tokens", "value", (), "requests that wait are counted, not their tokens", "--max-num-waiting"),
+    Row("--max-num-partial-prefills --max-long-partial-prefills", "value", (),
+        "a step has chunks of all prompts it has room for", "--long-prefill-token-threshold"),
+    Row("--prefill-schedule-interval", "value", ("1",), "prompts are spread over steps by what these take", _STEP),
+    Row("--stream-interval", "value", ("1",), "each token is sent when it is there"),
+    Row("--scheduler-cls", "value", (), _CODE, "--scheduling-policy"),
+    Row("--num-scheduler-steps", "value", ANY, _AHEAD),
+    Row("--multi-step-stream-outputs --disable-async-output-proc", "switch", ANY, _AHEAD),
+    Row("--scheduler-delay-factor --num-lookahead-slots", "value", ("0", "0.0"), "vLLM has no such flag any more"),
+    Row("--preemption-mode", "value", ("recompute",), "who is preempted is computed anew", "recompute"),
+    Row("--use-v2-block-manager", "switch", ANY, "there is one block manager"),
+    Row("--speculative-config -sc --diffusion-config -dc", "json", (), _SPEC),
+    Row("--spec-method --spec-model --spec-tokens --speculative-model --num-speculative-tokens", "value", (), _SPEC),
+    # ------------------------------------------------------------------------------------------------ kernels, compiling
+    Row("--compilation-config -cc --attention-config -ac", "json", ANY, _KERNELS, "--enforce-eager"),
+    Row("--optimization-level -O", "value", ANY, _KERNELS, "--enforce-eager"),
+    Row("--performance-mode --attention-backend --linear-backend", "value", ANY, _KERNELS),
+    Row("--enable-flashinfer-autotune --enable-bf16x3-router-gemm", "switch", ANY, _KERNELS),
+    Row("--cudagraph-capture-sizes --cuda-graph-sizes", "list", ANY, "graphs are captured for what steps need"),
+    Row("--max-cudagraph-capture-size --max-seq-len-to-capture", "value", ANY, "graphs are captured for what steps need"),
+    # ------------------------------------------------------------------------------------------------ metrics, profiles
+    Row("--otlp-traces-endpoint", "value", (), "no traces are sent", "/metrics"),
+    Row("--collect-detailed-traces", "list", (), "no traces are sent", "/metrics"),
+    Row("--show-hidden-metrics-for-version", "value", ANY, "no metric is hidden"),
+    Row("--kv-cache-metrics --cudagraph-metrics --enable-mfu-metrics", "switch", OFF, _MEASURES, "/metrics"),
+    Row("--per-request-spec-decode-metrics", "switch", OFF, _SPEC),
+    Row("--kv-cache-metrics-sample", "value", ANY, _MEASURES),
+    Row("--enable-layerwise-nvtx-tracing --enable-logging-iteration-details", "switch", OFF, _MEASURES, "/metrics"),
+    Row("--jit-monitor-mode", "value", ANY, "kernels that were compiled are logged"),
+    Row("--jit-monitor-verbose --fail-on-environ-validation", "switch", OFF, "vLLM's environment variables mean nothing here"),
+    Row("--profiler-config", "json", (), "there is no profiler to start"),
+)  # fmt: skip
+
+BY_FLAG = {flag: row for row in ROWS for flag in row.flags.split()}
+
+
+class Verdict(NamedTuple):
+    """A line of the documentation. status: works, nothing (is needed), some (values need nothing), no (not supported)."""
+
+    flag: str
+    status: Literal["works", "nothing", "some", "no"]
+    text: str
+
+
+def verdicts(works_as: dict[str, str]) -> list[Verdict]:
+    """Of all flags, by name. works_as: the flags that `quire serve` knows, and what it calls each."""
+    found = []
+    for flag in sorted({*WORKING.split(), *BY_FLAG}):
+        if flag in works_as:
+            found.append(Verdict(flag, "works", "" if works_as[flag] == flag else f"as {works_as[flag]}"))
+            continue
+        row = BY_FLAG[flag]
+        nearest = f"; nearest: {row.nearest}" if row.nearest else ""
+        if row.fine in (ANY, ("on", "off")):
+            found.append(Verdict(flag, "nothing", row.why))
+        else:
+            found.append(Verdict(flag, "some" if row.fine else "no", row.why + nearest))
+    return found
