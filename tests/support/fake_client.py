@@ -167,7 +167,8 @@ class Api:
 
     def __init__(self, client: FakeClient | None = None, **options) -> None:
         self.client = client or FakeClient()
-        services = Services.make(self.client, log_requests=options.pop("log_requests", False))
+        ours = {name: options.pop(name) for name in ("log_requests", "defaults") if name in options}
+        services = Services.make(self.client, **ours)
         self.app = App(services, **options)
 
     def wire(self) -> Wire:

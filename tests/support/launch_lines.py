@@ -1,0 +1,21 @@
+"""Launch lines of `quire serve`, parsed as it would run with them, without running anything."""
+
+import argparse
+
+from quire.frontend.cli import main as cli
+from quire.ipc.process.command import CommandParser
+from quire.ipc.process.flags import json_flags, normal_words
+
+
+def serve_parser() -> CommandParser:
+    return cli.command_of(cli._parser(), ["serve"])[0]
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    """The arguments of `quire serve WORDS`. Raises SystemExit where it would end with an error."""
+    parser = cli._parser()
+    command, _ = cli.command_of(parser, ["serve"])
+    words = command.get_default("prepare")(command, normal_words(words, json_flags(command)))
+    args, unknown = parser.parse_known_args(["serve", *words])
+    assert unknown == []
+    return args
