@@ -1,0 +1,178 @@
+"""`quire estimate MODEL`: how a GPU's memory, or a CPU's, would be divided, without one: weights, a step, KV cache, requests.
+
+The formulas are those of the worker (ipc/memory_plan.py), the flags those of `quire serve`, so that a launch line can be tried.
+What a worker measures on the spot is estimated: within one percent of the KV cache of an 8B and a 0.6B model on an H100.
+"""
+
+import argparse
+import json
+import re
+import sys
+from typing import NamedTuple
+
+from quire.frontend.cli.estimate_model import ITEMSIZE, EstimateError, Model, read_model
+from quire.ipc import memory_plan as plan
+from quire.ipc.config import EngineConfig, add_engine_arguments, engine_config_from
+from quire.ipc.memory_plan import GIB
+from quire.ipc.process.command import CommandParser
+
+# GiB that the driver has for us, which is less than the name says
+GPUS = {
+    "H100": 79.18, "H200": 139.8, "H100-NVL": 93.1, "A100": 79.25, "A100-40GB": 39.49, "L40S": 44.39, "L40": 44.39, "L4": 22.03,
+    "A10": 22.06, "A10G": 22.06, "A6000": 47.43, "RTX-6000-ADA": 47.43, "RTX-4090": 23.54, "RTX-3090": 23.57, "RTX-5090": 31.36,
+    "B200": 178.35,
+}  # fmt: skip
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
+
+
+class Estimate(NamedTuple):
+    """Bytes, but for what is named otherwise. total_bytes: 0 on a CPU, where the KV cache is as large as it is told to be."""
+
+    model: str
+    device: str
+    dtype: str
+    total_bytes: int
+    weights_bytes: int
+    activation_bytes: int
+    graphs_bytes: int
+    tables_bytes: int
+    kv_cache_bytes: int
+    kv_bytes_per_token: int
+    num_blocks: int
+    block_size: int
+    tokens: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+    @property
+    def requests(self) -> float:
+        """Of max_model_len tokens that fit at once."""
+        return self.tokens / self.max_model_len
+
+
+def add_estimate(commands: "argparse._SubParsersAction[CommandParser]") -> None:
+    parser = commands.add_parser(
+        "estimate",
+        help="how a model would fit into a GPU's memory, without one",
+        usage="quire estimate MODEL [--gpu NAME | --gpu-memory SIZE | --device cpu] [FLAGS]",
+        description="How memory would be divided, from config.json and the headers of the weights. Flags: as quire serve's.",
+        epilog="example: quire estimate Qwen/Qwen3-0.6B --gpu L4 --max-model-len 8k",
+    )
+    machine = parser.add_argument_group("machine")
+    machine.add_argument("--gpu", help=f"one of {', '.join(GPUS)} (default: H100)")
+    machine.add_argument("--gpu-memory", type=_bytes, metavar="SIZE", help="of a GPU, like 24GiB or 24GB (default: of --gpu)")
+    machine.add_argument("--json", action="store_true", help="all numbers as one JSON object")
+    add_engine_arguments(parser)
+    parser.set_defaults(run=_estimate, parser=parser)
+
+
+def _estimate(args: argparse.Namespace) -> int:
+    parser: CommandParser = args.parser
+    if args.model is None:
+        parser.error("which model? A folder or a hub id is needed")
+    try:
+        memory = gpu_bytes(args.gpu, args.gpu_memory) if args.device != "cpu" else 0
+        config = engine_config_from(args)
+    except ValueError as error:
+        parser.error(str(error))
+    try:
+        model = read_model(args.model, config.revision, config.download_dir, config.hf_token, config.hf_overrides)
+        found = estimate(model, config, memory, args.gpu or ("" if args.gpu_memory else "H100"))
+    except EstimateError as error:
+        print(f"quire estimate: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps({**found._asdict(), "requests": round(found.requests, 3)}) if args.json else text_of(found, model, config))
+    return 0 if found.num_blocks >= 2 else 1
+
+
+def gpu_bytes(name: str | None, memory: int | None) -> int:
+    """Raises ValueError for a GPU that is not in the list."""
+    if memory is not None:
+        return memory
+    known = {gpu.lower(): gib for gpu, gib in GPUS.items()}
+    gib = known.get((name or "H100").lower().replace(" ", "-"))
+    if gib is None:
+        raise ValueError(f"--gpu {name}: known are {', '.join(GPUS)}; --gpu-memory takes any size")
+    return int(gib * GIB)
+
+
+def _bytes(text: str) -> int:
+    parts = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)\s*([kmgt]?i?)b?", text.lower())
+    size = int(float(parts[1]) * _UNITS[parts[2]]) if parts and parts[2] in _UNITS else 0
+    if size < 1 << 30:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size of a GPU's memory, like 24GiB or 24GB")
+    return size
+
+
+# ----------------------------------------------------------------------------------------------------------- the plan
+def estimate(model: Model, config: EngineConfig, memory: int, gpu: str = "") -> Estimate:
+    """memory: of the GPU, bytes; 0 for a CPU. Raises EstimateError."""
+    is_gpu, sizes = memory > 0, model.sizes
+    dtype = config.dtype if config.dtype != "auto" else (model.dtype or "bfloat16") if is_gpu else "float32"
+    if dtype not in ITEMSIZE:
+        raise EstimateError(f"{model.name}: dtype {dtype} is not supported")
+    item = ITEMSIZE[dtype]
+    length = config.max_model_len or model.max_model_len
+    if length > model.max_model_len:
+        raise EstimateError(f"--max-model-len {length} is more than the model was made for ({model.max_model_len})")
+    rows = config.max_num_seqs or plan.default_max_num_seqs(memory)
+    tokens = config.max_num_batched_tokens or plan.default_max_num_batched_tokens(is_gpu)
+    block_size = config.block_size or plan.default_block_size(is_gpu)
+    weights = model.num_parameters * item
+    block = plan.kv_block_bytes(sizes, block_size, item)
+    groups = len(plan.kv_groups(sizes))
+    if is_gpu:
+        step = plan.gpu_step_bytes(sizes, max(tokens, rows), item)
+        logits = rows * sizes.vocab_size * item
+        captured = plan.captured_tokens(weights, tokens)
+        graphs = plan.GRAPHS_BYTES + (0 if config.enforce_eager else plan.graphs_bytes(captured, tokens, step, logits))
+        tables = plan.tables_bytes(sizes, rows, length, tokens, block_size)
+        room = int(config.gpu_memory_utilization * memory) - weights - step - graphs - tables
+        blocks = max(room // block, 0)
+    else:
+        step, graphs, tables = plan.cpu_step_bytes(sizes, max(tokens, rows), rows, item), 0, 0
+        most = plan.most_useful_blocks(groups, rows, length, block_size)
+        blocks = min(int(config.cpu_kv_cache_gib * GIB) // block, most)
+    if config.kv_cache_memory_bytes is not None:
+        blocks = config.kv_cache_memory_bytes // block
+    blocks = config.num_gpu_blocks_override or blocks
+    return Estimate(
+        model=model.name,
+        device=(gpu or "GPU") if is_gpu else "CPU",
+        dtype=dtype,
+        total_bytes=memory,
+        weights_bytes=weights,
+        activation_bytes=step,
+        graphs_bytes=graphs,
+        tables_bytes=tables,
+        kv_cache_bytes=blocks * block,
+        kv_bytes_per_token=block * groups // block_size,
+        num_blocks=blocks,
+        block_size=block_size,
+        tokens=plan.cached_tokens(blocks, block_size, groups),
+        max_model_len=length,
+        max_num_seqs=rows,
+        max_num_batched_tokens=tokens,
+    )
+
+
+def text_of(found: Estimate, model: Model, config: EngineConfig) -> str:
+    counted = "" if model.is_counted else ", computed from config.json"
+    size = f" ({found.total_bytes / GIB:.1f} GiB)" if found.total_bytes else ""
+    rows = [
+        ("weights", found.weights_bytes, f"{model.num_parameters:,} parameters{counted}"),
+        ("activations", found.activation_bytes, f"of a step of {found.max_num_batched_tokens:,} tokens"),
+        ("graphs", found.graphs_bytes, "captured steps" if not config.enforce_eager else "a reserve"),
+        ("tables", found.tables_bytes, f"of {found.max_num_seqs:,} sequences at once, and CUDA's context"),
+        ("KV cache", found.kv_cache_bytes, f"{found.tokens:,} tokens of {found.kv_bytes_per_token:,} bytes"),
+    ]
+    lines = [f"{found.model} on {found.device}{size}, {found.dtype}"]
+    lines += [f"  {name:<12} {value / GIB:>8.2f} GiB  {text}" for name, value, text in rows if value or name == "KV cache"]
+    if found.num_blocks < 2:
+        needed = sum(value for _, value, _ in rows) / config.gpu_memory_utilization / GIB
+        return "\n".join([*lines, f"It does not fit: {needed:.1f} GiB of memory are needed before any KV cache."])
+    lines.append(f"{found.requests:.1f} requests of {found.max_model_len:,} tokens fit at once.")
+    if found.tokens < found.max_model_len:
+        lines.append(f"No request may be longer than {found.tokens:,} tokens.")
+    return "\n".join(lines)

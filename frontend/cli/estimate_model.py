@@ -1,0 +1,167 @@
+"""What an estimate needs to know of a model, from config.json and the headers of its safetensors files: no weights are read.
+
+A local folder, or a repository of the hub, of which a few kilobytes are fetched. Whether the model can be served at all is the
+worker's to say (workers/models/); windows and head sizes are read as it reads them, which a test holds the two to.
+"""
+
+import json
+import math
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from quire.ipc.memory_plan import LayerSizes, ModelSizes
+
+_MAX_HEADER_BYTES = 100 << 20
+ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+Json = dict[str, Any]
+
+
+class EstimateError(ValueError):
+    """No estimate can be made; the text is for the user."""
+
+
+class Model(NamedTuple):
+    name: str
+    sizes: ModelSizes
+    max_model_len: int
+    dtype: str | None  # as config.json has it
+    num_parameters: int
+    is_counted: bool  # from the files' headers; otherwise computed from config.json
+
+
+def read_model(name: str, revision: str | None, download_dir: str | None, token: str | None, overrides: Json) -> Model:
+    """Raises EstimateError."""
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        config, tensors = _json(folder / "config.json"), list(_local_tensors(folder))
+    elif folder.exists():
+        raise EstimateError(f"{name} is a file; give the model's folder")
+    else:
+        config, tensors = _of_hub(name, revision, download_dir, token)
+    config = {**config, **overrides}
+    for field in ("quantization_config", "num_experts", "num_local_experts", "n_routed_experts"):
+        if config.get(field):
+            raise EstimateError(f"{name}: config.json sets {field}: such models are not served")
+    sizes = sizes_of(config)
+    tied = bool(config.get("tie_word_embeddings"))
+    counted = sum(count for tensor, count in tensors if not (tied and tensor == "lm_head.weight"))
+    dtype = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.") or None
+    length = _max_model_len(config)
+    return Model(name, sizes, length, dtype, counted or computed_parameters(sizes, tied), bool(counted))
+
+
+def sizes_of(config: Json) -> ModelSizes:
+    """Raises EstimateError for a config.json without what a decoder of text has."""
+    heads = _size(config, "num_attention_heads")
+    hidden = _size(config, "hidden_size")
+    kv_heads = _size(config, "num_key_value_heads", heads)
+    is_qwen3 = "Qwen3ForCausalLM" in (config.get("architectures") or [])
+    head_dim = _size(config, "head_dim", 128 if is_qwen3 and "head_dim" not in config else hidden // heads)
+    mlp = _size(config, "intermediate_size")
+    layers = tuple(LayerSizes(heads, kv_heads, head_dim, window, mlp) for window in _windows(config))
+    return ModelSizes(_size(config, "vocab_size"), hidden, layers)
+
+
+def computed_parameters(sizes: ModelSizes, tied: bool) -> int:
+    """Of a decoder with RMSNorm, rotary embedding and a gated MLP, without biases."""
+    hidden = sizes.hidden_size
+    total = sizes.vocab_size * hidden * (1 if tied else 2) + hidden
+    for layer in sizes.layers:
+        total += hidden * (2 * layer.q_size + 2 * layer.kv_size + 3 * layer.intermediate_size + 2)
+    return total
+
+
+def _size(config: Json, name: str, default: int | None = None) -> int:
+    value = config.get(name)
+    value = default if value is None else value
+    if type(value) is not int or value < 1:
+        raise EstimateError(f"config.json: {name} must be a positive integer, not {value!r}")
+    return value
+
+
+def _windows(config: Json) -> list[int]:
+    """Each layer's sliding window, 0 for none: by layer_types, or as the families spell it."""
+    num_layers, types = _size(config, "num_hidden_layers"), config.get("layer_types")
+    architectures = config.get("architectures") or [""]
+    family = next((f for f in ("Mistral", "Qwen2", "Qwen3") if str(architectures[0]).startswith(f)), "")
+    if not family or (family != "Mistral" and not config.get("use_sliding_window")):
+        return [0] * num_layers
+    absent = "sliding_window" in config and config["sliding_window"] is None
+    window = 0 if absent else _size(config, "sliding_window", 4096)
+    if family == "Mistral":
+        return [window] * num_layers
+    if isinstance(types, list) and len(types) == num_layers:
+        return [window if kind == "sliding_attention" else 0 for kind in types]
+    first = config.get("max_window_layers")
+    first = 28 if type(first) is not int else first
+    return [window if i >= first else 0 for i in range(num_layers)]
+
+
+def _max_model_len(config: Json) -> int:
+    """max_position_embeddings, stretched as the core does (enginecore/loading/model_files.py)."""
+    positions = _size(config, "max_position_embeddings")
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    kind, factor = rope.get("rope_type", rope.get("type")), rope.get("factor")
+    if kind not in ("linear", "yarn") or not isinstance(factor, int | float) or not 1 <= factor <= 1 << 20:
+        return positions
+    original = config.get("original_max_position_embeddings", rope.get("original_max_position_embeddings"))
+    if kind == "yarn" and isinstance(original, int) and original > 0:
+        positions = original
+    return int(positions * factor)
+
+
+# -------------------------------------------------------------------------------------------------------------- files
+def _json(path: Path) -> Json:
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise EstimateError(f"{path} cannot be read: {error}") from None
+    if not isinstance(value, dict):
+        raise EstimateError(f"{path} is not a JSON object")
+    return value
+
+
+def _local_tensors(folder: Path) -> Iterator[tuple[str, int]]:
+    """Name and number of elements of each tensor."""
+    paths = [folder / "model.safetensors"]
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        paths = [folder / name for name in sorted(set(_json(index).get("weight_map", {}).values()))]
+    for path in paths:
+        if path.is_file():
+            yield from _tensors(path)
+
+
+def _tensors(path: Path) -> Iterator[tuple[str, int]]:
+    try:
+        with path.open("rb") as file:
+            (size,) = struct.unpack("<Q", file.read(8))
+            if size > _MAX_HEADER_BYTES:
+                raise ValueError(f"a header of {size} bytes")
+            header = json.loads(file.read(size))
+        for name, tensor in header.items():
+            if name != "__metadata__":
+                yield name, math.prod(tensor["shape"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+        raise EstimateError(f"{path} is not a safetensors file: {error}") from None
+
+
+def _of_hub(name: str, revision: str | None, download_dir: str | None, token: str | None) -> tuple[Json, list[tuple[str, int]]]:
+    import huggingface_hub
+
+    try:
+        path = huggingface_hub.hf_hub_download(name, "config.json", revision=revision, cache_dir=download_dir, token=token)
+        config = _json(Path(path))
+        local = list(_local_tensors(Path(path).parent))
+        if local:
+            return config, local
+        files = huggingface_hub.get_safetensors_metadata(name, revision=revision, token=token).files_metadata.values()
+    except EstimateError:
+        raise
+    except Exception as error:  # of the hub's answers, of whichever HTTP library huggingface_hub has today
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise EstimateError(f"{name} is no local folder, and of the hub: {type(error).__name__}: {reason}") from None
+    return config, [(tensor, math.prod(info.shape)) for file in files for tensor, info in file.tensors.items()]

@@ -1,0 +1,154 @@
+"""`quire estimate`: against what engines measured on an H100, and against a CPU engine's own arithmetic."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from tiny_models import MODELS, tiny_model
+
+from quire.enginecore import daemon
+from quire.enginecore.loading.model_files import model_summary
+from quire.frontend.cli import main as cli
+from quire.frontend.cli.estimate import GPUS, estimate, gpu_bytes
+from quire.frontend.cli.estimate_model import EstimateError, read_model, sizes_of
+from quire.ipc import memory_plan
+from quire.ipc.config import EngineConfig
+from quire.ipc.memory_plan import GIB
+from quire.kernels.tuning.default import DEFAULT
+from quire.workers.attention.kv_cache import KVCache
+from quire.workers.memory import cpu_budget, cpu_step_bytes
+from quire.workers.memory import sizes_of as workers_sizes_of
+from quire.workers.models.build import build_model
+from quire.workers.models.families import read_model_config
+from quire.workers.parallel import Parallel
+
+LLAMA_8B = {
+    "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "num_hidden_layers": 32, "vocab_size": 128256, "max_position_embeddings": 131072,
+    "torch_dtype": "bfloat16",
+}  # fmt: skip
+QWEN3_06B = {
+    "architectures": ["Qwen3ForCausalLM"], "hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16,
+    "num_key_value_heads": 8, "head_dim": 128, "num_hidden_layers": 28, "vocab_size": 151936, "max_position_embeddings": 40960,
+    "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+def folder_of(tmp_path, config):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return str(tmp_path)
+
+
+def read(name, **overrides):
+    return read_model(str(name), None, None, None, overrides)
+
+
+@pytest.mark.parametrize(
+    ("config", "weights_gib", "activations_gib", "kv_gib", "tokens"),
+    [(LLAMA_8B, 14.96, 0.91, 53.18, 435_584), (LLAMA_8B, 14.96, 0.91, 53.37, 437_120), (QWEN3_06B, 1.11, 0.20, 67.68, 633_536)],
+)
+def test_what_engines_said_of_an_h100(tmp_path, config, weights_gib, activations_gib, kv_gib, tokens):
+    """The lines that they logged, with a --max-model-len of 4096."""
+    model = read(folder_of(tmp_path, config))
+    found = estimate(model, EngineConfig(max_model_len=4096), gpu_bytes("H100", None))
+    assert round(found.weights_bytes / GIB, 2) == weights_gib and round(found.activation_bytes / GIB, 2) == activations_gib
+    assert found.kv_cache_bytes / GIB == pytest.approx(kv_gib, rel=0.01)
+    assert found.tokens == pytest.approx(tokens, rel=0.01)
+    assert found.max_num_seqs == 1024 and found.block_size == 64
+
+
+FEW = ("llama", "llama-tied", "mistral-sliding", "qwen2-mixed", "qwen3")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in FEW else pytest.mark.slow) for n in sorted(MODELS)])
+def test_a_cpu_engine_counts_the_same(name):
+    folder = tiny_model(name)
+    config, worker_config = EngineConfig(device="cpu", cpu_kv_cache_gib=0.01), read_model_config(folder)
+    model = read(folder)
+    assert model.sizes == workers_sizes_of(worker_config)
+    found = estimate(model, config, 0)
+    worker = daemon.worker_config(config, folder, model_summary(folder))
+    cache = KVCache(worker_config.attention_specs(Parallel()), worker.block_size, torch.float32)
+    step = cpu_step_bytes(
+        worker_config, max(worker.max_num_batched_tokens, worker.max_num_seqs), worker.max_num_seqs, torch.float32
+    )
+    assert (found.num_blocks, found.kv_cache_bytes) == (n := cpu_budget(worker, cache, 0).num_blocks, n * cache.block_bytes)
+    assert found.activation_bytes == step and found.max_model_len == worker.max_model_len
+    assert found.weights_bytes == build_model(worker_config, torch.float32, Parallel()).weights_bytes and model.is_counted
+
+
+def test_the_constants_are_the_tuning_tables():
+    step = DEFAULT.step
+    assert (step.captured_tokens, step.large_weights_bytes) == (memory_plan.CAPTURED_TOKENS, memory_plan.LARGE_WEIGHTS_BYTES)
+
+
+def test_parameters_are_computed_where_no_file_counts_them(tmp_path):
+    assert read(folder_of(tmp_path, LLAMA_8B)).num_parameters == 8_030_261_248  # what its model card counts
+    counted = read(tiny_model("llama"))
+    shutil.copy(tiny_model("llama") / "config.json", tmp_path)
+    computed = read(tmp_path)
+    assert (computed.num_parameters, computed.is_counted) == (counted.num_parameters, False)
+
+
+def test_flags_change_the_plan(tmp_path):
+    model, memory = read(folder_of(tmp_path, LLAMA_8B)), gpu_bytes("H100", None)
+
+    def tokens(**flags):
+        return estimate(model, EngineConfig(**flags), memory).tokens
+
+    base = tokens()
+    assert tokens(gpu_memory_utilization=0.5) < base < tokens(enforce_eager=True)
+    assert tokens(max_num_batched_tokens=2048) > base > tokens(dtype="float32")
+    assert tokens(kv_cache_memory_bytes=GIB) == GIB // 131072 - 64 and tokens(num_gpu_blocks_override=11) == 640
+    assert estimate(model, EngineConfig(), int(24 * GIB)).max_num_seqs == 256
+    with pytest.raises(EstimateError, match="more than the model was made for"):
+        tokens(max_model_len=200_000)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [({"hidden_size": None}, "hidden_size"), ({"num_local_experts": 8}, "num_local_experts"),
+     ({"vocab_size": "x"}, "vocab_size"), ({"quantization_config": {"a": 1}}, "quantization_config"), ({"dtype": "float8"}, "float8")],
+)  # fmt: skip
+def test_models_that_cannot_be_estimated(tmp_path, change, said):
+    with pytest.raises(EstimateError, match=said):
+        estimate(read(folder_of(tmp_path, {**LLAMA_8B, **change})), EngineConfig(), gpu_bytes("H100", None))
+
+
+def test_windows_and_head_sizes_by_family():
+    base = {**QWEN3_06B, "num_hidden_layers": 4}
+    del base["head_dim"]
+    assert {layer.head_dim for layer in sizes_of(base).layers} == {128}
+    mixed = {**base, "use_sliding_window": True, "sliding_window": 64, "max_window_layers": 2}
+    assert [layer.window for layer in sizes_of(mixed).layers] == [0, 0, 64, 64]
+    assert [layer.window for layer in sizes_of({**mixed, "use_sliding_window": False}).layers] == [0] * 4
+
+
+def test_the_command(tmp_path, capsys):
+    folder = folder_of(tmp_path, LLAMA_8B)
+    assert cli.main(["estimate", folder, "--gpu", "h200", "--max-model-len", "8K"]) == 0
+    out = capsys.readouterr().out
+    assert "on h200 (139.8 GiB), bfloat16" in out and "requests of 8,192 tokens fit at once" in out
+    assert cli.main(["estimate", folder, "--json", "--gpu-memory", "24GiB", "--hf-overrides.num_hidden_layers=16"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["total_bytes"] == 24 * GIB and found["kv_bytes_per_token"] == 65536
+    assert cli.main(["estimate", folder, "--gpu-memory", "16GB"]) == 1
+    assert "It does not fit" in capsys.readouterr().out
+    assert cli.main(["estimate", str(tmp_path / "config.json")]) == 1
+    assert "give the model's folder" in capsys.readouterr().err
+    for words, said in (
+        (["x", "--gpu", "abacus"], "known are H100"),
+        (["x", "--gpu-memory", "12"], "24GiB"),
+        ([], "which model"),
+    ):
+        with pytest.raises(SystemExit):
+            cli.main(["estimate", *words])
+        assert said in capsys.readouterr().err
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 64)
+    assert cli.main(["estimate", folder]) == 1
+    assert "is not a safetensors file" in capsys.readouterr().err
+
+
+def test_names_of_gpus():
+    assert all(gpu_bytes(name.lower().replace("-", " "), None) == int(gib * GIB) for name, gib in GPUS.items())
