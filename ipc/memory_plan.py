@@ -12,6 +12,7 @@ GIB = 1 << 30
 MIB = 1 << 20
 GRAPHS_BYTES = 512 * MIB  # captured graphs but for what they compute in, kernels' code, fragmentation
 PRIMITIVES_BYTES = 160 * MIB  # code and scratch that oneDNN keeps on a CPU: 147 MB were seen, see layers/formats/packed_cpu.py
+PACKED_TWICE_BYTES = 2 << 20  # of packed_cpu.py's SMALL_BYTES: estimated
 BIG_GPU_BYTES = 70 * 10**9  # of memory: from there on, 1024 sequences at once by default
 CONTEXT_BYTES = 850 * MIB  # CUDA's context, kernels' code and workspaces: estimated
 PROCESSOR_ROW_BYTES = 42 * 1024  # of a sequence's logits processors, beside the vocabulary's: estimated
@@ -74,6 +75,16 @@ def gpu_step_bytes(model: ModelSizes, max_tokens: int, itemsize: int) -> int:
     attention = max(2 * layer.q_size + 2 * layer.kv_size for layer in model.layers)
     mlp = 3 * max(layer.intermediate_size for layer in model.layers)  # gate and up, and their product
     return max_tokens * (4 * model.hidden_size + max(attention, mlp)) * itemsize
+
+
+def cpu_packed_bytes(model: ModelSizes, is_tied: bool, itemsize: int) -> int:
+    """Second copies of weights on a CPU: of small float32 ones, and of a head that is the embedding (formats/packed_cpu.py)."""
+    hidden, head = model.hidden_size, model.vocab_size * model.hidden_size * itemsize
+    total = head if is_tied or (itemsize == 4 and head <= PACKED_TWICE_BYTES) else 0
+    for layer in model.layers:
+        sizes = (layer.q_size + 2 * layer.kv_size, layer.q_size, 2 * layer.intermediate_size, layer.intermediate_size)
+        total += sum(n * hidden * itemsize for n in sizes if itemsize == 4 and n * hidden * itemsize <= PACKED_TWICE_BYTES)
+    return total
 
 
 def captured_tokens(weights_bytes: int, max_num_batched_tokens: int) -> int:

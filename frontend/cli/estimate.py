@@ -131,6 +131,7 @@ def estimate(model: Model, config: EngineConfig, memory: int, gpu: str = "") -> 
         room = int(config.gpu_memory_utilization * memory) - weights - step - graphs - tables
         blocks = max(room // block, 0)
     else:
+        weights += plan.cpu_packed_bytes(sizes, model.is_tied, item)
         step, graphs, tables = plan.cpu_step_bytes(sizes, max(tokens, rows), rows, item), 0, 0
         most = plan.most_useful_blocks(groups, rows, length, block_size)
         blocks = min(int(config.cpu_kv_cache_gib * GIB) // block, most)

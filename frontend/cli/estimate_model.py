@@ -29,6 +29,7 @@ class Model(NamedTuple):
     max_model_len: int
     dtype: str | None  # as config.json has it
     num_parameters: int
+    is_tied: bool  # the head is the embedding
     is_counted: bool  # from the files' headers; otherwise computed from config.json
 
 
@@ -50,7 +51,7 @@ def read_model(name: str, revision: str | None, download_dir: str | None, token:
     counted = sum(count for tensor, count in tensors if not (tied and tensor == "lm_head.weight"))
     dtype = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.") or None
     length = _max_model_len(config)
-    return Model(name, sizes, length, dtype, counted or computed_parameters(sizes, tied), bool(counted))
+    return Model(name, sizes, length, dtype, counted or computed_parameters(sizes, tied), tied, bool(counted))
 
 
 def sizes_of(config: Json) -> ModelSizes:

@@ -97,7 +97,7 @@ def test_a_target_is_read_from_any_spelling_of_the_url():
     for url in ("http://h:81", "h:81", "http://h:81/v1/", "http://h:81/v1"):
         assert Target.of(url, "/v1/completions")[:3] == ("h", 81, "/v1/completions")
     with pytest.raises(ValueError, match="http"):
-        Target.of("https://h", "/x")
+        Target.of("ftp://h", "/x")
     assert b"Authorization: Bearer k\r\n" in Target.of("http://h", "/x", "k").request(b"{}")
 
 

@@ -17,6 +17,8 @@ from quire.ipc.config import EngineConfig
 from quire.ipc.memory_plan import GIB
 from quire.kernels.tuning.default import DEFAULT
 from quire.workers.attention.kv_cache import KVCache
+from quire.workers.layers.formats.packed_cpu import SMALL_BYTES
+from quire.workers.loading.weights import load_weights
 from quire.workers.memory import cpu_budget, cpu_step_bytes
 from quire.workers.memory import sizes_of as workers_sizes_of
 from quire.workers.models.build import build_model
@@ -70,17 +72,19 @@ def test_a_cpu_engine_counts_the_same(name):
     found = estimate(model, config, 0)
     worker = daemon.worker_config(config, folder, model_summary(folder))
     cache = KVCache(worker_config.attention_specs(Parallel()), worker.block_size, torch.float32)
-    step = cpu_step_bytes(
-        worker_config, max(worker.max_num_batched_tokens, worker.max_num_seqs), worker.max_num_seqs, torch.float32
-    )
+    rows, tokens = worker.max_num_seqs, max(worker.max_num_batched_tokens, worker.max_num_seqs)
+    step = cpu_step_bytes(worker_config, tokens, rows, torch.float32)
     assert (found.num_blocks, found.kv_cache_bytes) == (n := cpu_budget(worker, cache, 0).num_blocks, n * cache.block_bytes)
     assert found.activation_bytes == step and found.max_model_len == worker.max_model_len
-    assert found.weights_bytes == build_model(worker_config, torch.float32, Parallel()).weights_bytes and model.is_counted
+    loaded = build_model(worker_config, torch.float32, Parallel())
+    load_weights(loaded, folder, torch.device("cpu"))
+    assert found.weights_bytes == loaded.weights_bytes and model.is_counted
 
 
 def test_the_constants_are_the_tuning_tables():
     step = DEFAULT.step
-    assert (step.captured_tokens, step.large_weights_bytes) == (memory_plan.CAPTURED_TOKENS, memory_plan.LARGE_WEIGHTS_BYTES)
+    assert step.captured_tokens == memory_plan.CAPTURED_TOKENS and memory_plan.PACKED_TWICE_BYTES == SMALL_BYTES
+    assert step.large_weights_bytes == memory_plan.LARGE_WEIGHTS_BYTES
 
 
 def test_parameters_are_computed_where_no_file_counts_them(tmp_path):
@@ -109,7 +113,8 @@ def test_flags_change_the_plan(tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [({"hidden_size": None}, "hidden_size"), ({"num_local_experts": 8}, "num_local_experts"),
-     ({"vocab_size": "x"}, "vocab_size"), ({"quantization_config": {"a": 1}}, "quantization_config"), ({"dtype": "float8"}, "float8")],
+     ({"vocab_size": "x"}, "vocab_size"),
+     ({"quantization_config": {"a": 1}}, "quantization_config"), ({"dtype": "float8"}, "float8")],
 )  # fmt: skip
 def test_models_that_cannot_be_estimated(tmp_path, change, said):
     with pytest.raises(EstimateError, match=said):

@@ -1,0 +1,225 @@
+"""The flags of `quire bench`: those of `vllm bench`, as far as there is something behind them. Only argparse is needed."""
+
+import argparse
+from typing import Any
+
+from quire.ipc.config import add_engine_arguments
+from quire.ipc.process.command import CommandParser
+from quire.ipc.process.flags import JsonObject
+
+_METRICS = ("ttft", "tpot", "itl", "e2el")
+
+
+def add_bench(commands: "argparse._SubParsersAction[CommandParser]") -> None:
+    bench = commands.add_parser("bench", help="measure a server or an engine", description="Measure a server or an engine.")
+    bench.set_defaults(run=None, parser=bench)
+    kinds = bench.add_subparsers(dest="measure", metavar="WHAT")
+    _add_serve(kinds.add_parser("serve", help="a load on any OpenAI-compatible server", description=_SERVE))
+    for name, text, add in (
+        ("throughput", "tokens a second of an engine", _add_throughput),
+        ("latency", "seconds for one batch", _add_latency),
+        ("startup", "seconds to an engine's first token", _add_startup),
+    ):
+        parser = kinds.add_parser(name, help=text, description=f"Measures {text}, started for it.")
+        add(parser.add_argument_group("benchmark"))
+        add_engine_arguments(parser)
+        parser.set_defaults(run=_offline, parser=parser)
+
+
+_SERVE = "A load on any OpenAI-compatible server: throughput, and percentiles of times to first token, per and between tokens."
+
+
+def _add_serve(parser: CommandParser) -> None:
+    server = parser.add_argument_group("server")
+    server.add_argument(
+        "--backend",
+        "--endpoint-type",
+        choices=["openai", "openai-chat", "vllm", "quire"],
+        default="openai",
+        help="completions, or openai-chat for chats (default: %(default)s)",
+    )
+    server.add_argument("--base-url", "--url", help="where the server is (default: of --host and --port)")
+    server.add_argument("--host", default="127.0.0.1", help="(default: %(default)s)")
+    server.add_argument("--port", type=int, default=8000, help="(default: %(default)s)")
+    server.add_argument("--endpoint", metavar="PATH", help="path of the route (default: of --backend)")
+    server.add_argument("--model", help="name of the model (default: the server's first)")
+    server.add_argument("--served-model-name", help="the same, where --model is a folder (default: --model)")
+    server.add_argument("--api-key", help="the server's key (default: OPENAI_API_KEY of the environment, or none)")
+    server.add_argument("--header", type=_pair, nargs="*", default=[], metavar="NAME=VALUE", help="headers (default: none)")
+    _add_dataset(parser.add_argument_group("prompts"))
+    load = parser.add_argument_group("load")
+    load.add_argument("--request-rate", type=float, default=float("inf"), help="requests a second (default: inf, all at once)")
+    load.add_argument("--burstiness", type=_positive, default=1.0, help="1: Poisson; less is burstier (default: 1)")
+    load.add_argument("--max-concurrency", type=int, help="most requests at a time (default: no limit)")
+    load.add_argument("--num-warmups", type=int, default=0, help="requests before, not counted (default: 0)")
+    load.add_argument("--ready-check-timeout-sec", type=float, default=0.0, help="seconds to wait for a server (default: 0)")
+    load.add_argument("--timeout-s", type=float, default=6 * 3600.0, help="for one request (default: 6 hours)")
+    load.add_argument("--seed", type=int, default=0, help="of prompts and times (default: 0)")
+    _add_sampling(load)
+    load.add_argument("--min-p", type=float, help="(default: the server's)")
+    load.add_argument("--logprobs", type=int, help="number of logprobs (default: none)")
+    load.add_argument("--ignore-eos", action="store_true", help="go on to the output's length")
+    load.add_argument("--extra-body", action=JsonObject, default={}, metavar="JSON", help="of bodies, too (default: none)")
+    _add_results(parser.add_argument_group("results"))
+    parser.set_defaults(run=_serve, parser=parser)
+
+
+def _add_dataset(group: Any) -> None:
+    group.add_argument("--num-prompts", type=_count, default=1000, help="(default: %(default)s)")
+    group.add_argument(
+        "--dataset-name",
+        choices=["random", "sharegpt", "custom"],
+        default="random",
+        help="random tokens, a ShareGPT file, or JSON lines with a prompt each (default: %(default)s)",
+    )
+    group.add_argument("--dataset-path", metavar="FILE", help="of sharegpt and custom (default: none)")
+    group.add_argument("--input-len", "--random-input-len", type=_count, help="tokens of a random prompt (default: 1024)")
+    group.add_argument(
+        "--output-len",
+        "--random-output-len",
+        "--sharegpt-output-len",
+        "--custom-output-len",
+        type=_count,
+        help="tokens of an answer (default: 128; sharegpt: the answer's)",
+    )
+    group.add_argument("--random-range-ratio", type=_ratio, default=0.0, help="spread of lengths, 0 to 1 (default: 0)")
+    group.add_argument("--random-prefix-len", type=int, default=0, help="tokens that all prompts begin with (default: 0)")
+
+
+def _add_sampling(group: Any) -> None:
+    group.add_argument("--temperature", type=float, help="(default: the server's; of an engine: 1)")
+    group.add_argument("--top-p", type=float, help="(default: the server's)")
+    group.add_argument("--top-k", type=int, help="(default: the server's)")
+
+
+def _add_results(group: Any) -> None:
+    group.add_argument("--tokenizer", help="folder or hub id, to make prompts of an exact length as text (default: token ids)")
+    group.add_argument(
+        "--percentile-metrics",
+        type=_metrics,
+        default=["ttft", "tpot", "itl"],
+        metavar="LIST",
+        help="of ttft, tpot, itl, e2el (default: ttft,tpot,itl)",
+    )
+    group.add_argument("--metric-percentiles", type=_percentiles, default=[99.0], metavar="LIST", help="(default: 99)")
+    group.add_argument(
+        "--goodput",
+        type=_limits,
+        nargs="+",
+        default={},
+        action=_Goodput,
+        metavar="NAME:MS",
+        help="ttft, tpot, e2el: the longest that a good request takes (default: none)",
+    )
+    group.add_argument("--save-result", action="store_true", help="write the figures to a file, as JSON")
+    group.add_argument("--save-detailed", action="store_true", help="with times and texts of every request")
+    group.add_argument("--result-dir", metavar="FOLDER", help="(default: this one)")
+    group.add_argument("--result-filename", metavar="NAME", help="(default: made of model, rate and date)")
+    group.add_argument("--metadata", type=_pair, nargs="*", default=[], metavar="NAME=VALUE", help="for the file (default: no)")
+    group.add_argument("--label", help="for the file, in place of the backend (default: none)")
+    group.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
+
+
+def _add_throughput(group: Any) -> None:
+    _add_dataset(group)
+    _add_sampling(group)
+    _add_output(group)
+    group.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
+
+
+def _add_latency(group: Any) -> None:
+    group.add_argument("--input-len", type=_count, default=32, help="(default: %(default)s)")
+    group.add_argument("--output-len", type=_count, default=128, help="(default: %(default)s)")
+    group.add_argument("--batch-size", type=_count, default=8, help="(default: %(default)s)")
+    group.add_argument("--num-iters-warmup", type=int, default=10, help="(default: %(default)s)")
+    group.add_argument("--num-iters", type=_count, default=30, help="(default: %(default)s)")
+    _add_output(group)
+
+
+def _add_startup(group: Any) -> None:
+    group.add_argument("--num-iters-cold", type=int, default=1, help="starts with no kernel compiled before (default: 1)")
+    group.add_argument("--num-iters-warm", type=int, default=3, help="starts after that (default: 3)")
+    _add_output(group)
+
+
+def _add_output(group: Any) -> None:
+    group.add_argument("--output-json", metavar="FILE", help="where the figures are written (default: nowhere)")
+
+
+# -------------------------------------------------------------------------------------------------------------- values
+class _Goodput(argparse.Action):
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None) -> None:
+        setattr(namespace, self.dest, dict(values))
+
+
+def _limits(text: str) -> tuple[str, float]:
+    name, _, value = text.partition(":")
+    if name not in ("ttft", "tpot", "e2el") or not value.replace(".", "", 1).isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r}: a limit is like ttft:500, in ms, of ttft, tpot or e2el")
+    return name, float(value)
+
+
+def _metrics(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not set(names) <= set(_METRICS):
+        raise argparse.ArgumentTypeError(f"{text!r}: there are {', '.join(_METRICS)}")
+    return names
+
+
+def _percentiles(text: str) -> list[float]:
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        found = [-1.0]
+    if not all(0 <= p <= 100 for p in found):
+        raise argparse.ArgumentTypeError(f"{text!r}: percentiles are numbers up to 100, with commas between them")
+    return found
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals or not text.isprintable():
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of at least 1")
+    return int(text)
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError("it must be greater than 0")
+    return value
+
+
+def _ratio(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError("it must be between 0 and 1")
+    return value
+
+
+# ---------------------------------------------------------------------------------------------------------------- run
+def _serve(args: argparse.Namespace) -> int:
+    from quire.frontend.cli.bench.serve import bench_serve
+
+    _check(args)
+    return bench_serve(args)
+
+
+def _offline(args: argparse.Namespace) -> int:
+    from quire.frontend.cli.bench.offline import run
+
+    _check(args)
+    return run(args)
+
+
+def _check(args: argparse.Namespace) -> None:
+    if getattr(args, "dataset_name", "random") != "random" and args.dataset_path is None:
+        args.parser.error(f"--dataset-name {args.dataset_name} needs --dataset-path")
+    if getattr(args, "request_rate", 1.0) <= 0:
+        args.parser.error("--request-rate must be greater than 0")

@@ -1,0 +1,240 @@
+"""`quire bench serve`: a load on any OpenAI-compatible server, with the flags and the result file of `vllm bench serve`.
+
+Requests are due at times that follow from the seed (Poisson, or burstier or more even), or all at once; at most
+--max-concurrency run. One process and one event loop: some 50,000 streamed tokens a second on a fast core.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import uvloop
+from tqdm import tqdm
+
+from quire.frontend.cli.api_client import ChatError, ChatServer, api_key_of
+from quire.frontend.cli.bench import datasets
+from quire.frontend.cli.bench.datasets import DatasetError, Request
+from quire.frontend.cli.bench.metrics import Result, report, summary
+from quire.frontend.cli.bench.sse_client import Answer, Connection, Target, clock
+
+CHAT = "openai-chat"
+PATHS = {"openai": "/v1/completions", "vllm": "/v1/completions", "quire": "/v1/completions", CHAT: "/v1/chat/completions"}
+
+
+class Load:
+    """Requests on their way to a server, and what came of them."""
+
+    def __init__(self, target: Target, args: argparse.Namespace, model: str, bar: Any) -> None:
+        self._target = target
+        self._args = args
+        self._model = model
+        self._bar = bar
+        self._idle: list[Connection] = []
+        self._slots = asyncio.Semaphore(args.max_concurrency or 1 << 30)
+
+    async def run(self, requests: Sequence[Request], due: Sequence[float]) -> tuple[list[Result], float]:
+        """Results in the requests' order, and the seconds that all took."""
+        begin, tasks = clock(), []
+        for request, when in zip(requests, due, strict=True):
+            if (early := begin + when - clock()) > 0:
+                await asyncio.sleep(early)
+            tasks.append(asyncio.create_task(self._one(request)))
+        results = list(await asyncio.gather(*tasks))
+        return results, clock() - begin
+
+    async def close(self) -> None:
+        """Give up what is kept alive, and let the loop do it: one that ends with open connections may wait for them."""
+        for connection in self._idle:
+            connection.abort()
+        await asyncio.sleep(0)
+
+    async def _one(self, request: Request) -> Result:
+        async with self._slots:
+            result = await self.ask(request)
+        if self._bar is not None:
+            self._bar.update(1)
+        return result
+
+    async def ask(self, request: Request) -> Result:
+        data, begin, connection = self._target.request(self._body(request)), clock(), None
+        answer = Answer(begin)
+        try:
+            async with asyncio.timeout(self._args.timeout_s):
+                connection = await self._connection()
+                answer, done = connection.send(data)
+                answer.texts = [] if self._args.save_detailed else None
+                await done
+        except TimeoutError:
+            answer.error = f"no end after {self._args.timeout_s:g} s"
+        except OSError as error:
+            answer.error = f"cannot connect: {error}"
+        if connection is not None:
+            if answer.error:
+                connection.abort()
+            elif connection.usable:
+                self._idle.append(connection)
+        if not answer.error and not answer.first:
+            answer.error = "the answer held nothing"
+        num_out = answer.output_tokens or len(answer.gaps) + 1
+        return Result(
+            begin, answer.first, answer.end, answer.gaps, answer.prompt_tokens or request.prompt_len,
+            0 if answer.error else num_out, answer.error, "".join(answer.texts or []),
+        )  # fmt: skip
+
+    async def _connection(self) -> Connection:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.usable:
+                return connection
+        return await Connection.open(self._target)
+
+    def _body(self, request: Request) -> bytes:
+        args = self._args
+        wishes = {name: getattr(args, name) for name in ("temperature", "top_p", "top_k", "min_p", "logprobs")}
+        body: dict[str, Any] = {
+            "model": self._model,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **{name: value for name, value in wishes.items() if value is not None},
+        }
+        if args.ignore_eos:
+            body["ignore_eos"] = True
+        if args.backend == CHAT:
+            body |= {"messages": [{"role": "user", "content": request.prompt}], "max_completion_tokens": request.output_len}
+            if "logprobs" in body:
+                body |= {"logprobs": True, "top_logprobs": body["logprobs"]}
+        else:
+            body |= {"prompt": request.prompt, "max_tokens": request.output_len}
+        return json.dumps({**body, **args.extra_body}).encode()
+
+
+def due_times(count: int, rate: float, burstiness: float, seed: int) -> list[float]:
+    """Seconds from the start: gamma-distributed gaps of mean 1 / rate; burstiness 1 is Poisson, less is burstier."""
+    if rate == float("inf"):
+        return [0.0] * count
+    gaps = np.random.default_rng((seed, 2)).gamma(burstiness, 1 / (rate * burstiness), count)
+    return (np.cumsum(gaps) - gaps[0]).tolist()
+
+
+def requests_of(args: argparse.Namespace, as_words: bool = False) -> list[Request]:
+    """The prompts that flags ask for. Raises DatasetError."""
+    tokenizer = datasets.load_tokenizer(args.tokenizer)
+    match args.dataset_name:
+        case "sharegpt":
+            return datasets.sharegpt_requests(args.dataset_path, args.num_prompts, args.output_len, args.seed, tokenizer)
+        case "custom":
+            output_len = args.output_len if args.output_len is not None else 256
+            return datasets.custom_requests(args.dataset_path, args.num_prompts, output_len, tokenizer)
+    return datasets.random_requests(
+        args.num_prompts,
+        args.input_len if args.input_len is not None else 1024,
+        args.output_len if args.output_len is not None else 128,
+        range_ratio=args.random_range_ratio,
+        prefix_len=args.random_prefix_len,
+        seed=args.seed,
+        tokenizer=tokenizer,
+        as_words=as_words,
+    )
+
+
+def bench_serve(args: argparse.Namespace) -> int:
+    """Returns the exit code: 1 if the server cannot be asked, or a request failed."""
+    url = args.base_url or f"http://{f'[{args.host}]' if ':' in args.host else args.host}:{args.port}"
+    try:
+        model = args.served_model_name or args.model or ChatServer(url, api_key_of(args)).first_model()
+        requests = requests_of(args, as_words=args.backend == CHAT)
+        target = Target.of(url, args.endpoint or PATHS[args.backend], api_key_of(args))._replace(headers=tuple(args.header))
+    except (ChatError, DatasetError, ValueError) as error:
+        print(f"quire bench serve: {error}", file=sys.stderr)
+        return 1
+    begin = datetime.now()
+    results, seconds, problem = uvloop.run(_measure(args, target, model, requests))
+    if problem:
+        print(f"quire bench serve: the first request failed: {problem}", file=sys.stderr)
+        return 1
+    found = summary(results, seconds, args.percentile_metrics, args.metric_percentiles, args.goodput)
+    print(report(found, args.percentile_metrics, args.metric_percentiles))
+    for reason in sorted({r.error for r in results if r.error})[:5]:
+        print(f"failed: {reason}", file=sys.stderr)
+    if args.save_result or args.save_detailed:
+        print(f"saved: {_save(args, begin, model, found, results)}")
+    return 1 if found["failed"] else 0
+
+
+async def _measure(
+    args: argparse.Namespace, target: Target, model: str, requests: Sequence[Request]
+) -> tuple[list[Result], float, str]:
+    """After a request by itself, whose failure is that of all, and warm-ups."""
+    warm = Load(target, args, model, None)
+    first = await _first(warm, requests[0], args.ready_check_timeout_sec)
+    if not first.error:
+        await warm.run([requests[i % len(requests)] for i in range(args.num_warmups)], [0.0] * args.num_warmups)
+    await warm.close()
+    if first.error:
+        return [], 0.0, first.error
+    due = due_times(len(requests), args.request_rate, args.burstiness, args.seed)
+    with tqdm(total=len(requests), disable=args.disable_tqdm or None, unit="request") as bar:
+        load = Load(target, args, model, bar)
+        results, seconds = await load.run(requests, due)
+        await load.close()
+    return results, seconds, ""
+
+
+async def _first(load: Load, request: Request, timeout_s: float) -> Result:
+    """A server that is not up yet is asked again for timeout_s."""
+    deadline = clock() + timeout_s
+    while True:
+        result = await load.ask(request)
+        if not result.error.startswith("cannot connect") or clock() > deadline:
+            return result
+        await asyncio.sleep(1.0)
+
+
+def _save(args: argparse.Namespace, begin: datetime, model: str, found: dict[str, Any], results: Sequence[Result]) -> Path:
+    rate = "inf" if args.request_rate == float("inf") else args.request_rate
+    data: dict[str, Any] = {
+        "date": begin.strftime("%Y%m%d-%H%M%S"),
+        "backend": args.backend,
+        "endpoint_type": args.backend,
+        "label": args.label,
+        "model_id": model,
+        "tokenizer_id": args.tokenizer,
+        "num_prompts": len(results),
+        **dict(args.metadata),
+        "request_rate": rate,
+        "burstiness": args.burstiness,
+        "max_concurrency": args.max_concurrency,
+        **found,
+    }
+    if args.save_detailed:
+        first = min((r.sent for r in results), default=0.0)
+        data |= {
+            "input_lens": [r.prompt_len for r in results],
+            "output_lens": [r.output_len for r in results],
+            "ttfts": [r.ttft if not r.error else 0.0 for r in results],
+            "itls": [r.gaps for r in results],
+            "start_times": [r.sent - first for r in results],
+            "generated_texts": [r.text for r in results],
+            "errors": [r.error for r in results],
+        }
+    label = args.label or args.backend
+    limit = f"-concurrency{args.max_concurrency}" if args.max_concurrency else ""
+    name = args.result_filename or f"{label}-{rate}qps{limit}-{model.split('/')[-1]}-{data['date']}.json"
+    path = Path(args.result_dir or ".") / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(data))
+    return path
+
+
+def timed(work: Any) -> tuple[Any, float]:
+    """What `work` returns, and the seconds it took."""
+    begin = time.perf_counter()
+    result = work()
+    return result, time.perf_counter() - begin
