@@ -12,7 +12,9 @@ from quire.ipc.process.flags import JsonObject, Switch, human_int
 
 def add_serve_arguments(serve: CommandParser) -> None:
     serve.add_argument("-h", "--help", action=HelpTopics, help="this help; =listgroup, =GROUP or =FLAG for less of it")
-    serve.add_argument("--model", dest="model_flag", metavar="MODEL", help="the model, for those who name it so")
+    serve.add_argument(
+        "--model", dest="model_flag", metavar="MODEL", help="the model, for those who name it so (default: none)"
+    )
     serve.add_argument(
         "--config",
         metavar="FILE",

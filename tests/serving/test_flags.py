@@ -30,7 +30,10 @@ ALL_FLAGS = {
     "--max-num-waiting": ["2"], "--no-enable-prefix-caching": [], "--scheduling-policy": ["priority"],
     "--admission": ["lookahead"], "--enforce-eager": [], "--max-logprobs": ["3"], "--seed": ["5"],
     "--tensor-parallel-size": ["1"], "--step-timeout-s": ["30"], "--enable-log-requests": [],
-    "--chat-template": ["{% for m in messages %}<{{ m.content }}>{% endfor %}"],
+    "--long-prefill-token-threshold": ["16"], "--log-level": ["info"], "--log-format": ["text"],
+    "--kv-cache-memory-bytes": ["1G"], "--hf-overrides": ['{"rms_norm_eps": 1e-6}'],
+    "--override-generation-config": ['{"top_k": 50}'],
+    "--chat-template-content-format": ["string"], "--chat-template": ["{% for m in messages %}<{{ m.content }}>{% endfor %}"],
 }  # fmt: skip
 PROMPT = list(range(10, 74))  # two blocks of 32 tokens
 
@@ -50,7 +53,16 @@ def flagged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def test_every_flag_of_the_engine_is_known_to_both_commands() -> None:
     with Launched("quire.enginecore.cli", "--help") as daemon, Launched("quire.frontend.cli.main", "serve", "--help") as serve:
         assert daemon.wait() == serve.wait() == 0
-    rest = {"--revision", "--download-dir", "--tokenizer", "--disable-log-stats", "--enable-prefix-caching"}
+    rest = {
+        "--revision",
+        "--download-dir",
+        "--tokenizer",
+        "--tokenizer-revision",
+        "--hf-token",
+        "-tp",
+        "--disable-log-stats",
+        "--enable-prefix-caching",
+    }
     for flag in {*ALL_FLAGS, *rest}:
         assert all(re.search(rf"{flag}\b", said) for said in (daemon.output, serve.output)), flag
     for said in (daemon.output, serve.output):
@@ -213,3 +225,23 @@ def test_a_port_in_use_is_said_at_once() -> None:
         with Served("--port", port) as served:
             assert served.wait() == 1
             assert served.lines == [f"quire serve: port {port} of 127.0.0.1 is in use; choose another with --port"]
+
+
+def test_overrides_reach_the_engine_and_its_worker(tmp_path: Path) -> None:
+    """Of config.json: half of the layers; of generation_config.json: greedy, and an end after six tokens."""
+    flags = ("--override-generation-config.max_new_tokens=6", "--override_generation_config.temperature", "0")
+    with Served(
+        *SMALL, "--hf-overrides", '{"num_hidden_layers": 2}', *flags, "--load-format=dummy", "--log-format=json"
+    ) as served:
+        served.ready()
+        weights = served.line(r"weights (\d\.\d+) GiB")[1]
+        answers = [served.complete("One day", max_tokens=None)["choices"][0]["text"] for _ in range(2)]
+        assert answers[0] == answers[1]
+        usage = served.complete("One day", max_tokens=None)["usage"]
+        assert usage["completion_tokens"] <= 6
+        said = [json.loads(line) for line in served.output.splitlines() if line.startswith("{")]
+        assert any("KV cache" in entry["message"] for entry in said) and float(weights) < 0.03
+        assert served.end() == 0
+    with Served(*SMALL, "--hf-overrides", '{"num_hidden_layers": 0}') as wrong:
+        assert wrong.wait() == 1
+        assert "num_hidden_layers" in wrong.output
