@@ -167,8 +167,8 @@ def test_a_bar_appears_for_long_batches_only(llm: LLM, capsys: pytest.CaptureFix
 def test_a_bar_appears_before_any_prompt_has_ended(
     llm: LLM, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quire.frontend.client.llm._BAR_DELAY_S", 0.01)
-    monkeypatch.setattr("quire.frontend.client.llm._BAR_REFRESH_S", 0.02)
+    monkeypatch.setattr("quire.frontend.client.progress_bar._BAR_DELAY_S", 0.01)
+    monkeypatch.setattr("quire.frontend.client.progress_bar._BAR_REFRESH_S", 0.02)
     shown: list[str] = []
 
     def interrupt() -> None:
