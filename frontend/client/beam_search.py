@@ -32,6 +32,7 @@ MAX_BEAM_WIDTH = MAX_CANDIDATES // 2
 MAX_LENGTH_PENALTY = 20.0
 _ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=False)
 _SUBMIT_TOGETHER = 8  # before others get a turn of the event loop: a long prompt is copied for each beam
+_LONG_OUTPUT = 1000  # tokens; the text of more is made off the event loop
 _MAX_SEARCHES = 16  # of one `beam_search` at once
 
 _searches = itertools.count(1)
@@ -177,7 +178,6 @@ class BeamSearch:
 class BeamStream:
     """A search in the place of a Stream, for the routes: nothing comes before its end."""
 
-    num_unreturned_tokens = 0
     prompt_logprobs = None
 
     def __init__(self, search: BeamSearch, params: SamplingParams, request_name: str) -> None:
@@ -209,8 +209,13 @@ class BeamStream:
             raise
         finally:
             self.finished = True
-        tokenizer = self._search._client.tokenizer
-        return [self._delta(i, beam, tokenizer) for i, beam in enumerate(beams[: self.params.n])]
+        beams, tokenizer = beams[: self.params.n], self._search._client.tokenizer
+
+        def deltas() -> list[Delta]:
+            return [self._delta(i, beam, tokenizer) for i, beam in enumerate(beams)]
+
+        num_tokens = sum(len(beam.ids) - self.num_prompt_tokens for beam in beams)
+        return await asyncio.to_thread(deltas) if num_tokens > _LONG_OUTPUT else deltas()
 
     def _delta(self, index: int, beam: Beam, tokenizer: Tokenizer) -> Delta:
         prompt_ids, ids = (part.tolist() for part in np.split(beam.ids, [self.num_prompt_tokens]))

@@ -1,4 +1,4 @@
-"""Beam search against a reference that sees every log-probability, in float32, from transformers; and what it costs the engine."""
+"""Beam search against a reference that sees every log-probability, in float32, from transformers; and what it costs."""
 
 import asyncio
 import functools
@@ -59,7 +59,8 @@ def assert_equal(llm: LLM, prompt: str, params: BeamSearchParams) -> None:
         same = [t for t, s in want if abs(s - beam.cum_logprob) < ROUNDING]  # of equal ones any may come first
         assert beam.tokens in same, place
         assert beam.finish_reason == ("stop" if beam.tokens[-1] in eos else "length")
-        assert abs(sum(row[t].logprob for row, t in zip(beam.logprobs, beam.tokens[len(ids) :], strict=True)) - total) < ROUNDING
+        outputs = zip(beam.logprobs, beam.tokens[len(ids) :], strict=True)
+        assert abs(sum(row[token].logprob for row, token in outputs) - total) < ROUNDING
 
 
 @pytest.mark.parametrize(

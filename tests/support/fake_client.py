@@ -167,7 +167,8 @@ class Api:
 
     def __init__(self, client: FakeClient | None = None, **options) -> None:
         self.client = client or FakeClient()
-        services = Services.make(self.client, log_requests=options.pop("log_requests", False))
+        own = {name: options.pop(name, False) for name in ("log_requests", "trust_request_chat_template")}
+        services = Services.make(self.client, **own)
         self.app = App(services, **options)
 
     def wire(self) -> Wire:
