@@ -26,6 +26,7 @@ import uvloop
 
 from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.client.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output, search_all
+from quire.frontend.client.engine_options import engine_options
 from quire.frontend.client.outputs import Delta, RequestOutput, add_delta, new_completions
 from quire.frontend.client.progress_bar import ProgressBar
 from quire.frontend.client.prompt import Prompt, split_prompt
@@ -313,15 +314,15 @@ def _copy_result(task: asyncio.Task[T], result: Future[T]) -> None:
         result.set_result(task.result())
 
 
-def engine_config(model: str | os.PathLike[str] | None, options: dict[str, Any]) -> EngineConfig:
-    """EngineConfig from LLM's arguments. Raises TypeError, ValueError."""
-    names = EngineConfig.__struct_fields__
+def engine_config(model: str | os.PathLike[str] | None, options: dict[str, Any], of: str = "LLM") -> EngineConfig:
+    """EngineConfig from the arguments of LLM, or of what `of` names. Raises TypeError, ValueError."""
+    names, options = EngineConfig.__struct_fields__, engine_options(options)
     for name in options:
         if name not in names:
             public = [n for n in names if n not in _NOT_FOR_LLM]
             close = difflib.get_close_matches(name, public, n=3, cutoff=0.7)
             hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(public)}"
-            raise TypeError(f"LLM has no option {name!r}; {hint}")
+            raise TypeError(f"{of} has no option {name!r}; {hint}")
     values = {"disable_log_stats": True, **options, "model": None if model is None else os.fspath(model)}
     if isinstance(values.get("served_model_name"), str):
         values["served_model_name"] = [values["served_model_name"]]
