@@ -18,7 +18,8 @@ from quire.frontend.http.protocol.errors import ApiError
 # Of OpenAI's and vLLM's APIs, and nothing to do with the answer.
 IGNORED = frozenset(
     ("user", "metadata", "store", "service_tier", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention",
-     "safety_identifier", "verbosity", "session_id", "return_token_offsets", "return_mm_kwargs")
+     "safety_identifier", "verbosity", "session_id", "return_token_offsets", "return_mm_kwargs",
+     "prompt_cache_options")
 )  # fmt: skip
 
 T = TypeVar("T", bound=msgspec.Struct)

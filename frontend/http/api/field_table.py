@@ -99,6 +99,7 @@ FIELDS = (
     Field("audio", "both", "refused"),
     Field("prediction", "both", "refused"),
     Field("web_search_options", "both", "refused"),
+    Field("moderation", "both", "refused"),
     # how it is run
     Field("priority", "both", "works", "needs --scheduling-policy priority, unless it is 0"),
     Field("cache_salt", "both", "works", "up to 1024 characters"),
@@ -112,6 +113,7 @@ FIELDS = (
     Field("store", "both", "harmless", "nothing is stored"),
     Field("service_tier", "both", "harmless", "there is one"),
     Field("prompt_cache_key", "both", "harmless", "prefixes are found by their tokens"),
+    Field("prompt_cache_options", "both", "harmless"),
     Field("prompt_cache_retention", "both", "harmless"),
     Field("safety_identifier", "both", "harmless"),
     Field("session_id", "both", "harmless"),

@@ -15,7 +15,7 @@ from quire.frontend.http.protocol.errors import ApiError
 from quire.ipc.limits import output_room
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-# Of vLLM's and not here, with the values that ask for nothing.
+# Of OpenAI's and vLLM's and not here, with the values that ask for nothing.
 NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "watermarking": (False,),
     "logprob_token_ids": ([],),
@@ -23,6 +23,7 @@ NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "routed_experts_prompt_start": (0,),
     "stream_interval": (1,),
     "ec_transfer_params": ({},),
+    "moderation": ({},),
 }
 
 # What a search over the likeliest continuations cannot heed, with the values that ask for nothing. Not here: temperature,
@@ -58,6 +59,7 @@ class MoreFields(msgspec.Struct, kw_only=True):
     routed_experts_prompt_start: Any = None
     stream_interval: Any = None
     ec_transfer_params: Any = None
+    moderation: Any = None
 
 
 def check_fields(body: Any) -> None:

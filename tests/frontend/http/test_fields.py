@@ -4,6 +4,7 @@ import asyncio
 import logging
 
 import fake_client as http
+import openai
 import pytest
 from fake_client import CHAT, COMPLETIONS, HELLO
 
@@ -30,6 +31,12 @@ def test_the_table_holds_every_field(route):
     assert known - here.keys() == set(), "fields that the table lacks"
     assert here.keys() - known == set(), "fields that no body has"
     assert {n for n, f in here.items() if f.treatment == "harmless"} <= IGNORED
+
+
+@pytest.mark.parametrize(("route", "reference"), [("chat", openai.types.chat), ("completions", openai.types)])
+def test_the_table_holds_what_the_openai_package_can_send(route, reference):
+    sent = set(reference.completion_create_params.CompletionCreateParamsBase.__annotations__)
+    assert len(sent) > 10 and sent - {f.name for f in FIELDS if f.routes in (route, "both")} == set()
 
 
 @pytest.mark.parametrize(("path", "route", "base"), [(CHAT, "chat", HELLO), (COMPLETIONS, "completions", PROMPT)])
