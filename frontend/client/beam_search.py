@@ -19,6 +19,7 @@ import numpy as np
 from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.client.beams import Beam, Beams
 from quire.frontend.client.outputs import Delta, RequestMetrics, TokenLogprobDict
+from quire.frontend.client.progress_bar import ProgressBar
 from quire.frontend.client.prompt import Prompt, split_prompt
 from quire.frontend.client.stream import ClientError, InvalidRequest, Stream, TooLong, logprob_dict
 from quire.frontend.text.detokenizer import PROMPT_TAIL, OutputText
@@ -246,7 +247,7 @@ class _Found(NamedTuple):
 
 
 async def search_all(
-    client: AsyncClient, prompts: Sequence[Prompt], params: BeamSearchParams, most: int | None = None
+    client: AsyncClient, prompts: Sequence[Prompt], params: BeamSearchParams, most: int | None = None, use_tqdm: bool = False
 ) -> list[_Found]:
     """A search for each prompt, at most `most` at once. Nothing runs if one of them cannot. Raises ClientError, TypeError."""
     if not isinstance(params, BeamSearchParams):
@@ -262,15 +263,18 @@ async def search_all(
             raise type(error)(f"prompt {i}: {error}") from None
     places = asyncio.Semaphore(most or _MAX_SEARCHES)
 
-    async def one(search: BeamSearch) -> _Found:
+    async def one(search: BeamSearch, bar: ProgressBar) -> _Found:
         async with places:
-            return _Found(search, await search.run())
+            found = _Found(search, await search.run())
+        bar.add(search.num_prompt_tokens, sum(len(beam.ids) - search.num_prompt_tokens for beam in found.beams))
+        return found
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(search)) for search in searches]
-    except ExceptionGroup as failures:
-        raise failures.exceptions[0] from None
+    with ProgressBar(len(searches), use_tqdm) as bar:
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(search, bar)) for search in searches]
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
     return [task.result() for task in tasks]
 
 

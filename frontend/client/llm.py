@@ -126,14 +126,19 @@ class LLM:
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def beam_search(
-        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, concurrency_limit: int | None = None
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: bool = False,
+        concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
         """The likeliest continuations of each prompt, best first. concurrency_limit: prompts at once, None: 16.
 
         Prompts and errors as for `generate`.
         """
-        found = self._background.run(search_all(self._client, _prompt_list(prompts), params, concurrency_limit))
-        return [beam_search_output(each, self._client._tokenizer) for each in found]
+        work = search_all(self._client, _prompt_list(prompts), params, concurrency_limit, use_tqdm)
+        return [beam_search_output(each, self._client._tokenizer) for each in self._background.run(work)]
 
     def get_tokenizer(self) -> Tokenizer:
         return self._client.tokenizer
