@@ -4,33 +4,37 @@ The options are EngineConfig's fields (ipc/config.py), most of which are vLLM's,
 """
 
 import argparse
+import dataclasses
 import os
 from typing import Any, Self
 
-from quire.frontend.client.engine_options import engine_options
 from quire.frontend.client.llm import engine_config
 from quire.ipc.config import EngineConfig, add_engine_arguments
 
+_Fields = dataclasses.make_dataclass("_Fields", [(n, Any) for n in EngineConfig.__struct_fields__], init=False, slots=True)
 
-class EngineArgs:
-    """Options of an engine. Each is an attribute, the default where it was not given.
+
+class EngineArgs(_Fields):  # type: ignore[misc, valid-type]
+    """Options of an engine, a dataclass: each is an attribute that can be set, the default where it was not given.
 
     Raises TypeError for an unknown name, naming the nearest, ValueError for a value that cannot be had.
     """
 
-    def __init__(self, model: str | os.PathLike[str] | None = None, **options: Any) -> None:
-        self.options = engine_options(options)
-        self._config = engine_config(model, self.options, type(self).__name__)
-        self.model = self._config.model
+    __slots__ = ()
 
-    def __getattr__(self, name: str) -> Any:
-        config = self.__dict__.get("_config")
-        if config is None or name not in EngineConfig.__struct_fields__:
-            raise AttributeError(f"{type(self).__name__} has no option {name!r}")
-        return getattr(config, name)
+    def __init__(self, model: str | os.PathLike[str] | None = None, **options: Any) -> None:
+        config = engine_config(model, options, type(self).__name__)
+        for name in EngineConfig.__struct_fields__:
+            setattr(self, name, getattr(config, name))
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """All but the model, as `LLM` takes them."""
+        return {name: getattr(self, name) for name in EngineConfig.__struct_fields__ if name != "model"}
 
     def create_engine_config(self) -> EngineConfig:
-        return self._config
+        """Of the options as they are now."""
+        return engine_config(self.model, self.options, type(self).__name__)
 
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -47,3 +51,5 @@ class EngineArgs:
 
 class AsyncEngineArgs(EngineArgs):
     """Options of an engine for AsyncLLM: the same."""
+
+    __slots__ = ()

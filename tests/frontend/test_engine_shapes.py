@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Iterator
 
@@ -39,8 +40,11 @@ def test_arguments_have_vllms_names_and_defaults(caplog, monkeypatch):
     assert [r.getMessage() for r in caplog.records if "not needed" in r.getMessage()] == [
         "not needed here, and without effect: swap_space, trust_remote_code"
     ]
+    args.max_num_seqs = 7
+    assert args.create_engine_config().max_num_seqs == dataclasses.asdict(args)["max_num_seqs"] == 7
+    assert EngineArgs(**dataclasses.asdict(args)) == args
     with pytest.raises(AttributeError, match="nowhere"):
-        _ = args.nowhere
+        args.nowhere = 5
 
 
 @pytest.mark.parametrize("kind", [EngineArgs, AsyncEngineArgs])

@@ -10,7 +10,7 @@ from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.fields import echoed_text, num_kept
 from quire.frontend.http.api.generate import Streaming, collect, includes_usage, running
 from quire.frontend.http.api.logprobs import LogprobStyle, chat_logprobs, prompt_logprobs
-from quire.frontend.http.api.params import SamplingRequest, chat_text, check_model, encoded
+from quire.frontend.http.api.params import SamplingRequest, check_model, encoded, prompt_text
 from quire.frontend.http.api.prompt_run import PromptRun, usage_of
 from quire.frontend.http.api.request_log import new_id
 from quire.frontend.http.api.schemas import (
@@ -46,7 +46,7 @@ async def chat_completions(services: Services, request: Request, response: Respo
         default_max_tokens=None,
         logprobs=_num_logprobs(body, limits.max_logprobs),
     )
-    text = chat_text(body, tokenizer, services.trust_request_chat_template)
+    text = await prompt_text(body, tokenizer, services.trust_request_chat_template)
     keep = num_kept(body, limits.max_model_len, body.max_completion_tokens if newer else body.max_tokens)
     ids = await encoded(client, text, bool(body.add_special_tokens), keep, body.truncation_side)
     params = sampling.params(len(ids), "messages")

@@ -4,6 +4,7 @@ Defaults come, in this order, from the request, the model's generation_config.js
 the rest of the context for chats). What needs the prompt's length is checked here, so that the text can name the numbers.
 """
 
+import asyncio
 import re
 from typing import Any
 
@@ -150,6 +151,13 @@ def chat_text(body: ChatRequest | TokenizeRequest, tokenizer: Tokenizer, trust_t
         )
     except ChatTemplateError as error:
         raise invalid(f"messages: {error}", "messages") from None
+
+
+async def prompt_text(body: ChatRequest | TokenizeRequest, tokenizer: Tokenizer, trust_template: bool) -> str:
+    """`chat_text`; a template of the request's own, which is compiled first, off the event loop."""
+    if body.chat_template is None:
+        return chat_text(body, tokenizer)
+    return await asyncio.to_thread(chat_text, body, tokenizer, trust_template)
 
 
 async def encoded(

@@ -70,6 +70,23 @@ def test_beams_without_room_are_refused_and_max_tokens_is_cut_to_the_context(llm
     assert answer["choices"][0]["finish_reason"] == "length"
 
 
+def test_a_gone_client_ends_the_search(llm):
+    async def main():
+        async with AsyncClient(llm._background._core.address) as client:
+            api = http.Api(client)
+            wire = api.wire()
+            body = {"prompt": "The cat", "use_beam_search": True, "n": 8, "max_tokens": 200, "ignore_eos": True}
+            wire.feed(api.encode("POST", COMPLETIONS, body))
+            while client.num_requests < 8:  # its second step
+                await asyncio.sleep(0)
+            wire.connection.connection_lost(None)
+            await asyncio.sleep(0)
+            assert not client.num_requests
+            client._dispatcher.check()
+
+    asyncio.run(main())
+
+
 def test_best_of_is_the_best_of_the_same_samples(llm):
     sampling = {"temperature": 1.0, "seed": 5, "max_tokens": 6}
     (all_of_them,) = llm.generate("The cat", SamplingParams(n=4, logprobs=0, **sampling))
