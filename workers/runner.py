@@ -24,6 +24,7 @@ from quire.workers.models.decoder import CausalLM
 
 NO_ROWS = np.zeros(0, np.int32)
 PROMPT_LOGPROB_ROWS = 512  # rows of logits that exist at once for prompt logprobs
+CANDIDATE_ROWS = 64  # rows of logits that are copied at once for candidates
 
 
 def no_masks(plan: StepPlan) -> Iterable[RowsAndMasks]:
@@ -166,13 +167,13 @@ class ModelRunner:
         wanted = np.flatnonzero(prefill["flags"] & PREFILL_CANDIDATES)
         counts = prefill["num_prompt_logprobs"][wanted].tolist()
         rows = torch.from_numpy(wanted + len(plan.decode_rows))
-        for at in range(0, len(rows), PROMPT_LOGPROB_ROWS):
-            part = rows[at : at + PROMPT_LOGPROB_ROWS]
+        for at in range(0, len(rows), CANDIDATE_ROWS):
+            part = rows[at : at + CANDIDATE_ROWS]
             x = logits.index_select(0, part.to(logits.device))
             columns = prompt_logprobs(x, x.new_zeros(len(part), dtype=torch.int64), max(counts))
-            for row, num, logprob, rank, ids, top in zip(
-                part.tolist(), counts[at:], *(c.cpu().split(1) for c in columns), strict=False
-            ):
+            nums = counts[at : at + CANDIDATE_ROWS]
+            per_row = zip(part.tolist(), nums, *(column.cpu().split(1) for column in columns), strict=True)
+            for row, num, logprob, rank, ids, top in per_row:
                 found.append(PromptRow(row, logprob, rank, ids[:, :num], top[:, :num]))
         return found
 

@@ -7,7 +7,7 @@ import logging
 import fake_client as http
 import pytest
 from fake_client import CHAT, COMPLETIONS, HELLO
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from quire.frontend.client.outputs import Delta
@@ -283,6 +283,8 @@ _FIELDS = sorted({*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fi
     st.sampled_from([CHAT, COMPLETIONS, "/tokenize", "/detokenize"]),
     st.dictionaries(st.sampled_from(_FIELDS), _JSON, max_size=4),
 )
+@example(CHAT, {"use_beam_search": True, "n": 3, "logprobs": True, "top_logprobs": 2, "max_tokens": 9})
+@example(COMPLETIONS, {"use_beam_search": True, "best_of": 4, "logprobs": 1, "return_token_ids": True})
 def test_no_body_is_a_bug_of_ours(path, fields):
     async def main():
         body = {**({"prompt": "a", "tokens": [1]} if path != CHAT else HELLO), **fields}
