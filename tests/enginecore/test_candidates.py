@@ -9,6 +9,7 @@ from tiny_models import reference, tiny_model
 from quire.ipc.messages import AddRequest, Candidates, Generate, RequestError, TokenInputs
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.step.sections import MAX_CANDIDATES
+from quire.workers.runner import CANDIDATE_ROWS
 
 ONE = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
 PROMPTS = [[5, 6, 7], list(range(4, 54)), [9] * 17]
@@ -93,3 +94,14 @@ def test_without_a_prefix_cache_a_search_shares_with_itself_alone():
     assert len(set(roots)) == 4 and roots[0] == root(engine, 1)
     cached = InlineEngine(tiny_model("llama"))
     assert root(cached, 1) == root(cached, 2, owner=1) != root(cached, 1, salt="s")
+
+
+def test_more_rows_than_are_copied_at_once():
+    engine = InlineEngine(tiny_model("llama"), max_num_seqs=80)
+    prompts = [[5 + i, 6, 7 + i] for i in range(CANDIDATE_ROWS + 6)]
+    for i, prompt in enumerate(prompts):
+        add(engine, prompt, 2 + i)
+    engine.run()
+    rows = sorted(engine.prompt_rows, key=lambda row: row.top_ids.shape[1])
+    for i in (0, CANDIDATE_ROWS - 1, CANDIDATE_ROWS, len(prompts) - 1):
+        assert_likeliest(prompts[i], rows[i], 2 + i)
