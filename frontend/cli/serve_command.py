@@ -152,6 +152,7 @@ def _serve_with(args: argparse.Namespace, engine: "EngineConfig | None", keys: l
         allowed_headers=args.allowed_headers,
         allow_credentials=args.allow_credentials,
         log_requests=args.enable_log_requests,
+        trust_request_chat_template=args.trust_request_chat_template,
         log_level=args.log_level,
         log_format=args.log_format,
         access_log=args.access_log,

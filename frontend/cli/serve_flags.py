@@ -105,6 +105,12 @@ def _add_access(add_to: Any) -> None:
 
 def _add_requests(add_to: Any) -> None:
     add = add_to.add_argument
+    add(
+        "--trust-request-chat-template",
+        action=Switch,
+        default=False,
+        help="let requests bring chat templates of their own (default: off, they get 400)",
+    )
     add("--response-role", default="assistant", metavar="ROLE", help="role of chat answers (default: %(default)s)")
     add(
         "--default-chat-template-kwargs",

@@ -17,7 +17,7 @@ WORKING = """
 --long-prefill-token-threshold --scheduling-policy --enable-log-requests --disable-log-stats --device --host --port --api-key
 --allowed-origins --allowed-methods --allowed-headers --allow-credentials --api-server-count -asc --config
 --uvicorn-log-level --disable-uvicorn-access-log --disable-access-log-for-endpoints --shutdown-timeout --response-role
---chat-template-content-format --default-chat-template-kwargs --return-tokens-as-token-ids
+--chat-template-content-format --default-chat-template-kwargs --trust-request-chat-template --return-tokens-as-token-ids
 --enable-force-include-usage --enable-request-id-headers --h11-max-header-count --h11-max-incomplete-event-size
 """
 
@@ -75,7 +75,6 @@ ROWS = (
     Row("--reasoning-config", "json", (), "answers are not parsed"),
     Row("--middleware", "value", (), _CODE, _PROXY),
     Row("--logits-processors", "list", (), _CODE),
-    Row("--trust-request-chat-template", "switch", OFF, "requests bring no templates", "--chat-template"),
     Row("--ssl-keyfile --ssl-certfile --ssl-ca-certs --ssl-ciphers", "value", (), "plain HTTP is served", _PROXY),
     Row("--ssl-cert-reqs", "value", ("0",), "plain HTTP is served", _PROXY),
     Row("--enable-ssl-refresh", "switch", OFF, "plain HTTP is served", _PROXY),

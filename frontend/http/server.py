@@ -63,6 +63,7 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     access_log_without: tuple[str, ...] = ()  # paths
     request_ids: bool = False  # on every answer
     defaults: RequestDefaults = RequestDefaults()
+    trust_request_chat_template: bool = False
     metrics_fd: int = -1
     index: int = 0
     num_frontends: int = 1
@@ -151,7 +152,7 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
         return
     access_log = AccessLog(config.access_log_without) if config.access_log else None
     app = App(
-        Services.make(client, _metrics(config), config.log_requests, config.defaults),
+        Services.make(client, _metrics(config), config.log_requests, config.defaults, config.trust_request_chat_template),
         api_keys=config.api_keys,
         metrics_open=config.metrics_open,
         cors=Cors(config.allowed_origins, config.allowed_methods, config.allowed_headers, config.allow_credentials),

@@ -32,8 +32,9 @@ def name_request(headers: dict[bytes, bytes]) -> None:
         headers[b"x-request-id"] = secrets.token_hex(16).encode()
 
 
-def new_id(prefix: str, headers: Mapping[bytes, bytes]) -> str:
-    return f"{prefix}-{given_id(headers).decode() or secrets.token_hex(16)}"
+def new_id(prefix: str, headers: Mapping[bytes, bytes], of_body: str | None = None) -> str:
+    """of_body: its request_id; the header goes before it, as in vLLM."""
+    return f"{prefix}-{given_id(headers).decode() or of_body or secrets.token_hex(16)}"
 
 
 class RequestLog:

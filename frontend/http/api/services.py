@@ -22,6 +22,7 @@ class Services:
     request_log: RequestLog
     unknown_fields: UnknownFields
     defaults: RequestDefaults
+    trust_request_chat_template: bool = False
 
     @classmethod
     def make(
@@ -30,10 +31,12 @@ class Services:
         metrics: Metrics | None = None,
         log_requests: bool = False,
         defaults: RequestDefaults | None = None,
+        trust_request_chat_template: bool = False,
     ) -> "Services":
         """metrics: None for numbers of this process alone."""
         log = RequestLog(log_requests, client)
-        return cls(client, metrics or Metrics(), log, UnknownFields(), defaults or RequestDefaults())
+        unknown, defaults = UnknownFields(), defaults or RequestDefaults()
+        return cls(client, metrics or Metrics(), log, unknown, defaults, trust_request_chat_template)
 
     @property
     def model_names(self) -> list[str]:
