@@ -55,7 +55,7 @@ def prepare(parser: CommandParser, words: list[str]) -> list[str]:
 
 
 def _config_words(parser: CommandParser, words: list[str]) -> list[str]:
-    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder = CommandParser(prog=parser.prog, add_help=False)
     finder.add_argument("--config")
     path = finder.parse_known_args([word for word in words if word != "--"])[0].config
     if path is None:
