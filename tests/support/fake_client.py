@@ -120,6 +120,10 @@ class FakeClient:
     def health(self) -> str | None:
         return self.problem
 
+    @property
+    def num_requests(self) -> int:
+        return sum(not stream.finished for stream in self.streams)
+
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         if len(text) <= 10_000:
             return self.tokenizer.encode(text, add_special_tokens)
@@ -167,8 +171,8 @@ class Api:
 
     def __init__(self, client: FakeClient | None = None, **options) -> None:
         self.client = client or FakeClient()
-        services = Services.make(self.client, log_requests=options.pop("log_requests", False))
-        self.app = App(services, **options)
+        self.services = Services.make(self.client, log_requests=options.pop("log_requests", False))
+        self.app = App(self.services, **options)
 
     def wire(self) -> Wire:
         return Wire(self.app)

@@ -133,6 +133,8 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     chat_template_kwargs: TemplateVariables | None = None
     reasoning_effort: ShortText | None = None
     chat_template: Any = None
+    media_io_kwargs: Any = None
+    mm_processor_kwargs: Any = None
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
@@ -252,6 +254,23 @@ class CompletionResponse(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage
 
 
+class ModelPermission(msgspec.Struct, frozen=True, kw_only=True):
+    """Says nothing here, but clients look for it."""
+
+    id: str
+    object: str = "model_permission"
+    created: int
+    allow_create_engine: bool = False
+    allow_sampling: bool = True
+    allow_logprobs: bool = True
+    allow_search_indices: bool = False
+    allow_view: bool = True
+    allow_fine_tuning: bool = False
+    organization: str = "*"
+    group: str | None = None
+    is_blocking: bool = False
+
+
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: str = "model"
@@ -260,6 +279,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     root: str
     parent: None = None
     max_model_len: int
+    permission: list[ModelPermission] = []
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
@@ -280,3 +300,7 @@ class DetokenizeResponse(msgspec.Struct, frozen=True):
 
 class VersionResponse(msgspec.Struct, frozen=True):
     version: str
+
+
+class ServerLoad(msgspec.Struct, frozen=True):
+    server_load: int

@@ -1,15 +1,23 @@
 """Services: what a route needs of the process that it runs in. Made once (server.py), passed to each route, never changed.
 
-A route knows neither the application that called it nor who may call (app.py), nor a connection (protocol/).
+What changes in the life of a process stands in `ServingState`. A route knows neither the application that called it nor who may
+call (app.py), nor a connection (protocol/).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.http.api.metrics import Metrics
 from quire.frontend.http.api.request_log import RequestLog
 from quire.frontend.http.api.unknown_fields import UnknownFields
 from quire.ipc.messages import EngineLimits
+
+
+@dataclass(slots=True)
+class ServingState:
+    """draining: the process was told to stop. Requests are still answered, but no new ones should be sent here."""
+
+    draining: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +28,7 @@ class Services:
     metrics: Metrics
     request_log: RequestLog
     unknown_fields: UnknownFields
+    state: ServingState = field(default_factory=ServingState)
 
     @classmethod
     def make(cls, client: AsyncClient, metrics: Metrics | None = None, log_requests: bool = False) -> "Services":

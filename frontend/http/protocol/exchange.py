@@ -33,6 +33,7 @@ class Request:
         "max_body",
         "method",
         "path",
+        "path_parameters",
         "query",
         "refusal",
         "route",
@@ -55,6 +56,7 @@ class Request:
         self.refusal: ApiError | None = None  # decided before the body was read
         # set by the application's `admit`
         self.route: object = None
+        self.path_parameters: dict[str, str] = {}
         self.answer_headers = b""  # header lines that go with the answer, whatever it will be
 
     def take_body(self) -> bytearray:
