@@ -8,7 +8,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import zmq
@@ -23,6 +23,7 @@ from quire.enginecore.scheduling.scheduler import Scheduler
 from quire.enginecore.scheduling.step import ScheduledStep, StepOutput
 from quire.enginecore.stats import StatsLine
 from quire.enginecore.step_times import Expected
+from quire.enginecore.utilities import Utilities
 from quire.enginecore.worker_supervisor import WorkerSupervisor
 from quire.enginecore.workers import WorkerGroup, WorkersFailed
 from quire.ipc.links.core_to_frontends import CoreToFrontends, name_of
@@ -30,8 +31,6 @@ from quire.ipc.messages import (
     Abort,
     AddRequest,
     Beat,
-    ControlReply,
-    DumpStacks,
     EngineLimits,
     Finish,
     FrontendMessage,
@@ -39,9 +38,10 @@ from quire.ipc.messages import (
     ShuttingDown,
     SideResults,
     TokenLogprobs,
+    Utility,
 )
-from quire.ipc.process.stacks import stacks
 from quire.ipc.step.sections import NO_TOKEN, STEP_MASK
+from quire.ipc.utilities import ServerInfo
 
 log = logging.getLogger("quire.enginecore")
 
@@ -63,6 +63,8 @@ class CoreConfig:
     spins: bool  # never when the workers need the CPU
     log_requests: bool
     log_stats: bool
+    info: ServerInfo = field(default_factory=lambda: ServerInfo({}))
+    has_profiler: bool = False
 
 
 @dataclass
@@ -106,6 +108,7 @@ class EngineCore:
         self.stopping = False
         self._draining_until = 0.0
         self.owners = Owners(link)
+        self.utilities = Utilities(self.owners, workers, self.scheduler, config.info, config.has_profiler)
         self._in_flight: deque[InFlight] = deque()
         self._side_results: dict[int, SideResults] = {}  # step -> not yet passed on
         self._masks = StepMasks(config.step_timeout_s)
@@ -184,6 +187,8 @@ class EngineCore:
             case Finish():
                 self.scheduler.finish(owner, message.key)
                 self.preparing.finish(owner, message.key)
+            case Utility():
+                self.utilities.handle(owner, message, self.link.epoch)
 
     def _add(self, owner: int, message: AddRequest) -> None:
         if self.stopping:
@@ -368,15 +373,10 @@ class EngineCore:
             for step, rows in self._masks.overdue(self.supervisor.now):
                 self.workers.send_no_masks(step, rows)
         if self._wants_stacks:
-            self._log_stacks()
+            self._wants_stacks = False
+            self.utilities.log_stacks()
         if not self.workers.is_ready and self.supervisor.start_if_due():
             self._poller = self._make_poller()
-
-    def _log_stacks(self) -> None:
-        self._wants_stacks = False
-        log.info("stacks of the core:\n%s", stacks())
-        if self.workers.is_ready:
-            self.workers.send_control(DumpStacks, _log_reply)
 
     def _replace_workers(self, why: str) -> None:
         """Fail what was in flight; new workers start when it is time. What waits goes on waiting. Raises WorkersFailed."""
@@ -392,7 +392,3 @@ class EngineCore:
         self._last_result = 0.0
         self._poller = self._make_poller()
         self.supervisor.plan_start(why)
-
-
-def _log_reply(reply: ControlReply) -> None:
-    log.info("stacks of worker %d:\n%s", reply.rank, reply.error or reply.payload.decode(errors="replace"))

@@ -38,6 +38,7 @@ from quire.ipc.links.curve import CoreKeys, load_core_keys, load_keys, make_keys
 from quire.ipc.messages import PROTOCOL_VERSION, Beat, EngineLimits, Welcome, WorkerProfile
 from quire.ipc.process.children import Child
 from quire.ipc.process.cpus import cpu_share
+from quire.ipc.utilities import ServerInfo
 from quire.ipc.version import VERSION
 
 log = logging.getLogger("quire.enginecore")
@@ -163,6 +164,7 @@ def worker_config(config: EngineConfig, folder: Path, summary: ModelSummary) -> 
         enforce_eager=config.enforce_eager,
         max_logprobs=config.max_logprobs,
         seed=config.seed,
+        profile_dir=config.profile_dir,
     )
 
 
@@ -203,7 +205,24 @@ def core_config_of(config: EngineConfig, summary: ModelSummary, worker: WorkerCo
         spins=worker.device == "cuda" and cpu_share() > 2,
         log_requests=config.enable_log_requests,
         log_stats=not config.disable_log_stats,
+        info=server_info(config, worker, profile, capacity),
+        has_profiler=config.profile_dir is not None,
     )
+
+
+def server_info(config: EngineConfig, worker: WorkerConfig, profile: WorkerProfile, capacity: int) -> ServerInfo:
+    """What the engine runs with, defaults resolved: no keys, no addresses, no template's text."""
+    names = [n for n in EngineConfig.__struct_fields__ if not n.startswith(("curve_", "hf_token", "listen", "chat_template"))]
+    values = {name: getattr(worker, name, getattr(config, name)) for name in names}
+    values |= {
+        "device": profile.device,
+        "max_model_len": capacity,
+        "num_gpu_blocks": profile.num_blocks,
+        "vocab_size": profile.vocab_size,
+        "version": VERSION,
+    }
+    simple = (str, int, float, bool, list, type(None))
+    return ServerInfo({name: value if isinstance(value, simple) else str(value) for name, value in values.items()})
 
 
 def kv_capacity_tokens(windows: tuple[int, ...], block_size: int, num_blocks: int, max_model_len: int) -> int:

@@ -226,8 +226,8 @@ class WorkerGroup:
         if not self.is_ready:
             raise WorkersFailed("the workers do not serve yet")
         self._last_control += 1
+        self._unanswered[self._last_control] = (set(range(self.world_size)), on_reply)  # `kill` tells it if this fails
         self._write(KIND_CONTROL, encode_control(make(self._last_control)))
-        self._unanswered[self._last_control] = (set(range(self.world_size)), on_reply)
 
     def _replied(self, reply: ControlReply) -> None:
         ranks, on_reply = self._unanswered.get(reply.id, (set(), None))

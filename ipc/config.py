@@ -42,6 +42,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     seed: int = 0
     tensor_parallel_size: int = 1
     step_timeout_s: float = 60.0
+    profile_dir: str | None = None  # where /start_profile may write its traces; None: nowhere
     enable_log_requests: bool = False
     disable_log_stats: bool = False
     listen: str | None = None  # ipc:// or tcp:// address; None: a private one
@@ -98,6 +99,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     enforce_eager: bool
     max_logprobs: int
     seed: int
+    profile_dir: str | None = None
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
@@ -155,6 +157,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", "of weights under --load-format dummy, and of requests without one of their own", type=int)
     add("--tensor-parallel-size", "GPUs that share the model", type=int)
     add("--step-timeout-s", "a step older than this makes /health fail", type=float)
+    add("--profile-dir", "a folder for traces of torch's profiler, which /start_profile begins (default: no profiling)")
     group.add_argument(
         "--enable-log-requests", action="store_true", help="log each request's id, lengths and parameters, never its text"
     )

@@ -13,8 +13,9 @@ from typing import Annotated, Literal
 import msgspec
 
 from quire.ipc.sampling import SamplingParams
+from quire.ipc.utilities import UtilityAnswer, UtilityCall
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 # Limits on one message, in bytes. A receiver drops the sender (frontend) or the message (core) that goes beyond.
 MAX_FRONTEND_MESSAGE = 64 << 20  # a request: a prompt of 8 M tokens as int32 would fit
@@ -103,7 +104,15 @@ class Ping(Message, tag="ping", frozen=True):
     epoch: int
 
 
-FrontendMessage = Hello | GetFile | AddRequest | Abort | Finish | Ping
+class Utility(Message, tag="utility", frozen=True):
+    """Something that is asked of the engine beside requests; answered once, by a UtilityResult of the same id."""
+
+    epoch: int
+    id: int  # chosen by the frontend
+    call: UtilityCall
+
+
+FrontendMessage = Hello | GetFile | AddRequest | Abort | Finish | Ping | Utility
 
 
 # ------------------------------------------------------------------------------------------------- core -> frontend
@@ -230,13 +239,19 @@ class Beat(Message, tag="beat", frozen=True):
     ready: bool  # False while the workers (re)start
 
 
+class UtilityResult(Message, tag="utility_result", frozen=True):
+    epoch: int
+    id: int
+    answer: UtilityAnswer
+
+
 class ShuttingDown(Message, tag="shutting_down", frozen=True):
     """The core stops: finish or fail your requests, reconnect later."""
 
     epoch: int
 
 
-CoreMessage = Welcome | File | Refused | RequestError | StepOutputs | PromptLogprobs | Beat | ShuttingDown
+CoreMessage = Welcome | File | Refused | RequestError | StepOutputs | PromptLogprobs | Beat | UtilityResult | ShuttingDown
 
 
 # ------------------------------------------------------------------------------------------------- worker <-> core
@@ -314,7 +329,20 @@ class DumpStacks(Message, tag="dump_stacks", frozen=True):
     id: int
 
 
-ControlRequest = DumpStacks  # a union: what a serving worker is told between two steps, in a record of the plan ring
+class StartProfiler(Message, tag="start_profiler", frozen=True):
+    """Record what this worker does from now on."""
+
+    id: int
+
+
+class StopProfiler(Message, tag="stop_profiler", frozen=True):
+    """Write the trace: answered by the file's name in UTF-8."""
+
+    id: int
+
+
+# What a serving worker is told between two steps, in a record of the plan ring.
+ControlRequest = DumpStacks | StartProfiler | StopProfiler
 
 
 class AllocateKV(Message, tag="allocate_kv", frozen=True):

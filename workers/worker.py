@@ -24,6 +24,8 @@ from quire.ipc.messages import (
     KVGroup,
     PromptLogprobsOfRow,
     SideResults,
+    StartProfiler,
+    StopProfiler,
     WorkerFailed,
     WorkerProfile,
     WorkerReady,
@@ -49,6 +51,7 @@ from quire.workers.models.config import ModelConfig, ModelConfigError
 from quire.workers.models.decoder import CausalLM
 from quire.workers.models.families import read_model_config
 from quire.workers.parallel import Parallel
+from quire.workers.profiler import Profiler, ProfilerError
 from quire.workers.records import Records
 from quire.workers.runner import ModelRunner, PromptRow, no_masks
 
@@ -72,6 +75,7 @@ class Worker:
         self.ring = ResultRing.attach(own_fds(config.result_ring_fds)) if config.result_ring_fds else None
         self.device = torch.device("cuda", config.rank) if config.device == "cuda" else torch.device("cpu")
         self.parallel = Parallel(config.rank, config.world_size, self.device)
+        self.profiler = Profiler(config.profile_dir, config.rank, config.device)
 
     def run(self) -> None:
         """Start up, serve, end. Raises what the core cannot be told of."""
@@ -239,6 +243,8 @@ class Worker:
             if results := runner.step(words, records.masks):
                 self._send_side_results(step, results)
             runner.device.signal()
+            if self.profiler.is_active:
+                self.profiler.step_done()
 
     def _refuse_plan(self, world_size: int) -> None:
         """The sender takes us for a rank of another group: our shards are not what it thinks. The core replaces us."""
@@ -253,6 +259,12 @@ class Worker:
             match request:
                 case DumpStacks():
                     payload = stacks().encode(errors="replace")
+                case StartProfiler():
+                    self.profiler.start()
+                case StopProfiler():
+                    payload = self.profiler.stop().encode()
+        except ProfilerError as failure:
+            error = str(failure)
         except Exception as failure:
             log.exception("a control request failed")
             error = f"{type(failure).__name__}: {failure}"

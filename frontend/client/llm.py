@@ -33,6 +33,7 @@ from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.config import EngineConfig
 from quire.ipc.process.children import CORE_MODULE
 from quire.ipc.sampling import SamplingParams
+from quire.ipc.utilities import ProfileDone, ResetDone, ResetPrefixCache, StartProfile, StopProfile
 
 __all__ = ["LLM", "SamplingParams"]
 
@@ -130,6 +131,18 @@ class LLM:
     def get_default_sampling_params(self) -> SamplingParams:
         """SamplingParams with the model's own defaults, from generation_config.json."""
         return self._client.default_sampling_params()
+
+    def start_profile(self) -> None:
+        """Let every worker record what it does, for at most a thousand steps. Needs `profile_dir`."""
+        self._background.run(self._client.utility(StartProfile(), ProfileDone))
+
+    def stop_profile(self) -> list[str]:
+        """Write the traces, one a rank, into `profile_dir`; returns the files' names."""
+        return self._background.run(self._client.utility(StopProfile(), ProfileDone)).traces
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False if requests run, whose blocks will be cached again."""
+        return self._background.run(self._client.utility(ResetPrefixCache(), ResetDone)).complete
 
     def shutdown(self) -> None:
         """End the engine and free what it holds. May be called again; afterwards `generate` raises EngineDown."""

@@ -44,6 +44,14 @@ class EngineError(ClientError):
     """The engine failed on this request (a worker died): HTTP 500."""
 
 
+ERRORS: dict[str, type[ClientError]] = {  # by the code that the core sends
+    "invalid": InvalidRequest,
+    "too_long": TooLong,
+    "overloaded": Overloaded,
+    "engine_error": EngineError,
+}
+
+
 class OutputSequence:
     """One child: tokens not taken yet, and the text decoder. `ids` is appended to directly on arrival."""
 

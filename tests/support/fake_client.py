@@ -7,12 +7,13 @@ import time
 import tokenizers
 from fake_http import Answer, Wire
 
-from quire.frontend.client.async_client import TooLong
+from quire.frontend.client.async_client import InvalidRequest, TooLong
 from quire.frontend.client.outputs import Delta, Logprob, RequestMetrics
 from quire.frontend.http.api.app import App
 from quire.frontend.http.api.services import Services
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.messages import Beat, EngineLimits, Welcome
+from quire.ipc.utilities import GetServerInfo, ResetDone, ResetPrefixCache, ServerInfo
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -123,6 +124,15 @@ class FakeClient:
     @property
     def num_requests(self) -> int:
         return sum(not stream.finished for stream in self.streams)
+
+    async def utility(self, call, kind):
+        """As an engine without --profile-dir."""
+        match call:
+            case ResetPrefixCache():
+                return ResetDone(not self.num_requests)
+            case GetServerInfo():
+                return ServerInfo({"model": "tiny", "seed": 0, "served_model_name": ["tiny"]})
+        raise InvalidRequest("profiling needs a folder for its traces: start the engine with --profile-dir")
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         if len(text) <= 10_000:

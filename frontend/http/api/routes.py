@@ -6,7 +6,7 @@ app.py serves them, and lets in without a key whom `is_open` allows; openapi.py 
 import functools
 from typing import Any
 
-from quire.frontend.http.api import health_routes, service_routes, tokenize_routes
+from quire.frontend.http.api import admin_routes, health_routes, service_routes, tokenize_routes
 from quire.frontend.http.api.chat import chat_completions
 from quire.frontend.http.api.completions import completions
 from quire.frontend.http.api.openapi import document
@@ -20,6 +20,9 @@ from quire.frontend.http.api.schemas import (
     DetokenizeResponse,
     ModelCard,
     ModelList,
+    PrefixCacheReset,
+    ProfileAnswer,
+    ServerInfoAnswer,
     ServerLoad,
     TokenizeRequest,
     TokenizeResponse,
@@ -73,6 +76,13 @@ ROUTES = RouteTable(
         Route("GET", "/load", health_routes.load, "Requests that this process works on", answer=ServerLoad),
         Route("GET", "/version", service_routes.version, "The engine's version", answer=VersionResponse),
         Route("GET", "/metrics", service_routes.metrics, "Numbers for Prometheus", answer_type="text/plain"),
+        Route("GET", "/server_info", admin_routes.server_info, "What the engine runs with", "admin", answer=ServerInfoAnswer,
+              query={"config_format": {"type": "string", "enum": ["text", "json"], "default": "text"}}),
+        Route("POST", "/reset_prefix_cache", admin_routes.reset_prefix_cache, "Forget cached prefixes", "admin",
+              answer=PrefixCacheReset),
+        Route("POST", "/start_profile", admin_routes.start_profile, "Begin to record what the workers do", "admin",
+              answer=ProfileAnswer),
+        Route("POST", "/stop_profile", admin_routes.stop_profile, "Write traces of it", "admin", answer=ProfileAnswer),
         Route("GET", "/openapi.json", openapi, "This description", answer=dict[str, Any]),
         Route("GET", "/docs", StaticPage("docs.html"), "This description, to be read", answer_type="text/html", is_open=True),
         _missing("/v1/embeddings", "Embeddings", "pooling"),

@@ -304,3 +304,17 @@ class VersionResponse(msgspec.Struct, frozen=True):
 
 class ServerLoad(msgspec.Struct, frozen=True):
     server_load: int
+
+
+class PrefixCacheReset(msgspec.Struct, frozen=True):
+    success: bool  # False: requests run, whose blocks will be cached again
+
+
+class ProfileAnswer(msgspec.Struct, frozen=True):
+    traces: list[str]  # files in the folder of --profile-dir
+
+
+class ServerInfoAnswer(msgspec.Struct, frozen=True):
+    vllm_config: Json | str
+    vllm_env: dict[str, str]
+    system_env: dict[str, str]
