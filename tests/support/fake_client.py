@@ -13,7 +13,7 @@ from quire.frontend.http.api.app import App
 from quire.frontend.http.api.services import Services
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.messages import Beat, EngineLimits, Welcome
-from quire.ipc.utilities import GetServerInfo, ResetDone, ResetPrefixCache, ServerInfo
+from quire.ipc.utilities import GetServerInfo, ProfileDone, ResetDone, ResetPrefixCache, ServerInfo, StartProfile, StopProfile
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -114,6 +114,7 @@ class FakeClient:
         self.beat_time = time.monotonic()
         self.is_connected = True
         self.problem: str | None = None
+        self.has_profiler = True
         self.streams: list[FakeStream] = []
         self.submit_error: Exception | None = None
         self.speak = self.say_output
@@ -126,8 +127,9 @@ class FakeClient:
         return sum(not stream.finished for stream in self.streams)
 
     async def utility(self, call, kind):
-        """As an engine without --profile-dir."""
         match call:
+            case StartProfile() | StopProfile() if self.has_profiler:
+                return ProfileDone(["rank0.json.gz"] if isinstance(call, StopProfile) else [])
             case ResetPrefixCache():
                 return ResetDone(not self.num_requests)
             case GetServerInfo():

@@ -31,6 +31,9 @@ def test_profiling_without_its_flag_says_which(path):
     async def main():
         api = http.Api(api_keys=["k"])
         assert (await api.ask("POST", path)).status == 401
+        traces = ["rank0.json.gz"] if path == "/stop_profile" else []
+        assert await api.json("POST", path, None, {"Authorization": "Bearer k"}) == (200, {"traces": traces})
+        api.client.has_profiler = False
         status, answer = await api.json("POST", path, None, {"Authorization": "Bearer k"})
         assert status == 400 and "--profile-dir" in answer["error"]["message"]
 
