@@ -30,7 +30,8 @@ class BodyDecoder(Generic[T]):
     """For bodies of one kind."""
 
     def __init__(self, kind: type[T]) -> None:
-        ignored = [(name, msgspec.Raw, msgspec.Raw()) for name in sorted(IGNORED)]
+        self._ignored = IGNORED.difference(kind.__struct_fields__)
+        ignored = [(name, msgspec.Raw, msgspec.Raw()) for name in sorted(self._ignored)]
         options = {"kw_only": True, "forbid_unknown_fields": True}
         strict = msgspec.defstruct(kind.__name__, ignored, bases=(kind,), **options)  # type: ignore[arg-type]
         self._strict: msgspec.json.Decoder[T] = msgspec.json.Decoder(strict)
@@ -62,7 +63,7 @@ class BodyDecoder(Generic[T]):
             decoded = self._lenient.decode(body)
             unknown.look_at(body, self._known)
             return decoded
-        for name in IGNORED:  # a Raw is a view of the body, and would keep it as long as the answer takes
+        for name in self._ignored:  # a Raw is a view of the body, and would keep it as long as the answer takes
             setattr(decoded, name, None)
         return decoded
 

@@ -31,6 +31,7 @@ from quire.frontend.http.api.schemas import (
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import json_bytes
 from quire.frontend.http.api.static_page import StaticPage
+from quire.frontend.http.api.token_generate import GenerateRequest, GenerateResponse, generate
 from quire.frontend.http.protocol.exchange import Request, Response
 
 
@@ -60,6 +61,8 @@ ROUTES = RouteTable(
               streams=True, example=_HELLO, prompt_field="messages"),
         Route("POST", "/v1/completions", completions, "Continue a text", "generate", CompletionRequest, CompletionResponse,
               streams=True, example={"prompt": "Once upon a time", "max_tokens": 32}, prompt_field="prompt"),
+        Route("POST", "/inference/v1/generate", generate, "Continue token ids", "generate", GenerateRequest, GenerateResponse,
+              streams=True, example={"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 32}}, prompt_field="token_ids"),
         Route("GET", "/v1/models", service_routes.list_models, "The models that are served", "models", answer=ModelList),
         Route("GET", "/v1/models/{model:path}", service_routes.one_model, "One of them", "models", answer=ModelCard),
         Route("POST", "/tokenize", tokenize_routes.tokenize, "Token ids of a text or a conversation", "tokens",
