@@ -34,6 +34,7 @@ from quire.ipc.messages import (
     EngineLimits,
     Finish,
     FrontendMessage,
+    ProcessorsInfo,
     RequestError,
     ShuttingDown,
     SideResults,
@@ -50,6 +51,8 @@ BEAT_INTERVAL_S = 0.5
 SPIN_S = 2e-3  # the poller's resolution is a millisecond: closer to a step's expected end the loop spins
 LATE_S = 1e-2  # so long the loop spins on for a step that takes longer than expected
 AWAKE_S = 5e-3  # so long after the last result it spins for the next request: waking it took 0.04 to 0.5 ms
+NO_MASK = "what its output may go on with was not found out in time"  # why a request has no token
+PROCESSOR_FAILED = "a logits processor of the engine failed on this request"
 PUBLISH_FIRST_ROWS = 32  # somebody may wait for a first token, and a plan of so few rows is made before the GPU needs it
 
 
@@ -65,6 +68,7 @@ class CoreConfig:
     log_stats: bool
     info: ServerInfo = field(default_factory=lambda: ServerInfo({}))
     has_profiler: bool = False
+    processors: ProcessorsInfo | None = None
 
 
 @dataclass
@@ -101,6 +105,7 @@ class EngineCore:
                 by_priority=s.policy == "priority",
                 seed=config.seed,
                 max_num_waiting=config.max_num_waiting,
+                processors=config.processors,
             ),
             self.scheduler.kv.hasher,
         )
@@ -266,23 +271,23 @@ class EngineCore:
     def _tokens(self, step: ScheduledStep) -> np.ndarray:
         """What the workers have sampled, int32 [rows]. Raises WorkersFailed for what no correct worker writes."""
         tokens = self.workers.result_ring.tokens(step.step, len(step.slots))
-        if len(step.mask_rows):
+        if len(step.mask_rows) or len(step.processed_rows):
             tokens = self._end_without_token(step, tokens)
         if (tokens.view(np.uint32) >= self.config.limits.vocab_size)[step.samples].any():
             raise WorkersFailed("a worker's result is a token outside the vocabulary")
         return tokens
 
     def _end_without_token(self, step: ScheduledStep, tokens: np.ndarray) -> np.ndarray:
-        """End the requests of mask rows that have NO_TOKEN, which count for nothing then."""
-        without = step.mask_rows[tokens[step.mask_rows] == NO_TOKEN]
+        """End the requests of rows that may have NO_TOKEN and do, which count for nothing then."""
+        may_lack = np.union1d(step.mask_rows, step.processed_rows)
+        without = may_lack[tokens[may_lack] == NO_TOKEN]
+        why = NO_MASK if len(step.mask_rows) else PROCESSOR_FAILED
         for slot in step.slots[without]:
             if not self.scheduler.slots.alive[slot]:
                 continue  # aborted since, and its id may be another request's by now
             seq = self.scheduler.slots.sequence(slot)
             if self.scheduler.abort(seq.owner, seq.request_id):
-                self.owners.refuse(
-                    seq.owner, seq.request_id, "engine_error", "what its output may go on with was not found out in time"
-                )
+                self.owners.refuse(seq.owner, seq.request_id, "engine_error", why)
         tokens[without] = 0
         return tokens
 

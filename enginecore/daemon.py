@@ -28,6 +28,7 @@ from quire.enginecore.loading.model_files import (
     resolve_model,
     resolve_tokenizer,
 )
+from quire.enginecore.params_check import ParamsCheck
 from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.prefill_budget import mixed_step_tokens
 from quire.enginecore.worker_supervisor import SAY_EVERY_S, log_slow_start
@@ -109,7 +110,8 @@ def _run(
         profile = _wait_until_ready(workers, link, early)
         core_config = core_config_of(config, summary, workers.template, profile)
         link.set_welcome(_welcome(config, link.epoch, core_config, summary, files), files)
-        core = EngineCore(core_config, link, workers, on_beat)
+        checks_params = profile.processors is not None and profile.processors.checks_params
+        core = EngineCore(core_config, link, workers, on_beat, [ParamsCheck(workers)] if checks_params else ())
         _on_stop_signals(lambda *_: core.stop(0.0 if core.stopping else DRAIN_S))
         signal.signal(signal.SIGUSR1, lambda *_: core.ask_for_stacks())
         early.check()
@@ -165,6 +167,8 @@ def worker_config(config: EngineConfig, folder: Path, summary: ModelSummary) -> 
         max_logprobs=config.max_logprobs,
         seed=config.seed,
         profile_dir=config.profile_dir,
+        logits_processors=config.logits_processors,
+        logits_processors_path=config.logits_processors_path,
     )
 
 
@@ -207,6 +211,7 @@ def core_config_of(config: EngineConfig, summary: ModelSummary, worker: WorkerCo
         log_stats=not config.disable_log_stats,
         info=server_info(config, worker, profile, capacity),
         has_profiler=config.profile_dir is not None,
+        processors=profile.processors,
     )
 
 

@@ -13,7 +13,16 @@ from quire.enginecore.kv.pool import BlockHasher
 from quire.enginecore.kv.sequence_blocks import SequenceBlocks
 from quire.enginecore.scheduling.sequence import Sequence
 from quire.ipc.limits import longest_prompt, output_limit, output_room
-from quire.ipc.messages import MAX_REQUEST_ID, AddRequest, EngineLimits, ErrorCode, RequestError, TokenInputs, sequence_key
+from quire.ipc.messages import (
+    MAX_REQUEST_ID,
+    AddRequest,
+    EngineLimits,
+    ErrorCode,
+    ProcessorsInfo,
+    RequestError,
+    TokenInputs,
+    sequence_key,
+)
 from quire.ipc.sampling import SamplingParams, check_against, loggable
 
 MAX_CACHE_SALT = 1024  # characters
@@ -35,6 +44,7 @@ class IntakeConfig:
     by_priority: bool
     seed: int
     max_num_waiting: int
+    processors: ProcessorsInfo | None = None
 
 
 class Intake:
@@ -64,6 +74,8 @@ class Intake:
         root = self._hasher.root(request.cache_salt.encode(), own)
         seed = params.seed if params.seed is not None else int(self._random.integers(0, 2**63))
         stop_ids, ends = self._stop_ids(params)
+        custom = self.config.processors
+        is_processed = custom is not None and (custom.all_requests or bool(params.extra_args))
         arrival_time = request.arrival_time if 0 < request.arrival_time < 1e12 else time.time()
         return [
             Sequence(
@@ -79,6 +91,7 @@ class Intake:
                 arrival_time=arrival_time,
                 stop_ids=stop_ids,
                 min_tokens_stop_ids=sorted(ends),
+                is_processed=is_processed,
                 blocks=SequenceBlocks(root, cache, may_hit=params.prompt_logprobs is None or child > 0),
             )
             for child in range(params.n)
@@ -101,6 +114,8 @@ class Intake:
             raise Refusal("invalid", str(error)) from None
         if request.task.params.structured_outputs is not None or request.task.params.thinking_token_budget is not None:
             raise Refusal("invalid", "structured_outputs and thinking_token_budget are not supported by this engine")
+        if request.task.params.extra_args and self.config.processors is None:
+            raise Refusal("invalid", "vllm_xargs (extra_args) need an engine that was started with --logits-processors")
         if request.priority and not self.config.by_priority:
             raise Refusal("invalid", "a priority other than 0 needs an engine with --scheduling-policy priority")
         if len(request.cache_salt) > MAX_CACHE_SALT:

@@ -262,6 +262,13 @@ class KVGroup(Message, frozen=True):
     layers: list[int]
 
 
+class ProcessorsInfo(Message, frozen=True):
+    """The operator's own logits processors, as loaded."""
+
+    all_requests: bool  # see every request, not only those with extra_args
+    checks_params: bool  # may refuse a request: ask with CheckParams
+
+
 class WorkerProfile(Message, tag="profile", frozen=True):
     """A worker has loaded its weights and measured its memory: how many KV blocks it can hold."""
 
@@ -275,6 +282,7 @@ class WorkerProfile(Message, tag="profile", frozen=True):
     activation_bytes: int
     block_bytes: int
     num_processor_rows: int  # of the pool of rare sampling state
+    processors: ProcessorsInfo | None = None
 
 
 class WorkerReady(Message, tag="ready", frozen=True):
@@ -341,8 +349,15 @@ class StopProfiler(Message, tag="stop_profiler", frozen=True):
     id: int
 
 
+class CheckParams(Message, tag="check_params", frozen=True):
+    """Whether the operator's logits processors can deal with these: answered by why not, in UTF-8, or nothing."""
+
+    id: int
+    params: SamplingParams
+
+
 # What a serving worker is told between two steps, in a record of the plan ring.
-ControlRequest = DumpStacks | StartProfiler | StopProfiler
+ControlRequest = DumpStacks | StartProfiler | StopProfiler | CheckParams
 
 
 class AllocateKV(Message, tag="allocate_kv", frozen=True):

@@ -26,6 +26,7 @@ import uvloop
 
 from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.client.outputs import Delta, RequestOutput, add_delta, new_completions
+from quire.frontend.client.processor_names import with_processor_names
 from quire.frontend.client.prompt import Prompt, split_prompt
 from quire.frontend.client.stream import EngineDown, Overloaded, Stream
 from quire.frontend.launcher import CoreProcess, EngineStartError, launch_core
@@ -368,6 +369,7 @@ def engine_config(model: str | os.PathLike[str] | None, options: dict[str, Any])
             close = difflib.get_close_matches(name, public, n=3, cutoff=0.7)
             hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(public)}"
             raise TypeError(f"LLM has no option {name!r}; {hint}")
+    options = with_processor_names(options)
     values = {"disable_log_stats": True, **options, "model": None if model is None else os.fspath(model)}
     if isinstance(values.get("served_model_name"), str):
         values["served_model_name"] = [values["served_model_name"]]

@@ -59,6 +59,7 @@ class SamplingRequest:
         self._fields |= {name: value for name in _COPIED if (value := getattr(body, name)) is not None}
         self._fields["top_k"] = min(self._fields.get("top_k", 0), 2**31 - 1)
         self._fields["logprobs"] = logprobs
+        self._fields["extra_args"] = body.vllm_xargs or None
         self._max_tokens = max_tokens
         self._default_max_tokens = default if default is not None else default_max_tokens
         self._max_model_len = max_model_len

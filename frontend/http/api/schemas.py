@@ -51,7 +51,6 @@ class Unsupported(msgspec.Struct, kw_only=True):
     logits_processors: Any = None
     mm_processor_kwargs: Any = None
     media_io_kwargs: Any = None
-    vllm_xargs: Any = None
     chat_template: Any = None
 
 
@@ -94,6 +93,7 @@ class SamplingFields(Unsupported, kw_only=True):
     cache_salt: ShortText | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    vllm_xargs: Json | None = None
 
 
 class ChatRequest(SamplingFields, kw_only=True):
@@ -154,12 +154,20 @@ _HARMLESS: dict[str, Callable[[Any], bool]] = {
 }
 
 
+# What would work instead.
+_HOW = {
+    "logits_processors": "classes are named when the server starts, with --logits-processors module:Class; a request gives "
+    "their arguments in vllm_xargs.",
+}
+
+
 def check_supported(body: Unsupported) -> None:
     """Raise the 400 that names the first field we cannot honour."""
     for name in Unsupported.__struct_fields__:
         value = getattr(body, name)
         if value is not None and not _HARMLESS.get(name, _empty)(value):
-            raise ApiError(400, f"{name}: this value is not supported by this server.", param=name, code="unsupported_value")
+            how = _HOW.get(name, "this value is not supported by this server.")
+            raise ApiError(400, f"{name}: {how}", param=name, code="unsupported_value")
 
 
 # ------------------------------------------------------------------------------------------------------------ responses
