@@ -229,3 +229,14 @@ def test_records_come_back_as_they_went():
     for record, again in zip(records, back, strict=True):
         assert again.slot == record.slot and again.params == record.params
         assert np.array_equal(again.prompt_ids, record.prompt_ids) and np.array_equal(again.output_ids, record.output_ids)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("graphs", [True, False])
+def test_on_a_gpu_with_captured_forwards_and_half_precision(model, graphs):
+    prompts = [[1, 2, 3], [4, 5], [6, 7, 8, 9], [1, 2, 3]]
+    engine = InlineEngine(model, device="cuda", dtype=torch.bfloat16, graphs=graphs, processors=[OnlyToken, Counting])
+    asked = [params(), params(extra_args={"only": 17}), params(extra_args={"count": True}), params()]
+    first, only, count, second = engine.generate(prompts, asked)
+    assert first == second and only == [17] * 6 and count == counted(prompts[2], 6)
+    assert engine.generate(prompts[:1], params()) == [first]

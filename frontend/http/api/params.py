@@ -96,7 +96,7 @@ class SamplingRequest:
         try:
             return SamplingParams(**self._fields, max_tokens=max_tokens)
         except ValueError as error:
-            raise invalid(str(error)) from None
+            raise invalid(str(error).replace("extra_args", "vllm_xargs")) from None
 
 
 def completion_prompts(body: CompletionRequest) -> list[str | list[int]]:
