@@ -216,8 +216,9 @@ def core_config_of(config: EngineConfig, summary: ModelSummary, worker: WorkerCo
 
 
 def server_info(config: EngineConfig, worker: WorkerConfig, profile: WorkerProfile, capacity: int) -> ServerInfo:
-    """What the engine runs with, defaults resolved: no keys, no addresses, no template's text."""
-    names = [n for n in EngineConfig.__struct_fields__ if not n.startswith(("curve_", "hf_token", "listen", "chat_template"))]
+    """What the engine runs with, defaults resolved: nothing of keys, no address, no template's text."""
+    hidden = ("key", "secret", "password", "hf_token", "curve_", "listen", "chat_template")
+    names = [n for n in EngineConfig.__struct_fields__ if not any(word in n for word in hidden)]
     values = {name: getattr(worker, name, getattr(config, name)) for name in names}
     values |= {
         "device": profile.device,
