@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+LOADED = "_quire_"  # how the name of a file begins that a worker has loaded for its classes (workers/logits_processors/load.py)
+
 
 def with_processor_names(options: dict[str, Any]) -> dict[str, Any]:
     """LLM's options, with logits_processors as names. Raises TypeError, ValueError."""
@@ -26,6 +28,10 @@ def _name(kind: Any) -> str:
     if not isinstance(kind, type):
         raise TypeError(f"logits_processors must hold classes or names like 'module:Class', got {kind!r}")
     module, name = kind.__module__, kind.__qualname__
+    if module.startswith(LOADED):  # or each worker would start an engine, whose worker ...
+        raise RuntimeError(
+            f"this file is loaded for its class {name}: what it runs as a program belongs under if __name__ == '__main__'"
+        )
     if module == "__main__":
         module = getattr(sys.modules["__main__"], "__file__", None) or ""
     if not module or "<locals>" in name or (module.endswith(".py") and not os.path.isfile(module)):

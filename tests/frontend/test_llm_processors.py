@@ -1,5 +1,7 @@
 """LLM(logits_processors=[...]) with the real engine: classes of files and modules, their arguments, and what goes wrong."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -111,6 +113,50 @@ def test_a_class_of_the_program_itself_travels_as_its_file(monkeypatch, tmp_path
     monkeypatch.setattr(__main__, "__file__", str(program), raising=False)
     monkeypatch.setattr(OfThisModule, "__module__", "__main__")
     assert with_processor_names({"logits_processors": [OfThisModule]})["logits_processors"] == [f"{program}:OfThisModule"]
+    monkeypatch.setattr(OfThisModule, "__module__", "_quire_program")
+    with pytest.raises(RuntimeError, match="__main__"):
+        with_processor_names({"logits_processors": [OfThisModule]})
+    monkeypatch.setattr(OfThisModule, "__module__", "__main__")
     monkeypatch.setattr(__main__, "__file__", str(tmp_path / "gone.py"))
     with pytest.raises(ValueError, match="cannot be loaded"):
         with_processor_names({"logits_processors": [OfThisModule]})
+
+
+PROGRAM = """
+from quire import LLM, SamplingParams
+from quire.workers.logits_processors.interface import LogitsProcessor, process_dict_updates
+
+
+class Only(LogitsProcessor):
+    def __init__(self, vllm_config, device, is_pin_memory):
+        self.only = {}
+
+    def is_argmax_invariant(self):
+        return False
+
+    def update_state(self, batch_update):
+        process_dict_updates(self.only, batch_update, lambda params, prompt, output: params.extra_args["only"])
+
+    def apply(self, logits):
+        for row, token in self.only.items():
+            logits[row, token] = 1e9
+        return logits
+
+
+def main():
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, extra_args={"only": 44})
+    with LLM(device="cpu", max_model_len=256, cpu_kv_cache_gib=0.05, logits_processors=[Only]) as llm:
+        print(llm.generate([[5]], params, use_tqdm=False)[0].outputs[0].token_ids)
+
+"""
+
+
+@pytest.mark.parametrize("guarded", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_program_with_a_class_of_its_own(tmp_path, guarded):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM + ('\nif __name__ == "__main__":\n    main()\n' if guarded else "\nmain()\n"))
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60)
+    if guarded:
+        assert done.stdout.strip() == "[44, 44, 44, 44]", done.stderr
+    else:
+        assert done.returncode and "what it runs as a program belongs under" in done.stderr.splitlines()[-1]

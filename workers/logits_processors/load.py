@@ -19,6 +19,7 @@ from quire.workers.logits_processors import interface
 
 log = logging.getLogger("quire.workers")
 
+LOADED = "_quire_"  # how the name of a file's module begins; LLM knows by it that it is not in a program of its own
 _METHODS = ("apply", "update_state", "is_argmax_invariant")
 _INTERFACE = {
     "BatchUpdate": interface.BatchUpdate,
@@ -81,7 +82,7 @@ def _load(name: str) -> type:
 def _module(name: str) -> ModuleType:
     if not name.endswith(".py"):
         return importlib.import_module(name)
-    own_name = f"_quire_{os.path.basename(name)[:-3]}"  # not __main__: what a script does is not done again
+    own_name = f"{LOADED}{os.path.basename(name)[:-3]}"  # not __main__: what a script does is not done again
     spec = importlib.util.spec_from_file_location(own_name, name)
     if spec is None or spec.loader is None:
         raise ImportError(f"{name} cannot be loaded")

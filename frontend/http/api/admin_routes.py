@@ -3,6 +3,7 @@
 Each is a call of ipc/utilities.py; what a server must be started with for one is said by the engine's own refusal.
 """
 
+import asyncio
 import os
 import platform
 from urllib.parse import parse_qs
@@ -50,8 +51,12 @@ async def server_info(services: Services, request: Request, response: Response) 
         raise invalid("config_format must be text or json", "config_format")
     info = await services.client.utility(GetServerInfo(), ServerInfo)
     config = info.config if wanted == "json" else ", ".join(f"{name}={value!r}" for name, value in info.config.items())
-    system = {"os": platform.platform(), "python_version": platform.python_version(), "cpu_count": str(os.cpu_count())}
+    system = await asyncio.to_thread(_system)  # it reads files
     response.send(200, json_bytes(ServerInfoAnswer(config, {}, system)))
+
+
+def _system() -> dict[str, str]:
+    return {"os": platform.platform(), "python_version": platform.python_version(), "cpu_count": str(os.cpu_count())}
 
 
 def _query(request: Request, name: str) -> str:

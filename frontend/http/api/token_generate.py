@@ -37,12 +37,14 @@ from quire.ipc.sampling import SamplingParams
 _NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _UNSUPPORTED = ("features", "kv_transfer_params")
 # What SamplingParams has and a client does not say here: what frontends fill in, and what asks for text.
+_REFUSED = ("structured_outputs", "guided_decoding", "logits_processors")
 _NOT_TAKEN = ("bad_words_token_ids", "reasoning_end_token_ids", "structured_outputs", "detokenize")
 
 TokenSamplingParams = msgspec.defstruct(
     "TokenSamplingParams",
     [(f.name, f.type | None, None) for f in msgspec.structs.fields(SamplingParams) if f.name not in _NOT_TAKEN]
-    + [("structured_outputs", Any, None), ("detokenize", bool | None, None), ("output_kind", int | None, None)],
+    + [(name, Any, None) for name in _REFUSED]
+    + [("detokenize", bool | None, None), ("output_kind", int | None, None)],
     kw_only=True,
 )
 
@@ -117,7 +119,7 @@ async def generate(services: Services, request: Request, response: Response) -> 
 
 
 def _params(body: GenerateRequest) -> SamplingParams:
-    for holder, names in ((body, _UNSUPPORTED), (body.sampling_params, ("structured_outputs",))):
+    for holder, names in ((body, _UNSUPPORTED), (body.sampling_params, _REFUSED)):
         for name in names:
             if getattr(holder, name):
                 raise ApiError(400, f"{name}: this value is not supported on this route.", param=name, code="unsupported_value")

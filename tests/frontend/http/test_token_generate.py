@@ -70,6 +70,7 @@ def test_a_stream(usage):
         ({"sampling_params": {"temperature": -1}}, "temperature"),
         ({"sampling_params": {"top_k": "many"}}, "sampling_params.top_k"),
         ({"sampling_params": {"structured_outputs": {"json": {}}}}, "structured_outputs"),
+        ({"sampling_params": {"logits_processors": ["a:B"]}}, "logits_processors"),
         ({"features": {"x": 1}}, "features"),
         ({"kv_transfer_params": {"x": 1}}, "kv_transfer_params"),
         ({"request_id": "a b"}, "request_id"),
