@@ -13,6 +13,7 @@ import logging
 from collections.abc import Iterable
 
 from quire.frontend.http.api.errors import from_exception
+from quire.frontend.http.api.near_path import near_path
 from quire.frontend.http.api.request_log import given_id
 from quire.frontend.http.api.route import Route
 from quire.frontend.http.api.routes import PREFLIGHT, ROUTES
@@ -118,8 +119,8 @@ def _tell(response: Response, error: ApiError) -> None:
 
 
 def _no_such_path(path: bytes) -> ApiError:
-    near = ROUTES.nearest(path)
-    return ApiError(404, f"There is no such path here.{f' Did you mean {near}?' if near else ''}", code="not_found")
+    meant = near_path(path, ROUTES.paths)
+    return ApiError(404, f"There is no such path here.{f' Did you mean {meant}?' if meant else ''}", code="not_found")
 
 
 def _check_media_type(request: Request, takes: str) -> ApiError | None:

@@ -4,7 +4,6 @@ What a line says is all that anybody knows of a route before its handler runs: w
 and what /openapi.json tells of it (openapi.py). The table itself is routes.py.
 """
 
-import difflib
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -19,7 +18,6 @@ Handler = Callable[[Services, Request, Response], Awaitable[None]]
 
 JSON = "application/json"
 _PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
-_MAX_GUESSED_PATH = 100  # of a path that something similar is looked for
 
 
 class Route(NamedTuple):
@@ -87,14 +85,7 @@ class RouteTable:
                 return methods, {name: unquote(value.decode("latin-1")) for name, value in match.groupdict().items()}
         return {}, {}
 
-    def nearest(self, path: bytes) -> str | None:
-        """The path that somebody may have meant who asked for this one."""
-        if len(path) > _MAX_GUESSED_PATH:
-            return None
-        asked = path.decode("latin-1").rstrip("/").lower()
-        known = {p.decode().lower(): p.decode() for p in self._exact}
-        for prefix in ("", "/v1"):
-            if (same := known.get(prefix + asked)) is not None:
-                return same
-        close = difflib.get_close_matches(asked, known, n=1, cutoff=0.75)
-        return known[close[0]] if close else None
+    @property
+    def paths(self) -> Iterable[bytes]:
+        """Those without parameters."""
+        return self._exact.keys()

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import msgspec
 
 from quire.frontend.client.outputs import Delta
+from quire.frontend.client.stream import Stream
 from quire.frontend.http.api.body import BodyDecoder
 from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.generate import collect, running
@@ -105,7 +106,7 @@ async def generate(services: Services, request: Request, response: Response) -> 
         services.request_log.started(name, runs, bool(body.stream))
         choice = _choice_maker(services, params)
         if body.stream:
-            return await _stream(services, response, run, name, choice, body.stream_options or StreamOptions())
+            return await _stream(services, response, stream, run, name, choice, body.stream_options or StreamOptions())
         (deltas,) = await collect(runs, services.metrics)
         answer = GenerateResponse(
             request_id=name,
@@ -154,6 +155,7 @@ def _choice_maker(services: Services, params: SamplingParams) -> Callable[[Delta
 async def _stream(
     services: Services,
     response: Response,
+    stream: Stream,
     run: PromptRun,
     name: str,
     choice: Callable[[Delta], GenerateChoice],
@@ -161,7 +163,7 @@ async def _stream(
 ) -> None:
     """Events of new ids, one a choice and turn; the head goes out with the first, so that an earlier failure has its status."""
     previous = 0.0
-    async for deltas in run.stream:
+    async for deltas in stream:
         now = time.perf_counter()
         if previous:
             services.metrics.inter_token_latency.observe(now - previous)

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from quire.frontend.http.api.body import BodyDecoder
 from quire.frontend.http.api.errors import invalid
-from quire.frontend.http.api.params import chat_text, check_model
+from quire.frontend.http.api.params import check_model, prompt_text
 from quire.frontend.http.api.schemas import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -22,7 +22,7 @@ from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.protocol.exchange import Request, Response
 
 _FEW_TOKENS = 2048  # whose strings and text take a millisecond
-_UNSUPPORTED = ("chat_template", "media_io_kwargs", "mm_processor_kwargs")
+_UNSUPPORTED = ("media_io_kwargs", "mm_processor_kwargs")
 
 T = TypeVar("T")
 _tokenize_decoder = BodyDecoder(TokenizeRequest)
@@ -39,7 +39,8 @@ async def tokenize(services: Services, request: Request, response: Response) -> 
         if getattr(body, name):
             raise ApiError(400, f"{name}: this value is not supported by this server.", param=name, code="unsupported_value")
     chat = body.prompt is None
-    text = chat_text(body, tokenizer) if body.prompt is None else body.prompt
+    trust = services.trust_request_chat_template
+    text = await prompt_text(body, tokenizer, trust) if body.prompt is None else body.prompt
     special = body.add_special_tokens if body.add_special_tokens is not None else not chat
     ids = await services.client.encode(text, add_special_tokens=special)
 

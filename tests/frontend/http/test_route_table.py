@@ -49,7 +49,6 @@ def test_a_name_for_metrics_holds_no_parameter():
 def test_any_bytes_have_an_answer(path):
     for table in (TABLE, ROUTES):
         table.find(path)
-        table.nearest(path)
 
 
 def test_what_is_open_is_what_may_be():
