@@ -23,6 +23,7 @@ from quire.frontend.client.async_client import AsyncClient, EngineDown
 from quire.frontend.http.api.app import App
 from quire.frontend.http.api.metrics import Metrics
 from quire.frontend.http.api.services import Services
+from quire.frontend.http.loop_lag import watch_lag
 from quire.frontend.http.protocol.connection import Connection
 from quire.frontend.http.server_state import Limits, ServerState
 from quire.frontend.launcher import tell_of_engine
@@ -137,8 +138,9 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
     client = AsyncClient(config.engine_address, frontend_keys(config))
     if not await _connect(client, config, signals):
         return
+    services = Services.make(client, _metrics(config), config.log_requests)
     app = App(
-        Services.make(client, _metrics(config), config.log_requests),
+        services,
         api_keys=config.api_keys,
         metrics_open=config.metrics_open,
         allowed_origins=config.allowed_origins,
@@ -147,6 +149,7 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
     listener = await _listen(config.listen_fd, server)
     await _take(config.accepted_fds, server)
     sweeper = asyncio.create_task(server.sweep_forever())
+    lag = asyncio.create_task(watch_lag(services.metrics.histograms["frontend_lag_seconds"]))
     teller = asyncio.create_task(tell_of_engine(client)) if config.tells_of_engine else None
     gc.collect()
     gc.freeze()  # what start-up made stays; collections look at requests only
@@ -157,6 +160,7 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
         await _shut_down(server, config.shutdown_grace_s, signals)
     finally:
         sweeper.cancel()
+        lag.cancel()
         if teller is not None:
             teller.cancel()
         listener.close()

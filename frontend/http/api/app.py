@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import hmac
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from quire.frontend.http.api import service_routes
 from quire.frontend.http.api.chat import chat_completions
 from quire.frontend.http.api.completions import completions
 from quire.frontend.http.api.errors import from_exception
+from quire.frontend.http.api.metrics import NO_HANDLER
 from quire.frontend.http.api.request_log import given_id
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import error_event
@@ -51,7 +53,7 @@ ROUTES: dict[bytes, Route] = {
 }
 _MODEL_PREFIX = b"/v1/models/"
 _MODEL = Route("/v1/models", "GET", service_routes.one_model)
-_PREFLIGHT = Route("other", "OPTIONS", service_routes.preflight)
+_PREFLIGHT = Route(NO_HANDLER, "OPTIONS", service_routes.preflight)
 
 
 class App:
@@ -67,6 +69,7 @@ class App:
     ) -> None:
         self._services = services
         self._metrics = services.metrics
+        self._metrics.register_handlers(route.name for route in ROUTES.values())
         self._cors = Cors(allowed_origins)
         self._key_digests = [hashlib.sha256(key.encode()).digest() for key in api_keys]
         self._open_paths = {b"/health", b"/ping", b"/metrics"} if metrics_open else {b"/health", b"/ping"}
@@ -79,7 +82,8 @@ class App:
         error = self._admit(request)
         if error is not None:
             route = request.route
-            self._metrics.count_http(route.name if isinstance(route, Route) else "other", error.status)
+            name = route.name if isinstance(route, Route) else NO_HANDLER
+            self._metrics.count_http(name, request.method, error.status, 0.0)
         return error
 
     def _admit(self, request: Request) -> ApiError | None:
@@ -116,6 +120,7 @@ class App:
     async def handle(self, request: Request, response: Response) -> None:
         route = request.route
         assert isinstance(route, Route)
+        began = time.perf_counter()
         try:
             await route.handler(self._services, request, response)
         except asyncio.CancelledError:
@@ -129,7 +134,7 @@ class App:
             _tell(response, known or internal_error())
         finally:
             if response.status:
-                self._metrics.count_http(route.name, response.status)
+                self._metrics.count_http(route.name, request.method, response.status, time.perf_counter() - began)
 
 
 def _tell(response: Response, error: ApiError) -> None:

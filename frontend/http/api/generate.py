@@ -15,6 +15,7 @@ from quire.frontend.client.stream import EngineDown, EngineError
 from quire.frontend.http.api.metrics import Metrics
 from quire.frontend.http.api.prompt_run import PromptRun, usage_of
 from quire.frontend.http.api.request_log import RequestLog
+from quire.frontend.http.api.request_metrics import count_first_token, count_request
 from quire.frontend.http.api.schemas import ChatLogprobs, CompletionLogprobs, SamplingFields, Usage
 from quire.frontend.http.api.sse import DONE, ChunkWriter
 from quire.frontend.http.protocol.exchange import Response, ResponseState
@@ -45,7 +46,7 @@ async def running(name: str, runs: list[PromptRun], metrics: Metrics, log: Reque
                 run.stream.cancel()
             elif isinstance(run.stream.error, EngineError | EngineDown):
                 metrics.count("request_success", "error")
-            record(metrics, run)
+            count_request(metrics, run)
         log.ended(name, runs)
 
 
@@ -120,6 +121,7 @@ class Streaming:
             if previous:
                 latency.observe(now - previous)
             else:
+                count_first_token(self._metrics, run)
                 events = self._format.opening(run, self._chunks, self._running_usage())
             previous = now
             for delta in deltas:
@@ -162,27 +164,3 @@ class Streaming:
 
     def _running_usage(self) -> Usage | None:
         return usage_of(self._runs) if self._usage_always else None
-
-
-def record(metrics: Metrics, run: PromptRun) -> None:
-    """The times and sizes of one request that has begun to answer."""
-    times, stream = run.stream.metrics, run.stream
-    if times.first_token_time is None:
-        return
-    num_tokens = sum(run.num_tokens)
-    first = times.first_token_time
-    last = max(times.last_token_time or first, first)
-    end = times.finished_time or last
-    metrics.observe("time_to_first_token_seconds", first - times.arrival_time)
-    metrics.observe("e2e_request_latency_seconds", end - times.arrival_time)
-    metrics.observe("request_decode_time_seconds", last - first)
-    if times.queue_s is not None:
-        metrics.observe("request_queue_time_seconds", times.queue_s)
-        metrics.observe("request_prefill_time_seconds", max(0.0, first - times.arrival_time - times.queue_s))
-    if num_tokens > run.params.n:
-        metrics.observe("request_time_per_output_token_seconds", (last - first) / (max(run.num_tokens) - 1))
-    metrics.observe("request_prompt_tokens", stream.num_prompt_tokens)
-    metrics.observe("request_generation_tokens", num_tokens)
-    metrics.observe("request_params_n", run.params.n)
-    if run.params.max_tokens is not None:
-        metrics.observe("request_params_max_tokens", run.params.max_tokens)

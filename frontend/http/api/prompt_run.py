@@ -16,7 +16,16 @@ from quire.ipc.sampling import SamplingParams
 class PromptRun:
     """One prompt of a request. first_choice: index of its first child among the response's choices."""
 
-    __slots__ = ("_prompt_logprobs", "finish_reasons", "first_choice", "num_tokens", "params", "prompt_token_ids", "stream")
+    __slots__ = (
+        "_prompt_logprobs",
+        "finish_reasons",
+        "first_choice",
+        "has_begun",
+        "num_tokens",
+        "params",
+        "prompt_token_ids",
+        "stream",
+    )
 
     def __init__(self, stream: Stream, params: SamplingParams, prompt_token_ids: Sequence[int], first_choice: int) -> None:
         self.stream = stream
@@ -25,6 +34,7 @@ class PromptRun:
         self.first_choice = first_choice
         self.num_tokens = [0] * params.n  # output tokens by child
         self.finish_reasons: list[FinishReason | None] = [None] * params.n
+        self.has_begun = False  # its first token was counted
         self._prompt_logprobs: list[TokenLogprobDict | None] | None = None
 
     def prompt_logprobs(self) -> list[TokenLogprobDict | None] | None:

@@ -4,7 +4,7 @@ from urllib.parse import unquote
 
 from quire.frontend.http.api.body import BodyDecoder
 from quire.frontend.http.api.errors import invalid
-from quire.frontend.http.api.metrics import CONTENT_TYPE
+from quire.frontend.http.api.metrics_text import CONTENT_TYPE, metrics_text
 from quire.frontend.http.api.params import chat_text, check_model
 from quire.frontend.http.api.schemas import (
     DetokenizeRequest,
@@ -61,8 +61,8 @@ async def version(services: Services, request: Request, response: Response) -> N
 
 
 async def metrics(services: Services, request: Request, response: Response) -> None:
-    model = services.model_names[0]
-    response.send(200, services.metrics.render(model, services.client.beat), CONTENT_TYPE)
+    client = services.client
+    response.send(200, metrics_text(services.metrics, client.welcome, client.beat, client.beat_time), CONTENT_TYPE)
 
 
 async def tokenize(services: Services, request: Request, response: Response) -> None:

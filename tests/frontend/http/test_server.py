@@ -143,7 +143,7 @@ def test_several_frontends_share_a_port_and_their_metrics():
         for _ in range(12):
             assert request(url, "POST", "/v1/completions", {"prompt": "a"})[0] == 200
         _, text = request(url, "GET", "/metrics")
-        assert b'quire:http_requests_total{handler="/v1/completions",status="2xx"} 12.0' in text
+        assert b'http_requests_total{handler="/v1/completions",method="POST",status="2xx"} 12.0' in text
         process = psutil.Process(served.process.pid)
         first = min(process.children(), key=psutil.Process.create_time)
         first.kill()
