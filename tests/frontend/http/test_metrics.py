@@ -8,6 +8,7 @@ import time
 import fake_client as http
 import pytest
 from fake_client import CHAT, HELLO, NUM_TOKENS
+from metrics_cases import FullClient, samples
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.utils import floatToGoString
 
@@ -17,66 +18,15 @@ from quire.frontend.http.api.metrics import MAX_HANDLERS, Metrics, block_bytes
 from quire.frontend.http.api.metrics_text import CONTENT_TYPE, MAX_BEAT_AGE_S, metrics_text
 from quire.frontend.http.loop_lag import INTERVAL_S, watch_lag
 from quire.ipc.engine_stats import (
-    BATCH_FILL,
-    HOST_SECONDS,
-    ITERATION_TOKENS,
-    STEP_SECONDS,
-    CacheInfo,
     Distribution,
-    EngineStats,
 )
-from quire.ipc.messages import Beat
 from quire.ipc.process.usage import process_usage
 
 TINY = 'model_name="tiny",engine="0"'
 
 
-def spread(bounds, *counts) -> Distribution:
-    return Distribution([*counts, *[0] * (len(bounds) + 1 - len(counts))], 1.5)
-
-
-def engine_stats(**changes) -> EngineStats:
-    return EngineStats(
-        **{
-            "num_deferred": 1,
-            "iteration_tokens": spread(ITERATION_TOKENS, 2, 3),
-            "step_time": spread(STEP_SECONDS, 1),
-            "host_time": spread(HOST_SECONDS, 1),
-            "mask_time": spread(HOST_SECONDS),
-            "batch_fill": spread(BATCH_FILL, *[0] * len(BATCH_FILL), 4),
-            "processes": [process_usage(os.getpid(), "engine")],
-            **changes,
-        }
-    )
-
-
-class FullClient(http.FakeClient):
-    """Of an engine that says everything."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.set_beat()
-
-    def set_beat(self, **stats) -> None:
-        self.beat = Beat(1, 0.0, 3, 4, 0.25, 100, 40, 50, 2, 1, True, engine_stats(**stats))
-        self.beat_time = time.monotonic()
-
-    @property
-    def cache(self) -> CacheInfo:
-        return CacheInfo(16, 1000, True, 0.9, "auto")
-
-
 def scrape(client, metrics: Metrics | None = None) -> str:
     return metrics_text(metrics or Metrics(), client.welcome, client.beat, client.beat_time).decode()
-
-
-def samples(text: str) -> dict[str, float]:
-    """Every sample by its name and its labels in order, as prometheus-client's parser reads them."""
-    return {
-        s.name + "".join(f",{k}={v}" for k, v in sorted(s.labels.items())): s.value
-        for family in text_string_to_metric_families(text)
-        for s in family.samples
-    }
 
 
 def test_what_is_counted():
@@ -252,7 +202,7 @@ def test_an_engine_with_other_buckets_is_shown_without_them():
 
 def test_without_a_prefix_cache_nothing_is_looked_up():
     client = FullClient()
-    client.welcome = _replace(client.welcome, cache=_replace(client.cache, enable_prefix_caching=False))
+    client.welcome = _replace(client.welcome, cache=_replace(client.welcome.cache, enable_prefix_caching=False))
     found = samples(scrape(client))
     assert found["vllm:prefix_cache_queries_total,engine=0,model_name=tiny"] == 0
     (info,) = [key for key in found if key.startswith("vllm:cache_config_info")]
