@@ -67,6 +67,11 @@ def _add_serve(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     http.add_argument(
         "--api-key-file", metavar="FILE", help="a file of such keys, one a line, which no process list shows (default: none)"
     )
+    http.add_argument(
+        "--otlp-traces-endpoint",
+        metavar="URL",
+        help="send OpenTelemetry spans there, over HTTP; needs quire[otlp] (default: none)",
+    )
     http.add_argument("--metrics-open", action="store_true", help="let /metrics be read without a key")
     http.add_argument(
         "--allowed-origins",
@@ -156,6 +161,7 @@ def _serve_with(args: argparse.Namespace, engine: "EngineConfig | None", keys: l
         shutdown_grace_s=args.shutdown_grace_s,
         curve_key_file=args.curve_key_file,
         curve_engine_key=args.curve_engine_key,
+        otlp_traces_endpoint=args.otlp_traces_endpoint,
         limits=limits,
     )
     config = ServeConfig(host=args.host, port=args.port, num_frontends=args.frontends, engine=engine, frontend=frontend)

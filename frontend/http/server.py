@@ -23,6 +23,7 @@ from quire.frontend.client.async_client import AsyncClient, EngineDown
 from quire.frontend.http.api.app import App
 from quire.frontend.http.api.metrics import Metrics
 from quire.frontend.http.api.services import Services
+from quire.frontend.http.api.tracing import TracedApp
 from quire.frontend.http.loop_lag import watch_lag
 from quire.frontend.http.protocol.connection import Connection
 from quire.frontend.http.server_state import Limits, ServerState
@@ -60,6 +61,7 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     connect_timeout_s: float = 30.0
     curve_key_file: str | None = None  # this frontend's key pair, for a tcp:// engine; made if it does not exist
     curve_engine_key: str | None = None  # the engine's public key
+    otlp_traces_endpoint: str | None = None
     limits: Limits = Limits()
 
 
@@ -145,7 +147,8 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
         metrics_open=config.metrics_open,
         allowed_origins=config.allowed_origins,
     )
-    server = ServerState(app, config.limits)
+    traced = TracedApp(app, services, config.otlp_traces_endpoint) if config.otlp_traces_endpoint else None
+    server = ServerState(traced or app, config.limits)
     listener = await _listen(config.listen_fd, server)
     await _take(config.accepted_fds, server)
     sweeper = asyncio.create_task(server.sweep_forever())
@@ -165,6 +168,8 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
             teller.cancel()
         listener.close()
         await client.close()
+        if traced is not None:
+            await traced.close()
 
 
 async def _connect(client: AsyncClient, config: FrontendConfig, signals: StopSignals) -> bool:

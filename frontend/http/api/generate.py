@@ -18,6 +18,7 @@ from quire.frontend.http.api.request_log import RequestLog
 from quire.frontend.http.api.request_metrics import count_first_token, count_request
 from quire.frontend.http.api.schemas import ChatLogprobs, CompletionLogprobs, SamplingFields, Usage
 from quire.frontend.http.api.sse import DONE, ChunkWriter
+from quire.frontend.http.api.traced import note_runs
 from quire.frontend.http.protocol.exchange import Response, ResponseState
 
 T = TypeVar("T")
@@ -48,6 +49,7 @@ async def running(name: str, runs: list[PromptRun], metrics: Metrics, log: Reque
                 metrics.count("request_success", "error")
             count_request(metrics, run)
         log.ended(name, runs)
+        note_runs(name, runs)
 
 
 async def run_all(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
