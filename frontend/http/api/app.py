@@ -19,6 +19,7 @@ from quire.frontend.http.api.chat import chat_completions
 from quire.frontend.http.api.completions import completions
 from quire.frontend.http.api.errors import from_exception
 from quire.frontend.http.api.metrics import NO_HANDLER
+from quire.frontend.http.api.page import FILES, page
 from quire.frontend.http.api.request_log import given_id
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import error_event
@@ -50,6 +51,7 @@ ROUTES: dict[bytes, Route] = {
     b"/ping": Route("/ping", "GET", service_routes.health),
     b"/version": Route("/version", "GET", service_routes.version),
     b"/metrics": Route("/metrics", "GET", service_routes.metrics),
+    **{path: Route("/", "GET", page) for path in FILES},
 }
 _MODEL_PREFIX = b"/v1/models/"
 _MODEL = Route("/v1/models", "GET", service_routes.one_model)
@@ -73,6 +75,7 @@ class App:
         self._cors = Cors(allowed_origins)
         self._key_digests = [hashlib.sha256(key.encode()).digest() for key in api_keys]
         self._open_paths = {b"/health", b"/ping", b"/metrics"} if metrics_open else {b"/health", b"/ping"}
+        self._open_paths |= FILES.keys()
 
     # ------------------------------------------------------------------------------------------------ before the body
     def admit(self, request: Request) -> ApiError | None:

@@ -142,17 +142,36 @@ def test_several_frontends_share_a_port_and_their_metrics():
         url = served.url()
         for _ in range(12):
             assert request(url, "POST", "/v1/completions", {"prompt": "a"})[0] == 200
-        _, text = request(url, "GET", "/metrics")
-        assert b'http_requests_total{handler="/v1/completions",method="POST",status="2xx"} 12.0' in text
+        counted = 'http_requests_total{handler="/v1/completions",method="POST",status="2xx"} 12.0'
+        core.announce(generation_tokens=7)
+        for _ in range(8):  # whichever of them answers
+            text = until_shown(url, 'vllm:generation_tokens_total{model_name="toy",engine="0"} 7.0')
+            assert counted in text
+            for name in ("frontend-0", "frontend-1", "server"):
+                assert f'process_resident_memory_bytes{{process="{name}"}}' in text
         process = psutil.Process(served.process.pid)
         first = min(process.children(), key=psutil.Process.create_time)
         first.kill()
+        assert counted in request(url, "GET", "/metrics")[1].decode()  # what the dead one has counted, too
         until(lambda: first not in process.children() and len(process.children()) == 2)
         code, err = served.end()
         assert (
             code == 0
             and "frontend process 0 ended unexpectedly (signal SIGKILL); others take its connections; next start in 1 s" in err
         ), err
+
+
+def until_shown(url: str, line: str) -> str:
+    """/metrics, once it holds this line."""
+    text = ""
+
+    def is_shown() -> bool:
+        nonlocal text
+        text = request(url, "GET", "/metrics")[1].decode()
+        return line in text
+
+    until(is_shown)
+    return text
 
 
 def test_a_stop_while_looking_for_the_engine(tmp_path):
