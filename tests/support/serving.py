@@ -188,9 +188,9 @@ class Served(Launched):
         return self.ask("GET", "/health").status
 
     def metric(self, name: str) -> float:
-        """A metric of vLLM's without labels of its own, by its name without the prefix; NaN before the engine's first Beat."""
+        """A metric without labels of its own, by its name without the prefix; NaN before the engine's first Beat."""
         text = self.ask("GET", "/metrics").body.decode()
-        found = re.search(rf'^vllm:{name}{{model_name="[^"]*",engine="0"}} (\S+)$', text, re.M)
+        found = re.search(rf'^(?:vllm|quire):{name}{{model_name="[^"]*",engine="0"}} (\S+)$', text, re.M)
         return float(found[1]) if found else math.nan
 
 

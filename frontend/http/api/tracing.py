@@ -128,7 +128,9 @@ def _attributes(generated: Generated, model: str) -> dict[str, str | int | float
         "gen_ai.usage.input_tokens": prompt,  # the names of the conventions today
         "gen_ai.usage.output_tokens": output,
         "gen_ai.usage.cache_read.input_tokens": sum(run.stream.num_cached_tokens or 0 for run in runs),
-        "gen_ai.response.finish_reasons": [reason or "abort" for run in runs for reason in run.finish_reasons],
+        "gen_ai.response.finish_reasons": [
+            reason or ("error" if run.stream.error else "abort") for run in runs for reason in run.finish_reasons
+        ],
     }
     if params.max_tokens is not None:
         found["gen_ai.request.max_tokens"] = params.max_tokens

@@ -174,6 +174,7 @@ def test_a_failure_and_a_client_that_leaves_are_seen(collector):
     failed, left = collector.of("llm_request")
     assert failed.status.code == failed.status.STATUS_CODE_ERROR and failed.status.message == "a worker died"
     assert attributes(failed)["error.type"] == "EngineError" and attributes(failed)["http.response.status_code"] == 500
+    assert attributes(failed)["gen_ai.response.finish_reasons"] == ["error"]
     assert attributes(left)["gen_ai.response.finish_reasons"] == ["abort"]
     assert len(collector.of("queue")) == 2 and not collector.of("decode")
 
