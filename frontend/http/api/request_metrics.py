@@ -34,7 +34,7 @@ def count_request(metrics: Metrics, run: PromptRun) -> None:
         metrics.observe("request_time_per_output_token_seconds", (last - first) / (longest - 1))
     metrics.observe("request_prompt_tokens", stream.num_prompt_tokens)
     metrics.observe("request_prefill_kv_computed_tokens", stream.num_prompt_tokens - (stream.num_cached_tokens or 0))
-    metrics.observe("request_generation_tokens", sum(run.num_tokens))
+    metrics.observe("request_generation_tokens", sum(run.num_tokens) + run.num_tokens_left_out)
     metrics.observe("request_max_num_generation_tokens", longest)
     metrics.observe("request_params_n", run.params.n)
     if run.params.max_tokens is not None:

@@ -113,7 +113,7 @@ def phases(run: PromptRun) -> list[tuple[str, float, float]]:
 def _attributes(generated: Generated, model: str) -> dict[str, str | int | float | list[str]]:
     runs, params = generated.runs, generated.runs[0].params
     prompt = sum(run.stream.num_prompt_tokens for run in runs)
-    output = sum(sum(run.num_tokens) for run in runs)
+    output = sum(sum(run.num_tokens) + run.num_tokens_left_out for run in runs)
     found: dict[str, str | int | float | list[str]] = {
         "gen_ai.request.id": generated.name,
         "gen_ai.request.model": model,
