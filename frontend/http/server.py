@@ -22,6 +22,7 @@ import uvloop
 from quire.frontend.client.async_client import AsyncClient, EngineDown
 from quire.frontend.http.api.app import App
 from quire.frontend.http.api.metrics import Metrics
+from quire.frontend.http.api.output_plan import ParserNames
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.protocol.connection import Connection
 from quire.frontend.http.server_state import Limits, ServerState
@@ -51,6 +52,8 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     metrics_open: bool = False
     allowed_origins: tuple[str, ...] = ("*",)
     log_requests: bool = False
+    tool_call_parser: str = "auto"  # or a name, or "none": output_plan.py
+    reasoning_parser: str = "auto"
     metrics_fd: int = -1
     index: int = 0
     num_frontends: int = 1
@@ -138,7 +141,9 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
     if not await _connect(client, config, signals):
         return
     app = App(
-        Services.make(client, _metrics(config), config.log_requests),
+        Services.make(
+            client, _metrics(config), config.log_requests, ParserNames(config.tool_call_parser, config.reasoning_parser)
+        ),
         api_keys=config.api_keys,
         metrics_open=config.metrics_open,
         allowed_origins=config.allowed_origins,

@@ -15,6 +15,11 @@ class OutputParser:
         self._reasoning = reasoning
         self._tools = tools
 
+    @property
+    def never_thought(self) -> bool:
+        """Whether the output has begun without a thought."""
+        return self._reasoning is None or self._reasoning.never_thought
+
     def feed(self, text: str) -> list[Event]:
         """What this piece of the output adds."""
         if self._reasoning is None:

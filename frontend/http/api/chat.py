@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions. Tools are rendered into the prompt by the model's template; a call comes back as plain content."""
+"""POST /v1/chat/completions. Tools and reasoning are chat_tools.py's before the request and chat_output.py's behind it."""
 
 import time
 
@@ -6,6 +6,8 @@ import msgspec
 
 from quire.frontend.client.outputs import Delta
 from quire.frontend.http.api.body import BodyDecoder
+from quire.frontend.http.api.chat_output import ChatOutput
+from quire.frontend.http.api.chat_tools import chat_plan, take_tools
 from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.generate import Streaming, collect, includes_usage, running
 from quire.frontend.http.api.logprobs import LogprobStyle, chat_logprobs, prompt_logprobs
@@ -35,6 +37,7 @@ async def chat_completions(services: Services, request: Request, response: Respo
     client, limits, metrics = services.client, services.limits, services.metrics
     model = check_model(body.model, services.model_names)
     tokenizer = client.tokenizer
+    tools = take_tools(body)
     newer = body.max_completion_tokens is not None  # OpenAI's newer name wins
     sampling = SamplingRequest(
         body,
@@ -47,13 +50,16 @@ async def chat_completions(services: Services, request: Request, response: Respo
     )
     text = chat_text(body, tokenizer)
     ids = await encoded(client, text, bool(body.add_special_tokens), body.truncate_prompt_tokens)
-    params = sampling.params(len(ids), "messages")
+    plan = chat_plan(services.parsers, body, tools, tokenizer, text)
+    params = plan.params(sampling.params(len(ids), "messages"))
     name, created, runs = new_id("chatcmpl", request.headers), int(time.time()), list[PromptRun]()
     async with running(name, runs, metrics, services.request_log):
         stream = client.submit(ids, params, priority=body.priority or 0, cache_salt=body.cache_salt or "", request_name=name)
+        plan.show_markers(stream)
         runs.append(PromptRun(stream, params, ids, 0))
         services.request_log.started(name, runs, bool(body.stream))
-        chat_format = ChatFormat(body, tokenizer)
+        parsed = ChatOutput(plan, params.n, body.include_reasoning is not False) if plan.parses else None
+        chat_format = ChatFormat(body, tokenizer, parsed)
         if body.stream:
             chunks = ChunkWriter(
                 "chat", id=name, created=created, model=model, num_choices=params.n, null_usage=includes_usage(body)
@@ -65,7 +71,7 @@ async def chat_completions(services: Services, request: Request, response: Respo
             id=name,
             created=created,
             model=model,
-            choices=[_choice(runs[0], delta, chat_format, bool(body.return_token_ids)) for delta in deltas],
+            choices=[await _choice(runs[0], delta, chat_format, bool(body.return_token_ids)) for delta in deltas],
             usage=usage_of(runs),
             prompt_logprobs=prompt_logprobs(stream.prompt_logprobs),
             prompt_token_ids=ids if body.return_token_ids else msgspec.UNSET,
@@ -76,26 +82,32 @@ async def chat_completions(services: Services, request: Request, response: Respo
 class ChatFormat:
     """Chat's part of a stream: the role first, logprobs as `content`."""
 
-    def __init__(self, body: SamplingFields, tokenizer: Tokenizer) -> None:
+    def __init__(self, body: SamplingFields, tokenizer: Tokenizer, parsed: ChatOutput | None) -> None:
         assert isinstance(body, ChatRequest)
+        self.parsed = parsed
         self.wants_logprobs = bool(body.logprobs)
         self._return_token_ids = bool(body.return_token_ids)
         self._style = LogprobStyle(tokenizer, body.top_logprobs or 0, bool(body.return_tokens_as_token_ids))
 
     def opening(self, run: PromptRun, chunks: ChunkWriter, usage: Usage | None) -> list[bytes]:
         ids = list(run.prompt_token_ids) if self._return_token_ids else None
-        return [chunks.role(i, prompt_token_ids=ids, usage=usage) for i in range(run.params.n)]
+        content = b'""' if self.parsed is None else b"null"  # there may be none
+        return [chunks.role(i, prompt_token_ids=ids, usage=usage, content=content) for i in range(run.params.n)]
 
     def logprobs(self, run: PromptRun, delta: Delta) -> ChatLogprobs | None:
         return None if delta.logprobs is None else chat_logprobs(delta.logprobs, delta.token_ids, self._style)
 
 
-def _choice(run: PromptRun, delta: Delta, chat_format: ChatFormat, with_ids: bool) -> ChatChoice:
+async def _choice(run: PromptRun, delta: Delta, chat_format: ChatFormat, with_ids: bool) -> ChatChoice:
+    message, reason = ChatMessage("assistant", delta.text), str(delta.finish_reason or "abort")
+    if (parsed := chat_format.parsed) is not None:
+        message = await parsed.message(run, delta)
+        reason = parsed.finish_reason(delta.index, delta.finish_reason or "abort")
     return ChatChoice(
         index=delta.index,
-        message=ChatMessage("assistant", delta.text),
+        message=message,
         logprobs=chat_format.logprobs(run, delta),
-        finish_reason=delta.finish_reason or "abort",
+        finish_reason=reason,
         stop_reason=delta.stop_reason,
         token_ids=delta.token_ids if with_ids else msgspec.UNSET,
     )

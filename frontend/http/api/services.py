@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.http.api.metrics import Metrics
+from quire.frontend.http.api.output_plan import ParserNames
 from quire.frontend.http.api.request_log import RequestLog
 from quire.frontend.http.api.unknown_fields import UnknownFields
 from quire.ipc.messages import EngineLimits
@@ -20,11 +21,18 @@ class Services:
     metrics: Metrics
     request_log: RequestLog
     unknown_fields: UnknownFields
+    parsers: ParserNames
 
     @classmethod
-    def make(cls, client: AsyncClient, metrics: Metrics | None = None, log_requests: bool = False) -> "Services":
+    def make(
+        cls,
+        client: AsyncClient,
+        metrics: Metrics | None = None,
+        log_requests: bool = False,
+        parsers: ParserNames | None = None,
+    ) -> "Services":
         """metrics: None for numbers of this process alone."""
-        return cls(client, metrics or Metrics(), RequestLog(log_requests, client), UnknownFields())
+        return cls(client, metrics or Metrics(), RequestLog(log_requests, client), UnknownFields(), parsers or ParserNames())
 
     @property
     def model_names(self) -> list[str]:

@@ -33,6 +33,8 @@ class ReasoningParser:
         self.state = State.CONTENT if opened is False else State.OPENING
         self._needs_start = self.needs_start and opened is None
         self._blank: list[str] = []  # spaces that may be all there is before a tag
+        self.never_thought = opened is False
+        self._thinks = False  # whether there was more than spaces
         self._partial = ""  # the beginning of a tag, perhaps
 
     def feed(self, text: str) -> list[Event]:
@@ -67,6 +69,7 @@ class ReasoningParser:
             self.state = State.REASONING
             return bare[len(START) :]
         self.state = State.CONTENT if self._needs_start else State.REASONING
+        self.never_thought = self._needs_start
         return bare if self.state is State.REASONING else self._take_blank() + bare
 
     def _reasoning(self, text: str, ended: bool, events: list[Event]) -> str:
@@ -87,8 +90,6 @@ class ReasoningParser:
             return
         self._thinks = True
         events.append(Reasoning(self._take_blank() + text))
-
-    _thinks = False  # whether there was any thought
 
     def _take_blank(self) -> str:
         blank = "".join(self._blank)
