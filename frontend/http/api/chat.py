@@ -51,14 +51,16 @@ async def chat_completions(services: Services, request: Request, response: Respo
     text = chat_text(body, tokenizer)
     ids = await encoded(client, text, bool(body.add_special_tokens), body.truncate_prompt_tokens)
     plan = chat_plan(services.parsers, body, tools, tokenizer, text)
-    params = plan.params(sampling.params(len(ids), "messages"))
+    params = sampling.params(len(ids), "messages")
+    params = params if plan is None else plan.params(params)
     name, created, runs = new_id("chatcmpl", request.headers), int(time.time()), list[PromptRun]()
     async with running(name, runs, metrics, services.request_log):
         stream = client.submit(ids, params, priority=body.priority or 0, cache_salt=body.cache_salt or "", request_name=name)
-        plan.show_markers(stream)
+        if plan is not None:
+            plan.show_markers(stream)
         runs.append(PromptRun(stream, params, ids, 0))
         services.request_log.started(name, runs, bool(body.stream))
-        parsed = ChatOutput(plan, params.n, body.include_reasoning is not False) if plan.parses else None
+        parsed = None if plan is None else ChatOutput(plan, params.n, body.include_reasoning is not False)
         chat_format = ChatFormat(body, tokenizer, parsed)
         if body.stream:
             chunks = ChunkWriter(

@@ -14,6 +14,9 @@ _BUDGET = "thinking_token_budget"
 
 def take_tools(body: ChatRequest) -> ToolUse | None:
     """What the request says of tools; the body keeps those that the prompt is to show. Raises ApiError 400."""
+    if not (body.tools or body.tool_choice or body.functions or body.function_call):
+        body.tools = None
+        return None
     for old, new in (("functions", "tools"), ("function_call", "tool_choice")):
         if getattr(body, old) and getattr(body, old) not in ("none", "auto"):
             raise ApiError(400, f"{old}: this field of older clients is not supported; use {new} instead.", param=old,
@@ -66,8 +69,14 @@ def _allowed(use: ToolUse, allowed: dict[str, Any]) -> ToolUse:
     return ToolUse(mode, functions, use.parallel)
 
 
-def chat_plan(names: ParserNames, body: ChatRequest, tools: ToolUse | None, tokenizer: Tokenizer, prompt: str) -> OutputPlan:
-    """How this request's output is read. prompt: its conversation as text."""
+def chat_plan(
+    names: ParserNames, body: ChatRequest, tools: ToolUse | None, tokenizer: Tokenizer, prompt: str
+) -> OutputPlan | None:
+    """How this request's output is read; None where it is plain text. prompt: its conversation as text."""
+    template = tokenizer.chat_template(with_tools=bool(body.tools)).source
+    thinks = names.reasoning_parser(template) is not None
+    if tools is None and not thinks and body.thinking_token_budget is None:
+        return None
     variables = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort == "none":
         variables.setdefault("enable_thinking", False)
@@ -75,8 +84,7 @@ def chat_plan(names: ParserNames, body: ChatRequest, tools: ToolUse | None, toke
     if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int)):
         raise invalid(f"{_BUDGET} must be an integer", _BUDGET)
     thinking = Thinking(prompt, variables, _continued(body), budget)
-    template = tokenizer.chat_template(with_tools=bool(body.tools))
-    return OutputPlan(names, template.source, tokenizer, tools, thinking)
+    return OutputPlan(names, template, tokenizer, tools, thinking)
 
 
 def _continued(body: ChatRequest) -> str | None:

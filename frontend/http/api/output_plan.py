@@ -1,7 +1,7 @@
 """OutputPlan: how one request's output is read: its parsers, the grammar they rely on, the tokens they must see.
 
 Made by a route from what it knows of the request, free of its JSON. Which parsers a server has is `ParserNames`: by name, or by
-the model's chat template. A request that needs none has a plan that does nothing, and stays on the fast path.
+the model's chat template. A request that needs neither has no plan, and stays on the fast path.
 """
 
 from collections.abc import Mapping
@@ -87,11 +87,6 @@ class OutputPlan:
                 code="unsupported_value",
             )
         return parser
-
-    @property
-    def parses(self) -> bool:
-        """Whether the output is anything but plain text."""
-        return self._tools is not None or self.has_thoughts
 
     @property
     def has_thoughts(self) -> bool:

@@ -4,6 +4,7 @@ By vLLM's names, or by the tags that the model's chat template shows.
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from quire.frontend.text.reasoning_parsers.base import END, START, ReasoningParser
@@ -15,6 +16,7 @@ REASONING_PARSERS: dict[str, type[ReasoningParser]] = {"deepseek_r1": DeepSeekR1
 _SWITCHES = ("enable_thinking", "thinking")  # chat_template_kwargs
 
 
+@lru_cache(maxsize=32)
 def reasoning_parser_of(template: str) -> type[ReasoningParser] | None:
     """The parser of the format that a chat template shows; None if it shows no thoughts."""
     if END not in template:

@@ -1,5 +1,7 @@
 """Which parser reads a model's tool calls: by vLLM's names, or by the markers that the model's chat template shows."""
 
+from functools import lru_cache
+
 from quire.frontend.text.tool_parsers.base import ToolParser
 from quire.frontend.text.tool_parsers.deepseek_v3 import CALLS, DeepSeekV3
 from quire.frontend.text.tool_parsers.granite import Granite
@@ -39,6 +41,7 @@ _SHOWN: tuple[tuple[type[ToolParser], tuple[str, ...]], ...] = (
 )
 
 
+@lru_cache(maxsize=32)
 def tool_parser_of(template: str) -> type[ToolParser] | None:
     """The parser of the format that a chat template shows; None if it shows none that is known."""
     return next((parser for parser, texts in _SHOWN if all(text in template for text in texts)), None)
