@@ -83,7 +83,7 @@ class ChatOutput:
         """A choice's whole message. Long texts are read in turns with other requests."""
         parser, events = self._parsers[delta.index], list[Event]()
         for start in range(0, len(delta.text), PIECE):
-            if start:
+            if start or delta.index:
                 await asyncio.sleep(0)
             events += parser.feed(delta.text[start : start + PIECE])
         events += parser.finish()

@@ -17,6 +17,7 @@ from quire.frontend.http.api.schemas import (
 )
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import json_bytes
+from quire.frontend.http.api.tool_use import check_tools_size
 from quire.frontend.http.protocol.cors import preflight_headers
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.protocol.exchange import Request, Response
@@ -74,6 +75,7 @@ async def tokenize(services: Services, request: Request, response: Response) -> 
     if body.chat_template is not None:
         raise ApiError(400, "chat_template: this value is not supported by this server.", param="chat_template",
                        code="unsupported_value")  # fmt: skip
+    check_tools_size(body.tools or [])
     chat = body.prompt is None
     text = chat_text(body, tokenizer) if body.prompt is None else body.prompt
     special = body.add_special_tokens if body.add_special_tokens is not None else not chat

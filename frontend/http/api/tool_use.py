@@ -46,7 +46,7 @@ def functions_of(tools: Sequence[tuple[str, Any]]) -> list[Function]:
         if function.name in functions:
             raise invalid(f"{place}.name: there are two functions of the name {function.name!r}", f"{place}.name")
         functions[function.name] = function
-    _check_size([value for _, value in tools])
+    check_tools_size([value for _, value in tools])
     return list(functions.values())
 
 
@@ -70,7 +70,8 @@ def _function(place: str, value: Any) -> Function:
     return Function(name, parameters or {}, bool(strict))
 
 
-def _check_size(values: list[Any]) -> None:
+def check_tools_size(values: list[Any]) -> None:
+    """Raises ApiError 400."""
     try:
         size = len(msgspec.json.encode(values))
     except (RecursionError, UnicodeEncodeError):

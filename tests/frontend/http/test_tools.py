@@ -196,6 +196,14 @@ def test_wrong_tools_get_400(extra, param, text):
     asyncio.run(main())
 
 
+def test_tokenize_bounds_tools_alike():
+    async def main():
+        status, answer = await api_of().json("POST", "/tokenize", {**HELLO, "tools": [BIG]})
+        assert status == 400 and answer["error"]["param"] == "tools"
+
+    asyncio.run(main())
+
+
 def test_deep_schemas_end_with_an_answer():
     async def main():
         deep = {"type": "function", "function": {"name": "f", "parameters": DEEP}}
