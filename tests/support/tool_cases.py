@@ -95,6 +95,8 @@ CASES = [
         ("hermes", text, text, [])
         for text in (
             "<tool_call>",
+            '<tool_call>{"name": "f", "arguments": {\'a\': 1}}</tool_call>',
+            '<tool_call>{"name": "f", "arguments": {oops}}</tool_call>',
             "<tool_call></tool_call>",
             "<tool_call>[]</tool_call>",
             '<tool_call>{"name": "f"',

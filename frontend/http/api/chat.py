@@ -60,7 +60,7 @@ async def chat_completions(services: Services, request: Request, response: Respo
             plan.show_markers(stream)
         runs.append(PromptRun(stream, params, ids, 0))
         services.request_log.started(name, runs, bool(body.stream))
-        parsed = None if plan is None else ChatOutput(plan, params.n, body.include_reasoning is not False)
+        parsed = None if plan is None else ChatOutput(plan, body.include_reasoning is not False)
         chat_format = ChatFormat(body, tokenizer, parsed)
         if body.stream:
             chunks = ChunkWriter(

@@ -16,19 +16,25 @@ from quire.frontend.http.api.prompt_run import PromptRun
 from quire.frontend.http.api.schemas import ChatLogprobs, ChatMessage, FunctionCall, ToolCall, Usage
 from quire.frontend.http.api.sse import ChunkWriter, json_bytes
 from quire.frontend.text.output_events import Arguments, CallBegun, Content, Event, Reasoning
-from quire.frontend.text.output_parser import PIECE
+from quire.frontend.text.output_parser import PIECE, OutputParser
 from quire.ipc.messages import FinishReason
 
 
 class ChatOutput:
-    """n: choices. include_reasoning: False leaves thoughts out of the answer."""
+    """include_reasoning: False leaves thoughts out of the answer."""
 
-    def __init__(self, plan: OutputPlan, n: int, include_reasoning: bool = True) -> None:
+    def __init__(self, plan: OutputPlan, include_reasoning: bool = True) -> None:
         self._plan = plan
-        self._parsers = [plan.new_parser() for _ in range(n)]
-        self._num_calls = [0] * n
-        self._in_thought = [True] * n  # no token has ended it
         self._include_reasoning = include_reasoning
+        # of each choice
+        self._parsers: dict[int, OutputParser] = {}
+        self._num_calls: dict[int, int] = {}
+        self._thought: set[int] = set()  # those whose thought a token has ended
+
+    def _parser(self, index: int) -> OutputParser:
+        if index not in self._parsers:
+            self._parsers[index], self._num_calls[index] = self._plan.new_parser(), 0
+        return self._parsers[index]
 
     # ------------------------------------------------------------------------------------------------------- streaming
     def chunks(
@@ -41,7 +47,7 @@ class ChatOutput:
         usage: Usage | None,
     ) -> list[bytes]:
         """A chunk for each thing that a delta adds; the first of them has its logprobs and token ids."""
-        parser = self._parsers[delta.index]
+        parser = self._parser(delta.index)
         events = parser.feed(delta.text) if delta.text else []
         if delta.finish_reason is not None:
             events = events + parser.finish()
@@ -81,7 +87,7 @@ class ChatOutput:
     # ---------------------------------------------------------------------------------------------------- in one piece
     async def message(self, run: PromptRun, delta: Delta) -> ChatMessage:
         """A choice's whole message. Long texts are read in turns with other requests."""
-        parser, events = self._parsers[delta.index], list[Event]()
+        parser, events = self._parser(delta.index), list[Event]()
         for start in range(0, len(delta.text), PIECE):
             if start or delta.index:
                 await asyncio.sleep(0)
@@ -111,9 +117,9 @@ class ChatOutput:
         if end is None or not self._plan.may_think:
             return
         if run.num_reasoning_tokens is None:
-            run.num_reasoning_tokens = [0] * run.params.n
-        if self._parsers[i].never_thought:
+            run.num_reasoning_tokens = [0] * len(run.num_tokens)
+        if self._parser(i).never_thought:
             run.num_reasoning_tokens[i] = 0
-        elif self._in_thought[i]:
+        elif i not in self._thought:
             run.num_reasoning_tokens[i] += ids.index(end) + 1 if end in ids else len(ids)
-            self._in_thought[i] = end not in ids
+            self._thought |= {i} if end in ids else set()

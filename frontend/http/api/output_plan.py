@@ -71,8 +71,11 @@ class OutputPlan:
                 code="unsupported_value",
             )
         self._opened: bool | None = False
+        self._always_thinks = False  # if its prompt does not say otherwise
         if self._reasoning is not None:
             self._opened = opened_by(thinking.prompt, thinking.variables, thinking.continued)
+            named = names.reasoning != "auto"
+            self._always_thinks = named or not self._reasoning.needs_start or "enable_thinking" in template
 
     def _find_tool_parser(self, names: ParserNames, template: str) -> type[ToolParser] | None:
         assert self._tools is not None
@@ -105,7 +108,7 @@ class OutputPlan:
         """With the grammar that the calls need, and the end of the thoughts that may go before it. Raises ApiError 400."""
         grammar = self._grammar_beside(params.structured_outputs)
         budget = self._budget if self.may_think else None
-        ends = self._end_ids() if self.may_think and (grammar is not None or budget is not None) else None
+        ends = self._end_ids() if budget is not None or (grammar is not None and self._thinks_first()) else None
         if grammar is params.structured_outputs and budget is None and ends is None:
             return params
         try:
@@ -114,6 +117,13 @@ class OutputPlan:
             )
         except ValueError as error:
             raise invalid(str(error)) from None
+
+    def _thinks_first(self) -> bool:
+        """Whether a grammar is to wait for the end of a thought. If none came, it would wait for ever: so only where that is
+        sure, or the operator says so by naming the parser."""
+        if self._reasoning is None or self._opened is not None:
+            return bool(self._opened)
+        return self._always_thinks
 
     def _grammar_beside(self, own: StructuredOutputs | None) -> StructuredOutputs | None:
         if own is None or self._grammar is None:

@@ -4,7 +4,7 @@ Each call stands within its tokens, and all of them within a pair of their own, 
 """
 
 from quire.frontend.text.tool_parsers.base import ToolParser
-from quire.frontend.text.tool_parsers.json_values import json_value
+from quire.frontend.text.tool_parsers.json_values import json_arguments
 from quire.frontend.text.tool_parsers.reader import Malformed, Markers, Reader, Waits
 
 CALLS, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -41,13 +41,10 @@ class DeepSeekV3(ToolParser):
         if fenced:
             name = yield from reader.up_to(_LINE_ENDS)
             yield from reader.expect("\n```json\n")
-            if (yield from reader.skip_space()) != "{":
-                raise Malformed
+            yield from reader.skip_space()
         if not name.strip():
             raise Malformed
-        reader.begin(name.strip())
-        yield from json_value(reader)
-        reader.end_arguments()
+        yield from json_arguments(reader, name.strip())
         yield from reader.skip_space()
         if fenced:
             yield from reader.expect("```")

@@ -18,18 +18,41 @@ _CLOSING = {"{": "}", "[": "]"}
 
 def json_value(reader: Reader) -> Waits[None]:
     """Take one value, spaces before it included."""
-    closing: list[str] = []
+    char = yield from reader.skip_space()
+    if char not in _CLOSING:
+        yield from _scalar(reader, char)
+        return
+    reader.take()
+    yield from _rest_of(reader, _CLOSING[char])
+
+
+def json_arguments(reader: Reader, name: str, call_id: str | None = None) -> Waits[None]:
+    """Take an object, as the arguments of a call of this name. The call begins when more of it than a bracket is right."""
+    place = reader.held
+    yield from reader.expect("{")
+    if (yield from reader.skip_space()) not in ('"', "}"):
+        raise Malformed
+    reader.begin(name, call_id, since=place)
+    yield from _rest_of(reader, "}")
+    reader.end_arguments()
+
+
+def _rest_of(reader: Reader, bracket: str) -> Waits[None]:
+    """Take the rest of a list or an object, which this bracket will close."""
+    closing, is_first = [bracket], True  # just behind an opening bracket
     while True:
         char = yield from reader.skip_space()
-        if char in _CLOSING:
-            reader.take()
-            closing.append(_CLOSING[char])
-            if (yield from reader.skip_space()) != closing[-1]:
-                if char == "{":
-                    yield from _key(reader)
+        if not (is_first and char == closing[-1]):
+            if is_first and closing[-1] == "}":
+                yield from _key(reader)
+                char = yield from reader.skip_space()
+            is_first = char in _CLOSING
+            if is_first:
+                reader.take()
+                closing.append(_CLOSING[char])
                 continue
-        else:
             yield from _scalar(reader, char)
+        is_first = False
         while closing:
             char = yield from reader.skip_space()
             if char == ",":
@@ -133,16 +156,17 @@ def json_call(reader: Reader, shape: CallShape = ANY_CALL) -> Waits[None]:
         key = yield from _short_string(reader)
         yield from reader.skip_space()
         yield from reader.expect(":")
-        char = yield from reader.skip_space()
+        yield from reader.skip_space()
         if key == "name" and not name:
             name = yield from _short_string(reader)
             if not name:
                 raise Malformed
         elif key in shape.arguments and not done and not early:
-            if char != "{":
-                raise Malformed
-            early = yield from _arguments(reader, name)
-            done = not early
+            if name:
+                yield from json_arguments(reader, name)
+                done = True
+            else:
+                early = yield from _early_arguments(reader)
         elif shape.others is None or key in shape.others:
             yield from json_value(reader)
         else:
@@ -164,16 +188,13 @@ def json_call(reader: Reader, shape: CallShape = ANY_CALL) -> Waits[None]:
     reader.settle()
 
 
-def _arguments(reader: Reader, name: str) -> Waits[str]:
-    """Take an object: as the arguments of a call of this name, or, without one, to be kept: returned."""
-    if not name:
-        place = reader.held
-        yield from json_value(reader)
-        return reader.held_since(place)
-    reader.begin(name)
+def _early_arguments(reader: Reader) -> Waits[str]:
+    """Take an object, and return it."""
+    place = reader.held
+    if (yield from reader.peek()) != "{":
+        raise Malformed
     yield from json_value(reader)
-    reader.end_arguments()
-    return ""
+    return reader.held_since(place)
 
 
 def _short_string(reader: Reader) -> Waits[str]:

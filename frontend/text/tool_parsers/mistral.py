@@ -8,7 +8,7 @@ import secrets
 import string
 
 from quire.frontend.text.tool_parsers.base import ToolParser
-from quire.frontend.text.tool_parsers.json_values import json_calls, json_value
+from quire.frontend.text.tool_parsers.json_values import json_arguments, json_calls
 from quire.frontend.text.tool_parsers.reader import MAX_NAME, Malformed, Markers, Reader, Waits
 
 START, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
@@ -41,11 +41,8 @@ class Mistral(ToolParser):
             call_id = yield from self._word(reader)
         if (yield from reader.looks_like(ARGS)):
             yield from reader.expect(ARGS)
-        if (yield from reader.skip_space()) != "{":
-            raise Malformed
-        reader.begin(name, call_id)
-        yield from json_value(reader)
-        reader.end_arguments()
+        yield from reader.skip_space()
+        yield from json_arguments(reader, name, call_id)
 
     def _word(self, reader: Reader) -> Waits[str]:
         word = yield from reader.look(_NAME, MAX_NAME)

@@ -202,8 +202,13 @@ class Reader:
         """What has been taken, or comes now, is the head of a call, and content if that is not completed."""
         self._in_call = False
 
-    def begin(self, name: str, call_id: str | None = None, verbatim: bool = True) -> None:
-        """A call: what is held was its head, what is taken from now on are its arguments (verbatim), or their source."""
+    def begin(self, name: str, call_id: str | None = None, *, verbatim: bool = True, since: int | None = None) -> None:
+        """A call: what is held was its head, what is taken from now on are its arguments (verbatim), or their source.
+
+        since: a place in what is held from which on that is arguments already.
+        """
+        early = self._held[since:] if since is not None else []
+        del self._held[len(self._held) - len(early) :]
         self._events += [Markup("".join(self._blank))] if self._blank else []
         self._blank.clear()
         self.settle()
@@ -211,6 +216,8 @@ class Reader:
         self.num_calls += 1
         self._in_call = self._writes = True
         self._in_text, self._verbatim = False, verbatim
+        self._sources += early
+        self._texts += early
 
     def write(self, text: str) -> None:
         """More of the arguments."""

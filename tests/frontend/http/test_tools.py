@@ -269,6 +269,11 @@ def test_grammars_wait_for_the_end_of_thoughts():
         assert params_of(api).thinking_token_budget == 8
         await api.json("POST", CHAT, HELLO)
         assert params_of(api).reasoning_end_token_ids is None
+        other = QWEN3.replace("enable_thinking", "some_switch")  # it may think, or not: a grammar must not wait for that
+        for names, ends in ((ParserNames(), None), (ParserNames(reasoning="qwen3"), [end])):
+            unsure = api_of(other, "x", special=("</think>",), parsers=names)
+            await unsure.json("POST", CHAT, {**TOOLS, "tool_choice": "required"})
+            assert params_of(unsure).reasoning_end_token_ids == ends
         off = {"chat_template_kwargs": {"enable_thinking": False}, "thinking_token_budget": 3}
         await api.json("POST", CHAT, {**TOOLS, **off, "tool_choice": "required"})
         assert params_of(api).reasoning_end_token_ids is params_of(api).thinking_token_budget is None
