@@ -52,10 +52,12 @@ class ChatOutput:
         if delta.finish_reason is not None:
             events = events + parser.finish()
         self._count_thoughts(run, delta)
+        index = run.first_choice + delta.index
+        if len(events) == 1 and isinstance(event := events[0], Content) and logprobs is token_ids is usage is None:
+            return [writer.text(index, event.text)]
         fields = [f for event in events if (f := self._fields(delta.index, event)) is not None]
         if not fields and (logprobs is not None or token_ids):
             fields = [{}]
-        index = run.first_choice + delta.index
         chunks = []
         for i, field in enumerate(fields):
             more: dict[str, Any] = {"logprobs": logprobs, "token_ids": token_ids} if i == 0 else {}

@@ -37,6 +37,8 @@ class Markers:
         """Where the first marker begins and which, or None with where one may begin that is not complete."""
         if found := self._regex.search(text, at):
             return found.start(), found[0]
+        if self._firsts.isdisjoint(text):
+            return len(text), None
         for i in range(max(at, len(text) - self._longest + 1), len(text)):
             if text[i] in self._firsts and any(marker.startswith(text[i:]) for marker in self.texts):
                 return i, None
