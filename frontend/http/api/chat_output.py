@@ -53,7 +53,8 @@ class ChatOutput:
             events = events + parser.finish()
         self._count_thoughts(run, delta)
         index = run.first_choice + delta.index
-        if len(events) == 1 and isinstance(event := events[0], Content) and logprobs is token_ids is usage is None:
+        is_bare = logprobs is None and token_ids is None and usage is None
+        if is_bare and len(events) == 1 and isinstance(event := events[0], Content):
             return [writer.text(index, event.text)]
         fields = [f for event in events if (f := self._fields(delta.index, event)) is not None]
         if not fields and (logprobs is not None or token_ids):
