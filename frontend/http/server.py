@@ -54,6 +54,7 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     log_requests: bool = False
     tool_call_parser: str = "auto"  # or a name, or "none": output_plan.py
     reasoning_parser: str = "auto"
+    trust_request_chat_template: bool = False
     metrics_fd: int = -1
     index: int = 0
     num_frontends: int = 1
@@ -142,7 +143,11 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
         return
     app = App(
         Services.make(
-            client, _metrics(config), config.log_requests, ParserNames(config.tool_call_parser, config.reasoning_parser)
+            client,
+            _metrics(config),
+            config.log_requests,
+            ParserNames(config.tool_call_parser, config.reasoning_parser),
+            config.trust_request_chat_template,
         ),
         api_keys=config.api_keys,
         metrics_open=config.metrics_open,

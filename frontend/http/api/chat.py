@@ -4,14 +4,16 @@ import time
 
 import msgspec
 
+from quire.frontend.client.beam_search import BeamStream
 from quire.frontend.client.outputs import Delta
 from quire.frontend.http.api.body import BodyDecoder
 from quire.frontend.http.api.chat_output import ChatOutput
 from quire.frontend.http.api.chat_tools import chat_plan, take_tools
 from quire.frontend.http.api.errors import invalid
+from quire.frontend.http.api.fields import echoed_text, num_kept
 from quire.frontend.http.api.generate import Streaming, collect, includes_usage, running
 from quire.frontend.http.api.logprobs import LogprobStyle, chat_logprobs, prompt_logprobs
-from quire.frontend.http.api.params import SamplingRequest, chat_text, check_model, encoded
+from quire.frontend.http.api.params import SamplingRequest, check_model, encoded, prompt_text
 from quire.frontend.http.api.prompt_run import PromptRun, usage_of
 from quire.frontend.http.api.request_log import new_id
 from quire.frontend.http.api.schemas import (
@@ -25,7 +27,7 @@ from quire.frontend.http.api.schemas import (
 )
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import ChunkWriter, json_bytes
-from quire.frontend.http.protocol.errors import ApiError
+from quire.frontend.http.api.submit import submit
 from quire.frontend.http.protocol.exchange import Request, Response
 from quire.frontend.text.tokenizer import Tokenizer
 
@@ -48,20 +50,22 @@ async def chat_completions(services: Services, request: Request, response: Respo
         default_max_tokens=None,
         logprobs=_num_logprobs(body, limits.max_logprobs),
     )
-    text = chat_text(body, tokenizer)
-    ids = await encoded(client, text, bool(body.add_special_tokens), body.truncate_prompt_tokens)
+    text = await prompt_text(body, tokenizer, services.trust_request_chat_template)
+    keep = num_kept(body, limits.max_model_len, body.max_completion_tokens if newer else body.max_tokens)
+    ids = await encoded(client, text, bool(body.add_special_tokens), keep, body.truncation_side)
     plan = chat_plan(services.parsers, body, tools, tokenizer, text)
     params = sampling.params(len(ids), "messages")
     params = params if plan is None else plan.params(params)
-    name, created, runs = new_id("chatcmpl", request.headers), int(time.time()), list[PromptRun]()
+    name, created, runs = new_id("chatcmpl", request.headers, body.request_id), int(time.time()), list[PromptRun]()
     async with running(name, runs, metrics, services.request_log):
-        stream = client.submit(ids, params, priority=body.priority or 0, cache_salt=body.cache_salt or "", request_name=name)
-        if plan is not None:
+        runs.append(submit(client, body, ids, params, name, 0))
+        if plan is not None and not isinstance(
+            stream := runs[-1].stream, BeamStream
+        ):  # beams have their text when they have ended
             plan.show_markers(stream)
-        runs.append(PromptRun(stream, params, ids, 0))
         services.request_log.started(name, runs, bool(body.stream))
         parsed = None if plan is None else ChatOutput(plan, body.include_reasoning is not False)
-        chat_format = ChatFormat(body, tokenizer, parsed)
+        chat_format = ChatFormat(body, tokenizer, parsed, text)
         if body.stream:
             chunks = ChunkWriter(
                 "chat", id=name, created=created, model=model, num_choices=params.n, null_usage=includes_usage(body)
@@ -75,18 +79,21 @@ async def chat_completions(services: Services, request: Request, response: Respo
             model=model,
             choices=[await _choice(runs[0], delta, chat_format, bool(body.return_token_ids)) for delta in deltas],
             usage=usage_of(runs),
-            prompt_logprobs=prompt_logprobs(stream.prompt_logprobs),
+            prompt_logprobs=prompt_logprobs(runs[0].stream.prompt_logprobs),
             prompt_token_ids=ids if body.return_token_ids else msgspec.UNSET,
+            prompt_text=text if body.return_prompt_text else msgspec.UNSET,
         )
     response.send(200, json_bytes(answer))
 
 
 class ChatFormat:
-    """Chat's part of a stream: the role first, logprobs as `content`."""
+    """Chat's part of a stream: the role first, then what is echoed, logprobs as `content`."""
 
-    def __init__(self, body: SamplingFields, tokenizer: Tokenizer, parsed: ChatOutput | None) -> None:
+    def __init__(self, body: SamplingFields, tokenizer: Tokenizer, parsed: ChatOutput | None, prompt_text: str = "") -> None:
         assert isinstance(body, ChatRequest)
         self.parsed = parsed
+        self.echo = echoed_text(body)
+        self._prompt_text = prompt_text if body.return_prompt_text else None
         self.wants_logprobs = bool(body.logprobs)
         self._return_token_ids = bool(body.return_token_ids)
         self._style = LogprobStyle(tokenizer, body.top_logprobs or 0, bool(body.return_tokens_as_token_ids))
@@ -94,16 +101,20 @@ class ChatFormat:
     def opening(self, run: PromptRun, chunks: ChunkWriter, usage: Usage | None) -> list[bytes]:
         ids = list(run.prompt_token_ids) if self._return_token_ids else None
         content = b'""' if self.parsed is None else b"null"  # there may be none
-        return [chunks.role(i, prompt_token_ids=ids, usage=usage, content=content) for i in range(run.params.n)]
+        texts = {"prompt_token_ids": ids, "prompt_text": self._prompt_text}
+        opening = [chunks.role(i, usage=usage, content=content, **texts) for i in range(run.params.n)]  # type: ignore[arg-type]
+        return [*opening, *(chunks.rich_text(i, self.echo, usage=usage) for i in range(run.params.n if self.echo else 0))]
 
     def logprobs(self, run: PromptRun, delta: Delta) -> ChatLogprobs | None:
         return None if delta.logprobs is None else chat_logprobs(delta.logprobs, delta.token_ids, self._style)
 
 
 async def _choice(run: PromptRun, delta: Delta, chat_format: ChatFormat, with_ids: bool) -> ChatChoice:
-    message, reason = ChatMessage("assistant", delta.text), str(delta.finish_reason or "abort")
+    message, reason = ChatMessage("assistant", chat_format.echo + delta.text), str(delta.finish_reason or "abort")
     if (parsed := chat_format.parsed) is not None:
         message = await parsed.message(run, delta)
+        if chat_format.echo:
+            message = msgspec.structs.replace(message, content=chat_format.echo + (message.content or ""))
         reason = parsed.finish_reason(delta.index, delta.finish_reason or "abort")
     return ChatChoice(
         index=delta.index,
@@ -117,8 +128,6 @@ async def _choice(run: PromptRun, delta: Delta, chat_format: ChatFormat, with_id
 
 def _num_logprobs(body: ChatRequest, most: int) -> int | None:
     """Chat has a flag and a number; the engine takes None or a number."""
-    if body.echo:
-        raise ApiError(400, "echo: not supported for chats.", param="echo", code="unsupported_value")
     if body.stream and body.prompt_logprobs is not None:
         raise invalid("prompt_logprobs is not available with stream: true", "prompt_logprobs")
     top = body.top_logprobs

@@ -22,6 +22,7 @@ class Services:
     request_log: RequestLog
     unknown_fields: UnknownFields
     parsers: ParserNames
+    trust_request_chat_template: bool = False
 
     @classmethod
     def make(
@@ -30,9 +31,11 @@ class Services:
         metrics: Metrics | None = None,
         log_requests: bool = False,
         parsers: ParserNames | None = None,
+        trust_request_chat_template: bool = False,
     ) -> "Services":
         """metrics: None for numbers of this process alone."""
-        return cls(client, metrics or Metrics(), RequestLog(log_requests, client), UnknownFields(), parsers or ParserNames())
+        log = RequestLog(log_requests, client)
+        return cls(client, metrics or Metrics(), log, UnknownFields(), parsers or ParserNames(), trust_request_chat_template)
 
     @property
     def model_names(self) -> list[str]:

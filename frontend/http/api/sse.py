@@ -87,10 +87,17 @@ class ChunkWriter:
         return self._openings[index] + fields[1:] + tail
 
     def role(
-        self, index: int, *, prompt_token_ids: list[int] | None = None, usage: Usage | None = None, content: bytes = b'""'
+        self,
+        index: int,
+        *,
+        prompt_token_ids: list[int] | None = None,
+        prompt_text: str | None = None,
+        usage: Usage | None = None,
+        content: bytes = b'""',
     ) -> bytes:
         """A chat choice's first chunk."""
         ids = b"" if prompt_token_ids is None else b',"prompt_token_ids":' + json_bytes(prompt_token_ids)
+        ids += b"" if prompt_text is None else b',"prompt_text":' + json_bytes(prompt_text)
         delta = b'"role":"assistant","content":%b},"logprobs":null,"finish_reason":null}]' % content
         return self._openings[index] + delta + ids + self._usage(usage) + b"}\n\n"
 
