@@ -22,6 +22,7 @@ import uvloop
 from quire.frontend.client.async_client import AsyncClient, EngineDown
 from quire.frontend.http.api.app import App
 from quire.frontend.http.api.metrics import Metrics
+from quire.frontend.http.api.output_plan import ParserNames
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.tracing import TracedApp
 from quire.frontend.http.loop_lag import watch_lag
@@ -53,6 +54,8 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     metrics_open: bool = False
     allowed_origins: tuple[str, ...] = ("*",)
     log_requests: bool = False
+    tool_call_parser: str = "auto"  # or a name, or "none": output_plan.py
+    reasoning_parser: str = "auto"
     trust_request_chat_template: bool = False
     metrics_fd: int = -1
     index: int = 0
@@ -141,7 +144,13 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
     client = AsyncClient(config.engine_address, frontend_keys(config))
     if not await _connect(client, config, signals):
         return
-    services = Services.make(client, _metrics(config), config.log_requests, config.trust_request_chat_template)
+    services = Services.make(
+        client,
+        _metrics(config),
+        config.log_requests,
+        ParserNames(config.tool_call_parser, config.reasoning_parser),
+        config.trust_request_chat_template,
+    )
     app = App(
         services,
         api_keys=config.api_keys,

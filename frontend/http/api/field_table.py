@@ -42,6 +42,8 @@ FIELDS = (
     Field("functions", "both", "refused", "OpenAI's older form of tools"),
     Field("function_call", "both", "refused", "likewise; none and auto are accepted"),
     Field("reasoning_effort", "chat", "works", "handed to the chat template"),
+    Field("include_reasoning", "chat", "works"),
+    Field("thinking_token_budget", "both", "works"),
     Field("response_format", "both", "works"),
     Field("structured_outputs", "both", "works"),
     Field("guided_json", "both", "refused", "vLLM's older name; see structured_outputs"),

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from quire.frontend.client.outputs import Delta
 from quire.frontend.client.stream import EngineDown, EngineError
+from quire.frontend.http.api.chat_output import ChatOutput
 from quire.frontend.http.api.metrics import Metrics
 from quire.frontend.http.api.prompt_run import PromptRun, usage_of
 from quire.frontend.http.api.request_log import RequestLog
@@ -28,6 +29,10 @@ class AnswerFormat(Protocol):
     """What differs between chat and completions in a stream."""
 
     wants_logprobs: bool
+
+    @property
+    def parsed(self) -> ChatOutput | None:
+        """None for plain text."""
 
     def opening(self, run: PromptRun, chunks: ChunkWriter, usage: Usage | None) -> list[bytes]:
         """Chunks before a prompt's first text; with the usage so far, if it is wanted."""
@@ -107,7 +112,9 @@ class Streaming:
         self._include_usage = includes_usage(body)
         self._usage_always = options is not None and bool(options.continuous_usage_stats)
         self._token_ids = bool(body.return_token_ids)
-        self._rich = answer_format.wants_logprobs or self._token_ids or self._usage_always
+        self._parsed = answer_format.parsed
+        plain = self._parsed is None and not answer_format.wants_logprobs
+        self._rich = not plain or self._token_ids or self._usage_always
 
     async def run(self) -> None:
         await run_all([self._pump(run) for run in self._runs])
@@ -147,6 +154,11 @@ class Streaming:
             self._response.write(data)
 
     def _rich_chunks(self, run: PromptRun, delta: Delta) -> list[bytes]:
+        if self._parsed is not None:
+            ids = delta.token_ids if self._token_ids else None
+            logprobs = self._format.logprobs(run, delta)
+            assert not isinstance(logprobs, CompletionLogprobs)
+            return self._parsed.chunks(run, delta, self._chunks, logprobs, ids, self._running_usage())
         if not delta.text and not delta.token_ids:
             return []
         chunk = self._chunks.rich_text(
@@ -162,8 +174,10 @@ class Streaming:
         assert delta.finish_reason is not None
         run.finish_reasons[delta.index] = delta.finish_reason
         self._metrics.count("request_success", delta.finish_reason)
-        index = run.first_choice + delta.index
-        return self._chunks.finish(index, delta.finish_reason, delta.stop_reason, self._running_usage())
+        index, reason = run.first_choice + delta.index, str(delta.finish_reason)
+        if self._parsed is not None:
+            reason = self._parsed.finish_reason(delta.index, delta.finish_reason)
+        return self._chunks.finish(index, reason, delta.stop_reason, self._running_usage())
 
     def _running_usage(self) -> Usage | None:
         return usage_of(self._runs) if self._usage_always else None

@@ -17,6 +17,7 @@ from quire.frontend.http.api.schemas import (
 )
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import json_bytes
+from quire.frontend.http.api.tool_use import check_tools_size
 from quire.frontend.http.protocol.cors import preflight_headers
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.protocol.exchange import Request, Response
@@ -71,6 +72,7 @@ async def tokenize(services: Services, request: Request, response: Response) -> 
     tokenizer = services.client.tokenizer
     if (body.prompt is None) == (body.messages is None):
         raise invalid("either prompt or messages is needed, not both", "prompt")
+    check_tools_size(body.tools or [])
     chat = body.prompt is None
     trust = services.trust_request_chat_template
     text = await prompt_text(body, tokenizer, trust) if body.prompt is None else body.prompt

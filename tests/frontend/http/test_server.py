@@ -28,6 +28,7 @@ from served import (
     wait_for_signal_handler,
 )
 from serving import until
+from toy_tokenizers import byte_level
 
 from quire.frontend.http.server import bind
 from quire.ipc.messages import Abort, AddRequest
@@ -64,6 +65,25 @@ def test_the_openai_client_is_served():
         client.close()
         code, err = served.end()
         assert code == 0, err
+
+
+def say_call_behind_thought(request: AddRequest, child: int) -> list[int]:
+    return byte_level().encode('hm</think><tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>').ids
+
+
+@pytest.mark.parametrize("frontends", ["1", "2"])
+def test_parsers_of_tools_and_reasoning_are_chosen_by_flags(frontends):
+    flags = ["--tool-call-parser", "hermes", "--reasoning-parser", "deepseek_r1", "--enable-auto-tool-choice"]
+    with (
+        FakeCore(say_call_behind_thought, limits=ROOMY) as core,
+        Served("--engine", core.address, "--frontends", frontends, *flags) as served,
+    ):
+        body = {"messages": [{"role": "user", "content": "hi"}], "tools": [{"type": "function", "function": {"name": "f"}}]}
+        status, answer = request(served.url(), "POST", "/v1/chat/completions", body)
+        message = json.loads(answer)["choices"][0]["message"]
+        assert status == 200 and message["reasoning"] == "hm" and message["content"] is None
+        assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": 1}'}
+        assert served.end()[0] == 0
 
 
 def test_a_client_that_leaves_ends_its_request_in_the_core():
