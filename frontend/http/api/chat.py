@@ -61,7 +61,7 @@ async def chat_completions(services: Services, request: Request, response: Respo
         runs.append(submit(client, body, ids, params, name, 0))
         if plan is not None and not isinstance(
             stream := runs[-1].stream, BeamStream
-        ):  # beams have their text when they have ended
+        ):  # they end whole
             plan.show_markers(stream)
         services.request_log.started(name, runs, bool(body.stream))
         parsed = None if plan is None else ChatOutput(plan, body.include_reasoning is not False)
