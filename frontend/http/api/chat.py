@@ -59,9 +59,7 @@ async def chat_completions(services: Services, request: Request, response: Respo
     name, created, runs = new_id("chatcmpl", request.headers, body.request_id), int(time.time()), list[PromptRun]()
     async with running(name, runs, metrics, services.request_log):
         runs.append(submit(client, body, ids, params, name, 0))
-        if plan is not None and not isinstance(
-            stream := runs[-1].stream, BeamStream
-        ):  # they end whole
+        if plan is not None and not isinstance(stream := runs[-1].stream, BeamStream):  # they end whole
             plan.show_markers(stream)
         services.request_log.started(name, runs, bool(body.stream))
         parsed = None if plan is None else ChatOutput(plan, body.include_reasoning is not False)

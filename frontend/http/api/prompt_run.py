@@ -23,8 +23,8 @@ class PromptRun:
     choose: of all that the stream has generated the params.n that are returned, numbered anew; None: all.
     """
 
-    __slots__ = ("_choose", "_prompt_logprobs", "finish_reasons", "first_choice", "has_begun", "num_reasoning_tokens", "num_tokens",
-                 "num_tokens_left_out", "params", "prompt_token_ids", "stream")  # fmt: skip
+    __slots__ = ("_choose", "_prompt_logprobs", "finish_reasons", "first_choice", "has_begun", "num_reasoning_tokens",
+                 "num_tokens", "num_tokens_left_out", "params", "prompt_token_ids", "stream")  # fmt: skip
 
     def __init__(
         self,
