@@ -21,7 +21,7 @@ from quire.enginecore.publish import messages_of, read_logprobs, side_messages
 from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.scheduler import Scheduler
 from quire.enginecore.scheduling.step import ScheduledStep, StepOutput
-from quire.enginecore.stats import StatsLine
+from quire.enginecore.stats import Statistics
 from quire.enginecore.step_times import Expected
 from quire.enginecore.utilities import Utilities
 from quire.enginecore.worker_supervisor import WorkerSupervisor
@@ -30,7 +30,6 @@ from quire.ipc.links.core_to_frontends import CoreToFrontends, name_of
 from quire.ipc.messages import (
     Abort,
     AddRequest,
-    Beat,
     EngineLimits,
     Finish,
     FrontendMessage,
@@ -122,7 +121,7 @@ class EngineCore:
         self._last_result = 0.0
         self._next_beat = 0.0
         self._on_beat = on_beat
-        self._stats = StatsLine(config.log_stats)
+        self.stats = Statistics(config.log_stats, s.max_num_seqs)
         self._poller = self._make_poller()
 
     def _make_poller(self) -> zmq.Poller:
@@ -248,7 +247,8 @@ class EngineCore:
             return False
         done = self._in_flight.popleft()
         step, now = done.scheduled, time.monotonic()
-        self._expected.learn(step, now - max(done.sent_at, self._last_result))
+        seconds = now - max(done.sent_at, self._last_result)
+        self._expected.learn(step, seconds)
         self._last_result = now
         if step.side_rows:
             self._pass_on_side_results(step)
@@ -265,7 +265,7 @@ class EngineCore:
             finally:
                 self._publish(out, logprobs)
         self.scheduler.register_filled_blocks()
-        self._stats.step(len(step.slots), step.num_tokens)
+        self.stats.step(len(step.slots), step.num_tokens, seconds, time.monotonic() - now)
         return True
 
     def _tokens(self, step: ScheduledStep) -> np.ndarray:
@@ -349,22 +349,8 @@ class EngineCore:
         if now < self._next_beat:
             return
         self._next_beat = now + BEAT_INTERVAL_S
-        c, s = self.scheduler.counters, self.scheduler
-        beat = Beat(
-            epoch=self.link.epoch,
-            oldest_step_s=self.supervisor.oldest_step_s,
-            num_running=s.num_running,
-            num_waiting=self._num_waiting,
-            kv_usage=s.kv.pool.usage,
-            prompt_tokens=c.prompt_tokens,
-            cached_tokens=c.cached_tokens,
-            generation_tokens=c.generation_tokens,
-            preemptions=c.preemptions,
-            worker_restarts=self.supervisor.num_restarts,
-            ready=self.workers.is_ready,
-        )
-        self.link.broadcast(beat)
-        self._stats.beat(beat, now)
+        self.link.broadcast(self.stats.beat(self.link.epoch, self.scheduler, self.preparing, self.supervisor, self.workers))
+        self.stats.log(now)
         self._on_beat()
 
     # ----------------------------------------------------------------------------------------------------- workers

@@ -34,6 +34,7 @@ from quire.enginecore.scheduling.prefill_budget import mixed_step_tokens
 from quire.enginecore.worker_supervisor import SAY_EVERY_S, log_slow_start
 from quire.enginecore.workers import WorkerGroup, WorkersFailed
 from quire.ipc.config import EngineConfig, WorkerConfig
+from quire.ipc.engine_stats import CacheInfo
 from quire.ipc.links.core_to_frontends import CoreToFrontends, file_infos, new_epoch
 from quire.ipc.links.curve import CoreKeys, load_core_keys, load_keys, make_keys, write_keys
 from quire.ipc.messages import PROTOCOL_VERSION, Beat, EngineLimits, Welcome, WorkerProfile
@@ -305,6 +306,13 @@ def _welcome(config: EngineConfig, epoch: int, core: CoreConfig, summary: ModelS
         created=int(time.time()),
         step_timeout_s=config.step_timeout_s,
         spins=core.spins,
+        cache=CacheInfo(
+            block_size=core.scheduler.block_size,
+            num_gpu_blocks=core.scheduler.num_blocks,
+            enable_prefix_caching=config.enable_prefix_caching,
+            gpu_memory_utilization=config.gpu_memory_utilization,
+            cache_dtype="auto",
+        ),
     )
 
 

@@ -138,6 +138,11 @@ class WorkerGroup:
         self._dying = wait_for_all(self._dying, 0.0)
         return [f"pid {child.pid}" for child in self._dying]
 
+    @property
+    def pids(self) -> list[int]:
+        """By rank; none between two generations."""
+        return [child.pid for child in self._children]
+
     # ------------------------------------------------------------------------------------------------------- events
     def pollables(self) -> Iterator[int | zmq.Socket]:
         """What the core's poller must watch: deaths, messages, results. Nothing between two generations."""

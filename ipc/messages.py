@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from quire.ipc.engine_stats import CacheInfo, EngineStats
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.utilities import UtilityAnswer, UtilityCall
 
@@ -154,6 +155,7 @@ class Welcome(Message, tag="welcome", frozen=True):
     created: int  # seconds since the Unix epoch, for /v1/models
     step_timeout_s: float
     spins: bool = False  # it waits without sleep, for its model needs no CPU: where cores are left, a frontend may do so, too
+    cache: CacheInfo | None = None  # for /metrics
 
 
 class File(Message, tag="file", frozen=True):
@@ -249,6 +251,7 @@ class Beat(Message, tag="beat", frozen=True):
     preemptions: int
     worker_restarts: int
     ready: bool  # False while the workers (re)start
+    stats: EngineStats | None = None  # None until there is a loop that makes steps
 
 
 class UtilityResult(Message, tag="utility_result", frozen=True):

@@ -250,6 +250,12 @@ class Stream:
         """As sent: max_tokens cut to the context, bad words as token ids."""
         return self._state.params
 
+    def show_special_tokens(self, token_ids: frozenset[int]) -> None:
+        """Right after submitting: these are part of the text, though skip_special_tokens leaves others out."""
+        for sequence in self._state.sequences:
+            if sequence.text is not None:
+                sequence.text.show(token_ids)
+
     @property
     def num_prompt_tokens(self) -> int:
         return self._state.num_prompt_tokens

@@ -10,9 +10,11 @@ import asyncio
 import hashlib
 import hmac
 import logging
+import time
 from collections.abc import Iterable
 
 from quire.frontend.http.api.errors import from_exception
+from quire.frontend.http.api.metrics import NO_HANDLER
 from quire.frontend.http.api.near_path import near_path
 from quire.frontend.http.api.request_log import given_id
 from quire.frontend.http.api.route import Route
@@ -41,6 +43,7 @@ class App:
     ) -> None:
         self._services = services
         self._metrics = services.metrics
+        self._metrics.register_handlers(route.name for route in ROUTES.routes)
         self._cors = Cors(allowed_origins)
         self._key_digests = [hashlib.sha256(key.encode()).digest() for key in api_keys]
         self._open_paths = {route.path.encode() for route in ROUTES.routes if route.is_open}
@@ -55,7 +58,8 @@ class App:
         error = self._admit(request)
         if error is not None:
             route = request.route
-            self._metrics.count_http(route.name if isinstance(route, Route) else "other", error.status)
+            name = route.name if isinstance(route, Route) else NO_HANDLER
+            self._metrics.count_http(name, request.method, error.status, 0.0)
         return error
 
     def _admit(self, request: Request) -> ApiError | None:
@@ -95,6 +99,7 @@ class App:
     async def handle(self, request: Request, response: Response) -> None:
         route = request.route
         assert isinstance(route, Route)
+        began = time.perf_counter()
         try:
             await route.handler(self._services, request, response)
         except asyncio.CancelledError:
@@ -108,7 +113,7 @@ class App:
             _tell(response, known or internal_error())
         finally:
             if response.status:
-                self._metrics.count_http(route.name, response.status)
+                self._metrics.count_http(route.name, request.method, response.status, time.perf_counter() - began)
 
 
 def _tell(response: Response, error: ApiError) -> None:

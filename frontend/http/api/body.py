@@ -17,7 +17,7 @@ from quire.frontend.http.protocol.errors import ApiError
 
 # Of OpenAI's and vLLM's APIs, and nothing to do with the answer.
 IGNORED = frozenset(
-    ("user", "metadata", "store", "service_tier", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention",
+    ("user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention",
      "safety_identifier", "verbosity", "session_id", "return_token_offsets", "return_mm_kwargs",
      "prompt_cache_options")
 )  # fmt: skip

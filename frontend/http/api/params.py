@@ -136,6 +136,8 @@ def chat_text(body: ChatRequest | TokenizeRequest, tokenizer: Tokenizer, trust_t
             raise invalid(f"chat_template_kwargs must not hold {name[:64]!r}", "chat_template_kwargs")
     if body.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", body.reasoning_effort)
+        if body.reasoning_effort == "none":
+            variables.setdefault("enable_thinking", False)
     continues = bool(body.continue_final_message)
     opens = body.add_generation_prompt if body.add_generation_prompt is not None else not continues
     if continues and opens:

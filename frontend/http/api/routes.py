@@ -10,7 +10,9 @@ from typing import Any
 from quire.frontend.http.api import admin_routes, health_routes, service_routes, tokenize_routes
 from quire.frontend.http.api.chat import chat_completions
 from quire.frontend.http.api.completions import completions
+from quire.frontend.http.api.metrics import NO_HANDLER
 from quire.frontend.http.api.openapi import document
+from quire.frontend.http.api.page import FILES, page
 from quire.frontend.http.api.route import Route, RouteTable
 from quire.frontend.http.api.schemas import (
     ChatRequest,
@@ -54,6 +56,10 @@ def _missing(path: str, what: str, tag: str, takes: str = "application/json") ->
     return Route("POST", path, _nothing, f"{what}: not here yet, answers 501", tag, takes=takes, missing=text)
 
 
+def _page_file(path: str, content_type: str) -> Route:
+    return Route("GET", path, page, "A file of the page at /", answer_type=content_type.partition(";")[0], is_open=True)
+
+
 _HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 32}
 
 ROUTES = RouteTable(
@@ -89,6 +95,7 @@ ROUTES = RouteTable(
         Route("POST", "/stop_profile", admin_routes.stop_profile, "Write traces of it", "admin", answer=ProfileAnswer),
         Route("GET", "/openapi.json", openapi, "This description", answer=dict[str, Any]),
         Route("GET", "/docs", StaticPage("docs.html"), "This description, to be read", answer_type="text/html", is_open=True),
+        *(_page_file(path.decode(), file.content_type.decode()) for path, file in FILES.items()),
         _missing("/v1/embeddings", "Embeddings", "pooling"),
         _missing("/pooling", "Pooled vectors", "pooling"),
         _missing("/classify", "Classifications", "pooling"),
@@ -98,4 +105,4 @@ ROUTES = RouteTable(
         _missing("/v1/audio/translations", "Translations", "audio", "multipart/form-data"),
     ]
 )  # fmt: skip
-PREFLIGHT = Route("OPTIONS", "other", service_routes.preflight, "A browser's question before a page's request")
+PREFLIGHT = Route("OPTIONS", NO_HANDLER, service_routes.preflight, "A browser's question before a page's request")

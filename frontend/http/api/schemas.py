@@ -33,7 +33,6 @@ class Unsupported(MoreFields, kw_only=True):
     """Fields that would change the answer and are not supported; see _HARMLESS for the values that ask for nothing."""
 
     response_format: Any = None
-    tool_choice: Any = None
     functions: Any = None
     function_call: Any = None
     audio: Any = None
@@ -100,11 +99,15 @@ class ChatRequest(SamplingFields, kw_only=True):
 
     messages: Messages
     tools: Objects | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     documents: Objects | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: TemplateVariables | None = None
     reasoning_effort: ShortText | None = None
+    include_reasoning: bool | None = None
+    thinking_token_budget: Int64 | None = None
     max_completion_tokens: Int64 | None = None
     logprobs: bool | None = None
     top_logprobs: Int64 | None = None
@@ -149,7 +152,6 @@ def _empty(value: Any) -> bool:
 
 _HARMLESS: dict[str, Callable[[Any], bool]] = {
     "response_format": lambda v: isinstance(v, dict) and v.get("type") == "text",
-    "tool_choice": lambda v: v in ("none", "auto"),
     "function_call": lambda v: v in ("none", "auto"),
     "modalities": lambda v: v == ["text"],
 }
@@ -176,11 +178,16 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
@@ -216,11 +223,26 @@ class PromptLogprob(msgspec.Struct, frozen=True):
 PromptLogprobList = list[dict[int, PromptLogprob] | None]
 
 
+class FunctionCall(msgspec.Struct, frozen=True):
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    id: str
+    function: FunctionCall
+    type: str = "function"
+
+
 class ChatMessage(msgspec.Struct, frozen=True):
+    """reasoning_content: the older name of the same."""
+
     role: str
-    content: str
+    content: str | None
     refusal: None = None
-    tool_calls: list[Json] = []
+    tool_calls: list[ToolCall] = []
+    reasoning: str | msgspec.UnsetType | None = msgspec.UNSET
+    reasoning_content: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):

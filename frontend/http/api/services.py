@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.http.api.metrics import Metrics
+from quire.frontend.http.api.output_plan import ParserNames
 from quire.frontend.http.api.request_log import RequestLog
 from quire.frontend.http.api.unknown_fields import UnknownFields
 from quire.ipc.messages import EngineLimits
@@ -28,6 +29,7 @@ class Services:
     metrics: Metrics
     request_log: RequestLog
     unknown_fields: UnknownFields
+    parsers: ParserNames
     trust_request_chat_template: bool = False
     state: ServingState = field(default_factory=ServingState)
 
@@ -37,11 +39,12 @@ class Services:
         client: AsyncClient,
         metrics: Metrics | None = None,
         log_requests: bool = False,
+        parsers: ParserNames | None = None,
         trust_request_chat_template: bool = False,
     ) -> "Services":
         """metrics: None for numbers of this process alone."""
         log = RequestLog(log_requests, client)
-        return cls(client, metrics or Metrics(), log, UnknownFields(), trust_request_chat_template)
+        return cls(client, metrics or Metrics(), log, UnknownFields(), parsers or ParserNames(), trust_request_chat_template)
 
     @property
     def model_names(self) -> list[str]:

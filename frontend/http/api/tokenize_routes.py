@@ -18,6 +18,7 @@ from quire.frontend.http.api.schemas import (
 )
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import json_bytes
+from quire.frontend.http.api.tool_use import check_tools_size
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.protocol.exchange import Request, Response
 
@@ -38,6 +39,7 @@ async def tokenize(services: Services, request: Request, response: Response) -> 
     for name in _UNSUPPORTED:
         if getattr(body, name):
             raise ApiError(400, f"{name}: this value is not supported by this server.", param=name, code="unsupported_value")
+    check_tools_size(body.tools or [])
     chat = body.prompt is None
     trust = services.trust_request_chat_template
     text = await prompt_text(body, tokenizer, trust) if body.prompt is None else body.prompt

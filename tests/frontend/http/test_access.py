@@ -18,7 +18,7 @@ EVERY_ROUTE = [
     ("POST", CHAT), ("POST", COMPLETIONS), ("GET", "/v1/models"), ("GET", "/v1/models/tiny"), ("GET", "/version"),
     ("POST", "/tokenize"), ("POST", "/detokenize"), ("GET", "/tokenizer_info"), ("GET", "/load"), ("GET", "/openapi.json"),
     ("POST", "/v1/embeddings"), ("GET", "/live/"), ("GET", "/docs/"),
-    ("GET", "/metrics"), ("GET", "/nope"), ("GET", "/"), ("OPTIONS", CHAT),
+    ("GET", "/metrics"), ("GET", "/nope"), ("OPTIONS", CHAT),
     ("GET", "//health"), ("GET", "/health/"), ("GET", "/%68ealth"), ("GET", "http://x/health"), ("GET", "/Health"),
     ("GET", "/health/../v1/models"), ("GET", "/v1/models?/health"), ("GET", "/health;x"),
 ]  # fmt: skip

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire.frontend.http.api.page import FILES
 from quire.frontend.http.api.route import Route, RouteTable
 from quire.frontend.http.api.routes import ROUTES
 
@@ -52,4 +53,5 @@ def test_any_bytes_have_an_answer(path):
 
 
 def test_what_is_open_is_what_may_be():
-    assert {r.path for r in ROUTES.routes if r.is_open} == {"/health", "/live", "/ready", "/ping", "/docs"}
+    pages = {path.decode() for path in FILES}
+    assert {r.path for r in ROUTES.routes if r.is_open} == {"/health", "/live", "/ready", "/ping", "/docs"} | pages
