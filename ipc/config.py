@@ -56,6 +56,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     seed: int = 0
     tensor_parallel_size: int = 1
     step_timeout_s: float = 60.0
+    logits_processors: list[str] = []  # the operator's own classes: module:Class, or file.py:Class
+    logits_processors_path: list[str] = []  # folders where their modules are looked for, after the installed ones
+    profile_dir: str | None = None  # where /start_profile may write its traces; None: nowhere
     enable_log_requests: bool = False
     disable_log_stats: bool = False
     log_level: Literal["critical", "error", "warning", "info", "debug"] = "info"
@@ -123,6 +126,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     hf_overrides: dict[str, Any] = {}
     log_level: str = "info"
     log_format: str = "text"
+    profile_dir: str | None = None
+    logits_processors: list[str] = []
+    logits_processors_path: list[str] = []
 
 
 # ------------------------------------------------------------------------------------------------------------- flags
@@ -137,6 +143,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         ("device and memory", _add_memory),
         ("batching and scheduling", _add_scheduling),
         ("logs", _add_logs),
+        ("own code and profiles", _add_own_code),
     ):
         add_to(_adder(parser.add_argument_group(title)))
 
@@ -283,6 +290,29 @@ def _add_logs(add: Add) -> None:
         help="log each request's id, lengths and parameters, never its text (default: off)",
     )
     add("--disable-log-stats", action=Switch, help="no statistics line every 10 s (default: off)")
+
+
+def _add_own_code(add: Add) -> None:
+    """For who develops with it: classes of one's own, and where the time goes."""
+    add(
+        "--logits-processors",
+        nargs="+",
+        action="extend",
+        metavar="MODULE:CLASS",
+        help="classes of vLLM's LogitsProcessor interface, or FILE.py:CLASS, for requests with vllm_xargs (default: none)",
+    )
+    add(
+        "--logits-processors-path",
+        nargs="+",
+        action="extend",
+        metavar="FOLDER",
+        help="where their modules are looked for, after the installed ones and the current folder (default: nowhere else)",
+    )
+    add(
+        "--profile-dir",
+        metavar="FOLDER",
+        help="where torch's profiler writes its traces, which /start_profile begins (default: no profiling)",
+    )
 
 
 def engine_config_from(args: argparse.Namespace, **more: Any) -> EngineConfig:

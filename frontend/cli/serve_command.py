@@ -105,10 +105,11 @@ def _check(parser: CommandParser, args: argparse.Namespace) -> None:
     if args.model_flag is not None and args.model not in (None, args.model_flag):
         parser.error(f"the model is {args.model} and --model says {args.model_flag}")
     args.model = args.model if args.model is not None else args.model_flag
-    for name in ("api_key", "served_model_name"):
+    for name in ("api_key", "served_model_name", "logits_processors", "logits_processors_path"):
         if args.model is None and _took_a_model(getattr(args, name)):
             flag = f"--{name.replace('_', '-')}"
             parser.error(f"{flag} took {getattr(args, name)[-1]} for one of its values: put the model before the flags")
+    _take_profiler_config(parser, args)
     if args.engine is not None and (extra := _engine_options(parser, args)):
         parser.error(f"--engine attaches to a running engine, which has its own model and options: leave {extra} out")
     if not args.shutdown_grace_s >= 0:
@@ -120,9 +121,22 @@ def _check(parser: CommandParser, args: argparse.Namespace) -> None:
         parser.error("--response-role is a word, like assistant")
 
 
+def _take_profiler_config(parser: CommandParser, args: argparse.Namespace) -> None:
+    """What vLLM's JSON says, in --profile-dir."""
+    match args.profiler_config:
+        case {"torch_profiler_dir": str() as folder, **rest} if folder and rest in ({}, {"profiler": "torch"}):
+            args.profile_dir = args.profile_dir or folder
+        case {**given} if given:
+            parser.error(
+                '--profiler-config may say {"profiler": "torch", "torch_profiler_dir": FOLDER} and nothing else; '
+                "nearest: --profile-dir"
+            )
+
+
 def _took_a_model(values: list[str]) -> bool:
     """Whether a flag of several values has swallowed the model behind it."""
-    return len(values) > 1 and (Path(values[-1]).is_dir() or _HUB_ID.fullmatch(values[-1]) is not None)
+    last = Path(values[-1]) if len(values) > 1 else None
+    return last is not None and ((last / "config.json").exists() or (not last.exists() and bool(_HUB_ID.fullmatch(values[-1]))))
 
 
 def _serve_with(args: argparse.Namespace, engine: "EngineConfig | None", keys: list[str], prespawned: "Child | None") -> int:
@@ -152,6 +166,8 @@ def _serve_with(args: argparse.Namespace, engine: "EngineConfig | None", keys: l
         allowed_headers=args.allowed_headers,
         allow_credentials=args.allow_credentials,
         log_requests=args.enable_log_requests,
+        tool_call_parser=args.tool_call_parser,
+        reasoning_parser=args.reasoning_parser,
         trust_request_chat_template=args.trust_request_chat_template,
         log_level=args.log_level,
         log_format=args.log_format,
@@ -167,6 +183,7 @@ def _serve_with(args: argparse.Namespace, engine: "EngineConfig | None", keys: l
         shutdown_grace_s=args.shutdown_grace_s,
         curve_key_file=args.curve_key_file,
         curve_engine_key=args.curve_engine_key,
+        otlp_traces_endpoint=args.otlp_traces_endpoint,
         limits=limits,
     )
     config = ServeConfig(host=args.host, port=args.port, num_frontends=args.frontends, engine=engine, frontend=frontend)

@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 from quire.frontend.cli.help_topics import HelpTopics
+from quire.frontend.cli.parser_arguments import add_parser_arguments
 from quire.ipc.config import add_engine_arguments
 from quire.ipc.process.command import CommandParser
 from quire.ipc.process.flags import JsonObject, Switch, human_int
@@ -23,9 +24,17 @@ def add_serve_arguments(serve: CommandParser) -> None:
     _add_server(serve.add_argument_group("server"))
     _add_access(serve.add_argument_group("access"))
     _add_requests(serve.add_argument_group("requests"))
+    add_parser_arguments(serve)
     _add_attach(serve.add_argument_group("running engine", "attach to an `enginecore` daemon instead of starting an engine"))
-    _add_access_log(serve.add_argument_group("access log"))
+    _add_traces(serve.add_argument_group("access log and traces"))
     add_engine_arguments(serve)
+    serve.add_argument(
+        "--profiler-config",
+        action=JsonObject,
+        default={},
+        metavar="JSON",
+        help='vLLM\'s way to say --profile-dir: {"profiler": "torch", "torch_profiler_dir": "FOLDER"} (default: none)',
+    )
 
 
 def _add_server(add_to: Any) -> None:
@@ -150,7 +159,7 @@ def _add_attach(add_to: Any) -> None:
     add("--curve-engine-key", metavar="KEY", help="the engine's public key, for an engine with keys (default: none)")
 
 
-def _add_access_log(add_to: Any) -> None:
+def _add_traces(add_to: Any) -> None:
     add = add_to.add_argument
     add(
         "--access-log",
@@ -166,6 +175,11 @@ def _add_access_log(add_to: Any) -> None:
         default=(),
         metavar="PATHS",
         help="paths that the access log leaves out, with commas, like /health,/metrics (default: none)",
+    )
+    add(
+        "--otlp-traces-endpoint",
+        metavar="URL",
+        help="send OpenTelemetry spans there, over HTTP; needs quire[otlp] (default: none)",
     )
 
 

@@ -19,6 +19,7 @@ WORKING = """
 --uvicorn-log-level --disable-uvicorn-access-log --disable-access-log-for-endpoints --shutdown-timeout --response-role
 --chat-template-content-format --default-chat-template-kwargs --trust-request-chat-template --return-tokens-as-token-ids
 --enable-force-include-usage --enable-request-id-headers --h11-max-header-count --h11-max-incomplete-event-size
+--tool-call-parser --reasoning-parser --otlp-traces-endpoint --logits-processors --profiler-config
 """
 
 
@@ -64,27 +65,29 @@ ROWS = (
     Row("--log-error-stack", "switch", ON, "an error of the server's own is logged with its stack"),
     Row("--log-config-file", "value", (), "logs have one form", "--log-level, --log-format"),
     Row("--aggregate-engine-logging", "switch", ANY, "there is one engine, and one line for it"),
-    Row("--enable-server-load-tracking", "switch", ANY, "/metrics always has the load"),
+    Row("--enable-server-load-tracking", "switch", ANY, "/load and /metrics always have the load"),
     Row("--enable-prompt-tokens-details", "switch", ON, "usage always has prompt_tokens_details"),
     Row("--enable-per-request-metrics", "switch", OFF, "answers hold no timings", "/metrics"),
-    Row("--enable-tokenizer-info-endpoint", "switch", OFF, "/tokenizer_info is not there", "/tokenize"),
-    Row("--enable-auto-tool-choice --exclude-tools-when-tool-choice-none", "switch", OFF, "calls are not parsed"),
-    Row("--tool-call-parser --reasoning-parser", "value", (), "answers are not parsed"),
-    Row("--tool-parser-plugin --reasoning-parser-plugin --io-processor-plugin", "value", (), _CODE),
+    Row("--enable-tokenizer-info-endpoint", "switch", ON, "/tokenizer_info is always there"),
+    Row("--enable-auto-tool-choice", "switch", ON, "calls are read by --tool-call-parser", "--tool-call-parser none"),
+    Row("--exclude-tools-when-tool-choice-none", "switch", ON, "prompts show no tools that may not be called"),
+    Row("--tool-parser-plugin", "value", (), _CODE, "--tool-call-parser"),
+    Row("--reasoning-parser-plugin", "value", (), _CODE, "--reasoning-parser"),
+    Row("--io-processor-plugin", "value", (), _CODE),
     Row("--tool-server", "value", (), "tools are the client's to call"),
-    Row("--reasoning-config", "json", (), "answers are not parsed"),
+    Row("--reasoning-config", "json", (), "what thoughts begin and end with is the parser's to know", "--reasoning-parser"),
     Row("--middleware", "value", (), _CODE, _PROXY),
-    Row("--logits-processors", "list", (), _CODE),
     Row("--ssl-keyfile --ssl-certfile --ssl-ca-certs --ssl-ciphers", "value", (), "plain HTTP is served", _PROXY),
     Row("--ssl-cert-reqs", "value", ("0",), "plain HTTP is served", _PROXY),
     Row("--enable-ssl-refresh", "switch", OFF, "plain HTTP is served", _PROXY),
     Row("--uds", "value", (), "a TCP port is served", "--host, --port"),
     Row("--root-path", "value", (), "paths are served as they are", _PROXY),
     Row("--sse-keep-alive-interval", "value", ("0",), "streams send what the model says", "a longer time-out of the proxy"),
-    Row("--disable-fastapi-docs --enable-offline-docs", "switch", ANY, "there is no FastAPI whose pages could be shown"),
+    Row("--disable-fastapi-docs", "switch", OFF, "/docs and /openapi.json are always there", _PROXY),
+    Row("--enable-offline-docs", "switch", ON, "/docs needs nothing from elsewhere"),
     Row("--fingerprint-mode", "value", ("none",), "answers have no fingerprint of the server", "none"),
     Row("--fingerprint-value", "value", (), "answers have no fingerprint of the server"),
-    Row("--tokens-only", "switch", OFF, "all routes are served", "prompts of token ids and return_token_ids"),
+    Row("--tokens-only", "switch", OFF, "all routes are served", "/inference/v1/generate"),
     Row("--grpc", "switch", OFF, "HTTP is served"),
     Row("--headless", "switch", OFF, "an engine without a server is a command of its own", "enginecore --listen ADDRESS"),
     Row("--disable-frontend-multiprocessing", "switch", ANY, "the engine is always a process of its own"),
@@ -123,8 +126,8 @@ ROWS = (
     Row("--tokenizer-pool-type --tokenizer-pool-extra-config", "value", ANY, "texts are tokenized in threads of each frontend"),
     Row("--structured-outputs-config", "json", (), "there is one way to structured outputs", "the request's fields"),
     Row("--guided-decoding-backend", "value", ("auto", "guidance"), "there is one way to structured outputs", "auto"),
-    Row("--logits-processor-pattern", "value", (), "requests name no classes"),
-    Row("--enable-reasoning", "switch", OFF, "answers are not parsed", "--reasoning-parser"),
+    Row("--logits-processor-pattern", "value", (), "requests name no classes", "--logits-processors"),
+    Row("--enable-reasoning", "switch", ON, "thoughts are read by --reasoning-parser", "--reasoning-parser none"),
     Row("--additional-config", "json", (), "there are no plugins of platforms"),
     Row("--allowed-local-media-path", "value", ("",), _TEXT),
     Row("--allowed-media-domains", "list", (), _TEXT),
@@ -233,8 +236,7 @@ ROWS = (
     Row("--cudagraph-capture-sizes --cuda-graph-sizes", "list", ANY, "graphs are captured for what steps need"),
     Row("--max-cudagraph-capture-size --max-seq-len-to-capture", "value", ANY, "graphs are captured for what steps need"),
     # ------------------------------------------------------------------------------------------------ metrics, profiles
-    Row("--otlp-traces-endpoint", "value", (), "no traces are sent", "/metrics"),
-    Row("--collect-detailed-traces", "list", (), "no traces are sent", "/metrics"),
+    Row("--collect-detailed-traces", "list", (), "a request has one span, with all its times", "--otlp-traces-endpoint"),
     Row("--show-hidden-metrics-for-version", "value", ANY, "no metric is hidden"),
     Row("--kv-cache-metrics --cudagraph-metrics --enable-mfu-metrics", "switch", OFF, _MEASURES, "/metrics"),
     Row("--per-request-spec-decode-metrics", "switch", OFF, _SPEC),
@@ -242,7 +244,6 @@ ROWS = (
     Row("--enable-layerwise-nvtx-tracing --enable-logging-iteration-details", "switch", OFF, _MEASURES, "/metrics"),
     Row("--jit-monitor-mode", "value", ANY, "kernels that were compiled are logged"),
     Row("--jit-monitor-verbose --fail-on-environ-validation", "switch", OFF, "vLLM's environment variables mean nothing here"),
-    Row("--profiler-config", "json", (), "there is no profiler to start"),
 )  # fmt: skip
 
 BY_FLAG = {flag: row for row in ROWS for flag in row.flags.split()}

@@ -24,7 +24,10 @@ from quire.frontend.http.api.access_log import AccessLog
 from quire.frontend.http.api.app import App
 from quire.frontend.http.api.defaults import RequestDefaults
 from quire.frontend.http.api.metrics import Metrics
+from quire.frontend.http.api.output_plan import ParserNames
 from quire.frontend.http.api.services import Services
+from quire.frontend.http.api.tracing import TracedApp
+from quire.frontend.http.loop_lag import watch_lag
 from quire.frontend.http.protocol.connection import Connection
 from quire.frontend.http.protocol.cors import Cors
 from quire.frontend.http.server_state import Limits, ServerState
@@ -63,6 +66,8 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     access_log_without: tuple[str, ...] = ()  # paths
     request_ids: bool = False  # on every answer
     defaults: RequestDefaults = RequestDefaults()
+    tool_call_parser: str = "auto"  # or a name, or "none": output_plan.py
+    reasoning_parser: str = "auto"
     trust_request_chat_template: bool = False
     metrics_fd: int = -1
     index: int = 0
@@ -72,6 +77,7 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     connect_timeout_s: float = 30.0
     curve_key_file: str | None = None  # this frontend's key pair, for a tcp:// engine; made if it does not exist
     curve_engine_key: str | None = None  # the engine's public key
+    otlp_traces_endpoint: str | None = None
     limits: Limits = Limits()
 
 
@@ -150,19 +156,29 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
     client = AsyncClient(config.engine_address, frontend_keys(config))
     if not await _connect(client, config, signals):
         return
+    services = Services.make(
+        client,
+        _metrics(config),
+        log_requests=config.log_requests,
+        defaults=config.defaults,
+        parsers=ParserNames(config.tool_call_parser, config.reasoning_parser),
+        trust_request_chat_template=config.trust_request_chat_template,
+    )
     access_log = AccessLog(config.access_log_without) if config.access_log else None
     app = App(
-        Services.make(client, _metrics(config), config.log_requests, config.defaults, config.trust_request_chat_template),
+        services,
         api_keys=config.api_keys,
         metrics_open=config.metrics_open,
         cors=Cors(config.allowed_origins, config.allowed_methods, config.allowed_headers, config.allow_credentials),
         access_log=access_log,
         request_ids=config.request_ids,
     )
-    server = ServerState(app, config.limits)
+    traced = TracedApp(app, services, config.otlp_traces_endpoint) if config.otlp_traces_endpoint else None
+    server = ServerState(traced or app, config.limits)
     listener = await _listen(config.listen_fd, server)
     await _take(config.accepted_fds, server)
     sweeper = asyncio.create_task(server.sweep_forever())
+    lag = asyncio.create_task(watch_lag(services.metrics.histograms["frontend_lag_seconds"]))
     teller = asyncio.create_task(tell_of_engine(client)) if config.tells_of_engine else None
     gc.collect()
     gc.freeze()  # what start-up made stays; collections look at requests only
@@ -173,12 +189,15 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
         await _shut_down(server, config.shutdown_grace_s, signals)
     finally:
         sweeper.cancel()
+        lag.cancel()
         if teller is not None:
             teller.cancel()
         listener.close()
         await client.close()
         if access_log is not None:
             access_log.flush()
+        if traced is not None:
+            await traced.close()
 
 
 async def _connect(client: AsyncClient, config: FrontendConfig, signals: StopSignals) -> bool:

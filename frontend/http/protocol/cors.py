@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from quire.frontend.http.protocol.exchange import Request
 
 _HEADER_NAMES = re.compile(rb"[A-Za-z0-9_, -]*")
-_METHODS = ("GET", "HEAD", "POST")
+_METHODS = ("GET", "HEAD", "POST", "DELETE")
 
 
 class Cors:
