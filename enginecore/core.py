@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import zmq
 
+from quire.enginecore.grammar.compiler import GrammarCompiler
+from quire.enginecore.grammar.steps import GrammarSteps
 from quire.enginecore.intake import Intake, IntakeConfig, in_words
 from quire.enginecore.masks import StepMasks
 from quire.enginecore.owners import Owners
@@ -41,7 +43,7 @@ from quire.ipc.messages import (
     TokenLogprobs,
 )
 from quire.ipc.process.stacks import stacks
-from quire.ipc.step.sections import NO_TOKEN, STEP_MASK
+from quire.ipc.step.sections import STEP_MASK
 
 log = logging.getLogger("quire.enginecore")
 
@@ -75,7 +77,7 @@ class InFlight:
 
 class EngineCore:
     """`workers` are ready. `on_beat` is called with each Beat, for a parent that watches us. preparers: what requests may
-    have to wait for before they can run, see preparation.py."""
+    have to wait for before they can run, see preparation.py; grammars: the preparer of structured output."""
 
     def __init__(
         self,
@@ -84,6 +86,7 @@ class EngineCore:
         workers: WorkerGroup,
         on_beat: Callable[[], None] = lambda: None,
         preparers: Iterable[Preparer] = (),
+        grammars: GrammarCompiler | None = None,
     ):
         self.config = config
         self.link = link
@@ -102,13 +105,14 @@ class EngineCore:
             ),
             self.scheduler.kv.hasher,
         )
-        self.preparing = PreparingRequests(preparers)
+        self.preparing = PreparingRequests([*preparers, *([grammars.prepare] if grammars is not None else [])])
         self.stopping = False
         self._draining_until = 0.0
         self.owners = Owners(link)
         self._in_flight: deque[InFlight] = deque()
         self._side_results: dict[int, SideResults] = {}  # step -> not yet passed on
         self._masks = StepMasks(config.step_timeout_s)
+        self._grammar = GrammarSteps(self.scheduler, workers, self.owners, self._masks, grammars, link.epoch)
         self._wants_stacks = False
         self._expected = Expected()
         self._last_result = 0.0
@@ -119,7 +123,7 @@ class EngineCore:
 
     def _make_poller(self) -> zmq.Poller:
         poller = zmq.Poller()
-        for source in (*self.link.sockets(), self.preparing.fileno(), *self.workers.pollables()):
+        for source in (*self.link.sockets(), self.preparing.fileno(), *self._grammar.pollables(), *self.workers.pollables()):
             poller.register(source, zmq.POLLIN)
         return poller
 
@@ -225,7 +229,7 @@ class EngineCore:
             self._in_flight.append(InFlight(scheduled, now, rows, num_logprobs))
             self.workers.send_plan(plan.encode())
             if len(scheduled.mask_rows):
-                self._masks.expect(scheduled.step, scheduled.mask_rows, self.supervisor.now)
+                self._grammar.expect(scheduled, self.supervisor.now)
 
     def send_masks(self, step: int, rows: np.ndarray, masks: np.ndarray) -> None:
         """Masks (int32 [n, words]) of some mask rows of a step in flight; those that come too late are dropped."""
@@ -242,7 +246,10 @@ class EngineCore:
         self._last_result = now
         if step.side_rows:
             self._pass_on_side_results(step)
-        out = self.scheduler.update(step, self._tokens(step))
+        tokens = self._tokens(step)
+        news = self._grammar.take(step, tokens)
+        out = self.scheduler.update(step, tokens)
+        self._grammar.advance(news, out)
         logprobs: list[TokenLogprobs] = []
         if len(done.logprob_rows):
             logprobs = read_logprobs(out, self.workers.result_ring, step.step, done.num_logprobs)
@@ -262,23 +269,9 @@ class EngineCore:
         """What the workers have sampled, int32 [rows]. Raises WorkersFailed for what no correct worker writes."""
         tokens = self.workers.result_ring.tokens(step.step, len(step.slots))
         if len(step.mask_rows):
-            tokens = self._end_without_token(step, tokens)
+            tokens = self._grammar.end_without_token(step, tokens)
         if (tokens.view(np.uint32) >= self.config.limits.vocab_size)[step.samples].any():
             raise WorkersFailed("a worker's result is a token outside the vocabulary")
-        return tokens
-
-    def _end_without_token(self, step: ScheduledStep, tokens: np.ndarray) -> np.ndarray:
-        """End the requests of mask rows that have NO_TOKEN, which count for nothing then."""
-        without = step.mask_rows[tokens[step.mask_rows] == NO_TOKEN]
-        for slot in step.slots[without]:
-            if not self.scheduler.slots.alive[slot]:
-                continue  # aborted since, and its id may be another request's by now
-            seq = self.scheduler.slots.sequence(slot)
-            if self.scheduler.abort(seq.owner, seq.request_id):
-                self.owners.refuse(
-                    seq.owner, seq.request_id, "engine_error", "what its output may go on with was not found out in time"
-                )
-        tokens[without] = 0
         return tokens
 
     def _is_done(self, step: InFlight) -> bool:
@@ -364,9 +357,7 @@ class EngineCore:
         is_overdue = self.supervisor.check(self._in_flight[0].scheduled.step if self._in_flight else None)
         if is_overdue and not self._is_done(self._in_flight[0]):
             self.supervisor.fail_step()
-        if self._masks:
-            for step, rows in self._masks.overdue(self.supervisor.now):
-                self.workers.send_no_masks(step, rows)
+        self._grammar.turn(self.supervisor.now)
         if self._wants_stacks:
             self._log_stacks()
         if not self.workers.is_ready and self.supervisor.start_if_due():
@@ -383,7 +374,7 @@ class EngineCore:
         self.workers.kill()
         self._in_flight.clear()
         self._side_results.clear()
-        self._masks.clear()
+        self._grammar.clear()
         gone = self.scheduler.reset()
         log.error("%s; %d sequences in flight failed", why, len(gone))
         for owner, request_id in {(s.owner, s.request_id) for s in gone}:

@@ -99,8 +99,6 @@ class Intake:
             check_against(request.task.params, vocab_size=limits.vocab_size, max_logprobs=limits.max_logprobs)
         except ValueError as error:
             raise Refusal("invalid", str(error)) from None
-        if request.task.params.structured_outputs is not None or request.task.params.thinking_token_budget is not None:
-            raise Refusal("invalid", "structured_outputs and thinking_token_budget are not supported by this engine")
         if request.priority and not self.config.by_priority:
             raise Refusal("invalid", "a priority other than 0 needs an engine with --scheduling-policy priority")
         if len(request.cache_salt) > MAX_CACHE_SALT:

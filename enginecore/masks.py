@@ -34,6 +34,10 @@ class StepMasks:
             self._due.pop(step, None)
         return True
 
+    def due(self, step: int) -> set[int]:
+        """The rows of this step that wait."""
+        return self._due[step][0] if step in self._due else set()
+
     def overdue(self, now: float) -> list[tuple[int, np.ndarray]]:
         """(step, rows) that are given up now."""
         late = [(step, rows) for step, (rows, until) in self._due.items() if now >= until]

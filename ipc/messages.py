@@ -314,7 +314,14 @@ class DumpStacks(Message, tag="dump_stacks", frozen=True):
     id: int
 
 
-ControlRequest = DumpStacks  # a union: what a serving worker is told between two steps, in a record of the plan ring
+class CaptureMaskedTails(Message, tag="capture_masked_tails", frozen=True):
+    """Steps with grammar masks will come: make ready for them, a little after each step. Answered at once, by nothing."""
+
+    id: int
+
+
+# What a serving worker is told between two steps, in a record of the plan ring.
+ControlRequest = DumpStacks | CaptureMaskedTails
 
 
 class AllocateKV(Message, tag="allocate_kv", frozen=True):

@@ -14,7 +14,7 @@ from quire.enginecore.scheduling.admission import Admission
 from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.decode import DecodeRows, num_tokens_of
 from quire.enginecore.scheduling.leaving import Leaving
-from quire.enginecore.scheduling.plan_builder import PlanBuilder
+from quire.enginecore.scheduling.plan_builder import NO_WORDS, PlanBuilder
 from quire.enginecore.scheduling.prefill import Prefills
 from quire.enginecore.scheduling.prefill_budget import prefill_budget
 from quire.enginecore.scheduling.sequence import Sequence, SequenceState, Slots
@@ -64,6 +64,12 @@ class Scheduler:
         for seq in list(self._sequences.get((owner, key >> 8), [])):
             if seq.key == key:
                 self._end(seq)
+
+    def complete(self, seq: Sequence) -> None:
+        """A sequence that has not ended has all that it is to have, by the tokens that are known: its grammar has ended."""
+        length = int(self.slots.num_tokens[seq.slot]) if seq.slot >= 0 else len(seq.known)
+        self._admission.peak.observe(length - len(seq.prompt))
+        self._end(seq)
 
     def abort_owner(self, owner: int) -> int:
         """Drop all of a frontend's requests."""
@@ -133,11 +139,14 @@ class Scheduler:
             samples = np.concatenate([samples, np.asarray(build.samples, bool)])
             sampling = rows[samples]
         lengths = self.slots.sched_tokens[rows]
-        plan = build.finish(decode, same, self.slots.variant[sampling], lengths)
+        mask_rows = NO_WORDS
+        if self.slots.num_constrained:
+            mask_rows = (samples & (lengths >= self.slots.mask_from[rows])).nonzero()[0].astype(np.int32)
+        plan = build.finish(decode, same, self.slots.variant[sampling], lengths, mask_rows)
         self._decode.advance(sampling, lengths[samples])
         self._decode.add(self._prefills.take_computed(build))
         side_rows = build.side_rows(len(decode))
-        return plan, ScheduledStep(build.step, rows, samples, build.prefills, plan.num_tokens, side_rows)
+        return plan, ScheduledStep(build.step, rows, samples, build.prefills, plan.num_tokens, side_rows, mask_rows)
 
     def _choose_rows(self, build: PlanBuilder) -> np.ndarray:
         """Put the step's prefill rows into `build`; returns the slots of its decode rows."""
