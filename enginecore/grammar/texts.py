@@ -54,7 +54,9 @@ def _schema(schema: Any) -> str:
     if not isinstance(schema, dict):
         raise ValueError(f"a JSON Schema must be an object, got {'false' if schema is False else type(schema).__name__}")
     options = schema.get("x-guidance")
-    options = {"whitespace_pattern": WHITESPACE} | (options if isinstance(options, dict) else {})
+    options = options if isinstance(options, dict) else {}
+    if not options.keys() & {"whitespace_pattern", "whitespace_flexible"}:
+        options = {**options, "whitespace_pattern": WHITESPACE}
     return "%json " + json.dumps({**schema, "x-guidance": options})
 
 

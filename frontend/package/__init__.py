@@ -1,6 +1,6 @@
 """The package `quire` itself: what a user's script imports from it, and nothing that runs.
 
-    from quire import LLM, AsyncClient, SamplingParams
+    from quire import LLM, AsyncClient, SamplingParams, StructuredOutputsParams
 
 A name is imported when it is asked for (PEP 562), so `import quire`, and with it every process of ours and every page of help,
 costs nothing, and none of these names brings torch. pyproject.toml installs this folder as `quire`; the folders below it carry
@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from quire.frontend.client.async_client import AsyncClient
     from quire.frontend.client.llm import LLM
+    from quire.frontend.client.structured_outputs import StructuredOutputsParams
     from quire.ipc.sampling import SamplingParams
     from quire.ipc.version import VERSION as __version__
 
-__all__ = ["LLM", "AsyncClient", "SamplingParams", "__version__"]
+__all__ = ["LLM", "AsyncClient", "SamplingParams", "StructuredOutputsParams", "__version__"]
 
 # In a wheel the folders lie beside this file. In a checkout they lie two levels up, where an editable installation does not
 # look by itself: its finder knows folders without `__init__.py` only below a `quire` that has none either.
@@ -39,6 +40,10 @@ def __getattr__(name: str) -> object:
             from quire.ipc.sampling import SamplingParams
 
             return SamplingParams
+        case "StructuredOutputsParams":
+            from quire.frontend.client.structured_outputs import StructuredOutputsParams
+
+            return StructuredOutputsParams
         case "__version__":
             from quire.ipc.version import VERSION
 

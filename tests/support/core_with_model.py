@@ -1,5 +1,6 @@
-"""An EngineCore whose worker is a real ModelRunner on the CPU, both in the test's process and turned by hand: what a request with
-a grammar gives, from its message to its tokens. The model is the bundled one in float32, unless another folder is given.
+"""An EngineCore whose worker is a real ModelRunner on the CPU, both in the test's process and turned by hand.
+
+It shows what a request with a grammar gives, from its message to its tokens. The model is the bundled one in float32.
 """
 
 import json
@@ -10,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from core_by_hand import EPOCH, decode, worker_template
 from inline_engine import InlineEngine
 from ipc_cores import RawFrontend
-from core_by_hand import EPOCH, decode, worker_template
 
 from quire.enginecore.core import CoreConfig, EngineCore
 from quire.enginecore.grammar.compiler import GrammarCompiler

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from quire.frontend.http.api.structured import ResponseFormat, StructuredOutputsFields
 from quire.frontend.http.protocol.errors import ApiError
 
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -31,7 +32,6 @@ MAX_SEQUENCES = 2048  # prompts times n
 class Unsupported(msgspec.Struct, kw_only=True):
     """Fields that would change the answer and are not supported; see _HARMLESS for the values that ask for nothing."""
 
-    response_format: Any = None
     tool_choice: Any = None
     functions: Any = None
     function_call: Any = None
@@ -41,11 +41,6 @@ class Unsupported(msgspec.Struct, kw_only=True):
     web_search_options: Any = None
     use_beam_search: Any = None
     suffix: Any = None
-    structured_outputs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
     prompt_embeds: Any = None
     kv_transfer_params: Any = None
     logits_processors: Any = None
@@ -94,6 +89,12 @@ class SamplingFields(Unsupported, kw_only=True):
     cache_salt: ShortText | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputsFields | None = None
+    guided_json: str | Json | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
 
 
 class ChatRequest(SamplingFields, kw_only=True):
@@ -145,7 +146,6 @@ def _empty(value: Any) -> bool:
 
 
 _HARMLESS: dict[str, Callable[[Any], bool]] = {
-    "response_format": lambda v: isinstance(v, dict) and v.get("type") == "text",
     "tool_choice": lambda v: v in ("none", "auto"),
     "function_call": lambda v: v in ("none", "auto"),
     "modalities": lambda v: v == ["text"],

@@ -133,11 +133,11 @@ REFUSED = [
     ({"chat_template_kwargs": {"a b": 1}}, "chat_template_kwargs"),
     ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
     ({"tools": {}}, "tools"), ({"tools": [1]}, "tools[0]"),
-    ({"response_format": {"type": "json_object"}}, "response_format"), ({"response_format": "text"}, "response_format"),
+    ({"response_format": {"type": "json_schema"}}, "response_format"), ({"response_format": "text"}, "response_format"),
     ({"tool_choice": "required"}, "tool_choice"), ({"tool_choice": {"type": "function"}}, "tool_choice"),
     ({"modalities": ["text", "audio"]}, "modalities"), ({"audio": {"voice": "x"}}, "audio"), ({"best_of": 3}, "best_of"),
-    ({"functions": [{}]}, "functions"), ({"guided_json": {"type": "object"}}, "guided_json"),
-    ({"structured_outputs": {"json": {}}}, "structured_outputs"), ({"use_beam_search": True}, "use_beam_search"),
+    ({"functions": [{}]}, "functions"), ({"guided_json": 5}, "guided_json"),
+    ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs"), ({"use_beam_search": True}, "use_beam_search"),
     ({"chat_template": "{{ x }}"}, "chat_template"), ({"prediction": {"type": "content"}}, "prediction"),
 ]  # fmt: skip
 
