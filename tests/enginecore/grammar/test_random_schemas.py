@@ -148,7 +148,7 @@ def _property(examples: int):
 
 
 test_a_few_random_schemas_hold = _property(8)
-test_random_schemas_hold = pytest.mark.slow(_property(150))
+test_random_schemas_hold = pytest.mark.slow(_property(400))
 
 
 @pytest.mark.parametrize(
