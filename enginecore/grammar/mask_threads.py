@@ -62,7 +62,8 @@ class MaskThreads:
         self._get_vocabulary = vocabulary
         self._num_words = -(-vocab_size // 32)
         self._queues: list[queue.SimpleQueue[list[Work] | None]] = []
-        self._done: queue.SimpleQueue[Done] = queue.SimpleQueue()
+        self._news = threading.Condition()  # of the next: the descriptor is readable while there is something in it
+        self._done: list[Done] = []
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.num_outstanding = 0  # works that were submitted and not taken back
 
@@ -82,25 +83,14 @@ class MaskThreads:
 
     def take(self, timeout_s: float = 0.0) -> list[Done]:
         """What is done; waits for the first of it for timeout_s."""
-        found: list[Done] = []
-        try:
-            found.append(self._done.get(timeout=timeout_s) if timeout_s > 0 else self._done.get_nowait())
-            while True:
-                found.append(self._done.get_nowait())
-        except queue.Empty:
-            pass
-        if found:
-            self.num_outstanding -= sum(len(done.works) for done in found)
-            self._drain()
+        with self._news:
+            if not self._done and timeout_s > 0:
+                self._news.wait(timeout_s)
+            found, self._done = self._done, []
+            if found:
+                os.eventfd_read(self._fd)
+        self.num_outstanding -= sum(len(done.works) for done in found)
         return found
-
-    def _drain(self) -> None:
-        try:
-            os.eventfd_read(self._fd)
-        except BlockingIOError:
-            return
-        if not self._done.empty():  # it came in between
-            os.eventfd_write(self._fd, 1)
 
     def close(self) -> None:
         """Threads end with what they are doing. The descriptor stays: they may still write to it."""
@@ -117,8 +107,10 @@ class MaskThreads:
             threading.Thread(target=maker.run, name=f"quire-masks-{i}", daemon=True).start()
 
     def _hand_over(self, done: Done) -> None:
-        self._done.put(done)
-        os.eventfd_write(self._fd, 1)
+        with self._news:
+            self._done.append(done)
+            os.eventfd_write(self._fd, 1)
+            self._news.notify()
 
 
 class _Maker:
@@ -152,7 +144,7 @@ class _Maker:
                 first += size
 
     def _do_piece(self, works: list[Work]) -> None:
-        begin = time.monotonic()
+        begin, begin_cpu = time.monotonic(), time.process_time()
         live = [w for w in works if w.row < 0 or w.seq.state is not SequenceState.FINISHED]  # aborted since
         self._consume(live)
         masked = [w for w in live if w.row >= 0 and not w.is_complete and w.failure is None]
@@ -161,8 +153,8 @@ class _Maker:
             self._fill(masked, masks)
         seconds = time.monotonic() - begin
         self._is_slow = seconds > SLOW_S
-        if len(works) == 1 and seconds > MAX_WAIT_S and works[0].failure is None:
-            works[0].failure = TOO_SLOW
+        if len(works) == 1 and seconds > MAX_WAIT_S and time.process_time() - begin_cpu > MAX_WAIT_S:
+            works[0].failure = works[0].failure or TOO_SLOW  # unless it was the process that stood still
         kept = [i for i, w in enumerate(masked) if w.failure is None]
         ready = masks[:, : self._num_words]
         self._hand_over(Done(works, [masked[i] for i in kept], ready if len(kept) == len(masked) else ready[kept]))

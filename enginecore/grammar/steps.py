@@ -103,6 +103,9 @@ class GrammarSteps:
         if self._threads is not None and self._threads.num_outstanding:
             self._apply(0.0, None)
         if self._waiting:
+            for step in self._steps:
+                if step > self._scheduler.oldest_step:
+                    self._waiting.postpone(step, now)  # it waits for the tokens of a step that may take long
             for step, rows in self._waiting.overdue(now):
                 self._workers.send_no_masks(step, rows)
             self._give_up_dead()

@@ -82,6 +82,7 @@ class Trial:
         with theirs:
             self._child = prespawn(MODULE)
             self._child.configure(TrialConfig(theirs.fileno(), self._vocab_size), [theirs.fileno()])
+        mine.settimeout(START_TIMEOUT_S)
         self._socket = mine
         with suppress(OSError):
             _send(mine, self._tokenizer_json)

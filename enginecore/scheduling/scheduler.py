@@ -104,6 +104,11 @@ class Scheduler:
         return self.config.max_num_seqs - len(self.slots.free) - len(self._leaving)
 
     @property
+    def oldest_step(self) -> int:
+        """The first step whose results are not back: the one that the workers are at, or the next one."""
+        return self._leaving.returned + 1
+
+    @property
     def num_decode_rows(self) -> int:
         return len(self._decode)
 

@@ -155,3 +155,20 @@ def test_masks_are_counted_row_by_row():
     masks.expect(6, np.asarray([0]), now=12.0)
     masks.clear()
     assert not masks
+
+
+def test_masks_are_late_only_once_they_can_be_made(by_hand, monkeypatch):
+    """A step's masks are made of the tokens of the step before it, which may take as long as it likes."""
+    frontend, grammar = by_hand.frontend(), Grammar(by_hand, 1)
+    frontend.send(add(1, 5, max_tokens=8))
+    by_hand.until(lambda: grammar.steps)
+    core = by_hand.core
+    grammar.send()
+    core._fill()  # the next step: its row waits for the first one's token
+    first, second = (step.scheduled.step for step in core._in_flight)
+    later = core.supervisor.now + 100 * masks_module.MASK_TIMEOUT_S
+    core._grammar.turn(later)
+    assert core._masks.due(second) and core.scheduler.oldest_step == first
+    monkeypatch.setattr(type(core.scheduler), "oldest_step", second)
+    core._grammar.turn(later + masks_module.MASK_TIMEOUT_S)
+    assert not core._masks
