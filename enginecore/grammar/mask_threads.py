@@ -24,6 +24,7 @@ from quire.enginecore.scheduling.sequence import Sequence, SequenceState
 MAX_THREADS = 8
 PIECE = 16  # sequences at once
 SLOW_S = 0.02  # a piece that takes longer is followed by pieces of one, to see whose fault it is
+CLOSE_S = 10.0  # for threads to end: a piece of one takes a second at most, or its request ends
 TOO_SLOW = Failure("invalid", f"structured_outputs: its grammar took more than {MAX_WAIT_S:g} s for one token")
 
 
@@ -61,6 +62,8 @@ class MaskThreads:
         self._num_threads = num_threads
         self._get_vocabulary = vocabulary
         self._num_words = -(-vocab_size // 32)
+        self._threads: list[threading.Thread] = []
+        self._closing = threading.Event()
         self._queues: list[queue.SimpleQueue[list[Work] | None]] = []
         self._news = threading.Condition()  # of the next: the descriptor is readable while there is something in it
         self._done: list[Done] = []
@@ -93,18 +96,26 @@ class MaskThreads:
         return found
 
     def close(self) -> None:
-        """Threads end with what they are doing. The descriptor stays: they may still write to it."""
-        for work in self._queues:
-            work.put(None)
-        self._queues = []
+        """Wait for the threads to end, after the pieces that they are at: llguidance bears no interpreter that ends meanwhile.
+
+        The descriptor stays open, for one that takes too long may still write to it.
+        """
+        self._closing.set()
+        for works in self._queues:
+            works.put(None)
+        deadline = time.monotonic() + CLOSE_S
+        for thread in self._threads:
+            thread.join(max(deadline - time.monotonic(), 0.0))
+        self._queues, self._threads = [], []
 
     def _start(self) -> None:
         vocabulary = self._get_vocabulary()
         for i in range(self._num_threads):
             works: queue.SimpleQueue[list[Work] | None] = queue.SimpleQueue()
             self._queues.append(works)
-            maker = _Maker(vocabulary, self._num_words, works, self._hand_over)
-            threading.Thread(target=maker.run, name=f"quire-masks-{i}", daemon=True).start()
+            maker = _Maker(vocabulary, self._num_words, works, self._hand_over, self._closing)
+            self._threads.append(threading.Thread(target=maker.run, name=f"quire-masks-{i}", daemon=True))
+            self._threads[-1].start()
 
     def _hand_over(self, done: Done) -> None:
         with self._news:
@@ -122,11 +133,13 @@ class _Maker:
         num_words: int,
         works: "queue.SimpleQueue[list[Work] | None]",
         hand_over: Callable[[Done], None],
+        closing: threading.Event,
     ) -> None:
         self._vocabulary = vocabulary
         self._num_words = num_words
         self._works = works
         self._hand_over = hand_over
+        self._closing = closing
         self._executor = llguidance.LLExecutor(1)
         # consume_token_par gives Python's lock back only for two and more: this one has ended, and takes its end at any time
         self._ended = llguidance.LLMatcher(vocabulary.tokenizer, 'start: ""', log_level=0)
@@ -138,7 +151,7 @@ class _Maker:
     def run(self) -> None:
         while (works := self._works.get()) is not None:
             first = 0
-            while first < len(works):
+            while first < len(works) and not self._closing.is_set():
                 size = 1 if self._is_slow else PIECE
                 self._do_piece(works[first : first + size])
                 first += size

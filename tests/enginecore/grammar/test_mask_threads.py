@@ -85,5 +85,13 @@ def test_many_come_in_pieces_and_a_slow_one_is_found(threads, monkeypatch):
     assert [w.failure for w in works] == [None] * 16 + [TOO_SLOW] * 4
 
 
+def test_closing_waits_for_what_is_being_done_and_drops_the_rest(threads):
+    threads.submit([work(row=i) for i in range(1000)])
+    ends = threads._threads
+    threads.close()
+    assert len(ends) == 2 and not any(thread.is_alive() for thread in ends)
+    threads.close()
+
+
 def test_a_few_cores_are_left_to_others():
     assert [mask_threads(n) for n in (1, 2, 4, 16)] == [1, 1, 1, 8]
