@@ -47,6 +47,7 @@ class Sequence:
     arrival_time: float
     stop_ids: frozenset[int]  # custom ones; the model's own end ids are a table of the scheduler
     min_tokens_stop_ids: list[int] = field(default_factory=list, kw_only=True)  # every id that min_tokens keeps away
+    num_candidates: int = field(default=0, kw_only=True)  # for the token after the prompt
     # what its next token must be, if that is bounded: made by a preparer (grammar/compiler.py), used by the core alone
     constraint: Any = None  # grammar/matchers.Constraint
     mask_from: int = INT32_MAX  # the length from which its rows need masks

@@ -51,6 +51,7 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     metrics_open: bool = False
     allowed_origins: tuple[str, ...] = ("*",)
     log_requests: bool = False
+    trust_request_chat_template: bool = False
     metrics_fd: int = -1
     index: int = 0
     num_frontends: int = 1
@@ -138,7 +139,7 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
     if not await _connect(client, config, signals):
         return
     app = App(
-        Services.make(client, _metrics(config), config.log_requests),
+        Services.make(client, _metrics(config), config.log_requests, config.trust_request_chat_template),
         api_keys=config.api_keys,
         metrics_open=config.metrics_open,
         allowed_origins=config.allowed_origins,

@@ -20,11 +20,19 @@ class Services:
     metrics: Metrics
     request_log: RequestLog
     unknown_fields: UnknownFields
+    trust_request_chat_template: bool = False
 
     @classmethod
-    def make(cls, client: AsyncClient, metrics: Metrics | None = None, log_requests: bool = False) -> "Services":
+    def make(
+        cls,
+        client: AsyncClient,
+        metrics: Metrics | None = None,
+        log_requests: bool = False,
+        trust_request_chat_template: bool = False,
+    ) -> "Services":
         """metrics: None for numbers of this process alone."""
-        return cls(client, metrics or Metrics(), RequestLog(log_requests, client), UnknownFields())
+        log = RequestLog(log_requests, client)
+        return cls(client, metrics or Metrics(), log, UnknownFields(), trust_request_chat_template)
 
     @property
     def model_names(self) -> list[str]:
