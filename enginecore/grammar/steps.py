@@ -23,11 +23,11 @@ from quire.enginecore.scheduling.sequence import Sequence, SequenceState
 from quire.enginecore.scheduling.step import ScheduledStep, StepOutput
 from quire.enginecore.workers import WorkerGroup
 from quire.ipc.messages import CaptureMaskedTails, Finished, StepOutputs
-from quire.ipc.step.sections import INT32_MAX, MAX_BAD_WORD_TOKENS, NO_TOKEN
+from quire.ipc.step.sections import INT32_MAX, MAX_BAD_WORD_TOKENS
 
 INLINE_S = 4e-3  # that the loop waits for masks before it does other things: they take a fraction of that
 
-TOO_LATE = Failure("engine_error", "what its output may go on with was not found out in time")
+TOO_LATE = "what its output may go on with was not found out in time"  # why a request has no token
 
 
 class GrammarSteps:
@@ -114,15 +114,6 @@ class GrammarSteps:
         """The steps in flight are lost."""
         self._waiting.clear()
         self._steps.clear()
-
-    def end_without_token(self, step: ScheduledStep, tokens: np.ndarray) -> np.ndarray:
-        """End the requests of mask rows that have NO_TOKEN, which count for nothing then."""
-        without = step.mask_rows[tokens[step.mask_rows] == NO_TOKEN]
-        for slot in step.slots[without]:
-            if self._scheduler.slots.alive[slot]:  # else aborted since, and its id may be another request's by now
-                self._fail(self._scheduler.slots.sequence(slot), TOO_LATE)
-        tokens[without] = 0
-        return tokens
 
     # ---------------------------------------------------------------------------------------------------- what is asked
     def _ask(self) -> list[Work]:

@@ -24,6 +24,7 @@ import msgspec
 from quire.frontend.cli.frontends import Frontends
 from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.http.api.metrics import block_bytes
+from quire.frontend.http.api.tracing import TracingError, check_endpoint
 from quire.frontend.http.server import FrontendConfig, FrontendError, StopSignals, bind, frontend_keys, run, serve
 from quire.frontend.launcher import CoreProcess, EngineStartError, launch_core
 from quire.frontend.supervisor import StartFailed, Supervisor, in_daemon_thread
@@ -91,6 +92,7 @@ def run_server(config: ServeConfig, prespawned: Child | None, early: EarlyStop) 
     engine = Engine(config.engine, config.frontend.engine_address, prespawned)
     try:
         frontend_keys(config.frontend)
+        check_endpoint(config.frontend.otlp_traces_endpoint)
         sockets = bind(config.host, config.port, config.num_frontends)
         port = sockets[0].getsockname()[1]
         engine.start()
@@ -101,7 +103,7 @@ def run_server(config: ServeConfig, prespawned: Child | None, early: EarlyStop) 
         serve_all = _serve_here if config.num_frontends == 1 else _serve_in_children
         early.only_note()
         run(lambda: serve_all(template, sockets, engine, print_ready, early))
-    except (FrontendError, EngineStartError, StartFailed) as error:
+    except (FrontendError, EngineStartError, StartFailed, TracingError) as error:
         raise ServeError(str(error)) from None
     finally:
         engine.stop()

@@ -22,7 +22,10 @@ import uvloop
 from quire.frontend.client.async_client import AsyncClient, EngineDown
 from quire.frontend.http.api.app import App
 from quire.frontend.http.api.metrics import Metrics
+from quire.frontend.http.api.output_plan import ParserNames
 from quire.frontend.http.api.services import Services
+from quire.frontend.http.api.tracing import TracedApp
+from quire.frontend.http.loop_lag import watch_lag
 from quire.frontend.http.protocol.connection import Connection
 from quire.frontend.http.server_state import Limits, ServerState
 from quire.frontend.launcher import tell_of_engine
@@ -51,6 +54,8 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     metrics_open: bool = False
     allowed_origins: tuple[str, ...] = ("*",)
     log_requests: bool = False
+    tool_call_parser: str = "auto"  # or a name, or "none": output_plan.py
+    reasoning_parser: str = "auto"
     trust_request_chat_template: bool = False
     metrics_fd: int = -1
     index: int = 0
@@ -60,6 +65,7 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     connect_timeout_s: float = 30.0
     curve_key_file: str | None = None  # this frontend's key pair, for a tcp:// engine; made if it does not exist
     curve_engine_key: str | None = None  # the engine's public key
+    otlp_traces_endpoint: str | None = None
     limits: Limits = Limits()
 
 
@@ -138,16 +144,25 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
     client = AsyncClient(config.engine_address, frontend_keys(config))
     if not await _connect(client, config, signals):
         return
+    services = Services.make(
+        client,
+        _metrics(config),
+        config.log_requests,
+        ParserNames(config.tool_call_parser, config.reasoning_parser),
+        config.trust_request_chat_template,
+    )
     app = App(
-        Services.make(client, _metrics(config), config.log_requests, config.trust_request_chat_template),
+        services,
         api_keys=config.api_keys,
         metrics_open=config.metrics_open,
         allowed_origins=config.allowed_origins,
     )
-    server = ServerState(app, config.limits)
+    traced = TracedApp(app, services, config.otlp_traces_endpoint) if config.otlp_traces_endpoint else None
+    server = ServerState(traced or app, config.limits)
     listener = await _listen(config.listen_fd, server)
     await _take(config.accepted_fds, server)
     sweeper = asyncio.create_task(server.sweep_forever())
+    lag = asyncio.create_task(watch_lag(services.metrics.histograms["frontend_lag_seconds"]))
     teller = asyncio.create_task(tell_of_engine(client)) if config.tells_of_engine else None
     gc.collect()
     gc.freeze()  # what start-up made stays; collections look at requests only
@@ -158,10 +173,13 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
         await _shut_down(server, config.shutdown_grace_s, signals)
     finally:
         sweeper.cancel()
+        lag.cancel()
         if teller is not None:
             teller.cancel()
         listener.close()
         await client.close()
+        if traced is not None:
+            await traced.close()
 
 
 async def _connect(client: AsyncClient, config: FrontendConfig, signals: StopSignals) -> bool:

@@ -1,15 +1,24 @@
 """Services: what a route needs of the process that it runs in. Made once (server.py), passed to each route, never changed.
 
-A route knows neither the application that called it nor who may call (app.py), nor a connection (protocol/).
+What changes in the life of a process stands in `ServingState`. A route knows neither the application that called it nor who may
+call (app.py), nor a connection (protocol/).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.http.api.metrics import Metrics
+from quire.frontend.http.api.output_plan import ParserNames
 from quire.frontend.http.api.request_log import RequestLog
 from quire.frontend.http.api.unknown_fields import UnknownFields
 from quire.ipc.messages import EngineLimits
+
+
+@dataclass(slots=True)
+class ServingState:
+    """draining: the process was told to stop. Requests are still answered, but no new ones should be sent here."""
+
+    draining: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +29,9 @@ class Services:
     metrics: Metrics
     request_log: RequestLog
     unknown_fields: UnknownFields
+    parsers: ParserNames
     trust_request_chat_template: bool = False
+    state: ServingState = field(default_factory=ServingState)
 
     @classmethod
     def make(
@@ -28,11 +39,12 @@ class Services:
         client: AsyncClient,
         metrics: Metrics | None = None,
         log_requests: bool = False,
+        parsers: ParserNames | None = None,
         trust_request_chat_template: bool = False,
     ) -> "Services":
         """metrics: None for numbers of this process alone."""
         log = RequestLog(log_requests, client)
-        return cls(client, metrics or Metrics(), log, UnknownFields(), trust_request_chat_template)
+        return cls(client, metrics or Metrics(), log, UnknownFields(), parsers or ParserNames(), trust_request_chat_template)
 
     @property
     def model_names(self) -> list[str]:
