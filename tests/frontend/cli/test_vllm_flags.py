@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from launch_lines import parsed, serve_parser
 
 from quire.frontend.cli import main as cli
+from quire.frontend.cli.serve_command import _take_profiler_config
 from quire.frontend.cli.vllm_compat import UnsupportedFlag, nearest, take_out
 from quire.frontend.cli.vllm_flags import ANY, BY_FLAG, ROWS, WORKING, verdicts
 
@@ -163,6 +164,10 @@ def test_what_was_probably_meant():
         (["--api-key", "k", "org/model"], "--api-key took org/model for one of its values"),
         (["a", "--model", "b"], "the model is a and --model says b"),
         (["--response-role", "a b"], "--response-role is a word"),
+        (["--logits-processors", "m:C", "org/model"], "--logits-processors took org/model for one of its values"),
+        (["--no-enable-auto-tool-choice"], "nearest: --tool-call-parser none"),
+        (["--profiler-config.profiler", "cuda"], "nearest: --profile-dir"),
+        (["--profiler-config", '{"torch_profiler_dir": "/t", "torch_profiler_with_stack": true}'], "nearest: --profile-dir"),
     ],
 )  # fmt: skip
 def test_refusals_are_a_line(words, said, capsys):
@@ -192,6 +197,19 @@ def test_a_launch_line_of_vllm():
         "--enable-chunked-prefill", "--async-scheduling", "--trust-remote-code", "--disable-log-requests", "--swap-space", "-O",
         "--compilation-config",
     ]  # fmt: skip
+
+
+def test_a_launch_line_with_tools_traces_and_own_code():
+    args = parsed(
+        "--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser=qwen3", "--otlp-traces-endpoint",
+        "http://h:4318", "--logits-processors", "m:A", "n.py:B", "--logits_processors", "m:C", "--logits-processors-path", "p",
+        "--profiler-config.profiler", "torch", "--profiler-config.torch_profiler_dir", "/traces",
+    )  # fmt: skip
+    assert (args.tool_call_parser, args.reasoning_parser) == ("hermes", "qwen3")
+    assert args.otlp_traces_endpoint == "http://h:4318" and args.logits_processors_path == ["p"]
+    assert args.logits_processors == ["m:A", "n.py:B", "m:C"]
+    _take_profiler_config(serve_parser(), args)
+    assert args.profile_dir == "/traces" and [note.split()[0] for note in args.notes] == ["--enable-auto-tool-choice"]
 
 
 @pytest.mark.parametrize("topic", ["listgroup", "server", "device-and-memory", "max-model-len", "all"])

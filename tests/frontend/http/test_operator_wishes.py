@@ -8,6 +8,7 @@ from fake_client import CHAT, COMPLETIONS, HELLO
 
 from quire.frontend.http.api.access_log import AccessLog
 from quire.frontend.http.api.defaults import RequestDefaults
+from quire.frontend.http.api.output_plan import ParserNames
 from quire.frontend.http.protocol.cors import Cors
 from quire.frontend.http.protocol.exchange import Request
 
@@ -32,6 +33,20 @@ def test_chats_answer_in_the_role_that_was_asked_for():
     asyncio.run(main())
 
 
+def test_answers_with_calls_have_that_role_too():
+    async def main():
+        api = http.Api(defaults=RequestDefaults(response_role="bot"), parsers=ParserNames("hermes", "none"))
+        body = {**HELLO, "tools": [{"type": "function", "function": {"name": "f"}}]}
+        api.client.OUTPUT = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+        _, answer = await api.json("POST", CHAT, body)
+        message = answer["choices"][0]["message"]
+        assert message["role"] == "bot" and message["tool_calls"][0]["function"]["name"] == "f"
+        events = await api.events(CHAT, body)
+        assert events[0]["choices"][0]["delta"] == {"role": "bot", "content": None}
+
+    asyncio.run(main())
+
+
 def test_requests_have_the_defaults_they_leave_out():
     defaults = RequestDefaults(chat_template_kwargs={"a": 1, "b": 2}, return_tokens_as_token_ids=True, include_usage=True)
 
@@ -44,6 +59,12 @@ def test_requests_have_the_defaults_they_leave_out():
             assert "token_id:" not in str(answer["choices"][0]["logprobs"])
             events = await api.events(path, {**body, "stream_options": {"include_usage": False}})
             assert events[-2]["usage"]["completion_tokens"] > 0 and events[-2]["choices"] == []
+        events = await api.events("/inference/v1/generate", {"token_ids": [1], "sampling_params": {}})
+        assert events[-2]["usage"]["completion_tokens"] > 0 and events[-2]["choices"] == []
+        said = http.Api(http.FakeClient(template="{{ a }}{{ b }}"), defaults=defaults)
+        body = {**HELLO, "chat_template_kwargs": {"b": 3}}
+        _, answer = await said.json("POST", "/tokenize", body)
+        assert answer["tokens"] == said.client.tokenizer.encode("13", add_special_tokens=False)
 
     asyncio.run(main())
     body = http_body(chat_template_kwargs={"b": 3})
