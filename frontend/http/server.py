@@ -13,6 +13,7 @@ import os
 import resource
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -20,6 +21,7 @@ import msgspec
 import uvloop
 
 from quire.frontend.client.async_client import AsyncClient, EngineDown
+from quire.frontend.client.turns import SWITCH_INTERVAL_S
 from quire.frontend.http.api.app import App
 from quire.frontend.http.api.metrics import Metrics
 from quire.frontend.http.api.services import Services
@@ -134,6 +136,7 @@ class StopSignals:
 async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable[[AsyncClient], None]) -> None:
     """Connect to the engine, answer requests until signals.stop, then drain. Raises FrontendError if it cannot start."""
     _raise_file_limit()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     client = AsyncClient(config.engine_address, frontend_keys(config))
     if not await _connect(client, config, signals):
         return

@@ -13,7 +13,9 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import NamedTuple
 
+from quire.frontend.client.turns import in_thread
 from quire.frontend.http.api import service_routes
+from quire.frontend.http.api.body_shape import WEIGHED_BYTES, check_shape
 from quire.frontend.http.api.chat import chat_completions
 from quire.frontend.http.api.completions import completions
 from quire.frontend.http.api.errors import from_exception
@@ -117,6 +119,8 @@ class App:
         route = request.route
         assert isinstance(route, Route)
         try:
+            if len(request.body) >= WEIGHED_BYTES and is_json(request):
+                await in_thread(check_shape, bytes(request.body))
             await route.handler(self._services, request, response)
         except asyncio.CancelledError:
             if not response.client_gone:
@@ -135,14 +139,18 @@ class App:
 def _tell(response: Response, error: ApiError) -> None:
     if response.state is ResponseState.WAITING:
         response.send_error(error)
-    elif response.state is ResponseState.STREAMING:
+    elif response.state is ResponseState.STREAMING and not response.is_sized:
         response.end(error_event(error))
+
+
+def is_json(request: Request) -> bool:
+    media_type = request.headers.get(b"content-type", b"application/json")
+    return media_type.partition(b";")[0].strip().lower() == b"application/json"
 
 
 def _check_media_type(request: Request) -> ApiError | None:
     """A browser sends other types across origins unasked, but not JSON."""
-    media_type = request.headers.get(b"content-type", b"application/json").partition(b";")[0].strip().lower()
-    if media_type != b"application/json":
+    if not is_json(request):
         return ApiError(415, "The header content-type must be application/json.", code="unsupported_media_type")
     if request.headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
         return ApiError(415, "A compressed body is not understood.", code="unsupported_media_type")

@@ -1,6 +1,7 @@
 """POST /v1/chat/completions. Tools are rendered into the prompt by the model's template; a call comes back as plain content."""
 
 import time
+from collections.abc import Iterable
 
 import msgspec
 
@@ -8,9 +9,11 @@ from quire.frontend.client.outputs import Delta
 from quire.frontend.http.api.body import BodyDecoder
 from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.generate import Streaming, collect, includes_usage, running
-from quire.frontend.http.api.logprobs import LogprobStyle, chat_logprobs, prompt_logprobs
-from quire.frontend.http.api.params import SamplingRequest, chat_text, check_model, encoded
+from quire.frontend.http.api.json_pieces import LARGE_ANSWER, send_json
+from quire.frontend.http.api.logprobs import LogprobStyle, chat_logprobs, chat_pieces, prompt_logprobs
+from quire.frontend.http.api.params import SamplingRequest, check_model, encoded, rendered_chat
 from quire.frontend.http.api.prompt_run import PromptRun, usage_of
+from quire.frontend.http.api.reading import read_body
 from quire.frontend.http.api.request_log import new_id
 from quire.frontend.http.api.schemas import (
     ChatChoice,
@@ -31,7 +34,8 @@ _decoder = BodyDecoder(ChatRequest)
 
 
 async def chat_completions(services: Services, request: Request, response: Response) -> None:
-    body = _decoder.decode(request.take_body(), services.unknown_fields)
+    num_bytes = len(request.body)
+    body = await read_body(_decoder, request, services.unknown_fields)
     client, limits, metrics = services.client, services.limits, services.metrics
     model = check_model(body.model, services.model_names)
     tokenizer = client.tokenizer
@@ -45,7 +49,8 @@ async def chat_completions(services: Services, request: Request, response: Respo
         default_max_tokens=None,
         logprobs=_num_logprobs(body, limits.max_logprobs),
     )
-    text = chat_text(body, tokenizer)
+    await sampling.prepare()
+    text = await rendered_chat(body, tokenizer, num_bytes)
     ids = await encoded(client, text, bool(body.add_special_tokens), body.truncate_prompt_tokens)
     params = sampling.params(len(ids), "messages")
     name, created, runs = new_id("chatcmpl", request.headers), int(time.time()), list[PromptRun]()
@@ -60,16 +65,18 @@ async def chat_completions(services: Services, request: Request, response: Respo
             )
             await Streaming(response, chunks, chat_format, runs, body, metrics).run()
             return
-        (deltas,) = await collect(runs, metrics)
+        (deltas,) = await collect(runs, metrics, services.max_response_bytes)
         answer = ChatResponse(
             id=name,
             created=created,
             model=model,
-            choices=[_choice(runs[0], delta, chat_format, bool(body.return_token_ids)) for delta in deltas],
+            choices=[_choice(delta, chat_format, bool(body.return_token_ids)) for delta in deltas],
             usage=usage_of(runs),
             prompt_logprobs=prompt_logprobs(stream.prompt_logprobs),
             prompt_token_ids=ids if body.return_token_ids else msgspec.UNSET,
         )
+    if chat_format.is_large(runs[0]):
+        return await send_json(response, answer, services.max_response_bytes)
     response.send(200, json_bytes(answer))
 
 
@@ -82,19 +89,29 @@ class ChatFormat:
         self._return_token_ids = bool(body.return_token_ids)
         self._style = LogprobStyle(tokenizer, body.top_logprobs or 0, bool(body.return_tokens_as_token_ids))
 
-    def opening(self, run: PromptRun, chunks: ChunkWriter, usage: Usage | None) -> list[bytes]:
-        ids = list(run.prompt_token_ids) if self._return_token_ids else None
-        return [chunks.role(i, prompt_token_ids=ids, usage=usage) for i in range(run.params.n)]
+    def is_large(self, run: PromptRun) -> bool:
+        """Whether an answer in one piece might take long to encode."""
+        num_ids = sum(run.num_tokens) + (len(run.prompt_token_ids) if self._return_token_ids else 0)
+        return self.wants_logprobs or run.params.prompt_logprobs is not None or num_ids > LARGE_ANSWER
+
+    def opening(self, run: PromptRun, chunks: ChunkWriter, usage: Usage | None) -> Iterable[bytes]:
+        if not self._return_token_ids:
+            return [chunks.role(i, usage=usage) for i in range(run.params.n)]
+        ids = list(run.prompt_token_ids)
+        return (chunks.role(i, prompt_token_ids=ids, usage=usage) for i in range(run.params.n))
 
     def logprobs(self, run: PromptRun, delta: Delta) -> ChatLogprobs | None:
         return None if delta.logprobs is None else chat_logprobs(delta.logprobs, delta.token_ids, self._style)
 
+    def whole_logprobs(self, delta: Delta) -> ChatLogprobs | None:
+        return None if delta.logprobs is None else chat_pieces(delta.logprobs, delta.token_ids, self._style)
 
-def _choice(run: PromptRun, delta: Delta, chat_format: ChatFormat, with_ids: bool) -> ChatChoice:
+
+def _choice(delta: Delta, chat_format: ChatFormat, with_ids: bool) -> ChatChoice:
     return ChatChoice(
         index=delta.index,
         message=ChatMessage("assistant", delta.text),
-        logprobs=chat_format.logprobs(run, delta),
+        logprobs=chat_format.whole_logprobs(delta),
         finish_reason=delta.finish_reason or "abort",
         stop_reason=delta.stop_reason,
         token_ids=delta.token_ids if with_ids else msgspec.UNSET,

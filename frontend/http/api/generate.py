@@ -6,18 +6,25 @@ happens, every stream is cancelled on the way out: a client that has gone, a fai
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
 from quire.frontend.client.outputs import Delta
 from quire.frontend.client.stream import EngineDown, EngineError
+from quire.frontend.client.turns import turn
+from quire.frontend.http.api.json_pieces import too_large, write_pieces
 from quire.frontend.http.api.metrics import Metrics
-from quire.frontend.http.api.prompt_run import PromptRun, usage_of
+from quire.frontend.http.api.prompt_run import PromptRun, RunningUsage, usage_of
 from quire.frontend.http.api.request_log import RequestLog
 from quire.frontend.http.api.schemas import ChatLogprobs, CompletionLogprobs, SamplingFields, Usage
 from quire.frontend.http.api.sse import DONE, ChunkWriter
 from quire.frontend.http.protocol.exchange import Response, ResponseState
+
+# Least bytes of a token with logprobs in any answer, and of each alternative: to see early what will be too long.
+_LEAST_OF_TOKEN, _LEAST_OF_ALTERNATIVE = 16, 8
+_LOOK_S = 1.0
+_MANY_RUNS = 64
 
 T = TypeVar("T")
 
@@ -27,8 +34,9 @@ class AnswerFormat(Protocol):
 
     wants_logprobs: bool
 
-    def opening(self, run: PromptRun, chunks: ChunkWriter, usage: Usage | None) -> list[bytes]:
-        """Chunks before a prompt's first text; with the usage so far, if it is wanted."""
+    def opening(self, run: PromptRun, chunks: ChunkWriter, usage: Usage | None) -> Iterable[bytes]:
+        """Chunks before a prompt's first text; with the usage so far, if it is wanted. Not a list where they may be large: they
+        are made and sent one after the other then, in any pieces."""
 
     def logprobs(self, run: PromptRun, delta: Delta) -> ChatLogprobs | CompletionLogprobs | None: ...
 
@@ -65,15 +73,33 @@ async def run_all(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
             task.cancel()
 
 
-async def collect(runs: Sequence[PromptRun], metrics: Metrics) -> list[list[Delta]]:
-    """Every prompt's merged deltas, by child."""
-    results = await run_all([run.stream.collect() for run in runs])
+async def collect(runs: Sequence[PromptRun], metrics: Metrics, most_bytes: int | None = None) -> list[list[Delta]]:
+    """Every prompt's merged deltas, by child. most_bytes: of the answer; raises ApiError 400 when that cannot be kept to."""
+    results = await run_all([_collect(run, most_bytes) for run in runs])
     for run, deltas in zip(runs, results, strict=True):
         for delta in deltas:
             run.num_tokens[delta.index] = delta.num_tokens
             run.finish_reasons[delta.index] = delta.finish_reason
             metrics.count("request_success", delta.finish_reason or "abort")
     return results
+
+
+async def _collect(run: PromptRun, most_bytes: int | None) -> list[Delta]:
+    """One prompt's. With logprobs, a token is so many bytes of the answer: what gets too long is ended when it does."""
+    params = run.params
+    if most_bytes is None or params.logprobs is None:
+        return await run.stream.collect()
+    most_tokens = most_bytes // (_LEAST_OF_TOKEN + _LEAST_OF_ALTERNATIVE * params.logprobs)
+    if params.max_tokens is not None and params.n * params.max_tokens <= most_tokens:
+        return await run.stream.collect()
+    task = asyncio.ensure_future(run.stream.collect())
+    try:
+        while not (await asyncio.wait((task,), timeout=_LOOK_S))[0]:
+            if run.stream.num_output_tokens > most_tokens:
+                raise too_large(most_bytes)
+        return task.result()
+    finally:
+        task.cancel()
 
 
 def includes_usage(body: SamplingFields) -> bool:
@@ -105,6 +131,8 @@ class Streaming:
         self._usage_always = options is not None and bool(options.continuous_usage_stats)
         self._token_ids = bool(body.return_token_ids)
         self._rich = answer_format.wants_logprobs or self._token_ids or self._usage_always
+        self._usage = RunningUsage(runs) if self._usage_always else None
+        self._in_pieces = asyncio.Lock()  # held while a large event is on its way
 
     async def run(self) -> None:
         await run_all([self._pump(run) for run in self._runs])
@@ -115,12 +143,17 @@ class Streaming:
         latency, clock, previous = self._metrics.inter_token_latency, time.perf_counter, 0.0
         response, text_chunk, first = self._response, self._chunks.text, run.first_choice
         async for deltas in run.stream:
+            if len(self._runs) > _MANY_RUNS:  # all of a step at once would keep others waiting: each has a turn of its own
+                await turn()
             now = clock()
             events: list[bytes] = []
             if previous:
                 latency.observe(now - previous)
             else:
-                events = self._format.opening(run, self._chunks, self._running_usage())
+                if self._usage is not None:
+                    self._usage.started(run)
+                opening = self._format.opening(run, self._chunks, self._running_usage())
+                events = opening if isinstance(opening, list) else await self._send_in_pieces(opening)
             previous = now
             for delta in deltas:
                 run.num_tokens[delta.index] = delta.num_tokens
@@ -131,9 +164,20 @@ class Streaming:
                 if delta.finish_reason is not None:
                     events.append(self._finish_chunk(run, delta))
             if events:
+                if self._in_pieces.locked():
+                    await self._in_pieces.acquire()
+                    self._in_pieces.release()
                 self._send(b"".join(events) if len(events) > 1 else events[0])
                 if response.write_paused:
                     await response.drain()
+
+    async def _send_in_pieces(self, parts: Iterable[bytes]) -> list[bytes]:
+        """Others' events must not come between. Returns what is left to send: nothing."""
+        async with self._in_pieces:
+            if self._response.state is ResponseState.WAITING:
+                self._response.start()
+            await write_pieces(self._response, parts)
+        return []
 
     def _send(self, data: bytes) -> None:
         if self._response.state is ResponseState.WAITING:
@@ -142,6 +186,8 @@ class Streaming:
             self._response.write(data)
 
     def _rich_chunks(self, run: PromptRun, delta: Delta) -> list[bytes]:
+        if self._usage is not None:
+            self._usage.num_tokens += len(delta.token_ids)
         if not delta.text and not delta.token_ids:
             return []
         chunk = self._chunks.rich_text(
@@ -161,7 +207,7 @@ class Streaming:
         return self._chunks.finish(index, delta.finish_reason, delta.stop_reason, self._running_usage())
 
     def _running_usage(self) -> Usage | None:
-        return usage_of(self._runs) if self._usage_always else None
+        return self._usage.now() if self._usage is not None else None
 
 
 def record(metrics: Metrics, run: PromptRun) -> None:

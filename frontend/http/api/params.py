@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 from quire.frontend.client.async_client import AsyncClient
+from quire.frontend.client.turns import in_native_thread, in_thread
 from quire.frontend.http.api.errors import invalid, too_long
 from quire.frontend.http.api.schemas import (
     MAX_ITEMS,
@@ -27,6 +28,7 @@ from quire.ipc.sampling import BOUNDS, SamplingParams
 
 # what a body calls as SamplingParams do, but for what depends on the prompt's length
 _COPIED = [n for n in SamplingParams.__struct_fields__ if n in SamplingFields.__struct_fields__ and n != "max_tokens"]
+_LONG_BODY, _MANY_MESSAGES = 16 << 10, 64  # bytes and messages that a template makes a prompt of in 3 ms
 _RESERVED_KWARGS = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize", "self")
 )
@@ -59,6 +61,7 @@ class SamplingRequest:
         self._fields |= {name: value for name in _COPIED if (value := getattr(body, name)) is not None}
         self._fields["top_k"] = min(self._fields.get("top_k", 0), 2**31 - 1)
         self._fields["logprobs"] = logprobs
+        self._tokenizer = tokenizer
         self._max_tokens = max_tokens
         self._default_max_tokens = default if default is not None else default_max_tokens
         self._max_model_len = max_model_len
@@ -66,6 +69,16 @@ class SamplingRequest:
         self.n = self._fields.get("n", 1)
         if not low <= self.n <= high:  # type: ignore[operator]
             raise invalid(f"n must be at least {low} and at most {high}, got {self.n}", "n")
+
+    async def prepare(self) -> None:
+        """What takes long and is the same for every prompt: bad words as tokens."""
+        if self._fields.get("bad_words"):
+            try:
+                words = SamplingParams(bad_words=self._fields["bad_words"])
+                words = await in_native_thread(self._tokenizer.with_bad_words, words)
+            except ValueError as error:
+                raise invalid(str(error), "bad_words") from None
+            self._fields["bad_words_token_ids"] = words.bad_words_token_ids
 
     def check_fan_out(self, num_prompts: int) -> None:
         if num_prompts * self.n > MAX_SEQUENCES:
@@ -103,7 +116,7 @@ def completion_prompts(body: CompletionRequest) -> list[str | list[int]]:
     prompt = body.prompt
     if isinstance(prompt, str):
         return [prompt]
-    kinds = {type(item) for item in prompt}
+    kinds = set(map(type, prompt))
     if kinds == {int}:
         return [prompt]  # type: ignore[list-item]
     if len(kinds) != 1 or [] in prompt:
@@ -141,6 +154,13 @@ def chat_text(body: ChatRequest | TokenizeRequest, tokenizer: Tokenizer) -> str:
         )
     except ChatTemplateError as error:
         raise invalid(f"messages: {error}", "messages") from None
+
+
+async def rendered_chat(body: ChatRequest | TokenizeRequest, tokenizer: Tokenizer, num_bytes: int) -> str:
+    """chat_text, of a long conversation beside the event loop. num_bytes: of the request's body."""
+    if num_bytes <= _LONG_BODY and len(body.messages or ()) <= _MANY_MESSAGES:
+        return chat_text(body, tokenizer)
+    return await in_thread(chat_text, body, tokenizer)
 
 
 async def encoded(client: AsyncClient, text: str, add_special_tokens: bool, keep: int | None) -> list[int]:

@@ -25,10 +25,10 @@ class PromptRun:
         self.first_choice = first_choice
         self.num_tokens = [0] * params.n  # output tokens by child
         self.finish_reasons: list[FinishReason | None] = [None] * params.n
-        self._prompt_logprobs: list[TokenLogprobDict | None] | None = None
+        self._prompt_logprobs: Sequence[TokenLogprobDict | None] | None = None
 
-    def prompt_logprobs(self) -> list[TokenLogprobDict | None] | None:
-        """Once the first output is there. The stream builds them at each access: kept."""
+    def prompt_logprobs(self) -> Sequence[TokenLogprobDict | None] | None:
+        """Once the first output is there."""
         if self._prompt_logprobs is None:
             self._prompt_logprobs = self.stream.prompt_logprobs
         return self._prompt_logprobs
@@ -39,3 +39,21 @@ def usage_of(runs: Sequence[PromptRun]) -> Usage:
     completion = sum(sum(run.num_tokens) for run in runs)
     cached = sum(run.stream.num_cached_tokens or 0 for run in runs)
     return Usage(prompt, completion, prompt + completion, PromptTokensDetails(cached))
+
+
+class RunningUsage:
+    """usage_of while a stream goes on: what a chunk says must not cost a look at thousands of sequences."""
+
+    __slots__ = ("_num_cached", "_num_prompt", "num_tokens")
+
+    def __init__(self, runs: Sequence[PromptRun]) -> None:
+        self._num_prompt = sum(run.stream.num_prompt_tokens for run in runs)
+        self._num_cached = 0
+        self.num_tokens = 0  # of output, of all runs; counted by whoever reads them
+
+    def started(self, run: PromptRun) -> None:
+        self._num_cached += run.stream.num_cached_tokens or 0
+
+    def now(self) -> Usage:
+        total = self._num_prompt + self.num_tokens
+        return Usage(self._num_prompt, self.num_tokens, total, PromptTokensDetails(self._num_cached))

@@ -2,10 +2,13 @@
 
 from urllib.parse import unquote
 
+from quire.frontend.client.turns import in_thread
 from quire.frontend.http.api.body import BodyDecoder
 from quire.frontend.http.api.errors import invalid
+from quire.frontend.http.api.json_pieces import send_json
 from quire.frontend.http.api.metrics import CONTENT_TYPE
-from quire.frontend.http.api.params import chat_text, check_model
+from quire.frontend.http.api.params import check_model, rendered_chat
+from quire.frontend.http.api.reading import read_body
 from quire.frontend.http.api.schemas import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -66,7 +69,8 @@ async def metrics(services: Services, request: Request, response: Response) -> N
 
 
 async def tokenize(services: Services, request: Request, response: Response) -> None:
-    body = _tokenize_decoder.decode(request.take_body(), services.unknown_fields)
+    num_bytes = len(request.body)
+    body = await read_body(_tokenize_decoder, request, services.unknown_fields)
     check_model(body.model, services.model_names)
     tokenizer = services.client.tokenizer
     if (body.prompt is None) == (body.messages is None):
@@ -75,19 +79,19 @@ async def tokenize(services: Services, request: Request, response: Response) -> 
         raise ApiError(400, "chat_template: this value is not supported by this server.", param="chat_template",
                        code="unsupported_value")  # fmt: skip
     chat = body.prompt is None
-    text = chat_text(body, tokenizer) if body.prompt is None else body.prompt
+    text = await rendered_chat(body, tokenizer, num_bytes) if body.prompt is None else body.prompt
     special = body.add_special_tokens if body.add_special_tokens is not None else not chat
     ids = await services.client.encode(text, add_special_tokens=special)
-    strings = [tokenizer.token_str(i) for i in ids] if body.return_token_strs else None
+    strings = await in_thread(lambda: list(map(tokenizer.token_str, ids))) if body.return_token_strs else None
     answer = TokenizeResponse(len(ids), services.limits.max_model_len, ids, strings)
-    response.send(200, json_bytes(answer))
+    await send_json(response, answer, services.max_response_bytes)
 
 
 async def detokenize(services: Services, request: Request, response: Response) -> None:
-    body = _detokenize_decoder.decode(request.take_body(), services.unknown_fields)
+    body = await read_body(_detokenize_decoder, request, services.unknown_fields)
     check_model(body.model, services.model_names)
     vocab_size = services.limits.vocab_size
-    if any(i >= vocab_size for i in body.tokens):
+    if max(body.tokens, default=-1) >= vocab_size:
         raise invalid(f"tokens holds an id outside the vocabulary of {vocab_size}", "tokens")
-    text = services.client.tokenizer.decode(body.tokens, skip_special_tokens=False)
+    text = await in_thread(services.client.tokenizer.decode, body.tokens, skip_special_tokens=False)
     response.send(200, json_bytes(DetokenizeResponse(text)))

@@ -11,6 +11,8 @@ from quire.frontend.http.api.request_log import RequestLog
 from quire.frontend.http.api.unknown_fields import UnknownFields
 from quire.ipc.messages import EngineLimits
 
+MAX_RESPONSE_BYTES = 128 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class Services:
@@ -20,11 +22,18 @@ class Services:
     metrics: Metrics
     request_log: RequestLog
     unknown_fields: UnknownFields
+    max_response_bytes: int = MAX_RESPONSE_BYTES  # of an answer that is no stream
 
     @classmethod
-    def make(cls, client: AsyncClient, metrics: Metrics | None = None, log_requests: bool = False) -> "Services":
+    def make(
+        cls,
+        client: AsyncClient,
+        metrics: Metrics | None = None,
+        log_requests: bool = False,
+        max_response_bytes: int = MAX_RESPONSE_BYTES,
+    ) -> "Services":
         """metrics: None for numbers of this process alone."""
-        return cls(client, metrics or Metrics(), RequestLog(log_requests, client), UnknownFields())
+        return cls(client, metrics or Metrics(), RequestLog(log_requests, client), UnknownFields(), max_response_bytes)
 
     @property
     def model_names(self) -> list[str]:
