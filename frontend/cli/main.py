@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from quire.frontend.cli.server_flags import add_server_flags, server_options
 from quire.ipc.process.command import CommandParser, quiet_interrupts
 from quire.ipc.version import VERSION
 
@@ -80,6 +81,7 @@ def _add_serve(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     http.add_argument("--max-body-mib", type=int, default=8, help="largest request body, MiB (default: %(default)s)")
     http.add_argument("--keep-alive-timeout-s", type=float, default=75.0, help="for idle connections (default: %(default)s)")
     http.add_argument("--shutdown-grace-s", type=float, default=30.0, help="for running requests to end (default: %(default)s)")
+    add_server_flags(http)
     attach = serve.add_argument_group("running engine", "attach to an `enginecore` daemon instead of starting an engine")
     attach.add_argument("--engine", metavar="ADDRESS", help="its address: ipc:///path or tcp://host:port (default: start one)")
     attach.add_argument(
@@ -118,6 +120,7 @@ def _serve(args: argparse.Namespace) -> int:
         keys = [*args.api_key, *_key_file(args.api_key_file)]
     except ValueError as error:
         parser.error(str(error))
+    server_options(parser, args)  # what is wrong with them is said before anything starts
     if not all(keys):
         parser.error("an API key must not be empty")
 
@@ -141,6 +144,7 @@ def _serve_with(args: argparse.Namespace, engine: "EngineConfig | None", keys: l
         from quire.frontend.http.server import FrontendConfig
         from quire.frontend.http.server_state import Limits
 
+    frontend_options, serve_options = server_options(args.parser, args)
     limits = Limits(
         max_connections=args.max_connections,
         max_body_bytes=args.max_body_mib << 20,
@@ -157,8 +161,11 @@ def _serve_with(args: argparse.Namespace, engine: "EngineConfig | None", keys: l
         curve_key_file=args.curve_key_file,
         curve_engine_key=args.curve_engine_key,
         limits=limits,
+        **frontend_options,
     )
-    config = ServeConfig(host=args.host, port=args.port, num_frontends=args.frontends, engine=engine, frontend=frontend)
+    config = ServeConfig(
+        host=args.host, port=args.port, num_frontends=args.frontends, engine=engine, frontend=frontend, **serve_options
+    )
     return serve_main(config, prespawned)
 
 

@@ -1,11 +1,10 @@
-"""One frontend process: listening sockets, the client to the engine, the application between them, and an end in order.
+"""One frontend process: a listening socket, the client to the engine, the application between them, and an end in order.
 
 `serve` runs until told to stop, in the process of `quire serve` itself or in a child of it (`python -m quire.frontend.http`).
-Sockets are bound before anything slow happens (`bind`), by whoever starts the process, so that a port in use is said at once.
+The end: /ready turns 503 first, then nobody new is let in, then what runs may end within the grace. Sockets: listener.py.
 """
 
 import asyncio
-import errno
 import gc
 import logging
 import mmap
@@ -24,25 +23,20 @@ from quire.frontend.client.async_client import AsyncClient, EngineDown
 from quire.frontend.client.turns import SWITCH_INTERVAL_S
 from quire.frontend.http.api.app import App
 from quire.frontend.http.api.metrics import Metrics
-from quire.frontend.http.api.services import Services
-from quire.frontend.http.protocol.connection import Connection
+from quire.frontend.http.api.services import MAX_RESPONSE_BYTES, Services
+from quire.frontend.http.listener import FrontendError, Listener
 from quire.frontend.http.server_state import Limits, ServerState
+from quire.frontend.http.tls import TlsFiles
 from quire.frontend.launcher import tell_of_engine
 from quire.ipc.links.curve import FrontendKeys, load_keys, make_keys, parse_key, write_keys
 
 log = logging.getLogger("quire.http")
 
-_BACKLOG = 2048
-
-
-class FrontendError(Exception):
-    """The frontend cannot start; the text is for the user."""
-
 
 class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one frontend process is told. It travels over the control socket, so that keys show in no command line.
 
-    listen_fd: a bound TCP socket. accepted_fds: connections that have waited for this process. metrics_fd: a file of
+    listen_fd: a bound TCP or unix socket. accepted_fds: connections that have waited for this process. metrics_fd: a file of
     num_frontends blocks (metrics.py), -1 for numbers of its own.
     """
 
@@ -57,60 +51,15 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     index: int = 0
     num_frontends: int = 1
     tells_of_engine: bool = False  # log its end and return: the launcher does where it is the launcher's own
+    drain_delay_s: float = 0.0  # from a stop, when /ready turns 503, to when nobody new is let in
     shutdown_grace_s: float = 30.0
+    tls: TlsFiles | None = None
+    root_path: str = ""
+    max_response_mib: int = MAX_RESPONSE_BYTES >> 20
     connect_timeout_s: float = 30.0
     curve_key_file: str | None = None  # this frontend's key pair, for a tcp:// engine; made if it does not exist
     curve_engine_key: str | None = None  # the engine's public key
     limits: Limits = Limits()
-
-
-def bind(host: str, port: int, count: int = 1) -> list[socket.socket]:
-    """`count` TCP sockets bound to the same host and port (0: any free one), not listening yet, so that nobody is left waiting
-    while a model loads. Raises FrontendError with what to do."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]  # fmt: skip
-    except (OSError, UnicodeError) as error:
-        raise FrontendError(f"--host {host}: {error}") from None
-    sockets: list[socket.socket] = []
-    try:
-        # One without SO_REUSEPORT first: with it, a stranger's server of the same user would share its port with us unnoticed.
-        probe = _bound(socket.socket(family, kind, protocol), address, shared=False)
-        if count == 1:
-            return [probe]
-        address = probe.getsockname()
-        probe.close()
-        for _ in range(count):
-            sockets.append(_bound(socket.socket(family, kind, protocol), address, shared=True))
-    except OSError as error:
-        for sock in sockets:
-            sock.close()
-        raise _cannot_listen(host, port, error) from None
-    return sockets
-
-
-def bind_beside(family: int, address: object) -> socket.socket:
-    """One more of the sockets that share a port, as `bind` makes them. Raises OSError."""
-    return _bound(socket.socket(family, socket.SOCK_STREAM), address, shared=True)
-
-
-def _bound(sock: socket.socket, address: object, shared: bool) -> socket.socket:
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if shared:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        sock.bind(address)  # type: ignore[arg-type]
-    except OSError:
-        sock.close()
-        raise
-    return sock
-
-
-def _cannot_listen(host: str, port: int, error: OSError) -> FrontendError:
-    if error.errno == errno.EADDRINUSE:
-        return FrontendError(f"port {port} of {host} is in use; choose another with --port")
-    return FrontendError(f"cannot listen at {host}:{port}: {error.strerror}")
 
 
 def run(main: Callable[[], object]) -> None:
@@ -140,15 +89,17 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
     client = AsyncClient(config.engine_address, frontend_keys(config))
     if not await _connect(client, config, signals):
         return
+    services = Services.make(client, _metrics(config), config.log_requests, max_response_bytes=config.max_response_mib << 20)
     app = App(
-        Services.make(client, _metrics(config), config.log_requests),
+        services,
         api_keys=config.api_keys,
         metrics_open=config.metrics_open,
         allowed_origins=config.allowed_origins,
+        root_path=config.root_path,
     )
     server = ServerState(app, config.limits)
-    listener = await _listen(config.listen_fd, server)
-    await _take(config.accepted_fds, server)
+    listener = Listener(socket.socket(fileno=config.listen_fd), server, config.tls)
+    await listener.open(config.accepted_fds)
     sweeper = asyncio.create_task(server.sweep_forever())
     teller = asyncio.create_task(tell_of_engine(client)) if config.tells_of_engine else None
     gc.collect()
@@ -156,6 +107,8 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
     try:
         on_ready(client)
         await signals.stop.wait()
+        services.state.draining = True
+        await _let_notice(signals, config.drain_delay_s)
         listener.close()
         await _shut_down(server, config.shutdown_grace_s, signals)
     finally:
@@ -183,20 +136,12 @@ async def _connect(client: AsyncClient, config: FrontendConfig, signals: StopSig
     return True
 
 
-async def _listen(fd: int, server: ServerState) -> asyncio.Server:
-    sock = socket.socket(fileno=fd)
-    host, port = sock.getsockname()[:2]
-    try:
-        return await asyncio.get_running_loop().create_server(lambda: Connection(server), sock=sock, backlog=_BACKLOG)
-    except OSError as error:  # another has bound the same address at the same time, and listened first
-        raise _cannot_listen(host, port, error) from None
-
-
-async def _take(fds: list[int], server: ServerState) -> None:
-    """Serve connections that another process has accepted."""
-    for fd in fds:
-        with suppress(OSError):  # it has hung up since
-            await asyncio.get_running_loop().connect_accepted_socket(lambda: Connection(server), socket.socket(fileno=fd))
+async def _let_notice(signals: StopSignals, seconds: float) -> None:
+    """Give balancers the time to see that /ready has turned, while all is still answered."""
+    if seconds > 0:
+        log.info("stopping: /ready says so for %.0f s, in which requests are still taken", seconds)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(signals.now.wait(), seconds)
 
 
 async def _shut_down(server: ServerState, grace_s: float, signals: StopSignals) -> None:

@@ -38,6 +38,7 @@ class Route(NamedTuple):
     method: str
     handler: Handler
     prompt_field: str | None = None  # what to name when a prompt is too long
+    max_body: int | None = None  # bytes, in place of the server's own limit
 
 
 ROUTES: dict[bytes, Route] = {
@@ -48,6 +49,8 @@ ROUTES: dict[bytes, Route] = {
     b"/detokenize": Route("/detokenize", "POST", service_routes.detokenize),
     b"/health": Route("/health", "GET", service_routes.health),
     b"/ping": Route("/ping", "GET", service_routes.health),
+    b"/ready": Route("/ready", "GET", service_routes.ready),
+    b"/live": Route("/live", "GET", service_routes.live),
     b"/version": Route("/version", "GET", service_routes.version),
     b"/metrics": Route("/metrics", "GET", service_routes.metrics),
 }
@@ -66,12 +69,15 @@ class App:
         api_keys: Iterable[str] = (),
         metrics_open: bool = False,
         allowed_origins: Iterable[str] = ("*",),
+        root_path: str = "",
     ) -> None:
+        """root_path: what paths may begin with, for a proxy that passes them on as they are."""
+        self._root_path = root_path.encode()
         self._services = services
         self._metrics = services.metrics
         self._cors = Cors(allowed_origins)
         self._key_digests = [hashlib.sha256(key.encode()).digest() for key in api_keys]
-        self._open_paths = {b"/health", b"/ping", b"/metrics"} if metrics_open else {b"/health", b"/ping"}
+        self._open_paths = {b"/health", b"/ping", b"/ready", b"/live", *([b"/metrics"] if metrics_open else [])}
 
     # ------------------------------------------------------------------------------------------------ before the body
     def admit(self, request: Request) -> ApiError | None:
@@ -85,6 +91,7 @@ class App:
         return error
 
     def _admit(self, request: Request) -> ApiError | None:
+        request.path = without_root(request.path, self._root_path)
         if is_preflight(request):
             request.route = _PREFLIGHT
             request.max_body = min(request.max_body, _MAX_BODY_OF_GET)
@@ -103,6 +110,7 @@ class App:
         if route.method == "GET":
             request.max_body = min(request.max_body, _MAX_BODY_OF_GET)
             return None
+        request.max_body = route.max_body or request.max_body
         return _check_media_type(request)
 
     def _has_key(self, request: Request) -> bool:
@@ -141,6 +149,11 @@ def _tell(response: Response, error: ApiError) -> None:
         response.send_error(error)
     elif response.state is ResponseState.STREAMING and not response.is_sized:
         response.end(error_event(error))
+
+
+def without_root(path: bytes, root_path: bytes) -> bytes:
+    """A path without the root path, if it begins with that: whole segments of it."""
+    return path[len(root_path) :] if root_path and path.startswith(root_path + b"/") else path
 
 
 def is_json(request: Request) -> bool:

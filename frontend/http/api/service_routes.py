@@ -47,10 +47,20 @@ def _card(services: Services, name: str) -> ModelCard:
 
 
 async def health(services: Services, request: Request, response: Response) -> None:
-    """200 while the core's loop beats and no step is stuck."""
-    problem = services.client.health()
+    """200 while the core's loop beats and no step is stuck, and the process was not told to stop: balancers ask here, too."""
+    problem = "the server is shutting down" if services.state.draining else services.client.health()
     if problem is not None:
         raise ApiError(503, problem, code="unhealthy", retry_after_s=2)
+    response.send(200)
+
+
+async def ready(services: Services, request: Request, response: Response) -> None:
+    """200 while requests are welcome."""
+    await health(services, request, response)
+
+
+async def live(services: Services, request: Request, response: Response) -> None:
+    """200 while this process answers, whatever the engine does."""
     response.send(200)
 
 

@@ -1,9 +1,10 @@
 """Services: what a route needs of the process that it runs in. Made once (server.py), passed to each route, never changed.
 
+What changes in the life of a process stands in `ServingState`.
 A route knows neither the application that called it nor who may call (app.py), nor a connection (protocol/).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.http.api.metrics import Metrics
@@ -12,6 +13,13 @@ from quire.frontend.http.api.unknown_fields import UnknownFields
 from quire.ipc.messages import EngineLimits
 
 MAX_RESPONSE_BYTES = 128 << 20
+
+
+@dataclass(slots=True)
+class ServingState:
+    """draining: the process was told to stop. Requests are still answered, but no new ones should be sent here."""
+
+    draining: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +31,7 @@ class Services:
     request_log: RequestLog
     unknown_fields: UnknownFields
     max_response_bytes: int = MAX_RESPONSE_BYTES  # of an answer that is no stream
+    state: ServingState = field(default_factory=ServingState)
 
     @classmethod
     def make(

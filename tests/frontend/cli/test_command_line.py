@@ -15,7 +15,8 @@ from served import (
 
 from quire.frontend.cli import main as cli
 from quire.frontend.cli.serve import ReadyMessage
-from quire.frontend.http.server import FrontendConfig, FrontendError, bind
+from quire.frontend.http.listener import FrontendError, bind
+from quire.frontend.http.server import FrontendConfig
 from quire.frontend.http.server_state import Limits
 from quire.ipc.process.command import as_started
 

@@ -29,7 +29,7 @@ from served import (
 )
 from serving import until
 
-from quire.frontend.http.server import bind
+from quire.frontend.http.listener import bind
 from quire.ipc.messages import Abort, AddRequest
 
 
