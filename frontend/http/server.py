@@ -5,7 +5,6 @@ The end: /ready turns 503 first, then nobody new is let in, then what runs may e
 """
 
 import asyncio
-import gc
 import logging
 import mmap
 import os
@@ -24,6 +23,7 @@ from quire.frontend.client.turns import SWITCH_INTERVAL_S
 from quire.frontend.http.api.app import App
 from quire.frontend.http.api.metrics import Metrics
 from quire.frontend.http.api.services import MAX_RESPONSE_BYTES, Services
+from quire.frontend.http.garbage import GarbageCollection
 from quire.frontend.http.listener import FrontendError, Listener
 from quire.frontend.http.server_state import Limits, ServerState
 from quire.frontend.http.tls import TlsFiles
@@ -100,10 +100,8 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
     server = ServerState(app, config.limits)
     listener = Listener(socket.socket(fileno=config.listen_fd), server, config.tls)
     await listener.open(config.accepted_fds)
-    sweeper = asyncio.create_task(server.sweep_forever())
+    sweeper = asyncio.create_task(_sweep(server, client))
     teller = asyncio.create_task(tell_of_engine(client)) if config.tells_of_engine else None
-    gc.collect()
-    gc.freeze()  # what start-up made stays; collections look at requests only
     try:
         on_ready(client)
         await signals.stop.wait()
@@ -134,6 +132,14 @@ async def _connect(client: AsyncClient, config: FrontendConfig, signals: StopSig
     except (EngineDown, ValueError) as error:
         raise FrontendError(f"cannot use the engine at {config.engine_address}: {error}") from error
     return True
+
+
+async def _sweep(server: ServerState, client: AsyncClient) -> None:
+    garbage = GarbageCollection()
+    while True:
+        await asyncio.sleep(1.0)
+        server.sweep()
+        garbage.look(is_idle=client.num_requests == 0)
 
 
 async def _let_notice(signals: StopSignals, seconds: float) -> None:

@@ -135,13 +135,17 @@ class App:
                 _tell(response, shutting_down())
             raise
         except Exception as error:
-            known = from_exception(error, route.prompt_field)
-            if known is None:
-                logger.exception("%s failed", route.name)
-            _tell(response, known or internal_error())
+            _tell(response, _as_api_error(error, route))  # kept in no variable: it refers to this frame
         finally:
             if response.status:
                 self._metrics.count_http(route.name, response.status)
+
+
+def _as_api_error(error: Exception, route: Route) -> ApiError:
+    known = from_exception(error, route.prompt_field)
+    if known is None:
+        logger.exception("%s failed", route.name)
+    return known or internal_error()
 
 
 def _tell(response: Response, error: ApiError) -> None:

@@ -7,6 +7,7 @@ The reader knows no transport: pausing, answering and closing are the connection
 """
 
 from collections import deque
+from typing import cast
 
 import httptools
 
@@ -107,6 +108,7 @@ class RequestReader:
         self.end()
         self.queue.clear()
         self._release(self.held_bytes)
+        self._parser = cast(httptools.HttpRequestParser, None)  # it refers to us: both would wait for the garbage collector
 
     def restart_deadline(self) -> None:
         """We have made the client wait; from now on it counts again."""
