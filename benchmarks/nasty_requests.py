@@ -160,7 +160,8 @@ class Witness:
 
     def worst(self) -> float:
         """Also the gap that is still open."""
-        assert not self._done.done(), self._done.result().error
+        if self._done.done():
+            raise ConnectionError(f"the witness' stream has ended: {self._done.result().error}")
         return max(self._worst, time.perf_counter() - self._last)
 
     def stop(self) -> None:

@@ -11,6 +11,7 @@ Bias: nobody waits for a slot, and there is no prefill, so time to first token i
 import argparse
 import functools
 import json
+import mmap
 import signal
 import sys
 import time
@@ -19,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import zmq
+from frontend_load import STAMPS, stamp_tokens
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from quire.ipc.links.core_to_frontends import CoreToFrontends, file_infos, new_epoch
@@ -102,12 +104,26 @@ class Running:
 class ReplayEngine:
     """One engine. Its loop is `run`."""
 
-    def __init__(self, address: str | None, step_s: float, files: dict[str, bytes], max_model_len: int) -> None:
+    def __init__(
+        self,
+        address: str | None,
+        step_s: float,
+        files: dict[str, bytes],
+        max_model_len: int = MAX_MODEL_LEN,
+        *,
+        phases: int = 1,
+        stamps: str | None = None,
+    ) -> None:
         backend = Tokenizer.from_str(files["tokenizer.json"].decode())
         text = (ROOT / "docs" / "architecture.md").read_text()
         self._said = np.array(backend.encode(text).ids, np.int32)
+        self._phases, self._phase = phases, 0
+        self._stamps = np.array(list(stamp_tokens(backend).values()), np.int32) if stamps else None
+        self._sent_at = _times(stamps) if stamps else None
+        self._step_number = 0
         self._vocab_size = backend.get_vocab_size()
-        self._step_s = step_s
+        self._step_s = step_s / phases
+        self._max_model_len = max_model_len
         self._epoch = new_epoch()
         limits = EngineLimits(max_model_len, self._vocab_size, 4096, 20)
         welcome = Welcome(
@@ -134,6 +150,7 @@ class ReplayEngine:
             now = time.monotonic()
             if now >= due:
                 due = max(due + self._step_s, now) if busy else now + self._step_s
+                self._next_stamp()
                 for identity, running in self._running.items():
                     self._step(identity, running)
             self._link.flush()
@@ -150,7 +167,7 @@ class ReplayEngine:
             case AddRequest():
                 params = message.task.params
                 num_prompt = len(message.inputs.token_ids) // 4
-                count = params.max_tokens or self._link_room(num_prompt)
+                count = params.max_tokens or self._max_model_len - num_prompt
                 if params.prompt_logprobs is not None:
                     self._link.send(identity, self._prompt_logprobs(message.id, num_prompt, params.prompt_logprobs))
                 running.add([sequence_key(message.id, child) for child in range(params.n)], count, params.logprobs)
@@ -159,17 +176,24 @@ class ReplayEngine:
             case Finish():
                 running.drop(running.rows[0] == message.key)
 
-    def _link_room(self, num_prompt: int) -> int:
-        return MAX_MODEL_LEN - num_prompt
+    def _next_stamp(self) -> None:
+        self._step_number += 1
+        self._phase = self._step_number % self._phases
+        if self._sent_at is not None:
+            self._sent_at[self._step_number % STAMPS] = time.monotonic()
 
     def _step(self, identity: bytes, running: Running) -> None:
-        keys, said, _, wanted = running.rows
+        mine = (running.rows[0] >> 8) % self._phases == self._phase
+        keys, said, _, wanted = running.rows[:, mine]
         if not len(keys):
             return
-        tokens = self._said[said % len(self._said)]
-        running.rows[1] += 1
-        running.rows[2] -= 1
-        done = running.rows[2] <= 0
+        if self._stamps is not None:
+            tokens = np.full(len(keys), self._stamps[self._step_number % STAMPS])
+        else:
+            tokens = self._said[said % len(self._said)]
+        running.rows[1, mine] += 1
+        running.rows[2, mine] -= 1
+        done = running.rows[2, mine] <= 0
         finished = [Finished(key, "length") for key in keys[done].tolist()]
         started, running.started = running.started, []
         rows: list[TokenLogprobs] = []
@@ -179,7 +203,7 @@ class ReplayEngine:
         self._link.send(identity, StepOutputs(self._epoch, 0, *payload, finished, started, rows))
         self.tokens += len(keys)
         if finished:
-            running.drop(done)
+            running.drop(running.rows[2] <= 0)
 
     def _logprobs(self, token: int, num_top: int) -> TokenLogprobs:
         ids = self._tops.get(token)
@@ -197,6 +221,13 @@ class ReplayEngine:
         )
 
 
+def _times(path: str) -> "memoryview[float]":
+    """When each stamp was sent last, in a file that clients map, too."""
+    with open(path, "wb+") as file:
+        file.truncate(8 * STAMPS)
+        return memoryview(mmap.mmap(file.fileno(), 0)).cast("d")
+
+
 _VALUES = (-0.731 - 0.37 * np.arange(20)).astype("<f4").tobytes()
 
 
@@ -206,8 +237,11 @@ def main(argv: Any = None) -> None:
     parser.add_argument("--step-ms", type=float, default=5.0)
     parser.add_argument("--vocabulary", choices=sorted(FILES), default="bundled")
     parser.add_argument("--max-model-len", type=int, default=MAX_MODEL_LEN)
+    parser.add_argument("--phases", type=int, default=1, help="steps of a part of all sequences each, evenly in time")
+    parser.add_argument("--stamps", help="a file in which to note when steps were sent (frontend_load.py)")
     args = parser.parse_args(argv)
-    engine = ReplayEngine(args.address, args.step_ms / 1e3, FILES[args.vocabulary](), args.max_model_len)
+    files = FILES[args.vocabulary]()
+    engine = ReplayEngine(args.address, args.step_ms / 1e3, files, args.max_model_len, phases=args.phases, stamps=args.stamps)
 
     def stop(*_: object) -> None:
         engine.stopped = True

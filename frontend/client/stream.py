@@ -104,10 +104,15 @@ class OutputSequence:
 
     def take(self, tokenizer: Tokenizer | None) -> Delta:
         """All that is new, as one Delta; nothing of it is kept."""
-        if not self.eager:
-            self.decode()
-        ids, text = self.ids, self._text
-        self.ids, self._text, self._seen = [], "", 0
+        ids = self.ids
+        if self.plain and not self._seen and self.text is not None:  # as below, in fewer steps
+            text = self.text.push(ids, self.finish_reason is not None, self.stop_token)
+        else:
+            if not self.eager:
+                self.decode()
+            ids, text = self.ids, self._text
+            self._text, self._seen = "", 0
+        self.ids = []
         self._num_taken += len(ids)
         logprobs = None
         if self.logprobs is not None:
@@ -221,6 +226,9 @@ class RequestState:
         room for: the rest (is_behind) is the next turn's."""
         self.news = self.is_behind = False
         self.metrics.last_token_time = time.time()
+        if len(self.sequences) == 1 and 0 < len((only := self.sequences[0]).ids) <= self._most:  # most streams, at most times
+            self._last_reported[0] = only.finish_reason is not None
+            return [only.take(self._tokenizer)]
         deltas, room = [], self._most
         for sequence in self.sequences:
             if sequence.ids or (sequence.finish_reason is not None and not self._last_reported[sequence.index]):

@@ -212,6 +212,9 @@ class OutputText:
 
     def push(self, token_ids: Sequence[int], finished: bool = False, stop_token: bool = False) -> str:
         """New text. finished: these are the sequence's last tokens; stop_token: the very last of them ended it."""
+        if self._checker is None and not stop_token:
+            self.kept_tokens += len(token_ids)
+            return self._detokenizer.push(token_ids, finished)
         if stop_token and not self._include:
             text = self._push(token_ids[:-1], finished)
             self.kept_tokens += self.stop_string is None

@@ -103,6 +103,11 @@ class Tokenizer:
         ids = encoding.ids
         return [*self._add_bos, *ids] if self._add_bos and add_special_tokens else ids
 
+    def count(self, text: str) -> int:
+        """Tokens of a text, without special ones around it."""
+        (encoding,) = self.backend.encode_batch_fast([_encodable(text)], add_special_tokens=False)
+        return len(encoding)
+
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
         """The same for many texts, on all cores."""
         rows = self.backend.encode_batch_fast([_encodable(t) for t in texts], add_special_tokens=add_special_tokens)

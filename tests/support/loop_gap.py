@@ -7,8 +7,8 @@ from typing import Self
 
 
 class LoopGap:
-    """Around what is to be looked at. `worst_s`: between two turns of the loop, in CPU time of the process where that is less than
-    what passed, so that other processes do not count."""
+    """Around what is to be looked at. `worst_s`: between two turns of the loop, in CPU time of the process where that is less
+    than what passed, so that other processes do not count."""
 
     def __init__(self) -> None:
         self.worst_s = 0.0

@@ -132,7 +132,7 @@ class Streaming:
         self._token_ids = bool(body.return_token_ids)
         self._rich = answer_format.wants_logprobs or self._token_ids or self._usage_always
         self._usage = RunningUsage(runs) if self._usage_always else None
-        self._in_pieces = asyncio.Lock()  # held while a large event is on its way
+        self._in_pieces: asyncio.Lock | None = None  # held while a large event is on its way
 
     async def run(self) -> None:
         await run_all([self._pump(run) for run in self._runs])
@@ -142,8 +142,9 @@ class Streaming:
     async def _pump(self, run: PromptRun) -> None:
         latency, clock, previous = self._metrics.inter_token_latency, time.perf_counter, 0.0
         response, text_chunk, first = self._response, self._chunks.text, run.first_choice
+        many = len(self._runs) > _MANY_RUNS
         async for deltas in run.stream:
-            if len(self._runs) > _MANY_RUNS:  # all of a step at once would keep others waiting: each has a turn of its own
+            if many:  # all of a step at once would keep others waiting: each has a turn of its own
                 await turn()
             now = clock()
             events: list[bytes] = []
@@ -164,22 +165,29 @@ class Streaming:
                 if delta.finish_reason is not None:
                     events.append(self._finish_chunk(run, delta))
             if events:
-                if self._in_pieces.locked():
-                    await self._in_pieces.acquire()
-                    self._in_pieces.release()
-                self._send(b"".join(events) if len(events) > 1 else events[0])
+                if self._in_pieces is not None:
+                    async with self._in_pieces:
+                        pass
+                data = b"".join(events) if len(events) > 1 else events[0]
+                if response.state is ResponseState.STREAMING:
+                    response.write(data)
+                else:
+                    self._begin(data)
                 if response.write_paused:
                     await response.drain()
 
     async def _send_in_pieces(self, parts: Iterable[bytes]) -> list[bytes]:
         """Others' events must not come between. Returns what is left to send: nothing."""
+        if self._in_pieces is None:
+            self._in_pieces = asyncio.Lock()
         async with self._in_pieces:
             if self._response.state is ResponseState.WAITING:
                 self._response.start()
             await write_pieces(self._response, parts)
         return []
 
-    def _send(self, data: bytes) -> None:
+    def _begin(self, data: bytes) -> None:
+        """The head, with the first events; or what comes when it is too late for that."""
         if self._response.state is ResponseState.WAITING:
             self._response.start(first=data)
         else:
