@@ -26,6 +26,10 @@ class LogprobRows(Sequence[TokenLogprobDict]):
     def __len__(self) -> int:
         return len(self._rows)
 
+    def total(self) -> float:
+        """Sum of the tokens' own log-probabilities."""
+        return sum([row.logprob for row in self._rows])
+
     @overload
     def __getitem__(self, index: int) -> TokenLogprobDict: ...
     @overload

@@ -253,6 +253,11 @@ class RequestState:
         self._most = sys.maxsize
         return self.take()
 
+    def candidates(self) -> tuple[np.ndarray, np.ndarray]:
+        """(ids int32, log-probabilities float32), likeliest first."""
+        m = self._prompt_logprobs[-1]
+        return np.frombuffer(m.top_ids, "<i4"), np.frombuffer(m.top_logprobs, "<f4")
+
     def prompt_logprobs(self) -> "PromptLogprobRows | None":
         ids = self._prompt_token_ids
         return None if ids is None else PromptLogprobRows(ids, self._prompt_logprobs, self._tokenizer)
@@ -310,6 +315,12 @@ class Stream:
         An entry is built when it is looked at, which takes some microseconds.
         """
         return self._state.prompt_logprobs()
+
+    @property
+    def candidates(self) -> tuple[np.ndarray, np.ndarray]:
+        """(ids int32, log-probabilities float32) of the likeliest next tokens, likeliest first; once a request that asked for
+        them has ended."""
+        return self._state.candidates()
 
     @property
     def finished(self) -> bool:

@@ -47,6 +47,7 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     metrics_open: bool = False
     allowed_origins: tuple[str, ...] = ("*",)
     log_requests: bool = False
+    trust_request_chat_template: bool = False
     metrics_fd: int = -1
     index: int = 0
     num_frontends: int = 1
@@ -89,7 +90,9 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
     client = AsyncClient(config.engine_address, frontend_keys(config))
     if not await _connect(client, config, signals):
         return
-    services = Services.make(client, _metrics(config), config.log_requests, max_response_bytes=config.max_response_mib << 20)
+    services = Services.make(
+        client, _metrics(config), config.log_requests, config.trust_request_chat_template, config.max_response_mib << 20
+    )
     app = App(
         services,
         api_keys=config.api_keys,

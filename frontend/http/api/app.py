@@ -19,6 +19,7 @@ from quire.frontend.http.api.body_shape import WEIGHED_BYTES, check_shape
 from quire.frontend.http.api.chat import chat_completions
 from quire.frontend.http.api.completions import completions
 from quire.frontend.http.api.errors import from_exception
+from quire.frontend.http.api.near_path import near_path
 from quire.frontend.http.api.request_log import given_id
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import error_event
@@ -102,7 +103,9 @@ class App:
         if route is None and request.path.startswith(_MODEL_PREFIX):
             route = _MODEL
         if route is None:
-            return ApiError(404, "There is no such path here.", code="not_found")
+            meant = near_path(request.path, ROUTES)
+            hint = f" Did you mean {meant}?" if meant else ""
+            return ApiError(404, f"There is no such path here.{hint}", code="not_found")
         request.route = route
         if request.method != route.method and not (request.method == "HEAD" and route.method == "GET"):
             allow = ("GET", "HEAD") if route.method == "GET" else (route.method,)

@@ -1,17 +1,18 @@
 """POST /v1/chat/completions. Tools are rendered into the prompt by the model's template; a call comes back as plain content."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from quire.frontend.client.outputs import Delta
 from quire.frontend.http.api.body import BodyDecoder
 from quire.frontend.http.api.errors import invalid
+from quire.frontend.http.api.fields import echoed_text, num_kept
 from quire.frontend.http.api.generate import Streaming, collect, includes_usage, running
 from quire.frontend.http.api.json_pieces import LARGE_ANSWER, send_json
 from quire.frontend.http.api.logprobs import LogprobStyle, chat_logprobs, chat_pieces, prompt_logprobs
-from quire.frontend.http.api.params import SamplingRequest, check_model, encoded, rendered_chat
+from quire.frontend.http.api.params import SamplingRequest, check_model, encoded, prompt_text
 from quire.frontend.http.api.prompt_run import PromptRun, usage_of
 from quire.frontend.http.api.reading import read_body
 from quire.frontend.http.api.request_log import new_id
@@ -26,7 +27,7 @@ from quire.frontend.http.api.schemas import (
 )
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import ChunkWriter, json_bytes
-from quire.frontend.http.protocol.errors import ApiError
+from quire.frontend.http.api.submit import submit
 from quire.frontend.http.protocol.exchange import Request, Response
 from quire.frontend.text.tokenizer import Tokenizer
 
@@ -50,15 +51,15 @@ async def chat_completions(services: Services, request: Request, response: Respo
         logprobs=_num_logprobs(body, limits.max_logprobs),
     )
     await sampling.prepare()
-    text = await rendered_chat(body, tokenizer, num_bytes)
-    ids = await encoded(client, text, bool(body.add_special_tokens), body.truncate_prompt_tokens)
+    text = await prompt_text(body, tokenizer, services.trust_request_chat_template, num_bytes)
+    keep = num_kept(body, limits.max_model_len, body.max_completion_tokens if newer else body.max_tokens)
+    ids = await encoded(client, text, bool(body.add_special_tokens), keep, body.truncation_side)
     params = sampling.params(len(ids), "messages")
-    name, created, runs = new_id("chatcmpl", request.headers), int(time.time()), list[PromptRun]()
+    name, created, runs = new_id("chatcmpl", request.headers, body.request_id), int(time.time()), list[PromptRun]()
     async with running(name, runs, metrics, services.request_log):
-        stream = client.submit(ids, params, priority=body.priority or 0, cache_salt=body.cache_salt or "", request_name=name)
-        runs.append(PromptRun(stream, params, ids, 0))
+        runs.append(submit(client, body, ids, params, name, 0))
         services.request_log.started(name, runs, bool(body.stream))
-        chat_format = ChatFormat(body, tokenizer)
+        chat_format = ChatFormat(body, tokenizer, text)
         if body.stream:
             chunks = ChunkWriter(
                 "chat", id=name, created=created, model=model, num_choices=params.n, null_usage=includes_usage(body)
@@ -72,8 +73,9 @@ async def chat_completions(services: Services, request: Request, response: Respo
             model=model,
             choices=[_choice(delta, chat_format, bool(body.return_token_ids)) for delta in deltas],
             usage=usage_of(runs),
-            prompt_logprobs=prompt_logprobs(stream.prompt_logprobs),
+            prompt_logprobs=prompt_logprobs(runs[0].stream.prompt_logprobs),
             prompt_token_ids=ids if body.return_token_ids else msgspec.UNSET,
+            prompt_text=text if body.return_prompt_text else msgspec.UNSET,
         )
     if chat_format.is_large(runs[0]):
         return await send_json(response, answer, services.max_response_bytes)
@@ -81,10 +83,12 @@ async def chat_completions(services: Services, request: Request, response: Respo
 
 
 class ChatFormat:
-    """Chat's part of a stream: the role first, logprobs as `content`."""
+    """Chat's part of a stream: the role first, then what is echoed, logprobs as `content`."""
 
-    def __init__(self, body: SamplingFields, tokenizer: Tokenizer) -> None:
+    def __init__(self, body: SamplingFields, tokenizer: Tokenizer, prompt_text: str = "") -> None:
         assert isinstance(body, ChatRequest)
+        self.echo = echoed_text(body)
+        self._prompt_text = prompt_text if body.return_prompt_text else None
         self.wants_logprobs = bool(body.logprobs)
         self._return_token_ids = bool(body.return_token_ids)
         self._style = LogprobStyle(tokenizer, body.top_logprobs or 0, bool(body.return_tokens_as_token_ids))
@@ -95,10 +99,16 @@ class ChatFormat:
         return self.wants_logprobs or run.params.prompt_logprobs is not None or num_ids > LARGE_ANSWER
 
     def opening(self, run: PromptRun, chunks: ChunkWriter, usage: Usage | None) -> Iterable[bytes]:
-        if not self._return_token_ids:
+        if not self._return_token_ids and self._prompt_text is None and not self.echo:
             return [chunks.role(i, usage=usage) for i in range(run.params.n)]
-        ids = list(run.prompt_token_ids)
-        return (chunks.role(i, prompt_token_ids=ids, usage=usage) for i in range(run.params.n))
+        return self._long_opening(run, chunks, usage)
+
+    def _long_opening(self, run: PromptRun, chunks: ChunkWriter, usage: Usage | None) -> Iterator[bytes]:
+        ids = list(run.prompt_token_ids) if self._return_token_ids else None
+        for i in range(run.params.n):
+            yield chunks.role(i, prompt_token_ids=ids, prompt_text=self._prompt_text, usage=usage)
+        for i in range(run.params.n if self.echo else 0):
+            yield chunks.rich_text(i, self.echo, usage=usage)
 
     def logprobs(self, run: PromptRun, delta: Delta) -> ChatLogprobs | None:
         return None if delta.logprobs is None else chat_logprobs(delta.logprobs, delta.token_ids, self._style)
@@ -110,7 +120,7 @@ class ChatFormat:
 def _choice(delta: Delta, chat_format: ChatFormat, with_ids: bool) -> ChatChoice:
     return ChatChoice(
         index=delta.index,
-        message=ChatMessage("assistant", delta.text),
+        message=ChatMessage("assistant", chat_format.echo + delta.text),
         logprobs=chat_format.whole_logprobs(delta),
         finish_reason=delta.finish_reason or "abort",
         stop_reason=delta.stop_reason,
@@ -120,8 +130,6 @@ def _choice(delta: Delta, chat_format: ChatFormat, with_ids: bool) -> ChatChoice
 
 def _num_logprobs(body: ChatRequest, most: int) -> int | None:
     """Chat has a flag and a number; the engine takes None or a number."""
-    if body.echo:
-        raise ApiError(400, "echo: not supported for chats.", param="echo", code="unsupported_value")
     if body.stream and body.prompt_logprobs is not None:
         raise invalid("prompt_logprobs is not available with stream: true", "prompt_logprobs")
     top = body.top_logprobs

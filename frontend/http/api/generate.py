@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
 from quire.frontend.client.outputs import Delta
-from quire.frontend.client.stream import EngineDown, EngineError
+from quire.frontend.client.stream import EngineDown, EngineError, Stream
 from quire.frontend.client.turns import turn
 from quire.frontend.http.api.json_pieces import too_large, write_pieces
 from quire.frontend.http.api.metrics import Metrics
@@ -87,12 +87,12 @@ async def collect(runs: Sequence[PromptRun], metrics: Metrics, most_bytes: int |
 async def _collect(run: PromptRun, most_bytes: int | None) -> list[Delta]:
     """One prompt's. With logprobs, a token is so many bytes of the answer: what gets too long is ended when it does."""
     params = run.params
-    if most_bytes is None or params.logprobs is None:
-        return await run.stream.collect()
+    if most_bytes is None or params.logprobs is None or not isinstance(run.stream, Stream):
+        return await run.collect()
     most_tokens = most_bytes // (_LEAST_OF_TOKEN + _LEAST_OF_ALTERNATIVE * params.logprobs)
     if params.max_tokens is not None and params.n * params.max_tokens <= most_tokens:
-        return await run.stream.collect()
-    task = asyncio.ensure_future(run.stream.collect())
+        return await run.collect()
+    task = asyncio.ensure_future(run.collect())
     try:
         while not (await asyncio.wait((task,), timeout=_LOOK_S))[0]:
             if run.stream.num_output_tokens > most_tokens:
@@ -143,6 +143,7 @@ class Streaming:
         latency, clock, previous = self._metrics.inter_token_latency, time.perf_counter, 0.0
         response, text_chunk, first = self._response, self._chunks.text, run.first_choice
         many = len(self._runs) > _MANY_RUNS
+        assert isinstance(run.stream, AsyncIterator)  # beams do not stream
         async for deltas in run.stream:
             if many:  # all of a step at once would keep others waiting: each has a turn of its own
                 await turn()

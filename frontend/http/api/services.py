@@ -30,6 +30,7 @@ class Services:
     metrics: Metrics
     request_log: RequestLog
     unknown_fields: UnknownFields
+    trust_request_chat_template: bool = False
     max_response_bytes: int = MAX_RESPONSE_BYTES  # of an answer that is no stream
     state: ServingState = field(default_factory=ServingState)
 
@@ -39,10 +40,12 @@ class Services:
         client: AsyncClient,
         metrics: Metrics | None = None,
         log_requests: bool = False,
+        trust_request_chat_template: bool = False,
         max_response_bytes: int = MAX_RESPONSE_BYTES,
     ) -> "Services":
         """metrics: None for numbers of this process alone."""
-        return cls(client, metrics or Metrics(), RequestLog(log_requests, client), UnknownFields(), max_response_bytes)
+        log = RequestLog(log_requests, client)
+        return cls(client, metrics or Metrics(), log, UnknownFields(), trust_request_chat_template, max_response_bytes)
 
     @property
     def model_names(self) -> list[str]:
