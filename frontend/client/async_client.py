@@ -346,6 +346,8 @@ class AsyncClient:
     # ------------------------------------------------------------------------------------------------- to and from the core
     def _tell(self, message: FrontendMessage) -> None:
         """Send what must not be lost: later, if the link is busy; never, if the core is lost."""
+        if self._link is not None:
+            self._link.hold()  # a request of a thousand prompts that ends has as many to send
         self._unsent.append(message)
         self._send_unsent()
 
