@@ -28,16 +28,19 @@ from quire.enginecore.loading.model_files import (
     resolve_model,
     resolve_tokenizer,
 )
+from quire.enginecore.params_check import ParamsCheck
 from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.prefill_budget import mixed_step_tokens
 from quire.enginecore.worker_supervisor import SAY_EVERY_S, log_slow_start
 from quire.enginecore.workers import WorkerGroup, WorkersFailed
 from quire.ipc.config import EngineConfig, WorkerConfig
+from quire.ipc.engine_stats import CacheInfo
 from quire.ipc.links.core_to_frontends import CoreToFrontends, file_infos, new_epoch
 from quire.ipc.links.curve import CoreKeys, load_core_keys, load_keys, make_keys, write_keys
 from quire.ipc.messages import PROTOCOL_VERSION, Beat, EngineLimits, Welcome, WorkerProfile
 from quire.ipc.process.children import Child
 from quire.ipc.process.cpus import cpu_share
+from quire.ipc.utilities import ServerInfo
 from quire.ipc.version import VERSION
 
 log = logging.getLogger("quire.enginecore")
@@ -108,7 +111,8 @@ def _run(
         profile = _wait_until_ready(workers, link, early)
         core_config = core_config_of(config, summary, workers.template, profile)
         link.set_welcome(_welcome(config, link.epoch, core_config, summary, files), files)
-        core = EngineCore(core_config, link, workers, on_beat)
+        checks_params = profile.processors is not None and profile.processors.checks_params
+        core = EngineCore(core_config, link, workers, on_beat, [ParamsCheck(workers)] if checks_params else ())
         _on_stop_signals(lambda *_: core.stop(0.0 if core.stopping else DRAIN_S))
         signal.signal(signal.SIGUSR1, lambda *_: core.ask_for_stacks())
         early.check()
@@ -163,6 +167,9 @@ def worker_config(config: EngineConfig, folder: Path, summary: ModelSummary) -> 
         enforce_eager=config.enforce_eager,
         max_logprobs=config.max_logprobs,
         seed=config.seed,
+        profile_dir=config.profile_dir,
+        logits_processors=config.logits_processors,
+        logits_processors_path=config.logits_processors_path,
     )
 
 
@@ -203,7 +210,26 @@ def core_config_of(config: EngineConfig, summary: ModelSummary, worker: WorkerCo
         spins=worker.device == "cuda" and cpu_share() > 2,
         log_requests=config.enable_log_requests,
         log_stats=not config.disable_log_stats,
+        info=server_info(config, worker, profile, capacity),
+        has_profiler=config.profile_dir is not None,
+        processors=profile.processors,
     )
+
+
+def server_info(config: EngineConfig, worker: WorkerConfig, profile: WorkerProfile, capacity: int) -> ServerInfo:
+    """What the engine runs with, defaults resolved: nothing of keys, no address, no template's text."""
+    hidden = ("key", "secret", "password", "hf_token", "curve_", "listen", "chat_template")
+    names = [n for n in EngineConfig.__struct_fields__ if not any(word in n for word in hidden)]
+    values = {name: getattr(worker, name, getattr(config, name)) for name in names}
+    values |= {
+        "device": profile.device,
+        "max_model_len": capacity,
+        "num_gpu_blocks": profile.num_blocks,
+        "vocab_size": profile.vocab_size,
+        "version": VERSION,
+    }
+    simple = (str, int, float, bool, list, type(None))
+    return ServerInfo({name: value if isinstance(value, simple) else str(value) for name, value in values.items()})
 
 
 def kv_capacity_tokens(windows: tuple[int, ...], block_size: int, num_blocks: int, max_model_len: int) -> int:
@@ -280,6 +306,13 @@ def _welcome(config: EngineConfig, epoch: int, core: CoreConfig, summary: ModelS
         created=int(time.time()),
         step_timeout_s=config.step_timeout_s,
         spins=core.spins,
+        cache=CacheInfo(
+            block_size=core.scheduler.block_size,
+            num_gpu_blocks=core.scheduler.num_blocks,
+            enable_prefix_caching=config.enable_prefix_caching,
+            gpu_memory_utilization=config.gpu_memory_utilization,
+            cache_dtype="auto",
+        ),
     )
 
 

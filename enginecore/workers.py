@@ -138,6 +138,11 @@ class WorkerGroup:
         self._dying = wait_for_all(self._dying, 0.0)
         return [f"pid {child.pid}" for child in self._dying]
 
+    @property
+    def pids(self) -> list[int]:
+        """By rank; none between two generations."""
+        return [child.pid for child in self._children]
+
     # ------------------------------------------------------------------------------------------------------- events
     def pollables(self) -> Iterator[int | zmq.Socket]:
         """What the core's poller must watch: deaths, messages, results. Nothing between two generations."""
@@ -226,8 +231,8 @@ class WorkerGroup:
         if not self.is_ready:
             raise WorkersFailed("the workers do not serve yet")
         self._last_control += 1
+        self._unanswered[self._last_control] = (set(range(self.world_size)), on_reply)  # `kill` tells it if this fails
         self._write(KIND_CONTROL, encode_control(make(self._last_control)))
-        self._unanswered[self._last_control] = (set(range(self.world_size)), on_reply)
 
     def _replied(self, reply: ControlReply) -> None:
         ranks, on_reply = self._unanswered.get(reply.id, (set(), None))

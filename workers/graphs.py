@@ -21,7 +21,14 @@ import numpy as np
 import torch
 
 from quire.ipc.step.plan import StepPlan
-from quire.ipc.step.sections import VARIANT_FILTER, VARIANT_LOGPROBS, VARIANT_MASK, VARIANT_PROCESSORS, VARIANT_RANDOM
+from quire.ipc.step.sections import (
+    VARIANT_CUSTOM,
+    VARIANT_FILTER,
+    VARIANT_LOGPROBS,
+    VARIANT_MASK,
+    VARIANT_PROCESSORS,
+    VARIANT_RANDOM,
+)
 from quire.kernels.tuning.current import current
 from quire.kernels.tuning.table import padded_sizes
 from quire.workers.attention.attention import ModelAttention
@@ -190,6 +197,10 @@ class StepRunner(Protocol):
         self, device_plan: torch.Tensor, logits: torch.Tensor, variant: int, step: int = 0, without: np.ndarray = ...
     ) -> None: ...
 
+    def processed_tail(
+        self, plan: StepPlan, device_plan: torch.Tensor, logits: torch.Tensor, read_masks: ReadMasks
+    ) -> None: ...
+
     def load_masks(self, plan: StepPlan, read_masks: ReadMasks) -> np.ndarray: ...
 
 
@@ -213,11 +224,14 @@ class StepGraphs:
         if batch is None:
             return False
         rows = batch.rows
-        variant = plan.variant | VARIANT_MASK if plan.late_mask else plan.variant & ~VARIANT_MASK
+        own = plan.variant & ~VARIANT_CUSTOM
+        variant = own | VARIANT_MASK if plan.late_mask else own & ~VARIANT_MASK
         if batch not in self._forward or (rows, variant) not in self._tail:
             self._capture_met(batch, variant)
         self._forward[batch].replay()
-        if plan.late_mask and len(without := self._runner.load_masks(plan, read_masks)):
+        if plan.variant & VARIANT_CUSTOM:
+            self._runner.processed_tail(plan, self._device.plan, self._logits[:rows], read_masks)
+        elif plan.late_mask and len(without := self._runner.load_masks(plan, read_masks)):
             self._runner.tail(self._device.plan, self._logits[:rows], variant, plan.step, without)
         else:
             self._tail[rows, variant].replay()

@@ -14,7 +14,7 @@ from quire.enginecore.scheduling.admission import Admission
 from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.decode import DecodeRows, num_tokens_of
 from quire.enginecore.scheduling.leaving import Leaving
-from quire.enginecore.scheduling.plan_builder import PlanBuilder
+from quire.enginecore.scheduling.plan_builder import NO_WORDS, PlanBuilder
 from quire.enginecore.scheduling.prefill import Prefills
 from quire.enginecore.scheduling.prefill_budget import prefill_budget
 from quire.enginecore.scheduling.sequence import Sequence, SequenceState, Slots
@@ -22,6 +22,7 @@ from quire.enginecore.scheduling.step import Counters, ScheduledStep, StepOutput
 from quire.enginecore.scheduling.waiting import WaitingQueue
 from quire.ipc.messages import Finished, Started
 from quire.ipc.step.plan import StepPlan
+from quire.ipc.step.sections import VARIANT_CUSTOM
 
 
 class Scheduler:
@@ -137,7 +138,12 @@ class Scheduler:
         self._decode.advance(sampling, lengths[samples])
         self._decode.add(self._prefills.take_computed(build))
         side_rows = build.side_rows(len(decode))
-        return plan, ScheduledStep(build.step, rows, samples, build.prefills, plan.num_tokens, side_rows)
+        processed = self._processed_rows(rows, samples) if plan.variant & VARIANT_CUSTOM else NO_WORDS
+        return plan, ScheduledStep(build.step, rows, samples, build.prefills, plan.num_tokens, side_rows, processed)
+
+    def _processed_rows(self, rows: np.ndarray, samples: np.ndarray) -> np.ndarray:
+        """Which of these slots' rows the operator's own logits processors see."""
+        return (samples & (self.slots.variant[rows] & VARIANT_CUSTOM != 0)).nonzero()[0].astype(np.int32)
 
     def _choose_rows(self, build: PlanBuilder) -> np.ndarray:
         """Put the step's prefill rows into `build`; returns the slots of its decode rows."""

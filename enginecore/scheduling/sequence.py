@@ -18,7 +18,7 @@ import numpy as np
 
 from quire.enginecore.kv.sequence_blocks import SequenceBlocks
 from quire.ipc.sampling import SamplingParams
-from quire.ipc.step.sections import VARIANT_FILTER, VARIANT_LOGPROBS, VARIANT_PROCESSORS, VARIANT_RANDOM
+from quire.ipc.step.sections import VARIANT_CUSTOM, VARIANT_FILTER, VARIANT_LOGPROBS, VARIANT_PROCESSORS, VARIANT_RANDOM
 
 SMALL_TABLE = 1 << 26  # bytes
 
@@ -46,6 +46,7 @@ class Sequence:
     arrival_time: float
     stop_ids: frozenset[int]  # custom ones; the model's own end ids are a table of the scheduler
     min_tokens_stop_ids: list[int] = field(default_factory=list, kw_only=True)  # every id that min_tokens keeps away
+    is_processed: bool = field(default=False, kw_only=True)  # the operator's own logits processors see it
     num_candidates: int = field(default=0, kw_only=True)  # for the token after the prompt
     # what it holds of the KV cache: written by KVManager
     blocks: SequenceBlocks = field(kw_only=True)
@@ -86,6 +87,7 @@ class Sequence:
             | (VARIANT_FILTER if p.needs_filter else 0)
             | (VARIANT_PROCESSORS if p.needs_logits_processors else 0)
             | (VARIANT_LOGPROBS if p.logprobs is not None else 0)
+            | (VARIANT_CUSTOM if self.is_processed else 0)
         )
 
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from quire.frontend.cli.parser_arguments import add_parser_arguments
 from quire.frontend.cli.server_flags import add_server_flags, server_options
 from quire.ipc.process.command import CommandParser, quiet_interrupts
 from quire.ipc.version import VERSION
@@ -68,6 +69,11 @@ def _add_serve(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     http.add_argument(
         "--api-key-file", metavar="FILE", help="a file of such keys, one a line, which no process list shows (default: none)"
     )
+    http.add_argument(
+        "--otlp-traces-endpoint",
+        metavar="URL",
+        help="send OpenTelemetry spans there, over HTTP; needs quire[otlp] (default: none)",
+    )
     http.add_argument("--metrics-open", action="store_true", help="let /metrics be read without a key")
     http.add_argument(
         "--allowed-origins",
@@ -87,6 +93,7 @@ def _add_serve(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     http.add_argument("--keep-alive-timeout-s", type=float, default=75.0, help="for idle connections (default: %(default)s)")
     http.add_argument("--shutdown-grace-s", type=float, default=30.0, help="for running requests to end (default: %(default)s)")
     add_server_flags(http)
+    add_parser_arguments(serve)
     attach = serve.add_argument_group("running engine", "attach to an `enginecore` daemon instead of starting an engine")
     attach.add_argument("--engine", metavar="ADDRESS", help="its address: ipc:///path or tcp://host:port (default: start one)")
     attach.add_argument(
@@ -162,10 +169,13 @@ def _serve_with(args: argparse.Namespace, engine: "EngineConfig | None", keys: l
         metrics_open=args.metrics_open,
         allowed_origins=args.allowed_origins,
         log_requests=args.enable_log_requests,
+        tool_call_parser=args.tool_call_parser,
+        reasoning_parser=args.reasoning_parser,
         trust_request_chat_template=args.trust_request_chat_template,
         shutdown_grace_s=args.shutdown_grace_s,
         curve_key_file=args.curve_key_file,
         curve_engine_key=args.curve_engine_key,
+        otlp_traces_endpoint=args.otlp_traces_endpoint,
         limits=limits,
         **frontend_options,
     )

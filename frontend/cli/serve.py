@@ -24,6 +24,7 @@ import msgspec
 from quire.frontend.cli.frontends import Frontends
 from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.http.api.metrics import block_bytes
+from quire.frontend.http.api.tracing import TracingError, check_endpoint
 from quire.frontend.http.listener import FrontendError, UnixPath, bind, bind_unix
 from quire.frontend.http.server import FrontendConfig, StopSignals, frontend_keys, run, serve
 from quire.frontend.http.tls import make_context
@@ -96,6 +97,7 @@ def run_server(config: ServeConfig, prespawned: Child | None, early: EarlyStop) 
     unix_path: UnixPath | None = None
     try:
         frontend_keys(config.frontend)
+        check_endpoint(config.frontend.otlp_traces_endpoint)
         if config.frontend.tls is not None:
             make_context(config.frontend.tls)  # what is wrong is said now, not when the model is loaded
         if config.uds is not None:
@@ -111,7 +113,7 @@ def run_server(config: ServeConfig, prespawned: Child | None, early: EarlyStop) 
         serve_all = _serve_here if config.num_frontends == 1 else _serve_in_children
         early.only_note()
         run(lambda: serve_all(template, sockets, engine, print_ready, early))
-    except (FrontendError, EngineStartError, StartFailed, ValueError) as error:
+    except (FrontendError, EngineStartError, StartFailed, TracingError, ValueError) as error:
         raise ServeError(str(error)) from None
     finally:
         if unix_path is not None:

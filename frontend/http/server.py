@@ -22,9 +22,12 @@ from quire.frontend.client.async_client import AsyncClient, EngineDown
 from quire.frontend.client.turns import SWITCH_INTERVAL_S
 from quire.frontend.http.api.app import App
 from quire.frontend.http.api.metrics import Metrics
+from quire.frontend.http.api.output_plan import ParserNames
 from quire.frontend.http.api.services import MAX_RESPONSE_BYTES, Services
+from quire.frontend.http.api.tracing import TracedApp
 from quire.frontend.http.garbage import GarbageCollection
 from quire.frontend.http.listener import FrontendError, Listener
+from quire.frontend.http.loop_lag import watch_lag
 from quire.frontend.http.server_state import Limits, ServerState
 from quire.frontend.http.tls import TlsFiles
 from quire.frontend.launcher import tell_of_engine
@@ -47,6 +50,8 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     metrics_open: bool = False
     allowed_origins: tuple[str, ...] = ("*",)
     log_requests: bool = False
+    tool_call_parser: str = "auto"  # or a name, or "none": output_plan.py
+    reasoning_parser: str = "auto"
     trust_request_chat_template: bool = False
     metrics_fd: int = -1
     index: int = 0
@@ -60,6 +65,7 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     connect_timeout_s: float = 30.0
     curve_key_file: str | None = None  # this frontend's key pair, for a tcp:// engine; made if it does not exist
     curve_engine_key: str | None = None  # the engine's public key
+    otlp_traces_endpoint: str | None = None
     limits: Limits = Limits()
 
 
@@ -91,7 +97,12 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
     if not await _connect(client, config, signals):
         return
     services = Services.make(
-        client, _metrics(config), config.log_requests, config.trust_request_chat_template, config.max_response_mib << 20
+        client,
+        _metrics(config),
+        config.log_requests,
+        ParserNames(config.tool_call_parser, config.reasoning_parser),
+        config.trust_request_chat_template,
+        config.max_response_mib << 20,
     )
     app = App(
         services,
@@ -100,10 +111,12 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
         allowed_origins=config.allowed_origins,
         root_path=config.root_path,
     )
-    server = ServerState(app, config.limits)
+    traced = TracedApp(app, services, config.otlp_traces_endpoint) if config.otlp_traces_endpoint else None
+    server = ServerState(traced or app, config.limits)
     listener = Listener(socket.socket(fileno=config.listen_fd), server, config.tls)
     await listener.open(config.accepted_fds)
     sweeper = asyncio.create_task(_sweep(server, client))
+    lag = asyncio.create_task(watch_lag(services.metrics.histograms["frontend_lag_seconds"]))
     teller = asyncio.create_task(tell_of_engine(client)) if config.tells_of_engine else None
     try:
         on_ready(client)
@@ -114,10 +127,13 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
         await _shut_down(server, config.shutdown_grace_s, signals)
     finally:
         sweeper.cancel()
+        lag.cancel()
         if teller is not None:
             teller.cancel()
         listener.close()
         await client.close()
+        if traced is not None:
+            await traced.close()
 
 
 async def _connect(client: AsyncClient, config: FrontendConfig, signals: StopSignals) -> bool:

@@ -1,26 +1,26 @@
 """The application behind the protocol: who may ask, which route answers, and what becomes of an error.
 
 Deny by default: with API keys configured, every path but the open ones needs one, decided on the raw bytes of the path, before
-routing and before a body is read; only a browser's preflight, which does nothing, cannot bring one. Routing is one dictionary;
-each route is a function of a file of its own, which gets `Services` and knows nothing of this one. Whatever it raises becomes
-OpenAI's error JSON here, or the last event of a stream that has begun.
+routing and before a body is read; only a browser's preflight, which does nothing, cannot bring one. Which paths there are, and
+which of them are open, stands in one table (routes.py); a route's handler is a function of another file, which gets `Services`
+and knows nothing of this one. What it raises becomes OpenAI's error JSON here, or the last event of a stream that has begun.
 """
 
 import asyncio
 import hashlib
 import hmac
 import logging
-from collections.abc import Awaitable, Callable, Iterable
-from typing import NamedTuple
+import time
+from collections.abc import Iterable
 
 from quire.frontend.client.turns import in_thread
-from quire.frontend.http.api import service_routes
 from quire.frontend.http.api.body_shape import WEIGHED_BYTES, check_shape
-from quire.frontend.http.api.chat import chat_completions
-from quire.frontend.http.api.completions import completions
 from quire.frontend.http.api.errors import from_exception
+from quire.frontend.http.api.metrics import NO_HANDLER
 from quire.frontend.http.api.near_path import near_path
 from quire.frontend.http.api.request_log import given_id
+from quire.frontend.http.api.route import JSON, Route
+from quire.frontend.http.api.routes import PREFLIGHT, ROUTES
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import error_event
 from quire.frontend.http.protocol.cors import Cors, is_preflight
@@ -30,34 +30,6 @@ from quire.frontend.http.protocol.exchange import Request, Response, ResponseSta
 logger = logging.getLogger("quire.http")
 
 _MAX_BODY_OF_GET = 64 << 10
-
-Handler = Callable[[Services, Request, Response], Awaitable[None]]
-
-
-class Route(NamedTuple):
-    name: str  # the metrics' label
-    method: str
-    handler: Handler
-    prompt_field: str | None = None  # what to name when a prompt is too long
-    max_body: int | None = None  # bytes, in place of the server's own limit
-
-
-ROUTES: dict[bytes, Route] = {
-    b"/v1/chat/completions": Route("/v1/chat/completions", "POST", chat_completions, "messages"),
-    b"/v1/completions": Route("/v1/completions", "POST", completions, "prompt"),
-    b"/v1/models": Route("/v1/models", "GET", service_routes.list_models),
-    b"/tokenize": Route("/tokenize", "POST", service_routes.tokenize),
-    b"/detokenize": Route("/detokenize", "POST", service_routes.detokenize),
-    b"/health": Route("/health", "GET", service_routes.health),
-    b"/ping": Route("/ping", "GET", service_routes.health),
-    b"/ready": Route("/ready", "GET", service_routes.ready),
-    b"/live": Route("/live", "GET", service_routes.live),
-    b"/version": Route("/version", "GET", service_routes.version),
-    b"/metrics": Route("/metrics", "GET", service_routes.metrics),
-}
-_MODEL_PREFIX = b"/v1/models/"
-_MODEL = Route("/v1/models", "GET", service_routes.one_model)
-_PREFLIGHT = Route("other", "OPTIONS", service_routes.preflight)
 
 
 class App:
@@ -76,9 +48,12 @@ class App:
         self._root_path = root_path.encode()
         self._services = services
         self._metrics = services.metrics
+        self._metrics.register_handlers(route.name for route in ROUTES.routes)
         self._cors = Cors(allowed_origins)
         self._key_digests = [hashlib.sha256(key.encode()).digest() for key in api_keys]
-        self._open_paths = {b"/health", b"/ping", b"/ready", b"/live", *([b"/metrics"] if metrics_open else [])}
+        self._open_paths = {route.path.encode() for route in ROUTES.routes if route.is_open}
+        if metrics_open:
+            self._open_paths.add(b"/metrics")
 
     # ------------------------------------------------------------------------------------------------ before the body
     def admit(self, request: Request) -> ApiError | None:
@@ -88,33 +63,34 @@ class App:
         error = self._admit(request)
         if error is not None:
             route = request.route
-            self._metrics.count_http(route.name if isinstance(route, Route) else "other", error.status)
+            name = route.name if isinstance(route, Route) else NO_HANDLER
+            self._metrics.count_http(name, request.method, error.status, 0.0)
         return error
 
     def _admit(self, request: Request) -> ApiError | None:
         request.path = without_root(request.path, self._root_path)
         if is_preflight(request):
-            request.route = _PREFLIGHT
+            request.route = PREFLIGHT
             request.max_body = min(request.max_body, _MAX_BODY_OF_GET)
             return None
         if self._key_digests and request.path not in self._open_paths and not self._has_key(request):
             return ApiError(401, "A valid API key is needed: 'Authorization: Bearer KEY'.", code="invalid_api_key")
-        route = ROUTES.get(bytes(request.path))
-        if route is None and request.path.startswith(_MODEL_PREFIX):
-            route = _MODEL
+        methods, request.path_parameters = ROUTES.find(bytes(request.path))
+        if not methods:
+            return _no_such_path(request.path)
+        route = methods.get("GET" if request.method == "HEAD" and "GET" in methods else request.method)
         if route is None:
-            meant = near_path(request.path, ROUTES)
-            hint = f" Did you mean {meant}?" if meant else ""
-            return ApiError(404, f"There is no such path here.{hint}", code="not_found")
-        request.route = route
-        if request.method != route.method and not (request.method == "HEAD" and route.method == "GET"):
-            allow = ("GET", "HEAD") if route.method == "GET" else (route.method,)
+            request.route = next(iter(methods.values()))
+            allow = [*methods, *(["HEAD"] if "GET" in methods else [])]
             return ApiError(405, f"This path takes {' or '.join(allow)}.", code="method_not_allowed", allow=allow)
+        request.route = route
+        if route.missing:
+            return ApiError(501, route.missing, code="not_implemented")
         if route.method == "GET":
             request.max_body = min(request.max_body, _MAX_BODY_OF_GET)
             return None
         request.max_body = route.max_body or request.max_body
-        return _check_media_type(request)
+        return _check_media_type(request, route.takes)
 
     def _has_key(self, request: Request) -> bool:
         """Compares with every key, in constant time, so that neither a near miss nor its place in the list shows."""
@@ -129,8 +105,9 @@ class App:
     async def handle(self, request: Request, response: Response) -> None:
         route = request.route
         assert isinstance(route, Route)
+        began = time.perf_counter()
         try:
-            if len(request.body) >= WEIGHED_BYTES and is_json(request):
+            if len(request.body) >= WEIGHED_BYTES and route.takes == JSON:
                 await in_thread(check_shape, bytes(request.body))
             await route.handler(self._services, request, response)
         except asyncio.CancelledError:
@@ -141,7 +118,7 @@ class App:
             _tell(response, _as_api_error(error, route))  # kept in no variable: it refers to this frame
         finally:
             if response.status:
-                self._metrics.count_http(route.name, response.status)
+                self._metrics.count_http(route.name, request.method, response.status, time.perf_counter() - began)
 
 
 def _as_api_error(error: Exception, route: Route) -> ApiError:
@@ -163,15 +140,16 @@ def without_root(path: bytes, root_path: bytes) -> bytes:
     return path[len(root_path) :] if root_path and path.startswith(root_path + b"/") else path
 
 
-def is_json(request: Request) -> bool:
-    media_type = request.headers.get(b"content-type", b"application/json")
-    return media_type.partition(b";")[0].strip().lower() == b"application/json"
+def _no_such_path(path: bytes) -> ApiError:
+    meant = near_path(path, ROUTES.paths)
+    return ApiError(404, f"There is no such path here.{f' Did you mean {meant}?' if meant else ''}", code="not_found")
 
 
-def _check_media_type(request: Request) -> ApiError | None:
+def _check_media_type(request: Request, takes: str) -> ApiError | None:
     """A browser sends other types across origins unasked, but not JSON."""
-    if not is_json(request):
-        return ApiError(415, "The header content-type must be application/json.", code="unsupported_media_type")
+    media_type = request.headers.get(b"content-type", takes.encode()).partition(b";")[0].strip().lower()
+    if media_type != takes.encode():
+        return ApiError(415, f"The header content-type must be {takes}.", code="unsupported_media_type")
     if request.headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
         return ApiError(415, "A compressed body is not understood.", code="unsupported_media_type")
     return None

@@ -29,6 +29,7 @@ NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
 # What a search over the likeliest continuations cannot heed, with the values that ask for nothing. Not here: temperature,
 # top_p, top_k, min_p and seed, for nothing is sampled, and clients send them always.
 _NOT_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
+    "vllm_xargs": ({},),
     "stop": ("", []),
     "presence_penalty": (0,),
     "frequency_penalty": (0,),

@@ -62,6 +62,7 @@ class SamplingRequest:
         self._fields["top_k"] = min(self._fields.get("top_k", 0), 2**31 - 1)
         self._fields["logprobs"] = logprobs
         self._tokenizer = tokenizer
+        self._fields["extra_args"] = body.vllm_xargs or None
         self._max_tokens = max_tokens
         self._default_max_tokens = default if default is not None else default_max_tokens
         self._max_model_len = max_model_len
@@ -112,7 +113,7 @@ class SamplingRequest:
         try:
             return SamplingParams(**self._fields, max_tokens=max_tokens)
         except ValueError as error:
-            raise invalid(str(error)) from None
+            raise invalid(str(error).replace("extra_args", "vllm_xargs")) from None
 
 
 def completion_prompts(body: CompletionRequest) -> list[str | list[int]]:
@@ -147,6 +148,8 @@ def chat_text(body: ChatRequest | TokenizeRequest, tokenizer: Tokenizer, trust_t
             raise invalid(f"chat_template_kwargs must not hold {name[:64]!r}", "chat_template_kwargs")
     if body.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", body.reasoning_effort)
+        if body.reasoning_effort == "none":
+            variables.setdefault("enable_thinking", False)
     continues = bool(body.continue_final_message)
     opens = body.add_generation_prompt if body.add_generation_prompt is not None else not continues
     if continues and opens:

@@ -1,13 +1,14 @@
 """Services: what a route needs of the process that it runs in. Made once (server.py), passed to each route, never changed.
 
-What changes in the life of a process stands in `ServingState`.
-A route knows neither the application that called it nor who may call (app.py), nor a connection (protocol/).
+What changes in the life of a process stands in `ServingState`. A route knows neither the application that called it nor who may
+call (app.py), nor a connection (protocol/).
 """
 
 from dataclasses import dataclass, field
 
 from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.http.api.metrics import Metrics
+from quire.frontend.http.api.output_plan import ParserNames
 from quire.frontend.http.api.request_log import RequestLog
 from quire.frontend.http.api.unknown_fields import UnknownFields
 from quire.ipc.messages import EngineLimits
@@ -30,6 +31,7 @@ class Services:
     metrics: Metrics
     request_log: RequestLog
     unknown_fields: UnknownFields
+    parsers: ParserNames
     trust_request_chat_template: bool = False
     max_response_bytes: int = MAX_RESPONSE_BYTES  # of an answer that is no stream
     state: ServingState = field(default_factory=ServingState)
@@ -40,12 +42,14 @@ class Services:
         client: AsyncClient,
         metrics: Metrics | None = None,
         log_requests: bool = False,
+        parsers: ParserNames | None = None,
         trust_request_chat_template: bool = False,
         max_response_bytes: int = MAX_RESPONSE_BYTES,
     ) -> "Services":
         """metrics: None for numbers of this process alone."""
         log = RequestLog(log_requests, client)
-        return cls(client, metrics or Metrics(), log, UnknownFields(), trust_request_chat_template, max_response_bytes)
+        names = parsers or ParserNames()
+        return cls(client, metrics or Metrics(), log, UnknownFields(), names, trust_request_chat_template, max_response_bytes)
 
     @property
     def model_names(self) -> list[str]:

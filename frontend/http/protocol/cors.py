@@ -38,4 +38,4 @@ def preflight_headers(request: Mapping[bytes, bytes]) -> Headers:
     """What a page of an allowed origin may send: any header."""
     asked = request.get(b"access-control-request-headers", b"")
     names = ((b"access-control-allow-headers", asked),) if asked and _HEADER_NAMES.fullmatch(asked) else ()
-    return ((b"access-control-allow-methods", b"GET, HEAD, POST"), *names, (b"access-control-max-age", b"600"))
+    return ((b"access-control-allow-methods", b"GET, HEAD, POST, DELETE"), *names, (b"access-control-max-age", b"600"))

@@ -10,6 +10,7 @@ from fake_client import CHAT, COMPLETIONS, HELLO
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from quire.frontend.client.async_client import InvalidRequest
 from quire.frontend.client.outputs import Delta
 from quire.frontend.http.api.schemas import ChatRequest, CompletionRequest, TokenizeRequest
 
@@ -292,5 +293,27 @@ def test_no_body_is_a_bug_of_ours(path, fields):
         assert answer.status in (200, 400, 404), (body, answer.body)
         if answer.status != 200:
             assert json.loads(answer.body)["error"]["message"]
+
+    asyncio.run(main())
+
+
+def test_arguments_of_logits_processors_are_passed_on_and_classes_are_not():
+    async def main():
+        api = http.Api()
+        for path, body in [(CHAT, HELLO), (COMPLETIONS, {"prompt": "a"})]:
+            status, _ = await api.json("POST", path, {**body, "vllm_xargs": {"only": 3, "names": ["a"]}})
+            assert status == 200 and api.client.streams[-1].params.extra_args == {"only": 3, "names": ["a"]}
+            await api.json("POST", path, {**body, "vllm_xargs": {}})
+            assert api.client.streams[-1].params.extra_args is None
+            status, answer = await api.json("POST", path, {**body, "logits_processors": ["os:system"]})
+            assert status == 400 and "--logits-processors" in answer["error"]["message"]
+            assert answer["error"]["param"] == "logits_processors"
+            for wrong in ("x", ["x"], {"a": "x" * 20_000}, {str(i): i for i in range(65)}):
+                status, answer = await api.json("POST", path, {**body, "vllm_xargs": wrong})
+                assert status == 400 and answer["error"]["param"] == "vllm_xargs"
+            api.client.submit_error = InvalidRequest("vllm_xargs (extra_args) need an engine that ...")
+            status, answer = await api.json("POST", path, {**body, "vllm_xargs": {"only": 3}})
+            assert status == 400 and answer["error"]["param"] == "vllm_xargs"
+            api.client.submit_error = None
 
     asyncio.run(main())
