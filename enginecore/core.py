@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import zmq
 
+from quire.enginecore.grammar.compiler import GrammarCompiler
+from quire.enginecore.grammar.steps import TOO_LATE, GrammarSteps
 from quire.enginecore.intake import Intake, IntakeConfig, in_words
 from quire.enginecore.masks import StepMasks
 from quire.enginecore.owners import Owners
@@ -50,8 +52,7 @@ BEAT_INTERVAL_S = 0.5
 SPIN_S = 2e-3  # the poller's resolution is a millisecond: closer to a step's expected end the loop spins
 LATE_S = 1e-2  # so long the loop spins on for a step that takes longer than expected
 AWAKE_S = 5e-3  # so long after the last result it spins for the next request: waking it took 0.04 to 0.5 ms
-NO_MASK = "what its output may go on with was not found out in time"  # why a request has no token
-PROCESSOR_FAILED = "a logits processor of the engine failed on this request"
+PROCESSOR_FAILED = "a logits processor of the engine failed on this request"  # why a request has no token
 PUBLISH_FIRST_ROWS = 32  # somebody may wait for a first token, and a plan of so few rows is made before the GPU needs it
 
 
@@ -80,7 +81,7 @@ class InFlight:
 
 class EngineCore:
     """`workers` are ready. `on_beat` is called with each Beat, for a parent that watches us. preparers: what requests may
-    have to wait for before they can run, see preparation.py."""
+    have to wait for before they can run, see preparation.py; grammars: the preparer of structured output."""
 
     def __init__(
         self,
@@ -89,6 +90,7 @@ class EngineCore:
         workers: WorkerGroup,
         on_beat: Callable[[], None] = lambda: None,
         preparers: Iterable[Preparer] = (),
+        grammars: GrammarCompiler | None = None,
     ):
         self.config = config
         self.link = link
@@ -108,7 +110,7 @@ class EngineCore:
             ),
             self.scheduler.kv.hasher,
         )
-        self.preparing = PreparingRequests(preparers)
+        self.preparing = PreparingRequests([*preparers, *([grammars.prepare] if grammars is not None else [])])
         self.stopping = False
         self._draining_until = 0.0
         self.owners = Owners(link)
@@ -116,6 +118,7 @@ class EngineCore:
         self._in_flight: deque[InFlight] = deque()
         self._side_results: dict[int, SideResults] = {}  # step -> not yet passed on
         self._masks = StepMasks(config.step_timeout_s)
+        self._grammar = GrammarSteps(self.scheduler, workers, self.owners, self._masks, grammars, link.epoch)
         self._wants_stacks = False
         self._expected = Expected()
         self._last_result = 0.0
@@ -126,7 +129,7 @@ class EngineCore:
 
     def _make_poller(self) -> zmq.Poller:
         poller = zmq.Poller()
-        for source in (*self.link.sockets(), self.preparing.fileno(), *self.workers.pollables()):
+        for source in (*self.link.sockets(), self.preparing.fileno(), *self._grammar.pollables(), *self.workers.pollables()):
             poller.register(source, zmq.POLLIN)
         return poller
 
@@ -234,7 +237,7 @@ class EngineCore:
             self._in_flight.append(InFlight(scheduled, now, rows, num_logprobs))
             self.workers.send_plan(plan.encode())
             if len(scheduled.mask_rows):
-                self._masks.expect(scheduled.step, scheduled.mask_rows, self.supervisor.now)
+                self._grammar.expect(scheduled, self.supervisor.now)
 
     def send_masks(self, step: int, rows: np.ndarray, masks: np.ndarray) -> None:
         """Masks (int32 [n, words]) of some mask rows of a step in flight; those that come too late are dropped."""
@@ -252,7 +255,12 @@ class EngineCore:
         self._last_result = now
         if step.side_rows:
             self._pass_on_side_results(step)
-        out = self.scheduler.update(step, self._tokens(step))
+        tokens = self._tokens(step)
+        news = self._grammar.take(step, tokens)
+        out = self.scheduler.update(step, tokens)
+        self._grammar.advance(news, out)
+        if news:
+            self.stats.masks(time.monotonic() - now)
         logprobs: list[TokenLogprobs] = []
         if len(done.logprob_rows):
             logprobs = read_logprobs(out, self.workers.result_ring, step.step, done.num_logprobs)
@@ -271,17 +279,16 @@ class EngineCore:
     def _tokens(self, step: ScheduledStep) -> np.ndarray:
         """What the workers have sampled, int32 [rows]. Raises WorkersFailed for what no correct worker writes."""
         tokens = self.workers.result_ring.tokens(step.step, len(step.slots))
-        if len(step.mask_rows) or len(step.processed_rows):
-            tokens = self._end_without_token(step, tokens)
+        for rows, why in ((step.mask_rows, TOO_LATE), (step.processed_rows, PROCESSOR_FAILED)):
+            if len(rows):
+                tokens = self._end_without_token(step, rows, tokens, why)
         if (tokens.view(np.uint32) >= self.config.limits.vocab_size)[step.samples].any():
             raise WorkersFailed("a worker's result is a token outside the vocabulary")
         return tokens
 
-    def _end_without_token(self, step: ScheduledStep, tokens: np.ndarray) -> np.ndarray:
-        """End the requests of rows that may have NO_TOKEN and do, which count for nothing then."""
-        may_lack = np.union1d(step.mask_rows, step.processed_rows)
-        without = may_lack[tokens[may_lack] == NO_TOKEN]
-        why = NO_MASK if len(step.mask_rows) else PROCESSOR_FAILED
+    def _end_without_token(self, step: ScheduledStep, rows: np.ndarray, tokens: np.ndarray, why: str) -> np.ndarray:
+        """End the requests of those of these rows that have NO_TOKEN, which count for nothing then."""
+        without = rows[tokens[rows] == NO_TOKEN]
         for slot in step.slots[without]:
             if not self.scheduler.slots.alive[slot]:
                 continue  # aborted since, and its id may be another request's by now
@@ -360,9 +367,7 @@ class EngineCore:
         is_overdue = self.supervisor.check(self._in_flight[0].scheduled.step if self._in_flight else None)
         if is_overdue and not self._is_done(self._in_flight[0]):
             self.supervisor.fail_step()
-        if self._masks:
-            for step, rows in self._masks.overdue(self.supervisor.now):
-                self.workers.send_no_masks(step, rows)
+        self._grammar.turn(self.supervisor.now)
         if self._wants_stacks:
             self._wants_stacks = False
             self.utilities.log_stacks()
@@ -374,7 +379,7 @@ class EngineCore:
         self.workers.kill()
         self._in_flight.clear()
         self._side_results.clear()
-        self._masks.clear()
+        self._grammar.clear()
         gone = self.scheduler.reset()
         log.error("%s; %d sequences in flight failed", why, len(gone))
         for owner, request_id in {(s.owner, s.request_id) for s in gone}:

@@ -19,6 +19,8 @@ import zmq
 from quire.enginecore.core import BEAT_INTERVAL_S, CoreConfig, EngineCore
 from quire.enginecore.device import find_gpus
 from quire.enginecore.garbage import keep_pauses_short
+from quire.enginecore.grammar.compiler import GrammarCompiler
+from quire.enginecore.grammar.mask_threads import mask_threads
 from quire.enginecore.kv.manager import KVManager
 from quire.enginecore.loading.model_files import (
     ModelFilesError,
@@ -106,13 +108,17 @@ def _run(
         raise StartupError(str(error)) from error
     workers = WorkerGroup(worker_config(config, folder, summary), prespawned)
     link = _bind(config)  # before anything slow: an address in use is said at once
+    eos, threads = tuple(summary.eos_token_ids), mask_threads(cpu_share())
+    grammars = GrammarCompiler(files.get("tokenizer.json"), summary.vocab_size, eos, threads)
     try:
         workers.start()
+        grammars.start()  # while the workers load the model
         profile = _wait_until_ready(workers, link, early)
         core_config = core_config_of(config, summary, workers.template, profile)
         link.set_welcome(_welcome(config, link.epoch, core_config, summary, files), files)
         checks_params = profile.processors is not None and profile.processors.checks_params
-        core = EngineCore(core_config, link, workers, on_beat, [ParamsCheck(workers)] if checks_params else ())
+        preparers = [ParamsCheck(workers)] if checks_params else []
+        core = EngineCore(core_config, link, workers, on_beat, preparers, grammars)
         _on_stop_signals(lambda *_: core.stop(0.0 if core.stopping else DRAIN_S))
         signal.signal(signal.SIGUSR1, lambda *_: core.ask_for_stacks())
         early.check()
@@ -123,6 +129,7 @@ def _run(
             core.run()
     finally:
         workers.stop()
+        grammars.close()
         link.close()
 
 

@@ -125,8 +125,6 @@ class Intake:
             raise Refusal("invalid", str(error)) from None
         if request.task.candidates is not None:
             _check_candidates(request.task.candidates, request.task.params)
-        if request.task.params.structured_outputs is not None or request.task.params.thinking_token_budget is not None:
-            raise Refusal("invalid", "structured_outputs and thinking_token_budget are not supported by this engine")
         if request.task.params.extra_args and self.config.processors is None:
             raise Refusal("invalid", "vllm_xargs (extra_args) need an engine that was started with --logits-processors")
         if request.priority and not self.config.by_priority:

@@ -31,7 +31,7 @@ from quire.ipc.messages import (
 )
 from quire.ipc.process.children import WORKER_MODULE, Child, how_it_ended, prespawn, wait_for_all
 from quire.ipc.step.control import encode_control
-from quire.ipc.step.masks import mask_records, no_masks_record
+from quire.ipc.step.masks import free_record, mask_records, no_masks_record
 from quire.ipc.step.plan_ring import KIND_CONTROL, KIND_MASK, KIND_PLAN, KIND_SHUTDOWN, PlanRing, RingCorrupt, RingFull
 from quire.ipc.step.result_ring import ResultRing
 from quire.ipc.step.sections import HEADER
@@ -220,6 +220,10 @@ class WorkerGroup:
     def send_no_masks(self, step: int, rows: np.ndarray) -> None:
         """These mask rows of the step last sent get no mask: their results will be NO_TOKEN."""
         self._write(KIND_MASK, *no_masks_record(step, rows))
+
+    def send_free(self, step: int, rows: np.ndarray) -> None:
+        """These mask rows of the step last sent may be any token."""
+        self._write(KIND_MASK, *free_record(step, rows))
 
     # ------------------------------------------------------------------------------------------------------ control
     def send_control(self, make: Callable[[int], ControlRequest], on_reply: Callable[[ControlReply], None]) -> None:

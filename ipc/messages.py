@@ -352,6 +352,12 @@ class DumpStacks(Message, tag="dump_stacks", frozen=True):
     id: int
 
 
+class CaptureMaskedTails(Message, tag="capture_masked_tails", frozen=True):
+    """Steps with grammar masks will come: make ready for them, a little after each step. Answered at once, by nothing."""
+
+    id: int
+
+
 class StartProfiler(Message, tag="start_profiler", frozen=True):
     """Record what this worker does from now on."""
 
@@ -372,7 +378,7 @@ class CheckParams(Message, tag="check_params", frozen=True):
 
 
 # What a serving worker is told between two steps, in a record of the plan ring.
-ControlRequest = DumpStacks | StartProfiler | StopProfiler | CheckParams
+ControlRequest = DumpStacks | CaptureMaskedTails | StartProfiler | StopProfiler | CheckParams
 
 
 class AllocateKV(Message, tag="allocate_kv", frozen=True):

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from quire.ipc.step.sections import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_LOGPROBS
-from quire.ipc.structured_outputs import StructuredOutputs
+from quire.ipc.structured_outputs import StructuredOutputs, check_grammar
 
 SAMPLING_EPS = 1e-5  # a temperature below this means greedy
 MIN_TEMPERATURE = 1e-2  # a positive temperature below this is raised to it, as in vLLM: fp32 logits / T overflow below
@@ -238,11 +238,16 @@ def loggable(p: SamplingParams) -> dict[str, Any]:
 
 
 def check_against(p: SamplingParams, *, vocab_size: int, max_logprobs: int) -> None:
-    """Check what only the engine knows: ids within the vocabulary, the engine's own cap on logprobs. Raises ValueError."""
+    """Check what only the engine knows, or takes time: ids within the vocabulary, the engine's own cap on logprobs, nesting of
+    grammars. Raises ValueError."""
     for name in ("logprobs", "prompt_logprobs"):
         value = getattr(p, name)
         if value is not None and value > max_logprobs:
             raise ValueError(f"{name} must be at most {max_logprobs}, got {value}")
+    if p.structured_outputs is not None:
+        check_grammar(p.structured_outputs)
+    if p.thinking_token_budget is not None and not p.reasoning_end_token_ids:
+        raise ValueError("thinking_token_budget needs a reasoning model, whose end of thinking is known")
     words = [i for word in p.bad_words_token_ids or [] for i in word]
     for name, ids in (
         ("stop_token_ids", p.stop_token_ids or []),

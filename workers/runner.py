@@ -112,6 +112,17 @@ class ModelRunner:
         """With nothing to do: capture one more step that may come; False if there is none."""
         return self.graphs is not None and self.graphs.capture_ahead()
 
+    def expect_masks(self) -> None:
+        """Steps with grammar masks will come."""
+        if self.graphs is not None:
+            self.graphs.expect_masks()
+
+    @torch.inference_mode()
+    def capture_masked_tail(self) -> None:
+        """Between two steps: capture one more tail with masks, if they are expected and it is missing."""
+        if self.graphs is not None:
+            self.graphs.capture_masked_tail()
+
     def _run(self, plan: StepPlan, device_plan: torch.Tensor, read_masks: ReadMasks) -> list[PromptRow]:
         rows, decode_rows = plan.num_rows, len(plan.decode_rows)
         hidden = self.forward(device_plan, plan.num_tokens, rows, decode_rows, every_token=plan.wants_prompt_logprobs)

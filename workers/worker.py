@@ -18,6 +18,7 @@ from quire.ipc.links.core_and_workers import WorkerToCore
 from quire.ipc.messages import (
     MAX_CONTROL_PAYLOAD,
     AllocateKV,
+    CaptureMaskedTails,
     CheckParams,
     ControlReply,
     ControlRequest,
@@ -236,6 +237,7 @@ class Worker:
         while True:
             record = records.read(timeout_s, spin_s if record is not None else 0.0)
             if record is None:
+                runner.capture_masked_tail()
                 more_to_capture = more_to_capture and runner.capture_ahead()
                 timeout_s = CAPTURE_PAUSE_S if more_to_capture else READ_TIMEOUT_S
                 continue
@@ -244,7 +246,7 @@ class Worker:
             if kind == KIND_SHUTDOWN:
                 return
             if kind == KIND_CONTROL:
-                self._answer(decode_control(words))
+                self._answer(decode_control(words), runner)
                 continue
             if kind != KIND_PLAN:
                 raise RuntimeError(f"a record of kind {kind} came where a plan was due")
@@ -256,6 +258,7 @@ class Worker:
             runner.device.signal()
             if self.profiler.is_active:
                 self.profiler.step_done()
+            runner.capture_masked_tail()
 
     def _refuse_plan(self, world_size: int) -> None:
         """The sender takes us for a rank of another group: our shards are not what it thinks. The core replaces us."""
@@ -263,13 +266,15 @@ class Worker:
         ours = f"worker {c.rank} is one of {c.world_size}"
         self._fail(f"{ours} and was sent a plan for a world size of {world_size}")
 
-    def _answer(self, request: ControlRequest) -> None:
+    def _answer(self, request: ControlRequest, runner: ModelRunner) -> None:
         """Do what the core asks for between two steps. What goes wrong is its answer, not the worker's end."""
         error, payload = "", b""
         try:
             match request:
                 case DumpStacks():
                     payload = stacks().encode(errors="replace")
+                case CaptureMaskedTails():
+                    runner.expect_masks()
                 case StartProfiler():
                     self.profiler.start()
                 case CheckParams() if self.custom_processors is not None:

@@ -76,7 +76,9 @@ class PlanBuilder:
         self._custom_processors.append(record)
         self.processor_words += len(record)
 
-    def finish(self, decode: np.ndarray, same: bool, variants: np.ndarray, lengths: np.ndarray) -> StepPlan:
+    def finish(
+        self, decode: np.ndarray, same: bool, variants: np.ndarray, lengths: np.ndarray, mask_rows: np.ndarray = NO_WORDS
+    ) -> StepPlan:
         sections: dict[str, np.ndarray] = {}
         if self.slot_updates:
             sections["slot_updates"] = np.frombuffer(b"".join(self.slot_updates), DTYPES["slot_updates"])
@@ -91,6 +93,8 @@ class PlanBuilder:
             sections["logits_processors"] = np.concatenate(self._processors)
         if self._custom_processors:
             sections["custom_processors"] = np.concatenate(self._custom_processors)
+        if len(mask_rows):
+            sections["mask_rows"] = mask_rows
         longest = int(lengths[: len(decode)].max()) if len(decode) else 0
         return StepPlan(
             step=self.step,

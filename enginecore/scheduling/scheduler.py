@@ -66,6 +66,12 @@ class Scheduler:
             if seq.key == key:
                 self._end(seq)
 
+    def complete(self, seq: Sequence) -> None:
+        """A sequence that has not ended has all that it is to have, by the tokens that are known: its grammar has ended."""
+        length = int(self.slots.num_tokens[seq.slot]) if seq.slot >= 0 else len(seq.known)
+        self._admission.peak.observe(length - len(seq.prompt))
+        self._end(seq)
+
     def abort_owner(self, owner: int) -> int:
         """Drop all of a frontend's requests."""
         return sum(self.abort(o, r) for o, r in list(self._sequences) if o == owner)
@@ -97,6 +103,11 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         return self.config.max_num_seqs - len(self.slots.free) - len(self._leaving)
+
+    @property
+    def oldest_step(self) -> int:
+        """The first step whose results are not back: the one that the workers are at, or the next one."""
+        return self._leaving.returned + 1
 
     @property
     def num_decode_rows(self) -> int:
@@ -134,12 +145,17 @@ class Scheduler:
             samples = np.concatenate([samples, np.asarray(build.samples, bool)])
             sampling = rows[samples]
         lengths = self.slots.sched_tokens[rows]
-        plan = build.finish(decode, same, self.slots.variant[sampling], lengths)
+        mask_rows = NO_WORDS
+        if self.slots.num_constrained:
+            mask_rows = (samples & (lengths >= self.slots.mask_from[rows])).nonzero()[0].astype(np.int32)
+        plan = build.finish(decode, same, self.slots.variant[sampling], lengths, mask_rows)
         self._decode.advance(sampling, lengths[samples])
         self._decode.add(self._prefills.take_computed(build))
         side_rows = build.side_rows(len(decode))
         processed = self._processed_rows(rows, samples) if plan.variant & VARIANT_CUSTOM else NO_WORDS
-        return plan, ScheduledStep(build.step, rows, samples, build.prefills, plan.num_tokens, side_rows, processed)
+        return plan, ScheduledStep(
+            build.step, rows, samples, build.prefills, plan.num_tokens, side_rows, mask_rows=mask_rows, processed_rows=processed
+        )
 
     def _processed_rows(self, rows: np.ndarray, samples: np.ndarray) -> np.ndarray:
         """Which of these slots' rows the operator's own logits processors see."""

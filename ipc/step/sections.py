@@ -231,7 +231,10 @@ def max_device_words(limits: StepLimits) -> int:
 
 
 # ------------------------------------------------------------------------------------------------- masks and results
-MASK = Record(Field("step"), Field("num_rows"), Field("has_masks"))  # then num_rows rows, then their masks
+MASK = Record(Field("step"), Field("num_rows"), Field("kind"))  # then num_rows rows, then their masks if they have some
+MASKS_NONE = 0  # they get none, and no token
+MASKS_ALLOW = 1  # what their masks allow
+MASKS_FREE = 2  # they may be any token
 
 NO_TOKEN = -1  # the result of a row whose mask did not come: the core ends its request
 

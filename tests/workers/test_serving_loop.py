@@ -29,7 +29,8 @@ class Loop:
         loop.profiler = SimpleNamespace(is_active=False)
         loop.reader = SimpleNamespace(read=self._read)
         device = SimpleNamespace(signal=lambda: None)
-        loop._serve(SimpleNamespace(step=self._step, capture_ahead=self._capture, device=device))
+        runner = SimpleNamespace(step=self._step, capture_ahead=self._capture, capture_masked_tail=lambda: None, device=device)
+        loop._serve(runner)
 
     def _read(self, timeout_s, spin_s):
         self.waited.append(timeout_s)

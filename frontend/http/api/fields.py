@@ -11,6 +11,7 @@ import msgspec
 
 from quire.frontend.client.beam_search import MAX_BEAM_WIDTH, BeamSearchParams
 from quire.frontend.http.api.errors import invalid
+from quire.frontend.http.api.structured import ResponseFormat
 from quire.frontend.http.protocol.errors import ApiError
 from quire.ipc.limits import output_room
 
@@ -39,8 +40,12 @@ _NOT_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": ([],),
     "bad_words": ([],),
     "prompt_logprobs": (),
-    "structured_outputs": ({},),
-    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "response_format": (ResponseFormat(type="text"),),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
     "tool_choice": ("none", "auto"),
     "thinking_token_budget": (-1,),
 }

@@ -21,14 +21,16 @@ from quire.frontend.http.api.schemas import (
     TokenizeRequest,
     check_supported,
 )
+from quire.frontend.http.api.structured import structured_outputs
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.text.chat_template import ChatTemplateError
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.limits import output_limit, output_room
 from quire.ipc.sampling import BOUNDS, SamplingParams
 
-# what a body calls as SamplingParams do, but for what depends on the prompt's length
-_COPIED = [n for n in SamplingParams.__struct_fields__ if n in SamplingFields.__struct_fields__ and n != "max_tokens"]
+# what a body calls as SamplingParams do, but for what depends on the prompt's length and what has other shapes there
+_OTHER = {"max_tokens", "structured_outputs"}
+_COPIED = [n for n in SamplingParams.__struct_fields__ if n in SamplingFields.__struct_fields__ and n not in _OTHER]
 _LONG_BODY, _MANY_MESSAGES = 16 << 10, 64  # bytes and messages that a template makes a prompt of in 3 ms
 _RESERVED_KWARGS = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize", "self")
@@ -62,6 +64,7 @@ class SamplingRequest:
         self._fields["top_k"] = min(self._fields.get("top_k", 0), 2**31 - 1)
         self._fields["logprobs"] = logprobs
         self._tokenizer = tokenizer
+        self._fields["structured_outputs"] = structured_outputs(body)
         self._fields["extra_args"] = body.vllm_xargs or None
         self._max_tokens = max_tokens
         self._default_max_tokens = default if default is not None else default_max_tokens

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import msgspec
 
 from quire.frontend.http.api.fields import MoreFields
+from quire.frontend.http.api.structured import ResponseFormat, StructuredOutputsFields
 from quire.frontend.http.protocol.errors import ApiError
 
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -32,7 +33,6 @@ MAX_SEQUENCES = 2048  # prompts times n
 class Unsupported(MoreFields, kw_only=True):
     """Fields that would change the answer and are not supported; see _HARMLESS for the values that ask for nothing."""
 
-    response_format: Any = None
     functions: Any = None
     function_call: Any = None
     audio: Any = None
@@ -40,11 +40,6 @@ class Unsupported(MoreFields, kw_only=True):
     prediction: Any = None
     web_search_options: Any = None
     suffix: Any = None
-    structured_outputs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
     prompt_embeds: Any = None
     kv_transfer_params: Any = None
     logits_processors: Any = None
@@ -91,6 +86,12 @@ class SamplingFields(Unsupported, kw_only=True):
     cache_salt: Annotated[str, msgspec.Meta(max_length=1024)] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputsFields | None = None
+    guided_json: str | Json | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     vllm_xargs: Json | None = None
 
 
@@ -151,7 +152,6 @@ def _empty(value: Any) -> bool:
 
 
 _HARMLESS: dict[str, Callable[[Any], bool]] = {
-    "response_format": lambda v: isinstance(v, dict) and v.get("type") == "text",
     "function_call": lambda v: v in ("none", "auto"),
     "modalities": lambda v: v == ["text"],
 }

@@ -166,7 +166,7 @@ def test_several_frontends_share_a_port_and_their_metrics():
         core.announce(generation_tokens=7)
         for _ in range(8):  # whichever of them answers
             text = until_shown(url, 'vllm:generation_tokens_total{model_name="toy",engine="0"} 7.0')
-            assert counted in text
+            assert counted in until_shown(url, counted)  # an answer is counted when it was sent
             for name in ("frontend-0", "frontend-1", "server"):
                 assert f'process_resident_memory_bytes{{process="{name}"}}' in text
         process = psutil.Process(served.process.pid)
