@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.frontend.cli.serve_flags import add_serve_arguments
+from quire.frontend.cli.server_flags import server_options
 from quire.frontend.cli.vllm_compat import UnsupportedFlag, take_out
 from quire.ipc.process.command import CommandParser, quiet_interrupts
 from quire.ipc.process.flags import split_flag
@@ -85,6 +86,7 @@ def _serve(args: argparse.Namespace) -> int:
         keys = _keys(args)
     except ValueError as error:
         parser.error(str(error))
+    server_options(parser, args)  # what is wrong with them is said before anything starts
 
     with quiet_interrupts():
         from quire.ipc.process.children import CORE_MODULE, prespawn
@@ -149,6 +151,7 @@ def _serve_with(args: argparse.Namespace, engine: "EngineConfig | None", keys: l
 
     if args.notes:
         log.info("taken from the command, but nothing is needed for it here: %s", ", ".join(args.notes))
+    frontend_options, serve_options = server_options(args.parser, args)
     limits = Limits(
         max_connections=args.max_connections,
         max_body_bytes=args.max_body_mib << 20,
@@ -185,8 +188,11 @@ def _serve_with(args: argparse.Namespace, engine: "EngineConfig | None", keys: l
         curve_engine_key=args.curve_engine_key,
         otlp_traces_endpoint=args.otlp_traces_endpoint,
         limits=limits,
+        **frontend_options,
     )
-    config = ServeConfig(host=args.host, port=args.port, num_frontends=args.frontends, engine=engine, frontend=frontend)
+    config = ServeConfig(
+        host=args.host, port=args.port, num_frontends=args.frontends, engine=engine, frontend=frontend, **serve_options
+    )
     return serve_main(config, prespawned)
 
 

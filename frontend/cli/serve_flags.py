@@ -6,6 +6,7 @@ from typing import Any
 
 from quire.frontend.cli.help_topics import HelpTopics
 from quire.frontend.cli.parser_arguments import add_parser_arguments
+from quire.frontend.cli.server_flags import add_server_flags, add_tls_flags
 from quire.ipc.config import add_engine_arguments
 from quire.ipc.process.command import CommandParser
 from quire.ipc.process.flags import JsonObject, Switch, human_int
@@ -21,7 +22,10 @@ def add_serve_arguments(serve: CommandParser) -> None:
         metavar="FILE",
         help="a YAML file of flags, like `port: 8000`; the command line goes before it (default: none)",
     )
-    _add_server(serve.add_argument_group("server"))
+    server = serve.add_argument_group("server")
+    _add_server(server)
+    add_server_flags(server)
+    add_tls_flags(serve.add_argument_group("TLS"))
     _add_access(serve.add_argument_group("access"))
     _add_requests(serve.add_argument_group("requests"))
     add_parser_arguments(serve)

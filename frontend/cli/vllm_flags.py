@@ -19,7 +19,8 @@ WORKING = """
 --uvicorn-log-level --disable-uvicorn-access-log --disable-access-log-for-endpoints --shutdown-timeout --response-role
 --chat-template-content-format --default-chat-template-kwargs --trust-request-chat-template --return-tokens-as-token-ids
 --enable-force-include-usage --enable-request-id-headers --h11-max-header-count --h11-max-incomplete-event-size
---tool-call-parser --reasoning-parser --otlp-traces-endpoint --logits-processors --profiler-config
+--tool-call-parser --reasoning-parser --otlp-traces-endpoint --logits-processors --profiler-config --uds --root-path
+--ssl-keyfile --ssl-certfile --ssl-ca-certs --ssl-cert-reqs --ssl-ciphers --enable-ssl-refresh
 """
 
 
@@ -77,11 +78,6 @@ ROWS = (
     Row("--tool-server", "value", (), "tools are the client's to call"),
     Row("--reasoning-config", "json", (), "what thoughts begin and end with is the parser's to know", "--reasoning-parser"),
     Row("--middleware", "value", (), _CODE, _PROXY),
-    Row("--ssl-keyfile --ssl-certfile --ssl-ca-certs --ssl-ciphers", "value", (), "plain HTTP is served", _PROXY),
-    Row("--ssl-cert-reqs", "value", ("0",), "plain HTTP is served", _PROXY),
-    Row("--enable-ssl-refresh", "switch", OFF, "plain HTTP is served", _PROXY),
-    Row("--uds", "value", (), "a TCP port is served", "--host, --port"),
-    Row("--root-path", "value", (), "paths are served as they are", _PROXY),
     Row("--sse-keep-alive-interval", "value", ("0",), "streams send what the model says", "a longer time-out of the proxy"),
     Row("--disable-fastapi-docs", "switch", OFF, "/docs and /openapi.json are always there", _PROXY),
     Row("--enable-offline-docs", "switch", ON, "/docs needs nothing from elsewhere"),

@@ -14,6 +14,8 @@ from quire.frontend.http.api.request_log import RequestLog
 from quire.frontend.http.api.unknown_fields import UnknownFields
 from quire.ipc.messages import EngineLimits
 
+MAX_RESPONSE_BYTES = 128 << 20
+
 
 @dataclass(slots=True)
 class ServingState:
@@ -33,6 +35,7 @@ class Services:
     defaults: RequestDefaults
     parsers: ParserNames
     trust_request_chat_template: bool = False
+    max_response_bytes: int = MAX_RESPONSE_BYTES  # of an answer that is no stream
     state: ServingState = field(default_factory=ServingState)
 
     @classmethod
@@ -44,6 +47,7 @@ class Services:
         defaults: RequestDefaults | None = None,
         parsers: ParserNames | None = None,
         trust_request_chat_template: bool = False,
+        max_response_bytes: int = MAX_RESPONSE_BYTES,
     ) -> "Services":
         """metrics: None for numbers of this process alone."""
         return cls(
@@ -54,6 +58,7 @@ class Services:
             defaults or RequestDefaults(),
             parsers or ParserNames(),
             trust_request_chat_template,
+            max_response_bytes,
         )
 
     @property

@@ -45,7 +45,7 @@ class Request:
     def __init__(self) -> None:
         self.method = ""
         self.target = b""
-        self.path = b""  # the raw target up to the first "?": never decoded, so that no two spellings name one route
+        self.path = b""  # raw, up to the first "?" and without the root path: never decoded, or two spellings name one route
         self.query = b""
         self.version = "1.1"
         self.headers: dict[bytes, bytes] = {}
@@ -88,12 +88,13 @@ class Output(Protocol):
 class Response:
     """The answer to one request, written through `output`."""
 
-    __slots__ = ("_chunked", "_output", "_request", "close", "state", "status")
+    __slots__ = ("_chunked", "_output", "_request", "close", "is_sized", "state", "status")
 
     def __init__(self, request: Request, output: Output) -> None:
         self._request = request
         self._output = output
         self._chunked = False
+        self.is_sized = False  # begun with start_sized: nothing but the body announced can follow
         self.state = ResponseState.WAITING
         self.status = 0
         self.close = not request.keep_alive  # the connection ends with this response
@@ -118,6 +119,12 @@ class Response:
         head = self._head(200, (), b"content-type: %b\r\ncache-control: no-cache\r\n%b" % (content_type, framing))
         self.state = ResponseState.STREAMING
         self._output.write(head + self._frame(first) if first else head)
+
+    def start_sized(self, num_bytes: int, content_type: bytes = JSON) -> None:
+        """Begin a body of this length, to be written in pieces."""
+        self._expect(ResponseState.WAITING)
+        self._output.write(self._head(200, (), b"content-type: %b\r\ncontent-length: %d\r\n" % (content_type, num_bytes)))
+        self.state, self.is_sized = ResponseState.STREAMING, True
 
     def write(self, data: bytes) -> None:
         """One piece of a streamed body; nothing at all for b"", which would end a chunked body."""
