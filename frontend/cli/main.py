@@ -78,6 +78,12 @@ def _add_serve(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     http.add_argument("--frontends", type=int, default=1, metavar="N", help="HTTP processes that share the port (default: 1)")
     http.add_argument("--max-connections", type=int, default=8192, help="per HTTP process (default: %(default)s)")
     http.add_argument("--max-body-mib", type=int, default=8, help="largest request body, MiB (default: %(default)s)")
+    http.add_argument(
+        "--files-dir",
+        metavar="FOLDER",
+        help="where files, batches and stored responses are kept (default: a private folder that goes with the server)",
+    )
+    http.add_argument("--max-files-mib", type=int, default=4096, help="files and batches together, MiB (default: %(default)s)")
     http.add_argument("--keep-alive-timeout-s", type=float, default=75.0, help="for idle connections (default: %(default)s)")
     http.add_argument("--shutdown-grace-s", type=float, default=30.0, help="for running requests to end (default: %(default)s)")
     attach = serve.add_argument_group("running engine", "attach to an `enginecore` daemon instead of starting an engine")
@@ -107,7 +113,7 @@ def _serve(args: argparse.Namespace) -> int:
         parser.error(f"--engine attaches to a running engine, which has its own model and options: leave {extra} out")
     if not args.shutdown_grace_s >= 0:
         parser.error("--shutdown-grace-s must be at least 0")
-    for name in ("max_connections", "max_body_mib", "keep_alive_timeout_s"):
+    for name in ("max_connections", "max_body_mib", "max_files_mib", "keep_alive_timeout_s"):
         if not getattr(args, name) > 0:
             parser.error(f"--{name.replace('_', '-')} must be greater than 0")
     try:
@@ -157,6 +163,8 @@ def _serve_with(args: argparse.Namespace, engine: "EngineConfig | None", keys: l
         curve_key_file=args.curve_key_file,
         curve_engine_key=args.curve_engine_key,
         limits=limits,
+        files_dir=args.files_dir,
+        max_files_mib=args.max_files_mib,
     )
     config = ServeConfig(host=args.host, port=args.port, num_frontends=args.frontends, engine=engine, frontend=frontend)
     return serve_main(config, prespawned)

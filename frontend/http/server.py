@@ -23,8 +23,11 @@ from quire.frontend.client.async_client import AsyncClient, EngineDown
 from quire.frontend.http.api.app import App
 from quire.frontend.http.api.metrics import Metrics
 from quire.frontend.http.api.services import Services
+from quire.frontend.http.batches.runner import BatchRunner
 from quire.frontend.http.protocol.connection import Connection
 from quire.frontend.http.server_state import Limits, ServerState
+from quire.frontend.http.store.bounds import DEFAULT_FILES_MIB
+from quire.frontend.http.store.storage import Storage
 from quire.frontend.launcher import tell_of_engine
 from quire.ipc.links.curve import FrontendKeys, load_keys, make_keys, parse_key, write_keys
 
@@ -60,6 +63,8 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     curve_key_file: str | None = None  # this frontend's key pair, for a tcp:// engine; made if it does not exist
     curve_engine_key: str | None = None  # the engine's public key
     limits: Limits = Limits()
+    files_dir: str | None = None  # shared by all frontends of a server; None: a private one of this process
+    max_files_mib: int = DEFAULT_FILES_MIB
 
 
 def bind(host: str, port: int, count: int = 1) -> list[socket.socket]:
@@ -137,8 +142,9 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
     client = AsyncClient(config.engine_address, frontend_keys(config))
     if not await _connect(client, config, signals):
         return
+    storage = Storage(config.files_dir, config.max_files_mib << 20)
     app = App(
-        Services.make(client, _metrics(config), config.log_requests),
+        Services.make(client, _metrics(config), config.log_requests, storage),
         api_keys=config.api_keys,
         metrics_open=config.metrics_open,
         allowed_origins=config.allowed_origins,
@@ -148,18 +154,23 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
     await _take(config.accepted_fds, server)
     sweeper = asyncio.create_task(server.sweep_forever())
     teller = asyncio.create_task(tell_of_engine(client)) if config.tells_of_engine else None
+    batches = asyncio.create_task(BatchRunner(app, storage, client).run_forever())
     gc.collect()
     gc.freeze()  # what start-up made stays; collections look at requests only
     try:
         on_ready(client)
         await signals.stop.wait()
         listener.close()
+        batches.cancel()  # what they have not answered is the next server's
         await _shut_down(server, config.shutdown_grace_s, signals)
     finally:
+        batches.cancel()
+        await asyncio.wait((batches,))
         sweeper.cancel()
         if teller is not None:
             teller.cancel()
         listener.close()
+        await storage.close()
         await client.close()
 
 

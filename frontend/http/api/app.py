@@ -13,7 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import NamedTuple
 
-from quire.frontend.http.api import service_routes
+from quire.frontend.http.api import batches, files, service_routes
 from quire.frontend.http.api.chat import chat_completions
 from quire.frontend.http.api.completions import completions
 from quire.frontend.http.api.errors import from_exception
@@ -23,10 +23,12 @@ from quire.frontend.http.api.sse import error_event
 from quire.frontend.http.protocol.cors import Cors, is_preflight
 from quire.frontend.http.protocol.errors import ApiError, internal_error, shutting_down
 from quire.frontend.http.protocol.exchange import Request, Response, ResponseState
+from quire.frontend.http.store.bounds import MAX_FORM_BYTES
 
 logger = logging.getLogger("quire.http")
 
 _MAX_BODY_OF_GET = 64 << 10
+_JSON, _FORM = b"application/json", b"multipart/form-data"
 
 Handler = Callable[[Services, Request, Response], Awaitable[None]]
 
@@ -36,6 +38,9 @@ class Route(NamedTuple):
     method: str
     handler: Handler
     prompt_field: str | None = None  # what to name when a prompt is too long
+    media_type: bytes = _JSON  # of the body
+    max_body: int | None = None  # None: the server's
+    others: "tuple[Route, ...]" = ()  # other methods at the same path
 
 
 ROUTES: dict[bytes, Route] = {
@@ -48,9 +53,23 @@ ROUTES: dict[bytes, Route] = {
     b"/ping": Route("/ping", "GET", service_routes.health),
     b"/version": Route("/version", "GET", service_routes.version),
     b"/metrics": Route("/metrics", "GET", service_routes.metrics),
-}
-_MODEL_PREFIX = b"/v1/models/"
-_MODEL = Route("/v1/models", "GET", service_routes.one_model)
+    b"/v1/files": Route(
+        "/v1/files", "POST", files.upload_file, media_type=_FORM, max_body=MAX_FORM_BYTES,
+        others=(Route("/v1/files", "GET", files.list_files),),
+    ),
+    b"/v1/batches": Route(
+        "/v1/batches", "POST", batches.create_batch, others=(Route("/v1/batches", "GET", batches.list_batches),)
+    ),
+}  # fmt: skip
+_PREFIXES: dict[bytes, Route] = {
+    b"/v1/models/": Route("/v1/models", "GET", service_routes.one_model),
+    files.PREFIX: Route(
+        "/v1/files", "GET", files.read_file, others=(Route("/v1/files", "DELETE", files.delete_file),)
+    ),
+    batches.PREFIX: Route(
+        "/v1/batches", "GET", batches.one_batch, others=(Route("/v1/batches", "POST", batches.cancel_batch),)
+    ),
+}  # fmt: skip
 _PREFLIGHT = Route("other", "OPTIONS", service_routes.preflight)
 
 
@@ -90,18 +109,21 @@ class App:
         if self._key_digests and request.path not in self._open_paths and not self._has_key(request):
             return ApiError(401, "A valid API key is needed: 'Authorization: Bearer KEY'.", code="invalid_api_key")
         route = ROUTES.get(bytes(request.path))
-        if route is None and request.path.startswith(_MODEL_PREFIX):
-            route = _MODEL
+        if route is None:
+            route = next((route for prefix, route in _PREFIXES.items() if request.path.startswith(prefix)), None)
         if route is None:
             return ApiError(404, "There is no such path here.", code="not_found")
-        request.route = route
-        if request.method != route.method and not (request.method == "HEAD" and route.method == "GET"):
-            allow = ("GET", "HEAD") if route.method == "GET" else (route.method,)
+        request.route, allow = route, [method for each in (route, *route.others) for method in _methods(each)]
+        if request.method not in allow:
             return ApiError(405, f"This path takes {' or '.join(allow)}.", code="method_not_allowed", allow=allow)
-        if route.method == "GET":
+        request.route = route = next(each for each in (route, *route.others) if request.method in _methods(each))
+        if route.method in ("GET", "DELETE"):
             request.max_body = min(request.max_body, _MAX_BODY_OF_GET)
             return None
-        return _check_media_type(request)
+        request.max_body = route.max_body or request.max_body
+        if route.media_type != _JSON and not self._cors.lets_in(request.headers):
+            return ApiError(403, "A page of this origin may not use this server.", code="origin_not_allowed")
+        return _check_media_type(request, route.media_type)
 
     def _has_key(self, request: Request) -> bool:
         """Compares with every key, in constant time, so that neither a near miss nor its place in the list shows."""
@@ -110,6 +132,7 @@ class App:
         found = False
         for digest in self._key_digests:
             found |= hmac.compare_digest(given, digest)
+        request.owner = given.hex()
         return found and scheme.lower() == b"bearer"
 
     # ------------------------------------------------------------------------------------------------------- answering
@@ -139,11 +162,15 @@ def _tell(response: Response, error: ApiError) -> None:
         response.end(error_event(error))
 
 
-def _check_media_type(request: Request) -> ApiError | None:
+def _methods(route: Route) -> tuple[str, ...]:
+    return ("GET", "HEAD") if route.method == "GET" else (route.method,)
+
+
+def _check_media_type(request: Request, wanted: bytes) -> ApiError | None:
     """A browser sends other types across origins unasked, but not JSON."""
-    media_type = request.headers.get(b"content-type", b"application/json").partition(b";")[0].strip().lower()
-    if media_type != b"application/json":
-        return ApiError(415, "The header content-type must be application/json.", code="unsupported_media_type")
+    media_type = request.headers.get(b"content-type", _JSON).partition(b";")[0].strip().lower()
+    if media_type != wanted:
+        return ApiError(415, f"The header content-type must be {wanted.decode()}.", code="unsupported_media_type")
     if request.headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
         return ApiError(415, "A compressed body is not understood.", code="unsupported_media_type")
     return None

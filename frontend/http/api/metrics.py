@@ -22,7 +22,7 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST.encode()
 FINISH_REASONS = ("stop", "length", "abort", "error")
 ROUTES = (
     "/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/ping", "/version", "/tokenize", "/detokenize",
-    "/metrics", "other",
+    "/metrics", "/v1/files", "/v1/batches", "other",
 )  # fmt: skip
 STATUSES = ("2xx", "4xx", "5xx")
 

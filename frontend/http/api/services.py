@@ -9,22 +9,26 @@ from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.http.api.metrics import Metrics
 from quire.frontend.http.api.request_log import RequestLog
 from quire.frontend.http.api.unknown_fields import UnknownFields
+from quire.frontend.http.store.storage import Storage
 from quire.ipc.messages import EngineLimits
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """client: connected, and reconnecting by itself."""
+    """client: connected, and reconnecting by itself. storage: what is kept between requests."""
 
     client: AsyncClient
     metrics: Metrics
     request_log: RequestLog
     unknown_fields: UnknownFields
+    storage: Storage
 
     @classmethod
-    def make(cls, client: AsyncClient, metrics: Metrics | None = None, log_requests: bool = False) -> "Services":
-        """metrics: None for numbers of this process alone."""
-        return cls(client, metrics or Metrics(), RequestLog(log_requests, client), UnknownFields())
+    def make(
+        cls, client: AsyncClient, metrics: Metrics | None = None, log_requests: bool = False, storage: Storage | None = None
+    ) -> "Services":
+        """metrics: None for numbers of this process alone. storage: None for a private one, made when it is first used."""
+        return cls(client, metrics or Metrics(), RequestLog(log_requests, client), UnknownFields(), storage or Storage())
 
     @property
     def model_names(self) -> list[str]:

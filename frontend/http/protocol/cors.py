@@ -28,6 +28,12 @@ class Cors:
         allow = b"access-control-allow-origin: %b\r\n" % origin if origin in self._origins else b""
         return allow + b"vary: origin\r\n"
 
+    def lets_in(self, request: Mapping[bytes, bytes]) -> bool:
+        """Whether a request with these headers comes from no page, or from one of an allowed origin: for what a browser sends
+        without asking first, as it does forms."""
+        origin = request.get(b"origin")
+        return origin is None or b"*" in self._origins or origin in self._origins
+
 
 def is_preflight(request: Request) -> bool:
     """A browser's question whether a page may send something. It carries no key: browsers send none with it."""
@@ -38,4 +44,4 @@ def preflight_headers(request: Mapping[bytes, bytes]) -> Headers:
     """What a page of an allowed origin may send: any header."""
     asked = request.get(b"access-control-request-headers", b"")
     names = ((b"access-control-allow-headers", asked),) if asked and _HEADER_NAMES.fullmatch(asked) else ()
-    return ((b"access-control-allow-methods", b"GET, HEAD, POST"), *names, (b"access-control-max-age", b"600"))
+    return ((b"access-control-allow-methods", b"GET, HEAD, POST, DELETE"), *names, (b"access-control-max-age", b"600"))

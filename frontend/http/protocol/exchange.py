@@ -32,6 +32,7 @@ class Request:
         "keep_alive",
         "max_body",
         "method",
+        "owner",
         "path",
         "query",
         "refusal",
@@ -55,6 +56,7 @@ class Request:
         self.refusal: ApiError | None = None  # decided before the body was read
         # set by the application's `admit`
         self.route: object = None
+        self.owner = ""  # a digest of the API key that came with it: whose the things are that it makes and sees
         self.answer_headers = b""  # header lines that go with the answer, whatever it will be
 
     def take_body(self) -> bytearray:
@@ -114,6 +116,13 @@ class Response:
         head = self._head(200, (), b"content-type: %b\r\ncache-control: no-cache\r\n%b" % (content_type, framing))
         self.state = ResponseState.STREAMING
         self._output.write(head + self._frame(first) if first else head)
+
+    def start_sized(self, content_type: bytes, length: int, headers: Headers = ()) -> bool:
+        """Begin a body of a known length, which `write` must give exactly; False if the request wants the head only."""
+        self._expect(ResponseState.WAITING)
+        self._output.write(self._head(200, headers, b"content-type: %b\r\ncontent-length: %d\r\n" % (content_type, length)))
+        self.state = ResponseState.DONE if self._request.method == "HEAD" else ResponseState.STREAMING
+        return self.state is ResponseState.STREAMING
 
     def write(self, data: bytes) -> None:
         """One piece of a streamed body; nothing at all for b"", which would end a chunked body."""
