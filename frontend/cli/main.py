@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from quire.frontend.cli.run_batch import add_run_batch
 from quire.ipc.process.command import CommandParser, quiet_interrupts
 from quire.ipc.version import VERSION
 
@@ -40,6 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     _add_serve(commands)
     _add_chat(commands)
+    add_run_batch(commands)
     version = commands.add_parser("version", help="print the version")
     version.set_defaults(run=_version, parser=version)
     return parser

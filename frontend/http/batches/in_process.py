@@ -8,6 +8,7 @@ import asyncio
 import random
 from typing import NamedTuple
 
+from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.http.api.app import ROUTES, App
 from quire.frontend.http.batches.lines import Line, new_request_id
 from quire.frontend.http.protocol.errors import ApiError
@@ -68,14 +69,24 @@ def _not_found() -> Reply:
     return Reply(404, ApiError(404, "There is no such path here.", code="not_found").body(), new_request_id())
 
 
-async def ask_patiently(app: App, line: Line, owner: str = "") -> Reply:
-    """`ask`, until there is an answer that would not be another a moment later. An engine that failed is asked again twice."""
-    pause_s, failures = _FIRST_PAUSE_S, 0
-    while True:
-        reply = await ask(app, line, owner)
-        if reply.status == 500 and b'"engine_error"' in reply.body and failures < _MAX_FAILURES:
-            failures += 1
-        elif reply.status not in _BUSY:
-            return reply
-        await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # not all at once again
-        pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+class Patient:
+    """`ask`, until there is an answer that would not be another a moment later.
+
+    What an engine fails at is asked again, but not for ever: it may be this request that kills it.
+    """
+
+    def __init__(self, app: App, client: AsyncClient) -> None:
+        self._app = app
+        self._client = client
+
+    async def ask(self, line: Line, owner: str = "") -> Reply:
+        pause_s, failures = _FIRST_PAUSE_S, 0
+        while True:
+            was_connected = self._client.is_connected
+            reply = await ask(self._app, line, owner)
+            has_failed = b'"engine_error"' in reply.body or (b'"engine_down"' in reply.body and was_connected)
+            failures += reply.status >= 500 and has_failed
+            if failures > _MAX_FAILURES or (reply.status not in _BUSY and not (reply.status == 500 and has_failed)):
+                return reply
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # not all at once again
+            pause_s = min(2 * pause_s, _MAX_PAUSE_S)

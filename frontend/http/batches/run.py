@@ -9,9 +9,8 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from quire.frontend.http.api.app import App
 from quire.frontend.http.api.files import new_file, new_file_id
-from quire.frontend.http.batches.in_process import ask_patiently
+from quire.frontend.http.batches.in_process import Patient
 from quire.frontend.http.batches.input_file import InputFile
 from quire.frontend.http.batches.lines import BadLine, Line, answer_line, error_line
 from quire.frontend.http.batches.record import (
@@ -48,8 +47,8 @@ class _Ends(Exception):
 
 
 class BatchRun:
-    def __init__(self, app: App, storage: Storage, window: Window, holder: str, record: Record) -> None:
-        self._app = app
+    def __init__(self, patient: Patient, storage: Storage, window: Window, holder: str, record: Record) -> None:
+        self._patient = patient
         self._storage = storage
         self._window = window
         self._holder = holder
@@ -137,7 +136,7 @@ class BatchRun:
         assert self._input is not None
         line = await asyncio.to_thread(self._input.read, number)
         assert isinstance(line, Line)
-        reply = await ask_patiently(self._app, line, self._owner)
+        reply = await self._patient.ask(line, self._owner)
         self._add(number, reply.status == 200, answer_line(line.custom_id, reply.request_id, reply.status, reply.body))
 
     def _add(self, number: int, ok: bool, body: bytes) -> None:

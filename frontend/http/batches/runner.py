@@ -12,6 +12,7 @@ from contextlib import suppress
 
 from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.http.api.app import App
+from quire.frontend.http.batches.in_process import Patient
 from quire.frontend.http.batches.run import BatchRun
 from quire.frontend.http.batches.window import Window
 from quire.frontend.http.protocol.errors import ApiError
@@ -28,7 +29,7 @@ _PURGE_S = 60.0
 
 class BatchRunner:
     def __init__(self, app: App, storage: Storage, client: AsyncClient) -> None:
-        self._app = app
+        self._patient = Patient(app, client)
         self._storage = storage
         self._window = Window(client)
         self._holder = secrets.token_hex(16)
@@ -62,7 +63,7 @@ class BatchRunner:
                 return
             if record is None:
                 return
-            run = BatchRun(self._app, self._storage, self._window, self._holder, record)
+            run = BatchRun(self._patient, self._storage, self._window, self._holder, record)
             self._running[run] = asyncio.create_task(self._run(run, record))
 
     async def _run(self, run: BatchRun, record: Record) -> None:
