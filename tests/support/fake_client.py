@@ -167,7 +167,8 @@ class Api:
 
     def __init__(self, client: FakeClient | None = None, **options) -> None:
         self.client = client or FakeClient()
-        services = Services.make(self.client, log_requests=options.pop("log_requests", False))
+        kept = {"log_requests": options.pop("log_requests", False), "storage": options.pop("storage", None)}
+        services = Services.make(self.client, **kept)
         self.app = App(services, **options)
 
     def wire(self) -> Wire:

@@ -91,6 +91,7 @@ class BatchRun:
             raise _Ends("failed", errors)
         await self._count_again()
         await self._save(to_status("in_progress", self._now) if self._batch.status == "validating" else bytes)
+        self._check_end()
 
     async def _count_again(self) -> None:
         """What is answered, by what is written."""
@@ -152,13 +153,17 @@ class BatchRun:
         while not self._fed or self._answers:
             self._news.clear()
             await self._save()
-            if self._batch.status == "cancelling":
-                raise _Ends("cancelled")
-            if self._now >= self._batch.expires_at:
-                raise _Ends("expired")
+            self._check_end()
             if not self._fed or self._answers:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._news.wait(), _RENEW_S)
+
+    def _check_end(self) -> None:
+        """Raises _Ends."""
+        if self._batch.status == "cancelling":
+            raise _Ends("cancelled")
+        if self._now >= self._batch.expires_at:
+            raise _Ends("expired")
 
     async def _renew(self) -> None:
         while True:

@@ -36,11 +36,12 @@ class Window:
         self._ended.set()
 
     def _has_room(self) -> bool:
-        if self._running == 0:
-            return True
-        client, most = self._client, max(1, 3 * self._client.welcome.limits.max_num_seqs // 4)
+        client = self._client
         if client.beat_time != self._beat_time:
             self._beat_time, self._running_at_beat = client.beat_time, self._running
+        if self._running == 0:
+            return True
+        most = max(1, 3 * client.welcome.limits.max_num_seqs // 4)
         if client.beat is None:
             return self._running < most
         in_engine = client.beat.num_running + self._running - self._running_at_beat
