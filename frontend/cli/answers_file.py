@@ -6,7 +6,8 @@ A line is written whole and at once, so after a kill only the last one can be to
 import fcntl
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -43,14 +44,13 @@ class AnswersFile:
         if path == "-":
             self._fd = os.dup(sys.stdout.fileno())
             return
-        try:
+        with ExitStack() as on_failure:
+            on_failure.enter_context(_in_words(path))
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            on_failure.callback(os.close, self._fd)
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._take_up(path)
-        except BlockingIOError:
-            raise BatchFileError(f"{path}: another run-batch writes this file") from None
-        except OSError as error:
-            raise BatchFileError(f"{path}: {error.strerror}") from None
+            on_failure.pop_all()
 
     def _take_up(self, path: str) -> None:
         """Read what is there, and cut off a torn last line: one without an end."""
@@ -95,3 +95,13 @@ class AnswersFile:
         with suppress(OSError):  # a pipe has nothing to sync
             os.fsync(self._fd)
         os.close(self._fd)
+
+
+@contextmanager
+def _in_words(path: str) -> Iterator[None]:
+    try:
+        yield
+    except BlockingIOError:
+        raise BatchFileError(f"{path}: another run-batch writes this file") from None
+    except OSError as error:
+        raise BatchFileError(f"{path}: {error.strerror}") from None

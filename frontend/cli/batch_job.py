@@ -124,7 +124,7 @@ class Job:
 
     def summary(self, output_name: str) -> str:
         before = f", {self._num_before} before" if self._num_before else ""
-        failed = f"{self.answers.num_failed} of all failed" if self.answers.num_failed else "all succeeded"
+        failed = f"{self.answers.num_failed} failed" if self.answers.num_failed else "all succeeded"
         left = f"; {len(self.todo)} are left: the same command goes on with them" if self.todo else f"; {failed}"
         where = "" if output_name == "-" else f" in {output_name}"
         return f"{self._num_answered} requests answered in {time.monotonic() - self._began:.1f} s{before}{where}{left}"
