@@ -124,19 +124,19 @@ class BatchRun:
 
     # -------------------------------------------------------------------------------------------------------- answering
     async def _feed(self) -> None:
+        """One line after another, with a turn of the loop between: preparing one takes it for milliseconds."""
+        assert self._input is not None
         async with asyncio.TaskGroup() as group:
             for number in self._ids:
                 if number not in self._done:
+                    line = await asyncio.to_thread(self._input.read, number)
                     await self._window.enter()
-                    group.create_task(self._answer(number)).add_done_callback(lambda _: self._window.leave())
+                    group.create_task(self._answer(number, line)).add_done_callback(lambda _: self._window.leave())
         self._fed = True
         self._news.set()
         await asyncio.Event().wait()  # _keep ends when all is written
 
-    async def _answer(self, number: int) -> None:
-        assert self._input is not None
-        line = await asyncio.to_thread(self._input.read, number)
-        assert isinstance(line, Line)
+    async def _answer(self, number: int, line: Line) -> None:
         reply = await self._patient.ask(line, self._owner)
         self._add(number, reply.status == 200, answer_line(line.custom_id, reply.request_id, reply.status, reply.body))
 
