@@ -83,7 +83,8 @@ def _add_serve(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     http.add_argument(
         "--files-dir",
         metavar="FOLDER",
-        help="where files, batches and stored responses are kept (default: a private folder that goes with the server)",
+        help="where files, batches and stored responses are kept, on a local disk (default: a private folder that goes with"
+        " the server)",
     )
     http.add_argument("--max-files-mib", type=int, default=4096, help="files and batches together, MiB (default: %(default)s)")
     http.add_argument("--keep-alive-timeout-s", type=float, default=75.0, help="for idle connections (default: %(default)s)")

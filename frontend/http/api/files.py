@@ -17,7 +17,7 @@ from quire.frontend.http.api.services import Services
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.protocol.exchange import Request, Response
 from quire.frontend.http.store.batch_queue import Result
-from quire.frontend.http.store.bounds import KINDS, MAX_EXPIRY_S, MAX_FILE_BYTES, MAX_UPLOADS, MIN_EXPIRY_S
+from quire.frontend.http.store.bounds import KINDS, MAX_EXPIRY_S, MAX_FILE_BYTES, MIN_EXPIRY_S
 from quire.frontend.http.store.storage import Storage, new_record_id
 
 PREFIX = b"/v1/files/"
@@ -25,8 +25,6 @@ _ID = re.compile(r"file-[0-9a-f]{32}")
 _MAX_PAGE = 10_000
 _BINARY = b"application/octet-stream"
 _AS_A_DOWNLOAD = ((b"content-disposition", b"attachment"), (b"x-content-type-options", b"nosniff"))
-
-_uploads_running = [0]  # of this process
 
 
 class FileObject(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,17 +58,13 @@ def new_file(storage: Storage, id: str, name: str, purpose: str, size: int, ttl_
 # ------------------------------------------------------------------------------------------------------------ /v1/files
 async def upload_file(services: Services, request: Request, response: Response) -> None:
     boundary = boundary_of(request.headers.get(b"content-type", b""))
-    if _uploads_running[0] >= MAX_UPLOADS:
-        raise ApiError(503, "Too many files are being uploaded at once.", code="overloaded", retry_after_s=1)
-    _uploads_running[0] += 1
-    try:
+    storage = services.storage
+    with storage.upload_slot():
         body = request.take_body()
         form = await asyncio.to_thread(parse_form, body, boundary)
         file, ttl_s = _file_of(form), _time_to_live(form.fields)
-        result = new_file(services.storage, new_file_id(), file.name, "batch", file.end - file.begin, ttl_s)
-        await services.storage.upload(request.owner, result, [memoryview(body)[file.begin : file.end]])
-    finally:
-        _uploads_running[0] -= 1
+        result = new_file(storage, new_file_id(), file.name, "batch", file.end - file.begin, ttl_s)
+        await storage.upload(request.owner, result, [memoryview(body)[file.begin : file.end]])
     response.send(200, result.body)
 
 

@@ -6,13 +6,14 @@ waiting. Bounds are the store's (store/bounds.py). Raises ApiError 400 for what 
 
 import re
 from typing import NamedTuple
+from urllib.parse import unquote
 
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.store.bounds import MAX_FIELD_BYTES, MAX_FILENAME_CHARS, MAX_FORM_PARTS, MAX_PART_HEAD_BYTES
 
 _PIECE = 1 << 20  # bytes searched at once: some 100 us
 _BOUNDARY = re.compile(rb"""multipart/form-data\s*;.*?\bboundary=(?:"([^"\r\n]{1,70})"|([^\s;,"]{1,70}))\s*(?:;|$)""", re.I)
-_PARAMETER = re.compile(r';\s*(name|filename)="((?:[^"\\]|\\.)*)"')
+_PARAMETER = re.compile(r';\s*(name|filename\*?)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;"]+))', re.I)
 _PLAIN = ("", "7bit", "8bit", "binary")
 
 
@@ -63,7 +64,9 @@ def parse_form(body: bytearray, boundary: bytes) -> Form:
 def _add(form: Form, head: bytes, body: bytearray, begin: int, end: int) -> None:
     headers = _headers(head)
     disposition = headers.get("content-disposition", "")
-    parameters = dict(_PARAMETER.findall(disposition))
+    parameters = {name.lower(): quoted or plain for name, quoted, plain in _PARAMETER.findall(disposition)}
+    if "filename*" in parameters:  # RFC 5987: charset'language'%-escapes
+        parameters["filename"] = unquote(parameters["filename*"].rpartition("'")[2])
     if not disposition.lower().startswith("form-data") or "name" not in parameters:
         raise _bad("a part has no content-disposition: form-data with a name")
     if headers.get("content-transfer-encoding", "").lower() not in _PLAIN:

@@ -14,14 +14,19 @@ _PIECE = 1 << 20
 class InputFile:
     """fd: closed by `close`. Lines have numbers from 1; blank ones are none, but counted."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, max_lines: int | None = None) -> None:
+        """max_lines: blank ones included; of a file that has more, no more are known."""
         self._fd = fd
         self._places: dict[int, tuple[int, int]] = {}  # line -> offset, size
-        self._index()
+        self.has_more = False
+        self._index(max_lines)
 
-    def _index(self) -> None:
+    def _index(self, max_lines: int | None) -> None:
         begin = 0
         for number, end in enumerate(self._line_ends(), 1):
+            if max_lines is not None and number > max_lines:
+                self.has_more = True
+                return
             if end - begin > MAX_LINE_BYTES or os.pread(self._fd, end - begin, begin).strip(b"\xef\xbb\xbf \t\r\n"):
                 self._places[number] = begin, end - begin
             begin = end + 1

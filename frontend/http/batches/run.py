@@ -25,7 +25,7 @@ from quire.frontend.http.batches.record import (
 from quire.frontend.http.batches.window import Window
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.store.batch_queue import LEASE_S, Answer, Result
-from quire.frontend.http.store.bounds import MAX_BATCH_ERRORS, MAX_BATCH_LINES
+from quire.frontend.http.store.bounds import MAX_BATCH_ERRORS, MAX_BATCH_LINES, MAX_INPUT_LINES
 from quire.frontend.http.store.database import Record
 from quire.frontend.http.store.storage import Storage
 
@@ -104,16 +104,15 @@ class BatchRun:
             fd = await self._storage.open_content(self._batch.input_file_id)
         except FileNotFoundError:
             return [BatchError("input_file_gone", "The input file is not there any more.", "input_file_id")]
-        self._input = await asyncio.to_thread(InputFile, fd)
+        self._input = await asyncio.to_thread(InputFile, fd, MAX_INPUT_LINES)
         return await asyncio.to_thread(self._check, self._input)
 
     def _check(self, file: InputFile) -> list[BatchError]:
         """In a thread: the faults of an input, and in self._ids what is in order."""
+        if file.has_more or len(file.numbers) > MAX_BATCH_LINES:
+            return [BatchError("too_many_lines", f"The input file has more than {MAX_BATCH_LINES} lines.")]
         if not file.numbers:
             return [BatchError("empty_file", "The input file has no line.")]
-        if len(file.numbers) > MAX_BATCH_LINES:
-            text = f"The input file has {len(file.numbers)} lines, more than {MAX_BATCH_LINES}."
-            return [BatchError("too_many_lines", text)]
         errors: list[BatchError] = []
         for number, line in file.check():
             if isinstance(line, Line) and line.url == self._batch.endpoint:

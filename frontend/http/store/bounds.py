@@ -40,6 +40,7 @@ MAX_UPLOADS = 4  # forms of one frontend that are being written at once; what wa
 MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 30 * DAY_S
 
 MAX_BATCH_LINES = 50_000  # OpenAI's
+MAX_INPUT_LINES = 2 * MAX_BATCH_LINES  # blank ones included
 MAX_BATCHES_AT_ONCE = 4  # run by one frontend
 MAX_CUSTOM_ID_CHARS = 512
 MAX_BATCH_ERRORS = 100  # of an input file, that a batch lists

@@ -10,16 +10,16 @@ import os
 import secrets
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.store.batch_queue import BatchQueue, Result, commit_file, read_answers
-from quire.frontend.http.store.bounds import DEFAULT_FILES_MIB, Kind
+from quire.frontend.http.store.bounds import DEFAULT_FILES_MIB, MAX_UPLOADS, Kind
 from quire.frontend.http.store.contents import Contents, FilesFolder
 from quire.frontend.http.store.database import Database, Page, StoreFull
 
@@ -44,6 +44,7 @@ class Storage:
         self.batch_made = asyncio.Event()  # or cancelled, here: this frontend's runner need not wait until it looks again
         self._folder = folder
         self._max_bytes = max_bytes
+        self._num_uploads = 0
         self._private: FilesFolder | None = None
         self._open: tuple[Database, Contents, BatchQueue] | None = None
         self._database_thread = ThreadPoolExecutor(1, "quire-store")
@@ -95,6 +96,17 @@ class Storage:
             await self.files(lambda contents: contents.remove(ids))
 
     # ------------------------------------------------------------------------------------------------------------ files
+    @contextmanager
+    def upload_slot(self) -> Iterator[None]:
+        """Around an upload whose body is in memory. Raises ApiError 503 if there are many."""
+        if self._num_uploads >= MAX_UPLOADS:
+            raise ApiError(503, "Too many files are being uploaded at once.", code="overloaded", retry_after_s=1)
+        self._num_uploads += 1
+        try:
+            yield
+        finally:
+            self._num_uploads -= 1
+
     async def upload(self, owner: str, result: Result, pieces: Iterable[bytes | memoryview]) -> None:
         """Write a content and make it the owner's file. Raises ApiError; then nothing is left of it."""
         await self.reserve(owner, result.id, result.size)

@@ -136,8 +136,13 @@ def test_an_input_that_is_not_right_fails_and_none_of_it_runs(tmp_path):
                 (6, "invalid_value"),
             ]
             assert api.client.streams == []
-            batch = await api.until(await api.make(b"\n \r\n"), "completed", "failed")
-            assert batch["errors"]["data"][0]["code"] == "empty_file"
+            for content, code in [
+                (b"\n \r\n", "empty_file"),
+                (b"\n" * 200_000, "too_many_lines"),
+                (b"{}\n" * 60_000, "too_many_lines"),
+            ]:
+                batch = await api.until(await api.make(content), "completed", "failed")
+                assert batch["errors"]["data"][0]["code"] == code
 
     asyncio.run(main())
 

@@ -103,6 +103,18 @@ def test_boundaries():
             boundary_of(bad)
 
 
+def test_parameters_of_a_part_as_clients_write_them():
+    for head in (
+        "form-data; name=file; filename=a.jsonl",
+        'form-data; filename="a.jsonl"; name="file"',
+        "Form-Data; name=\"file\"; filename*=utf-8''a%2Ejsonl",
+        'form-data; name="file"; filename="x"; filename*=utf-8\'en\'a.jsonl',
+    ):
+        body = bytearray(f"--{BOUNDARY}\r\ncontent-disposition: {head}\r\nX: y\r\n\r\nhi\r\n--{BOUNDARY}--".encode())
+        found = parse_form(body, BOUNDARY.encode()).files["file"]
+        assert (found.name, bytes(body[found.begin : found.end])) == ("a.jsonl", b"hi")
+
+
 def test_names_of_files_are_no_paths():
     for given_name, shown in [
         ("../../etc/passwd", "passwd"),
