@@ -158,7 +158,7 @@ class App:
 def _tell(response: Response, error: ApiError) -> None:
     if response.state is ResponseState.WAITING:
         response.send_error(error)
-    elif response.state is ResponseState.STREAMING:
+    elif response.state is ResponseState.STREAMING and not response.is_sized:
         response.end(error_event(error))
 
 

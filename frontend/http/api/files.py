@@ -133,7 +133,7 @@ async def _send_content(storage: Storage, file: FileObject, response: Response) 
     except FileNotFoundError:  # deleted since
         raise _no_file() from None
     try:
-        if response.start_sized(_BINARY, file.bytes, _AS_A_DOWNLOAD):
+        if response.start_sized(file.bytes, _BINARY, _AS_A_DOWNLOAD):
             async for piece in storage.pieces(fd, file.bytes):
                 response.write(piece)
                 await response.drain()

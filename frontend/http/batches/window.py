@@ -1,8 +1,8 @@
 """Window: how many lines of batches run at once, so that interactive requests go first.
 
-A line starts while nobody waits in the engine and at least a quarter of its slots is free: what comes over HTTP meanwhile finds
-one. The engine says how it is doing twice a second (`Beat`); between, our own lines are counted on. One line may always run: a
-batch beside a server that is always full ends some day.
+A line starts while at least a quarter of the engine's slots is free, for what comes over HTTP meanwhile, and not while anybody
+else's request is there and some wait. The engine says how it is doing twice a second (`Beat`): what it has beyond our own lines
+is others'. One line may always run: a batch beside a server that is always full ends some day.
 """
 
 import asyncio
@@ -32,17 +32,21 @@ class Window:
         self._running += 1
 
     def leave(self) -> None:
+        self._look_at_beat()
         self._running -= 1
         self._ended.set()
 
+    def _look_at_beat(self) -> None:
+        if self._client.beat_time != self._beat_time:
+            self._beat_time, self._running_at_beat = self._client.beat_time, self._running
+
     def _has_room(self) -> bool:
-        client = self._client
-        if client.beat_time != self._beat_time:
-            self._beat_time, self._running_at_beat = client.beat_time, self._running
+        self._look_at_beat()
         if self._running == 0:
             return True
-        most = max(1, 3 * client.welcome.limits.max_num_seqs // 4)
-        if client.beat is None:
-            return self._running < most
-        in_engine = client.beat.num_running + self._running - self._running_at_beat
-        return in_engine < most and self._running < most and client.beat.num_waiting == 0
+        most, beat, others = max(1, 3 * self._client.welcome.limits.max_num_seqs // 4), self._client.beat, 0
+        if beat is not None:
+            others = max(0, beat.num_running + beat.num_waiting - self._running_at_beat)
+            if others and beat.num_waiting:
+                return False
+        return others + self._running < most

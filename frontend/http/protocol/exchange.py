@@ -86,12 +86,13 @@ class Output(Protocol):
 class Response:
     """The answer to one request, written through `output`."""
 
-    __slots__ = ("_chunked", "_output", "_request", "close", "state", "status")
+    __slots__ = ("_chunked", "_output", "_request", "close", "is_sized", "state", "status")
 
     def __init__(self, request: Request, output: Output) -> None:
         self._request = request
         self._output = output
         self._chunked = False
+        self.is_sized = False  # begun with start_sized: nothing but the body announced can follow
         self.state = ResponseState.WAITING
         self.status = 0
         self.close = not request.keep_alive  # the connection ends with this response
@@ -117,12 +118,14 @@ class Response:
         self.state = ResponseState.STREAMING
         self._output.write(head + self._frame(first) if first else head)
 
-    def start_sized(self, content_type: bytes, length: int, headers: Headers = ()) -> bool:
-        """Begin a body of a known length, which `write` must give exactly; False if the request wants the head only."""
+    def start_sized(self, num_bytes: int, content_type: bytes = JSON, headers: Headers = ()) -> bool:
+        """Begin a body of this length, to be written in pieces; False, and nothing to write, if only the head is wanted."""
         self._expect(ResponseState.WAITING)
-        self._output.write(self._head(200, headers, b"content-type: %b\r\ncontent-length: %d\r\n" % (content_type, length)))
-        self.state = ResponseState.DONE if self._request.method == "HEAD" else ResponseState.STREAMING
-        return self.state is ResponseState.STREAMING
+        framing = b"content-type: %b\r\ncontent-length: %d\r\n" % (content_type, num_bytes)
+        self._output.write(self._head(200, headers, framing))
+        wants_body = self._request.method != "HEAD"
+        self.state, self.is_sized = (ResponseState.STREAMING if wants_body else ResponseState.DONE), True
+        return wants_body
 
     def write(self, data: bytes) -> None:
         """One piece of a streamed body; nothing at all for b"", which would end a chunked body."""

@@ -98,6 +98,11 @@ def test_interactive_requests_find_room():
         window.leave()
         beat(8, 3)
         assert await enter_while_there_is_room() == 1  # one always
+        beat(1, 0)
+        assert await enter_while_there_is_room() == 5
+        beat(2, 4)  # all that waits is ours
+        window.leave()
+        assert await enter_while_there_is_room() == 1
 
     asyncio.run(main())
 
