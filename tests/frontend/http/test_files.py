@@ -287,3 +287,16 @@ def test_a_page_of_a_foreign_origin_cannot_upload(tmp_path):
         await storage.close()
 
     asyncio.run(main())
+
+
+def test_few_bodies_of_forms_are_in_memory_at_once(tmp_path):
+    async def main():
+        async with kept(tmp_path) as api:
+            with contextlib.ExitStack() as others:
+                for _ in range(bounds.MAX_UPLOADS):
+                    others.enter_context(api.app._services.storage.upload_slot())
+                answer = await api.ask("POST", "/v1/files", form(), key(**FORM))
+                assert answer.status == 503 and answer.headers["retry-after"] == "1"
+            assert (await upload(api))[0] == 200
+
+    asyncio.run(main())
