@@ -13,8 +13,18 @@ from quire.enginecore.kv.pool import BlockHasher
 from quire.enginecore.kv.sequence_blocks import SequenceBlocks
 from quire.enginecore.scheduling.sequence import Sequence
 from quire.ipc.limits import longest_prompt, output_limit, output_room
-from quire.ipc.messages import MAX_REQUEST_ID, AddRequest, EngineLimits, ErrorCode, RequestError, TokenInputs, sequence_key
+from quire.ipc.messages import (
+    MAX_REQUEST_ID,
+    AddRequest,
+    Candidates,
+    EngineLimits,
+    ErrorCode,
+    RequestError,
+    TokenInputs,
+    sequence_key,
+)
 from quire.ipc.sampling import SamplingParams, check_against, loggable
+from quire.ipc.step.sections import MAX_CANDIDATES
 
 MAX_CACHE_SALT = 1024  # characters
 
@@ -59,9 +69,9 @@ class Intake:
         room = output_room(len(prompt), self.config.limits.max_model_len)
         # n children share their prompt's blocks even where nothing else is cached: their salt is their own then, and no
         # later request's, whatever its id
-        cache = self.config.enable_prefix_caching or params.n > 1
-        own = b"" if self.config.enable_prefix_caching else str(next(self._arrivals)).encode()
-        root = self._hasher.root(request.cache_salt.encode(), own)
+        candidates = request.task.candidates
+        cache = self.config.enable_prefix_caching or params.n > 1 or candidates is not None
+        root = self._hasher.root(request.cache_salt.encode(), self._own_salt(owner, candidates))
         seed = params.seed if params.seed is not None else int(self._random.integers(0, 2**63))
         stop_ids, ends = self._stop_ids(params)
         arrival_time = request.arrival_time if 0 < request.arrival_time < 1e12 else time.time()
@@ -79,10 +89,19 @@ class Intake:
                 arrival_time=arrival_time,
                 stop_ids=stop_ids,
                 min_tokens_stop_ids=sorted(ends),
-                blocks=SequenceBlocks(root, cache, may_hit=params.prompt_logprobs is None or child > 0),
+                num_candidates=candidates.num if candidates is not None else 0,
+                blocks=SequenceBlocks(root, cache, may_hit=_may_hit(params) or child > 0),
             )
             for child in range(params.n)
         ]
+
+    def _own_salt(self, owner: int, candidates: Candidates | None) -> bytes:
+        """What keeps a request's blocks from others': nothing where prefixes are cached."""
+        if self.config.enable_prefix_caching:
+            return b""
+        if candidates is not None:
+            return f"search {candidates.search} of {owner}".encode()
+        return str(next(self._arrivals)).encode()
 
     def _check_queue(self, n: int, num_waiting: int) -> None:
         most = self.config.max_num_waiting
@@ -99,6 +118,8 @@ class Intake:
             check_against(request.task.params, vocab_size=limits.vocab_size, max_logprobs=limits.max_logprobs)
         except ValueError as error:
             raise Refusal("invalid", str(error)) from None
+        if request.task.candidates is not None:
+            _check_candidates(request.task.candidates, request.task.params)
         if request.task.params.structured_outputs is not None or request.task.params.thinking_token_budget is not None:
             raise Refusal("invalid", "structured_outputs and thinking_token_budget are not supported by this engine")
         if request.priority and not self.config.by_priority:
@@ -128,6 +149,18 @@ class Intake:
         if params.min_tokens > 0 and params.allowed_token_ids and ends.issuperset(params.allowed_token_ids):
             raise Refusal("invalid", "allowed_token_ids holds only ids that min_tokens forbids")
         return stop_ids, ends
+
+
+def _may_hit(params: SamplingParams) -> bool:
+    """Whether what others have computed will do: prompt logprobs need every position."""
+    return params.prompt_logprobs is None and not params.skip_reading_prefix_cache
+
+
+def _check_candidates(candidates: Candidates, params: SamplingParams) -> None:
+    if not 1 <= candidates.num <= MAX_CANDIDATES:
+        raise Refusal("invalid", f"candidates must be between 1 and {MAX_CANDIDATES}, got {candidates.num}")
+    if params.n != 1 or params.max_tokens != 1 or params.prompt_logprobs is not None:
+        raise Refusal("invalid", "candidates need n = 1, max_tokens = 1 and no prompt_logprobs")
 
 
 def in_words(request: AddRequest) -> str:

@@ -61,10 +61,22 @@ class TokenInputs(Message, tag="tokens", frozen=True):
     token_ids: bytes  # int32, at least one token
 
 
+class Candidates(Message, frozen=True):
+    """Beside the one token that is sampled, the likeliest `num` next tokens (1 to MAX_CANDIDATES): what a beam search needs.
+
+    They come as PromptLogprobs of the position behind the prompt, whose own logprob and rank mean nothing. Requests of the same
+    `search`, a number of the frontend's choice, share their prefixes even where nothing else is cached.
+    """
+
+    num: int
+    search: int
+
+
 class Generate(Message, tag="generate", frozen=True):
     """Sample n continuations. They are numbered 0 to n - 1; all answers name the key (id, child)."""
 
     params: SamplingParams  # with max_tokens None meaning: to the end of the context
+    candidates: Candidates | None = None
 
 
 RequestInputs = TokenInputs  # tagged unions of one member, for now

@@ -55,7 +55,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True,
     logit_bias: token id -> bias in [-100, 100]. allowed_token_ids: nothing else may be sampled. bad_words: never produced.
     detokenize: False returns ids without text. skip_special_tokens: leave special tokens out of the text.
     structured_outputs: what the output must be (ipc/structured_outputs.py). thinking_token_budget: so many tokens after the
-    prompt, at most, a reasoning model thinks before its end-of-thinking token is forced.
+    prompt, at most, a reasoning model thinks before its end-of-thinking token is forced. skip_reading_prefix_cache: compute the
+    whole prompt, whatever of it is cached.
 
     Raises ValueError, naming the field, for a value outside its bounds.
     """
@@ -85,6 +86,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True,
     spaces_between_special_tokens: bool = True
     structured_outputs: StructuredOutputs | None = None
     thinking_token_budget: int | None = None
+    skip_reading_prefix_cache: bool | None = None
     # filled in by the frontend, which has the tokenizer
     bad_words_token_ids: list[list[int]] | None = None
     reasoning_end_token_ids: list[int] | None = None  # end of the thinking that goes before structured output

@@ -13,7 +13,7 @@ import torch
 from quire.ipc.process.cpus import cpu_share
 from quire.ipc.step.masks import RowsAndMasks
 from quire.ipc.step.plan import StepPlan, decode_logits_processors, decode_plan
-from quire.ipc.step.sections import PREFILL_PROMPT_LOGPROBS, VARIANT_MASK
+from quire.ipc.step.sections import PREFILL_CANDIDATES, PREFILL_PROMPT_LOGPROBS, VARIANT_MASK
 from quire.kernels.sampling.logits_processors import apply_logits_processors
 from quire.kernels.sampling.sampler_cpu import prompt_logprobs
 from quire.kernels.step.tables import SlotTables, StepBuffers
@@ -24,6 +24,7 @@ from quire.workers.models.decoder import CausalLM
 
 NO_ROWS = np.zeros(0, np.int32)
 PROMPT_LOGPROB_ROWS = 512  # rows of logits that exist at once for prompt logprobs
+CANDIDATE_ROWS = 64  # rows of logits that are copied at once for candidates
 
 
 def no_masks(plan: StepPlan) -> Iterable[RowsAndMasks]:
@@ -102,6 +103,8 @@ class ModelRunner:
             prompt_rows = self._prompt_logprobs(plan, hidden)
             hidden = hidden.index_select(0, self.buffers.logits_indices[:rows])
         logits = self.model.compute_logits(hidden)
+        if plan.wants_candidates:
+            prompt_rows += self._candidates(plan, logits)
         if plan.late_mask:
             self.tail(device_plan, logits, plan.variant | VARIANT_MASK, plan.step, self.load_masks(plan, read_masks))
         else:
@@ -157,6 +160,22 @@ class ModelRunner:
             at += length
             tokens_at += length
         return rows
+
+    def _candidates(self, plan: StepPlan, logits: torch.Tensor) -> list[PromptRow]:
+        """The likeliest next tokens of the rows that want them: raw, so before the tail, which writes to the logits."""
+        prefill, found = plan.prefill_rows, []
+        wanted = np.flatnonzero(prefill["flags"] & PREFILL_CANDIDATES)
+        counts = prefill["num_prompt_logprobs"][wanted].tolist()
+        rows = torch.from_numpy(wanted + len(plan.decode_rows))
+        for at in range(0, len(rows), CANDIDATE_ROWS):
+            part = rows[at : at + CANDIDATE_ROWS]
+            x = logits.index_select(0, part.to(logits.device))
+            columns = prompt_logprobs(x, x.new_zeros(len(part), dtype=torch.int64), max(counts))
+            nums = counts[at : at + CANDIDATE_ROWS]
+            per_row = zip(part.tolist(), nums, *(column.cpu().split(1) for column in columns), strict=True)
+            for row, num, logprob, rank, ids, top in per_row:
+                found.append(PromptRow(row, logprob, rank, ids[:, :num], top[:, :num]))
+        return found
 
     def _prompt_row(self, row: int, states: torch.Tensor, targets: np.ndarray, num_top: int) -> PromptRow:
         target_ids = torch.from_numpy(targets.copy()).to(self.ctx.device)

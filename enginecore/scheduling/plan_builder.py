@@ -13,6 +13,7 @@ from quire.ipc.step.plan import DTYPES, LogitsProcessors, StepPlan, encode_logit
 from quire.ipc.step.sections import (
     MAX_BAD_WORD_TOKENS,
     PREFILL,
+    PREFILL_CANDIDATES,
     PREFILL_PROMPT_LOGPROBS,
     PREFILL_SAMPLE,
     SLOT,
@@ -55,6 +56,8 @@ class PlanBuilder:
         start, flags = values["start"], values["flags"]
         if flags & PREFILL_PROMPT_LOGPROBS:
             self.side_targets[len(self.prefills)] = SideTarget(seq.owner, seq.request_id, start + 1)
+        elif flags & PREFILL_CANDIDATES:
+            self.side_targets[len(self.prefills)] = SideTarget(seq.owner, seq.request_id, start + len(token_ids))
         self.prefills.append((seq, start + len(token_ids)))
         self.samples.append(bool(flags & PREFILL_SAMPLE))
         self._prefill_rows.append(_PREFILL_ROW.pack(*_prefill_values(values)))

@@ -10,7 +10,7 @@ from quire.enginecore.kv.manager import KVManager
 from quire.enginecore.scheduling.decode import MakeRoom
 from quire.enginecore.scheduling.plan_builder import PlanBuilder
 from quire.enginecore.scheduling.sequence import Sequence, SequenceState, Slots
-from quire.ipc.step.sections import PREFILL_PROMPT_LOGPROBS, PREFILL_SAMPLE
+from quire.ipc.step.sections import PREFILL_CANDIDATES, PREFILL_PROMPT_LOGPROBS, PREFILL_SAMPLE
 
 
 class Prefills:
@@ -81,6 +81,9 @@ class Prefills:
             flags |= PREFILL_PROMPT_LOGPROBS
             num_prompt_logprobs = num_top
             next_token = int(seq.prompt[end]) if end < len(seq.prompt) else -1
+        elif seq.num_candidates and flags & PREFILL_SAMPLE:
+            flags |= PREFILL_CANDIDATES
+            num_prompt_logprobs = seq.num_candidates
         ids = t.token_ids[seq.slot, start:end]
         build.add_prefill(seq, ids, start=start, flags=flags, next_token=next_token, num_prompt_logprobs=num_prompt_logprobs)
         seq.num_computed = end

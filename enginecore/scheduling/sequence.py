@@ -46,6 +46,7 @@ class Sequence:
     arrival_time: float
     stop_ids: frozenset[int]  # custom ones; the model's own end ids are a table of the scheduler
     min_tokens_stop_ids: list[int] = field(default_factory=list, kw_only=True)  # every id that min_tokens keeps away
+    num_candidates: int = field(default=0, kw_only=True)  # for the token after the prompt
     # what it holds of the KV cache: written by KVManager
     blocks: SequenceBlocks = field(kw_only=True)
     # where it is: written by the scheduler's parts

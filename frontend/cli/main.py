@@ -77,6 +77,11 @@ def _add_serve(commands: "argparse._SubParsersAction[CommandParser]") -> None:
         metavar="LIST",
         help='origins of web pages that may use the server: a JSON list, or with commas (default: ["*"], all)',
     )
+    http.add_argument(
+        "--trust-request-chat-template",
+        action="store_true",
+        help="let requests bring chat templates of their own (default: they get 400)",
+    )
     http.add_argument("--frontends", type=int, default=1, metavar="N", help="HTTP processes that share the port (default: 1)")
     http.add_argument("--max-connections", type=int, default=8192, help="per HTTP process (default: %(default)s)")
     http.add_argument("--max-body-mib", type=int, default=8, help="largest request body, MiB (default: %(default)s)")
@@ -162,6 +167,7 @@ def _serve_with(args: argparse.Namespace, engine: "EngineConfig | None", keys: l
         metrics_open=args.metrics_open,
         allowed_origins=args.allowed_origins,
         log_requests=args.enable_log_requests,
+        trust_request_chat_template=args.trust_request_chat_template,
         shutdown_grace_s=args.shutdown_grace_s,
         curve_key_file=args.curve_key_file,
         curve_engine_key=args.curve_engine_key,

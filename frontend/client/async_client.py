@@ -37,6 +37,7 @@ from quire.ipc.links.frontend_to_core import FrontendToCore, LinkBusy, LinkDown
 from quire.ipc.messages import (
     AddRequest,
     Beat,
+    Candidates,
     CoreMessage,
     FrontendMessage,
     Generate,
@@ -193,9 +194,9 @@ class AsyncClient:
         priority: int = 0,
         cache_salt: str = "",
         request_name: str = "",
+        candidates: Candidates | None = None,
     ) -> Stream:
-        """Check and send one request, without waiting.
-
+        """Check and send one request, without waiting. candidates: see the message; the answer is `Stream.candidates`.
         max_tokens is cut to what the context leaves. Raises InvalidRequest, TooLong, Overloaded (our queue to the core is
         full), EngineDown. What the core finds wrong is raised by the Stream.
         """
@@ -209,7 +210,7 @@ class AsyncClient:
         self._next_id += 1
         request_id, arrival = self._next_id, time.time()
         try:
-            inputs, task = TokenInputs(ids.tobytes()), Generate(params)
+            inputs, task = TokenInputs(ids.tobytes()), Generate(params, candidates)
             link.send(AddRequest(link.epoch, request_id, inputs, task, priority, cache_salt, arrival))
         except LinkBusy as error:
             raise Overloaded("the engine does not take requests as fast as they come: try again later") from error

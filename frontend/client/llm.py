@@ -25,7 +25,10 @@ import numpy as np
 import uvloop
 
 from quire.frontend.client.async_client import AsyncClient
+from quire.frontend.client.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output, search_all
+from quire.frontend.client.engine_options import engine_options
 from quire.frontend.client.outputs import Delta, RequestOutput, add_delta, new_completions
+from quire.frontend.client.progress_bar import ProgressBar
 from quire.frontend.client.prompt import Prompt, split_prompt
 from quire.frontend.client.stream import EngineDown, Overloaded, Stream
 from quire.frontend.launcher import CoreProcess, EngineStartError, launch_core
@@ -36,8 +39,6 @@ from quire.ipc.sampling import SamplingParams
 
 __all__ = ["LLM", "SamplingParams"]
 
-_BAR_DELAY_S = 1.0  # a batch that is done before shows no bar
-_BAR_REFRESH_S = 0.5
 _RETRY_S = 0.05  # when the engine's queue is full
 _CANCEL_S = 5.0  # for interrupted requests to be aborted
 _NOT_FOR_LLM = ("listen", "curve_secret_key_file", "curve_allow_file")  # options that nobody needs here: not suggested
@@ -124,6 +125,21 @@ class LLM:
         prompts = [{"prompt": text, "prompt_token_ids": ids} for text, ids in zip(texts, rows, strict=True)]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: bool = False,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """The likeliest continuations of each prompt, best first. concurrency_limit: prompts at once, None: 16.
+
+        Prompts and errors as for `generate`.
+        """
+        work = search_all(self._client, _prompt_list(prompts), params, concurrency_limit, use_tqdm)
+        return [beam_search_output(each, self._client._tokenizer) for each in self._background.run(work)]
+
     def get_tokenizer(self) -> Tokenizer:
         return self._client.tokenizer
 
@@ -170,7 +186,7 @@ class _BatchClient(AsyncClient):
         window = asyncio.Semaphore(max(64, 4 * self.welcome.limits.max_num_seqs))
         if len(prompts) > 1 and self._link is not None:
             self._link.hold()  # what the tasks submit at once: the first step is to be a full one
-        with _Bar(len(prompts), use_tqdm) as bar:
+        with ProgressBar(len(prompts), use_tqdm) as bar:
             try:
                 async with asyncio.TaskGroup() as group:
                     tasks = [
@@ -206,7 +222,13 @@ class _BatchClient(AsyncClient):
         return [rows[i] if ids is None else (text, list(ids)) for i, (text, ids) in enumerate(split)]
 
     async def _run_one(
-        self, text: str | None, ids: np.ndarray, params: SamplingParams, priority: int, window: asyncio.Semaphore, bar: "_Bar"
+        self,
+        text: str | None,
+        ids: np.ndarray,
+        params: SamplingParams,
+        priority: int,
+        window: asyncio.Semaphore,
+        bar: ProgressBar,
     ) -> RequestOutput:
         async with window:
             stream, deltas = await self._collect(ids, params, priority, bar)
@@ -226,7 +248,7 @@ class _BatchClient(AsyncClient):
         )
 
     async def _collect(
-        self, ids: np.ndarray, params: SamplingParams, priority: int, bar: "_Bar"
+        self, ids: np.ndarray, params: SamplingParams, priority: int, bar: ProgressBar
     ) -> tuple[Stream, list[Delta]]:  # fmt: skip
         while True:
             try:
@@ -297,64 +319,15 @@ def _copy_result(task: asyncio.Task[T], result: Future[T]) -> None:
         result.set_result(task.result())
 
 
-class _Bar:
-    """A progress bar over prompts, with token rates; appears on batches that take a while. Used on the event loop.
-
-    It is drawn by time and looks at the running streams only then: a token costs it nothing.
-    """
-
-    def __init__(self, total: int, enabled: bool) -> None:
-        self.running: set[Stream] = set()
-        self._bar: Any = None
-        self._drawing: asyncio.Task[None] | None = None
-        self._done = self._tokens_in = self._tokens_out = 0  # of the prompts that have ended
-        if enabled and total > 1:
-            from tqdm import tqdm
-
-            # no least number of steps: what has changed may be the rates alone
-            self._bar = tqdm(total=total, desc="Processed prompts", delay=_BAR_DELAY_S, miniters=0, dynamic_ncols=True)
-
-    def add(self, tokens_in: int, tokens_out: int) -> None:
-        """A prompt has ended."""
-        self._done += 1
-        self._tokens_in += tokens_in
-        self._tokens_out += tokens_out
-
-    async def _draw_forever(self) -> None:
-        while True:
-            await asyncio.sleep(_BAR_REFRESH_S)
-            self._draw()
-
-    def _draw(self) -> None:
-        """Within the delay tqdm shows nothing."""
-        tokens_in = self._tokens_in + sum(s.num_prompt_tokens for s in self.running if s.num_cached_tokens is not None)
-        tokens_out = self._tokens_out + sum(s.num_output_tokens for s in self.running)
-        elapsed = self._bar.format_dict["elapsed"] or 1e-9
-        rates = f"input: {tokens_in / elapsed:.0f} tok/s, output: {tokens_out / elapsed:.0f} tok/s"
-        self._bar.set_postfix_str(rates, refresh=False)
-        self._bar.update(self._done - self._bar.n)
-
-    def __enter__(self) -> Self:
-        if self._bar is not None:
-            self._drawing = asyncio.get_running_loop().create_task(self._draw_forever())
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._drawing is not None:
-            self._drawing.cancel()
-            self._draw()
-            self._bar.close()
-
-
-def engine_config(model: str | os.PathLike[str] | None, options: dict[str, Any]) -> EngineConfig:
-    """EngineConfig from LLM's arguments. Raises TypeError, ValueError."""
-    names = EngineConfig.__struct_fields__
+def engine_config(model: str | os.PathLike[str] | None, options: dict[str, Any], of: str = "LLM") -> EngineConfig:
+    """EngineConfig from the arguments of LLM, or of what `of` names. Raises TypeError, ValueError."""
+    names, options = EngineConfig.__struct_fields__, engine_options(options)
     for name in options:
         if name not in names:
             public = [n for n in names if n not in _NOT_FOR_LLM]
             close = difflib.get_close_matches(name, public, n=3, cutoff=0.7)
             hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(public)}"
-            raise TypeError(f"LLM has no option {name!r}; {hint}")
+            raise TypeError(f"{of} has no option {name!r}; {hint}")
     values = {"disable_log_stats": True, **options, "model": None if model is None else os.fspath(model)}
     if isinstance(values.get("served_model_name"), str):
         values["served_model_name"] = [values["served_model_name"]]

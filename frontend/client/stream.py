@@ -193,6 +193,11 @@ class RequestState:
                 self._last_reported[sequence.index] = sequence.finish_reason is not None
         return deltas
 
+    def candidates(self) -> tuple[np.ndarray, np.ndarray]:
+        """(ids int32, log-probabilities float32), likeliest first."""
+        m = self._prompt_logprobs[-1]
+        return np.frombuffer(m.top_ids, "<i4"), np.frombuffer(m.top_logprobs, "<f4")
+
     def prompt_logprobs(self) -> list[TokenLogprobDict | None] | None:
         ids = self._prompt_token_ids
         if ids is None:
@@ -262,6 +267,12 @@ class Stream:
         Built at each access, some microseconds an entry: read it once.
         """
         return self._state.prompt_logprobs()
+
+    @property
+    def candidates(self) -> tuple[np.ndarray, np.ndarray]:
+        """(ids int32, log-probabilities float32) of the likeliest next tokens, likeliest first; once a request that asked for
+        them has ended."""
+        return self._state.candidates()
 
     @property
     def finished(self) -> bool:

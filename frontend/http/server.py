@@ -54,6 +54,7 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     metrics_open: bool = False
     allowed_origins: tuple[str, ...] = ("*",)
     log_requests: bool = False
+    trust_request_chat_template: bool = False
     metrics_fd: int = -1
     index: int = 0
     num_frontends: int = 1
@@ -144,7 +145,7 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
         return
     storage = Storage(config.files_dir, config.max_files_mib << 20)
     app = App(
-        Services.make(client, _metrics(config), config.log_requests, storage),
+        Services.make(client, _metrics(config), config.log_requests, config.trust_request_chat_template, storage),
         api_keys=config.api_keys,
         metrics_open=config.metrics_open,
         allowed_origins=config.allowed_origins,

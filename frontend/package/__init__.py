@@ -13,11 +13,29 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from quire.frontend.client.async_client import AsyncClient
+    from quire.frontend.client.async_llm import AsyncLLM, AsyncLLMEngine
+    from quire.frontend.client.beam_search import BeamSearchParams
+    from quire.frontend.client.engine_args import AsyncEngineArgs, EngineArgs
     from quire.frontend.client.llm import LLM
+    from quire.frontend.client.llm_engine import LLMEngine
+    from quire.frontend.client.outputs import CompletionOutput, RequestOutput
     from quire.ipc.sampling import SamplingParams
     from quire.ipc.version import VERSION as __version__
 
-__all__ = ["LLM", "AsyncClient", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncClient",
+    "AsyncEngineArgs",
+    "AsyncLLM",
+    "AsyncLLMEngine",
+    "BeamSearchParams",
+    "CompletionOutput",
+    "EngineArgs",
+    "LLMEngine",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+]
 
 # In a wheel the folders lie beside this file. In a checkout they lie two levels up, where an editable installation does not
 # look by itself: its finder knows folders without `__init__.py` only below a `quire` that has none either.
@@ -35,6 +53,34 @@ def __getattr__(name: str) -> object:
             from quire.frontend.client.async_client import AsyncClient
 
             return AsyncClient
+        case "AsyncLLM" | "AsyncLLMEngine":
+            from quire.frontend.client.async_llm import AsyncLLM
+
+            return AsyncLLM
+        case "BeamSearchParams":
+            from quire.frontend.client.beam_search import BeamSearchParams
+
+            return BeamSearchParams
+        case "EngineArgs":
+            from quire.frontend.client.engine_args import EngineArgs
+
+            return EngineArgs
+        case "AsyncEngineArgs":
+            from quire.frontend.client.engine_args import AsyncEngineArgs
+
+            return AsyncEngineArgs
+        case "LLMEngine":
+            from quire.frontend.client.llm_engine import LLMEngine
+
+            return LLMEngine
+        case "CompletionOutput":
+            from quire.frontend.client.outputs import CompletionOutput
+
+            return CompletionOutput
+        case "RequestOutput":
+            from quire.frontend.client.outputs import RequestOutput
+
+            return RequestOutput
         case "SamplingParams":
             from quire.ipc.sampling import SamplingParams
 

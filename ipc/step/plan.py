@@ -19,6 +19,7 @@ from quire.ipc.step.sections import (
     FLAG_SAME_DECODE_ROWS,
     HEADER,
     LOGITS_PROCESSORS,
+    PREFILL_CANDIDATES,
     PREFILL_PROMPT_LOGPROBS,
     SECTIONS,
     SLOT_VALUES,
@@ -122,6 +123,11 @@ class StepPlan:
     def wants_prompt_logprobs(self) -> bool:
         rows = self.sections.get("prefill_rows")
         return rows is not None and bool((rows["flags"] & PREFILL_PROMPT_LOGPROBS).any())
+
+    @property
+    def wants_candidates(self) -> bool:
+        rows = self.sections.get("prefill_rows")
+        return rows is not None and bool((rows["flags"] & PREFILL_CANDIDATES).any())
 
     def encode(self) -> np.ndarray:
         """The plan as one int32 array."""

@@ -81,6 +81,7 @@ TOKENS_PER_ROW = 1  # that a decode row computes and a row that samples yields
 
 # ----------------------------------------------------------------------------------------------- limits of the lists
 MAX_LOGPROBS = 20  # alternatives whose log-probabilities are reported
+MAX_CANDIDATES = 128  # next tokens that a search asks for: they come as a side result, and no result word is kept for them
 MAX_MASKED_STOPS = 256  # stop ids that min_tokens keeps away from one sequence
 MAX_LOGIT_BIAS = 1024  # tokens
 MAX_BAD_WORDS = 256  # token sequences
@@ -136,11 +137,12 @@ PREFILL = Record(
     Field("length"),
     Field("flags"),  # PREFILL_*
     Field("next_token"),  # the prompt token after the chunk, -1 at its end: target of the chunk's last prompt logprob
-    Field("num_prompt_logprobs"),
+    Field("num_prompt_logprobs"),  # or of candidates
     width=8,
 )
 PREFILL_SAMPLE = 1  # the chunk ends the known tokens: sample the next one
-PREFILL_PROMPT_LOGPROBS = 2  # the row has a side result
+PREFILL_PROMPT_LOGPROBS = 2  # the row has a side result: of each position
+PREFILL_CANDIDATES = 4  # the row has a side result: of its last position, which is sampled
 
 WORD = Record(Field("word"))  # of a list
 

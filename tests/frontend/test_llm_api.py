@@ -167,8 +167,8 @@ def test_a_bar_appears_for_long_batches_only(llm: LLM, capsys: pytest.CaptureFix
 def test_a_bar_appears_before_any_prompt_has_ended(
     llm: LLM, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quire.frontend.client.llm._BAR_DELAY_S", 0.01)
-    monkeypatch.setattr("quire.frontend.client.llm._BAR_REFRESH_S", 0.02)
+    monkeypatch.setattr("quire.frontend.client.progress_bar._BAR_DELAY_S", 0.01)
+    monkeypatch.setattr("quire.frontend.client.progress_bar._BAR_REFRESH_S", 0.02)
     shown: list[str] = []
 
     def interrupt() -> None:
@@ -190,7 +190,7 @@ def test_a_bar_appears_before_any_prompt_has_ended(
 def test_an_unknown_option_names_those_like_it() -> None:
     with pytest.raises(TypeError, match="'max_model_length'; did you mean max_model_len"):
         LLM(max_model_length=5)
-    for name in ("zzz", "trust_remote_code", "enable_lora"):
+    for name in ("zzz", "lora_modules"):
         with pytest.raises(TypeError, match="there are model, revision") as error:
             LLM(**{name: 5})
         assert "max_num_seqs" in str(error.value) and "curve" not in str(error.value)
@@ -200,6 +200,7 @@ def test_an_unknown_option_names_those_like_it() -> None:
     ("options", "match"),
     [
         ({"max_model_len": 1}, "^max_model_len must be at least 2$"),
+        ({"enable_lora": True}, "^enable_lora=True is not supported$"),
         ({"tensor_parallel_size": 2}, "^tensor_parallel_size above 1 is not supported yet$"),
         ({"device": "tpu"}, "^device: invalid enum value 'tpu'$"),
         ({"max_num_seqs": "many"}, "^max_num_seqs: expected int or None, got str$"),

@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 
+import numpy as np
 import tokenizers
 from fake_http import Answer, Wire
 
@@ -133,6 +134,11 @@ class FakeClient:
         if self.submit_error is not None:
             raise self.submit_error
         stream = FakeStream(self, prompt_token_ids, params, options)
+        if (candidates := options.get("candidates")) is not None:  # a step of a beam search: the same for every beam
+            stream.candidates = np.arange(candidates.num, dtype=np.int32), -np.arange(1, candidates.num + 1, dtype=np.float32)
+            stream.push(Delta(0, "", [0], None, "length", None, 1))
+            stream.end()
+            return stream
         self.streams.append(stream)
         if self.speak is not None:
             self.speak(stream)
@@ -167,8 +173,8 @@ class Api:
 
     def __init__(self, client: FakeClient | None = None, **options) -> None:
         self.client = client or FakeClient()
-        kept = {"log_requests": options.pop("log_requests", False), "storage": options.pop("storage", None)}
-        services = Services.make(self.client, **kept)
+        own = {name: options.pop(name, False) for name in ("log_requests", "trust_request_chat_template")}
+        services = Services.make(self.client, **own, storage=options.pop("storage", None))
         self.app = App(services, **options)
 
     def wire(self) -> Wire:

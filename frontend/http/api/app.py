@@ -17,6 +17,7 @@ from quire.frontend.http.api import batches, files, service_routes
 from quire.frontend.http.api.chat import chat_completions
 from quire.frontend.http.api.completions import completions
 from quire.frontend.http.api.errors import from_exception
+from quire.frontend.http.api.near_path import near_path
 from quire.frontend.http.api.request_log import given_id
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import error_event
@@ -112,7 +113,9 @@ class App:
         if route is None:
             route = next((route for prefix, route in _PREFIXES.items() if request.path.startswith(prefix)), None)
         if route is None:
-            return ApiError(404, "There is no such path here.", code="not_found")
+            meant = near_path(request.path, ROUTES)
+            hint = f" Did you mean {meant}?" if meant else ""
+            return ApiError(404, f"There is no such path here.{hint}", code="not_found")
         request.route, allow = route, [method for each in (route, *route.others) for method in _methods(each)]
         if request.method not in allow:
             return ApiError(405, f"This path takes {' or '.join(allow)}.", code="method_not_allowed", allow=allow)

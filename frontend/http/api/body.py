@@ -1,8 +1,9 @@
 """BodyDecoder: a request's body as a struct of schemas.py, or the 400 that names the field.
 
 A field that is null means the same as one that is absent. Fields that OpenAI's clients send and that change nothing here (user,
-metadata, store, service_tier, ...) are ignored, and so are unknown ones, with a word in the log (unknown_fields.py). A body is
-scanned once; one with unknown fields twice more: to skip them, and to learn their names, which msgspec does not say.
+metadata, store, service_tier, ...) are ignored, and so are unknown ones, with a word in the log (unknown_fields.py). Numbers
+and booleans are taken as pydantic, and so vLLM, takes them: 5.0 and "5" for 5, "true" for true. A body that is right is scanned
+once; any other twice more: with these liberties, and for the unknown names, which msgspec does not say.
 """
 
 import gc
@@ -17,13 +18,13 @@ from quire.frontend.http.protocol.errors import ApiError
 # Of OpenAI's and vLLM's APIs, and nothing to do with the answer.
 IGNORED = frozenset(
     ("user", "metadata", "store", "service_tier", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention",
-     "safety_identifier", "verbosity", "request_id")
+     "safety_identifier", "verbosity", "session_id", "return_token_offsets", "return_mm_kwargs",
+     "prompt_cache_options")
 )  # fmt: skip
 
 T = TypeVar("T", bound=msgspec.Struct)
 _AT = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>.*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<name>\w+)`$")
-_UNKNOWN = "Object contains unknown field"
 
 
 class BodyDecoder(Generic[T]):
@@ -34,7 +35,7 @@ class BodyDecoder(Generic[T]):
         options = {"kw_only": True, "forbid_unknown_fields": True}
         strict = msgspec.defstruct(kind.__name__, ignored, bases=(kind,), **options)  # type: ignore[arg-type]
         self._strict: msgspec.json.Decoder[T] = msgspec.json.Decoder(strict)
-        self._lenient = msgspec.json.Decoder(kind)
+        self._lenient = msgspec.json.Decoder(kind, strict=False)
         self._known = IGNORED.union(kind.__struct_fields__)
 
     def decode(self, body: bytearray, unknown: UnknownFields) -> T:
@@ -56,9 +57,7 @@ class BodyDecoder(Generic[T]):
     def _decode(self, body: bytearray, unknown: UnknownFields) -> T:
         try:
             decoded = self._strict.decode(body)
-        except msgspec.ValidationError as error:
-            if not str(error).startswith(_UNKNOWN):
-                raise
+        except msgspec.ValidationError:
             decoded = self._lenient.decode(body)
             unknown.look_at(body, self._known)
             return decoded

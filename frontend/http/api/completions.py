@@ -10,6 +10,7 @@ from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.client.outputs import Delta
 from quire.frontend.http.api.body import BodyDecoder
 from quire.frontend.http.api.errors import invalid
+from quire.frontend.http.api.fields import num_kept
 from quire.frontend.http.api.generate import Streaming, collect, includes_usage, running
 from quire.frontend.http.api.logprobs import LogprobStyle, add_completion_logprobs, prompt_logprobs
 from quire.frontend.http.api.params import SamplingRequest, check_model, completion_prompts, encoded, truncated
@@ -24,6 +25,7 @@ from quire.frontend.http.api.schemas import (
 )
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import ChunkWriter, json_bytes
+from quire.frontend.http.api.submit import submit
 from quire.frontend.http.protocol.exchange import Request, Response
 from quire.frontend.text.tokenizer import Tokenizer
 
@@ -43,7 +45,7 @@ async def completions(services: Services, request: Request, response: Response) 
     prompts = completion_prompts(body)
     sampling = _sampling(body, tokenizer, services.limits.max_model_len)
     sampling.check_fan_out(len(prompts))
-    name, created, runs = new_id("cmpl", request.headers), int(time.time()), list[PromptRun]()
+    name, created, runs = new_id("cmpl", request.headers, body.request_id), int(time.time()), list[PromptRun]()
     async with running(name, runs, metrics, services.request_log):
         texts = await _submit(services, body, prompts, sampling, name, runs)
         services.request_log.started(name, runs, bool(body.stream))
@@ -63,6 +65,8 @@ async def completions(services: Services, request: Request, response: Response) 
 
 
 def _check(body: CompletionRequest) -> None:
+    if isinstance(body.logprobs, bool):
+        body.logprobs = 1 if body.logprobs else None
     if body.max_tokens == 0 and (not body.echo or body.stream):
         raise invalid("max_tokens: 0 needs echo: true and stream: false", "max_tokens")
     if body.stream and body.prompt_logprobs is not None:
@@ -93,8 +97,7 @@ async def _submit(
     for prompt in prompts:
         ids = await _token_ids(client, body, prompt)
         params = sampling.params(len(ids), "prompt")
-        stream = client.submit(ids, params, priority=body.priority or 0, cache_salt=body.cache_salt or "", request_name=name)
-        runs.append(PromptRun(stream, params, ids, len(runs) * params.n))
+        runs.append(submit(client, body, ids, params, name, len(runs) * params.n))
         if len(prompts) > 1:
             await asyncio.sleep(0)  # encoding may take milliseconds: others' tokens go first
         if body.echo:
@@ -103,11 +106,11 @@ async def _submit(
 
 
 async def _token_ids(client: AsyncClient, body: CompletionRequest, prompt: str | list[int]) -> list[int]:
-    keep = body.truncate_prompt_tokens
+    keep = num_kept(body, client.welcome.limits.max_model_len, body.max_tokens)
     if isinstance(prompt, str):
-        ids = await encoded(client, prompt, body.add_special_tokens is not False, keep)
+        ids = await encoded(client, prompt, body.add_special_tokens is not False, keep, body.truncation_side)
     else:
-        ids = truncated(prompt, keep)
+        ids = truncated(prompt, keep, body.truncation_side)
     if not ids:
         raise invalid("prompt must not be empty", "prompt")
     return ids

@@ -67,7 +67,7 @@ async def run_all(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 
 async def collect(runs: Sequence[PromptRun], metrics: Metrics) -> list[list[Delta]]:
     """Every prompt's merged deltas, by child."""
-    results = await run_all([run.stream.collect() for run in runs])
+    results = await run_all([run.collect() for run in runs])
     for run, deltas in zip(runs, results, strict=True):
         for delta in deltas:
             run.num_tokens[delta.index] = delta.num_tokens
@@ -114,6 +114,7 @@ class Streaming:
     async def _pump(self, run: PromptRun) -> None:
         latency, clock, previous = self._metrics.inter_token_latency, time.perf_counter, 0.0
         response, text_chunk, first = self._response, self._chunks.text, run.first_choice
+        assert isinstance(run.stream, AsyncIterator)  # beams do not stream
         async for deltas in run.stream:
             now = clock()
             events: list[bytes] = []

@@ -4,11 +4,13 @@ Defaults come, in this order, from the request, the model's generation_config.js
 the rest of the context for chats). What needs the prompt's length is checked here, so that the text can name the numbers.
 """
 
+import asyncio
 import re
 from typing import Any
 
 from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.http.api.errors import invalid, too_long
+from quire.frontend.http.api.fields import check_fields
 from quire.frontend.http.api.schemas import (
     MAX_ITEMS,
     MAX_PROMPTS,
@@ -48,10 +50,9 @@ class SamplingRequest:
     ) -> None:
         """max_tokens: as the body's field of the name max_tokens_field has it. default_max_tokens: the route's."""
         check_supported(body)
+        check_fields(body)
         if body.stream_options is not None and not body.stream:
             raise invalid("stream_options is only allowed with stream: true", "stream_options")
-        if body.best_of is not None and body.best_of not in (1, body.n):
-            raise invalid("best_of: sampling more completions than n is not supported", "best_of")
         if max_tokens is not None and max_tokens < 1:
             raise invalid(f"{max_tokens_field} must be at least 1, got {max_tokens}", max_tokens_field)
         self._fields: dict[str, Any] = {**tokenizer.generation_defaults}
@@ -66,10 +67,14 @@ class SamplingRequest:
         self.n = self._fields.get("n", 1)
         if not low <= self.n <= high:  # type: ignore[operator]
             raise invalid(f"n must be at least {low} and at most {high}, got {self.n}", "n")
+        self._num_sampled = max(self.n, body.best_of or 1)
+        if self._num_sampled > high:  # type: ignore[operator]
+            raise invalid(f"best_of must be at most {high}, got {body.best_of}", "best_of")
 
     def check_fan_out(self, num_prompts: int) -> None:
-        if num_prompts * self.n > MAX_SEQUENCES:
-            raise invalid(f"n times the number of prompts may be at most {MAX_SEQUENCES}, got {num_prompts * self.n}", "n")
+        total, name = num_prompts * self._num_sampled, "n" if self._num_sampled == self.n else "best_of"
+        if total > MAX_SEQUENCES:
+            raise invalid(f"{name} times the number of prompts may be at most {MAX_SEQUENCES}, got {total}", name)
 
     def params(self, num_prompt_tokens: int, prompt_field: str) -> SamplingParams:
         """For a prompt of this length. Raises ApiError 400 for a value out of bounds or a request beyond the context."""
@@ -114,8 +119,12 @@ def completion_prompts(body: CompletionRequest) -> list[str | list[int]]:
     return prompt  # type: ignore[return-value]
 
 
-def chat_text(body: ChatRequest | TokenizeRequest, tokenizer: Tokenizer) -> str:
-    """The conversation as prompt text, by the model's template."""
+def chat_text(body: ChatRequest | TokenizeRequest, tokenizer: Tokenizer, trust_template: bool = False) -> str:
+    """The conversation as prompt text, by the model's template, or the request's own if such are trusted."""
+    if body.chat_template is not None and not trust_template:
+        raise invalid(
+            "chat_template: this server takes none from requests (see --trust-request-chat-template)", "chat_template"
+        )
     messages = body.messages or []
     parts = [m.get(name) for m in messages for name in ("content", "tool_calls")]
     if sum(len(part) for part in parts if isinstance(part, list)) > MAX_ITEMS:
@@ -135,6 +144,7 @@ def chat_text(body: ChatRequest | TokenizeRequest, tokenizer: Tokenizer) -> str:
             messages,
             tools=body.tools or None,
             documents=body.documents or None,
+            chat_template=body.chat_template,
             add_generation_prompt=opens,
             continue_final_message=continues,
             chat_template_kwargs=variables,
@@ -143,21 +153,28 @@ def chat_text(body: ChatRequest | TokenizeRequest, tokenizer: Tokenizer) -> str:
         raise invalid(f"messages: {error}", "messages") from None
 
 
-async def encoded(client: AsyncClient, text: str, add_special_tokens: bool, keep: int | None) -> list[int]:
-    """The prompt's ids, or the last `keep` of them, for which no more text is tokenized than can fit into the context."""
+async def prompt_text(body: ChatRequest | TokenizeRequest, tokenizer: Tokenizer, trust_template: bool) -> str:
+    """`chat_text`; a template of the request's own, which is compiled first, off the event loop."""
+    if body.chat_template is None:
+        return chat_text(body, tokenizer)
+    return await asyncio.to_thread(chat_text, body, tokenizer, trust_template)
+
+
+async def encoded(
+    client: AsyncClient, text: str, add_special_tokens: bool, keep: int | None, side: str | None = None
+) -> list[int]:
+    """The prompt's ids, or `keep` of them (`truncated`), for which no more text is tokenized than can fit into the context."""
     if keep is not None:
-        most = min(max(keep, 0) + 1, client.welcome.limits.max_model_len)
-        text = text[-most * client.tokenizer.max_token_chars :]
-    return truncated(await client.encode(text, add_special_tokens=add_special_tokens), keep)
+        most = min(max(keep, 0) + 1, client.welcome.limits.max_model_len) * client.tokenizer.max_token_chars
+        text = text[:most] if side == "right" else text[-most:]
+    return truncated(await client.encode(text, add_special_tokens=add_special_tokens), keep, side)
 
 
-def truncated(token_ids: list[int], keep: int | None) -> list[int]:
-    """The last `keep` ids (vLLM's truncate_prompt_tokens)."""
+def truncated(token_ids: list[int], keep: int | None, side: str | None = None) -> list[int]:
+    """The last `keep` ids (vLLM's truncate_prompt_tokens), or the first where the `side` cut off is the "right" one."""
     if keep is None:
         return token_ids
-    if keep < 1:
-        raise invalid(f"truncate_prompt_tokens must be at least 1, got {keep}", "truncate_prompt_tokens")
-    return token_ids[-keep:]
+    return token_ids[:keep] if side == "right" else token_ids[-keep:]
 
 
 def check_model(name: str | None, served: list[str]) -> str:

@@ -4,9 +4,10 @@ Made by the routes when they submit a prompt, filled in while its stream is read
 log of requests. It knows neither the connection nor the answer's shape.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from quire.frontend.client.outputs import TokenLogprobDict
+from quire.frontend.client.beam_search import BeamStream
+from quire.frontend.client.outputs import Delta, TokenLogprobDict
 from quire.frontend.client.stream import Stream
 from quire.frontend.http.api.schemas import PromptTokensDetails, Usage
 from quire.ipc.messages import FinishReason
@@ -14,18 +15,40 @@ from quire.ipc.sampling import SamplingParams
 
 
 class PromptRun:
-    """One prompt of a request. first_choice: index of its first child among the response's choices."""
+    """One prompt of a request. first_choice: index of its first child among the response's choices.
 
-    __slots__ = ("_prompt_logprobs", "finish_reasons", "first_choice", "num_tokens", "params", "prompt_token_ids", "stream")
+    choose: of all that the stream has generated the params.n that are returned, numbered anew; None: all.
+    """
 
-    def __init__(self, stream: Stream, params: SamplingParams, prompt_token_ids: Sequence[int], first_choice: int) -> None:
+    __slots__ = ("_choose", "_prompt_logprobs", "finish_reasons", "first_choice", "num_tokens", "num_tokens_left_out", "params",
+                 "prompt_token_ids", "stream")  # fmt: skip
+
+    def __init__(
+        self,
+        stream: Stream | BeamStream,
+        params: SamplingParams,
+        prompt_token_ids: Sequence[int],
+        first_choice: int,
+        choose: Callable[[list[Delta]], list[Delta]] | None = None,
+    ) -> None:
         self.stream = stream
+        self._choose = choose
         self.params = params
         self.prompt_token_ids = prompt_token_ids
         self.first_choice = first_choice
         self.num_tokens = [0] * params.n  # output tokens by child
+        self.num_tokens_left_out = 0  # generated and not returned
         self.finish_reasons: list[FinishReason | None] = [None] * params.n
         self._prompt_logprobs: list[TokenLogprobDict | None] | None = None
+
+    async def collect(self) -> list[Delta]:
+        """A merged Delta for each choice, when all have ended."""
+        deltas = await self.stream.collect()
+        if self._choose is None:
+            return deltas
+        chosen = self._choose(deltas)
+        self.num_tokens_left_out = sum(d.num_tokens for d in deltas) - sum(d.num_tokens for d in chosen)
+        return chosen
 
     def prompt_logprobs(self) -> list[TokenLogprobDict | None] | None:
         """Once the first output is there. The stream builds them at each access: kept."""
@@ -36,6 +59,6 @@ class PromptRun:
 
 def usage_of(runs: Sequence[PromptRun]) -> Usage:
     prompt = sum(run.stream.num_prompt_tokens for run in runs)
-    completion = sum(sum(run.num_tokens) for run in runs)
+    completion = sum(sum(run.num_tokens) + run.num_tokens_left_out for run in runs)
     cached = sum(run.stream.num_cached_tokens or 0 for run in runs)
     return Usage(prompt, completion, prompt + completion, PromptTokensDetails(cached))

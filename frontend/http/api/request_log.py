@@ -26,8 +26,9 @@ def given_id(headers: Mapping[bytes, bytes]) -> bytes:
     return given if _GIVEN_ID.fullmatch(given) else b""
 
 
-def new_id(prefix: str, headers: Mapping[bytes, bytes]) -> str:
-    return f"{prefix}-{given_id(headers).decode() or secrets.token_hex(16)}"
+def new_id(prefix: str, headers: Mapping[bytes, bytes], of_body: str | None = None) -> str:
+    """of_body: its request_id; the header goes before it, as in vLLM."""
+    return f"{prefix}-{given_id(headers).decode() or of_body or secrets.token_hex(16)}"
 
 
 class RequestLog:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from quire.frontend.http.api.fields import MoreFields
 from quire.frontend.http.protocol.errors import ApiError
 
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -28,7 +29,7 @@ MAX_SEQUENCES = 2048  # prompts times n
 
 
 # ------------------------------------------------------------------------------------------------------------- requests
-class Unsupported(msgspec.Struct, kw_only=True):
+class Unsupported(MoreFields, kw_only=True):
     """Fields that would change the answer and are not supported; see _HARMLESS for the values that ask for nothing."""
 
     response_format: Any = None
@@ -39,7 +40,6 @@ class Unsupported(msgspec.Struct, kw_only=True):
     modalities: Any = None
     prediction: Any = None
     web_search_options: Any = None
-    use_beam_search: Any = None
     suffix: Any = None
     structured_outputs: Any = None
     guided_json: Any = None
@@ -52,7 +52,6 @@ class Unsupported(msgspec.Struct, kw_only=True):
     mm_processor_kwargs: Any = None
     media_io_kwargs: Any = None
     vllm_xargs: Any = None
-    chat_template: Any = None
 
 
 class StreamOptions(msgspec.Struct):
@@ -91,7 +90,7 @@ class SamplingFields(Unsupported, kw_only=True):
     truncate_prompt_tokens: Int64 | None = None
     add_special_tokens: bool | None = None
     priority: Int32 | None = None
-    cache_salt: ShortText | None = None
+    cache_salt: Annotated[str, msgspec.Meta(max_length=1024)] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
 
@@ -110,11 +109,13 @@ class ChatRequest(SamplingFields, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: Int64 | None = None
     echo: bool | None = None
+    chat_template: str | None = None
+    return_prompt_text: bool | None = None
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
     prompt: str | list[str | TokenId | list[TokenId]]
-    logprobs: Int64 | None = None
+    logprobs: Int64 | bool | None = None  # true: 1, as pydantic takes it
     echo: bool | None = None
 
 
@@ -132,7 +133,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: TemplateVariables | None = None
     reasoning_effort: ShortText | None = None
-    chat_template: Any = None
+    chat_template: str | None = None
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
@@ -154,7 +155,7 @@ _HARMLESS: dict[str, Callable[[Any], bool]] = {
 
 def check_supported(body: Unsupported) -> None:
     """Raise the 400 that names the first field we cannot honour."""
-    for name in Unsupported.__struct_fields__:
+    for name in Unsupported.__annotations__:
         value = getattr(body, name)
         if value is not None and not _HARMLESS.get(name, _empty)(value):
             raise ApiError(400, f"{name}: this value is not supported by this server.", param=name, code="unsupported_value")
@@ -230,6 +231,7 @@ class ChatResponse(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage
     prompt_logprobs: PromptLogprobList | None = None
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_text: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ from urllib.parse import unquote
 from quire.frontend.http.api.body import BodyDecoder
 from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.metrics import CONTENT_TYPE
-from quire.frontend.http.api.params import chat_text, check_model
+from quire.frontend.http.api.params import check_model, prompt_text
 from quire.frontend.http.api.schemas import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -71,11 +71,9 @@ async def tokenize(services: Services, request: Request, response: Response) -> 
     tokenizer = services.client.tokenizer
     if (body.prompt is None) == (body.messages is None):
         raise invalid("either prompt or messages is needed, not both", "prompt")
-    if body.chat_template is not None:
-        raise ApiError(400, "chat_template: this value is not supported by this server.", param="chat_template",
-                       code="unsupported_value")  # fmt: skip
     chat = body.prompt is None
-    text = chat_text(body, tokenizer) if body.prompt is None else body.prompt
+    trust = services.trust_request_chat_template
+    text = await prompt_text(body, tokenizer, trust) if body.prompt is None else body.prompt
     special = body.add_special_tokens if body.add_special_tokens is not None else not chat
     ids = await services.client.encode(text, add_special_tokens=special)
     strings = [tokenizer.token_str(i) for i in ids] if body.return_token_strs else None

@@ -3,7 +3,7 @@
 A route knows neither the application that called it nor who may call (app.py), nor a connection (protocol/).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.http.api.metrics import Metrics
@@ -21,14 +21,21 @@ class Services:
     metrics: Metrics
     request_log: RequestLog
     unknown_fields: UnknownFields
-    storage: Storage
+    trust_request_chat_template: bool = False
+    storage: Storage = field(default_factory=Storage)
 
     @classmethod
     def make(
-        cls, client: AsyncClient, metrics: Metrics | None = None, log_requests: bool = False, storage: Storage | None = None
+        cls,
+        client: AsyncClient,
+        metrics: Metrics | None = None,
+        log_requests: bool = False,
+        trust_request_chat_template: bool = False,
+        storage: Storage | None = None,
     ) -> "Services":
         """metrics: None for numbers of this process alone. storage: None for a private one, made when it is first used."""
-        return cls(client, metrics or Metrics(), RequestLog(log_requests, client), UnknownFields(), storage or Storage())
+        log = RequestLog(log_requests, client)
+        return cls(client, metrics or Metrics(), log, UnknownFields(), trust_request_chat_template, storage or Storage())
 
     @property
     def model_names(self) -> list[str]:

@@ -72,9 +72,17 @@ class ChunkWriter:
         tail = b',"logprobs":%b,"finish_reason":null%b}]%b}\n\n' % (json_bytes(logprobs), extra, self._usage(usage))
         return self._texts[index] + json_bytes(text) + self._close_delta + tail
 
-    def role(self, index: int, *, prompt_token_ids: list[int] | None = None, usage: Usage | None = None) -> bytes:
+    def role(
+        self,
+        index: int,
+        *,
+        prompt_token_ids: list[int] | None = None,
+        prompt_text: str | None = None,
+        usage: Usage | None = None,
+    ) -> bytes:
         """A chat choice's first chunk."""
         ids = b"" if prompt_token_ids is None else b',"prompt_token_ids":' + json_bytes(prompt_token_ids)
+        ids += b"" if prompt_text is None else b',"prompt_text":' + json_bytes(prompt_text)
         delta = b'"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
         return self._openings[index] + delta + ids + self._usage(usage) + b"}\n\n"
 

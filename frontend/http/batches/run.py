@@ -155,7 +155,8 @@ class BatchRun:
             self._check_end()
             if not self._fed or self._answers:
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._news.wait(), _RENEW_S)
+                    async with asyncio.timeout(_RENEW_S):  # not wait_for, which in Python 3.11 may swallow a cancellation
+                        await self._news.wait()
 
     def _check_end(self) -> None:
         """Raises _Ends."""

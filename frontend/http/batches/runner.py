@@ -42,7 +42,8 @@ class BatchRunner:
             while True:
                 await self._take_all()
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._storage.batch_made.wait(), LOOK_S)
+                    async with asyncio.timeout(LOOK_S):
+                        await self._storage.batch_made.wait()
                 self._storage.batch_made.clear()
                 for run in self._running:
                     run.look()  # it may be cancelled

@@ -28,7 +28,8 @@ class Window:
         while not self._has_room():
             self._ended.clear()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._ended.wait(), _LOOK_S)
+                async with asyncio.timeout(_LOOK_S):
+                    await self._ended.wait()
         self._running += 1
 
     def leave(self) -> None:

@@ -348,3 +348,20 @@ def test_several_runners_share_many_batches(tmp_path):
             assert len(api.client.streams) == 45
 
     asyncio.run(main())
+
+
+def test_a_stop_is_heard_whenever_it_comes(tmp_path):
+    """Also in the very turn in which there is work: asyncio.wait_for would lose it, in Python 3.11."""
+
+    async def main():
+        async with kept(tmp_path) as api:
+            await api.storage.get("batch", "", "x")
+            for turns in range(8):
+                runner = api.run()
+                await asyncio.sleep(0.02)  # it looks, finds nothing and waits
+                api.storage.batch_made.set()
+                await settle(turns)
+                async with asyncio.timeout(10):
+                    await api.stop(runner)
+
+    asyncio.run(main())

@@ -1,0 +1,168 @@
+"""AsyncLLM: an engine of its own behind asyncio, with vLLM's names. AsyncLLMEngine is its older one.
+
+    engine = AsyncLLM.from_engine_args(AsyncEngineArgs("path/to/model"))
+    async for output in engine.generate("Hello", SamplingParams(max_tokens=32), request_id="0"):
+        print(output.outputs[0].text)
+    engine.shutdown()
+
+For an engine that runs already there is AsyncClient (async_client.py), which this is built on. The connection belongs to the
+event loop in which it is used; in another loop, later, it is made anew.
+"""
+
+import asyncio
+import os
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from typing import Any, Self
+
+from quire.frontend.client.async_client import AsyncClient
+from quire.frontend.client.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output, search_all
+from quire.frontend.client.engine_args import EngineArgs
+from quire.frontend.client.outputs import RequestOutput
+from quire.frontend.client.prompt import Prompt
+from quire.frontend.client.stream import EngineDown
+from quire.frontend.launcher import CoreProcess, launch_core
+from quire.frontend.text.tokenizer import Tokenizer
+from quire.ipc.sampling import SamplingParams
+
+_STOP_GRACE_S = 10.0
+
+
+class AsyncLLM:
+    """An engine of its own. It ends with `shutdown`, an `async with`, garbage collection, or the interpreter's exit."""
+
+    def __init__(self, engine_args: EngineArgs) -> None:
+        """Starts the engine and waits for it. Raises EngineStartError with the engine's own words."""
+        core = launch_core(engine_args.create_engine_config())
+        self._address = core.address
+        self._finalizer = weakref.finalize(self, _stop, core, os.getpid())
+        # of the event loop in use: its connection, and the generator that closes it when the loop's run ends
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._client: AsyncClient | None = None
+        self._connection: AsyncGenerator[None, None] | None = None
+        self._connecting = asyncio.Lock()
+        self._closing: asyncio.Task[None] | None = None
+        self._names: set[str] = set()  # of running requests
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs, **_: Any) -> Self:
+        """Other arguments of vLLM's (usage_context, stat_loggers, ...) are accepted and need nothing here."""
+        return cls(engine_args)
+
+    async def _connected(self) -> AsyncClient:
+        if not self._finalizer.alive:
+            raise EngineDown("this AsyncLLM has been shut down")
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:  # the first time, or asyncio.run once more
+            self._client, self._loop, self._connecting = AsyncClient(self._address), loop, asyncio.Lock()
+            self._connection = None
+        assert self._client is not None
+        async with self._connecting:
+            if self._connection is None:
+                connection = _connection(self._client)
+                await anext(connection)
+                self._connection = connection
+        return self._client
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str = "",
+        *,
+        lora_request: None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> AsyncIterator[RequestOutput]:
+        """Cumulative RequestOutputs until the end. Leaving the loop aborts the request.
+
+        Without sampling_params, the model's defaults. Raises ClientErrors; ValueError for a request_id in use.
+        """
+        if lora_request is not None:
+            raise ValueError("lora_request is not supported")
+        client = await self._connected()
+        if request_id in self._names:
+            raise ValueError(f"request_id {request_id!r} is in use")
+        self._names |= {request_id} - {""}
+        outputs = client.generate(prompt, sampling_params, request_id, priority=priority, cache_salt=cache_salt)
+        try:
+            async for output in outputs:
+                yield output
+        finally:
+            self._names.discard(request_id)
+            await outputs.aclose()  # type: ignore[attr-defined]
+
+    async def beam_search(self, prompt: Prompt, params: BeamSearchParams) -> BeamSearchOutput:
+        """The likeliest continuations, best first. Raises ClientErrors."""
+        client = await self._connected()
+        (found,) = await search_all(client, [prompt], params)
+        return await asyncio.to_thread(beam_search_output, found, client._tokenizer)
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """End requests: their iterators end with what has come. Unknown ids have ended."""
+        client = await self._connected()
+        for each in [request_id] if isinstance(request_id, str) else request_id:
+            client.abort(each)
+
+    async def get_tokenizer(self) -> Tokenizer:
+        return (await self._connected()).tokenizer
+
+    async def check_health(self) -> None:
+        """Raises EngineDown, saying what is wrong, if anything is."""
+        if problem := (await self._connected()).health():
+            raise EngineDown(problem)
+
+    @property
+    def is_running(self) -> bool:
+        return self._finalizer.alive
+
+    @property
+    def is_stopped(self) -> bool:
+        return not self._finalizer.alive
+
+    def shutdown(self) -> None:
+        """Abort what runs and end the engine, which takes a moment. May be called again."""
+        if (
+            self._loop is not None
+            and self._loop is _running_loop()
+            and self._client is not None
+            and self._connection is not None
+        ):
+            for request_id in list(self._client._dispatcher.requests):
+                self._client.abort(request_id)
+            self._closing = self._loop.create_task(self._connection.aclose())
+        self._finalizer()
+
+    async def __aenter__(self) -> Self:
+        await self._connected()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._connection is not None:
+            await self._connection.aclose()
+        await asyncio.to_thread(self._finalizer)
+
+
+AsyncLLMEngine = AsyncLLM
+
+
+async def _connection(client: AsyncClient) -> AsyncGenerator[None, None]:
+    """Connected once it has yielded. At the end of asyncio.run, which closes generators, so is the connection."""
+    try:
+        await client.connect()
+        yield
+    finally:
+        await client.close()
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def _stop(core: CoreProcess, owner_pid: int) -> None:
+    """Nothing in a fork of the process that made it."""
+    if os.getpid() == owner_pid:
+        core.stop(_STOP_GRACE_S)

@@ -1,0 +1,73 @@
+"""vLLM's names and values for an engine's options, as ours: what `LLM`, `LLMEngine` and `AsyncLLM` take.
+
+Options that need nothing here are taken and said so in one line of the log; values that would change something and cannot be
+had are refused. Unknown names are the caller's to refuse (llm.py).
+"""
+
+import logging
+from typing import Any
+
+from quire.ipc.config import EngineConfig
+
+log = logging.getLogger("quire")
+
+ANY = object()
+# vLLM's options without a counterpart here, with the values that need none; ANY: all.
+NOT_NEEDED: dict[str, tuple[Any, ...]] = {
+    "async_scheduling": (ANY,),  # always
+    "code_revision": (None,),
+    "compilation_config": (ANY,),  # nothing is compiled by torch
+    "config_format": ("auto", "hf"),
+    "cpu_offload_gb": (0,),
+    "data_parallel_size": (1,),
+    "disable_custom_all_reduce": (ANY,),
+    "disable_log_requests": (ANY,),
+    "disable_sliding_window": (False,),
+    "distributed_executor_backend": (ANY,),  # ours
+    "enable_chunked_prefill": (None, True),  # always
+    "enable_expert_parallel": (False,),
+    "enable_lora": (False,),
+    "enable_prompt_embeds": (False,),
+    "enable_sleep_mode": (False,),
+    "hf_config_path": (None,),
+    "hf_overrides": (None, {}),
+    "kv_cache_dtype": ("auto",),
+    "kv_transfer_config": (None,),
+    "limit_mm_per_prompt": (None, {}),
+    "max_parallel_loading_workers": (ANY,),
+    "max_seq_len_to_capture": (ANY,),
+    "model_impl": ("auto", "vllm"),
+    "num_lookahead_slots": (0,),
+    "pipeline_parallel_size": (1,),
+    "quantization": (None,),  # read from the checkpoint
+    "runner": ("auto", "generate"),
+    "skip_tokenizer_init": (False,),
+    "speculative_config": (None,),
+    "swap_space": (ANY,),  # there is none: sequences that are preempted are computed again
+    "task": (None, "auto", "generate"),
+    "tokenizer_mode": ("auto", "slow"),
+    "tokenizer_pool_size": (ANY,),
+    "tokenizer_revision": (None,),
+    "trust_remote_code": (ANY,),  # never: no checkpoint's code is run
+    "use_v2_block_manager": (ANY,),
+}
+_DTYPES = {"half": "float16", "float": "float32"}
+_LOAD_FORMATS = {"safetensors": "auto", "hf": "auto"}
+
+
+def engine_options(options: dict[str, Any]) -> dict[str, Any]:
+    """vLLM's options as EngineConfig's. Raises ValueError for a value that is not supported; unknown names are left in."""
+    found, not_needed = dict(options), list[str]()
+    for name in options.keys() & NOT_NEEDED.keys() - set(EngineConfig.__struct_fields__):
+        value, harmless = found.pop(name), NOT_NEEDED[name]
+        if ANY not in harmless and value not in harmless:
+            raise ValueError(f"{name}={value!r} is not supported")
+        if value is not None:
+            not_needed.append(name)
+    if not_needed:
+        log.info("not needed here, and without effect: %s", ", ".join(sorted(not_needed)))
+    if isinstance(found.get("dtype"), str):
+        found["dtype"] = _DTYPES.get(found["dtype"], found["dtype"])
+    if isinstance(found.get("load_format"), str):
+        found["load_format"] = _LOAD_FORMATS.get(found["load_format"], found["load_format"])
+    return {name: value for name, value in found.items() if value is not None}

@@ -1,0 +1,129 @@
+"""LLMEngine: requests added one by one, and a step at a time to see what has come of them, with vLLM's names.
+
+    engine = LLMEngine.from_engine_args(EngineArgs("path/to/model"))
+    engine.add_request("0", "Hello", SamplingParams(max_tokens=32))
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            print(output.request_id, output.outputs[0].text)
+
+The engine runs by itself, in its own process: a step is to wait for news, not to make it. Otherwise it is an LLM (llm.py).
+"""
+
+import asyncio
+import threading
+from collections.abc import Iterable
+from typing import Any, Self
+
+from quire.frontend.client.engine_args import EngineArgs
+from quire.frontend.client.llm import LLM
+from quire.frontend.client.outputs import RequestOutput
+from quire.frontend.client.prompt import Prompt
+from quire.frontend.text.tokenizer import Tokenizer
+from quire.ipc.sampling import SamplingParams
+
+
+class LLMEngine:
+    """An engine of its own. Methods may be called from any thread, but from one at a time."""
+
+    def __init__(self, engine_args: EngineArgs) -> None:
+        """Raises EngineStartError with the engine's own words."""
+        self._llm = LLM(engine_args.model, **engine_args.options)
+        self._changed = threading.Condition()  # guards all below, which the event loop's thread writes, too
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._news: dict[str, RequestOutput] = {}  # the latest of each request, until a step takes it
+        self._errors: list[Exception] = []
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs, **_: Any) -> Self:
+        """Other arguments of vLLM's (usage_context, stat_loggers, ...) are accepted and need nothing here."""
+        return cls(engine_args)
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        arrival_time: float | None = None,
+        lora_request: None = None,
+        *,
+        priority: int = 0,
+    ) -> None:
+        """Begin a request. Raises ValueError for an id in use, and what `LLM.generate` raises for what cannot be run.
+
+        arrival_time is accepted and not used: it arrives now.
+        """
+        if not isinstance(request_id, str):
+            raise TypeError(f"request_id must be a string, got {type(request_id).__name__}")
+        if lora_request is not None:
+            raise ValueError("lora_request is not supported")
+        self._llm._background.run(self._begin(request_id, prompt, params, priority))
+
+    async def _begin(self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int) -> None:
+        client = self._llm._client
+        text, ids = await client._resolve(prompt)
+        client._check_prompt(ids)
+        client._check_params(params, len(ids))
+        with self._changed:
+            if request_id in self._running or request_id in self._news:
+                raise ValueError(f"request_id {request_id!r} is in use")
+            task = asyncio.create_task(self._run(request_id, {"prompt": text, "prompt_token_ids": ids}, params, priority))
+            self._running[request_id] = task
+        await asyncio.sleep(0)  # it is sent now
+
+    async def _run(self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int) -> None:
+        try:
+            async for output in self._llm._client.generate(prompt, params, request_id, priority=priority):
+                with self._changed:
+                    if request_id in self._running:  # not aborted meanwhile
+                        self._news[request_id] = output
+                        self._changed.notify_all()
+        except Exception as error:  # whatever it is: `step` raises it
+            with self._changed:
+                self._errors.append(error)
+        finally:
+            with self._changed:
+                self._running.pop(request_id, None)
+                self._changed.notify_all()
+
+    def step(self) -> list[RequestOutput]:
+        """Wait until some requests have new tokens or an end: the latest output of each, cumulative. [] if none is unfinished.
+
+        Raises the error that a request has failed with, one a call; news of others wait for the next.
+        """
+        with self._changed:
+            while not self._news and not self._errors and self._running:
+                self._changed.wait()
+            if self._errors:
+                raise self._errors.pop(0)
+            news, self._news = self._news, {}
+            return list(news.values())
+
+    def abort_request(self, request_id: str | Iterable[str]) -> None:
+        """End requests: no more is heard of them. Unknown ids have ended."""
+        with self._changed:
+            for each in [request_id] if isinstance(request_id, str) else list(request_id):
+                self._news.pop(each, None)
+                if (task := self._running.pop(each, None)) is not None:
+                    task.get_loop().call_soon_threadsafe(task.cancel)
+            self._changed.notify_all()
+
+    def get_num_unfinished_requests(self) -> int:
+        with self._changed:
+            return len(self._running.keys() | self._news.keys()) + len(self._errors)
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether a step would have something to say, now or later."""
+        return self.get_num_unfinished_requests() > 0
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self._llm.get_tokenizer()
+
+    def shutdown(self) -> None:
+        """End the engine and free what it holds. May be called again."""
+        self._llm.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()

@@ -1,0 +1,148 @@
+"""Fields of both generating routes beyond the sampler's: beam search, truncation, names; and what vLLM has and we have not.
+
+`MoreFields` is a part of each body (schemas.py). `check_fields` refuses, naming the field, what would change the answer and
+cannot be done; field_table.py says of every field what becomes of it.
+"""
+
+import re
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from quire.frontend.client.beam_search import MAX_BEAM_WIDTH, BeamSearchParams
+from quire.frontend.http.api.errors import invalid
+from quire.frontend.http.protocol.errors import ApiError
+from quire.ipc.limits import output_room
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+# Of OpenAI's and vLLM's and not here, with the values that ask for nothing.
+NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
+    "watermarking": (False,),
+    "logprob_token_ids": ([],),
+    "repetition_detection": ({},),
+    "routed_experts_prompt_start": (0,),
+    "stream_interval": (1,),
+    "ec_transfer_params": ({},),
+    "moderation": ({},),
+}
+
+# What a search over the likeliest continuations cannot heed, with the values that ask for nothing. Not here: temperature,
+# top_p, top_k, min_p and seed, for nothing is sampled, and clients send them always.
+_NOT_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
+    "stop": ("", []),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "min_tokens": (0,),
+    "logit_bias": ({},),
+    "allowed_token_ids": ([],),
+    "bad_words": ([],),
+    "prompt_logprobs": (),
+    "structured_outputs": ({},),
+    "response_format": ({"type": "text"},),
+    "tool_choice": ("none", "auto"),
+    "thinking_token_budget": (-1,),
+}
+
+
+class MoreFields(msgspec.Struct, kw_only=True):
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | str | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    skip_reading_prefix_cache: bool | None = None
+    request_id: Annotated[str, msgspec.Meta(max_length=256)] | None = None
+    # refused, but for values that ask for nothing
+    watermarking: Any = None
+    logprob_token_ids: Any = None
+    repetition_detection: Any = None
+    routed_experts_prompt_start: Any = None
+    stream_interval: Any = None
+    ec_transfer_params: Any = None
+    moderation: Any = None
+
+
+def check_fields(body: Any) -> None:
+    """body: SamplingFields. Raises ApiError 400, naming the field."""
+    for name, harmless in NOT_SUPPORTED.items():
+        value = getattr(body, name)
+        if value is not None and value not in harmless:
+            raise ApiError(400, f"{name}: this value is not supported by this server.", param=name, code="unsupported_value")
+    if body.request_id is not None and not _REQUEST_ID.fullmatch(body.request_id):
+        raise invalid("request_id takes up to 128 letters, digits and characters of '._:-'", "request_id")
+    if body.use_beam_search:
+        _check_beams(body)
+    else:
+        _check_best_of(body)
+
+
+def _check_best_of(body: Any) -> None:
+    for name, default in (("length_penalty", 1), ("early_stopping", False)):
+        if getattr(body, name) not in (None, default, "never"):
+            raise invalid(f"{name} needs use_beam_search: true", name)
+    best_of, n = body.best_of, body.n or 1
+    if best_of is None:
+        return
+    if best_of < n:
+        raise invalid(f"best_of must be at least n ({n}), got {best_of}", "best_of")
+    if best_of > n and body.stream:
+        raise invalid("best_of above n is not available with stream: true, for the best is known at the end", "best_of")
+
+
+def _check_beams(body: Any) -> None:
+    width = beam_width(body)
+    if not 1 <= width <= MAX_BEAM_WIDTH or width < (body.n or 1):
+        name = "n" if body.best_of is None else "best_of"
+        what = f"{name}, the beams of use_beam_search, must be at least {max(1, body.n or 1)} and at most {MAX_BEAM_WIDTH}"
+        raise invalid(f"{what}, got {width}", name)
+    for name, harmless in _NOT_WITH_BEAMS.items():
+        value = getattr(body, name, None)
+        if value is not None and value not in harmless:
+            raise invalid(f"{name} is not available with use_beam_search: true", name)
+    beam_search_params(body, 1)  # raises for what is out of bounds
+    if body.stream:
+        raise invalid("stream: true is not available with use_beam_search: true, for the best is known at the end", "stream")
+
+
+def beam_width(body: Any) -> int:
+    """Beams that are kept; n of them are returned, all unless best_of says more."""
+    width: int = body.best_of if body.best_of is not None else 1 if body.n is None else body.n
+    return width
+
+
+def beam_search_params(body: Any, max_tokens: int) -> BeamSearchParams:
+    """Raises ApiError 400."""
+    try:
+        return BeamSearchParams(
+            beam_width(body),
+            max_tokens,
+            ignore_eos=bool(body.ignore_eos),
+            length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
+            include_stop_str_in_output=bool(body.include_stop_str_in_output),
+            stop_token_ids=body.stop_token_ids,
+            early_stopping=body.early_stopping or False,
+            skip_special_tokens=body.skip_special_tokens is not False,
+        )
+    except ValueError as error:
+        raise invalid(str(error), str(error).split()[0]) from None
+
+
+def num_kept(body: Any, max_model_len: int, max_tokens: int | None) -> int | None:
+    """truncate_prompt_tokens as a number of tokens; -1: what fits beside max_tokens. None: all. Raises ApiError 400."""
+    keep: int | None = body.truncate_prompt_tokens
+    if keep == -1:
+        return max(1, output_room(max_tokens or 1, max_model_len))
+    if keep is not None and keep < 1:
+        raise invalid(f"truncate_prompt_tokens must be at least 1, or -1 for what fits, got {keep}", "truncate_prompt_tokens")
+    return keep
+
+
+def echoed_text(body: Any) -> str:
+    """What a chat's `echo` puts before the answer: the last message's text, if that is the assistant's, too."""
+    last = body.messages[-1]
+    if not body.echo or not isinstance(last, dict) or last.get("role") != "assistant":
+        return ""
+    content = last.get("content")
+    if isinstance(content, list):
+        return "".join(part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str))
+    return content if isinstance(content, str) else ""

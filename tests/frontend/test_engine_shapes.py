@@ -1,0 +1,188 @@
+"""LLMEngine, AsyncLLM and their arguments, as vLLM's users know them: over the real engine and the bundled model."""
+
+import argparse
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+import quire
+from quire import AsyncEngineArgs, AsyncLLM, AsyncLLMEngine, BeamSearchParams, EngineArgs, LLMEngine, SamplingParams
+from quire.frontend.client.stream import EngineDown, TooLong
+
+SMALL = {"device": "cpu", "dtype": "float32", "max_model_len": 256, "max_num_seqs": 8, "cpu_kv_cache_gib": 0.05}
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+LONG = SamplingParams(temperature=0.0, max_tokens=240, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[LLMEngine]:
+    with LLMEngine.from_engine_args(EngineArgs(**SMALL), usage_context=None) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def async_llm() -> Iterator[AsyncLLM]:
+    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**SMALL))
+    yield engine
+    engine.shutdown()
+
+
+# ------------------------------------------------------------------------------------------------------------- arguments
+def test_arguments_have_vllms_names_and_defaults(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("quire"), "propagate", True)
+    caplog.set_level(logging.INFO, "quire")
+    args = EngineArgs(model="m", dtype="half", swap_space=4, trust_remote_code=True, quantization=None, seed=3)
+    assert (args.model, args.dtype, args.seed, args.max_num_seqs) == ("m", "float16", 3, None)
+    assert args.create_engine_config().dtype == "float16"
+    assert [r.getMessage() for r in caplog.records if "not needed" in r.getMessage()] == [
+        "not needed here, and without effect: swap_space, trust_remote_code"
+    ]
+    args.max_num_seqs = 7
+    assert args.create_engine_config().max_num_seqs == dataclasses.asdict(args)["max_num_seqs"] == 7
+    assert EngineArgs(**dataclasses.asdict(args)) == args
+    with pytest.raises(AttributeError, match="nowhere"):
+        args.nowhere = 5
+
+
+@pytest.mark.parametrize("kind", [EngineArgs, AsyncEngineArgs])
+def test_wrong_arguments_are_named(kind):
+    with pytest.raises(TypeError, match=rf"{kind.__name__} has no option 'max_model_length'; did you mean max_model_len"):
+        kind(max_model_length=5)
+    with pytest.raises(ValueError, match="quantization='awq' is not supported"):
+        kind(quantization="awq")
+    with pytest.raises(ValueError, match="max_model_len"):
+        kind(max_model_len="long")
+
+
+def test_arguments_from_a_command_line():
+    parser = EngineArgs.add_cli_args(argparse.ArgumentParser())
+    args = EngineArgs.from_cli_args(parser.parse_args(["m", "--max-num-seqs", "3"]))
+    assert (args.model, args.max_num_seqs) == ("m", 3)
+
+
+def test_names_of_the_package():
+    assert AsyncLLMEngine is AsyncLLM
+    assert all(getattr(quire, name) is not None for name in quire.__all__)
+
+
+# ------------------------------------------------------------------------------------------------------------- LLMEngine
+def until_done(engine: LLMEngine) -> dict:
+    """The last output of each request."""
+    last: dict = {}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            before = last.get(output.request_id)
+            assert before is None or not before.finished
+            assert before is None or len(output.outputs[0].token_ids) > len(before.outputs[0].token_ids) or output.finished
+            last[output.request_id] = output
+    assert all(output.finished for output in last.values())
+    return last
+
+
+def test_requests_are_added_and_stepped_to_their_ends(engine):
+    prompts = {"a": "Once upon a time", "b": {"prompt": "The cat"}, "c": [5, 6, 7]}
+    for name, prompt in prompts.items():
+        engine.add_request(name, prompt, GREEDY)
+    assert engine.get_num_unfinished_requests() == 3
+    last = until_done(engine)
+    want = engine._llm.generate(list(prompts.values()), GREEDY)
+    assert {n: o.outputs[0].token_ids for n, o in last.items()} == {
+        n: o.outputs[0].token_ids for n, o in zip(prompts, want, strict=True)
+    }
+    assert last["a"].prompt == "Once upon a time" and last["c"].prompt is None
+    assert engine.step() == [] and not engine.has_unfinished_requests()
+
+
+def test_an_aborted_request_is_heard_of_no_more(engine):
+    for name in ("stays", "goes", "goes too"):
+        engine.add_request(name, "The cat", LONG)
+    engine.step()
+    engine.abort_request("goes")
+    engine.abort_request(["goes too", "never was"])
+    assert engine.get_num_unfinished_requests() == 1
+    last = until_done(engine)
+    assert list(last) == ["stays"] and len(last["stays"].outputs[0].token_ids) == 240
+    engine.add_request("goes", "The cat", GREEDY)  # its name is free again
+    assert list(until_done(engine)) == ["goes"]
+
+
+def test_what_cannot_run_is_said_when_it_is_added(engine):
+    engine.add_request("a", "The cat", LONG)
+    with pytest.raises(ValueError, match="'a' is in use"):
+        engine.add_request("a", "The cat", GREEDY)
+    with pytest.raises(TooLong):
+        engine.add_request("b", [5] * 300, GREEDY)
+    with pytest.raises(ValueError, match="allowed_token_ids"):
+        engine.add_request("b", "x", SamplingParams(allowed_token_ids=[1 << 20]))
+    with pytest.raises(TypeError, match="request_id"):
+        engine.add_request(5, "x", GREEDY)
+    with pytest.raises(ValueError, match="lora_request"):
+        engine.add_request("b", "x", GREEDY, None, object())
+    engine.abort_request("a")
+    assert not engine.has_unfinished_requests()
+
+
+def test_an_error_of_the_engines_is_raised_by_a_step(engine):
+    engine.add_request("fine", "The cat", GREEDY)
+    engine.add_request("not", "The cat", GREEDY, priority=3)  # which needs another policy: the engine knows
+    failed, finished = [], []
+    while engine.has_unfinished_requests():
+        try:
+            finished += [o.request_id for o in engine.step() if o.finished]
+        except ValueError as error:
+            failed.append(str(error))
+    assert finished == ["fine"] and len(failed) == 1 and "priority" in failed[0]
+
+
+# -------------------------------------------------------------------------------------------------------------- AsyncLLM
+def test_outputs_come_as_they_are_made(async_llm):
+    async def one(name: str) -> list:
+        return [output async for output in async_llm.generate("The cat", GREEDY, name)]
+
+    async def main():
+        several = await asyncio.gather(*map(one, "abc"))
+        for name, outputs in zip("abc", several, strict=True):
+            assert outputs[-1].finished and len(outputs[-1].outputs[0].token_ids) == 8
+            assert {o.request_id for o in outputs} == {name}
+            assert len(outputs[0].outputs[0].token_ids) <= 8
+        assert (await async_llm.get_tokenizer()).encode("a")
+        await async_llm.check_health()
+        beams = await async_llm.beam_search("The cat", BeamSearchParams(2, 4))
+        assert len(beams.sequences) == 2
+
+    for _ in range(2):  # in a loop of its own each
+        asyncio.run(main())
+    assert async_llm.is_running and not async_llm.is_stopped
+
+
+def test_an_abort_ends_its_iterator(async_llm):
+    async def main():
+        outputs = []
+        async for output in async_llm.generate("The cat", LONG, "mine"):
+            outputs.append(output)
+            if len(outputs) == 1:
+                with pytest.raises(ValueError, match="in use"):
+                    await anext(async_llm.generate("The cat", GREEDY, "mine"))
+                await async_llm.abort(["mine", "unknown"])
+        assert outputs[-1].outputs[0].finish_reason == "abort"
+        assert len(outputs[-1].outputs[0].token_ids) < 240
+        assert [o async for o in async_llm.generate("The cat", GREEDY, "mine")][-1].finished
+
+    asyncio.run(main())
+
+
+def test_after_its_end_it_says_so():
+    async def main():
+        async with AsyncLLM(AsyncEngineArgs(**SMALL)) as engine:
+            stream = engine.generate("The cat", LONG, "mine")
+            assert await anext(stream)
+            await stream.aclose()
+        assert engine.is_stopped
+        engine.shutdown()
+        with pytest.raises(EngineDown):
+            await anext(engine.generate("The cat", GREEDY, "more"))
+
+    asyncio.run(main())
