@@ -8,11 +8,13 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import zmq
 
+from quire.enginecore.grammar.compiler import GrammarCompiler
+from quire.enginecore.grammar.steps import TOO_LATE, GrammarSteps
 from quire.enginecore.intake import Intake, IntakeConfig, in_words
 from quire.enginecore.masks import StepMasks
 from quire.enginecore.owners import Owners
@@ -21,27 +23,27 @@ from quire.enginecore.publish import messages_of, read_logprobs, side_messages
 from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.scheduler import Scheduler
 from quire.enginecore.scheduling.step import ScheduledStep, StepOutput
-from quire.enginecore.stats import StatsLine
+from quire.enginecore.stats import Statistics
 from quire.enginecore.step_times import Expected
+from quire.enginecore.utilities import Utilities
 from quire.enginecore.worker_supervisor import WorkerSupervisor
 from quire.enginecore.workers import WorkerGroup, WorkersFailed
 from quire.ipc.links.core_to_frontends import CoreToFrontends, name_of
 from quire.ipc.messages import (
     Abort,
     AddRequest,
-    Beat,
-    ControlReply,
-    DumpStacks,
     EngineLimits,
     Finish,
     FrontendMessage,
+    ProcessorsInfo,
     RequestError,
     ShuttingDown,
     SideResults,
     TokenLogprobs,
+    Utility,
 )
-from quire.ipc.process.stacks import stacks
 from quire.ipc.step.sections import NO_TOKEN, STEP_MASK
+from quire.ipc.utilities import ServerInfo
 
 log = logging.getLogger("quire.enginecore")
 
@@ -50,6 +52,7 @@ BEAT_INTERVAL_S = 0.5
 SPIN_S = 2e-3  # the poller's resolution is a millisecond: closer to a step's expected end the loop spins
 LATE_S = 1e-2  # so long the loop spins on for a step that takes longer than expected
 AWAKE_S = 5e-3  # so long after the last result it spins for the next request: waking it took 0.04 to 0.5 ms
+PROCESSOR_FAILED = "a logits processor of the engine failed on this request"  # why a request has no token
 PUBLISH_FIRST_ROWS = 32  # somebody may wait for a first token, and a plan of so few rows is made before the GPU needs it
 
 
@@ -63,6 +66,9 @@ class CoreConfig:
     spins: bool  # never when the workers need the CPU
     log_requests: bool
     log_stats: bool
+    info: ServerInfo = field(default_factory=lambda: ServerInfo({}))
+    has_profiler: bool = False
+    processors: ProcessorsInfo | None = None
 
 
 @dataclass
@@ -75,7 +81,7 @@ class InFlight:
 
 class EngineCore:
     """`workers` are ready. `on_beat` is called with each Beat, for a parent that watches us. preparers: what requests may
-    have to wait for before they can run, see preparation.py."""
+    have to wait for before they can run, see preparation.py; grammars: the preparer of structured output."""
 
     def __init__(
         self,
@@ -84,6 +90,7 @@ class EngineCore:
         workers: WorkerGroup,
         on_beat: Callable[[], None] = lambda: None,
         preparers: Iterable[Preparer] = (),
+        grammars: GrammarCompiler | None = None,
     ):
         self.config = config
         self.link = link
@@ -99,27 +106,30 @@ class EngineCore:
                 by_priority=s.policy == "priority",
                 seed=config.seed,
                 max_num_waiting=config.max_num_waiting,
+                processors=config.processors,
             ),
             self.scheduler.kv.hasher,
         )
-        self.preparing = PreparingRequests(preparers)
+        self.preparing = PreparingRequests([*preparers, *([grammars.prepare] if grammars is not None else [])])
         self.stopping = False
         self._draining_until = 0.0
         self.owners = Owners(link)
+        self.utilities = Utilities(self.owners, workers, self.scheduler, config.info, config.has_profiler)
         self._in_flight: deque[InFlight] = deque()
         self._side_results: dict[int, SideResults] = {}  # step -> not yet passed on
         self._masks = StepMasks(config.step_timeout_s)
+        self._grammar = GrammarSteps(self.scheduler, workers, self.owners, self._masks, grammars, link.epoch)
         self._wants_stacks = False
         self._expected = Expected()
         self._last_result = 0.0
         self._next_beat = 0.0
         self._on_beat = on_beat
-        self._stats = StatsLine(config.log_stats)
+        self.stats = Statistics(config.log_stats, s.max_num_seqs)
         self._poller = self._make_poller()
 
     def _make_poller(self) -> zmq.Poller:
         poller = zmq.Poller()
-        for source in (*self.link.sockets(), self.preparing.fileno(), *self.workers.pollables()):
+        for source in (*self.link.sockets(), self.preparing.fileno(), *self._grammar.pollables(), *self.workers.pollables()):
             poller.register(source, zmq.POLLIN)
         return poller
 
@@ -184,6 +194,8 @@ class EngineCore:
             case Finish():
                 self.scheduler.finish(owner, message.key)
                 self.preparing.finish(owner, message.key)
+            case Utility():
+                self.utilities.handle(owner, message, self.link.epoch)
 
     def _add(self, owner: int, message: AddRequest) -> None:
         if self.stopping:
@@ -225,7 +237,7 @@ class EngineCore:
             self._in_flight.append(InFlight(scheduled, now, rows, num_logprobs))
             self.workers.send_plan(plan.encode())
             if len(scheduled.mask_rows):
-                self._masks.expect(scheduled.step, scheduled.mask_rows, self.supervisor.now)
+                self._grammar.expect(scheduled, self.supervisor.now)
 
     def send_masks(self, step: int, rows: np.ndarray, masks: np.ndarray) -> None:
         """Masks (int32 [n, words]) of some mask rows of a step in flight; those that come too late are dropped."""
@@ -238,11 +250,17 @@ class EngineCore:
             return False
         done = self._in_flight.popleft()
         step, now = done.scheduled, time.monotonic()
-        self._expected.learn(step, now - max(done.sent_at, self._last_result))
+        seconds = now - max(done.sent_at, self._last_result)
+        self._expected.learn(step, seconds)
         self._last_result = now
         if step.side_rows:
             self._pass_on_side_results(step)
-        out = self.scheduler.update(step, self._tokens(step))
+        tokens = self._tokens(step)
+        news = self._grammar.take(step, tokens)
+        out = self.scheduler.update(step, tokens)
+        self._grammar.advance(news, out)
+        if news:
+            self.stats.masks(time.monotonic() - now)
         logprobs: list[TokenLogprobs] = []
         if len(done.logprob_rows):
             logprobs = read_logprobs(out, self.workers.result_ring, step.step, done.num_logprobs)
@@ -255,29 +273,28 @@ class EngineCore:
             finally:
                 self._publish(out, logprobs)
         self.scheduler.register_filled_blocks()
-        self._stats.step(len(step.slots), step.num_tokens)
+        self.stats.step(len(step.slots), step.num_tokens, seconds, time.monotonic() - now)
         return True
 
     def _tokens(self, step: ScheduledStep) -> np.ndarray:
         """What the workers have sampled, int32 [rows]. Raises WorkersFailed for what no correct worker writes."""
         tokens = self.workers.result_ring.tokens(step.step, len(step.slots))
-        if len(step.mask_rows):
-            tokens = self._end_without_token(step, tokens)
+        for rows, why in ((step.mask_rows, TOO_LATE), (step.processed_rows, PROCESSOR_FAILED)):
+            if len(rows):
+                tokens = self._end_without_token(step, rows, tokens, why)
         if (tokens.view(np.uint32) >= self.config.limits.vocab_size)[step.samples].any():
             raise WorkersFailed("a worker's result is a token outside the vocabulary")
         return tokens
 
-    def _end_without_token(self, step: ScheduledStep, tokens: np.ndarray) -> np.ndarray:
-        """End the requests of mask rows that have NO_TOKEN, which count for nothing then."""
-        without = step.mask_rows[tokens[step.mask_rows] == NO_TOKEN]
+    def _end_without_token(self, step: ScheduledStep, rows: np.ndarray, tokens: np.ndarray, why: str) -> np.ndarray:
+        """End the requests of those of these rows that have NO_TOKEN, which count for nothing then."""
+        without = rows[tokens[rows] == NO_TOKEN]
         for slot in step.slots[without]:
             if not self.scheduler.slots.alive[slot]:
                 continue  # aborted since, and its id may be another request's by now
             seq = self.scheduler.slots.sequence(slot)
             if self.scheduler.abort(seq.owner, seq.request_id):
-                self.owners.refuse(
-                    seq.owner, seq.request_id, "engine_error", "what its output may go on with was not found out in time"
-                )
+                self.owners.refuse(seq.owner, seq.request_id, "engine_error", why)
         tokens[without] = 0
         return tokens
 
@@ -339,22 +356,8 @@ class EngineCore:
         if now < self._next_beat:
             return
         self._next_beat = now + BEAT_INTERVAL_S
-        c, s = self.scheduler.counters, self.scheduler
-        beat = Beat(
-            epoch=self.link.epoch,
-            oldest_step_s=self.supervisor.oldest_step_s,
-            num_running=s.num_running,
-            num_waiting=self._num_waiting,
-            kv_usage=s.kv.pool.usage,
-            prompt_tokens=c.prompt_tokens,
-            cached_tokens=c.cached_tokens,
-            generation_tokens=c.generation_tokens,
-            preemptions=c.preemptions,
-            worker_restarts=self.supervisor.num_restarts,
-            ready=self.workers.is_ready,
-        )
-        self.link.broadcast(beat)
-        self._stats.beat(beat, now)
+        self.link.broadcast(self.stats.beat(self.link.epoch, self.scheduler, self.preparing, self.supervisor, self.workers))
+        self.stats.log(now)
         self._on_beat()
 
     # ----------------------------------------------------------------------------------------------------- workers
@@ -364,26 +367,19 @@ class EngineCore:
         is_overdue = self.supervisor.check(self._in_flight[0].scheduled.step if self._in_flight else None)
         if is_overdue and not self._is_done(self._in_flight[0]):
             self.supervisor.fail_step()
-        if self._masks:
-            for step, rows in self._masks.overdue(self.supervisor.now):
-                self.workers.send_no_masks(step, rows)
+        self._grammar.turn(self.supervisor.now)
         if self._wants_stacks:
-            self._log_stacks()
+            self._wants_stacks = False
+            self.utilities.log_stacks()
         if not self.workers.is_ready and self.supervisor.start_if_due():
             self._poller = self._make_poller()
-
-    def _log_stacks(self) -> None:
-        self._wants_stacks = False
-        log.info("stacks of the core:\n%s", stacks())
-        if self.workers.is_ready:
-            self.workers.send_control(DumpStacks, _log_reply)
 
     def _replace_workers(self, why: str) -> None:
         """Fail what was in flight; new workers start when it is time. What waits goes on waiting. Raises WorkersFailed."""
         self.workers.kill()
         self._in_flight.clear()
         self._side_results.clear()
-        self._masks.clear()
+        self._grammar.clear()
         gone = self.scheduler.reset()
         log.error("%s; %d sequences in flight failed", why, len(gone))
         for owner, request_id in {(s.owner, s.request_id) for s in gone}:
@@ -392,7 +388,3 @@ class EngineCore:
         self._last_result = 0.0
         self._poller = self._make_poller()
         self.supervisor.plan_start(why)
-
-
-def _log_reply(reply: ControlReply) -> None:
-    log.info("stacks of worker %d:\n%s", reply.rank, reply.error or reply.payload.decode(errors="replace"))

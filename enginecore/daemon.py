@@ -19,6 +19,8 @@ import zmq
 from quire.enginecore.core import BEAT_INTERVAL_S, CoreConfig, EngineCore
 from quire.enginecore.device import find_gpus
 from quire.enginecore.garbage import keep_pauses_short
+from quire.enginecore.grammar.compiler import GrammarCompiler
+from quire.enginecore.grammar.mask_threads import mask_threads
 from quire.enginecore.kv.manager import KVManager
 from quire.enginecore.loading.model_files import (
     ModelFilesError,
@@ -28,16 +30,19 @@ from quire.enginecore.loading.model_files import (
     resolve_model,
     resolve_tokenizer,
 )
+from quire.enginecore.params_check import ParamsCheck
 from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.prefill_budget import mixed_step_tokens
 from quire.enginecore.worker_supervisor import SAY_EVERY_S, log_slow_start
 from quire.enginecore.workers import WorkerGroup, WorkersFailed
 from quire.ipc.config import EngineConfig, WorkerConfig
+from quire.ipc.engine_stats import CacheInfo
 from quire.ipc.links.core_to_frontends import CoreToFrontends, file_infos, new_epoch
 from quire.ipc.links.curve import CoreKeys, load_core_keys, load_keys, make_keys, write_keys
 from quire.ipc.messages import PROTOCOL_VERSION, Beat, EngineLimits, Welcome, WorkerProfile
 from quire.ipc.process.children import Child
 from quire.ipc.process.cpus import cpu_share
+from quire.ipc.utilities import ServerInfo
 from quire.ipc.version import VERSION
 
 log = logging.getLogger("quire.enginecore")
@@ -103,12 +108,17 @@ def _run(
         raise StartupError(str(error)) from error
     workers = WorkerGroup(worker_config(config, folder, summary), prespawned)
     link = _bind(config)  # before anything slow: an address in use is said at once
+    eos, threads = tuple(summary.eos_token_ids), mask_threads(cpu_share())
+    grammars = GrammarCompiler(files.get("tokenizer.json"), summary.vocab_size, eos, threads)
     try:
         workers.start()
+        grammars.start()  # while the workers load the model
         profile = _wait_until_ready(workers, link, early)
         core_config = core_config_of(config, summary, workers.template, profile)
         link.set_welcome(_welcome(config, link.epoch, core_config, summary, files), files)
-        core = EngineCore(core_config, link, workers, on_beat)
+        checks_params = profile.processors is not None and profile.processors.checks_params
+        preparers = [ParamsCheck(workers)] if checks_params else []
+        core = EngineCore(core_config, link, workers, on_beat, preparers, grammars)
         _on_stop_signals(lambda *_: core.stop(0.0 if core.stopping else DRAIN_S))
         signal.signal(signal.SIGUSR1, lambda *_: core.ask_for_stacks())
         early.check()
@@ -119,6 +129,7 @@ def _run(
             core.run()
     finally:
         workers.stop()
+        grammars.close()
         link.close()
 
 
@@ -163,6 +174,9 @@ def worker_config(config: EngineConfig, folder: Path, summary: ModelSummary) -> 
         enforce_eager=config.enforce_eager,
         max_logprobs=config.max_logprobs,
         seed=config.seed,
+        profile_dir=config.profile_dir,
+        logits_processors=config.logits_processors,
+        logits_processors_path=config.logits_processors_path,
     )
 
 
@@ -203,7 +217,26 @@ def core_config_of(config: EngineConfig, summary: ModelSummary, worker: WorkerCo
         spins=worker.device == "cuda" and cpu_share() > 2,
         log_requests=config.enable_log_requests,
         log_stats=not config.disable_log_stats,
+        info=server_info(config, worker, profile, capacity),
+        has_profiler=config.profile_dir is not None,
+        processors=profile.processors,
     )
+
+
+def server_info(config: EngineConfig, worker: WorkerConfig, profile: WorkerProfile, capacity: int) -> ServerInfo:
+    """What the engine runs with, defaults resolved: nothing of keys, no address, no template's text."""
+    hidden = ("key", "secret", "password", "hf_token", "curve_", "listen", "chat_template")
+    names = [n for n in EngineConfig.__struct_fields__ if not any(word in n for word in hidden)]
+    values = {name: getattr(worker, name, getattr(config, name)) for name in names}
+    values |= {
+        "device": profile.device,
+        "max_model_len": capacity,
+        "num_gpu_blocks": profile.num_blocks,
+        "vocab_size": profile.vocab_size,
+        "version": VERSION,
+    }
+    simple = (str, int, float, bool, list, type(None))
+    return ServerInfo({name: value if isinstance(value, simple) else str(value) for name, value in values.items()})
 
 
 def kv_capacity_tokens(windows: tuple[int, ...], block_size: int, num_blocks: int, max_model_len: int) -> int:
@@ -280,6 +313,13 @@ def _welcome(config: EngineConfig, epoch: int, core: CoreConfig, summary: ModelS
         created=int(time.time()),
         step_timeout_s=config.step_timeout_s,
         spins=core.spins,
+        cache=CacheInfo(
+            block_size=core.scheduler.block_size,
+            num_gpu_blocks=core.scheduler.num_blocks,
+            enable_prefix_caching=config.enable_prefix_caching,
+            gpu_memory_utilization=config.gpu_memory_utilization,
+            cache_dtype="auto",
+        ),
     )
 
 

@@ -21,7 +21,11 @@ class StepMasks:
 
     def expect(self, step: int, rows: np.ndarray, now: float) -> None:
         """The plan of a step with these mask rows was sent."""
-        self._due[step] = (set(rows.tolist()), now + min(MASK_TIMEOUT_S, self._step_timeout_s / 2))
+        self._due[step] = (set(rows.tolist()), now + self._timeout_s)
+
+    @property
+    def _timeout_s(self) -> float:
+        return min(MASK_TIMEOUT_S, self._step_timeout_s / 2)
 
     def send(self, step: int, rows: np.ndarray) -> bool:
         """Whether masks for these rows are still wanted, all of them; then they count as sent."""
@@ -33,6 +37,15 @@ class StepMasks:
         if not due:
             self._due.pop(step, None)
         return True
+
+    def due(self, step: int) -> set[int]:
+        """The rows of this step that wait."""
+        return self._due[step][0] if step in self._due else set()
+
+    def postpone(self, step: int, now: float) -> None:
+        """What this step waits for can only be made from now on."""
+        if step in self._due:
+            self._due[step] = (self._due[step][0], now + self._timeout_s)
 
     def overdue(self, now: float) -> list[tuple[int, np.ndarray]]:
         """(step, rows) that are given up now."""

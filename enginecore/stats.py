@@ -1,12 +1,118 @@
-"""The line of statistics that the core logs every 10 s while there is something to say."""
+"""Statistics: what the core counts about its steps, the Beat that carries it, and the line logged every 10 s.
+
+Fed by the loop (core.py) once a step, and by who computes masks once for each step that has some: an index and two additions
+for each distribution. It asks the scheduler and the workers only when a Beat is due.
+"""
 
 import logging
+import os
+from bisect import bisect_left
+from collections.abc import Sequence
 
+from quire.enginecore.preparation import PreparingRequests
+from quire.enginecore.scheduling.scheduler import Scheduler
+from quire.enginecore.worker_supervisor import WorkerSupervisor
+from quire.enginecore.workers import WorkerGroup
+from quire.ipc.engine_stats import (
+    BATCH_FILL,
+    HOST_SECONDS,
+    ITERATION_TOKENS,
+    STEP_SECONDS,
+    Distribution,
+    EngineStats,
+)
 from quire.ipc.messages import Beat
+from quire.ipc.process.usage import process_usage
 
 log = logging.getLogger("quire.enginecore")
 
 INTERVAL_S = 10.0
+
+
+class Counted:
+    """A distribution under way. bounds: as in ipc/engine_stats.py."""
+
+    __slots__ = ("_bounds", "_counts", "_sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def so_far(self) -> Distribution:
+        return Distribution(self._counts.copy(), self._sum)
+
+
+class Statistics:
+    """log_stats: whether there is a line every INTERVAL_S. max_num_seqs: rows of a full batch."""
+
+    def __init__(self, log_stats: bool, max_num_seqs: int) -> None:
+        self._line = StatsLine(log_stats)
+        self._max_num_seqs = max_num_seqs
+        self._iteration_tokens = Counted(ITERATION_TOKENS)
+        self._step_time = Counted(STEP_SECONDS)
+        self._host_time = Counted(HOST_SECONDS)
+        self._mask_time = Counted(HOST_SECONDS)
+        self._batch_fill = Counted(BATCH_FILL)
+        self._last_beat: Beat | None = None
+
+    def step(self, num_rows: int, num_tokens: int, seconds: float, host_s: float) -> None:
+        """A step whose result is published. seconds: it took on the workers; host_s: the loop spent on it since."""
+        self._line.step(num_rows, num_tokens)
+        self._iteration_tokens.observe(num_tokens)
+        self._step_time.observe(seconds)
+        self._host_time.observe(host_s)
+        self._batch_fill.observe(num_rows / self._max_num_seqs)
+
+    def masks(self, seconds: float) -> None:
+        """The grammar masks of one step were computed."""
+        self._mask_time.observe(seconds)
+
+    def beat(
+        self,
+        epoch: int,
+        scheduler: Scheduler,
+        preparing: PreparingRequests,
+        supervisor: WorkerSupervisor,
+        workers: WorkerGroup,
+    ) -> Beat:
+        c = scheduler.counters
+        self._last_beat = Beat(
+            epoch=epoch,
+            oldest_step_s=supervisor.oldest_step_s,
+            num_running=scheduler.num_running,
+            num_waiting=len(scheduler.waiting) + preparing.num_sequences,
+            kv_usage=scheduler.kv.pool.usage,
+            prompt_tokens=c.prompt_tokens,
+            cached_tokens=c.cached_tokens,
+            generation_tokens=c.generation_tokens,
+            preemptions=c.preemptions,
+            worker_restarts=supervisor.num_restarts,
+            ready=workers.is_ready,
+            stats=self._message(preparing.num_sequences, workers.pids),
+        )
+        return self._last_beat
+
+    def _message(self, num_deferred: int, worker_pids: Sequence[int]) -> EngineStats:
+        names = {os.getpid(): "engine"} | {pid: f"worker-{rank}" for rank, pid in enumerate(worker_pids)}
+        return EngineStats(
+            num_deferred=num_deferred,
+            iteration_tokens=self._iteration_tokens.so_far(),
+            step_time=self._step_time.so_far(),
+            host_time=self._host_time.so_far(),
+            mask_time=self._mask_time.so_far(),
+            batch_fill=self._batch_fill.so_far(),
+            processes=[usage for pid, name in names.items() if (usage := process_usage(pid, name)) is not None],
+        )
+
+    def log(self, now: float) -> None:
+        """After a beat; `now`: seconds of a monotonic clock."""
+        if self._last_beat is not None:
+            self._line.beat(self._last_beat, now)
 
 
 class StatsLine:

@@ -31,7 +31,7 @@ from quire.ipc.messages import (
 )
 from quire.ipc.process.children import WORKER_MODULE, Child, how_it_ended, prespawn, wait_for_all
 from quire.ipc.step.control import encode_control
-from quire.ipc.step.masks import mask_records, no_masks_record
+from quire.ipc.step.masks import free_record, mask_records, no_masks_record
 from quire.ipc.step.plan_ring import KIND_CONTROL, KIND_MASK, KIND_PLAN, KIND_SHUTDOWN, PlanRing, RingCorrupt, RingFull
 from quire.ipc.step.result_ring import ResultRing
 from quire.ipc.step.sections import HEADER
@@ -138,6 +138,11 @@ class WorkerGroup:
         self._dying = wait_for_all(self._dying, 0.0)
         return [f"pid {child.pid}" for child in self._dying]
 
+    @property
+    def pids(self) -> list[int]:
+        """By rank; none between two generations."""
+        return [child.pid for child in self._children]
+
     # ------------------------------------------------------------------------------------------------------- events
     def pollables(self) -> Iterator[int | zmq.Socket]:
         """What the core's poller must watch: deaths, messages, results. Nothing between two generations."""
@@ -216,6 +221,10 @@ class WorkerGroup:
         """These mask rows of the step last sent get no mask: their results will be NO_TOKEN."""
         self._write(KIND_MASK, *no_masks_record(step, rows))
 
+    def send_free(self, step: int, rows: np.ndarray) -> None:
+        """These mask rows of the step last sent may be any token."""
+        self._write(KIND_MASK, *free_record(step, rows))
+
     # ------------------------------------------------------------------------------------------------------ control
     def send_control(self, make: Callable[[int], ControlRequest], on_reply: Callable[[ControlReply], None]) -> None:
         """Tell every serving worker something, between two of its steps; `make` is given the request's id.
@@ -226,8 +235,8 @@ class WorkerGroup:
         if not self.is_ready:
             raise WorkersFailed("the workers do not serve yet")
         self._last_control += 1
+        self._unanswered[self._last_control] = (set(range(self.world_size)), on_reply)  # `kill` tells it if this fails
         self._write(KIND_CONTROL, encode_control(make(self._last_control)))
-        self._unanswered[self._last_control] = (set(range(self.world_size)), on_reply)
 
     def _replied(self, reply: ControlReply) -> None:
         ranks, on_reply = self._unanswered.get(reply.id, (set(), None))

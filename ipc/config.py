@@ -42,6 +42,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     seed: int = 0
     tensor_parallel_size: int = 1
     step_timeout_s: float = 60.0
+    logits_processors: list[str] = []  # the operator's own classes: module:Class, or file.py:Class
+    logits_processors_path: list[str] = []  # folders where their modules are looked for, after the installed ones
+    profile_dir: str | None = None  # where /start_profile may write its traces; None: nowhere
     enable_log_requests: bool = False
     disable_log_stats: bool = False
     listen: str | None = None  # ipc:// or tcp:// address; None: a private one
@@ -98,6 +101,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     enforce_eager: bool
     max_logprobs: int
     seed: int
+    profile_dir: str | None = None
+    logits_processors: list[str] = []
+    logits_processors_path: list[str] = []
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
@@ -159,6 +165,24 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         "--enable-log-requests", action="store_true", help="log each request's id, lengths and parameters, never its text"
     )
     group.add_argument("--disable-log-stats", action="store_true", help="no statistics line every 10 s")
+    _add_own_code_arguments(parser)
+
+
+def _add_own_code_arguments(parser: argparse.ArgumentParser) -> None:
+    """For who develops with it: classes of one's own, and where the time goes."""
+    group = parser.add_argument_group("own code and profiles")
+    for flag, metavar, help_text in (
+        ("--logits-processors", "MODULE:CLASS", "classes of vLLM's LogitsProcessor interface, or FILE.py:CLASS, for requests "
+         "with vllm_xargs (default: none)"),
+        ("--logits-processors-path", "FOLDER", "where their modules are looked for, after the installed ones and the current "
+         "folder (default: nowhere else)"),
+    ):  # fmt: skip
+        group.add_argument(flag, nargs="+", action="extend", default=[], metavar=metavar, help=help_text)
+    group.add_argument(
+        "--profile-dir",
+        metavar="FOLDER",
+        help="where torch's profiler writes its traces, which /start_profile begins (default: no profiling)",
+    )
 
 
 def engine_config_from(args: argparse.Namespace, **more: Any) -> EngineConfig:

@@ -12,9 +12,11 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from quire.ipc.engine_stats import CacheInfo, EngineStats
 from quire.ipc.sampling import SamplingParams
+from quire.ipc.utilities import UtilityAnswer, UtilityCall
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 # Limits on one message, in bytes. A receiver drops the sender (frontend) or the message (core) that goes beyond.
 MAX_FRONTEND_MESSAGE = 64 << 20  # a request: a prompt of 8 M tokens as int32 would fit
@@ -115,7 +117,15 @@ class Ping(Message, tag="ping", frozen=True):
     epoch: int
 
 
-FrontendMessage = Hello | GetFile | AddRequest | Abort | Finish | Ping
+class Utility(Message, tag="utility", frozen=True):
+    """Something that is asked of the engine beside requests; answered once, by a UtilityResult of the same id."""
+
+    epoch: int
+    id: int  # chosen by the frontend
+    call: UtilityCall
+
+
+FrontendMessage = Hello | GetFile | AddRequest | Abort | Finish | Ping | Utility
 
 
 # ------------------------------------------------------------------------------------------------- core -> frontend
@@ -145,6 +155,7 @@ class Welcome(Message, tag="welcome", frozen=True):
     created: int  # seconds since the Unix epoch, for /v1/models
     step_timeout_s: float
     spins: bool = False  # it waits without sleep, for its model needs no CPU: where cores are left, a frontend may do so, too
+    cache: CacheInfo | None = None  # for /metrics
 
 
 class File(Message, tag="file", frozen=True):
@@ -240,6 +251,13 @@ class Beat(Message, tag="beat", frozen=True):
     preemptions: int
     worker_restarts: int
     ready: bool  # False while the workers (re)start
+    stats: EngineStats | None = None  # None until there is a loop that makes steps
+
+
+class UtilityResult(Message, tag="utility_result", frozen=True):
+    epoch: int
+    id: int
+    answer: UtilityAnswer
 
 
 class ShuttingDown(Message, tag="shutting_down", frozen=True):
@@ -248,7 +266,7 @@ class ShuttingDown(Message, tag="shutting_down", frozen=True):
     epoch: int
 
 
-CoreMessage = Welcome | File | Refused | RequestError | StepOutputs | PromptLogprobs | Beat | ShuttingDown
+CoreMessage = Welcome | File | Refused | RequestError | StepOutputs | PromptLogprobs | Beat | UtilityResult | ShuttingDown
 
 
 # ------------------------------------------------------------------------------------------------- worker <-> core
@@ -257,6 +275,13 @@ class KVGroup(Message, frozen=True):
 
     window: int
     layers: list[int]
+
+
+class ProcessorsInfo(Message, frozen=True):
+    """The operator's own logits processors, as loaded."""
+
+    all_requests: bool  # see every request, not only those with extra_args
+    checks_params: bool  # may refuse a request: ask with CheckParams
 
 
 class WorkerProfile(Message, tag="profile", frozen=True):
@@ -272,6 +297,7 @@ class WorkerProfile(Message, tag="profile", frozen=True):
     activation_bytes: int
     block_bytes: int
     num_processor_rows: int  # of the pool of rare sampling state
+    processors: ProcessorsInfo | None = None
 
 
 class WorkerReady(Message, tag="ready", frozen=True):
@@ -326,7 +352,33 @@ class DumpStacks(Message, tag="dump_stacks", frozen=True):
     id: int
 
 
-ControlRequest = DumpStacks  # a union: what a serving worker is told between two steps, in a record of the plan ring
+class CaptureMaskedTails(Message, tag="capture_masked_tails", frozen=True):
+    """Steps with grammar masks will come: make ready for them, a little after each step. Answered at once, by nothing."""
+
+    id: int
+
+
+class StartProfiler(Message, tag="start_profiler", frozen=True):
+    """Record what this worker does from now on."""
+
+    id: int
+
+
+class StopProfiler(Message, tag="stop_profiler", frozen=True):
+    """Write the trace: answered by the file's name in UTF-8."""
+
+    id: int
+
+
+class CheckParams(Message, tag="check_params", frozen=True):
+    """Whether the operator's logits processors can deal with these: answered by why not, in UTF-8, or nothing."""
+
+    id: int
+    params: SamplingParams
+
+
+# What a serving worker is told between two steps, in a record of the plan ring.
+ControlRequest = DumpStacks | CaptureMaskedTails | StartProfiler | StopProfiler | CheckParams
 
 
 class AllocateKV(Message, tag="allocate_kv", frozen=True):

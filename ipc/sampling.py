@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from quire.ipc.step.sections import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_LOGPROBS
-from quire.ipc.structured_outputs import StructuredOutputs
+from quire.ipc.structured_outputs import StructuredOutputs, check_grammar
 
 SAMPLING_EPS = 1e-5  # a temperature below this means greedy
 MIN_TEMPERATURE = 1e-2  # a positive temperature below this is raised to it, as in vLLM: fp32 logits / T overflow below
@@ -21,7 +21,17 @@ MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 1024  # characters of one stop string
 MAX_STOP_TOKEN_IDS = 240  # with the model's own end-of-sequence ids (at most 16) they fill a row of MAX_MASKED_STOPS
 MAX_REASONING_END_IDS = 16
-_MAY_QUOTE = {"stop", "bad_words", "bad_words_token_ids", "logit_bias", "allowed_token_ids", "structured_outputs"}  # a text
+MAX_EXTRA_ARGS = 64  # names
+MAX_EXTRA_ARGS_BYTES = 16 << 10  # as JSON
+_MAY_QUOTE = {
+    "stop",
+    "bad_words",
+    "bad_words_token_ids",
+    "logit_bias",
+    "allowed_token_ids",
+    "structured_outputs",
+    "extra_args",
+}  # a text
 
 # name: (lowest, highest, whether the lowest itself is allowed); None = no limit on that side. NaN and infinity never pass.
 BOUNDS: dict[str, tuple[float | None, float | None, bool]] = {
@@ -57,6 +67,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True,
     structured_outputs: what the output must be (ipc/structured_outputs.py). thinking_token_budget: so many tokens after the
     prompt, at most, a reasoning model thinks before its end-of-thinking token is forced. skip_reading_prefix_cache: compute the
     whole prompt, whatever of it is cached.
+    extra_args: JSON for the logits processors that the engine was started with (--logits-processors).
 
     Raises ValueError, naming the field, for a value outside its bounds.
     """
@@ -87,6 +98,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True,
     structured_outputs: StructuredOutputs | None = None
     thinking_token_budget: int | None = None
     skip_reading_prefix_cache: bool | None = None
+    extra_args: dict[str, Any] | None = None
     # filled in by the frontend, which has the tokenizer
     bad_words_token_ids: list[list[int]] | None = None
     reasoning_end_token_ids: list[int] | None = None  # end of the thinking that goes before structured output
@@ -162,6 +174,8 @@ def _check_lists(p: SamplingParams) -> None:
     _check_ids("reasoning_end_token_ids", p.reasoning_end_token_ids, MAX_REASONING_END_IDS)
     if p.allowed_token_ids is not None and not p.allowed_token_ids:
         raise ValueError("allowed_token_ids must not be empty")
+    if p.extra_args is not None:
+        _check_extra_args(p.extra_args)
     if p.logit_bias is not None:
         if len(p.logit_bias) > MAX_LOGIT_BIAS:
             raise ValueError(f"logit_bias takes at most {MAX_LOGIT_BIAS} tokens, got {len(p.logit_bias)}")
@@ -176,6 +190,19 @@ def _check_lists(p: SamplingParams) -> None:
             if not 1 <= len(word) <= MAX_BAD_WORD_TOKENS:
                 raise ValueError(f"each of bad_words must be 1 to {MAX_BAD_WORD_TOKENS} tokens long, got {len(word)}")
             _check_ids("bad_words", word, MAX_BAD_WORD_TOKENS)
+
+
+def _check_extra_args(extra_args: dict[str, Any]) -> None:
+    if not isinstance(extra_args, dict) or not all(isinstance(name, str) for name in extra_args):
+        raise ValueError("extra_args must be an object whose names are strings")
+    if len(extra_args) > MAX_EXTRA_ARGS:
+        raise ValueError(f"extra_args takes at most {MAX_EXTRA_ARGS} names, got {len(extra_args)}")
+    try:
+        size = len(msgspec.json.encode(extra_args))
+    except (TypeError, ValueError, RecursionError):
+        raise ValueError("extra_args must hold JSON values only") from None
+    if size > MAX_EXTRA_ARGS_BYTES:
+        raise ValueError(f"extra_args may be at most {MAX_EXTRA_ARGS_BYTES >> 10} KiB long, got {size} bytes")
 
 
 def _check_strings(name: str, strings: list[str] | str | None, most: int) -> None:
@@ -209,11 +236,16 @@ def loggable(p: SamplingParams) -> dict[str, Any]:
 
 
 def check_against(p: SamplingParams, *, vocab_size: int, max_logprobs: int) -> None:
-    """Check what only the engine knows: ids within the vocabulary, the engine's own cap on logprobs. Raises ValueError."""
+    """Check what only the engine knows, or takes time: ids within the vocabulary, the engine's own cap on logprobs, nesting of
+    grammars. Raises ValueError."""
     for name in ("logprobs", "prompt_logprobs"):
         value = getattr(p, name)
         if value is not None and value > max_logprobs:
             raise ValueError(f"{name} must be at most {max_logprobs}, got {value}")
+    if p.structured_outputs is not None:
+        check_grammar(p.structured_outputs)
+    if p.thinking_token_budget is not None and not p.reasoning_end_token_ids:
+        raise ValueError("thinking_token_budget needs a reasoning model, whose end of thinking is known")
     words = [i for word in p.bad_words_token_ids or [] for i in word]
     for name, ids in (
         ("stop_token_ids", p.stop_token_ids or []),

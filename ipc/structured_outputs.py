@@ -1,8 +1,14 @@
-"""StructuredOutputs: what an output must be, as a kind of grammar and its text. Made by frontends, compiled by the core."""
+"""StructuredOutputs: what an output must be, as a kind of grammar and its text. Made by frontends, compiled by the core.
+
+Length is checked when the struct is made, also when it comes over a wire; nesting by `check_grammar`, which the frontend
+calls so that its 400 can name the field, and the core again (both through sampling.check_against). Whether the text is a
+grammar at all is found out where it is compiled (enginecore/grammar/).
+"""
 
 from typing import Literal
 
 import msgspec
+import numpy as np
 
 MAX_GRAMMAR_BYTES = 256 << 10  # of the text, in UTF-8
 MAX_GRAMMAR_DEPTH = 64  # of brackets within brackets
@@ -20,3 +26,32 @@ class StructuredOutputs(msgspec.Struct, frozen=True, array_like=True, forbid_unk
     def __post_init__(self) -> None:
         if len(self.text) > MAX_GRAMMAR_BYTES or len(self.text.encode(errors="replace")) > MAX_GRAMMAR_BYTES:
             raise ValueError(f"structured_outputs may be at most {MAX_GRAMMAR_BYTES >> 10} KiB long")
+
+
+def check_grammar(wanted: StructuredOutputs) -> None:
+    """Raises ValueError for brackets nested beyond MAX_GRAMMAR_DEPTH. 1 ms for the longest text."""
+    if nesting_depth(wanted) > MAX_GRAMMAR_DEPTH:
+        raise ValueError(f"structured_outputs: brackets may be nested {MAX_GRAMMAR_DEPTH} deep at most")
+
+
+def nesting_depth(wanted: StructuredOutputs) -> int:
+    """Brackets that are open at once, at most; those that are quoted or escaped do not count. In a regex, parentheses alone."""
+    is_regex = wanted.kind == "regex"
+    data = wanted.text.encode(errors="replace").replace(b"\\\\", b"  ")
+    for escaped in (b"\\(", b"\\)", b'\\"'):
+        data = data.replace(escaped, b"  ")
+    steps = (_PARENTHESES if is_regex else _BRACKETS)[np.frombuffer(data, np.uint8)]
+    if not is_regex:
+        quotes = np.frombuffer(data, np.uint8) == ord('"')
+        steps[np.cumsum(quotes) & 1 == 1] = 0
+    return int(np.cumsum(steps, dtype=np.int32).max(initial=0))
+
+
+def _steps(opening: bytes, closing: bytes) -> np.ndarray:
+    """int8 [256]: what a byte adds to the depth."""
+    table = np.zeros(256, np.int8)
+    table[list(opening)], table[list(closing)] = 1, -1
+    return table
+
+
+_PARENTHESES, _BRACKETS = _steps(b"(", b")"), _steps(b"([{", b")]}")

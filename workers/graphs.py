@@ -21,7 +21,14 @@ import numpy as np
 import torch
 
 from quire.ipc.step.plan import StepPlan
-from quire.ipc.step.sections import VARIANT_FILTER, VARIANT_LOGPROBS, VARIANT_MASK, VARIANT_PROCESSORS, VARIANT_RANDOM
+from quire.ipc.step.sections import (
+    VARIANT_CUSTOM,
+    VARIANT_FILTER,
+    VARIANT_LOGPROBS,
+    VARIANT_MASK,
+    VARIANT_PROCESSORS,
+    VARIANT_RANDOM,
+)
 from quire.kernels.tuning.current import current
 from quire.kernels.tuning.table import padded_sizes
 from quire.workers.attention.attention import ModelAttention
@@ -190,6 +197,10 @@ class StepRunner(Protocol):
         self, device_plan: torch.Tensor, logits: torch.Tensor, variant: int, step: int = 0, without: np.ndarray = ...
     ) -> None: ...
 
+    def processed_tail(
+        self, plan: StepPlan, device_plan: torch.Tensor, logits: torch.Tensor, read_masks: ReadMasks
+    ) -> None: ...
+
     def load_masks(self, plan: StepPlan, read_masks: ReadMasks) -> np.ndarray: ...
 
 
@@ -206,6 +217,7 @@ class StepGraphs:
         self._forward: dict[BatchDescriptor, torch.cuda.CUDAGraph] = {}
         self._tail: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}  # (rows, variant)
         self._ahead = deque(self.sizes.ahead())
+        self._masked: deque[tuple[int, int]] = deque()  # tails with masks to be captured, (rows, variant)
 
     def run(self, plan: StepPlan, read_masks: ReadMasks) -> bool:
         """Replay the step if its kind is captured; its plan must be on the device already."""
@@ -213,11 +225,14 @@ class StepGraphs:
         if batch is None:
             return False
         rows = batch.rows
-        variant = plan.variant | VARIANT_MASK if plan.late_mask else plan.variant & ~VARIANT_MASK
+        own = plan.variant & ~VARIANT_CUSTOM
+        variant = own | VARIANT_MASK if plan.late_mask else own & ~VARIANT_MASK
         if batch not in self._forward or (rows, variant) not in self._tail:
             self._capture_met(batch, variant)
         self._forward[batch].replay()
-        if plan.late_mask and len(without := self._runner.load_masks(plan, read_masks)):
+        if plan.variant & VARIANT_CUSTOM:
+            self._runner.processed_tail(plan, self._device.plan, self._logits[:rows], read_masks)
+        elif plan.late_mask and len(without := self._runner.load_masks(plan, read_masks)):
             self._runner.tail(self._device.plan, self._logits[:rows], variant, plan.step, without)
         else:
             self._tail[rows, variant].replay()
@@ -249,6 +264,7 @@ class StepGraphs:
         self._forward.clear()
         self._tail.clear()
         self._ahead.clear()
+        self._masked.clear()
         self._pool = torch.cuda.graph_pool_handle()  # torch gives a pool back with its last graph, and refuses to use it again
         torch.cuda.empty_cache()
 
@@ -285,6 +301,23 @@ class StepGraphs:
         if self._ahead and self._device.is_idle():
             self._capture_unmet(self._ahead.popleft())
         return bool(self._ahead)
+
+    def expect_masks(self) -> None:
+        """The first grammar was admitted: have tails with masks captured, those of few rows first."""
+        rows = sorted({*self.sizes.decode, prompt_rows(self.sizes.mixed_rows), *self.sizes.mixed_rows})
+        self._masked = deque((r, v | VARIANT_MASK) for r in rows if r <= MAX_ROWS_AHEAD for v in COMMON_VARIANTS)
+
+    def capture_masked_tail(self) -> None:
+        """Capture one of these, in some milliseconds in which the device works on the step that it was given."""
+        while self._masked:
+            rows, variant = self._masked.popleft()
+            if (rows, variant) in self._tail:
+                continue
+            try:
+                self._tail[rows, variant] = self._captured(lambda: self._run_tail(rows, variant))  # noqa: B023 (runs now)
+            except torch.OutOfMemoryError:
+                self._masked.clear()  # they are captured when they are met, which makes room
+            return
 
     def _capture_unmet(self, batch: BatchDescriptor) -> bool:
         """Capture a step with common sampling; False, and nothing more will be captured ahead, if there is no memory for it."""

@@ -12,6 +12,7 @@ import numpy as np
 from quire.ipc.step.masks import RowsAndMasks, decode_masks
 from quire.ipc.step.plan import StepPlan
 from quire.ipc.step.plan_ring import KIND_CONTROL, KIND_MASK, PlanReader
+from quire.ipc.step.sections import MASKS_NONE
 
 MASK_WAIT_S = 1.0  # of one look: there is no limit to all of them, for the core has one
 MASK_SPIN_S = 2e-4
@@ -49,5 +50,5 @@ class Records:
                 if not named <= due:
                     raise RuntimeError(f"masks came for rows {sorted(named - due)} of step {plan.step}, which wait for none")
                 due -= named
-                if come.masks is not None:
+                if come.kind != MASKS_NONE:
                     yield come.rows, come.masks

@@ -13,13 +13,14 @@ import torch
 from quire.ipc.process.cpus import cpu_share
 from quire.ipc.step.masks import RowsAndMasks
 from quire.ipc.step.plan import StepPlan, decode_logits_processors, decode_plan
-from quire.ipc.step.sections import PREFILL_CANDIDATES, PREFILL_PROMPT_LOGPROBS, VARIANT_MASK
+from quire.ipc.step.sections import PREFILL_CANDIDATES, PREFILL_PROMPT_LOGPROBS, VARIANT_CUSTOM, VARIANT_MASK
 from quire.kernels.sampling.logits_processors import apply_logits_processors
 from quire.kernels.sampling.sampler_cpu import prompt_logprobs
 from quire.kernels.step.tables import SlotTables, StepBuffers
 from quire.workers.devices.device import Device, DeviceContext
 from quire.workers.devices.masks import ReadMasks
 from quire.workers.graphs import StepGraphs
+from quire.workers.logits_processors.batch import CustomProcessors
 from quire.workers.models.decoder import CausalLM
 
 NO_ROWS = np.zeros(0, np.int32)
@@ -43,8 +44,15 @@ class PromptRow(NamedTuple):
 
 
 class ModelRunner:
-    def __init__(self, model: CausalLM, ctx: DeviceContext, make_device: Callable[[DeviceContext], Device]):
+    def __init__(
+        self,
+        model: CausalLM,
+        ctx: DeviceContext,
+        make_device: Callable[[DeviceContext], Device],
+        custom_processors: CustomProcessors | None = None,
+    ):
         self.model = model
+        self.custom_processors = custom_processors
         self.ctx = ctx
         self.device = make_device(ctx)
         self.attention = self.device.new_attention()
@@ -53,7 +61,10 @@ class ModelRunner:
         self.tables = SlotTables.allocate(ctx.max_rows, num_groups, ctx.max_blocks, ctx.device)
         self.buffers = StepBuffers.allocate(ctx.max_tokens, ctx.max_rows, num_groups, ctx.device)
         self._decode_rows = np.zeros(0, np.int32)  # as the core knows them
-        self._appliers = {"logits_processors": self._apply_logits_processors}  # of the sections applied on the host
+        self._appliers = {  # of the sections applied on the host
+            "logits_processors": self._apply_logits_processors,
+            "custom_processors": self._take_in_custom_processors,
+        }
         if ctx.device.type == "cuda":
             torch.cuda.synchronize()  # all of this was filled on another stream than the steps' own
 
@@ -64,6 +75,8 @@ class ModelRunner:
         if not plan.same_decode_rows:
             self._decode_rows = plan.decode_rows.copy()
         device_plan = self.device.load_plan(words)
+        if self.custom_processors is not None:
+            self.custom_processors.begin_step(plan)
         for name, apply in self._appliers.items():
             if name in plan.sections:
                 apply(plan.sections[name])
@@ -73,6 +86,10 @@ class ModelRunner:
 
     def _apply_logits_processors(self, words: np.ndarray) -> None:
         apply_logits_processors(self.tables, self.ctx.pool, decode_logits_processors(words))
+
+    def _take_in_custom_processors(self, words: np.ndarray) -> None:
+        assert self.custom_processors is not None
+        self.custom_processors.take_in(words)
 
     @torch.inference_mode()
     def compile_kernels(self, words: np.ndarray, *, graphs: bool) -> None:
@@ -95,6 +112,17 @@ class ModelRunner:
         """With nothing to do: capture one more step that may come; False if there is none."""
         return self.graphs is not None and self.graphs.capture_ahead()
 
+    def expect_masks(self) -> None:
+        """Steps with grammar masks will come."""
+        if self.graphs is not None:
+            self.graphs.expect_masks()
+
+    @torch.inference_mode()
+    def capture_masked_tail(self) -> None:
+        """Between two steps: capture one more tail with masks, if they are expected and it is missing."""
+        if self.graphs is not None:
+            self.graphs.capture_masked_tail()
+
     def _run(self, plan: StepPlan, device_plan: torch.Tensor, read_masks: ReadMasks) -> list[PromptRow]:
         rows, decode_rows = plan.num_rows, len(plan.decode_rows)
         hidden = self.forward(device_plan, plan.num_tokens, rows, decode_rows, every_token=plan.wants_prompt_logprobs)
@@ -105,7 +133,9 @@ class ModelRunner:
         logits = self.model.compute_logits(hidden)
         if plan.wants_candidates:
             prompt_rows += self._candidates(plan, logits)
-        if plan.late_mask:
+        if plan.variant & VARIANT_CUSTOM:
+            self.processed_tail(plan, device_plan, logits, read_masks)
+        elif plan.late_mask:
             self.tail(device_plan, logits, plan.variant | VARIANT_MASK, plan.step, self.load_masks(plan, read_masks))
         else:
             self.tail(device_plan, logits, plan.variant & ~VARIANT_MASK)
@@ -140,6 +170,21 @@ class ModelRunner:
             self.device.tail_without_masks(*args, step, without)
         else:
             self.device.tail(*args)
+
+    def processed_tail(self, plan: StepPlan, device_plan: torch.Tensor, logits: torch.Tensor, read_masks: ReadMasks) -> None:
+        """The tail of a step some of whose logits (the first plan.num_rows) the operator's own processors see; eager.
+
+        They see them before masks are read, for the plan's place in the ring is given back then."""
+        assert self.custom_processors is not None
+        processed, failed = self.custom_processors.process(plan, logits, self.buffers.input_ids)
+        variant, step = plan.variant & ~VARIANT_CUSTOM & ~VARIANT_MASK, plan.step
+        if plan.late_mask:
+            variant, failed = variant | VARIANT_MASK, np.union1d(failed, self.load_masks(plan, read_masks))
+        args = (device_plan, logits, self.tables, self.buffers, variant)
+        if len(failed):
+            self.device.tail_without_masks(*args, step, failed, processed)
+        else:
+            self.device.tail(*args, processed=processed)
 
     def load_masks(self, plan: StepPlan, read_masks: ReadMasks) -> np.ndarray:
         """Take the step's masks as they come; returns the rows that were to have one and got none."""

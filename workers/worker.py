@@ -18,12 +18,16 @@ from quire.ipc.links.core_and_workers import WorkerToCore
 from quire.ipc.messages import (
     MAX_CONTROL_PAYLOAD,
     AllocateKV,
+    CaptureMaskedTails,
+    CheckParams,
     ControlReply,
     ControlRequest,
     DumpStacks,
     KVGroup,
     PromptLogprobsOfRow,
     SideResults,
+    StartProfiler,
+    StopProfiler,
     WorkerFailed,
     WorkerProfile,
     WorkerReady,
@@ -43,12 +47,16 @@ from quire.workers.devices.device import Device, DeviceContext
 from quire.workers.devices.threads import choose_num_threads
 from quire.workers.loading.prepare_cpu import quicken_attributes
 from quire.workers.loading.weights import WeightsError, dummy_weights, load_weights
+from quire.workers.logits_processors.batch import CustomProcessors
+from quire.workers.logits_processors.engine import vllm_config
+from quire.workers.logits_processors.load import ProcessorError, load_classes
 from quire.workers.memory import Budget, OutOfMemory, cpu_budget, cpu_step_bytes, gpu_budget, graphs_bytes, largest_plan
 from quire.workers.models.build import build_model
 from quire.workers.models.config import ModelConfig, ModelConfigError
 from quire.workers.models.decoder import CausalLM
 from quire.workers.models.families import read_model_config
 from quire.workers.parallel import Parallel
+from quire.workers.profiler import Profiler, ProfilerError
 from quire.workers.records import Records
 from quire.workers.runner import ModelRunner, PromptRow, no_masks
 
@@ -72,6 +80,8 @@ class Worker:
         self.ring = ResultRing.attach(own_fds(config.result_ring_fds)) if config.result_ring_fds else None
         self.device = torch.device("cuda", config.rank) if config.device == "cuda" else torch.device("cpu")
         self.parallel = Parallel(config.rank, config.world_size, self.device)
+        self.custom_processors: CustomProcessors | None = None
+        self.profiler = Profiler(config.profile_dir, config.rank, config.device)
 
     def run(self) -> None:
         """Start up, serve, end. Raises what the core cannot be told of."""
@@ -79,7 +89,7 @@ class Worker:
             runner = self._start()
             with runner.device.stream():
                 self._warm_up(runner)
-        except (ModelConfigError, WeightsError, TuningError, OutOfMemory, torch.OutOfMemoryError) as error:
+        except (ModelConfigError, WeightsError, TuningError, ProcessorError, OutOfMemory, torch.OutOfMemoryError) as error:
             return self._fail(str(error))
         except Exception as error:
             if not type(error).__module__.startswith("triton."):
@@ -101,6 +111,7 @@ class Worker:
     # ----------------------------------------------------------------------------------------------------- start-up
     def _start(self) -> ModelRunner:
         c = self.config
+        classes = load_classes(c.logits_processors, c.logits_processors_path)
         model_config = read_model_config(c.model_dir)
         dtype = choose_dtype(c.dtype, model_config, c.device)
         if c.device == "cuda":
@@ -110,7 +121,9 @@ class Worker:
         model = self._load(model_config, dtype)
         cache = KVCache(model_config.attention_specs(self.parallel), c.block_size, dtype)
         weights_bytes = model.weights_bytes
-        runner = ModelRunner(model, self._context(model_config, cache, dtype), self._make_device)
+        if classes:
+            self.custom_processors = CustomProcessors(classes, vllm_config(c, model_config, dtype, self.device), self.device)
+        runner = ModelRunner(model, self._context(model_config, cache, dtype), self._make_device, self.custom_processors)
         budget = self._measure(runner, weights_bytes)
         self._report(runner, budget, weights_bytes)
         command = self._await_allocation()
@@ -177,6 +190,8 @@ class Worker:
             runner.step(words, no_masks)
         torch.cuda.synchronize()
         peak = torch.cuda.max_memory_allocated() - before
+        if self.custom_processors is not None:  # may see a whole batch, copied, as float32, and once more
+            peak += c.max_num_seqs * runner.ctx.config.vocab_size * (runner.ctx.dtype.itemsize + 12)
         cache.release()
         logits = c.max_num_seqs * runner.ctx.config.vocab_size * runner.ctx.dtype.itemsize
         return gpu_budget(c, cache, weights_bytes, peak, graphs_bytes(c, weights_bytes, peak, logits))
@@ -196,6 +211,7 @@ class Worker:
                 activation_bytes=budget.activation_bytes,
                 block_bytes=cache.block_bytes,
                 num_processor_rows=runner.ctx.pool.num_rows,
+                processors=self.custom_processors.info if self.custom_processors is not None else None,
             )
         )
 
@@ -221,6 +237,7 @@ class Worker:
         while True:
             record = records.read(timeout_s, spin_s if record is not None else 0.0)
             if record is None:
+                runner.capture_masked_tail()
                 more_to_capture = more_to_capture and runner.capture_ahead()
                 timeout_s = CAPTURE_PAUSE_S if more_to_capture else READ_TIMEOUT_S
                 continue
@@ -229,7 +246,7 @@ class Worker:
             if kind == KIND_SHUTDOWN:
                 return
             if kind == KIND_CONTROL:
-                self._answer(decode_control(words))
+                self._answer(decode_control(words), runner)
                 continue
             if kind != KIND_PLAN:
                 raise RuntimeError(f"a record of kind {kind} came where a plan was due")
@@ -239,6 +256,9 @@ class Worker:
             if results := runner.step(words, records.masks):
                 self._send_side_results(step, results)
             runner.device.signal()
+            if self.profiler.is_active:
+                self.profiler.step_done()
+            runner.capture_masked_tail()
 
     def _refuse_plan(self, world_size: int) -> None:
         """The sender takes us for a rank of another group: our shards are not what it thinks. The core replaces us."""
@@ -246,13 +266,23 @@ class Worker:
         ours = f"worker {c.rank} is one of {c.world_size}"
         self._fail(f"{ours} and was sent a plan for a world size of {world_size}")
 
-    def _answer(self, request: ControlRequest) -> None:
+    def _answer(self, request: ControlRequest, runner: ModelRunner) -> None:
         """Do what the core asks for between two steps. What goes wrong is its answer, not the worker's end."""
         error, payload = "", b""
         try:
             match request:
                 case DumpStacks():
                     payload = stacks().encode(errors="replace")
+                case CaptureMaskedTails():
+                    runner.expect_masks()
+                case StartProfiler():
+                    self.profiler.start()
+                case CheckParams() if self.custom_processors is not None:
+                    payload = self.custom_processors.check(request.params).encode(errors="replace")
+                case StopProfiler():
+                    payload = self.profiler.stop().encode()
+        except ProfilerError as failure:
+            error = str(failure)
         except Exception as failure:
             log.exception("a control request failed")
             error = f"{type(failure).__name__}: {failure}"

@@ -46,6 +46,7 @@ class ModelSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     max_model_len: int  # the model's own limit, rope scaling included
     eos_token_ids: list[int]  # ascending
+    vocab_size: int
 
 
 # ------------------------------------------------------------------------------------------------------- folders
@@ -139,6 +140,7 @@ def model_summary(model_dir: Path, tokenizer_dir: Path | None = None, generation
     return ModelSummary(
         max_model_len=_max_model_len(config),
         eos_token_ids=_eos_token_ids(config, generation, tokenizer_dir or model_dir, vocab_size),
+        vocab_size=vocab_size,
     )
 
 

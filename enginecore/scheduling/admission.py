@@ -142,6 +142,9 @@ class Admission:
         if seq.needs_processor_row:
             build.add_processors(logits_processors_of(seq, known))
             self._work -= PROCESSOR_WORK
+        if seq.is_processed:
+            build.add_custom_processors(seq, known)
+            self._work -= PROCESSOR_WORK
         build.slot_updates.append(slot_words(seq))
         table = self._kv.table_of(seq.blocks, slot)
         build.block_updates += table

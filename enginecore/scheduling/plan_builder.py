@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from quire.enginecore.scheduling.sequence import Sequence
+from quire.ipc.step.custom_processors import CustomProcessorsRecord, encode_record
 from quire.ipc.step.plan import DTYPES, LogitsProcessors, StepPlan, encode_logits_processors, struct_of
 from quire.ipc.step.sections import (
     MAX_BAD_WORD_TOKENS,
@@ -47,6 +48,7 @@ class PlanBuilder:
         self._prefill_rows: list[bytes] = []
         self._prefill_tokens: list[np.ndarray] = []
         self._processors: list[np.ndarray] = []
+        self._custom_processors: list[np.ndarray] = []
         self.processor_words = 0
         self.table_updates = 0  # block updates that repeat a cached prefix
 
@@ -68,7 +70,15 @@ class PlanBuilder:
         self._processors.append(record)
         self.processor_words += len(record)
 
-    def finish(self, decode: np.ndarray, same: bool, variants: np.ndarray, lengths: np.ndarray) -> StepPlan:
+    def add_custom_processors(self, seq: Sequence, known: np.ndarray) -> None:
+        """A sequence with a new slot, for the operator's own logits processors; `known`: all its ids."""
+        record = encode_record(CustomProcessorsRecord(seq.slot, seq.prompt, known[len(seq.prompt) :], seq.params))
+        self._custom_processors.append(record)
+        self.processor_words += len(record)
+
+    def finish(
+        self, decode: np.ndarray, same: bool, variants: np.ndarray, lengths: np.ndarray, mask_rows: np.ndarray = NO_WORDS
+    ) -> StepPlan:
         sections: dict[str, np.ndarray] = {}
         if self.slot_updates:
             sections["slot_updates"] = np.frombuffer(b"".join(self.slot_updates), DTYPES["slot_updates"])
@@ -81,6 +91,10 @@ class PlanBuilder:
             sections["prefill_tokens"] = np.concatenate(self._prefill_tokens)
         if self._processors:
             sections["logits_processors"] = np.concatenate(self._processors)
+        if self._custom_processors:
+            sections["custom_processors"] = np.concatenate(self._custom_processors)
+        if len(mask_rows):
+            sections["mask_rows"] = mask_rows
         longest = int(lengths[: len(decode)].max()) if len(decode) else 0
         return StepPlan(
             step=self.step,

@@ -14,7 +14,7 @@ from quire.enginecore.scheduling.admission import Admission
 from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.decode import DecodeRows, num_tokens_of
 from quire.enginecore.scheduling.leaving import Leaving
-from quire.enginecore.scheduling.plan_builder import PlanBuilder
+from quire.enginecore.scheduling.plan_builder import NO_WORDS, PlanBuilder
 from quire.enginecore.scheduling.prefill import Prefills
 from quire.enginecore.scheduling.prefill_budget import prefill_budget
 from quire.enginecore.scheduling.sequence import Sequence, SequenceState, Slots
@@ -22,6 +22,7 @@ from quire.enginecore.scheduling.step import Counters, ScheduledStep, StepOutput
 from quire.enginecore.scheduling.waiting import WaitingQueue
 from quire.ipc.messages import Finished, Started
 from quire.ipc.step.plan import StepPlan
+from quire.ipc.step.sections import VARIANT_CUSTOM
 
 
 class Scheduler:
@@ -65,6 +66,12 @@ class Scheduler:
             if seq.key == key:
                 self._end(seq)
 
+    def complete(self, seq: Sequence) -> None:
+        """A sequence that has not ended has all that it is to have, by the tokens that are known: its grammar has ended."""
+        length = int(self.slots.num_tokens[seq.slot]) if seq.slot >= 0 else len(seq.known)
+        self._admission.peak.observe(length - len(seq.prompt))
+        self._end(seq)
+
     def abort_owner(self, owner: int) -> int:
         """Drop all of a frontend's requests."""
         return sum(self.abort(o, r) for o, r in list(self._sequences) if o == owner)
@@ -96,6 +103,11 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         return self.config.max_num_seqs - len(self.slots.free) - len(self._leaving)
+
+    @property
+    def oldest_step(self) -> int:
+        """The first step whose results are not back: the one that the workers are at, or the next one."""
+        return self._leaving.returned + 1
 
     @property
     def num_decode_rows(self) -> int:
@@ -133,11 +145,21 @@ class Scheduler:
             samples = np.concatenate([samples, np.asarray(build.samples, bool)])
             sampling = rows[samples]
         lengths = self.slots.sched_tokens[rows]
-        plan = build.finish(decode, same, self.slots.variant[sampling], lengths)
+        mask_rows = NO_WORDS
+        if self.slots.num_constrained:
+            mask_rows = (samples & (lengths >= self.slots.mask_from[rows])).nonzero()[0].astype(np.int32)
+        plan = build.finish(decode, same, self.slots.variant[sampling], lengths, mask_rows)
         self._decode.advance(sampling, lengths[samples])
         self._decode.add(self._prefills.take_computed(build))
         side_rows = build.side_rows(len(decode))
-        return plan, ScheduledStep(build.step, rows, samples, build.prefills, plan.num_tokens, side_rows)
+        processed = self._processed_rows(rows, samples) if plan.variant & VARIANT_CUSTOM else NO_WORDS
+        return plan, ScheduledStep(
+            build.step, rows, samples, build.prefills, plan.num_tokens, side_rows, mask_rows=mask_rows, processed_rows=processed
+        )
+
+    def _processed_rows(self, rows: np.ndarray, samples: np.ndarray) -> np.ndarray:
+        """Which of these slots' rows the operator's own logits processors see."""
+        return (samples & (self.slots.variant[rows] & VARIANT_CUSTOM != 0)).nonzero()[0].astype(np.int32)
 
     def _choose_rows(self, build: PlanBuilder) -> np.ndarray:
         """Put the step's prefill rows into `build`; returns the slots of its decode rows."""

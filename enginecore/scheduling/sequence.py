@@ -13,12 +13,20 @@ What a decode row computes and samples of it, decode.py says.
 import mmap
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 
 from quire.enginecore.kv.sequence_blocks import SequenceBlocks
 from quire.ipc.sampling import SamplingParams
-from quire.ipc.step.sections import VARIANT_FILTER, VARIANT_LOGPROBS, VARIANT_PROCESSORS, VARIANT_RANDOM
+from quire.ipc.step.sections import (
+    INT32_MAX,
+    VARIANT_CUSTOM,
+    VARIANT_FILTER,
+    VARIANT_LOGPROBS,
+    VARIANT_PROCESSORS,
+    VARIANT_RANDOM,
+)
 
 SMALL_TABLE = 1 << 26  # bytes
 
@@ -46,7 +54,11 @@ class Sequence:
     arrival_time: float
     stop_ids: frozenset[int]  # custom ones; the model's own end ids are a table of the scheduler
     min_tokens_stop_ids: list[int] = field(default_factory=list, kw_only=True)  # every id that min_tokens keeps away
+    is_processed: bool = field(default=False, kw_only=True)  # the operator's own logits processors see it
     num_candidates: int = field(default=0, kw_only=True)  # for the token after the prompt
+    # what its next token must be, if that is bounded: made by a preparer (grammar/compiler.py), used by the core alone
+    constraint: Any = None  # grammar/matchers.Constraint
+    mask_from: int = INT32_MAX  # the length from which its rows need masks
     # what it holds of the KV cache: written by KVManager
     blocks: SequenceBlocks = field(kw_only=True)
     # where it is: written by the scheduler's parts
@@ -86,6 +98,7 @@ class Sequence:
             | (VARIANT_FILTER if p.needs_filter else 0)
             | (VARIANT_PROCESSORS if p.needs_logits_processors else 0)
             | (VARIANT_LOGPROBS if p.logprobs is not None else 0)
+            | (VARIANT_CUSTOM if self.is_processed else 0)
         )
 
 
@@ -131,6 +144,9 @@ class Slots:
         self.wants_logprobs = np.zeros(n, bool)
         self.num_logprobs = np.zeros(n, np.int32)  # of those that want some
         self.is_first = np.zeros(n, bool)  # no token was sent yet
+        self.constrained = np.zeros(n, bool)  # has a constraint
+        self.mask_from = np.full(n, INT32_MAX, np.int32)
+        self.num_constrained = 0  # while there are none, nobody looks at the two
 
     def lease(self, seq: Sequence, tokens: np.ndarray) -> int:
         """Give `seq` a slot, and a processor row if it needs one; `tokens` are all its known ids."""
@@ -153,6 +169,8 @@ class Slots:
         self.wants_logprobs[slot] = seq.params.logprobs is not None
         self.num_logprobs[slot] = seq.params.logprobs or 0
         self.is_first[slot] = n == len(seq.prompt)
+        self.constrained[slot], self.mask_from[slot] = seq.constraint is not None, seq.mask_from
+        self.num_constrained += seq.constraint is not None
         return slot
 
     def sequence(self, slot: int) -> Sequence:
@@ -168,6 +186,7 @@ class Slots:
     def give_back(self, seq: Sequence) -> None:
         self.sequences[seq.slot] = None
         self.alive[seq.slot] = False
+        self.num_constrained -= seq.constraint is not None
         self.free.append(seq.slot)
         seq.slot = -1
         if seq.processor_row >= 0:
@@ -179,6 +198,7 @@ class Slots:
         held = [s for s in self.sequences if s is not None]
         assert len(held) + len(self.free) == len(self.sequences) and len(set(self.free)) == len(self.free)
         assert all(self.sequences[s.slot] is s for s in held)
+        assert self.num_constrained == sum(s.constraint is not None for s in held)
         rows = [s.processor_row for s in held if s.processor_row >= 0]
         assert sorted(rows + self.free_processor_rows) == list(range(self.num_processor_rows))
         return held

@@ -19,6 +19,7 @@ class ScheduledStep:
     prefills: list[tuple[Sequence, int]]  # sequence, and tokens computed once this step is done
     num_tokens: int
     side_rows: dict[int, SideTarget] = field(default_factory=dict)  # rows whose results come by message, too
+    processed_rows: np.ndarray = field(default_factory=lambda: NO_WORDS)  # int32; NO_TOKEN there is a processor's failure
     mask_rows: np.ndarray = field(default_factory=lambda: NO_WORDS)  # int32; NO_TOKEN there is a mask that did not come
 
 

@@ -22,6 +22,7 @@ from quire.frontend.cli.answers_file import AnswersFile, BatchFileError
 from quire.frontend.cli.serve import Engine
 from quire.frontend.client.async_client import AsyncClient, EngineDown
 from quire.frontend.http.api.app import App
+from quire.frontend.http.api.output_plan import ParserNames
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.batches.in_process import Patient
 from quire.frontend.http.batches.input_file import InputFile
@@ -39,7 +40,7 @@ _BAR_DELAY_S = 1.0  # a job that is done before shows no bar
 _BAR_REFRESH_S = 0.5
 
 
-def run_job(input_name: str, output_name: str, config: EngineConfig) -> int:
+def run_job(input_name: str, output_name: str, config: EngineConfig, parsers: ParserNames) -> int:
     """The exit code: 0 all succeeded, 1 some failed or the engine cannot run, 130 interrupted. Raises BatchFileError."""
     set_up_logging()
     with _opened(input_name) as file:
@@ -47,7 +48,7 @@ def run_job(input_name: str, output_name: str, config: EngineConfig) -> int:
         try:
             job.refuse_bad_lines()
             if job.todo:
-                _run_with_engine(job, config)
+                _run_with_engine(job, config, parsers)
         except (EngineStartError, StartFailed, EngineDown, ValueError) as error:
             print(f"quire run-batch: {error}", file=sys.stderr)
         except OSError as error:
@@ -130,23 +131,23 @@ class Job:
         return f"{self._num_answered} requests answered in {time.monotonic() - self._began:.1f} s{before}{where}{left}"
 
 
-def _run_with_engine(job: Job, config: EngineConfig) -> None:
+def _run_with_engine(job: Job, config: EngineConfig, parsers: ParserNames) -> None:
     """Raises EngineStartError, StartFailed, EngineDown, OSError."""
     engine = Engine(config, "")
     try:
         engine.start()
-        run(lambda: _run_beside(job, engine))
+        run(lambda: _run_beside(job, engine, parsers))
     finally:
         engine.stop()
 
 
-async def _run_beside(job: Job, engine: Engine) -> None:
+async def _run_beside(job: Job, engine: Engine, parsers: ParserNames) -> None:
     """Answer all, with the engine kept alive, until that is done or we are told to stop."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     async with AsyncClient(engine.address) as client:  # raises EngineDown, ValueError
-        app = App(Services.make(client))
+        app = App(Services.make(client, parsers=parsers))
         window = max(64, 4 * client.welcome.limits.max_num_seqs)
         with Bar(len(job.todo)) as bar:
             working = asyncio.create_task(job.answer_all(Patient(app, client), window, bar))

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from quire.frontend.cli.parser_arguments import add_parser_arguments
 from quire.frontend.cli.run_batch import add_run_batch
 from quire.ipc.process.command import CommandParser, quiet_interrupts
 from quire.ipc.version import VERSION
@@ -69,6 +70,11 @@ def _add_serve(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     http.add_argument(
         "--api-key-file", metavar="FILE", help="a file of such keys, one a line, which no process list shows (default: none)"
     )
+    http.add_argument(
+        "--otlp-traces-endpoint",
+        metavar="URL",
+        help="send OpenTelemetry spans there, over HTTP; needs quire[otlp] (default: none)",
+    )
     http.add_argument("--metrics-open", action="store_true", help="let /metrics be read without a key")
     http.add_argument(
         "--allowed-origins",
@@ -85,15 +91,10 @@ def _add_serve(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     http.add_argument("--frontends", type=int, default=1, metavar="N", help="HTTP processes that share the port (default: 1)")
     http.add_argument("--max-connections", type=int, default=8192, help="per HTTP process (default: %(default)s)")
     http.add_argument("--max-body-mib", type=int, default=8, help="largest request body, MiB (default: %(default)s)")
-    http.add_argument(
-        "--files-dir",
-        metavar="FOLDER",
-        help="where files, batches and stored responses are kept, on a local disk (default: a private folder that goes with"
-        " the server)",
-    )
-    http.add_argument("--max-files-mib", type=int, default=4096, help="files and batches together, MiB (default: %(default)s)")
+    _add_files_arguments(http)
     http.add_argument("--keep-alive-timeout-s", type=float, default=75.0, help="for idle connections (default: %(default)s)")
     http.add_argument("--shutdown-grace-s", type=float, default=30.0, help="for running requests to end (default: %(default)s)")
+    add_parser_arguments(serve)
     attach = serve.add_argument_group("running engine", "attach to an `enginecore` daemon instead of starting an engine")
     attach.add_argument("--engine", metavar="ADDRESS", help="its address: ipc:///path or tcp://host:port (default: start one)")
     attach.add_argument(
@@ -108,6 +109,16 @@ def _add_serve(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     from quire.ipc.config import add_engine_arguments
 
     add_engine_arguments(serve)
+
+
+def _add_files_arguments(http: argparse._ArgumentGroup) -> None:
+    http.add_argument(
+        "--files-dir",
+        metavar="FOLDER",
+        help="where files, batches and stored responses are kept, on a local disk (default: a private folder that goes with"
+        " the server)",
+    )
+    http.add_argument("--max-files-mib", type=int, default=4096, help="files and batches together, MiB (default: %(default)s)")
 
 
 def _serve(args: argparse.Namespace) -> int:
@@ -167,10 +178,13 @@ def _serve_with(args: argparse.Namespace, engine: "EngineConfig | None", keys: l
         metrics_open=args.metrics_open,
         allowed_origins=args.allowed_origins,
         log_requests=args.enable_log_requests,
+        tool_call_parser=args.tool_call_parser,
+        reasoning_parser=args.reasoning_parser,
         trust_request_chat_template=args.trust_request_chat_template,
         shutdown_grace_s=args.shutdown_grace_s,
         curve_key_file=args.curve_key_file,
         curve_engine_key=args.curve_engine_key,
+        otlp_traces_endpoint=args.otlp_traces_endpoint,
         limits=limits,
         files_dir=args.files_dir,
         max_files_mib=args.max_files_mib,

@@ -6,6 +6,7 @@ Flags are vLLM's: -i, -o, --model, and the engine's.
 import argparse
 import os
 
+from quire.frontend.cli.parser_arguments import add_parser_arguments
 from quire.ipc.process.command import CommandParser, quiet_interrupts
 
 
@@ -27,6 +28,7 @@ def add_run_batch(commands: "argparse._SubParsersAction[CommandParser]") -> None
     parser.set_defaults(run=_run_batch, parser=parser)
     from quire.ipc.config import add_engine_arguments
 
+    add_parser_arguments(parser)
     add_engine_arguments(parser)
 
 
@@ -48,8 +50,9 @@ def _run_batch(args: argparse.Namespace) -> int:
         parser.error(str(error))
     with quiet_interrupts():
         from quire.frontend.cli.batch_job import BatchFileError, run_job
+        from quire.frontend.http.api.output_plan import ParserNames
     try:
-        return run_job(args.input_file, args.output_file, config)
+        return run_job(args.input_file, args.output_file, config, ParserNames(args.tool_call_parser, args.reasoning_parser))
     except BatchFileError as error:
         parser.error(str(error))
 

@@ -25,6 +25,7 @@ import msgspec
 from quire.frontend.cli.frontends import Frontends
 from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.http.api.metrics import block_bytes
+from quire.frontend.http.api.tracing import TracingError, check_endpoint
 from quire.frontend.http.server import FrontendConfig, FrontendError, StopSignals, bind, frontend_keys, run, serve
 from quire.frontend.http.store.contents import FilesFolder
 from quire.frontend.launcher import CoreProcess, EngineStartError, launch_core
@@ -94,6 +95,7 @@ def run_server(config: ServeConfig, prespawned: Child | None, early: EarlyStop) 
     files = _files_folder(config.frontend.files_dir)
     try:
         frontend_keys(config.frontend)
+        check_endpoint(config.frontend.otlp_traces_endpoint)
         sockets = bind(config.host, config.port, config.num_frontends)
         port = sockets[0].getsockname()[1]
         engine.start()
@@ -109,7 +111,7 @@ def run_server(config: ServeConfig, prespawned: Child | None, early: EarlyStop) 
         serve_all = _serve_here if config.num_frontends == 1 else _serve_in_children
         early.only_note()
         run(lambda: serve_all(template, sockets, engine, print_ready, early))
-    except (FrontendError, EngineStartError, StartFailed) as error:
+    except (FrontendError, EngineStartError, StartFailed, TracingError) as error:
         raise ServeError(str(error)) from None
     finally:
         engine.stop()

@@ -21,6 +21,7 @@ from quire.frontend.client.dispatch import Dispatcher
 from quire.frontend.client.outputs import CompletionOutput, RequestOutput, add_delta, new_completions, snapshot
 from quire.frontend.client.prompt import Prompt, split_prompt
 from quire.frontend.client.stream import (
+    ERRORS,
     ClientError,
     EngineDown,
     EngineError,
@@ -30,6 +31,7 @@ from quire.frontend.client.stream import (
     Stream,
     TooLong,
 )
+from quire.frontend.client.utility_calls import A, UtilityCalls
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.limits import longest_prompt, output_room
 from quire.ipc.links.curve import FrontendKeys
@@ -45,33 +47,20 @@ from quire.ipc.messages import (
     RequestError,
     StepOutputs,
     TokenInputs,
+    UtilityResult,
     Welcome,
 )
 from quire.ipc.process.cpus import cpu_share
 from quire.ipc.sampling import SamplingParams, check_against
+from quire.ipc.utilities import UtilityCall
 
-__all__ = [
-    "AsyncClient",
-    "ClientError",
-    "EngineDown",
-    "EngineError",
-    "InvalidRequest",
-    "Overloaded",
-    "Prompt",
-    "Stream",
-    "TooLong",
-]
+__all__ = ["AsyncClient", "ClientError", "EngineDown", "EngineError", "InvalidRequest", "Overloaded", "Prompt", "Stream",
+           "TooLong"]  # fmt: skip
 
 BEAT_TIMEOUT_S = 2.0
 WATCH_S = 2e-2  # so long a lone request's first answer is looked for without sleep
 FEW_CORES = 4  # with no more than these the engine's own processes, which spin, too, are given precedence
 _LONG_TEXT = 16 << 10  # characters; longer texts are tokenized in a thread
-_ERRORS: dict[str, type[ClientError]] = {
-    "invalid": InvalidRequest,
-    "too_long": TooLong,
-    "overloaded": Overloaded,
-    "engine_error": EngineError,
-}
 
 
 class AsyncClient:
@@ -94,6 +83,7 @@ class AsyncClient:
         self._may_spin = False
         self._next_id = 0
         self._dispatcher = Dispatcher(self._tell)
+        self._utilities = UtilityCalls()
         self._unsent: deque[FrontendMessage] = deque()  # Abort and Finish that found the link busy
 
     async def __aenter__(self) -> Self:
@@ -133,6 +123,7 @@ class AsyncClient:
         if link is not None:
             await link.close()
             self._dispatcher.fail_all(EngineDown("the client was closed"))
+            self._utilities.fail_all(EngineDown("the client was closed"))
 
     # ------------------------------------------------------------------------------------------------- what is known
     @property
@@ -350,6 +341,10 @@ class AsyncClient:
         for state in [s for s in self._dispatcher.requests.values() if request in (s.name, s.id)]:
             self._dispatcher.cancel(state.id)
 
+    async def utility(self, call: UtilityCall, kind: type[A]) -> A:
+        """Ask the engine for something beside requests; its answer is of this kind. Raises ClientErrors."""
+        return await self._utilities.call(self._link, call, kind)
+
     # ------------------------------------------------------------------------------------------------- to and from the core
     def _tell(self, message: FrontendMessage) -> None:
         """Send what must not be lost: later, if the link is busy; never, if the core is lost."""
@@ -385,6 +380,7 @@ class AsyncClient:
     def _on_lost(self, reason: str) -> None:
         self._unsent.clear()
         self._dispatcher.fail_all(EngineDown(f"the engine was lost: {reason}"))
+        self._utilities.fail_all(EngineDown(f"the engine was lost: {reason}"))
 
     def _on_message(self, message: CoreMessage) -> None:
         match message:
@@ -397,4 +393,6 @@ class AsyncClient:
             case PromptLogprobs():
                 self._dispatcher.prompt_logprobs(message)
             case RequestError():
-                self._dispatcher.fail(message.id, _ERRORS[message.code](message.message))
+                self._dispatcher.fail(message.id, ERRORS[message.code](message.message))
+            case UtilityResult():
+                self._utilities.answered(message)

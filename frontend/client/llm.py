@@ -28,6 +28,7 @@ from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.client.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output, search_all
 from quire.frontend.client.engine_options import engine_options
 from quire.frontend.client.outputs import Delta, RequestOutput, add_delta, new_completions
+from quire.frontend.client.processor_names import with_processor_names
 from quire.frontend.client.progress_bar import ProgressBar
 from quire.frontend.client.prompt import Prompt, split_prompt
 from quire.frontend.client.stream import EngineDown, Overloaded, Stream
@@ -36,6 +37,7 @@ from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.config import EngineConfig
 from quire.ipc.process.children import CORE_MODULE
 from quire.ipc.sampling import SamplingParams
+from quire.ipc.utilities import ProfileDone, ResetDone, ResetPrefixCache, StartProfile, StopProfile
 
 __all__ = ["LLM", "SamplingParams"]
 
@@ -146,6 +148,18 @@ class LLM:
     def get_default_sampling_params(self) -> SamplingParams:
         """SamplingParams with the model's own defaults, from generation_config.json."""
         return self._client.default_sampling_params()
+
+    def start_profile(self) -> None:
+        """Let every worker record what it does, for at most a thousand steps. Needs `profile_dir`."""
+        self._background.run(self._client.utility(StartProfile(), ProfileDone))
+
+    def stop_profile(self) -> list[str]:
+        """Write the traces, one a rank, into `profile_dir`; returns the files' names."""
+        return self._background.run(self._client.utility(StopProfile(), ProfileDone)).traces
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False if requests run, whose blocks will be cached again."""
+        return self._background.run(self._client.utility(ResetPrefixCache(), ResetDone)).complete
 
     def shutdown(self) -> None:
         """End the engine and free what it holds. May be called again; afterwards `generate` raises EngineDown."""
@@ -328,6 +342,7 @@ def engine_config(model: str | os.PathLike[str] | None, options: dict[str, Any],
             close = difflib.get_close_matches(name, public, n=3, cutoff=0.7)
             hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(public)}"
             raise TypeError(f"{of} has no option {name!r}; {hint}")
+    options = with_processor_names(options)
     values = {"disable_log_stats": True, **options, "model": None if model is None else os.fspath(model)}
     if isinstance(values.get("served_model_name"), str):
         values["served_model_name"] = [values["served_model_name"]]

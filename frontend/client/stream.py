@@ -44,6 +44,14 @@ class EngineError(ClientError):
     """The engine failed on this request (a worker died): HTTP 500."""
 
 
+ERRORS: dict[str, type[ClientError]] = {  # by the code that the core sends
+    "invalid": InvalidRequest,
+    "too_long": TooLong,
+    "overloaded": Overloaded,
+    "engine_error": EngineError,
+}
+
+
 class OutputSequence:
     """One child: tokens not taken yet, and the text decoder. `ids` is appended to directly on arrival."""
 
@@ -241,6 +249,12 @@ class Stream:
     def params(self) -> SamplingParams:
         """As sent: max_tokens cut to the context, bad words as token ids."""
         return self._state.params
+
+    def show_special_tokens(self, token_ids: frozenset[int]) -> None:
+        """Right after submitting: these are part of the text, though skip_special_tokens leaves others out."""
+        for sequence in self._state.sequences:
+            if sequence.text is not None:
+                sequence.text.show(token_ids)
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -22,8 +22,11 @@ import uvloop
 from quire.frontend.client.async_client import AsyncClient, EngineDown
 from quire.frontend.http.api.app import App
 from quire.frontend.http.api.metrics import Metrics
+from quire.frontend.http.api.output_plan import ParserNames
 from quire.frontend.http.api.services import Services
+from quire.frontend.http.api.tracing import TracedApp
 from quire.frontend.http.batches.runner import BatchRunner
+from quire.frontend.http.loop_lag import watch_lag
 from quire.frontend.http.protocol.connection import Connection
 from quire.frontend.http.server_state import Limits, ServerState
 from quire.frontend.http.store.bounds import DEFAULT_FILES_MIB
@@ -54,6 +57,8 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     metrics_open: bool = False
     allowed_origins: tuple[str, ...] = ("*",)
     log_requests: bool = False
+    tool_call_parser: str = "auto"  # or a name, or "none": output_plan.py
+    reasoning_parser: str = "auto"
     trust_request_chat_template: bool = False
     metrics_fd: int = -1
     index: int = 0
@@ -63,6 +68,7 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     connect_timeout_s: float = 30.0
     curve_key_file: str | None = None  # this frontend's key pair, for a tcp:// engine; made if it does not exist
     curve_engine_key: str | None = None  # the engine's public key
+    otlp_traces_endpoint: str | None = None
     limits: Limits = Limits()
     files_dir: str | None = None  # shared by all frontends of a server; None: a private one of this process
     max_files_mib: int = DEFAULT_FILES_MIB
@@ -144,16 +150,26 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
     if not await _connect(client, config, signals):
         return
     storage = Storage(config.files_dir, config.max_files_mib << 20)
+    services = Services.make(
+        client,
+        _metrics(config),
+        config.log_requests,
+        ParserNames(config.tool_call_parser, config.reasoning_parser),
+        config.trust_request_chat_template,
+        storage,
+    )
     app = App(
-        Services.make(client, _metrics(config), config.log_requests, config.trust_request_chat_template, storage),
+        services,
         api_keys=config.api_keys,
         metrics_open=config.metrics_open,
         allowed_origins=config.allowed_origins,
     )
-    server = ServerState(app, config.limits)
+    traced = TracedApp(app, services, config.otlp_traces_endpoint) if config.otlp_traces_endpoint else None
+    server = ServerState(traced or app, config.limits)
     listener = await _listen(config.listen_fd, server)
     await _take(config.accepted_fds, server)
     sweeper = asyncio.create_task(server.sweep_forever())
+    lag = asyncio.create_task(watch_lag(services.metrics.histograms["frontend_lag_seconds"]))
     teller = asyncio.create_task(tell_of_engine(client)) if config.tells_of_engine else None
     batches = asyncio.create_task(BatchRunner(app, storage, client).run_forever())
     gc.collect()
@@ -168,11 +184,14 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
         batches.cancel()
         await asyncio.wait((batches,))
         sweeper.cancel()
+        lag.cancel()
         if teller is not None:
             teller.cancel()
         listener.close()
         await storage.close()
         await client.close()
+        if traced is not None:
+            await traced.close()
 
 
 async def _connect(client: AsyncClient, config: FrontendConfig, signals: StopSignals) -> bool:

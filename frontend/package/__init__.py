@@ -1,6 +1,6 @@
 """The package `quire` itself: what a user's script imports from it, and nothing that runs.
 
-    from quire import LLM, AsyncClient, SamplingParams
+    from quire import LLM, AsyncClient, SamplingParams, StructuredOutputsParams
 
 A name is imported when it is asked for (PEP 562), so `import quire`, and with it every process of ours and every page of help,
 costs nothing, and none of these names brings torch. pyproject.toml installs this folder as `quire`; the folders below it carry
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from quire.frontend.client.llm import LLM
     from quire.frontend.client.llm_engine import LLMEngine
     from quire.frontend.client.outputs import CompletionOutput, RequestOutput
+    from quire.frontend.client.structured_outputs import StructuredOutputsParams
     from quire.ipc.sampling import SamplingParams
     from quire.ipc.version import VERSION as __version__
 
@@ -34,6 +35,7 @@ __all__ = [
     "LLMEngine",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "__version__",
 ]
 
@@ -85,6 +87,10 @@ def __getattr__(name: str) -> object:
             from quire.ipc.sampling import SamplingParams
 
             return SamplingParams
+        case "StructuredOutputsParams":
+            from quire.frontend.client.structured_outputs import StructuredOutputsParams
+
+            return StructuredOutputsParams
         case "__version__":
             from quire.ipc.version import VERSION
 

@@ -41,7 +41,7 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
         self.source = source
         self._special_tokens = special_tokens
-        self._template, self.content_format, self._takes_both = _compile(source)
+        self._template, self.content_format, self._takes_both, self._joins_arguments = _compile(source)
 
     def render(
         self,
@@ -108,7 +108,8 @@ class ChatTemplate:
         if reasoning is not None:
             prepared = {"thinking": reasoning, **prepared, "reasoning_content": reasoning}
         if isinstance(message.get("tool_calls"), list):
-            prepared["tool_calls"] = [_with_parsed_arguments(call) for call in message["tool_calls"]]
+            prepared["tool_calls"] = [_with_arguments(call, self._joins_arguments) for call in message["tool_calls"]]
+            prepared.setdefault("content", None)
         return prepared
 
     def _content(self, content: Any) -> Any:
@@ -143,15 +144,18 @@ def _text_part(part: Any) -> dict[str, Any]:
     raise ChatTemplateError(f"this model takes text only; a message's content holds a part of type {str(kind)[:40]!r}")
 
 
-def _with_parsed_arguments(call: Any) -> Any:
-    """OpenAI sends a call's arguments as a JSON string, templates want the object."""
+def _with_arguments(call: Any, as_text: bool) -> Any:
+    """OpenAI sends a call's arguments as a JSON string; templates want the object, but for those that join it to a text."""
     function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+    if not isinstance(function, dict):
         return call
+    given = function.get("arguments")
     try:
-        arguments = json.loads(function["arguments"] or "{}")
-    except ValueError as error:
+        arguments = json.loads(given or "{}") if given is None or isinstance(given, str) else given
+    except (ValueError, RecursionError) as error:
         raise ChatTemplateError("the arguments of a tool call must be a JSON object") from error
+    if as_text:
+        arguments = given if isinstance(given, str) and given else _tojson(arguments)
     return {**call, "function": {**function, "arguments": arguments}}
 
 
@@ -240,26 +244,27 @@ def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
 
 
 @lru_cache(maxsize=32)
-def _compile(source: str) -> tuple[jinja2.Template, str, bool]:
-    """The template, the format of content it wants, and whether it tells a string from a list itself."""
+def _compile(source: str) -> tuple[jinja2.Template, str, bool, bool]:
+    """The template, the format of content it wants, whether it tells a string from a list itself, and whether it joins a call's
+    arguments to a text, as they are."""
     env = _environment()
     try:
         tree = env.parse(source)
         template = env.from_string(source)
     except (jinja2.TemplateError, RecursionError) as error:
         raise ChatTemplateError(f"the chat template is not valid: {error}") from error
-    loops = any(_is_content(loop.iter) for loop in tree.find_all(nodes.For))
+    loops = any(_is_called("content", loop.iter) for loop in tree.find_all(nodes.For))
+    joins = any(_is_called("arguments", side, False) for add in tree.find_all(nodes.Add) for side in (add.left, add.right))
     tests = {test.name for test in tree.find_all(nodes.Test)}
-    return template, "openai" if loops else "string", bool(tests & {"string", "iterable", "sequence", "mapping"})
+    takes_both = bool(tests & {"string", "iterable", "sequence", "mapping"})
+    return template, "openai" if loops else "string", takes_both, joins
 
 
-def _is_content(node: nodes.Node) -> bool:
-    """Whether a loop goes over something called content: message.content, message['content'], content, with filters."""
-    while isinstance(node, nodes.Filter) and node.node is not None:
+def _is_called(name: str, node: nodes.Node, with_filters: bool = True) -> bool:
+    """Whether an expression is something of this name: message.content, message['content'], content, perhaps with filters."""
+    while with_filters and isinstance(node, nodes.Filter) and node.node is not None:
         node = node.node
     match node:
-        case nodes.Getattr(attr="content") | nodes.Name(name="content"):
-            return True
-        case nodes.Getitem(arg=nodes.Const(value="content")):
-            return True
+        case nodes.Getattr(attr=found) | nodes.Name(name=found) | nodes.Getitem(arg=nodes.Const(value=found)):
+            return bool(found == name)
     return False

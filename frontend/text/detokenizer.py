@@ -64,6 +64,13 @@ class IncrementalDetokenizer:
             self.push(prompt_tail_ids)
             self._from_prompt = bool(self._pending)
 
+    def show(self, tokenizer: Vocabulary, special_ids: frozenset[int]) -> None:
+        """From now on these special tokens are text, whatever skip_special_tokens says of others."""
+        if self._window is not None:
+            self._window.show(special_ids)
+        elif self._table is tokenizer.pieces.visible:
+            self._table = tokenizer.pieces.visible_with(special_ids)
+
     def push(self, token_ids: Sequence[int], finished: bool = False) -> str:
         """The text that these tokens complete. With `finished`, bytes of a character that never came become U+FFFD."""
         if self._window is not None:
@@ -101,9 +108,13 @@ class _Window:
     def __init__(self, tokenizer: Vocabulary, skip_special_tokens: bool) -> None:
         self._decode = tokenizer.backend.decode
         self._skip = skip_special_tokens
-        self._hidden = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._hidden = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
         self._ids: list[int] = []  # [0, read) gave text already   [read, end) waits for a complete character
         self._read = 0
+
+    def show(self, special_ids: frozenset[int]) -> None:
+        self._hidden -= special_ids
+        self._skip = False  # those that are still hidden never get so far
 
     def push(self, token_ids: Sequence[int], finished: bool) -> str:
         new = [i for i in token_ids if i not in self._hidden]
@@ -207,6 +218,11 @@ class OutputText:
         self._checker = StopChecker(params.stop, params.include_stop_str_in_output) if params.stop else None
         self.stop_string: str | None = None
         self.kept_tokens = 0
+        self._tokenizer = tokenizer
+
+    def show(self, special_ids: frozenset[int]) -> None:
+        """Before any token: these special tokens are text, for whoever reads them there."""
+        self._detokenizer.show(self._tokenizer, special_ids)
 
     def push(self, token_ids: Sequence[int], finished: bool = False, stop_token: bool = False) -> str:
         """New text. finished: these are the sequence's last tokens; stop_token: the very last of them ended it."""

@@ -47,6 +47,17 @@ class Pieces:
         self.first_differs = self.local and not self.byte_level
         self.all = PieceTable(self._next)
         self.visible = PieceTable(lambda i: b"" if i in special_ids else self.all[i])
+        self._special_ids = special_ids
+        self._visible_with: dict[frozenset[int], PieceTable] = {}
+
+    def visible_with(self, shown: frozenset[int]) -> PieceTable:
+        """`visible`, but for these special tokens, which are not empty. One table for each of a server's few sets."""
+        if not shown & self._special_ids:
+            return self.visible
+        if shown not in self._visible_with:
+            hidden = self._special_ids - shown
+            self._visible_with[shown] = PieceTable(lambda i: b"" if i in hidden else self.all[i])
+        return self._visible_with[shown]
 
     def _next(self, token_id: int) -> bytes:
         token = self._backend.id_to_token(token_id)

@@ -27,7 +27,7 @@ class Tokenizer:
     special_tokens: name -> text ("eos_token": "</s>"); special_ids: what skip_special_tokens leaves out; added_ids: all
     tokens added to the model's own vocabulary, special or not; vocab_size: highest id + 1 (a model's may be larger).
     max_token_chars: length of the longest token; a text of more than n times as many characters has more than n tokens.
-    generation_defaults: SamplingParams fields set by generation_config.json.
+    generation_defaults: SamplingParams fields set by generation_config.json. config: tokenizer_config.json's fields.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend
-        config = config or {}
+        self.config = config = dict(config or {})
         self.special_tokens = {n: text for n in _NAMED_TOKENS if (text := _token_text(config.get(n))) is not None}
         added = backend.get_added_tokens_decoder()
         named = {i for text in self.special_tokens.values() if (i := backend.token_to_id(text)) is not None}
@@ -66,7 +66,7 @@ class Tokenizer:
         config = {**_json(files, "special_tokens_map.json"), **_json(files, "tokenizer_config.json")}
         templates = _templates_of(config.get("chat_template"))
         if "chat_template.jinja" in files:
-            templates["default"] = files["chat_template.jinja"].decode()
+            templates["default"] = config["chat_template"] = files["chat_template.jinja"].decode()
         return cls(backend, config, templates, _json(files, "generation_config.json"))
 
     # ------------------------------------------------------------------------------------------------------------- ids

@@ -39,6 +39,7 @@ from quire.ipc.messages import (
     Refused,
     RequestError,
     StepOutputs,
+    Utility,
     Welcome,
 )
 from quire.ipc.process.loop_clock import LoopClock
@@ -162,8 +163,8 @@ class CoreToFrontends:
 
     # ------------------------------------------------------------------------------------------------- receiving
     def receive(self, limit: int = 256) -> list[tuple[bytes, FrontendMessage]]:
-        """Requests that have arrived: (identity, AddRequest | Abort | Finish), of about `limit` messages looked at, fewer if
-        they are large; what was sent together (FrontendToCore.hold) comes together.
+        """Requests that have arrived: (identity, AddRequest | Abort | Finish | Utility), of about `limit` messages looked at,
+        fewer if they are large; what was sent together (FrontendToCore.hold) comes together.
 
         Everything else is dealt with here. Does not wait. If more is waiting than `limit`, the poller says so again.
         """
@@ -211,7 +212,7 @@ class CoreToFrontends:
                 self._send_file(frontend, message.name)
             case AddRequest() if (problem := problem_with(message)) is not None:
                 self.send(identity, RequestError(self.epoch, message.id, "invalid", problem))
-            case AddRequest() | Abort() | Finish():
+            case AddRequest() | Abort() | Finish() | Utility():
                 return message
         return None
 

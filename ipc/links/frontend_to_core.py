@@ -39,6 +39,7 @@ from quire.ipc.messages import (
     RequestError,
     ShuttingDown,
     StepOutputs,
+    UtilityResult,
     Welcome,
 )
 
@@ -49,7 +50,6 @@ _SEND_HWM = 8192
 _RECEIVE_HWM = 256
 _MIN_BACKOFF_S, _MAX_BACKOFF_S = 0.05, 1.0
 _BATCH = 64  # messages dispatched before the event loop gets its turn
-
 _MISMATCH = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 _MONITORED = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | _MISMATCH
 
@@ -371,7 +371,7 @@ class _Connection:
             case RequestError() if self._serving and message.epoch == self.epoch:
                 self._watch_until = 0.0
                 self._link._on_message(message)
-            case PromptLogprobs() | Beat() if self._serving and message.epoch == self.epoch:
+            case PromptLogprobs() | Beat() | UtilityResult() if self._serving and message.epoch == self.epoch:
                 self._link._on_message(message)
 
     def _welcomed(self, welcome: Welcome) -> None:

@@ -198,6 +198,7 @@ SECTIONS = (
     Section("prefill_rows", PREFILL, "device", lambda s: s.max_num_seqs),
     Section("prefill_tokens", WORD, "device", lambda s: s.max_num_batched_tokens),  # of all prefill rows, one after the other
     Section("logits_processors", WORD, "host"),  # records of LOGITS_PROCESSORS, one after the other
+    Section("custom_processors", WORD, "host"),  # records of custom_processors.py, one after the other
     Section("mask_rows", WORD, "tail"),  # rows whose masks follow in the ring, in records of KIND_MASK
 )
 
@@ -221,6 +222,7 @@ VARIANT_FILTER = 2  # some row has top-k, top-p or min-p
 VARIANT_PROCESSORS = 4  # some row has a processor row
 VARIANT_LOGPROBS = 8  # some row wants logprobs
 VARIANT_MASK = 16  # some row has a mask
+VARIANT_CUSTOM = 32  # some row is seen by the operator's own logits processors: its tail is never captured
 
 
 def max_device_words(limits: StepLimits) -> int:
@@ -229,7 +231,10 @@ def max_device_words(limits: StepLimits) -> int:
 
 
 # ------------------------------------------------------------------------------------------------- masks and results
-MASK = Record(Field("step"), Field("num_rows"), Field("has_masks"))  # then num_rows rows, then their masks
+MASK = Record(Field("step"), Field("num_rows"), Field("kind"))  # then num_rows rows, then their masks if they have some
+MASKS_NONE = 0  # they get none, and no token
+MASKS_ALLOW = 1  # what their masks allow
+MASKS_FREE = 2  # they may be any token
 
 NO_TOKEN = -1  # the result of a row whose mask did not come: the core ends its request
 

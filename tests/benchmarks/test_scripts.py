@@ -5,6 +5,7 @@ import csv
 import json
 import socket
 import sys
+from pathlib import Path
 
 import ceilings
 import http_sse
@@ -14,6 +15,7 @@ import pytest
 import serve
 import servers
 import soak
+import structured
 import workloads
 from ceilings import Costs, Measured
 
@@ -163,3 +165,11 @@ def test_what_was_measured_before_a_run_is_cut_off_is_kept(tmp_path, monkeypatch
     with pytest.raises(SystemExit):
         serve.main()
     assert len((tmp_path / "r.csv").read_text().splitlines()) == 2 and "RESULT {" in capsys.readouterr().out
+
+
+def test_the_cost_of_a_mask_is_measured():
+    folder = Path("enginecore/loading/bundled")
+    vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    found = structured.measure_masks((folder / "tokenizer.json").read_bytes(), vocab_size, num_tokens=20)
+    assert found["mask_us_mean"] > 0 and found["compile_ms"] > 0
+    assert structured.schema(1) != structured.schema(2)

@@ -18,7 +18,7 @@ from quire.enginecore.core import AWAKE_S, LATE_S
 from quire.enginecore.step_times import Expected
 from quire.enginecore.workers import WorkersFailed
 from quire.ipc.links.core_and_workers import WorkerToCore
-from quire.ipc.messages import Abort, PromptLogprobs, PromptLogprobsOfRow, RequestError, SideResults, StepOutputs
+from quire.ipc.messages import Abort, Beat, PromptLogprobs, PromptLogprobsOfRow, RequestError, SideResults, StepOutputs
 
 
 @pytest.fixture
@@ -112,6 +112,23 @@ def test_few_rows_are_published_before_the_next_step_is_planned(by_hand, monkeyp
     by_hand.workers.answer()
     assert core._collect()
     assert order == (["_publish", "_fill"] if few else ["_fill", "_publish"])
+
+
+def test_a_beat_says_what_every_step_was_like(by_hand):
+    frontend, core = by_hand.frontend(), by_hand.core
+    frontend.send(add(1, num_tokens=4, max_tokens=3))
+    by_hand.until(lambda: core.scheduler.counters.generation_tokens == 3 and not core._in_flight)
+    core.stats.masks(0.002)
+    core._next_beat = 0.0
+    stats = None
+    while stats is None or not sum(stats.mask_time.counts):
+        stats = by_hand.answer(frontend, Beat).stats
+    num_steps = sum(stats.iteration_tokens.counts)
+    assert num_steps >= 3 and stats.iteration_tokens.sum == 4 + num_steps - 1
+    for distribution in (stats.step_time, stats.host_time, stats.batch_fill):
+        assert sum(distribution.counts) == num_steps and distribution.sum > 0
+    assert stats.mask_time.sum == 0.002
+    assert [process.name for process in stats.processes] == ["engine"] and stats.num_deferred == 0
 
 
 def test_the_core_sleeps_while_prompt_logprobs_are_on_their_way(by_hand):

@@ -128,10 +128,7 @@ def test_a_mask_that_does_not_come_for_an_aborted_request_leaves_its_ids_next_on
     by_hand.until(lambda: grammar.steps)
     grammar.request_id = -1  # what comes has none
     frontend.send(Abort(EPOCH, [1]))
-    frontend.send(add(1, 7, max_tokens=3))
-    by_hand.until(lambda: len(by_hand.core.scheduler.waiting) == 1)
-    by_hand.core._masks.clear()
-    by_hand.workers.send_no_masks(grammar.steps[0], grammar.row)
+    frontend.send(add(1, 7, max_tokens=3))  # goes on at once: the row that nobody waits for is given up
     tokens: list[int] = []
     while len(tokens) < 3:
         message = by_hand.answer(frontend, StepOutputs | RequestError)
@@ -158,3 +155,20 @@ def test_masks_are_counted_row_by_row():
     masks.expect(6, np.asarray([0]), now=12.0)
     masks.clear()
     assert not masks
+
+
+def test_masks_are_late_only_once_they_can_be_made(by_hand, monkeypatch):
+    """A step's masks are made of the tokens of the step before it, which may take as long as it likes."""
+    frontend, grammar = by_hand.frontend(), Grammar(by_hand, 1)
+    frontend.send(add(1, 5, max_tokens=8))
+    by_hand.until(lambda: grammar.steps)
+    core = by_hand.core
+    grammar.send()
+    core._fill()  # the next step: its row waits for the first one's token
+    first, second = (step.scheduled.step for step in core._in_flight)
+    later = core.supervisor.now + 100 * masks_module.MASK_TIMEOUT_S
+    core._grammar.turn(later)
+    assert core._masks.due(second) and core.scheduler.oldest_step == first
+    monkeypatch.setattr(type(core.scheduler), "oldest_step", second)
+    core._grammar.turn(later + masks_module.MASK_TIMEOUT_S)
+    assert not core._masks

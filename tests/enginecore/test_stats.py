@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from quire.enginecore.stats import INTERVAL_S, StatsLine
+from quire.enginecore.stats import INTERVAL_S, Counted, StatsLine
 from quire.ipc.messages import Beat
 
 
@@ -43,3 +43,12 @@ def test_nothing_to_say_while_idle_or_turned_off(lines: pytest.LogCaptureFixture
             for _ in range(num_steps):
                 stats.step(1, 1)
     assert lines.messages == []
+
+
+def test_distributions_are_totals_by_bucket() -> None:
+    counted = Counted((1, 8, 16))
+    before = counted.so_far()
+    for value in (0, 1, 2, 8, 16, 17):
+        counted.observe(value)
+    assert (before.counts, before.sum) == ([0, 0, 0, 0], 0.0)
+    assert (counted.so_far().counts, counted.so_far().sum) == ([2, 2, 1, 1], 44.0)

@@ -8,7 +8,7 @@ import toy_tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from quire.frontend.text.detokenizer import IncrementalDetokenizer
+from quire.frontend.text.detokenizer import IncrementalDetokenizer, OutputText
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.sampling import SamplingParams
 
@@ -172,6 +172,23 @@ def test_special_tokens_are_shown_on_request_and_other_added_tokens_always() -> 
     ids = tokenizer.encode("a<tool>b</s>", add_special_tokens=False)
     assert tokenizer.decode(ids) == "a<tool>b"
     assert tokenizer.decode(ids, skip_special_tokens=False) == "a<tool>b</s>"
+
+
+@pytest.mark.parametrize("name", [*TOKENIZERS, "window"])
+@FEW
+@given(data=st.data())
+def test_some_special_tokens_can_be_shown_and_no_others(name: str, data: st.DataObject) -> None:
+    tokenizer = TOKENIZERS[name] if name in TOKENIZERS else Tokenizer(toy_tokenizers.bpe_suffix())
+    ids = data.draw(st.lists(st.integers(1, tokenizer.vocab_size - 1), max_size=12))
+    shown = frozenset(data.draw(st.sets(st.sampled_from(sorted(tokenizer.special_ids)))))
+    output = OutputText(tokenizer, params())
+    output.show(shown)
+    text = "".join([output.push(part) for part in data.draw(portions(ids))]) + output.push([], True)
+    kept = [i for i in ids if i not in tokenizer.special_ids - shown]
+    whole = IncrementalDetokenizer(tokenizer, params(skip=False))
+    assert text == whole.push(kept) + whole.push([], True)
+    untouched = OutputText(tokenizer, params())
+    assert untouched.push(ids, True) == tokenizer.decode(ids)
 
 
 def test_endless_invalid_bytes_are_shown_as_they_come_and_keep_nothing() -> None:

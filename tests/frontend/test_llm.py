@@ -1,8 +1,11 @@
 """LLM with the real engine and the bundled model, on the CPU: the same answers in any batch, each parameter does its work."""
 
 import asyncio
+import gzip
+import json
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -14,8 +17,14 @@ PROMPTS = ["Once upon a time", "The cat", "The", "A dog and a bird went", "One d
 
 
 @pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with LLM(device="cpu", dtype="float32", max_model_len=256, max_num_seqs=8, cpu_kv_cache_gib=0.05) as llm:
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("traces") / "new"
+
+
+@pytest.fixture(scope="module")
+def llm(traces: Path) -> Iterator[LLM]:
+    options = {"max_model_len": 256, "max_num_seqs": 8, "cpu_kv_cache_gib": 0.05, "profile_dir": str(traces)}
+    with LLM(device="cpu", dtype="float32", **options) as llm:
         yield llm
 
 
@@ -113,3 +122,27 @@ def test_an_async_client_can_share_the_engine(llm: LLM) -> None:
             return outputs[-1].outputs[0].text
 
     assert asyncio.run(run()) == llm.generate("Once upon a time", GREEDY)[0].outputs[0].text
+
+
+def test_a_profile_is_a_trace_of_every_worker(llm: LLM, traces: Path) -> None:
+    with pytest.raises(ValueError, match="no profiling is under way"):
+        llm.stop_profile()
+    for _ in range(2):
+        llm.start_profile()
+        with pytest.raises(ValueError, match="under way already"):
+            llm.start_profile()
+        llm.generate("Once", GREEDY)
+        (name,) = llm.stop_profile()
+        with gzip.open(traces / name) as file:
+            events = json.load(file)["traceEvents"]
+        assert any(event.get("name", "").startswith("aten::") for event in events)
+
+
+def test_an_emptied_prefix_cache_is_empty(llm: LLM) -> None:
+    def cached() -> int | None:
+        (output,) = llm.generate([[7] * 40], GREEDY)
+        return output.num_cached_tokens
+
+    cached()
+    assert cached() == 32
+    assert llm.reset_prefix_cache() and cached() == 0 and cached() == 32

@@ -187,9 +187,26 @@ def test_arguments_of_tool_calls_become_objects() -> None:
     tok = tokenizer(chat_template="{{ messages[0].tool_calls[0].function.arguments.x }}")
     assert tok.render_chat([{"role": "assistant", "content": None, "tool_calls": [call]}]) == "1"
     assert tok.render_chat([{"role": "assistant", "tool_calls": [call]}]) == "1"
-    call["function"]["arguments"] = "{"
-    with pytest.raises(ChatTemplateError, match="arguments"):
-        tok.render_chat([{"role": "assistant", "content": None, "tool_calls": [call]}])
+    for wrong in ("{", "[" * 100_000):
+        call["function"]["arguments"] = wrong
+        with pytest.raises(ChatTemplateError, match="arguments"):
+            tok.render_chat([{"role": "assistant", "content": None, "tool_calls": [call]}])
+
+
+@pytest.mark.parametrize(
+    ("template", "given", "expected"),
+    [
+        ("{% for c in messages[0].tool_calls %}{{ '<' + c.function.arguments + '>' }}{% endfor %}", '{"x":1}', '<{"x":1}>'),
+        ("{% for c in messages[0].tool_calls %}{{ '<' + c['function']['arguments'] }}{% endfor %}", None, "<{}"),
+        ("{% for c in messages[0].tool_calls %}{{ '<' + c.function.arguments }}{% endfor %}", {"x": 1}, '<{"x": 1}'),
+        ("{% for c in messages[0].tool_calls %}{{ '<' + c.function.arguments | tojson }}{% endfor %}", '{"x":1}', '<{"x": 1}'),
+        ("{{ messages[0].tool_calls[0].function.arguments | tojson }}", None, "{}"),
+        ("{{ messages[0].content is none }}", "{}", "True"),
+    ],
+)
+def test_a_template_gets_arguments_as_it_takes_them(template: str, given: Any, expected: str) -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": given}}
+    assert tokenizer(chat_template=template).render_chat([{"role": "assistant", "tool_calls": [call]}]) == expected
 
 
 @pytest.mark.parametrize(

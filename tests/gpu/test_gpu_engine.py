@@ -8,7 +8,7 @@ from inline_engine import InlineEngine
 from tiny_models import GPU_MODELS, WIDE_MODELS, reference, tiny_model
 
 from quire.ipc.sampling import SamplingParams
-from quire.ipc.step.sections import HEADER, NO_TOKEN
+from quire.ipc.step.sections import HEADER, NO_TOKEN, VARIANT_MASK
 
 pytestmark = pytest.mark.gpu
 
@@ -224,3 +224,25 @@ def test_masks_are_loaded_without_waiting_for_the_device():
     engine.runner.device.masks.load = lambda records: loaded.append(1) or load(records)
     outs = engine.generate(prompts(), SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True))
     assert loaded and {t for out in outs for t in out} <= {17, 400}
+
+
+def test_tails_with_masks_are_captured_before_they_are_met():
+    from workers.test_runner import with_late_masks
+
+    engine = InlineEngine(tiny_model("gpu-llama"), device="cuda", graphs=True)
+    graphs = engine.runner.graphs
+    before = set(graphs._tail)
+    assert not any(variant & VARIANT_MASK for _, variant in before)
+    engine.runner.expect_masks()
+    with engine.runner.device.stream():
+        for _ in range(200):
+            at = len(graphs._tail)
+            engine.runner.capture_masked_tail()
+            assert len(graphs._tail) <= at + 1  # one between two steps
+    captured = set(graphs._tail)
+    assert captured - before and all(variant & VARIANT_MASK for _, variant in captured - before) and not graphs._masked
+    with_late_masks(engine, allowed=[17, 400])
+    for temperature in (0.0, 0.8):
+        outs = engine.generate(prompts(), SamplingParams(temperature=temperature, seed=1, max_tokens=8, ignore_eos=True))
+        assert {t for out in outs for t in out} <= {17, 400}
+    assert {tail for tail in graphs._tail if tail[1] & VARIANT_MASK} == captured - before

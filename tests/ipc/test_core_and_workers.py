@@ -7,7 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.ipc.links.core_and_workers import _IDENTITY, _TAG, CoreToWorkers, WorkerToCore
-from quire.ipc.messages import AllocateKV, KVGroup, PromptLogprobsOfRow, SideResults, WorkerFailed, WorkerProfile, WorkerReady
+from quire.ipc.messages import (
+    AllocateKV,
+    KVGroup,
+    ProcessorsInfo,
+    PromptLogprobsOfRow,
+    SideResults,
+    WorkerFailed,
+    WorkerProfile,
+    WorkerReady,
+)
 
 
 @pytest.fixture
@@ -33,7 +42,8 @@ def make_worker(core_link):
 
 def make_profile(rank: int) -> WorkerProfile:
     values = dict.fromkeys(WorkerProfile.__struct_fields__, 16)
-    return WorkerProfile(**values | {"rank": rank, "kv_groups": [KVGroup(0, [0, 1])], "device": "cpu"})
+    given = {"rank": rank, "kv_groups": [KVGroup(0, [0, 1])], "device": "cpu", "processors": ProcessorsInfo(True, False)}
+    return WorkerProfile(**values | given)
 
 
 def receive(core_link: CoreToWorkers, count: int = 1) -> list:

@@ -48,14 +48,17 @@ def values_of(kind) -> st.SearchStrategy:
         return st.sampled_from(args)
     if getattr(kind, "__origin__", None) is list:
         return st.lists(values_of(args[0]), max_size=3)
-    if type(None) in args:
-        return st.none() | values_of(next(a for a in args if a is not type(None)))
+    if getattr(kind, "__origin__", None) is dict:
+        return st.dictionaries(values_of(args[0]), values_of(args[1]), max_size=3)
+    if args:  # a union
+        return st.one_of([values_of(a) for a in args])
     simple = {
         int: st.integers(-(2**63), 2**63 - 1),
         float: st.floats(allow_nan=False),
         str: st.text(max_size=20),
         bytes: st.binary(max_size=20),
         bool: st.booleans(),
+        type(None): st.none(),
     }
     return simple[kind]
 

@@ -1,5 +1,6 @@
 """The `openai` package against `quire serve` with the bundled model: what a user of it can see."""
 
+import json
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -182,3 +183,44 @@ def test_errors_are_exceptions_of_the_right_kind(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError):
         create(messages=[], **GREEDY)
     assert create(messages=MESSAGES, **GREEDY).choices[0].message.content  # and it goes on
+
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the weather of a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+IN_PARIS = {"role": "user", "content": "What is the weather in Paris?"}
+
+
+def test_the_bundled_model_calls_functions(client: openai.OpenAI) -> None:
+    """And speaks of what came back."""
+    options = {**GREEDY, "max_tokens": 40, "tools": [WEATHER]}
+    choice = client.chat.completions.create(messages=[IN_PARIS], **options).choices[0]
+    (call,) = choice.message.tool_calls
+    assert (call.type, call.function.name, json.loads(call.function.arguments)) == (
+        "function",
+        "get_weather",
+        {"city": "Paris"},
+    )
+    assert choice.message.content is None and choice.finish_reason == "tool_calls"
+    history = [IN_PARIS, choice.message, {"role": "tool", "tool_call_id": call.id, "content": "42"}]
+    answer = client.chat.completions.create(messages=history, **options).choices[0]
+    assert answer.message.content == "The result is 42." and not answer.message.tool_calls and answer.finish_reason == "stop"
+    other = client.chat.completions.create(messages=[{"role": "user", "content": "Add 3 and 5"}], **options).choices[0]
+    assert other.message.content == "8" and not other.message.tool_calls
+    silent = client.chat.completions.create(messages=[IN_PARIS], **options, tool_choice="none").choices[0]
+    assert silent.message.content and not silent.message.tool_calls
+
+
+def test_calls_stream_into_the_clients_own_helpers(client: openai.OpenAI) -> None:
+    options = {**GREEDY, "max_tokens": 40, "tools": [WEATHER]}
+    with client.chat.completions.stream(messages=[IN_PARIS], **options) as stream:
+        deltas = [event.arguments_delta for event in stream if event.type == "tool_calls.function.arguments.delta"]
+        choice = stream.get_final_completion().choices[0]
+    (call,) = choice.message.tool_calls
+    assert json.loads("".join(deltas)) == json.loads(call.function.arguments) == {"city": "Paris"} and len(deltas) > 2
+    assert choice.finish_reason == "tool_calls" and choice.message.content is None and call.function.name == "get_weather"

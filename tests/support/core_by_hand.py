@@ -22,7 +22,7 @@ from quire.ipc.step.masks import decode_masks
 from quire.ipc.step.plan import StepPlan, decode_plan
 from quire.ipc.step.plan_ring import KIND_MASK, KIND_PLAN, PlanReader, PlanRing
 from quire.ipc.step.result_ring import ResultRing
-from quire.ipc.step.sections import NO_TOKEN
+from quire.ipc.step.sections import MASKS_NONE, NO_TOKEN
 
 EPOCH = 77
 MAX_MODEL_LEN, MAX_NUM_SEQS, BLOCK_SIZE, NUM_BLOCKS = 64, 4, 4, 60
@@ -55,7 +55,7 @@ class FakeWorkers(WorkerGroup):
             masks = decode_masks(words)
             assert masks.step == plan.step and set(masks.rows.tolist()) <= due
             due -= set(masks.rows.tolist())
-            if masks.masks is None:
+            if masks.kind == MASKS_NONE:
                 without |= set(masks.rows.tolist())
         else:
             assert kind == KIND_PLAN and self._waiting is None, "a plan came where masks were due"

@@ -8,12 +8,13 @@ import numpy as np
 import tokenizers
 from fake_http import Answer, Wire
 
-from quire.frontend.client.async_client import TooLong
+from quire.frontend.client.async_client import InvalidRequest, TooLong
 from quire.frontend.client.outputs import Delta, Logprob, RequestMetrics
 from quire.frontend.http.api.app import App
 from quire.frontend.http.api.services import Services
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.messages import Beat, EngineLimits, Welcome
+from quire.ipc.utilities import GetServerInfo, ProfileDone, ResetDone, ResetPrefixCache, ServerInfo, StartProfile, StopProfile
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -28,15 +29,15 @@ TEMPLATE = (
 )
 
 
-def make_tokenizer(generation_config=None) -> Tokenizer:
-    """One token per byte, ids in the order of GPT-2's alphabet, then <s> and </s>."""
+def make_tokenizer(generation_config=None, template: str = TEMPLATE, special: tuple[str, ...] = ()) -> Tokenizer:
+    """One token per byte, ids in the order of GPT-2's alphabet, then <s> and </s>, then more special ones."""
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     backend = tokenizers.Tokenizer(tokenizers.models.BPE({c: i for i, c in enumerate(alphabet)}, []))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = tokenizers.decoders.ByteLevel()
-    backend.add_special_tokens(["<s>", "</s>"])
+    backend.add_special_tokens(["<s>", "</s>", *special])
     config = {"bos_token": "<s>", "eos_token": "</s>"}
-    return Tokenizer(backend, config, {"default": TEMPLATE}, generation_config)
+    return Tokenizer(backend, config, {"default": template}, generation_config)
 
 
 class FakeStream:
@@ -50,8 +51,12 @@ class FakeStream:
         self.metrics = RequestMetrics(arrival_time=time.time())
         self.finished = self.cancelled = False
         self.error: Exception | None = None
+        self.shown: frozenset[int] = frozenset()  # special tokens
         self.turns: list[list[Delta]] = []
         self.news = asyncio.Event()
+
+    def show_special_tokens(self, token_ids: frozenset[int]) -> None:
+        self.shown = token_ids
 
     def push(self, *deltas: Delta) -> None:
         """One turn, or, if the last one was not taken, more of it."""
@@ -103,8 +108,8 @@ class FakeClient:
 
     OUTPUT = 'Grüße "dich"\n\u2028✓'
 
-    def __init__(self, generation_config=None) -> None:
-        self.tokenizer = make_tokenizer(generation_config)
+    def __init__(self, generation_config=None, template: str = TEMPLATE, special: tuple[str, ...] = ()) -> None:
+        self.tokenizer = make_tokenizer(generation_config, template, special)
         limits = EngineLimits(max_model_len=200, vocab_size=300, max_num_seqs=8, max_logprobs=20)
         self.welcome = Welcome(
             epoch=1, protocol=1, served_model_names=["tiny", "org/tiny"], limits=limits, files=[], eos_token_ids=[257],
@@ -114,12 +119,27 @@ class FakeClient:
         self.beat_time = time.monotonic()
         self.is_connected = True
         self.problem: str | None = None
+        self.has_profiler = True
         self.streams: list[FakeStream] = []
         self.submit_error: Exception | None = None
         self.speak = self.say_output
 
     def health(self) -> str | None:
         return self.problem
+
+    @property
+    def num_requests(self) -> int:
+        return sum(not stream.finished for stream in self.streams)
+
+    async def utility(self, call, kind):
+        match call:
+            case StartProfile() | StopProfile() if self.has_profiler:
+                return ProfileDone(["rank0.json.gz"] if isinstance(call, StopProfile) else [])
+            case ResetPrefixCache():
+                return ResetDone(not self.num_requests)
+            case GetServerInfo():
+                return ServerInfo({"model": "tiny", "seed": 0, "served_model_name": ["tiny"]})
+        raise InvalidRequest("profiling needs a folder for its traces: start the engine with --profile-dir")
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         if len(text) <= 10_000:
@@ -174,8 +194,9 @@ class Api:
     def __init__(self, client: FakeClient | None = None, **options) -> None:
         self.client = client or FakeClient()
         own = {name: options.pop(name, False) for name in ("log_requests", "trust_request_chat_template")}
-        services = Services.make(self.client, **own, storage=options.pop("storage", None))
-        self.app = App(services, **options)
+        kept = {name: options.pop(name, None) for name in ("parsers", "storage")}
+        self.services = Services.make(self.client, **own, **kept)
+        self.app = App(self.services, **options)
 
     def wire(self) -> Wire:
         return Wire(self.app)

@@ -91,7 +91,7 @@ def parse_answers(raw: bytes, methods: str = "") -> list[Answer]:
         answers.append(answer)
         if answer.status == 100:
             assert not lines
-        elif asked and asked.pop(0) == "HEAD":
+        elif (asked and asked.pop(0) == "HEAD") or answer.status == 304:
             assert "content-length" in headers
         elif "content-length" in headers:
             size = int(headers["content-length"])

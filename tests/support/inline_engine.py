@@ -17,6 +17,7 @@ from quire.workers.devices.cpu import CpuDevice
 from quire.workers.devices.device import DeviceContext
 from quire.workers.loading.prepare_cpu import quicken_attributes
 from quire.workers.loading.weights import dummy_weights, load_weights
+from quire.workers.logits_processors.batch import CustomProcessors
 from quire.workers.models.build import build_model
 from quire.workers.models.families import read_model_config
 from quire.workers.parallel import Parallel
@@ -39,6 +40,7 @@ class InlineEngine:
         depth=2,
         eos=(),
         dummy=False,
+        processors=(),
         **scheduling,
     ):
         self.depth, self.device = depth, torch.device(device)
@@ -53,6 +55,7 @@ class InlineEngine:
             quicken_attributes(self.model)
         cache = KVCache(config.attention_specs(Parallel()), block_size, dtype)
         cache.allocate(num_blocks, self.device)
+        self.processors = CustomProcessors(processors, None, self.device) if processors else None
         self.runner = self._make_runner(config, cache, dtype, max_num_seqs, budget, max_model_len)
         if graphs:
             with self.runner.device.stream():
@@ -73,7 +76,8 @@ class InlineEngine:
         )
         limits = EngineLimits(max_model_len, config.vocab_size, max_num_seqs, 20)
         caching = self.scheduler.config.enable_prefix_caching
-        self.intake = Intake(IntakeConfig(limits, tuple(eos), caching, False, 0, 10_000), self.scheduler.kv.hasher)
+        info = self.processors.info if self.processors is not None else None
+        self.intake = Intake(IntakeConfig(limits, tuple(eos), caching, False, 0, 10_000, info), self.scheduler.kv.hasher)
         self.masks: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}  # step -> what a worker's ring would bring
         self.count = 0
         self.prompt_rows: list = []
@@ -94,7 +98,7 @@ class InlineEngine:
                 StepLimits(max_num_seqs, budget, cache.block_size, len(cache.groups), max_blocks)
             ),
         )
-        return ModelRunner(self.model, ctx, self._make_device)
+        return ModelRunner(self.model, ctx, self._make_device, self.processors)
 
     def _make_device(self, ctx):
         if ctx.device.type == "cpu":

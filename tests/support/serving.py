@@ -190,7 +190,7 @@ class Served(Launched):
     def metric(self, name: str) -> float:
         """A metric without labels of its own, by its name without the prefix; NaN before the engine's first Beat."""
         text = self.ask("GET", "/metrics").body.decode()
-        found = re.search(rf'^quire:{name}{{model_name="[^"]*"}} (\S+)$', text, re.M)
+        found = re.search(rf'^(?:vllm|quire):{name}{{model_name="[^"]*",engine="0"}} (\S+)$', text, re.M)
         return float(found[1]) if found else math.nan
 
 

@@ -199,6 +199,7 @@ def graphs(monkeypatch):
     made = StepGraphs.__new__(StepGraphs)
     made.captured, made.ran, made.idle, made.is_short, made.room = [], [], True, False, 1000
     made.sizes = small_sizes()
+    made._masked = deque()
     made._ahead = deque([BatchDescriptor(64, 16, True), BatchDescriptor(16, 16, True), BatchDescriptor(64, 32, True)])
     made._device = SimpleNamespace(
         is_idle=lambda: made.idle, load_plan=lambda words: None, kernel_specialization=lambda t: 0, plan="plan"

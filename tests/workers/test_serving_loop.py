@@ -26,9 +26,11 @@ class Loop:
         monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
         loop = object.__new__(Worker)
         loop.config = SimpleNamespace(device="cuda", world_size=1)
+        loop.profiler = SimpleNamespace(is_active=False)
         loop.reader = SimpleNamespace(read=self._read)
         device = SimpleNamespace(signal=lambda: None)
-        loop._serve(SimpleNamespace(step=self._step, capture_ahead=self._capture, device=device))
+        runner = SimpleNamespace(step=self._step, capture_ahead=self._capture, capture_masked_tail=lambda: None, device=device)
+        loop._serve(runner)
 
     def _read(self, timeout_s, spin_s):
         self.waited.append(timeout_s)

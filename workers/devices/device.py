@@ -70,11 +70,14 @@ class Device(ABC):
         step: StepBuffers,
         variant: int,
         results: torch.Tensor | None = None,
+        processed: torch.Tensor | None = None,
     ) -> None:
-        """Sample from logits [rows, V], update the tables, write the results, to `results` if these are given."""
+        """Sample from logits [rows, V], update the tables, write the results, to `results` if these are given.
+
+        processed: what to sample from instead; log-probabilities are those of `logits`."""
         rows = len(logits)
         sampled = self._sampler.sample(
-            logits,
+            logits if processed is None else processed,
             step.row_slots[:rows],
             step.seq_lens[:rows],
             tables,
@@ -99,13 +102,14 @@ class Device(ABC):
         variant: int,
         number: int,
         without: np.ndarray,
+        processed: torch.Tensor | None = None,
     ) -> None:
-        """The tail of step `number` in which these rows lack their masks: their result is NO_TOKEN.
+        """The tail of step `number` in which these rows lack their masks, or failed: their result is NO_TOKEN.
 
         The results are made elsewhere and copied, for the core must never see a token of such a row. Rare, so never captured.
         """
         scratch = torch.full_like(self.results, -1, device=self.ctx.device)  # as large as theirs: no kernel is compiled anew
-        self.tail(plan, logits, tables, step, variant, scratch)
+        self.tail(plan, logits, tables, step, variant, scratch, processed)
         entry = number % len(scratch)
         rows = torch.from_numpy(without.astype(np.int64))
         if scratch.is_cuda:

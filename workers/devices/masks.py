@@ -22,7 +22,8 @@ class RowMasks(Protocol):
     tensor: torch.Tensor  # int32 [max_rows, ceil(V / 32)], bit set = allowed
 
     def load(self, records: Iterable[RowsAndMasks]) -> np.ndarray:
-        """Take a step's masks as they come; returns the rows that have one now, int32. Each is read before the next."""
+        """Take a step's masks as they come; returns the rows that were named, int32: with a mask, or with None because they
+        may be any token. Each is read before the next."""
 
 
 def _rows(loaded: list[np.ndarray]) -> np.ndarray:
@@ -41,12 +42,14 @@ class CpuMasks:
 
     def load(self, records: Iterable[RowsAndMasks]) -> np.ndarray:
         self._words[self._set] = -1
-        loaded = []
+        loaded, masked = [], []
         for rows, masks in records:
-            self._words[rows] = masks
             loaded.append(rows.copy())
-        self._set = _rows(loaded)
-        return self._set
+            if masks is not None:
+                self._words[rows] = masks
+                masked.append(loaded[-1])
+        self._set = _rows(masked)
+        return _rows(loaded)
 
 
 class Staging:
@@ -83,7 +86,8 @@ class CudaMasks:
         self._num_set = 0
         loaded = []
         for rows, masks in records:
-            self._copy(rows, masks)
+            if masks is not None:
+                self._copy(rows, masks)
             loaded.append(rows.copy())
         return _rows(loaded)
 

@@ -17,7 +17,7 @@ from quire.frontend.http.protocol.errors import ApiError
 
 # Of OpenAI's and vLLM's APIs, and nothing to do with the answer.
 IGNORED = frozenset(
-    ("user", "metadata", "store", "service_tier", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention",
+    ("user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention",
      "safety_identifier", "verbosity", "session_id", "return_token_offsets", "return_mm_kwargs",
      "prompt_cache_options")
 )  # fmt: skip
@@ -31,7 +31,8 @@ class BodyDecoder(Generic[T]):
     """For bodies of one kind."""
 
     def __init__(self, kind: type[T]) -> None:
-        ignored = [(name, msgspec.Raw, msgspec.Raw()) for name in sorted(IGNORED)]
+        self._ignored = IGNORED.difference(kind.__struct_fields__)
+        ignored = [(name, msgspec.Raw, msgspec.Raw()) for name in sorted(self._ignored)]
         options = {"kw_only": True, "forbid_unknown_fields": True}
         strict = msgspec.defstruct(kind.__name__, ignored, bases=(kind,), **options)  # type: ignore[arg-type]
         self._strict: msgspec.json.Decoder[T] = msgspec.json.Decoder(strict)
@@ -61,7 +62,7 @@ class BodyDecoder(Generic[T]):
             decoded = self._lenient.decode(body)
             unknown.look_at(body, self._known)
             return decoded
-        for name in IGNORED:  # a Raw is a view of the body, and would keep it as long as the answer takes
+        for name in self._ignored:  # a Raw is a view of the body, and would keep it as long as the answer takes
             setattr(decoded, name, None)
         return decoded
 

@@ -1,11 +1,14 @@
-"""POST /v1/chat/completions. Tools are rendered into the prompt by the model's template; a call comes back as plain content."""
+"""POST /v1/chat/completions. Tools and reasoning are chat_tools.py's before the request and chat_output.py's behind it."""
 
 import time
 
 import msgspec
 
+from quire.frontend.client.beam_search import BeamStream
 from quire.frontend.client.outputs import Delta
 from quire.frontend.http.api.body import BodyDecoder
+from quire.frontend.http.api.chat_output import ChatOutput
+from quire.frontend.http.api.chat_tools import chat_plan, take_tools
 from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.fields import echoed_text, num_kept
 from quire.frontend.http.api.generate import Streaming, collect, includes_usage, running
@@ -36,6 +39,7 @@ async def chat_completions(services: Services, request: Request, response: Respo
     client, limits, metrics = services.client, services.limits, services.metrics
     model = check_model(body.model, services.model_names)
     tokenizer = client.tokenizer
+    tools = take_tools(body)
     newer = body.max_completion_tokens is not None  # OpenAI's newer name wins
     sampling = SamplingRequest(
         body,
@@ -49,12 +53,17 @@ async def chat_completions(services: Services, request: Request, response: Respo
     text = await prompt_text(body, tokenizer, services.trust_request_chat_template)
     keep = num_kept(body, limits.max_model_len, body.max_completion_tokens if newer else body.max_tokens)
     ids = await encoded(client, text, bool(body.add_special_tokens), keep, body.truncation_side)
+    plan = chat_plan(services.parsers, body, tools, tokenizer, text)
     params = sampling.params(len(ids), "messages")
+    params = params if plan is None else plan.params(params)
     name, created, runs = new_id("chatcmpl", request.headers, body.request_id), int(time.time()), list[PromptRun]()
     async with running(name, runs, metrics, services.request_log):
         runs.append(submit(client, body, ids, params, name, 0))
+        if plan is not None and not isinstance(stream := runs[-1].stream, BeamStream):  # they end whole
+            plan.show_markers(stream)
         services.request_log.started(name, runs, bool(body.stream))
-        chat_format = ChatFormat(body, tokenizer, text)
+        parsed = None if plan is None else ChatOutput(plan, body.include_reasoning is not False)
+        chat_format = ChatFormat(body, tokenizer, parsed, text)
         if body.stream:
             chunks = ChunkWriter(
                 "chat", id=name, created=created, model=model, num_choices=params.n, null_usage=includes_usage(body)
@@ -66,7 +75,7 @@ async def chat_completions(services: Services, request: Request, response: Respo
             id=name,
             created=created,
             model=model,
-            choices=[_choice(runs[0], delta, chat_format, bool(body.return_token_ids)) for delta in deltas],
+            choices=[await _choice(runs[0], delta, chat_format, bool(body.return_token_ids)) for delta in deltas],
             usage=usage_of(runs),
             prompt_logprobs=prompt_logprobs(runs[0].stream.prompt_logprobs),
             prompt_token_ids=ids if body.return_token_ids else msgspec.UNSET,
@@ -78,8 +87,9 @@ async def chat_completions(services: Services, request: Request, response: Respo
 class ChatFormat:
     """Chat's part of a stream: the role first, then what is echoed, logprobs as `content`."""
 
-    def __init__(self, body: SamplingFields, tokenizer: Tokenizer, prompt_text: str = "") -> None:
+    def __init__(self, body: SamplingFields, tokenizer: Tokenizer, parsed: ChatOutput | None, prompt_text: str = "") -> None:
         assert isinstance(body, ChatRequest)
+        self.parsed = parsed
         self.echo = echoed_text(body)
         self._prompt_text = prompt_text if body.return_prompt_text else None
         self.wants_logprobs = bool(body.logprobs)
@@ -88,20 +98,27 @@ class ChatFormat:
 
     def opening(self, run: PromptRun, chunks: ChunkWriter, usage: Usage | None) -> list[bytes]:
         ids = list(run.prompt_token_ids) if self._return_token_ids else None
+        content = b'""' if self.parsed is None else b"null"  # there may be none
         texts = {"prompt_token_ids": ids, "prompt_text": self._prompt_text}
-        opening = [chunks.role(i, usage=usage, **texts) for i in range(run.params.n)]  # type: ignore[arg-type]
+        opening = [chunks.role(i, usage=usage, content=content, **texts) for i in range(run.params.n)]  # type: ignore[arg-type]
         return [*opening, *(chunks.rich_text(i, self.echo, usage=usage) for i in range(run.params.n if self.echo else 0))]
 
     def logprobs(self, run: PromptRun, delta: Delta) -> ChatLogprobs | None:
         return None if delta.logprobs is None else chat_logprobs(delta.logprobs, delta.token_ids, self._style)
 
 
-def _choice(run: PromptRun, delta: Delta, chat_format: ChatFormat, with_ids: bool) -> ChatChoice:
+async def _choice(run: PromptRun, delta: Delta, chat_format: ChatFormat, with_ids: bool) -> ChatChoice:
+    message, reason = ChatMessage("assistant", chat_format.echo + delta.text), str(delta.finish_reason or "abort")
+    if (parsed := chat_format.parsed) is not None:
+        message = await parsed.message(run, delta)
+        if chat_format.echo:
+            message = msgspec.structs.replace(message, content=chat_format.echo + (message.content or ""))
+        reason = parsed.finish_reason(delta.index, delta.finish_reason or "abort")
     return ChatChoice(
         index=delta.index,
-        message=ChatMessage("assistant", chat_format.echo + delta.text),
+        message=message,
         logprobs=chat_format.logprobs(run, delta),
-        finish_reason=delta.finish_reason or "abort",
+        finish_reason=reason,
         stop_reason=delta.stop_reason,
         token_ids=delta.token_ids if with_ids else msgspec.UNSET,
     )

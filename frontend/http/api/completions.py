@@ -127,6 +127,7 @@ class CompletionFormat:
 
     def __init__(self, body: CompletionRequest, tokenizer: Tokenizer, echo_texts: list[str], n: int) -> None:
         self.wants_logprobs = body.logprobs is not None
+        self.parsed = None
         self._echo_texts = echo_texts
         self._n = n
         self._return_token_ids = bool(body.return_token_ids)

@@ -10,7 +10,7 @@ from quire.frontend.client.stream import EngineDown, EngineError, InvalidRequest
 from quire.frontend.http.protocol.errors import ApiError
 from quire.ipc.sampling import SamplingParams
 
-_FIELDS = frozenset((*SamplingParams.__struct_fields__, "priority", "cache_salt"))
+_FIELDS = frozenset((*SamplingParams.__struct_fields__, "priority", "cache_salt", "vllm_xargs"))
 
 
 def invalid(message: str, param: str | None = None) -> ApiError:

@@ -11,6 +11,7 @@ import msgspec
 
 from quire.frontend.client.beam_search import MAX_BEAM_WIDTH, BeamSearchParams
 from quire.frontend.http.api.errors import invalid
+from quire.frontend.http.api.structured import ResponseFormat
 from quire.frontend.http.protocol.errors import ApiError
 from quire.ipc.limits import output_room
 
@@ -29,6 +30,7 @@ NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
 # What a search over the likeliest continuations cannot heed, with the values that ask for nothing. Not here: temperature,
 # top_p, top_k, min_p and seed, for nothing is sampled, and clients send them always.
 _NOT_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
+    "vllm_xargs": ({},),
     "stop": ("", []),
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
@@ -38,8 +40,12 @@ _NOT_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": ([],),
     "bad_words": ([],),
     "prompt_logprobs": (),
-    "structured_outputs": ({},),
-    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "response_format": (ResponseFormat(type="text"),),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
     "tool_choice": ("none", "auto"),
     "thinking_token_budget": (-1,),
 }

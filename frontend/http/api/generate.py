@@ -12,11 +12,14 @@ from typing import Any, Protocol, TypeVar
 
 from quire.frontend.client.outputs import Delta
 from quire.frontend.client.stream import EngineDown, EngineError
+from quire.frontend.http.api.chat_output import ChatOutput
 from quire.frontend.http.api.metrics import Metrics
 from quire.frontend.http.api.prompt_run import PromptRun, usage_of
 from quire.frontend.http.api.request_log import RequestLog
+from quire.frontend.http.api.request_metrics import count_first_token, count_request
 from quire.frontend.http.api.schemas import ChatLogprobs, CompletionLogprobs, SamplingFields, Usage
 from quire.frontend.http.api.sse import DONE, ChunkWriter
+from quire.frontend.http.api.traced import note_runs
 from quire.frontend.http.protocol.exchange import Response, ResponseState
 
 T = TypeVar("T")
@@ -26,6 +29,10 @@ class AnswerFormat(Protocol):
     """What differs between chat and completions in a stream."""
 
     wants_logprobs: bool
+
+    @property
+    def parsed(self) -> ChatOutput | None:
+        """None for plain text."""
 
     def opening(self, run: PromptRun, chunks: ChunkWriter, usage: Usage | None) -> list[bytes]:
         """Chunks before a prompt's first text; with the usage so far, if it is wanted."""
@@ -45,8 +52,9 @@ async def running(name: str, runs: list[PromptRun], metrics: Metrics, log: Reque
                 run.stream.cancel()
             elif isinstance(run.stream.error, EngineError | EngineDown):
                 metrics.count("request_success", "error")
-            record(metrics, run)
+            count_request(metrics, run)
         log.ended(name, runs)
+        note_runs(name, runs)
 
 
 async def run_all(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
@@ -104,7 +112,9 @@ class Streaming:
         self._include_usage = includes_usage(body)
         self._usage_always = options is not None and bool(options.continuous_usage_stats)
         self._token_ids = bool(body.return_token_ids)
-        self._rich = answer_format.wants_logprobs or self._token_ids or self._usage_always
+        self._parsed = answer_format.parsed
+        plain = self._parsed is None and not answer_format.wants_logprobs
+        self._rich = not plain or self._token_ids or self._usage_always
 
     async def run(self) -> None:
         await run_all([self._pump(run) for run in self._runs])
@@ -121,6 +131,7 @@ class Streaming:
             if previous:
                 latency.observe(now - previous)
             else:
+                count_first_token(self._metrics, run)
                 events = self._format.opening(run, self._chunks, self._running_usage())
             previous = now
             for delta in deltas:
@@ -143,6 +154,11 @@ class Streaming:
             self._response.write(data)
 
     def _rich_chunks(self, run: PromptRun, delta: Delta) -> list[bytes]:
+        if self._parsed is not None:
+            ids = delta.token_ids if self._token_ids else None
+            logprobs = self._format.logprobs(run, delta)
+            assert not isinstance(logprobs, CompletionLogprobs)
+            return self._parsed.chunks(run, delta, self._chunks, logprobs, ids, self._running_usage())
         if not delta.text and not delta.token_ids:
             return []
         chunk = self._chunks.rich_text(
@@ -158,32 +174,10 @@ class Streaming:
         assert delta.finish_reason is not None
         run.finish_reasons[delta.index] = delta.finish_reason
         self._metrics.count("request_success", delta.finish_reason)
-        index = run.first_choice + delta.index
-        return self._chunks.finish(index, delta.finish_reason, delta.stop_reason, self._running_usage())
+        index, reason = run.first_choice + delta.index, str(delta.finish_reason)
+        if self._parsed is not None:
+            reason = self._parsed.finish_reason(delta.index, delta.finish_reason)
+        return self._chunks.finish(index, reason, delta.stop_reason, self._running_usage())
 
     def _running_usage(self) -> Usage | None:
         return usage_of(self._runs) if self._usage_always else None
-
-
-def record(metrics: Metrics, run: PromptRun) -> None:
-    """The times and sizes of one request that has begun to answer."""
-    times, stream = run.stream.metrics, run.stream
-    if times.first_token_time is None:
-        return
-    num_tokens = sum(run.num_tokens)
-    first = times.first_token_time
-    last = max(times.last_token_time or first, first)
-    end = times.finished_time or last
-    metrics.observe("time_to_first_token_seconds", first - times.arrival_time)
-    metrics.observe("e2e_request_latency_seconds", end - times.arrival_time)
-    metrics.observe("request_decode_time_seconds", last - first)
-    if times.queue_s is not None:
-        metrics.observe("request_queue_time_seconds", times.queue_s)
-        metrics.observe("request_prefill_time_seconds", max(0.0, first - times.arrival_time - times.queue_s))
-    if num_tokens > run.params.n:
-        metrics.observe("request_time_per_output_token_seconds", (last - first) / (max(run.num_tokens) - 1))
-    metrics.observe("request_prompt_tokens", stream.num_prompt_tokens)
-    metrics.observe("request_generation_tokens", num_tokens)
-    metrics.observe("request_params_n", run.params.n)
-    if run.params.max_tokens is not None:
-        metrics.observe("request_params_max_tokens", run.params.max_tokens)

@@ -1,6 +1,6 @@
 """Query strings of GET routes, and lists in pages as OpenAI's clients read them: after, limit, order."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -8,6 +8,12 @@ import msgspec
 from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.store.storage import Page
 
+PAGE_FIELDS: dict[str, dict[str, Any]] = {
+    "after": {"type": "string"},
+    "limit": {"type": "integer", "minimum": 1},
+    "order": {"type": "string", "enum": ["asc", "desc"], "default": "desc"},
+    "purpose": {"type": "string"},
+}
 _MAX_FIELDS = 32
 
 

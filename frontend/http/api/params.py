@@ -21,14 +21,16 @@ from quire.frontend.http.api.schemas import (
     TokenizeRequest,
     check_supported,
 )
+from quire.frontend.http.api.structured import structured_outputs
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.text.chat_template import ChatTemplateError
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.limits import output_limit, output_room
 from quire.ipc.sampling import BOUNDS, SamplingParams
 
-# what a body calls as SamplingParams do, but for what depends on the prompt's length
-_COPIED = [n for n in SamplingParams.__struct_fields__ if n in SamplingFields.__struct_fields__ and n != "max_tokens"]
+# what a body calls as SamplingParams do, but for what depends on the prompt's length and what has other shapes there
+_OTHER = {"max_tokens", "structured_outputs"}
+_COPIED = [n for n in SamplingParams.__struct_fields__ if n in SamplingFields.__struct_fields__ and n not in _OTHER]
 _RESERVED_KWARGS = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize", "self")
 )
@@ -60,6 +62,8 @@ class SamplingRequest:
         self._fields |= {name: value for name in _COPIED if (value := getattr(body, name)) is not None}
         self._fields["top_k"] = min(self._fields.get("top_k", 0), 2**31 - 1)
         self._fields["logprobs"] = logprobs
+        self._fields["structured_outputs"] = structured_outputs(body)
+        self._fields["extra_args"] = body.vllm_xargs or None
         self._max_tokens = max_tokens
         self._default_max_tokens = default if default is not None else default_max_tokens
         self._max_model_len = max_model_len
@@ -100,7 +104,7 @@ class SamplingRequest:
         try:
             return SamplingParams(**self._fields, max_tokens=max_tokens)
         except ValueError as error:
-            raise invalid(str(error)) from None
+            raise invalid(str(error).replace("extra_args", "vllm_xargs")) from None
 
 
 def completion_prompts(body: CompletionRequest) -> list[str | list[int]]:
@@ -135,6 +139,8 @@ def chat_text(body: ChatRequest | TokenizeRequest, tokenizer: Tokenizer, trust_t
             raise invalid(f"chat_template_kwargs must not hold {name[:64]!r}", "chat_template_kwargs")
     if body.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", body.reasoning_effort)
+        if body.reasoning_effort == "none":
+            variables.setdefault("enable_thinking", False)
     continues = bool(body.continue_final_message)
     opens = body.add_generation_prompt if body.add_generation_prompt is not None else not continues
     if continues and opens:

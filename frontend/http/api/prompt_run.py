@@ -6,10 +6,12 @@ log of requests. It knows neither the connection nor the answer's shape.
 
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from quire.frontend.client.beam_search import BeamStream
 from quire.frontend.client.outputs import Delta, TokenLogprobDict
 from quire.frontend.client.stream import Stream
-from quire.frontend.http.api.schemas import PromptTokensDetails, Usage
+from quire.frontend.http.api.schemas import CompletionTokensDetails, PromptTokensDetails, Usage
 from quire.ipc.messages import FinishReason
 from quire.ipc.sampling import SamplingParams
 
@@ -17,11 +19,12 @@ from quire.ipc.sampling import SamplingParams
 class PromptRun:
     """One prompt of a request. first_choice: index of its first child among the response's choices.
 
+
     choose: of all that the stream has generated the params.n that are returned, numbered anew; None: all.
     """
 
-    __slots__ = ("_choose", "_prompt_logprobs", "finish_reasons", "first_choice", "num_tokens", "num_tokens_left_out", "params",
-                 "prompt_token_ids", "stream")  # fmt: skip
+    __slots__ = ("_choose", "_prompt_logprobs", "finish_reasons", "first_choice", "has_begun", "num_reasoning_tokens",
+                 "num_tokens", "num_tokens_left_out", "params", "prompt_token_ids", "stream")  # fmt: skip
 
     def __init__(
         self,
@@ -38,7 +41,9 @@ class PromptRun:
         self.first_choice = first_choice
         self.num_tokens = [0] * params.n  # output tokens by child
         self.num_tokens_left_out = 0  # generated and not returned
+        self.num_reasoning_tokens: list[int] | None = None  # of them, those of thoughts, where that is known
         self.finish_reasons: list[FinishReason | None] = [None] * params.n
+        self.has_begun = False  # its first token was counted
         self._prompt_logprobs: list[TokenLogprobDict | None] | None = None
 
     async def collect(self) -> list[Delta]:
@@ -61,4 +66,6 @@ def usage_of(runs: Sequence[PromptRun]) -> Usage:
     prompt = sum(run.stream.num_prompt_tokens for run in runs)
     completion = sum(sum(run.num_tokens) + run.num_tokens_left_out for run in runs)
     cached = sum(run.stream.num_cached_tokens or 0 for run in runs)
-    return Usage(prompt, completion, prompt + completion, PromptTokensDetails(cached))
+    thoughts = [run.num_reasoning_tokens for run in runs if run.num_reasoning_tokens is not None]
+    details = CompletionTokensDetails(sum(map(sum, thoughts))) if thoughts else msgspec.UNSET
+    return Usage(prompt, completion, prompt + completion, PromptTokensDetails(cached), details)

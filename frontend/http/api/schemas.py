@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import msgspec
 
 from quire.frontend.http.api.fields import MoreFields
+from quire.frontend.http.api.structured import ResponseFormat, StructuredOutputsFields
 from quire.frontend.http.protocol.errors import ApiError
 
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -32,8 +33,6 @@ MAX_SEQUENCES = 2048  # prompts times n
 class Unsupported(MoreFields, kw_only=True):
     """Fields that would change the answer and are not supported; see _HARMLESS for the values that ask for nothing."""
 
-    response_format: Any = None
-    tool_choice: Any = None
     functions: Any = None
     function_call: Any = None
     audio: Any = None
@@ -41,17 +40,11 @@ class Unsupported(MoreFields, kw_only=True):
     prediction: Any = None
     web_search_options: Any = None
     suffix: Any = None
-    structured_outputs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
     prompt_embeds: Any = None
     kv_transfer_params: Any = None
     logits_processors: Any = None
     mm_processor_kwargs: Any = None
     media_io_kwargs: Any = None
-    vllm_xargs: Any = None
 
 
 class StreamOptions(msgspec.Struct):
@@ -93,6 +86,13 @@ class SamplingFields(Unsupported, kw_only=True):
     cache_salt: Annotated[str, msgspec.Meta(max_length=1024)] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputsFields | None = None
+    guided_json: str | Json | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    vllm_xargs: Json | None = None
 
 
 class ChatRequest(SamplingFields, kw_only=True):
@@ -100,11 +100,15 @@ class ChatRequest(SamplingFields, kw_only=True):
 
     messages: Messages
     tools: Objects | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     documents: Objects | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: TemplateVariables | None = None
     reasoning_effort: ShortText | None = None
+    include_reasoning: bool | None = None
+    thinking_token_budget: Int64 | None = None
     max_completion_tokens: Int64 | None = None
     logprobs: bool | None = None
     top_logprobs: Int64 | None = None
@@ -134,6 +138,8 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     chat_template_kwargs: TemplateVariables | None = None
     reasoning_effort: ShortText | None = None
     chat_template: str | None = None
+    media_io_kwargs: Any = None
+    mm_processor_kwargs: Any = None
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
@@ -146,10 +152,15 @@ def _empty(value: Any) -> bool:
 
 
 _HARMLESS: dict[str, Callable[[Any], bool]] = {
-    "response_format": lambda v: isinstance(v, dict) and v.get("type") == "text",
-    "tool_choice": lambda v: v in ("none", "auto"),
     "function_call": lambda v: v in ("none", "auto"),
     "modalities": lambda v: v == ["text"],
+}
+
+
+# What would work instead.
+_HOW = {
+    "logits_processors": "classes are named when the server starts, with --logits-processors module:Class; a request gives "
+    "their arguments in vllm_xargs.",
 }
 
 
@@ -158,7 +169,8 @@ def check_supported(body: Unsupported) -> None:
     for name in Unsupported.__annotations__:
         value = getattr(body, name)
         if value is not None and not _HARMLESS.get(name, _empty)(value):
-            raise ApiError(400, f"{name}: this value is not supported by this server.", param=name, code="unsupported_value")
+            how = _HOW.get(name, "this value is not supported by this server.")
+            raise ApiError(400, f"{name}: {how}", param=name, code="unsupported_value")
 
 
 # ------------------------------------------------------------------------------------------------------------ responses
@@ -166,11 +178,16 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
@@ -206,11 +223,26 @@ class PromptLogprob(msgspec.Struct, frozen=True):
 PromptLogprobList = list[dict[int, PromptLogprob] | None]
 
 
+class FunctionCall(msgspec.Struct, frozen=True):
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    id: str
+    function: FunctionCall
+    type: str = "function"
+
+
 class ChatMessage(msgspec.Struct, frozen=True):
+    """reasoning_content: the older name of the same."""
+
     role: str
-    content: str
+    content: str | None
     refusal: None = None
-    tool_calls: list[Json] = []
+    tool_calls: list[ToolCall] = []
+    reasoning: str | msgspec.UnsetType | None = msgspec.UNSET
+    reasoning_content: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -254,6 +286,23 @@ class CompletionResponse(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage
 
 
+class ModelPermission(msgspec.Struct, frozen=True, kw_only=True):
+    """Says nothing here, but clients look for it."""
+
+    id: str
+    object: str = "model_permission"
+    created: int
+    allow_create_engine: bool = False
+    allow_sampling: bool = True
+    allow_logprobs: bool = True
+    allow_search_indices: bool = False
+    allow_view: bool = True
+    allow_fine_tuning: bool = False
+    organization: str = "*"
+    group: str | None = None
+    is_blocking: bool = False
+
+
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: str = "model"
@@ -262,6 +311,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     root: str
     parent: None = None
     max_model_len: int
+    permission: list[ModelPermission] = []
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
@@ -282,3 +332,21 @@ class DetokenizeResponse(msgspec.Struct, frozen=True):
 
 class VersionResponse(msgspec.Struct, frozen=True):
     version: str
+
+
+class ServerLoad(msgspec.Struct, frozen=True):
+    server_load: int
+
+
+class PrefixCacheReset(msgspec.Struct, frozen=True):
+    success: bool  # False: requests run, whose blocks will be cached again
+
+
+class ProfileAnswer(msgspec.Struct, frozen=True):
+    traces: list[str]  # files in the folder of --profile-dir
+
+
+class ServerInfoAnswer(msgspec.Struct, frozen=True):
+    vllm_config: Json | str
+    vllm_env: dict[str, str]
+    system_env: dict[str, str]

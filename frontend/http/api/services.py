@@ -1,16 +1,25 @@
 """Services: what a route needs of the process that it runs in. Made once (server.py), passed to each route, never changed.
 
-A route knows neither the application that called it nor who may call (app.py), nor a connection (protocol/).
+What changes in the life of a process stands in `ServingState`. A route knows neither the application that called it nor who may
+call (app.py), nor a connection (protocol/).
 """
 
 from dataclasses import dataclass, field
 
 from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.http.api.metrics import Metrics
+from quire.frontend.http.api.output_plan import ParserNames
 from quire.frontend.http.api.request_log import RequestLog
 from quire.frontend.http.api.unknown_fields import UnknownFields
 from quire.frontend.http.store.storage import Storage
 from quire.ipc.messages import EngineLimits
+
+
+@dataclass(slots=True)
+class ServingState:
+    """draining: the process was told to stop. Requests are still answered, but no new ones should be sent here."""
+
+    draining: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +30,9 @@ class Services:
     metrics: Metrics
     request_log: RequestLog
     unknown_fields: UnknownFields
+    parsers: ParserNames
     trust_request_chat_template: bool = False
+    state: ServingState = field(default_factory=ServingState)
     storage: Storage = field(default_factory=Storage)
 
     @classmethod
@@ -30,12 +41,14 @@ class Services:
         client: AsyncClient,
         metrics: Metrics | None = None,
         log_requests: bool = False,
+        parsers: ParserNames | None = None,
         trust_request_chat_template: bool = False,
         storage: Storage | None = None,
     ) -> "Services":
         """metrics: None for numbers of this process alone. storage: None for a private one, made when it is first used."""
         log = RequestLog(log_requests, client)
-        return cls(client, metrics or Metrics(), log, UnknownFields(), trust_request_chat_template, storage or Storage())
+        names, storage = parsers or ParserNames(), storage or Storage()
+        return cls(client, metrics or Metrics(), log, UnknownFields(), names, trust_request_chat_template, storage=storage)
 
     @property
     def model_names(self) -> list[str]:

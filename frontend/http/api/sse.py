@@ -72,6 +72,20 @@ class ChunkWriter:
         tail = b',"logprobs":%b,"finish_reason":null%b}]%b}\n\n' % (json_bytes(logprobs), extra, self._usage(usage))
         return self._texts[index] + json_bytes(text) + self._close_delta + tail
 
+    def delta(
+        self,
+        index: int,
+        fields: bytes,
+        *,
+        logprobs: ChatLogprobs | None = None,
+        token_ids: list[int] | None = None,
+        usage: Usage | None = None,
+    ) -> bytes:
+        """Of a chat choice whose output is parsed. fields: the delta, a JSON object."""
+        ids = b"" if token_ids is None else b',"token_ids":' + json_bytes(token_ids)
+        tail = b',"logprobs":%b,"finish_reason":null%b}]%b}\n\n' % (json_bytes(logprobs), ids, self._usage(usage))
+        return self._openings[index] + fields[1:] + tail
+
     def role(
         self,
         index: int,
@@ -79,11 +93,12 @@ class ChunkWriter:
         prompt_token_ids: list[int] | None = None,
         prompt_text: str | None = None,
         usage: Usage | None = None,
+        content: bytes = b'""',
     ) -> bytes:
         """A chat choice's first chunk."""
         ids = b"" if prompt_token_ids is None else b',"prompt_token_ids":' + json_bytes(prompt_token_ids)
         ids += b"" if prompt_text is None else b',"prompt_text":' + json_bytes(prompt_text)
-        delta = b'"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
+        delta = b'"role":"assistant","content":%b},"logprobs":null,"finish_reason":null}]' % content
         return self._openings[index] + delta + ids + self._usage(usage) + b"}\n\n"
 
     def finish(self, index: int, finish_reason: str, stop_reason: int | str | None, usage: Usage | None = None) -> bytes:

@@ -9,7 +9,8 @@ import random
 from typing import NamedTuple
 
 from quire.frontend.client.async_client import AsyncClient
-from quire.frontend.http.api.app import ROUTES, App
+from quire.frontend.http.api.app import App
+from quire.frontend.http.api.routes import ROUTES
 from quire.frontend.http.batches.lines import Line, new_request_id
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.protocol.exchange import Request, Response
@@ -51,7 +52,7 @@ class _Bytes:
 
 async def ask(app: App, line: Line, owner: str = "") -> Reply:
     """POST a line's body to its route. owner: Request.owner, of the key that the batch was made with."""
-    route = ROUTES.get(line.url.encode())
+    route = ROUTES.find(line.url.encode())[0].get("POST")
     if route is None:
         return _not_found()
     request, output, request_id = Request(), _Bytes(), new_request_id()

@@ -34,6 +34,7 @@ class Request:
         "method",
         "owner",
         "path",
+        "path_parameters",
         "query",
         "refusal",
         "route",
@@ -57,6 +58,7 @@ class Request:
         # set by the application's `admit`
         self.route: object = None
         self.owner = ""  # a digest of the API key that came with it: whose the things are that it makes and sees
+        self.path_parameters: dict[str, str] = {}
         self.answer_headers = b""  # header lines that go with the answer, whatever it will be
 
     def take_body(self) -> bytearray:
@@ -98,10 +100,10 @@ class Response:
         self.close = not request.keep_alive  # the connection ends with this response
 
     def send(self, status: int, body: bytes = b"", content_type: bytes = JSON, headers: Headers = ()) -> None:
-        """The whole response at once."""
+        """The whole response at once. HEAD and 304: the head alone, with the length that the body has."""
         self._expect(ResponseState.WAITING)
         head = self._head(status, headers, b"content-type: %b\r\ncontent-length: %d\r\n" % (content_type, len(body)))
-        self._output.write(head if self._request.method == "HEAD" else head + body)
+        self._output.write(head if self._request.method == "HEAD" or status == 304 else head + body)
         self.state = ResponseState.DONE
 
     def send_error(self, error: ApiError) -> None:

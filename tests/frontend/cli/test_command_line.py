@@ -14,9 +14,12 @@ from served import (
 )
 
 from quire.frontend.cli import main as cli
+from quire.frontend.cli import parser_arguments
 from quire.frontend.cli.serve import ReadyMessage
 from quire.frontend.http.server import FrontendConfig, FrontendError, bind
 from quire.frontend.http.server_state import Limits
+from quire.frontend.text.reasoning_parsers.choice import REASONING_PARSERS
+from quire.frontend.text.tool_parsers.choice import TOOL_PARSERS
 from quire.ipc.process.command import as_started
 
 
@@ -42,6 +45,7 @@ def test_wrong_starts_say_why(tmp_path):
         (["--max-body-mib", "0"], "--max-body-mib"), (["--keep-alive-timeout-s", "nan"], "--keep-alive-timeout-s"),
         (["--allowed-origins", '["a", 3]'], "--allowed-origins"),
         (["--allowed-origins", "[a"], "--allowed-origins"), (["--allowed-origins", "a,,b"], "--allowed-origins"),
+        (["--tool-call-parser", "json"], "--tool-call-parser"), (["--reasoning-parser", "x"], "--reasoning-parser"),
         (["--port", "http"], "a port is"), (["--shutdown-grace-s", "nan"], "--shutdown-grace-s"),
         (["model", "--engine", "ipc:///x"], "leave the model out"), (["--engine", "foo"], "foo: an address starts with"),
         (["--engine", "ipc:///x", "--max-model-len", "9", "--enforce-eager"], "leave --max-model-len, --enforce-eager out"),
@@ -55,6 +59,11 @@ def test_wrong_starts_say_why(tmp_path):
                 code = end.code
         assert code in (1, 2) and text in err.getvalue(), arguments
         assert err.getvalue().count("\n") == 1, arguments
+
+
+def test_the_flags_know_every_parser():
+    assert tuple(sorted(TOOL_PARSERS)) == parser_arguments.TOOL_CALL_PARSERS
+    assert tuple(sorted(REASONING_PARSERS)) == parser_arguments.REASONING_PARSERS
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,9 @@ from quire.frontend.client.outputs import Delta
 # ------------------------------------------------------------------------------------------------------------------ keys
 EVERY_ROUTE = [
     ("POST", CHAT), ("POST", COMPLETIONS), ("GET", "/v1/models"), ("GET", "/v1/models/tiny"), ("GET", "/version"),
-    ("POST", "/tokenize"), ("POST", "/detokenize"), ("GET", "/metrics"), ("GET", "/nope"), ("GET", "/"), ("OPTIONS", CHAT),
+    ("POST", "/tokenize"), ("POST", "/detokenize"), ("GET", "/tokenizer_info"), ("GET", "/load"), ("GET", "/openapi.json"),
+    ("POST", "/v1/embeddings"), ("GET", "/live/"), ("GET", "/docs/"),
+    ("GET", "/metrics"), ("GET", "/nope"), ("OPTIONS", CHAT),
     ("GET", "//health"), ("GET", "/health/"), ("GET", "/%68ealth"), ("GET", "http://x/health"), ("GET", "/Health"),
     ("GET", "/health/../v1/models"), ("GET", "/v1/models?/health"), ("GET", "/health;x"),
 ]  # fmt: skip
@@ -46,7 +48,9 @@ def test_every_path_but_health_needs_a_key(method, path):
 def test_health_and_optionally_metrics_are_open():
     async def main():
         closed, opened = http.Api(api_keys=["k"]), http.Api(api_keys=["k"], metrics_open=True)
-        assert (await closed.ask("GET", "/health")).status == (await closed.ask("GET", "/ping")).status == 200
+        for path in ("/health", "/ping", "/live", "/ready", "/docs"):
+            assert (await closed.ask("GET", path)).status == 200
+        assert (await closed.ask("POST", "/ping")).status == 200
         assert (await opened.ask("GET", "/health?x=1")).status == 200
         assert (await closed.ask("GET", "/metrics")).status == 401
         assert (await opened.ask("GET", "/metrics")).status == 200

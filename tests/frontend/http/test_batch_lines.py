@@ -8,7 +8,7 @@ import pytest
 from fake_http import settle
 
 from quire.frontend.client.stream import EngineDown, EngineError, Overloaded
-from quire.frontend.http.api.app import ROUTES
+from quire.frontend.http.api.routes import ROUTES
 from quire.frontend.http.batches.in_process import Patient, ask
 from quire.frontend.http.batches.lines import ENDPOINTS, MAX_LINE_BYTES, BadLine, Line, parse_line
 from quire.frontend.http.batches.window import Window
@@ -62,7 +62,7 @@ def test_a_request_in_process_is_answered_as_over_http():
 
 
 def test_endpoints_of_batches_are_routes():
-    assert all(ROUTES[url.encode()].method == "POST" for url in ENDPOINTS)
+    assert all("POST" in ROUTES.find(url.encode())[0] for url in ENDPOINTS)
 
 
 def test_interactive_requests_find_room():

@@ -194,12 +194,12 @@ def test_batches_are_listed_in_pages_and_strange_ones_are_not_found(tmp_path):
             assert [batch["id"] for batch in page["data"]] == ids[:1] and not page["has_more"]
             for method, path in [
                 ("GET", "x"),
-                ("GET", f"{ids[0]}/cancel"),
                 ("POST", f"{ids[0]}/x"),
                 ("POST", "x/cancel"),
                 ("POST", f"batch_{'0' * 32}/cancel"),
             ]:
                 assert (await api.ask(method, f"/v1/batches/{path}")).status == 404
+            assert (await api.ask("GET", f"/v1/batches/{ids[0]}/cancel")).status == 405
 
     asyncio.run(main())
 

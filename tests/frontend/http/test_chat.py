@@ -133,8 +133,10 @@ def test_chat_extras_reach_the_template():
         api = http.Api()
         decode = api.client.tokenizer.decode
         tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+        other = {"type": "function", "function": {"name": "g"}}
         cases = [
-            ({"tools": [tool, tool], "tool_choice": "auto"}, "<user>hi[2 tools]<assistant>"),
+            ({"tools": [tool, other], "tool_choice": "required"}, "<user>hi[2 tools]<assistant>"),
+            ({"tools": [tool, other], "tool_choice": "none"}, "<user>hi<assistant>"),
             ({"chat_template_kwargs": {"shout": True}}, "<user>hi!<assistant>"),
             ({"add_generation_prompt": False}, "<user>hi"),
             ({"messages": [*HELLO["messages"], {"role": "assistant", "content": "yo"}], "continue_final_message": True,

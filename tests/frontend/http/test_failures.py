@@ -106,7 +106,9 @@ def test_a_gone_client_aborts_its_requests_within_a_turn(path_and_body, stream):
         wire.connection.connection_lost(None)
         await asyncio.sleep(0)
         assert all(s.cancelled for s in api.client.streams)
-        aborted = f'quire:request_success_total{{finished_reason="abort",model_name="tiny"}} {len(api.client.streams)}.0'
+        aborted = (
+            f'vllm:request_success_total{{model_name="tiny",engine="0",finished_reason="abort"}} {len(api.client.streams)}.0'
+        )
         assert aborted in (await api.ask("GET", "/metrics")).body.decode()
 
     asyncio.run(main())

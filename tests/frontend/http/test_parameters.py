@@ -10,6 +10,7 @@ from fake_client import CHAT, COMPLETIONS, HELLO
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from quire.frontend.client.async_client import InvalidRequest
 from quire.frontend.client.outputs import Delta
 from quire.frontend.http.api.schemas import ChatRequest, CompletionRequest, TokenizeRequest
 
@@ -136,7 +137,7 @@ REFUSED = [
     ({"chat_template_kwargs": {"a b": 1}}, "chat_template_kwargs"),
     ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
     ({"tools": {}}, "tools"), ({"tools": [1]}, "tools[0]"),
-    ({"response_format": {"type": "json_object"}}, "response_format"), ({"response_format": "text"}, "response_format"),
+    ({"response_format": {"type": "json_schema"}}, "response_format"), ({"response_format": "text"}, "response_format"),
     ({"tool_choice": "required"}, "tool_choice"), ({"tool_choice": {"type": "function"}}, "tool_choice"),
     ({"modalities": ["text", "audio"]}, "modalities"), ({"audio": {"voice": "x"}}, "audio"), ({"best_of": 0}, "best_of"),
     ({"best_of": 2, "n": 3}, "best_of"), ({"best_of": 129}, "best_of"), ({"length_penalty": 0.5}, "length_penalty"),
@@ -145,8 +146,8 @@ REFUSED = [
     ({"repetition_detection": {"min_count": 2}}, "repetition_detection"),
     ({"ec_transfer_params": {"a": 1}}, "ec_transfer_params"),
     ({"routed_experts_prompt_start": 3}, "routed_experts_prompt_start"),
-    ({"functions": [{}]}, "functions"), ({"guided_json": {"type": "object"}}, "guided_json"),
-    ({"structured_outputs": {"json": {}}}, "structured_outputs"),
+    ({"functions": [{}]}, "functions"), ({"guided_json": [5]}, "guided_json"),
+    ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs"),
     *(({"use_beam_search": True, **extra}, next(iter(extra))) for extra in (
         {"n": 65}, {"best_of": 65}, {"best_of": 1, "n": 2}, {"stop": ["x"]}, {"presence_penalty": 1}, {"min_tokens": 1},
         {"logit_bias": {"5": 1}}, {"bad_words": ["x"]}, {"prompt_logprobs": 1}, {"length_penalty": 21},
@@ -292,5 +293,27 @@ def test_no_body_is_a_bug_of_ours(path, fields):
         assert answer.status in (200, 400, 404), (body, answer.body)
         if answer.status != 200:
             assert json.loads(answer.body)["error"]["message"]
+
+    asyncio.run(main())
+
+
+def test_arguments_of_logits_processors_are_passed_on_and_classes_are_not():
+    async def main():
+        api = http.Api()
+        for path, body in [(CHAT, HELLO), (COMPLETIONS, {"prompt": "a"})]:
+            status, _ = await api.json("POST", path, {**body, "vllm_xargs": {"only": 3, "names": ["a"]}})
+            assert status == 200 and api.client.streams[-1].params.extra_args == {"only": 3, "names": ["a"]}
+            await api.json("POST", path, {**body, "vllm_xargs": {}})
+            assert api.client.streams[-1].params.extra_args is None
+            status, answer = await api.json("POST", path, {**body, "logits_processors": ["os:system"]})
+            assert status == 400 and "--logits-processors" in answer["error"]["message"]
+            assert answer["error"]["param"] == "logits_processors"
+            for wrong in ("x", ["x"], {"a": "x" * 20_000}, {str(i): i for i in range(65)}):
+                status, answer = await api.json("POST", path, {**body, "vllm_xargs": wrong})
+                assert status == 400 and answer["error"]["param"] == "vllm_xargs"
+            api.client.submit_error = InvalidRequest("vllm_xargs (extra_args) need an engine that ...")
+            status, answer = await api.json("POST", path, {**body, "vllm_xargs": {"only": 3}})
+            assert status == 400 and answer["error"]["param"] == "vllm_xargs"
+            api.client.submit_error = None
 
     asyncio.run(main())

@@ -4,9 +4,8 @@ import asyncio
 
 import fake_client as http
 import pytest
-from fake_client import CHAT, COMPLETIONS, HELLO, NUM_TOKENS
-
-from quire.frontend.client.async_client import EngineError
+from fake_client import CHAT, COMPLETIONS, HELLO
+from fake_http import settle
 
 
 def test_models():
@@ -15,6 +14,8 @@ def test_models():
         _, answer = await api.json("GET", "/v1/models")
         assert answer["object"] == "list" and [m["id"] for m in answer["data"]] == ["tiny", "org/tiny"]
         assert answer["data"][0]["max_model_len"] == 200 and answer["data"][1]["root"] == "tiny"
+        assert answer["data"][0]["created"] == 1700000000 and answer["data"][0]["parent"] is None
+        assert answer["data"][0]["permission"][0]["object"] == "model_permission"
         for path in ("/v1/models/org/tiny", "/v1/models/org%2Ftiny"):
             status, card = await api.json("GET", path)
             assert status == 200 and card["id"] == "org/tiny" and card["object"] == "model"
@@ -44,6 +45,74 @@ def test_health(path):
     asyncio.run(main())
 
 
+def test_live_ready_and_ping():
+    async def main():
+        api = http.Api()
+        for method, path in [("GET", "/live"), ("GET", "/ready"), ("POST", "/ping"), ("HEAD", "/ready")]:
+            assert (await api.ask(method, path)).status == 200
+        api.client.problem = "the engine's workers are starting"
+        assert (await api.ask("GET", "/live")).status == 200
+        for method, path in [("GET", "/ready"), ("POST", "/ping")]:
+            assert (await api.ask(method, path)).status == 503
+        api.client.problem = None
+        api.services.state.draining = True
+        answer = await api.ask("GET", "/ready")
+        assert answer.status == 503 and b"shutting down" in answer.body and answer.headers["retry-after"]
+        assert (await api.ask("GET", "/health")).status == (await api.ask("GET", "/live")).status == 200
+        assert (await api.ask("POST", CHAT, HELLO)).status == 200
+
+    asyncio.run(main())
+
+
+def test_load_counts_requests_under_way():
+    async def main():
+        api = http.Api()
+        api.client.speak = None
+        assert await api.json("GET", "/load") == (200, {"server_load": 0})
+        wires = [api.wire() for _ in range(2)]
+        for wire in wires:
+            await wire.talk(api.encode("POST", CHAT, {**HELLO, "stream": True}))
+        assert await api.json("GET", "/load") == (200, {"server_load": 2})
+        for wire in wires:
+            wire.connection.connection_lost(None)
+        await settle()
+        assert await api.json("GET", "/load") == (200, {"server_load": 0})
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/embeddings", "/v1/score", "/score", "/rerank", "/v1/rerank", "/v2/rerank", "/pooling", "/classify",
+     "/v1/audio/transcriptions", "/v1/audio/translations"],
+)  # fmt: skip
+def test_what_needs_other_models_says_so(path):
+    async def main():
+        api = http.Api()
+        for headers in ({}, {"Content-Type": "multipart/form-data; boundary=x"}):
+            status, answer = await api.json("POST", path, b"{}", headers)
+            assert status == 501 and answer["error"]["code"] == "not_implemented"
+            assert "not supported by this server yet" in answer["error"]["message"]
+        assert (await api.ask("GET", path)).status == 405
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"), ("/v1/chat/completion", "/v1/chat/completions"),
+        ("/V1/Models", "/v1/models"), ("/v1/completions/", "/v1/completions"), ("/healthz", "/health"),
+        ("/models", "/v1/models"),
+        ("/something/else", None), ("/" + "v" * 5000, None),
+    ],
+)  # fmt: skip
+def test_a_path_that_is_nearly_right_says_so(path, meant):
+    status, answer = asyncio.run(http.Api().json("GET", path))
+    assert status == 404
+    assert answer["error"]["message"] == "There is no such path here." + (f" Did you mean {meant}?" if meant else "")
+
+
 def test_version():
     assert asyncio.run(http.Api().json("GET", "/version")) == (200, {"version": "0.1.0"})
 
@@ -62,6 +131,7 @@ def test_tokenize_and_detokenize():
             ("/tokenize", {"prompt": "a", **HELLO}),
             ("/tokenize", {"prompt": 3}),
             ("/tokenize", {**HELLO, "chat_template": "x"}),
+            ("/tokenize", {**HELLO, "media_io_kwargs": {"image": {}}}),
             ("/detokenize", {"tokens": [300]}),
             ("/detokenize", {"tokens": [-1]}),
             ("/detokenize", {"tokens": "x"}),
@@ -72,10 +142,29 @@ def test_tokenize_and_detokenize():
     asyncio.run(main())
 
 
+def test_tokenizing_much_goes_off_the_loop():
+    async def main():
+        api = http.Api()
+        text = "abc " * 4000
+        _, answer = await api.json("POST", "/tokenize", {"prompt": text, "return_token_strs": True})
+        assert answer["count"] == len(answer["token_strs"]) == 16000
+        assert await api.json("POST", "/detokenize", {"tokens": answer["tokens"]}) == (200, {"prompt": text})
+        status, answer = await api.json("POST", "/detokenize", {"tokens": [*answer["tokens"], 300]})
+        assert status == 400 and answer["error"]["param"] == "tokens"
+        assert await api.json("POST", "/detokenize", {"tokens": []}) == (200, {"prompt": ""})
+
+    asyncio.run(main())
+
+
+def test_tokenizer_info():
+    status, answer = asyncio.run(http.Api().json("GET", "/tokenizer_info"))
+    assert status == 200 and answer == {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
+
+
 def test_unknown_paths_methods_and_types():
     async def main():
         api = http.Api()
-        for path in ("/", "/nope", "/v1", "/v1/chat/completions/", "//health", "/health/", "/%68ealth", "http://x/health"):
+        for path in ("/nope", "/v1", "/v1/chat/completions/", "//health", "/health/", "/%68ealth", "http://x/health"):
             assert (await api.ask("GET", path)).status == 404, path
         answer = await api.ask("GET", CHAT)
         assert answer.status == 405 and answer.headers["allow"] == "POST"
@@ -85,43 +174,5 @@ def test_unknown_paths_methods_and_types():
         assert (await api.ask("POST", CHAT, HELLO, {"Content-Encoding": "gzip"})).status == 415
         assert (await api.ask("POST", CHAT, HELLO, {"Content-Type": "application/json; charset=utf-8"})).status == 200
         assert (await api.ask("GET", "/health?x=/v1/models")).status == 200
-
-    asyncio.run(main())
-
-
-def test_metrics():
-    async def main():
-        api = http.Api()
-        await api.json("POST", CHAT, HELLO)
-        await api.events(CHAT, {**HELLO, "n": 2, "max_tokens": 30})
-        await api.json("POST", CHAT, {**HELLO, "n": 0})
-        await api.ask("GET", "/secret-path")
-        text = (await api.ask("GET", "/metrics")).body.decode()
-        for line in [
-            'quire:num_requests_running{model_name="tiny"} 3.0',
-            'quire:num_requests_waiting{model_name="tiny"} 4.0',
-            'quire:kv_cache_usage_perc{model_name="tiny"} 0.25',
-            'quire:prompt_tokens_total{model_name="tiny"} 100.0',
-            'quire:generation_tokens_total{model_name="tiny"} 50.0',
-            'quire:prefix_cache_hits_total{model_name="tiny"} 40.0',
-            'quire:num_preemptions_total{model_name="tiny"} 2.0',
-            'quire:request_success_total{finished_reason="stop",model_name="tiny"} 3.0',
-            'quire:http_requests_total{handler="/v1/chat/completions",status="2xx"} 2.0',
-            'quire:http_requests_total{handler="/v1/chat/completions",status="4xx"} 1.0',
-            'quire:http_requests_total{handler="other",status="4xx"} 1.0',
-            'quire:time_to_first_token_seconds_count{model_name="tiny"} 2.0',
-            'quire:e2e_request_latency_seconds_count{model_name="tiny"} 2.0',
-            'quire:request_queue_time_seconds_count{model_name="tiny"} 2.0',
-            'quire:request_prompt_tokens_sum{model_name="tiny"} 38.0',
-            f'quire:request_generation_tokens_sum{{model_name="tiny"}} {3.0 * NUM_TOKENS}',
-            'quire:request_params_max_tokens_count{model_name="tiny"} 1.0',
-        ]:
-            assert line in text, line
-        assert "secret" not in text
-        api.client.speak = lambda stream: stream.end(EngineError("broken"))
-        await api.json("POST", CHAT, HELLO)
-        assert 'finished_reason="error",model_name="tiny"} 1.0' in (await api.ask("GET", "/metrics")).body.decode()
-        gaps = len(api.client.OUTPUT)  # turns of the one stream, less one
-        assert f'quire:inter_token_latency_seconds_count{{model_name="tiny"}} {gaps}.0' in text
 
     asyncio.run(main())

@@ -28,6 +28,7 @@ from served import (
     wait_for_signal_handler,
 )
 from serving import until
+from toy_tokenizers import byte_level
 
 from quire.frontend.http.server import bind
 from quire.ipc.messages import Abort, AddRequest
@@ -64,6 +65,25 @@ def test_the_openai_client_is_served():
         client.close()
         code, err = served.end()
         assert code == 0, err
+
+
+def say_call_behind_thought(request: AddRequest, child: int) -> list[int]:
+    return byte_level().encode('hm</think><tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>').ids
+
+
+@pytest.mark.parametrize("frontends", ["1", "2"])
+def test_parsers_of_tools_and_reasoning_are_chosen_by_flags(frontends):
+    flags = ["--tool-call-parser", "hermes", "--reasoning-parser", "deepseek_r1", "--enable-auto-tool-choice"]
+    with (
+        FakeCore(say_call_behind_thought, limits=ROOMY) as core,
+        Served("--engine", core.address, "--frontends", frontends, *flags) as served,
+    ):
+        body = {"messages": [{"role": "user", "content": "hi"}], "tools": [{"type": "function", "function": {"name": "f"}}]}
+        status, answer = request(served.url(), "POST", "/v1/chat/completions", body)
+        message = json.loads(answer)["choices"][0]["message"]
+        assert status == 200 and message["reasoning"] == "hm" and message["content"] is None
+        assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": 1}'}
+        assert served.end()[0] == 0
 
 
 def test_a_client_that_leaves_ends_its_request_in_the_core():
@@ -142,17 +162,36 @@ def test_several_frontends_share_a_port_and_their_metrics():
         url = served.url()
         for _ in range(12):
             assert request(url, "POST", "/v1/completions", {"prompt": "a"})[0] == 200
-        _, text = request(url, "GET", "/metrics")
-        assert b'quire:http_requests_total{handler="/v1/completions",status="2xx"} 12.0' in text
+        counted = 'http_requests_total{handler="/v1/completions",method="POST",status="2xx"} 12.0'
+        core.announce(generation_tokens=7)
+        for _ in range(8):  # whichever of them answers
+            text = until_shown(url, 'vllm:generation_tokens_total{model_name="toy",engine="0"} 7.0')
+            assert counted in until_shown(url, counted)  # an answer is counted when it was sent
+            for name in ("frontend-0", "frontend-1", "server"):
+                assert f'process_resident_memory_bytes{{process="{name}"}}' in text
         process = psutil.Process(served.process.pid)
         first = min(process.children(), key=psutil.Process.create_time)
         first.kill()
+        assert counted in request(url, "GET", "/metrics")[1].decode()  # what the dead one has counted, too
         until(lambda: first not in process.children() and len(process.children()) == 2)
         code, err = served.end()
         assert (
             code == 0
             and "frontend process 0 ended unexpectedly (signal SIGKILL); others take its connections; next start in 1 s" in err
         ), err
+
+
+def until_shown(url: str, line: str) -> str:
+    """/metrics, once it holds this line."""
+    text = ""
+
+    def is_shown() -> bool:
+        nonlocal text
+        text = request(url, "GET", "/metrics")[1].decode()
+        return line in text
+
+    until(is_shown)
+    return text
 
 
 def test_a_stop_while_looking_for_the_engine(tmp_path):

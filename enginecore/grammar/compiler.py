@@ -1,0 +1,227 @@
+"""GrammarCompiler: the preparer that makes what structured output needs, while its request alone waits.
+
+A grammar that was met before costs a copy of its matcher. Another is tried in a process that it may end (trial.py), then
+compiled here, by one of two threads; a bad one, or one that takes too long, is its request's 400, and remembered like a good
+one, so that sending it again costs nothing. Matchers that are copies of each other share a lexer and so cannot make masks at
+the same time: a grammar that is used a lot is compiled once for each thread that makes masks (mask_threads.py).
+
+Owned by the daemon, called by the core's loop through preparation.py.
+"""
+
+import hashlib
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import llguidance
+
+from quire.enginecore.grammar.limits import MAX_CACHED, MAX_CACHED_BYTES, NUM_COMPILERS, PARSER_LIMITS
+from quire.enginecore.grammar.mask_threads import MaskThreads
+from quire.enginecore.grammar.matchers import Constraint, Thinking, stop_bits
+from quire.enginecore.grammar.texts import in_words
+from quire.enginecore.grammar.trial import Trial
+from quire.enginecore.grammar.vocabulary import Vocabulary, VocabularyError, make_vocabulary
+from quire.enginecore.preparation import PreparationFailed
+from quire.enginecore.scheduling.sequence import Sequence
+from quire.ipc.messages import AddRequest
+from quire.ipc.sampling import SamplingParams
+from quire.ipc.structured_outputs import StructuredOutputs
+
+QUICK_S = 0.05  # of a grammar that compiles in less, n sequences may have several at once
+STACK_BYTES = 16 << 20  # of threads that compile: twice what was enough in the process that tried
+
+
+@dataclass
+class Grammar:
+    """A compiled grammar, or why it is none. matchers: (thread that makes its masks, matcher that nobody has used)."""
+
+    error: str = ""
+    lark: str = ""
+    num_bytes: int = 0
+    first_thread: int = 0
+    matchers: list[tuple[int, llguidance.LLMatcher]] = field(default_factory=list)
+    num_uses: int = 0
+
+
+class GrammarCompiler:
+    """num_mask_threads: over which matchers are distributed."""
+
+    def __init__(
+        self, tokenizer_json: bytes | None, vocab_size: int, eos_token_ids: tuple[int, ...], num_mask_threads: int
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.eos_token_ids = frozenset(eos_token_ids)
+        self._num_threads = num_mask_threads
+        self.mask_threads = MaskThreads(num_mask_threads, self.vocabulary, vocab_size)
+        self._tokenizer_json = tokenizer_json
+        self._vocabulary: Future[Vocabulary] | None = None
+        self._executor = _executor_with_stack(NUM_COMPILERS)
+        self._local = threading.local()  # each thread's Trial
+        self._trials: list[Trial] = []
+        self._cache: OrderedDict[bytes, Grammar] = OrderedDict()  # the least recently used first
+        self._lock = threading.Lock()  # of the cache and the next two
+        self._cached_bytes = 0
+        self._num_grammars = 0
+
+    def start(self) -> None:
+        """Begin to make the vocabulary: no Python runs in other threads meanwhile, so do it before requests can come."""
+        if self._vocabulary is None:
+            self._vocabulary = self._executor.submit(self._make_vocabulary)
+
+    def _make_vocabulary(self) -> Vocabulary:
+        if self._tokenizer_json is None:
+            raise VocabularyError("structured output is not available: this model has no tokenizer.json")
+        return make_vocabulary(self._tokenizer_json, self.vocab_size)
+
+    # ------------------------------------------------------------------------------------------------- a request
+    def prepare(self, request: AddRequest, sequences: list[Sequence]) -> Future[None] | None:
+        """See preparation.Preparer. Raises PreparationFailed for a grammar that is known to be bad."""
+        params = request.task.params
+        wanted = params.structured_outputs
+        if wanted is None and params.thinking_token_budget is None:
+            return None
+        if wanted is None:
+            for seq in sequences:
+                self._constrain(seq, None, None)
+            return None
+        digest = _digest(wanted)
+        with self._lock:
+            grammar = self._cache.get(digest)
+            if grammar is not None:
+                self._cache.move_to_end(digest)
+        if grammar is None:
+            self.start()
+            return self._executor.submit(self._compile_for, wanted, digest, sequences)
+        self._use(grammar, sequences)
+        if 0 < len(grammar.matchers) < min(self._num_threads, grammar.num_uses):
+            self._executor.submit(self._compile_once_more, grammar)
+        return None
+
+    def _compile_for(self, wanted: StructuredOutputs, digest: bytes, sequences: list[Sequence]) -> None:
+        with self._lock:
+            grammar = self._cache.get(digest)  # somebody else wanted it, too
+        if grammar is None:
+            grammar = self._remember(digest, self._compile(wanted, len(sequences)))
+        self._use(grammar, sequences)
+
+    def _use(self, grammar: Grammar, sequences: list[Sequence]) -> None:
+        if grammar.error:
+            raise PreparationFailed(grammar.error)
+        for seq in sequences:
+            thread, matcher = grammar.matchers[grammar.num_uses % len(grammar.matchers)]
+            grammar.num_uses += 1
+            self._constrain(seq, matcher.deep_copy(), thread)
+
+    def _constrain(self, seq: Sequence, matcher: llguidance.LLMatcher | None, thread: int | None) -> None:
+        params = seq.params
+        thinking = self._thinking(seq, params)
+        vocabulary = self.vocabulary() if matcher is not None else None
+        special = vocabulary.special if vocabulary is not None else frozenset()
+        # an id that ends the output and adds no text to it is as good an end as the model's own
+        ends = seq.stop_ids & special if params.ignore_eos else (seq.stop_ids & special) | self.eos_token_ids
+        constraint = Constraint(
+            matcher=matcher,
+            thread=thread or 0,
+            thinking=thinking,
+            stops=stop_bits(sorted(ends)),
+            last_resort=stop_bits(sorted(self.eos_token_ids)),
+            eos_token_ids=self.eos_token_ids,
+        )
+        seq.constraint, seq.mask_from = constraint, constraint.mask_from(len(seq.prompt))
+
+    def _thinking(self, seq: Sequence, params: SamplingParams) -> Thinking | None:
+        """None if the sequence does not think, or has done so in its prompt."""
+        ends = params.reasoning_end_token_ids
+        if not ends:
+            return None
+        thinking = Thinking(ends, params.thinking_token_budget)
+        return None if thinking.ends_in(_last_turn(seq.prompt.tolist(), self.eos_token_ids)) else thinking
+
+    # ---------------------------------------------------------------------------------------------------- compiling
+    def vocabulary(self) -> Vocabulary:
+        """Waits for it. Raises PreparationFailed."""
+        assert self._vocabulary is not None
+        try:
+            return self._vocabulary.result()
+        except VocabularyError as error:
+            raise PreparationFailed(str(error)) from None
+
+    def _compile(self, wanted: StructuredOutputs, num_sequences: int) -> Grammar:
+        """In a thread of the executor."""
+        vocabulary = self.vocabulary()
+        trial = getattr(self._local, "trial", None)
+        if trial is None:
+            assert self._tokenizer_json is not None
+            trial = self._local.trial = Trial(self._tokenizer_json, self.vocab_size)
+            self._trials.append(trial)
+        verdict = trial.run(wanted)
+        what = f"structured_outputs ({wanted.kind})"
+        if verdict.error:
+            return Grammar(error=f"{what}: {verdict.error}")
+        with self._lock:
+            self._num_grammars += 1
+            grammar = Grammar(lark=verdict.lark, num_bytes=verdict.num_bytes, first_thread=self._num_grammars)
+        begin = time.monotonic()
+        while len(grammar.matchers) < min(num_sequences, self._num_threads):
+            matcher = self._add_matcher(grammar, vocabulary)
+            if matcher.is_error():
+                return Grammar(error=f"{what}: {in_words(wanted.kind, matcher.get_error())}")
+            if time.monotonic() - begin > QUICK_S:
+                break
+        return grammar
+
+    def _add_matcher(self, grammar: Grammar, vocabulary: Vocabulary) -> llguidance.LLMatcher:
+        matcher = llguidance.LLMatcher(vocabulary.tokenizer, grammar.lark, log_level=0, limits=PARSER_LIMITS)
+        grammar.matchers.append(((grammar.first_thread + len(grammar.matchers)) % self._num_threads, matcher))
+        return matcher
+
+    def _compile_once_more(self, grammar: Grammar) -> None:
+        if len(grammar.matchers) < self._num_threads:
+            self._add_matcher(grammar, self.vocabulary())
+
+    def _remember(self, digest: bytes, grammar: Grammar) -> Grammar:
+        with self._lock:
+            self._cache[digest] = grammar
+            self._cached_bytes += grammar.num_bytes
+            while len(self._cache) > MAX_CACHED or (self._cached_bytes > MAX_CACHED_BYTES and len(self._cache) > 1):
+                _, oldest = self._cache.popitem(last=False)
+                self._cached_bytes -= oldest.num_bytes
+        return grammar
+
+    def close(self) -> None:
+        """End the processes and threads; nobody waits for a grammar any more."""
+        self.mask_threads.close()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        for trial in self._trials:
+            trial.close()
+
+
+def _digest(wanted: StructuredOutputs) -> bytes:
+    return hashlib.blake2b(wanted.text.encode(errors="replace"), digest_size=16, person=wanted.kind.encode()[:16]).digest()
+
+
+def _last_turn(prompt: list[int], eos_token_ids: frozenset[int]) -> list[int]:
+    """The prompt from where its last turn begins, as far as can be told: after the last token that ends one."""
+    start = next((i + 1 for i in range(len(prompt) - 1, -1, -1) if prompt[i] in eos_token_ids), 0)
+    return prompt[start:]
+
+
+def _executor_with_stack(num_threads: int) -> ThreadPoolExecutor:
+    """An executor all of whose threads have STACK_BYTES; started now, for the size is the process's while one starts."""
+    before = threading.stack_size(STACK_BYTES)
+    try:
+        executor = ThreadPoolExecutor(num_threads, "quire-grammar")
+        barrier = threading.Barrier(num_threads + 1)
+        for _ in range(num_threads):
+            executor.submit(_wait_at, barrier.wait)
+        barrier.wait()
+    finally:
+        threading.stack_size(before)
+    return executor
+
+
+def _wait_at(wait: Callable[[], int]) -> None:
+    wait()

@@ -1,0 +1,222 @@
+"""MaskThreads: where matchers are rolled forward and masks are made, beside the core's loop and without Python's lock.
+
+A matcher always works in the same thread, for copies of one share a lexer and would wait for each other. What a thread is given
+it does in pieces, and hands over each when it is done: a grammar that takes long holds up those that wait behind it, but nobody
+else, and one that takes too long ends its request. The loop is woken by a descriptor, or waits a little for the results itself.
+"""
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import llguidance
+import numpy as np
+from llguidance.numpy import fill_next_token_bitmask_par
+
+from quire.enginecore.grammar.limits import MAX_WAIT_S
+from quire.enginecore.grammar.matchers import NOTHING_LEFT, Constraint, Failure, restrict
+from quire.enginecore.grammar.vocabulary import Vocabulary
+from quire.enginecore.scheduling.sequence import Sequence, SequenceState
+
+MAX_THREADS = 8
+PIECE = 16  # sequences at once
+SLOW_S = 0.02  # a piece that takes longer is followed by pieces of one, to see whose fault it is
+CLOSE_S = 10.0  # for threads to end: a piece of one takes a second at most, or its request ends
+TOO_SLOW = Failure("invalid", f"structured_outputs: its grammar took more than {MAX_WAIT_S:g} s for one token")
+
+
+def mask_threads(num_cores: int) -> int:
+    """Threads worth having: the loop, a worker and a frontend want a core each."""
+    return min(max(num_cores - 3, 1), MAX_THREADS)
+
+
+@dataclass(slots=True)
+class Work:
+    """Of one sequence: tokens that its matcher has not been given, and the row of a step that waits for its mask."""
+
+    seq: Sequence
+    constraint: Constraint
+    tokens: list[int]
+    step: int = 0
+    row: int = -1  # -1: none waits
+    banned: list[int] | tuple[int, ...] = ()
+    is_complete: bool = False  # the result: nothing may follow
+    failure: Failure | None = None  # or why it cannot go on
+
+
+@dataclass(slots=True)
+class Done:
+    """Results: all of `works`, and the masks, int32 [n, words of the model's vocabulary], of n of them, in order."""
+
+    works: list[Work]
+    masked: list[Work]
+    masks: np.ndarray
+
+
+class MaskThreads:
+    def __init__(self, num_threads: int, vocabulary: Callable[[], Vocabulary], vocab_size: int) -> None:
+        """vocabulary: asked for with the first work."""
+        self._num_threads = num_threads
+        self._get_vocabulary = vocabulary
+        self._num_words = -(-vocab_size // 32)
+        self._threads: list[threading.Thread] = []
+        self._closing = threading.Event()
+        self._queues: list[queue.SimpleQueue[list[Work] | None]] = []
+        self._news = threading.Condition()  # of the next: the descriptor is readable while there is something in it
+        self._done: list[Done] = []
+        self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.num_outstanding = 0  # works that were submitted and not taken back
+
+    def fileno(self) -> int:
+        """For a poller: readable when `take` may have something."""
+        return self._fd
+
+    def submit(self, works: list[Work]) -> None:
+        if not self._queues:
+            self._start()
+        by_thread: dict[int, list[Work]] = {}
+        for work in works:
+            by_thread.setdefault(work.constraint.thread, []).append(work)
+        for thread, some in by_thread.items():
+            self._queues[thread].put(some)
+        self.num_outstanding += len(works)
+
+    def take(self, timeout_s: float = 0.0) -> list[Done]:
+        """What is done; waits for the first of it for timeout_s."""
+        with self._news:
+            if not self._done and timeout_s > 0:
+                self._news.wait(timeout_s)
+            found, self._done = self._done, []
+            if found:
+                os.eventfd_read(self._fd)
+        self.num_outstanding -= sum(len(done.works) for done in found)
+        return found
+
+    def close(self) -> None:
+        """Wait for the threads to end, after the pieces that they are at: llguidance bears no interpreter that ends meanwhile.
+
+        The descriptor stays open, for one that takes too long may still write to it.
+        """
+        self._closing.set()
+        for works in self._queues:
+            works.put(None)
+        deadline = time.monotonic() + CLOSE_S
+        for thread in self._threads:
+            thread.join(max(deadline - time.monotonic(), 0.0))
+        self._queues, self._threads = [], []
+
+    def _start(self) -> None:
+        vocabulary = self._get_vocabulary()
+        for i in range(self._num_threads):
+            works: queue.SimpleQueue[list[Work] | None] = queue.SimpleQueue()
+            self._queues.append(works)
+            maker = _Maker(vocabulary, self._num_words, works, self._hand_over, self._closing)
+            self._threads.append(threading.Thread(target=maker.run, name=f"quire-masks-{i}", daemon=True))
+            self._threads[-1].start()
+
+    def _hand_over(self, done: Done) -> None:
+        with self._news:
+            self._done.append(done)
+            os.eventfd_write(self._fd, 1)
+            self._news.notify()
+
+
+class _Maker:
+    """One thread."""
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        num_words: int,
+        works: "queue.SimpleQueue[list[Work] | None]",
+        hand_over: Callable[[Done], None],
+        closing: threading.Event,
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._num_words = num_words
+        self._works = works
+        self._hand_over = hand_over
+        self._closing = closing
+        self._executor = llguidance.LLExecutor(1)
+        # consume_token_par gives Python's lock back only for two and more: this one has ended, and takes its end at any time
+        self._ended = llguidance.LLMatcher(vocabulary.tokenizer, 'start: ""', log_level=0)
+        self._ended.consume_token(vocabulary.end_id)
+        partial = np.flatnonzero(vocabulary.known != -1)
+        self._partial, self._known = partial, vocabulary.known[partial]  # words with ids that are no tokens
+        self._is_slow = False
+
+    def run(self) -> None:
+        while (works := self._works.get()) is not None:
+            first = 0
+            while first < len(works) and not self._closing.is_set():
+                size = 1 if self._is_slow else PIECE
+                self._do_piece(works[first : first + size])
+                first += size
+
+    def _do_piece(self, works: list[Work]) -> None:
+        begin, begin_cpu = time.monotonic(), time.process_time()
+        live = [w for w in works if w.row < 0 or w.seq.state is not SequenceState.FINISHED]  # aborted since
+        self._consume(live)
+        masked = [w for w in live if w.row >= 0 and not w.is_complete and w.failure is None]
+        masks = np.empty((len(masked), self._vocabulary.num_words), np.int32)
+        if masked:
+            self._fill(masked, masks)
+        seconds = time.monotonic() - begin
+        self._is_slow = seconds > SLOW_S
+        if len(works) == 1 and seconds > MAX_WAIT_S and time.process_time() - begin_cpu > MAX_WAIT_S:
+            works[0].failure = works[0].failure or TOO_SLOW  # unless it was the process that stood still
+        kept = [i for i, w in enumerate(masked) if w.failure is None]
+        ready = masks[:, : self._num_words]
+        self._hand_over(Done(works, [masked[i] for i in kept], ready if len(kept) == len(masked) else ready[kept]))
+
+    def _consume(self, works: list[Work]) -> None:
+        for turn in range(max((len(w.tokens) for w in works), default=0)):
+            pairs = [(w, w.tokens[turn]) for w in works if turn < len(w.tokens) and not w.is_complete and w.failure is None]
+            given: list[tuple[llguidance.LLMatcher | None, int]] = []
+            for work, token in pairs:
+                if token in work.constraint.eos_token_ids:  # under ignore_eos: sampled where nothing else was left
+                    work.is_complete = True
+                else:
+                    given.append((work.constraint.matcher, token))
+            if given:
+                self._executor.consume_token_par([*given, (self._ended, self._vocabulary.end_id)])  # type: ignore[list-item]
+            for work, _ in pairs:
+                _look_at(work)
+
+    def _fill(self, works: list[Work], masks: np.ndarray) -> None:
+        matchers = [(w.constraint.matcher, i) for i, w in enumerate(works)]
+        fill_next_token_bitmask_par(self._executor, matchers, masks)  # type: ignore[arg-type]
+        column, bit = divmod(self._vocabulary.end_id, 32)
+        may_end = (masks[:, column] >> bit & 1).tolist()
+        masks[:, self._partial] &= self._known
+        for i, work in enumerate(works):
+            if work.constraint.matcher.is_error():  # type: ignore[union-attr]
+                _look_at(work)
+            else:
+                _complete_mask(work, masks[i, : self._num_words].view(np.uint32), bool(may_end[i]))
+
+
+def _look_at(work: Work) -> None:
+    """Note whether its matcher has ended, well or badly."""
+    matcher = work.constraint.matcher
+    if matcher is None or work.is_complete:
+        return
+    if matcher.is_error():
+        reason = matcher.get_error().replace("<non-verbose/>", "").strip()
+        work.failure = Failure("invalid", f"structured_outputs: the output cannot go on by its grammar: {reason}")
+    elif matcher.is_stopped():
+        work.is_complete = True
+
+
+def _complete_mask(work: Work, mask: np.ndarray, may_end: bool) -> None:
+    """Let a mask allow the model's own ends where the grammar may end, and nothing that the request forbids."""
+    c = work.constraint
+    if may_end:
+        mask[c.stops.words] |= c.stops.bits
+        if not len(c.stops.words) and not mask.any():
+            mask[c.last_resort.words] |= c.last_resort.bits
+    if (c.allowed is not None or work.banned or may_end) and not restrict(mask, c.allowed, work.banned):
+        work.failure = NOTHING_LEFT

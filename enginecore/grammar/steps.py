@@ -1,0 +1,251 @@
+"""GrammarSteps: how the masks of a step come about: which of its rows wait, for what, and what their sequences end with.
+
+    plan N+1 is sent with its mask rows, while step N runs        `expect`: masks that do not depend on N are asked for
+    N's tokens are in                                             `take`: each sequence's constraint hears of its token
+    N's tokens count                                              `advance`: matchers roll on, masks of N+1 are made and sent
+    what takes longer than INLINE_S                               `turn`: is taken in a later turn of the loop
+
+A row whose mask nobody needs any more is said to get none at once, so that it holds up nothing. Owned by the core's loop.
+"""
+
+import time
+from collections.abc import Iterable
+
+import numpy as np
+
+from quire.enginecore.grammar.compiler import GrammarCompiler
+from quire.enginecore.grammar.mask_threads import Work
+from quire.enginecore.grammar.matchers import NOTHING_LEFT, Constraint, Failure, restrict, stop_bits
+from quire.enginecore.masks import StepMasks
+from quire.enginecore.owners import Owners
+from quire.enginecore.scheduling.scheduler import Scheduler
+from quire.enginecore.scheduling.sequence import Sequence, SequenceState
+from quire.enginecore.scheduling.step import ScheduledStep, StepOutput
+from quire.enginecore.workers import WorkerGroup
+from quire.ipc.messages import CaptureMaskedTails, Finished, StepOutputs
+from quire.ipc.step.sections import INT32_MAX, MAX_BAD_WORD_TOKENS
+
+INLINE_S = 4e-3  # that the loop waits for masks before it does other things: they take a fraction of that
+
+TOO_LATE = "what its output may go on with was not found out in time"  # why a request has no token
+
+
+class GrammarSteps:
+    """waiting: the rows of steps in flight that wait for masks. grammars: None where there are none."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        workers: WorkerGroup,
+        owners: Owners,
+        waiting: StepMasks,
+        grammars: GrammarCompiler | None,
+        epoch: int,
+    ) -> None:
+        self._scheduler = scheduler
+        self._workers = workers
+        self._owners = owners
+        self._waiting = waiting
+        self._threads = grammars.mask_threads if grammars is not None else None
+        self._epoch = epoch
+        self._steps: dict[int, tuple[ScheduledStep, set[int]]] = {}  # in flight with mask rows; rows that were asked for
+        self._told = 0  # the generation of workers that knows that masks will come
+        self._num_words = -(-scheduler.config.vocab_size // 32)
+
+    def pollables(self) -> Iterable[int]:
+        """What the core's poller must watch."""
+        return () if self._threads is None else (self._threads.fileno(),)
+
+    # -------------------------------------------------------------------------------------------------- the core's calls
+    def expect(self, scheduled: ScheduledStep, now: float) -> None:
+        """The plan of a step with mask rows was sent."""
+        self._waiting.expect(scheduled.step, scheduled.mask_rows, now)
+        self._steps[scheduled.step] = scheduled, set()
+        self._submit(self._ask())
+
+    def take(self, scheduled: ScheduledStep, tokens: np.ndarray) -> list[Sequence]:
+        """A step has returned, and its tokens are about to count; returns the sequences whose matchers have to hear of them."""
+        self._steps.pop(scheduled.step, None)
+        t = self._scheduler.slots
+        if not t.num_constrained:
+            return []
+        slots, news = scheduled.slots, []
+        for row in (scheduled.samples & t.alive[slots] & t.constrained[slots]).nonzero()[0].tolist():
+            seq = t.sequence(slots[row])
+            if seq.constraint.take(int(tokens[row])):
+                news.append(seq)
+            elif seq.constraint.matcher is None and seq.constraint.thinking is None:
+                seq.mask_from = t.mask_from[slots[row]] = INT32_MAX
+        return news
+
+    def advance(self, news: list[Sequence], out: StepOutput) -> None:
+        """The tokens count. Sequences whose grammars have ended with them are put into `out`, if that is known soon."""
+        if not news and not self._waiting:
+            return
+        works = self._ask()
+        asked = {work.seq.key for work in works}
+        by_length = {f.key for _, f in out.finished if f.reason == "length"}
+        for seq in news:
+            if seq.key in asked:
+                continue
+            if seq.state is not SequenceState.FINISHED or seq.key in by_length:
+                works.append(self._work(seq))
+        self._submit(works)
+        deadline = time.monotonic() + INLINE_S
+        while self._threads is not None and self._threads.num_outstanding and (left := deadline - time.monotonic()) > 0:
+            self._apply(left, out)
+
+    def turn(self, now: float) -> None:
+        """Take what is done, and give up what is overdue or nobody's."""
+        if self._scheduler.slots.num_constrained and self._told != self._workers.generation and self._workers.is_ready:
+            self._told = self._workers.generation
+            self._workers.send_control(CaptureMaskedTails, lambda _: None)
+        if self._threads is not None and self._threads.num_outstanding:
+            self._apply(0.0, None)
+        if self._waiting:
+            for step in self._steps:
+                if step > self._scheduler.oldest_step:
+                    self._waiting.postpone(step, now)  # it waits for the tokens of a step that may take long
+            for step, rows in self._waiting.overdue(now):
+                self._workers.send_no_masks(step, rows)
+            self._give_up_dead()
+
+    def clear(self) -> None:
+        """The steps in flight are lost."""
+        self._waiting.clear()
+        self._steps.clear()
+
+    # ---------------------------------------------------------------------------------------------------- what is asked
+    def _ask(self) -> list[Work]:
+        """Masks that can be made now: of rows whose tokens before are all known. Answers at once what needs no matcher."""
+        works = []
+        for step, (scheduled, asked) in self._steps.items():
+            for row in sorted(self._waiting.due(step) - asked):
+                work = self._ask_for(scheduled, row)
+                if work is not None:
+                    works.append(work)
+                    asked.add(row)
+        return works
+
+    def _give_up_dead(self) -> None:
+        """Rows of sequences that have ended since wait for nothing."""
+        alive = self._scheduler.slots.alive
+        for step, (scheduled, _) in self._steps.items():
+            is_dead = ~alive[scheduled.slots[scheduled.mask_rows]]
+            if is_dead.any():
+                for row in self._waiting.due(step).intersection(scheduled.mask_rows[is_dead].tolist()):
+                    self._send_none(step, row)
+
+    def _ask_for(self, scheduled: ScheduledStep, row: int) -> Work | None:
+        t, slot = self._scheduler.slots, int(scheduled.slots[row])
+        if not t.alive[slot]:
+            self._send_none(scheduled.step, row)
+            return None
+        seq = t.sequence(slot)
+        c: Constraint | None = seq.constraint
+        if c is None or t.sched_tokens[slot] - t.num_tokens[slot] != 1:
+            return None  # what comes before it is in flight
+        if c.thinking is None and c.matcher is not None:
+            work = self._work(seq)
+            work.step, work.row, work.banned = scheduled.step, row, self._banned(seq)
+            return work
+        forced = c.thinking.forced if c.thinking is not None else None
+        if forced is None:
+            self._waiting.send(scheduled.step, _one(row))
+            self._workers.send_free(scheduled.step, _one(row))
+        else:
+            self._force(seq, c, forced, scheduled.step, row)
+        return None
+
+    def _work(self, seq: Sequence) -> Work:
+        c: Constraint = seq.constraint
+        tokens, c.unconsumed = c.unconsumed, []
+        return Work(seq, c, tokens)
+
+    def _force(self, seq: Sequence, c: Constraint, token: int, step: int, row: int) -> None:
+        """Send a mask that allows one token."""
+        mask = np.zeros(self._num_words, np.uint32)
+        word, bit = stop_bits([token])
+        mask[word] = bit
+        banned = self._banned(seq)
+        if not restrict(mask, c.allowed, banned):
+            self._fail(seq, NOTHING_LEFT)
+            self._send_none(step, row)
+        else:
+            self._send(step, [row], mask.view(np.int32)[None])
+
+    def _banned(self, seq: Sequence) -> list[int]:
+        """Ids that the request's other wishes keep away from the next token, as the sampler does; sets `allowed`."""
+        p, c = seq.params, seq.constraint
+        if not p.needs_logits_processors:
+            return []
+        if p.allowed_token_ids and c.allowed is None:
+            c.allowed = np.zeros(self._num_words, np.uint32)
+            words, bits = stop_bits(p.allowed_token_ids)
+            c.allowed[words] = bits
+        known = self._scheduler.slots.known(seq)
+        banned = list(seq.min_tokens_stop_ids) if len(known) < seq.min_len else []
+        outputs = known[len(seq.prompt) :][-MAX_BAD_WORD_TOKENS:].tolist()
+        for word in p.bad_words_token_ids or ():
+            before = len(word) - 1
+            if before == 0 or outputs[-before:] == word[:-1]:
+                banned.append(word[-1])
+        return banned
+
+    def _submit(self, works: list[Work]) -> None:
+        if works:
+            assert self._threads is not None
+            self._threads.submit(works)
+
+    # ------------------------------------------------------------------------------------------------- what has come of it
+    def _apply(self, timeout_s: float, out: StepOutput | None) -> None:
+        """Take results; `out`: of the step whose tokens they follow, if it was not published yet."""
+        assert self._threads is not None
+        for done in self._threads.take(timeout_s):
+            for work in done.works:
+                if work.failure is not None:
+                    self._fail(work.seq, work.failure)
+                elif work.is_complete:
+                    self._complete(work.seq, out)
+            for step in {work.step for work in done.masked}:
+                at = [i for i, work in enumerate(done.masked) if work.step == step]
+                masks = done.masks if len(at) == len(done.masked) else done.masks[at]
+                self._send(step, [done.masked[i].row for i in at], masks)
+        if self._waiting:
+            self._give_up_dead()
+
+    def _complete(self, seq: Sequence, out: StepOutput | None) -> None:
+        """The sequence's output is all that its grammar has."""
+        end = Finished(seq.key, "stop")
+        if seq.state is SequenceState.FINISHED:
+            if out is not None:  # by its length, with the same token
+                out.finished = [(owner, end if f.key == end.key and f.reason == "length" else f) for owner, f in out.finished]
+            return
+        self._scheduler.complete(seq)
+        if out is not None:
+            out.finished.append((seq.owner, end))
+        else:
+            self._owners.send(seq.owner, StepOutputs(self._epoch, 0, b"", b"", [end]))
+
+    def _fail(self, seq: Sequence, failure: Failure) -> None:
+        """End a request with an error, unless it has ended."""
+        if seq.state is not SequenceState.FINISHED and self._scheduler.abort(seq.owner, seq.request_id):
+            self._owners.refuse(seq.owner, seq.request_id, failure.code, failure.message)
+
+    def _send(self, step: int, rows: list[int], masks: np.ndarray) -> None:
+        """Masks of those of the rows that still wait."""
+        due = self._waiting.due(step)
+        at = [i for i, row in enumerate(rows) if row in due]
+        if not at:
+            return
+        named = np.asarray([rows[i] for i in at], np.int32)
+        self._waiting.send(step, named)
+        self._workers.send_masks(step, named, masks if len(at) == len(rows) else masks[at])
+
+    def _send_none(self, step: int, row: int) -> None:
+        if self._waiting.send(step, _one(row)):
+            self._workers.send_no_masks(step, _one(row))
+
+
+def _one(row: int) -> np.ndarray:
+    return np.asarray([row], np.int32)

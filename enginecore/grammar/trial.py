@@ -1,0 +1,190 @@
+"""Trial: a grammar is compiled in a process of its own first, which may crash, swell or take for ever in the core's place.
+
+llguidance is fast and bounded for all that is meant well, but what is not can end the process that compiles it (limits.py),
+and a thread cannot be killed. The child has the vocabulary, little memory, and a time for each grammar; it makes Lark of
+what was asked for, compiles it, tries some tokens, and says what is wrong, or the Lark and the bytes that it took. Then the
+core compiles it.
+
+`Trial` is the core's side, used by one thread of compiler.py; `main` is the child's.
+"""
+
+import os
+import resource
+import select
+import socket
+from contextlib import suppress
+
+import llguidance
+import msgspec
+import numpy as np
+from llguidance.numpy import fill_next_token_bitmask
+
+from quire.enginecore.grammar.limits import COMPILE_TIMEOUT_S, MAX_MASK_S, PARSER_LIMITS, TRIAL_BYTES, TRIAL_TOKENS
+from quire.enginecore.grammar.texts import in_words, to_lark
+from quire.enginecore.grammar.vocabulary import Vocabulary, VocabularyError, make_vocabulary
+from quire.ipc.process.children import Child, child_main_config, own_fds, prespawn
+from quire.ipc.structured_outputs import StructuredOutputs
+
+MODULE = "quire.enginecore.grammar.trial"
+START_TIMEOUT_S = 30.0  # for modules and vocabulary; on a busy machine
+_LENGTH = 8
+
+
+class TrialConfig(msgspec.Struct, frozen=True):
+    socket_fd: int
+    vocab_size: int
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """error: why the grammar cannot be used, for the user; empty if it can: then its Lark, and the bytes it may take."""
+
+    error: str
+    lark: str = ""
+    num_bytes: int = 0
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_verdict = msgspec.msgpack.Decoder(Verdict).decode
+_decode_wanted = msgspec.msgpack.Decoder(StructuredOutputs).decode
+
+TOO_LONG = f"it takes more than {COMPILE_TIMEOUT_S:g} s to compile"
+TOO_LARGE = "it needs more memory, or is nested deeper through references, than is allowed"
+
+
+class Trial:
+    """One child, started at the first grammar, and anew after one that ended it. Not for several threads at once."""
+
+    def __init__(self, tokenizer_json: bytes, vocab_size: int) -> None:
+        self._tokenizer_json = tokenizer_json
+        self._vocab_size = vocab_size
+        self._child: Child | None = None
+        self._socket: socket.socket | None = None
+
+    def run(self, wanted: StructuredOutputs, timeout_s: float = COMPILE_TIMEOUT_S) -> Verdict:
+        """Try a grammar. Raises OSError if no process can be had, VocabularyError for this model's tokenizer."""
+        if self._socket is None:
+            self._start()
+        assert self._socket is not None
+        answer = b""
+        with suppress(OSError):
+            _send(self._socket, _encode(wanted))
+            if not _readable(self._socket, timeout_s):
+                self.close()
+                return Verdict(TOO_LONG)
+            answer = _receive(self._socket)
+        if not answer:
+            self.close()
+            return Verdict(TOO_LARGE)
+        return _decode_verdict(answer)
+
+    def _start(self) -> None:
+        mine, theirs = socket.socketpair()
+        with theirs:
+            self._child = prespawn(MODULE)
+            self._child.configure(TrialConfig(theirs.fileno(), self._vocab_size), [theirs.fileno()])
+        mine.settimeout(START_TIMEOUT_S)
+        self._socket = mine
+        with suppress(OSError):
+            _send(mine, self._tokenizer_json)
+        ready = _decode_verdict(_receive(mine)) if _readable(mine, START_TIMEOUT_S) else None
+        if ready is None or ready.error:
+            self.close()
+            if ready is None:
+                raise OSError("the process that tries grammars did not start")
+            raise VocabularyError(ready.error)
+
+    def close(self) -> None:
+        """End the child now. The next `run` starts another."""
+        if self._socket is not None:
+            self._socket.close()
+        if self._child is not None:
+            self._child.terminate(0.0)
+        self._socket = self._child = None
+
+
+def _readable(sock: socket.socket, timeout_s: float) -> bool:
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000))
+
+
+def _send(sock: socket.socket, data: bytes) -> None:
+    sock.sendall(len(data).to_bytes(_LENGTH, "little") + data)
+
+
+def _receive(sock: socket.socket) -> bytes:
+    """The next message; empty if the other end is gone."""
+    header = _exactly(sock, _LENGTH)
+    return _exactly(sock, int.from_bytes(header, "little")) if len(header) == _LENGTH else b""
+
+
+def _exactly(sock: socket.socket, size: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < size and (part := sock.recv(min(size - len(parts), 1 << 20))):
+        parts += part
+    return bytes(parts) if len(parts) == size else b""
+
+
+# ------------------------------------------------------------------------------------------------- in the child
+def main() -> None:
+    config = child_main_config(TrialConfig)
+    sock = socket.socket(fileno=own_fds([config.socket_fd])[0])
+    try:
+        vocabulary = make_vocabulary(_receive(sock), config.vocab_size)
+    except VocabularyError as error:
+        return _send(sock, _encode(Verdict(str(error))))
+    limit = _data_bytes() + TRIAL_BYTES
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what llguidance says before it aborts is not the operator's business
+    _send(sock, _encode(Verdict("")))
+    while request := _receive(sock):
+        _send(sock, _encode(judge(_decode_wanted(request), vocabulary)))
+
+
+def judge(wanted: StructuredOutputs, vocabulary: Vocabulary) -> Verdict:
+    """Compile a grammar, and try what it takes to go on a little with it."""
+    before = _data_bytes()
+    try:
+        lark = to_lark(wanted, vocabulary.special_names)
+    except ValueError as error:
+        return Verdict(str(error))
+    matcher = llguidance.LLMatcher(vocabulary.tokenizer, lark, log_level=0, limits=PARSER_LIMITS)
+    if not matcher.is_error():
+        seconds = try_tokens(matcher, vocabulary)
+        if seconds > MAX_MASK_S:
+            return Verdict(f"it takes {seconds:.2f} s to find out what may follow a token")
+    if matcher.is_error():
+        return Verdict(in_words(wanted.kind, matcher.get_error()))
+    return Verdict("", lark, max(_data_bytes() - before, len(lark)))
+
+
+def try_tokens(matcher: llguidance.LLMatcher, vocabulary: Vocabulary) -> float:
+    """Go on with tokens picked at random; returns the processor's seconds that the slowest took."""
+    masks, random, slowest = np.zeros((1, vocabulary.num_words), np.int32), np.random.default_rng(0), 0.0
+    for _ in range(TRIAL_TOKENS):
+        begin = _cpu_seconds()
+        fill_next_token_bitmask(matcher, masks)
+        ids = np.flatnonzero(np.unpackbits((masks[0] & vocabulary.known).view(np.uint8), bitorder="little"))
+        if matcher.is_error() or not len(ids):
+            break
+        matcher.consume_token(int(random.choice(ids)))
+        slowest = max(slowest, _cpu_seconds() - begin)
+        if matcher.is_stopped():
+            break
+    return slowest
+
+
+def _cpu_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _data_bytes() -> int:
+    """What RLIMIT_DATA counts."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[5]) * resource.getpagesize()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""ParamsCheck: requests for the operator's own logits processors, whose classes may refuse one (vLLM's validate_params).
+
+The classes live in the workers, so a worker is asked, by a control record between two of its steps; only that request waits. A
+Preparer (preparation.py), there only if a class has something to check.
+"""
+
+from concurrent.futures import Future
+
+import msgspec
+
+from quire.enginecore.preparation import PreparationFailed
+from quire.enginecore.scheduling.sequence import Sequence
+from quire.enginecore.workers import WorkerGroup, WorkersFailed
+from quire.ipc.messages import MAX_CONTROL_BYTES, AddRequest, CheckParams, ControlReply
+from quire.ipc.sampling import SamplingParams
+
+_LONG = ("allowed_token_ids", "logit_bias", "bad_words", "bad_words_token_ids", "stop", "structured_outputs")
+
+
+class ParamsCheck:
+    def __init__(self, workers: WorkerGroup) -> None:
+        self._workers = workers
+
+    def __call__(self, request: AddRequest, sequences: list[Sequence]) -> Future[None] | None:
+        if not sequences[0].is_processed:
+            return None
+        if not self._workers.is_ready:
+            raise WorkersFailed("the workers are starting, and cannot check a request's extra_args")
+        checked: Future[None] = Future()
+        params = _that_fits(request.task.params)
+        self._workers.send_control(lambda number: CheckParams(number, params), lambda reply: _take(checked, reply))
+        return checked
+
+
+def _take(checked: Future[None], reply: ControlReply) -> None:
+    """Every rank says the same: the first one counts."""
+    if checked.done():
+        return
+    if reply.error:
+        checked.set_exception(WorkersFailed(reply.error))
+    elif reply.payload:
+        checked.set_exception(PreparationFailed(reply.payload.decode()))
+    else:
+        checked.set_result(None)
+
+
+def _that_fits(params: SamplingParams) -> SamplingParams:
+    """Without its long lists, if they would not fit a control record."""
+    if len(msgspec.msgpack.encode(params)) < MAX_CONTROL_BYTES // 2:
+        return params
+    return msgspec.structs.replace(params, **dict.fromkeys(_LONG))

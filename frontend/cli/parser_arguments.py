@@ -1,0 +1,27 @@
+"""Flags of `quire serve` about tools and reasoning. The names stand here as well, so that --help needs none of the parsers."""
+
+import argparse
+
+TOOL_CALL_PARSERS = (
+    "deepseek_v3", "deepseek_v31", "granite", "hermes", "llama3_json", "llama4_json", "llama4_pythonic", "mistral", "pythonic",
+    "qwen", "qwen3_coder", "qwen3_xml",
+)  # fmt: skip
+REASONING_PARSERS = ("deepseek_r1", "deepseek_v3", "qwen3")
+
+
+def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("tools and reasoning")
+    for flag, names, what in (
+        ("--tool-call-parser", TOOL_CALL_PARSERS, "how the model writes calls of functions"),
+        ("--reasoning-parser", REASONING_PARSERS, "how the model writes its reasoning"),
+    ):
+        group.add_argument(
+            flag,
+            choices=("auto", "none", *names),
+            default="auto",
+            metavar="NAME",
+            help=f"{what}: auto (by its chat template), none, {', '.join(names)} (default: %(default)s)",
+        )
+    group.add_argument(
+        "--enable-auto-tool-choice", action="store_true", help="taken as vLLM's; nothing to enable: it is, with a known parser"
+    )

@@ -1,0 +1,104 @@
+"""StructuredOutputsParams: vLLM's way to say what an output must be, made into what travels to the core.
+
+    SamplingParams(structured_outputs=StructuredOutputsParams(choice=["yes", "no"]))
+
+A function, since nothing of it but its result is used again. Used by Python's users and by the HTTP routes.
+"""
+
+from typing import Any
+
+import msgspec
+
+from quire.ipc.structured_outputs import Kind, StructuredOutputs, check_grammar
+
+_MAPS_OF_SCHEMAS = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
+_SCHEMAS = {
+    "additionalProperties", "unevaluatedProperties", "propertyNames", "contains", "unevaluatedItems", "not", "if", "then",
+    "else", "items", "prefixItems", "allOf", "anyOf", "oneOf",
+}  # fmt: skip
+_CLOSED_BY = ("properties", "patternProperties")
+
+
+def StructuredOutputsParams(
+    json: str | dict[str, Any] | None = None,
+    regex: str | None = None,
+    choice: list[str] | None = None,
+    grammar: str | None = None,
+    json_object: bool | None = None,
+    structural_tag: str | dict[str, Any] | None = None,
+    *,
+    disable_any_whitespace: bool = False,
+    disable_additional_properties: bool = False,
+    whitespace_pattern: str | None = None,
+) -> StructuredOutputs:
+    """One of: json, a JSON Schema, as text or dict; regex, for the whole output; choice, a list of texts; grammar, in Lark or
+    EBNF; json_object True, any JSON object; structural_tag, as text or dict.
+
+    Of JSON alone: disable_any_whitespace, none between its parts (otherwise a space, or a line break and an indentation);
+    whitespace_pattern, a regex of what there may be; disable_additional_properties, no properties but those that are named.
+    Raises ValueError for none or several of the first, an option that means nothing, a text that is too long or too nested.
+    """
+    given = {
+        "json": json, "regex": regex, "choice": choice, "grammar": grammar,
+        "json_object": json_object or None, "structural_tag": structural_tag,
+    }  # fmt: skip
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) != 1:
+        raise ValueError(f"structured_outputs needs exactly one of {', '.join(given)}; got {', '.join(names) or 'none'}")
+    kind: Kind = names[0]  # type: ignore[assignment]
+    options: dict[str, Any] = {}
+    if whitespace_pattern is not None:
+        options["whitespace_pattern"] = whitespace_pattern
+    elif disable_any_whitespace:
+        options["whitespace_flexible"] = False
+    is_json = kind in ("json", "json_object")
+    if (options or disable_additional_properties) and not is_json:
+        raise ValueError("structured_outputs: whitespace and additional properties are options of json and json_object")
+    if kind == "json_object" and options:
+        kind, json = "json", {"type": "object"}
+    wanted = StructuredOutputs(
+        kind, _text(kind, json if kind == "json" else given[kind], options, disable_additional_properties)
+    )
+    check_grammar(wanted)
+    return wanted
+
+
+def _text(kind: Kind, value: Any, options: dict[str, Any], closed: bool) -> str:
+    if kind == "json_object":
+        return ""
+    if kind == "json" and (options or closed):
+        schema = _decoded(value) if isinstance(value, str) else value
+        schema = _without_additional(schema) if closed else schema
+        value = {**schema, "x-guidance": {**schema.get("x-guidance", {}), **options}} if isinstance(schema, dict) else schema
+    if isinstance(value, str) and kind != "choice":
+        if kind in ("json", "structural_tag"):
+            _decoded(value)
+        return value
+    try:
+        return msgspec.json.encode(value).decode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"structured_outputs: {kind} cannot be written as JSON: {error}") from None
+
+
+def _decoded(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"structured_outputs: it is not JSON: {error}") from None
+
+
+def _without_additional(schema: Any) -> Any:
+    """The schema with additionalProperties false where properties are named and nothing is said of others."""
+    if isinstance(schema, list):
+        return [_without_additional(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made: dict[str, Any] = {}
+    for name, value in schema.items():
+        if name in _MAPS_OF_SCHEMAS and isinstance(value, dict):
+            made[name] = {key: _without_additional(part) for key, part in value.items()}
+        else:
+            made[name] = _without_additional(value) if name in _SCHEMAS else value
+    if any(isinstance(schema.get(name), dict) for name in _CLOSED_BY):
+        made.setdefault("additionalProperties", False)
+    return made

@@ -1,0 +1,104 @@
+"""The metrics at /metrics: names, help texts, buckets, and where each value of the engine's comes from.
+
+Those of vLLM's have its names, labels (`model_name`, `engine`) and buckets under `vllm:`, so that its boards, autoscalers and
+gateways work unchanged (vllm/v1/metrics/loggers.py of 0.26 is the source); ours are under `quire:`. docs/metrics.md lists them
+all, with those of vLLM's that are not here. Who counts is in metrics.py, how it is written in metrics_text.py.
+"""
+
+from collections.abc import Callable, Sequence
+
+from quire.ipc.engine_stats import BATCH_FILL, HOST_SECONDS, ITERATION_TOKENS, STEP_SECONDS, Distribution, EngineStats
+from quire.ipc.messages import Beat
+
+FINISH_REASONS = ("stop", "length", "abort", "error")
+METHODS = ("GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH", "other")
+STATUSES = ("1xx", "2xx", "3xx", "4xx", "5xx")
+
+# Upper bounds of histogram buckets.
+_FIRST_TOKEN_SECONDS = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
+)  # fmt: skip
+_TOKEN_SECONDS = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80,
+)  # fmt: skip
+_REQUEST_SECONDS = (
+    0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
+)  # fmt: skip
+TOKENS = tuple(m * 10**e for e in range(8) for m in (1, 2, 5))  # shown up to the model's longest sequence
+_COUNTS = (1, 2, 5, 10, 20)
+_LAG_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+# prometheus-fastapi-instrumentator's, which vLLM uses
+HTTP_SECONDS = (0.1, 0.5, 1)
+_HTTP_SECONDS_HIGHR = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 7.5, 10, 30, 60,
+)  # fmt: skip
+
+# What a frontend counts: name, without the prefix of `PREFIXES`: (help, buckets)
+HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
+    "time_to_first_token_seconds": ("From arrival to the first token.", _FIRST_TOKEN_SECONDS),
+    "inter_token_latency_seconds": ("Between two outputs of one streamed request.", _TOKEN_SECONDS),
+    "request_time_per_output_token_seconds": ("Mean time per output token after the first, by request.", _TOKEN_SECONDS),
+    "e2e_request_latency_seconds": ("From arrival to the end.", _REQUEST_SECONDS),
+    "request_queue_time_seconds": ("From arrival to the first step.", _REQUEST_SECONDS),
+    "request_inference_time_seconds": ("From the first step to the last token.", _REQUEST_SECONDS),
+    "request_prefill_time_seconds": ("From the first step to the first token.", _REQUEST_SECONDS),
+    "request_decode_time_seconds": ("From the first token to the last.", _REQUEST_SECONDS),
+    "request_prompt_tokens": ("Prompt tokens by request.", TOKENS),
+    "request_generation_tokens": ("Output tokens by request, over all its choices.", TOKENS),
+    "request_max_num_generation_tokens": ("Output tokens of a request's longest choice.", TOKENS),
+    "request_prefill_kv_computed_tokens": ("Prompt tokens by request that were not found in the prefix cache.", TOKENS),
+    "request_params_n": ("The parameter n.", _COUNTS),
+    "request_params_max_tokens": ("The parameter max_tokens.", TOKENS),
+    "frontend_lag_seconds": ("How late a timer of a frontend's event loop is.", _LAG_SECONDS),
+    "http_request_duration_highr_seconds": ("From a complete request to the end of its answer.", _HTTP_SECONDS_HIGHR),
+}
+PREFIXES = {"frontend_lag_seconds": "quire:", "http_request_duration_highr_seconds": ""}  # of the others: "vllm:"
+REQUEST_SUCCESS = ("vllm:request_success", "Sequences that ended, by reason.")
+HTTP_REQUESTS = ("http_requests", "Requests by handler, method and status.")
+HTTP_DURATION = ("http_request_duration_seconds", "From a complete request to the end of its answer, by handler and method.")
+
+# What the engine counts: name, help, and its value in the last Beat.
+GAUGES: tuple[tuple[str, str, Callable[[Beat], float]], ...] = (
+    ("vllm:num_requests_running", "Sequences in the running batch.", lambda b: b.num_running),
+    ("vllm:num_requests_waiting", "Sequences that wait to run.", lambda b: b.num_waiting),
+    ("vllm:kv_cache_usage_perc", "Used part of the KV cache, 0 to 1.", lambda b: b.kv_usage),
+    ("quire:oldest_step_seconds", "Age of the oldest step in flight.", lambda b: b.oldest_step_s),
+)
+COUNTERS: tuple[tuple[str, str, Callable[[Beat], float]], ...] = (
+    ("vllm:prompt_tokens", "Prompt tokens processed, those found in the prefix cache included.", lambda b: b.prompt_tokens),
+    ("vllm:prompt_tokens_cached", "Prompt tokens found in the prefix cache.", lambda b: b.cached_tokens),
+    ("vllm:generation_tokens", "Tokens generated.", lambda b: b.generation_tokens),
+    ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", lambda b: b.prompt_tokens),
+    ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", lambda b: b.cached_tokens),
+    ("vllm:num_preemptions", "Preemptions.", lambda b: b.preemptions),
+    ("quire:worker_restarts", "Restarts of the engine's workers.", lambda b: b.worker_restarts),
+    # vLLM has them for every model; nothing here has such a cache
+    ("vllm:external_prefix_cache_queries", "Tokens looked up in other engines' caches: none.", lambda b: 0),
+    ("vllm:external_prefix_cache_hits", "Tokens found in other engines' caches: none.", lambda b: 0),
+    ("vllm:mm_cache_queries", "Multimodal items looked up in a cache: none.", lambda b: 0),
+    ("vllm:mm_cache_hits", "Multimodal items found in a cache: none.", lambda b: 0),
+)
+# With one more label: name, help, label, and values by label value
+LABELLED_GAUGES: tuple[tuple[str, str, str, Callable[[Beat], dict[str, float]]], ...] = (
+    ("vllm:num_requests_waiting_by_reason", "Sequences that wait: for room, or for what must be ready first.", "reason",
+     lambda b: _waiting(b.num_waiting, b.stats)),
+    ("vllm:engine_sleep_state", "The engine is always awake.", "sleep_state",
+     lambda b: {"awake": 1, "weights_offloaded": 0, "discard_all": 0}),
+)  # fmt: skip
+LABELLED_COUNTERS: tuple[tuple[str, str, str, Callable[[Beat], dict[str, float]]], ...] = (
+    ("vllm:prompt_tokens_by_source", "Prompt tokens by where their KV comes from.", "source",
+     lambda b: {"local_compute": b.prompt_tokens - b.cached_tokens, "local_cache_hit": b.cached_tokens,
+                "external_kv_transfer": 0}),
+)  # fmt: skip
+ENGINE_HISTOGRAMS: tuple[tuple[str, str, Sequence[float], Callable[[EngineStats], Distribution]], ...] = (
+    ("vllm:iteration_tokens_total", "Tokens computed in a step.", ITERATION_TOKENS, lambda s: s.iteration_tokens),
+    ("quire:step_time_seconds", "From a step's start to its result.", STEP_SECONDS, lambda s: s.step_time),
+    ("quire:host_time_seconds", "What the engine core's loop spends on a step.", HOST_SECONDS, lambda s: s.host_time),
+    ("quire:mask_time_seconds", "To compute the grammar masks of a step that has some.", HOST_SECONDS, lambda s: s.mask_time),
+    ("quire:batch_fill_ratio", "Rows of a step as a part of --max-num-seqs.", BATCH_FILL, lambda s: s.batch_fill),
+)
+
+
+def _waiting(num_waiting: int, stats: EngineStats | None) -> dict[str, float]:
+    deferred = stats.num_deferred if stats is not None else 0
+    return {"capacity": num_waiting - deferred, "deferred": deferred}

@@ -1,0 +1,91 @@
+"""/openapi.json: the table of routes and its structs as an OpenAPI 3.1 document (https://spec.openapis.org/oas/v3.1.1).
+
+Bodies and answers are described by msgspec from the structs that decode and encode them, so that the two cannot differ. A field
+that may be null may be left out. Made once a process, when it is first asked for.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from quire.frontend.http.api.route import JSON, Route
+from quire.frontend.http.protocol.errors import ErrorResponse
+from quire.ipc.version import VERSION
+
+_REF = "#/components/schemas/{name}"
+_TEXT = {"type": "string"}
+
+
+def document(routes: Iterable[Route]) -> dict[str, Any]:
+    """The whole document."""
+    routes = tuple(routes)
+    types = [kind for route in routes for kind in (route.body, route.answer) if kind is not None]
+    unique = list({repr(kind): kind for kind in (*types, ErrorResponse)}.values())
+    refs, schemas = msgspec.json.schema_components(unique, ref_template=_REF)
+    schema_of = {repr(kind): ref for kind, ref in zip(unique, refs, strict=True)}
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        path = re.sub(r":path\}", "}", route.path)
+        paths.setdefault(path, {})[route.method.lower()] = _operation(route, schema_of)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Quire", "version": VERSION, "description": "An OpenAI-compatible server for language models."},
+        "servers": [{"url": "/"}],
+        "security": [{}, {"api_key": []}],
+        "tags": [{"name": tag} for tag in dict.fromkeys(route.tag for route in routes)],
+        "paths": paths,
+        "components": {"schemas": schemas, "securitySchemes": {"api_key": {"type": "http", "scheme": "bearer"}}},
+    }
+
+
+def _operation(route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:
+    error = {"description": "What is wrong, and what would work", "content": _content(JSON, schema_of[repr(ErrorResponse)])}
+    operation: dict[str, Any] = {
+        "summary": route.summary,
+        "operationId": re.sub(r"\W+", "_", f"{route.method.lower()}{route.path}").strip("_"),
+        "tags": [route.tag],
+        "responses": {"501": error} if route.missing else {"200": _answer(route, schema_of), "default": error},
+    }
+    if route.is_open:
+        operation["security"] = []
+    if parameters := [*map(_path_parameter, route.parameters), *_query_parameters(route)]:
+        operation["parameters"] = parameters
+    if body := _request_body(route, schema_of):
+        operation["requestBody"] = body
+    return operation
+
+
+def _answer(route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:
+    answer: dict[str, Any] = {"description": "Done"}
+    if route.answer is not None:
+        answer["content"] = _content(JSON, schema_of[repr(route.answer)])
+    elif route.answer_type != JSON:
+        answer["content"] = _content(route.answer_type, _TEXT)
+    if route.streams:
+        answer["content"]["text/event-stream"] = {}  # 3.1 has no words for a stream of events
+    return answer
+
+
+def _request_body(route: Route, schema_of: dict[str, Any]) -> dict[str, Any] | None:
+    if route.takes != JSON:
+        return {"required": True, "content": _content(route.takes, {"type": "object"})}
+    if route.body is None:
+        return None
+    content = _content(JSON, schema_of[repr(route.body)])
+    if route.example is not None:
+        content[JSON]["example"] = dict(route.example)
+    return {"required": True, "content": content}
+
+
+def _content(media_type: str, schema: Any) -> dict[str, Any]:
+    return {media_type: {"schema": schema}}
+
+
+def _path_parameter(name: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+
+
+def _query_parameters(route: Route) -> list[dict[str, Any]]:
+    return [{"name": name, "in": "query", "schema": dict(schema)} for name, schema in route.query.items()]

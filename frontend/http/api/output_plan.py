@@ -1,0 +1,168 @@
+"""OutputPlan: how one request's output is read: its parsers, the grammar they rely on, the tokens they must see.
+
+Made by a route from what it knows of the request, free of its JSON. Which parsers a server has is `ParserNames`: by name, or by
+the model's chat template. A request that needs neither has no plan, and stays on the fast path.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from quire.frontend.client.stream import Stream
+from quire.frontend.http.api.errors import invalid
+from quire.frontend.http.api.tool_grammar import tool_grammar
+from quire.frontend.http.api.tool_use import ToolUse
+from quire.frontend.http.protocol.errors import ApiError
+from quire.frontend.text.output_parser import OutputParser
+from quire.frontend.text.reasoning_parsers.base import ReasoningParser
+from quire.frontend.text.reasoning_parsers.choice import REASONING_PARSERS, opened_by, reasoning_parser_of
+from quire.frontend.text.tokenizer import Tokenizer
+from quire.frontend.text.tool_parsers.base import ToolParser
+from quire.frontend.text.tool_parsers.choice import TOOL_PARSERS, tool_parser_of
+from quire.frontend.text.tool_parsers.forced import NamedCall, RequiredCalls
+from quire.ipc.sampling import SamplingParams
+from quire.ipc.structured_outputs import StructuredOutputs
+
+
+@dataclass(frozen=True)
+class ParserNames:
+    """--tool-call-parser and --reasoning-parser: a name, "auto" (by the chat template) or "none"."""
+
+    tool_call: str = "auto"
+    reasoning: str = "auto"
+
+    def tool_parser(self, template: str) -> type[ToolParser] | None:
+        return tool_parser_of(template) if self.tool_call == "auto" else TOOL_PARSERS.get(self.tool_call)
+
+    def reasoning_parser(self, template: str) -> type[ReasoningParser] | None:
+        return reasoning_parser_of(template) if self.reasoning == "auto" else REASONING_PARSERS.get(self.reasoning)
+
+
+@dataclass(frozen=True)
+class Thinking:
+    """What a request and its prompt say of thinking. prompt, variables, continued: see reasoning_parsers/choice.py."""
+
+    prompt: str
+    variables: Mapping[str, Any]
+    continued: str | None = None
+    token_budget: int | None = None
+
+
+class OutputPlan:
+    """tools: None if the model has none to call. template: the chat template's source. Raises ApiError 400."""
+
+    def __init__(
+        self, names: ParserNames, template: str, tokenizer: Tokenizer, tools: ToolUse | None, thinking: Thinking
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._tools = tools
+        self._tool_parser = self._find_tool_parser(names, template) if tools is not None else None
+        self._grammar = tool_grammar(tools, self._tool_parser) if tools is not None else None
+        self._budget = thinking.token_budget
+        self._reasoning = names.reasoning_parser(template)
+        if self._reasoning is None and self._budget is not None:
+            raise ApiError(
+                400,
+                "thinking_token_budget needs a reasoning model: the chat template of this one shows no thoughts that are known "
+                "here; see --reasoning-parser.",
+                param="thinking_token_budget",
+                code="unsupported_value",
+            )
+        self._opened: bool | None = False
+        self._always_thinks = False  # if its prompt does not say otherwise
+        if self._reasoning is not None:
+            self._opened = opened_by(thinking.prompt, thinking.variables, thinking.continued)
+            named = names.reasoning != "auto"
+            self._always_thinks = named or not self._reasoning.needs_start or "enable_thinking" in template
+
+    def _find_tool_parser(self, names: ParserNames, template: str) -> type[ToolParser] | None:
+        assert self._tools is not None
+        parser = names.tool_parser(template)
+        if parser is None and self._tools.mode == "auto":
+            raise ApiError(
+                400,
+                "tools: with tool_choice 'auto' the server must know how this model writes calls, which its chat template does "
+                f"not show; start the server with --tool-call-parser and one of {', '.join(TOOL_PARSERS)}, or use tool_choice "
+                "'required' or a function.",
+                param="tool_choice",
+                code="unsupported_value",
+            )
+        return parser
+
+    @property
+    def has_thoughts(self) -> bool:
+        return self._reasoning is not None
+
+    @property
+    def may_think(self) -> bool:
+        return self._opened is not False
+
+    @property
+    def max_calls(self) -> int | None:
+        return None if self._tools is None or self._tools.parallel else 1
+
+    # --------------------------------------------------------------------------------------------------- for the engine
+    def params(self, params: SamplingParams) -> SamplingParams:
+        """With the grammar that the calls need, and the end of the thoughts that may go before it. Raises ApiError 400."""
+        grammar = self._grammar_beside(params.structured_outputs)
+        budget = self._budget if self.may_think else None
+        ends = self._end_ids() if budget is not None or (grammar is not None and self._thinks_first()) else None
+        if grammar is params.structured_outputs and budget is None and ends is None:
+            return params
+        try:
+            return msgspec.structs.replace(
+                params, structured_outputs=grammar, thinking_token_budget=budget, reasoning_end_token_ids=ends
+            )
+        except ValueError as error:
+            raise invalid(str(error)) from None
+
+    def _thinks_first(self) -> bool:
+        """Whether a grammar is to wait for the end of a thought. If none came, it would wait for ever: so only where that is
+        sure, or the operator says so by naming the parser."""
+        if self._reasoning is None or self._opened is not None:
+            return bool(self._opened)
+        return self._always_thinks
+
+    def _grammar_beside(self, own: StructuredOutputs | None) -> StructuredOutputs | None:
+        if own is None or self._grammar is None:
+            return own or self._grammar
+        if self._grammar.kind == "structural_tag":
+            return own  # an answer in a format of its own holds no calls
+        raise invalid(
+            "tool_choice: a call that must be made and another format of the answer exclude each other", "tool_choice"
+        )
+
+    def _end_ids(self) -> list[int]:
+        assert self._reasoning is not None
+        return self._tokenizer.encode(self._reasoning.end, add_special_tokens=False)
+
+    def show_markers(self, stream: Stream) -> None:
+        """Let the parsers see their markers, be they special tokens. Right after submitting."""
+        texts = [*(self._tool_parser.special if self._tool_parser is not None else ())]
+        texts += (self._reasoning.start, self._reasoning.end) if self._reasoning is not None else ()
+        ids = {self._tokenizer.backend.token_to_id(text) for text in texts} & self._tokenizer.special_ids
+        if ids:
+            stream.show_special_tokens(frozenset(i for i in ids if i is not None))
+
+    # --------------------------------------------------------------------------------------------------- for the answer
+    def new_parser(self) -> OutputParser:
+        """For one of the request's sequences."""
+        reasoning = self._reasoning(self._opened) if self._reasoning is not None else None
+        return OutputParser(reasoning, self._new_tool_parser())
+
+    def _new_tool_parser(self) -> ToolParser | None:
+        if self._tools is None:
+            return None
+        if self._tools.mode == "named":
+            return NamedCall(self._tools.functions[0].name)
+        if self._tools.mode == "required":
+            return RequiredCalls()
+        assert self._tool_parser is not None
+        return self._tool_parser({function.name: function.parameters for function in self._tools.functions})
+
+    @property
+    def end_token_id(self) -> int | None:
+        """The token that ends a thought, if it is one."""
+        return None if self._reasoning is None else self._tokenizer.backend.token_to_id(self._reasoning.end)

@@ -1,0 +1,91 @@
+"""Route: one line of the table of routes, and `RouteTable`, which finds it by a request's raw path.
+
+What a line says is all that anybody knows of a route before its handler runs: who may ask (app.py), how large a body may be,
+and what /openapi.json tells of it (openapi.py). The table itself is routes.py.
+"""
+
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+import msgspec
+
+from quire.frontend.http.api.services import Services
+from quire.frontend.http.protocol.exchange import Request, Response
+
+Handler = Callable[[Services, Request, Response], Awaitable[None]]
+
+JSON = "application/json"
+_PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
+
+
+class Route(NamedTuple):
+    """A method on a path. In a path, {name} stands for one segment and {name:path} for all that follows.
+
+    body, answer: structs of JSON. streams: "stream": true asks for server-sent events. query: name -> JSON Schema.
+    is_open: needs no API key. prompt_field: what to name when a prompt is too long. takes: the body's media type.
+    max_body: bytes, in place of the server's own limit. missing: why the route answers 501, whatever is sent.
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    summary: str
+    tag: str = "service"
+    body: type[msgspec.Struct] | None = None
+    answer: Any = None
+    answer_type: str = JSON
+    streams: bool = False
+    example: Mapping[str, Any] | None = None
+    query: Mapping[str, Mapping[str, Any]] = {}
+    is_open: bool = False
+    prompt_field: str | None = None
+    takes: str = JSON
+    max_body: int | None = None
+    missing: str = ""
+
+    @property
+    def name(self) -> str:
+        """The metrics' label."""
+        return self.path.partition("{")[0].rstrip("/") or "/"
+
+    @property
+    def parameters(self) -> list[str]:
+        """Names of what stands for a part of the path."""
+        return [match[1] for match in _PARAMETER.finditer(self.path)]
+
+
+class RouteTable:
+    """Routes by path; a path has one for each method that it takes."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        self.routes = tuple(routes)
+        self._exact: dict[bytes, dict[str, Route]] = {}
+        self._patterns: dict[str, tuple[re.Pattern[bytes], dict[str, Route]]] = {}
+        for route in self.routes:
+            self._methods(route)[route.method] = route
+
+    def _methods(self, route: Route) -> dict[str, Route]:
+        if "{" not in route.path:
+            return self._exact.setdefault(route.path.encode(), {})
+        parts = _PARAMETER.split(route.path)  # text, name, ":path" or None, text, ...
+        pattern = re.escape(parts[0])
+        for name, rest, text in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):
+            pattern += f"(?P<{name}>{'.+' if rest else '[^/]+'})" + re.escape(text)
+        return self._patterns.setdefault(route.path, (re.compile(pattern.encode(), re.DOTALL), {}))[1]
+
+    def find(self, path: bytes) -> tuple[Mapping[str, Route], dict[str, str]]:
+        """By method what the path answers, nothing if there is no such path; and the values of its parameters."""
+        found = self._exact.get(path)
+        if found is not None:
+            return found, {}
+        for pattern, methods in self._patterns.values():
+            if (match := pattern.fullmatch(path)) is not None:
+                return methods, {name: unquote(value.decode("latin-1")) for name, value in match.groupdict().items()}
+        return {}, {}
+
+    @property
+    def paths(self) -> Iterable[bytes]:
+        """Those without parameters."""
+        return self._exact.keys()

@@ -1,0 +1,124 @@
+"""ROUTES: every route of the server, one line each. A new one is a line here, and nothing else.
+
+app.py serves them, and lets in without a key whom `is_open` allows; openapi.py describes them.
+"""
+
+import asyncio
+import functools
+from typing import Any
+
+from quire.frontend.http.api import admin_routes, batches, files, health_routes, service_routes, tokenize_routes
+from quire.frontend.http.api.chat import chat_completions
+from quire.frontend.http.api.completions import completions
+from quire.frontend.http.api.metrics import NO_HANDLER
+from quire.frontend.http.api.openapi import document
+from quire.frontend.http.api.page import FILES, page
+from quire.frontend.http.api.pages import PAGE_FIELDS
+from quire.frontend.http.api.route import Route, RouteTable
+from quire.frontend.http.api.schemas import (
+    ChatRequest,
+    ChatResponse,
+    CompletionRequest,
+    CompletionResponse,
+    DetokenizeRequest,
+    DetokenizeResponse,
+    ModelCard,
+    ModelList,
+    PrefixCacheReset,
+    ProfileAnswer,
+    ServerInfoAnswer,
+    ServerLoad,
+    TokenizeRequest,
+    TokenizeResponse,
+    VersionResponse,
+)
+from quire.frontend.http.api.services import Services
+from quire.frontend.http.api.sse import json_bytes
+from quire.frontend.http.api.static_page import StaticPage
+from quire.frontend.http.api.token_generate import GenerateRequest, GenerateResponse, generate
+from quire.frontend.http.batches.record import Batch
+from quire.frontend.http.protocol.exchange import Request, Response
+from quire.frontend.http.store.bounds import MAX_FORM_BYTES
+
+
+@functools.cache
+def _document() -> bytes:
+    return json_bytes(document(ROUTES.routes))
+
+
+async def openapi(services: Services, request: Request, response: Response) -> None:
+    response.send(200, await asyncio.to_thread(_document))  # the first time it takes a while
+
+
+async def _nothing(services: Services, request: Request, response: Response) -> None:
+    """Of a route that is missing: app.py answers for it."""
+
+
+def _missing(path: str, what: str, tag: str, takes: str = "application/json") -> Route:
+    text = f"{what} are not supported by this server yet: it serves models that generate text, see /v1/chat/completions."
+    return Route("POST", path, _nothing, f"{what}: not here yet, answers 501", tag, takes=takes, missing=text)
+
+
+def _page_file(path: str, content_type: str) -> Route:
+    return Route("GET", path, page, "A file of the page at /", answer_type=content_type.partition(";")[0], is_open=True)
+
+
+_HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 32}
+
+ROUTES = RouteTable(
+    [
+        Route("POST", "/v1/chat/completions", chat_completions, "Answer a conversation", "generate", ChatRequest, ChatResponse,
+              streams=True, example=_HELLO, prompt_field="messages"),
+        Route("POST", "/v1/completions", completions, "Continue a text", "generate", CompletionRequest, CompletionResponse,
+              streams=True, example={"prompt": "Once upon a time", "max_tokens": 32}, prompt_field="prompt"),
+        Route("POST", "/inference/v1/generate", generate, "Continue token ids", "generate", GenerateRequest, GenerateResponse,
+              streams=True, example={"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 32}}, prompt_field="token_ids"),
+        Route("GET", "/v1/models", service_routes.list_models, "The models that are served", "models", answer=ModelList),
+        Route("GET", "/v1/models/{model:path}", service_routes.one_model, "One of them", "models", answer=ModelCard),
+        Route("POST", "/v1/files", files.upload_file, "Upload the input of a batch: a form with purpose and file", "batches",
+              answer=files.FileObject, takes="multipart/form-data", max_body=MAX_FORM_BYTES),
+        Route("GET", "/v1/files", files.list_files, "Your files", "batches", answer=dict[str, Any], query=PAGE_FIELDS),
+        Route("GET", "/v1/files/{file_id}", files.read_file, "One of them", "batches", answer=files.FileObject),
+        Route("GET", "/v1/files/{file_id}/content", files.read_file, "What is in it", "batches",
+              answer_type="application/octet-stream"),
+        Route("DELETE", "/v1/files/{file_id}", files.delete_file, "Delete it", "batches", answer=dict[str, Any]),
+        Route("POST", "/v1/batches", batches.create_batch, "Answer a file of requests, in time", "batches",
+              batches.BatchRequest, Batch),
+        Route("GET", "/v1/batches", batches.list_batches, "Your batches", "batches", answer=dict[str, Any], query=PAGE_FIELDS),
+        Route("GET", "/v1/batches/{batch_id}", batches.one_batch, "One of them", "batches", answer=Batch),
+        Route("POST", "/v1/batches/{batch_id}/cancel", batches.cancel_batch, "Give up what is not answered", "batches",
+              answer=Batch),
+        Route("POST", "/tokenize", tokenize_routes.tokenize, "Token ids of a text or a conversation", "tokens",
+              TokenizeRequest, TokenizeResponse, example={"prompt": "Hello!"}, prompt_field="prompt"),
+        Route("POST", "/detokenize", tokenize_routes.detokenize, "The text of token ids", "tokens",
+              DetokenizeRequest, DetokenizeResponse, example={"tokens": [1, 2, 3]}),
+        Route("GET", "/tokenizer_info", tokenize_routes.tokenizer_info, "The tokenizer's configuration", "tokens",
+              answer=dict[str, Any]),
+        Route("GET", "/health", health_routes.health, "Whether the engine is well", is_open=True),
+        Route("GET", "/live", health_routes.live, "Whether this process answers", is_open=True),
+        Route("GET", "/ready", health_routes.ready, "Whether requests are welcome", is_open=True),
+        Route("GET", "/ping", health_routes.health, "As /health", is_open=True),
+        Route("POST", "/ping", health_routes.health, "As /health", is_open=True),
+        Route("GET", "/load", health_routes.load, "Requests that this process works on", answer=ServerLoad),
+        Route("GET", "/version", service_routes.version, "The engine's version", answer=VersionResponse),
+        Route("GET", "/metrics", service_routes.metrics, "Numbers for Prometheus", answer_type="text/plain"),
+        Route("GET", "/server_info", admin_routes.server_info, "What the engine runs with", "admin", answer=ServerInfoAnswer,
+              query={"config_format": {"type": "string", "enum": ["text", "json"], "default": "text"}}),
+        Route("POST", "/reset_prefix_cache", admin_routes.reset_prefix_cache, "Forget cached prefixes", "admin",
+              answer=PrefixCacheReset),
+        Route("POST", "/start_profile", admin_routes.start_profile, "Begin to record what the workers do", "admin",
+              answer=ProfileAnswer),
+        Route("POST", "/stop_profile", admin_routes.stop_profile, "Write traces of it", "admin", answer=ProfileAnswer),
+        Route("GET", "/openapi.json", openapi, "This description", answer=dict[str, Any]),
+        Route("GET", "/docs", StaticPage("docs.html"), "This description, to be read", answer_type="text/html", is_open=True),
+        *(_page_file(path.decode(), file.content_type.decode()) for path, file in FILES.items()),
+        _missing("/v1/embeddings", "Embeddings", "pooling"),
+        _missing("/pooling", "Pooled vectors", "pooling"),
+        _missing("/classify", "Classifications", "pooling"),
+        *(_missing(path, "Scores", "pooling") for path in ("/score", "/v1/score")),
+        *(_missing(path, "Rankings", "pooling") for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
+        _missing("/v1/audio/transcriptions", "Transcriptions", "audio", "multipart/form-data"),
+        _missing("/v1/audio/translations", "Translations", "audio", "multipart/form-data"),
+    ]
+)  # fmt: skip
+PREFLIGHT = Route("OPTIONS", NO_HANDLER, service_routes.preflight, "A browser's question before a page's request")

@@ -1,0 +1,113 @@
+"""Structured output in a body: response_format (OpenAI's), structured_outputs (vLLM's), and vLLM's older guided_* fields.
+
+Called from one line of params.py. At most one of them may ask for something; a 400 names the field that was meant.
+"""
+
+from typing import Any, Protocol
+
+import msgspec
+
+from quire.frontend.client.structured_outputs import StructuredOutputsParams
+from quire.frontend.http.api.errors import invalid
+from quire.ipc.structured_outputs import StructuredOutputs
+
+
+class JsonSchemaFormat(msgspec.Struct, kw_only=True):
+    """strict: the schema is followed either way."""
+
+    name: str
+    schema: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, kw_only=True):
+    """type: text, json_object, json_schema, structural_tag (then structures and triggers)."""
+
+    type: str
+    json_schema: JsonSchemaFormat | None = None
+    structures: list[dict[str, Any]] | None = None
+    triggers: list[str] | None = None
+    format: Any = None
+
+
+class StructuredOutputsFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The arguments of StructuredOutputsParams, and what vLLM's clients send beside them."""
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | dict[str, Any] | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    whitespace_pattern: str | None = None
+    disable_fallback: bool | None = None  # to another backend: there is one
+
+
+class Body(Protocol):
+    """What is read of a body (schemas.SamplingFields)."""
+
+    response_format: ResponseFormat | None
+    structured_outputs: StructuredOutputsFields | None
+    guided_json: str | dict[str, Any] | None
+    guided_regex: str | None
+    guided_choice: list[str] | None
+    guided_grammar: str | None
+
+
+def structured_outputs(body: Body) -> StructuredOutputs | None:
+    """What the output must be; None if nothing was said. Raises ApiError 400."""
+    asked = {name: value for name in _READ if (value := getattr(body, name)) is not None}
+    if isinstance(asked.get("response_format"), ResponseFormat) and body.response_format.type == "text":  # type: ignore[union-attr]
+        del asked["response_format"]
+    if len(asked) > 1:
+        first, second, *_ = asked
+        raise invalid(f"{second} cannot be combined with {first}", second)
+    for name, value in asked.items():
+        try:
+            return _READ[name](value)
+        except ValueError as error:
+            text = str(error)
+            raise invalid(text if text.startswith(name) else f"{name}: {text}", name) from None
+    return None
+
+
+def _of_response_format(given: ResponseFormat) -> StructuredOutputs:
+    match given.type:
+        case "json_object":
+            return StructuredOutputsParams(json_object=True)
+        case "json_schema":
+            if given.json_schema is None or given.json_schema.schema is None:
+                raise ValueError("type json_schema needs json_schema with name and schema")
+            return StructuredOutputsParams(json=given.json_schema.schema)
+        case "structural_tag":
+            parts = {"structures": given.structures, "triggers": given.triggers, "format": given.format}
+            tag = {name: part for name, part in parts.items() if part is not None}
+            return StructuredOutputsParams(structural_tag={"type": "structural_tag", **tag})
+    raise ValueError(f"type must be text, json_object, json_schema or structural_tag, got {given.type[:64]!r}")
+
+
+def _of_structured_outputs(given: StructuredOutputsFields) -> StructuredOutputs:
+    return StructuredOutputsParams(
+        json=given.json,
+        regex=given.regex,
+        choice=given.choice,
+        grammar=given.grammar,
+        json_object=given.json_object,
+        structural_tag=given.structural_tag,
+        disable_any_whitespace=bool(given.disable_any_whitespace),
+        disable_additional_properties=bool(given.disable_additional_properties),
+        whitespace_pattern=given.whitespace_pattern,
+    )
+
+
+_READ: dict[str, Any] = {
+    "response_format": _of_response_format,
+    "structured_outputs": _of_structured_outputs,
+    "guided_json": lambda value: StructuredOutputsParams(json=value),
+    "guided_regex": lambda value: StructuredOutputsParams(regex=value),
+    "guided_choice": lambda value: StructuredOutputsParams(choice=value),
+    "guided_grammar": lambda value: StructuredOutputsParams(grammar=value),
+}

@@ -1,0 +1,76 @@
+"""Text to token ids, ids to text, and what the tokenizer is: /tokenize, /detokenize, /tokenizer_info.
+
+A text may be as long as a body: from some thousand tokens on, what is made of them is made in a thread.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from quire.frontend.http.api.body import BodyDecoder
+from quire.frontend.http.api.errors import invalid
+from quire.frontend.http.api.params import check_model, prompt_text
+from quire.frontend.http.api.schemas import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+from quire.frontend.http.api.services import Services
+from quire.frontend.http.api.sse import json_bytes
+from quire.frontend.http.api.tool_use import check_tools_size
+from quire.frontend.http.protocol.errors import ApiError
+from quire.frontend.http.protocol.exchange import Request, Response
+
+_FEW_TOKENS = 2048  # whose strings and text take a millisecond
+_UNSUPPORTED = ("media_io_kwargs", "mm_processor_kwargs")
+
+T = TypeVar("T")
+_tokenize_decoder = BodyDecoder(TokenizeRequest)
+_detokenize_decoder = BodyDecoder(DetokenizeRequest)
+
+
+async def tokenize(services: Services, request: Request, response: Response) -> None:
+    body = _tokenize_decoder.decode(request.take_body(), services.unknown_fields)
+    check_model(body.model, services.model_names)
+    tokenizer = services.client.tokenizer
+    if (body.prompt is None) == (body.messages is None):
+        raise invalid("either prompt or messages is needed, not both", "prompt")
+    for name in _UNSUPPORTED:
+        if getattr(body, name):
+            raise ApiError(400, f"{name}: this value is not supported by this server.", param=name, code="unsupported_value")
+    check_tools_size(body.tools or [])
+    chat = body.prompt is None
+    trust = services.trust_request_chat_template
+    text = await prompt_text(body, tokenizer, trust) if body.prompt is None else body.prompt
+    special = body.add_special_tokens if body.add_special_tokens is not None else not chat
+    ids = await services.client.encode(text, add_special_tokens=special)
+
+    def answer() -> bytes:
+        strings = [tokenizer.token_str(i) for i in ids] if body.return_token_strs else None
+        return json_bytes(TokenizeResponse(len(ids), services.limits.max_model_len, ids, strings))
+
+    response.send(200, await _made(answer, len(ids)))
+
+
+async def detokenize(services: Services, request: Request, response: Response) -> None:
+    body = _detokenize_decoder.decode(request.take_body(), services.unknown_fields)
+    check_model(body.model, services.model_names)
+    vocab_size, tokenizer = services.limits.vocab_size, services.client.tokenizer
+
+    def answer() -> bytes:
+        if max(body.tokens, default=0) >= vocab_size:
+            raise invalid(f"tokens holds an id outside the vocabulary of {vocab_size}", "tokens")
+        return json_bytes(DetokenizeResponse(tokenizer.decode(body.tokens, skip_special_tokens=False)))
+
+    response.send(200, await _made(answer, len(body.tokens)))
+
+
+async def tokenizer_info(services: Services, request: Request, response: Response) -> None:
+    """The model's tokenizer_config.json, chat template included."""
+    config = services.client.tokenizer.config
+    response.send(200, json_bytes({"tokenizer_class": "PreTrainedTokenizerFast", **config}))
+
+
+async def _made(make: Callable[[], T], num_tokens: int) -> T:
+    return make() if num_tokens <= _FEW_TOKENS else await asyncio.to_thread(make)

@@ -1,0 +1,93 @@
+"""What a request says of tools: the functions a model may call, and whether it may, must, or must call a certain one.
+
+Free of any route's JSON but for `functions_of`, which checks the functions' own fields, alike on all of them. Routes read their
+own fields into a ToolUse; tool_grammar.py and output_plan.py go by it.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+from quire.frontend.http.api.errors import invalid
+from quire.frontend.http.protocol.errors import ApiError
+
+MAX_TOOLS_BYTES = 256 << 10  # of a request's tools, as JSON: a chat template needs 0.13 ms for a KiB of them
+_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+
+Mode = Literal["auto", "required", "named"]
+
+
+@dataclass(frozen=True)
+class Function:
+    """parameters: a JSON Schema of an object. strict: its arguments must follow that."""
+
+    name: str
+    parameters: dict[str, Any] = field(default_factory=dict)
+    strict: bool = False
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """mode: "named" has one function, which must be called. parallel: whether there may be several calls in one answer."""
+
+    mode: Mode
+    functions: Sequence[Function]
+    parallel: bool = True
+
+
+def functions_of(tools: Sequence[tuple[str, Any]]) -> list[Function]:
+    """From each tool's place in the body ("tools[0].function") and what stands there. Raises ApiError 400, naming the field."""
+    functions: dict[str, Function] = {}
+    for place, value in tools:
+        function = _function(place, value)
+        if function.name in functions:
+            raise invalid(f"{place}.name: there are two functions of the name {function.name!r}", f"{place}.name")
+        functions[function.name] = function
+    check_tools_size([value for _, value in tools])
+    return list(functions.values())
+
+
+def _function(place: str, value: Any) -> Function:
+    if not isinstance(value, dict):
+        raise invalid(f"{place} must be an object with a name", place)
+    name, parameters, strict = value.get("name"), value.get("parameters"), value.get("strict")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise invalid(f"{place}.name must be 1 to 64 letters, digits, '_', '-' or '.'", f"{place}.name")
+    if parameters is not None and not isinstance(parameters, dict):
+        raise invalid(f"{place}.parameters must be a JSON Schema of an object", f"{place}.parameters")
+    if parameters and parameters.get("type", "object") != "object":
+        raise invalid(
+            f"{place}.parameters must be a JSON Schema of an object: its type must be 'object'", f"{place}.parameters"
+        )
+    if strict is not None and not isinstance(strict, bool):
+        raise invalid(f"{place}.strict must be true or false", f"{place}.strict")
+    description = value.get("description")
+    if description is not None and not isinstance(description, str):
+        raise invalid(f"{place}.description must be a text", f"{place}.description")
+    return Function(name, parameters or {}, bool(strict))
+
+
+def check_tools_size(values: list[Any]) -> None:
+    """Raises ApiError 400."""
+    try:
+        size = len(msgspec.json.encode(values))
+    except (RecursionError, UnicodeEncodeError):
+        raise invalid("tools must be JSON that is neither nested too deeply nor broken Unicode", "tools") from None
+    if size > MAX_TOOLS_BYTES:
+        raise ApiError(
+            400,
+            f"tools may have at most {MAX_TOOLS_BYTES >> 10} KiB in all, got {size >> 10} KiB.",
+            param="tools",
+            code="invalid_value",
+        )
+
+
+def chosen(use: ToolUse, name: str, param: str) -> ToolUse:
+    """The same where this function must be called. Raises ApiError 400 if it is none of them."""
+    for function in use.functions:
+        if function.name == name:
+            return ToolUse("named", [function], use.parallel)
+    raise invalid(f"{param}: there is no function {name[:64]!r} in tools", param)

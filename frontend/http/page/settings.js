@@ -1,0 +1,73 @@
+// The form of settings: what a request's body takes from it, and the key. Nothing is stored but the key, if that is wanted.
+
+import { HINTS, SCHEMA, TOOLS } from "./demos.js";
+
+const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "frequency_penalty", "presence_penalty"];
+const KEY = "quire-api-key";
+
+export class Settings {
+  // get: (id) => element
+  constructor(get, client, onKey) {
+    this.get = get;
+    get("tools").value = JSON.stringify(TOOLS, null, 1);
+    get("schema").value = JSON.stringify(SCHEMA, null, 1);
+    for (const radio of get("demos").querySelectorAll("input")) radio.addEventListener("change", () => this.showDemo());
+    this.showDemo();
+    const key = get("key"), keep = get("keep-key");
+    key.value = client.key = sessionStorage.getItem(KEY) ?? "";
+    keep.checked = key.value !== "";
+    const changed = () => {
+      client.key = key.value.trim();
+      if (keep.checked && client.key) sessionStorage.setItem(KEY, client.key);
+      else sessionStorage.removeItem(KEY);
+    };
+    key.addEventListener("input", changed);
+    keep.addEventListener("change", changed);
+    key.addEventListener("change", onKey);
+    get("settings").addEventListener("submit", (event) => event.preventDefault());
+  }
+
+  get demo() {
+    return this.get("demos").querySelector("input:checked").value;
+  }
+
+  showDemo() {
+    this.get("tools-fields").hidden = this.demo !== "tools";
+    this.get("json-fields").hidden = this.demo !== "json";
+    this.get("demo-hint").textContent = HINTS[this.demo];
+  }
+
+  // What goes into a request beside its messages. Throws an Error for what cannot be sent.
+  body() {
+    const body = { model: this.get("model").value, stream: this.get("stream").checked };
+    if (body.stream) body.stream_options = { include_usage: true };
+    for (const name of NUMBERS) {
+      const field = this.get(name);
+      if (!field.validity.valid) throw new Error(`${field.labels[0].textContent.trim()}: ${field.validationMessage}`);
+      if (field.value !== "") body[name] = field.valueAsNumber;
+    }
+    if (this.get("stop_text").value) body.stop = [this.get("stop_text").value];
+    if (this.demo === "tools") Object.assign(body, { tools: parsed(this.get("tools")), tool_choice: this.get("tool_choice").value });
+    if (this.demo === "json") body.response_format = this.responseFormat();
+    return body;
+  }
+
+  responseFormat() {
+    if (this.get("json_kind").value === "json_object") return { type: "json_object" };
+    return { type: "json_schema", json_schema: { name: "answer", schema: parsed(this.get("schema")), strict: true } };
+  }
+
+  system() {
+    const text = this.get("system").value.trim();
+    return text ? [{ role: "system", content: text }] : [];
+  }
+}
+
+function parsed(field) {
+  try {
+    return JSON.parse(field.value);
+  } catch (error) {
+    field.focus();
+    throw new Error(`${field.labels[0].firstChild.textContent.trim()}: ${error.message}`);
+  }
+}

@@ -1,0 +1,45 @@
+"""OutputParser: the text of one output as events: thoughts first, then content and tool calls.
+
+The two parsers behind each other; either may be missing. One for each sequence, made by a route, fed what its stream yields.
+"""
+
+from quire.frontend.text.output_events import Content, Event, merged
+from quire.frontend.text.reasoning_parsers.base import ReasoningParser
+from quire.frontend.text.tool_parsers.base import ToolParser
+
+PIECE = 4096  # characters that cost well under 5 ms
+
+
+class OutputParser:
+    def __init__(self, reasoning: ReasoningParser | None, tools: ToolParser | None) -> None:
+        self._reasoning = reasoning
+        self._tools = tools
+
+    @property
+    def never_thought(self) -> bool:
+        """Whether the output has begun without a thought."""
+        return self._reasoning is None or self._reasoning.never_thought
+
+    def feed(self, text: str) -> list[Event]:
+        """What this piece of the output adds."""
+        if self._reasoning is None:
+            return self._without_thoughts(text)
+        return self._through_tools(self._reasoning.feed(text))
+
+    def finish(self) -> list[Event]:
+        """The rest, when the output has ended."""
+        events = self._through_tools(self._reasoning.finish()) if self._reasoning is not None else []
+        return merged(events + (self._tools.finish() if self._tools is not None else []))
+
+    def _without_thoughts(self, text: str) -> list[Event]:
+        if self._tools is not None:
+            return self._tools.feed(text)
+        return [Content(text)] if text else []
+
+    def _through_tools(self, events: list[Event]) -> list[Event]:
+        if self._tools is None:
+            return events
+        result: list[Event] = []
+        for event in events:
+            result += self._tools.feed(event.text) if isinstance(event, Content) else [event]
+        return result

@@ -1,0 +1,7 @@
+"""DeepSeek R1 (and V3.1): all before `</think>` is thought, with or without a start tag, unless the prompt has closed it."""
+
+from quire.frontend.text.reasoning_parsers.base import ReasoningParser
+
+
+class DeepSeekR1(ReasoningParser):
+    needs_start = False

@@ -1,0 +1,25 @@
+"""Hermes, Qwen2.5, Qwen3 and the bundled model: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number.
+
+Text may stand before, between and behind the calls.
+"""
+
+from quire.frontend.text.tool_parsers.base import ToolParser
+from quire.frontend.text.tool_parsers.json_values import json_call
+from quire.frontend.text.tool_parsers.reader import Markers, Reader, Waits
+
+START, END = "<tool_call>", "</tool_call>"
+
+
+class Hermes(ToolParser):
+    starts = Markers(START)
+    special = (START, END)
+    # What stands around a call's arguments, as models write it: for grammars that let them write nothing else there. The end
+    # marker is left to the model: where it is a special token, no text of a grammar's matches it.
+    frame = (START + '\n{"name": %s, "arguments": ', "}")
+
+    def _call(self, reader: Reader) -> Waits[None]:
+        yield from reader.expect(START)
+        yield from json_call(reader)
+        yield from reader.skip_space()
+        yield from reader.expect(END)
+        reader.close()

@@ -1,0 +1,176 @@
+"""Python literals as they come, written as JSON: what models put into `f(a='x', b=[1, None])`.
+
+Numbers, strings with Python's escapes, True, False, None (and JSON's own), lists, tuples, dicts with strings as keys. What has
+been taken is always the beginning of a valid value; Malformed is raised at the first character (or word) that is none.
+"""
+
+import json
+import math
+import re
+
+from quire.frontend.text.tool_parsers.reader import Malformed, Reader, Waits
+
+_WORD = re.compile(r"[\w.+-]*", re.ASCII)
+_JSON_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+_PYTHON_NUMBER = re.compile(r"[+-]?([0-9]+(_[0-9]+)*)?\.?([0-9]+(_[0-9]+)*)?([eE][+-]?[0-9]+)?")
+_MAX_WORD = 256
+_NAMES = {"True": "true", "true": "true", "False": "false", "false": "false", "None": "null", "null": "null"}
+_CLOSING = {"{": "}", "[": "]", "(": ")"}
+_BODY = {'"': re.compile(r'[^"\\]*'), "'": re.compile(r"[^'\\]*")}
+_ESCAPES = {
+    "n": "\n",
+    "t": "\t",
+    "r": "\r",
+    "a": "\a",
+    "b": "\b",
+    "f": "\f",
+    "v": "\v",
+    "\\": "\\",
+    "'": "'",
+    '"': '"',
+    "\n": "",
+}
+_HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
+_BEGINS_VALUE = frozenset("{[('\"-+.0123456789TFNtfn")
+
+
+def begins_value(char: str) -> bool:
+    return char in _BEGINS_VALUE
+
+
+def python_value(reader: Reader) -> Waits[None]:
+    """Take one value, spaces before it included, and write it as JSON."""
+    closing: list[str] = []
+    while True:
+        char = yield from reader.skip_space()
+        if char in _CLOSING:
+            reader.take()
+            reader.write("{" if char == "{" else "[")
+            closing.append(_CLOSING[char])
+            if (yield from reader.skip_space()) != closing[-1]:
+                if char == "{":
+                    yield from _key(reader)
+                continue
+        elif char in _BODY:
+            yield from _string(reader, char)
+        else:
+            yield from _word(reader)
+        while closing:
+            char = yield from reader.skip_space()
+            more = char == ","
+            if more:
+                reader.take()
+                char = yield from reader.skip_space()
+            if char == closing[-1]:  # also behind a last comma
+                reader.take()
+                reader.write("}" if closing.pop() == "}" else "]")
+                continue
+            if not more or not char:
+                raise Malformed
+            reader.write(", ")
+            if closing[-1] == "}":
+                yield from _key(reader)
+            break
+        else:
+            return
+
+
+def _key(reader: Reader) -> Waits[None]:
+    char = yield from reader.peek()
+    if char not in _BODY:
+        raise Malformed
+    yield from _string(reader, char)
+    yield from reader.skip_space()
+    yield from reader.expect(":")
+    reader.write(": ")
+
+
+def _word(reader: Reader) -> Waits[None]:
+    word = yield from reader.look(_WORD, _MAX_WORD)
+    value = _NAMES.get(word) or _number(word)
+    reader.take(len(word))
+    reader.write(value)
+
+
+def _number(word: str) -> str:
+    if _JSON_NUMBER.fullmatch(word):
+        return word
+    if not any(c.isdigit() for c in word) or not _PYTHON_NUMBER.fullmatch(word):
+        raise Malformed
+    try:
+        value = float(word) if set(word) & set(".eE") else int(word)
+    except ValueError:
+        raise Malformed from None
+    if not math.isfinite(value):
+        raise Malformed
+    return json.dumps(value)
+
+
+def _string(reader: Reader, quote: str) -> Waits[None]:
+    reader.take()
+    reader.write('"')
+    while True:
+        char = yield from reader.peek()
+        while char and char != quote and char != "\\":
+            match = _BODY[quote].match(reader.text, reader.at)
+            assert match is not None
+            reader.write(json_escaped(reader.take(match.end() - reader.at)))
+            char = yield from reader.peek()
+        if not char:
+            raise Malformed
+        if char == quote:
+            reader.take()
+            reader.write('"')
+            return
+        yield from _escape(reader)
+
+
+def _escape(reader: Reader) -> Waits[None]:
+    reader.take()
+    char = yield from reader.peek()
+    if not char:
+        raise Malformed
+    if char in _HEX_DIGITS:
+        reader.take()
+        reader.write(json_escaped(chr((yield from _hex(reader, _HEX_DIGITS[char])))))
+    elif char in "01234567":
+        reader.write(json_escaped(chr((yield from _octal(reader)))))
+    elif char in _ESCAPES:
+        reader.take()
+        reader.write(json_escaped(_ESCAPES[char]))
+    else:  # as in Python, no escape at all
+        reader.write(json_escaped("\\"))
+
+
+def _hex(reader: Reader, count: int) -> Waits[int]:
+    value = 0
+    for _ in range(count):
+        char = yield from reader.peek()
+        if not char or char not in "0123456789abcdefABCDEF":
+            raise Malformed
+        value = value * 16 + int(char, 16)
+        if value > 0x10FFFF:
+            raise Malformed
+        reader.take()
+    return value
+
+
+def _octal(reader: Reader) -> Waits[int]:
+    value = 0
+    for _ in range(3):
+        char = yield from reader.peek()
+        if not char or char not in "01234567":
+            break
+        value = value * 8 + int(char)
+        reader.take()
+    return value
+
+
+def json_escaped(text: str) -> str:
+    """As within a JSON string. Halves of surrogate pairs, which are no text, stay escapes."""
+    escaped = json.dumps(text, ensure_ascii=False)[1:-1]
+    try:
+        escaped.encode()
+    except UnicodeEncodeError:
+        return "".join(f"\\u{ord(c):04x}" if "\ud800" <= c <= "\udfff" else c for c in escaped)
+    return escaped

@@ -1,0 +1,111 @@
+"""Qwen3-Coder's XML: `<tool_call><function=NAME><parameter=KEY>VALUE</parameter>...</function></tool_call>`.
+
+Values are bare text: their types come from the function's schema. A text is passed on as it comes, without the line breaks
+around it; anything else when it is complete, as what its type says if it can be read as that, else as a text. Some models leave
+the outer tags out.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from quire.frontend.text.tool_parsers.base import ToolParser
+from quire.frontend.text.tool_parsers.python_values import json_escaped
+from quire.frontend.text.tool_parsers.reader import Malformed, Markers, Reader, Waits
+
+START, END = "<tool_call>", "</tool_call>"
+FUNCTION, FUNCTION_END = "<function=", "</function>"
+PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
+_NAME_ENDS = Markers(">")
+_VALUE_ENDS = Markers("\n" + PARAMETER_END, PARAMETER_END)
+_SCALARS = {"True": True, "False": False, "None": None}
+
+
+class Qwen3Coder(ToolParser):
+    starts = Markers(START, FUNCTION)
+    special = (START, END)
+
+    def _call(self, reader: Reader) -> Waits[None]:
+        if (yield from reader.looks_like(START)):
+            yield from reader.expect(START)
+            yield from reader.skip_space()
+        yield from self._function(reader)
+        yield from reader.skip_space()
+        if (yield from reader.optional(END)):
+            reader.close()
+        else:
+            reader.give_back()
+
+    def _function(self, reader: Reader) -> Waits[None]:
+        yield from reader.expect(FUNCTION)
+        name = (yield from reader.up_to(_NAME_ENDS)).strip()
+        yield from reader.expect(">")
+        yield from reader.skip_space()
+        has_more = yield from reader.looks_like(PARAMETER)
+        if not name or not (has_more or (yield from reader.looks_like(FUNCTION_END))):
+            raise Malformed
+        reader.begin(name, verbatim=False)
+        reader.write("{")
+        first = True
+        while has_more:
+            yield from self._parameter(reader, name, "" if first else ", ")
+            first = False
+            yield from reader.skip_space()
+            has_more = yield from reader.looks_like(PARAMETER)
+        yield from reader.expect(FUNCTION_END)
+        reader.write("}")
+        reader.end_arguments()
+
+    def _parameter(self, reader: Reader, function: str, separator: str) -> Waits[None]:
+        yield from reader.expect(PARAMETER)
+        key = (yield from reader.up_to(_NAME_ENDS)).strip()
+        yield from reader.expect(">")
+        if (yield from reader.peek()) == "\n":
+            reader.take()
+        types = _types(self._tools.get(function, {}), key)
+        reader.write(f'{separator}"{json_escaped(key)}": ')
+        if types <= {"string"}:
+            reader.write('"')
+            yield from reader.pieces_up_to(_VALUE_ENDS, lambda piece: reader.write(json_escaped(piece)))
+            reader.write('"')
+        else:
+            parts: list[str] = []
+            yield from reader.pieces_up_to(_VALUE_ENDS, parts.append)
+            reader.write(_as_json("".join(parts), types))
+        yield from reader.skip_space()  # the line break
+        yield from reader.expect(PARAMETER_END)
+
+
+def _types(schema: Mapping[str, Any], key: str) -> frozenset[str]:
+    """JSON Schema's types of one parameter; a text's if it is not known."""
+    properties = schema.get("properties")
+    parameter = properties.get(key) if isinstance(properties, dict) else None
+    if not isinstance(parameter, dict):
+        return frozenset({"string"})
+    found: set[str] = set()
+    for option in [parameter, *(o for k in ("anyOf", "oneOf") for o in _list(parameter.get(k)))]:
+        kind = option.get("type") if isinstance(option, dict) else None
+        found |= {str(k) for k in (_list(kind) or [kind]) if k is not None}
+    return frozenset(found or {"any"})
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _as_json(text: str, types: frozenset[str]) -> str:
+    bare = text.strip()
+    if "string" in types and not (bare in ("null", "None") and "null" in types):
+        return f'"{json_escaped(text)}"'
+    if bare in _SCALARS:
+        return json.dumps(_SCALARS[bare])
+    try:
+        value = msgspec.json.decode(bare)
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+        return f'"{json_escaped(text)}"'
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'"{json_escaped(text)}"'
+    return bare

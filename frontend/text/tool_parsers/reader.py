@@ -1,0 +1,278 @@
+"""Reader: a text that comes in pieces, for parsers written as generators, and where each of its characters goes.
+
+A parser reads as if the whole text were there; where it is not yet, it yields, and goes on with the next piece. So it behaves
+the same however the text is cut. What it takes is held until it is known what it is: `begin` makes markup of it, and what comes
+then is arguments; `give_back` makes content of a call that is none. Nothing taken is looked at again: time is linear.
+
+Spaces alone beside calls are markup; a text keeps its own.
+"""
+
+import re
+from collections.abc import Callable, Generator
+from typing import TypeVar
+
+from quire.frontend.text.output_events import Arguments, CallBegun, Content, Event, Markup, merged
+
+T = TypeVar("T")
+Waits = Generator[None, None, T]
+
+MAX_NAME = 256  # characters of a function's name
+SPACE = re.compile(r"[ \t\r\n]*")
+
+
+class Malformed(Exception):
+    """What was read cannot be a call: from the character at hand on, the text is no longer one."""
+
+
+class Markers:
+    """Strings to find in a text."""
+
+    def __init__(self, *texts: str) -> None:
+        self.texts = texts
+        self._regex = re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))))
+        self._firsts = {text[0] for text in texts}
+        self._longest = max(map(len, texts))
+
+    def find(self, text: str, at: int) -> tuple[int, str | None]:
+        """Where the first marker begins and which, or None with where one may begin that is not complete."""
+        if found := self._regex.search(text, at):
+            return found.start(), found[0]
+        if self._firsts.isdisjoint(text):
+            return len(text), None
+        for i in range(max(at, len(text) - self._longest + 1), len(text)):
+            if text[i] in self._firsts and any(marker.startswith(text[i:]) for marker in self.texts):
+                return i, None
+        return len(text), None
+
+
+class Reader:
+    """new_id: makes the id of a call."""
+
+    def __init__(self, new_id: Callable[[], str]) -> None:
+        self.text = ""
+        self.at = 0  # [0, at) was taken   [at, end) is to be read
+        self.ended = False
+        self.num_calls = 0
+        self._new_id = new_id
+        self._events: list[Event] = []
+        self._held: list[str] = []  # taken, and not known what it is
+        self._blank: list[str] = []  # spaces with no text before them since the last call
+        self._in_text = False
+        self._in_call = False  # from the beginning of a call to the end of what surrounds it
+        self._writes = False  # arguments are being taken
+        self._verbatim = False  # they are their own source
+        self._sources: list[str] = []
+        self._texts: list[str] = []
+
+    # ------------------------------------------------------------------------------------------------------- the driver's
+    def append(self, piece: str) -> None:
+        self.text, self.at = (self.text[self.at :] + piece if self.at < len(self.text) else piece), 0
+
+    def take_events(self) -> list[Event]:
+        self._flush()
+        events, self._events = self._events, []
+        return merged(events)
+
+    # -------------------------------------------------------------------------------------------------------- the reader's
+    def peek(self) -> Waits[str]:
+        """The next character; "" at the end."""
+        while self.at >= len(self.text):
+            if self.ended:
+                return ""
+            yield
+        return self.text[self.at]
+
+    def take(self, count: int = 1) -> str:
+        piece = self.text[self.at : self.at + count]
+        self.at += count
+        if not self._writes:
+            self._held.append(piece)
+            return piece
+        self._sources.append(piece)
+        if self._verbatim:
+            self._texts.append(piece)
+        return piece
+
+    def run(self, pattern: re.Pattern[str]) -> Waits[None]:
+        """Take characters as long as they match; `pattern` is of the form [...]*."""
+        while True:
+            match = pattern.match(self.text, self.at)
+            assert match is not None
+            if match.end() > self.at:
+                self.take(match.end() - self.at)
+            if self.at < len(self.text) or not (yield from self.peek()):
+                return
+
+    def skip_space(self) -> Waits[str]:
+        """Take spaces; returns the next character, which is not taken."""
+        char = yield from self.peek()
+        while char and char in " \t\r\n":
+            yield from self.run(SPACE)
+            char = yield from self.peek()
+        return char
+
+    def expect(self, text: str) -> Waits[None]:
+        """Take exactly this text."""
+        for char in text:
+            if (yield from self.peek()) != char:
+                raise Malformed
+            self.take()
+
+    def look(self, pattern: re.Pattern[str], most: int) -> Waits[str]:
+        """The characters ahead that match `pattern`, [...]*; none is taken. Malformed if there are more than most."""
+        while True:
+            match = pattern.match(self.text, self.at)
+            assert match is not None
+            if len(match[0]) > most:
+                raise Malformed
+            if match.end() < len(self.text) or self.ended:
+                return match[0]
+            yield
+
+    def looks_like(self, text: str) -> Waits[bool]:
+        """Whether this text comes next; nothing is taken."""
+        while True:
+            ahead = self.text[self.at : self.at + len(text)]
+            if ahead == text:
+                return True
+            if not text.startswith(ahead) or self.ended:
+                return False
+            yield
+
+    def optional(self, text: str) -> Waits[bool]:
+        """Take this text if it comes next; at the end, as much of it as there is."""
+        while True:
+            ahead = self.text[self.at : self.at + len(text)]
+            if not text.startswith(ahead) or (self.ended and not ahead):
+                return False
+            if ahead == text or self.ended:
+                self.take(len(ahead))
+                return True
+            yield
+
+    def up_to(self, markers: Markers, most: int = MAX_NAME) -> Waits[str]:
+        """Take what stands before a marker, and return it. Malformed if it is longer than most."""
+        while True:
+            at, found = markers.find(self.text, self.at)
+            if at - self.at > most or (found is None and self.ended):
+                raise Malformed
+            if found is not None:
+                return self.take(at - self.at)
+            yield
+
+    def pieces_up_to(self, markers: Markers, write: Callable[[str], None]) -> Waits[None]:
+        """Take what stands before a marker, however long, telling `write` of each piece."""
+        while True:
+            at, found = markers.find(self.text, self.at)
+            if found is None and self.ended:
+                at = len(self.text)
+            if at > self.at:
+                write(self.take(at - self.at))
+            if found is not None:
+                return
+            if self.ended:
+                raise Malformed
+            yield
+
+    def content_up_to(self, markers: Markers) -> Waits[str | None]:
+        """Pass what stands before the next marker on as content. The marker, which is not taken; None at the end."""
+        while True:
+            at, found = markers.find(self.text, self.at)
+            if found is None and self.ended:
+                at = len(self.text)
+            self._content(self.text[self.at : at])
+            self.at = at
+            if found is not None or self.ended:
+                return found
+            yield
+
+    def rest_is_content(self) -> Waits[None]:
+        while (yield from self.peek()):
+            self._content(self.text[self.at :])
+            self.at = len(self.text)
+
+    # ----------------------------------------------------------------------------------------------------- what it becomes
+    @property
+    def held(self) -> int:
+        """A place in what is held, for `held_since`."""
+        return len(self._held)
+
+    def held_since(self, place: int) -> str:
+        return "".join(self._held[place:])
+
+    def head(self) -> None:
+        """What has been taken, or comes now, is the head of a call, and content if that is not completed."""
+        self._in_call = False
+
+    def begin(self, name: str, call_id: str | None = None, *, verbatim: bool = True, since: int | None = None) -> None:
+        """A call: what is held was its head, what is taken from now on are its arguments (verbatim), or their source.
+
+        since: a place in what is held from which on that is arguments already.
+        """
+        early = self._held[since:] if since is not None else []
+        del self._held[len(self._held) - len(early) :]
+        self._events += [Markup("".join(self._blank))] if self._blank else []
+        self._blank.clear()
+        self.settle()
+        self._events.append(CallBegun(self.num_calls, call_id or self._new_id(), name))
+        self.num_calls += 1
+        self._in_call = self._writes = True
+        self._in_text, self._verbatim = False, verbatim
+        self._sources += early
+        self._texts += early
+
+    def write(self, text: str) -> None:
+        """More of the arguments."""
+        self._texts.append(text)
+
+    def end_arguments(self) -> None:
+        self._flush()
+        self._writes = False
+
+    def settle(self) -> None:
+        """What is held ends a call, whatever comes."""
+        if self._held:
+            self._events.append(Markup("".join(self._held)))
+            self._held.clear()
+
+    def close(self) -> None:
+        """What surrounds a call, or several, is complete."""
+        self.settle()
+        self._in_call = False
+
+    def give_back(self) -> None:
+        """What is held is no call but content; at the end of the text, the rest of one that was begun."""
+        self.end_arguments()
+        if self._in_call and self.ended and self.at >= len(self.text):
+            self.settle()
+        elif self._held:
+            self._content("".join(self._held))
+            self._held.clear()
+        self._in_call = False
+
+    def finish(self) -> None:
+        """The text has ended, and the parser with it."""
+        self.give_back()
+        if self._blank:
+            blank = "".join(self._blank)
+            self._events.append(Markup(blank) if self.num_calls else Content(blank))
+            self._blank.clear()
+
+    def _content(self, text: str) -> None:
+        if not text:
+            return
+        if not self._in_text:
+            if text.isspace():
+                self._blank.append(text)
+                return
+            self._in_text = True
+            if self._blank:
+                text = "".join([*self._blank, text])
+                self._blank.clear()
+        self._events.append(Content(text))
+
+    def _flush(self) -> None:
+        if self._sources or self._texts:
+            self._events.append(Arguments(self.num_calls - 1, "".join(self._texts), "".join(self._sources)))
+            self._sources.clear()
+            self._texts.clear()

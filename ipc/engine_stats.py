@@ -1,0 +1,52 @@
+"""EngineStats: what the engine's core counts about its steps, as it travels to frontends with each Beat.
+
+The bounds of the distributions stand here, for the core that counts (enginecore/stats.py) and for the frontends that show them
+at /metrics. Totals since the engine's start, so that a Beat that is lost costs nothing.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from quire.ipc.process.usage import ProcessUsage
+
+# Upper bounds, inclusive; above the last one there is one more bucket.
+ITERATION_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)  # vLLM's
+STEP_SECONDS = (
+    0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 10,
+)  # fmt: skip
+HOST_SECONDS = (0.00005, 0.0001, 0.0002, 0.0003, 0.0005, 0.00075, 0.001, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
+BATCH_FILL = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1)
+
+
+class Distribution(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Observations by bucket, each for itself (not cumulative), the last one above all bounds; and their sum."""
+
+    counts: list[int]
+    sum: float
+
+    @classmethod
+    def empty(cls, bounds: Sequence[float]) -> "Distribution":
+        return cls([0] * (len(bounds) + 1), 0.0)
+
+
+class EngineStats(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Totals of one engine since its start."""
+
+    num_deferred: int  # sequences that wait for what must be ready first (a grammar), of Beat.num_waiting
+    iteration_tokens: Distribution  # tokens computed in a step
+    step_time: Distribution  # seconds from a step's start to its result: the interval of results while steps follow each other
+    host_time: Distribution  # seconds of the core's loop that belong to one step: update, schedule, publish
+    mask_time: Distribution  # seconds to compute the grammar masks of a step that has some
+    batch_fill: Distribution  # rows of a step as a part of max_num_seqs
+    processes: list[ProcessUsage] = []  # the core's and its workers'
+
+
+class CacheInfo(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What vLLM's `cache_config_info` says of the KV cache. Fixed when an engine starts."""
+
+    block_size: int  # tokens
+    num_gpu_blocks: int
+    enable_prefix_caching: bool
+    gpu_memory_utilization: float
+    cache_dtype: str

@@ -1,0 +1,220 @@
+"""The compiler: grammars of every kind, what is refused and why, what ends the process that tries, and what is kept."""
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import Future
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from toy_tokenizers import byte_level, gemma_like, llama2_like, unigram_metaspace
+
+from quire.enginecore.grammar import compiler as compiler_module
+from quire.enginecore.grammar.compiler import GrammarCompiler
+from quire.enginecore.grammar.trial import TOO_LARGE, TOO_LONG, Trial, judge
+from quire.enginecore.grammar.vocabulary import Vocabulary, VocabularyError, make_vocabulary
+from quire.enginecore.preparation import PreparationFailed
+from quire.ipc.sampling import SamplingParams
+from quire.ipc.structured_outputs import StructuredOutputs
+
+VOCAB_SIZE = 512  # of the model: more than the tokenizer has
+TOKENIZER = byte_level()
+DATA = TOKENIZER.to_str().encode()
+END = TOKENIZER.token_to_id("</s>")
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    return make_vocabulary(DATA, VOCAB_SIZE)
+
+
+@pytest.fixture
+def compiler() -> Iterator[GrammarCompiler]:
+    made = GrammarCompiler(DATA, VOCAB_SIZE, (END,), num_mask_threads=3)
+    yield made
+    made.close()
+
+
+def request(wanted: StructuredOutputs | None, n: int = 1, prompt: list[int] | None = None, **params):
+    """As much of a request and its sequences as a preparer looks at."""
+    p = SamplingParams(structured_outputs=wanted, n=n, **params)
+    sequences = [
+        SimpleNamespace(
+            params=p, prompt=np.asarray(prompt or [1], np.int32), stop_ids=frozenset(p.stop_token_ids or ()), constraint=None
+        )
+        for _ in range(n)
+    ]
+    return SimpleNamespace(task=SimpleNamespace(params=p)), sequences
+
+
+def prepare(compiler: GrammarCompiler, *args, **kwargs):
+    """The sequences, when they are ready."""
+    asked, sequences = request(*args, **kwargs)
+    future = compiler.prepare(asked, sequences)
+    if future is not None:
+        assert isinstance(future, Future)
+        future.result(30)
+    return sequences
+
+
+def wanted(kind: str, value: object = "") -> StructuredOutputs:
+    return StructuredOutputs(kind, value if isinstance(value, str) else json.dumps(value))
+
+
+TAG = {"structures": [{"begin": "<f=a>", "schema": {"type": "integer"}, "end": "</f>"}], "triggers": ["<f="]}
+
+
+@pytest.mark.parametrize(
+    ("asked", "texts", "not_these"),
+    [
+        (wanted("json", {"enum": ["a", 5]}), ['"a"', "5"], ["6", '"a" ', " 5"]),
+        (wanted("json", "true"), ['{"a": [1, null]}', "[]", "1.5e3"], ["{", "tru"]),
+        (
+            wanted("json", {"properties": {"a": {}}, "type": "object"}),
+            ['{"a": 1}', '{\n  "a": 1\n}'],
+            ['{  "a": 1}', '{\n\n"a":1}'],
+        ),
+        (wanted("json", {"type": "object", "x-guidance": {"whitespace_flexible": False}}), ['{"a":1}'], ['{"a": 1}']),
+        (wanted("json_object"), ["{}", '{"a": {"b": []}}'], ["[]", "1"]),
+        (wanted("regex", r"\d+-[a-f]{2}/x"), ["12-ab/x"], ["12-zz/x", "-ab/x"]),
+        (wanted("regex", "^ab+$"), ["ab", "abbb"], ["a"]),
+        (wanted("regex", "a\nb"), ["a\nb"], ["anb"]),
+        (wanted("choice", ["yes", "no", 'q"ü\\', "line\nend"]), ["yes", 'q"ü\\', "line\nend"], ["maybe", "ye"]),
+        (wanted("grammar", 'start: "a" b\nb: /[0-9]/ "!"'), ["a5!"], ["a!", "a5"]),
+        (wanted("grammar", 'root ::= x | "b"+\nx ::= [0-9]{2} # digits'), ["12", "bbb"], ["1", "12b"]),
+        (wanted("structural_tag", TAG), ["hello", "x <f=a>12</f> y <f=a>3</f>"], ["<f=b>", "<f=a>x</f>"]),
+    ],
+    ids=lambda value: value.kind if isinstance(value, StructuredOutputs) else "",
+)
+def test_grammars_of_every_kind_take_what_they_say_and_nothing_else(vocabulary, asked, texts, not_these):
+    verdict = judge(asked, vocabulary)
+    assert not verdict.error
+    for text in [*texts, *not_these]:
+        assert accepts(vocabulary, verdict.lark, text) == (text in texts), text
+
+
+def accepts(vocabulary: Vocabulary, lark: str, text: str) -> bool:
+    import llguidance
+
+    matcher = llguidance.LLMatcher(vocabulary.tokenizer, lark, log_level=0)
+    return all(matcher.consume_token(i) for i in vocabulary.tokenizer.greedy_tokenize(text)) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (wanted("json", "{"), "not JSON"),
+        (wanted("json", "false"), "must be an object"),
+        (wanted("json", {"type": "objekt"}), "objekt"),
+        (wanted("json", {"contains": {}, "uniqueItems": True}), "uniqueItems"),
+        (wanted("json", {"type": "string", "pattern": "(?=a)b"}), "look-around"),
+        (wanted("regex", "ab(c"), "unclosed group"),
+        (wanted("regex", ""), "empty"),
+        (wanted("choice", []), "list of texts"),
+        (wanted("choice", ["a", 5]), "list of texts"),
+        (wanted("grammar", 'start: "a" c'), "1(8)"),
+        (wanted("grammar", 'start: "a"\nb: ('), "2("),
+        (wanted("grammar", 'root ::= "a" x'), "'x' not found"),
+        (wanted("grammar", ""), "start"),
+        (wanted("structural_tag", {"format": {}}), "not supported"),
+        (wanted("structural_tag", {"structures": [{"begin": "a"}], "triggers": ["b"]}), "triggers"),
+        (wanted("structural_tag", {"structures": 5, "triggers": []}), "structures"),
+    ],
+)
+def test_a_bad_grammar_is_refused_with_what_is_wrong_and_where(vocabulary, asked, message):
+    error = judge(asked, vocabulary).error
+    assert message in error and "no_forcing" not in error and "<non-verbose/>" not in error
+
+
+def test_where_a_regex_is_wrong_is_shown(vocabulary):
+    assert "    ab(c\n      ^" in judge(wanted("regex", "ab(c"), vocabulary).error
+
+
+CHAIN = {"$defs": {f"a{i}": {"$ref": f"#/$defs/a{i + 1}"} for i in range(6000)} | {"a6000": {}}, "$ref": "#/$defs/a0"}
+
+
+def test_what_ends_the_process_that_tries_ends_its_request_alone(monkeypatch):
+    trial = Trial(DATA, VOCAB_SIZE)
+    try:
+        assert trial.run(wanted("choice", ["a"])).error == ""
+        assert trial.run(wanted("json", CHAIN)).error == TOO_LARGE  # its stack
+        assert trial.run(wanted("regex", "a?" * 60_000)).error == TOO_LARGE  # its memory
+        assert trial.run(wanted("choice", ["b"])).error == ""
+        pid = trial._child.pid
+        slow = wanted("json", {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(5000)}})
+        assert trial.run(slow, timeout_s=0.02).error == TOO_LONG
+        assert trial.run(wanted("choice", ["b"])).error == "" and trial._child.pid != pid
+    finally:
+        trial.close()
+
+
+def test_a_grammar_is_compiled_once_and_its_matchers_spread_over_the_threads(compiler):
+    asked = wanted("json_object")
+    [first] = prepare(compiler, asked)
+    grammar = next(iter(compiler._cache.values()))
+    assert len(grammar.matchers) == 1 and first.constraint.matcher is not grammar.matchers[0][1]
+    request_of_two = request(asked, n=2)
+    assert compiler.prepare(*request_of_two) is None  # nobody waits for what is there
+    compiler._executor.submit(int).result(30)
+    compiler._executor.submit(int).result(30)
+    four = prepare(compiler, asked, n=4)
+    assert {seq.constraint.thread for seq in four} == {thread for thread, _ in grammar.matchers}
+    assert len({id(seq.constraint.matcher) for seq in four}) == 4 and len(compiler._cache) == 1
+
+
+def test_children_of_a_request_have_a_matcher_each(compiler):
+    a, b, c = prepare(compiler, wanted("choice", ["ab", "cd"]), n=3)
+    assert {seq.constraint.thread for seq in (a, b, c)} == {0, 1, 2}
+    [token] = compiler.vocabulary().tokenizer.greedy_tokenize("a")
+    assert a.constraint.matcher.consume_token(token)
+    assert [seq.constraint.matcher.is_error() for seq in (a, b, c)] == [False] * 3
+    assert b.constraint.matcher.consume_token(compiler.vocabulary().tokenizer.greedy_tokenize("c")[0])
+
+
+def test_a_bad_grammar_is_remembered(compiler):
+    with pytest.raises(PreparationFailed, match=r"(?s)structured_outputs \(regex\): .*unclosed"):
+        prepare(compiler, wanted("regex", "("))
+    with pytest.raises(PreparationFailed, match="unclosed"):
+        compiler.prepare(*request(wanted("regex", "(")))
+    with pytest.raises(PreparationFailed, match=r"structured_outputs \(json\)"):  # the kind is part of its name
+        prepare(compiler, wanted("json", "("))
+
+
+def test_the_least_recently_used_grammars_are_forgotten(compiler, monkeypatch):
+    monkeypatch.setattr(compiler_module, "MAX_CACHED", 2)
+    for text in ("a", "b", "a", "c"):
+        prepare(compiler, wanted("choice", [text]))
+    kept = [grammar.lark for grammar in compiler._cache.values()]
+    assert ['"a"' in kept[0], '"c"' in kept[1], len(kept)] == [True, True, 2]
+    assert compiler._cached_bytes == sum(grammar.num_bytes for grammar in compiler._cache.values())
+
+
+def test_a_request_without_grammar_and_budget_costs_nothing(compiler):
+    [seq] = prepare(compiler, None)
+    assert seq.constraint is None and compiler._vocabulary is None
+    [seq] = prepare(compiler, None, reasoning_end_token_ids=[5])
+    assert seq.constraint is None
+
+
+@pytest.mark.parametrize("make", [byte_level, llama2_like, gemma_like, unigram_metaspace], ids=lambda make: make.__name__)
+def test_tokenizers_of_common_kinds_have_the_bytes_that_their_text_has(make):
+    tokenizer = make()
+    vocabulary = make_vocabulary(tokenizer.to_str().encode(), 700)
+    for text in (" hello", " world abc", " the cat"):
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        assert vocabulary.tokenizer.decode_bytes(ids).decode().lstrip() == text.lstrip()
+    assert vocabulary.end_id == 700 and vocabulary.tokenizer.eos_token == 700 and vocabulary.num_words == 22
+    known = np.unpackbits(vocabulary.known.view(np.uint8), bitorder="little")
+    assert known[: tokenizer.get_vocab_size()].all() and not known[tokenizer.get_vocab_size() :].any()
+    assert tokenizer.token_to_id("<|im_end|>") in vocabulary.special
+    assert tokenizer.token_to_id("<tool>") not in vocabulary.special  # is text
+
+
+def test_a_tokenizer_whose_tokens_are_words_is_refused_in_words():
+    words = json.dumps({"model": {"vocab": {"a": 0}}, "decoder": {"type": "WordPiece"}, "added_tokens": []}).encode()
+    with pytest.raises(VocabularyError, match="not pieces of a text"):
+        make_vocabulary(words, 10)
+    compiler = GrammarCompiler(words, 10, (), 1)
+    with pytest.raises(PreparationFailed, match="not available for this model's tokenizer"):
+        prepare(compiler, wanted("json_object"))
+    compiler.close()

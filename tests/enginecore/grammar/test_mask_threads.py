@@ -1,0 +1,97 @@
+"""MaskThreads: results come back whole, in pieces, and wake the loop exactly as long as there are some."""
+
+import json
+import select
+from types import SimpleNamespace
+
+import llguidance
+import numpy as np
+import pytest
+from toy_tokenizers import byte_level
+
+from quire.enginecore.grammar import mask_threads as module
+from quire.enginecore.grammar.mask_threads import TOO_SLOW, Done, MaskThreads, Work, mask_threads
+from quire.enginecore.grammar.matchers import Constraint, stop_bits
+from quire.enginecore.grammar.texts import to_lark
+from quire.enginecore.grammar.vocabulary import make_vocabulary
+from quire.enginecore.scheduling.sequence import SequenceState
+from quire.ipc.structured_outputs import StructuredOutputs
+
+VOCAB_SIZE = 416  # a whole number of words: the end of grammars is in one more
+VOCABULARY = make_vocabulary(byte_level().to_str().encode(), VOCAB_SIZE)
+EOS = byte_level().token_to_id("</s>")
+LARK = to_lark(StructuredOutputs("choice", json.dumps(["ab", "a"])))
+
+
+@pytest.fixture
+def threads():
+    made = MaskThreads(2, lambda: VOCABULARY, VOCAB_SIZE)
+    yield made
+    made.close()
+
+
+def work(thread: int = 0, tokens: str = "", row: int = 0, state: SequenceState = SequenceState.DECODE) -> Work:
+    matcher = llguidance.LLMatcher(VOCABULARY.tokenizer, LARK, log_level=0)
+    constraint = Constraint(matcher, thread, None, stop_bits([EOS]), stop_bits([EOS]), frozenset([EOS]))
+    ids = [VOCABULARY.tokenizer.greedy_tokenize(character)[0] for character in tokens]
+    return Work(SimpleNamespace(state=state), constraint, ids, step=1, row=row)  # type: ignore[arg-type]
+
+
+def all_of(threads: MaskThreads) -> list[Done]:
+    found = []
+    while threads.num_outstanding:
+        found += threads.take(10.0)
+    return found
+
+
+def is_readable(threads: MaskThreads) -> bool:
+    return bool(select.select([threads.fileno()], [], [], 0)[0])
+
+
+def texts(mask: np.ndarray) -> set[str]:
+    ids = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+    return {VOCABULARY.tokenizer.decode_str([int(i)]) if i != EOS else "END" for i in ids}
+
+
+def test_each_gets_what_it_asked_for(threads):
+    works = [work(i % 2, tokens, row=i) for i, tokens in enumerate(["", "a", "ab", "b", ""])]
+    works.append(work(0, "a", row=-1))  # nobody waits for its mask
+    works.append(work(1, row=7, state=SequenceState.FINISHED))  # aborted since
+    threads.submit(works)
+    found = all_of(threads)
+    masks = {w.row: texts(mask) for done in found for w, mask in zip(done.masked, done.masks, strict=True)}
+    assert masks == {0: {"a", "ab"}, 1: {"b", "END"}, 4: {"a", "ab"}}
+    assert [w.is_complete for w in works] == [False, False, True, False, False, False, False]
+    assert works[3].failure is not None and "by its grammar" in works[3].failure.message
+    assert sum(len(done.works) for done in found) == len(works) and not is_readable(threads)
+
+
+def test_the_descriptor_is_readable_while_there_is_something(threads):
+    for _ in range(50):
+        threads.submit([work(), work(1)])
+        assert select.select([threads.fileno()], [], [], 10.0)[0]
+        all_of(threads)
+        assert not is_readable(threads) and threads.take() == []
+
+
+def test_many_come_in_pieces_and_a_slow_one_is_found(threads, monkeypatch):
+    threads.submit([work(row=i) for i in range(40)])
+    assert sorted(len(done.works) for done in all_of(threads)) == [8, 16, 16]
+    monkeypatch.setattr(module, "SLOW_S", 0.0)
+    monkeypatch.setattr(module, "MAX_WAIT_S", -1.0)
+    works = [work(row=i) for i in range(20)]
+    threads.submit(works)
+    assert [len(done.works) for done in all_of(threads)] == [16, 1, 1, 1, 1]
+    assert [w.failure for w in works] == [None] * 16 + [TOO_SLOW] * 4
+
+
+def test_closing_waits_for_what_is_being_done_and_drops_the_rest(threads):
+    threads.submit([work(row=i) for i in range(1000)])
+    ends = threads._threads
+    threads.close()
+    assert len(ends) == 2 and not any(thread.is_alive() for thread in ends)
+    threads.close()
+
+
+def test_a_few_cores_are_left_to_others():
+    assert [mask_threads(n) for n in (1, 2, 4, 16)] == [1, 1, 1, 8]

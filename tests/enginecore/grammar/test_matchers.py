@@ -1,0 +1,83 @@
+"""Constraints: thinking and its budget, ends, and masks that other wishes restrict."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.enginecore.grammar.matchers import Constraint, Thinking, restrict, stop_bits
+from quire.ipc.step.sections import INT32_MAX
+
+
+def constraint(thinking: Thinking | None, matcher: object = None) -> Constraint:
+    return Constraint(matcher, 0, thinking, stop_bits([]), stop_bits([]), frozenset())  # type: ignore[arg-type]
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=4), st.lists(st.integers(0, 2), max_size=30))
+def test_thinking_ends_with_the_first_occurrence_of_its_end(ends, tokens):
+    thinking = Thinking(ends, None)
+    ended = None
+    for i, token in enumerate(tokens):
+        thinking.push(token)
+        if thinking.ended:
+            ended = i
+            break
+    n = len(ends)
+    first = next((i for i in range(n - 1, len(tokens)) if tokens[i - n + 1 : i + 1] == ends), None)
+    assert ended == first
+    assert Thinking(ends, None).ends_in(tokens) == (first is not None)
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=4), st.lists(st.integers(0, 2), max_size=12), st.integers(0, 12))
+def test_a_spent_budget_forces_the_shortest_way_to_the_end(ends, tokens, budget):
+    thinking = Thinking(ends, budget)
+    for token in itertools.chain(tokens, itertools.repeat(9)):
+        if thinking.num_tokens >= budget:
+            break
+        thinking.push(token)
+        if thinking.ended:
+            return
+        assert thinking.num_tokens >= budget or thinking.forced is None
+    for _ in range(len(ends)):
+        assert thinking.forced is not None
+        thinking.push(thinking.forced)
+        if thinking.ended:
+            break
+    assert thinking.ended and thinking.num_tokens <= budget + len(ends)
+
+
+def test_rows_need_masks_from_the_first_token_that_may_be_bounded():
+    assert constraint(None, "matcher").mask_from(10) == 0
+    assert constraint(Thinking([5], 7), "matcher").mask_from(10) == 0  # it may end before
+    assert constraint(Thinking([5], 7)).mask_from(10) == 17
+    assert constraint(Thinking([5], None)).mask_from(10) == INT32_MAX
+    assert constraint(Thinking([5], 2**31 - 1)).mask_from(10) == INT32_MAX
+
+
+def test_a_matcher_hears_of_tokens_after_thinking_alone():
+    c = constraint(Thinking([5, 6], None), "matcher")
+    assert [c.take(token) for token in (1, 5, 6, 7, 8)] == [False, False, False, True, True]
+    assert c.unconsumed == [7, 8] and c.thinking is None
+
+
+def test_stop_ids_become_bits():
+    words, bits = stop_bits([0, 31, 32, 100, 1])
+    mask = np.zeros(4, np.uint32)
+    mask[words] |= bits
+    assert np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist() == [0, 1, 31, 32, 100]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "banned", "left"), [(None, [], {1, 40}), ([40, 2], [], {40}), (None, [1, 40], set()), ([1], [1], set())]
+)
+def test_what_other_wishes_forbid_is_taken_out(allowed, banned, left):
+    def words(ids) -> np.ndarray:
+        made = np.zeros(2, np.uint32)
+        made[stop_bits(ids).words] = stop_bits(ids).bits
+        return made
+
+    mask = words([1, 40])
+    assert restrict(mask, None if allowed is None else words(allowed), banned) == bool(left)
+    assert set(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()) == left

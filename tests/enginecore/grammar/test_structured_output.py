@@ -1,0 +1,284 @@
+"""Structured output from message to tokens, by the real core, the real runner and the bundled model in float32.
+
+Output that ends by its grammar is one of its language; cut by length or a stop id it is a beginning of one. So it is with
+everything that a request may wish besides, and whatever runs beside it.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+
+import jsonschema
+import pytest
+from core_by_hand import EPOCH
+from core_with_model import CoreWithModel, Output
+
+from quire.ipc.messages import Abort, RequestError
+from quire.ipc.sampling import SamplingParams
+from quire.ipc.structured_outputs import StructuredOutputs
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["red", "green"]}, "maxItems": 2},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+PERSON = StructuredOutputs("json", json.dumps(SCHEMA))
+YES_NO = StructuredOutputs("choice", '["yes", "no"]')
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[CoreWithModel]:
+    made = CoreWithModel()
+    yield made
+    made.close()
+
+
+def params(wanted: StructuredOutputs | None = PERSON, **fields) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": 100, "temperature": 0.0, "structured_outputs": wanted, **fields})
+
+
+def one(result: list[Output] | RequestError) -> Output:
+    assert isinstance(result, list), result
+    [output] = result
+    return output
+
+
+def is_a_person(engine: CoreWithModel, output: Output) -> bool:
+    jsonschema.validate(engine.json(output), SCHEMA)
+    return output.finished is not None and output.finished.reason == "stop"
+
+
+def begins_one(engine: CoreWithModel, output: Output, wanted: StructuredOutputs = PERSON) -> bool:
+    """Whether its tokens can be gone on with."""
+    matcher = engine.grammars._cache[next(k for k, g in engine.grammars._cache.items() if _is(engine, g, wanted))].matchers[0][
+        1
+    ]
+    return matcher.deep_copy().consume_tokens(output.ids)
+
+
+def _is(engine: CoreWithModel, grammar, wanted: StructuredOutputs) -> bool:
+    from quire.enginecore.grammar.texts import to_lark
+
+    return grammar.lark == to_lark(wanted, engine.grammars.vocabulary().special_names)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"temperature": 1.0, "seed": 5, "top_p": 0.9, "top_k": 50, "min_p": 0.01},
+        {"temperature": 1.5, "seed": 6, "presence_penalty": 1.0, "frequency_penalty": 1.0, "repetition_penalty": 1.3},
+        {"min_tokens": 12},
+        {"bad_words": ["red"], "bad_words_token_ids": [[5], [900, 901]], "seed": 1, "temperature": 1.0},
+        {"logit_bias": {40: 100.0, 41: -100.0}},
+        {"ignore_eos": True},
+        {"n": 3, "temperature": 1.0, "seed": 9},
+    ],
+    ids=lambda fields: "-".join(fields) or "greedy",
+)
+def test_output_parses_and_validates_whatever_else_is_wished(engine, fields):
+    for output in engine.run("Who is it?", params(**fields)):
+        assert is_a_person(engine, output)
+        assert not set(output.ids[:-1]) & set(engine.eos)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "pattern"),
+    [
+        (StructuredOutputs("regex", r"\d{3}-\d{2}"), r"\d{3}-\d{2}"),
+        (YES_NO, "yes|no"),
+        (StructuredOutputs("grammar", 'root ::= ("ab" | "c") [0-9] "!"'), r"(ab|c)\d!"),
+        (StructuredOutputs("grammar", 'start: ("x" | "y"){3}'), "[xy]{3}"),
+    ],
+    ids=lambda value: value.kind if isinstance(value, StructuredOutputs) else "",
+)
+def test_other_kinds_end_by_themselves(engine, wanted, pattern):
+    for fields in ({}, {"ignore_eos": True}, {"temperature": 1.0, "seed": 3}):
+        output = one(engine.run("Say it", params(wanted, **fields)))
+        assert re.fullmatch(pattern, engine.text(output)) and output.finished.reason == "stop"
+
+
+def test_json_objects_parse(engine):
+    output = one(engine.run("An object", params(StructuredOutputs("json_object"), temperature=0.7, seed=2, max_tokens=200)))
+    assert output.finished.reason == "length" or isinstance(engine.json(output), dict)
+
+
+def test_a_grammar_that_may_end_ends_with_the_models_own_end_and_goes_on_under_ignore_eos(engine):
+    wanted = StructuredOutputs("regex", "[a-zA-Z .,!?']+")
+    ended = one(engine.run("Hello", params(wanted)))
+    assert ended.finished.reason == "stop" and ended.finished.stop_token_id in engine.eos
+    longer = one(engine.run("Hello", params(wanted, ignore_eos=True, max_tokens=len(ended.ids) + 5)))
+    assert longer.finished.reason == "length" and not set(longer.ids) & set(engine.eos)
+
+
+def test_a_model_without_end_ids_ends_by_its_grammar():
+    engine = CoreWithModel(eos=())
+    try:
+        assert is_a_person(engine, one(engine.run("Who?", params())))
+        assert one(engine.run("Who?", params(StructuredOutputs("regex", "a+"), max_tokens=5))).finished.reason == "length"
+    finally:
+        engine.close()
+
+
+def test_a_last_token_that_ends_the_grammar_is_a_stop_and_not_a_length(engine):
+    length = len(one(engine.run("Say it", params(YES_NO))).ids)
+    assert one(engine.run("Say it", params(YES_NO, max_tokens=length))).finished.reason == "stop"
+
+
+@pytest.mark.parametrize("fields", [{"max_tokens": 5}, {"max_tokens": 1}, {"stop_token_ids": None}], ids=str)
+def test_output_that_is_cut_is_a_beginning(engine, fields):
+    whole = one(engine.run("Who is it?", params()))
+    if "stop_token_ids" in fields:
+        fields = {"stop_token_ids": [whole.ids[4]]}
+    output = one(engine.run("Who is it?", params(**fields)))
+    assert output.ids == whole.ids[: len(output.ids)] and len(output.ids) <= 5
+    assert output.finished.reason == ("stop" if "stop_token_ids" in fields else "length")
+    assert begins_one(engine, output)
+
+
+def test_a_special_stop_id_ends_where_the_grammar_may_end_and_nowhere_else(engine):
+    special = 2  # <|im_start|>
+    wanted = StructuredOutputs("regex", "(ab){3,}")
+    output = one(engine.run("ab", params(wanted, stop_token_ids=[special], logit_bias={special: 100.0}, ignore_eos=True)))
+    assert output.finished.stop_token_id == special and re.fullmatch("(ab){3,}", engine.text(output))
+
+
+def test_min_tokens_keeps_ends_away_as_long_as_the_grammar_goes_on(engine):
+    ends = dict.fromkeys(engine.eos, 100.0)
+    wanted = StructuredOutputs("regex", "[a-z]+")
+    assert len(one(engine.run("Hi", params(wanted, logit_bias=ends))).ids) == 2
+    assert len(one(engine.run("Hi", params(wanted, logit_bias=ends, min_tokens=9))).ids) == 10
+    assert engine.text(one(engine.run("Hi", params(YES_NO, min_tokens=50)))) in ("yes", "no")  # it has nothing more to say
+
+
+def test_where_bans_and_grammar_leave_nothing_that_request_ends_with_an_error(engine):
+    neighbour = (("Who is it?"), params())
+    for fields in (
+        {"allowed_token_ids": [5, 6]},
+        {"bad_words": ["y"], "bad_words_token_ids": [[i] for i in range(2, 200)], "allowed_token_ids": [*range(100)]},
+    ):
+        failed, person = engine.run_all([("Say it", params(YES_NO, **fields)), neighbour])
+        assert isinstance(failed, RequestError) and failed.code == "invalid" and "nothing" in failed.message
+        assert is_a_person(engine, one(person))
+    zero = [[i] for i in engine.encode("0")]
+    assert isinstance(engine.run("Say it", params(StructuredOutputs("regex", "0"), bad_words_token_ids=zero)), RequestError)
+
+
+def test_rows_with_and_without_grammars_do_not_touch_each_other(engine):
+    plain = [("Hello there", SamplingParams(max_tokens=12, temperature=0.0)), ("Count", SamplingParams(max_tokens=9, seed=4))]
+    alone = [one(engine.run(*request)).ids for request in plain]
+    bounded = [("Who is it?", params()), ("Say it", params(YES_NO)), ("Who is it?", params(temperature=1.0, seed=8))]
+    solo = [one(engine.run(*request)).ids for request in bounded]
+    together = [one(result).ids for result in engine.run_all([*plain, *bounded, *plain, *bounded])]
+    assert together == [*alone, *solo, *alone, *solo]
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"budget": 8, "max_num_seqs": 3},  # chunked prefill, and a queue
+        {"num_blocks": 14, "block_size": 8, "max_num_seqs": 4, "look_ahead": False, "max_model_len": 100},  # preemption
+        {"enable_prefix_caching": False, "depth": 1},
+        {"policy": "priority", "max_num_seqs": 2},
+    ],
+    ids=lambda sizes: next(iter(sizes)),
+)
+def test_scheduling_does_not_change_what_comes_out(engine, sizes):
+    requests = [(f"Who is number {i}, and why?", params(temperature=1.0, seed=i, max_tokens=70)) for i in range(5)]
+    expected = [one(engine.run(*request)).ids for request in requests]
+    other = CoreWithModel(**sizes)
+    try:
+        assert [one(result).ids for result in other.run_all(requests)] == expected
+        assert "look_ahead" not in sizes or other.core.scheduler.counters.preemptions
+    finally:
+        other.close()
+
+
+# ------------------------------------------------------------------------------------------------------- thinking
+END = [50]  # of thinking: any token will do
+
+
+def test_nothing_is_bounded_before_the_end_of_thinking(engine):
+    free = one(engine.run("Think", SamplingParams(max_tokens=4, temperature=0.0))).ids
+    before = engine.workers.free_rows
+    fields = {"reasoning_end_token_ids": END, "thinking_token_budget": 4, "max_tokens": 120}
+    output = one(engine.run("Think", params(**fields)))
+    assert output.ids[:4] == free and output.ids[4] == END[0] and engine.workers.free_rows > before
+    answer = Output()
+    answer.ids, answer.finished = output.ids[5:], output.finished
+    assert is_a_person(engine, answer)
+
+
+def test_without_a_budget_thinking_may_take_all_tokens(engine):
+    output = one(engine.run("Think", params(reasoning_end_token_ids=[49], max_tokens=6)))
+    assert output.ids == one(engine.run("Think", SamplingParams(max_tokens=6, temperature=0.0))).ids
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_thinking_that_ended_in_the_prompts_last_turn_is_over(engine, closed):
+    old_turn = [*engine.encode("hm"), *END, engine.eos[-1]]
+    prompt = [*old_turn, *engine.encode("Who?"), *(END if closed else [])]
+    output = one(engine.run(prompt, params(reasoning_end_token_ids=END)))
+    if closed:
+        assert is_a_person(engine, output)
+    else:
+        assert output.ids == one(engine.run(prompt, SamplingParams(max_tokens=100, temperature=0.0))).ids
+
+
+@pytest.mark.parametrize(("ends", "budget"), [([50], 0), ([50], 3), ([50, 60, 50, 70], 2)], ids=str)
+def test_a_budget_forces_the_end_without_a_grammar_too(engine, ends, budget):
+    free = one(engine.run("Think", SamplingParams(max_tokens=budget + 1, temperature=0.0))).ids
+    fields = {"reasoning_end_token_ids": ends, "thinking_token_budget": budget}
+    rows = engine.workers.mask_rows
+    output = one(engine.run("Think", SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True, **fields)))
+    assert output.ids[:budget] == free[:budget] and output.ids[budget : budget + len(ends)] == ends
+    assert len(output.ids) == 20 and engine.workers.mask_rows - rows <= len(ends) + 1
+
+
+# ------------------------------------------------------------------------------------------------------- what goes wrong
+def test_a_matcher_in_error_ends_its_own_request(engine):
+    bad = engine.submit("Who is it?", params())
+    good = engine.submit("Who is it?", params())
+    key = bad << 8
+    engine.until(lambda: key in engine.outputs and len(engine.outputs[key].ids) > 3)
+    seq = next(s for s in engine.core.scheduler.slots.sequences if s is not None and s.request_id == bad)
+    seq.constraint.matcher.consume_token(engine.encode("}")[0])  # what its grammar does not allow here
+    assert seq.constraint.matcher.is_error()
+    engine.until(lambda: bad in engine.errors and engine.has_ended(good))
+    assert engine.errors[bad].code == "invalid" and "by its grammar" in engine.errors[bad].message
+    assert is_a_person(engine, engine.outputs[good << 8])
+
+
+def test_a_mask_that_is_late_ends_its_request_and_holds_nobody_once_it_is_aborted(engine, monkeypatch):
+    threads = engine.core._grammar._threads
+    held: list = []
+    submit = threads.submit
+    late = engine.submit("Who is it?", params())
+    engine.until(lambda: len(engine.outputs.get(late << 8, Output()).ids) > 2)
+    monkeypatch.setattr(threads, "submit", held.extend)  # a grammar that takes for ever
+    other = engine.submit("Hello", SamplingParams(max_tokens=8, temperature=0.0))
+    engine.until(lambda: held and engine.core._masks)
+    engine.frontend.send(Abort(EPOCH, [late]))
+    engine.until(lambda: engine.has_ended(other))
+    assert late not in engine.errors and engine.outputs[other << 8].finished.reason
+    monkeypatch.setattr(threads, "submit", submit)
+    assert is_a_person(engine, one(engine.run("Who is it?", params())))
+
+
+def test_nothing_is_left_when_all_have_ended(engine):
+    engine.run_all([("Who is it?", params()), ("Say it", params(YES_NO, n=4, temperature=1.0))])
+    engine.until(lambda: engine.core.scheduler.is_idle)
+    grammar = engine.core._grammar
+    assert not grammar._steps and not engine.core._masks and not grammar._threads.num_outstanding
+    assert engine.core.scheduler.slots.num_constrained == 0 and engine.workers.controls == 1
+
+
+def test_steps_without_grammars_have_no_masks(engine):
+    rows = engine.workers.mask_rows
+    engine.run("Hello", SamplingParams(max_tokens=8, temperature=0.0))
+    assert engine.workers.mask_rows == rows

@@ -1,0 +1,333 @@
+"""Tools and reasoning through the chat route: what reaches the engine, and what comes back, in one piece and streamed."""
+
+import asyncio
+import json
+
+import fake_client as http
+import pytest
+from fake_client import CHAT, HELLO
+from openai.lib.streaming.chat import ChatCompletionStreamState
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from quire.frontend.client.outputs import Delta
+from quire.frontend.http.api.output_plan import ParserNames
+
+HERMES = http.TEMPLATE + "{# <tool_call></tool_call> #}"
+QWEN3 = (
+    HERMES
+    + "{# <think></think> #}{% if enable_thinking is false %}<think></think>{% endif %}{% if opens %}<think>\n{% endif %}"
+)
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"$ref": "#/$defs/City"}},
+            "required": ["city"],
+            "$defs": {"City": {"type": "string"}},
+        },
+    },
+}
+CLOCK = {"type": "function", "function": {"name": "clock"}}
+TOOLS = {**HELLO, "tools": [WEATHER, CLOCK]}
+ONE = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bonn ✓"}}\n</tool_call>'
+TWO = f'{ONE}\n<tool_call>\n{{"name": "clock", "arguments": {{}}}}\n</tool_call>'
+
+
+def api_of(template=HERMES, output=ONE, special=(), **options):
+    client = http.FakeClient(template=template, special=special)
+    client.OUTPUT = output
+    return http.Api(client, **options)
+
+
+def accumulated(events):
+    """The completion that OpenAI's client makes of a stream's chunks."""
+    state = ChatCompletionStreamState()
+    for event in events:
+        if event != "[DONE]":
+            state.handle_chunk(ChatCompletionChunk.model_validate(event))
+    return state.get_final_completion()
+
+
+def calls_of(message):
+    return [(call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls or []]
+
+
+async def both(api, body):
+    """The first choice of an answer in one piece and of a stream, which must be alike."""
+    status, answer = await api.json("POST", CHAT, body)
+    assert status == 200, answer
+    whole = ChatCompletion.model_validate(answer)
+    events = await api.events(CHAT, body)
+    streamed = accumulated(events)
+    for a, b in zip(whole.choices, streamed.choices, strict=True):
+        assert a.finish_reason == b.finish_reason
+        assert (a.message.content or None) == (b.message.content or None)
+        assert calls_of(a.message) == calls_of(b.message)
+        assert getattr(a.message, "reasoning", None) == getattr(b.message, "reasoning", None)
+    return answer["choices"][0], events
+
+
+@pytest.mark.parametrize(
+    ("output", "extra", "content", "calls", "reason"),
+    [
+        (ONE, {}, None, [("weather", {"city": "Bonn ✓"})], "tool_calls"),
+        ("Let me see.\n" + ONE, {}, "Let me see.\n", [("weather", {"city": "Bonn ✓"})], "tool_calls"),
+        (TWO, {}, None, [("weather", {"city": "Bonn ✓"}), ("clock", {})], "tool_calls"),
+        (TWO, {"parallel_tool_calls": False}, None, [("weather", {"city": "Bonn ✓"})], "tool_calls"),
+        (ONE, {"tool_choice": "none"}, ONE, [], "stop"),
+        ("It is noon.", {"tool_choice": "auto"}, "It is noon.", [], "stop"),
+        ("<tool_call>oops</tool_call>", {}, "<tool_call>oops</tool_call>", [], "stop"),
+        ('{"city": "X"}', {"tool_choice": {"type": "function", "function": {"name": "weather"}}}, None,
+         [("weather", {"city": "X"})], "tool_calls"),
+        ('[{"name": "clock", "parameters": {}}, {"name": "weather", "parameters": {"city": "X"}}]', {"tool_choice": "required"},
+         None, [("clock", {}), ("weather", {"city": "X"})], "tool_calls"),
+    ],
+)  # fmt: skip
+def test_calls(output, extra, content, calls, reason):
+    async def main():
+        choice, events = await both(api_of(output=output), {**TOOLS, **extra, "n": 2})
+        message = choice["message"]
+        assert message["content"] == content and choice["finish_reason"] == reason
+        assert [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in message["tool_calls"]] == calls
+        assert all(c["type"] == "function" and c["id"] for c in message["tool_calls"])
+        begun = [c for e in events[:-1] for c in (e["choices"][0]["delta"].get("tool_calls") or []) if "id" in c]
+        assert len(begun) == 2 * len(calls) == 2 * len({c["index"] for c in begun})  # of two choices
+        assert len({c["id"] for c in begun}) == len(begun)
+
+    asyncio.run(main())
+
+
+def test_arguments_stream_as_they_come():
+    async def main():
+        events = await api_of().events(CHAT, TOOLS)
+        pieces = [c["function"] for e in events[:-1] for c in e["choices"][0]["delta"].get("tool_calls", [])]
+        assert pieces[0] == {"name": "weather", "arguments": ""} and len(pieces) > 10
+        assert "".join(p["arguments"] for p in pieces) == '{"city": "Bonn ✓"}'
+        assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": None}
+
+    asyncio.run(main())
+
+
+def params_of(api):
+    return api.client.streams[-1].params
+
+
+def test_required_and_named_become_a_schema():
+    async def main():
+        api = api_of(output="[]")
+        await api.json("POST", CHAT, {**TOOLS, "tool_choice": "required", "parallel_tool_calls": False})
+        grammar = params_of(api).structured_outputs
+        schema = json.loads(grammar.text)
+        assert grammar.kind == "json" and schema["minItems"] == schema["maxItems"] == 1
+        assert [call["properties"]["name"] for call in schema["items"]["anyOf"]] == [{"const": "weather"}, {"const": "clock"}]
+        assert schema["$defs"]["tool0"]["properties"]["city"] == {"$ref": "#/$defs/tool0/$defs/City"}
+        assert schema["$defs"]["tool1"] == {"type": "object", "properties": {}, "additionalProperties": False}
+        await api.json("POST", CHAT, {**TOOLS, "tool_choice": {"type": "function", "function": {"name": "weather"}}})
+        assert json.loads(params_of(api).structured_outputs.text) == WEATHER["function"]["parameters"]
+        await api.json("POST", CHAT, TOOLS)
+        assert params_of(api).structured_outputs is None
+        await api.json("POST", CHAT, {**TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {
+            "mode": "required", "tools": [{"type": "function", "function": {"name": "clock"}}]}}})  # fmt: skip
+        assert "weather" not in params_of(api).structured_outputs.text
+
+    asyncio.run(main())
+
+
+def test_strict_functions_become_a_structural_tag():
+    async def main():
+        api = api_of()
+        strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+        await api.json("POST", CHAT, {**HELLO, "tools": [strict, CLOCK]})
+        grammar = params_of(api).structured_outputs
+        tag = json.loads(grammar.text)
+        assert grammar.kind == "structural_tag" and tag["triggers"] == ["<tool_call>"]
+        assert tag["structures"][0] == {
+            "begin": '<tool_call>\n{"name": "weather", "arguments": ', "schema": WEATHER["function"]["parameters"],
+            "end": "}",
+        }  # fmt: skip
+        assert tag["structures"][1]["schema"] == {"type": "object"}
+        api = api_of(parsers=ParserNames("pythonic"))
+        await api.json("POST", CHAT, {**HELLO, "tools": [strict, CLOCK]})
+        assert params_of(api).structured_outputs is None  # no format for JSON
+
+    asyncio.run(main())
+
+
+BIG = {"type": "function", "function": {"name": "big", "parameters": {"type": "object", "description": "x" * 300_000}}}
+DEEP = {}
+for _ in range(400):
+    DEEP = {"properties": {"a": DEEP}}
+REFUSED = [
+    ({"tools": [{"type": "retrieval"}]}, "tools[0].type", "function"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function", "name"),
+    ({"tools": [CLOCK, {"type": "function", "function": {"name": "a b"}}]}, "tools[1].function.name", "1 to 64"),
+    ({"tools": [{"type": "function", "function": {"name": "a" * 65}}]}, "tools[0].function.name", "1 to 64"),
+    ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name", "1 to 64"),
+    ({"tools": [CLOCK, CLOCK]}, "tools[1].function.name", "two functions"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}, "tools[0].function.parameters", "object"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]},
+     "tools[0].function.parameters", "object"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "strict": 1}}]}, "tools[0].function.strict", "true"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "description": 1}}]}, "tools[0].function.description", "text"),
+    ({"tools": [BIG]}, "tools", "256 KiB"),
+    ({"tool_choice": "required", "tools": []}, "tool_choice", "needs tools"),
+    ({"tool_choice": "always"}, "tool_choice", "must be"), ({"tool_choice": 5}, "tool_choice", "must be"),
+    ({"tool_choice": {"type": "function"}}, "tool_choice", "must be"),
+    ({"tool_choice": {"type": "function", "function": {"name": "nope"}}}, "tool_choice.function.name", "no function"),
+    ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"tools": []}}}, "tool_choice", "allowed_tools"),
+    ({"parallel_tool_calls": "no"}, "parallel_tool_calls", ""),
+    ({"functions": [{"name": "f"}]}, "functions", "use tools"),
+    ({"function_call": {"name": "f"}}, "function_call", "use tool_choice"),
+    ({"thinking_token_budget": 5}, "thinking_token_budget", "--reasoning-parser"),
+    ({"thinking_token_budget": "many"}, "thinking_token_budget", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("extra", "param", "text"), REFUSED, ids=[json.dumps(e)[:50] for e, _, _ in REFUSED])
+def test_wrong_tools_get_400(extra, param, text):
+    async def main():
+        for stream in (False, True):
+            status, answer = await api_of().json("POST", CHAT, {**TOOLS, **extra, "stream": stream})
+            assert status == 400 and answer["error"]["param"] == param and text in answer["error"]["message"], answer
+
+    asyncio.run(main())
+
+
+def test_tokenize_bounds_tools_alike():
+    async def main():
+        status, answer = await api_of().json("POST", "/tokenize", {**HELLO, "tools": [BIG]})
+        assert status == 400 and answer["error"]["param"] == "tools"
+
+    asyncio.run(main())
+
+
+def test_deep_schemas_end_with_an_answer():
+    async def main():
+        deep = {"type": "function", "function": {"name": "f", "parameters": DEEP}}
+        for choice in ("auto", "required"):
+            status, _ = await api_of(output="x").json("POST", CHAT, {**HELLO, "tools": [deep], "tool_choice": choice})
+            assert status in (200, 400)
+
+    asyncio.run(main())
+
+
+def test_auto_needs_a_parser():
+    async def main():
+        for names in (ParserNames(), ParserNames("none")):
+            api = api_of(http.TEMPLATE if names.tool_call == "auto" else HERMES, parsers=names)
+            status, answer = await api.json("POST", CHAT, TOOLS)
+            assert status == 400 and "--tool-call-parser" in answer["error"]["message"]
+            assert (await api.json("POST", CHAT, {**TOOLS, "tool_choice": "none"}))[0] == 200
+            assert (await api.json("POST", CHAT, {**TOOLS, "tool_choice": "required"}))[0] == 200
+        status, answer = await api_of(http.TEMPLATE, parsers=ParserNames("hermes")).json("POST", CHAT, TOOLS)
+        assert status == 200 and answer["choices"][0]["message"]["tool_calls"]
+
+    asyncio.run(main())
+
+
+THOUGHT = "<think>\nhm\n</think>\n\n"
+
+
+def test_reasoning_is_apart():
+    async def main():
+        choice, events = await both(api_of(QWEN3, THOUGHT + "Yes."), HELLO)
+        message = choice["message"]
+        assert message["reasoning"] == message["reasoning_content"] == "\nhm\n" and message["content"] == "\n\nYes."
+        deltas = [e["choices"][0]["delta"] for e in events[1:-1]]
+        assert "".join(d.get("reasoning_content", "") for d in deltas) == "\nhm\n"
+        choice, _ = await both(api_of(QWEN3, THOUGHT + ONE), TOOLS)
+        assert choice["message"]["content"] is None and choice["message"]["tool_calls"] and choice["message"]["reasoning"]
+        choice, events = await both(api_of(QWEN3, THOUGHT + "Yes."), {**HELLO, "include_reasoning": False})
+        assert "reasoning" not in choice["message"] and choice["message"]["content"] == "\n\nYes."
+        assert not any("reasoning" in e["choices"][0]["delta"] for e in events[:-1])
+        choice, _ = await both(api_of(QWEN3, "Yes <think>"), {**HELLO, "chat_template_kwargs": {"enable_thinking": False}})
+        assert choice["message"]["content"] == "Yes <think>" and choice["message"]["reasoning"] is None
+        choice, _ = await both(api_of(QWEN3, "Yes <think>"), {**HELLO, "reasoning_effort": "none"})
+        assert choice["message"]["content"] == "Yes <think>"
+        choice, _ = await both(api_of(QWEN3, "hm</think>Yes"), {**HELLO, "chat_template_kwargs": {"opens": True}})
+        assert (choice["message"]["reasoning"], choice["message"]["content"]) == ("hm", "Yes")
+        choice, _ = await both(api_of(QWEN3, THOUGHT + "Yes.", parsers=ParserNames(reasoning="none")), HELLO)
+        assert choice["message"]["content"] == THOUGHT + "Yes." and "reasoning" not in choice["message"]
+        choice, _ = await both(api_of(http.TEMPLATE, "hm</think>Yes", parsers=ParserNames(reasoning="deepseek_r1")), HELLO)
+        assert (choice["message"]["reasoning"], choice["message"]["content"]) == ("hm", "Yes")
+
+    asyncio.run(main())
+
+
+def test_grammars_wait_for_the_end_of_thoughts():
+    async def main():
+        api = api_of(QWEN3, "x", special=("</think>",))
+        (end,) = api.client.tokenizer.encode("</think>", add_special_tokens=False)
+        await api.json("POST", CHAT, {**TOOLS, "tool_choice": "required"})
+        assert params_of(api).reasoning_end_token_ids == [end]
+        await api.json("POST", CHAT, {**HELLO, "thinking_token_budget": 7})
+        assert (params_of(api).thinking_token_budget, params_of(api).reasoning_end_token_ids) == (7, [end])
+        await api.json("POST", CHAT, {**HELLO, "chat_template_kwargs": {"thinking_token_budget": 8}})
+        assert params_of(api).thinking_token_budget == 8
+        await api.json("POST", CHAT, HELLO)
+        assert params_of(api).reasoning_end_token_ids is None
+        other = QWEN3.replace("enable_thinking", "some_switch")  # it may think, or not: a grammar must not wait for that
+        for names, ends in ((ParserNames(), None), (ParserNames(reasoning="qwen3"), [end])):
+            unsure = api_of(other, "x", special=("</think>",), parsers=names)
+            await unsure.json("POST", CHAT, {**TOOLS, "tool_choice": "required"})
+            assert params_of(unsure).reasoning_end_token_ids == ends
+        off = {"chat_template_kwargs": {"enable_thinking": False}, "thinking_token_budget": 3}
+        await api.json("POST", CHAT, {**TOOLS, **off, "tool_choice": "required"})
+        assert params_of(api).reasoning_end_token_ids is params_of(api).thinking_token_budget is None
+        assert params_of(api).structured_outputs is not None
+        status, answer = await api.json("POST", CHAT, {**HELLO, "thinking_token_budget": -1})
+        assert status == 400 and answer["error"]["param"] == "thinking_token_budget"
+
+    asyncio.run(main())
+
+
+def test_markers_that_are_special_tokens_are_shown():
+    async def main():
+        api = api_of(QWEN3, "x", special=("<tool_call>", "</think>", "<|x|>"))
+        id_of = api.client.tokenizer.backend.token_to_id
+        await api.json("POST", CHAT, TOOLS)
+        assert api.client.streams[-1].shown == {id_of("<tool_call>"), id_of("</think>")}
+        await api.json("POST", CHAT, HELLO)
+        assert api.client.streams[-1].shown == {id_of("</think>")}
+        await (plain := api_of(special=("<tool_call>",))).json("POST", CHAT, HELLO)
+        assert plain.client.streams[-1].shown == set()
+
+    asyncio.run(main())
+
+
+def test_logprobs_and_token_ids_beside_calls():
+    async def main():
+        api = api_of(QWEN3, THOUGHT + ONE, special=("</think>",))
+        api.client.speak = lambda stream: by_token(api.client, stream)
+        extra = {"logprobs": True, "top_logprobs": 1, "return_token_ids": True, "stream_options": {"include_usage": True}}
+        body = {**TOOLS, **extra}
+        del body["stream_options"]
+        _, answer = await api.json("POST", CHAT, body)
+        events = await api.events(CHAT, {**TOOLS, **extra})
+        choice = answer["choices"][0]
+        ids = [i for e in events[:-2] for i in e["choices"][0].get("token_ids", [])]
+        rows = [r for e in events[:-2] if (part := e["choices"][0]["logprobs"]) for r in part["content"]]
+        assert ids == choice["token_ids"] and rows == choice["logprobs"]["content"] and len(rows) == len(ids)
+        end = api.client.tokenizer.backend.token_to_id("</think>")
+        assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": ids.index(end) + 1}
+        assert events[-2]["usage"]["completion_tokens_details"] == {"reasoning_tokens": ids.index(end) + 1}
+
+    asyncio.run(main())
+
+
+def by_token(client, stream):
+    """OUTPUT, a turn a token."""
+    ids = client.tokenizer.encode(client.OUTPUT, add_special_tokens=False)
+    texts, done = [], b""
+    for i in ids:
+        done += client.tokenizer.token_bytes(i)
+        text = done.decode(errors="ignore")
+        texts.append(text[sum(map(len, texts)) :])
+    for count, (i, text) in enumerate(zip(ids, texts, strict=True), 1):
+        rows = None if stream.params.logprobs is None else [client.row(i, 1)]
+        end = "stop" if count == len(ids) else None
+        stream.push(Delta(0, text, [i], rows, end, None, count))
+    stream.end()

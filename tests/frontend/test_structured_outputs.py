@@ -1,0 +1,115 @@
+"""StructuredOutputsParams, and the fields of a body that mean the same."""
+
+import json
+
+import msgspec
+import pytest
+
+from quire import SamplingParams, StructuredOutputsParams
+from quire.frontend.http.api.schemas import CompletionRequest
+from quire.frontend.http.api.structured import structured_outputs
+from quire.frontend.http.protocol.errors import ApiError
+from quire.ipc.sampling import check_against
+from quire.ipc.structured_outputs import MAX_GRAMMAR_BYTES, StructuredOutputs, nesting_depth
+
+DEEP = json.loads('{"a":' * 65 + "1" + "}" * 65)
+SCHEMA = {"type": "object", "properties": {"a": {"type": "array", "items": {"properties": {"b": {}}}}}}
+
+
+def of(**fields) -> StructuredOutputs | None:
+    return structured_outputs(msgspec.convert({"prompt": "x", **fields}, CompletionRequest))
+
+
+def test_each_kind_is_made_of_its_argument():
+    assert StructuredOutputsParams(json=SCHEMA) == StructuredOutputs("json", msgspec.json.encode(SCHEMA).decode())
+    assert StructuredOutputsParams(json=json.dumps(SCHEMA)).text == json.dumps(SCHEMA)
+    assert StructuredOutputsParams(choice=["a", "ü"]) == StructuredOutputs("choice", '["a","ü"]')
+    assert StructuredOutputsParams(regex="a+") == StructuredOutputs("regex", "a+")
+    assert StructuredOutputsParams(grammar="start: A") == StructuredOutputs("grammar", "start: A")
+    assert StructuredOutputsParams(json_object=True) == StructuredOutputs("json_object")
+    assert StructuredOutputsParams(structural_tag={"triggers": []}).kind == "structural_tag"
+    assert SamplingParams(structured_outputs=StructuredOutputsParams(regex="a")).structured_outputs.text == "a"
+
+
+def test_options_of_json_are_put_into_the_schema():
+    tight = json.loads(StructuredOutputsParams(json=SCHEMA, disable_any_whitespace=True).text)
+    assert tight == {**SCHEMA, "x-guidance": {"whitespace_flexible": False}}
+    spaced = StructuredOutputsParams(json_object=True, whitespace_pattern=" ?")
+    assert json.loads(spaced.text) == {"type": "object", "x-guidance": {"whitespace_pattern": " ?"}}
+    closed = json.loads(StructuredOutputsParams(json=json.dumps(SCHEMA), disable_additional_properties=True).text)
+    assert closed["additionalProperties"] is False and "additionalProperties" not in SCHEMA
+    assert (
+        closed["properties"]["a"]["items"]["additionalProperties"] is False
+        and "additionalProperties" not in closed["properties"]
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {}, {"json": {}, "regex": "a"}, {"json_object": False}, {"json": "{"}, {"structural_tag": "["},
+        {"regex": "a", "disable_any_whitespace": True}, {"choice": ["a"], "whitespace_pattern": " "},
+        {"grammar": "x" * (MAX_GRAMMAR_BYTES + 1)}, {"json": "[" * 65 + "]" * 65}, {"regex": "(" * 65},
+        {"json": {"default": float}},
+    ],
+    ids=lambda arguments: "-".join(arguments) or "none",
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused(arguments):
+    with pytest.raises(ValueError, match="structured_outputs"):
+        StructuredOutputsParams(**arguments)
+
+
+def test_depth_counts_brackets_that_are_open_at_once():
+    assert nesting_depth(StructuredOutputs("json", '{"a": ["[[[[", "\\"[", {}]}')) == 3
+    assert nesting_depth(StructuredOutputs("regex", r"((a)\((b))")) == 2
+    assert nesting_depth(StructuredOutputs("grammar", 'start: "((" (a | [b])')) == 2
+    assert nesting_depth(StructuredOutputs("choice", "")) == 0
+    nested = SamplingParams(structured_outputs=StructuredOutputs("json", "[" * 65))
+    with pytest.raises(ValueError, match="structured_outputs: brackets"):  # the core's own look at it
+        check_against(nested, vocab_size=10, max_logprobs=1)
+
+
+def test_a_budget_needs_to_know_where_thinking_ends():
+    with pytest.raises(ValueError, match="thinking_token_budget needs"):
+        check_against(SamplingParams(thinking_token_budget=5), vocab_size=10, max_logprobs=1)
+    check_against(SamplingParams(thinking_token_budget=5, reasoning_end_token_ids=[1]), vocab_size=10, max_logprobs=1)
+
+
+def test_fields_of_a_body():
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True, "description": "y"}}
+    assert of() is of(response_format={"type": "text"}) is None
+    assert of(response_format=schema) == of(guided_json=SCHEMA) == of(structured_outputs={"json": SCHEMA})
+    assert of(response_format={"type": "json_object"}) == StructuredOutputs("json_object")
+    assert of(guided_regex="a") == of(structured_outputs={"regex": "a"}) == StructuredOutputs("regex", "a")
+    assert of(guided_choice=["a"]).kind == "choice" and of(guided_grammar="start: A").kind == "grammar"
+    tag = of(response_format={"type": "structural_tag", "structures": [{"begin": "<a>"}], "triggers": ["<a"]})
+    assert json.loads(tag.text)["triggers"] == ["<a"]
+    assert of(response_format={"type": "text"}, guided_regex="a").text == "a"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, "response_format"),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"json": {}, "choice": ["a"]}}, "structured_outputs"),
+        ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex"),
+        ({"guided_json": "{"}, "guided_json"),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "a", "schema": DEEP},
+                }
+            },
+            "response_format",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_wrong_field_is_named(fields, param):
+    with pytest.raises(ApiError) as caught:
+        of(**fields)
+    assert (caught.value.status, caught.value.param) == (400, param) and param in str(caught.value.message)

@@ -1,0 +1,182 @@
+"""Parsers of tool calls: what they make of each format, and that no cut of the text and no text at all loses a character."""
+
+import ast
+import json
+import time
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tool_cases import CASES, FORMATS, check, every_cut, parse, parser_of, summary
+
+from quire.frontend.text.output_events import Arguments, CallBegun, source_of
+from quire.frontend.text.tool_parsers.choice import TOOL_PARSERS, tool_parser_of
+
+
+@pytest.mark.parametrize(("name", "text", "content", "calls"), CASES)
+def test_formats_at_every_cut(name, text, content, calls):
+    for pieces in every_cut(text):
+        assert check(name, text, pieces) == (content, calls), pieces
+
+
+FRAGMENTS = {
+    "hermes": ["<tool_call>", "</tool_call>", '{"name": "f", "arguments": ', '{"name":', '"arguments":'],
+    "qwen": ["<tool_call>", "</tool_call>", '{"name": "f", "arguments": ', '{"name":', '"arguments":'],
+    "llama3_json": ["<|python_tag|>", '{"name": "f", "parameters": ', ";"],
+    "mistral": ["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "f", '[{"name": "f", "arguments": '],
+    "granite": ["<|tool_call|>", "<tool_call>", "</tool_call>", '[{"name": "f", "arguments": '],
+    "deepseek_v3": ["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>",
+                    "<｜tool▁sep｜>", "f", "\n```json\n", "\n```"],
+    "pythonic": ["[f(a=", "g()", "<|python_start|>", "<|python_end|>", "(", ")", "a=", "'", '"', "\\x4", "1", "+", "None"],
+    "qwen3_coder": ["<tool_call>", "</tool_call>", "<function=f>", "</function>", "<parameter=a>", "<parameter=n>",
+                    "</parameter>", ">"],
+    "required": ['[{"name": "f", "parameters": '],
+}  # fmt: skip
+for alias in FORMATS:
+    FRAGMENTS.setdefault(alias, next(FRAGMENTS[n] for n in FRAGMENTS if TOOL_PARSERS.get(n) is TOOL_PARSERS[alias]))
+JUNK = [*'{}[]",:\\ \n<>|', "true", "-1.5e3", '"a"', '{"a": 1}', '"\\u00e', "é", "\U0001f600", "\u2028", "x", "nul"]
+
+
+@st.composite
+def texts_and_pieces(draw, name):
+    text = "".join(draw(st.lists(st.sampled_from([*FRAGMENTS[name] * 2, *JUNK]), max_size=24)))
+    cuts = sorted(draw(st.lists(st.integers(0, len(text)), max_size=12)))
+    return text, [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+
+@pytest.mark.parametrize("name", [*FORMATS, "required"])
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_no_text_loses_a_character(name, data):
+    text, pieces = data.draw(texts_and_pieces(name))
+    check(name, text, pieces)
+    check(name, text, list(text))
+
+
+NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**20), 10**20) | NUMBERS | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+ARGUMENTS = st.dictionaries(st.from_regex("[a-z_]{1,5}", fullmatch=True), JSON_VALUES, max_size=3)
+CALLS = st.lists(st.tuples(st.from_regex("[a-z_]{1,8}", fullmatch=True), ARGUMENTS), min_size=1, max_size=3)
+
+
+def written(name, calls):
+    """Calls as a model of this format writes them."""
+    one = lambda call, key="arguments": json.dumps({"name": call[0], key: call[1]}, ensure_ascii=False)  # noqa: E731
+    parser = TOOL_PARSERS[name].__name__ if name != "required" else name
+    match parser:
+        case "Hermes":
+            return "\n".join(f"<tool_call>\n{one(c)}\n</tool_call>" for c in calls)
+        case "Llama3Json":
+            return "; ".join(one(c, "parameters") for c in calls)
+        case "Mistral":
+            return "".join(f"[TOOL_CALLS]{n}[ARGS]{json.dumps(a)}" for n, a in calls)
+        case "Granite":
+            return f"<|tool_call|>[{', '.join(one(c) for c in calls)}]"
+        case "DeepSeekV3":
+            parts = "".join(f"<｜tool▁call▁begin｜>{n}<｜tool▁sep｜>{json.dumps(a)}<｜tool▁call▁end｜>" for n, a in calls)
+            return f"<｜tool▁calls▁begin｜>{parts}<｜tool▁calls▁end｜>"
+        case "Pythonic":
+            return "[" + ", ".join(f"{n}({', '.join(f'{k}={v!r}' for k, v in a.items())})" for n, a in calls) + "]"
+        case "Qwen3Coder":
+            return "".join(
+                f"<tool_call>\n<function={n}>\n"
+                + "".join(f"<parameter={k}>\n{json.dumps(v)}\n</parameter>\n" for k, v in a.items())
+                + "</function>\n</tool_call>"
+                for n, a in calls
+            )
+    return json.dumps([{"name": n, "parameters": a} for n, a in calls])
+
+
+@pytest.mark.parametrize("name", [*FORMATS, "required"])
+@settings(max_examples=60, deadline=None)
+@given(calls=CALLS, size=st.integers(1, 9))
+@example(calls=[("f", {"a": "'\"\\\n\x00\x7f\ud7ff\U0001f600"})], size=1)
+def test_what_a_model_calls_comes_out(name, calls, size):
+    text = written(name, calls)
+    content, found = check(name, text, [text[i : i + size] for i in range(0, len(text), size)])
+    assert content == ""
+    if TOOL_PARSERS.get(name) is TOOL_PARSERS["qwen3_coder"]:  # unknown parameters are texts
+        calls = [(n, {k: json.dumps(v) for k, v in a.items()}) for n, a in calls]
+    assert [(n, json.loads(a)) for n, a in found] == [(n, json.loads(json.dumps(a))) for n, a in calls]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.recursive(
+    st.none() | st.booleans() | st.integers() | NUMBERS | st.text(),
+    lambda inner: st.lists(inner) | st.tuples(inner) | st.dictionaries(st.text(), inner), max_leaves=6,
+))  # fmt: skip
+def test_python_literals_become_json(value):
+    _, ((_, arguments),) = summary(parse("pythonic", [f"[f(a={value!r})]"]))
+    assert json.loads(arguments) == {"a": json.loads(json.dumps(ast.literal_eval(repr(value))))}
+
+
+@pytest.mark.parametrize("name", [*FORMATS, "required"])
+@pytest.mark.parametrize(
+    "filling", ["[", '{"a":', "<tool_call>", " ", "x", '{"name": "f", "arguments": {"a": "', "1", "\\\\", "'\"", "<"]
+)
+def test_large_outputs_take_linear_time(name, filling):
+    """Quadratic time would be minutes."""
+    start = {"pythonic": "[f(a=", "mistral": '[TOOL_CALLS]f{"a": ', "qwen3_coder": "<function=f><parameter=a>"}.get(
+        name, '<tool_call>{"name": "f", "arguments": {"a": '
+    )
+    text = start + filling * (60_000 // len(filling))
+    began = time.perf_counter()
+    events = parse(name, [text[i : i + 4] for i in range(0, len(text), 4)])
+    assert time.perf_counter() - began < 5
+    assert "".join(map(source_of, events)) == text
+
+
+def test_arguments_come_as_they_are_written():
+    for name, head in (
+        ("hermes", '<tool_call>{"name": "f", "arguments": '),
+        ("mistral", "[TOOL_CALLS]f"),
+        ("llama3_json", '{"name": "f", "parameters": '),
+    ):
+        parser = parser_of(name)
+        parser.feed(head)
+        parser.feed('{"a": "')
+        assert parser.feed("wor") == [Arguments(0, "wor", "wor")]
+        assert parser.feed('ds"') == [Arguments(0, 'ds"', 'ds"')]
+    parser = parser_of("pythonic")
+    parser.feed("[f(a='")
+    assert parser.feed("wo\n") == [Arguments(0, "wo\\n", "wo\n")]
+    parser = parser_of("qwen3_coder")
+    parser.feed("<function=f>\n<parameter=a>\n")
+    assert parser.feed("wo\n") == [Arguments(0, "wo", "wo")]  # a line break may be the value's last
+    assert parser.feed('r"') == [Arguments(0, '\\nr\\"', '\nr"')]
+
+
+def test_ids():
+    begun = [
+        e
+        for e in TOOL_PARSERS["mistral"]().feed("[TOOL_CALLS]f[CALL_ID]abc[ARGS]{}[TOOL_CALLS]g{}")
+        if isinstance(e, CallBegun)
+    ]
+    assert begun[0].id == "abc" and len(begun[1].id) == 9 and begun[1].id.isalnum()
+    text = written("hermes", [("f", {})] * 2)
+    ids = [e.id for e in TOOL_PARSERS["hermes"]().feed(text) if isinstance(e, CallBegun)]
+    assert len(set(ids)) == 2 and all(i.startswith("chatcmpl-tool-") for i in ids)
+
+
+@pytest.mark.parametrize(
+    ("template", "parser"),
+    [
+        ("{{ messages }}", None),
+        ("<tool_call>\n{...}\n</tool_call>", "hermes"),
+        ("<tool_call>\n<function=f>\n<parameter=a>\n</tool_call>", "qwen3_coder"),
+        ("'[TOOL_CALLS]' + calls", "mistral"),
+        ("<｜tool▁calls▁begin｜>", "deepseek_v3"),
+        ("respond with <|tool_call|> followed by a list", "granite"),
+        ("<|start_of_role|>system ... respond with <tool_call> and a list", "granite"),
+        ("<|start_of_role|> <tool_call></tool_call>", "hermes"),
+        ("<|start_header_id|> '{\"name\": ' '\"parameters\": ' <|python_tag|>", "llama3_json"),
+        ("<|start_header_id|> [func_name1(param=value), func_name2()]", "pythonic"),
+        ("<|python_start|>", "pythonic"),
+    ],
+)
+def test_the_template_chooses_the_parser(template, parser):
+    assert tool_parser_of(template) is (TOOL_PARSERS[parser] if parser else None)

@@ -1,0 +1,61 @@
+"""An engine that says everything about itself, for tests of /metrics, and the samples of its text."""
+
+import os
+import time
+
+import fake_client as http
+from prometheus_client.parser import text_string_to_metric_families
+
+from quire.ipc.engine_stats import (
+    BATCH_FILL,
+    HOST_SECONDS,
+    ITERATION_TOKENS,
+    STEP_SECONDS,
+    CacheInfo,
+    Distribution,
+    EngineStats,
+)
+from quire.ipc.messages import Beat, Welcome
+from quire.ipc.process.usage import process_usage
+
+
+def spread(bounds, *counts) -> Distribution:
+    return Distribution([*counts, *[0] * (len(bounds) + 1 - len(counts))], 1.5)
+
+
+def engine_stats(**changes) -> EngineStats:
+    return EngineStats(
+        **{
+            "num_deferred": 1,
+            "iteration_tokens": spread(ITERATION_TOKENS, 2, 3),
+            "step_time": spread(STEP_SECONDS, 1),
+            "host_time": spread(HOST_SECONDS, 1),
+            "mask_time": spread(HOST_SECONDS),
+            "batch_fill": spread(BATCH_FILL, *[0] * len(BATCH_FILL), 4),
+            "processes": [process_usage(os.getpid(), "engine")],
+            **changes,
+        }
+    )
+
+
+class FullClient(http.FakeClient):
+    """Of an engine that says everything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        fields = {name: getattr(self.welcome, name) for name in Welcome.__struct_fields__}
+        self.welcome = Welcome(**{**fields, "cache": CacheInfo(16, 1000, True, 0.9, "auto")})
+        self.set_beat()
+
+    def set_beat(self, **stats) -> None:
+        self.beat = Beat(1, 0.0, 3, 4, 0.25, 100, 40, 50, 2, 1, True, engine_stats(**stats))
+        self.beat_time = time.monotonic()
+
+
+def samples(text: str) -> dict[str, float]:
+    """Every sample by its name and its labels in order, as prometheus-client's parser reads them."""
+    return {
+        s.name + "".join(f",{k}={v}" for k, v in sorted(s.labels.items())): s.value
+        for family in text_string_to_metric_families(text)
+        for s in family.samples
+    }

@@ -1,0 +1,243 @@
+"""Tool calls in every format: what parsers must make of which text, and the check that no cut of it matters."""
+
+from quire.frontend.text.output_events import Arguments, CallBegun, Content, Markup, merged, source_of
+from quire.frontend.text.tool_parsers.choice import TOOL_PARSERS
+from quire.frontend.text.tool_parsers.forced import NamedCall, RequiredCalls
+
+SCHEMAS = {
+    "f": {
+        "properties": {
+            "a": {"type": "string"},
+            "n": {"type": "integer"},
+            "x": {"type": "array"},
+            "o": {"anyOf": [{"type": "number"}, {"type": "null"}]},
+            "s": {"type": ["string", "null"]},
+        }
+    }
+}
+FORMATS = sorted({parser.__name__: name for name, parser in TOOL_PARSERS.items()}.values())
+
+
+def parser_of(name):
+    if name == "required":
+        parser = RequiredCalls(new_id=lambda: "id")
+    elif name == "named":
+        parser = NamedCall("f")
+        parser._reader._new_id = lambda: "id"
+    else:
+        parser = TOOL_PARSERS[name](SCHEMAS, new_id=lambda: "id")
+    return parser
+
+
+def parse(name, pieces):
+    parser = parser_of(name)
+    events = [event for piece in pieces for event in parser.feed(piece)]
+    return events + parser.finish()
+
+
+def summary(events):
+    """What a client gets in the end: content, and calls as (name, arguments)."""
+    content, calls = "".join(e.text for e in events if isinstance(e, Content)), []
+    for event in events:
+        if isinstance(event, CallBegun):
+            assert event.index == len(calls)
+            calls.append([event.name, ""])
+        elif isinstance(event, Arguments):
+            assert event.index == len(calls) - 1
+            calls[-1][1] += event.text
+    return content, [tuple(call) for call in calls]
+
+
+def check(name, text, pieces):
+    """One piece and these pieces: the same result, in the same order, and every character accounted for."""
+    whole, cut = parse(name, [text]), parse(name, pieces)
+    assert "".join(map(source_of, whole)) == "".join(map(source_of, cut)) == text
+    assert summary(whole) == summary(cut)
+    shown = [merged([e for e in events if not isinstance(e, Markup)]) for events in (whole, cut)]
+    assert [type(e) for e in shown[0]] == [type(e) for e in shown[1]]
+    if not summary(whole)[1] and name != "named":
+        assert summary(whole)[0] == text
+    return summary(whole)
+
+
+def every_cut(text):
+    yield list(text)
+    for at in range(len(text) + 1):
+        yield [text[:at], text[at:]]
+    for size in (2, 3, 5):
+        yield [text[i : i + size] for i in range(0, len(text), size)]
+
+
+F = '{"a": [1, {"b": "x}\\"\\u00e9"}], "c": -1.5e+3, "d": null}'
+CASES = [
+    # content alone
+    *(
+        (name, text, text, [])
+        for name in FORMATS
+        for text in ("", "hello", " \n ", "a < b", "[1, 2]", '{"x": 1}', "<tool", "é\u2028✓")
+    ),
+    # hermes
+    ("hermes", f'Sure.\n<tool_call>\n{{"name": "f", "arguments": {F}}}\n</tool_call>', "Sure.\n", [("f", F)]),
+    ("hermes", '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>', "", [("f", '{"a": 1}')]),
+    ("hermes", '<tool_call>\n{"name": "f"}\n</tool_call>', "", [("f", "{}")]),
+    (
+        "hermes",
+        '\n<tool_call>{"name":"f","arguments":{}}</tool_call>\n<tool_call>{"name":"g","arguments":{}}</tool_call>\n',
+        "",
+        [("f", "{}"), ("g", "{}")],
+    ),
+    ("hermes", '<tool_call>{"name":"f","arguments":{}}</tool_call> then', " then", [("f", "{}")]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}\n</tool_call>', "", [("f", '{"a": 1}')]),  # a missing bracket
+    ("hermes", '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_', "", [("f", '{"a": 1}')]),
+    ("hermes", '<tool_call>\n{"name": "f", "arguments": {"a": tru', "", [("f", '{"a": tru')]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": oops}}</tool_call>', "oops}}</tool_call>", [("f", '{"a": ')]),
+    *(
+        ("hermes", text, text, [])
+        for text in (
+            "<tool_call>",
+            '<tool_call>{"name": "f", "arguments": {\'a\': 1}}</tool_call>',
+            '<tool_call>{"name": "f", "arguments": {oops}}</tool_call>',
+            "<tool_call></tool_call>",
+            "<tool_call>[]</tool_call>",
+            '<tool_call>{"name": "f"',
+            "<tool_call>{}</tool_call>",
+            '<tool_call>{"name": 1}</tool_call>',
+            '<tool_call>{"name": ""}</tool_call>',
+            '<tool_call>{"arguments": {}}</tool_call>',
+            '<tool_call>{"name": "f", "arguments": "{}"}</tool_call>',
+            '<tool_call>{"name": "\\ud800"}</tool_call>',
+            '<tool_call>{"name": "' + "f" * 300 + '"}</tool_call>',
+            '<tool_call>{"name": "f",}</tool_call>',
+            "</tool_call>",
+        )
+    ),
+    ("hermes", '<tool_call><tool_call>{"name": "f"}</tool_call>', "<tool_call>", [("f", "{}")]),
+    # llama
+    ("llama3_json", '{"name": "f", "parameters": {"a": 1}}', "", [("f", '{"a": 1}')]),
+    (
+        "llama3_json",
+        '{"type": "function", "name": "f", "arguments": {}} ; {"name": "g", "parameters": {}}',
+        "",
+        [("f", "{}"), ("g", "{}")],
+    ),
+    ("llama3_json", '<|python_tag|>{"name": "f", "parameters": {"a": 1}}', "", [("f", '{"a": 1}')]),
+    ("llama3_json", 'Look: <|python_tag|>{"parameters": {"a": 1}, "name": "f"} ok', "Look:  ok", [("f", '{"a": 1}')]),
+    ("llama3_json", '{"name": "f", "parameters": {}}; {"name": "g', '; {"name": "g', [("f", "{}")]),
+    *(
+        ("llama3_json", text, text, [])
+        for text in (
+            '{"name": "Ann", "age": 3}',
+            '{"name": "Ann"}',
+            '<|python_tag|>brave.call(query="x")',
+            'x {"name": "f", "parameters": {}}',
+        )
+    ),
+    # mistral
+    (
+        "mistral",
+        '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}, "id": "abc"}, {"name": "g", "arguments": {}}]',
+        "",
+        [("f", '{"a": 1}'), ("g", "{}")],
+    ),
+    ("mistral", '[TOOL_CALLS]f{"a": 1}', "", [("f", '{"a": 1}')]),
+    ("mistral", 'Hm. [TOOL_CALLS]f[CALL_ID]a1[ARGS]{"a": 1}[TOOL_CALLS]g[ARGS]{}', "Hm. ", [("f", '{"a": 1}'), ("g", "{}")]),
+    ("mistral", '[TOOL_CALLS]{"name": "f", "arguments": {}}', "", [("f", "{}")]),
+    *(
+        ("mistral", text, text, [])
+        for text in ("[TOOL_CALLS]", "[TOOL_CALLS][]", "[TOOL_CALLS]f", "[TOOL_CALLS]f g{}", "[TOOL_CALL]")
+    ),
+    # granite
+    (
+        "granite",
+        '<|tool_call|>[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]',
+        "",
+        [("f", '{"a": 1}'), ("g", "{}")],
+    ),
+    ("granite", '<tool_call>[{"name": "f", "arguments": {}}]', "", [("f", "{}")]),
+    ("granite", '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>', "", [("f", "{}")]),
+    # deepseek
+    (
+        "deepseek_v3",
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"a": 1}\n```<｜tool▁call▁end｜>'
+        "\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>g\n```json\n{}\n```<｜tool▁call▁end｜>"
+        "<｜tool▁calls▁end｜>",
+        "",
+        [("f", '{"a": 1}'), ("g", "{}")],
+    ),
+    (
+        "deepseek_v31",
+        'So<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜>'
+        "<｜tool▁call▁begin｜>g<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "So",
+        [("f", '{"a": 1}'), ("g", "{}")],
+    ),
+    ("deepseek_v3", "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>", "", [("f", "{}")]),
+    # pythonic
+    (
+        "pythonic",
+        "[f(a=1, b='x\"y', c=[1, (2.5, None)], d={'k': True}), g.h()]",
+        "",
+        [("f", '{"a": 1, "b": "x\\"y", "c": [1, [2.5, null]], "d": {"k": true}}'), ("g.h", "{}")],
+    ),
+    (
+        "pythonic",
+        r"""[f(a='\n\x41\u00e9\101\'\q', b=-.5, c=1_000, d=+3, e=5., )]""",
+        "",
+        [("f", r"""{"a": "\nAéA'\\q", "b": -0.5, "c": 1000, "d": 3, "e": 5.0}""")],
+    ),
+    ("pythonic", "<|python_start|>[f(a=1)]<|python_end|>", "", [("f", '{"a": 1}')]),
+    ("pythonic", "[f(a=[1, ], b={})] and more", " and more", [("f", '{"a": [1], "b": {}}')]),
+    *(
+        ("pythonic", text, text, [])
+        for text in (
+            "[see](http://x)",
+            "[f(x)]",
+            "[f(a=b)]",
+            "[]",
+            "[1, 2]",
+            "x [f()]",
+            "[f(a==1)]",
+            "[f",
+            "[(a=1)]",
+            "[f(1=2)]",
+            "[3f()]",
+        )
+    ),
+    # qwen3_coder
+    (
+        "qwen3_coder",
+        "<tool_call>\n<function=f>\n<parameter=a>\n<b>\n\n12</b>\n</parameter>\n<parameter=n>\n7\n</parameter>\n"
+        "<parameter=x>\n[1,\n 2]\n</parameter>\n</function>\n</tool_call>",
+        "",
+        [("f", '{"a": "<b>\\n\\n12</b>", "n": 7, "x": [1,\n 2]}')],
+    ),
+    (
+        "qwen3_coder",
+        "ok <function=f><parameter=o>None</parameter><parameter=s>null</parameter></function>",
+        "ok ",
+        [("f", '{"o": null, "s": null}')],
+    ),
+    (
+        "qwen3_coder",
+        "<tool_call><function=f><parameter=n>many</parameter><parameter=s>5</parameter></function></tool_call>",
+        "",
+        [("f", '{"n": "many", "s": "5"}')],
+    ),
+    ("qwen3_coder", "<tool_call>\n<function=g>\n</function>\n</tool_call>\n", "", [("g", "{}")]),
+    ("qwen3_coder", "<tool_call><function=g><parameter=zz>5</parameter></function></tool_call>", "", [("g", '{"zz": "5"}')]),
+    *(
+        ("qwen3_coder", text, text, [])
+        for text in ("<function=", "<function=f>x", "<tool_call>x</tool_call>", "<function=></function>")
+    ),
+    # through a grammar
+    (
+        "required",
+        '[{"name": "f", "parameters": {"a": 1}}, {"name": "g", "parameters": {}}]',
+        "",
+        [("f", '{"a": 1}'), ("g", "{}")],
+    ),
+    ("required", '[{"name": "f", "parameters": {"a": "unfini', "", [("f", '{"a": "unfini')]),
+    ("required", "no", "no", []),
+    ("named", '\n{"a": 1}', "", [("f", '{"a": 1}')]),
+    ("named", "", "", []),
+]

@@ -1,0 +1,40 @@
+"""vllm_config: what a logits processor's class is told of this engine when it is made, under vLLM's names."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+
+from quire.ipc.config import WorkerConfig
+from quire.workers.logits_processors.interface import ModelConfig as ProcessorsModelConfig
+from quire.workers.logits_processors.interface import VllmConfig
+from quire.workers.models.config import ModelConfig
+
+
+def vllm_config(config: WorkerConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> VllmConfig:
+    file = Path(config.model_dir) / "config.json"
+    hf_config = SimpleNamespace(**json.loads(file.read_text()))
+    return VllmConfig(
+        model_config=ProcessorsModelConfig(
+            model=config.model_dir,
+            tokenizer=config.model_dir,
+            max_model_len=config.max_model_len,
+            dtype=dtype,
+            seed=config.seed,
+            vocab_size=model.vocab_size,
+            hf_config=hf_config,
+            hf_text_config=hf_config,
+        ),
+        scheduler_config=SimpleNamespace(
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=config.max_model_len,
+            async_scheduling=True,
+        ),
+        cache_config=SimpleNamespace(block_size=config.block_size),
+        parallel_config=SimpleNamespace(tensor_parallel_size=config.world_size, rank=config.rank),
+        device_config=SimpleNamespace(device=device, device_type=device.type),
+        speculative_config=None,
+        additional_config={},
+    )
