@@ -179,7 +179,10 @@ def test_errors_are_exceptions_of_the_right_kind(client: openai.OpenAI) -> None:
         create(messages=[{"role": "user", "content": "word " * 400}], **GREEDY)
     assert caught.value.code == "context_length_exceeded"
     with pytest.raises(openai.BadRequestError, match="response_format"):
-        create(messages=MESSAGES, response_format={"type": "json_object"}, **GREEDY)
+        create(messages=MESSAGES, response_format={"type": "json"}, **GREEDY)  # type: ignore[typeddict-item]
+    impossible = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "no such type"}}}
+    with pytest.raises(openai.BadRequestError):
+        create(messages=MESSAGES, response_format=impossible, **GREEDY)  # type: ignore[arg-type]
     with pytest.raises(openai.BadRequestError):
         create(messages=[], **GREEDY)
     assert create(messages=MESSAGES, **GREEDY).choices[0].message.content  # and it goes on
