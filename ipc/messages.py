@@ -189,7 +189,7 @@ class Finished(Message, frozen=True):
     stop_token_id: int | None = None
 
 
-class TokenLogprobs(Message, frozen=True):
+class TokenLogprobs(Message, frozen=True, gc=False):
     """Log-probabilities that belong to one token of `StepOutputs`: raw, before penalties, temperature and masks."""
 
     logprob: float  # of the sampled token

@@ -13,7 +13,8 @@ import socket
 
 import msgspec
 
-from quire.frontend.http.server import FrontendConfig, StopSignals, bind_beside
+from quire.frontend.http.listener import bind_beside
+from quire.frontend.http.server import FrontendConfig, StopSignals
 from quire.frontend.supervisor import StartFailed, Supervisor, in_daemon_thread, until_ended
 from quire.ipc.process.children import Child, how_it_ended, spawn
 from quire.ipc.process.restarts import Restarts
@@ -27,7 +28,7 @@ class Frontends:
     """All of them. `template`: what they have in common; the sockets are theirs from now on."""
 
     def __init__(self, template: FrontendConfig, sockets: list[socket.socket], tells_of_engine: bool) -> None:
-        self._grace_s = template.shutdown_grace_s + _LAST_WORDS_S
+        self._grace_s = template.drain_delay_s + template.shutdown_grace_s + _LAST_WORDS_S
         self._all = [
             Frontend(self, msgspec.structs.replace(template, index=i, tells_of_engine=i == 0 and tells_of_engine), sock)
             for i, sock in enumerate(sockets)
@@ -54,6 +55,8 @@ class Frontends:
         children = [frontend.child for frontend in self._all if frontend.has_child]
         for child in children:
             child.send_signal(signal.SIGTERM)
+        for frontend in self._all:
+            frontend.let_go()
         hurry = asyncio.create_task(signals.now.wait())
         ended = asyncio.gather(*map(until_ended, children))
         await asyncio.wait((ended, hurry), timeout=self._grace_s, return_when=asyncio.FIRST_COMPLETED)
@@ -124,9 +127,16 @@ class Frontend:
         self.is_up, self.is_down = False, True
         self._frontends.share_port()
 
+    def let_go(self) -> None:
+        """Leave the socket to its process: it listens as long as that one does."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
     def stop_listening(self) -> None:
-        """Let the others have what comes, and keep what has come: closing the socket resets what waits in its queue."""
-        if self._socket is None:
+        """Let the others have what comes, and keep what has come: closing the socket resets what waits in its queue. A unix
+        socket is one for all, with one queue."""
+        if self._socket is None or self._family == socket.AF_UNIX:
             return
         self._socket.setblocking(False)
         with contextlib.suppress(OSError):  # BlockingIOError: all

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from quire.frontend.cli.parser_arguments import add_parser_arguments
 from quire.frontend.cli.run_batch import add_run_batch
+from quire.frontend.cli.server_flags import add_server_flags, server_options
 from quire.ipc.process.command import CommandParser, quiet_interrupts
 from quire.ipc.version import VERSION
 
@@ -94,6 +95,7 @@ def _add_serve(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     _add_files_arguments(http)
     http.add_argument("--keep-alive-timeout-s", type=float, default=75.0, help="for idle connections (default: %(default)s)")
     http.add_argument("--shutdown-grace-s", type=float, default=30.0, help="for running requests to end (default: %(default)s)")
+    add_server_flags(http)
     add_parser_arguments(serve)
     attach = serve.add_argument_group("running engine", "attach to an `enginecore` daemon instead of starting an engine")
     attach.add_argument("--engine", metavar="ADDRESS", help="its address: ipc:///path or tcp://host:port (default: start one)")
@@ -143,6 +145,7 @@ def _serve(args: argparse.Namespace) -> int:
         keys = [*args.api_key, *_key_file(args.api_key_file)]
     except ValueError as error:
         parser.error(str(error))
+    server_options(parser, args)  # what is wrong with them is said before anything starts
     if not all(keys):
         parser.error("an API key must not be empty")
 
@@ -166,6 +169,7 @@ def _serve_with(args: argparse.Namespace, engine: "EngineConfig | None", keys: l
         from quire.frontend.http.server import FrontendConfig
         from quire.frontend.http.server_state import Limits
 
+    frontend_options, serve_options = server_options(args.parser, args)
     limits = Limits(
         max_connections=args.max_connections,
         max_body_bytes=args.max_body_mib << 20,
@@ -188,8 +192,11 @@ def _serve_with(args: argparse.Namespace, engine: "EngineConfig | None", keys: l
         limits=limits,
         files_dir=args.files_dir,
         max_files_mib=args.max_files_mib,
+        **frontend_options,
     )
-    config = ServeConfig(host=args.host, port=args.port, num_frontends=args.frontends, engine=engine, frontend=frontend)
+    config = ServeConfig(
+        host=args.host, port=args.port, num_frontends=args.frontends, engine=engine, frontend=frontend, **serve_options
+    )
     return serve_main(config, prespawned)
 
 

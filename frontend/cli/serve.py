@@ -26,8 +26,10 @@ from quire.frontend.cli.frontends import Frontends
 from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.http.api.metrics import block_bytes
 from quire.frontend.http.api.tracing import TracingError, check_endpoint
-from quire.frontend.http.server import FrontendConfig, FrontendError, StopSignals, bind, frontend_keys, run, serve
+from quire.frontend.http.listener import FrontendError, UnixPath, bind, bind_unix
+from quire.frontend.http.server import FrontendConfig, StopSignals, frontend_keys, run, serve
 from quire.frontend.http.store.contents import FilesFolder
+from quire.frontend.http.tls import make_context
 from quire.frontend.launcher import CoreProcess, EngineStartError, launch_core
 from quire.frontend.supervisor import StartFailed, Supervisor, in_daemon_thread
 from quire.ipc.config import EngineConfig
@@ -49,6 +51,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     port: int
     num_frontends: int
+    uds: str | None = None  # a unix socket's path, in place of host and port
+    uds_mode: int = 0o660
     engine: EngineConfig | None
     frontend: FrontendConfig  # the template: address, sockets and numbers are filled in
 
@@ -93,11 +97,17 @@ def run_server(config: ServeConfig, prespawned: Child | None, early: EarlyStop) 
     """
     engine = Engine(config.engine, config.frontend.engine_address, prespawned)
     files = _files_folder(config.frontend.files_dir)
+    unix_path: UnixPath | None = None
     try:
         frontend_keys(config.frontend)
         check_endpoint(config.frontend.otlp_traces_endpoint)
-        sockets = bind(config.host, config.port, config.num_frontends)
-        port = sockets[0].getsockname()[1]
+        if config.frontend.tls is not None:
+            make_context(config.frontend.tls)  # what is wrong is said now, not when the model is loaded
+        if config.uds is not None:
+            sockets = bind_unix(config.uds, config.uds_mode, config.num_frontends)
+            unix_path = UnixPath(config.uds)
+        else:
+            sockets = bind(config.host, config.port, config.num_frontends)
         engine.start()
         if config.engine is None:
             log.info("waiting for an engine at %s (up to %.0f s)", engine.address, config.frontend.connect_timeout_s)
@@ -107,13 +117,15 @@ def run_server(config: ServeConfig, prespawned: Child | None, early: EarlyStop) 
             num_frontends=config.num_frontends,
             files_dir=str(files.path),
         )
-        print_ready = ReadyMessage(config.host, port, bool(config.frontend.api_keys))
+        print_ready = ReadyMessage.of(config, sockets[0])
         serve_all = _serve_here if config.num_frontends == 1 else _serve_in_children
         early.only_note()
         run(lambda: serve_all(template, sockets, engine, print_ready, early))
-    except (FrontendError, EngineStartError, StartFailed, TracingError) as error:
+    except (FrontendError, EngineStartError, StartFailed, TracingError, ValueError) as error:
         raise ServeError(str(error)) from None
     finally:
+        if unix_path is not None:
+            unix_path.remove()
         engine.stop()
         files.close()
 
@@ -205,18 +217,29 @@ def _socket_folder() -> str:
 class ReadyMessage:
     """What the user sees when requests can come."""
 
-    def __init__(self, host: str, port: int, needs_key: bool) -> None:
+    def __init__(self, host: str, port: int, needs_key: bool, scheme: str = "http", uds: str | None = None) -> None:
         shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-        self._url = f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+        self._url = f"{scheme}://[{shown}]:{port}" if ":" in shown else f"{scheme}://{shown}:{port}"
+        self._curl = f"{self._url}/v1/chat/completions"
+        if uds is not None:
+            self._url = f"unix:{os.path.abspath(uds)}"
+            self._curl = f"--unix-socket {shlex.quote(os.path.abspath(uds))} {scheme}://localhost/v1/chat/completions"
         self._needs_key = needs_key
+
+    @classmethod
+    def of(cls, config: ServeConfig, sock: socket.socket) -> "ReadyMessage":
+        port = sock.getsockname()[1] if config.uds is None else 0
+        scheme = "http" if config.frontend.tls is None else "https"
+        return cls(config.host, port, bool(config.frontend.api_keys), scheme, config.uds)
 
     def __call__(self, model: str) -> None:
         key = " -H 'Authorization: Bearer YOUR_KEY'" if self._needs_key else ""
         body = shlex.quote(json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello!"}]}))
         print(f"Quire serves {model} at {self._url}")
-        print(f"Try: curl {self._url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {body}")
+        print(f"Try: curl {self._curl}{key} -H 'Content-Type: application/json' -d {body}", flush=True)
         key = " --api-key YOUR_KEY" if self._needs_key else ""
-        print(f"or:  {as_started('quire chat')} --url {self._url}{key}", flush=True)
+        if not self._url.startswith("unix:"):
+            print(f"or:  {as_started('quire chat')} --url {self._url}{key}", flush=True)
 
 
 async def _serve_here(

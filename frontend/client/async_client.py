@@ -8,7 +8,6 @@ the core is lost, all that runs fails and the link reconnects. All methods belon
             print(output.outputs[0].text)
 """
 
-import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
@@ -18,6 +17,7 @@ import msgspec
 import numpy as np
 
 from quire.frontend.client.dispatch import Dispatcher
+from quire.frontend.client.encoding import encode_prompt
 from quire.frontend.client.outputs import CompletionOutput, RequestOutput, add_delta, new_completions, snapshot
 from quire.frontend.client.prompt import Prompt, split_prompt
 from quire.frontend.client.stream import (
@@ -60,7 +60,6 @@ __all__ = ["AsyncClient", "ClientError", "EngineDown", "EngineError", "InvalidRe
 BEAT_TIMEOUT_S = 2.0
 WATCH_S = 2e-2  # so long a lone request's first answer is looked for without sleep
 FEW_CORES = 4  # with no more than these the engine's own processes, which spin, too, are given precedence
-_LONG_TEXT = 16 << 10  # characters; longer texts are tokenized in a thread
 
 
 class AsyncClient:
@@ -169,13 +168,7 @@ class AsyncClient:
     # ------------------------------------------------------------------------------------------------- requests
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt; long texts are tokenized off the event loop. Raises TooLong for what can never fit."""
-        tokenizer = self.tokenizer
-        if len(text) <= _LONG_TEXT:
-            return tokenizer.encode(text, add_special_tokens)
-        longest = self.welcome.limits.max_model_len
-        if len(text) > longest * tokenizer.max_token_chars:
-            raise TooLong(f"the prompt has {len(text)} characters, more than {longest} tokens can hold")
-        return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens)
+        return await encode_prompt(self.tokenizer, text, add_special_tokens, self.welcome.limits.max_model_len)
 
     def submit(
         self,
@@ -249,7 +242,7 @@ class AsyncClient:
             raise TypeError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
         limits = self.welcome.limits
         try:
-            if params.bad_words:
+            if params.bad_words and params.bad_words_token_ids is None:
                 params = self.tokenizer.with_bad_words(params)
             check_against(params, vocab_size=limits.vocab_size, max_logprobs=limits.max_logprobs)
         except ValueError as error:
@@ -285,8 +278,8 @@ class AsyncClient:
             async for deltas in stream:
                 for delta in deltas:
                     add_delta(outputs, delta)
-                if prompt_logprobs is None:
-                    prompt_logprobs = stream.prompt_logprobs
+                if prompt_logprobs is None and stream.prompt_logprobs is not None:
+                    prompt_logprobs = list(stream.prompt_logprobs)
                 yield RequestOutput(
                     request_id=stream.request_name,
                     prompt=text,
@@ -348,6 +341,8 @@ class AsyncClient:
     # ------------------------------------------------------------------------------------------------- to and from the core
     def _tell(self, message: FrontendMessage) -> None:
         """Send what must not be lost: later, if the link is busy; never, if the core is lost."""
+        if self._link is not None:
+            self._link.hold()  # a request of a thousand prompts that ends has as many to send
         self._unsent.append(message)
         self._send_unsent()
 

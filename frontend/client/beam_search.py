@@ -18,10 +18,11 @@ import numpy as np
 
 from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.client.beams import Beam, Beams
+from quire.frontend.client.logprob_rows import LogprobRows
 from quire.frontend.client.outputs import Delta, RequestMetrics, TokenLogprobDict
 from quire.frontend.client.progress_bar import ProgressBar
 from quire.frontend.client.prompt import Prompt, split_prompt
-from quire.frontend.client.stream import ClientError, InvalidRequest, Stream, TooLong, logprob_dict
+from quire.frontend.client.stream import ClientError, InvalidRequest, Stream, TooLong
 from quire.frontend.text.detokenizer import PROMPT_TAIL, OutputText
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.limits import output_room
@@ -224,7 +225,7 @@ class BeamStream:
             index,
             OutputText(tokenizer, self.params, prompt_ids[-PROMPT_TAIL:]).push(ids, True, beam.ended),
             ids,
-            None if self.params.logprobs is None else _logprob_dicts(beam, ids, tokenizer),
+            None if self.params.logprobs is None else _logprob_rows(beam, ids, tokenizer),
             "stop" if beam.ended else "length",
             self._search.stop_reason(beam),
             len(ids),
@@ -235,8 +236,8 @@ class BeamStream:
             self._search.cancel()
 
 
-def _logprob_dicts(beam: Beam, ids: list[int], tokenizer: Tokenizer | None) -> list[TokenLogprobDict]:
-    return [logprob_dict(token, row, tokenizer) for token, row in zip(ids, beam.logprobs(), strict=True)]
+def _logprob_rows(beam: Beam, ids: list[int], tokenizer: Tokenizer | None) -> LogprobRows:
+    return LogprobRows(ids, beam.logprobs(), tokenizer)
 
 
 class _Found(NamedTuple):
@@ -287,7 +288,7 @@ def beam_search_output(found: _Found, tokenizer: Tokenizer | None) -> BeamSearch
         output.sequences.append(
             BeamSearchSequence(
                 tokens,
-                _logprob_dicts(beam, tokens[search.num_prompt_tokens :], tokenizer),
+                list(_logprob_rows(beam, tokens[search.num_prompt_tokens :], tokenizer)),
                 beam.cum_logprob,
                 None if tokenizer is None else tokenizer.decode(shown, search.params.skip_special_tokens),
                 "stop" if beam.ended else "length",

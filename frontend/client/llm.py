@@ -254,7 +254,7 @@ class _BatchClient(AsyncClient):
             request_id="",
             prompt=text,
             prompt_token_ids=ids.tolist(),
-            prompt_logprobs=stream.prompt_logprobs,
+            prompt_logprobs=None if stream.prompt_logprobs is None else list(stream.prompt_logprobs),
             outputs=outputs,
             finished=True,
             num_cached_tokens=stream.num_cached_tokens,

@@ -5,6 +5,7 @@
 the consumer's last turn. Nothing here talks to the core or knows a tokenizer.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -36,7 +37,7 @@ class Delta(msgspec.Struct):
     index: int
     text: str
     token_ids: list[int]
-    logprobs: list[TokenLogprobDict] | None = None
+    logprobs: Sequence[TokenLogprobDict] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     num_tokens: int = 0
@@ -97,8 +98,9 @@ def add_delta(outputs: list[CompletionOutput], delta: Delta) -> None:
     out.text += delta.text
     out.token_ids += delta.token_ids
     if delta.logprobs is not None and out.logprobs is not None and out.cumulative_logprob is not None:
-        out.logprobs += delta.logprobs
-        out.cumulative_logprob += sum(row[t].logprob for row, t in zip(delta.logprobs, delta.token_ids, strict=True))
+        rows = list(delta.logprobs)
+        out.logprobs += rows
+        out.cumulative_logprob += sum(row[t].logprob for row, t in zip(rows, delta.token_ids, strict=True))
     if delta.finish_reason is not None:
         out.finish_reason, out.stop_reason = delta.finish_reason, delta.stop_reason
 

@@ -7,17 +7,23 @@ Everything happens in the event loop's thread, but for `Stream.__del__`.
 """
 
 import asyncio
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Self
 
 import numpy as np
 
-from quire.frontend.client.outputs import Delta, Logprob, RequestMetrics, TokenLogprobDict
+from quire.frontend.client.logprob_rows import LogprobRows, PromptLogprobRows
+from quire.frontend.client.outputs import Delta, RequestMetrics, TokenLogprobDict
+from quire.frontend.client.turns import Slice, turn
 from quire.frontend.text.detokenizer import PROMPT_TAIL, OutputText
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.messages import FinishReason, PromptLogprobs, TokenLogprobs, sequence_key
 from quire.ipc.sampling import SamplingParams
+
+MOST_TOKENS = 16 << 10  # of one `take`: some 2 ms
+MOST_ROWS = 160  # with logprobs, which their reader pays for: 20 us a row of 20; 128 children have one each a step
 
 
 class ClientError(Exception):
@@ -95,25 +101,56 @@ class OutputSequence:
             self._seen = kept
             self.finish_reason, self.stop_reason = "stop", self.text.stop_string
 
+    def decode_some(self, most: int) -> bool:
+        """Turn some of the new ids into text, ahead of `take`; whether there are more, but for the last one."""
+        if self.text is None or self.eager:
+            return False
+        new = self.ids[self._seen : min(self._seen + most, len(self.ids) - 1)]
+        self._text += self.text.push(new)
+        self._seen += len(new)
+        return self._seen < len(self.ids) - 1
+
     def take(self, tokenizer: Tokenizer | None) -> Delta:
         """All that is new, as one Delta; nothing of it is kept."""
-        if not self.eager:
-            self.decode()
-        ids, text = self.ids, self._text
-        self.ids, self._text, self._seen = [], "", 0
+        ids = self.ids
+        if self.plain and not self._seen and self.text is not None:  # as below, in fewer steps
+            text = self.text.push(ids, self.finish_reason is not None, self.stop_token)
+        else:
+            if not self.eager:
+                self.decode()
+            ids, text = self.ids, self._text
+            self._text, self._seen = "", 0
+        self.ids = []
         self._num_taken += len(ids)
         logprobs = None
         if self.logprobs is not None:
-            logprobs = [logprob_dict(token, row, tokenizer) for token, row in zip(ids, self.logprobs, strict=True)]
-            self.logprobs = []
+            logprobs, self.logprobs = LogprobRows(ids, self.logprobs, tokenizer), []
         return Delta(self.index, text, ids, logprobs, self.finish_reason, self.stop_reason, self._num_taken)
+
+    def take_some(self, tokenizer: Tokenizer | None, most: int) -> Delta:
+        """The first `most` new tokens, of more, as one Delta; with stop strings, all the text that there is."""
+        later, self.ids = self.ids[most:], self.ids[:most]
+        if self.eager or self.text is None:
+            seen = self._seen
+        else:
+            new = self.ids[self._seen :]
+            self._text += self.text.push(new)
+            seen = self._seen + len(new)
+        ids, text = self.ids, self._text
+        self.ids, self._text, self._seen = later, "", max(0, seen - most)
+        self._num_taken += most
+        logprobs = None
+        if self.logprobs is not None:
+            logprobs, self.logprobs = LogprobRows(ids, self.logprobs[:most], tokenizer), self.logprobs[most:]
+        return Delta(self.index, text, ids, logprobs, num_tokens=self._num_taken)
 
 
 class RequestState:
     """One request and its children, between arrival of messages (the client) and a Stream."""
 
-    __slots__ = ("_last_reported", "_prompt_logprobs", "_prompt_token_ids", "_tokenizer", "_waiter", "error", "id", "metrics",
-                 "name", "news", "num_cached_tokens", "num_open", "num_prompt_tokens", "params", "sequences")  # fmt: skip
+    __slots__ = ("_last_reported", "_most", "_prompt_logprobs", "_prompt_token_ids", "_tokenizer", "_waiter", "error", "id",
+                 "is_behind", "metrics", "name", "news", "num_cached_tokens", "num_open", "num_prompt_tokens", "params",
+                 "sequences")  # fmt: skip
 
     def __init__(
         self,
@@ -134,6 +171,8 @@ class RequestState:
         self.error: ClientError | None = None
         self.num_open = params.n  # children that have not ended
         self.news = False  # something to take; while it is set, nobody needs to be woken
+        self.is_behind = False  # the last `take` has left something
+        self._most = MOST_TOKENS if params.logprobs is None else MOST_ROWS
         self.sequences = [OutputSequence(self, i, self._new_text(prompt_token_ids, tokenizer)) for i in range(params.n)]
         self._tokenizer = tokenizer
         self._waiter: asyncio.Future[None] | None = None
@@ -191,36 +230,45 @@ class RequestState:
         return self._waiter
 
     def take(self) -> list[Delta]:
-        """A Delta for each child with anything new."""
-        self.news = False
+        """A Delta for each child with anything new. Of a consumer that is far behind only as much as a turn of the loop has
+        room for: the rest (is_behind) is the next turn's."""
+        self.news = self.is_behind = False
         self.metrics.last_token_time = time.time()
-        deltas = []
+        if len(self.sequences) == 1 and 0 < len((only := self.sequences[0]).ids) <= self._most:  # most streams, at most times
+            self._last_reported[0] = only.finish_reason is not None
+            return [only.take(self._tokenizer)]
+        deltas, room = [], self._most
         for sequence in self.sequences:
             if sequence.ids or (sequence.finish_reason is not None and not self._last_reported[sequence.index]):
+                if len(sequence.ids) > room:
+                    self.news = self.is_behind = True
+                    if room:
+                        deltas.append(sequence.take_some(self._tokenizer, room))
+                    break
+                room -= len(sequence.ids)
                 deltas.append(sequence.take(self._tokenizer))
                 self._last_reported[sequence.index] = sequence.finish_reason is not None
         return deltas
+
+    async def take_all(self) -> list[Delta]:
+        """All that is new in one Delta a child, its text made in turns of the loop."""
+        if sum([len(sequence.ids) for sequence in self.sequences]) > MOST_TOKENS:
+            piece = Slice()
+            for sequence in self.sequences:
+                while sequence.decode_some(MOST_TOKENS // 4):
+                    if piece.is_over:
+                        await piece.next()
+        self._most = sys.maxsize
+        return self.take()
 
     def candidates(self) -> tuple[np.ndarray, np.ndarray]:
         """(ids int32, log-probabilities float32), likeliest first."""
         m = self._prompt_logprobs[-1]
         return np.frombuffer(m.top_ids, "<i4"), np.frombuffer(m.top_logprobs, "<f4")
 
-    def prompt_logprobs(self) -> list[TokenLogprobDict | None] | None:
+    def prompt_logprobs(self) -> "PromptLogprobRows | None":
         ids = self._prompt_token_ids
-        if ids is None:
-            return None
-        found: list[TokenLogprobDict | None] = [None] * len(ids)
-        for m in self._prompt_logprobs:
-            own = zip(np.frombuffer(m.logprobs, "<f4").tolist(), np.frombuffer(m.ranks, "<i4").tolist(), strict=True)
-            tops = np.frombuffer(m.top_ids, "<i4").reshape(-1, m.num_top) if m.num_top else None
-            values = np.frombuffer(m.top_logprobs, "<f4").reshape(-1, m.num_top) if m.num_top else None
-            for i, (logprob, rank) in enumerate(own):
-                at = m.start + i
-                top_ids = [] if tops is None else tops[i].tolist()
-                top_values = [] if values is None else values[i].tolist()
-                found[at] = _logprob_dict(ids[at], logprob, rank, top_ids, top_values, self._tokenizer)
-        return found
+        return None if ids is None else PromptLogprobRows(ids, self._prompt_logprobs, self._tokenizer)
 
 
 class Stream:
@@ -275,10 +323,10 @@ class Stream:
         return self._state.metrics
 
     @property
-    def prompt_logprobs(self) -> list[TokenLogprobDict | None] | None:
+    def prompt_logprobs(self) -> Sequence[TokenLogprobDict | None] | None:
         """One entry per prompt token, the first None; complete with the first Delta. None unless asked for.
 
-        Built at each access, some microseconds an entry: read it once.
+        An entry is built when it is looked at, which takes some microseconds.
         """
         return self._state.prompt_logprobs()
 
@@ -303,6 +351,8 @@ class Stream:
 
     async def __anext__(self) -> list[Delta]:
         state = self._state
+        if state.is_behind:
+            await turn()
         while True:
             if (state.news or not state.num_open) and (deltas := state.take()):
                 return deltas
@@ -320,7 +370,7 @@ class Stream:
             await state.wait()
         if state.error is not None:
             raise state.error
-        return state.take()
+        return await state.take_all()
 
     def cancel(self) -> None:
         """Abort the request. Idempotent, never blocks, no error after the end. Unfinished children end with "abort"."""
@@ -331,20 +381,3 @@ class Stream:
         state = getattr(self, "_state", None)
         if state is not None and state.num_open and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._cancel, state.id)
-
-
-def logprob_dict(token_id: int, row: TokenLogprobs, tokenizer: Tokenizer | None) -> TokenLogprobDict:
-    """vLLM's shape of one position's logprobs."""
-    top_ids, top = np.frombuffer(row.top_ids, "<i4").tolist(), np.frombuffer(row.top_logprobs, "<f4").tolist()
-    return _logprob_dict(token_id, row.logprob, row.rank, top_ids, top, tokenizer)
-
-
-def _logprob_dict(
-    token_id: int, logprob: float, rank: int, top_ids: list[int], top: list[float], tokenizer: Tokenizer | None
-) -> TokenLogprobDict:
-    text = tokenizer.token_str if tokenizer is not None else str
-    found = {token_id: Logprob(logprob, rank, text(token_id))}
-    for place, (i, value) in enumerate(zip(top_ids, top, strict=True), 1):
-        if i != token_id:
-            found[i] = Logprob(value, place, text(i))
-    return found

@@ -4,7 +4,8 @@ import signal
 import sys
 
 from quire.frontend.client.async_client import AsyncClient
-from quire.frontend.http.server import FrontendConfig, FrontendError, StopSignals, run, serve
+from quire.frontend.http.listener import FrontendError
+from quire.frontend.http.server import FrontendConfig, StopSignals, run, serve
 from quire.ipc.process.children import child_main_config, tell_parent
 from quire.ipc.process.logs import set_up_logging
 

@@ -1,18 +1,17 @@
-"""One frontend process: listening sockets, the client to the engine, the application between them, and an end in order.
+"""One frontend process: a listening socket, the client to the engine, the application between them, and an end in order.
 
 `serve` runs until told to stop, in the process of `quire serve` itself or in a child of it (`python -m quire.frontend.http`).
-Sockets are bound before anything slow happens (`bind`), by whoever starts the process, so that a port in use is said at once.
+The end: /ready turns 503 first, then nobody new is let in, then what runs may end within the grace. Sockets: listener.py.
 """
 
 import asyncio
-import errno
-import gc
 import logging
 import mmap
 import os
 import resource
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -20,33 +19,30 @@ import msgspec
 import uvloop
 
 from quire.frontend.client.async_client import AsyncClient, EngineDown
+from quire.frontend.client.turns import SWITCH_INTERVAL_S
 from quire.frontend.http.api.app import App
 from quire.frontend.http.api.metrics import Metrics
 from quire.frontend.http.api.output_plan import ParserNames
-from quire.frontend.http.api.services import Services
+from quire.frontend.http.api.services import MAX_RESPONSE_BYTES, Services
 from quire.frontend.http.api.tracing import TracedApp
 from quire.frontend.http.batches.runner import BatchRunner
+from quire.frontend.http.garbage import GarbageCollection
+from quire.frontend.http.listener import FrontendError, Listener
 from quire.frontend.http.loop_lag import watch_lag
-from quire.frontend.http.protocol.connection import Connection
 from quire.frontend.http.server_state import Limits, ServerState
 from quire.frontend.http.store.bounds import DEFAULT_FILES_MIB
 from quire.frontend.http.store.storage import Storage
+from quire.frontend.http.tls import TlsFiles
 from quire.frontend.launcher import tell_of_engine
 from quire.ipc.links.curve import FrontendKeys, load_keys, make_keys, parse_key, write_keys
 
 log = logging.getLogger("quire.http")
 
-_BACKLOG = 2048
-
-
-class FrontendError(Exception):
-    """The frontend cannot start; the text is for the user."""
-
 
 class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one frontend process is told. It travels over the control socket, so that keys show in no command line.
 
-    listen_fd: a bound TCP socket. accepted_fds: connections that have waited for this process. metrics_fd: a file of
+    listen_fd: a bound TCP or unix socket. accepted_fds: connections that have waited for this process. metrics_fd: a file of
     num_frontends blocks (metrics.py), -1 for numbers of its own.
     """
 
@@ -64,7 +60,11 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     index: int = 0
     num_frontends: int = 1
     tells_of_engine: bool = False  # log its end and return: the launcher does where it is the launcher's own
+    drain_delay_s: float = 0.0  # from a stop, when /ready turns 503, to when nobody new is let in
     shutdown_grace_s: float = 30.0
+    tls: TlsFiles | None = None
+    root_path: str = ""
+    max_response_mib: int = MAX_RESPONSE_BYTES >> 20
     connect_timeout_s: float = 30.0
     curve_key_file: str | None = None  # this frontend's key pair, for a tcp:// engine; made if it does not exist
     curve_engine_key: str | None = None  # the engine's public key
@@ -72,55 +72,6 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     limits: Limits = Limits()
     files_dir: str | None = None  # shared by all frontends of a server; None: a private one of this process
     max_files_mib: int = DEFAULT_FILES_MIB
-
-
-def bind(host: str, port: int, count: int = 1) -> list[socket.socket]:
-    """`count` TCP sockets bound to the same host and port (0: any free one), not listening yet, so that nobody is left waiting
-    while a model loads. Raises FrontendError with what to do."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]  # fmt: skip
-    except (OSError, UnicodeError) as error:
-        raise FrontendError(f"--host {host}: {error}") from None
-    sockets: list[socket.socket] = []
-    try:
-        # One without SO_REUSEPORT first: with it, a stranger's server of the same user would share its port with us unnoticed.
-        probe = _bound(socket.socket(family, kind, protocol), address, shared=False)
-        if count == 1:
-            return [probe]
-        address = probe.getsockname()
-        probe.close()
-        for _ in range(count):
-            sockets.append(_bound(socket.socket(family, kind, protocol), address, shared=True))
-    except OSError as error:
-        for sock in sockets:
-            sock.close()
-        raise _cannot_listen(host, port, error) from None
-    return sockets
-
-
-def bind_beside(family: int, address: object) -> socket.socket:
-    """One more of the sockets that share a port, as `bind` makes them. Raises OSError."""
-    return _bound(socket.socket(family, socket.SOCK_STREAM), address, shared=True)
-
-
-def _bound(sock: socket.socket, address: object, shared: bool) -> socket.socket:
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if shared:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        sock.bind(address)  # type: ignore[arg-type]
-    except OSError:
-        sock.close()
-        raise
-    return sock
-
-
-def _cannot_listen(host: str, port: int, error: OSError) -> FrontendError:
-    if error.errno == errno.EADDRINUSE:
-        return FrontendError(f"port {port} of {host} is in use; choose another with --port")
-    return FrontendError(f"cannot listen at {host}:{port}: {error.strerror}")
 
 
 def run(main: Callable[[], object]) -> None:
@@ -146,6 +97,7 @@ class StopSignals:
 async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable[[AsyncClient], None]) -> None:
     """Connect to the engine, answer requests until signals.stop, then drain. Raises FrontendError if it cannot start."""
     _raise_file_limit()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     client = AsyncClient(config.engine_address, frontend_keys(config))
     if not await _connect(client, config, signals):
         return
@@ -156,6 +108,7 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
         config.log_requests,
         ParserNames(config.tool_call_parser, config.reasoning_parser),
         config.trust_request_chat_template,
+        config.max_response_mib << 20,
         storage,
     )
     app = App(
@@ -163,20 +116,21 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
         api_keys=config.api_keys,
         metrics_open=config.metrics_open,
         allowed_origins=config.allowed_origins,
+        root_path=config.root_path,
     )
     traced = TracedApp(app, services, config.otlp_traces_endpoint) if config.otlp_traces_endpoint else None
     server = ServerState(traced or app, config.limits)
-    listener = await _listen(config.listen_fd, server)
-    await _take(config.accepted_fds, server)
-    sweeper = asyncio.create_task(server.sweep_forever())
+    listener = Listener(socket.socket(fileno=config.listen_fd), server, config.tls)
+    await listener.open(config.accepted_fds)
+    sweeper = asyncio.create_task(_sweep(server, client))
     lag = asyncio.create_task(watch_lag(services.metrics.histograms["frontend_lag_seconds"]))
     teller = asyncio.create_task(tell_of_engine(client)) if config.tells_of_engine else None
     batches = asyncio.create_task(BatchRunner(app, storage, client).run_forever())
-    gc.collect()
-    gc.freeze()  # what start-up made stays; collections look at requests only
     try:
         on_ready(client)
         await signals.stop.wait()
+        services.state.draining = True
+        await _let_notice(signals, config.drain_delay_s)
         listener.close()
         batches.cancel()  # what they have not answered is the next server's
         await _shut_down(server, config.shutdown_grace_s, signals)
@@ -211,20 +165,20 @@ async def _connect(client: AsyncClient, config: FrontendConfig, signals: StopSig
     return True
 
 
-async def _listen(fd: int, server: ServerState) -> asyncio.Server:
-    sock = socket.socket(fileno=fd)
-    host, port = sock.getsockname()[:2]
-    try:
-        return await asyncio.get_running_loop().create_server(lambda: Connection(server), sock=sock, backlog=_BACKLOG)
-    except OSError as error:  # another has bound the same address at the same time, and listened first
-        raise _cannot_listen(host, port, error) from None
+async def _sweep(server: ServerState, client: AsyncClient) -> None:
+    garbage = GarbageCollection()
+    while True:
+        await asyncio.sleep(1.0)
+        server.sweep()
+        garbage.look(is_idle=client.num_requests == 0)
 
 
-async def _take(fds: list[int], server: ServerState) -> None:
-    """Serve connections that another process has accepted."""
-    for fd in fds:
-        with suppress(OSError):  # it has hung up since
-            await asyncio.get_running_loop().connect_accepted_socket(lambda: Connection(server), socket.socket(fileno=fd))
+async def _let_notice(signals: StopSignals, seconds: float) -> None:
+    """Give balancers the time to see that /ready has turned, while all is still answered."""
+    if seconds > 0:
+        log.info("stopping: /ready says so for %.0f s, in which requests are still taken", seconds)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(signals.now.wait(), seconds)
 
 
 async def _shut_down(server: ServerState, grace_s: float, signals: StopSignals) -> None:

@@ -78,11 +78,6 @@ class ServerState:
         for connection in list(self.connections):
             connection.check_deadlines(now)
 
-    async def sweep_forever(self) -> None:
-        while True:
-            await asyncio.sleep(1.0)
-            self.sweep()
-
     async def shut_down(self, grace_s: float) -> None:
         """Close idle connections, let answers in progress end within `grace_s`, then cancel them. Listening ends elsewhere."""
         self.closing = True

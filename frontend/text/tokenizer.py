@@ -17,8 +17,15 @@ from quire.frontend.text.detokenizer import IncrementalDetokenizer
 from quire.frontend.text.token_bytes import Pieces
 from quire.ipc.generation_config import generation_defaults
 from quire.ipc.sampling import SamplingParams
+from quire.ipc.step.sections import MAX_BAD_WORD_TOKENS
 
+LONG_TEXT = 2 << 10  # characters: some 4 ms
+_DECODED_AT_ONCE = 4096  # tokens
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class TooManyTokens(ValueError):
+    """A text has more tokens than whoever asked can use."""
 
 
 class Tokenizer:
@@ -81,10 +88,25 @@ class Tokenizer:
     def _named_id(self, name: str) -> int | None:
         return self.backend.token_to_id(self.special_tokens[name]) if name in self.special_tokens else None
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text. Special tokens written out in it are recognised, as everywhere."""
-        ids = self.backend.encode(_encodable(text), add_special_tokens=add_special_tokens).ids
+    def encode(self, text: str, add_special_tokens: bool = True, most: int | None = None) -> list[int]:
+        """Token ids of a text. Special tokens written out in it are recognised, as everywhere.
+
+        Long texts are tokenized without the interpreter's lock. Raises TooManyTokens for more than `most`.
+        """
+        text = _encodable(text)
+        if len(text) <= LONG_TEXT:
+            encoding = self.backend.encode(text, add_special_tokens=add_special_tokens)
+        else:
+            (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        if most is not None and len(encoding) > most:
+            raise TooManyTokens(f"the text has {len(encoding)} tokens, more than {most}")
+        ids = encoding.ids
         return [*self._add_bos, *ids] if self._add_bos and add_special_tokens else ids
+
+    def count(self, text: str) -> int:
+        """Tokens of a text, without special ones around it."""
+        (encoding,) = self.backend.encode_batch_fast([_encodable(text)], add_special_tokens=False)
+        return len(encoding)
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
         """The same for many texts, on all cores."""
@@ -97,7 +119,10 @@ class Tokenizer:
         params = SamplingParams(
             skip_special_tokens=skip_special_tokens, spaces_between_special_tokens=spaces_between_special_tokens
         )
-        return IncrementalDetokenizer(self, params).push(ids, finished=True)
+        text, parts = IncrementalDetokenizer(self, params), []
+        for start in range(0, len(ids), _DECODED_AT_ONCE):  # at once would hold the interpreter for as long as it takes
+            parts.append(text.push(ids[start : start + _DECODED_AT_ONCE]))
+        return "".join([*parts, text.push((), finished=True)])
 
     def token_bytes(self, token_id: int) -> bytes:
         """The exact bytes that a token contributes after another one, be they a character, half of one or many."""
@@ -156,10 +181,14 @@ class Tokenizer:
         tokens.) Raises ValueError for too many or too long ones."""
         if not params.bad_words:
             return params
-        rows: list[list[int]] = []
-        for word in params.bad_words:
-            bare = self.encode(word.lstrip(), add_special_tokens=False)
-            spaced = self.encode(" " + word.lstrip(), add_special_tokens=False)
+        words, rows = [word.lstrip() for word in params.bad_words], list[list[int]]()
+        for word in words:
+            if len(word) > MAX_BAD_WORD_TOKENS * self.max_token_chars:
+                raise ValueError(
+                    f"each of bad_words must be 1 to {MAX_BAD_WORD_TOKENS} tokens long, this is longer: {word[:64]!r}"
+                )
+        spaced_words = self.encode_batch([" " + word for word in words], add_special_tokens=False)
+        for word, bare, spaced in zip(words, self.encode_batch(words, add_special_tokens=False), spaced_words, strict=True):
             if not bare:
                 raise ValueError(f"bad_words: {word!r} has no tokens")
             rows.append(bare)

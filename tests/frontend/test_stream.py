@@ -213,7 +213,7 @@ async def test_logprobs_have_vllms_shape(bench: Bench) -> None:
     bench.arrive([(1, THE)], logprobs=[row(-3.0, 7, {CAT: -0.5, WORLD: -1.0})])
     bench.arrive([(1, CAT)], {1: "length"}, logprobs=[row(-0.5, 1, {CAT: -0.5, THE: -2.0})])
     (delta,) = await rest(stream)
-    assert delta.logprobs == [
+    assert list(delta.logprobs) == [
         {THE: Logprob(-3.0, 7, " the"), CAT: Logprob(-0.5, 1, " cat"), WORLD: Logprob(-1.0, 2, " world")},
         {CAT: Logprob(-0.5, 1, " cat"), THE: Logprob(-2.0, 2, " the")},
     ]
@@ -226,7 +226,7 @@ async def test_logprobs_of_requests_that_we_dropped_are_skipped(bench: Bench) ->
     bench.arrive([(2, CAT)], logprobs=[row(-9.0)])
     dropped.cancel()
     bench.arrive([(1, THE), (2, THE), (4, THE), (3, THE)], logprobs=[row(-1.0), row(-2.0), row(-3.0)])
-    assert [d.logprobs for d in await anext(kept)] == [[{THE: Logprob(-3.0, 1, " the")}]]
+    assert [list(d.logprobs) for d in await anext(kept)] == [[{THE: Logprob(-3.0, 1, " the")}]]
     assert (await anext(plain))[0].logprobs is None
     assert stopped.finished
 
@@ -249,7 +249,7 @@ async def test_prompt_logprobs_come_together_from_their_chunks(bench: Bench) -> 
         tops = (np.array([top], "<i4").tobytes(), np.array([-0.5], "<f4").tobytes())
         message = PromptLogprobs(1, 1, start, 1, values.tobytes(), ranks.tobytes(), *tops)
         bench.dispatcher.prompt_logprobs(message)
-    assert stream.prompt_logprobs == [
+    assert list(stream.prompt_logprobs) == [
         None,
         {CAT: Logprob(-1.0, 1, " cat")},
         {WORLD: Logprob(-2.0, 2, " world"), THE: Logprob(-0.5, 1, " the")},

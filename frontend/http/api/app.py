@@ -13,6 +13,8 @@ import logging
 import time
 from collections.abc import Iterable
 
+from quire.frontend.client.turns import in_thread
+from quire.frontend.http.api.body_shape import WEIGHED_BYTES, check_shape
 from quire.frontend.http.api.errors import from_exception
 from quire.frontend.http.api.metrics import NO_HANDLER
 from quire.frontend.http.api.near_path import near_path
@@ -40,7 +42,10 @@ class App:
         api_keys: Iterable[str] = (),
         metrics_open: bool = False,
         allowed_origins: Iterable[str] = ("*",),
+        root_path: str = "",
     ) -> None:
+        """root_path: what paths may begin with, for a proxy that passes them on as they are."""
+        self._root_path = root_path.encode()
         self._services = services
         self._metrics = services.metrics
         self._metrics.register_handlers(route.name for route in ROUTES.routes)
@@ -63,6 +68,7 @@ class App:
         return error
 
     def _admit(self, request: Request) -> ApiError | None:
+        request.path = without_root(request.path, self._root_path)
         if is_preflight(request):
             request.route = PREFLIGHT
             request.max_body = min(request.max_body, _MAX_BODY_OF_GET)
@@ -104,19 +110,25 @@ class App:
         assert isinstance(route, Route)
         began = time.perf_counter()
         try:
+            if len(request.body) >= WEIGHED_BYTES and route.takes == JSON:
+                await in_thread(check_shape, bytes(request.body))
             await route.handler(self._services, request, response)
         except asyncio.CancelledError:
             if not response.client_gone:
                 _tell(response, shutting_down())
             raise
         except Exception as error:
-            known = from_exception(error, route.prompt_field)
-            if known is None:
-                logger.exception("%s failed", route.name)
-            _tell(response, known or internal_error())
+            _tell(response, _as_api_error(error, route))  # kept in no variable: it refers to this frame
         finally:
             if response.status:
                 self._metrics.count_http(route.name, request.method, response.status, time.perf_counter() - began)
+
+
+def _as_api_error(error: Exception, route: Route) -> ApiError:
+    known = from_exception(error, route.prompt_field)
+    if known is None:
+        logger.exception("%s failed", route.name)
+    return known or internal_error()
 
 
 def _tell(response: Response, error: ApiError) -> None:
@@ -124,6 +136,11 @@ def _tell(response: Response, error: ApiError) -> None:
         response.send_error(error)
     elif response.state is ResponseState.STREAMING and not response.is_sized:
         response.end(error_event(error))
+
+
+def without_root(path: bytes, root_path: bytes) -> bytes:
+    """A path without the root path, if it begins with that: whole segments of it."""
+    return path[len(root_path) :] if root_path and path.startswith(root_path + b"/") else path
 
 
 def _no_such_path(path: bytes) -> ApiError:

@@ -1,6 +1,7 @@
 """POST /v1/chat/completions. Tools and reasoning are chat_tools.py's before the request and chat_output.py's behind it."""
 
 import time
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -12,9 +13,11 @@ from quire.frontend.http.api.chat_tools import chat_plan, take_tools
 from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.fields import echoed_text, num_kept
 from quire.frontend.http.api.generate import Streaming, collect, includes_usage, running
-from quire.frontend.http.api.logprobs import LogprobStyle, chat_logprobs, prompt_logprobs
+from quire.frontend.http.api.json_pieces import LARGE_ANSWER, send_json
+from quire.frontend.http.api.logprobs import LogprobStyle, chat_logprobs, chat_pieces, prompt_logprobs
 from quire.frontend.http.api.params import SamplingRequest, check_model, encoded, prompt_text
 from quire.frontend.http.api.prompt_run import PromptRun, usage_of
+from quire.frontend.http.api.reading import read_body
 from quire.frontend.http.api.request_log import new_id
 from quire.frontend.http.api.schemas import (
     ChatChoice,
@@ -35,7 +38,8 @@ _decoder = BodyDecoder(ChatRequest)
 
 
 async def chat_completions(services: Services, request: Request, response: Response) -> None:
-    body = _decoder.decode(request.take_body(), services.unknown_fields)
+    num_bytes = len(request.body)
+    body = await read_body(_decoder, request, services.unknown_fields)
     client, limits, metrics = services.client, services.limits, services.metrics
     model = check_model(body.model, services.model_names)
     tokenizer = client.tokenizer
@@ -50,7 +54,8 @@ async def chat_completions(services: Services, request: Request, response: Respo
         default_max_tokens=None,
         logprobs=_num_logprobs(body, limits.max_logprobs),
     )
-    text = await prompt_text(body, tokenizer, services.trust_request_chat_template)
+    await sampling.prepare()
+    text = await prompt_text(body, tokenizer, services.trust_request_chat_template, num_bytes)
     keep = num_kept(body, limits.max_model_len, body.max_completion_tokens if newer else body.max_tokens)
     ids = await encoded(client, text, bool(body.add_special_tokens), keep, body.truncation_side)
     plan = chat_plan(services.parsers, body, tools, tokenizer, text)
@@ -70,7 +75,7 @@ async def chat_completions(services: Services, request: Request, response: Respo
             )
             await Streaming(response, chunks, chat_format, runs, body, metrics).run()
             return
-        (deltas,) = await collect(runs, metrics)
+        (deltas,) = await collect(runs, metrics, services.max_response_bytes)
         answer = ChatResponse(
             id=name,
             created=created,
@@ -81,6 +86,8 @@ async def chat_completions(services: Services, request: Request, response: Respo
             prompt_token_ids=ids if body.return_token_ids else msgspec.UNSET,
             prompt_text=text if body.return_prompt_text else msgspec.UNSET,
         )
+    if chat_format.is_large(runs[0]):
+        return await send_json(response, answer, services.max_response_bytes)
     response.send(200, json_bytes(answer))
 
 
@@ -96,15 +103,30 @@ class ChatFormat:
         self._return_token_ids = bool(body.return_token_ids)
         self._style = LogprobStyle(tokenizer, body.top_logprobs or 0, bool(body.return_tokens_as_token_ids))
 
-    def opening(self, run: PromptRun, chunks: ChunkWriter, usage: Usage | None) -> list[bytes]:
+    def is_large(self, run: PromptRun) -> bool:
+        """Whether an answer in one piece might take long to encode."""
+        num_ids = sum(run.num_tokens) + (len(run.prompt_token_ids) if self._return_token_ids else 0)
+        return self.wants_logprobs or run.params.prompt_logprobs is not None or num_ids > LARGE_ANSWER
+
+    def opening(self, run: PromptRun, chunks: ChunkWriter, usage: Usage | None) -> Iterable[bytes]:
+        if not self._return_token_ids and self._prompt_text is None and not self.echo:
+            content = b'""' if self.parsed is None else b"null"  # there may be none
+            return [chunks.role(i, usage=usage, content=content) for i in range(run.params.n)]
+        return self._long_opening(run, chunks, usage)
+
+    def _long_opening(self, run: PromptRun, chunks: ChunkWriter, usage: Usage | None) -> Iterator[bytes]:
         ids = list(run.prompt_token_ids) if self._return_token_ids else None
         content = b'""' if self.parsed is None else b"null"  # there may be none
-        texts = {"prompt_token_ids": ids, "prompt_text": self._prompt_text}
-        opening = [chunks.role(i, usage=usage, content=content, **texts) for i in range(run.params.n)]  # type: ignore[arg-type]
-        return [*opening, *(chunks.rich_text(i, self.echo, usage=usage) for i in range(run.params.n if self.echo else 0))]
+        for i in range(run.params.n):
+            yield chunks.role(i, prompt_token_ids=ids, prompt_text=self._prompt_text, usage=usage, content=content)
+        for i in range(run.params.n if self.echo else 0):
+            yield chunks.rich_text(i, self.echo, usage=usage)
 
     def logprobs(self, run: PromptRun, delta: Delta) -> ChatLogprobs | None:
         return None if delta.logprobs is None else chat_logprobs(delta.logprobs, delta.token_ids, self._style)
+
+    def whole_logprobs(self, delta: Delta) -> ChatLogprobs | None:
+        return None if delta.logprobs is None else chat_pieces(delta.logprobs, delta.token_ids, self._style)
 
 
 async def _choice(run: PromptRun, delta: Delta, chat_format: ChatFormat, with_ids: bool) -> ChatChoice:
@@ -117,7 +139,7 @@ async def _choice(run: PromptRun, delta: Delta, chat_format: ChatFormat, with_id
     return ChatChoice(
         index=delta.index,
         message=message,
-        logprobs=chat_format.logprobs(run, delta),
+        logprobs=chat_format.whole_logprobs(delta),
         finish_reason=reason,
         stop_reason=delta.stop_reason,
         token_ids=delta.token_ids if with_ids else msgspec.UNSET,

@@ -1,20 +1,24 @@
 """POST /v1/completions: one or many prompts, as text or token ids, with OpenAI's legacy logprobs and echo."""
 
 import asyncio
+import itertools
 import time
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from quire.frontend.client.async_client import AsyncClient
-from quire.frontend.client.outputs import Delta
+from quire.frontend.client.outputs import Delta, TokenLogprobDict
+from quire.frontend.client.turns import in_thread
 from quire.frontend.http.api.body import BodyDecoder
 from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.fields import num_kept
 from quire.frontend.http.api.generate import Streaming, collect, includes_usage, running
-from quire.frontend.http.api.logprobs import LogprobStyle, add_completion_logprobs, prompt_logprobs
+from quire.frontend.http.api.json_pieces import LARGE_ANSWER, pieces, send_json
+from quire.frontend.http.api.logprobs import LogprobStyle, add_completion_logprobs, completion_pieces, prompt_logprobs
 from quire.frontend.http.api.params import SamplingRequest, check_model, completion_prompts, encoded, truncated
 from quire.frontend.http.api.prompt_run import PromptRun, usage_of
+from quire.frontend.http.api.reading import read_body
 from quire.frontend.http.api.request_log import new_id
 from quire.frontend.http.api.schemas import (
     CompletionChoice,
@@ -35,7 +39,7 @@ _decoder = BodyDecoder(CompletionRequest)
 
 
 async def completions(services: Services, request: Request, response: Response) -> None:
-    body = _decoder.decode(request.take_body(), services.unknown_fields)
+    body = await read_body(_decoder, request, services.unknown_fields)
     model = check_model(body.model, services.model_names)
     tokenizer, metrics = services.client.tokenizer, services.metrics
     _check(body)
@@ -45,6 +49,7 @@ async def completions(services: Services, request: Request, response: Response) 
     prompts = completion_prompts(body)
     sampling = _sampling(body, tokenizer, services.limits.max_model_len)
     sampling.check_fan_out(len(prompts))
+    await sampling.prepare()
     name, created, runs = new_id("cmpl", request.headers, body.request_id), int(time.time()), list[PromptRun]()
     async with running(name, runs, metrics, services.request_log):
         texts = await _submit(services, body, prompts, sampling, name, runs)
@@ -57,10 +62,12 @@ async def completions(services: Services, request: Request, response: Response) 
             )
             await Streaming(response, chunks, text_format, runs, body, metrics).run()
             return
-        results = await collect(runs, metrics)
+        results = await collect(runs, metrics, services.max_response_bytes)
         pairs = [(run, delta) for run, deltas in zip(runs, results, strict=True) for delta in deltas]
         choices = [text_format.choice(run, delta, returns_prompt_logprobs) for run, delta in pairs]
         answer = CompletionResponse(id=name, created=created, model=model, choices=choices, usage=usage_of(runs))
+    if text_format.is_large(runs):
+        return await send_json(response, answer, services.max_response_bytes)
     response.send(200, json_bytes(answer))
 
 
@@ -101,7 +108,7 @@ async def _submit(
         if len(prompts) > 1:
             await asyncio.sleep(0)  # encoding may take milliseconds: others' tokens go first
         if body.echo:
-            texts.append(_echo_text(body, prompt, ids, client.tokenizer))
+            texts.append(await _echo_text(body, prompt, ids, client.tokenizer))
     return texts
 
 
@@ -116,10 +123,21 @@ async def _token_ids(client: AsyncClient, body: CompletionRequest, prompt: str |
     return ids
 
 
-def _echo_text(body: CompletionRequest, prompt: str | list[int], ids: list[int], tokenizer: Tokenizer) -> str:
+async def _echo_text(body: CompletionRequest, prompt: str | list[int], ids: list[int], tokenizer: Tokenizer) -> str:
     if isinstance(prompt, str) and body.truncate_prompt_tokens is None:
         return prompt
-    return tokenizer.decode(ids, body.skip_special_tokens is not False)
+    skip_special = body.skip_special_tokens is not False
+    return (
+        tokenizer.decode(ids, skip_special)
+        if len(ids) <= LARGE_ANSWER
+        else await in_thread(tokenizer.decode, ids, skip_special)
+    )
+
+
+def _token_list(run: PromptRun) -> list[int]:
+    """One list for all choices."""
+    ids = run.prompt_token_ids
+    return ids if isinstance(ids, list) else list(ids)
 
 
 class CompletionFormat:
@@ -136,17 +154,38 @@ class CompletionFormat:
         self._style = LogprobStyle(tokenizer, body.logprobs or 0, bool(body.return_tokens_as_token_ids), skip_special)
         self._text_offsets: dict[int, int] = {}  # of each choice
 
-    def opening(self, run: PromptRun, chunks: ChunkWriter, usage: Usage | None) -> list[bytes]:
+    def is_large(self, runs: list[PromptRun]) -> bool:
+        """Whether an answer in one piece might take long to encode."""
+        num_ids = sum(sum(run.num_tokens) for run in runs)
+        if self._echo_texts or self._return_token_ids:
+            num_ids += self._n * sum(len(run.prompt_token_ids) for run in runs)
+        return self.wants_logprobs or runs[0].params.prompt_logprobs is not None or num_ids > LARGE_ANSWER
+
+    def opening(self, run: PromptRun, chunks: ChunkWriter, usage: Usage | None) -> Iterable[bytes]:
         """The prompt, if it is to be echoed or its ids are to be returned, in a chunk of its own for each choice."""
         if not self._echo_texts and not self._return_token_ids:
             return []
         text = self._echo_texts[run.first_choice // self._n] if self._echo_texts else ""
-        ids = list(run.prompt_token_ids) if self._return_token_ids else None
-        common: dict[str, Any] = {"token_ids": [] if ids else None, "prompt_token_ids": ids, "usage": usage}
-        return [
-            chunks.rich_text(i, text, logprobs=self._prompt_part(run, i), **common)
+        ids = self._prompt_ids(run) if self._return_token_ids else None
+        return itertools.chain.from_iterable(
+            chunks.prompt_pieces(i, text, logprobs=self._prompt_pieces(run, i), prompt_token_ids=ids, usage=usage)
             for i in range(run.first_choice, run.first_choice + self._n)
-        ]
+        )
+
+    def _prompt_ids(self, run: PromptRun) -> list[bytes]:
+        """Encoded once for all choices."""
+        return list(pieces(_token_list(run)))
+
+    def _prompt_pieces(self, run: PromptRun, index: int) -> Iterable[bytes] | None:
+        """Logprobs of the echoed prompt; None unless both were asked for."""
+        rows = self._prompt_rows(run)
+        if rows is None:
+            return None
+        self._text_offsets[index] = sum(map(self._style.num_characters, run.prompt_token_ids))
+        return pieces(completion_pieces([(rows, run.prompt_token_ids)], self._style))
+
+    def _prompt_rows(self, run: PromptRun) -> Sequence[TokenLogprobDict | None] | None:
+        return run.prompt_logprobs() if self.wants_logprobs and self._echo_texts else None
 
     def logprobs(self, run: PromptRun, delta: Delta) -> CompletionLogprobs | None:
         return self._add_output(CompletionLogprobs(), run, delta) if delta.logprobs is not None else None
@@ -156,8 +195,10 @@ class CompletionFormat:
         index = run.first_choice + delta.index
         logprobs = None
         if self.wants_logprobs:
-            logprobs = self._prompt_part(run, index) or CompletionLogprobs()
-            logprobs = logprobs if self._no_output else self._add_output(logprobs, run, delta)
+            rows = self._prompt_rows(run)
+            parts = [(rows, run.prompt_token_ids)] if rows is not None else []
+            parts += [] if self._no_output else [(delta.logprobs or [], delta.token_ids)]
+            logprobs = completion_pieces(parts, self._style)
         echo = self._echo_texts[run.first_choice // self._n] if self._echo_texts else ""
         token_ids = [] if self._no_output else delta.token_ids
         if self._no_output:
@@ -170,17 +211,8 @@ class CompletionFormat:
             stop_reason=None if self._no_output else delta.stop_reason,
             prompt_logprobs=prompt_logprobs(run.prompt_logprobs()) if with_prompt_logprobs else None,
             token_ids=token_ids if self._return_token_ids else msgspec.UNSET,
-            prompt_token_ids=list(run.prompt_token_ids) if self._return_token_ids else msgspec.UNSET,
+            prompt_token_ids=_token_list(run) if self._return_token_ids else msgspec.UNSET,
         )
-
-    def _prompt_part(self, run: PromptRun, index: int) -> CompletionLogprobs | None:
-        """Logprobs of the echoed prompt; None unless both were asked for."""
-        rows = run.prompt_logprobs()
-        if not self.wants_logprobs or not self._echo_texts or rows is None:
-            return None
-        part = CompletionLogprobs()
-        self._text_offsets[index] = add_completion_logprobs(part, rows, run.prompt_token_ids, self._style, 0)
-        return part
 
     def _add_output(self, to: CompletionLogprobs, run: PromptRun, delta: Delta) -> CompletionLogprobs:
         index = run.first_choice + delta.index

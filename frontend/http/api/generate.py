@@ -6,21 +6,28 @@ happens, every stream is cancelled on the way out: a client that has gone, a fai
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
 from quire.frontend.client.outputs import Delta
-from quire.frontend.client.stream import EngineDown, EngineError
+from quire.frontend.client.stream import EngineDown, EngineError, Stream
+from quire.frontend.client.turns import turn
 from quire.frontend.http.api.chat_output import ChatOutput
+from quire.frontend.http.api.json_pieces import too_large, write_pieces
 from quire.frontend.http.api.metrics import Metrics
-from quire.frontend.http.api.prompt_run import PromptRun, usage_of
+from quire.frontend.http.api.prompt_run import PromptRun, RunningUsage, usage_of
 from quire.frontend.http.api.request_log import RequestLog
 from quire.frontend.http.api.request_metrics import count_first_token, count_request
 from quire.frontend.http.api.schemas import ChatLogprobs, CompletionLogprobs, SamplingFields, Usage
 from quire.frontend.http.api.sse import DONE, ChunkWriter
 from quire.frontend.http.api.traced import note_runs
 from quire.frontend.http.protocol.exchange import Response, ResponseState
+
+# Least bytes of a token with logprobs in any answer, and of each alternative: to see early what will be too long.
+_LEAST_OF_TOKEN, _LEAST_OF_ALTERNATIVE = 16, 8
+_LOOK_S = 1.0
+_MANY_RUNS = 64
 
 T = TypeVar("T")
 
@@ -34,8 +41,9 @@ class AnswerFormat(Protocol):
     def parsed(self) -> ChatOutput | None:
         """None for plain text."""
 
-    def opening(self, run: PromptRun, chunks: ChunkWriter, usage: Usage | None) -> list[bytes]:
-        """Chunks before a prompt's first text; with the usage so far, if it is wanted."""
+    def opening(self, run: PromptRun, chunks: ChunkWriter, usage: Usage | None) -> Iterable[bytes]:
+        """Chunks before a prompt's first text; with the usage so far, if it is wanted. Not a list where they may be large: they
+        are made and sent one after the other then, in any pieces."""
 
     def logprobs(self, run: PromptRun, delta: Delta) -> ChatLogprobs | CompletionLogprobs | None: ...
 
@@ -73,15 +81,33 @@ async def run_all(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
             task.cancel()
 
 
-async def collect(runs: Sequence[PromptRun], metrics: Metrics) -> list[list[Delta]]:
-    """Every prompt's merged deltas, by child."""
-    results = await run_all([run.collect() for run in runs])
+async def collect(runs: Sequence[PromptRun], metrics: Metrics, most_bytes: int | None = None) -> list[list[Delta]]:
+    """Every prompt's merged deltas, by child. most_bytes: of the answer; raises ApiError 400 when that cannot be kept to."""
+    results = await run_all([_collect(run, most_bytes) for run in runs])
     for run, deltas in zip(runs, results, strict=True):
         for delta in deltas:
             run.num_tokens[delta.index] = delta.num_tokens
             run.finish_reasons[delta.index] = delta.finish_reason
             metrics.count("request_success", delta.finish_reason or "abort")
     return results
+
+
+async def _collect(run: PromptRun, most_bytes: int | None) -> list[Delta]:
+    """One prompt's. With logprobs, a token is so many bytes of the answer: what gets too long is ended when it does."""
+    params = run.params
+    if most_bytes is None or params.logprobs is None or not isinstance(run.stream, Stream):
+        return await run.collect()
+    most_tokens = most_bytes // (_LEAST_OF_TOKEN + _LEAST_OF_ALTERNATIVE * params.logprobs)
+    if params.max_tokens is not None and params.n * params.max_tokens <= most_tokens:
+        return await run.collect()
+    task = asyncio.ensure_future(run.collect())
+    try:
+        while not (await asyncio.wait((task,), timeout=_LOOK_S))[0]:
+            if run.stream.num_output_tokens > most_tokens:
+                raise too_large(most_bytes)
+        return task.result()
+    finally:
+        task.cancel()
 
 
 def includes_usage(body: SamplingFields) -> bool:
@@ -115,6 +141,8 @@ class Streaming:
         self._parsed = answer_format.parsed
         plain = self._parsed is None and not answer_format.wants_logprobs
         self._rich = not plain or self._token_ids or self._usage_always
+        self._usage = RunningUsage(runs) if self._usage_always and len(runs) > 1 else None
+        self._in_pieces: asyncio.Lock | None = None  # held while a large event is on its way
 
     async def run(self) -> None:
         await run_all([self._pump(run) for run in self._runs])
@@ -124,15 +152,21 @@ class Streaming:
     async def _pump(self, run: PromptRun) -> None:
         latency, clock, previous = self._metrics.inter_token_latency, time.perf_counter, 0.0
         response, text_chunk, first = self._response, self._chunks.text, run.first_choice
+        many = len(self._runs) > _MANY_RUNS
         assert isinstance(run.stream, AsyncIterator)  # beams do not stream
         async for deltas in run.stream:
+            if many:  # all of a step at once would keep others waiting: each has a turn of its own
+                await turn()
             now = clock()
             events: list[bytes] = []
             if previous:
                 latency.observe(now - previous)
             else:
                 count_first_token(self._metrics, run)
-                events = self._format.opening(run, self._chunks, self._running_usage())
+                if self._usage is not None:
+                    self._usage.started(run)
+                opening = self._format.opening(run, self._chunks, self._running_usage())
+                events = opening if isinstance(opening, list) else await self._send_in_pieces(opening)
             previous = now
             for delta in deltas:
                 run.num_tokens[delta.index] = delta.num_tokens
@@ -143,17 +177,37 @@ class Streaming:
                 if delta.finish_reason is not None:
                     events.append(self._finish_chunk(run, delta))
             if events:
-                self._send(b"".join(events) if len(events) > 1 else events[0])
+                if self._in_pieces is not None:
+                    async with self._in_pieces:
+                        pass
+                data = b"".join(events) if len(events) > 1 else events[0]
+                if response.state is ResponseState.STREAMING:
+                    response.write(data)
+                else:
+                    self._begin(data)
                 if response.write_paused:
                     await response.drain()
 
-    def _send(self, data: bytes) -> None:
+    async def _send_in_pieces(self, parts: Iterable[bytes]) -> list[bytes]:
+        """Others' events must not come between. Returns what is left to send: nothing."""
+        if self._in_pieces is None:
+            self._in_pieces = asyncio.Lock()
+        async with self._in_pieces:
+            if self._response.state is ResponseState.WAITING:
+                self._response.start()
+            await write_pieces(self._response, parts)
+        return []
+
+    def _begin(self, data: bytes) -> None:
+        """The head, with the first events; or what comes when it is too late for that."""
         if self._response.state is ResponseState.WAITING:
             self._response.start(first=data)
         else:
             self._response.write(data)
 
     def _rich_chunks(self, run: PromptRun, delta: Delta) -> list[bytes]:
+        if self._usage is not None:
+            self._usage.num_tokens += len(delta.token_ids)
         if self._parsed is not None:
             ids = delta.token_ids if self._token_ids else None
             logprobs = self._format.logprobs(run, delta)
@@ -180,4 +234,6 @@ class Streaming:
         return self._chunks.finish(index, reason, delta.stop_reason, self._running_usage())
 
     def _running_usage(self) -> Usage | None:
+        if self._usage is not None:
+            return self._usage.now()
         return usage_of(self._runs) if self._usage_always else None

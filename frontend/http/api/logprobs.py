@@ -5,9 +5,11 @@ likely ones. JSON has no infinity: log-probabilities of impossible tokens are se
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import cast
 
 from quire.frontend.client.outputs import TokenLogprobDict
+from quire.frontend.http.api.json_pieces import JsonPieces, in_list
 from quire.frontend.http.api.schemas import (
     ChatLogprob,
     ChatLogprobs,
@@ -16,9 +18,13 @@ from quire.frontend.http.api.schemas import (
     PromptLogprobList,
     TopLogprob,
 )
+from quire.frontend.http.api.sse import json_bytes
 from quire.frontend.text.tokenizer import Tokenizer
 
+RowsOfTokens = tuple[Sequence[TokenLogprobDict | None], Sequence[int]]
+
 IMPOSSIBLE = -9999.0
+_ROWS = 64  # encoded at once: some 2 ms
 
 
 class LogprobStyle:
@@ -49,6 +55,18 @@ def chat_logprobs(rows: Sequence[TokenLogprobDict], token_ids: Sequence[int], st
     return ChatLogprobs(content)
 
 
+def chat_pieces(rows: Sequence[TokenLogprobDict], token_ids: Sequence[int], style: LogprobStyle) -> ChatLogprobs:
+    """The same as JSON in pieces (json_pieces.py), for answers of any length."""
+
+    def make() -> Iterator[bytes]:
+        yield b'{"content":'
+        parts = (slice(i, i + _ROWS) for i in range(0, len(token_ids), _ROWS))
+        yield from in_list(chat_logprobs(rows[part], token_ids[part], style).content for part in parts)
+        yield b"}"
+
+    return cast(ChatLogprobs, JsonPieces(make))
+
+
 def add_completion_logprobs(
     to: CompletionLogprobs,
     rows: Sequence[TokenLogprobDict | None],
@@ -73,13 +91,48 @@ def add_completion_logprobs(
     return text_offset
 
 
+def completion_pieces(parts: Sequence[RowsOfTokens], style: LogprobStyle) -> CompletionLogprobs:
+    """Logprobs of the rows and tokens of `parts`, one after the other, as JSON in pieces."""
+
+    def make() -> Iterator[bytes]:
+        columns: dict[str, list[bytes]] = {"text_offset": [], "token_logprobs": [], "tokens": []}  # small, beside the fourth
+        yield b'{"top_logprobs":'
+        yield from in_list(_top_logprobs(parts, style, columns))
+        for name, encoded in columns.items():
+            yield b',"%b":[' % name.encode()
+            for i, data in enumerate(encoded):
+                yield b"," + data if i else data
+            yield b"]"
+        yield b"}"
+
+    return cast(CompletionLogprobs, JsonPieces(make))
+
+
+def _top_logprobs(
+    parts: Sequence[RowsOfTokens], style: LogprobStyle, columns: dict[str, list[bytes]]
+) -> Iterator[list[dict[str, float] | None]]:
+    offset = 0
+    for rows, token_ids in parts:
+        for start in range(0, len(token_ids), _ROWS):
+            some = CompletionLogprobs([], [], [], [])
+            offset = add_completion_logprobs(some, rows[start : start + _ROWS], token_ids[start : start + _ROWS], style, offset)
+            for name, encoded in columns.items():
+                encoded.append(json_bytes(getattr(some, name))[1:-1])
+            yield some.top_logprobs
+
+
 def prompt_logprobs(rows: Sequence[TokenLogprobDict | None] | None) -> PromptLogprobList | None:
+    """vLLM's prompt_logprobs as JSON in pieces."""
     if rows is None:
         return None
-    return [
-        None if row is None else {i: PromptLogprob(finite(p.logprob), p.rank, p.decoded_token) for i, p in row.items()}
-        for row in rows
-    ]
+
+    def some(start: int) -> PromptLogprobList:
+        return [
+            None if row is None else {i: PromptLogprob(finite(p.logprob), p.rank, p.decoded_token) for i, p in row.items()}
+            for row in rows[start : start + _ROWS]
+        ]
+
+    return cast(PromptLogprobList, JsonPieces(lambda: in_list(some(start) for start in range(0, len(rows), _ROWS))))
 
 
 def finite(logprob: float) -> float:

@@ -4,11 +4,11 @@ Defaults come, in this order, from the request, the model's generation_config.js
 the rest of the context for chats). What needs the prompt's length is checked here, so that the text can name the numbers.
 """
 
-import asyncio
 import re
 from typing import Any
 
 from quire.frontend.client.async_client import AsyncClient
+from quire.frontend.client.turns import in_native_thread, in_thread
 from quire.frontend.http.api.errors import invalid, too_long
 from quire.frontend.http.api.fields import check_fields
 from quire.frontend.http.api.schemas import (
@@ -31,6 +31,7 @@ from quire.ipc.sampling import BOUNDS, SamplingParams
 # what a body calls as SamplingParams do, but for what depends on the prompt's length and what has other shapes there
 _OTHER = {"max_tokens", "structured_outputs"}
 _COPIED = [n for n in SamplingParams.__struct_fields__ if n in SamplingFields.__struct_fields__ and n not in _OTHER]
+_LONG_BODY, _MANY_MESSAGES = 16 << 10, 64  # bytes and messages that a template makes a prompt of in 3 ms
 _RESERVED_KWARGS = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize", "self")
 )
@@ -62,6 +63,7 @@ class SamplingRequest:
         self._fields |= {name: value for name in _COPIED if (value := getattr(body, name)) is not None}
         self._fields["top_k"] = min(self._fields.get("top_k", 0), 2**31 - 1)
         self._fields["logprobs"] = logprobs
+        self._tokenizer = tokenizer
         self._fields["structured_outputs"] = structured_outputs(body)
         self._fields["extra_args"] = body.vllm_xargs or None
         self._max_tokens = max_tokens
@@ -74,6 +76,16 @@ class SamplingRequest:
         self._num_sampled = max(self.n, body.best_of or 1)
         if self._num_sampled > high:  # type: ignore[operator]
             raise invalid(f"best_of must be at most {high}, got {body.best_of}", "best_of")
+
+    async def prepare(self) -> None:
+        """What takes long and is the same for every prompt: bad words as tokens."""
+        if self._fields.get("bad_words"):
+            try:
+                words = SamplingParams(bad_words=self._fields["bad_words"])
+                words = await in_native_thread(self._tokenizer.with_bad_words, words)
+            except ValueError as error:
+                raise invalid(str(error), "bad_words") from None
+            self._fields["bad_words_token_ids"] = words.bad_words_token_ids
 
     def check_fan_out(self, num_prompts: int) -> None:
         total, name = num_prompts * self._num_sampled, "n" if self._num_sampled == self.n else "best_of"
@@ -112,7 +124,7 @@ def completion_prompts(body: CompletionRequest) -> list[str | list[int]]:
     prompt = body.prompt
     if isinstance(prompt, str):
         return [prompt]
-    kinds = {type(item) for item in prompt}
+    kinds = set(map(type, prompt))
     if kinds == {int}:
         return [prompt]  # type: ignore[list-item]
     if len(kinds) != 1 or [] in prompt:
@@ -159,11 +171,14 @@ def chat_text(body: ChatRequest | TokenizeRequest, tokenizer: Tokenizer, trust_t
         raise invalid(f"messages: {error}", "messages") from None
 
 
-async def prompt_text(body: ChatRequest | TokenizeRequest, tokenizer: Tokenizer, trust_template: bool) -> str:
-    """`chat_text`; a template of the request's own, which is compiled first, off the event loop."""
-    if body.chat_template is None:
+async def prompt_text(
+    body: ChatRequest | TokenizeRequest, tokenizer: Tokenizer, trust_template: bool, num_bytes: int = 0
+) -> str:
+    """`chat_text`; of a long conversation, or by a template of the request's own, which is compiled first, beside the event
+    loop. num_bytes: of the request's body."""
+    if body.chat_template is None and num_bytes <= _LONG_BODY and len(body.messages or ()) <= _MANY_MESSAGES:
         return chat_text(body, tokenizer)
-    return await asyncio.to_thread(chat_text, body, tokenizer, trust_template)
+    return await in_thread(chat_text, body, tokenizer, trust_template)
 
 
 async def encoded(

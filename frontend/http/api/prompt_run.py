@@ -44,7 +44,7 @@ class PromptRun:
         self.num_reasoning_tokens: list[int] | None = None  # of them, those of thoughts, where that is known
         self.finish_reasons: list[FinishReason | None] = [None] * params.n
         self.has_begun = False  # its first token was counted
-        self._prompt_logprobs: list[TokenLogprobDict | None] | None = None
+        self._prompt_logprobs: Sequence[TokenLogprobDict | None] | None = None
 
     async def collect(self) -> list[Delta]:
         """A merged Delta for each choice, when all have ended."""
@@ -55,8 +55,8 @@ class PromptRun:
         self.num_tokens_left_out = sum(d.num_tokens for d in deltas) - sum(d.num_tokens for d in chosen)
         return chosen
 
-    def prompt_logprobs(self) -> list[TokenLogprobDict | None] | None:
-        """Once the first output is there. The stream builds them at each access: kept."""
+    def prompt_logprobs(self) -> Sequence[TokenLogprobDict | None] | None:
+        """Once the first output is there."""
         if self._prompt_logprobs is None:
             self._prompt_logprobs = self.stream.prompt_logprobs
         return self._prompt_logprobs
@@ -69,3 +69,21 @@ def usage_of(runs: Sequence[PromptRun]) -> Usage:
     thoughts = [run.num_reasoning_tokens for run in runs if run.num_reasoning_tokens is not None]
     details = CompletionTokensDetails(sum(map(sum, thoughts))) if thoughts else msgspec.UNSET
     return Usage(prompt, completion, prompt + completion, PromptTokensDetails(cached), details)
+
+
+class RunningUsage:
+    """usage_of many prompts while their stream goes on: what a chunk says must not cost a look at thousands of sequences."""
+
+    __slots__ = ("_num_cached", "_num_prompt", "num_tokens")
+
+    def __init__(self, runs: Sequence[PromptRun]) -> None:
+        self._num_prompt = sum(run.stream.num_prompt_tokens for run in runs)
+        self._num_cached = 0
+        self.num_tokens = 0  # of output, of all runs; counted by whoever reads them
+
+    def started(self, run: PromptRun) -> None:
+        self._num_cached += run.stream.num_cached_tokens or 0
+
+    def now(self) -> Usage:
+        total = self._num_prompt + self.num_tokens
+        return Usage(self._num_prompt, self.num_tokens, total, PromptTokensDetails(self._num_cached))

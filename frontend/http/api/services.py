@@ -14,6 +14,8 @@ from quire.frontend.http.api.unknown_fields import UnknownFields
 from quire.frontend.http.store.storage import Storage
 from quire.ipc.messages import EngineLimits
 
+MAX_RESPONSE_BYTES = 128 << 20
+
 
 @dataclass(slots=True)
 class ServingState:
@@ -32,6 +34,7 @@ class Services:
     unknown_fields: UnknownFields
     parsers: ParserNames
     trust_request_chat_template: bool = False
+    max_response_bytes: int = MAX_RESPONSE_BYTES  # of an answer that is no stream
     state: ServingState = field(default_factory=ServingState)
     storage: Storage = field(default_factory=Storage)
 
@@ -43,12 +46,22 @@ class Services:
         log_requests: bool = False,
         parsers: ParserNames | None = None,
         trust_request_chat_template: bool = False,
+        max_response_bytes: int = MAX_RESPONSE_BYTES,
         storage: Storage | None = None,
     ) -> "Services":
         """metrics: None for numbers of this process alone. storage: None for a private one, made when it is first used."""
         log = RequestLog(log_requests, client)
         names, storage = parsers or ParserNames(), storage or Storage()
-        return cls(client, metrics or Metrics(), log, UnknownFields(), names, trust_request_chat_template, storage=storage)
+        return cls(
+            client,
+            metrics or Metrics(),
+            log,
+            UnknownFields(),
+            names,
+            trust_request_chat_template,
+            max_response_bytes,
+            storage=storage,
+        )
 
     @property
     def model_names(self) -> list[str]:

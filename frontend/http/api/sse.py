@@ -5,6 +5,7 @@ JSON escape and two concatenations. Chunks with logprobs, token ids or usage tak
 those are left out. One `ChunkWriter` a response; it knows bytes only, not the connection and not the engine.
 """
 
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 import msgspec
@@ -71,6 +72,24 @@ class ChunkWriter:
             extra += b',"prompt_token_ids":' + json_bytes(prompt_token_ids)
         tail = b',"logprobs":%b,"finish_reason":null%b}]%b}\n\n' % (json_bytes(logprobs), extra, self._usage(usage))
         return self._texts[index] + json_bytes(text) + self._close_delta + tail
+
+    def prompt_pieces(
+        self,
+        index: int,
+        text: str,
+        *,
+        logprobs: Iterable[bytes] | None,
+        prompt_token_ids: Iterable[bytes] | None,
+        usage: Usage | None,
+    ) -> Iterator[bytes]:
+        """rich_text of a prompt, which may be long: logprobs and ids are JSON in pieces."""
+        yield self._texts[index] + json_bytes(text) + self._close_delta + b',"logprobs":'
+        yield from (b"null",) if logprobs is None else logprobs
+        yield b',"finish_reason":null'
+        if prompt_token_ids is not None:
+            yield b',"token_ids":[],"prompt_token_ids":'
+            yield from prompt_token_ids
+        yield b"}]%b}\n\n" % self._usage(usage)
 
     def delta(
         self,

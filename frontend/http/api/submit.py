@@ -6,6 +6,7 @@ import msgspec
 
 from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.client.beam_search import BeamSearch, BeamStream
+from quire.frontend.client.logprob_rows import LogprobRows
 from quire.frontend.client.outputs import Delta
 from quire.frontend.http.api.fields import beam_search_params
 from quire.frontend.http.api.prompt_run import PromptRun
@@ -45,5 +46,7 @@ def _best(deltas: list[Delta], params: SamplingParams) -> list[Delta]:
 
 
 def _mean_logprob(delta: Delta) -> float:
+    if isinstance(delta.logprobs, LogprobRows):
+        return delta.logprobs.total() / max(1, len(delta.token_ids))
     rows = zip(delta.logprobs or [], delta.token_ids, strict=True)
     return sum(row[token].logprob for row, token in rows) / max(1, len(delta.token_ids))

@@ -16,9 +16,11 @@ from quire.frontend.client.stream import Stream
 from quire.frontend.http.api.body import BodyDecoder
 from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.generate import collect, running
-from quire.frontend.http.api.logprobs import LogprobStyle, chat_logprobs, prompt_logprobs
+from quire.frontend.http.api.json_pieces import LARGE_ANSWER, send_json
+from quire.frontend.http.api.logprobs import LogprobStyle, chat_logprobs, chat_pieces, prompt_logprobs
 from quire.frontend.http.api.params import check_model
 from quire.frontend.http.api.prompt_run import PromptRun, usage_of
+from quire.frontend.http.api.reading import read_body
 from quire.frontend.http.api.request_log import new_id
 from quire.frontend.http.api.schemas import (
     ChatLogprobs,
@@ -92,7 +94,7 @@ _decoder = BodyDecoder(GenerateRequest)
 
 
 async def generate(services: Services, request: Request, response: Response) -> None:
-    body = _decoder.decode(request.take_body(), services.unknown_fields)
+    body = await read_body(_decoder, request, services.unknown_fields)
     model = check_model(body.model, services.model_names)
     params = _params(body)
     name = f"generate-tokens-{body.request_id}" if body.request_id else new_id("generate-tokens", request.headers)
@@ -107,16 +109,18 @@ async def generate(services: Services, request: Request, response: Response) -> 
         choice = _choice_maker(services, params)
         if body.stream:
             return await _stream(services, response, stream, run, name, choice, body.stream_options or StreamOptions())
-        (deltas,) = await collect(runs, services.metrics)
+        (deltas,) = await collect(runs, services.metrics, services.max_response_bytes)
         answer = GenerateResponse(
             request_id=name,
             created=int(time.time()),
             model=model,
-            choices=[choice(delta) for delta in deltas],
+            choices=[choice(delta, True) for delta in deltas],
             usage=usage_of(runs),
             prompt_logprobs=prompt_logprobs(run.prompt_logprobs()),
         )
-    response.send(200, json_bytes(answer))
+    if params.logprobs is None and params.prompt_logprobs is None and sum(run.num_tokens) <= LARGE_ANSWER:
+        return response.send(200, json_bytes(answer))
+    await send_json(response, answer, services.max_response_bytes)
 
 
 def _params(body: GenerateRequest) -> SamplingParams:
@@ -138,14 +142,14 @@ def _params(body: GenerateRequest) -> SamplingParams:
         raise invalid(str(error)) from None
 
 
-def _choice_maker(services: Services, params: SamplingParams) -> Callable[[Delta], GenerateChoice]:
+def _choice_maker(services: Services, params: SamplingParams) -> Callable[..., GenerateChoice]:
     tokenizer = services.client.tokenizer if params.logprobs is not None else None
     style = LogprobStyle(tokenizer, params.logprobs or 0, as_token_ids=True) if tokenizer is not None else None
 
-    def choice(delta: Delta) -> GenerateChoice:
+    def choice(delta: Delta, whole: bool = False) -> GenerateChoice:
         logprobs = None
         if style is not None and delta.logprobs is not None:
-            logprobs = chat_logprobs(delta.logprobs, delta.token_ids, style)
+            logprobs = (chat_pieces if whole else chat_logprobs)(delta.logprobs, delta.token_ids, style)
         ids = list(delta.token_ids)
         return GenerateChoice(index=delta.index, logprobs=logprobs, finish_reason=delta.finish_reason, token_ids=ids)
 
@@ -158,7 +162,7 @@ async def _stream(
     stream: Stream,
     run: PromptRun,
     name: str,
-    choice: Callable[[Delta], GenerateChoice],
+    choice: Callable[..., GenerateChoice],
     options: StreamOptions,
 ) -> None:
     """Events of new ids, one a choice and turn; the head goes out with the first, so that an earlier failure has its status."""

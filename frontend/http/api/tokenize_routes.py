@@ -3,13 +3,15 @@
 A text may be as long as a body: from some thousand tokens on, what is made of them is made in a thread.
 """
 
-import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
+from quire.frontend.client.turns import in_thread
 from quire.frontend.http.api.body import BodyDecoder
 from quire.frontend.http.api.errors import invalid
+from quire.frontend.http.api.json_pieces import send_json
 from quire.frontend.http.api.params import check_model, prompt_text
+from quire.frontend.http.api.reading import read_body
 from quire.frontend.http.api.schemas import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -31,7 +33,8 @@ _detokenize_decoder = BodyDecoder(DetokenizeRequest)
 
 
 async def tokenize(services: Services, request: Request, response: Response) -> None:
-    body = _tokenize_decoder.decode(request.take_body(), services.unknown_fields)
+    num_bytes = len(request.body)
+    body = await read_body(_tokenize_decoder, request, services.unknown_fields)
     check_model(body.model, services.model_names)
     tokenizer = services.client.tokenizer
     if (body.prompt is None) == (body.messages is None):
@@ -42,19 +45,21 @@ async def tokenize(services: Services, request: Request, response: Response) -> 
     check_tools_size(body.tools or [])
     chat = body.prompt is None
     trust = services.trust_request_chat_template
-    text = await prompt_text(body, tokenizer, trust) if body.prompt is None else body.prompt
+    text = await prompt_text(body, tokenizer, trust, num_bytes) if body.prompt is None else body.prompt
     special = body.add_special_tokens if body.add_special_tokens is not None else not chat
     ids = await services.client.encode(text, add_special_tokens=special)
 
-    def answer() -> bytes:
-        strings = [tokenizer.token_str(i) for i in ids] if body.return_token_strs else None
-        return json_bytes(TokenizeResponse(len(ids), services.limits.max_model_len, ids, strings))
-
-    response.send(200, await _made(answer, len(ids)))
+    strings: list[str] | None = None
+    if body.return_token_strs:
+        strings = await _made(lambda: list(map(tokenizer.token_str, ids)), len(ids))
+    answer = TokenizeResponse(len(ids), services.limits.max_model_len, ids, strings)
+    if len(ids) <= _FEW_TOKENS:
+        return response.send(200, json_bytes(answer))
+    await send_json(response, answer, services.max_response_bytes)
 
 
 async def detokenize(services: Services, request: Request, response: Response) -> None:
-    body = _detokenize_decoder.decode(request.take_body(), services.unknown_fields)
+    body = await read_body(_detokenize_decoder, request, services.unknown_fields)
     check_model(body.model, services.model_names)
     vocab_size, tokenizer = services.limits.vocab_size, services.client.tokenizer
 
@@ -73,4 +78,4 @@ async def tokenizer_info(services: Services, request: Request, response: Respons
 
 
 async def _made(make: Callable[[], T], num_tokens: int) -> T:
-    return make() if num_tokens <= _FEW_TOKENS else await asyncio.to_thread(make)
+    return make() if num_tokens <= _FEW_TOKENS else await in_thread(make)

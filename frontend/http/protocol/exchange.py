@@ -45,7 +45,7 @@ class Request:
     def __init__(self) -> None:
         self.method = ""
         self.target = b""
-        self.path = b""  # the raw target up to the first "?": never decoded, so that no two spellings name one route
+        self.path = b""  # raw, up to the first "?" and without the root path: never decoded, or two spellings name one route
         self.query = b""
         self.version = "1.1"
         self.headers: dict[bytes, bytes] = {}

@@ -1,9 +1,23 @@
 """Checks of a request's head, made before its body is read: what llhttp lets pass and we do not, and sizes."""
 
+import re
+
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.protocol.exchange import Request
 
 BAD_REQUEST = "The request is not valid HTTP/1.1."
+
+
+_ORIGIN = re.compile(rb"https?://[^/?#@]+(?=[/?]|$)", re.IGNORECASE)
+
+
+def split_target(target: bytes) -> tuple[bytes, bytes]:
+    """(path, query), raw. The absolute form, which every server must take (RFC 9112, 3.2.2), is a scheme and a host more."""
+    if not target.startswith(b"/") and (origin := _ORIGIN.match(target)):
+        target = target[origin.end() :]
+        target = target if target.startswith(b"/") else b"/" + target
+    path, _, query = target.partition(b"?")
+    return path, query
 
 
 def check_head(request: Request) -> ApiError | None:

@@ -7,12 +7,21 @@ The reader knows no transport: pausing, answering and closing are the connection
 """
 
 from collections import deque
+from typing import cast
 
 import httptools
 
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.protocol.exchange import Request
-from quire.frontend.http.protocol.head import BAD_REQUEST, body_too_large, check_head, check_length, has_body, head_too_large
+from quire.frontend.http.protocol.head import (
+    BAD_REQUEST,
+    body_too_large,
+    check_head,
+    check_length,
+    has_body,
+    head_too_large,
+    split_target,
+)
 from quire.frontend.http.server_state import ServerState
 
 _SINGLE = frozenset((b"host", b"authorization", b"content-type", b"content-encoding", b"expect", b"transfer-encoding"))
@@ -99,6 +108,7 @@ class RequestReader:
         self.end()
         self.queue.clear()
         self._release(self.held_bytes)
+        self._parser = cast(httptools.HttpRequestParser, None)  # it refers to us: both would wait for the garbage collector
 
     def restart_deadline(self) -> None:
         """We have made the client wait; from now on it counts again."""
@@ -179,7 +189,7 @@ class RequestReader:
         request = incoming.request
         request.method = self._parser.get_method().decode()
         request.version = self._parser.get_http_version()
-        request.path, _, request.query = request.target.partition(b"?")
+        request.path, request.query = split_target(request.target)
         request.keep_alive = self._parser.should_keep_alive() and not self._server.closing
         request.max_body = self._limits.max_body_bytes
         fault = check_head(request)

@@ -23,7 +23,7 @@ from served import (
 from toy_tokenizers import byte_level
 
 from quire.frontend.cli.chat import ChatError, ChatOptions, ChatServer, Conversation, chat
-from quire.frontend.http.server import bind
+from quire.frontend.http.listener import bind
 from quire.ipc.messages import Abort, AddRequest
 
 

@@ -16,7 +16,8 @@ from served import (
 from quire.frontend.cli import main as cli
 from quire.frontend.cli import parser_arguments
 from quire.frontend.cli.serve import ReadyMessage
-from quire.frontend.http.server import FrontendConfig, FrontendError, bind
+from quire.frontend.http.listener import FrontendError, bind
+from quire.frontend.http.server import FrontendConfig
 from quire.frontend.http.server_state import Limits
 from quire.frontend.text.reasoning_parsers.choice import REASONING_PARSERS
 from quire.frontend.text.tool_parsers.choice import TOOL_PARSERS

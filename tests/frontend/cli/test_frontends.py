@@ -6,7 +6,8 @@ import pytest
 
 from quire.frontend.cli import frontends as frontends_module
 from quire.frontend.cli.frontends import Frontends
-from quire.frontend.http.server import FrontendConfig, bind
+from quire.frontend.http.listener import bind
+from quire.frontend.http.server import FrontendConfig
 
 
 def test_connections_that_wait_for_a_frontend_are_kept_up_to_a_limit(monkeypatch):

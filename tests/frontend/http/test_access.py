@@ -19,7 +19,8 @@ EVERY_ROUTE = [
     ("POST", "/tokenize"), ("POST", "/detokenize"), ("GET", "/tokenizer_info"), ("GET", "/load"), ("GET", "/openapi.json"),
     ("POST", "/v1/embeddings"), ("GET", "/live/"), ("GET", "/docs/"),
     ("GET", "/metrics"), ("GET", "/nope"), ("OPTIONS", CHAT),
-    ("GET", "//health"), ("GET", "/health/"), ("GET", "/%68ealth"), ("GET", "http://x/health"), ("GET", "/Health"),
+    ("GET", "//health"), ("GET", "/health/"), ("GET", "/%68ealth"), ("GET", "http://x/version"), ("GET", "/Health"),
+    ("GET", "http://x/health/"), ("GET", "http://a@x/health"),
     ("GET", "/health/../v1/models"), ("GET", "/v1/models?/health"), ("GET", "/health;x"),
 ]  # fmt: skip
 

@@ -164,7 +164,7 @@ def test_tokenizer_info():
 def test_unknown_paths_methods_and_types():
     async def main():
         api = http.Api()
-        for path in ("/nope", "/v1", "/v1/chat/completions/", "//health", "/health/", "/%68ealth", "http://x/health"):
+        for path in ("/nope", "/v1", "/v1/chat/completions/", "//health", "/health/", "/%68ealth", "http://a@x/health"):
             assert (await api.ask("GET", path)).status == 404, path
         answer = await api.ask("GET", CHAT)
         assert answer.status == 405 and answer.headers["allow"] == "POST"

@@ -30,7 +30,7 @@ from served import (
 from serving import until
 from toy_tokenizers import byte_level
 
-from quire.frontend.http.server import bind
+from quire.frontend.http.listener import bind
 from quire.ipc.messages import Abort, AddRequest
 
 

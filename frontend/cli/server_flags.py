@@ -1,0 +1,110 @@
+"""Flags of `quire serve` about the server itself: TLS, a unix socket, a root path, the end, limits of answers.
+
+Names are vLLM's where it has them. `add_server_flags` adds them to the command's group; `server_options` checks them and says
+what they mean for FrontendConfig and ServeConfig.
+"""
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from quire.ipc.process.command import CommandParser
+
+if TYPE_CHECKING:
+    from quire.frontend.http.tls import TlsFiles
+
+_MOST_RESPONSE_MIB = 4096
+
+
+def add_server_flags(group: "argparse._ArgumentGroup") -> None:
+    add = group.add_argument
+    add("--uds", metavar="PATH", help="listen at a unix socket instead of a port (default: none)")
+    add("--uds-mode", type=_mode, default=0o660, metavar="MODE", help="who may connect to it, as for chmod (default: 660)")
+    add("--ssl-certfile", metavar="FILE", help="speak TLS with this certificate chain, PEM (default: plain HTTP)")
+    add("--ssl-keyfile", metavar="FILE", help="its key, PEM, without a password (default: in the certificate's file)")
+    add("--ssl-ca-certs", metavar="FILE", help="whose certificates clients may have, PEM (default: none)")
+    add(
+        "--ssl-cert-reqs",
+        type=int,
+        choices=(0, 1, 2),
+        default=0,
+        help="clients' certificates: 0 none, 1 checked if there is one, 2 required (default: %(default)s)",
+    )
+    add("--ssl-ciphers", metavar="LIST", help="cipher suites of TLS 1.2, as OpenSSL writes them (default: Python's)")
+    add(
+        "--enable-ssl-refresh",
+        action="store_true",
+        help="take up changed certificate files; open connections stay as they are (default: read once)",
+    )
+    add(
+        "--root-path",
+        type=_root_path,
+        default="",
+        metavar="PATH",
+        help="what a proxy puts before every path: paths are served with it and without (default: none)",
+    )
+    add(
+        "--drain-delay-s",
+        type=float,
+        default=0.0,
+        help="from a stop, when /ready turns 503, to when no new connection is taken: what a balancer needs to notice "
+        "(default: %(default)s)",
+    )
+    add(
+        "--max-response-mib",
+        type=int,
+        default=128,
+        help="longest answer that is no stream, MiB; it is never held as a whole (default: %(default)s)",
+    )
+
+
+def server_options(parser: CommandParser, args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Fields of FrontendConfig and of ServeConfig. Ends the program for flags that do not go together."""
+    if not args.drain_delay_s >= 0:
+        parser.error("--drain-delay-s must be at least 0")
+    if not 1 <= args.max_response_mib <= _MOST_RESPONSE_MIB:
+        parser.error(f"--max-response-mib must be between 1 and {_MOST_RESPONSE_MIB}")
+    if args.uds == "":
+        parser.error("--uds needs a path")
+    frontend = {
+        "tls": _tls(parser, args),
+        "root_path": args.root_path,
+        "drain_delay_s": args.drain_delay_s,
+        "max_response_mib": args.max_response_mib,
+    }
+    return frontend, {"uds": args.uds, "uds_mode": args.uds_mode}
+
+
+def _tls(parser: CommandParser, args: argparse.Namespace) -> "TlsFiles | None":
+    if args.ssl_certfile is None:
+        names = ("ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers", "enable_ssl_refresh")
+        given = [f"--{name.replace('_', '-')}" for name in names if getattr(args, name)]
+        if given:
+            parser.error(f"{', '.join(given)}: TLS needs --ssl-certfile as well")
+        return None
+    from quire.frontend.http.tls import TlsFiles
+
+    return TlsFiles(
+        certfile=args.ssl_certfile,
+        keyfile=args.ssl_keyfile,
+        ca_certs=args.ssl_ca_certs,
+        cert_reqs=args.ssl_cert_reqs,
+        ciphers=args.ssl_ciphers,
+        refresh=args.enable_ssl_refresh,
+    )
+
+
+def _mode(text: str) -> int:
+    try:
+        mode = int(text, 8)
+    except ValueError:
+        mode = -1
+    if not 0 < mode <= 0o777:
+        raise argparse.ArgumentTypeError("a mode is three octal digits, as 660")
+    return mode
+
+
+def _root_path(text: str) -> str:
+    path = text.rstrip("/")
+    if path and (not path.startswith("/") or not path.isascii() or not path.isprintable() or set(path) & set(" ?#")):
+        raise argparse.ArgumentTypeError("a root path begins with a slash, as /llm")
+    return path

@@ -1,0 +1,33 @@
+"""A prompt's text to token ids without keeping the event loop: short texts here, long ones in a thread."""
+
+from quire.frontend.client.stream import TooLong
+from quire.frontend.client.turns import in_native_thread
+from quire.frontend.text.tokenizer import LONG_TEXT, Tokenizer, TooManyTokens
+
+MOST_TOKENS = 1 << 19  # of one text, where the context is no longer: a list of so many takes 30 ms to make
+_USUAL_CHARS = 8  # a token seldom stands for more
+_PART_CHARS = 64 << 10
+_LOST_AT_CUT = 32  # tokens more that a part may have than its share of the whole
+
+
+async def encode_prompt(tokenizer: Tokenizer, text: str, add_special_tokens: bool, max_model_len: int) -> list[int]:
+    """Raises TooLong for what can never fit into the context: it is not tokenized, or not made a list of."""
+    if len(text) <= LONG_TEXT:
+        return tokenizer.encode(text, add_special_tokens)
+    if len(text) > max_model_len * tokenizer.max_token_chars:
+        raise TooLong(f"the prompt has {len(text)} characters, more than {max_model_len} tokens can hold")
+    try:
+        return await in_native_thread(_encode, tokenizer, text, add_special_tokens, max(max_model_len, MOST_TOKENS))
+    except TooManyTokens as error:
+        raise TooLong(f"the prompt cannot be used: {error}") from None
+
+
+def _encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool, most: int) -> list[int]:
+    """A text that is much too long is seen by its parts: as a whole it takes 150 bytes a character, and a second a megabyte."""
+    if len(text) > most * _USUAL_CHARS:
+        count = 0
+        for start in range(0, len(text), _PART_CHARS):
+            count += max(0, tokenizer.count(text[start : start + _PART_CHARS]) - _LOST_AT_CUT)
+            if count > most:
+                raise TooManyTokens(f"the text has more than {most} tokens")
+    return tokenizer.encode(text, add_special_tokens, most)

@@ -1,0 +1,117 @@
+"""JSON in pieces: large answers are encoded a slice a turn of the event loop, measured, and sent as fast as they are read.
+
+`JsonPieces` is a value that is encoded when it is read, and may stand for any field of a response; `pieces` walks a response
+and yields its bytes in order, as `json_bytes` would make them. `send_json` sends an answer of any size: nothing larger than
+KEPT_BYTES is ever held, and what is longer is encoded twice, once to know its length. No route and no field is known here.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from quire.frontend.client.turns import Slice
+from quire.frontend.http.api.sse import json_bytes
+from quire.frontend.http.protocol.errors import ApiError
+from quire.frontend.http.protocol.exchange import Response
+
+KEPT_BYTES = 1 << 20
+LARGE_ANSWER = 8192  # tokens of text, or token ids, from which on an answer goes in pieces
+_WRITE_BYTES = 64 << 10
+_ITEMS = 4096  # of a plain list, at once
+
+
+class JsonPieces:
+    """A JSON value as its bytes, a piece at a time; each piece takes a few milliseconds at most. May be read again."""
+
+    __slots__ = ("_make",)
+
+    def __init__(self, make: Callable[[], Iterator[bytes]]) -> None:
+        self._make = make
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._make()
+
+
+def in_list(parts: Iterable[list[Any]]) -> Iterator[bytes]:
+    """One JSON list, encoded part by part."""
+    opening = b"["
+    for part in parts:
+        if part:
+            yield opening + json_bytes(part)[1:-1]
+            opening = b","
+    yield b"[]" if opening == b"[" else b"]"
+
+
+def pieces(value: Any) -> Iterator[bytes]:
+    """A value's JSON: structs field by field, lists some items at a time, JsonPieces as they come."""
+    if isinstance(value, JsonPieces):
+        yield from value
+    elif isinstance(value, msgspec.Struct) and _is_plain(value):
+        opening = b"{"
+        for field in value.__struct_encode_fields__:
+            part = getattr(value, field)
+            if part is not msgspec.UNSET:
+                yield opening + json_bytes(field) + b":"
+                yield from pieces(part)
+                opening = b","
+        yield b"{}" if opening == b"{" else b"}"
+    elif isinstance(value, list) and value and isinstance(value[0], msgspec.Struct | JsonPieces):
+        for i, item in enumerate(value):
+            yield b"," if i else b"["
+            yield from pieces(item)
+        yield b"]"
+    elif isinstance(value, list) and len(value) > _ITEMS:
+        yield from in_list(value[i : i + _ITEMS] for i in range(0, len(value), _ITEMS))
+    else:
+        yield json_bytes(value)
+
+
+def _is_plain(value: msgspec.Struct) -> bool:
+    """Encoded as an object of its fields, all of them, by their own names."""
+    config = value.__struct_config__
+    names_kept = value.__struct_encode_fields__ == value.__struct_fields__
+    return not (config.array_like or config.omit_defaults or config.tag is not None) and names_kept
+
+
+async def send_json(response: Response, answer: Any, most_bytes: int) -> None:
+    """Answer 200 with JSON of any size. Raises ApiError 400 if it is longer than most_bytes."""
+    kept, size, piece = list[bytes](), 0, Slice()
+    for data in pieces(answer):
+        size += len(data)
+        if size > most_bytes:
+            raise too_large(most_bytes)
+        if size <= KEPT_BYTES:
+            kept.append(data)
+        if piece.is_over:
+            await piece.next()
+    if size <= KEPT_BYTES:
+        return response.send(200, b"".join(kept))
+    kept.clear()
+    response.start_sized(size)
+    await write_pieces(response, pieces(answer))
+    response.end()
+
+
+async def write_pieces(response: Response, parts: Iterable[bytes]) -> None:
+    """Write to a response that has begun, joined to writes of a good size, as fast as the client reads."""
+    buffer, size, piece = list[bytes](), 0, Slice()
+    for data in parts:
+        buffer.append(data)
+        size += len(data)
+        if size >= _WRITE_BYTES:
+            response.write(b"".join(buffer))
+            buffer, size = [], 0
+            await response.drain()
+        if piece.is_over:
+            await piece.next()
+    response.write(b"".join(buffer))
+
+
+def too_large(most_bytes: int) -> ApiError:
+    return ApiError(
+        400,
+        f"The answer is longer than the {most_bytes >> 20} MiB that this server sends in one piece: ask for fewer tokens, "
+        "choices or logprobs, or for a stream.",
+        code="response_too_large",
+    )
