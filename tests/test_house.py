@@ -281,7 +281,7 @@ def test_commands_in_the_documents_exist(document, capsys):
     targets = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()
     for words in re.findall(r"\bmake((?: [a-z-]+)+)", text):
         assert [word for word in words.split() if word not in targets and word[0] != "-"] == []
-    for command in set(re.findall(r"(?<![\w./-])(?<!from )quire ([a-z]+)", text)):
+    for command in set(re.findall(r"(?<![\w./-])(?<!from )quire ([a-z-]+)", text)):
         with pytest.raises(SystemExit, match="0"):
             main([command, "--help"])
 

@@ -18,6 +18,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 
 import msgspec
 
@@ -27,6 +28,7 @@ from quire.frontend.http.api.metrics import block_bytes
 from quire.frontend.http.api.tracing import TracingError, check_endpoint
 from quire.frontend.http.listener import FrontendError, UnixPath, bind, bind_unix
 from quire.frontend.http.server import FrontendConfig, StopSignals, frontend_keys, run, serve
+from quire.frontend.http.store.contents import FilesFolder
 from quire.frontend.http.tls import make_context
 from quire.frontend.launcher import CoreProcess, EngineStartError, launch_core
 from quire.frontend.supervisor import StartFailed, Supervisor, in_daemon_thread
@@ -94,6 +96,7 @@ def run_server(config: ServeConfig, prespawned: Child | None, early: EarlyStop) 
     Raises ServeError.
     """
     engine = Engine(config.engine, config.frontend.engine_address, prespawned)
+    files = _files_folder(config.frontend.files_dir)
     unix_path: UnixPath | None = None
     try:
         frontend_keys(config.frontend)
@@ -108,7 +111,12 @@ def run_server(config: ServeConfig, prespawned: Child | None, early: EarlyStop) 
         engine.start()
         if config.engine is None:
             log.info("waiting for an engine at %s (up to %.0f s)", engine.address, config.frontend.connect_timeout_s)
-        template = msgspec.structs.replace(config.frontend, engine_address=engine.address, num_frontends=config.num_frontends)
+        template = msgspec.structs.replace(
+            config.frontend,
+            engine_address=engine.address,
+            num_frontends=config.num_frontends,
+            files_dir=str(files.path),
+        )
         print_ready = ReadyMessage.of(config, sockets[0])
         serve_all = _serve_here if config.num_frontends == 1 else _serve_in_children
         early.only_note()
@@ -119,6 +127,15 @@ def run_server(config: ServeConfig, prespawned: Child | None, early: EarlyStop) 
         if unix_path is not None:
             unix_path.remove()
         engine.stop()
+        files.close()
+
+
+def _files_folder(path: str | None) -> FilesFolder:
+    """Raises ServeError."""
+    try:
+        return FilesFolder(None if path is None else Path(path).expanduser().resolve())
+    except (OSError, ValueError) as error:
+        raise ServeError(f"--files-dir: {error}") from None
 
 
 class Engine:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from quire.frontend.cli.serve_flags import add_serve_arguments
 from quire.frontend.cli.server_flags import server_options
-from quire.frontend.cli.vllm_compat import UnsupportedFlag, take_out
+from quire.frontend.cli.vllm_compat import without_vllms
 from quire.ipc.process.command import CommandParser, quiet_interrupts
 from quire.ipc.process.flags import split_flag
 
@@ -23,7 +23,8 @@ KEY_VARIABLE = "VLLM_API_KEY"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _OURS_TOO = ("enable_log_requests", "log_level", "log_format")  # options of the engine's that mean something to a frontend
 _POSITIVE = (
-    "max_connections", "max_body_mib", "keep_alive_timeout_s", "h11_max_header_count", "h11_max_incomplete_event_size",
+    "max_connections", "max_body_mib", "max_files_mib", "keep_alive_timeout_s", "h11_max_header_count",
+    "h11_max_incomplete_event_size",
 )  # fmt: skip
 
 
@@ -46,13 +47,7 @@ def prepare(parser: CommandParser, words: list[str]) -> list[str]:
 
     What these are is the default of `notes` from then on. Ends the command for flags that are not supported.
     """
-    from_file = _config_words(parser, words)
-    try:
-        words, notes = take_out(words + from_file, parser.actions())
-    except UnsupportedFlag as error:
-        parser.error(str(error))
-    parser.set_defaults(notes=notes)
-    return words
+    return without_vllms(parser, words + _config_words(parser, words))
 
 
 def _config_words(parser: CommandParser, words: list[str]) -> list[str]:
@@ -65,8 +60,7 @@ def _config_words(parser: CommandParser, words: list[str]) -> list[str]:
 
     actions = parser.actions()
     given = {actions[name].dest for word in words if (name := split_flag(word)[0]) in actions}
-    left, _ = take_out(words, actions)
-    if parser.parse_known_args(left)[0].model is not None:
+    if parser.parse_known_args(without_vllms(parser, words))[0].model is not None:
         given.add("model_flag")
     return words_of(path, parser, given)
 
@@ -188,6 +182,8 @@ def _serve_with(args: argparse.Namespace, engine: "EngineConfig | None", keys: l
         curve_engine_key=args.curve_engine_key,
         otlp_traces_endpoint=args.otlp_traces_endpoint,
         limits=limits,
+        files_dir=args.files_dir,
+        max_files_mib=args.max_files_mib,
         **frontend_options,
     )
     config = ServeConfig(

@@ -27,6 +27,7 @@ def add_serve_arguments(serve: CommandParser) -> None:
     add_server_flags(server)
     add_tls_flags(serve.add_argument_group("TLS"))
     _add_access(serve.add_argument_group("access"))
+    _add_files(serve.add_argument_group("files and batches"))
     _add_requests(serve.add_argument_group("requests"))
     add_parser_arguments(serve)
     _add_attach(serve.add_argument_group("running engine", "attach to an `enginecore` daemon instead of starting an engine"))
@@ -114,6 +115,17 @@ def _add_access(add_to: Any) -> None:
         default=False,
         help="let such pages send what a proxy before the server takes for credentials, like cookies (default: off)",
     )
+
+
+def _add_files(add_to: Any) -> None:
+    add = add_to.add_argument
+    add(
+        "--files-dir",
+        metavar="FOLDER",
+        help="where files, batches and stored responses are kept, on a local disk (default: a private folder that goes with"
+        " the server)",
+    )
+    add("--max-files-mib", type=int, default=4096, help="files and batches together, MiB (default: %(default)s)")
 
 
 def _add_requests(add_to: Any) -> None:

@@ -1,7 +1,8 @@
 """vLLM's flags in a launch line of ours: those that need nothing are taken out, with a word why; others are refused by name.
 
-Called by `quire serve` before its own flags are parsed, with words in their normal spelling (ipc/process/flags.py). What the
-parser knows itself is none of this file's business; what is left when it has parsed is answered by `nearest`.
+Called by `quire serve` and `quire run-batch` before their own flags are parsed, with words in their normal spelling
+(ipc/process/flags.py). What the parser knows itself is none of this file's business; what is left when it has parsed is
+answered by `nearest`.
 """
 
 import difflib
@@ -9,6 +10,7 @@ import re
 from collections.abc import Collection, Sequence
 
 from quire.frontend.cli.vllm_flags import ANY, BY_FLAG, WORKING, Row
+from quire.ipc.process.command import CommandParser
 from quire.ipc.process.flags import split_flag
 
 _NEGATIVE_NUMBER = re.compile(r"-\d+(\.\d*)?")
@@ -44,6 +46,19 @@ def take_out(words: Sequence[str], known: Collection[str]) -> tuple[list[str], l
             raise UnsupportedFlag(_refusal(name, key, value, row))
         taken.append(f"{name} ({row.why})")
     return left, taken
+
+
+def without_vllms(parser: CommandParser, words: list[str]) -> list[str]:
+    """Words without vLLM's flags that need nothing; what these are is the parser's default of `notes` from then on.
+
+    Ends the command for flags that are not supported.
+    """
+    try:
+        words, notes = take_out(words, parser.actions())
+    except UnsupportedFlag as error:
+        parser.error(str(error))
+    parser.set_defaults(notes=notes)
+    return words
 
 
 def _negated(name: str, known: Collection[str]) -> Row | None:

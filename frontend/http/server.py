@@ -27,11 +27,14 @@ from quire.frontend.http.api.metrics import Metrics
 from quire.frontend.http.api.output_plan import ParserNames
 from quire.frontend.http.api.services import MAX_RESPONSE_BYTES, Services
 from quire.frontend.http.api.tracing import TracedApp
+from quire.frontend.http.batches.runner import BatchRunner
 from quire.frontend.http.garbage import GarbageCollection
 from quire.frontend.http.listener import FrontendError, Listener
 from quire.frontend.http.loop_lag import watch_lag
 from quire.frontend.http.protocol.cors import Cors
 from quire.frontend.http.server_state import Limits, ServerState
+from quire.frontend.http.store.bounds import DEFAULT_FILES_MIB
+from quire.frontend.http.store.storage import Storage
 from quire.frontend.http.tls import TlsFiles
 from quire.frontend.launcher import tell_of_engine
 from quire.ipc.links.curve import FrontendKeys, load_keys, make_keys, parse_key, write_keys
@@ -79,6 +82,8 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     curve_engine_key: str | None = None  # the engine's public key
     otlp_traces_endpoint: str | None = None
     limits: Limits = Limits()
+    files_dir: str | None = None  # shared by all frontends of a server; None: a private one of this process
+    max_files_mib: int = DEFAULT_FILES_MIB
 
 
 def run(main: Callable[[], object]) -> None:
@@ -108,6 +113,7 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
     client = AsyncClient(config.engine_address, frontend_keys(config))
     if not await _connect(client, config, signals):
         return
+    storage = Storage(config.files_dir, config.max_files_mib << 20)
     services = Services.make(
         client,
         _metrics(config),
@@ -116,6 +122,7 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
         parsers=ParserNames(config.tool_call_parser, config.reasoning_parser),
         trust_request_chat_template=config.trust_request_chat_template,
         max_response_bytes=config.max_response_mib << 20,
+        storage=storage,
     )
     access_log = AccessLog(config.access_log_without) if config.access_log else None
     app = App(
@@ -134,19 +141,24 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
     sweeper = asyncio.create_task(_sweep(server, client))
     lag = asyncio.create_task(watch_lag(services.metrics.histograms["frontend_lag_seconds"]))
     teller = asyncio.create_task(tell_of_engine(client)) if config.tells_of_engine else None
+    batches = asyncio.create_task(BatchRunner(app, storage, client).run_forever())
     try:
         on_ready(client)
         await signals.stop.wait()
         services.state.draining = True
         await _let_notice(signals, config.drain_delay_s)
         listener.close()
+        batches.cancel()  # what they have not answered is the next server's
         await _shut_down(server, config.shutdown_grace_s, signals)
     finally:
+        batches.cancel()
+        await asyncio.wait((batches,))
         sweeper.cancel()
         lag.cancel()
         if teller is not None:
             teller.cancel()
         listener.close()
+        await storage.close()
         await client.close()
         if access_log is not None:
             access_log.flush()

@@ -95,10 +95,12 @@ class App:
         request.route = route
         if route.missing:
             return ApiError(501, route.missing, code="not_implemented")
-        if route.method == "GET":
+        if route.method in ("GET", "DELETE"):
             request.max_body = min(request.max_body, _MAX_BODY_OF_GET)
             return None
         request.max_body = route.max_body or request.max_body
+        if route.takes != JSON and not self._cors.lets_in(request.headers):
+            return ApiError(403, "A page of this origin may not use this server.", code="origin_not_allowed")
         return _check_media_type(request, route.takes)
 
     def _has_key(self, request: Request) -> bool:
@@ -108,6 +110,7 @@ class App:
         found = False
         for digest in self._key_digests:
             found |= hmac.compare_digest(given, digest)
+        request.owner = given.hex()
         return found and scheme.lower() == b"bearer"
 
     # ------------------------------------------------------------------------------------------------------- answering

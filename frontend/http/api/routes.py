@@ -7,12 +7,13 @@ import asyncio
 import functools
 from typing import Any
 
-from quire.frontend.http.api import admin_routes, health_routes, service_routes, tokenize_routes
+from quire.frontend.http.api import admin_routes, batches, files, health_routes, service_routes, tokenize_routes
 from quire.frontend.http.api.chat import chat_completions
 from quire.frontend.http.api.completions import completions
 from quire.frontend.http.api.metrics import NO_HANDLER
 from quire.frontend.http.api.openapi import document
 from quire.frontend.http.api.page import FILES, page
+from quire.frontend.http.api.pages import PAGE_FIELDS
 from quire.frontend.http.api.route import Route, RouteTable
 from quire.frontend.http.api.schemas import (
     ChatRequest,
@@ -35,7 +36,9 @@ from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import json_bytes
 from quire.frontend.http.api.static_page import StaticPage
 from quire.frontend.http.api.token_generate import GenerateRequest, GenerateResponse, generate
+from quire.frontend.http.batches.record import Batch
 from quire.frontend.http.protocol.exchange import Request, Response
+from quire.frontend.http.store.bounds import MAX_FORM_BYTES
 
 
 @functools.cache
@@ -72,6 +75,19 @@ ROUTES = RouteTable(
               streams=True, example={"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 32}}, prompt_field="token_ids"),
         Route("GET", "/v1/models", service_routes.list_models, "The models that are served", "models", answer=ModelList),
         Route("GET", "/v1/models/{model:path}", service_routes.one_model, "One of them", "models", answer=ModelCard),
+        Route("POST", "/v1/files", files.upload_file, "Upload the input of a batch: a form with purpose and file", "batches",
+              answer=files.FileObject, takes="multipart/form-data", max_body=MAX_FORM_BYTES),
+        Route("GET", "/v1/files", files.list_files, "Your files", "batches", answer=dict[str, Any], query=PAGE_FIELDS),
+        Route("GET", "/v1/files/{file_id}", files.read_file, "One of them", "batches", answer=files.FileObject),
+        Route("GET", "/v1/files/{file_id}/content", files.read_file, "What is in it", "batches",
+              answer_type="application/octet-stream"),
+        Route("DELETE", "/v1/files/{file_id}", files.delete_file, "Delete it", "batches", answer=dict[str, Any]),
+        Route("POST", "/v1/batches", batches.create_batch, "Answer a file of requests, in time", "batches",
+              batches.BatchRequest, Batch),
+        Route("GET", "/v1/batches", batches.list_batches, "Your batches", "batches", answer=dict[str, Any], query=PAGE_FIELDS),
+        Route("GET", "/v1/batches/{batch_id}", batches.one_batch, "One of them", "batches", answer=Batch),
+        Route("POST", "/v1/batches/{batch_id}/cancel", batches.cancel_batch, "Give up what is not answered", "batches",
+              answer=Batch),
         Route("POST", "/tokenize", tokenize_routes.tokenize, "Token ids of a text or a conversation", "tokens",
               TokenizeRequest, TokenizeResponse, example={"prompt": "Hello!"}, prompt_field="prompt"),
         Route("POST", "/detokenize", tokenize_routes.detokenize, "The text of token ids", "tokens",

@@ -12,6 +12,7 @@ from quire.frontend.http.api.metrics import Metrics
 from quire.frontend.http.api.output_plan import ParserNames
 from quire.frontend.http.api.request_log import RequestLog
 from quire.frontend.http.api.unknown_fields import UnknownFields
+from quire.frontend.http.store.storage import Storage
 from quire.ipc.messages import EngineLimits
 
 MAX_RESPONSE_BYTES = 128 << 20
@@ -26,7 +27,7 @@ class ServingState:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """client: connected, and reconnecting by itself."""
+    """client: connected, and reconnecting by itself. storage: what is kept between requests."""
 
     client: AsyncClient
     metrics: Metrics
@@ -37,6 +38,7 @@ class Services:
     trust_request_chat_template: bool = False
     max_response_bytes: int = MAX_RESPONSE_BYTES  # of an answer that is no stream
     state: ServingState = field(default_factory=ServingState)
+    storage: Storage = field(default_factory=Storage)
 
     @classmethod
     def make(
@@ -48,8 +50,9 @@ class Services:
         parsers: ParserNames | None = None,
         trust_request_chat_template: bool = False,
         max_response_bytes: int = MAX_RESPONSE_BYTES,
+        storage: Storage | None = None,
     ) -> "Services":
-        """metrics: None for numbers of this process alone."""
+        """metrics: None for numbers of this process alone. storage: None for a private one, made when it is first used."""
         return cls(
             client,
             metrics or Metrics(),
@@ -59,6 +62,7 @@ class Services:
             parsers or ParserNames(),
             trust_request_chat_template,
             max_response_bytes,
+            storage=storage or Storage(),
         )
 
     @property

@@ -32,6 +32,7 @@ class Request:
         "keep_alive",
         "max_body",
         "method",
+        "owner",
         "path",
         "path_parameters",
         "peer",
@@ -58,6 +59,7 @@ class Request:
         self.refusal: ApiError | None = None  # decided before the body was read
         # set by the application's `admit`
         self.route: object = None
+        self.owner = ""  # a digest of the API key that came with it: whose the things are that it makes and sees
         self.path_parameters: dict[str, str] = {}
         self.answer_headers = b""  # header lines that go with the answer, whatever it will be
 
@@ -120,11 +122,14 @@ class Response:
         self.state = ResponseState.STREAMING
         self._output.write(head + self._frame(first) if first else head)
 
-    def start_sized(self, num_bytes: int, content_type: bytes = JSON) -> None:
-        """Begin a body of this length, to be written in pieces."""
+    def start_sized(self, num_bytes: int, content_type: bytes = JSON, headers: Headers = ()) -> bool:
+        """Begin a body of this length, to be written in pieces; False, and nothing to write, if only the head is wanted."""
         self._expect(ResponseState.WAITING)
-        self._output.write(self._head(200, (), b"content-type: %b\r\ncontent-length: %d\r\n" % (content_type, num_bytes)))
-        self.state, self.is_sized = ResponseState.STREAMING, True
+        framing = b"content-type: %b\r\ncontent-length: %d\r\n" % (content_type, num_bytes)
+        self._output.write(self._head(200, headers, framing))
+        wants_body = self._request.method != "HEAD"
+        self.state, self.is_sized = (ResponseState.STREAMING if wants_body else ResponseState.DONE), True
+        return wants_body
 
     def write(self, data: bytes) -> None:
         """One piece of a streamed body; nothing at all for b"", which would end a chunked body."""

@@ -114,10 +114,14 @@ class RequestReader:
     def restart_deadline(self) -> None:
         """We have made the client wait; from now on it counts again."""
         if self._incoming is not None:
-            limits = self._limits
-            self.deadline = self._server.clock() + (
-                limits.body_timeout_s if self._incoming.head_complete else limits.head_timeout_s
-            )
+            head_complete = self._incoming.head_complete
+            self.deadline = self._body_deadline() if head_complete else self._server.clock() + self._limits.head_timeout_s
+
+    def _body_deadline(self) -> float:
+        """A route that takes larger bodies than others lets them come for longer."""
+        assert self._incoming is not None
+        factor = max(1.0, self._incoming.request.max_body / self._limits.max_body_bytes)
+        return self._server.clock() + self._limits.body_timeout_s * factor
 
     def _release(self, num_bytes: int) -> None:
         self.held_bytes -= num_bytes
@@ -199,7 +203,7 @@ class RequestReader:
             return
         request.refusal = error
         self.queue.append(request)
-        self.deadline = self._server.clock() + self._limits.body_timeout_s
+        self.deadline = self._body_deadline()
 
     def on_chunk_header(self) -> None:
         self._reading()

@@ -42,7 +42,8 @@ def test_every_schema_and_reference_is_valid():
 def test_examples_are_taken_and_answers_are_as_described():
     async def main():
         for route in ROUTES.routes:
-            if route.missing or route.parameters or route.answer_type != "application/json":
+            needs_more = route.takes != "application/json" or (route.body is not None and route.example is None)  # a file
+            if route.missing or route.parameters or route.answer_type != "application/json" or needs_more:
                 continue
             answer = await http.Api().ask(route.method, route.path, route.example if route.body else None)
             assert answer.status == 200, (route.path, answer.body)

@@ -1,0 +1,93 @@
+"""A request to the application from inside its own process: the same routes, checks and answers, without a connection.
+
+For batches, in the server (runner.py) and without one (cli/run_batch.py). `Patient` asks again where the server only says that
+it has no room or no engine now: a batch has time.
+"""
+
+import asyncio
+import random
+from typing import NamedTuple
+
+from quire.frontend.client.async_client import AsyncClient
+from quire.frontend.http.api.app import App
+from quire.frontend.http.api.routes import ROUTES
+from quire.frontend.http.batches.lines import Line, new_request_id
+from quire.frontend.http.protocol.errors import ApiError
+from quire.frontend.http.protocol.exchange import Request, Response
+
+_BUSY = (429, 503)
+_MAX_FAILURES = 2  # of the engine, that one request is repeated after
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.1, 10.0
+
+
+class Reply(NamedTuple):
+    status: int
+    body: bytes
+    request_id: str
+
+
+class _Bytes:
+    """An answer's bytes, gathered: what a connection is to a Response."""
+
+    write_paused = False
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def write(self, data: bytes) -> None:
+        self.data += data
+
+    async def drain(self) -> None:
+        return
+
+    def date(self) -> bytes:
+        return b""
+
+    def is_last(self) -> bool:
+        return False
+
+    def is_gone(self) -> bool:
+        return False
+
+
+async def ask(app: App, line: Line, owner: str = "") -> Reply:
+    """POST a line's body to its route. owner: Request.owner, of the key that the batch was made with."""
+    route = ROUTES.find(line.url.encode())[0].get("POST")
+    if route is None:
+        return _not_found()
+    request, output, request_id = Request(), _Bytes(), new_request_id()
+    request.method, request.path, request.route, request.owner = "POST", line.url.encode(), route, owner
+    request.version = "1.0"  # whose answers are not cut into chunks
+    request.headers = {b"content-type": b"application/json", b"x-request-id": request_id.encode()}
+    request.body = bytearray(line.body)
+    request.complete = True
+    response = Response(request, output)
+    await app.handle(request, response)
+    return Reply(response.status, bytes(output.data.partition(b"\r\n\r\n")[2]), request_id)
+
+
+def _not_found() -> Reply:
+    return Reply(404, ApiError(404, "There is no such path here.", code="not_found").body(), new_request_id())
+
+
+class Patient:
+    """`ask`, until there is an answer that would not be another a moment later.
+
+    What an engine fails at is asked again, but not for ever: it may be this request that kills it.
+    """
+
+    def __init__(self, app: App, client: AsyncClient) -> None:
+        self._app = app
+        self._client = client
+
+    async def ask(self, line: Line, owner: str = "") -> Reply:
+        pause_s, failures = _FIRST_PAUSE_S, 0
+        while True:
+            was_connected = self._client.is_connected
+            reply = await ask(self._app, line, owner)
+            has_failed = b'"engine_error"' in reply.body or (b'"engine_down"' in reply.body and was_connected)
+            failures += reply.status >= 500 and has_failed
+            if failures > _MAX_FAILURES or (reply.status not in _BUSY and not (reply.status == 500 and has_failed)):
+                return reply
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # not all at once again
+            pause_s = min(2 * pause_s, _MAX_PAUSE_S)

@@ -1,0 +1,83 @@
+"""BatchRunner: a frontend's part in running the batches of its server. Who runs which is the queue's (store/batch_queue.py).
+
+It looks for work now and then, and when a batch is made here. A frontend that is killed loses its leases, another goes on with
+what is unanswered; one that stops in order gives them back at once. Requests go through the application's own routes
+(in_process.py), as many at once as leave room for others (window.py).
+"""
+
+import asyncio
+import logging
+import secrets
+from contextlib import suppress
+
+from quire.frontend.client.async_client import AsyncClient
+from quire.frontend.http.api.app import App
+from quire.frontend.http.batches.in_process import Patient
+from quire.frontend.http.batches.run import BatchRun
+from quire.frontend.http.batches.window import Window
+from quire.frontend.http.protocol.errors import ApiError
+from quire.frontend.http.store.batch_queue import LEASE_S
+from quire.frontend.http.store.bounds import MAX_BATCHES_AT_ONCE
+from quire.frontend.http.store.database import Record
+from quire.frontend.http.store.storage import Storage
+
+log = logging.getLogger("quire.http")
+
+LOOK_S = LEASE_S / 3
+_PURGE_S = 60.0
+
+
+class BatchRunner:
+    def __init__(self, app: App, storage: Storage, client: AsyncClient) -> None:
+        self._patient = Patient(app, client)
+        self._storage = storage
+        self._window = Window(client)
+        self._holder = secrets.token_hex(16)
+        self._running: dict[BatchRun, asyncio.Task[None]] = {}
+
+    async def run_forever(self) -> None:
+        """Until cancelled; then everything that runs is given up, and given back."""
+        purging = asyncio.create_task(self._purge_forever())
+        try:
+            while True:
+                await self._take_all()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_S):
+                        await self._storage.batch_made.wait()
+                self._storage.batch_made.clear()
+                for run in self._running:
+                    run.look()  # it may be cancelled
+        finally:
+            for task in (purging, *self._running.values()):
+                task.cancel()
+            if self._running:
+                await asyncio.wait(self._running.values())
+            with suppress(ApiError):
+                await self._storage.queue(lambda queue: queue.give_back(self._holder))
+
+    async def _take_all(self) -> None:
+        while len(self._running) < MAX_BATCHES_AT_ONCE:
+            try:
+                record = await self._storage.queue(lambda queue: queue.take(self._holder))
+            except ApiError as error:
+                log.error("batches cannot be run now: %s", error.__cause__ or error)
+                return
+            if record is None:
+                return
+            run = BatchRun(self._patient, self._storage, self._window, self._holder, record)
+            self._running[run] = asyncio.create_task(self._run(run, record))
+
+    async def _run(self, run: BatchRun, record: Record) -> None:
+        try:
+            await run.run()
+        except Exception:  # a batch's edge: what is wrong with one stops no other; its lease runs out, and it is tried again
+            log.exception("%s was given up", record.id)
+        finally:
+            del self._running[run]
+            self._storage.batch_made.set()  # there is room for another
+
+    async def _purge_forever(self) -> None:
+        while True:
+            with suppress(ApiError):
+                await self._storage.purge()
+            await asyncio.sleep(_PURGE_S)

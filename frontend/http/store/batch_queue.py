@@ -1,0 +1,134 @@
+"""BatchQueue: which frontend runs which batch, and what it has answered so far. On the tables of database.py, same thread.
+
+A lease, which its holder renews, says who runs a batch; when it has run out another frontend takes it. Answers are rows, one
+for each line of the input, written in a transaction that looks at the lease: so one who was stopped for a while and comes back
+adds nothing, no line is answered twice, none is torn, and a successor knows what is left. At the end rows become files at once.
+"""
+
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+from quire.frontend.http.store.database import Database, Record
+
+LEASE_S = 15.0
+ACTIVE, DONE = "active", "done"  # tags of batches
+
+
+class Answer(NamedTuple):
+    """One line of an output file. ok: it goes to the output, else to the errors. body: without its newline."""
+
+    line: int
+    ok: bool
+    body: bytes
+
+
+class Result(NamedTuple):
+    """A content that is written and becomes a file."""
+
+    id: str
+    body: bytes  # of its record
+    size: int
+    expires_at: float
+    purpose: str
+
+
+class BatchQueue:
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    def take(self, holder: str) -> Record | None:
+        """The oldest batch that nobody runs; it is the holder's for LEASE_S."""
+        now = self._db.clock()
+        with self._db.transaction() as connection:
+            # a lease that ends later than any can: the clock was set back
+            row = connection.execute(
+                "SELECT records.id, owner, body FROM records LEFT JOIN leases ON leases.id = records.id"
+                " WHERE kind = 'batch' AND tag = ? AND (holder IS NULL OR until <= ? OR until > ?) ORDER BY seq LIMIT 1",
+                (ACTIVE, now, now + LEASE_S),
+            ).fetchone()
+            if row is None:
+                return None
+            connection.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, ?)", (row[0], holder, now + LEASE_S))
+        return Record(*row)
+
+    def give_back(self, holder: str) -> None:
+        """Let others have what the holder runs, at once."""
+        self._db.connection.execute("DELETE FROM leases WHERE holder = ?", (holder,))
+
+    def answered(self, id: str) -> dict[int, bool]:
+        """Line -> whether it succeeded."""
+        return dict(self._db.connection.execute("SELECT line, ok FROM answers WHERE batch = ?", (id,)).fetchall())
+
+    def save(self, id: str, holder: str, answers: Sequence[Answer], change: Callable[[bytes], bytes]) -> bytes | None:
+        """Add answers, change the batch's record and renew the lease; the record, or None if it is another's now.
+
+        Raises StoreFull, and nothing is changed.
+        """
+        with self._db.transaction() as connection:
+            record = self._held(id, holder)
+            if record is None:
+                return None
+            body = change(record.body)
+            connection.executemany("INSERT OR IGNORE INTO answers VALUES (?, ?, ?, ?)", [(id, *answer) for answer in answers])
+            size = sum(len(answer.body) for answer in answers)
+            connection.execute("UPDATE records SET body = ?, size = size + ? WHERE kind = 'batch' AND id = ?", (body, size, id))
+            connection.execute("UPDATE leases SET until = ? WHERE id = ?", (self._db.clock() + LEASE_S, id))
+            if answers:
+                self._db.check_room("batch")
+        return body
+
+    def finish(
+        self, id: str, holder: str, results: Sequence[Result], change: Callable[[bytes], bytes], expires_at: float
+    ) -> bool:
+        """The answers' rows become files, the batch is done, kept until expires_at. False if it is another's now."""
+        with self._db.transaction() as connection:
+            record = self._held(id, holder)
+            if record is None:
+                return False
+            connection.execute("DELETE FROM answers WHERE batch = ?", (id,))
+            connection.execute("DELETE FROM leases WHERE id = ?", (id,))
+            body = change(record.body)
+            connection.execute(
+                "UPDATE records SET body = ?, size = ?, tag = ?, expires = ? WHERE kind = 'batch' AND id = ?",
+                (body, len(body), DONE, expires_at, id),
+            )
+            for result in results:
+                commit_file(self._db, record.owner, result, check_room=False)  # there was room for the rows
+        self._db.shrink()
+        return True
+
+    def _held(self, id: str, holder: str) -> Record | None:
+        row = self._db.connection.execute(
+            "SELECT records.id, owner, body FROM records JOIN leases ON leases.id = records.id"
+            " WHERE kind = 'batch' AND records.id = ? AND holder = ?",
+            (id, holder),
+        ).fetchone()
+        return None if row is None else Record(*row)
+
+
+def commit_file(database: Database, owner: str, result: Result, *, check_room: bool = True) -> None:
+    """Inside a transaction: what was an upload is a file from now on. Raises StoreFull, LookupError if it took too long."""
+    gone = database.connection.execute("DELETE FROM records WHERE kind = 'upload' AND id = ?", (result.id,))
+    if gone.rowcount != 1:
+        raise LookupError("the upload was given up")
+    database.add(
+        "file",
+        owner,
+        result.id,
+        result.body,
+        size=result.size,
+        tag=result.purpose,
+        expires_at=result.expires_at,
+        check_room=check_room,
+    )
+
+
+def read_answers(database: Path, batch: str, ok: bool) -> Iterator[bytes]:
+    """The answers of one kind, as lines, in the order of the input. On a connection of its own, in any thread."""
+    with closing(sqlite3.connect(database)) as connection:
+        query = "SELECT body FROM answers WHERE batch = ? AND ok = ? ORDER BY line"
+        for (body,) in connection.execute(query, (batch, ok)):
+            yield body + b"\n"

@@ -1,0 +1,101 @@
+"""Contents: the bytes of files, in a folder beside the database, under names that we make ourselves; and the folder itself.
+
+A content's name is the id of its record, 32 random hex digits, never anything from a request: an id from the wire is looked up
+in the database first. A record is written before its content and removed before it, so a content without a record is garbage of
+a process that was killed, and is removed at the next start. Without --files-dir the folder is a private one that goes with the
+server; what a killed server left is found by its free lock. All calls block (storage.py calls them in threads).
+"""
+
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+_PREFIX = "quire-files-"
+_LOCK = "server.lock"
+_PIECE = 1 << 20  # bytes of one write: Python's other threads run between two
+
+
+class FilesFolder:
+    """The folder of one server, held by a lock while the server lives. path None: a private one, removed by `close`."""
+
+    def __init__(self, path: Path | None) -> None:
+        """Raises OSError, ValueError if another server has it."""
+        self._is_private = path is None
+        if path is None:
+            _remove_stale_folders(Path(tempfile.gettempdir()))
+            path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        self.path = path
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock_fd = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock_fd)
+            raise ValueError(f"{path} is in use by another server") from None
+
+    def close(self) -> None:
+        """May be called again."""
+        if self._lock_fd >= 0:
+            if self._is_private:
+                shutil.rmtree(self.path, ignore_errors=True)
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+
+def _remove_stale_folders(base: Path) -> None:
+    """Private folders of servers that were killed."""
+    for path in base.glob(f"{_PREFIX}*"):
+        with suppress(OSError):  # gone, not ours, or its server lives (BlockingIOError)
+            info = path.lstat()
+            if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
+                continue
+            fd = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(fd)
+
+
+class Contents:
+    """The folder of contents. An id is one of ours: a record's."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "contents"
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+
+    def write(self, id: str, pieces: Iterable[bytes | memoryview]) -> int:
+        """Write a content whose record is there already; its size. On the disk when this returns. Raises OSError."""
+        size = 0
+        with open(self._path(id), "xb", opener=_private) as file:
+            for piece in pieces:
+                for begin in range(0, len(piece), _PIECE):
+                    file.write(piece[begin : begin + _PIECE])
+                size += len(piece)
+            file.flush()
+            os.fsync(file.fileno())
+        return size
+
+    def open(self, id: str) -> int:
+        """A descriptor to read from, which outlives a removal. Raises OSError."""
+        return os.open(self._path(id), os.O_RDONLY | os.O_CLOEXEC)
+
+    def remove(self, ids: Iterable[str]) -> None:
+        for id in ids:
+            with suppress(OSError):  # gone already; what stays is removed at the next start
+                os.unlink(self._path(id))
+
+    def ids(self) -> list[str]:
+        return os.listdir(self._folder)
+
+    def _path(self, id: str) -> Path:
+        return self._folder / id
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)

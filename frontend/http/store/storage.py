@@ -1,0 +1,187 @@
+"""Storage: what the routes and the runner of batches keep, for asyncio: every call on the disk is made in a thread.
+
+One thread has the database, four have contents; what waits for them waits in order. Opened at the first call: a server that
+keeps nothing has no file. `put`, `get`, `delete` and `list` of JSON records are all that a route needs that keeps something of
+its own, as /v1/responses does: owner is the digest of the request's API key (`Request.owner`), and nobody sees another's.
+"""
+
+import asyncio
+import os
+import secrets
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from quire.frontend.http.protocol.errors import ApiError
+from quire.frontend.http.store.batch_queue import BatchQueue, Result, commit_file, read_answers
+from quire.frontend.http.store.bounds import DEFAULT_FILES_MIB, MAX_UPLOADS, Kind
+from quire.frontend.http.store.contents import Contents, FilesFolder
+from quire.frontend.http.store.database import Database, Page, StoreFull
+
+__all__ = ["Page", "Storage", "StoreFull", "new_record_id"]
+
+T = TypeVar("T")
+_NUM_FILE_THREADS = 4
+_PIECE = 256 << 10  # of a content that is read; some 100 us
+
+
+def new_record_id(prefix: str) -> str:
+    return f"{prefix}{secrets.token_hex(16)}"
+
+
+class Storage:
+    """folder: shared by all frontends of a server; None: a private one, of this object. max_bytes: of files and batches."""
+
+    def __init__(
+        self, folder: str | None = None, max_bytes: int = DEFAULT_FILES_MIB << 20, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.clock = clock
+        self.batch_made = asyncio.Event()  # or cancelled, here: this frontend's runner need not wait until it looks again
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self._num_uploads = 0
+        self._private: FilesFolder | None = None
+        self._open: tuple[Database, Contents, BatchQueue] | None = None
+        self._database_thread = ThreadPoolExecutor(1, "quire-store")
+        self._file_threads = ThreadPoolExecutor(_NUM_FILE_THREADS, "quire-files")
+
+    async def close(self) -> None:
+        await self._in(self._database_thread, self._close)
+        self._database_thread.shutdown(wait=False)
+        self._file_threads.shutdown(wait=False)
+
+    def _close(self) -> None:
+        if self._open is not None:
+            self._open[0].close()
+            self._open = None
+        if self._private is not None:
+            self._private.close()
+
+    # ---------------------------------------------------------------------------------------------------------- records
+    async def put(
+        self, kind: Kind, owner: str, id: str, body: bytes, *, tag: str = "", expires_at: float | None = None
+    ) -> None:
+        """Keep a record, or replace the owner's one of this id. expires_at: None for its kind's time. Raises ApiError."""
+        await self.database(lambda db: db.put(kind, owner, id, body, tag=tag, expires_at=expires_at))
+
+    async def get(self, kind: Kind, owner: str, id: str) -> bytes | None:
+        return await self.database(lambda db: db.get(kind, owner, id))
+
+    async def delete(self, kind: Kind, owner: str, id: str) -> bool:
+        """Whether there was one. A file's content goes with it."""
+        found = await self.database(lambda db: db.delete(kind, owner, id))
+        if found and kind == "file":
+            await self.files(lambda contents: contents.remove([id]))
+        return found
+
+    async def list(
+        self, kind: Kind, owner: str, *, after: str | None = None, limit: int, descending: bool = True, tag: str | None = None
+    ) -> Page | None:
+        """A page of records, the latest first; None if there is none with the id `after`."""
+        return await self.database(lambda db: db.page(kind, owner, after=after, limit=limit, descending=descending, tag=tag))
+
+    async def edit(self, kind: Kind, owner: str, id: str, change: Callable[[bytes], bytes]) -> bytes | None:
+        """Replace a record by what `change` makes of it; the new one, None if there is none. `change` runs in a thread."""
+        return await self.database(lambda db: db.edit(kind, owner, id, change))
+
+    async def purge(self) -> None:
+        """Remove what has expired."""
+        ids = await self.database(lambda db: db.purge())
+        if ids:
+            await self.files(lambda contents: contents.remove(ids))
+
+    # ------------------------------------------------------------------------------------------------------------ files
+    @contextmanager
+    def upload_slot(self) -> Iterator[None]:
+        """Around an upload whose body is in memory. Raises ApiError 503 if there are many."""
+        if self._num_uploads >= MAX_UPLOADS:
+            raise ApiError(503, "Too many files are being uploaded at once.", code="overloaded", retry_after_s=1)
+        self._num_uploads += 1
+        try:
+            yield
+        finally:
+            self._num_uploads -= 1
+
+    async def upload(self, owner: str, result: Result, pieces: Iterable[bytes | memoryview]) -> None:
+        """Write a content and make it the owner's file. Raises ApiError; then nothing is left of it."""
+        await self.reserve(owner, result.id, result.size)
+        try:
+            await self.files(lambda contents: contents.write(result.id, pieces))
+            await self.database(lambda db: _commit(db, owner, result))
+        except BaseException:  # the client has gone, too: passed on
+            await asyncio.shield(self.forget(owner, result.id))
+            raise
+
+    async def reserve(self, owner: str, id: str, size: int) -> None:
+        """Room for a content that is about to be written: for an hour, if its writer should be killed."""
+        await self.database(lambda db: db.put("upload", owner, id, b"", size=size))
+
+    async def forget(self, owner: str, id: str) -> None:
+        """Give up what was reserved, and what of it was written."""
+        if await self.database(lambda db: db.delete("upload", owner, id)):  # else it is a file already: then it stays
+            await self.files(lambda contents: contents.remove([id]))
+
+    async def open_content(self, id: str) -> int:
+        """A descriptor, the caller's to close. Raises FileNotFoundError."""
+        return await self._in(self._file_threads, lambda: self._opened()[1].open(id))
+
+    async def pieces(self, fd: int, size: int) -> AsyncIterator[bytes]:
+        """A content, piece by piece as they are taken."""
+        offset = 0
+        while offset < size and (piece := await self._in(self._file_threads, partial(os.pread, fd, _PIECE, offset))):
+            offset += len(piece)
+            yield piece
+
+    async def write_answers(self, batch: str, ok: bool, id: str) -> int:
+        """The answers of a batch as a content, for which there is room reserved; its size."""
+
+        def write() -> int:
+            database, contents, _ = self._opened()
+            contents.remove([id])
+            with closing(read_answers(database.path, batch, ok)) as answers:  # type: ignore[type-var]
+                return contents.write(id, answers)
+
+        return await self._in(self._file_threads, write)
+
+    # ---------------------------------------------------------------------------------------------------------- threads
+    async def database(self, work: Callable[[Database], T]) -> T:
+        """Something of one transaction, in the database's thread. Raises ApiError."""
+        return await self._in(self._database_thread, lambda: work(self._opened()[0]))
+
+    async def queue(self, work: Callable[[BatchQueue], T]) -> T:
+        return await self._in(self._database_thread, lambda: work(self._opened()[2]))
+
+    async def files(self, work: Callable[[Contents], T]) -> T:
+        """Something with contents. The database must have been asked before."""
+        return await self._in(self._file_threads, lambda: work(self._opened()[1]))
+
+    async def _in(self, threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(threads, work)
+        except StoreFull as error:
+            raise ApiError(400, f"{error}.", code="storage_full") from error
+        except FileNotFoundError:
+            raise
+        except (sqlite3.Error, OSError) as error:
+            raise ApiError(503, "The server's store cannot be used now.", code="storage_error", retry_after_s=5) from error
+
+    def _opened(self) -> tuple[Database, Contents, BatchQueue]:
+        """First in the database's thread: its connection is that thread's."""
+        if self._open is None:
+            if self._folder is None and self._private is None:
+                self._private = FilesFolder(None)
+            folder = Path(self._folder) if self._private is None else self._private.path  # type: ignore[arg-type]
+            database, contents = Database(folder / "records.sqlite3", self._max_bytes, self.clock), Contents(folder)
+            contents.remove(database.without_record(contents.ids()))
+            self._open = database, contents, BatchQueue(database)
+        return self._open
+
+
+def _commit(database: Database, owner: str, result: Result) -> None:
+    with database.transaction():
+        commit_file(database, owner, result)

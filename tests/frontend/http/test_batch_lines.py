@@ -1,0 +1,131 @@
+"""The parts of a batch by themselves: lines, requests without a connection, patience, and room for interactive requests."""
+
+import asyncio
+import json
+
+import fake_client as http
+import pytest
+from fake_http import settle
+
+from quire.frontend.client.stream import EngineDown, EngineError, Overloaded
+from quire.frontend.http.api.routes import ROUTES
+from quire.frontend.http.batches.in_process import Patient, ask
+from quire.frontend.http.batches.lines import ENDPOINTS, MAX_LINE_BYTES, BadLine, Line, parse_line
+from quire.frontend.http.batches.window import Window
+from quire.ipc.messages import Beat
+
+CHAT = "/v1/chat/completions"
+
+
+def chat(custom_id, **body):
+    return {"custom_id": custom_id, "method": "POST", "url": CHAT, "body": {**http.HELLO, **body}}
+
+
+# ------------------------------------------------------------------------------------------------------------- requests
+def test_a_request_waits_for_an_engine_with_room(tmp_path):
+    async def main():
+        api = http.Api()
+        line = Line("a", CHAT, json.dumps(http.HELLO).encode())
+        for error in (Overloaded("full"), EngineDown("gone")):
+            api.client.submit_error, api.client.is_connected = error, False
+            asking = asyncio.create_task(Patient(api.app, api.client).ask(line))
+            await settle()
+            assert not asking.done()
+            api.client.submit_error, api.client.is_connected = None, True
+            assert (await asking).status == 200
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("error", [EngineError("broken"), EngineDown("gone")])
+def test_a_request_that_kills_the_engine_is_not_asked_for_ever(error):
+    async def main():
+        api = http.Api()
+        api.client.speak = lambda stream: stream.end(error)
+        reply = await Patient(api.app, api.client).ask(Line("a", CHAT, json.dumps(http.HELLO).encode()))
+        assert reply.status >= 500 and len(api.client.streams) == 3
+
+    asyncio.run(main())
+
+
+def test_a_request_in_process_is_answered_as_over_http():
+    async def main():
+        api = http.Api()
+        for body in ({**http.HELLO, "seed": 1}, {**http.HELLO, "n": 0}, b"{", []):
+            data = body if isinstance(body, bytes) else json.dumps(body).encode()
+            reply, answer = await ask(api.app, Line("a", CHAT, data)), await api.ask("POST", CHAT, data)
+            assert reply.status == answer.status
+            ours, theirs = json.loads(reply.body), json.loads(answer.body)
+            assert {**ours, "id": 0, "created": 0} == {**theirs, "id": 0, "created": 0}
+
+    asyncio.run(main())
+
+
+def test_endpoints_of_batches_are_routes():
+    assert all("POST" in ROUTES.find(url.encode())[0] for url in ENDPOINTS)
+
+
+def test_interactive_requests_find_room():
+    async def main():
+        client = http.FakeClient()  # 8 slots: 6 are for batches if nobody else wants them
+        window = Window(client)
+
+        def beat(running, waiting):
+            client.beat = Beat(1, 0.0, running, waiting, 0.25, 100, 40, 50, 2, 1, True)
+            client.beat_time += 1.0
+
+        async def enter_while_there_is_room() -> int:
+            count = 0
+            while True:
+                entering = asyncio.create_task(window.enter())
+                await settle()
+                if not entering.done():
+                    entering.cancel()
+                    return count
+                count += 1
+
+        beat(0, 0)
+        assert await enter_while_there_is_room() == 6
+        for _ in range(6):
+            window.leave()
+        beat(4, 0)  # others'
+        assert await enter_while_there_is_room() == 2
+        beat(6, 0)
+        assert await enter_while_there_is_room() == 0
+        window.leave()
+        beat(5, 3)
+        assert await enter_while_there_is_room() == 0
+        window.leave()
+        beat(8, 3)
+        assert await enter_while_there_is_room() == 1  # one always
+        beat(1, 0)
+        assert await enter_while_there_is_room() == 5
+        beat(2, 4)  # all that waits is ours
+        window.leave()
+        assert await enter_while_there_is_room() == 1
+
+    asyncio.run(main())
+
+
+# ---------------------------------------------------------------------------------------------------------------- lines
+def test_lines():
+    line = parse_line(json.dumps(chat("a", seed=5)).encode())
+    assert (line.custom_id, line.url) == ("a", CHAT) and json.loads(line.body) == {**http.HELLO, "seed": 5}
+    for data, code, custom_id in [
+        (b"x", "invalid_json_line", None),
+        (b"[]", "invalid_json_line", None),
+        (b"[" * 100_000, "invalid_json_line", None),
+        (b'{"custom_id": ' + b"[" * 100_000, "invalid_json_line", None),
+        (b"\xff", "invalid_json_line", None),
+        (b"{}", "missing_required_parameter", None),
+        (json.dumps(chat(5)).encode(), "invalid_type", None),
+        (json.dumps(chat("")).encode(), "invalid_custom_id", None),
+        (json.dumps({**chat("a"), "method": "GET"}).encode(), "invalid_method", "a"),
+        (json.dumps({**chat("a"), "url": "/v1/files"}).encode(), "invalid_url", "a"),
+        (json.dumps({**chat("a"), "body": 5}).encode(), "invalid_type", "a"),
+        (json.dumps(chat("a", stream=True)).encode(), "invalid_value", "a"),
+        (bytes(MAX_LINE_BYTES + 1), "line_too_long", None),
+    ]:
+        with pytest.raises(BadLine) as bad:
+            parse_line(data)
+        assert (bad.value.code, bad.value.custom_id) == (code, custom_id), bad.value.message
