@@ -116,9 +116,9 @@ def _run(
     except ModelFilesError as error:
         raise StartupError(str(error)) from error
     workers = WorkerGroup(worker_config(config, folder, summary), prespawned)
-    link = _bind(config)  # before anything slow: an address in use is said at once
     eos, threads = tuple(summary.eos_token_ids), mask_threads(cpu_share())
     grammars = GrammarCompiler(files.get("tokenizer.json"), summary.vocab_size, eos, threads)
+    link = _bind(config)  # before anything slow: an address in use is said at once
     try:
         workers.start()
         grammars.start()  # while the workers load the model

@@ -211,14 +211,14 @@ def _last_turn(prompt: list[int], eos_token_ids: frozenset[int]) -> list[int]:
 
 def _executor_with_stack(num_threads: int) -> ThreadPoolExecutor:
     """An executor all of whose threads have STACK_BYTES; started now, for the size is the process's while one starts."""
-    before = threading.stack_size(STACK_BYTES)
+    before, barrier = threading.stack_size(STACK_BYTES), threading.Barrier(num_threads + 1)
     try:
         executor = ThreadPoolExecutor(num_threads, "quire-grammar")
-        barrier = threading.Barrier(num_threads + 1)
         for _ in range(num_threads):
             executor.submit(_wait_at, barrier.wait)
         barrier.wait()
     finally:
+        barrier.abort()  # a signal's handler may raise in here: nobody is left waiting, or the process would not end
         threading.stack_size(before)
     return executor
 

@@ -84,6 +84,12 @@ def test_what_is_wrong_is_said_with_file_and_line(config, capsys, text, said):
     assert end.value.code == 2 and path in err and said in err and err.count("\n") == 1
 
 
+def test_flags_beside_the_file_are_looked_at_too(config, capsys):
+    with pytest.raises(SystemExit):
+        parsed("--enable-lora", "--config", config("port: 1\n"))
+    assert "--enable-lora is not supported" in capsys.readouterr().err
+
+
 def test_a_file_that_is_not_there(capsys, tmp_path):
     with pytest.raises(SystemExit):
         parsed("--config", str(tmp_path / "no.yaml"))

@@ -139,6 +139,7 @@ def test_wrong_starts_say_why(tmp_path):
         (["-i", str(tmp_path / "no"), "-o", out], "No such file"),
         (["-i", name, "-o", out, "m", "--model", "m"], "given twice"),
         (["-i", name, "-o", out, "--block-size", "3"], "--block-size"),
+        (["-i", name, "-o", out, "--enable-lora"], "--enable-lora is not supported"),
         (["-i", name, "-o", "/proc/x/y"], "/proc/x/y: No such file"),
     ]:
         err = io.StringIO()
@@ -153,7 +154,8 @@ def test_an_input_without_work_needs_no_engine(tmp_path, capsys):
     assert cli.main(["run-batch", "-i", name, "-o", str(out), "--model", "/there/is/none"]) == 1
     assert len(answers(out)) == 1 and "; 1 failed" in capsys.readouterr().err
     name = write_input(tmp_path / "empty", "")
-    assert cli.main(["run-batch", "-i", name, "-o", str(tmp_path / "out2")]) == 0
+    assert cli.main(["run-batch", "-i", name, "-o", str(tmp_path / "out2"), "--enable-auto-tool-choice"]) == 0
+    assert "nothing is needed here for --enable-auto-tool-choice" in capsys.readouterr().err
 
 
 # ----------------------------------------------------------------------------------------------------- the whole command
