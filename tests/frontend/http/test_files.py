@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.frontend.http.api.multipart import boundary_of, parse_form
+from quire.frontend.http.protocol.cors import Cors
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.store import bounds
 from quire.frontend.http.store.storage import Storage
@@ -281,7 +282,7 @@ def test_a_full_store_says_so(tmp_path):
 def test_a_page_of_a_foreign_origin_cannot_upload(tmp_path):
     async def main():
         storage = Storage(str(tmp_path))
-        api = http.Api(storage=storage, allowed_origins=["https://ours.example"])
+        api = http.Api(storage=storage, cors=Cors(["https://ours.example"]))
         for origin, status in [("https://theirs.example", 403), ("https://ours.example", 200)]:
             assert (await api.ask("POST", "/v1/files", form(), {**FORM, "Origin": origin})).status == status
         await storage.close()
