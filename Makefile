@@ -32,8 +32,8 @@ help:
 run: $(FOR_RUN)
 	@exec $(BIN)/quire serve --port $(PORT) $(ARGS)
 
-# The Triton interpreter is chosen when Triton is imported, so its tests have a process of their own. Both always run. On two
-# idle cores `test` takes about four minutes and `test-all` about nine; `pytest -m "not slow"` alone takes under two.
+# The Triton interpreter is chosen when Triton is imported, so its tests have a process of their own. Both always run. `test-all`
+# takes some twenty minutes on two idle cores, most of them spent waiting for processes.
 test: MARKS := not slow
 test-all: MARKS :=
 test test-all: $(FOR_TEST)
