@@ -17,13 +17,14 @@ PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all lint types clean
+.PHONY: help run test test-all test-browser lint types clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make run       serve the bundled model at 127.0.0.1:$(PORT)   (PORT=8001, ARGS='MODEL --api-key KEY')"
 	@echo "make test      run the tests but the slow ones            (PYTEST_ARGS='tests/ipc -x')"
-	@echo "make test-all  run all that needs no GPU"
+	@echo "make test-all  run all that needs no GPU and no browser"
+	@echo "make test-browser  run the tests of the page in an installed Chromium"
 	@echo "make lint      check style and formatting with ruff"
 	@echo "make types     check types with mypy"
 	@echo "make clean     remove .venv and caches"
@@ -41,6 +42,9 @@ test test-all: $(FOR_TEST)
 	TRITON_INTERPRET=1 $(PYTEST) -m interpret || failed=1; \
 	$(PYTEST) -m '$(MARKS)' || failed=1; \
 	exit $$failed
+
+test-browser: $(FOR_TEST)
+	$(PYTEST) -m browser
 
 lint: $(FOR_TEST)
 	$(BIN)/ruff check .

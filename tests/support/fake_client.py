@@ -44,6 +44,7 @@ class FakeStream:
     """A Stream whose deltas the test pushes."""
 
     def __init__(self, client, ids, params, options) -> None:
+        self._client = client
         self.ids, self.params, self.options = list(ids), params, options
         self.id, self.request_name = len(client.streams), options.get("request_name", "")
         self.num_prompt_tokens, self.num_cached_tokens = len(ids), None
@@ -71,6 +72,7 @@ class FakeStream:
         self.finished, self.error = True, error
         self.metrics.finished_time = time.time()
         self.news.set()
+        self._client.news.set()
 
     def __aiter__(self):
         return self
@@ -100,6 +102,7 @@ class FakeStream:
         if not self.finished:
             self.finished = self.cancelled = True
             self.news.set()
+            self._client.news.set()
 
 
 class FakeClient:
@@ -123,6 +126,14 @@ class FakeClient:
         self.streams: list[FakeStream] = []
         self.submit_error: Exception | None = None
         self.speak = self.say_output
+        self.news = asyncio.Event()  # a stream was submitted, or has ended
+
+    async def until(self, condition) -> None:
+        """Until streams make it so."""
+        async with asyncio.timeout(20):
+            while not condition():
+                self.news.clear()
+                await self.news.wait()
 
     def health(self) -> str | None:
         return self.problem
@@ -160,6 +171,7 @@ class FakeClient:
             stream.end()
             return stream
         self.streams.append(stream)
+        self.news.set()
         if self.speak is not None:
             self.speak(stream)
         return stream

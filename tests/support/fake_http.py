@@ -22,6 +22,7 @@ class FakeTransport(asyncio.Transport):
         super().__init__()
         self.sent = bytearray()
         self.num_writes = 0
+        self.written = asyncio.Event()
         self.closed = self.aborted = self.eof_sent = self.reading_paused = False
         self.protocol: Connection | None = None
 
@@ -29,6 +30,7 @@ class FakeTransport(asyncio.Transport):
         assert not self.closed and not self.eof_sent, "written after the end"
         self.sent += data
         self.num_writes += 1
+        self.written.set()
 
     def _lost(self) -> None:
         if not self.closed:

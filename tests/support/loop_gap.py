@@ -5,6 +5,8 @@ import gc
 import time
 from typing import Self
 
+TICK_S = 1e-3
+
 
 class LoopGap:
     """Around what is to be looked at. `worst_s`: between two turns of the loop, in CPU time of the process where that is less
@@ -12,25 +14,23 @@ class LoopGap:
 
     def __init__(self) -> None:
         self.worst_s = 0.0
-        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._looked = 0.0, 0.0  # wall clock and CPU time
 
     async def __aenter__(self) -> Self:
         gc.collect()
         gc.freeze()  # as a server does: what the test process holds is not to be looked at
-        self._task = asyncio.create_task(self._look())
-        await asyncio.sleep(0)
+        self._looked = time.perf_counter(), time.process_time()
+        self._look()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         gc.unfreeze()
-        await asyncio.sleep(0)
-        assert self._task is not None
-        self._task.cancel()
+        self._look()  # what lies between the last turn and this one counts, too
+        assert self._timer is not None
+        self._timer.cancel()
 
-    async def _look(self) -> None:
-        wall, cpu = time.perf_counter(), time.process_time()
-        while True:
-            await asyncio.sleep(0.001)
-            now, used = time.perf_counter(), time.process_time()
-            self.worst_s = max(self.worst_s, min(now - wall, used - cpu))
-            wall, cpu = now, used
+    def _look(self) -> None:
+        (wall, cpu), self._looked = self._looked, (time.perf_counter(), time.process_time())
+        self.worst_s = max(self.worst_s, min(self._looked[0] - wall, self._looked[1] - cpu))
+        self._timer = asyncio.get_running_loop().call_later(TICK_S, self._look)

@@ -26,14 +26,29 @@ class Clock:
         return time.time() + self.ahead
 
 
+class NotifyingStorage(Storage):
+    """Says when something was done with the queue of batches: by a runner, but for what a test does itself."""
+
+    def __init__(self, *args, **options) -> None:
+        super().__init__(*args, **options)
+        self.on_change = lambda: None
+
+    async def queue(self, work):
+        try:
+            return await super().queue(work)
+        finally:
+            self.on_change()
+
+
 class Kept(http.Api):
     """An Api with a store, and runners of batches. FakeClient's engine is full by its beat: here it is idle."""
 
     def __init__(self, folder, client=None, **options) -> None:
         self.clock = Clock()
-        self.storage = Storage(str(folder), clock=self.clock, **options)
+        self.storage = NotifyingStorage(str(folder), clock=self.clock, **options)
         super().__init__(client, storage=self.storage)
         self.client.beat = None
+        self.storage.on_change = self.client.news.set
         self.runners: list[asyncio.Task] = []
 
     def run(self) -> asyncio.Task:
@@ -62,10 +77,21 @@ class Kept(http.Api):
         return (await self.json("GET", f"/v1/batches/{id}"))[1]
 
     async def until(self, id, *statuses):
+        return await self.until_is(id, lambda batch: batch["status"] in statuses)
+
+    async def until_is(self, id, condition):
         async with asyncio.timeout(20):
-            while (batch := await self.get(id))["status"] not in statuses:
-                await asyncio.sleep(0.01)
-        return batch
+            while True:
+                self.client.news.clear()
+                if condition(batch := await self.get(id)):
+                    return batch
+                await self.client.news.wait()
+
+    async def until_submitted(self, count) -> None:
+        await self.client.until(lambda: len(self.client.streams) >= count)
+
+    async def until_completed(self, id, count) -> None:
+        await self.until_is(id, lambda batch: batch["request_counts"]["completed"] >= count)
 
     async def lines(self, file_id) -> list:
         answer = await self.ask("GET", f"/v1/files/{file_id}/content")
@@ -211,11 +237,9 @@ def test_a_cancelled_batch_keeps_what_is_done(tmp_path):
             api.client.speak = None
             api.run()
             made = await api.make(*(chat(f"r{i}") for i in range(5)))
-            while len(api.client.streams) < 5:
-                await asyncio.sleep(0.01)
+            await api.until_submitted(5)
             end(api.client.streams[0])
-            while (await api.get(made))["request_counts"]["completed"] < 1:
-                await asyncio.sleep(0.01)
+            await api.until_completed(made, 1)
             status, batch = await api.json("POST", f"/v1/batches/{made}/cancel")
             assert status == 200 and batch["status"] == "cancelling"
             batch = await api.until(made, "cancelled")
@@ -225,8 +249,7 @@ def test_a_cancelled_batch_keeps_what_is_done(tmp_path):
             assert (await api.ask("POST", f"/v1/batches/{made}/cancel")).status == 200
             done = await api.make(chat("a"))
             api.client.speak = end
-            while len(api.client.streams) < 6:
-                await asyncio.sleep(0.01)
+            await api.until_submitted(6)
             end(api.client.streams[5])
             await api.until(done, "completed")
             assert (await api.ask("POST", f"/v1/batches/{done}/cancel")).status == 400
@@ -252,8 +275,7 @@ def test_an_expired_batch_says_so_of_each_line_that_is_left(tmp_path):
             api.client.speak = None
             api.run()
             made = await api.make(chat("a"), chat("b"), completion_window="1h")
-            while len(api.client.streams) < 2:
-                await asyncio.sleep(0.01)
+            await api.until_submitted(2)
             api.clock.ahead = 3600.0
             end(api.client.streams[1])
             batch = await api.until(made, "expired")
@@ -275,11 +297,9 @@ def test_a_full_store_ends_a_batch_with_what_it_has(tmp_path):
             api.client.speak = None
             api.run()
             made = await api.make(chat("a"), chat("b"))
-            while len(api.client.streams) < 2:
-                await asyncio.sleep(0.01)
+            await api.until_submitted(2)
             end(api.client.streams[0])
-            while (await api.get(made))["request_counts"]["completed"] < 1:
-                await asyncio.sleep(0.01)
+            await api.until_completed(made, 1)
             await api.storage.database(fill)
             end(api.client.streams[1])
             batch = await api.until(made, "failed", "completed")
@@ -297,12 +317,10 @@ def test_a_successor_goes_on_and_answers_nothing_twice(tmp_path):
             api.client.speak = None
             first = api.run()
             made = await api.make(*(chat(f"r{i}") for i in range(6)))
-            while len(api.client.streams) < 6:
-                await asyncio.sleep(0.01)
+            await api.until_submitted(6)
             for stream in api.client.streams[1:3]:
                 end(stream)
-            while (await api.get(made))["request_counts"]["completed"] < 2:
-                await asyncio.sleep(0.01)
+            await api.until_completed(made, 2)
             await api.stop(first)  # in order: it gives its lease back
             api.client.speak = end
             api.run()
@@ -319,15 +337,13 @@ def test_one_who_stood_still_adds_nothing_to_what_another_has_taken(tmp_path):
             api.client.speak = None
             api.run()
             made = await api.make(chat("a"), chat("b"))
-            while len(api.client.streams) < 2:
-                await asyncio.sleep(0.01)
+            await api.until_submitted(2)
             api.clock.ahead = LEASE_S + 1  # nobody has renewed for so long
             record = await api.storage.queue(lambda queue: queue.take("another"))
             assert record is not None and record.id == made
             for stream in api.client.streams:
                 end(stream)
-            while not all(stream.cancelled or stream.finished for stream in api.client.streams):
-                await asyncio.sleep(0.01)
+            await api.client.until(lambda: all(stream.finished for stream in api.client.streams))
             await settle(200)
             assert await api.storage.queue(lambda queue: queue.answered(made)) == {}
             assert (await api.get(made))["status"] == "in_progress"
@@ -357,8 +373,10 @@ def test_a_stop_is_heard_whenever_it_comes(tmp_path):
         async with kept(tmp_path) as api:
             await api.storage.get("batch", "", "x")
             for turns in range(8):
+                api.client.news.clear()
                 runner = api.run()
-                await asyncio.sleep(0.02)  # it looks, finds nothing and waits
+                await api.client.news.wait()  # it looks, finds nothing
+                await settle()  # and waits
                 api.storage.batch_made.set()
                 await settle(turns)
                 async with asyncio.timeout(10):

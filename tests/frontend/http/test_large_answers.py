@@ -160,8 +160,7 @@ def test_a_client_that_leaves_amid_a_large_answer():
         api = http.Api(Replayed(100))
         wire = api.wire()
         wire.feed(api.encode("POST", CHAT, body_of(CHAT, 32, 100)))
-        while not wire.transport.sent:
-            await asyncio.sleep(0.001)
+        await wire.transport.written.wait()
         wire.connection.pause_writing()  # it reads no more
         task = wire.connection._task
         wire.connection.connection_lost(None)

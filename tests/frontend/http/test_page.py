@@ -3,12 +3,12 @@
 import asyncio
 import json
 import re
-import shutil
 import subprocess
 from html.parser import HTMLParser
 
 import fake_client as http
 import pytest
+from playwright._impl._driver import compute_driver_executable
 
 from quire.frontend.http.api.page import FILES, FOLDER
 
@@ -118,9 +118,7 @@ def test_scripts_look_up_only_what_is_on_the_page():
 @pytest.fixture(scope="module")
 def node(tmp_path_factory):
     """Runs a module beside the page's scripts; what it prints is JSON."""
-    program = shutil.which("node")
-    if program is None:
-        pytest.skip("there is no Node here")
+    program, _ = compute_driver_executable()  # Playwright's own Node
     folder = tmp_path_factory.mktemp("page")
     for name, script in SCRIPTS.items():
         (folder / name).write_text(script)

@@ -5,23 +5,21 @@ import re
 from collections.abc import Iterator
 
 import pytest
+from browser import chromium
 from fake_core import FakeCore
 from metrics_cases import engine_stats
+from playwright.sync_api import Browser, Page, Route, expect
 from served import ROOMY, Served, next_of, say, say_hi
 
 from quire.ipc.messages import Abort, AddRequest, sequence_key
 
-pytest.importorskip("playwright")
-
-from browser import chromium
-from playwright.sync_api import Browser, Page, Route, expect
+pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with chromium() as found:
-        if found is None:
-            pytest.skip("there is no Chromium here")
+        assert found is not None, "no Chromium is installed: `playwright install chromium`, or a distribution's package"
         yield found
 
 
@@ -92,10 +90,6 @@ def test_a_question_is_answered_by_keyboard_alone(page: Page):
     expect(page.get_by_label("Message", exact=True)).to_be_focused()
 
 
-slow = pytest.mark.slow  # those below; one is enough in a hurry
-
-
-@slow
 def test_focus_goes_through_everything_in_the_order_of_the_page(page: Page):
     expect(page.get_by_label("Model")).to_have_value("toy")
     seen = []
@@ -112,7 +106,6 @@ def test_focus_goes_through_everything_in_the_order_of_the_page(page: Page):
     assert seen == expected
 
 
-@slow
 def test_escape_stops_an_answer_in_the_engine_too(browser: Browser):
     with FakeCore(limits=ROOMY) as core, Served("--engine", core.address) as served:
         for page in opened(browser, served.url()):
@@ -130,7 +123,6 @@ def test_escape_stops_an_answer_in_the_engine_too(browser: Browser):
             expect(page.get_by_role("alert")).to_be_hidden()
 
 
-@slow
 def test_settings_are_sent_and_only_those_that_are_set(page: Page):
     bodies = sent(page, [[delta(content="a"), delta("stop")]] * 2)
     expect(page.get_by_label("Model")).to_have_value("toy")
@@ -162,7 +154,6 @@ def test_settings_are_sent_and_only_those_that_are_set(page: Page):
     assert len(bodies) == 2
 
 
-@slow
 def test_calls_of_tools_are_shown_and_answered(page: Page):
     call = {"index": 0, "id": "c1", "type": "function", "function": {"name": "multiply", "arguments": ""}}
     unknown = {**call, "id": "c2", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
@@ -193,7 +184,6 @@ def test_calls_of_tools_are_shown_and_answered(page: Page):
     assert bodies[2]["messages"][-1]["content"] == "rain"
 
 
-@slow
 def test_a_schema_is_sent_and_a_wrong_one_is_said(page: Page):
     bodies = sent(page, [[delta(content="{}"), delta("stop")]])
     page.get_by_label("JSON", exact=True).check()
@@ -209,7 +199,6 @@ def test_a_schema_is_sent_and_a_wrong_one_is_said(page: Page):
     expect(page.get_by_role("alert")).to_contain_text("Schema (JSON)")
 
 
-@slow
 def test_errors_are_said(page: Page):
     page.get_by_label("Top p", exact=True).evaluate("field => { field.removeAttribute('min'); field.value = '-1'; }")
     message = page.get_by_label("Message", exact=True)
@@ -228,7 +217,6 @@ def test_errors_are_said(page: Page):
     expect(page.get_by_role("alert")).to_have_text("The answer broke off.")
 
 
-@slow
 def test_a_key_is_asked_for_and_kept_no_longer_than_wanted(browser: Browser):
     with FakeCore(say_hi, limits=ROOMY) as core, Served("--engine", core.address, "--api-key", "secret") as served:
         for page in opened(browser, served.url()):
@@ -248,7 +236,6 @@ def test_a_key_is_asked_for_and_kept_no_longer_than_wanted(browser: Browser):
             assert page.evaluate("sessionStorage.length") == 0
 
 
-@slow
 def test_charts_follow_the_metrics(browser: Browser):
     with FakeCore(say_hi, limits=ROOMY) as core, Served("--engine", core.address) as served:
         core.announce(num_running=3, num_waiting=2, kv_usage=0.25, stats=engine_stats())
@@ -265,7 +252,6 @@ def test_charts_follow_the_metrics(browser: Browser):
             page.get_by_label("Update every 2 seconds").uncheck()
 
 
-@slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_narrow_screen_shows_everything_in_readable_colours(browser: Browser, url: str, scheme):
     for page in opened(browser, url, viewport={"width": 320, "height": 640}, color_scheme=scheme):
