@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import uvloop
 from load_stats import RequestResult, summarise
-from sse_client import Answer, Connection, Target, clock
+from sse_client import Connections, Target, clock
 
 MAX_ID = 30_000
 FIRST_ID = 10
@@ -142,7 +142,7 @@ class Generator:
         self.target = share.options.target
         self.results: list[RequestResult] = []
         self.gaps: list[float] = []
-        self._idle: list[Connection] = []
+        self._connections = Connections(self.target)
         self._requests = [
             (self.target.request(body_of(share.options, index, n_in, n_out)), n_in, n_out, due)
             for index, n_in, n_out, due in share.requests
@@ -152,7 +152,7 @@ class Generator:
         """Make all requests; `start` is the common beginning, on `clock`. A closed loop's connections are there by then."""
         for _ in range(self.share.concurrency):
             with contextlib.suppress(OSError):  # the request that needs it will say so
-                self._idle.append(await Connection.open(self.target))
+                await self._connections.open()
         await _wait_until(start)
         if self.share.concurrency:
             left = iter(self._requests)
@@ -164,8 +164,7 @@ class Generator:
                 await _wait_until(start + offset)
                 tasks.append(asyncio.create_task(self._ask(data, n_in, n_out, start + offset)))
             await asyncio.gather(*tasks)
-        for connection in self._idle:
-            connection.abort()
+        self._connections.abort()
 
     async def _one_by_one(self, requests: Iterator[tuple[bytes, int, int, float | None]]) -> None:
         for data, n_in, n_out, _ in requests:
@@ -173,24 +172,7 @@ class Generator:
 
     async def _ask(self, data: bytes, n_in: int, n_out: int, due: float | None) -> None:
         begin = clock()
-        answer = Answer(begin)
-        connection = None
-        try:
-            async with asyncio.timeout(self.share.options.timeout_s):
-                connection = await self._connection()
-                answer, done = connection.send(data)
-                await done
-        except TimeoutError:
-            answer.error = f"no end after {self.share.options.timeout_s:g} s"
-        except OSError as error:
-            answer.error = f"cannot connect: {error}"
-        if connection is not None:
-            if answer.error:
-                connection.abort()
-            elif connection.usable:
-                self._idle.append(connection)
-        if not answer.error and not answer.first:
-            answer.error = "the answer held nothing"
+        answer = await self._connections.ask(data, self.share.options.timeout_s)
         tokens_out = answer.output_tokens or n_out
         if not answer.error and self.share.options.ignore_eos and tokens_out != n_out:
             answer.error = f"{tokens_out} tokens came where {n_out} were asked for"
@@ -200,13 +182,6 @@ class Generator:
         )
         if not answer.error:
             self.gaps += answer.gaps
-
-    async def _connection(self) -> Connection:
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.usable:
-                return connection
-        return await Connection.open(self.target)
 
 
 async def _wait_until(when: float) -> None:

@@ -5,6 +5,7 @@ from quire.frontend.cli.bench.sse_client import (
     Body,
     Choice,
     Connection,
+    Connections,
     Delta,
     Event,
     Events,
@@ -14,4 +15,6 @@ from quire.frontend.cli.bench.sse_client import (
     clock,
 )
 
-__all__ = ["Answer", "Body", "Choice", "Connection", "Delta", "Event", "Events", "Target", "Usage", "ask", "clock"]
+__all__ = [
+    "Answer", "Body", "Choice", "Connection", "Connections", "Delta", "Event", "Events", "Target", "Usage", "ask", "clock",
+]  # fmt: skip

@@ -5,6 +5,7 @@ import http.client
 import io
 import os
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TextIO
@@ -118,20 +119,24 @@ def chat(options: ChatOptions, stdin: TextIO | None = None, out: TextIO | None =
     return 0
 
 
-def _talk(conversation: Conversation, out: TextIO) -> None:
+def typed_lines(out: TextIO) -> Iterator[str]:
+    """What is typed, until the end of the input. Ctrl-C drops the line that it comes in."""
     with suppress(ImportError):
         import readline  # noqa: F401  (line editing and history for input())
-    where = f"{conversation.model} at {conversation.options.url}"
-    print(f"{where}. /help lists the commands, /exit leaves, Ctrl-C stops an answer.", file=out)
     while True:
         try:
-            text = input("> ").strip()
+            yield input("> ")
         except EOFError:
             print(file=out)
             return
         except KeyboardInterrupt:
             print(file=out)
-            continue
+
+
+def _talk(conversation: Conversation, out: TextIO) -> None:
+    where = f"{conversation.model} at {conversation.options.url}"
+    print(f"{where}. /help lists the commands, /exit leaves, Ctrl-C stops an answer.", file=out)
+    for text in map(str.strip, typed_lines(out)):
         if text in ("/exit", "/quit"):
             return
         if text == "/clear":

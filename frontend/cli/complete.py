@@ -3,10 +3,10 @@
 import argparse
 import io
 import sys
-from contextlib import suppress
 from typing import Any, TextIO
 
 from quire.frontend.cli.api_client import ChatError, ChatServer, server_of
+from quire.frontend.cli.chat import typed_lines
 
 
 def body_of(args: argparse.Namespace, model: str) -> dict[str, Any]:
@@ -49,20 +49,8 @@ def _show(server: ChatServer, body: dict[str, Any], out: TextIO) -> None:
 
 
 def _prompt_by_prompt(server: ChatServer, body: dict[str, Any], out: TextIO) -> None:
-    with suppress(ImportError):
-        import readline  # noqa: F401  (line editing and history for input())
     print(f"{body['model']} goes on with what you type. Ctrl-C stops it, Ctrl-D leaves.", file=out)
-    while True:
-        try:
-            prompt = input("> ")
-        except EOFError:
-            print(file=out)
-            return
-        except KeyboardInterrupt:
-            print(file=out)
-            continue
-        if not prompt:
-            continue
+    for prompt in filter(None, typed_lines(out)):
         try:
             _show(server, {**body, "prompt": prompt}, out)
         except KeyboardInterrupt:

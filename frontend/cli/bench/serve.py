@@ -22,7 +22,7 @@ from quire.frontend.cli.api_client import ChatError, ChatServer, api_key_of
 from quire.frontend.cli.bench import datasets
 from quire.frontend.cli.bench.datasets import DatasetError, Request
 from quire.frontend.cli.bench.metrics import Result, report, summary
-from quire.frontend.cli.bench.sse_client import Answer, Connection, Target, clock
+from quire.frontend.cli.bench.sse_client import Connections, Target, clock
 
 CHAT = "openai-chat"
 PATHS = {"openai": "/v1/completions", "vllm": "/v1/completions", "quire": "/v1/completions", CHAT: "/v1/chat/completions"}
@@ -36,7 +36,7 @@ class Load:
         self._args = args
         self._model = model
         self._bar = bar
-        self._idle: list[Connection] = []
+        self._connections = Connections(target)
         self._slots = asyncio.Semaphore(args.max_concurrency or 1 << 30)
 
     async def run(self, requests: Sequence[Request], due: Sequence[float]) -> tuple[list[Result], float]:
@@ -51,8 +51,7 @@ class Load:
 
     async def close(self) -> None:
         """Give up what is kept alive, and let the loop do it: one that ends with open connections may wait for them."""
-        for connection in self._idle:
-            connection.abort()
+        self._connections.abort()
         await asyncio.sleep(0)
 
     async def _one(self, request: Request) -> Result:
@@ -63,37 +62,13 @@ class Load:
         return result
 
     async def ask(self, request: Request) -> Result:
-        data, begin, connection = self._target.request(self._body(request)), clock(), None
-        answer = Answer(begin)
-        try:
-            async with asyncio.timeout(self._args.timeout_s):
-                connection = await self._connection()
-                answer, done = connection.send(data)
-                answer.texts = [] if self._args.save_detailed else None
-                await done
-        except TimeoutError:
-            answer.error = f"no end after {self._args.timeout_s:g} s"
-        except OSError as error:
-            answer.error = f"cannot connect: {error}"
-        if connection is not None:
-            if answer.error:
-                connection.abort()
-            elif connection.usable:
-                self._idle.append(connection)
-        if not answer.error and not answer.first:
-            answer.error = "the answer held nothing"
+        begin, data = clock(), self._target.request(self._body(request))
+        answer = await self._connections.ask(data, self._args.timeout_s, keep_texts=self._args.save_detailed)
         num_out = answer.output_tokens or len(answer.gaps) + 1
         return Result(
             begin, answer.first, answer.end, answer.gaps, answer.prompt_tokens or request.prompt_len,
             0 if answer.error else num_out, answer.error, "".join(answer.texts or []),
         )  # fmt: skip
-
-    async def _connection(self) -> Connection:
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.usable:
-                return connection
-        return await Connection.open(self._target)
 
     def _body(self, request: Request) -> bytes:
         args = self._args

@@ -295,6 +295,51 @@ class Connection(asyncio.Protocol):
             done.set_result(answer)
 
 
+class Connections:
+    """Connections to one server, each used again once its answer has ended."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._idle: list[Connection] = []
+
+    async def open(self) -> None:
+        """One more, for a later request. Raises OSError."""
+        self._idle.append(await Connection.open(self._target))
+
+    async def ask(self, data: bytes, timeout_s: float, *, keep_texts: bool = False) -> Answer:
+        """The answer to a request (Target.request); what goes wrong is its `error`."""
+        answer, connection = Answer(clock()), None
+        try:
+            async with asyncio.timeout(timeout_s):
+                connection = await self._connection()
+                answer, done = connection.send(data)
+                answer.texts = [] if keep_texts else None
+                await done
+        except TimeoutError:
+            answer.error = f"no end after {timeout_s:g} s"
+        except OSError as error:
+            answer.error = f"cannot connect: {error}"
+        if connection is not None:
+            if answer.error:
+                connection.abort()
+            elif connection.usable:
+                self._idle.append(connection)
+        if not answer.error and not answer.first:
+            answer.error = "the answer held nothing"
+        return answer
+
+    async def _connection(self) -> Connection:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.usable:
+                return connection
+        return await Connection.open(self._target)
+
+    def abort(self) -> None:
+        for connection in self._idle:
+            connection.abort()
+
+
 async def ask(target: Target, data: bytes, timeout_s: float = 60.0) -> Answer:
     """One request on a connection of its own. A failure is in the answer's `error`."""
     try:
