@@ -1,0 +1,1 @@
+commands = flags = routes = fields = metrics = lambda: ""
