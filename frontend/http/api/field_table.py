@@ -107,6 +107,7 @@ FIELDS = (
         "so many tokens of thinking, at most; for reasoning models; -1: no limit",
         "no limit",
     ),
+    Field("thinking_token_budget", "completions", "refused", "only chats know where thoughts end; -1 is accepted"),
     Field(
         "response_format",
         "both",
