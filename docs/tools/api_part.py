@@ -19,6 +19,8 @@ from quire.frontend.http.api.routes import ROUTES
 from quire.frontend.http.api.schemas import ChatRequest, CompletionRequest
 from quire.ipc.sampling import BOUNDS, SamplingParams
 
+Struct = type[msgspec.Struct]
+
 ROOT = Path(__file__).parents[2]
 TAGS = {
     "generate": "Generating",
@@ -30,11 +32,14 @@ TAGS = {
     "pooling": "Not here yet: vectors and scores",
     "audio": "Not here yet: audio",
 }
-_GENERATING = {ChatRequest: "chat", CompletionRequest: "completions"}
+# Bodies with a table of all fields that there are elsewhere, those included that they are read without.
+_TABLES: dict[Struct, list[Any]] = {
+    ChatRequest: [field for field in FIELDS if field.routes in ("chat", "both")],
+    CompletionRequest: [field for field in FIELDS if field.routes in ("completions", "both")],
+}
 _SAMPLING_DEFAULTS = dict(zip(SamplingParams.__struct_fields__, SamplingParams.__struct_defaults__, strict=True))
 _STATUS_WORD = {"works": "", "harmless": "Taken, without effect: ", "refused": "**400**: "}
 _PAGE_PATHS = {path.decode() for path in FILES}
-Struct = type[msgspec.Struct]
 
 
 # ------------------------------------------------------------------------------------------------------------------ routes
@@ -127,7 +132,7 @@ def _body(struct: Struct) -> str:
     paths = [f"`{r.method} {r.path}`" for r in ROUTES.routes if r.body is struct]
     head = f"### {struct.__name__}"
     rows = [_field_row(struct, field) for field in _fields(struct)]
-    if struct in _GENERATING:
+    if struct in _TABLES:
         rows = _in_order(struct, rows)
     return "\n\n".join(
         [head, *([f"Body of {', '.join(paths)}."] if paths else []), table(["field", "type", "default", "bounds", ""], rows)]
@@ -137,9 +142,12 @@ def _body(struct: Struct) -> str:
 def _in_order(struct: Struct, rows: list[list[str]]) -> list[list[str]]:
     """As the table of fields has them, with those that bodies are read without; what works first, what is refused last."""
     by_name = {row[0]: row for row in rows}
-    here = [field for field in FIELDS if field.routes in (_GENERATING[struct], "both")]
-    here.sort(key=lambda field: ("works", "harmless", "refused").index(field.treatment))
-    return [by_name.get(code(f.name)) or [code(f.name), "", "", "", _STATUS_WORD[f.treatment] + f.note] for f in here]
+    here = sorted(_TABLES[struct], key=lambda field: ("works", "harmless", "refused").index(field.treatment))
+    return [by_name.get(code(f.name)) or [code(f.name), "", "", "", _said(note_of(struct, f.name))] for f in here]
+
+
+def _said(note: Note) -> str:
+    return _STATUS_WORD[note.treatment] + note.text
 
 
 def _fields(struct: Struct) -> list[msgspec.inspect.Field]:
@@ -149,26 +157,33 @@ def _fields(struct: Struct) -> list[msgspec.inspect.Field]:
 
 
 def note_of(struct: Struct, name: str) -> Note:
-    """What a field of a body means: by its own struct's notes, else as on the generating routes. Raises KeyError for none."""
+    """What a field of a body means: by its own table or notes; where these have no words, as on the generating routes.
+
+    Raises KeyError for a field of which nothing is said.
+    """
     own = FIELDS_OF.get(struct.__name__, {})
     if name in own:
         return own[name]
-    route = _GENERATING.get(struct)
-    found = next(f for f in FIELDS if f.name == name and (route is None or f.routes in (route, "both")))
-    return Note(found.note, found.default, found.treatment)
+    mine = next((field for field in _TABLES.get(struct, ()) if field.name == name), None)
+    if mine is None or not mine.note:
+        common = next((field for field in FIELDS if field.name == name and field.note), None)
+        if common is None:
+            raise KeyError(f"{struct.__name__}.{name}")
+        return Note(common.note, common.default, mine.treatment if mine is not None else common.treatment)
+    return Note(mine.note, getattr(mine, "default", ""), mine.treatment)
 
 
 def _field_row(struct: Struct, field: msgspec.inspect.Field) -> list[str]:
     note, name = note_of(struct, field.encode_name), field.encode_name
     if note.treatment == "refused":
-        return [code(name), "", "", "", _STATUS_WORD["refused"] + note.text]
+        return [code(name), "", "", "", _said(note)]
     default = note.default
     if field.required:
         default = "required"
     elif not default and note.treatment == "works":
         default = _default(name)
     kind, limits = _type(field.type)
-    return [code(name), kind, default, _bounds(name, kind) or limits, _STATUS_WORD[note.treatment] + note.text]
+    return [code(name), kind, default, _bounds(name, kind) or limits, _said(note)]
 
 
 def _default(name: str) -> str:

@@ -29,8 +29,8 @@ FLAG_NOTES: dict[str, FlagNote] = {
     "--host": FlagNote("", "127.0.0.1 behind a proxy on the same host, 0.0.0.0 in a container"),
     "--port": FlagNote("", "8000"),
     "--frontends": FlagNote(
-        "a process of some 150 MB each; more streams where one event loop is the limit (quire:frontend_lag_seconds grows), no "
-        "difference where the GPU is",
+        "some 60 MB and a tokenizer in each process; more streams where one event loop is the limit "
+        "(quire:frontend_lag_seconds grows), no difference where the GPU is",
         "1; 2 to 4 for many hundreds of streams",
     ),
     "--max-connections": FlagNote("a file descriptor each", "8192"),

@@ -7,6 +7,7 @@ so that nothing on a page escapes. `Place` is a folder in which what the pages n
 import json
 import re
 import shlex
+import shutil
 import sqlite3
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -144,7 +145,10 @@ class Place:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.model = tiny_model("llama")
+        self.model = folder / "model"  # tiny, but for its context: pages ask for long ones
+        shutil.copytree(tiny_model("llama"), self.model)
+        config = json.loads((self.model / "config.json").read_text())
+        (self.model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 1 << 17}))
         self.large_model = folder / "large-model"  # for estimates: it has no weights
         self.large_model.mkdir()
         (self.large_model / "config.json").write_text(json.dumps(LARGE))

@@ -16,7 +16,7 @@ class Field(NamedTuple):
     name: str
     routes: Literal["both", "chat", "completions"]
     treatment: Treatment
-    note: str
+    note: str = ""
     default: str = ""
 
 
