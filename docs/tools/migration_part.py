@@ -15,6 +15,7 @@ from api_part import name_of, note_of
 from configuration_part import all_commands, parser_of
 from markdown import code, table
 
+from quire import LLM
 from quire.frontend.cli.vllm_flags import BY_FLAG, Verdict, verdicts
 from quire.frontend.http.api import metric_names
 from quire.frontend.http.api.body import IGNORED
@@ -153,6 +154,36 @@ FIELDS_NOT_HERE = {
 }
 
 
+_VECTORS = "models that embed or score are not served yet"
+LLM_DIFFERS = {
+    "generate": "prompts are texts, token ids, or dicts with prompt or prompt_token_ids; outputs are vLLM's",
+    "chat": "messages of text; chat_template takes a template of the caller's",
+    "get_tokenizer": "Quire's own object: encode, decode, chat templates",
+    "start_profile": "needs profile_dir",
+}
+LLM_NOT_HERE = {
+    "from_engine_args": "`LLM(**options)`; `LLMEngine.from_engine_args` is there",
+    "enqueue": "`LLMEngine.add_request`, or AsyncClient",
+    "enqueue_chat": "`LLMEngine.add_request`, or AsyncClient",
+    "wait_for_completion": "`LLMEngine.step`, or AsyncClient",
+    "get_metrics": "a served model has /metrics; outputs hold their own times",
+    "get_world_size": "an engine has one worker",
+    "reset_mm_cache": "models of text only are served",
+    "sleep": _SLEEP,
+    "wake_up": _SLEEP,
+    "collective_rpc": "no code is called by name from a wire",
+    "apply_model": "the model is in another process",
+    **dict.fromkeys(("encode", "embed", "classify", "score", "reward"), _VECTORS),
+    **dict.fromkeys(
+        (
+            "init_weight_transfer_engine", "start_weight_update", "start_draft_weight_update", "update_weights",
+            "finish_weight_update",
+        ),
+        _RLHF,
+    ),
+}  # fmt: skip
+
+
 def _verdict_table(head: str, rows: list[tuple[str, str, str]]) -> str:
     counts = ", ".join(f"{sum(row[1] == verdict for row in rows)} {verdict}" for verdict in dict.fromkeys(r[1] for r in rows))
     return f"{len(rows)}: {counts}.\n\n" + table([head, "", ""], [[code(name), verdict, text] for name, verdict, text in rows])
@@ -243,6 +274,16 @@ def _field_of_params(name: str) -> tuple[str, str, str]:
         return name, NOT_HERE, FIELDS_NOT_HERE["SamplingParams"][name]
     text = FIELDS_DIFFER.get(name, "")
     return name, DIFFERS if text else SAME, text
+
+
+# ------------------------------------------------------------------------------------------------------------------ Python
+def python() -> str:
+    rows = []
+    for name in VLLM["llm"]:
+        is_here = hasattr(LLM, name)
+        text = LLM_DIFFERS.get(name, "") if is_here else LLM_NOT_HERE[name]
+        rows.append((f"LLM.{name}", (DIFFERS if text else SAME) if is_here else NOT_HERE, text))
+    return _verdict_table("method", rows)
 
 
 # ----------------------------------------------------------------------------------------------------------------- metrics

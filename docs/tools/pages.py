@@ -29,6 +29,7 @@ PARTS = {
     "vllm-flags": migration_part.flags,
     "vllm-routes": migration_part.routes,
     "vllm-fields": migration_part.fields,
+    "vllm-python": migration_part.python,
     "vllm-metrics": migration_part.metrics,
 }
 _PART = re.compile(r"(<!-- made: ([\w-]+) -->\n).*?(<!-- end: \2 -->)", re.DOTALL)
