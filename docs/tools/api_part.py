@@ -3,6 +3,7 @@
 A struct or a route that is new appears by itself; a field without a word on what it means fails tests/docs/test_pages.py.
 """
 
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,8 +85,16 @@ def _query(name: str, schema: Any) -> str:
     return f"{code(name)} ({what}{'; default: ' + str(schema['default']) if 'default' in schema else ''})"
 
 
+@functools.cache
+def title_of(struct: Struct) -> str:
+    """Its name; where several have it, with the folder of each."""
+    others = {other for kind in ("body", "answer") for other in _structs(kind) if other.__name__ == struct.__name__}
+    return struct.__name__ + (f" ({struct.__module__.split('.')[-2]})" if len(others) > 1 else "")
+
+
 def _link(struct: Struct) -> str:
-    return f"[{struct.__name__}](#{struct.__name__.lower()})"
+    title = title_of(struct)
+    return f"[{title}](#{re.sub(r'[()]', '', title.lower()).replace(' ', '-')})"
 
 
 # ------------------------------------------------------------------------------------------------------------------ fields
@@ -130,7 +139,7 @@ def _within(kind: Any) -> Iterator[Struct]:
 
 def _body(struct: Struct) -> str:
     paths = [f"`{r.method} {r.path}`" for r in ROUTES.routes if r.body is struct]
-    head = f"### {struct.__name__}"
+    head = f"### {title_of(struct)}"
     rows = [_field_row(struct, field) for field in _fields(struct)]
     if struct in _TABLES:
         rows = _in_order(struct, rows)
@@ -240,7 +249,7 @@ def _answer(struct: Struct) -> str:
     rows = [[code(f.encode_name), _type(f.type)[0], answer_note(struct, f.encode_name)] for f in _fields(struct)]
     paths = [f"`{r.method} {r.path}`" for r in ROUTES.routes if r.answer is struct]
     said = [f"Answer of {', '.join(paths)}."] if paths else []
-    return "\n\n".join([f"### {struct.__name__}", *said, table(["field", "type", ""], rows)])
+    return "\n\n".join([f"### {title_of(struct)}", *said, table(["field", "type", ""], rows)])
 
 
 def answer_note(struct: Struct, name: str) -> str:
