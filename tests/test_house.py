@@ -40,7 +40,7 @@ SOURCES = {str(path.relative_to(ROOT)): path.read_text() for folder in MAY_IMPOR
 
 EVERYTHING = {
     str(path.relative_to(ROOT)): path.read_text()
-    for folder in (*MAY_IMPORT, "tests", "benchmarks")
+    for folder in (*MAY_IMPORT, "tests", "benchmarks", "docs")
     for path in sorted((ROOT / folder).rglob("*.py"))
 }
 
