@@ -103,7 +103,7 @@ FLAG_NOTES: dict[str, FlagNote] = {
     "--chat-template-content-format": FlagNote("", "auto"),
     "--generation-config": FlagNote("", "auto; vllm for plain defaults"),
     "--override-generation-config": FlagNote("a lower max_tokens ends long answers", '{"temperature": 0.6}'),
-    "--max-logprobs": FlagNote("logprobs make answers many times longer: 0 refuses them", "20"),
+    "--max-logprobs": FlagNote("logprobs make answers many times longer; 0: each token's own only", "20"),
     # ----------------------------------------------------------------------------------------------- device and memory
     "--device": FlagNote("a CPU serves small models only", "auto"),
     "--tensor-parallel-size": FlagNote("", "1: more is not here yet"),

@@ -14,6 +14,7 @@ import pytest
 import yaml
 from doc_commands import (
     LINTED,
+    PAGES,
     ROOT,
     SCRIPTS,
     Block,
@@ -85,6 +86,17 @@ def test_every_block_is_of_a_known_kind(block):
         for line in filter(str.strip, block.text.splitlines()):
             first = line.split()[0].removeprefix(".venv/bin/")
             assert first not in {*SCRIPTS, *LINTED, "$", "quire", "enginecore", "curl", "make", "python"}, block.place
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_no_block_hides(path):
+    """Fences begin and end at a line's beginning; there is no other way to show code."""
+    text, page = path.read_text(), str(path.relative_to(ROOT))
+    fences = re.findall(r"^[ \t>*-]*(?:`{3,}|~{3,})", text, re.M)
+    assert len(fences) == 2 * sum(block.page == page for block in BLOCKS) and set(fences) <= {"```"}
+    assert not re.search(
+        r"<(?:pre|code)\b|^(?: {4}|\t)(?:\.venv/bin/)?(?:quire|enginecore|curl|make|python|docker|kubectl) ", text, re.M
+    )
 
 
 @pytest.mark.parametrize("words", [["wget", "x"], ["rm", "-r", "x"], ["quirk", "serve"]])

@@ -19,7 +19,7 @@ from quire.frontend.cli.vllm_flags import BY_FLAG
 from quire.ipc.links.curve import make_keys, write_keys
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # First words of commands. linted: what needs a GPU, Docker, systemd or a cluster, or is not ours; its syntax is checked.
 SCRIPTS = {"openssl", "cp", "export", "mkdir"}
