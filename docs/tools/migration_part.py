@@ -8,6 +8,7 @@ those do not say: in what something that works differs, and why something is not
 import fnmatch
 import json
 import re
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,12 @@ LLM_NOT_HERE = {
 }  # fmt: skip
 
 
+def _check(table: Collection[str], names: Iterable[str], what: str) -> None:
+    """Nothing is said of what there is not. Raises ValueError."""
+    if stale := set(table) - set(names):
+        raise ValueError(f"migration_part.py says something of {what} that do not exist: {', '.join(sorted(stale))}")
+
+
 def _verdict_table(head: str, rows: list[tuple[str, str, str]]) -> str:
     counts = ", ".join(f"{sum(row[1] == verdict for row in rows)} {verdict}" for verdict in dict.fromkeys(r[1] for r in rows))
     return f"{len(rows)}: {counts}.\n\n" + table([head, "", ""], [[code(name), verdict, text] for name, verdict, text in rows])
@@ -199,6 +206,7 @@ def commands() -> str:
 
 def flags() -> str:
     known = parser_of("serve").actions()
+    _check(FLAGS_DIFFER, known, "flags")
     names = {flag: max(action.option_strings[0], flag, key=len) for flag, action in known.items()}
     rows = []
     for verdict in verdicts(names):
@@ -224,6 +232,8 @@ def _not_ours(verdict: Verdict) -> tuple[str, str]:
 # ------------------------------------------------------------------------------------------------------------------ routes
 def routes() -> str:
     here = {name_of(route): route for route in ROUTES.routes}
+    _check([*ROUTES_NOT_HERE, *ROUTES_DIFFER], VLLM["routes"], "routes")
+    _check([name for name in ROUTES_NOT_HERE if name in here], (), "routes that are missing")
     rows = []
     for name in VLLM["routes"]:
         route = here.get(name) or here.get(name.replace("{response_id}", "{id}"))
@@ -240,6 +250,7 @@ def routes() -> str:
 # ------------------------------------------------------------------------------------------------------------------ fields
 def fields() -> str:
     bodies = {name_of(route): route.body for route in ROUTES.routes if route.body is not None}
+    _check(FIELDS_DIFFER, (name for names in VLLM["fields"].values() for name in names), "fields")
     parts = []
     for place, names in VLLM["fields"].items():
         body = bodies.get(place)
@@ -278,6 +289,7 @@ def _field_of_params(name: str) -> tuple[str, str, str]:
 
 # ------------------------------------------------------------------------------------------------------------------ Python
 def python() -> str:
+    _check([*LLM_DIFFERS, *LLM_NOT_HERE], VLLM["llm"], "methods")
     rows = []
     for name in VLLM["llm"]:
         is_here = hasattr(LLM, name)
