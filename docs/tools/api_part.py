@@ -204,6 +204,8 @@ def _bounds(name: str, kind: str) -> str:
     if name not in BOUNDS or kind not in ("integer", "number", "integer or boolean"):
         return ""
     low, high, closed = BOUNDS[name]
+    if name == "thinking_token_budget":
+        low = -1  # of bodies: no limit
     if low == -(2**63):
         return "64 bits"
     low_text = f"{'' if closed else 'above '}{low:g}" if low is not None else ""

@@ -291,3 +291,14 @@ def test_the_prefix_cache_can_be_left_unread():
         assert api.client.streams[-1].params.skip_reading_prefix_cache is True
 
     run(main)
+
+
+def test_a_budget_of_minus_one_is_no_limit():
+    async def main():
+        api = http.Api()
+        for path, base in [(CHAT, HELLO), (COMPLETIONS, PROMPT)]:
+            status, answer = await api.json("POST", path, {**base, "thinking_token_budget": -1})
+            assert status == 200, answer
+            assert api.client.streams[-1].params.thinking_token_budget is None
+
+    run(main)
