@@ -278,7 +278,7 @@ def test_grammars_wait_for_the_end_of_thoughts():
         await api.json("POST", CHAT, {**TOOLS, **off, "tool_choice": "required"})
         assert params_of(api).reasoning_end_token_ids is params_of(api).thinking_token_budget is None
         assert params_of(api).structured_outputs is not None
-        status, answer = await api.json("POST", CHAT, {**HELLO, "thinking_token_budget": -1})
+        status, answer = await api.json("POST", CHAT, {**HELLO, "thinking_token_budget": -2})
         assert status == 400 and answer["error"]["param"] == "thinking_token_budget"
 
     asyncio.run(main())
