@@ -166,7 +166,7 @@ def _fields(struct: Struct) -> list[msgspec.inspect.Field]:
 
 
 def note_of(struct: Struct, name: str) -> Note:
-    """What a field of a body means: by its own table or notes; where these have no words, as on the generating routes.
+    """What a field of a body means: by its own notes or table; where these have no words, as on the generating routes.
 
     Raises KeyError for a field of which nothing is said.
     """
@@ -174,12 +174,16 @@ def note_of(struct: Struct, name: str) -> Note:
     if name in own:
         return own[name]
     mine = next((field for field in _TABLES.get(struct, ()) if field.name == name), None)
-    if mine is None or not mine.note:
-        common = next((field for field in FIELDS if field.name == name and field.note), None)
-        if common is None:
-            raise KeyError(f"{struct.__name__}.{name}")
-        return Note(common.note, common.default, mine.treatment if mine is not None else common.treatment)
-    return Note(mine.note, getattr(mine, "default", ""), mine.treatment)
+    common = next((field for field in FIELDS if field.name == name and field.note), None)
+    if mine is None:
+        mine = common
+    elif common is not None and common.treatment != mine.treatment:
+        common = None
+    text = mine and mine.note or common and common.note
+    if mine is None or not text:
+        raise KeyError(f"{struct.__name__}.{name}")
+    default = getattr(mine, "default", "") or (common.default if common is not None else "")
+    return Note(text, default, mine.treatment)
 
 
 def _field_row(struct: Struct, field: msgspec.inspect.Field) -> list[str]:

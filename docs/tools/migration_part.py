@@ -136,7 +136,12 @@ FIELDS_DIFFER = {
     "extra_args": "64 names, 16 KiB",
     "vllm_xargs": "64 names, 16 KiB",
 }
-_SAME_THERE = {("POST /v1/chat/completions", "logprobs")}  # true or false
+# Of one route, where it differs from the above.
+_THERE = {
+    ("POST /v1/chat/completions", "logprobs"): "",  # true or false
+    ("POST /v1/messages", "messages"): "blocks of text, thoughts, calls and results; no images or documents",
+    ("POST /v1/messages/count_tokens", "messages"): "blocks of text, thoughts, calls and results; no images or documents",
+}
 FIELDS_NOT_HERE = {
     "POST /inference/v1/generate": {
         "assistant_tokens_mask": "of vLLM's render routes only; left out silently",
@@ -276,7 +281,7 @@ def _field(place: str, body: Any, name: str) -> tuple[str, str, str]:
         return name, NOT_HERE, f"400: {note.text}"
     if note.treatment == "harmless":
         return name, SAME, f"taken, without effect: {note.text}"
-    text = "" if (place, name) in _SAME_THERE else FIELDS_DIFFER.get(name, "")
+    text = _THERE.get((place, name), FIELDS_DIFFER.get(name, ""))
     return name, DIFFERS if text else SAME, text
 
 

@@ -183,7 +183,7 @@ FIELDS = (
         "vllm_xargs",
         "both",
         "works",
-        "arguments of those classes, as SamplingParams.extra_args; up to 64 names, 16 KiB",
+        "arguments of the classes of --logits-processors; up to 64 names, 16 KiB",
         "none",
     ),
     Field("repetition_detection", "both", "refused", "an end by repetition: use max_tokens, or the penalties"),
