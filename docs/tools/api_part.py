@@ -179,7 +179,7 @@ def note_of(struct: Struct, name: str) -> Note:
         mine = common
     elif common is not None and common.treatment != mine.treatment:
         common = None
-    text = mine and mine.note or common and common.note
+    text = (mine and mine.note) or (common and common.note)
     if mine is None or not text:
         raise KeyError(f"{struct.__name__}.{name}")
     default = getattr(mine, "default", "") or (common.default if common is not None else "")
