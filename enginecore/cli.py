@@ -7,7 +7,7 @@ from quire.ipc.process.flags import json_flags, normal_words
 from quire.ipc.version import VERSION
 
 
-def make_parser() -> CommandParser:
+def command_parser() -> CommandParser:
     from quire.ipc.config import add_engine_arguments
 
     parser = CommandParser(
@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> None:
         from quire.ipc.config import engine_config_from
         from quire.ipc.process.logs import set_up_logging
 
-        parser = make_parser()
+        parser = command_parser()
     args = parser.parse_args(normal_words(sys.argv[1:] if argv is None else argv, json_flags(parser)))
     try:
         config = engine_config_from(args)

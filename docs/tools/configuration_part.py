@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 from markdown import code, table
 
-from quire.enginecore.cli import make_parser
+from quire.enginecore.cli import command_parser
 from quire.frontend.cli import main as cli
 from quire.frontend.cli.flag_notes import FLAG_NOTES
 from quire.ipc.process.command import CommandParser
@@ -55,13 +55,13 @@ def serve() -> str:
 
 def enginecore() -> str:
     """What the daemon has beside the engine's flags."""
-    parser, known = make_parser(), parser_of("serve").actions()
+    parser, known = command_parser(), parser_of("serve").actions()
     return _noted(parser, [a for a in actions_of(parser) if a.option_strings and a.option_strings[0] not in known])
 
 
 def commands() -> str:
     """The other commands: their own flags, without the engine's."""
-    engine = make_parser().actions()
+    engine = command_parser().actions()
     parts = []
     for parser in all_commands():
         if parser.prog == "quire serve":

@@ -30,7 +30,7 @@ from doc_commands import (
 from launch_lines import parsed, serve_parser
 from serving import SMALL, Daemon, Launched, Served
 
-from quire.enginecore.cli import make_parser
+from quire.enginecore.cli import command_parser
 from quire.frontend.cli import main as cli
 from quire.frontend.cli.config_file import words_of as words_of_file
 from quire.frontend.cli.vllm_flags import BY_FLAG, WORKING
@@ -173,7 +173,7 @@ def test_launch_lines_are_understood(command, place, monkeypatch):
         args = parsed(*words[1:])
         assert args.engine is None or args.model is None
     else:
-        parser = make_parser()
+        parser = command_parser()
         parser.parse_args(normal_words(words, json_flags(parser)))
 
 
@@ -286,7 +286,7 @@ def test_python_is_python(block):
 
 # ---------------------------------------------------------------------------------------------------------- within lines
 def every_flag() -> set[str]:
-    found = {*BY_FLAG, *WORKING.split(), *make_parser().actions()}
+    found = {*BY_FLAG, *WORKING.split(), *command_parser().actions()}
     todo = [cli._parser()]
     while todo:
         found |= todo[-1].actions().keys()

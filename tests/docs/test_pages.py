@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.enginecore.cli import make_parser
+from quire.enginecore.cli import command_parser
 from quire.frontend.cli.flag_notes import FLAG_NOTES
 from quire.frontend.cli.main import _parser, command_of
 from quire.frontend.client.beam_search import MAX_BEAM_WIDTH
@@ -70,7 +70,7 @@ def test_every_part_is_on_a_page():
 # -------------------------------------------------------------------------------------------------------- nothing is missing
 def test_every_flag_says_what_it_does_to_memory_and_speed():
     serve = command_of(_parser(), ["serve"])[0]
-    actions = [*serve._actions, *make_parser()._actions]
+    actions = [*serve._actions, *command_parser()._actions]
     names = {next((f for f in a.option_strings if f.startswith("--")), a.dest) for a in actions} - {"--help", "--version"}
     assert names == FLAG_NOTES.keys()
     assert all(name in TEXT["configuration.md"] for name in names - {"model"})
