@@ -196,7 +196,8 @@ async def _let_notice(signals: StopSignals, seconds: float) -> None:
     if seconds > 0:
         log.info("stopping: /ready says so for %.0f s, in which requests are still taken", seconds)
         with suppress(TimeoutError):
-            await asyncio.wait_for(signals.now.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await signals.now.wait()
 
 
 async def _shut_down(server: ServerState, grace_s: float, signals: StopSignals) -> None:

@@ -260,6 +260,7 @@ def test_what_is_linted_is_well_formed(command):
         assert (ROOT / Path(*words[1].split(".")[1:])).with_suffix(".py").exists()
     else:
         assert program in LINTED and words
+        assert [word for word in words if word.startswith("deploy/") and not (ROOT / word).exists()] == []
 
 
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "yaml"], ids=lambda block: block.place)

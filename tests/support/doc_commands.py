@@ -1,4 +1,4 @@
-"""Commands and code on the pages for users: fenced blocks of README.md and docs/*.md, and commands within lines.
+"""Commands and code on the pages for users: fenced blocks of README.md, docs/ and deploy/, and commands within lines.
 
 Everything in a block belongs to a kind, which says how tests/docs/test_commands.py treats it; what belongs to none fails there,
 so that nothing on a page escapes. `Place` is a folder in which what the pages name is there: a model, a file of flags, keys.
@@ -19,7 +19,7 @@ from quire.frontend.cli.vllm_flags import BY_FLAG
 from quire.ipc.links.curve import make_keys, write_keys
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "deploy/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # First words of commands. linted: what needs a GPU, Docker, systemd or a cluster, or is not ours; its syntax is checked.
 SCRIPTS = {"openssl", "cp", "export", "mkdir"}

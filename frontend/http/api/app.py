@@ -77,7 +77,8 @@ class App:
         return error
 
     def _admit(self, request: Request) -> ApiError | None:
-        request.path = without_root(request.path, self._root_path)
+        if self._root_path:
+            request.path = without_root(request.path, self._root_path)
         if is_preflight(request):
             request.route = PREFLIGHT
             request.max_body = min(request.max_body, _MAX_BODY_OF_GET)
@@ -161,9 +162,10 @@ def _no_such_path(path: bytes) -> ApiError:
 
 def _check_media_type(request: Request, takes: str) -> ApiError | None:
     """A browser sends other types across origins unasked, but not JSON."""
-    media_type = request.headers.get(b"content-type", takes.encode()).partition(b";")[0].strip().lower()
-    if media_type != takes.encode():
+    given = request.headers.get(b"content-type")
+    if given is not None and given.partition(b";")[0].strip().lower() != takes.encode():
         return ApiError(415, f"The header content-type must be {takes}.", code="unsupported_media_type")
-    if request.headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
+    coding = request.headers.get(b"content-encoding")
+    if coding is not None and coding.strip().lower() != b"identity":
         return ApiError(415, "A compressed body is not understood.", code="unsupported_media_type")
     return None

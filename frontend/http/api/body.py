@@ -8,6 +8,7 @@ once; any other twice more: with these liberties, and for the unknown names, whi
 
 import gc
 import re
+from operator import attrgetter
 from typing import Generic, TypeVar
 
 import msgspec
@@ -32,7 +33,9 @@ class BodyDecoder(Generic[T]):
 
     def __init__(self, kind: type[T]) -> None:
         self._ignored = IGNORED.difference(kind.__struct_fields__)
-        ignored = [(name, msgspec.Raw, msgspec.Raw()) for name in sorted(self._ignored)]
+        assert len(self._ignored) > 1  # of one name it were no tuple
+        self._ignored_values = attrgetter(*self._ignored)
+        ignored = [(name, msgspec.Raw, None) for name in sorted(self._ignored)]
         options = {"kw_only": True, "forbid_unknown_fields": True}
         strict = msgspec.defstruct(kind.__name__, ignored, bases=(kind,), **options)  # type: ignore[arg-type]
         self._strict: msgspec.json.Decoder[T] = msgspec.json.Decoder(strict)
@@ -62,8 +65,9 @@ class BodyDecoder(Generic[T]):
             decoded = self._lenient.decode(body)
             unknown.look_at(body, self._known)
             return decoded
-        for name in self._ignored:  # a Raw is a view of the body, and would keep it as long as the answer takes
-            setattr(decoded, name, None)
+        if any(self._ignored_values(decoded)):
+            for name in self._ignored:  # a Raw is a view of the body, and would keep it as long as the answer takes
+                setattr(decoded, name, None)
         return decoded
 
 

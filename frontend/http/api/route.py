@@ -4,6 +4,7 @@ What a line says is all that anybody knows of a route before its handler runs: w
 and what /openapi.json tells of it (openapi.py). The table itself is routes.py.
 """
 
+import functools
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -48,12 +49,17 @@ class Route(NamedTuple):
     @property
     def name(self) -> str:
         """The metrics' label."""
-        return self.path.partition("{")[0].rstrip("/") or "/"
+        return _name_of(self.path)
 
     @property
     def parameters(self) -> list[str]:
         """Names of what stands for a part of the path."""
         return [match[1] for match in _PARAMETER.finditer(self.path)]
+
+
+@functools.cache
+def _name_of(path: str) -> str:  # asked for with every answer
+    return path.partition("{")[0].rstrip("/") or "/"
 
 
 class RouteTable:

@@ -120,8 +120,9 @@ class RequestReader:
     def _body_deadline(self) -> float:
         """A route that takes larger bodies than others lets them come for longer."""
         assert self._incoming is not None
-        factor = max(1.0, self._incoming.request.max_body / self._limits.max_body_bytes)
-        return self._server.clock() + self._limits.body_timeout_s * factor
+        limits, most = self._limits, self._incoming.request.max_body
+        factor = most / limits.max_body_bytes if most > limits.max_body_bytes else 1.0
+        return self._server.clock() + limits.body_timeout_s * factor
 
     def _release(self, num_bytes: int) -> None:
         self.held_bytes -= num_bytes
