@@ -15,6 +15,7 @@ from quire.frontend.http.protocol.exchange import Request
 
 PATH = b"/v1/messages"
 OVERLOADED = 529
+THREADS = "thread_unsupported_request"  # the code by which clients know that they must send whole conversations
 
 _TYPES = {
     401: "authentication_error",
@@ -42,9 +43,14 @@ _WORDS = [
 ]
 
 
+class ErrorDetails(msgspec.Struct, frozen=True):
+    error_code: str
+
+
 class ErrorObject(msgspec.Struct, frozen=True):
     type: str
     message: str
+    details: ErrorDetails | msgspec.UnsetType = msgspec.UNSET
 
 
 class MessagesErrorResponse(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +81,8 @@ class MessagesError(ApiError):
         return _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
 
     def body(self) -> bytes:
-        error = ErrorObject(self.type, self.message)
+        details = ErrorDetails(THREADS) if self.code == THREADS else msgspec.UNSET
+        error = ErrorObject(self.type, self.message, details)
         return msgspec.json.encode(MessagesErrorResponse(error=error, request_id=self._request_id))
 
 

@@ -50,7 +50,7 @@ FIELDS = (
     MessagesField("fallbacks", "both", "refused"),
     MessagesField("fallback_credit_token", "both", "refused"),
     MessagesField("billing_policy", "both", "refused"),
-    MessagesField("thread", "both", "refused"),
+    MessagesField("thread", "both", "refused", "with the code that makes clients send whole conversations"),
     MessagesField("inference_geo", "both", "refused", "but for 'global'"),
     MessagesField("speed", "both", "refused", "but for 'standard'"),
 )  # fmt: skip

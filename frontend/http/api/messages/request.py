@@ -7,6 +7,7 @@ from typing import Any
 
 from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.messages.conversation import chat_messages
+from quire.frontend.http.api.messages.errors import THREADS
 from quire.frontend.http.api.messages.schemas import (
     CountTokensRequest,
     MessagesRequest,
@@ -53,11 +54,12 @@ def check_not_here(body: NotHere) -> None:
     for name in NotHere.__annotations__:
         value = getattr(body, name)
         if value is not None and value not in ([], {}, *_HARMLESS.get(name, ())):
-            raise _unsupported(name, f"{name}: this value is not supported by this server")
+            code = THREADS if name == "thread" else "unsupported_value"
+            raise _unsupported(name, f"{name}: this value is not supported by this server", code)
 
 
-def _unsupported(name: str, text: str) -> ApiError:
-    return ApiError(400, f"{text}.", param=name, code="unsupported_value")
+def _unsupported(name: str, text: str, code: str = "unsupported_value") -> ApiError:
+    return ApiError(400, f"{text}.", param=name, code=code)
 
 
 def _take_prefill(chat: ChatRequest, messages: list[Json]) -> None:
