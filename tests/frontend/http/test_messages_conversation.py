@@ -19,7 +19,7 @@ from quire.frontend.text.tool_parsers.hermes import Hermes
 
 
 def body_of(messages, **fields):
-    return msgspec.convert({"max_tokens": 9, "messages": messages, **fields}, MessagesRequest)
+    return msgspec.json.decode(msgspec.json.encode({"max_tokens": 9, "messages": messages, **fields}), type=MessagesRequest)
 
 
 def chat(messages, **fields):
@@ -35,7 +35,7 @@ def text(value, **more):
 
 
 CALL = {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Bonn"}, "caller": {"type": "direct"}}
-CALLED = {"id": "t1", "type": "function", "function": {"name": "weather", "arguments": {"city": "Bonn"}}}
+CALLED = {"id": "t1", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Bonn"}'}}
 
 
 @pytest.mark.parametrize(

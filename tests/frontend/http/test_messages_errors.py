@@ -8,6 +8,7 @@ from anthropic.types.message_count_tokens_params import MessageCountTokensParams
 from anthropic.types.message_create_params import MessageCreateParamsBase
 from anthropic.types.shared import ErrorResponse
 from fake_http import settle
+from loop_gap import LoopGap
 from messages_cases import CLOCK, COUNT, HELLO, PATH, TOOLS, accumulated, api_of, parse_named, run
 
 from quire.frontend.client.async_client import EngineDown, Overloaded
@@ -79,6 +80,29 @@ def test_what_is_refused_is_named(extra, named):
             error = ErrorResponse.model_validate(answer, strict=True)
             assert status == 400 and error.error.type == "invalid_request_error" and named in error.error.message, answer
             assert not api.client.streams
+
+    run(main)
+
+
+def test_what_is_large_keeps_nobody_waiting():
+    """What messages have that chats have not; decoding, templates and tokens are theirs."""
+    turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": [{"type": "text", "text": "y"}]}] * 8000
+    large = {**CALL, "input": {"x": [1] * 500_000}}
+    cases = [
+        ({"messages": turns}, "prompt is too long"),
+        (said(large, role="assistant"), "tool_result"),
+        ({"container": [1] * 900_000}, "container"),
+        ({"output_config": {"effort": "x" * 3_000_000}}, "output_config.effort"),
+    ]
+
+    async def main():
+        api = api_of()
+        for extra, named in cases:
+            body = json.dumps({**HELLO, **extra}).encode()
+            async with LoopGap() as gap:
+                status, answer = await api.json("POST", PATH, body)
+            assert status == 400 and named in answer["error"]["message"] and len(answer["error"]["message"]) < 2000
+            assert gap.worst_s < 0.05
 
     run(main)
 

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import msgspec
+
 from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.messages.schemas import Block, CountTokensRequest, InputMessage
 from quire.frontend.http.api.schemas import MAX_ITEMS, Json
@@ -120,8 +122,17 @@ def _read_assistant(turns: _Turns, message: InputMessage, place: str) -> None:
 def _call(turns: _Turns, block: Block, place: str) -> Json:
     call, name = _needed(block.id, f"{place}.id"), _needed(block.name, f"{place}.name")
     turns.names[call] = name
-    arguments = _needed(block.input, f"{place}.input")
-    return {"id": call, "type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"id": call, "type": "function", "function": {"name": name, "arguments": _input(block, f"{place}.input")}}
+
+
+def _input(block: Block, place: str) -> str:
+    """As JSON text, which is decoded, and bounded, where all calls' arguments are (chat_template.py)."""
+    text, block.input = bytes(block.input), msgspec.Raw()  # which would keep the whole body
+    if text in (b"", b"null"):
+        _needed(None, place)
+    if not text.startswith(b"{"):
+        raise invalid(f"{place} must be an object", place)
+    return text.decode(errors="replace")
 
 
 _READ = {"system": _read_system, "user": _read_user, "assistant": _read_assistant}

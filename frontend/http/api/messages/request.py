@@ -5,6 +5,8 @@ From there on it is prepared as chats are (params.py, chat_tools.py). What canno
 
 from typing import Any
 
+import msgspec
+
 from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.messages.conversation import chat_messages
 from quire.frontend.http.api.messages.errors import THREADS
@@ -23,13 +25,14 @@ from quire.frontend.http.protocol.errors import ApiError
 
 _KEEP_ALL = ({"type": "clear_thinking_20251015"}, {"type": "clear_thinking_20251015", "keep": "all"},
              {"type": "clear_thinking_20251015", "keep": {"type": "all"}})  # fmt: skip
-# The values of NotHere's fields that ask for nothing; [] and {} never do.
+# The values of NotHere's fields that ask for nothing; null, [] and {} never do.
 _HARMLESS: dict[str, tuple[Any, ...]] = {
     "context_management": ({"edits": []}, *({"edits": [edit]} for edit in _KEEP_ALL)),
     "diagnostics": ({"previous_message_id": None},),
     "inference_geo": ("global",),
     "speed": ("standard",),
 }
+_LONGEST_HARMLESS = 256  # bytes
 _EFFORT = {"xhigh": "high", "max": "high"}  # templates know three
 
 
@@ -52,10 +55,16 @@ def chat_request(body: CountTokensRequest) -> ChatRequest:
 
 def check_not_here(body: NotHere) -> None:
     for name in NotHere.__annotations__:
-        value = getattr(body, name)
-        if value is not None and value not in ([], {}, *_HARMLESS.get(name, ())):
+        if not _asks_for_nothing(name, getattr(body, name)):
             code = THREADS if name == "thread" else "unsupported_value"
             raise _unsupported(name, f"{name}: this value is not supported by this server", code)
+        setattr(body, name, msgspec.Raw())  # a Raw is a view of the body, and would keep it as long as the answer takes
+
+
+def _asks_for_nothing(name: str, value: msgspec.Raw) -> bool:
+    if len(bytes(value)) > _LONGEST_HARMLESS:
+        return False
+    return not bytes(value) or msgspec.json.decode(value) in (None, [], {}, *_HARMLESS.get(name, ()))
 
 
 def _unsupported(name: str, text: str, code: str = "unsupported_value") -> ApiError:

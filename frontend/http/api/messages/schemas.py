@@ -24,7 +24,7 @@ class Block(msgspec.Struct, kw_only=True):
     data: str | None = None
     id: str | None = None
     name: str | None = None
-    input: Json | None = None
+    input: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "object"})] = msgspec.Raw()
     tool_use_id: str | None = None
     content: "str | list[Block] | None" = None
     is_error: bool | None = None
@@ -75,19 +75,19 @@ class OutputConfig(msgspec.Struct, kw_only=True):
 
 
 class NotHere(msgspec.Struct, kw_only=True):
-    """Refused, but for values that ask for nothing (request.py)."""
+    """Refused, but for values that ask for nothing (request.py). Not decoded: they may be of any size."""
 
-    container: Any = None
-    mcp_servers: Any = None
-    context_management: Any = None
-    compaction: Any = None
-    diagnostics: Any = None
-    fallbacks: Any = None
-    fallback_credit_token: Any = None
-    billing_policy: Any = None
-    thread: Any = None
-    inference_geo: Any = None
-    speed: Any = None
+    container: msgspec.Raw = msgspec.Raw()
+    mcp_servers: msgspec.Raw = msgspec.Raw()
+    context_management: msgspec.Raw = msgspec.Raw()
+    compaction: msgspec.Raw = msgspec.Raw()
+    diagnostics: msgspec.Raw = msgspec.Raw()
+    fallbacks: msgspec.Raw = msgspec.Raw()
+    fallback_credit_token: msgspec.Raw = msgspec.Raw()
+    billing_policy: msgspec.Raw = msgspec.Raw()
+    thread: msgspec.Raw = msgspec.Raw()
+    inference_geo: msgspec.Raw = msgspec.Raw()
+    speed: msgspec.Raw = msgspec.Raw()
 
 
 class CountTokensRequest(NotHere, kw_only=True):
