@@ -37,6 +37,7 @@ def test_a_stream_says_what_an_answer_in_one_piece_says(client: anthropic.Anthro
         final = stream.get_final_message()
     assert len(texts) > 3 and "".join(texts) == final.content[0].text == whole.content[0].text
     assert final.stop_reason == whole.stop_reason == "max_tokens" and final.usage.output_tokens == 16
+    assert [model.id for model in client.models.list()] == ["tiny"]
     assert whole._request_id and whole._request_id.startswith("req_")
     counted = client.messages.count_tokens(model="tiny", messages=MESSAGES, system="Be brief.").input_tokens
     for usage in (whole.usage, final.usage):

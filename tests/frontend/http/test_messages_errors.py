@@ -216,6 +216,29 @@ def test_a_failure_amid_a_stream_is_its_last_event():
     run(main)
 
 
+def test_a_server_that_stops_says_so_amid_a_stream():
+    async def main():
+        api = http.Api()
+        api.client.speak = None
+        wire, sent = await begun(api, {**HELLO, "stream": True})
+        sent.push(Delta(0, "One", [5], None, None, None, 1))
+        await settle()
+        wire.connection.cancel()
+        await settle()
+        events = parse_named(wire.answers()[0].body)
+        assert events[-1]["error"] == {"type": "api_error", "message": "The server is shutting down."} and sent.cancelled
+
+    run(main)
+
+
+def test_threads_are_refused_so_that_clients_go_on_without():
+    async def main():
+        status, answer = await http.Api().json("POST", PATH, {**HELLO, "thread": {"type": "create"}})
+        assert status == 400 and answer["error"]["details"] == {"error_code": "thread_unsupported_request"}
+
+    run(main)
+
+
 def test_a_client_that_goes_ends_its_request():
     async def main():
         for streamed in (False, True):

@@ -11,6 +11,8 @@ import msgspec
 
 from quire.frontend.http.api.schemas import MAX_ITEMS, Int32, Int64, Json, ShortText, TemplateVariables
 
+RawObject = Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "object"})]
+
 
 # ------------------------------------------------------------------------------------------------------------- requests
 class Block(msgspec.Struct, kw_only=True):
@@ -24,7 +26,7 @@ class Block(msgspec.Struct, kw_only=True):
     data: str | None = None
     id: str | None = None
     name: str | None = None
-    input: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "object"})] = msgspec.Raw()
+    input: RawObject = msgspec.field(default_factory=msgspec.Raw)
     tool_use_id: str | None = None
     content: "str | list[Block] | None" = None
     is_error: bool | None = None
@@ -77,17 +79,17 @@ class OutputConfig(msgspec.Struct, kw_only=True):
 class NotHere(msgspec.Struct, kw_only=True):
     """Refused, but for values that ask for nothing (request.py). Not decoded: they may be of any size."""
 
-    container: msgspec.Raw = msgspec.Raw()
-    mcp_servers: msgspec.Raw = msgspec.Raw()
-    context_management: msgspec.Raw = msgspec.Raw()
-    compaction: msgspec.Raw = msgspec.Raw()
-    diagnostics: msgspec.Raw = msgspec.Raw()
-    fallbacks: msgspec.Raw = msgspec.Raw()
-    fallback_credit_token: msgspec.Raw = msgspec.Raw()
-    billing_policy: msgspec.Raw = msgspec.Raw()
-    thread: msgspec.Raw = msgspec.Raw()
-    inference_geo: msgspec.Raw = msgspec.Raw()
-    speed: msgspec.Raw = msgspec.Raw()
+    container: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    mcp_servers: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    context_management: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    compaction: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    diagnostics: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    fallbacks: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    fallback_credit_token: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    billing_policy: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    thread: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    inference_geo: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    speed: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
 
 
 class CountTokensRequest(NotHere, kw_only=True):
@@ -138,7 +140,7 @@ class ToolUseBlock(msgspec.Struct, frozen=True, tag_field="type", tag="tool_use"
 
     id: str
     name: str
-    input: msgspec.Raw
+    input: RawObject
 
 
 ContentBlock = TextBlock | ThinkingBlock | ToolUseBlock
