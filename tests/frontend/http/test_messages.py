@@ -3,6 +3,7 @@
 import json
 
 import fake_client as http
+import msgspec
 import pytest
 from anthropic.types import Message, MessageTokensCount
 from messages_cases import (
@@ -16,11 +17,13 @@ from messages_cases import (
     TOOLS,
     TWO,
     WEATHER,
+    accumulated,
     api_of,
     both,
     chat_of,
     events_of,
     params_of,
+    parse_named,
     run,
 )  # fmt: skip
 
@@ -196,5 +199,81 @@ def test_tokens_are_counted_as_they_are_used():
             assert status == 200 and MessageTokensCount.model_validate(counted, strict=True)
             assert counted["input_tokens"] == usage.input_tokens + usage.cache_read_input_tokens
         assert len(api.client.streams) == 2 * len(bodies)
+
+    run(main)
+
+
+def test_system_messages_amid_a_conversation_suit_every_template():
+    strict = http.TEMPLATE.replace(
+        "{% for m in messages %}",
+        "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('no') }}{% endif %}",
+    )
+    body = {**HELLO, "system": "S", "messages": [
+        {"role": "user", "content": "a"}, {"role": "system", "content": "now"}, {"role": "user", "content": "b"}]}  # fmt: skip
+
+    async def main():
+        api = api_of(output="x")
+        await api.json("POST", PATH, body)
+        assert chat_of(api) == "<system>S<user>a<system>now<user>b<assistant>"
+        api = api_of(strict, output="x")
+        assert (await api.json("POST", PATH, body))[0] == 200
+        assert chat_of(api) == "<system>S<user>a\n<system>\nnow\n</system>\nb<assistant>"
+        refuses = api_of("{{ raise_exception('never') }}")
+        for messages in (body["messages"], SAID["messages"]):
+            status, answer = await refuses.json("POST", PATH, {**HELLO, "messages": messages})
+            assert status == 400 and "never" in answer["error"]["message"]
+
+    run(main)
+
+
+CLAUDE_CODE = {
+    "model": "tiny",
+    "max_tokens": 32000,
+    "stream": True,
+    "system": [
+        {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.0; cch=00000;"},
+        {"type": "text", "text": "You are a CLI.", "cache_control": {"type": "ephemeral", "ttl": "1h"}},
+    ],
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "<system-reminder>\nbe kind\n</system-reminder>"},
+                                     {"type": "text", "text": "weather?", "cache_control": {"type": "ephemeral"}}]},
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": "EqQ="},
+                                          {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Bonn"}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": "rain", "is_error": False}]},
+    ],
+    "tools": [{"name": "weather", "description": "W.", "eager_input_streaming": True, "input_schema": {
+        "$schema": "https://json-schema.org/draft/2020-12/schema", "type": "object",
+        "properties": {"city": {"type": "string"}}, "additionalProperties": False}}],
+    "thinking": {"type": "adaptive"},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    "output_config": {"effort": "medium"},
+    "metadata": {"user_id": "user_x_account__session_y"},
+}  # fmt: skip
+
+
+def test_claude_codes_requests_are_taken():
+    async def main():
+        api = api_of(output=ONE)
+        limits = msgspec.structs.replace(api.client.welcome.limits, max_model_len=2000)
+        api.client.welcome = msgspec.structs.replace(api.client.welcome, limits=limits)
+        headers = {"anthropic-beta": "claude-code-20250219,context-management-2025-06-27", "anthropic-version": "2023-06-01",
+                   "x-app": "cli"}  # fmt: skip
+        answer = await api.ask("POST", f"{PATH}?beta=true", CLAUDE_CODE, headers)
+        assert answer.status == 200 and accumulated(parse_named(answer.body)).content[0].input == {"city": "Bonn ✓"}
+        prompt = chat_of(api)
+        assert "billing" not in prompt and "You are a CLI." in prompt and "<tool>rain" in prompt
+        counted = {k: v for k, v in CLAUDE_CODE.items() if k in ("model", "messages", "system", "tools", "thinking")}
+        assert (await api.json("POST", f"{COUNT}?beta=true", counted))[1]["input_tokens"] == len(api.client.streams[0].ids)
+
+    run(main)
+
+
+def test_strict_tools_have_a_grammar():
+    async def main():
+        api = api_of()
+        await api.json("POST", PATH, {**HELLO, "tools": [{**WEATHER, "strict": True}]})
+        assert params_of(api).structured_outputs is not None
+        await api.json("POST", PATH, TOOLS)
+        assert params_of(api).structured_outputs is None
 
     run(main)

@@ -25,7 +25,8 @@ def media(kind):
 
 
 def said(*blocks, role="user"):
-    return {"messages": [{"role": "user", "content": "hi"}, {"role": role, "content": list(blocks)}]}
+    content = blocks[0] if isinstance(blocks[0], str) else list(blocks)
+    return {"messages": [{"role": "user", "content": "hi"}, {"role": role, "content": content}]}
 
 
 CALL = {"type": "tool_use", "id": "t1", "name": "f", "input": {}}
@@ -67,6 +68,11 @@ REFUSED = [
     ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "thinking.budget_tokens"),  # no model that thinks
     ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
     ({"output_config": {"format": {"type": "xml", "schema": {}}}}, "output_config.format.type"),
+    (
+        {**said("b", role="assistant"), "output_config": {"format": {"type": "json_schema", "schema": {}}}},
+        "output_config.format",
+    ),
+    ({**said("b", role="assistant"), "thinking": {"type": "enabled", "budget_tokens": 5}}, "thinking"),
     ({"output_config": {"task_budget": {"type": "tokens", "total": 5}}}, "output_config.task_budget"),
 ]
 

@@ -33,6 +33,27 @@ def chat_messages(body: CountTokensRequest) -> list[Json]:
     return [turn.message() for turn in turns.turns]
 
 
+def without_later_system(messages: list[Json]) -> list[Json] | None:
+    """The same with system messages that do not come first as part of users' turns, for templates that take them only there;
+    None if there are none. Claude Code sends such."""
+    if all(message["role"] != "system" for message in messages[1:]):
+        return None
+    result = messages[:1]
+    for message in messages[1:]:
+        if message["role"] == "system":
+            message = {"role": "user", "content": f"<system>\n{message['content']}\n</system>"}
+        if message["role"] == "user" == result[-1]["role"]:
+            result[-1] = {"role": "user", "content": _parts(result[-1]["content"])}
+            result[-1]["content"] += _parts(message["content"])
+        else:
+            result.append(message)
+    return result
+
+
+def _parts(content: str | list[Json]) -> list[Json]:
+    return content if isinstance(content, list) else [{"type": "text", "text": content}]
+
+
 @dataclass(slots=True)
 class _Turn:
     """A message on its way. more: fields of the role "tool"."""

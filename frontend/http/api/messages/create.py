@@ -15,6 +15,7 @@ from quire.frontend.http.api.errors import too_long
 from quire.frontend.http.api.generate import collect, running
 from quire.frontend.http.api.json_pieces import LARGE_ANSWER, send_json
 from quire.frontend.http.api.messages.answer import Answer
+from quire.frontend.http.api.messages.conversation import without_later_system
 from quire.frontend.http.api.messages.request import chat_request
 from quire.frontend.http.api.messages.schemas import (
     CountTokensRequest,
@@ -32,7 +33,9 @@ from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import json_bytes
 from quire.frontend.http.api.submit import submit
 from quire.frontend.http.api.tool_use import ToolUse
+from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.protocol.exchange import Request, Response
+from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.limits import output_room
 
 _messages_decoder = BodyDecoder(MessagesRequest)
@@ -90,6 +93,17 @@ async def create_message(services: Services, request: Request, response: Respons
     response.send(200, json_bytes(message))
 
 
+async def _prompt_text(chat: ChatRequest, tokenizer: Tokenizer, num_bytes: int) -> str:
+    """Raises ApiError 400."""
+    try:
+        return await prompt_text(chat, tokenizer, False, num_bytes)
+    except ApiError:
+        if (messages := without_later_system(chat.messages)) is None:
+            raise
+        chat.messages = messages
+    return await prompt_text(chat, tokenizer, False, num_bytes)
+
+
 async def _prompt(services: Services, body: CountTokensRequest, num_bytes: int) -> _Prompt:
     """Raises ApiError 400 and 404."""
     model = check_model(body.model, services.model_names)
@@ -97,7 +111,7 @@ async def _prompt(services: Services, body: CountTokensRequest, num_bytes: int) 
     services.defaults.fill(chat)
     tools = take_tools(chat)
     tokenizer = services.client.tokenizer
-    text = await prompt_text(chat, tokenizer, False, num_bytes)
+    text = await _prompt_text(chat, tokenizer, num_bytes)
     ids = await encoded(services.client, text, False, None)
     thinks = services.parsers.reasoning_parser(tokenizer.chat_template(None, bool(chat.tools)).source) is not None
     if thinks and body.thinking is not None and body.thinking.type == "disabled":

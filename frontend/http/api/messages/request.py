@@ -146,6 +146,8 @@ def _take_output(chat: ChatRequest, body: CountTokensRequest) -> None:
         output_format = config.format or output_format
         chat.reasoning_effort = _EFFORT.get(config.effort, config.effort) if config.effort is not None else None
     if output_format is not None:
+        if chat.continue_final_message:
+            raise invalid("output_config.format: an answer that goes on with the last message has no format", "output_config")
         schema = JsonSchemaFormat(name="output", schema=output_format.schema)
         chat.response_format = ResponseFormat(type="json_schema", json_schema=schema)
 
