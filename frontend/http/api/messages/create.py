@@ -17,11 +17,7 @@ from quire.frontend.http.api.json_pieces import LARGE_ANSWER, send_json
 from quire.frontend.http.api.messages.answer import Answer
 from quire.frontend.http.api.messages.conversation import without_later_system
 from quire.frontend.http.api.messages.request import chat_request
-from quire.frontend.http.api.messages.schemas import (
-    CountTokensRequest,
-    CountTokensResponse,
-    MessagesRequest,
-)
+from quire.frontend.http.api.messages.schemas import CountTokensRequest, CountTokensResponse, MessagesRequest
 from quire.frontend.http.api.messages.stream import MessageStream
 from quire.frontend.http.api.output_plan import OutputPlan
 from quire.frontend.http.api.params import LONG_BODY, SamplingRequest, check_model, encoded, prompt_text
@@ -32,7 +28,6 @@ from quire.frontend.http.api.schemas import ChatRequest
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import json_bytes
 from quire.frontend.http.api.submit import submit
-from quire.frontend.http.api.tool_use import ToolUse
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.protocol.exchange import Request, Response
 from quire.frontend.text.tokenizer import Tokenizer
@@ -47,7 +42,6 @@ class _Prompt(NamedTuple):
 
     model: str
     chat: ChatRequest
-    tools: ToolUse | None
     ids: list[int]
     plan: OutputPlan | None
 
@@ -116,4 +110,4 @@ async def _prompt(services: Services, body: CountTokensRequest, num_bytes: int) 
     thinks = services.parsers.reasoning_parser(tokenizer.chat_template(None, bool(chat.tools)).source) is not None
     if thinks and body.thinking is not None and body.thinking.type == "disabled":
         chat.thinking_token_budget = 0  # for templates that know no such switch
-    return _Prompt(model, chat, tools, ids, chat_plan(services.parsers, chat, tools, tokenizer, text))
+    return _Prompt(model, chat, ids, chat_plan(services.parsers, chat, tools, tokenizer, text))
