@@ -15,6 +15,7 @@ from quire.frontend.http.api.output_plan import OutputPlan
 from quire.frontend.http.api.prompt_run import PromptRun
 from quire.frontend.http.api.schemas import ChatLogprobs, ChatMessage, FunctionCall, ToolCall, Usage
 from quire.frontend.http.api.sse import ChunkWriter, json_bytes
+from quire.frontend.http.api.thought_count import ThoughtCount
 from quire.frontend.text.output_events import Arguments, CallBegun, Content, Event, Reasoning
 from quire.frontend.text.output_parser import PIECE, OutputParser
 from quire.ipc.messages import FinishReason
@@ -26,10 +27,10 @@ class ChatOutput:
     def __init__(self, plan: OutputPlan, include_reasoning: bool = True) -> None:
         self._plan = plan
         self._include_reasoning = include_reasoning
+        self._thoughts = ThoughtCount(plan)
         # of each choice
         self._parsers: dict[int, OutputParser] = {}
         self._num_calls: dict[int, int] = {}
-        self._thought: set[int] = set()  # those whose thought a token has ended
 
     def _parser(self, index: int) -> OutputParser:
         if index not in self._parsers:
@@ -51,7 +52,7 @@ class ChatOutput:
         events = parser.feed(delta.text) if delta.text else []
         if delta.finish_reason is not None:
             events = events + parser.finish()
-        self._count_thoughts(run, delta)
+        self._thoughts.add(run, delta, parser.never_thought)
         index = run.first_choice + delta.index
         is_bare = logprobs is None and token_ids is None and usage is None
         if is_bare and len(events) == 1 and isinstance(event := events[0], Content):
@@ -96,7 +97,7 @@ class ChatOutput:
                 await asyncio.sleep(0)
             events += parser.feed(delta.text[start : start + PIECE])
         events += parser.finish()
-        self._count_thoughts(run, delta)
+        self._thoughts.add(run, delta, parser.never_thought)
         calls = self._calls(events)
         self._num_calls[delta.index] = len(calls)
         thought: str | msgspec.UnsetType | None = msgspec.UNSET
@@ -112,17 +113,3 @@ class ChatOutput:
             if isinstance(event, Arguments) and event.index < len(pieces):
                 pieces[event.index].append(event.text)
         return [ToolCall(e.id, FunctionCall(e.name, "".join(pieces[e.index]))) for e in begun]
-
-    # ------------------------------------------------------------------------------------------------------- its usage
-    def _count_thoughts(self, run: PromptRun, delta: Delta) -> None:
-        """Count the tokens of thoughts, with the one that ends them."""
-        end, i, ids = self._plan.end_token_id, delta.index, delta.token_ids
-        if end is None or not self._plan.may_think:
-            return
-        if run.num_reasoning_tokens is None:
-            run.num_reasoning_tokens = [0] * len(run.num_tokens)
-        if self._parser(i).never_thought:
-            run.num_reasoning_tokens[i] = 0
-        elif i not in self._thought:
-            run.num_reasoning_tokens[i] += ids.index(end) + 1 if end in ids else len(ids)
-            self._thought |= {i} if end in ids else set()

@@ -10,6 +10,14 @@ from typing import Any
 from quire.frontend.http.api import admin_routes, batches, files, health_routes, service_routes, tokenize_routes
 from quire.frontend.http.api.chat import chat_completions
 from quire.frontend.http.api.completions import completions
+from quire.frontend.http.api.messages.create import count_tokens, create_message
+from quire.frontend.http.api.messages.errors import MessagesErrorResponse
+from quire.frontend.http.api.messages.schemas import (
+    CountTokensRequest,
+    CountTokensResponse,
+    MessagesRequest,
+    MessagesResponse,
+)
 from quire.frontend.http.api.metrics import NO_HANDLER
 from quire.frontend.http.api.openapi import document
 from quire.frontend.http.api.page import FILES, page
@@ -73,6 +81,12 @@ ROUTES = RouteTable(
               streams=True, example={"prompt": "Once upon a time", "max_tokens": 32}, prompt_field="prompt"),
         Route("POST", "/inference/v1/generate", generate, "Continue token ids", "generate", GenerateRequest, GenerateResponse,
               streams=True, example={"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 32}}, prompt_field="token_ids"),
+        Route("POST", "/v1/messages", create_message, "Answer a conversation, as Anthropic's API does", "generate",
+              MessagesRequest, MessagesResponse, streams=True, example=_HELLO, prompt_field="messages",
+              error=MessagesErrorResponse),
+        Route("POST", "/v1/messages/count_tokens", count_tokens, "How many tokens such a conversation has", "tokens",
+              CountTokensRequest, CountTokensResponse, example={"messages": _HELLO["messages"]},
+              prompt_field="messages", error=MessagesErrorResponse),
         Route("GET", "/v1/models", service_routes.list_models, "The models that are served", "models", answer=ModelList),
         Route("GET", "/v1/models/{model:path}", service_routes.one_model, "One of them", "models", answer=ModelCard),
         Route("POST", "/v1/files", files.upload_file, "Upload the input of a batch: a form with purpose and file", "batches",
