@@ -13,7 +13,7 @@ import msgspec
 from quire.frontend.http.store.bounds import MAX_CUSTOM_ID_CHARS
 
 # Routes that a line may name: each answers a POST of JSON with JSON.
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/inference/v1/generate")
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/inference/v1/generate")
 
 MAX_LINE_BYTES = 8 << 20  # as of a body over HTTP
 _PATH = re.compile(r" - at `\$\.?(?P<path>.*)`$")
