@@ -5,8 +5,6 @@ the name of its response, so that a reference to it is found without an index: `
 """
 
 import base64
-import binascii
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,13 +14,10 @@ from quire.frontend.http.protocol.errors import ApiError
 
 MAX_REFERENCES = 64  # of one request: each is read from the store
 _MAX_ID = 256
-_MAX_THOUGHT = 16 << 20  # bytes of an encrypted_content, unpacked
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
 _KINDS = "message, function_call, function_call_output, reasoning and item_reference"
 _STATUSES = ("in_progress", "completed", "incomplete")
 _SEALED = "quire1."
-
-NewId = Callable[[str], str]
 
 
 def item_id(response_id: str, kind: str, number: int | str) -> str:
@@ -188,7 +183,7 @@ _ITEMS: dict[Any, Callable[[Json, str], Json]] = {
 def sealed(thought: str) -> str:
     """A thought as an opaque text that a client sends back (OpenAI's encrypted_content). It is no secret from whoever reads
     the answer, which holds the thought itself: so it is packed, not encrypted."""
-    return _SEALED + base64.urlsafe_b64encode(zlib.compress(thought.encode(), 1)).decode()
+    return _SEALED + base64.urlsafe_b64encode(thought.encode()).decode()
 
 
 def unsealed(text: str, place: str) -> str:
@@ -196,11 +191,6 @@ def unsealed(text: str, place: str) -> str:
     try:
         if not text.startswith(_SEALED):
             raise ValueError
-        packed = base64.b64decode(text.removeprefix(_SEALED), altchars=b"-_", validate=True)
-        unpacker = zlib.decompressobj()
-        thought = unpacker.decompress(packed, _MAX_THOUGHT)
-        if unpacker.unconsumed_tail or not unpacker.eof:
-            raise ValueError
-        return thought.decode()
-    except (ValueError, zlib.error, binascii.Error):
+        return base64.b64decode(text.removeprefix(_SEALED), altchars=b"-_", validate=True).decode()
+    except ValueError:  # binascii.Error too
         raise invalid(f"{place} was not made by this server; send the item's content instead", place) from None
