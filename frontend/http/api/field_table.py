@@ -9,7 +9,7 @@ Treatment = Literal["works", "harmless", "refused"]
 
 
 class Field(NamedTuple):
-    """routes: "chat", "completions", "both" of them, or "responses". treatment: works, as its reference says; harmless: accepted
+    """routes: "chat", "completions", "both" of them, or "responses". treatment: works, as its reference says; harmless: taken
     without effect, for it asks for nothing here; refused with a 400 that names it, but for values that ask for nothing. note:
     what to know."""
 

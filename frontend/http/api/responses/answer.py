@@ -172,7 +172,7 @@ def begun(body: ResponsesRequest, id: str, model: str, params: SamplingParams) -
         metadata=dict(body.metadata or {}),
         instructions=msgspec.Raw(json_bytes(body.instructions)),
         text=msgspec.Raw(json_bytes({"format": _format(text.format), "verbosity": text.verbosity or "medium"})),
-        tool_choice=msgspec.Raw(json_bytes(body.tool_choice or "auto")),
+        tool_choice=_tool_choice(body.tool_choice),
         tools=msgspec.Raw(json_bytes([_tool(tool) for tool in body.tools or ()])),
     )
 
@@ -189,7 +189,17 @@ def _tool(tool: Json) -> Json:
     return {**defaults, **{k: v for k, v in tool.items() if k in _TOOL_FIELDS}, "strict": tool.get("strict") is True}
 
 
-_TOOL_FIELDS = ("type", "name", "description", "parameters", "output_schema")
+_TOOL_FIELDS = ("type", "name", "description", "parameters")
+
+
+def _tool_choice(choice: str | Json | None) -> str | Json:
+    """As it was sent, which was right, but for what else stood in it."""
+    if not isinstance(choice, dict):
+        return choice or "auto"
+    if "tools" not in choice:
+        return {"type": choice["type"], "name": choice["name"]}
+    tools = [{"type": "function", "name": tool["name"]} for tool in choice["tools"]]
+    return {"type": choice["type"], "mode": choice.get("mode", "auto"), "tools": tools}
 
 
 def usage_of_response(usage: Usage) -> ResponseUsage:

@@ -75,11 +75,10 @@ def _kind_of(item: Json) -> Any:
 
 
 def _referred(item: Json, known: Mapping[str, Json], place: str) -> Json:
-    found = known.get(item["id"])
+    id = _text(item.get("id"), place)
+    found = known.get(id)
     if found is None:
-        raise ApiError(
-            400, f"{place}: there is no item {item['id'][:80]!r} in a stored response.", param=place, code="item_not_found"
-        )
+        raise ApiError(400, f"{place}: there is no item {id[:80]!r} in a kept response.", param=place, code="item_not_found")
     return found
 
 
@@ -114,9 +113,9 @@ def _part(part: Any, place: str, by_model: bool) -> Json:
     """by_model: of a message of the assistant's, which may have refused."""
     kind = part.get("type") if isinstance(part, dict) else None
     if by_model and kind == "refusal":
-        return {"type": "refusal", "refusal": _text(part.get("refusal"), f"{place}.refusal")}
+        return {"type": "refusal", "refusal": _text(part.get("refusal"), f"{place}.refusal", may_be_empty=True)}
     if kind in ("input_text", "output_text", "text"):
-        text = _text(part.get("text"), f"{place}.text")
+        text = _text(part.get("text"), f"{place}.text", may_be_empty=True)
         return {"type": "output_text", "text": text, "annotations": []} if by_model else {"type": "input_text", "text": text}
     if kind in ("input_image", "input_file", "input_audio", "computer_screenshot"):
         raise ApiError(
@@ -165,9 +164,9 @@ def _texts(value: Any, kind: str, place: str) -> list[Json]:
     return texts
 
 
-def _text(value: Any, place: str, may_be_empty: bool = True) -> str:
+def _text(value: Any, place: str, may_be_empty: bool = False) -> str:
     if not isinstance(value, str) or not (value or may_be_empty):
-        raise invalid(f"{place} must be a text", place)
+        raise invalid(f"{place} must be a text{'' if may_be_empty else ' that is not empty'}", place)
     return value
 
 

@@ -4,7 +4,7 @@ Fields of the sampler are the same by name. Tools are flat here and have a `func
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from quire.frontend.http.api.errors import invalid
@@ -21,6 +21,7 @@ _SAME = [
     if name in ChatRequest.__struct_fields__ and name not in ("tools", "tool_choice", "top_logprobs", "stream_options")
 ]
 _OTHER_TOOLS = "only functions are supported by this server: it runs no tools itself"
+_MAX_DEPTH = 64  # of a function's parameters: they are said again in the response, kept, and read from there
 _NOT_OF_FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "async": (False,),
     "defer_loading": (False,),
@@ -70,8 +71,23 @@ def _tool(i: int, tool: Json) -> Json:
         if (value := tool.get(name)) is not None and value not in harmless:
             place = f"tools[{i}].{name}"
             raise ApiError(400, f"{place}: this value is not supported by this server.", param=place, code="unsupported_value")
+    if _depth(tool.get("parameters")) > _MAX_DEPTH:
+        place = f"tools[{i}].parameters"
+        raise invalid(f"{place} may be nested {_MAX_DEPTH} deep at most", place)
     names = ("name", "description", "parameters", "strict")
     return {"type": "function", "function": {name: tool[name] for name in names if tool.get(name) is not None}}
+
+
+def _depth(value: Any) -> int:
+    """Lists and objects within each other."""
+    depth, level = 0, [value]
+    while level := [item for outer in level for item in _inner(outer)]:
+        depth += 1
+    return depth
+
+
+def _inner(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def _tool_choice(choice: Any) -> Any:
@@ -89,6 +105,10 @@ def _tool_choice(choice: Any) -> Any:
         )
     tools = choice.get("tools")
     if isinstance(tools, list):
+        for i, tool in enumerate(tools):
+            if not isinstance(tool, dict) or tool.get("type") != "function" or not isinstance(tool.get("name"), str):
+                place = f"tool_choice.tools[{i}]"
+                raise invalid(f"{place} must be an object of type function, with a name", place)
         tools = [{"type": "function", "function": tool} for tool in tools]
     return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode", "auto"), "tools": tools}}
 
@@ -111,7 +131,7 @@ def in_our_words(error: ApiError) -> ApiError:
     param = error.param
     if param is None:
         return error
-    ours = _FIELDS.get(param) or re.sub(r"^(tools\[\d+\])\.function\b", r"\1", param)
+    ours = _FIELDS.get(param) or re.sub(r"^(tools\[\d+\])\.function\b|^(tool_choice)\.allowed_tools\b", r"\1\2", param)
     if ours == param:
         return error
     return ApiError(error.status, error.message.replace(param, ours), param=ours, code=error.code)
