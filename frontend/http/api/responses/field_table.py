@@ -4,12 +4,19 @@ As field_table.py does for the other routes: the page of fields in docs/ is made
 """
 
 from quire.frontend.http.api.field_table import Field, Treatment
+from quire.frontend.http.api.responses.request import AS_IN_CHATS
 
 
 def _field(name: str, treatment: Treatment = "works", note: str = "") -> Field:
     return Field(name, "responses", treatment, note)
 
 
+_NOTES = {
+    "structured_outputs": "vLLM's; excludes text.format",
+    "priority": "needs --scheduling-policy priority, unless it is 0",
+    "cache_salt": "up to 1024 characters",
+    "request_id": "the response's id is made of it; the header X-Request-Id goes before it",
+}
 FIELDS = (
     # what the answer is to be made of
     _field("model", note="one of the served names; 404 for another; without it, the first"),
@@ -31,19 +38,9 @@ FIELDS = (
     _field("max_tool_calls", "harmless", "of tools that a server runs; there are none"),
     _field("text", note="format: text, json_object or json_schema; verbosity is handed to the chat template"),
     _field("reasoning", note="effort is handed to the chat template; summary: auto only, for thoughts are returned whole"),
-    _field("thinking_token_budget"),
-    _field("structured_outputs", note="vLLM's; excludes text.format"),
-    _field("chat_template_kwargs"),
-    # how long, and sampling: as in /v1/chat/completions
+    # how long, and what is as in /v1/chat/completions
     _field("max_output_tokens", note="default: the rest of the context"),
-    *(
-        _field(name)
-        for name in (
-            "min_tokens", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "temperature", "top_p", "top_k",
-            "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "logit_bias", "allowed_token_ids",
-            "bad_words", "skip_special_tokens", "spaces_between_special_tokens", "vllm_xargs",
-        )
-    ),
+    *(_field(name, note=_NOTES.get(name, "")) for name in AS_IN_CHATS),
     # what is returned
     _field("stream", note="events as OpenAI's; the first with the first token"),
     _field("stream_options", note="include_obfuscation: false only"),
@@ -55,9 +52,6 @@ FIELDS = (
     # how it is run and kept
     _field("store", note="default true; the answer says false where it could not be kept"),
     _field("background", note="needs store; not with stream"),
-    _field("priority", note="needs --scheduling-policy priority, unless it is 0"),
-    _field("cache_salt", note="up to 1024 characters"),
-    _field("request_id", note="the response's id is made of it; the header X-Request-Id goes before it"),
     # what asks for nothing here
     _field("user", "harmless"),
     _field("safety_identifier", "harmless"),

@@ -10,21 +10,18 @@ import msgspec
 
 from quire.frontend.http.api.batches import Metadata
 from quire.frontend.http.api.errors import invalid
-from quire.frontend.http.api.schemas import (
-    MAX_ITEMS,
-    Int32,
-    Int64,
-    Json,
-    Objects,
-    ShortText,
-    TemplateVariables,
-    TokenId,
-)
-from quire.frontend.http.api.structured import StructuredOutputsFields
+from quire.frontend.http.api.schemas import MAX_ITEMS, ChatRequest, Int64, Json, Objects, ShortText
 from quire.frontend.http.protocol.errors import ApiError
 
 Items = Annotated[list[Json], msgspec.Meta(max_length=MAX_ITEMS)]
 
+# What the sampler takes, and what vLLM has beside OpenAI's fields: by the names and types of /v1/chat/completions.
+AS_IN_CHATS = (
+    "min_tokens", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "temperature", "top_p", "top_k",
+    "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "logit_bias", "allowed_token_ids",
+    "bad_words", "skip_special_tokens", "spaces_between_special_tokens", "vllm_xargs", "thinking_token_budget", "structured_outputs",
+    "chat_template_kwargs", "priority", "cache_salt", "request_id",
+)  # fmt: skip
 LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
 # What `include` may name beside these: results of tools and inputs that there are none of.
 _NOTHING_TO_INCLUDE = frozenset(
@@ -88,7 +85,14 @@ class ResponsesStreamOptions(msgspec.Struct, kw_only=True):
     include_obfuscation: bool | None = None
 
 
-class ResponsesRequest(msgspec.Struct, kw_only=True):
+_AsInChats = msgspec.defstruct(
+    "_AsInChats",
+    [(f.name, f.type, None) for f in msgspec.structs.fields(ChatRequest) if f.name in AS_IN_CHATS],
+    kw_only=True,
+)
+
+
+class ResponsesRequest(_AsInChats):  # type: ignore[misc, valid-type]
     input: str | Items | None = None
     model: ShortText | None = None
     instructions: str | None = None
@@ -105,8 +109,6 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     max_output_tokens: Int64 | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     top_logprobs: Int64 | None = None
     truncation: Literal["auto", "disabled"] | None = None
     metadata: Metadata | None = None
@@ -117,30 +119,6 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     prompt_cache_options: PromptCacheOptions | None = None
     prompt_cache_retention: ShortText | None = None
     service_tier: ShortText | None = None
-    # as in /v1/chat/completions
-    top_k: Int64 | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: Int64 | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[TokenId] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    min_tokens: Int64 | None = None
-    logit_bias: dict[TokenId, float] | None = None
-    allowed_token_ids: list[TokenId] | None = None
-    bad_words: list[str] | None = None
-    skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
-    priority: Int32 | None = None
-    cache_salt: Annotated[str, msgspec.Meta(max_length=1024)] | None = None
-    request_id: ShortText | None = None
-    structured_outputs: StructuredOutputsFields | None = None
-    vllm_xargs: Json | None = None
-    chat_template_kwargs: TemplateVariables | None = None
-    thinking_token_budget: Int64 | None = None
     # refused, but for values that ask for nothing
     conversation: Any = None
     prompt: Any = None
