@@ -19,8 +19,8 @@ Items = Annotated[list[Json], msgspec.Meta(max_length=MAX_ITEMS)]
 AS_IN_CHATS = (
     "min_tokens", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "temperature", "top_p", "top_k",
     "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "logit_bias", "allowed_token_ids",
-    "bad_words", "skip_special_tokens", "spaces_between_special_tokens", "vllm_xargs", "thinking_token_budget", "structured_outputs",
-    "chat_template_kwargs", "priority", "cache_salt", "request_id",
+    "bad_words", "skip_special_tokens", "spaces_between_special_tokens", "vllm_xargs", "thinking_token_budget",
+    "structured_outputs", "chat_template_kwargs", "priority", "cache_salt", "request_id",
 )  # fmt: skip
 LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
 # What `include` may name beside these: results of tools and inputs that there are none of.
