@@ -16,7 +16,7 @@ from quire.frontend.http.api.page import FILES, page
 from quire.frontend.http.api.pages import PAGE_FIELDS
 from quire.frontend.http.api.responses import stored
 from quire.frontend.http.api.responses.answer import ResponseObject
-from quire.frontend.http.api.responses.create import create_response
+from quire.frontend.http.api.responses.create import InputTokens, count_input_tokens, create_response
 from quire.frontend.http.api.responses.request import ResponsesRequest
 from quire.frontend.http.api.route import Route, RouteTable
 from quire.frontend.http.api.schemas import (
@@ -78,6 +78,8 @@ ROUTES = RouteTable(
         Route("POST", "/v1/responses", create_response, "Answer a conversation, of items; keep the answer", "responses",
               ResponsesRequest, ResponseObject, streams=True, example={"input": "Hello!", "max_output_tokens": 32},
               prompt_field="input"),
+        Route("POST", "/v1/responses/input_tokens", count_input_tokens, "How long the prompt of such a body is", "responses",
+              ResponsesRequest, InputTokens, example={"input": "Hello!"}, prompt_field="input"),
         Route("GET", "/v1/responses/{response_id}", stored.read_response, "A response that was kept", "responses",
               answer=ResponseObject),
         Route("DELETE", "/v1/responses/{response_id}", stored.delete_response, "Delete it", "responses",

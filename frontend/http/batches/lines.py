@@ -51,6 +51,7 @@ class _Wishes(msgspec.Struct):
     """Of a body: what a file of answers cannot hold."""
 
     stream: Any = None
+    background: Any = None
 
 
 _line_decoder = msgspec.json.Decoder(_Line)
@@ -79,6 +80,8 @@ def parse_line(data: bytes) -> Line:
         raise BadLine("invalid_url", f"url must be {' or '.join(ENDPOINTS)}", "url", custom_id)
     if wishes.stream:
         raise BadLine("invalid_value", "stream is not possible in a batch", "body.stream", custom_id)
+    if wishes.background:
+        raise BadLine("invalid_value", "background is not possible in a batch", "body.background", custom_id)
     return Line(custom_id, line.url, body)
 
 

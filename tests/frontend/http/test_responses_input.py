@@ -132,6 +132,17 @@ def test_truncation_leaves_out_the_oldest_turns():
     asyncio.run(main())
 
 
+def test_the_prompts_tokens_are_counted():
+    async def main():
+        async with serving() as api:
+            answer = await create(api, {"input": "hi", "instructions": "S"})
+            counted = await api.json("POST", f"{RESPONSES}/input_tokens", {"input": "hi", "instructions": "S"})
+            assert counted == (200, {"object": "response.input_tokens", "input_tokens": answer["usage"]["input_tokens"]})
+            assert len(api.client.streams) == 1
+
+    asyncio.run(main())
+
+
 # ------------------------------------------------------------------------------------------------------------ refusals
 @pytest.mark.parametrize(
     ("items", "param"),

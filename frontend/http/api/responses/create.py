@@ -4,6 +4,8 @@ The way of a request: request.py checks its fields, turn.py makes a chat of it (
 runs that and makes items of what comes (output.py), kept.py keeps the response. In the background: background.py.
 """
 
+import msgspec
+
 from quire.frontend.http.api.body import BodyDecoder
 from quire.frontend.http.api.chat_run import submit_chat
 from quire.frontend.http.api.generate import running
@@ -19,6 +21,19 @@ from quire.frontend.http.api.sse import json_bytes
 from quire.frontend.http.protocol.exchange import Request, Response
 
 _decoder = BodyDecoder(ResponsesRequest)
+
+
+class InputTokens(msgspec.Struct, frozen=True):
+    object: str
+    input_tokens: int
+
+
+async def count_input_tokens(services: Services, request: Request, response: Response) -> None:
+    """POST /v1/responses/input_tokens: how long the prompt of this body would be."""
+    num_bytes = len(request.body)
+    body = await read_body(_decoder, request, services.unknown_fields)
+    turn = await prepare_turn(services, request, body, num_bytes)
+    response.send(200, json_bytes(InputTokens("response.input_tokens", len(turn.chat.token_ids))))
 
 
 async def create_response(services: Services, request: Request, response: Response) -> None:

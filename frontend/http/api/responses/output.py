@@ -4,7 +4,7 @@ The events of the parsers (text/output_events.py) go in; items grow, one at a ti
 here knows a connection: running.py sends what `EventWriter.take` hands out.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -56,13 +56,19 @@ class EventWriter:
     def __init__(self, in_pieces: bool) -> None:
         self._in_pieces = in_pieces
         self._number = 0
-        self._ready: list[Iterable[bytes]] = []
+        self._ready: list[bytes | Iterator[bytes]] = []
         self._before = self._behind = b""  # of the deltas of the item at hand, around their number and their text
 
-    def take(self) -> list[Iterable[bytes]]:
-        """What has not been taken yet: bytes in pieces each."""
+    def take(self) -> bytes:
+        """What has not been taken yet."""
         ready, self._ready = self._ready, []
-        return ready
+        return b"".join([event if isinstance(event, bytes) else b"".join(event) for event in ready])
+
+    def take_pieces(self) -> Iterator[bytes]:
+        """The same, each piece made when it is asked for."""
+        ready, self._ready = self._ready, []
+        for event in ready:
+            yield from (event,) if isinstance(event, bytes) else event
 
     def add(self, kind: str, **fields: Any) -> None:
         event = StreamEvent(type=f"response.{kind}" if kind != "error" else kind, sequence_number=self._number, **fields)
@@ -71,7 +77,7 @@ class EventWriter:
         if self._in_pieces and kind.endswith((".done", "completed", "incomplete", "failed")):
             self._ready.append(_framed(head, event))
         else:
-            self._ready.append((head + json_bytes(event) + b"\n\n",))
+            self._ready.append(head + json_bytes(event) + b"\n\n")
 
     def begin_deltas(self, kind: str, item_id: str, output_index: int, has_parts: bool) -> None:
         """Deltas of this kind follow, all of one item."""
@@ -81,10 +87,10 @@ class EventWriter:
 
     def delta(self, text: str, end: bytes = b"") -> None:
         number, self._number = self._number, self._number + 1
-        self._ready.append((b"%b%d%b%b%b}\n\n" % (self._before, number, self._behind, json_bytes(text), end),))
+        self._ready.append(b"%b%d%b%b%b}\n\n" % (self._before, number, self._behind, json_bytes(text), end))
 
 
-def _framed(head: bytes, event: StreamEvent) -> Iterable[bytes]:
+def _framed(head: bytes, event: StreamEvent) -> Iterator[bytes]:
     yield head
     yield from pieces(event)
     yield b"\n\n"

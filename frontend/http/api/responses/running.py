@@ -7,7 +7,6 @@ by response.failed, or by `error` where the server itself breaks off.
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from itertools import chain
 
 from quire.frontend.client.outputs import Delta
 from quire.frontend.http.api.chat_output import ChatOutput
@@ -96,16 +95,15 @@ class RunningTurn:
 
     async def _send(self) -> None:
         assert self._stream is not None and self._writer is not None
-        events, stream = self._writer.take(), self._stream
+        stream = self._stream
         if self._tokens is not None:
             if stream.state is ResponseState.WAITING:
                 stream.start()
-            return await write_pieces(stream, chain.from_iterable(events))
-        data = b"".join([piece for event in events for piece in event])
+            return await write_pieces(stream, self._writer.take_pieces())
         if stream.state is ResponseState.WAITING:
-            stream.start(first=data)
+            stream.start(first=self._writer.take())
         else:
-            stream.write(data)
+            stream.write(self._writer.take())
         if stream.write_paused:
             await stream.drain()
 
@@ -118,7 +116,7 @@ class RunningTurn:
         else:
             known = from_exception(error, "input") if isinstance(error, Exception) else None
             self.fail(known or internal_error())
-        stream.end(b"".join([piece for event in writer.take() for piece in event]))
+        stream.end(writer.take())
 
     # --------------------------------------------------------------------------------------------------- what it yields
     async def _deltas(self) -> AsyncIterator[list[Delta]]:
@@ -141,8 +139,10 @@ class RunningTurn:
 
     def _add(self, deltas: list[Delta]) -> None:
         for delta in deltas:
-            events = self._parsed.events(self._run, delta) if self._parsed is not None else _plain(delta)
-            self._output.add(map(self._shown, events), delta)
+            if self._parsed is None:
+                self._output.add(_plain(delta), delta)
+            else:
+                self._output.add(map(self._shown, self._parsed.events(self._run, delta)), delta)
 
     def _shown(self, event: Event) -> Event:
         """A call beyond those that the answer may hold is shown to nobody."""
