@@ -1,11 +1,14 @@
 """/v1/responses: what comes back, whole and streamed, as the openai package's types have it; and how it fails."""
 
 import asyncio
+import itertools
 import json
 
 import pytest
-from fake_client import NUM_TOKENS, FakeClient
+from fake_client import NUM_TOKENS, FakeClient, make_tokenizer
 from fake_http import settle
+from hypothesis import given
+from hypothesis import strategies as st
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 from responses_cases import HERMES, RESPONSES, THINKS, both, create, events_of, refusal, say, serving, stream
@@ -13,6 +16,7 @@ from responses_cases import HERMES, RESPONSES, THINKS, both, create, events_of, 
 from quire.frontend.client.outputs import Delta
 from quire.frontend.client.stream import EngineError, Overloaded
 from quire.frontend.http.api.output_plan import ParserNames
+from quire.frontend.http.api.responses.text_logprobs import TokensOfText
 
 WEATHER = {
     "type": "function",
@@ -25,6 +29,7 @@ CLOCK = {"type": "function", "name": "clock"}
 TOOLS = {"input": "hi", "tools": [WEATHER, CLOCK]}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bonn ✓"}}\n</tool_call>'
 CALLS = f'{CALL}\n<tool_call>\n{{"name": "clock", "arguments": {{}}}}\n</tool_call>'
+TOKENIZER = make_tokenizer()
 LOGPROBS = "message.output_text.logprobs"
 
 
@@ -126,6 +131,20 @@ def test_log_probabilities_are_those_of_the_text():
             assert bare["output"][1]["content"][0]["logprobs"][0]["top_logprobs"] == []
 
     asyncio.run(main())
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])), st.lists(st.integers(0, 30)), st.lists(st.integers(0, 30)))
+def test_every_token_belongs_to_one_piece_of_the_text(text, cuts, turns):
+    ids = TOKENIZER.encode(text, add_special_tokens=False)
+    tokens, taken = TokensOfText(TOKENIZER, 0, frozenset()), []
+    bounds, ends = sorted({0, len(text), *(c for c in cuts if c < len(text))}), sorted({len(ids), *turns})
+    for end in ends:  # as deltas bring them, ahead of the text or with it
+        start = tokens._num_bytes  # a token a byte
+        tokens.add(Delta(0, "", ids[start:end], [{} for _ in ids[start:end]]))
+    for a, b in itertools.pairwise(bounds):
+        taken.append([token_id for _, _, token_id in tokens.take(text[a:b])])
+        assert TOKENIZER.decode(taken[-1]) == text[a:b]
+    assert [token_id for piece in taken for token_id in piece] == ids
 
 
 def test_what_is_cut_by_length_is_incomplete():

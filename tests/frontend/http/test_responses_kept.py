@@ -180,10 +180,14 @@ def test_a_response_in_the_background():
     asyncio.run(main())
 
 
-def test_it_is_cancelled():
+def test_it_is_cancelled_and_deleted():
     async def main():
         async with serving() as api:
             api.client.speak = None
+            gone = await create(api, {"input": "hi", "background": True})
+            assert (await api.ask("DELETE", path(gone))).status == 200
+            await until_it_ends(api, gone)
+            assert api.client.streams.pop().cancelled and (await api.ask("GET", path(gone))).status == 404
             begun = await create(api, {"input": "hi", "background": True})
             status, answer = await api.json("POST", path(begun, "/cancel"))
             assert status == 200 and answer["status"] == "cancelled"

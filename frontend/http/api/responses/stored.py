@@ -30,6 +30,8 @@ async def delete_response(services: Services, request: Request, response: Respon
     id = request.path_parameters["response_id"]
     if not await services.storage.delete("response", request.owner, id):
         raise _not_found()
+    if (task := services.state.background.get(id)) is not None:
+        task.cancel()
     response.send(200, json_bytes({"id": id, "object": "response", "deleted": True}))
 
 
