@@ -281,7 +281,7 @@ fields = st.sampled_from(
 some_items = st.dictionaries(fields, values | st.lists(st.fixed_dictionaries({"type": kinds, "text": values})), max_size=5)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(st.lists(st.builds(lambda item, kind: {**item, "type": kind}, some_items, kinds | values), max_size=4))
 def test_any_items_are_taken_or_refused(items):
     try:
@@ -291,7 +291,7 @@ def test_any_items_are_taken_or_refused(items):
         json.loads(error.body())
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
 @given(st.dictionaries(st.sampled_from(ResponsesRequest.__struct_fields__), values, max_size=4))
 def test_any_fields_are_taken_or_refused(body):
     async def main():

@@ -13,6 +13,7 @@ from quire.frontend.http.api.chat_output import ChatOutput
 from quire.frontend.http.api.errors import from_exception
 from quire.frontend.http.api.generate import collect, most_logprobs
 from quire.frontend.http.api.json_pieces import too_large, write_pieces
+from quire.frontend.http.api.logprobs import LogprobStyle
 from quire.frontend.http.api.prompt_run import PromptRun, usage_of
 from quire.frontend.http.api.request_metrics import count_first_token
 from quire.frontend.http.api.responses.answer import usage_of_response
@@ -44,7 +45,9 @@ class RunningTurn:
         hidden = tokenizer.special_ids if chat.params.skip_special_tokens else frozenset[int]()
         if chat.plan is not None:
             hidden = hidden - chat.plan.marker_ids
-        return TokensOfText(tokenizer, self._turn.body.top_logprobs or 0, hidden)
+        turn = self._turn
+        style = LogprobStyle(tokenizer, turn.body.top_logprobs or 0, bool(turn.chat_body.return_tokens_as_token_ids))
+        return TokensOfText(tokenizer, style, hidden)
 
     # --------------------------------------------------------------------------------------------------- in one piece
     async def whole(self) -> None:

@@ -18,11 +18,11 @@ _ROWS = 64  # encoded at once: some 2 ms
 
 
 class TokensOfText:
-    """hidden_ids: special tokens that are not part of the text."""
+    """style: how they are shown. hidden_ids: special tokens that are not part of the text."""
 
-    def __init__(self, tokenizer: Tokenizer, num_top: int, hidden_ids: frozenset[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, style: LogprobStyle, hidden_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
-        self._style = LogprobStyle(tokenizer, num_top)
+        self._style = style
         self._hidden_ids = hidden_ids
         self._waiting: deque[tuple[int, TokenRow]] = deque()  # each with the place of its first byte
         self._num_bytes = 0  # of tokens
