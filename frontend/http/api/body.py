@@ -25,6 +25,7 @@ IGNORED = frozenset(
 
 T = TypeVar("T", bound=msgspec.Struct)
 _AT = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>.*)`)?$", re.DOTALL)
+_LONGEST_TEXT = 1000
 _MISSING = re.compile(r"^Object missing required field `(?P<name>\w+)`$")
 
 
@@ -49,7 +50,7 @@ class BodyDecoder(Generic[T]):
         try:
             return self._decode(body, unknown)
         except msgspec.ValidationError as error:
-            raise _wrong_type(str(error)) from None
+            raise _wrong_type(_shortened(str(error))) from None
         except (msgspec.DecodeError, UnicodeDecodeError):
             raise ApiError(400, "The request's body is not valid JSON.", code="invalid_json") from None
         except RecursionError:
@@ -69,6 +70,11 @@ class BodyDecoder(Generic[T]):
             for name in self._ignored:  # a Raw is a view of the body, and would keep it as long as the answer takes
                 setattr(decoded, name, None)
         return decoded
+
+
+def _shortened(text: str) -> str:
+    """msgspec quotes a value that is none of those allowed, however long it is."""
+    return text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT // 2]}...{text[-_LONGEST_TEXT // 2 :]}"
 
 
 def _wrong_type(text: str) -> ApiError:

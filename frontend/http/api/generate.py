@@ -106,7 +106,7 @@ async def _collect(run: PromptRun, most_bytes: int | None) -> list[Delta]:
     params = run.params
     if most_bytes is None or params.logprobs is None or not isinstance(run.stream, Stream):
         return await run.collect()
-    most_tokens = most_bytes // (_LEAST_OF_TOKEN + _LEAST_OF_ALTERNATIVE * params.logprobs)
+    most_tokens = most_logprobs(most_bytes, params.logprobs)
     if params.max_tokens is not None and params.n * params.max_tokens <= most_tokens:
         return await run.collect()
     task = asyncio.ensure_future(run.collect())
@@ -117,6 +117,11 @@ async def _collect(run: PromptRun, most_bytes: int | None) -> list[Delta]:
         return task.result()
     finally:
         task.cancel()
+
+
+def most_logprobs(most_bytes: int, num_top: int) -> int:
+    """Tokens with so many alternatives that an answer of this length can hold at most."""
+    return most_bytes // (_LEAST_OF_TOKEN + _LEAST_OF_ALTERNATIVE * num_top)
 
 
 def includes_usage(body: SamplingFields) -> bool:

@@ -33,7 +33,7 @@ from quire.ipc.sampling import BOUNDS, SamplingParams
 _OTHER = {"max_tokens", "structured_outputs"}
 _COPIED = [n for n in SamplingParams.__struct_fields__ if n in SamplingFields.__struct_fields__ and n not in _OTHER]
 _copied_values = attrgetter(*_COPIED)  # at once: a look at each costs three times as much
-_LONG_BODY, _MANY_MESSAGES = 16 << 10, 64  # bytes and messages that a template makes a prompt of in 3 ms
+LONG_BODY, _MANY_MESSAGES = 16 << 10, 64  # bytes and messages that a template makes a prompt of in 3 ms
 _RESERVED_KWARGS = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize", "self")
 )
@@ -178,7 +178,7 @@ async def prompt_text(
 ) -> str:
     """`chat_text`; of a long conversation, or by a template of the request's own, which is compiled first, beside the event
     loop. num_bytes: of the request's body."""
-    if body.chat_template is None and num_bytes <= _LONG_BODY and len(body.messages or ()) <= _MANY_MESSAGES:
+    if body.chat_template is None and num_bytes <= LONG_BODY and len(body.messages or ()) <= _MANY_MESSAGES:
         return chat_text(body, tokenizer)
     return await in_thread(chat_text, body, tokenizer, trust_template)
 

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 import msgspec
 
 from quire.frontend.http.api.services import Services
+from quire.frontend.http.protocol.errors import ErrorResponse
 from quire.frontend.http.protocol.exchange import Request, Response
 
 Handler = Callable[[Services, Request, Response], Awaitable[None]]
@@ -26,7 +27,7 @@ class Route(NamedTuple):
 
     body, answer: structs of JSON. streams: "stream": true asks for server-sent events. query: name -> JSON Schema.
     is_open: needs no API key. prompt_field: what to name when a prompt is too long. takes: the body's media type.
-    max_body: bytes, in place of the server's own limit. missing: why the route answers 501, whatever is sent.
+    max_body: bytes, in place of the server's own limit. missing: why the route answers 501, whatever is sent. error: its shape.
     """
 
     method: str
@@ -45,6 +46,7 @@ class Route(NamedTuple):
     takes: str = JSON
     max_body: int | None = None
     missing: str = ""
+    error: type[msgspec.Struct] = ErrorResponse
 
     @property
     def name(self) -> str:

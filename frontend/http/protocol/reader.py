@@ -24,7 +24,9 @@ from quire.frontend.http.protocol.head import (
 )
 from quire.frontend.http.server_state import ServerState
 
-_SINGLE = frozenset((b"host", b"authorization", b"content-type", b"content-encoding", b"expect", b"transfer-encoding"))
+_SINGLE = frozenset(
+    (b"host", b"authorization", b"x-api-key", b"content-type", b"content-encoding", b"expect", b"transfer-encoding")
+)
 
 
 class _Incoming:
