@@ -14,7 +14,11 @@ from markdown import code, table
 
 from quire.frontend.http.api.field_notes import ANSWERS, FIELDS_OF, ROUTE_NOTES, Note
 from quire.frontend.http.api.field_table import FIELDS
+from quire.frontend.http.api.messages import field_table as messages
+from quire.frontend.http.api.messages.schemas import CountTokensRequest, MessagesRequest
 from quire.frontend.http.api.page import FILES
+from quire.frontend.http.api.responses import field_table as responses
+from quire.frontend.http.api.responses.request import ResponsesRequest
 from quire.frontend.http.api.route import JSON, Route
 from quire.frontend.http.api.routes import ROUTES
 from quire.frontend.http.api.schemas import ChatRequest, CompletionRequest
@@ -25,6 +29,7 @@ Struct = type[msgspec.Struct]
 ROOT = Path(__file__).parents[2]
 TAGS = {
     "generate": "Generating",
+    "responses": "Responses",
     "models": "Models",
     "batches": "Files and batches",
     "tokens": "Tokens",
@@ -37,6 +42,9 @@ TAGS = {
 _TABLES: dict[Struct, list[Any]] = {
     ChatRequest: [field for field in FIELDS if field.routes in ("chat", "both")],
     CompletionRequest: [field for field in FIELDS if field.routes in ("completions", "both")],
+    ResponsesRequest: list(responses.FIELDS),
+    MessagesRequest: list(messages.FIELDS),
+    CountTokensRequest: [field for field in messages.FIELDS if field.routes == "both"],
 }
 _SAMPLING_DEFAULTS = dict(zip(SamplingParams.__struct_fields__, SamplingParams.__struct_defaults__, strict=True))
 _STATUS_WORD = {"works": "", "harmless": "Taken, without effect: ", "refused": "**400**: "}
@@ -196,7 +204,7 @@ def _field_row(struct: Struct, field: msgspec.inspect.Field) -> list[str]:
     elif not default and note.treatment == "works":
         default = _default(name)
     kind, limits = _type(field.type)
-    return [code(name), kind, default, _bounds(name, kind) or limits, _said(note)]
+    return [code(name), kind, default, note.bounds or _bounds(name, kind) or limits, _said(note)]
 
 
 def _default(name: str) -> str:
