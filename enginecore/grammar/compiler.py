@@ -74,7 +74,7 @@ class GrammarCompiler:
     def _make_vocabulary(self) -> Vocabulary:
         if self._tokenizer_json is None:
             raise VocabularyError("structured output is not available: this model has no tokenizer.json")
-        return make_vocabulary(self._tokenizer_json, self.vocab_size)
+        return make_vocabulary(self._tokenizer_json, self.vocab_size, self.eos_token_ids)
 
     # ------------------------------------------------------------------------------------------------- a request
     def prepare(self, request: AddRequest, sequences: list[Sequence]) -> Future[None] | None:
@@ -95,7 +95,7 @@ class GrammarCompiler:
         if grammar is None:
             self.start()
             return self._executor.submit(self._compile_for, wanted, digest, sequences)
-        self._use(grammar, sequences)
+        self._use(wanted, grammar, sequences)
         if 0 < len(grammar.matchers) < min(self._num_threads, grammar.num_uses):
             self._executor.submit(self._compile_once_more, grammar)
         return None
@@ -105,11 +105,11 @@ class GrammarCompiler:
             grammar = self._cache.get(digest)  # somebody else wanted it, too
         if grammar is None:
             grammar = self._remember(digest, self._compile(wanted, len(sequences)))
-        self._use(grammar, sequences)
+        self._use(wanted, grammar, sequences)
 
-    def _use(self, grammar: Grammar, sequences: list[Sequence]) -> None:
+    def _use(self, wanted: StructuredOutputs, grammar: Grammar, sequences: list[Sequence]) -> None:
         if grammar.error:
-            raise PreparationFailed(grammar.error)
+            raise PreparationFailed(f"{wanted.name}: {grammar.error}")
         for seq in sequences:
             thread, matcher = grammar.matchers[grammar.num_uses % len(grammar.matchers)]
             grammar.num_uses += 1
@@ -155,12 +155,11 @@ class GrammarCompiler:
         trial = getattr(self._local, "trial", None)
         if trial is None:
             assert self._tokenizer_json is not None
-            trial = self._local.trial = Trial(self._tokenizer_json, self.vocab_size)
+            trial = self._local.trial = Trial(self._tokenizer_json, self.vocab_size, self.eos_token_ids)
             self._trials.append(trial)
         verdict = trial.run(wanted)
-        what = f"structured_outputs ({wanted.kind})"
         if verdict.error:
-            return Grammar(error=f"{what}: {verdict.error}")
+            return Grammar(error=verdict.error)
         with self._lock:
             self._num_grammars += 1
             grammar = Grammar(lark=verdict.lark, num_bytes=verdict.num_bytes, first_thread=self._num_grammars)
@@ -168,7 +167,7 @@ class GrammarCompiler:
         while len(grammar.matchers) < min(num_sequences, self._num_threads):
             matcher = self._add_matcher(grammar, vocabulary)
             if matcher.is_error():
-                return Grammar(error=f"{what}: {in_words(wanted.kind, matcher.get_error())}")
+                return Grammar(error=in_words(wanted.kind, matcher.get_error()))
             if time.monotonic() - begin > QUICK_S:
                 break
         return grammar

@@ -25,7 +25,7 @@ MAX_THREADS = 8
 PIECE = 16  # sequences at once
 SLOW_S = 0.02  # a piece that takes longer is followed by pieces of one, to see whose fault it is
 CLOSE_S = 10.0  # for threads to end: a piece of one takes a second at most, or its request ends
-TOO_SLOW = Failure("invalid", f"structured_outputs: its grammar took more than {MAX_WAIT_S:g} s for one token")
+TOO_SLOW = Failure("invalid", f"its grammar took more than {MAX_WAIT_S:g} s for one token")
 
 
 def mask_threads(num_cores: int) -> int:
@@ -206,7 +206,7 @@ def _look_at(work: Work) -> None:
         return
     if matcher.is_error():
         reason = matcher.get_error().replace("<non-verbose/>", "").strip()
-        work.failure = Failure("invalid", f"structured_outputs: the output cannot go on by its grammar: {reason}")
+        work.failure = Failure("invalid", f"the output cannot go on by its grammar: {reason}")
     elif matcher.is_stopped():
         work.is_complete = True
 

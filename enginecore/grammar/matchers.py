@@ -108,7 +108,7 @@ class Constraint:
 
 
 class Failure(NamedTuple):
-    """Why a sequence cannot go on."""
+    """Why a sequence cannot go on. message: without the field that its grammar came from."""
 
     code: ErrorCode
     message: str
@@ -116,7 +116,7 @@ class Failure(NamedTuple):
 
 NOTHING_LEFT = Failure(
     "invalid",
-    "structured_outputs: nothing that the output may go on with is left by allowed_token_ids, bad_words and min_tokens",
+    "nothing that the output may go on with is left by allowed_token_ids, bad_words and min_tokens",
 )
 
 

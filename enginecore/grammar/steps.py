@@ -230,7 +230,9 @@ class GrammarSteps:
     def _fail(self, seq: Sequence, failure: Failure) -> None:
         """End a request with an error, unless it has ended."""
         if seq.state is not SequenceState.FINISHED and self._scheduler.abort(seq.owner, seq.request_id):
-            self._owners.refuse(seq.owner, seq.request_id, failure.code, failure.message)
+            wanted = seq.params.structured_outputs
+            field = "thinking_token_budget" if wanted is None else wanted.name
+            self._owners.refuse(seq.owner, seq.request_id, failure.code, f"{field}: {failure.message}")
 
     def _send(self, step: int, rows: list[int], masks: np.ndarray) -> None:
         """Masks of those of the rows that still wait."""

@@ -3,13 +3,14 @@
 Called from one line of params.py. At most one of them may ask for something; a 400 names the field that was meant.
 """
 
-from typing import Any, Protocol
+import re
+from typing import Any, Protocol, get_args
 
 import msgspec
 
 from quire.frontend.client.structured_outputs import StructuredOutputsParams
 from quire.frontend.http.api.errors import invalid
-from quire.ipc.structured_outputs import StructuredOutputs
+from quire.ipc.structured_outputs import Kind, StructuredOutputs
 
 
 class JsonSchemaFormat(msgspec.Struct, kw_only=True):
@@ -44,6 +45,8 @@ class StructuredOutputsFields(msgspec.Struct, kw_only=True, forbid_unknown_field
     disable_additional_properties: bool | None = None
     whitespace_pattern: str | None = None
     disable_fallback: bool | None = None  # to another backend: there is one
+    _backend: str | None = None  # the same, as vLLM's own object has it when it is written as JSON
+    _backend_was_auto: bool | None = None
 
 
 class Body(Protocol):
@@ -66,12 +69,17 @@ def structured_outputs(body: Body) -> StructuredOutputs | None:
         first, second, *_ = asked
         raise invalid(f"{second} cannot be combined with {first}", second)
     for name, value in asked.items():
-        try:
-            return _READ[name](value)
-        except ValueError as error:
-            text = str(error)
-            raise invalid(text if text.startswith(name) else f"{name}: {text}", name) from None
+        return structured_field(name, value)
     return None
+
+
+def structured_field(name: str, value: Any) -> StructuredOutputs:
+    """Of one of the fields. Raises ApiError 400."""
+    try:
+        wanted: StructuredOutputs = _READ[name](value)
+    except ValueError as error:
+        raise invalid(f"{name}: {_PREFIX.sub('', str(error))}", name) from None
+    return msgspec.structs.replace(wanted, field=_PLACES.get((name, wanted.kind), name))
 
 
 def _of_response_format(given: ResponseFormat) -> StructuredOutputs:
@@ -102,6 +110,13 @@ def _of_structured_outputs(given: StructuredOutputsFields) -> StructuredOutputs:
         whitespace_pattern=given.whitespace_pattern,
     )
 
+
+_PREFIX = re.compile(r"^structured_outputs( \(\w+\))?:? ")
+# Where in a field the grammar of a kind stands, if that is not the field itself: for errors that come when it is compiled.
+_PLACES: dict[tuple[str, Kind], str] = {
+    ("response_format", "json"): "response_format.json_schema.schema",
+    **{("structured_outputs", kind): f"structured_outputs.{kind}" for kind in get_args(Kind)},
+}
 
 _READ: dict[str, Any] = {
     "response_format": _of_response_format,
