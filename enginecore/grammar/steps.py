@@ -27,8 +27,6 @@ from quire.ipc.step.sections import INT32_MAX, MAX_BAD_WORD_TOKENS
 
 INLINE_S = 4e-3  # that the loop waits for masks before it does other things: they take a fraction of that
 
-TOO_LATE = "what its output may go on with was not found out in time"  # why a request has no token
-
 
 class GrammarSteps:
     """waiting: the rows of steps in flight that wait for masks. grammars: None where there are none."""
