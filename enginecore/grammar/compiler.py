@@ -20,7 +20,7 @@ import llguidance
 
 from quire.enginecore.grammar.limits import MAX_CACHED, MAX_CACHED_BYTES, NUM_COMPILERS, PARSER_LIMITS
 from quire.enginecore.grammar.mask_threads import MaskThreads
-from quire.enginecore.grammar.matchers import Constraint, Thinking, stop_bits
+from quire.enginecore.grammar.matchers import MAX_BEFORE_THINKING, Constraint, Thinking, stop_bits
 from quire.enginecore.grammar.texts import in_words
 from quire.enginecore.grammar.trial import Trial
 from quire.enginecore.grammar.vocabulary import Vocabulary, VocabularyError, make_vocabulary
@@ -117,7 +117,7 @@ class GrammarCompiler:
 
     def _constrain(self, seq: Sequence, matcher: llguidance.LLMatcher | None, thread: int | None) -> None:
         params = seq.params
-        thinking = self._thinking(seq, params)
+        thinking = self._thinking(seq, params, matcher is not None)
         vocabulary = self.vocabulary() if matcher is not None else None
         special = vocabulary.special if vocabulary is not None else frozenset()
         # an id that ends the output and adds no text to it is as good an end as the model's own
@@ -132,12 +132,14 @@ class GrammarCompiler:
         )
         seq.constraint, seq.mask_from = constraint, constraint.mask_from(len(seq.prompt))
 
-    def _thinking(self, seq: Sequence, params: SamplingParams) -> Thinking | None:
+    def _thinking(self, seq: Sequence, params: SamplingParams, has_grammar: bool) -> Thinking | None:
         """None if the sequence does not think, or has done so in its prompt."""
-        ends = params.reasoning_end_token_ids
+        ends, starts = params.reasoning_end_token_ids, params.reasoning_start_token_ids or []
         if not ends:
             return None
-        thinking = Thinking(ends, params.thinking_token_budget)
+        if has_grammar and len(starts) > 1:
+            starts = []  # its first token may be the grammar's, too: thinking is taken for begun
+        thinking = Thinking(ends, params.thinking_token_budget, starts, 0 if has_grammar else MAX_BEFORE_THINKING)
         return None if thinking.ends_in(_last_turn(seq.prompt.tolist(), self.eos_token_ids)) else thinking
 
     # ---------------------------------------------------------------------------------------------------- compiling

@@ -43,6 +43,7 @@ class Work:
     step: int = 0
     row: int = -1  # -1: none waits
     banned: list[int] | tuple[int, ...] = ()
+    opening: int | None = None  # a token beside what the grammar allows: a thought may begin before it
     is_complete: bool = False  # the result: nothing may follow
     failure: Failure | None = None  # or why it cannot go on
 
@@ -214,6 +215,8 @@ def _look_at(work: Work) -> None:
 def _complete_mask(work: Work, mask: np.ndarray, may_end: bool) -> None:
     """Let a mask allow the model's own ends where the grammar may end, and nothing that the request forbids."""
     c = work.constraint
+    if work.opening is not None:
+        mask[work.opening >> 5] |= np.uint32(1 << (work.opening & 31))
     if may_end:
         mask[c.stops.words] |= c.stops.bits
         if not len(c.stops.words) and not mask.any():

@@ -143,8 +143,10 @@ class GrammarSteps:
         c: Constraint | None = seq.constraint
         if c is None or t.sched_tokens[slot] - t.num_tokens[slot] != 1:
             return None  # what comes before it is in flight
-        if c.thinking is None and c.matcher is not None:
+        opening = c.thinking.opening if c.thinking is not None else None
+        if c.matcher is not None and (c.thinking is None or opening is not None):
             work = self._work(seq)
+            work.opening = opening
             work.step, work.row, work.banned = scheduled.step, row, self._banned(seq)
             return work
         forced = c.thinking.forced if c.thinking is not None else None

@@ -42,7 +42,9 @@ _NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _UNSUPPORTED = ("features", "kv_transfer_params")
 # What SamplingParams has and a client does not say here: what frontends fill in, and what asks for text.
 _REFUSED = ("guided_decoding", "logits_processors")
-_NOT_TAKEN = ("bad_words_token_ids", "reasoning_end_token_ids", "structured_outputs", "detokenize")
+_NOT_TAKEN = (
+    "bad_words_token_ids", "reasoning_end_token_ids", "reasoning_start_token_ids", "structured_outputs", "detokenize",
+)  # fmt: skip
 
 TokenSamplingParams = msgspec.defstruct(
     "TokenSamplingParams",

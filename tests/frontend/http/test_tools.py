@@ -300,6 +300,13 @@ def test_grammars_wait_for_the_end_of_thoughts():
             unsure = api_of(other, "x", special=("</think>",), parsers=names)
             await unsure.json("POST", CHAT, {**TOOLS, "tool_choice": "required"})
             assert params_of(unsure).reasoning_end_token_ids == ends
+        tells = api_of(other, "x", special=("<think>", "</think>"))  # one token begins a thought: where it does, it waits
+        start, end_too = (tells.client.tokenizer.backend.token_to_id(text) for text in ("<think>", "</think>"))
+        await tells.json("POST", CHAT, {**TOOLS, "tool_choice": "required"})
+        sent = params_of(tells)
+        assert (sent.reasoning_start_token_ids, sent.reasoning_end_token_ids) == ([start], [end_too])
+        await tells.json("POST", CHAT, {**HELLO, "thinking_token_budget": 3, "chat_template_kwargs": {"opens": True}})
+        assert params_of(tells).reasoning_start_token_ids is None and params_of(tells).thinking_token_budget == 3
         off = {"chat_template_kwargs": {"enable_thinking": False}, "thinking_token_budget": 3}
         await api.json("POST", CHAT, {**TOOLS, **off, "tool_choice": "required"})
         assert params_of(api).reasoning_end_token_ids is params_of(api).thinking_token_budget is None
