@@ -65,8 +65,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True,
     logit_bias: token id -> bias in [-100, 100]. allowed_token_ids: nothing else may be sampled. bad_words: never produced.
     detokenize: False returns ids without text. skip_special_tokens: leave special tokens out of the text.
     structured_outputs: what the output must be (ipc/structured_outputs.py). thinking_token_budget: so many tokens, at
-    most, a reasoning model thinks before its end-of-thinking token is forced; never, where it does not think. skip_reading_prefix_cache: compute the
-    whole prompt, whatever of it is cached.
+    most, a reasoning model thinks before its end-of-thinking token is forced; never, where it does not think.
+    skip_reading_prefix_cache: compute the whole prompt, whatever of it is cached.
     extra_args: JSON for the logits processors that the engine was started with (--logits-processors).
 
     Raises ValueError, naming the field, for a value outside its bounds.

@@ -109,7 +109,8 @@ class GrammarCompiler:
 
     def _use(self, wanted: StructuredOutputs, grammar: Grammar, sequences: list[Sequence]) -> None:
         if grammar.error:
-            raise PreparationFailed(f"{wanted.name}: {grammar.error}")
+            is_named = wanted.field and grammar.error.startswith(f"{wanted.field}[")  # the very one of several
+            raise PreparationFailed(grammar.error if is_named else f"{wanted.name}: {grammar.error}")
         for seq in sequences:
             thread, matcher = grammar.matchers[grammar.num_uses % len(grammar.matchers)]
             grammar.num_uses += 1

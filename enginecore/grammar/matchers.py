@@ -14,7 +14,6 @@ import numpy as np
 from quire.ipc.messages import ErrorCode
 from quire.ipc.step.sections import INT32_MAX
 
-
 MAX_BEFORE_THINKING = 4  # tokens: white space
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from quire.enginecore.grammar.structural_tag import parts_of
+from quire.enginecore.grammar.structural_tag import field_of, parts_of
 from quire.ipc.structured_outputs import StructuredOutputs
 
 LOOK_S = 0.5  # for the place: after that, what is known by then
@@ -34,15 +34,14 @@ def with_place(wanted: StructuredOutputs, error: str, error_of: Callable[[Struct
     places: list[str] = []
     if wanted.kind == "structural_tag" and (found := failing(parts_of(json.loads(wanted.text)), False)):
         place, wanted, error = found
-        places.append(place)
+        places.append(field_of(json.loads(wanted.text)) or place if wanted.kind == "json" else place)
     schema: Any = json.loads(wanted.text) if wanted.kind == "json" else None
     root = schema
     while isinstance(schema, dict) and (found := failing(_inner(schema, root), True)):
         place, part, error = found
         schema = json.loads(part.text)
-        # a frontend's own schema holds those of a request, each with the field that it comes from as a comment
-        field = schema.get("$comment")
-        places = [field] if isinstance(field, str) and field.startswith("tools[") else [*places, place]
+        field = field_of(schema)
+        places = [*places, place] if field is None else [field]
     return _joined(places, error)
 
 

@@ -247,7 +247,7 @@ class _Formats:
 
     def _json(self, f: _JsonSchema | _QwenXmlParameter, path: str) -> str:
         style = "qwen_xml" if isinstance(f, _QwenXmlParameter) else f.style
-        with_place = _at(_inner(path, "json_schema"))
+        with_place = _at(_inner(path, "json_schema"), field_of(f.json_schema))
         if style == "json":
             return self._w.rule(with_place(json_schema, f.json_schema))
         return with_place(qwen_xml_arguments if style == "qwen_xml" else python_arguments, f.json_schema, self._w)
@@ -401,13 +401,19 @@ def _nested(grammar: str, path: str) -> str:
     return f"%lark {{\n{_at(_inner(path, 'grammar'))(lark_of, grammar)}\n}}"
 
 
-def _at(path: str) -> Callable[..., str]:
-    """Call something whose ValueError is to say its place."""
+def field_of(schema: Any) -> str | None:
+    """A frontend's own tag holds schemas of a request, each with the field that it comes from as a comment: that one's name."""
+    comment = schema.get("$comment") if isinstance(schema, dict) else None
+    return comment if isinstance(comment, str) and comment.startswith("tools[") else None
+
+
+def _at(path: str, field: str | None = None) -> Callable[..., str]:
+    """Call something whose ValueError is to say its place, or the field."""
 
     def call(function: Callable[..., str], *arguments: Any) -> str:
         try:
             return function(*arguments)
         except ValueError as error:
-            raise ValueError(f"structural_tag: {path}: {error}") from None
+            raise ValueError(f"{field or f'structural_tag: {path}'}: {error}") from None
 
     return call
