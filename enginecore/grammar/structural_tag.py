@@ -7,7 +7,7 @@ Formats: const_string, json_schema (style "json", "qwen_xml" or "pythonic"), qwe
 sequence, or, optional, star, plus, repeat, tag, triggered_tags, tags_with_separator. Any other, and any other field, is refused
 with its place. any_text and triggered_tags go on up to the end of the tag that they end, or of the output; so, as with
 xgrammar, nothing may follow them in a sequence. Ours beside xgrammar's: `excludes_start`, a regex that such a text must not
-begin with.
+begin with; and `definitions` beside `format`, each a format by its name, which {"type": "ref", "name": ...} stands for.
 
 Called by texts.py.
 """
@@ -106,9 +106,13 @@ class _TagsWithSeparator(_Format, tag="tags_with_separator"):
     stop_after_first: bool = False
 
 
+class _Ref(_Format, tag="ref"):
+    name: str
+
+
 Format = (
     _ConstString | _JsonSchema | _QwenXmlParameter | _Regex | _Grammar | _AnyText | _Sequence | _Or | _Optional | _Star | _Plus
-    | _Repeat | _Tag | _TriggeredTags | _TagsWithSeparator
+    | _Repeat | _Tag | _TriggeredTags | _TagsWithSeparator | _Ref
 )  # fmt: skip
 
 
@@ -121,6 +125,9 @@ class _Structure(msgspec.Struct):
     end: str = ""
 
 
+_OLDER = "structures"  # the type that a tag of the older shape is given
+
+
 class _Structures(msgspec.Struct):
     structures: list[_Structure]
     triggers: list[str]
@@ -130,16 +137,19 @@ class _Structures(msgspec.Struct):
 class _StructuralTag(msgspec.Struct, forbid_unknown_fields=True):
     format: Format
     type: str = "structural_tag"
+    definitions: dict[str, Format] = {}
 
 
 def structural_tag(given: Any, special: Mapping[str, int]) -> str:
     """The grammar of a structural tag, decoded from JSON. special: see lark.Writer. Raises ValueError, with the place."""
-    return _Formats(special).lark(*_read(given))
+    tag = _read(given)
+    return _Formats(special, tag.definitions).lark(tag.format, _place(tag))
 
 
 def parts_of(given: Any) -> Iterator[tuple[str, StructuredOutputs]]:
     """The schemas, regexes and grammars in a structural tag, each as one by itself, and where it stands."""
-    todo = [_read(given)]
+    tag = _read(given)
+    todo = [*((f, f"definitions.{name}") for name, f in reversed(tag.definitions.items())), (tag.format, _place(tag))]
     while todo:
         f, path = todo.pop()
         match f:
@@ -157,17 +167,22 @@ def parts_of(given: Any) -> Iterator[tuple[str, StructuredOutputs]]:
                 todo.append((f.content, _inner(path, "content")))
 
 
-def _read(given: Any) -> tuple[Format, str]:
-    """The outermost format, and its place."""
+def _read(given: Any) -> _StructuralTag:
+    """Of either shape."""
     try:
         if isinstance(given, dict) and "format" in given:
-            return msgspec.convert(given, _StructuralTag).format, "format"
+            return msgspec.convert(given, _StructuralTag)
         tag = msgspec.convert(given, _Structures)
     except msgspec.ValidationError as error:
         raise ValueError(_in_words(error)) from None
     if not tag.structures or not tag.triggers:
         raise ValueError("structural_tag: `structures` and `triggers` must not be empty")
-    return _TriggeredTags(tag.triggers, [_Tag(s.begin, _JsonSchema(s.schema), s.end) for s in tag.structures]), ""
+    tags = [_Tag(s.begin, _JsonSchema(s.schema), s.end) for s in tag.structures]
+    return _StructuralTag(_TriggeredTags(tag.triggers, tags), _OLDER)
+
+
+def _place(tag: _StructuralTag) -> str:
+    return "" if tag.type == _OLDER else "format"
 
 
 def _inner(path: str, part: str) -> str:
@@ -191,8 +206,10 @@ def _in_words(error: msgspec.ValidationError) -> str:
 class _Formats:
     """Formats as bodies of rules. `ends`: where a text that has no end of its own must stop; none at the end of the output."""
 
-    def __init__(self, special: Mapping[str, int]) -> None:
+    def __init__(self, special: Mapping[str, int], definitions: Mapping[str, Format]) -> None:
         self._w = Writer(special)
+        self._definitions = definitions
+        self._defined: dict[str, str | None] = {}  # bodies; None while one is made
 
     def lark(self, whole: Format, path: str) -> str:
         return self._w.lark(self._body(whole, path, []))
@@ -228,8 +245,23 @@ class _Formats:
                 return self._tags(f.tags, path)
             case _TagsWithSeparator():
                 return self._separated(f, path)
+            case _Ref():
+                return self._definition(f.name, path)
         content, times = _repeated(f, path)
         return f"({self._limited(content, _inner(path, 'content'))}){times}"
+
+    def _definition(self, name: str, path: str) -> str:
+        if name not in self._defined:
+            self._defined[name] = None
+            f = self._definitions.get(name)
+            if f is None or _goes_on(f):
+                raise ValueError(
+                    f"structural_tag: {path}.name: {name!r} is no definition of a format that has an end of its own"
+                )
+            self._defined[name] = self._w.rule(self._limited(f, f"definitions.{name}"))
+        if (body := self._defined[name]) is None:
+            raise ValueError(f"structural_tag: {path}.name: {name!r} refers to itself")
+        return body
 
     def _sequence(self, elements: list[Format], path: str) -> list[str]:
         """Bodies of what may follow each other; neighbours that are regular are one token."""

@@ -26,9 +26,11 @@ _LIST_OF_CALLS = r"""[ \t\r\n]*\[[ \t\r\n]*[^ \t\r\n()\[\]{}"',=:]+[ \t\r\n]*\("
 _ANY_SPACE = {"type": "regex", "pattern": r"[ \n]?"}
 
 
-def strict_format(parser: type[ToolParser], functions: Functions) -> Format:
-    """The format of an answer's whole text. Raises ApiError 400 for a function that cannot be called in this syntax."""
-    return _FORMATS[parser](functions)
+def strict_tag(parser: type[ToolParser], functions: Functions) -> dict[str, Any]:
+    """A structural tag of an answer's whole text. Raises ApiError 400 for a function that cannot be called in this syntax."""
+    style = _STYLES.get(parser, "json")
+    arguments = {function.name: _arguments(function, style) for function in functions}
+    return {"type": "structural_tag", "format": _FORMATS[parser](functions), "definitions": arguments}
 
 
 def object_schema(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,25 +45,25 @@ def commented(function: Function, schema: dict[str, Any]) -> dict[str, Any]:
 
 # ----------------------------------------------------------------------------------------------------------- formats
 def _hermes(functions: Functions) -> Format:
-    calls = [_tag(f"{hermes.START}\n{_named(f)}", _arguments(f), "}\n" + hermes.END) for f in functions]
+    calls = [_tag(f"{hermes.START}\n{_named(f)}", _ref(f), "}\n" + hermes.END) for f in functions]
     return _triggered([hermes.START], calls)
 
 
 def _llama3_json(functions: Functions) -> Format:
-    calls = _separated([_tag(_named(f, "parameters"), _arguments(f), "}") for f in functions], "; ")
+    calls = _separated([_tag(_named(f, "parameters"), _ref(f), "}") for f in functions], "; ")
     tagged = _triggered([llama3_json.TAG], [_tag(llama3_json.TAG, calls, "")], excludes_start=_OBJECT_OF_A_CALL)
     return _or([calls, {**tagged, "stop_after_first": True}])
 
 
 def _mistral(functions: Functions) -> Format:
-    named = [_tag(f"{mistral.START}{f.name}{args}", _arguments(f), "") for f in functions for args in (mistral.ARGS, "")]
+    named = [_tag(f"{mistral.START}{f.name}{args}", _ref(f), "") for f in functions for args in (mistral.ARGS, "")]
     listed = _sequence([_ANY_SPACE, _call_list(functions)])
     return _triggered([mistral.START], [*named, _tag(mistral.START, listed, "")])
 
 
 def _granite(functions: Functions) -> Format:
     listed = _sequence([_ANY_SPACE, _call_list(functions)])
-    alone = _or([_tag("\n" + _named(f), _arguments(f), "}\n" + granite.END) for f in functions])
+    alone = _or([_tag("\n" + _named(f), _ref(f), "}\n" + granite.END) for f in functions])
     return _triggered(
         [granite.TOKEN, granite.START], [_tag(granite.TOKEN, listed, ""), _tag(granite.START, _or([listed, alone]), "")]
     )
@@ -70,7 +72,7 @@ def _granite(functions: Functions) -> Format:
 def _deepseek_v3(functions: Functions) -> Format:
     calls = []
     for f in functions:
-        begin, arguments = deepseek_v3.CALL, _arguments(f)
+        begin, arguments = deepseek_v3.CALL, _ref(f)
         calls.append(_tag(f"{begin}{f.name}{deepseek_v3.SEPARATOR}", arguments, deepseek_v3.CALL_END))
         fenced = f"{begin}function{deepseek_v3.SEPARATOR}{f.name}\n```json\n"
         calls.append(_tag(fenced, arguments, "\n```" + deepseek_v3.CALL_END))
@@ -81,7 +83,7 @@ def _deepseek_v3(functions: Functions) -> Format:
 
 def _qwen3_coder(functions: Functions) -> Format:
     def call(f: Function) -> Format:
-        return _tag(f"{qwen3_coder.FUNCTION}{f.name}>\n", _arguments(f, "qwen_xml"), qwen3_coder.FUNCTION_END)
+        return _tag(f"{qwen3_coder.FUNCTION}{f.name}>\n", _ref(f), qwen3_coder.FUNCTION_END)
 
     wrapped = _tag(qwen3_coder.START, _sequence([_ANY_SPACE, _or(list(map(call, functions))), _ANY_SPACE]), qwen3_coder.END)
     return _triggered([qwen3_coder.START, qwen3_coder.FUNCTION], [wrapped, *map(call, functions)])
@@ -92,7 +94,7 @@ def _pythonic(functions: Functions) -> Format:
         if f.name[0].isdigit():
             raise invalid(f"{f.place}.name: calls of this model are written as Python, where no name begins with a digit",
                           f"{f.place}.name")  # fmt: skip
-    calls = _tag("[", _separated([_tag(f"{f.name}(", _arguments(f, "pythonic"), ")") for f in functions], ", "), "]")
+    calls = _tag("[", _separated([_tag(f"{f.name}(", _ref(f), ")") for f in functions], ", "), "]")
     tag = _tag(pythonic.START, calls, pythonic.END)
     return _or([calls, {**_triggered([pythonic.START], [tag]), "excludes_start": _LIST_OF_CALLS}])
 
@@ -109,7 +111,10 @@ _FORMATS: dict[type[ToolParser], Callable[[Functions], Format]] = {
 
 
 # ------------------------------------------------------------------------------------------------------------- parts
-def _arguments(function: Function, style: str = "json") -> Format:
+_STYLES = {qwen3_coder.Qwen3Coder: "qwen_xml", pythonic.Pythonic: "pythonic"}
+
+
+def _arguments(function: Function, style: str) -> Format:
     schema = object_schema(function.parameters) if function.strict else {"type": "object"}
     return {"type": "json_schema", "json_schema": commented(function, schema), "style": style}
 
@@ -119,8 +124,13 @@ def _named(function: Function, arguments: str = "arguments") -> str:
     return f'{{"name": "{function.name}", "{arguments}": '
 
 
+def _ref(function: Function) -> Format:
+    """Its arguments."""
+    return {"type": "ref", "name": function.name}
+
+
 def _call_list(functions: Functions) -> Format:
-    tags = [_tag(_named(f), _arguments(f), "}") for f in functions]
+    tags = [_tag(_named(f), _ref(f), "}") for f in functions]
     return _tag("[", _separated(tags, ", "), "]")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from quire.frontend.http.api.errors import invalid
-from quire.frontend.http.api.strict_tools import commented, object_schema, strict_format
+from quire.frontend.http.api.strict_tools import commented, object_schema, strict_tag
 from quire.frontend.http.api.tool_use import Function, ToolUse
 from quire.frontend.text.tool_parsers.base import ToolParser
 from quire.ipc.structured_outputs import StructuredOutputs, check_grammar
@@ -28,8 +28,7 @@ def tool_grammar(use: ToolUse, parser: type[ToolParser] | None) -> StructuredOut
         if use.mode == "required":
             return _grammar("json", required_schema(use.functions, use.parallel), "tools")
         if parser is not None and any(function.strict for function in use.functions):
-            tag = {"type": "structural_tag", "format": strict_format(parser, use.functions)}
-            return _grammar("structural_tag", tag, "tools")
+            return _grammar("structural_tag", strict_tag(parser, use.functions), "tools")
     except RecursionError:
         raise invalid("tools: their parameters are nested too deeply", "tools") from None
     return None

@@ -181,6 +181,23 @@ def test_formats_take_what_they_say_and_nothing_else(vocabulary, name):
             assert accepts(vocabulary, lark, text, special) == (text in texts), (text, lark)
 
 
+def test_definitions_are_formats_by_name(vocabulary):
+    def judged(format_, definitions):
+        tag = {"format": format_, "definitions": definitions}
+        return judge(StructuredOutputs("structural_tag", json.dumps(tag)), vocabulary)
+
+    ref = {"type": "ref", "name": "n"}
+    lark = judged({"type": "sequence", "elements": [tag(ref), ref]}, {"n": NUMBER}).lark
+    assert accepts(vocabulary, lark, "<a>5</a>7") and not accepts(vocabulary, lark, "<a>x</a>7") and lark.count("%json") == 1
+    for definitions, message in (
+        ({}, "format.name: 'n' is no definition"),
+        ({"n": TEXT}, "format.name: 'n' is no definition"),
+        ({"n": tag(ref)}, "definitions.n.content.name: 'n' refers to itself"),
+        ({"n": {"type": "regex", "pattern": "("}}, "definitions.n.pattern: "),
+    ):
+        assert message in judged(ref, definitions).error
+
+
 def test_the_end_of_an_output_is_no_token_of_a_grammar(vocabulary):
     lark = lark_of(vocabulary, tag(TEXT, "<s>", "</s>"))
     assert accepts(vocabulary, lark, "<s>struck</s>") and f"<[{TOKENIZER.token_to_id('</s>')}]>" not in lark

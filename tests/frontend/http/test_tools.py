@@ -147,12 +147,13 @@ def test_strict_functions_become_a_structural_tag():
         strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
         await api.json("POST", CHAT, {**HELLO, "tools": [strict, CLOCK]})
         grammar = params_of(api).structured_outputs
-        tag = json.loads(grammar.text)["format"]
+        whole = json.loads(grammar.text)
+        tag, arguments = whole["format"], whole["definitions"]
         assert grammar.kind == "structural_tag" and grammar.field == "tools" and tag["triggers"] == ["<tool_call>"]
         assert tag["tags"][0]["begin"] == '<tool_call>\n{"name": "weather", "arguments": '
         comment = {"$comment": "tools[0].function.parameters"}
-        assert tag["tags"][0]["content"]["json_schema"] == {**comment, **WEATHER["function"]["parameters"]}
-        assert tag["tags"][1]["content"]["json_schema"]["type"] == "object"
+        assert arguments["weather"]["json_schema"] == {**comment, **WEATHER["function"]["parameters"]}
+        assert arguments["clock"]["json_schema"]["type"] == "object"
         for name in FORMATS:
             api = api_of(parsers=ParserNames(name))
             await api.json("POST", CHAT, {**HELLO, "tools": [strict, CLOCK]})
