@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from quire.enginecore.grammar.structural_tag import field_of, parts_of
+from quire.enginecore.grammar.tag_formats import field_of, parts_of
 from quire.ipc.structured_outputs import StructuredOutputs
 
 LOOK_S = 0.5  # for the place: after that, what is known by then
