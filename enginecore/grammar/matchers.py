@@ -140,10 +140,7 @@ class Failure(NamedTuple):
     message: str
 
 
-NOTHING_LEFT = Failure(
-    "invalid",
-    "nothing that the output may go on with is left by allowed_token_ids, bad_words and min_tokens",
-)
+NOTHING_LEFT = Failure("invalid", "nothing that the output may go on with is left")  # by the request's other wishes
 
 
 def restrict(mask: np.ndarray, allowed: np.ndarray | None, banned: SequenceOf[int]) -> bool:

@@ -21,6 +21,7 @@ from quire.enginecore.owners import Owners
 from quire.enginecore.scheduling.scheduler import Scheduler
 from quire.enginecore.scheduling.sequence import Sequence, SequenceState
 from quire.enginecore.scheduling.step import ScheduledStep, StepOutput
+from quire.enginecore.without_token import nothing_left
 from quire.enginecore.workers import WorkerGroup
 from quire.ipc.messages import CaptureMaskedTails, Finished, StepOutputs
 from quire.ipc.step.sections import INT32_MAX, MAX_BAD_WORD_TOKENS
@@ -232,7 +233,8 @@ class GrammarSteps:
         if seq.state is not SequenceState.FINISHED and self._scheduler.abort(seq.owner, seq.request_id):
             wanted = seq.params.structured_outputs
             field = "thinking_token_budget" if wanted is None else wanted.name
-            self._owners.refuse(seq.owner, seq.request_id, failure.code, f"{field}: {failure.message}")
+            message = nothing_left(seq.params) if failure is NOTHING_LEFT else failure.message
+            self._owners.refuse(seq.owner, seq.request_id, failure.code, f"{field}: {message}")
 
     def _send(self, step: int, rows: list[int], masks: np.ndarray) -> None:
         """Masks of those of the rows that still wait."""

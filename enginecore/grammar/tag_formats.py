@@ -156,6 +156,8 @@ def read(given: Any) -> StructuralTag:
     try:
         if isinstance(given, dict) and "format" in given:
             return msgspec.convert(given, StructuralTag)
+        if isinstance(given, dict) and "structures" not in given:
+            raise ValueError("structural_tag needs a `format`, or `structures` and `triggers`")
         tag = msgspec.convert(given, Structures)
     except msgspec.ValidationError as error:
         raise ValueError(_in_words(error)) from None

@@ -33,6 +33,8 @@ def to_lark(wanted: StructuredOutputs, special_names: Mapping[str, int] = Mappin
 
 def in_words(kind: Kind, error: str) -> str:
     """llguidance's error, for the user: without what we wrote around it, and without places in that."""
+    if "NoExtension" in error:
+        return "there is no text that it allows"
     error = error.partition("; following special tokens")[0].replace("<non-verbose/>", "")
     if kind != "grammar":
         error = _EXCERPT.split(_PLACE.sub("", error))[0]

@@ -128,6 +128,8 @@ def accepts(vocabulary: Vocabulary, lark: str, text: str) -> bool:
             wanted("json", {"$ref": "#/$defs/x", "$defs": {"x": {"$comment": "tools[1].function.parameters", "contains": {}}}}),
             "tools[1].function.parameters: Un",
         ),
+        (wanted("structural_tag", {"type": "structural_tag"}), "needs a `format`, or `structures`"),
+        (wanted("json", {"$ref": "#"}), "there is no text that it allows"),
         (wanted("structural_tag", {"structures": 5, "triggers": []}), "structures"),
     ],
 )
