@@ -22,6 +22,7 @@ FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 _NAME_ENDS = Markers(">")
 _VALUE_ENDS = Markers("\n" + PARAMETER_END, PARAMETER_END)
+_NO_TEXTS = {"number", "integer", "boolean", "null"}
 _MAX_LOOKS = 32  # at what stands before a marker, of one value: each takes as long as the value is
 _MAX_OPTIONS = 64  # of a parameter's schema that are looked at
 _SCALARS = {"True": True, "False": False, "None": None}
@@ -75,7 +76,7 @@ class Qwen3Coder(ToolParser):
             yield from reader.pieces_up_to(_VALUE_ENDS, lambda piece: reader.write(json_escaped(piece)))
             reader.write('"')
         else:
-            reader.write(_as_json((yield from self._value(reader, "string" not in types)), types))
+            reader.write(_as_json((yield from self._value(reader, "string" not in types and not types <= _NO_TEXTS)), types))
         yield from reader.skip_space()  # the line break
         yield from reader.expect(PARAMETER_END)
 
