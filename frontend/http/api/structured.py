@@ -4,6 +4,7 @@ Called from one line of params.py. At most one of them may ask for something; a 
 """
 
 import re
+from operator import attrgetter
 from typing import Any, Protocol, get_args
 
 import msgspec
@@ -30,6 +31,7 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
     structures: list[dict[str, Any]] | None = None
     triggers: list[str] | None = None
     format: Any = None
+    definitions: dict[str, Any] | None = None
 
 
 class StructuredOutputsFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -62,7 +64,9 @@ class Body(Protocol):
 
 def structured_outputs(body: Body) -> StructuredOutputs | None:
     """What the output must be; None if nothing was said. Raises ApiError 400."""
-    asked = {name: value for name in _READ if (value := getattr(body, name)) is not None}
+    if (values := _read(body)) == _NOTHING:
+        return None
+    asked = {name: value for name, value in zip(_READ, values, strict=True) if value is not None}
     if isinstance(asked.get("response_format"), ResponseFormat) and body.response_format.type == "text":  # type: ignore[union-attr]
         del asked["response_format"]
     if len(asked) > 1:
@@ -92,6 +96,7 @@ def _of_response_format(given: ResponseFormat) -> StructuredOutputs:
             return StructuredOutputsParams(json=given.json_schema.schema)
         case "structural_tag":
             parts = {"structures": given.structures, "triggers": given.triggers, "format": given.format}
+            parts["definitions"] = given.definitions
             tag = {name: part for name, part in parts.items() if part is not None}
             return StructuredOutputsParams(structural_tag={"type": "structural_tag", **tag})
     raise ValueError(f"type must be text, json_object, json_schema or structural_tag, got {given.type[:64]!r}")
@@ -126,3 +131,5 @@ _READ: dict[str, Any] = {
     "guided_choice": lambda value: StructuredOutputsParams(choice=value),
     "guided_grammar": lambda value: StructuredOutputsParams(grammar=value),
 }
+_read = attrgetter(*_READ)
+_NOTHING = (None,) * len(_READ)
