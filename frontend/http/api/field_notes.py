@@ -40,6 +40,7 @@ FIELDS_OF: dict[str, dict[str, Note]] = {
         "structures": Note("with type structural_tag: what stands between which tags, as in vLLM"),
         "triggers": Note("with type structural_tag: texts that begin a tag"),
         "format": Note("with type structural_tag: the newer form of it, as in vLLM"),
+        "definitions": Note("with type structural_tag: schemas and grammars that format refers to"),
     },
     "JsonSchemaFormat": {
         "name": Note("for the client's own use"),
@@ -58,6 +59,8 @@ FIELDS_OF: dict[str, dict[str, Note]] = {
         "disable_additional_properties": Note("with json: objects have no properties but those of the schema", "false"),
         "whitespace_pattern": Note("with json: a regular expression of the white space that there may be"),
         "disable_fallback": Note("there is one way to structured outputs", treatment="harmless"),
+        "_backend": Note("likewise: vLLM's own object has it", treatment="harmless"),
+        "_backend_was_auto": Note("likewise", treatment="harmless"),
     },
     "GenerateRequest": {
         "token_ids": Note("the prompt"),
@@ -73,8 +76,7 @@ FIELDS_OF: dict[str, dict[str, Note]] = {
         "repetition_penalty": Note("logits of tokens of prompt and answer are divided by it (multiplied, if below 0)", "1.0"),
         "logprobs": Note("likeliest tokens to list beside each", "none"),
         "extra_args": Note("arguments of the classes of --logits-processors; up to 64 names, 16 KiB", "none"),
-        "structured_outputs": Note("use /v1/completions, which takes token ids, too", treatment="refused"),
-        "guided_decoding": Note("likewise", treatment="refused"),
+        "guided_decoding": Note("the older name of structured_outputs", treatment="refused"),
         "detokenize": Note("answers are token ids", treatment="harmless"),
         "output_kind": Note("stream says it", treatment="harmless"),
     },
