@@ -257,7 +257,8 @@ def test_what_is_linted_is_well_formed(command):
     if program == "vllm":  # what the same words do here
         parsed(*words[1:])
     elif program == "python":
-        assert (ROOT / Path(*words[1].split(".")[1:])).with_suffix(".py").exists()
+        script = Path(words[0]) if words[0] != "-m" else Path(*words[1].split(".")[1:]).with_suffix(".py")
+        assert (ROOT / script).exists()
     else:
         assert program in LINTED and words
         assert [word for word in words if word.startswith("deploy/") and not (ROOT / word).exists()] == []

@@ -107,14 +107,14 @@ def words_of(text: str) -> list[str]:
 
 
 def kind_of(words: list[str], place: str = "") -> str:
-    """curl, client (a command of ours that ends), server, script, make or linted. Raises ValueError for none of these."""
+    """curl, client (a command of ours that ends), server, script, module, make or linted. Raises ValueError for none of these."""
     first, *rest = words_of(shlex.join(words))
     if first in ("quire", "enginecore"):
         is_server = first == "enginecore" or rest[:1] == ["serve"]
         return "server" if is_server and not any(word.partition("=")[0] in ("--help", "-h") for word in rest) else "client"
     if first == "python" and rest[:1] == ["-c"]:
         return "script"
-    if first == "python" and rest[:1] == ["-m"]:
+    if first == "python" and (rest[:1] == ["-m"] or rest[0].endswith(".py")):
         return "module"
     for kind, names in (("curl", {"curl"}), ("make", {"make"}), ("script", SCRIPTS), ("linted", LINTED)):
         if first in names:

@@ -40,7 +40,7 @@ FIELDS_OF: dict[str, dict[str, Note]] = {
         "structures": Note("with type structural_tag: what stands between which tags, as in vLLM"),
         "triggers": Note("with type structural_tag: texts that begin a tag"),
         "format": Note("with type structural_tag: the newer form of it, as in vLLM"),
-        "definitions": Note("with type structural_tag: schemas and grammars that format refers to"),
+        "definitions": Note("with format: formats by name, which it refers to"),
     },
     "JsonSchemaFormat": {
         "name": Note("for the client's own use"),
