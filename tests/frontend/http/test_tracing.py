@@ -179,8 +179,20 @@ def test_a_failure_and_a_client_that_leaves_are_seen(collector):
     assert len(collector.of("queue")) == 2 and not collector.of("decode")
 
 
+@pytest.fixture
+def threads_end() -> Iterator[None]:
+    """What still tries to send would draw random pauses in the middle of other tests."""
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
+        thread.join(20)
+        assert not thread.is_alive(), thread
+
+
+@pytest.mark.usefixtures("threads_end")
 def test_a_dead_collector_costs_spans_and_no_time(monkeypatch, caplog):
     monkeypatch.setattr(tracing, "LAST_EXPORT_S", 0.05)
+    monkeypatch.setattr(tracing, "EXPORT_TIMEOUT_S", 0.2)
 
     async def main():
         api = traced_api("http://127.0.0.1:9")  # nobody is there
