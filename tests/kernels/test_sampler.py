@@ -23,7 +23,7 @@ def make(request):
         kernels = request.param != "torch"
         return Harness(vocab, "cuda" if request.param == "cuda" else "cpu", kernels, rows)
 
-    build.draws = {"torch": 3000, "interpret": 8, "cuda": 20000}[request.param]
+    build.draws = {"torch": 3000, "interpret": 16, "cuda": 20000}[request.param]
     return build
 
 
