@@ -2,7 +2,6 @@
 
 import contextlib
 import http.client
-import http.server
 import json
 import os
 import select

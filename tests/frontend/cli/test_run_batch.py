@@ -10,10 +10,10 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 
 import pytest
 from fake_core import FakeCore
+from http_servers import answering, url_of
 from served import DEADLINE_S, ROOMY, say_hi
 from serving import until
 
@@ -118,14 +118,12 @@ def test_an_input_from_a_url(tmp_path):
         def log_message(self, *_: object) -> None:
             return
 
-    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
+    with answering(http.server.HTTPServer(("127.0.0.1", 0), Handler)) as server:
+        url = url_of(server)
         with _opened(f"{url}/in") as file:
             assert InputFile(os.dup(file.fileno())).read(1).custom_id == "a"
         with pytest.raises(BatchFileError, match="404"):
             _opened(f"{url}/x")
-        server.shutdown()
     with pytest.raises(BatchFileError, match="No such file"):
         _opened(str(tmp_path / "nothing"))
 

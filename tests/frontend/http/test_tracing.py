@@ -11,6 +11,7 @@ import fake_client as http_api
 import pytest
 from fake_client import CHAT, COMPLETIONS, HELLO, NUM_TOKENS
 from fake_core import FakeCore
+from http_servers import answering, url_of
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from served import Served, request, say_hi
 
@@ -35,7 +36,7 @@ class Collector(http.server.ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
+        return url_of(self)
 
     def of(self, name: str) -> list:
         return [span for span in self.spans if span.name == name]
@@ -59,12 +60,8 @@ class Receiver(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def collector() -> Iterator[Collector]:
-    with Collector() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with answering(Collector()) as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def traced_api(endpoint: str) -> http_api.Api:
