@@ -37,7 +37,7 @@ run: $(FOR_RUN)
 	@exec $(BIN)/quire serve --port $(PORT) $(ARGS)
 
 # The Triton interpreter is chosen when Triton is imported, so its tests have processes of their own; what PYTEST_ARGS names may
-# have none of them, which is status 5. Both always run. On two idle cores: MINUTES.
+# have none of them, which is status 5. Both always run: three minutes on two idle cores, ten for `test-all`.
 test: MARKS := not slow
 test: INTERPRETED := interpret and not slow
 test-all: MARKS :=
