@@ -299,7 +299,7 @@ def resolve_in_child(hub, cache, *calls, **env):
         **env,
     }
     child = subprocess.run(
-        [sys.executable, "-P", "-c", code, json.dumps(calls)], capture_output=True, text=True, env=environment, timeout=60
+        [sys.executable, "-P", "-c", code, json.dumps(calls)], capture_output=True, text=True, env=environment, timeout=200
     )
     assert child.returncode == 0, child.stderr
     return child.stdout.splitlines()

@@ -80,7 +80,7 @@ class Kept(http.Api):
         return await self.until_is(id, lambda batch: batch["status"] in statuses)
 
     async def until_is(self, id, condition):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(100):
             while True:
                 self.client.news.clear()
                 if condition(batch := await self.get(id)):

@@ -79,7 +79,7 @@ async def ask(case) -> None:
     if body is not None and not isinstance(body, bytes):
         body = b"x"
     path = path.encode("ascii", "ignore").decode().replace(" ", "%20")
-    answer = await asyncio.wait_for(http.Api().ask(case.method.upper(), path, body), 20)
+    answer = await asyncio.wait_for(http.Api().ask(case.method.upper(), path, body), 100)
     allowed = answer.status < 500 or (answer.status == 501 and case.operation.definition.raw["responses"].get("501"))
     assert allowed, (case.method, path, body, answer)
     if answer.status >= 400:
