@@ -57,7 +57,7 @@ def key(request: int, child: int = 0) -> int:
 
 def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     def run(**kwargs: Any) -> None:
-        asyncio.run(asyncio.wait_for(test(Bench(), **kwargs), 20))
+        asyncio.run(asyncio.wait_for(test(Bench(), **kwargs), 100))
 
     run.__name__ = test.__name__
     parameters = list(inspect.signature(test).parameters.values())[1:]  # pytest's: all but the bench

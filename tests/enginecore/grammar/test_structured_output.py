@@ -13,6 +13,7 @@ import pytest
 from core_by_hand import EPOCH
 from core_with_model import CoreWithModel, Output
 
+from quire.enginecore.grammar import steps
 from quire.ipc.messages import Abort, RequestError
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.structured_outputs import StructuredOutputs
@@ -125,7 +126,8 @@ def test_a_model_without_end_ids_ends_by_its_grammar():
         engine.close()
 
 
-def test_a_last_token_that_ends_the_grammar_is_a_stop_and_not_a_length(engine):
+def test_a_last_token_that_ends_the_grammar_is_a_stop_and_not_a_length(engine, monkeypatch):
+    monkeypatch.setattr(steps, "INLINE_S", 60.0)  # on a busy machine, too, it is known soon enough
     length = len(one(engine.run("Say it", params(YES_NO))).ids)
     assert one(engine.run("Say it", params(YES_NO, max_tokens=length))).finished.reason == "stop"
 
@@ -265,7 +267,8 @@ def test_a_matcher_in_error_ends_its_own_request(engine):
     bad = engine.submit("Who is it?", params())
     good = engine.submit("Who is it?", params())
     key = bad << 8
-    engine.until(lambda: key in engine.outputs and len(engine.outputs[key].ids) > 3)
+    threads = engine.core._grammar._threads  # none of which has the matcher in hand then
+    engine.until(lambda: key in engine.outputs and len(engine.outputs[key].ids) > 3 and not threads.num_outstanding)
     seq = next(s for s in engine.core.scheduler.slots.sequences if s is not None and s.request_id == bad)
     seq.constraint.matcher.consume_token(engine.encode("}")[0])  # what its grammar does not allow here
     assert seq.constraint.matcher.is_error()
