@@ -107,7 +107,7 @@ def words_of(text: str) -> list[str]:
 
 
 def kind_of(words: list[str], place: str = "") -> str:
-    """curl, client (a command of ours that ends), server, script, module, make or linted. Raises ValueError for none of these."""
+    """curl, client (a command of ours that ends), server, script, module, make or linted. Raises ValueError for none."""
     first, *rest = words_of(shlex.join(words))
     if first in ("quire", "enginecore"):
         is_server = first == "enginecore" or rest[:1] == ["serve"]
