@@ -87,7 +87,9 @@ def test_tools_and_what_they_answered(options: Options, provider: str) -> None:
 def test_response_formats(options: Options, provider: str) -> None:
     kept = options(provider)
     assert Person.model_validate_json(content(litellm.completion(messages=ADD, response_format=Person, **kept)))
-    assert isinstance(json.loads(content(litellm.completion(messages=ADD, response_format={"type": "json_object"}, **kept))), dict)
+    assert isinstance(
+        json.loads(content(litellm.completion(messages=ADD, response_format={"type": "json_object"}, **kept))), dict
+    )
     schema = {"type": "json_schema", "json_schema": {"name": "p", "schema": Person.model_json_schema(), "strict": True}}
     assert Person.model_validate_json(content(litellm.completion(messages=ADD, response_format=schema, **kept)))
 

@@ -181,7 +181,7 @@ def test_unknown_paths_methods_and_types():
 
 
 def test_the_type_of_a_body_that_is_not_read_does_not_matter_but_the_page_it_comes_from_does():
-    """aiohttp, and so `vllm bench serve --profile`, announces bytes where it sends none; a form of any page sends a body, too."""
+    """aiohttp, and so `vllm bench serve --profile`, announces bytes where it sends none."""
 
     async def main():
         api, mine = http.Api(), http.Api(cors=Cors(allowed_origins=["https://mine.example"]))
