@@ -1,7 +1,7 @@
 """Requests that no client of a package sends: odd methods, paths of any bytes, headers of any kind, media types, broken bodies.
 
 The real application over a fake wire, so that thousands cost seconds. Whatever is sent is answered in HTTP, as soon as it is
-complete, with a status below 500 or the 501 of a route that is described as missing, and with OpenAI's JSON where it is refused.
+complete, with a status below 500 or the 501 of a route described as missing, and with OpenAI's JSON where it is refused.
 """
 
 import asyncio
