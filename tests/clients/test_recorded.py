@@ -35,10 +35,12 @@ def check(parts: list[Any], reads: dict[str, Any]) -> None:
 
 
 def events(body: bytes) -> list[Any]:
-    """Of a stream that has ended well."""
+    """Of a stream that has ended well. Events with names (/v1/responses, /v1/messages) have no [DONE] behind them."""
     blocks = body.decode().split("\n\n")
-    assert blocks[-2:] == ["data: [DONE]", ""], blocks[-3:]
-    found = [json.loads(block.removeprefix("data: ")) for block in blocks[:-2]]
+    assert blocks.pop() == ""
+    if not blocks[0].startswith("event: "):
+        assert blocks.pop() == "data: [DONE]"
+    found = [json.loads(block.partition("data: ")[2]) for block in blocks]
     assert not any("error" in event for event in found)
     return found
 
