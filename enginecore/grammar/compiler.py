@@ -3,7 +3,7 @@
 A grammar that was met before costs a copy of its matcher. Another is tried in a process that it may end (trial.py), then
 compiled here, by one of two threads; a bad one, or one that takes too long, is its request's 400, and remembered like a good
 one, so that sending it again costs nothing. Matchers that are copies of each other share a lexer and so cannot make masks at
-the same time: a grammar that is used a lot is compiled once for each thread that makes masks (mask_threads.py).
+the same time: a grammar that is used a lot is compiled once for each thread of llguidance that makes masks (mask_threads.py).
 
 Owned by the daemon, called by the core's loop through preparation.py.
 """
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import llguidance
 
 from quire.enginecore.grammar.limits import MAX_CACHED, MAX_CACHED_BYTES, NUM_COMPILERS, PARSER_LIMITS
-from quire.enginecore.grammar.mask_threads import MaskThreads
+from quire.enginecore.grammar.mask_threads import MAX_THREADS, MaskThreads
 from quire.enginecore.grammar.matchers import Constraint, Thinking, stop_bits
 from quire.enginecore.grammar.texts import in_words
 from quire.enginecore.grammar.trial import Trial
@@ -36,18 +36,18 @@ STACK_BYTES = 16 << 20  # of threads that compile: twice what was enough in the 
 
 @dataclass
 class Grammar:
-    """A compiled grammar, or why it is none. matchers: (thread that makes its masks, matcher that nobody has used)."""
+    """A compiled grammar, or why it is none. matchers: (number of its lexer, matcher that nobody has used), several."""
 
     error: str = ""
     lark: str = ""
     num_bytes: int = 0
-    first_thread: int = 0
+    number: int = 0
     matchers: list[tuple[int, llguidance.LLMatcher]] = field(default_factory=list)
     num_uses: int = 0
 
 
 class GrammarCompiler:
-    """num_mask_threads: over which matchers are distributed."""
+    """num_mask_threads: for so many at most a grammar is compiled."""
 
     def __init__(
         self, tokenizer_json: bytes | None, vocab_size: int, eos_token_ids: tuple[int, ...], num_mask_threads: int
@@ -111,11 +111,11 @@ class GrammarCompiler:
         if grammar.error:
             raise PreparationFailed(grammar.error)
         for seq in sequences:
-            thread, matcher = grammar.matchers[grammar.num_uses % len(grammar.matchers)]
+            lexer, matcher = grammar.matchers[grammar.num_uses % len(grammar.matchers)]
             grammar.num_uses += 1
-            self._constrain(seq, matcher.deep_copy(), thread)
+            self._constrain(seq, matcher.deep_copy(), lexer)
 
-    def _constrain(self, seq: Sequence, matcher: llguidance.LLMatcher | None, thread: int | None) -> None:
+    def _constrain(self, seq: Sequence, matcher: llguidance.LLMatcher | None, lexer: int | None) -> None:
         params = seq.params
         thinking = self._thinking(seq, params)
         vocabulary = self.vocabulary() if matcher is not None else None
@@ -124,7 +124,7 @@ class GrammarCompiler:
         ends = seq.stop_ids & special if params.ignore_eos else (seq.stop_ids & special) | self.eos_token_ids
         constraint = Constraint(
             matcher=matcher,
-            thread=thread or 0,
+            lexer=lexer or 0,
             thinking=thinking,
             stops=stop_bits(sorted(ends)),
             last_resort=stop_bits(sorted(self.eos_token_ids)),
@@ -163,7 +163,7 @@ class GrammarCompiler:
             return Grammar(error=f"{what}: {verdict.error}")
         with self._lock:
             self._num_grammars += 1
-            grammar = Grammar(lark=verdict.lark, num_bytes=verdict.num_bytes, first_thread=self._num_grammars)
+            grammar = Grammar(lark=verdict.lark, num_bytes=verdict.num_bytes, number=self._num_grammars)
         begin = time.monotonic()
         while len(grammar.matchers) < min(num_sequences, self._num_threads):
             matcher = self._add_matcher(grammar, vocabulary)
@@ -175,7 +175,7 @@ class GrammarCompiler:
 
     def _add_matcher(self, grammar: Grammar, vocabulary: Vocabulary) -> llguidance.LLMatcher:
         matcher = llguidance.LLMatcher(vocabulary.tokenizer, grammar.lark, log_level=0, limits=PARSER_LIMITS)
-        grammar.matchers.append(((grammar.first_thread + len(grammar.matchers)) % self._num_threads, matcher))
+        grammar.matchers.append((grammar.number * MAX_THREADS + len(grammar.matchers), matcher))
         return matcher
 
     def _compile_once_more(self, grammar: Grammar) -> None:

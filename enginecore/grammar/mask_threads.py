@@ -1,8 +1,10 @@
 """MaskThreads: where matchers are rolled forward and masks are made, beside the core's loop and without Python's lock.
 
-A matcher always works in the same thread, for copies of one share a lexer and would wait for each other. What a thread is given
-it does in pieces, and hands over each when it is done: a grammar that takes long holds up those that wait behind it, but nobody
-else, and one that takes too long ends its request. The loop is woken by a descriptor, or waits a little for the results itself.
+One thread does all that a step asks for in two calls of llguidance, which spreads them over threads of its own: a row takes ten
+microseconds there, and several threads in Python would take longer to agree on its lock. Who was among the rows of a call that
+took long works in a thread of another kind from then on, one row at a time, until it was quick: there a slow grammar is found
+out, holds up nobody's masks but its own, and ends its request if it takes too long. The loop is woken by a descriptor, or waits
+a little for the results itself.
 """
 
 import os
@@ -22,8 +24,8 @@ from quire.enginecore.grammar.vocabulary import Vocabulary
 from quire.enginecore.scheduling.sequence import Sequence, SequenceState
 
 MAX_THREADS = 8
-PIECE = 16  # sequences at once
-SLOW_S = 0.02  # a piece that takes longer is followed by pieces of one, to see whose fault it is
+PIECE = 64  # sequences in one call, for each thread
+SLOW_S = 0.02  # who was in a call that took longer is looked at alone, to see whose fault it is
 CLOSE_S = 10.0  # for threads to end: a piece of one takes a second at most, or its request ends
 TOO_SLOW = Failure("invalid", f"structured_outputs: its grammar took more than {MAX_WAIT_S:g} s for one token")
 
@@ -58,7 +60,7 @@ class Done:
 
 class MaskThreads:
     def __init__(self, num_threads: int, vocabulary: Callable[[], Vocabulary], vocab_size: int) -> None:
-        """vocabulary: asked for with the first work."""
+        """num_threads: of llguidance for one call, and as many for slow ones. vocabulary: asked for with the first work."""
         self._num_threads = num_threads
         self._get_vocabulary = vocabulary
         self._num_words = -(-vocab_size // 32)
@@ -77,11 +79,15 @@ class MaskThreads:
     def submit(self, works: list[Work]) -> None:
         if not self._queues:
             self._start()
-        by_thread: dict[int, list[Work]] = {}
+        by_queue: dict[int, list[Work]] = {}
         for work in works:
-            by_thread.setdefault(work.constraint.thread, []).append(work)
-        for thread, some in by_thread.items():
-            self._queues[thread].put(some)
+            c = work.constraint
+            if not c.num_works:  # a matcher is in one thread's hands at a time
+                c.queue = 1 + c.lexer % self._num_threads if c.is_slow else 0
+            c.num_works += 1
+            by_queue.setdefault(c.queue, []).append(work)
+        for queue_, some in by_queue.items():
+            self._queues[queue_].put(some)
         self.num_outstanding += len(works)
 
     def take(self, timeout_s: float = 0.0) -> list[Done]:
@@ -92,7 +98,10 @@ class MaskThreads:
             found, self._done = self._done, []
             if found:
                 os.eventfd_read(self._fd)
-        self.num_outstanding -= sum(len(done.works) for done in found)
+        for done in found:
+            self.num_outstanding -= len(done.works)
+            for work in done.works:
+                work.constraint.num_works -= 1
         return found
 
     def close(self) -> None:
@@ -110,10 +119,11 @@ class MaskThreads:
 
     def _start(self) -> None:
         vocabulary = self._get_vocabulary()
-        for i in range(self._num_threads):
+        for i in range(1 + self._num_threads):
             works: queue.SimpleQueue[list[Work] | None] = queue.SimpleQueue()
             self._queues.append(works)
-            maker = _Maker(vocabulary, self._num_words, works, self._hand_over, self._closing)
+            piece, num_threads = (PIECE * self._num_threads, self._num_threads) if i == 0 else (1, 1)
+            maker = _Maker(vocabulary, self._num_words, works, self._hand_over, self._closing, piece, num_threads)
             self._threads.append(threading.Thread(target=maker.run, name=f"quire-masks-{i}", daemon=True))
             self._threads[-1].start()
 
@@ -125,7 +135,7 @@ class MaskThreads:
 
 
 class _Maker:
-    """One thread."""
+    """One thread: so many works at once (`piece`), in so many threads of llguidance."""
 
     def __init__(
         self,
@@ -134,27 +144,29 @@ class _Maker:
         works: "queue.SimpleQueue[list[Work] | None]",
         hand_over: Callable[[Done], None],
         closing: threading.Event,
+        piece: int,
+        num_threads: int,
     ) -> None:
         self._vocabulary = vocabulary
         self._num_words = num_words
         self._works = works
         self._hand_over = hand_over
         self._closing = closing
-        self._executor = llguidance.LLExecutor(1)
+        self._piece = piece
+        self._executor = llguidance.LLExecutor(num_threads)
         # consume_token_par gives Python's lock back only for two and more: this one has ended, and takes its end at any time
         self._ended = llguidance.LLMatcher(vocabulary.tokenizer, 'start: ""', log_level=0)
         self._ended.consume_token(vocabulary.end_id)
         partial = np.flatnonzero(vocabulary.known != -1)
         self._partial, self._known = partial, vocabulary.known[partial]  # words with ids that are no tokens
-        self._is_slow = False
 
     def run(self) -> None:
         while (works := self._works.get()) is not None:
-            first = 0
-            while first < len(works) and not self._closing.is_set():
-                size = 1 if self._is_slow else PIECE
-                self._do_piece(works[first : first + size])
-                first += size
+            # copies of one matcher share a lexer and wait for each other: those beside each other mostly go to one thread
+            works.sort(key=_lexer)
+            for first in range(0, len(works), self._piece):
+                if not self._closing.is_set():
+                    self._do_piece(works[first : first + self._piece])
 
     def _do_piece(self, works: list[Work]) -> None:
         begin, begin_cpu = time.monotonic(), time.process_time()
@@ -164,27 +176,30 @@ class _Maker:
         masks = np.empty((len(masked), self._vocabulary.num_words), np.int32)
         if masked:
             self._fill(masked, masks)
-        seconds = time.monotonic() - begin
-        self._is_slow = seconds > SLOW_S
-        if len(works) == 1 and seconds > MAX_WAIT_S and time.process_time() - begin_cpu > MAX_WAIT_S:
-            works[0].failure = works[0].failure or TOO_SLOW  # unless it was the process that stood still
+        seconds = min(time.monotonic() - begin, time.process_time() - begin_cpu)  # the process may have stood still
+        for work in works:
+            work.constraint.is_slow = seconds > SLOW_S
+        if len(works) == 1 and seconds > MAX_WAIT_S:
+            works[0].failure = works[0].failure or TOO_SLOW
         kept = [i for i, w in enumerate(masked) if w.failure is None]
         ready = masks[:, : self._num_words]
         self._hand_over(Done(works, [masked[i] for i in kept], ready if len(kept) == len(masked) else ready[kept]))
 
     def _consume(self, works: list[Work]) -> None:
         for turn in range(max((len(w.tokens) for w in works), default=0)):
-            pairs = [(w, w.tokens[turn]) for w in works if turn < len(w.tokens) and not w.is_complete and w.failure is None]
-            given: list[tuple[llguidance.LLMatcher | None, int]] = []
-            for work, token in pairs:
-                if token in work.constraint.eos_token_ids:  # under ignore_eos: sampled where nothing else was left
-                    work.is_complete = True
+            given, pairs = [], []
+            for work in works:
+                if turn >= len(work.tokens) or work.is_complete or work.failure is not None:
+                    continue
+                if (token := work.tokens[turn]) in work.constraint.eos_token_ids:
+                    work.is_complete = True  # under ignore_eos: sampled where nothing else was left
                 else:
-                    given.append((work.constraint.matcher, token))
+                    given.append(work)
+                    pairs.append((work.constraint.matcher, token))
             if given:
-                self._executor.consume_token_par([*given, (self._ended, self._vocabulary.end_id)])  # type: ignore[list-item]
-            for work, _ in pairs:
-                _look_at(work)
+                self._executor.consume_token_par([*pairs, (self._ended, self._vocabulary.end_id)])  # type: ignore[list-item]
+                for work in given:
+                    _look_at(work)
 
     def _fill(self, works: list[Work], masks: np.ndarray) -> None:
         matchers = [(w.constraint.matcher, i) for i, w in enumerate(works)]
@@ -195,8 +210,12 @@ class _Maker:
         for i, work in enumerate(works):
             if work.constraint.matcher.is_error():  # type: ignore[union-attr]
                 _look_at(work)
-            else:
+            elif may_end[i] or work.banned or work.constraint.allowed is not None:
                 _complete_mask(work, masks[i, : self._num_words].view(np.uint32), bool(may_end[i]))
+
+
+def _lexer(work: Work) -> int:
+    return work.constraint.lexer
 
 
 def _look_at(work: Work) -> None:
@@ -218,5 +237,5 @@ def _complete_mask(work: Work, mask: np.ndarray, may_end: bool) -> None:
         mask[c.stops.words] |= c.stops.bits
         if not len(c.stops.words) and not mask.any():
             mask[c.last_resort.words] |= c.last_resort.bits
-    if (c.allowed is not None or work.banned or may_end) and not restrict(mask, c.allowed, work.banned):
+    if not restrict(mask, c.allowed, work.banned):
         work.failure = NOTHING_LEFT

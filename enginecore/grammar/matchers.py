@@ -1,8 +1,8 @@
 """Constraint: what bounds the next token of one sequence: its grammar's matcher, its thinking before that, and how it may end.
 
 It belongs to the sequence, from preparation to its end, in whatever slot that runs, so that preemption does not touch it. The
-core's loop notes the tokens that were taken; a thread of mask_threads.py, always the same, rolls the matcher forward and makes
-masks of it. Thinking, until its last token, is counted by the loop alone: no grammar looks at it.
+core's loop notes the tokens that were taken; a thread of mask_threads.py rolls the matcher forward and makes masks of it.
+Thinking, until its last token, is counted by the loop alone: no grammar looks at it.
 """
 
 from collections.abc import Sequence as SequenceOf
@@ -65,26 +65,35 @@ class Thinking:
 
 
 class Constraint:
-    """stops: ids that may end the output where the grammar may end. last_resort: the same where nothing else is left."""
+    """stops: ids that may end the output where the grammar may end. last_resort: the same where nothing else is left.
 
-    __slots__ = ("allowed", "eos_token_ids", "last_resort", "matcher", "stops", "thinking", "thread", "unconsumed")
+    lexer: a number that those share whose matchers share a lexer.
+    """
+
+    __slots__ = (
+        "allowed", "eos_token_ids", "is_slow", "last_resort", "lexer", "matcher", "num_works", "queue", "stops", "thinking",
+        "unconsumed",
+    )  # fmt: skip
 
     def __init__(
         self,
         matcher: llguidance.LLMatcher | None,
-        thread: int,
+        lexer: int,
         thinking: Thinking | None,
         stops: Bits,
         last_resort: Bits,
         eos_token_ids: frozenset[int],
     ) -> None:
         self.matcher = matcher
-        self.thread = thread
+        self.lexer = lexer
         self.thinking = thinking
         self.stops = stops
         self.last_resort = last_resort
         self.eos_token_ids = eos_token_ids
         self.unconsumed: list[int] = []  # tokens that the matcher was not given yet
+        self.is_slow = False  # the next three belong to MaskThreads
+        self.num_works = 0
+        self.queue = 0
         self.allowed: np.ndarray | None = None  # uint32 [words], of the request's allowed_token_ids, once they were looked at
 
     def mask_from(self, num_prompt_tokens: int) -> int:

@@ -70,9 +70,9 @@ def _load_source(
 
 @triton.jit
 def _weight_above(
-    q1, q2, q3, top, scale,
+    q1, q2, q3, by_mass, top, scale,
     compact, candidates_row, logits_row, processors, mask_row, n,
-    TILE: tl.constexpr, SHIFT: tl.constexpr, MASS: tl.constexpr, PROCESSORS: tl.constexpr, MASK: tl.constexpr,
+    TILE: tl.constexpr, SHIFT: tl.constexpr, PROCESSORS: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
     """Number (or mass) of the values with key >= q, for three q."""
     f1 = tl.zeros([TILE], tl.float32)
@@ -80,39 +80,13 @@ def _weight_above(
     f3 = tl.zeros([TILE], tl.float32)
     for start in range(0, n, TILE):
         cols = start + tl.arange(0, TILE)
-        x = _load_source(
-            compact, candidates_row, logits_row, processors, mask_row, cols, n,
-            PROCESSORS, MASK,
-        )  # fmt: skip
-        weight = tl.exp((x - top) * scale) if MASS else tl.where(cols < n, 1.0, 0.0)
+        x = _load_source(compact, candidates_row, logits_row, processors, mask_row, cols, n, PROCESSORS, MASK)
+        weight = tl.where(by_mass == 1, tl.exp((x - top) * scale), 1.0)  # what lies beyond n has no key of interest
         key = _key(x, SHIFT)
         f1 += tl.where(key >= q1, weight, 0.0)
         f2 += tl.where(key >= q2, weight, 0.0)
         f3 += tl.where(key >= q3, weight, 0.0)
     return tl.sum(f1, 0), tl.sum(f2, 0), tl.sum(f3, 0)
-
-
-@triton.jit
-def _search(
-    lo, hi, target, top, scale,
-    compact, candidates_row, logits_row, processors, mask_row, n,
-    TILE: tl.constexpr, SHIFT: tl.constexpr, MASS: tl.constexpr, PROCESSORS: tl.constexpr, MASK: tl.constexpr,
-):  # fmt: skip
-    """The largest key t in [lo, hi] with weight{key >= t} >= target, lo if there is none; 64-bit bounds."""
-    while lo < hi:
-        step = (hi - lo + 3) // 4
-        q1 = lo + step
-        q2 = tl.minimum(q1 + step, hi)
-        q3 = tl.minimum(q2 + step, hi)
-        f1, f2, f3 = _weight_above(
-            q1, q2, q3, top, scale, compact, candidates_row, logits_row, processors, mask_row, n,
-            TILE, SHIFT, MASS, PROCESSORS, MASK,
-        )  # fmt: skip
-        new_lo = tl.where(f3 >= target, q3, tl.where(f2 >= target, q2, tl.where(f1 >= target, q1, lo)))
-        new_hi = tl.where(f3 >= target, hi, tl.where(f2 >= target, q3 - 1, tl.where(f1 >= target, q2 - 1, q1 - 1)))
-        lo = new_lo
-        hi = tl.maximum(new_hi, new_lo)
-    return lo
 
 
 @triton.jit
@@ -203,23 +177,31 @@ def _filter_kernel(
         compact = n <= CAP
         length = tl.where(compact, n, V)
 
-        # 3. thresholds
+        # 3. threshold: the largest key t of [threshold, highest] with weight{key >= t} >= target, first by count, then by mass.
+        # One loop for both, for all that it calls is compiled once for each place that calls it.
         threshold = bound
-        if by_count:
-            threshold = _search(
-                threshold, highest, k.to(tl.float32), top, scale, compact, candidates_row, logits_row, processors, mask_row,
-                length, TILE, SHIFT, False, PROCESSORS, MASK,
-            )  # fmt: skip
-        if top_p < 1.0:
-            if alone == 0:
-                mass, _above2, _above3 = _weight_above(
-                    threshold, highest, highest, top, scale, compact, candidates_row, logits_row, processors, mask_row,
-                    length, TILE, SHIFT, True, PROCESSORS, MASK,
+        for by_mass in range(1 - by_count.to(tl.int32), 1 + (top_p < 1.0).to(tl.int32)):
+            lo, hi = threshold, highest
+            unsummed = (by_mass == 1) & (alone == 0)  # what is left of the mass must be known first
+            while unsummed | (lo < hi):
+                step = (hi - lo + 3) // 4
+                q1 = tl.where(unsummed, lo, lo + step)
+                q2 = tl.minimum(lo + 2 * step, hi)
+                q3 = tl.minimum(q2 + step, hi)
+                f1, f2, f3 = _weight_above(
+                    q1, q2, q3, by_mass, top, scale, compact, candidates_row, logits_row, processors, mask_row, length,
+                    TILE, SHIFT, PROCESSORS, MASK,
                 )  # fmt: skip
-            threshold = _search(
-                threshold, highest, top_p * mass, top, scale, compact, candidates_row, logits_row, processors, mask_row,
-                length, TILE, SHIFT, True, PROCESSORS, MASK,
-            )  # fmt: skip
+                if unsummed:
+                    mass = f1
+                    unsummed = lo != lo
+                else:
+                    target = tl.where(by_mass == 1, top_p * mass, k.to(tl.float32))
+                    new_lo = tl.where(f3 >= target, q3, tl.where(f2 >= target, q2, tl.where(f1 >= target, q1, lo)))
+                    new_hi = tl.where(f3 >= target, hi, tl.where(f2 >= target, q3 - 1, tl.where(f1 >= target, q2 - 1, q1 - 1)))
+                    lo = new_lo
+                    hi = tl.maximum(new_hi, new_lo)
+            threshold = lo
 
         # 4. race
         seed_lo = tl.load(param_row + S_SEED_LO)

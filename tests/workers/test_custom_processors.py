@@ -233,9 +233,11 @@ def test_records_come_back_as_they_went():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("graphs", [True, False])
-def test_on_a_gpu_with_captured_forwards_and_half_precision(model, graphs):
+def test_on_a_gpu_with_captured_forwards_and_half_precision(graphs):
     prompts = [[1, 2, 3], [4, 5], [6, 7, 8, 9], [1, 2, 3]]
-    engine = InlineEngine(model, device="cuda", dtype=torch.bfloat16, graphs=graphs, processors=[OnlyToken, Counting])
+    engine = InlineEngine(
+        tiny_model("gpu-llama"), device="cuda", dtype=torch.bfloat16, graphs=graphs, processors=[OnlyToken, Counting]
+    )
     asked = [params(), params(extra_args={"only": 17}), params(extra_args={"count": True}), params()]
     first, only, count, second = engine.generate(prompts, asked)
     assert first == second and only == [17] * 6 and count == counted(prompts[2], 6)

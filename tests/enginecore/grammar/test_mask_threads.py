@@ -30,9 +30,9 @@ def threads():
     made.close()
 
 
-def work(thread: int = 0, tokens: str = "", row: int = 0, state: SequenceState = SequenceState.DECODE) -> Work:
+def work(lexer: int = 0, tokens: str = "", row: int = 0, state: SequenceState = SequenceState.DECODE) -> Work:
     matcher = llguidance.LLMatcher(VOCABULARY.tokenizer, LARK, log_level=0)
-    constraint = Constraint(matcher, thread, None, stop_bits([EOS]), stop_bits([EOS]), frozenset([EOS]))
+    constraint = Constraint(matcher, lexer, None, stop_bits([EOS]), stop_bits([EOS]), frozenset([EOS]))
     ids = [VOCABULARY.tokenizer.greedy_tokenize(character)[0] for character in tokens]
     return Work(SimpleNamespace(state=state), constraint, ids, step=1, row=row)  # type: ignore[arg-type]
 
@@ -75,21 +75,47 @@ def test_the_descriptor_is_readable_while_there_is_something(threads):
 
 
 def test_many_come_in_pieces_and_a_slow_one_is_found(threads, monkeypatch):
-    threads.submit([work(row=i) for i in range(40)])
-    assert sorted(len(done.works) for done in all_of(threads)) == [8, 16, 16]
+    monkeypatch.setattr(module, "SLOW_S", 60.0)
+    threads.submit([work(i) for i in range(40)])
+    assert [len(done.works) for done in all_of(threads)] == [40]
+    threads.submit([work(i) for i in range(200)])
+    assert [len(done.works) for done in all_of(threads)] == [128, 72]
     monkeypatch.setattr(module, "SLOW_S", 0.0)
-    monkeypatch.setattr(module, "MAX_WAIT_S", -1.0)
-    works = [work(row=i) for i in range(20)]
+    works = [work(i) for i in range(20)]
     threads.submit(works)
-    assert [len(done.works) for done in all_of(threads)] == [16, 1, 1, 1, 1]
-    assert [w.failure for w in works] == [None] * 16 + [TOO_SLOW] * 4
+    assert [len(done.works) for done in all_of(threads)] == [20] and all(w.constraint.is_slow for w in works)
+    monkeypatch.setattr(module, "MAX_WAIT_S", 0.0)
+    again = [Work(w.seq, w.constraint, [], step=2, row=i) for i, w in enumerate(works)]
+    threads.submit(again)
+    assert [len(done.works) for done in all_of(threads)] == [1] * 20  # whose fault it is is seen alone
+    assert [w.failure for w in again] == [TOO_SLOW] * 20 and not any(w.failure for w in works)
+
+
+def test_who_was_quick_alone_is_back_among_the_others(threads, monkeypatch):
+    monkeypatch.setattr(module, "SLOW_S", 60.0)
+    works = [work(i) for i in range(3)]
+    for each in works:
+        each.constraint.is_slow = True
+    threads.submit(works)
+    assert [len(done.works) for done in all_of(threads)] == [1] * 3
+    threads.submit([Work(w.seq, w.constraint, [], step=2, row=0) for w in works])
+    assert [len(done.works) for done in all_of(threads)] == [3]
+
+
+def test_a_matcher_is_in_one_threads_hands_at_a_time(threads):
+    first = work()
+    threads.submit([first])
+    first.constraint.is_slow = True  # found slow while it has work: the next goes where that is
+    threads.submit([Work(first.seq, first.constraint, [], step=2, row=0)])
+    assert first.constraint.queue == 0
+    assert sum(len(done.works) for done in all_of(threads)) == 2 and first.constraint.num_works == 0
 
 
 def test_closing_waits_for_what_is_being_done_and_drops_the_rest(threads):
     threads.submit([work(row=i) for i in range(1000)])
     ends = threads._threads
     threads.close()
-    assert len(ends) == 2 and not any(thread.is_alive() for thread in ends)
+    assert len(ends) == 3 and not any(thread.is_alive() for thread in ends)
     threads.close()
 
 
