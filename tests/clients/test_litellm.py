@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import pytest
@@ -28,6 +28,16 @@ Options = Callable[[str], dict[str, Any]]
 class Person(BaseModel):
     name: Literal["Ann", "Tom"]
     age: int = Field(ge=0, le=99)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loop() -> Iterator[None]:
+    """LiteLLM asks for the main thread's event loop, also without awaiting anything. One that it had to make, nobody closes."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    yield
+    asyncio.set_event_loop(None)
+    loop.close()
 
 
 @pytest.fixture
