@@ -11,13 +11,14 @@ BIN := $(VENV)/bin
 # A mark left by a finished installation: what a server needs, and what the tests need besides.
 FOR_RUN := $(VENV)/.installed-run
 FOR_TEST := $(VENV)/.installed-test
+FOR_DEPLOY := $(VENV)/.installed-test-deploy
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 # One OpenMP thread: the tensors are tiny, and several wait for each other by spinning (on two busy cores the tests took five
 # times as long). A test that hangs shows its stacks and ends the run.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all test-browser lint types clean
+.PHONY: help run test test-all test-browser test-deploy lint types clean
 .DELETE_ON_ERROR:
 
 help:
@@ -25,6 +26,7 @@ help:
 	@echo "make test      run the tests but the slow ones            (PYTEST_ARGS='tests/ipc -x')"
 	@echo "make test-all  run all that needs no GPU and no browser"
 	@echo "make test-browser  run the tests of the page in an installed Chromium"
+	@echo "make test-deploy  check and run what is in deploy/ with HAProxy, nginx, promtool, systemd-analyze, which must be installed"
 	@echo "make lint      check style and formatting with ruff"
 	@echo "make types     check types with mypy"
 	@echo "make clean     remove .venv and caches"
@@ -46,6 +48,9 @@ test test-all: $(FOR_TEST)
 test-browser: $(FOR_TEST)
 	$(PYTEST) -m browser
 
+test-deploy: $(FOR_DEPLOY)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(PYTEST) -m deploy
+
 lint: $(FOR_TEST)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -63,6 +68,12 @@ $(FOR_RUN): pyproject.toml constraints.txt
 $(FOR_TEST): pyproject.toml constraints.txt
 	$(call install,.[test])
 	@touch $(FOR_RUN)
+
+$(FOR_DEPLOY): pyproject.toml constraints.txt
+	$(call install,.[test$(comma)test-deploy])
+	@touch $(FOR_RUN) $(FOR_TEST)
+
+comma := ,
 
 # An environment whose pip does not start (half made, moved, its Python gone) is made anew. Without build isolation the
 # package is built by the pinned setuptools, and nothing is downloaded for the build alone.

@@ -7,10 +7,8 @@ from quire.ipc.process.flags import json_flags, normal_words
 from quire.ipc.version import VERSION
 
 
-def main(argv: list[str] | None = None) -> None:
-    with quiet_interrupts():
-        from quire.ipc.config import add_engine_arguments, engine_config_from
-        from quire.ipc.process.logs import set_up_logging
+def command_parser() -> CommandParser:
+    from quire.ipc.config import add_engine_arguments
 
     parser = CommandParser(
         prog="enginecore",
@@ -30,6 +28,15 @@ def main(argv: list[str] | None = None) -> None:
         "--curve-allow-file", help="public keys of the frontends that may connect over tcp://, one a line (default: no keys)"
     )
     add_engine_arguments(parser)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> None:
+    with quiet_interrupts():
+        from quire.ipc.config import engine_config_from
+        from quire.ipc.process.logs import set_up_logging
+
+        parser = command_parser()
     args = parser.parse_args(normal_words(sys.argv[1:] if argv is None else argv, json_flags(parser)))
     try:
         config = engine_config_from(args)

@@ -10,7 +10,7 @@ import msgspec
 
 from quire.enginecore.preparation import PreparationFailed
 from quire.enginecore.scheduling.sequence import Sequence
-from quire.enginecore.workers import WorkerGroup, WorkersFailed
+from quire.enginecore.workers import WorkerGroup
 from quire.ipc.messages import MAX_CONTROL_BYTES, AddRequest, CheckParams, ControlReply
 from quire.ipc.sampling import SamplingParams
 
@@ -25,7 +25,7 @@ class ParamsCheck:
         if not sequences[0].is_processed:
             return None
         if not self._workers.is_ready:
-            raise WorkersFailed("the workers are starting, and cannot check a request's extra_args")
+            raise PreparationFailed("the engine's workers are starting: try again later", "overloaded")
         checked: Future[None] = Future()
         params = _that_fits(request.task.params)
         self._workers.send_control(lambda number: CheckParams(number, params), lambda reply: _take(checked, reply))
@@ -37,7 +37,7 @@ def _take(checked: Future[None], reply: ControlReply) -> None:
     if checked.done():
         return
     if reply.error:
-        checked.set_exception(WorkersFailed(reply.error))
+        checked.set_exception(PreparationFailed("the engine's worker failed while the request was checked", "engine_error"))
     elif reply.payload:
         checked.set_exception(PreparationFailed(reply.payload.decode()))
     else:

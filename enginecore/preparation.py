@@ -31,6 +31,10 @@ Failure = tuple[ErrorCode, str]  # RequestError's code and text
 class PreparationFailed(Exception):
     """What a request needs cannot be made; the text is for its user. Raised by a preparer, or set as its Future's exception."""
 
+    def __init__(self, text: str, code: ErrorCode = "invalid") -> None:
+        super().__init__(text)
+        self.code: ErrorCode = code
+
 
 class PreparingRequest:
     """One request and what it waits for. failure: why it cannot run, once that is known."""
@@ -57,7 +61,7 @@ class PreparingRequest:
         if error is None:
             return None
         if isinstance(error, PreparationFailed):
-            return "invalid", str(error)
+            return error.code, str(error)
         log.error("request %d cannot be prepared", self.id, exc_info=error)
         return "engine_error", "the engine failed to prepare this request"
 

@@ -29,9 +29,10 @@ class WorkerSupervisor:
         self.num_restarts = 0
         self._workers = workers
         self._step_timeout_s = step_timeout_s
-        # Being ready is proof enough: what ends a worker that serves is a step, and that step's requests fail with it.
-        self._restarts = Restarts(first_pause_s=0.0, lived_well_s=0.0)
-        self._restarts.ready(0.0)
+        # A start has succeeded when a step has come back: workers that get ready and die of their first step would else be
+        # started for ever, and each time fail what runs. What waits for requests meanwhile proves nothing.
+        self._restarts = Restarts(first_pause_s=0.0)
+        self._has_served = False
         self._clock = LoopClock(clock)
         self._step: int | None = None
         self._step_since = 0.0
@@ -48,6 +49,9 @@ class WorkerSupervisor:
         """
         self._clock.tick()
         if oldest_step != self._step:
+            if self._step is not None and not self._has_served:
+                self._has_served = True
+                self._restarts.ready(self.now)
             self._step, self._step_since = oldest_step, self.now
         self._workers.check_alive()
         if not self._was_ready and self._start_due is None:
@@ -75,10 +79,10 @@ class WorkerSupervisor:
         self.num_restarts += 1
         pause_s = self._restarts.ended(self.now)
         if pause_s is None:
-            raise WorkersFailed(f"the workers failed to start several times in a row: {why}")
+            raise WorkersFailed(f"the workers failed to start, or soon after, several times in a row: {why}")
         if pause_s > 0:
             log.info("the workers start again in %.0f s", pause_s)
-        self._start_due, self._was_ready, self._step = self.now + pause_s, False, None
+        self._start_due, self._was_ready, self._has_served, self._step = self.now + pause_s, False, False, None
 
     def start_if_due(self) -> bool:
         """Start workers if it is time: True, and then there is something new to poll. Raises WorkersFailed."""
@@ -100,7 +104,6 @@ class WorkerSupervisor:
         workers, waited_s = self._workers, self.now - self._started_at
         if workers.is_ready:
             self._was_ready = True
-            self._restarts.ready(self.now)
             log.info("workers are ready again after %.1f s", workers.start_s)
             return
         limit_s = restart_limit_s(workers.start_s)

@@ -64,7 +64,7 @@ class Supervisor:
             log.info("%s is back", self._process.name)
 
     async def _start_again(self, what: str) -> None:
-        why = what
+        why = ""  # of a start that failed
         while (pause_s := self._restarts.ended(time.monotonic())) is not None:
             self._process.on_down()
             log.error("%s %s; %s; next start in %.0f s", self._process.name, what, self._process.while_down, pause_s)
@@ -74,7 +74,7 @@ class Supervisor:
             except StartFailed as error:
                 why = str(error)
                 what = f"did not start again ({why})"
-        raise StartFailed(f"{self._process.name} cannot start again: {why}")
+        raise StartFailed(f"{self._process.name} {f'cannot start again: {why}' if why else f'{what}, as often before'}")
 
     async def _watch(self, child: Child) -> str:
         """Wait for the end of a child, which comes by our hand if it hangs; how it ended."""

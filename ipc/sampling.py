@@ -6,6 +6,7 @@ depend on the engine (vocabulary, context, caps) are checked by `check_against`,
 """
 
 import math
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -106,8 +107,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True,
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             msgspec.structs.force_setattr(self, "stop", [self.stop])
-        for name, default in _DEFAULTS:
-            value = getattr(self, name)
+        for value, (name, default) in zip(_bounded(self), _DEFAULTS, strict=True):
             if value != default or type(value) is not type(default):
                 _check_bound(name, value)
         if self.seed == -1:  # as in vLLM, a way to say None
@@ -145,6 +145,7 @@ _DEFAULTS = [  # of what has bounds: within them, and most values there are
     for name, default in zip(SamplingParams.__struct_fields__, SamplingParams.__struct_defaults__, strict=True)
     if name in BOUNDS
 ]
+_bounded = attrgetter(*(name for name, _ in _DEFAULTS))
 
 
 def _check_bound(name: str, value: float | None) -> None:

@@ -13,7 +13,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # What needs a machine or an environment of its own runs only where `-m` names it: `-m "not slow"` has none of these either.
-ON_REQUEST = {"gpu", "interpret", "browser"}
+ON_REQUEST = {"gpu", "interpret", "browser", "deploy"}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

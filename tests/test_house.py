@@ -273,7 +273,7 @@ def test_the_version_is_the_same_everywhere():
 
 
 # ------------------------------------------------------------------------------------------------- commands and pins
-@pytest.mark.parametrize("document", ["README.md", "docs/architecture.md", "CHANGELOG.md", ".ci/run"])
+@pytest.mark.parametrize("document", ["README.md", "docs/architecture.md", "deploy/README.md", "CHANGELOG.md", ".ci/run"])
 def test_commands_in_the_documents_exist(document, capsys):
     text = (ROOT / document).read_text()
     if document.endswith(".md"):

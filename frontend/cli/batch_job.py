@@ -147,7 +147,8 @@ async def _run_beside(job: Job, engine: Engine, parsers: ParserNames) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     async with AsyncClient(engine.address) as client:  # raises EngineDown, ValueError
-        app = App(Services.make(client, parsers=parsers))
+        services = Services.make(client, parsers=parsers)
+        app = App(services)
         window = max(64, 4 * client.welcome.limits.max_num_seqs)
         with Bar(len(job.todo)) as bar:
             working = asyncio.create_task(job.answer_all(Patient(app, client), window, bar))
@@ -160,6 +161,7 @@ async def _run_beside(job: Job, engine: Engine, parsers: ParserNames) -> None:
                 for task in tasks:
                     task.cancel()
                 await asyncio.wait(tasks)
+                await services.storage.close()
     for task in (working, keeper):
         if not task.cancelled() and (error := task.exception()) is not None:
             raise error.exceptions[0] if isinstance(error, ExceptionGroup) else error

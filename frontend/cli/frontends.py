@@ -43,7 +43,7 @@ class Frontends:
         """Until signals.stop. No frontend is given up: one that finds no engine may find it later."""
         async with asyncio.TaskGroup() as keepers:
             tasks = [
-                keepers.create_task(Supervisor(frontend, Restarts(max_failed_starts=None)).keep_alive())
+                keepers.create_task(Supervisor(frontend, Restarts(max_failed_starts=None, max_short_lives=None)).keep_alive())
                 for frontend in self._all
             ]
             await signals.stop.wait()

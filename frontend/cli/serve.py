@@ -43,6 +43,8 @@ log = logging.getLogger("quire.serve")
 # Without a beat while we turn ourselves. The longest that a core in order stands still is 10 s: for a worker that does not take
 # its plans (RING_TIMEOUT_S).
 HUNG_AFTER_S = 30.0
+# An engine ends by itself when its workers have died so often, which takes a minute or two by their own pauses.
+LIVED_WELL_S = 600.0
 
 
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,7 +164,7 @@ class Engine:
         self._launch = launch
         self._start_limit_s = start_limit_s
         self._start_s = 0.0  # what the last start that succeeded took
-        self._supervisor = Supervisor(self, Restarts(first_pause_s=restart_pause_s), hung_after_s)
+        self._supervisor = Supervisor(self, Restarts(first_pause_s=restart_pause_s, lived_well_s=LIVED_WELL_S), hung_after_s)
         if config is not None:
             self.address = config.listen or f"ipc://{_socket_folder()}/engine.sock"
             self._config = msgspec.structs.replace(config, listen=self.address)  # the same one after a restart

@@ -84,7 +84,8 @@ def _add_access(add_to: Any) -> None:
         action="extend",
         default=[],
         metavar="KEY",
-        help="keys, of which clients must send one; repeatable (default: VLLM_API_KEY of the environment, or none)",
+        help="keys, of which clients must send one, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'; repeatable (default: "
+        "VLLM_API_KEY of the environment, or none)",
     )
     add("--api-key-file", metavar="FILE", help="a file of such keys, one a line, which no process list shows (default: none)")
     add("--metrics-open", action=Switch, default=False, help="let /metrics be read without a key (default: off)")

@@ -8,6 +8,7 @@ the core is lost, all that runs fails and the link reconnects. All methods belon
             print(output.outputs[0].text)
 """
 
+import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
@@ -17,7 +18,7 @@ import msgspec
 import numpy as np
 
 from quire.frontend.client.dispatch import Dispatcher
-from quire.frontend.client.encoding import encode_prompt
+from quire.frontend.client.encoding import checked_ids, encode_prompt
 from quire.frontend.client.outputs import CompletionOutput, RequestOutput, add_delta, new_completions, snapshot
 from quire.frontend.client.prompt import Prompt, split_prompt
 from quire.frontend.client.stream import (
@@ -33,7 +34,7 @@ from quire.frontend.client.stream import (
 )
 from quire.frontend.client.utility_calls import A, UtilityCalls
 from quire.frontend.text.tokenizer import Tokenizer
-from quire.ipc.limits import longest_prompt, output_room
+from quire.ipc.limits import output_room
 from quire.ipc.links.curve import FrontendKeys
 from quire.ipc.links.frontend_to_core import FrontendToCore, LinkBusy, LinkDown
 from quire.ipc.messages import (
@@ -75,6 +76,8 @@ class AsyncClient:
         self.beat_time = 0.0
         self._keys = keys
         self._link: FrontendToCore | None = None
+        self._connecting = asyncio.Lock()
+        self._num_closed = 0
         self._welcome: Welcome | None = None
         self._tokenizer: Tokenizer | None = None
         self._digests: dict[str, str] = {}  # of the files that the tokenizer was made of
@@ -95,12 +98,23 @@ class AsyncClient:
     async def connect(self, timeout_s: float | None = 30.0) -> None:
         """Connect and fetch the files. Raises EngineDown without a core in time, ValueError if its tokenizer is unreadable.
 
-        Nothing to do where it is connected already, or reconnecting.
+        Nothing to do where it is connected already, or reconnecting. Several callers at once share one connection.
         """
-        if self._link is not None:
-            return
         try:
-            self._link = await FrontendToCore.connect(
+            async with asyncio.timeout(timeout_s):
+                await self._connecting.acquire()
+        except TimeoutError:
+            raise EngineDown(f"the client has been connecting to {self.address} for {timeout_s:g} s") from None
+        try:
+            if self._link is None:
+                await self._connect(timeout_s)
+        finally:
+            self._connecting.release()
+
+    async def _connect(self, timeout_s: float | None) -> None:
+        num_closed = self._num_closed
+        try:
+            link = await FrontendToCore.connect(
                 self.address,
                 on_message=self._on_message,
                 on_lost=self._on_lost,
@@ -110,14 +124,19 @@ class AsyncClient:
             )
         except LinkDown as error:
             raise EngineDown(str(error)) from error
-        assert self._link.welcome is not None
-        self._on_connected(self._link.welcome)  # the first call came before we had the link
+        if self._num_closed != num_closed:
+            await link.close()
+            raise EngineDown("the client was closed")
+        self._link = link
+        assert link.welcome is not None
+        self._on_connected(link.welcome)  # the first call came before we had the link
         if self._broken is not None:
             await self.close()
             raise ValueError(self._broken)
 
     async def close(self) -> None:
         """Abort what runs and disconnect. May be called again."""
+        self._num_closed += 1
         link, self._link = self._link, None
         if link is not None:
             await link.close()
@@ -217,24 +236,7 @@ class AsyncClient:
 
     def _check_prompt(self, prompt_token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """The ids as int32. Raises InvalidRequest, TooLong."""
-        limits, count = self.welcome.limits, len(prompt_token_ids)
-        if count == 0:
-            raise InvalidRequest("the prompt is empty: it needs at least one token")
-        if output_room(count, limits.max_model_len) < 1:
-            raise TooLong(
-                f"the prompt has {count} tokens; with room for one more, at most {longest_prompt(limits.max_model_len)} fit"
-                f" into the context of {limits.max_model_len}"
-            )
-        try:
-            ids = np.asarray(prompt_token_ids)
-        except (ValueError, OverflowError) as error:
-            raise InvalidRequest("the prompt must be a list of token ids") from error
-        if ids.dtype.kind not in "iu" or ids.ndim != 1:
-            raise InvalidRequest("the prompt must be a list of token ids")
-        # as unsigned numbers negative ones are the largest
-        if np.maximum.reduce(ids.astype(np.int64, copy=False).view(np.uint64)) >= limits.vocab_size:
-            raise InvalidRequest(f"the prompt holds a token id outside the vocabulary of {limits.vocab_size}")
-        return ids.astype("<i4")
+        return checked_ids(prompt_token_ids, self.welcome.limits)
 
     def _check_params(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
         """Params as they go to the core. Raises InvalidRequest."""

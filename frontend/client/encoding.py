@@ -1,8 +1,14 @@
-"""A prompt's text to token ids without keeping the event loop: short texts here, long ones in a thread."""
+"""A prompt's text to token ids without keeping the event loop: short texts here, long ones in a thread; and ids, checked."""
 
-from quire.frontend.client.stream import TooLong
+from collections.abc import Sequence
+
+import numpy as np
+
+from quire.frontend.client.stream import InvalidRequest, TooLong
 from quire.frontend.client.turns import in_native_thread
 from quire.frontend.text.tokenizer import LONG_TEXT, Tokenizer, TooManyTokens
+from quire.ipc.limits import longest_prompt, output_room
+from quire.ipc.messages import EngineLimits
 
 MOST_TOKENS = 1 << 19  # of one text, where the context is no longer: a list of so many takes 30 ms to make
 _USUAL_CHARS = 8  # a token seldom stands for more
@@ -31,3 +37,25 @@ def _encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool, most: int
             if count > most:
                 raise TooManyTokens(f"the text has more than {most} tokens")
     return tokenizer.encode(text, add_special_tokens, most)
+
+
+def checked_ids(prompt_token_ids: Sequence[int] | np.ndarray, limits: EngineLimits) -> np.ndarray:
+    """The ids as they go to the core, int32. Raises InvalidRequest, TooLong."""
+    count = len(prompt_token_ids)
+    if count == 0:
+        raise InvalidRequest("the prompt is empty: it needs at least one token")
+    if output_room(count, limits.max_model_len) < 1:
+        raise TooLong(
+            f"the prompt has {count} tokens; with room for one more, at most {longest_prompt(limits.max_model_len)} fit"
+            f" into the context of {limits.max_model_len}"
+        )
+    try:
+        ids = np.asarray(prompt_token_ids)
+    except (ValueError, OverflowError) as error:
+        raise InvalidRequest("the prompt must be a list of token ids") from error
+    if ids.dtype.kind not in "iu" or ids.ndim != 1:
+        raise InvalidRequest("the prompt must be a list of token ids")
+    # as unsigned numbers negative ones are the largest
+    if np.maximum.reduce(ids.astype(np.int64, copy=False).view(np.uint64)) >= limits.vocab_size:
+        raise InvalidRequest(f"the prompt holds a token id outside the vocabulary of {limits.vocab_size}")
+    return ids.astype("<i4")

@@ -29,7 +29,8 @@ class UtilityCalls:
         future = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
             link.send(Utility(link.epoch, number, what))
-            answer = await asyncio.wait_for(future, TIMEOUT_S)
+            async with asyncio.timeout(TIMEOUT_S):
+                answer = await future
         except LinkBusy as error:
             raise Overloaded("the engine does not take requests as fast as they come: try again later") from error
         except (LinkDown, TimeoutError) as error:

@@ -25,6 +25,7 @@ from quire.frontend.http.api.app import App
 from quire.frontend.http.api.defaults import RequestDefaults
 from quire.frontend.http.api.metrics import Metrics
 from quire.frontend.http.api.output_plan import ParserNames
+from quire.frontend.http.api.responses.background import end_all
 from quire.frontend.http.api.services import MAX_RESPONSE_BYTES, Services
 from quire.frontend.http.api.tracing import TracedApp
 from quire.frontend.http.batches.runner import BatchRunner
@@ -158,6 +159,7 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
         if teller is not None:
             teller.cancel()
         listener.close()
+        await end_all(services)
         await storage.close()
         await client.close()
         if access_log is not None:
@@ -196,7 +198,8 @@ async def _let_notice(signals: StopSignals, seconds: float) -> None:
     if seconds > 0:
         log.info("stopping: /ready says so for %.0f s, in which requests are still taken", seconds)
         with suppress(TimeoutError):
-            await asyncio.wait_for(signals.now.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await signals.now.wait()
 
 
 async def _shut_down(server: ServerState, grace_s: float, signals: StopSignals) -> None:

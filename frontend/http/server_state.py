@@ -96,7 +96,8 @@ class ServerState:
         assert self._all_closed is not None
         if self.connections:
             try:
-                await asyncio.wait_for(self._all_closed.wait(), seconds)
+                async with asyncio.timeout(seconds):
+                    await self._all_closed.wait()
             except TimeoutError:
                 return False
         return True

@@ -11,6 +11,7 @@ import hashlib
 import logging
 import os
 import secrets
+import time
 from contextlib import suppress
 
 import msgspec
@@ -51,6 +52,7 @@ MAX_FRONTENDS = 1024
 _SEND_HWM = 128
 _RECEIVE_HWM = 64
 RECEIVE_BYTES = 1 << 20  # of one `receive`, questions and answers: what is large takes its turn, and others' streams go on
+RECEIVE_S = 3e-3  # the same for what is small and takes long to check: lists of bad words, 0.1 ms a request
 
 _SENT, _FULL, _GONE = range(3)  # what becomes of a message offered to the socket
 
@@ -164,7 +166,7 @@ class CoreToFrontends:
     # ------------------------------------------------------------------------------------------------- receiving
     def receive(self, limit: int = 256) -> list[tuple[bytes, FrontendMessage]]:
         """Requests that have arrived: (identity, AddRequest | Abort | Finish | Utility), of about `limit` messages looked at,
-        fewer if they are large; what was sent together (FrontendToCore.hold) comes together.
+        fewer if they are large or take long; what was sent together (FrontendToCore.hold) comes together.
 
         Everything else is dealt with here. Does not wait. If more is waiting than `limit`, the poller says so again.
         """
@@ -174,6 +176,7 @@ class CoreToFrontends:
         requests: list[tuple[bytes, FrontendMessage]] = []
         router = self._router
         self._receive_bytes = RECEIVE_BYTES
+        until = time.monotonic() + RECEIVE_S
         while limit > 0 and self._receive_bytes > 0 and readable(router):
             identity, *frames = router.recv_multipart(zmq.NOBLOCK)
             limit -= max(len(frames), 1)
@@ -188,6 +191,8 @@ class CoreToFrontends:
                     requests.append((identity, message))
                 elif identity not in self._frontends:
                     break  # it was refused, so it has said nothing more
+            if time.monotonic() >= until:
+                break
         return requests
 
     def _accept(self, identity: bytes, frame: bytes) -> FrontendMessage | None:

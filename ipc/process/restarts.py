@@ -1,13 +1,15 @@
 """Restarts: when a process that ended is started again, and when that is given up. It starts nothing and reads no clock.
 
-The pause before a start doubles from one to the next, and is the shortest again after a process that has lived well. What is
-given up is starting: so many starts in a row of which none became ready. Used by `quire serve` for the engine and for its
-frontends (frontend/supervisor.py), and by the core for its workers (enginecore/worker_supervisor.py).
+The pause before a start doubles from one to the next, and is the shortest again after a process that has lived well. It is
+given up after so many starts in a row of which none became ready, or so many lives in a row of which none was a good one:
+whoever started us starts all anew then, or has somebody look at it. Used by `quire serve` for the engine and for its frontends
+(frontend/supervisor.py), and by the core for its workers (enginecore/worker_supervisor.py).
 """
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 30.0
 LIVED_WELL_S = 120.0
 MAX_FAILED_STARTS = 4  # over 7 or 15 s, by the first pause: a dead process's GPU memory may come back as late
+MAX_SHORT_LIVES = 8  # over a minute of pauses, and what the starts take
 # A restart takes as long as the start before it, or less: files are in the page cache and kernels compiled. But a first start
 # has no limit, and what it took here need not be what it takes when the files come from afar again: hence so much room.
 START_LIMIT_S, START_LIMIT_FACTOR = 300.0, 10.0
@@ -27,13 +29,15 @@ class Restarts:
         first_pause_s: float = FIRST_PAUSE_S,
         lived_well_s: float = LIVED_WELL_S,
         max_failed_starts: int | None = MAX_FAILED_STARTS,
+        max_short_lives: int | None = MAX_SHORT_LIVES,
     ) -> None:
-        """first_pause_s 0: the first start is at once, and pauses grow from FIRST_PAUSE_S. max_failed_starts None: no end."""
+        """first_pause_s 0: the first start is at once, and pauses grow from FIRST_PAUSE_S. A maximum of None: no end."""
         self._first_pause_s = first_pause_s
         self._lived_well_s = lived_well_s
         self._max_failed_starts = max_failed_starts
+        self._max_short_lives = max_short_lives
         self._pause_s = first_pause_s
-        self._failed_starts = 0
+        self._failed_starts = self._short_lives = 0
         self._ready_at: float | None = None
 
     def ready(self, now: float) -> None:
@@ -45,10 +49,16 @@ class Restarts:
         if self._ready_at is None:
             self._failed_starts += 1
         elif now - self._ready_at >= self._lived_well_s:
-            self._pause_s = self._first_pause_s
+            self._pause_s, self._short_lives = self._first_pause_s, 0
+        else:
+            self._short_lives += 1
         self._ready_at = None
-        if self._max_failed_starts is not None and self._failed_starts >= self._max_failed_starts:
+        if _reached(self._failed_starts, self._max_failed_starts) or _reached(self._short_lives, self._max_short_lives):
             return None
         pause_s = self._pause_s
         self._pause_s = min(max(2 * pause_s, self._first_pause_s or FIRST_PAUSE_S), MAX_PAUSE_S)
         return pause_s
+
+
+def _reached(count: int, most: int | None) -> bool:
+    return most is not None and count >= most

@@ -1,5 +1,6 @@
 """Requests for the operator's own logits processors in the core: refused, checked first, and ended if a class fails."""
 
+import logging
 from collections.abc import Iterator
 
 import numpy as np
@@ -82,7 +83,7 @@ def test_a_row_without_a_token_ends_its_request_alone(by_hand):
     ("reply", "code", "text"),
     [
         (("", b"only must be an id"), "invalid", "only must be an id"),
-        (("the worker ended", b""), "engine_error", "failed to prepare"),
+        (("the worker ended", b""), "engine_error", "worker failed while"),
         (("", b""), None, ""),
     ],
 )
@@ -115,3 +116,19 @@ def test_what_is_checked_fits_a_control_record():
 
     params = add(1, extra_args=ARGS, allowed_token_ids=list(range(100_000))).task.params
     assert encode_control(CheckParams(1, _that_fits(params))).nbytes < 1 << 16 and _that_fits(params).extra_args == ARGS
+
+
+def test_a_request_that_comes_while_the_workers_start_is_asked_to_come_again(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("quire"), "propagate", True)
+    by_hand = CoreByHand()
+    try:
+        by_hand.core.preparing._preparers = (ParamsCheck(by_hand.workers),)
+        use_processors(by_hand, checks_params=True)
+        frontend = by_hand.frontend()
+        by_hand.workers.is_ready = False
+        frontend.send(add(1, max_tokens=1, extra_args=ARGS))
+        error = by_hand.answer(frontend, RequestError)
+        assert error.code == "overloaded" and "starting" in error.message and caplog.text == ""
+    finally:
+        by_hand.workers.is_ready = True
+        by_hand.close()

@@ -14,7 +14,7 @@ from fake_worker import solo_output
 from quire.enginecore import masks as masks_module
 from quire.enginecore.masks import StepMasks
 from quire.enginecore.workers import WorkersFailed
-from quire.ipc.messages import Abort, RequestError, StepOutputs
+from quire.ipc.messages import Abort, Finish, RequestError, StepOutputs
 from quire.ipc.step.sections import NO_TOKEN
 
 MASK = np.full((1, 2), -1, np.int32)
@@ -135,6 +135,32 @@ def test_a_mask_that_does_not_come_for_an_aborted_request_leaves_its_ids_next_on
         assert isinstance(message, StepOutputs), message
         tokens += tokens_of(message)
     assert tokens == solo_output([*range(7)], 10, set(), VOCAB_SIZE)
+
+
+@pytest.mark.parametrize("leave", ["abort", "finish", "vanish"])
+def test_who_leaves_while_its_mask_is_late_holds_up_nobody(by_hand, monkeypatch, leave):
+    monkeypatch.setattr(masks_module, "MASK_TIMEOUT_S", 1e9)
+    ours, others = by_hand.frontend(), by_hand.frontend()
+    others.send(add(2, 5, max_tokens=30))
+    by_hand.until(lambda: by_hand.core.scheduler.num_running == 1)
+    grammar = Grammar(by_hand, 1)
+    ours.send(add(1, 3, max_tokens=30))
+    by_hand.until(lambda: grammar.steps)
+    for _ in range(20):
+        by_hand.turn()
+    assert by_hand.core._masks
+    match leave:
+        case "abort":
+            ours.send(Abort(EPOCH, [1]))
+        case "finish":  # its frontend has seen a stop string
+            ours.send(Finish(EPOCH, 1 << 8))
+        case "vanish":
+            ours.close()
+    began, tokens = by_hand.core.supervisor.now, list[int]()
+    while len(tokens) < 30:
+        tokens += tokens_of(by_hand.answer(others, StepOutputs))
+    assert tokens == solo_output([*range(5)], 35, set(), VOCAB_SIZE)
+    assert by_hand.core.supervisor.now - began < by_hand.core._masks._timeout_s
 
 
 def test_masks_are_given_up_before_their_step_is_overdue():

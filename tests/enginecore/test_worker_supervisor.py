@@ -16,7 +16,7 @@ from quire.enginecore.worker_supervisor import DYING_LIMIT_S, SAY_EVERY_S, Worke
 from quire.enginecore.workers import WorkerGroup, WorkersFailed
 from quire.ipc.messages import Beat, RequestError, StepOutputs
 from quire.ipc.process.loop_clock import MAX_TICK_S
-from quire.ipc.process.restarts import MAX_FAILED_STARTS, START_LIMIT_S
+from quire.ipc.process.restarts import LIVED_WELL_S, MAX_FAILED_STARTS, MAX_SHORT_LIVES, START_LIMIT_S
 
 STEP_TIMEOUT_S = 60.0
 
@@ -64,6 +64,13 @@ class Watched:
         self.supervisor.start_if_due()
         return is_overdue
 
+    def serve(self) -> None:
+        """The workers get ready, and a step returns."""
+        self.group.is_ready = True
+        self.turn()
+        self.turn(step=1)
+        self.turn()
+
     def fail(self) -> None:
         self.group.is_ready = False
         self.supervisor.plan_start("it is broken")
@@ -97,6 +104,7 @@ def log(caplog, monkeypatch) -> pytest.LogCaptureFixture:
 
 # ------------------------------------------------------------------------------------------------------------- starts
 def test_starts_that_fail_are_tried_again_after_pauses_that_double_and_then_given_up(watched, log):
+    watched.serve()
     watched.fail()
     assert watched.seconds_to_start() <= 0.25  # what served is replaced at once
     for pause_s in (1.0, 2.0, 4.0):
@@ -122,14 +130,50 @@ def test_a_machine_without_room_for_a_process_is_a_start_that_fails(watched, mon
 
 
 def test_a_start_that_succeeds_forgets_the_failures_before(watched, log):
+    watched.serve()
     for _ in range(3):
         for _ in range(MAX_FAILED_STARTS):
             watched.fail()
             watched.seconds_to_start()
-        watched.group.is_ready = True
-        watched.turn()
+        watched.serve()
     assert log.messages.count("workers are ready again after 7.0 s") == 3
     assert watched.supervisor.num_restarts == 3 * MAX_FAILED_STARTS
+
+
+@pytest.mark.parametrize("idle_s", [0.0, 3600.0])
+def test_workers_that_die_of_their_first_step_are_given_up_however_long_they_waited_for_it(watched, idle_s):
+    watched.serve()
+    for pause_s in (0.0, 1.0, 2.0, 4.0):
+        watched.turn(step=7)
+        watched.fail()
+        assert pause_s <= watched.seconds_to_start() <= pause_s + 0.25
+        watched.group.is_ready = True
+        for _ in range(int(idle_s)):
+            watched.turn(1.0)
+    watched.turn(step=7)
+    with pytest.raises(WorkersFailed, match="soon after, several times in a row: it is broken"):
+        watched.fail()
+
+
+def test_workers_that_die_soon_again_and_again_are_started_ever_later_and_then_given_up(watched):
+    pauses = []
+    for _ in range(MAX_SHORT_LIVES - 1):
+        watched.serve()
+        watched.fail()
+        pauses.append(watched.seconds_to_start())
+    assert [int(pause_s) for pause_s in pauses] == [0, 1, 2, 4, 8, 16, 30]
+    watched.serve()
+    with pytest.raises(WorkersFailed, match="several times in a row"):
+        watched.fail()
+
+
+def test_workers_that_have_served_for_long_are_replaced_at_once(watched):
+    for _ in range(3 * MAX_SHORT_LIVES):
+        watched.serve()
+        for _ in range(int(LIVED_WELL_S)):
+            watched.turn(1.0)
+        watched.fail()
+        assert watched.seconds_to_start() <= 0.25
 
 
 def test_workers_that_hang_while_they_restart_are_spoken_of_and_then_failed(watched, log):
@@ -166,7 +210,7 @@ def test_successors_wait_for_those_before_to_be_gone_but_not_for_ever(watched, l
     watched.turn()
     watched.fail()
     watched.group.left = ["pid 17", "pid 18"]
-    assert DYING_LIMIT_S <= watched.seconds_to_start() <= DYING_LIMIT_S + 0.25
+    assert DYING_LIMIT_S <= watched.seconds_to_start() <= DYING_LIMIT_S + 1.25
     assert "still not gone: pid 17, pid 18" in log.messages[-1]
 
 
@@ -301,13 +345,38 @@ def test_a_failed_request_hears_of_it_before_its_engine_gives_up(by_hand):
     core.supervisor = WorkerSupervisor(by_hand.workers, STEP_TIMEOUT_S, Clock())
     frontend.send(add(1, max_tokens=50))
     by_hand.until(lambda: core._in_flight)
-    for _ in range(MAX_FAILED_STARTS):
+    for _ in range(MAX_FAILED_STARTS - 1):
         core._replace_workers("broken")
     with pytest.raises(WorkersFailed, match="several times in a row: broken"):
         core._replace_workers("broken")
     while not frontend.ready():
         pass
     assert by_hand.answer(frontend, RequestError).code == "engine_error"
+
+
+def test_requests_of_workers_that_die_of_each_first_step_fail_one_by_one_until_the_engine_ends(by_hand, monkeypatch):
+    def die() -> None:
+        if by_hand.workers.is_ready and by_hand.workers._reader.read(0.0) is not None:
+            raise WorkersFailed("worker 0 ended unexpectedly (signal SIGSEGV)")
+
+    core, frontend, clock = by_hand.core, by_hand.frontend(), Clock()
+    core.supervisor = WorkerSupervisor(by_hand.workers, STEP_TIMEOUT_S, clock)
+    monkeypatch.setattr(by_hand.workers, "answer", die)
+    waits: list[float] = []
+    for number in range(1, MAX_FAILED_STARTS + 1):
+        frontend.send(add(number, max_tokens=50))
+        began = clock.now
+        with pytest.raises(WorkersFailed, match="SIGSEGV") as death:
+            while True:
+                by_hand.turn()
+                clock.now += 0.01
+        waits.append(round(clock.now - began))
+        if number < MAX_FAILED_STARTS:
+            core._replace_workers(str(death.value))
+            assert by_hand.answer(frontend, RequestError).id == number
+    assert waits == [0, 0, 1, 2]  # the second time at once, then later and later: it is no server that frontends call well
+    with pytest.raises(WorkersFailed, match="several times in a row: worker 0 ended"):
+        core._replace_workers(str(death.value))
 
 
 def test_a_start_that_lacks_descriptors_is_a_failed_start_and_leaves_none_open(monkeypatch):

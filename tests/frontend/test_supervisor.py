@@ -23,7 +23,7 @@ from quire.frontend.supervisor import StartFailed
 from quire.ipc.config import EngineConfig
 from quire.ipc.links.paths import remove_private_directories
 from quire.ipc.messages import Welcome
-from quire.ipc.process.restarts import MAX_FAILED_STARTS
+from quire.ipc.process.restarts import MAX_FAILED_STARTS, MAX_SHORT_LIVES
 
 pytestmark = pytest.mark.slow
 
@@ -148,6 +148,18 @@ def test_an_engine_that_does_not_start_several_times_in_a_row_is_given_up(kept):
         with pytest.raises(StartFailed, match=r"^the engine cannot start again: the GPU has left$"):
             await kept.keeper
         assert kept._caplog.text.count("did not start again") == MAX_FAILED_STARTS - 1
+
+    kept.run(test)
+
+
+def test_an_engine_that_dies_soon_again_and_again_is_given_up(kept):
+    async def test(kept: Kept) -> None:
+        for count in range(1, MAX_SHORT_LIVES):
+            kept.kill()
+            await kept.back(count)
+        kept.kill()
+        with pytest.raises(StartFailed, match=r"^the engine ended unexpectedly \(signal SIGKILL\), as often before$"):
+            await kept.keeper
 
     kept.run(test)
 

@@ -1,10 +1,10 @@
 """When something that ended is started again, and when no more."""
 
-from quire.ipc.process.restarts import LIVED_WELL_S, MAX_FAILED_STARTS, MAX_PAUSE_S, Restarts
+from quire.ipc.process.restarts import LIVED_WELL_S, MAX_FAILED_STARTS, MAX_PAUSE_S, MAX_SHORT_LIVES, Restarts
 
 
 def test_the_pause_doubles_to_a_bound_and_is_the_shortest_after_a_good_life():
-    restarts = Restarts(max_failed_starts=None)
+    restarts = Restarts(max_failed_starts=None, max_short_lives=None)
     restarts.ready(0.0)
     assert [restarts.ended(1.0) for _ in range(7)] == [1.0, 2.0, 4.0, 8.0, 16.0, MAX_PAUSE_S, MAX_PAUSE_S]
     restarts.ready(100.0)
@@ -20,6 +20,21 @@ def test_only_starts_that_fail_in_a_row_are_given_up():
         assert restarts.ended(1.0) is not None
         assert None not in [restarts.ended(1.0) for _ in range(MAX_FAILED_STARTS - 1)]
     assert restarts.ended(1.0) is None
+
+
+def test_lives_that_are_short_are_given_up_when_there_were_so_many_in_a_row():
+    restarts, now = Restarts(), 0.0
+    for _ in range(2):
+        for _ in range(MAX_SHORT_LIVES - 1):
+            restarts.ready(now)
+            assert restarts.ended(now + LIVED_WELL_S - 1.0) is not None
+        restarts.ready(now)
+        assert restarts.ended(now + LIVED_WELL_S) == 1.0
+    pauses = []
+    for _ in range(MAX_SHORT_LIVES):
+        restarts.ready(now)
+        pauses.append(restarts.ended(now + 1.0))
+    assert pauses == [2.0, 4.0, 8.0, 16.0, *[MAX_PAUSE_S] * 3, None]
 
 
 def test_a_first_start_at_once_and_its_failures_after_pauses():

@@ -3,12 +3,10 @@
 Deny by default: with API keys configured, every path but the open ones needs one, decided on the raw bytes of the path, before
 routing and before a body is read; only a browser's preflight, which does nothing, cannot bring one. Which paths there are, and
 which of them are open, stands in one table (routes.py); a route's handler is a function of another file, which gets `Services`
-and knows nothing of this one. What it raises becomes OpenAI's error JSON here, or the last event of a stream that has begun.
+and knows nothing of this one. What it raises becomes an error's JSON here, or the last event of a stream that has begun.
 """
 
 import asyncio
-import hashlib
-import hmac
 import logging
 import time
 from collections.abc import Iterable
@@ -17,6 +15,8 @@ from quire.frontend.client.turns import in_thread
 from quire.frontend.http.api.access_log import AccessLog
 from quire.frontend.http.api.body_shape import WEIGHED_BYTES, check_shape
 from quire.frontend.http.api.errors import from_exception
+from quire.frontend.http.api.keys import ApiKeys
+from quire.frontend.http.api.messages.errors import speak_anthropic
 from quire.frontend.http.api.metrics import NO_HANDLER
 from quire.frontend.http.api.near_path import near_path
 from quire.frontend.http.api.request_log import given_id, name_request
@@ -55,7 +55,7 @@ class App:
         self._cors = cors
         self._access_log = access_log
         self._request_ids = request_ids
-        self._key_digests = [hashlib.sha256(key.encode()).digest() for key in api_keys]
+        self._keys = ApiKeys(api_keys)
         self._open_paths = {route.path.encode() for route in ROUTES.routes if route.is_open}
         if metrics_open:
             self._open_paths.add(b"/metrics")
@@ -77,13 +77,16 @@ class App:
         return error
 
     def _admit(self, request: Request) -> ApiError | None:
-        request.path = without_root(request.path, self._root_path)
+        if self._root_path:
+            request.path = without_root(request.path, self._root_path)
+        speak_anthropic(request)
         if is_preflight(request):
             request.route = PREFLIGHT
             request.max_body = min(request.max_body, _MAX_BODY_OF_GET)
             return None
-        if self._key_digests and request.path not in self._open_paths and not self._has_key(request):
-            return ApiError(401, "A valid API key is needed: 'Authorization: Bearer KEY'.", code="invalid_api_key")
+        if self._keys and request.path not in self._open_paths and not self._has_key(request):
+            how = "'Authorization: Bearer KEY' or 'x-api-key: KEY'"
+            return ApiError(401, f"A valid API key is needed: {how}.", code="invalid_api_key")
         methods, request.path_parameters = ROUTES.find(bytes(request.path))
         if not methods:
             return _no_such_path(request.path)
@@ -107,14 +110,9 @@ class App:
         return _check_media_type(request, route.takes) if route.takes != JSON else None
 
     def _has_key(self, request: Request) -> bool:
-        """Compares with every key, in constant time, so that neither a near miss nor its place in the list shows."""
-        scheme, _, key = request.headers.get(b"authorization", b"").partition(b" ")
-        given = hashlib.sha256(key.strip()).digest()
-        found = False
-        for digest in self._key_digests:
-            found |= hmac.compare_digest(given, digest)
-        request.owner = given.hex()
-        return found and scheme.lower() == b"bearer"
+        owner = self._keys.owner(request.headers)
+        request.owner = owner or ""
+        return owner is not None
 
     # ------------------------------------------------------------------------------------------------------- answering
     async def handle(self, request: Request, response: Response) -> None:
@@ -149,7 +147,7 @@ def _tell(response: Response, error: ApiError) -> None:
     if response.state is ResponseState.WAITING:
         response.send_error(error)
     elif response.state is ResponseState.STREAMING and not response.is_sized:
-        response.end(error_event(error))
+        response.end(error_event(response.told(error)))
 
 
 def without_root(path: bytes, root_path: bytes) -> bytes:
@@ -164,9 +162,10 @@ def _no_such_path(path: bytes) -> ApiError:
 
 def _check_media_type(request: Request, takes: str) -> ApiError | None:
     """A browser sends other types across origins unasked, but not JSON."""
-    media_type = request.headers.get(b"content-type", takes.encode()).partition(b";")[0].strip().lower()
-    if media_type != takes.encode():
+    given = request.headers.get(b"content-type")
+    if given is not None and given.partition(b";")[0].strip().lower() != takes.encode():
         return ApiError(415, f"The header content-type must be {takes}.", code="unsupported_media_type")
-    if request.headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
+    coding = request.headers.get(b"content-encoding")
+    if coding is not None and coding.strip().lower() != b"identity":
         return ApiError(415, "A compressed body is not understood.", code="unsupported_media_type")
     return None

@@ -8,6 +8,7 @@ once; any other twice more: with these liberties, and for the unknown names, whi
 
 import gc
 import re
+from operator import attrgetter
 from typing import Generic, TypeVar
 
 import msgspec
@@ -24,6 +25,7 @@ IGNORED = frozenset(
 
 T = TypeVar("T", bound=msgspec.Struct)
 _AT = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>.*)`)?$", re.DOTALL)
+_LONGEST_TEXT = 1000
 _MISSING = re.compile(r"^Object missing required field `(?P<name>\w+)`$")
 
 
@@ -32,7 +34,9 @@ class BodyDecoder(Generic[T]):
 
     def __init__(self, kind: type[T]) -> None:
         self._ignored = IGNORED.difference(kind.__struct_fields__)
-        ignored = [(name, msgspec.Raw, msgspec.Raw()) for name in sorted(self._ignored)]
+        assert len(self._ignored) > 1  # of one name it were no tuple
+        self._ignored_values = attrgetter(*self._ignored)
+        ignored = [(name, msgspec.Raw, None) for name in sorted(self._ignored)]
         options = {"kw_only": True, "forbid_unknown_fields": True}
         strict = msgspec.defstruct(kind.__name__, ignored, bases=(kind,), **options)  # type: ignore[arg-type]
         self._strict: msgspec.json.Decoder[T] = msgspec.json.Decoder(strict)
@@ -46,7 +50,7 @@ class BodyDecoder(Generic[T]):
         try:
             return self._decode(body, unknown)
         except msgspec.ValidationError as error:
-            raise _wrong_type(str(error)) from None
+            raise _wrong_type(_shortened(str(error))) from None
         except (msgspec.DecodeError, UnicodeDecodeError):
             raise ApiError(400, "The request's body is not valid JSON.", code="invalid_json") from None
         except RecursionError:
@@ -62,9 +66,15 @@ class BodyDecoder(Generic[T]):
             decoded = self._lenient.decode(body)
             unknown.look_at(body, self._known)
             return decoded
-        for name in self._ignored:  # a Raw is a view of the body, and would keep it as long as the answer takes
-            setattr(decoded, name, None)
+        if any(self._ignored_values(decoded)):
+            for name in self._ignored:  # a Raw is a view of the body, and would keep it as long as the answer takes
+                setattr(decoded, name, None)
         return decoded
+
+
+def _shortened(text: str) -> str:
+    """msgspec quotes a value that is none of those allowed, however long it is."""
+    return text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT // 2]}...{text[-_LONGEST_TEXT // 2 :]}"
 
 
 def _wrong_type(text: str) -> ApiError:

@@ -1,21 +1,20 @@
-"""POST /v1/chat/completions. Tools and reasoning are chat_tools.py's before the request and chat_output.py's behind it."""
+"""POST /v1/chat/completions. Until its prompt runs it is chat_run.py's; what is parsed of its output is chat_output.py's."""
 
 import time
 from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from quire.frontend.client.beam_search import BeamStream
 from quire.frontend.client.outputs import Delta
 from quire.frontend.http.api.body import BodyDecoder
 from quire.frontend.http.api.chat_output import ChatOutput
-from quire.frontend.http.api.chat_tools import chat_plan, take_tools
+from quire.frontend.http.api.chat_run import prepare_chat, submit_chat
 from quire.frontend.http.api.errors import invalid
-from quire.frontend.http.api.fields import echoed_text, num_kept
+from quire.frontend.http.api.fields import echoed_text
 from quire.frontend.http.api.generate import Streaming, collect, includes_usage, running
 from quire.frontend.http.api.json_pieces import LARGE_ANSWER, send_json
 from quire.frontend.http.api.logprobs import LogprobStyle, chat_logprobs, chat_pieces, prompt_logprobs
-from quire.frontend.http.api.params import SamplingRequest, check_model, encoded, prompt_text
+from quire.frontend.http.api.params import check_model
 from quire.frontend.http.api.prompt_run import PromptRun, usage_of
 from quire.frontend.http.api.reading import read_body
 from quire.frontend.http.api.request_log import new_id
@@ -30,7 +29,6 @@ from quire.frontend.http.api.schemas import (
 )
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import ChunkWriter, json_bytes
-from quire.frontend.http.api.submit import submit
 from quire.frontend.http.protocol.exchange import Request, Response
 from quire.frontend.text.tokenizer import Tokenizer
 
@@ -44,29 +42,11 @@ async def chat_completions(services: Services, request: Request, response: Respo
     client, limits, metrics = services.client, services.limits, services.metrics
     model = check_model(body.model, services.model_names)
     tokenizer = client.tokenizer
-    tools = take_tools(body)
-    newer = body.max_completion_tokens is not None  # OpenAI's newer name wins
-    sampling = SamplingRequest(
-        body,
-        tokenizer,
-        limits.max_model_len,
-        max_tokens=body.max_completion_tokens if newer else body.max_tokens,
-        max_tokens_field="max_completion_tokens" if newer else "max_tokens",
-        default_max_tokens=None,
-        logprobs=_num_logprobs(body, limits.max_logprobs),
-    )
-    await sampling.prepare()
-    text = await prompt_text(body, tokenizer, services.trust_request_chat_template, num_bytes)
-    keep = num_kept(body, limits.max_model_len, body.max_completion_tokens if newer else body.max_tokens)
-    ids = await encoded(client, text, bool(body.add_special_tokens), keep, body.truncation_side)
-    plan = chat_plan(services.parsers, body, tools, tokenizer, text)
-    params = sampling.params(len(ids), "messages")
-    params = params if plan is None else plan.params(params)
+    chat = await prepare_chat(services, body, num_bytes, _num_logprobs(body, limits.max_logprobs))
+    text, ids, params, plan = chat
     name, created, runs = new_id("chatcmpl", request.headers, body.request_id), int(time.time()), list[PromptRun]()
     async with running(name, runs, metrics, services.request_log):
-        runs.append(submit(client, body, ids, params, name, 0))
-        if plan is not None and not isinstance(stream := runs[-1].stream, BeamStream):  # they end whole
-            plan.show_markers(stream)
+        runs.append(submit_chat(services, body, chat, name))
         services.request_log.started(name, runs, bool(body.stream))
         parsed = None if plan is None else ChatOutput(plan, body.include_reasoning is not False)
         chat_format = ChatFormat(body, tokenizer, parsed, services.defaults.role(body), text)

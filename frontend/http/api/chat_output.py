@@ -15,6 +15,7 @@ from quire.frontend.http.api.output_plan import OutputPlan
 from quire.frontend.http.api.prompt_run import PromptRun
 from quire.frontend.http.api.schemas import ChatLogprobs, ChatMessage, FunctionCall, ToolCall, Usage
 from quire.frontend.http.api.sse import ChunkWriter, json_bytes
+from quire.frontend.http.api.thought_count import ThoughtCount
 from quire.frontend.text.output_events import Arguments, CallBegun, Content, Event, Reasoning
 from quire.frontend.text.output_parser import PIECE, OutputParser
 from quire.ipc.messages import FinishReason
@@ -26,10 +27,10 @@ class ChatOutput:
     def __init__(self, plan: OutputPlan, include_reasoning: bool = True) -> None:
         self._plan = plan
         self._include_reasoning = include_reasoning
+        self._thoughts = ThoughtCount(plan)
         # of each choice
         self._parsers: dict[int, OutputParser] = {}
         self._num_calls: dict[int, int] = {}
-        self._thought: set[int] = set()  # those whose thought a token has ended
 
     def _parser(self, index: int) -> OutputParser:
         if index not in self._parsers:
@@ -47,11 +48,7 @@ class ChatOutput:
         usage: Usage | None,
     ) -> list[bytes]:
         """A chunk for each thing that a delta adds; the first of them has its logprobs and token ids."""
-        parser = self._parser(delta.index)
-        events = parser.feed(delta.text) if delta.text else []
-        if delta.finish_reason is not None:
-            events = events + parser.finish()
-        self._count_thoughts(run, delta)
+        events = self.events(run, delta)
         index = run.first_choice + delta.index
         is_bare = logprobs is None and token_ids is None and usage is None
         if is_bare and len(events) == 1 and isinstance(event := events[0], Content):
@@ -65,6 +62,15 @@ class ChatOutput:
             chunks.append(writer.delta(index, json_bytes(field), usage=usage, **more))
         return chunks
 
+    def events(self, run: PromptRun, delta: Delta) -> list[Event]:
+        """What a delta adds, with what nobody is to see (`is_wanted`)."""
+        parser = self._parser(delta.index)
+        events = parser.feed(delta.text) if delta.text else []
+        if delta.finish_reason is not None:
+            events = events + parser.finish()
+        self._thoughts.add(run, delta, parser.never_thought)
+        return events
+
     def _fields(self, index: int, event: Event) -> dict[str, Any] | None:
         """What stands in a chunk's delta; None for an event that nobody is to see."""
         match event:
@@ -72,15 +78,16 @@ class ChatOutput:
                 return {"content": event.text}
             case Reasoning() if self._include_reasoning:
                 return {"reasoning": event.text, "reasoning_content": event.text}
-            case CallBegun() if self._is_wanted(event.index):
+            case CallBegun() if self.is_wanted(event.index):
                 self._num_calls[index] += 1
                 function = {"name": event.name, "arguments": ""}
                 return {"tool_calls": [{"index": event.index, "id": event.id, "type": "function", "function": function}]}
-            case Arguments() if event.text and self._is_wanted(event.index):
+            case Arguments() if event.text and self.is_wanted(event.index):
                 return {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}
         return None
 
-    def _is_wanted(self, call: int) -> bool:
+    def is_wanted(self, call: int) -> bool:
+        """Whether an answer may hold this one of its calls."""
         return self._plan.max_calls is None or call < self._plan.max_calls
 
     def finish_reason(self, index: int, reason: FinishReason) -> str:
@@ -89,14 +96,8 @@ class ChatOutput:
 
     # ---------------------------------------------------------------------------------------------------- in one piece
     async def message(self, run: PromptRun, delta: Delta) -> ChatMessage:
-        """A choice's whole message. Long texts are read in turns with other requests."""
-        parser, events = self._parser(delta.index), list[Event]()
-        for start in range(0, len(delta.text), PIECE):
-            if start or delta.index:
-                await asyncio.sleep(0)
-            events += parser.feed(delta.text[start : start + PIECE])
-        events += parser.finish()
-        self._count_thoughts(run, delta)
+        """A choice's whole message."""
+        events = await self.all_events(run, delta)
         calls = self._calls(events)
         self._num_calls[delta.index] = len(calls)
         thought: str | msgspec.UnsetType | None = msgspec.UNSET
@@ -105,24 +106,21 @@ class ChatOutput:
         content = "".join([e.text for e in events if isinstance(e, Content)]) or None
         return ChatMessage("assistant", content, tool_calls=calls, reasoning=thought, reasoning_content=thought)
 
+    async def all_events(self, run: PromptRun, delta: Delta) -> list[Event]:
+        """`events` of a whole output. Long texts are read in turns with other requests."""
+        parser, events = self._parser(delta.index), list[Event]()
+        for start in range(0, len(delta.text), PIECE):
+            if start or delta.index:
+                await asyncio.sleep(0)
+            events += parser.feed(delta.text[start : start + PIECE])
+        events += parser.finish()
+        self._thoughts.add(run, delta, parser.never_thought)
+        return events
+
     def _calls(self, events: Sequence[Event]) -> list[ToolCall]:
-        begun = [e for e in events if isinstance(e, CallBegun) and self._is_wanted(e.index)]
+        begun = [e for e in events if isinstance(e, CallBegun) and self.is_wanted(e.index)]
         pieces: list[list[str]] = [[] for _ in begun]
         for event in events:
             if isinstance(event, Arguments) and event.index < len(pieces):
                 pieces[event.index].append(event.text)
         return [ToolCall(e.id, FunctionCall(e.name, "".join(pieces[e.index]))) for e in begun]
-
-    # ------------------------------------------------------------------------------------------------------- its usage
-    def _count_thoughts(self, run: PromptRun, delta: Delta) -> None:
-        """Count the tokens of thoughts, with the one that ends them."""
-        end, i, ids = self._plan.end_token_id, delta.index, delta.token_ids
-        if end is None or not self._plan.may_think:
-            return
-        if run.num_reasoning_tokens is None:
-            run.num_reasoning_tokens = [0] * len(run.num_tokens)
-        if self._parser(i).never_thought:
-            run.num_reasoning_tokens[i] = 0
-        elif i not in self._thought:
-            run.num_reasoning_tokens[i] += ids.index(end) + 1 if end in ids else len(ids)
-            self._thought |= {i} if end in ids else set()

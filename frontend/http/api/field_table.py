@@ -9,11 +9,12 @@ Treatment = Literal["works", "harmless", "refused"]
 
 
 class Field(NamedTuple):
-    """routes: "chat", "completions" or "both". treatment: works, as its reference says; harmless: accepted without effect, for
-    it asks for nothing here; refused with a 400 that names it, but for values that ask for nothing. note: what to know."""
+    """routes: "chat", "completions", "both" of them, or "responses". treatment: works, as its reference says; harmless: taken
+    without effect, for it asks for nothing here; refused with a 400 that names it, but for values that ask for nothing. note:
+    what to know."""
 
     name: str
-    routes: Literal["both", "chat", "completions"]
+    routes: Literal["both", "chat", "completions", "responses"]
     treatment: Treatment
     note: str = ""
 

@@ -5,6 +5,7 @@ cannot be done; field_table.py says of every field what becomes of it.
 """
 
 import re
+from operator import attrgetter
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -26,6 +27,8 @@ NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "ec_transfer_params": ({},),
     "moderation": ({},),
 }
+_not_supported = attrgetter(*NOT_SUPPORTED)
+_NOTHING = (None,) * len(NOT_SUPPORTED)
 
 # What a search over the likeliest continuations cannot heed, with the values that ask for nothing. Not here: temperature,
 # top_p, top_k, min_p and seed, for nothing is sampled, and clients send them always.
@@ -70,16 +73,20 @@ class MoreFields(msgspec.Struct, kw_only=True):
 
 def check_fields(body: Any) -> None:
     """body: SamplingFields. Raises ApiError 400, naming the field."""
-    for name, harmless in NOT_SUPPORTED.items():
-        value = getattr(body, name)
-        if value is not None and value not in harmless:
-            raise ApiError(400, f"{name}: this value is not supported by this server.", param=name, code="unsupported_value")
+    if (values := _not_supported(body)) != _NOTHING:
+        _refuse(values)
     if body.request_id is not None and not _REQUEST_ID.fullmatch(body.request_id):
         raise invalid("request_id takes up to 128 letters, digits and characters of '._:-'", "request_id")
     if body.use_beam_search:
         _check_beams(body)
     else:
         _check_best_of(body)
+
+
+def _refuse(values: tuple[Any, ...]) -> None:
+    for (name, harmless), value in zip(NOT_SUPPORTED.items(), values, strict=True):
+        if value is not None and value not in harmless:
+            raise ApiError(400, f"{name}: this value is not supported by this server.", param=name, code="unsupported_value")
 
 
 def _check_best_of(body: Any) -> None:

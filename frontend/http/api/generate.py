@@ -7,7 +7,6 @@ happens, every stream is cancelled on the way out: a client that has gone, a fai
 import asyncio
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
-from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
 from quire.frontend.client.outputs import Delta
@@ -48,21 +47,31 @@ class AnswerFormat(Protocol):
     def logprobs(self, run: PromptRun, delta: Delta) -> ChatLogprobs | CompletionLogprobs | None: ...
 
 
-@asynccontextmanager
-async def running(name: str, runs: list[PromptRun], metrics: Metrics, log: RequestLog) -> AsyncIterator[None]:
-    """Around the life of a request's streams, which may be submitted inside: afterwards none runs, and all are counted."""
-    try:
-        yield
-    finally:
-        for run in runs:
+class running:
+    """Around the life of a request's streams, which may be submitted inside: afterwards none runs, and all are counted.
+
+    A class, for a generator as a context costs each request two microseconds more.
+    """
+
+    __slots__ = ("_log", "_metrics", "_name", "_runs")
+
+    def __init__(self, name: str, runs: list[PromptRun], metrics: Metrics, log: RequestLog) -> None:
+        self._name, self._runs, self._metrics, self._log = name, runs, metrics, log
+
+    async def __aenter__(self) -> None:
+        pass
+
+    async def __aexit__(self, *_: object) -> None:
+        metrics = self._metrics
+        for run in self._runs:
             if not run.stream.finished:
                 metrics.count("request_success", "abort")
                 run.stream.cancel()
             elif isinstance(run.stream.error, EngineError | EngineDown):
                 metrics.count("request_success", "error")
             count_request(metrics, run)
-        log.ended(name, runs)
-        note_runs(name, runs)
+        self._log.ended(self._name, self._runs)
+        note_runs(self._name, self._runs)
 
 
 async def run_all(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
@@ -97,7 +106,7 @@ async def _collect(run: PromptRun, most_bytes: int | None) -> list[Delta]:
     params = run.params
     if most_bytes is None or params.logprobs is None or not isinstance(run.stream, Stream):
         return await run.collect()
-    most_tokens = most_bytes // (_LEAST_OF_TOKEN + _LEAST_OF_ALTERNATIVE * params.logprobs)
+    most_tokens = most_logprobs(most_bytes, params.logprobs)
     if params.max_tokens is not None and params.n * params.max_tokens <= most_tokens:
         return await run.collect()
     task = asyncio.ensure_future(run.collect())
@@ -108,6 +117,11 @@ async def _collect(run: PromptRun, most_bytes: int | None) -> list[Delta]:
         return task.result()
     finally:
         task.cancel()
+
+
+def most_logprobs(most_bytes: int, num_top: int) -> int:
+    """Tokens with so many alternatives that an answer of this length can hold at most."""
+    return most_bytes // (_LEAST_OF_TOKEN + _LEAST_OF_ALTERNATIVE * num_top)
 
 
 def includes_usage(body: SamplingFields) -> bool:

@@ -11,18 +11,21 @@ from typing import Any
 import msgspec
 
 from quire.frontend.http.api.route import JSON, Route
-from quire.frontend.http.protocol.errors import ErrorResponse
 from quire.ipc.version import VERSION
 
 _REF = "#/components/schemas/{name}"
 _TEXT = {"type": "string"}
+_KEYS = {
+    "api_key": {"type": "http", "scheme": "bearer"},
+    "x_api_key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
 
 
 def document(routes: Iterable[Route]) -> dict[str, Any]:
     """The whole document."""
     routes = tuple(routes)
-    types = [kind for route in routes for kind in (route.body, route.answer) if kind is not None]
-    unique = list({repr(kind): kind for kind in (*types, ErrorResponse)}.values())
+    types = [kind for route in routes for kind in (route.body, route.answer, route.error) if kind is not None]
+    unique = list({repr(kind): kind for kind in types}.values())
     refs, schemas = msgspec.json.schema_components(unique, ref_template=_REF)
     schema_of = {repr(kind): ref for kind, ref in zip(unique, refs, strict=True)}
     paths: dict[str, dict[str, Any]] = {}
@@ -33,15 +36,15 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": "Quire", "version": VERSION, "description": "An OpenAI-compatible server for language models."},
         "servers": [{"url": "/"}],
-        "security": [{}, {"api_key": []}],
+        "security": [{}, {"api_key": []}, {"x_api_key": []}],
         "tags": [{"name": tag} for tag in dict.fromkeys(route.tag for route in routes)],
         "paths": paths,
-        "components": {"schemas": schemas, "securitySchemes": {"api_key": {"type": "http", "scheme": "bearer"}}},
+        "components": {"schemas": schemas, "securitySchemes": _KEYS},
     }
 
 
 def _operation(route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:
-    error = {"description": "What is wrong, and what would work", "content": _content(JSON, schema_of[repr(ErrorResponse)])}
+    error = {"description": "What is wrong, and what would work", "content": _content(JSON, schema_of[repr(route.error)])}
     operation: dict[str, Any] = {
         "summary": route.summary,
         "operationId": re.sub(r"\W+", "_", f"{route.method.lower()}{route.path}").strip("_"),

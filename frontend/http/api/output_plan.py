@@ -140,13 +140,18 @@ class OutputPlan:
         assert self._reasoning is not None
         return self._tokenizer.encode(self._reasoning.end, add_special_tokens=False)
 
-    def show_markers(self, stream: Stream) -> None:
-        """Let the parsers see their markers, be they special tokens. Right after submitting."""
+    @property
+    def marker_ids(self) -> frozenset[int]:
+        """Special tokens that the parsers must see."""
         texts = [*(self._tool_parser.special if self._tool_parser is not None else ())]
         texts += (self._reasoning.start, self._reasoning.end) if self._reasoning is not None else ()
         ids = {self._tokenizer.backend.token_to_id(text) for text in texts} & self._tokenizer.special_ids
-        if ids:
-            stream.show_special_tokens(frozenset(i for i in ids if i is not None))
+        return frozenset(i for i in ids if i is not None)
+
+    def show_markers(self, stream: Stream) -> None:
+        """Let the parsers see their markers, be they special tokens. Right after submitting."""
+        if ids := self.marker_ids:
+            stream.show_special_tokens(ids)
 
     # --------------------------------------------------------------------------------------------------- for the answer
     def new_parser(self) -> OutputParser:

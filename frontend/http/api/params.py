@@ -5,6 +5,7 @@ the rest of the context for chats). What needs the prompt's length is checked he
 """
 
 import re
+from operator import attrgetter
 from typing import Any
 
 from quire.frontend.client.async_client import AsyncClient
@@ -31,7 +32,8 @@ from quire.ipc.sampling import BOUNDS, SamplingParams
 # what a body calls as SamplingParams do, but for what depends on the prompt's length and what has other shapes there
 _OTHER = {"max_tokens", "structured_outputs"}
 _COPIED = [n for n in SamplingParams.__struct_fields__ if n in SamplingFields.__struct_fields__ and n not in _OTHER]
-_LONG_BODY, _MANY_MESSAGES = 16 << 10, 64  # bytes and messages that a template makes a prompt of in 3 ms
+_copied_values = attrgetter(*_COPIED)  # at once: a look at each costs three times as much
+LONG_BODY, _MANY_MESSAGES = 16 << 10, 64  # bytes and messages that a template makes a prompt of in 3 ms
 _RESERVED_KWARGS = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize", "self")
 )
@@ -60,7 +62,7 @@ class SamplingRequest:
             raise invalid(f"{max_tokens_field} must be at least 1, got {max_tokens}", max_tokens_field)
         self._fields: dict[str, Any] = {**tokenizer.generation_defaults}
         default = self._fields.pop("max_tokens", None)
-        self._fields |= {name: value for name in _COPIED if (value := getattr(body, name)) is not None}
+        self._fields |= {name: value for name, value in zip(_COPIED, _copied_values(body), strict=True) if value is not None}
         self._fields["top_k"] = min(self._fields.get("top_k", 0), 2**31 - 1)
         self._fields["logprobs"] = logprobs
         self._tokenizer = tokenizer
@@ -176,7 +178,7 @@ async def prompt_text(
 ) -> str:
     """`chat_text`; of a long conversation, or by a template of the request's own, which is compiled first, beside the event
     loop. num_bytes: of the request's body."""
-    if body.chat_template is None and num_bytes <= _LONG_BODY and len(body.messages or ()) <= _MANY_MESSAGES:
+    if body.chat_template is None and num_bytes <= LONG_BODY and len(body.messages or ()) <= _MANY_MESSAGES:
         return chat_text(body, tokenizer)
     return await in_thread(chat_text, body, tokenizer, trust_template)
 

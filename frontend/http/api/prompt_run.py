@@ -63,6 +63,10 @@ class PromptRun:
 
 
 def usage_of(runs: Sequence[PromptRun]) -> Usage:
+    if len(runs) == 1 and runs[0].num_reasoning_tokens is None:  # most requests: a third of the time
+        run = runs[0]
+        prompt, completion = run.stream.num_prompt_tokens, sum(run.num_tokens) + run.num_tokens_left_out
+        return Usage(prompt, completion, prompt + completion, PromptTokensDetails(run.stream.num_cached_tokens or 0))
     prompt = sum(run.stream.num_prompt_tokens for run in runs)
     completion = sum(sum(run.num_tokens) + run.num_tokens_left_out for run in runs)
     cached = sum(run.stream.num_cached_tokens or 0 for run in runs)

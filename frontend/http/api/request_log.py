@@ -22,8 +22,8 @@ _GIVEN_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 def given_id(headers: Mapping[bytes, bytes]) -> bytes:
     """The request's X-Request-Id; b"" if it has none, or one that is too long or of other characters than ids have."""
-    given = headers.get(b"x-request-id", b"")
-    return given if _GIVEN_ID.fullmatch(given) else b""
+    given = headers.get(b"x-request-id")
+    return given if given is not None and _GIVEN_ID.fullmatch(given) else b""
 
 
 def name_request(headers: dict[bytes, bytes]) -> None:

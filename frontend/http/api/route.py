@@ -4,6 +4,7 @@ What a line says is all that anybody knows of a route before its handler runs: w
 and what /openapi.json tells of it (openapi.py). The table itself is routes.py.
 """
 
+import functools
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from urllib.parse import unquote
 import msgspec
 
 from quire.frontend.http.api.services import Services
+from quire.frontend.http.protocol.errors import ErrorResponse
 from quire.frontend.http.protocol.exchange import Request, Response
 
 Handler = Callable[[Services, Request, Response], Awaitable[None]]
@@ -26,7 +28,7 @@ class Route(NamedTuple):
     body, answer: structs of JSON. streams: "stream": true asks for server-sent events. query: name -> JSON Schema.
     form: fields of a form -> JSON Schema, those without brackets needed.
     is_open: needs no API key. prompt_field: what to name when a prompt is too long. takes: the body's media type.
-    max_body: bytes, in place of the server's own limit. missing: why the route answers 501, whatever is sent.
+    max_body: bytes, in place of the server's own limit. missing: why the route answers 501, whatever is sent. error: its shape.
     """
 
     method: str
@@ -46,16 +48,22 @@ class Route(NamedTuple):
     takes: str = JSON
     max_body: int | None = None
     missing: str = ""
+    error: type[msgspec.Struct] = ErrorResponse
 
     @property
     def name(self) -> str:
         """The metrics' label."""
-        return self.path.partition("{")[0].rstrip("/") or "/"
+        return _name_of(self.path)
 
     @property
     def parameters(self) -> list[str]:
         """Names of what stands for a part of the path."""
         return [match[1] for match in _PARAMETER.finditer(self.path)]
+
+
+@functools.cache
+def _name_of(path: str) -> str:  # asked for with every answer
+    return path.partition("{")[0].rstrip("/") or "/"
 
 
 class RouteTable:

@@ -10,10 +10,22 @@ from typing import Any
 from quire.frontend.http.api import admin_routes, batches, files, health_routes, service_routes, tokenize_routes
 from quire.frontend.http.api.chat import chat_completions
 from quire.frontend.http.api.completions import completions
+from quire.frontend.http.api.messages.create import count_tokens, create_message
+from quire.frontend.http.api.messages.errors import MessagesErrorResponse
+from quire.frontend.http.api.messages.schemas import (
+    CountTokensRequest,
+    CountTokensResponse,
+    MessagesRequest,
+    MessagesResponse,
+)
 from quire.frontend.http.api.metrics import NO_HANDLER
 from quire.frontend.http.api.openapi import document
 from quire.frontend.http.api.page import FILES, page
 from quire.frontend.http.api.pages import PAGE_FIELDS
+from quire.frontend.http.api.responses import stored
+from quire.frontend.http.api.responses.answer import ResponseObject
+from quire.frontend.http.api.responses.create import InputTokens, count_input_tokens, create_response
+from quire.frontend.http.api.responses.request import ResponsesRequest
 from quire.frontend.http.api.route import Route, RouteTable
 from quire.frontend.http.api.schemas import (
     ChatRequest,
@@ -71,8 +83,27 @@ ROUTES = RouteTable(
               streams=True, example=_HELLO, prompt_field="messages"),
         Route("POST", "/v1/completions", completions, "Continue a text", "generate", CompletionRequest, CompletionResponse,
               streams=True, example={"prompt": "Once upon a time", "max_tokens": 32}, prompt_field="prompt"),
+        Route("POST", "/v1/responses", create_response, "Answer a conversation, of items; keep the answer", "responses",
+              ResponsesRequest, ResponseObject, streams=True, example={"input": "Hello!", "max_output_tokens": 32},
+              prompt_field="input"),
+        Route("POST", "/v1/responses/input_tokens", count_input_tokens, "How long the prompt of such a body is", "responses",
+              ResponsesRequest, InputTokens, example={"input": "Hello!"}, prompt_field="input"),
+        Route("GET", "/v1/responses/{response_id}", stored.read_response, "A response that was kept", "responses",
+              answer=ResponseObject),
+        Route("DELETE", "/v1/responses/{response_id}", stored.delete_response, "Delete it", "responses",
+              answer=dict[str, Any]),
+        Route("POST", "/v1/responses/{response_id}/cancel", stored.cancel_response, "Give up one that runs in the background",
+              "responses", answer=ResponseObject),
+        Route("GET", "/v1/responses/{response_id}/input_items", stored.list_input_items, "What the model was shown",
+              "responses", answer=dict[str, Any], query=PAGE_FIELDS),
         Route("POST", "/inference/v1/generate", generate, "Continue token ids", "generate", GenerateRequest, GenerateResponse,
               streams=True, example={"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 32}}, prompt_field="token_ids"),
+        Route("POST", "/v1/messages", create_message, "Answer a conversation, as Anthropic's API does", "generate",
+              MessagesRequest, MessagesResponse, streams=True, example=_HELLO, prompt_field="messages",
+              error=MessagesErrorResponse),
+        Route("POST", "/v1/messages/count_tokens", count_tokens, "How many tokens such a conversation has", "tokens",
+              CountTokensRequest, CountTokensResponse, example={"messages": _HELLO["messages"]},
+              prompt_field="messages", error=MessagesErrorResponse),
         Route("GET", "/v1/models", service_routes.list_models, "The models that are served", "models", answer=ModelList),
         Route("GET", "/v1/models/{model:path}", service_routes.one_model, "One of them", "models", answer=ModelCard),
         Route("POST", "/v1/files", files.upload_file, "Upload the input of a batch: a form with purpose and file", "batches",

@@ -6,6 +6,7 @@ Bounds on values are SamplingParams' (ipc/sampling.py).
 """
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Annotated, Any
 
 import msgspec
@@ -164,10 +165,16 @@ _HOW = {
 }
 
 
+_unsupported = attrgetter(*Unsupported.__annotations__)
+_NOTHING = (None,) * len(Unsupported.__annotations__)
+
+
 def check_supported(body: Unsupported) -> None:
     """Raise the 400 that names the first field we cannot honour."""
-    for name in Unsupported.__annotations__:
-        value = getattr(body, name)
+    values = _unsupported(body)
+    if values == _NOTHING:
+        return
+    for name, value in zip(Unsupported.__annotations__, values, strict=True):
         if value is not None and not _HARMLESS.get(name, _empty)(value):
             how = _HOW.get(name, "this value is not supported by this server.")
             raise ApiError(400, f"{name}: {how}", param=name, code="unsupported_value")

@@ -4,6 +4,7 @@ What changes in the life of a process stands in `ServingState`. A route knows ne
 call (app.py), nor a connection (protocol/).
 """
 
+import asyncio
 from dataclasses import dataclass, field
 
 from quire.frontend.client.async_client import AsyncClient
@@ -20,9 +21,11 @@ MAX_RESPONSE_BYTES = 128 << 20
 
 @dataclass(slots=True)
 class ServingState:
-    """draining: the process was told to stop. Requests are still answered, but no new ones should be sent here."""
+    """draining: the process was told to stop. Requests are still answered, but no new ones should be sent here. background:
+    responses that nobody waits for, by id."""
 
     draining: bool = False
+    background: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ json_bytes = msgspec.json.Encoder().encode
 
 def error_event(error: ApiError) -> bytes:
     """A failure after the status line: the stream's last event."""
-    return b"data: " + error.body() + b"\n\n"
+    return error.event + b"data: " + error.body() + b"\n\n"
 
 
 class ChunkWriter:

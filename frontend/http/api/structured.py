@@ -3,6 +3,7 @@
 Called from one line of params.py. At most one of them may ask for something; a 400 names the field that was meant.
 """
 
+from operator import attrgetter
 from typing import Any, Protocol
 
 import msgspec
@@ -59,7 +60,9 @@ class Body(Protocol):
 
 def structured_outputs(body: Body) -> StructuredOutputs | None:
     """What the output must be; None if nothing was said. Raises ApiError 400."""
-    asked = {name: value for name in _READ if (value := getattr(body, name)) is not None}
+    if (values := _read(body)) == _NOTHING:
+        return None
+    asked = {name: value for name, value in zip(_READ, values, strict=True) if value is not None}
     if isinstance(asked.get("response_format"), ResponseFormat) and body.response_format.type == "text":  # type: ignore[union-attr]
         del asked["response_format"]
     if len(asked) > 1:
@@ -111,3 +114,5 @@ _READ: dict[str, Any] = {
     "guided_choice": lambda value: StructuredOutputsParams(choice=value),
     "guided_grammar": lambda value: StructuredOutputsParams(grammar=value),
 }
+_read = attrgetter(*_READ)
+_NOTHING = (None,) * len(_READ)

@@ -71,7 +71,8 @@ class TracedApp:
     async def close(self) -> None:
         """Send what waits, if the collector takes it within LAST_EXPORT_S."""
         try:
-            await asyncio.wait_for(in_daemon_thread(self._provider.shutdown), LAST_EXPORT_S)
+            async with asyncio.timeout(LAST_EXPORT_S):
+                await in_daemon_thread(self._provider.shutdown)
         except TimeoutError:
             log.warning("the collector of --otlp-traces-endpoint did not take the last spans")
 

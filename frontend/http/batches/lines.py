@@ -13,7 +13,7 @@ import msgspec
 from quire.frontend.http.store.bounds import MAX_CUSTOM_ID_CHARS
 
 # Routes that a line may name: each answers a POST of JSON with JSON.
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/inference/v1/generate")
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/inference/v1/generate")
 
 MAX_LINE_BYTES = 8 << 20  # as of a body over HTTP
 _PATH = re.compile(r" - at `\$\.?(?P<path>.*)`$")
@@ -51,6 +51,7 @@ class _Wishes(msgspec.Struct):
     """Of a body: what a file of answers cannot hold."""
 
     stream: Any = None
+    background: Any = None
 
 
 _line_decoder = msgspec.json.Decoder(_Line)
@@ -79,6 +80,8 @@ def parse_line(data: bytes) -> Line:
         raise BadLine("invalid_url", f"url must be {' or '.join(ENDPOINTS)}", "url", custom_id)
     if wishes.stream:
         raise BadLine("invalid_value", "stream is not possible in a batch", "body.stream", custom_id)
+    if wishes.background:
+        raise BadLine("invalid_value", "background is not possible in a batch", "body.background", custom_id)
     return Line(custom_id, line.url, body)
 
 

@@ -26,6 +26,8 @@ class ErrorResponse(msgspec.Struct, frozen=True):
 class ApiError(Exception):
     """An HTTP error answer. `retry_after_s` and `allow` become the headers of those names."""
 
+    event = b""  # the line that names it in a stream of named events
+
     def __init__(
         self,
         status: int,

@@ -6,7 +6,7 @@ to a client that has gone, bytes vanish silently: the connection has cancelled t
 """
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import Protocol
 
@@ -15,7 +15,8 @@ from quire.frontend.http.protocol.errors import ApiError
 JSON = b"application/json"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 
-_STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\nserver: quire\r\n".encode() for s in HTTPStatus}
+_PHRASES = {**{s.value: s.phrase for s in HTTPStatus}, 529: "Overloaded"}  # the last: Anthropic's own
+_STATUS_LINES = {status: f"HTTP/1.1 {status} {phrase}\r\nserver: quire\r\n".encode() for status, phrase in _PHRASES.items()}
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -27,6 +28,7 @@ class Request:
         "answer_headers",
         "body",
         "complete",
+        "error_as",
         "expects_continue",
         "headers",
         "keep_alive",
@@ -61,6 +63,7 @@ class Request:
         self.route: object = None
         self.owner = ""  # a digest of the API key that came with it: whose the things are that it makes and sees
         self.path_parameters: dict[str, str] = {}
+        self.error_as: Callable[[ApiError], ApiError] | None = None  # errors in another shape than OpenAI's
         self.answer_headers = b""  # header lines that go with the answer, whatever it will be
 
     def take_body(self) -> bytearray:
@@ -109,7 +112,12 @@ class Response:
         self.state = ResponseState.DONE
 
     def send_error(self, error: ApiError) -> None:
+        error = self.told(error)
         self.send(error.status, error.body(), headers=error.headers())
+
+    def told(self, error: ApiError) -> ApiError:
+        """The error as this request's client is told it."""
+        return error if self._request.error_as is None else self._request.error_as(error)
 
     def start(self, content_type: bytes = EVENT_STREAM, first: bytes = b"") -> None:
         """Begin a streamed body, with its first bytes in the same write as the head."""

@@ -24,7 +24,9 @@ from quire.frontend.http.protocol.head import (
 )
 from quire.frontend.http.server_state import ServerState
 
-_SINGLE = frozenset((b"host", b"authorization", b"content-type", b"content-encoding", b"expect", b"transfer-encoding"))
+_SINGLE = frozenset(
+    (b"host", b"authorization", b"x-api-key", b"content-type", b"content-encoding", b"expect", b"transfer-encoding")
+)
 
 
 class _Incoming:
@@ -123,8 +125,9 @@ class RequestReader:
     def _body_deadline(self) -> float:
         """A route that takes larger bodies than others lets them come for longer."""
         assert self._incoming is not None
-        factor = max(1.0, self._incoming.request.max_body / self._limits.max_body_bytes)
-        return self._server.clock() + self._limits.body_timeout_s * factor
+        limits, most = self._limits, self._incoming.request.max_body
+        factor = most / limits.max_body_bytes if most > limits.max_body_bytes else 1.0
+        return self._server.clock() + limits.body_timeout_s * factor
 
     def _release(self, num_bytes: int) -> None:
         self.held_bytes -= num_bytes

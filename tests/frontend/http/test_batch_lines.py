@@ -124,6 +124,7 @@ def test_lines():
         (json.dumps({**chat("a"), "url": "/v1/files"}).encode(), "invalid_url", "a"),
         (json.dumps({**chat("a"), "body": 5}).encode(), "invalid_type", "a"),
         (json.dumps(chat("a", stream=True)).encode(), "invalid_value", "a"),
+        (json.dumps(chat("a", background=True)).encode(), "invalid_value", "a"),
         (bytes(MAX_LINE_BYTES + 1), "line_too_long", None),
     ]:
         with pytest.raises(BadLine) as bad:

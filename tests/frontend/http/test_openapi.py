@@ -45,7 +45,9 @@ def test_examples_are_taken_and_answers_are_as_described():
             needs_more = route.takes != "application/json" or (route.body is not None and route.example is None)  # a file
             if route.missing or route.parameters or route.answer_type != "application/json" or needs_more:
                 continue
-            answer = await http.Api().ask(route.method, route.path, route.example if route.body else None)
+            api = http.Api()
+            answer = await api.ask(route.method, route.path, route.example if route.body else None)
+            await api.services.storage.close()
             assert answer.status == 200, (route.path, answer.body)
             schema = SPEC["paths"][route.path][route.method.lower()]["responses"]["200"].get("content")
             if schema is not None:
@@ -79,7 +81,11 @@ async def ask(case) -> None:
     if body is not None and not isinstance(body, bytes):
         body = b"x"
     path = path.encode("ascii", "ignore").decode().replace(" ", "%20")
-    answer = await asyncio.wait_for(http.Api().ask(case.method.upper(), path, body), 20)
+    api = http.Api()
+    try:
+        answer = await asyncio.wait_for(api.ask(case.method.upper(), path, body), 20)
+    finally:
+        await api.services.storage.close()
     allowed = answer.status < 500 or (answer.status == 501 and case.operation.definition.raw["responses"].get("501"))
     assert allowed, (case.method, path, body, answer)
     if answer.status >= 400:

@@ -178,9 +178,9 @@ for _ in range(400):
 REFUSED = [
     ({"tools": [{"type": "retrieval"}]}, "tools[0].type", "function"),
     ({"tools": [{"type": "function"}]}, "tools[0].function", "name"),
-    ({"tools": [CLOCK, {"type": "function", "function": {"name": "a b"}}]}, "tools[1].function.name", "1 to 64"),
-    ({"tools": [{"type": "function", "function": {"name": "a" * 65}}]}, "tools[0].function.name", "1 to 64"),
-    ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name", "1 to 64"),
+    ({"tools": [CLOCK, {"type": "function", "function": {"name": "a b"}}]}, "tools[1].function.name", "1 to 128"),
+    ({"tools": [{"type": "function", "function": {"name": "a" * 129}}]}, "tools[0].function.name", "1 to 128"),
+    ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name", "1 to 128"),
     ({"tools": [CLOCK, CLOCK]}, "tools[1].function.name", "two functions"),
     ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}, "tools[0].function.parameters", "object"),
     ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]},

@@ -127,6 +127,21 @@ def test_receive_looks_at_no_more_than_its_limit(core, make_frontend):
     assert [m.id for _, m in got] == list(range(10))
 
 
+def test_receive_ends_when_its_time_is_over(core, make_frontend, monkeypatch):
+    monkeypatch.setattr(core_to_frontends, "RECEIVE_S", 0.0)
+    frontend = make_frontend()
+    for i in range(5):
+        frontend.send(add(i))
+    got: list = []
+    deadline = time.monotonic() + 20
+    while len(got) < 5 and time.monotonic() < deadline:
+        core._poller.poll(1000)
+        new = core.link.receive()
+        assert len(new) <= 1
+        got += new
+    assert [m.id for _, m in got] == list(range(5))
+
+
 def test_receive_takes_what_is_large_one_by_one(make_core, make_frontend):
     """A turn of the loop must stay short for everybody's streams, whatever one frontend sends."""
     size = core_to_frontends.RECEIVE_BYTES

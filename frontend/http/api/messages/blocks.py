@@ -1,0 +1,184 @@
+"""Blocks: one output's events as Anthropic's content blocks, step by step: a block is opened, gets pieces, is closed.
+
+A stream sends each step as an event (stream.py); an answer in one piece gathers them (`content_of`), so that both say the same.
+Thoughts, texts and calls each have a block of their own, in the order in which the model wrote them. A text of nothing but
+spaces has none.
+"""
+
+import base64
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
+
+import msgspec
+
+from quire.frontend.http.api.messages.schemas import ContentBlock, TextBlock, ThinkingBlock, ToolUseBlock
+from quire.frontend.text.output_events import Arguments, CallBegun, Content, Event, Reasoning
+from quire.frontend.text.output_parser import OutputParser
+
+_TOKENS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[{}\[\],]', re.DOTALL)
+_OUR_ID = "chatcmpl-tool-"
+
+Kind = Literal["text", "thinking", "tool_use"]
+
+
+class Opened(msgspec.Struct, frozen=True):
+    """id, name: of a call."""
+
+    index: int
+    kind: Kind
+    id: str = ""
+    name: str = ""
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """More of the open block: its text, its thought, or its input as JSON text."""
+
+    index: int
+    kind: Kind
+    text: str
+
+
+class Closed(msgspec.Struct, frozen=True):
+    """signature: of a thought."""
+
+    index: int
+    kind: Kind
+    signature: str = ""
+
+
+Step = Opened | Piece | Closed
+
+
+class Blocks:
+    """max_calls: those beyond are left out. shows_thoughts: else they have blocks without a text."""
+
+    def __init__(self, parser: OutputParser, max_calls: int | None = None, shows_thoughts: bool = True) -> None:
+        self._parser = parser
+        self._max_calls = max_calls
+        self._shows_thoughts = shows_thoughts
+        self.open: Kind | None = None  # the block that the next piece belongs to, and
+        self.index = -1  # its number
+        self.num_calls = 0
+        self._blank: list[str] = []  # spaces that may be the beginning of a text
+        self._thought = hashlib.sha256()
+
+    @property
+    def never_thought(self) -> bool:
+        return self._parser.never_thought
+
+    def feed(self, text: str) -> list[Step]:
+        """What this piece of the output adds."""
+        return self._steps(self._parser.feed(text))
+
+    def finish(self) -> list[Step]:
+        """The rest, when the output has ended."""
+        return self._steps(self._parser.finish()) + self._close()
+
+    def _steps(self, events: Iterable[Event]) -> list[Step]:
+        steps: list[Step] = []
+        for event in events:
+            match event:
+                case Content():
+                    steps += self._text(event.text)
+                case Reasoning():
+                    steps += self._begin("thinking") if self.open != "thinking" else []
+                    self._thought.update(event.text.encode())
+                    steps += [Piece(self.index, "thinking", event.text)] if self._shows_thoughts else []
+                case CallBegun() if self._is_wanted(event.index):
+                    self.num_calls += 1
+                    steps += self._begin("tool_use", id=event.id.replace(_OUR_ID, "toolu_"), name=event.name)
+                case Arguments() if event.text and self._is_wanted(event.index):
+                    steps.append(Piece(self.index, "tool_use", event.text))
+        return steps
+
+    def _is_wanted(self, call: int) -> bool:
+        return self._max_calls is None or call < self._max_calls
+
+    def _text(self, text: str) -> list[Step]:
+        if self.open == "text":
+            return [Piece(self.index, "text", text)]
+        self._blank.append(text)
+        if text.isspace():
+            return []
+        text = "".join(self._blank)
+        return [*self._begin("text"), Piece(self.index, "text", text)]
+
+    def _begin(self, kind: Kind, **of_call: str) -> list[Step]:
+        steps = self._close()
+        self.open = kind
+        self.index += 1
+        self._blank.clear()
+        return [*steps, Opened(self.index, kind, **of_call)]
+
+    def _close(self) -> list[Step]:
+        kind, self.open = self.open, None
+        if kind is None:
+            return []
+        signature = ""
+        if kind == "thinking":
+            signature = base64.b64encode(self._thought.digest()).decode()
+            self._thought = hashlib.sha256()
+        return [Closed(self.index, kind, signature)]
+
+
+# ---------------------------------------------------------------------------------------------------------- in one piece
+def content_of(steps: Iterable[Step]) -> list[ContentBlock]:
+    """The blocks that the steps make."""
+    content: list[ContentBlock] = []
+    opened, texts = Opened(0, "text"), list[str]()
+    for step in steps:
+        match step:
+            case Opened():
+                opened, texts = step, []
+            case Piece():
+                texts.append(step.text)
+            case Closed():
+                content.append(_block(opened, "".join(texts), step.signature))
+    return content
+
+
+def _block(opened: Opened, text: str, signature: str) -> ContentBlock:
+    match opened.kind:
+        case "text":
+            return TextBlock(text)
+        case "thinking":
+            return ThinkingBlock(text, signature)
+    return ToolUseBlock(opened.id, opened.name, msgspec.Raw(input_of(text).encode()))
+
+
+def input_of(arguments: str) -> str:
+    """A call's arguments as a JSON object, whatever the model wrote: of those that break off what is complete."""
+    for text in itertools.chain((arguments or "{}",), _completed(arguments)):
+        try:
+            if isinstance(json.loads(text, parse_constant=_no_json), dict):
+                return text
+        except (ValueError, RecursionError):
+            pass
+    return "{}"
+
+
+def _completed(text: str) -> Iterator[str]:
+    """A JSON text that breaks off, closed: at its end, or where its last value that is complete ends."""
+    closing: list[str] = []
+    end = 0
+    for token in _TOKENS.finditer(text):
+        mark = token[0]
+        if mark in "{[":
+            closing.append("}" if mark == "{" else "]")
+            end = token.end()
+        elif mark in "}]" and closing:
+            closing.pop()
+            end = token.end()
+        elif mark == ",":
+            end = token.start()
+    rest = "".join(reversed(closing))
+    yield text + rest
+    yield text[:end] + rest
+
+
+def _no_json(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")

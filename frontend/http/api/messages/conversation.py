@@ -1,0 +1,182 @@
+"""A request's system prompt and messages, blocks of content, as the messages that a chat template takes.
+
+Turns of one role that follow each other become one. A tool's result becomes a message of the role "tool", an assistant's
+thoughts its reasoning. What a model of texts cannot take, and what stands where it must not, is a 400 that names the block.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import msgspec
+
+from quire.frontend.http.api.errors import invalid
+from quire.frontend.http.api.messages.schemas import Block, CountTokensRequest, InputMessage
+from quire.frontend.http.api.schemas import MAX_ITEMS, Json
+from quire.frontend.http.protocol.errors import ApiError
+
+_ATTRIBUTION = "x-anthropic-billing-header:"  # Claude Code's first system block: for a bill, and new with each request
+_MEDIA = frozenset(("image", "document", "search_result", "container_upload"))
+
+T = TypeVar("T")
+
+
+def chat_messages(body: CountTokensRequest) -> list[Json]:
+    """Raises ApiError 400."""
+    turns = _Turns()
+    if system := _system_text(body.system):
+        turns.of("system").texts.append(system)
+    for i, message in enumerate(body.messages):
+        _READ[message.role](turns, message, f"messages[{i}]")
+    if len(turns.turns) > MAX_ITEMS:
+        raise invalid(f"messages may hold at most {MAX_ITEMS} turns and results of tools", "messages")
+    return [turn.message() for turn in turns.turns]
+
+
+def without_later_system(messages: list[Json]) -> list[Json] | None:
+    """The same with system messages that do not come first as part of users' turns, for templates that take them only there;
+    None if there are none. Claude Code sends such."""
+    if all(message["role"] != "system" for message in messages[1:]):
+        return None
+    result = messages[:1]
+    for message in messages[1:]:
+        if message["role"] == "system":
+            message = {"role": "user", "content": f"<system>\n{message['content']}\n</system>"}
+        if message["role"] == "user" == result[-1]["role"]:
+            result[-1] = {"role": "user", "content": _parts(result[-1]["content"])}
+            result[-1]["content"] += _parts(message["content"])
+        else:
+            result.append(message)
+    return result
+
+
+def _parts(content: str | list[Json]) -> list[Json]:
+    return content if isinstance(content, list) else [{"type": "text", "text": content}]
+
+
+@dataclass(slots=True)
+class _Turn:
+    """A message on its way. more: fields of the role "tool"."""
+
+    role: str
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[Json] = field(default_factory=list)
+    more: Json = field(default_factory=dict)
+
+    def message(self) -> Json:
+        message: Json = {"role": self.role, "content": "\n\n".join(text for text in self.texts if text), **self.more}
+        if self.role == "user" and len(self.texts) > 1:
+            message["content"] = [{"type": "text", "text": text} for text in self.texts]
+        if self.calls:
+            message["tool_calls"] = self.calls
+        if any(self.thoughts):
+            message["reasoning_content"] = "".join(self.thoughts)
+        return message
+
+
+class _Turns:
+    """The conversation so far. names: of the tools that were called, by the calls' ids."""
+
+    def __init__(self) -> None:
+        self.turns: list[_Turn] = []
+        self.names: dict[str, str] = {}
+
+    def of(self, role: str) -> _Turn:
+        """The last turn, if it is this role's, or a new one."""
+        if not self.turns or self.turns[-1].role != role:
+            self.turns.append(_Turn(role))
+        return self.turns[-1]
+
+
+def _system_text(system: str | Sequence[Block] | None) -> str:
+    if system is None or isinstance(system, str):
+        return system or ""
+    texts = [_text(block, f"system[{i}]") for i, block in enumerate(system)]
+    return "\n".join(text for text in texts if not text.startswith(_ATTRIBUTION))
+
+
+def _read_system(turns: _Turns, message: InputMessage, place: str) -> None:
+    turns.of("system").texts.append(_joined(message.content, f"{place}.content"))
+
+
+def _read_user(turns: _Turns, message: InputMessage, place: str) -> None:
+    if isinstance(message.content, str):
+        turns.of("user").texts.append(message.content)
+        return
+    if not message.content:
+        turns.of("user")
+    for j, block in enumerate(message.content):
+        where = f"{place}.content[{j}]"
+        if block.type == "tool_result":
+            turns.turns.append(_result(turns, block, where))
+        else:
+            turns.of("user").texts.append(_text(block, where))
+
+
+def _result(turns: _Turns, block: Block, place: str) -> _Turn:
+    call = _needed(block.tool_use_id, f"{place}.tool_use_id")
+    text = _joined(block.content or "", f"{place}.content")
+    name = {"name": turns.names[call]} if call in turns.names else {}  # some templates want it
+    return _Turn("tool", [f"Error: {text}" if block.is_error else text], more={"tool_call_id": call, **name})
+
+
+def _read_assistant(turns: _Turns, message: InputMessage, place: str) -> None:
+    turn, texts = turns.of("assistant"), []
+    if isinstance(message.content, str):
+        turn.texts.append(message.content)
+        return
+    for j, block in enumerate(message.content):
+        where = f"{place}.content[{j}]"
+        match block.type:
+            case "thinking":
+                turn.thoughts.append(_needed(block.thinking, f"{where}.thinking"))
+            case "redacted_thinking":
+                pass  # nobody here can read it
+            case "tool_use":
+                turn.calls.append(_call(turns, block, where))
+            case _:
+                texts.append(_text(block, where))
+    turn.texts.append("".join(texts))
+
+
+def _call(turns: _Turns, block: Block, place: str) -> Json:
+    call, name = _needed(block.id, f"{place}.id"), _needed(block.name, f"{place}.name")
+    turns.names[call] = name
+    return {"id": call, "type": "function", "function": {"name": name, "arguments": _input(block, f"{place}.input")}}
+
+
+def _input(block: Block, place: str) -> str:
+    """As JSON text, which is decoded, and bounded, where all calls' arguments are (chat_template.py)."""
+    text, block.input = bytes(block.input), msgspec.Raw()  # which would keep the whole body
+    if text in (b"", b"null"):
+        _needed(None, place)
+    if not text.startswith(b"{"):
+        raise invalid(f"{place} must be an object", place)
+    return text.decode(errors="replace")
+
+
+_READ = {"system": _read_system, "user": _read_user, "assistant": _read_assistant}
+
+
+def _joined(content: str | Sequence[Block], place: str) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join([_text(block, f"{place}[{j}]") for j, block in enumerate(content)])
+
+
+def _text(block: Block, place: str) -> str:
+    """Of a block that must be a text."""
+    if block.type == "text":
+        return _needed(block.text, f"{place}.text")
+    if block.type in _MEDIA:
+        what = f"{place}: this model takes text only, no block of type {block.type!r}; send its text as a block of type 'text'."
+    else:
+        what = f"{place}: a block of type {block.type[:64]!r} is not taken here."
+    raise ApiError(400, what, param=place, code="unsupported_value")
+
+
+def _needed(value: T | None, place: str) -> T:
+    if value is None:
+        raise ApiError(400, f"{place}: this field is required.", param=place, code="missing_required_parameter")
+    return value

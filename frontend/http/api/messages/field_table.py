@@ -1,0 +1,56 @@
+"""What becomes of every field of /v1/messages and /v1/messages/count_tokens that Anthropic's reference names.
+
+For the page of fields, as field_table.py is for OpenAI's routes; a test holds it to the structs that decode bodies.
+"""
+
+from typing import Literal, NamedTuple
+
+from quire.frontend.http.api.field_table import Treatment
+
+
+class MessagesField(NamedTuple):
+    """routes: "messages", or "both" of them. treatment, note: as field_table.Field's."""
+
+    name: str
+    routes: Literal["both", "messages"]
+    treatment: Treatment
+    note: str = ""
+
+
+FIELDS = (
+    MessagesField("model", "both", "works", "one of the served names; 404 for another; without it, the first"),
+    MessagesField("messages", "both", "works", "blocks of type text, thinking, redacted_thinking (left out), tool_use and "
+                  "tool_result; others: 400. A last message of the assistant's is continued"),
+    MessagesField("system", "both", "works", "a text or blocks of text; Claude Code's x-anthropic-billing-header is left out"),
+    MessagesField("max_tokens", "messages", "works", "required; where the context has less room, the answer ends there, with "
+                  "stop_reason model_context_window_exceeded; 0 computes the prompt for the cache"),
+    MessagesField("stop_sequences", "messages", "works"),
+    MessagesField("stream", "messages", "works"),
+    MessagesField("temperature", "messages", "works", "above 1, too"),
+    MessagesField("top_p", "messages", "works"),
+    MessagesField("top_k", "messages", "works"),
+    MessagesField("tools", "both", "works", "of type custom, with strict, input_examples and cache_control; tools that "
+                  "Anthropic defines or runs: 400"),
+    MessagesField("tool_choice", "both", "works", "auto, any, tool and none, with disable_parallel_tool_use"),
+    MessagesField("thinking", "both", "works", "enabled with budget_tokens (of a reasoning model; from 1 on), adaptive, "
+                  "disabled; display: omitted"),
+    MessagesField("output_config", "both", "works", "format; effort as the template's reasoning_effort"),
+    MessagesField("output_format", "both", "works", "the older place of output_config.format"),
+    MessagesField("chat_template_kwargs", "both", "works", "not Anthropic's: as with chats"),
+    MessagesField("cache_salt", "messages", "works", "not Anthropic's: as with chats"),
+    MessagesField("priority", "messages", "works", "not Anthropic's: as with chats"),
+    MessagesField("cache_control", "both", "harmless", "every prefix is cached, with or without it"),
+    MessagesField("metadata", "messages", "harmless"),
+    MessagesField("service_tier", "messages", "harmless"),
+    MessagesField("container", "both", "refused"),
+    MessagesField("mcp_servers", "both", "refused"),
+    MessagesField("context_management", "both", "refused", "but for clear_thinking that keeps all"),
+    MessagesField("compaction", "both", "refused"),
+    MessagesField("diagnostics", "both", "refused"),
+    MessagesField("fallbacks", "both", "refused"),
+    MessagesField("fallback_credit_token", "both", "refused"),
+    MessagesField("billing_policy", "both", "refused"),
+    MessagesField("thread", "both", "refused", "with the code that makes clients send whole conversations"),
+    MessagesField("inference_geo", "both", "refused", "but for 'global'"),
+    MessagesField("speed", "both", "refused", "but for 'standard'"),
+)  # fmt: skip

@@ -1,0 +1,178 @@
+"""Bodies of Anthropic's Messages API as msgspec structs (https://docs.claude.com/en/api/messages), requests and answers.
+
+conversation.py and request.py make of a request what chat's engine takes; blocks.py and stream.py make the answers. A field
+that is null means the same as one that is absent. Fields that would change the answer and are not here stand in `NotHere`, and
+request.py refuses them by name.
+"""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from quire.frontend.http.api.schemas import MAX_ITEMS, Int32, Int64, Json, ShortText, TemplateVariables
+
+RawObject = Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "object"})]
+
+
+# ------------------------------------------------------------------------------------------------------------- requests
+class Block(msgspec.Struct, kw_only=True):
+    """A part of a message: text, thinking, redacted_thinking, tool_use or tool_result. Which of the fields a part of its type
+    must have, conversation.py says. cache_control is taken and changes nothing: what can be cached always is."""
+
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    data: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: RawObject = msgspec.field(default_factory=msgspec.Raw)
+    tool_use_id: str | None = None
+    content: "str | list[Block] | None" = None
+    is_error: bool | None = None
+    cache_control: Json | None = None
+
+
+class InputMessage(msgspec.Struct, kw_only=True):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class Tool(msgspec.Struct, kw_only=True):
+    """type: "custom", the default; all others are tools that Anthropic defines or runs."""
+
+    type: str | None = None
+    name: str | None = None
+    description: str | None = None
+    input_schema: Json | None = None
+    strict: bool | None = None
+    input_examples: list[Json] | None = None
+    allowed_callers: list[str] | None = None
+    defer_loading: bool | None = None
+    eager_input_streaming: bool | None = None
+    cache_control: Json | None = None
+
+
+class ToolChoice(msgspec.Struct, kw_only=True):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class ThinkingConfig(msgspec.Struct, kw_only=True):
+    type: str
+    budget_tokens: Int64 | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class OutputFormat(msgspec.Struct, kw_only=True):
+    type: Literal["json_schema"]
+    schema: Json
+
+
+class OutputConfig(msgspec.Struct, kw_only=True):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+    task_budget: Any = None
+
+
+class NotHere(msgspec.Struct, kw_only=True):
+    """Refused, but for values that ask for nothing (request.py). Not decoded: they may be of any size."""
+
+    container: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    mcp_servers: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    context_management: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    compaction: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    diagnostics: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    fallbacks: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    fallback_credit_token: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    billing_policy: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    thread: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    inference_geo: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    speed: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+
+
+class CountTokensRequest(NotHere, kw_only=True):
+    """What a prompt is made of. model: None is the first one served. output_format: the older place of output_config.format."""
+
+    model: ShortText | None = None
+    messages: Annotated[list[InputMessage], msgspec.Meta(min_length=1, max_length=MAX_ITEMS)]
+    system: str | list[Block] | None = None
+    tools: Annotated[list[Tool], msgspec.Meta(max_length=1024)] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: ThinkingConfig | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+    cache_control: Json | None = None
+    chat_template_kwargs: TemplateVariables | None = None
+
+
+class MessagesRequest(CountTokensRequest, kw_only=True):
+    """max_tokens: 0 computes the prompt, for the cache, and answers nothing. Beyond Anthropic's, as with chats: cache_salt,
+    priority, chat_template_kwargs."""
+
+    max_tokens: Int64
+    stream: bool | None = None
+    stop_sequences: list[str] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Int64 | None = None
+    metadata: Json | None = None
+    service_tier: str | None = None
+    cache_salt: Annotated[str, msgspec.Meta(max_length=1024)] | None = None
+    priority: Int32 | None = None
+
+
+# -------------------------------------------------------------------------------------------------------------- answers
+class TextBlock(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
+    text: str
+
+
+class ThinkingBlock(msgspec.Struct, frozen=True, tag_field="type", tag="thinking"):
+    """signature: of our own making, for clients that keep no thought without one; nobody checks it."""
+
+    thinking: str
+    signature: str
+
+
+class ToolUseBlock(msgspec.Struct, frozen=True, tag_field="type", tag="tool_use"):
+    """input: a JSON object."""
+
+    id: str
+    name: str
+    input: RawObject
+
+
+ContentBlock = TextBlock | ThinkingBlock | ToolUseBlock
+
+
+class OutputTokensDetails(msgspec.Struct, frozen=True):
+    thinking_tokens: int
+
+
+class MessagesUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """input_tokens: those that were not found in the cache."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails | msgspec.UnsetType = msgspec.UNSET
+    service_tier: str | msgspec.UnsetType = "standard"
+
+
+class MessagesResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """stop_reason: end_turn, max_tokens, stop_sequence, tool_use or model_context_window_exceeded."""
+
+    id: str
+    type: str = "message"
+    role: str = "assistant"
+    model: str
+    content: list[ContentBlock]
+    stop_reason: str | None
+    stop_sequence: str | None
+    usage: MessagesUsage
+
+
+class CountTokensResponse(msgspec.Struct, frozen=True):
+    input_tokens: int

@@ -1,0 +1,140 @@
+"""A message as server-sent events, Anthropic's (https://docs.claude.com/en/docs/build-with-claude/streaming).
+
+`EventWriter` makes bytes of a message's beginning, steps and end; `MessageStream` runs one request's stream. The head of the
+answer goes out with the first output, so that an earlier failure still has a status of its own; after that, a stream that is
+silent for long shows by a `ping` that it lives.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from quire.frontend.client.outputs import Delta
+from quire.frontend.http.api.messages.blocks import Closed, Opened, Piece, Step
+from quire.frontend.http.api.messages.schemas import MessagesResponse, MessagesUsage
+from quire.frontend.http.api.metrics import Metrics
+from quire.frontend.http.api.prompt_run import PromptRun
+from quire.frontend.http.api.request_metrics import count_first_token
+from quire.frontend.http.api.sse import json_bytes
+from quire.frontend.http.protocol.exchange import Response, ResponseState
+
+PING_S = 10.0
+PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+_STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+_END = b"}}\n\n"
+_DELTAS = {
+    "text": b'"text_delta","text":',
+    "thinking": b'"thinking_delta","thinking":',
+    "tool_use": b'"input_json_delta","partial_json":',
+}
+_OPENINGS = {"text": b'{"type":"text","text":""}', "thinking": b'{"type":"thinking","thinking":"","signature":""}'}
+
+
+class EventWriter:
+    """Each method returns whole events."""
+
+    def __init__(self) -> None:
+        self._delta = b""  # what goes before the next piece of the open block
+
+    def opening(self, message: MessagesResponse) -> bytes:
+        return b'event: message_start\ndata: {"type":"message_start","message":%b}\n\n' % json_bytes(message) + PING
+
+    def text(self, text: str) -> bytes:
+        """A piece of the open block."""
+        return self._delta + json_bytes(text) + _END
+
+    def step(self, step: Step) -> bytes:
+        match step:
+            case Piece():
+                return self.text(step.text)
+            case Opened():
+                return self._opened(step)
+            case Closed():
+                return self._closed(step)
+
+    def _opened(self, step: Opened) -> bytes:
+        delta = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":%b'
+        self._delta = delta % (step.index, _DELTAS[step.kind])
+        block = _OPENINGS.get(step.kind)
+        if block is None:
+            block = b'{"type":"tool_use","id":%b,"name":%b,"input":{}}' % (json_bytes(step.id), json_bytes(step.name))
+        start = b'event: content_block_start\ndata: {"type":"content_block_start","index":%d,"content_block":%b}\n\n'
+        return start % (step.index, block)
+
+    def _closed(self, step: Closed) -> bytes:
+        signed = b""
+        if step.kind == "thinking":
+            delta = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":'
+            signed = delta % step.index + b'{"type":"signature_delta","signature":%b}}\n\n' % json_bytes(step.signature)
+        return signed + b'event: content_block_stop\ndata: {"type":"content_block_stop","index":%d}\n\n' % step.index
+
+    def closing(self, stop_reason: str, stop_sequence: str | None, usage: MessagesUsage) -> bytes:
+        reasons = json_bytes(stop_reason), json_bytes(stop_sequence), json_bytes(usage)
+        delta = b'{"type":"message_delta","delta":{"stop_reason":%b,"stop_sequence":%b},"usage":%b}' % reasons
+        return b"event: message_delta\ndata: %b\n\n" % delta + _STOP
+
+
+class Events(Protocol):
+    """What makes a stream's events of its deltas (answer.py)."""
+
+    def begin(self) -> bytes: ...
+    def read(self, delta: Delta) -> bytes: ...
+
+
+class MessageStream:
+    """One response. A client that reads slowly stops the loop, and what comes meanwhile is merged by the engine's client."""
+
+    def __init__(self, response: Response, metrics: Metrics, answer: Events) -> None:
+        self._response = response
+        self._metrics = metrics
+        self._answer = answer
+        self._is_silent = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def run(self, run: PromptRun) -> None:
+        self._watch()
+        try:
+            await self._pump(run)
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+        self._response.end()
+
+    async def _pump(self, run: PromptRun) -> None:
+        latency, clock, previous = self._metrics.inter_token_latency, time.perf_counter, 0.0
+        response = self._response
+        assert isinstance(run.stream, AsyncIterator)  # no search of beams
+        async for deltas in run.stream:
+            now = clock()
+            if previous:
+                latency.observe(now - previous)
+            else:
+                count_first_token(self._metrics, run)
+            data = b"" if previous else self._answer.begin()
+            previous = now
+            data += b"".join([self._events(run, delta) for delta in deltas])
+            if not data:
+                continue
+            self._is_silent = False
+            if response.state is ResponseState.WAITING:
+                response.start(first=data)
+            else:
+                response.write(data)
+            if response.write_paused:
+                await response.drain()
+
+    def _events(self, run: PromptRun, delta: Delta) -> bytes:
+        run.num_tokens[0] = delta.num_tokens
+        if delta.finish_reason is not None:
+            run.finish_reasons[0] = delta.finish_reason
+            self._metrics.count("request_success", delta.finish_reason)
+        return self._answer.read(delta)
+
+    def _watch(self) -> None:
+        """Called every PING_S: where nothing was sent since the last time, a ping is."""
+        response = self._response
+        if self._is_silent and response.state is ResponseState.STREAMING and not response.write_paused:
+            response.write(PING)
+        self._is_silent = True
+        self._timer = asyncio.get_running_loop().call_later(PING_S, self._watch)

@@ -1,0 +1,87 @@
+"""background: true: a response that runs on in this process while its client asks for it now and then, at whichever frontend.
+
+Its record says what it has come to. A cancellation is written there, by any frontend; the one that runs it sees it within a
+moment, and says all the while that it still runs: so a response whose server was killed is known to have failed (kept.py).
+"""
+
+import asyncio
+import logging
+
+from quire.frontend.http.api.chat_run import submit_chat
+from quire.frontend.http.api.errors import from_exception
+from quire.frontend.http.api.generate import running
+from quire.frontend.http.api.prompt_run import PromptRun
+from quire.frontend.http.api.responses.kept import keep_begun, keep_result, touch
+from quire.frontend.http.api.responses.running import RunningTurn
+from quire.frontend.http.api.responses.turn import Turn
+from quire.frontend.http.api.services import Services
+from quire.frontend.http.protocol.errors import ApiError, internal_error, shutting_down
+
+logger = logging.getLogger("quire.http")
+
+MAX_RUNNING = 256  # of one frontend
+_LOOK_S = 2.0
+
+
+async def begin(services: Services, turn: Turn) -> None:
+    """Returns when it runs and is kept. Raises ApiError, ClientErrors."""
+    tasks, id = services.state.background, turn.response.id
+    if len(tasks) >= MAX_RUNNING:
+        raise ApiError(503, "Too many responses run in the background.", code="overloaded", retry_after_s=5)
+    begun = asyncio.get_running_loop().create_future()
+    task = tasks[id] = asyncio.create_task(_run(services, turn, begun))
+    task.add_done_callback(lambda _: tasks.pop(id))
+    try:
+        await begun
+    except asyncio.CancelledError:  # the client has gone, and does not know its name
+        task.cancel()
+        raise
+
+
+async def end_all(services: Services) -> None:
+    """The server stops: what still runs has failed."""
+    tasks = list(services.state.background.values())
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)
+
+
+async def _run(services: Services, turn: Turn, begun: asyncio.Future[None]) -> None:
+    response, storage = turn.response, services.storage
+    try:
+        await _answer(services, turn, begun)
+    except (asyncio.CancelledError, Exception) as error:  # whatever it is, it is this response's, and told by it
+        if not begun.done():
+            begun.set_exception(error) if isinstance(error, Exception) else begun.cancel()
+            return
+        known = shutting_down() if isinstance(error, asyncio.CancelledError) else from_exception(error, "input")
+        if known is None:
+            logger.exception("a response in the background failed")
+        response.fail(known or internal_error())
+        await keep_result(storage, turn.owner, response, turn.items)
+
+
+async def _answer(services: Services, turn: Turn, begun: asyncio.Future[None]) -> None:
+    response, runs = turn.response, list[PromptRun]()
+    async with running(response.id, runs, services.metrics, services.request_log):
+        runs.append(submit_chat(services, turn.chat_body, turn.chat, response.id))
+        services.request_log.started(response.id, runs, False)
+        await keep_begun(services.storage, turn.owner, response, turn.items)
+        begun.set_result(None)
+        watch = asyncio.create_task(_watch(services, turn, runs[0]))
+        try:
+            await RunningTurn(services, turn, runs[0]).whole()
+        finally:
+            watch.cancel()
+
+
+async def _watch(services: Services, turn: Turn, run: PromptRun) -> None:
+    """Until it is cancelled or deleted; what is generated then is nobody's."""
+    while True:
+        await asyncio.sleep(_LOOK_S)
+        try:
+            if not await touch(services.storage, turn.owner, turn.response.id):
+                return run.stream.cancel()
+        except ApiError as error:  # the disk is full, or the like: perhaps not next time
+            logger.warning("a response in the background could not be looked after: %s", error.message)

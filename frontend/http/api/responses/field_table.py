@@ -1,0 +1,63 @@
+"""What becomes of every field of /v1/responses that OpenAI's and vLLM's references name.
+
+As field_table.py does for the other routes: the page of fields in docs/ is made of this, and a test holds it to the struct.
+"""
+
+from quire.frontend.http.api.field_table import Field, Treatment
+from quire.frontend.http.api.responses.request import AS_IN_CHATS
+
+
+def _field(name: str, treatment: Treatment = "works", note: str = "") -> Field:
+    return Field(name, "responses", treatment, note)
+
+
+_NOTES = {
+    "structured_outputs": "vLLM's; excludes text.format",
+    "priority": "needs --scheduling-policy priority, unless it is 0",
+    "cache_salt": "up to 1024 characters",
+    "request_id": "the response's id is made of it; the header X-Request-Id goes before it",
+}
+FIELDS = (
+    # what the answer is to be made of
+    _field("model", note="one of the served names; 404 for another; without it, the first"),
+    _field("input", note="a text, or items: message, function_call, function_call_output, reasoning, item_reference"),
+    _field("instructions", note="the system's message; not carried over to the next response"),
+    _field("previous_response_id", note="goes on from a response that was kept, of the same API key"),
+    _field("truncation", note="auto: the oldest turns are left out if the conversation does not fit"),
+    _field("conversation", "refused", "previous_response_id goes on from a response"),
+    _field("prompt", "refused"),
+    _field("context_management", "refused", "see truncation"),
+    _field("previous_input_messages", "refused", "vLLM's; send them as items"),
+    _field("previous_response", "refused", "vLLM's; send its output as items"),
+    _field("mm_processor_kwargs", "refused"),
+    _field("image", "refused"),
+    # tools, reasoning, structure
+    _field("tools", note="functions; 400 for tools that the server would have to run"),
+    _field("tool_choice", note="none, auto, required, a function, or allowed_tools"),
+    _field("parallel_tool_calls"),
+    _field("max_tool_calls", "harmless", "of tools that a server runs; there are none"),
+    _field("text", note="format: text, json_object or json_schema; verbosity is handed to the chat template"),
+    _field("reasoning", note="effort is handed to the chat template; summary: auto only, for thoughts are returned whole"),
+    # how long, and what is as in /v1/chat/completions
+    _field("max_output_tokens", note="default: the rest of the context"),
+    *(_field(name, note=_NOTES.get(name, "")) for name in AS_IN_CHATS),
+    # what is returned
+    _field("stream", note="events as OpenAI's; the first with the first token"),
+    _field("stream_options", note="include_obfuscation: false only"),
+    _field("include", note="message.output_text.logprobs, reasoning.encrypted_content; of others there is nothing to include"),
+    _field("top_logprobs", note="0 to 20; more than 0 asks for log-probabilities by itself"),
+    _field("metadata", note="up to 16 texts, returned with the response"),
+    _field("enable_response_messages", "refused", "vLLM's"),
+    _field("moderation", "refused"),
+    # how it is run and kept
+    _field("store", note="default true; the answer says false where it could not be kept"),
+    _field("background", note="needs store; not with stream"),
+    # what asks for nothing here
+    _field("user", "harmless"),
+    _field("safety_identifier", "harmless"),
+    _field("prompt_cache_key", "harmless", "prefixes are found by their tokens"),
+    _field("prompt_cache_options", "harmless", "but for prewarm and comparison_response_id, which are refused"),
+    _field("prompt_cache_retention", "harmless"),
+    _field("service_tier", "harmless", "there is one: default"),
+    _field("access_programs", "refused", "standard is accepted"),
+)  # fmt: skip

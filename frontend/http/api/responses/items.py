@@ -1,0 +1,195 @@
+"""Items of a response's input: checked, given ids, and completed to the shapes that OpenAI's references list them in.
+
+What comes out is what is kept, listed by /v1/responses/{id}/input_items, and made messages of (messages.py). An item's id holds
+the name of its response, so that a reference to it is found without an index: `response_of_item`. Any JSON may come in.
+"""
+
+import base64
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from quire.frontend.http.api.errors import invalid
+from quire.frontend.http.api.schemas import Json
+from quire.frontend.http.protocol.errors import ApiError
+
+MAX_REFERENCES = 64  # of one request: each is read from the store
+_MAX_ID = 256
+_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
+_KINDS = "message, function_call, function_call_output, reasoning and item_reference"
+_STATUSES = ("in_progress", "completed", "incomplete")
+_SEALED = "quire1."
+
+
+def item_id(response_id: str, kind: str, number: int | str) -> str:
+    return f"{_PREFIXES[kind]}_{response_id.partition('_')[2]}_{number}"
+
+
+def response_of_item(id: str) -> str:
+    """The response that an item was made for, as its id says."""
+    return "resp_" + id.partition("_")[2].rpartition("_")[0]
+
+
+def referenced_ids(items: Sequence[Json]) -> list[str]:
+    """Ids of the items that are only referred to. Raises ApiError 400."""
+    ids = [_text(item.get("id"), f"input[{i}].id") for i, item in enumerate(items) if _kind_of(item) == "item_reference"]
+    if len(ids) > MAX_REFERENCES:
+        raise invalid(f"input may hold at most {MAX_REFERENCES} items of type item_reference", "input")
+    return ids
+
+
+def completed_items(given: str | Sequence[Json], known: Mapping[str, Json], response_id: str) -> list[Json]:
+    """known: items that may be referred to, by id. Raises ApiError 400, naming the item."""
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    items = []
+    for i, item in enumerate(given):
+        kind = _kind_of(item)
+        if kind == "item_reference":
+            items.append(_referred(item, known, f"input[{i}].id"))
+            continue
+        if not isinstance(kind, str) or kind not in _ITEMS:
+            raise ApiError(
+                400,
+                f"input[{i}].type: items of type {str(kind)[:40]!r} are not supported by this server; {_KINDS} are.",
+                param=f"input[{i}].type",
+                code="unsupported_value",
+            )
+        place = f"input[{i}]"
+        id = item.get("id")
+        id = _text(id, f"{place}.id") if id is not None else item_id(response_id, kind, f"in{i}")
+        if len(id) > _MAX_ID:
+            raise invalid(f"{place}.id may have at most {_MAX_ID} characters", f"{place}.id")
+        status = item.get("status")
+        if status is not None and status not in _STATUSES:
+            raise invalid(f"{place}.status must be one of {', '.join(_STATUSES)}", f"{place}.status")
+        items.append({"id": id, "type": kind, "status": status or "completed", **_ITEMS[kind](item, place)})
+    return items
+
+
+def _kind_of(item: Json) -> Any:
+    """An item's type; where it says none, a message has a role and a reference an id alone."""
+    kind = item.get("type")
+    if kind is not None:
+        return kind
+    return "message" if "role" in item else "item_reference" if "id" in item else None
+
+
+def _referred(item: Json, known: Mapping[str, Json], place: str) -> Json:
+    id = _text(item.get("id"), place)
+    found = known.get(id)
+    if found is None:
+        raise ApiError(400, f"{place}: there is no item {id[:80]!r} in a kept response.", param=place, code="item_not_found")
+    return found
+
+
+def check_calls(items: Sequence[Json]) -> None:
+    """Every output belongs to a call before it. Raises ApiError 400."""
+    calls: set[str] = set()
+    for item in items:
+        if item["type"] == "function_call":
+            calls.add(item["call_id"])
+        elif item["type"] == "function_call_output" and item["call_id"] not in calls:
+            raise invalid(
+                f"input: there is no function_call with the call_id {item['call_id'][:80]!r} before its function_call_output; "
+                "send both, or the call's response as previous_response_id",
+                "input",
+            )
+
+
+# ------------------------------------------------------------------------------------------------------- item by item
+def _message(item: Json, place: str) -> Json:
+    role, content = item.get("role"), item.get("content")
+    if role not in ("user", "assistant", "system", "developer"):
+        raise invalid(f"{place}.role must be user, assistant, system or developer", f"{place}.role")
+    if isinstance(content, str):
+        content = [{"type": "output_text" if role == "assistant" else "input_text", "text": content}]
+    if not isinstance(content, list):
+        raise invalid(f"{place}.content must be a text or a list of parts", f"{place}.content")
+    parts = [_part(part, f"{place}.content[{i}]", role == "assistant") for i, part in enumerate(content)]
+    return {"role": role, "content": parts}
+
+
+def _part(part: Any, place: str, by_model: bool) -> Json:
+    """by_model: of a message of the assistant's, which may have refused."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if by_model and kind == "refusal":
+        return {"type": "refusal", "refusal": _text(part.get("refusal"), f"{place}.refusal", may_be_empty=True)}
+    if kind in ("input_text", "output_text", "text"):
+        text = _text(part.get("text"), f"{place}.text", may_be_empty=True)
+        return {"type": "output_text", "text": text, "annotations": []} if by_model else {"type": "input_text", "text": text}
+    if kind in ("input_image", "input_file", "input_audio", "computer_screenshot"):
+        raise ApiError(
+            400, f"{place}.type: this server takes text only, no {kind}.", param=f"{place}.type", code="unsupported_value"
+        )
+    raise invalid(f"{place}.type must be input_text or, of the assistant's, output_text or refusal", f"{place}.type")
+
+
+def _function_call(item: Json, place: str) -> Json:
+    return {
+        name: _text(item.get(name), f"{place}.{name}", may_be_empty=name == "arguments")
+        for name in ("call_id", "name", "arguments")
+    }
+
+
+def _function_call_output(item: Json, place: str) -> Json:
+    output = item.get("output")
+    if isinstance(output, list):
+        output = [_part(part, f"{place}.output[{i}]", False) for i, part in enumerate(output)]
+    elif not isinstance(output, str):
+        raise invalid(f"{place}.output must be a text or a list of parts", f"{place}.output")
+    return {"call_id": _text(item.get("call_id"), f"{place}.call_id"), "output": output}
+
+
+def _reasoning(item: Json, place: str) -> Json:
+    result: Json = {"summary": _texts(item.get("summary"), "summary_text", f"{place}.summary")}
+    result["content"] = _texts(item.get("content"), "reasoning_text", f"{place}.content")
+    sealed = item.get("encrypted_content")
+    if sealed is not None:
+        result["encrypted_content"] = _text(sealed, f"{place}.encrypted_content")
+        if not result["content"]:
+            result["content"] = [{"type": "reasoning_text", "text": unsealed(sealed, f"{place}.encrypted_content")}]
+    return result
+
+
+def _texts(value: Any, kind: str, place: str) -> list[Json]:
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise invalid(f"{place} must be a list", place)
+    texts = []
+    for i, part in enumerate(value):
+        if not isinstance(part, dict) or part.get("type", kind) != kind:
+            raise invalid(f"{place}[{i}] must be an object of type {kind}", f"{place}[{i}]")
+        texts.append({"type": kind, "text": _text(part.get("text"), f"{place}[{i}].text", may_be_empty=True)})
+    return texts
+
+
+def _text(value: Any, place: str, may_be_empty: bool = False) -> str:
+    if not isinstance(value, str) or not (value or may_be_empty):
+        raise invalid(f"{place} must be a text{'' if may_be_empty else ' that is not empty'}", place)
+    return value
+
+
+_ITEMS: dict[Any, Callable[[Json, str], Json]] = {
+    "message": _message,
+    "function_call": _function_call,
+    "function_call_output": _function_call_output,
+    "reasoning": _reasoning,
+}
+
+
+# ------------------------------------------------------------------------------------------------- encrypted_content
+def sealed(thought: str) -> str:
+    """A thought as an opaque text that a client sends back (OpenAI's encrypted_content). It is no secret from whoever reads
+    the answer, which holds the thought itself: so it is packed, not encrypted."""
+    return _SEALED + base64.urlsafe_b64encode(thought.encode()).decode()
+
+
+def unsealed(text: str, place: str) -> str:
+    """Raises ApiError 400 for one that was not made here."""
+    try:
+        if not text.startswith(_SEALED):
+            raise ValueError
+        return base64.b64decode(text.removeprefix(_SEALED), altchars=b"-_", validate=True).decode()
+    except ValueError:  # binascii.Error too
+        raise invalid(f"{place} was not made by this server; send the item's content instead", place) from None

@@ -1,0 +1,44 @@
+"""truncation: "auto": a conversation that does not fit into the context loses its oldest turns, as few as need be.
+
+A turn is a user's message and all that followed; the system's messages before the first one stay, and so does the last turn: if
+that alone is too long, the request is refused as without truncation. Nothing is cut within a message.
+"""
+
+from typing import Any
+
+import msgspec
+
+from quire.frontend.client.stream import TooLong
+from quire.frontend.http.api.chat_tools import take_tools
+from quire.frontend.http.api.params import prompt_text
+from quire.frontend.http.api.schemas import ChatRequest
+from quire.frontend.http.api.services import Services
+from quire.ipc.limits import output_room
+
+
+async def leave_out_oldest(services: Services, body: ChatRequest, num_bytes: int) -> None:
+    """Shorten body.messages until the prompt leaves room for max_completion_tokens, or for one token."""
+    take_tools(body)
+    messages = body.messages
+    turns = [i for i, message in enumerate(messages) if message["role"] == "user"]
+    if len(turns) < 2 or await _fits(services, body, num_bytes):
+        return
+    kept = [message for message in messages[: turns[0]] if message["role"] in ("system", "developer")]
+    low, high = 1, len(turns) - 1  # the first turn to keep is one of [low, high]
+    while low < high:
+        middle = (low + high) // 2
+        shorter = msgspec.structs.replace(body, messages=kept + messages[turns[middle] :])
+        if await _fits(services, shorter, num_bytes):
+            high = middle
+        else:
+            low = middle + 1
+    body.messages = kept + messages[turns[low] :]
+
+
+async def _fits(services: Services, body: Any, num_bytes: int) -> bool:
+    text = await prompt_text(body, services.client.tokenizer, services.trust_request_chat_template, num_bytes)
+    try:
+        ids = await services.client.encode(text, add_special_tokens=bool(body.add_special_tokens))
+    except TooLong:
+        return False
+    return output_room(len(ids), services.limits.max_model_len) >= (body.max_completion_tokens or 1)

@@ -1,0 +1,90 @@
+"""Turn: one request of /v1/responses, translated and ready to run. create.py makes it, running.py runs it."""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from quire.frontend.client.turns import in_thread
+from quire.frontend.http.api.chat_run import PreparedChat, prepare_chat
+from quire.frontend.http.api.errors import invalid
+from quire.frontend.http.api.params import check_model
+from quire.frontend.http.api.request_log import given_id
+from quire.frontend.http.api.responses.answer import ResponseObject, begun
+from quire.frontend.http.api.responses.items import check_calls, completed_items, referenced_ids
+from quire.frontend.http.api.responses.kept import conversation, referred_items
+from quire.frontend.http.api.responses.request import ENCRYPTED, ResponsesRequest, check_request
+from quire.frontend.http.api.responses.translate import chat_request, in_our_words
+from quire.frontend.http.api.responses.truncation import leave_out_oldest
+from quire.frontend.http.api.schemas import MAX_ITEMS, ChatRequest, Json
+from quire.frontend.http.api.services import Services
+from quire.frontend.http.protocol.errors import ApiError
+from quire.frontend.http.protocol.exchange import Request
+from quire.frontend.text.chat_template import ChatTemplateError
+
+_LONG_BODY, _MANY_ITEMS = 16 << 10, 64  # bytes and items that are translated in 2 ms
+
+
+@dataclass(frozen=True)
+class Turn:
+    """items: the conversation before the output. chat_body, chat: what is run for it."""
+
+    owner: str
+    body: ResponsesRequest
+    items: Sequence[Json]
+    chat_body: ChatRequest
+    chat: PreparedChat
+    response: ResponseObject
+
+    @property
+    def seals(self) -> bool:
+        return ENCRYPTED in (self.body.include or ())
+
+
+async def prepare_turn(services: Services, request: Request, body: ResponsesRequest, num_bytes: int) -> Turn:
+    """num_bytes: of the request's body. Raises ApiError."""
+    model = check_model(body.model, services.model_names)
+    check_request(body, services.limits.max_logprobs)
+    id = _new_response_id(request.headers, body.request_id)
+    items, more_bytes = await conversation(services.storage, request.owner, body.previous_response_id)
+    num_bytes += more_bytes
+    references = [] if isinstance(body.input, str) else referenced_ids(body.input or ())
+    known = {item["id"]: item for item in items} if references else {}
+    known |= await referred_items(services.storage, request.owner, [i for i in references if i not in known])
+    small = (
+        num_bytes <= _LONG_BODY and len(items) + (0 if isinstance(body.input, str) else len(body.input or ())) <= _MANY_ITEMS
+    )
+    work = (services, body, id, items, known)
+    items, chat_body = _translate(*work) if small else await in_thread(_translate, *work)
+    services.defaults.fill(chat_body)
+    try:
+        if body.truncation == "auto":
+            await leave_out_oldest(services, chat_body, num_bytes)
+        chat = await prepare_chat(services, chat_body, num_bytes, (body.top_logprobs or 0) if body.wants_logprobs else None)
+    except ApiError as error:
+        raise in_our_words(error) from None
+    response = begun(body, id, model, chat.params) if small else await in_thread(begun, body, id, model, chat.params)
+    return Turn(request.owner, body, items, chat_body, chat, response)
+
+
+def _translate(
+    services: Services, body: ResponsesRequest, id: str, items: list[Json], known: Mapping[str, Json]
+) -> tuple[list[Json], ChatRequest]:
+    items = items + completed_items(body.input or [], known, id)
+    if len(items) > MAX_ITEMS:
+        raise invalid(f"input: a conversation may hold at most {MAX_ITEMS} items, this one has {len(items)}", "input")
+    check_calls(items)
+    return items, chat_request(body, items, _knows_developer(services, bool(body.tools)))
+
+
+def _knows_developer(services: Services, with_tools: bool) -> bool:
+    """Whether the model's chat template has that role."""
+    try:
+        return "developer" in services.client.tokenizer.chat_template(with_tools=with_tools).source
+    except ChatTemplateError:  # there is none: whoever renders the conversation says so
+        return False
+
+
+def _new_response_id(headers: Mapping[bytes, bytes], of_body: str | None) -> str:
+    """Made of the request's own id, if it has one, and never twice the same."""
+    given = given_id(headers).decode() or of_body
+    return f"resp_{given}_{secrets.token_hex(8)}" if given else f"resp_{secrets.token_hex(16)}"
