@@ -116,8 +116,20 @@ def accepts(vocabulary: Vocabulary, lark: str, text: str) -> bool:
         (wanted("grammar", 'start: "a"\nb: ('), "2("),
         (wanted("grammar", 'root ::= "a" x'), "'x' not found"),
         (wanted("grammar", ""), "start"),
-        (wanted("structural_tag", {"format": {}}), "not supported"),
-        (wanted("structural_tag", {"structures": [{"begin": "a"}], "triggers": ["b"]}), "triggers"),
+        (wanted("structural_tag", {"structures": [{"begin": "a"}], "triggers": ["b"]}), "structures[0]: 'a' must begin with"),
+        (wanted("structural_tag", {"structures": [{"begin": "a"}], "triggers": []}), "must not be empty"),
+        (
+            wanted("structural_tag", {"structures": [{"begin": "a", "schema": {"items": {"type": "x"}}}], "triggers": ["a"]}),
+            "structures[0].schema: at #/items: ",
+        ),
+        (wanted("json", {"properties": {"a": {"anyOf": [{}, {"contains": {}}]}}}), "at #/properties/a/anyOf/1: "),
+        (wanted("json", {"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"contains": {}}}}), "at #/$defs/x: "),
+        (
+            wanted("json", {"$ref": "#/$defs/x", "$defs": {"x": {"$comment": "tools[1].function.parameters", "contains": {}}}}),
+            "tools[1].function.parameters: Un",
+        ),
+        (wanted("structural_tag", {"type": "structural_tag"}), "needs a `format`, or `structures`"),
+        (wanted("json", {"$ref": "#"}), "there is no text that it allows"),
         (wanted("structural_tag", {"structures": 5, "triggers": []}), "structures"),
     ],
 )

@@ -163,7 +163,7 @@ def test_where_bans_and_grammar_leave_nothing_that_request_ends_with_an_error(en
         {"bad_words": ["y"], "bad_words_token_ids": [[i] for i in range(2, 200)], "allowed_token_ids": [*range(100)]},
     ):
         failed, person = engine.run_all([("Say it", params(YES_NO, **fields)), neighbour])
-        assert isinstance(failed, RequestError) and failed.code == "invalid" and "nothing" in failed.message
+        assert isinstance(failed, RequestError) and failed.code == "invalid" and "no token" in failed.message
         assert is_a_person(engine, one(person))
     zero = [[i] for i in engine.encode("0")]
     assert isinstance(engine.run("Say it", params(StructuredOutputs("regex", "0"), bad_words_token_ids=zero)), RequestError)
@@ -238,6 +238,26 @@ def test_a_budget_forces_the_end_without_a_grammar_too(engine, ends, budget):
     output = one(engine.run("Think", SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True, **fields)))
     assert output.ids[:budget] == free[:budget] and output.ids[budget : budget + len(ends)] == ends
     assert len(output.ids) == 20 and engine.workers.mask_rows - rows <= len(ends) + 1
+
+
+def test_a_budget_is_one_of_a_thought_and_none_without(engine):
+    free = one(engine.run("Think", SamplingParams(max_tokens=12, temperature=0.0))).ids
+    fields = {"reasoning_end_token_ids": END, "thinking_token_budget": 2, "max_tokens": 12, "temperature": 0.0}
+    missing = next(i for i in range(300, 400) if i not in free)
+    assert one(engine.run("Think", SamplingParams(reasoning_start_token_ids=[missing], **fields))).ids == free
+    begun = one(engine.run("Think", SamplingParams(reasoning_start_token_ids=free[1:2], **fields))).ids
+    at = free.index(free[1]) + 3  # two tokens after its start
+    assert begun[:at] == free[:at] and begun[at] == END[0]
+
+
+def test_a_grammar_waits_for_a_thought_that_begins_and_for_no_other(engine):
+    fields = {"reasoning_end_token_ids": END, "reasoning_start_token_ids": [49], "thinking_token_budget": 3}
+    assert is_a_person(engine, one(engine.run("Who?", params(**fields))))
+    thinking = one(engine.run("Who?", params(**fields, logit_bias={49: 100.0, 50: -100.0}, max_tokens=20)))
+    assert thinking.ids == [49, 49, 49, 49, *END, *thinking.ids[5:]]
+    answer = Output()
+    answer.ids = thinking.ids[5:]
+    assert begins_one(engine, answer)
 
 
 # ------------------------------------------------------------------------------------------------------- what goes wrong

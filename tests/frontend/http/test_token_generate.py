@@ -59,6 +59,18 @@ def test_a_stream(usage):
     asyncio.run(main())
 
 
+def test_structured_outputs_as_vllm_writes_them():
+    async def main():
+        api = http.Api()
+        given = {"json": None, "choice": ["a", "b"], "_backend": None, "_backend_was_auto": False, "disable_fallback": False}
+        status, _ = await api.json("POST", PATH, {**BODY, "sampling_params": {"structured_outputs": given}})
+        wanted = api.client.streams[-1].params.structured_outputs
+        assert status == 200 and (wanted.kind, json.loads(wanted.text)) == ("choice", ["a", "b"])
+        assert wanted.field == "structured_outputs.choice"
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(
     ("change", "param"),
     [
@@ -69,7 +81,10 @@ def test_a_stream(usage):
         ({"sampling_params": {"n": 0}}, "n"),
         ({"sampling_params": {"temperature": -1}}, "temperature"),
         ({"sampling_params": {"top_k": "many"}}, "sampling_params.top_k"),
-        ({"sampling_params": {"structured_outputs": {"json": {}}}}, "structured_outputs"),
+        ({"sampling_params": {"structured_outputs": {"json": "{"}}}, "structured_outputs"),
+        ({"sampling_params": {"structured_outputs": {"json": {}, "regex": "a"}}}, "structured_outputs"),
+        ({"sampling_params": {"structured_outputs": {"jsn": {}}}}, "sampling_params.structured_outputs"),
+        ({"sampling_params": {"guided_decoding": {"json": {}}}}, "guided_decoding"),
         ({"sampling_params": {"logits_processors": ["a:B"]}}, "logits_processors"),
         ({"features": {"x": 1}}, "features"),
         ({"kv_transfer_params": {"x": 1}}, "kv_transfer_params"),
