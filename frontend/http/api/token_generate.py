@@ -136,8 +136,7 @@ def _params(body: GenerateRequest) -> SamplingParams:
         raise invalid("request_id may hold letters, digits and ._:- and be at most 128 characters long", "request_id")
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options is only allowed with stream: true", "stream_options")
-    taken = (n for n in SamplingParams.__struct_fields__ if n not in _NOT_TAKEN)
-    given = {n: v for n in taken if (v := getattr(body.sampling_params, n, None)) is not None}
+    given = {n: v for n in SamplingParams.__struct_fields__ if (v := getattr(body.sampling_params, n, None)) is not None}
     if given.get("prompt_logprobs") is not None and body.stream:
         raise invalid("prompt_logprobs is not available with stream: true", "prompt_logprobs")
     given["detokenize"] = bool(given.get("stop"))

@@ -99,7 +99,7 @@ def test_what_is_wrong_is_named(change, param):
 
 
 @pytest.mark.parametrize("value", [False, "", {}, []])
-@pytest.mark.parametrize("name", ["structured_outputs", "guided_decoding", "logits_processors"])
+@pytest.mark.parametrize("name", ["guided_decoding", "logits_processors"])
 def test_what_asks_for_nothing_is_taken(name, value):
     status, _ = asyncio.run(http.Api().json("POST", PATH, {**BODY, "sampling_params": {name: value}}))
     assert status == 200
