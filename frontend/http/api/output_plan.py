@@ -135,6 +135,8 @@ class OutputPlan:
             return own or self._grammar
         if self._grammar.kind == "structural_tag":
             return own  # an answer in a format of its own holds no calls
+        if own.kind in ("json", "json_object"):
+            return self._grammar  # and a call that must be made leaves no content for response_format, as OpenAI has it
         raise invalid(
             "tool_choice: a call that must be made and another format of the answer exclude each other", "tool_choice"
         )

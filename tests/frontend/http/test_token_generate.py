@@ -98,6 +98,13 @@ def test_what_is_wrong_is_named(change, param):
     assert status == 400 and answer["error"]["param"] == param
 
 
+@pytest.mark.parametrize("value", [False, "", {}, []])
+@pytest.mark.parametrize("name", ["guided_decoding", "logits_processors"])
+def test_what_asks_for_nothing_is_taken(name, value):
+    status, _ = asyncio.run(http.Api().json("POST", PATH, {**BODY, "sampling_params": {name: value}}))
+    assert status == 200
+
+
 def test_a_client_that_leaves_ends_its_request():
     async def main():
         api = http.Api()

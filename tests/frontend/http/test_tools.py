@@ -141,6 +141,21 @@ def test_required_and_named_become_a_schema():
     asyncio.run(main())
 
 
+def test_a_call_that_must_be_made_goes_before_response_format():
+    """instructor sends both; there will be no content that a format could be of. Other grammars are a contradiction."""
+
+    async def main():
+        api, named = api_of(output="{}"), {"type": "function", "function": {"name": "weather"}}
+        person = {"type": "json_schema", "json_schema": {"name": "p", "schema": {"type": "object"}}}
+        for wish in ({"response_format": person}, {"response_format": {"type": "json_object"}}):
+            await api.json("POST", CHAT, {**TOOLS, "tool_choice": named, **wish})
+            assert json.loads(params_of(api).structured_outputs.text) == WEATHER["function"]["parameters"]
+        status, answer = await api.json("POST", CHAT, {**TOOLS, "tool_choice": named, "structured_outputs": {"regex": "a"}})
+        assert status == 400 and answer["error"]["param"] == "tool_choice"
+
+    asyncio.run(main())
+
+
 def test_strict_functions_become_a_structural_tag():
     async def main():
         api = api_of()
