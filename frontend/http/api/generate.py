@@ -164,17 +164,16 @@ class Streaming:
         self._response.end(last + DONE)
 
     async def _pump(self, run: PromptRun) -> None:
-        latency, clock, previous = self._metrics.inter_token_latency, time.perf_counter, 0.0
-        response, text_chunk, first = self._response, self._chunks.text, run.first_choice
+        previous, response = 0.0, self._response
         many = len(self._runs) > _MANY_RUNS
         assert isinstance(run.stream, AsyncIterator)  # beams do not stream
         async for deltas in run.stream:
             if many:  # all of a step at once would keep others waiting: each has a turn of its own
                 await turn()
-            now = clock()
+            now = time.perf_counter()
             events: list[bytes] = []
             if previous:
-                latency.observe(now - previous)
+                self._metrics.inter_token_latency.observe(now - previous)
             else:
                 count_first_token(self._metrics, run)
                 if self._usage is not None:
@@ -183,13 +182,7 @@ class Streaming:
                 events = opening if isinstance(opening, list) else await self._send_in_pieces(opening)
             previous = now
             for delta in deltas:
-                run.num_tokens[delta.index] = delta.num_tokens
-                if self._rich:
-                    events += self._rich_chunks(run, delta)
-                elif delta.text:
-                    events.append(text_chunk(first + delta.index, delta.text))
-                if delta.finish_reason is not None:
-                    events.append(self._finish_chunk(run, delta))
+                events += self._events(run, delta)
             if events:
                 if self._in_pieces is not None:
                     async with self._in_pieces:
@@ -201,6 +194,47 @@ class Streaming:
                     self._begin(data)
                 if response.write_paused:
                     await response.drain()
+            if isinstance(run.stream, Stream) and self._is_alone(run) and response.state is ResponseState.STREAMING:
+                previous = await self._follow(run, run.stream, previous)
+
+    def _is_alone(self, run: PromptRun) -> bool:
+        """Whether one stream of one child is all that the response has."""
+        return len(self._runs) == 1 and run.stream.params.n == 1
+
+    async def _follow(self, run: PromptRun, stream: Stream, previous: float) -> float:
+        """Write what comes when it comes, until the end or until the client reads too slowly. Returns when the last came."""
+        observe, clock, response = self._metrics.inter_token_latency.observe, time.perf_counter, self._response
+        text_chunk, index, rich = self._chunks.text, run.first_choice, self._rich
+
+        def write(delta: Delta) -> bool:
+            nonlocal previous
+            now = clock()
+            observe(now - previous)
+            previous = now
+            if rich:
+                response.write(b"".join(self._events(run, delta)))
+            else:
+                run.num_tokens[0] = delta.num_tokens
+                if delta.text:
+                    response.write(text_chunk(index, delta.text))
+            return not response.write_paused
+
+        await stream.follow(write)
+        if response.write_paused:
+            await response.drain()
+        return previous
+
+    def _events(self, run: PromptRun, delta: Delta) -> list[bytes]:
+        """A delta's chunks, its end's among them."""
+        run.num_tokens[delta.index] = delta.num_tokens
+        events: list[bytes] = []
+        if self._rich:
+            events = self._rich_chunks(run, delta)
+        elif delta.text:
+            events = [self._chunks.text(run.first_choice + delta.index, delta.text)]
+        if delta.finish_reason is not None:
+            events.append(self._finish_chunk(run, delta))
+        return events
 
     async def _send_in_pieces(self, parts: Iterable[bytes]) -> list[bytes]:
         """Others' events must not come between. Returns what is left to send: nothing."""
