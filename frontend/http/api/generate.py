@@ -6,7 +6,7 @@ happens, every stream is cancelled on the way out: a client that has gone, a fai
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from quire.frontend.client.outputs import Delta
@@ -129,6 +129,30 @@ def includes_usage(body: SamplingFields) -> bool:
     return body.stream_options is not None and bool(body.stream_options.include_usage)
 
 
+async def follow(
+    stream: Stream, response: Response, write: Callable[[Delta], bytes], metrics: Metrics, previous: float
+) -> float:
+    """Send what `write` makes of each delta when it comes, to the end or until the client reads too slowly: wait for it then.
+
+    For a stream of one child that has sent something; previous: when (time.perf_counter). Returns when the last came.
+    """
+    observe, clock, send = metrics.inter_token_latency.observe, time.perf_counter, response.write
+
+    def sink(delta: Delta) -> bool:
+        nonlocal previous
+        now = clock()
+        observe(now - previous)
+        previous = now
+        if data := write(delta):
+            send(data)
+        return not response.write_paused
+
+    await stream.follow(sink)
+    if response.write_paused:
+        await response.drain()
+    return previous
+
+
 class Streaming:
     """One response as server-sent events. Its head goes out with the first output, so that an earlier failure still has a
     status of its own. One write for all that a stream yields in one turn; a client that reads slowly stops its streams' pumps,
@@ -195,34 +219,23 @@ class Streaming:
                 if response.write_paused:
                     await response.drain()
             if isinstance(run.stream, Stream) and self._is_alone(run) and response.state is ResponseState.STREAMING:
-                previous = await self._follow(run, run.stream, previous)
+                previous = await follow(run.stream, response, self._writer(run), self._metrics, previous)
 
     def _is_alone(self, run: PromptRun) -> bool:
         """Whether one stream of one child is all that the response has."""
         return len(self._runs) == 1 and run.stream.params.n == 1
 
-    async def _follow(self, run: PromptRun, stream: Stream, previous: float) -> float:
-        """Write what comes when it comes, until the end or until the client reads too slowly. Returns when the last came."""
-        observe, clock, response = self._metrics.inter_token_latency.observe, time.perf_counter, self._response
-        text_chunk, index, rich = self._chunks.text, run.first_choice, self._rich
+    def _writer(self, run: PromptRun) -> Callable[[Delta], bytes]:
+        """What makes the chunks of a delta that does not end its stream."""
+        if self._rich:
+            return lambda delta: b"".join(self._events(run, delta))
+        text_chunk, index = self._chunks.text, run.first_choice
 
-        def write(delta: Delta) -> bool:
-            nonlocal previous
-            now = clock()
-            observe(now - previous)
-            previous = now
-            if rich:
-                response.write(b"".join(self._events(run, delta)))
-            else:
-                run.num_tokens[0] = delta.num_tokens
-                if delta.text:
-                    response.write(text_chunk(index, delta.text))
-            return not response.write_paused
+        def plain(delta: Delta) -> bytes:
+            run.num_tokens[0] = delta.num_tokens
+            return text_chunk(index, delta.text) if delta.text else b""
 
-        await stream.follow(write)
-        if response.write_paused:
-            await response.drain()
-        return previous
+        return plain
 
     def _events(self, run: PromptRun, delta: Delta) -> list[bytes]:
         """A delta's chunks, its end's among them."""
