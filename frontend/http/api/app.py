@@ -102,7 +102,8 @@ class App:
             request.max_body = min(request.max_body, _MAX_BODY_OF_GET)
             return None
         request.max_body = route.max_body or request.max_body
-        if route.takes != JSON and not self._cors.lets_in(request.headers):
+        is_asked_about = route.takes == JSON and b"content-type" in request.headers  # a browser asks first, and was answered
+        if not is_asked_about and not self._cors.lets_in(request.headers):
             return ApiError(403, "A page of this origin may not use this server.", code="origin_not_allowed")
         return _check_media_type(request, route.takes)
 
