@@ -7,6 +7,8 @@ and knows nothing of this one. What it raises becomes an error's JSON here, or t
 """
 
 import asyncio
+import copy
+import dataclasses
 import logging
 import time
 from collections.abc import Iterable
@@ -59,6 +61,13 @@ class App:
         self._open_paths = {route.path.encode() for route in ROUTES.routes if route.is_open}
         if metrics_open:
             self._open_paths.add(b"/metrics")
+
+    def bounded(self, max_response_bytes: int) -> "App":
+        """The same with shorter answers, for those that are held in memory."""
+        app = copy.copy(self)
+        most = min(max_response_bytes, self._services.max_response_bytes)
+        app._services = dataclasses.replace(self._services, max_response_bytes=most)
+        return app
 
     # ------------------------------------------------------------------------------------------------ before the body
     def admit(self, request: Request) -> ApiError | None:
