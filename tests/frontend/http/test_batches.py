@@ -8,8 +8,6 @@ import time
 import fake_client as http
 import pytest
 from fake_http import settle
-from loop_gap import LoopGap
-from replayed import Replayed
 
 from quire.frontend.http.batches.runner import BatchRunner
 from quire.frontend.http.store.batch_queue import LEASE_S
@@ -385,22 +383,5 @@ def test_a_stop_is_heard_whenever_it_comes(tmp_path):
                 await settle(turns)
                 async with asyncio.timeout(10):
                     await api.stop(runner)
-
-    asyncio.run(main())
-
-
-def test_an_answer_that_is_too_long_to_be_held_is_refused_and_holds_nobody_up(tmp_path):
-    async def main():
-        async with kept(tmp_path, client=Replayed(30_000)) as api:
-            with_logprobs = {"logprobs": True, "top_logprobs": 20, "max_tokens": 30_000}
-            id = await api.make(chat("long", **with_logprobs), chat("short"))
-            api.run()
-            async with LoopGap() as gap:
-                batch = await api.until(id, "completed")
-            assert batch["request_counts"] == {"total": 2, "completed": 1, "failed": 1} and gap.worst_s < 0.05
-            (line,) = await api.lines(batch["error_file_id"])
-            assert line["custom_id"] == "long" and line["response"]["body"]["error"]["code"] == "response_too_large"
-            body = {"messages": [{"role": "user", "content": "x"}], **with_logprobs}
-            assert (await api.ask("POST", CHAT, body)).status == 200  # over HTTP it goes in pieces
 
     asyncio.run(main())
