@@ -5,6 +5,7 @@ PYTHON ?= python3
 PORT ?= 8000
 ARGS ?=
 PYTEST_ARGS ?=
+JOBS ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -14,8 +15,10 @@ FOR_TEST := $(VENV)/.installed-test
 FOR_DEPLOY := $(VENV)/.installed-test-deploy
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 # One OpenMP thread: the tensors are tiny, and several wait for each other by spinning (on two busy cores the tests took five
-# times as long). A test that hangs shows its stacks and ends the run.
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true $(PYTEST_ARGS)
+# times as long). Bytecode is kept, whatever the environment says: hundreds of processes would each compile our modules anew.
+# The files are shared out among JOBS processes, for a third of the time is spent waiting. A test that hangs shows its stacks.
+PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile \
+	-o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true
 
 .DEFAULT_GOAL := help
 .PHONY: help run test test-all test-browser test-deploy lint types clean
@@ -23,7 +26,7 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -o faulthandler_timeout=300 -
 
 help:
 	@echo "make run       serve the bundled model at 127.0.0.1:$(PORT)   (PORT=8001, ARGS='MODEL --api-key KEY')"
-	@echo "make test      run the tests but the slow ones            (PYTEST_ARGS='tests/ipc -x')"
+	@echo "make test      run the tests but the slow ones            (PYTEST_ARGS='tests/ipc -x', JOBS=2 at a time)"
 	@echo "make test-all  run all that needs no GPU and no browser"
 	@echo "make test-browser  run the tests of the page in an installed Chromium"
 	@echo "make test-deploy  check and run what is in deploy/ with HAProxy, nginx, promtool, systemd-analyze, which must be installed"
@@ -35,18 +38,20 @@ help:
 run: $(FOR_RUN)
 	@exec $(BIN)/quire serve --port $(PORT) $(ARGS)
 
-# The Triton interpreter is chosen when Triton is imported, so its tests have a process of their own. Both always run. `test-all`
-# takes some twenty minutes on two idle cores, most of them spent waiting for processes.
+# The Triton interpreter is chosen when Triton is imported, so its tests have processes of their own; what PYTEST_ARGS names may
+# have none of them, which is status 5. Both always run: three minutes on two idle cores, ten for `test-all`.
 test: MARKS := not slow
+test: INTERPRETED := interpret and not slow
 test-all: MARKS :=
+test-all: INTERPRETED := interpret
 test test-all: $(FOR_TEST)
 	@failed=0; \
-	TRITON_INTERPRET=1 $(PYTEST) -m interpret || failed=1; \
-	$(PYTEST) -m '$(MARKS)' || failed=1; \
+	TRITON_INTERPRET=1 $(PYTEST) -m '$(INTERPRETED)' $(or $(PYTEST_ARGS),tests/kernels) || [ $$? -eq 5 ] || failed=1; \
+	$(PYTEST) -m '$(MARKS)' $(PYTEST_ARGS) || failed=1; \
 	exit $$failed
 
 test-browser: $(FOR_TEST)
-	$(PYTEST) -m browser
+	$(PYTEST) -m browser $(PYTEST_ARGS)
 
 test-deploy: $(FOR_DEPLOY)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(PYTEST) -m deploy

@@ -32,7 +32,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -80,8 +80,22 @@ def process(arguments: list[str], cores: set[int]) -> Iterator[subprocess.Popen]
         started.stdout.close()
 
 
+class Cpu(NamedTuple):
+    """Seconds of a server's processes, in their own code and in the kernel's (sockets, mostly)."""
+
+    user: float
+    system: float
+
+    def since(self, before: "Cpu") -> "Cpu":
+        return Cpu(self.user - before.user, self.system - before.system)
+
+    def us(self, count: int) -> dict[str, float]:
+        """Microseconds for each of so many: in all, and the kernel's part of it."""
+        return {"us": round(sum(self) / count * 1e6, 2), "of_system": round(self.system / count * 1e6, 2)}
+
+
 class Served:
-    """A server over a replay engine. cpu_s: of all its processes so far."""
+    """A server over a replay engine."""
 
     def __init__(self, url: str, pid: int, address: str) -> None:
         self.url, self.pid, self.address = url, pid, address
@@ -89,16 +103,30 @@ class Served:
     def target(self, path: str = "/v1/chat/completions") -> Target:
         return Target.of(self.url, path)
 
-    def cpu_s(self) -> float:
-        return sum(_cpu_ticks(pid) for pid in [self.pid, *_children(self.pid)]) * TICK_S
+    def cpu(self) -> Cpu:
+        """Of all its processes so far."""
+        ticks = [_cpu_ticks(pid) for pid in [self.pid, *_children(self.pid)]]
+        return Cpu(sum(user for user, _ in ticks) * TICK_S, sum(system for _, system in ticks) * TICK_S)
+
+    def lag(self) -> dict[str, float]:
+        """How late its event loop's timer was so far, how often: counts by bound in seconds, empty ones left out."""
+        target = self.target("/metrics")
+        text = asyncio.run(ask(target, target.request(), 5.0)).body.decode()
+        found = re.findall(r'^quire:frontend_lag_seconds_bucket\{[^}]*le="([^"]+)"[^}]*\} (\S+)$', text, re.MULTILINE)
+        counts, before = {}, 0.0
+        for bound, upto in found:
+            if float(upto) > before:
+                counts[bound] = float(upto) - before
+            before = float(upto)
+        return counts
 
 
-def _cpu_ticks(pid: int) -> int:
+def _cpu_ticks(pid: int) -> tuple[int, int]:
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return 0
-    return int(fields[11]) + int(fields[12])
+        return 0, 0
+    return int(fields[11]), int(fields[12])
 
 
 def _children(pid: int) -> list[int]:
@@ -158,18 +186,14 @@ class Bench:
             with serving(name, self.cores, self.step_ms, self.vocabulary) as served:
                 options = Options(served.url, NAME, endpoint, vocab_size=2000, processes=self.clients)
                 run_load(Load("closed", streams, 0.0, streams, 16, 20), options)
-                before = served.cpu_s()
+                before = served.cpu()
                 summary = run_load(Load("closed", streams, 0.0, streams, 16, tokens), options)
-                cpu = served.cpu_s() - before
+                cpu = served.cpu().since(before)
             assert summary["failures"] == 0, summary["errors"]
-            us = cpu / (streams * tokens) * 1e6
             rate = streams * tokens / summary["duration_s"]
-            found[endpoint] = {
-                "us_per_token": round(us, 2),
-                "tok_s": round(rate),
-                "busy": round(cpu / summary["duration_s"], 2),
-            }
-        self.us_per_token[name] = found["chat"]["us_per_token"]
+            busy = sum(cpu) / summary["duration_s"]
+            found[endpoint] = {**cpu.us(streams * tokens), "tok_s": round(rate), "busy": round(busy, 2)}
+        self.us_per_token[name] = found["chat"]["us"]
         return found
 
     def requests(self, name: str, frontends: int = 1) -> dict[str, Any]:
@@ -178,10 +202,10 @@ class Bench:
         with serving(name, cores, 1.0, self.vocabulary, frontends) as served:
             body = {**CHAT, "max_tokens": 16}
             whole_answers(served.target(), body, connections, 1.0, self.clients)
-            before = served.cpu_s()
+            before = served.cpu()
             whole = whole_answers(served.target(), body, connections, seconds, self.clients)
-            cpu = served.cpu_s() - before
-        return {"requests_s": round(whole.count / whole.seconds), "us_per_request": round(cpu / whole.count * 1e6, 1)}
+            cpu = served.cpu().since(before)
+        return {"requests_s": round(whole.count / whole.seconds), **cpu.us(whole.count)}
 
     def late(self, name: str) -> dict[str, Any]:
         streams, seconds = (100, 2.0) if self.quick else (2000, 20.0)
@@ -195,10 +219,13 @@ class Bench:
                 tempfile.NamedTemporaryFile() as stamps,
                 serving(name, self.cores, step_ms, self.vocabulary, phases=phases, stamps=stamps.name) as served,
             ):
+                before, begin = served.cpu(), time.monotonic()
                 late = lateness(served.target(), body, streams, seconds, self.clients, words, stamps.name)
-            p50, p99, worst = np.percentile(late * 1e3, [50, 99, 100])
+                busy = sum(served.cpu().since(before)) / (time.monotonic() - begin)
+                lag = served.lag() if name == "quire" else {}
+            at = {f"p{p}_ms": round(float(np.percentile(late * 1e3, p)), 2) for p in (50, 90, 99, 100)}
             key = "one step" if phases == 1 else f"{phases} steps"
-            found[key] = {"p50_ms": round(float(p50), 2), "p99_ms": round(float(p99), 2), "max_ms": round(float(worst), 1)}
+            found[key] = {**at, "busy": round(busy, 2), "loop_lag_s": lag}
         return found
 
     def processes(self, name: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import numpy as np
 import zmq
 
 from quire.enginecore.grammar.compiler import GrammarCompiler
-from quire.enginecore.grammar.steps import TOO_LATE, GrammarSteps
+from quire.enginecore.grammar.steps import GrammarSteps
 from quire.enginecore.intake import Intake, IntakeConfig, in_words
 from quire.enginecore.masks import StepMasks
 from quire.enginecore.owners import Owners
@@ -26,6 +26,7 @@ from quire.enginecore.scheduling.step import ScheduledStep, StepOutput
 from quire.enginecore.stats import Statistics
 from quire.enginecore.step_times import Expected
 from quire.enginecore.utilities import Utilities
+from quire.enginecore.without_token import WithoutToken
 from quire.enginecore.worker_supervisor import WorkerSupervisor
 from quire.enginecore.workers import WorkerGroup, WorkersFailed
 from quire.ipc.links.core_to_frontends import CoreToFrontends, name_of
@@ -42,7 +43,7 @@ from quire.ipc.messages import (
     TokenLogprobs,
     Utility,
 )
-from quire.ipc.step.sections import NO_TOKEN, STEP_MASK
+from quire.ipc.step.sections import STEP_MASK
 from quire.ipc.utilities import ServerInfo
 
 log = logging.getLogger("quire.enginecore")
@@ -52,7 +53,6 @@ BEAT_INTERVAL_S = 0.5
 SPIN_S = 2e-3  # the poller's resolution is a millisecond: closer to a step's expected end the loop spins
 LATE_S = 1e-2  # so long the loop spins on for a step that takes longer than expected
 AWAKE_S = 5e-3  # so long after the last result it spins for the next request: waking it took 0.04 to 0.5 ms
-PROCESSOR_FAILED = "a logits processor of the engine failed on this request"  # why a request has no token
 PUBLISH_FIRST_ROWS = 32  # somebody may wait for a first token, and a plan of so few rows is made before the GPU needs it
 
 
@@ -119,6 +119,7 @@ class EngineCore:
         self._side_results: dict[int, SideResults] = {}  # step -> not yet passed on
         self._masks = StepMasks(config.step_timeout_s)
         self._grammar = GrammarSteps(self.scheduler, workers, self.owners, self._masks, grammars, link.epoch)
+        self._without_token = WithoutToken(self.scheduler, self.owners, config.limits.vocab_size)
         self._wants_stacks = False
         self._expected = Expected()
         self._last_result = 0.0
@@ -277,26 +278,8 @@ class EngineCore:
         return True
 
     def _tokens(self, step: ScheduledStep) -> np.ndarray:
-        """What the workers have sampled, int32 [rows]. Raises WorkersFailed for what no correct worker writes."""
-        tokens = self.workers.result_ring.tokens(step.step, len(step.slots))
-        for rows, why in ((step.mask_rows, TOO_LATE), (step.processed_rows, PROCESSOR_FAILED)):
-            if len(rows):
-                tokens = self._end_without_token(step, rows, tokens, why)
-        if (tokens.view(np.uint32) >= self.config.limits.vocab_size)[step.samples].any():
-            raise WorkersFailed("a worker's result is a token outside the vocabulary")
-        return tokens
-
-    def _end_without_token(self, step: ScheduledStep, rows: np.ndarray, tokens: np.ndarray, why: str) -> np.ndarray:
-        """End the requests of those of these rows that have NO_TOKEN, which count for nothing then."""
-        without = rows[tokens[rows] == NO_TOKEN]
-        for slot in step.slots[without]:
-            if not self.scheduler.slots.alive[slot]:
-                continue  # aborted since, and its id may be another request's by now
-            seq = self.scheduler.slots.sequence(slot)
-            if self.scheduler.abort(seq.owner, seq.request_id):
-                self.owners.refuse(seq.owner, seq.request_id, "engine_error", why)
-        tokens[without] = 0
-        return tokens
+        """What the workers have sampled, int32 [rows]; 0 where they had nothing to, and the request ends."""
+        return self._without_token.end(step, self.workers.result_ring.tokens(step.step, len(step.slots)))
 
     def _is_done(self, step: InFlight) -> bool:
         s = step.scheduled

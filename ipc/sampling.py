@@ -65,9 +65,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True,
     logprobs, prompt_logprobs: None, or how many (0 to 20) alternatives to return beside each token's own log-probability.
     logit_bias: token id -> bias in [-100, 100]. allowed_token_ids: nothing else may be sampled. bad_words: never produced.
     detokenize: False returns ids without text. skip_special_tokens: leave special tokens out of the text.
-    structured_outputs: what the output must be (ipc/structured_outputs.py). thinking_token_budget: so many tokens after the
-    prompt, at most, a reasoning model thinks before its end-of-thinking token is forced. skip_reading_prefix_cache: compute the
-    whole prompt, whatever of it is cached.
+    structured_outputs: what the output must be (ipc/structured_outputs.py). thinking_token_budget: so many tokens, at
+    most, a reasoning model thinks before its end-of-thinking token is forced; never, where it does not think.
+    skip_reading_prefix_cache: compute the whole prompt, whatever of it is cached.
     extra_args: JSON for the logits processors that the engine was started with (--logits-processors).
 
     Raises ValueError, naming the field, for a value outside its bounds.
@@ -103,6 +103,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True,
     # filled in by the frontend, which has the tokenizer
     bad_words_token_ids: list[list[int]] | None = None
     reasoning_end_token_ids: list[int] | None = None  # end of the thinking that goes before structured output
+    reasoning_start_token_ids: list[int] | None = None  # without these at its beginning there is none; None: it has begun
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -173,6 +174,7 @@ def _check_lists(p: SamplingParams) -> None:
     _check_ids("stop_token_ids", p.stop_token_ids, MAX_STOP_TOKEN_IDS)
     _check_ids("allowed_token_ids", p.allowed_token_ids, 1 << 20)
     _check_ids("reasoning_end_token_ids", p.reasoning_end_token_ids, MAX_REASONING_END_IDS)
+    _check_ids("reasoning_start_token_ids", p.reasoning_start_token_ids, MAX_REASONING_END_IDS)
     if p.allowed_token_ids is not None and not p.allowed_token_ids:
         raise ValueError("allowed_token_ids must not be empty")
     if p.extra_args is not None:
@@ -256,6 +258,7 @@ def check_against(p: SamplingParams, *, vocab_size: int, max_logprobs: int) -> N
         ("logit_bias", p.logit_bias or {}),
         ("bad_words", words),
         ("reasoning_end_token_ids", p.reasoning_end_token_ids or []),
+        ("reasoning_start_token_ids", p.reasoning_start_token_ids or []),
     ):
         if len(ids) > vocab_size and name != "bad_words":
             raise ValueError(f"{name} holds {len(ids)} token ids; the vocabulary has {vocab_size}")

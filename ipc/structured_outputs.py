@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 MAX_GRAMMAR_BYTES = 256 << 10  # of the text, in UTF-8
+MAX_FIELD_CHARS = 128
 MAX_GRAMMAR_DEPTH = 64  # of brackets within brackets
 
 Kind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag"]
@@ -18,20 +19,29 @@ Kind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_
 
 class StructuredOutputs(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """kind and text: json, a JSON Schema; json_object, any JSON object (no text); regex; choice, a JSON list of texts; grammar,
-    in Lark or EBNF; structural_tag, JSON as vLLM's. Raises ValueError for a text that is too long."""
+    in Lark or EBNF; structural_tag, JSON as vLLM's. field: what the user calls it, for errors. Raises ValueError for what is
+    too long."""
 
     kind: Kind
     text: str = ""
+    field: str = ""
 
     def __post_init__(self) -> None:
+        if len(self.field) > MAX_FIELD_CHARS:
+            raise ValueError(f"structured_outputs: the name of its field may have at most {MAX_FIELD_CHARS} characters")
         if len(self.text) > MAX_GRAMMAR_BYTES or len(self.text.encode(errors="replace")) > MAX_GRAMMAR_BYTES:
             raise ValueError(f"structured_outputs may be at most {MAX_GRAMMAR_BYTES >> 10} KiB long")
+
+    @property
+    def name(self) -> str:
+        """What an error begins with."""
+        return self.field or f"structured_outputs ({self.kind})"
 
 
 def check_grammar(wanted: StructuredOutputs) -> None:
     """Raises ValueError for brackets nested beyond MAX_GRAMMAR_DEPTH. 1 ms for the longest text."""
     if nesting_depth(wanted) > MAX_GRAMMAR_DEPTH:
-        raise ValueError(f"structured_outputs: brackets may be nested {MAX_GRAMMAR_DEPTH} deep at most")
+        raise ValueError(f"{wanted.name}: brackets may be nested {MAX_GRAMMAR_DEPTH} deep at most")
 
 
 def nesting_depth(wanted: StructuredOutputs) -> int:

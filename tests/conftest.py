@@ -1,8 +1,10 @@
 """Settings of the whole suite, and which tests a run without `-m` is of."""
 
+import gc
 import os
 import signal
 
+import hypothesis
 import pytest
 
 # A suite that is run in the background is born deaf to it, and so are its children.
@@ -11,6 +13,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # The models of the tests are tiny: a second thread would only wait, for long where other processes want the cores, too.
 # Set before torch is imported; children inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# The same cases in every run, on every machine; `--hypothesis-profile=default` looks for others.
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("repeatable")
 
 # What needs a machine or an environment of its own runs only where `-m` names it: `-m "not slow"` has none of these either.
 ON_REQUEST = {"gpu", "interpret", "browser", "deploy"}
@@ -26,3 +32,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in set(left_out)]
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: collections of garbage, which some tests ask for, need not look at it."""
+    gc.collect()
+    gc.freeze()

@@ -5,6 +5,7 @@ the imports between folders, and how many lines each has.
 """
 
 import ast
+import functools
 import re
 import tomllib
 from importlib.metadata import distribution
@@ -40,15 +41,20 @@ SOURCES = {str(path.relative_to(ROOT)): path.read_text() for folder in MAY_IMPOR
 
 EVERYTHING = {
     str(path.relative_to(ROOT)): path.read_text()
-    for folder in (*MAY_IMPORT, "tests", "benchmarks")
+    for folder in (*MAY_IMPORT, "tests", "benchmarks", "docs")
     for path in sorted((ROOT / folder).rglob("*.py"))
 }
+
+
+@functools.cache
+def nodes(source: str) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(source)))
 
 
 def imports(source: str) -> list[str]:
     """Full names of what a module imports, wherever in it: `from quire import ipc` is quire.ipc, `from . import x` is `.`."""
     names = []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -77,7 +83,7 @@ def _parts(name: str) -> list[str]:
 
 def forbidden_code(path: str, source: str) -> list[str]:
     wrong = []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.Call) and ast.unparse(node.func) in FORBIDDEN_CALLS:
             wrong.append(f"{path}:{node.lineno}: {ast.unparse(node.func)}()")
         elif isinstance(node, ast.ExceptHandler) and node.type is None:
@@ -151,6 +157,12 @@ def test_code_that_only_looks_like_it_is_let_through(source):
     assert not forbidden_code("workers/a.py", source)
 
 
+def test_interpreted_tests_are_where_make_looks_for_them():
+    marked = [path for path, source in EVERYTHING.items() if "mark.interpret" in source and path.startswith("tests/")]
+    assert [path for path in marked if not path.startswith(("tests/kernels/", "tests/support/", "tests/test_house.py"))] == []
+    assert len(marked) > 5 and "$(or $(PYTEST_ARGS),tests/kernels)" in (ROOT / "Makefile").read_text()
+
+
 # ----------------------------------------------------------------------------------------------------------- file circles
 def file_arrows(sources: dict[str, str]) -> dict[str, set[str]]:
     """Which files each file imports, wherever in it: in a function and for type checkers only, too."""
@@ -158,7 +170,7 @@ def file_arrows(sources: dict[str, str]) -> dict[str, set[str]]:
     arrows: dict[str, set[str]] = {}
     for path, source in sources.items():
         names = imports(source)
-        for node in ast.walk(ast.parse(source)):
+        for node in nodes(source):
             if isinstance(node, ast.ImportFrom):
                 names += [f"{node.module}.{alias.name}" for alias in node.names]
         arrows[path] = {files[name] for name in names if name in files}
@@ -213,7 +225,7 @@ def test_no_file_is_longer_than_one_reads_at_a_time():
 
 
 def long_functions(path: str, source: str) -> list[str]:
-    functions = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    functions = [n for n in nodes(source) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
     sizes = [(f.name, (f.end_lineno or f.lineno) - f.lineno + 1) for f in functions]
     return [f"{path}: {name} has {size} lines" for name, size in sizes if size > MOST_FUNCTION_LINES]
 

@@ -10,12 +10,12 @@ import json
 import random
 import re
 import sys
-import threading
 from datetime import date, timedelta
 from pathlib import Path
 
 import jinja2
 import pytest
+from http_servers import answering, url_of
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -245,13 +245,7 @@ def test_accuracy_scores_a_server():
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Knowing)
     tasks = ("add", "subtract", "call", "dialogue")
     server.items = {item.question: item for task in tasks for item in tiny_data.benchmark_items(task, 20)}
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        client = accuracy.Server(f"http://127.0.0.1:{server.server_port}/v1", "key", "", 4)
+    with answering(server):
+        client = accuracy.Server(f"{url_of(server)}/v1", "key", "", 4)
         assert client.model == "knowing"
         assert accuracy.score(client, 20, tasks) == {"add": 1.0, "subtract": 0.0, "call": 1.0, "dialogue": 1.0}
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -2,6 +2,7 @@
 
 import contextlib
 import faulthandler
+import gc
 import os
 import signal
 import threading
@@ -45,6 +46,7 @@ def main() -> None:
     set_up_logging(config.log_level, config.log_format)
     faulthandler.register(signal.SIGUSR1)  # the core asks a stuck worker for its stacks before it kills it
     load()(config).run()
+    gc.freeze()  # at its end the interpreter would look through all that torch has made again and again: 0.5 s
 
 
 def load() -> "type[Worker]":

@@ -20,7 +20,7 @@ import llguidance
 
 from quire.enginecore.grammar.limits import MAX_CACHED, MAX_CACHED_BYTES, NUM_COMPILERS, PARSER_LIMITS
 from quire.enginecore.grammar.mask_threads import MAX_THREADS, MaskThreads
-from quire.enginecore.grammar.matchers import Constraint, Thinking, stop_bits
+from quire.enginecore.grammar.matchers import MAX_BEFORE_THINKING, Constraint, Thinking, stop_bits
 from quire.enginecore.grammar.texts import in_words
 from quire.enginecore.grammar.trial import Trial
 from quire.enginecore.grammar.vocabulary import Vocabulary, VocabularyError, make_vocabulary
@@ -74,7 +74,7 @@ class GrammarCompiler:
     def _make_vocabulary(self) -> Vocabulary:
         if self._tokenizer_json is None:
             raise VocabularyError("structured output is not available: this model has no tokenizer.json")
-        return make_vocabulary(self._tokenizer_json, self.vocab_size)
+        return make_vocabulary(self._tokenizer_json, self.vocab_size, self.eos_token_ids)
 
     # ------------------------------------------------------------------------------------------------- a request
     def prepare(self, request: AddRequest, sequences: list[Sequence]) -> Future[None] | None:
@@ -95,7 +95,7 @@ class GrammarCompiler:
         if grammar is None:
             self.start()
             return self._executor.submit(self._compile_for, wanted, digest, sequences)
-        self._use(grammar, sequences)
+        self._use(wanted, grammar, sequences)
         if 0 < len(grammar.matchers) < min(self._num_threads, grammar.num_uses):
             self._executor.submit(self._compile_once_more, grammar)
         return None
@@ -105,11 +105,12 @@ class GrammarCompiler:
             grammar = self._cache.get(digest)  # somebody else wanted it, too
         if grammar is None:
             grammar = self._remember(digest, self._compile(wanted, len(sequences)))
-        self._use(grammar, sequences)
+        self._use(wanted, grammar, sequences)
 
-    def _use(self, grammar: Grammar, sequences: list[Sequence]) -> None:
+    def _use(self, wanted: StructuredOutputs, grammar: Grammar, sequences: list[Sequence]) -> None:
         if grammar.error:
-            raise PreparationFailed(grammar.error)
+            is_named = wanted.field and grammar.error.startswith(f"{wanted.field}[")  # the very one of several
+            raise PreparationFailed(grammar.error if is_named else f"{wanted.name}: {grammar.error}")
         for seq in sequences:
             lexer, matcher = grammar.matchers[grammar.num_uses % len(grammar.matchers)]
             grammar.num_uses += 1
@@ -117,7 +118,7 @@ class GrammarCompiler:
 
     def _constrain(self, seq: Sequence, matcher: llguidance.LLMatcher | None, lexer: int | None) -> None:
         params = seq.params
-        thinking = self._thinking(seq, params)
+        thinking = self._thinking(seq, params, matcher is not None)
         vocabulary = self.vocabulary() if matcher is not None else None
         special = vocabulary.special if vocabulary is not None else frozenset()
         # an id that ends the output and adds no text to it is as good an end as the model's own
@@ -132,12 +133,14 @@ class GrammarCompiler:
         )
         seq.constraint, seq.mask_from = constraint, constraint.mask_from(len(seq.prompt))
 
-    def _thinking(self, seq: Sequence, params: SamplingParams) -> Thinking | None:
+    def _thinking(self, seq: Sequence, params: SamplingParams, has_grammar: bool) -> Thinking | None:
         """None if the sequence does not think, or has done so in its prompt."""
-        ends = params.reasoning_end_token_ids
+        ends, starts = params.reasoning_end_token_ids, params.reasoning_start_token_ids or []
         if not ends:
             return None
-        thinking = Thinking(ends, params.thinking_token_budget)
+        if has_grammar and len(starts) > 1:
+            starts = []  # its first token may be the grammar's, too: thinking is taken for begun
+        thinking = Thinking(ends, params.thinking_token_budget, starts, 0 if has_grammar else MAX_BEFORE_THINKING)
         return None if thinking.ends_in(_last_turn(seq.prompt.tolist(), self.eos_token_ids)) else thinking
 
     # ---------------------------------------------------------------------------------------------------- compiling
@@ -155,12 +158,11 @@ class GrammarCompiler:
         trial = getattr(self._local, "trial", None)
         if trial is None:
             assert self._tokenizer_json is not None
-            trial = self._local.trial = Trial(self._tokenizer_json, self.vocab_size)
+            trial = self._local.trial = Trial(self._tokenizer_json, self.vocab_size, self.eos_token_ids)
             self._trials.append(trial)
         verdict = trial.run(wanted)
-        what = f"structured_outputs ({wanted.kind})"
         if verdict.error:
-            return Grammar(error=f"{what}: {verdict.error}")
+            return Grammar(error=verdict.error)
         with self._lock:
             self._num_grammars += 1
             grammar = Grammar(lark=verdict.lark, num_bytes=verdict.num_bytes, number=self._num_grammars)
@@ -168,7 +170,7 @@ class GrammarCompiler:
         while len(grammar.matchers) < min(num_sequences, self._num_threads):
             matcher = self._add_matcher(grammar, vocabulary)
             if matcher.is_error():
-                return Grammar(error=f"{what}: {in_words(wanted.kind, matcher.get_error())}")
+                return Grammar(error=in_words(wanted.kind, matcher.get_error()))
             if time.monotonic() - begin > QUICK_S:
                 break
         return grammar

@@ -27,7 +27,7 @@ MAX_THREADS = 8
 PIECE = 64  # sequences in one call, for each thread
 SLOW_S = 0.02  # who was in a call that took longer is looked at alone, to see whose fault it is
 CLOSE_S = 10.0  # for threads to end: a piece of one takes a second at most, or its request ends
-TOO_SLOW = Failure("invalid", f"structured_outputs: its grammar took more than {MAX_WAIT_S:g} s for one token")
+TOO_SLOW = Failure("invalid", f"its grammar took more than {MAX_WAIT_S:g} s for one token")
 
 
 def mask_threads(num_cores: int) -> int:
@@ -45,6 +45,7 @@ class Work:
     step: int = 0
     row: int = -1  # -1: none waits
     banned: list[int] | tuple[int, ...] = ()
+    opening: int | None = None  # a token beside what the grammar allows: a thought may begin before it
     is_complete: bool = False  # the result: nothing may follow
     failure: Failure | None = None  # or why it cannot go on
 
@@ -210,7 +211,7 @@ class _Maker:
         for i, work in enumerate(works):
             if work.constraint.matcher.is_error():  # type: ignore[union-attr]
                 _look_at(work)
-            elif may_end[i] or work.banned or work.constraint.allowed is not None:
+            elif may_end[i] or work.banned or work.constraint.allowed is not None or work.opening is not None:
                 _complete_mask(work, masks[i, : self._num_words].view(np.uint32), bool(may_end[i]))
 
 
@@ -225,7 +226,7 @@ def _look_at(work: Work) -> None:
         return
     if matcher.is_error():
         reason = matcher.get_error().replace("<non-verbose/>", "").strip()
-        work.failure = Failure("invalid", f"structured_outputs: the output cannot go on by its grammar: {reason}")
+        work.failure = Failure("invalid", f"the output cannot go on by its grammar: {reason}")
     elif matcher.is_stopped():
         work.is_complete = True
 
@@ -233,6 +234,8 @@ def _look_at(work: Work) -> None:
 def _complete_mask(work: Work, mask: np.ndarray, may_end: bool) -> None:
     """Let a mask allow the model's own ends where the grammar may end, and nothing that the request forbids."""
     c = work.constraint
+    if work.opening is not None:
+        mask[work.opening >> 5] |= np.uint32(1 << (work.opening & 31))
     if may_end:
         mask[c.stops.words] |= c.stops.bits
         if not len(c.stops.words) and not mask.any():

@@ -14,6 +14,8 @@ import numpy as np
 from quire.ipc.messages import ErrorCode
 from quire.ipc.step.sections import INT32_MAX
 
+MAX_BEFORE_THINKING = 4  # tokens: white space
+
 
 class Bits(NamedTuple):
     """Token ids as bits of a mask."""
@@ -30,18 +32,40 @@ def stop_bits(ids: SequenceOf[int]) -> Bits:
 
 
 class Thinking:
-    """What a reasoning model writes before `ends`, a list of token ids; budget: after so many tokens these are forced."""
+    """What a reasoning model writes before `ends`, a list of token ids; budget: after so many tokens these are forced.
 
-    __slots__ = ("_matched", "budget", "ended", "ends", "num_tokens")
+    starts: ids without which at its beginning, or behind as many tokens as max_before, an output has no thought; none: it has
+    begun with the prompt.
+    """
 
-    def __init__(self, ends: list[int], budget: int | None) -> None:
+    __slots__ = ("_before", "_matched", "_max_before", "budget", "ended", "ends", "has_begun", "num_tokens", "starts")
+
+    def __init__(self, ends: list[int], budget: int | None, starts: SequenceOf[int] = (), max_before: int = 0) -> None:
         self.ends = ends
+        self.starts = list(starts)
         self.budget = budget
         self.num_tokens = 0
+        self.has_begun = not starts
         self.ended = False
+        self._max_before = max_before
+        self._before: list[int] = []
         self._matched = 0  # so many of `ends` are the last tokens
 
+    @property
+    def is_missing(self) -> bool:
+        """Whether the output has begun otherwise."""
+        return not self.has_begun and len(self._before) >= len(self.starts) + self._max_before
+
+    @property
+    def opening(self) -> int | None:
+        """The token that a thought would begin with now, where the next token decides whether there is one."""
+        return self.starts[0] if not self.has_begun and not self._max_before else None
+
     def push(self, token: int) -> None:
+        if not self.has_begun:
+            self._before.append(token)
+            self.has_begun = self._before[-len(self.starts) :] == self.starts
+            return
         self.num_tokens += 1
         while self._matched and self.ends[self._matched] != token:
             self._matched = self._shorter(self._matched)
@@ -56,7 +80,7 @@ class Thinking:
     def forced(self) -> int | None:
         """What the next token must be, if the budget is spent."""
         is_spent = self.budget is not None and self.num_tokens >= self.budget
-        return self.ends[self._matched] if is_spent and not self.ended else None
+        return self.ends[self._matched] if is_spent and self.has_begun and not self.ended else None
 
     def ends_in(self, tokens: list[int]) -> bool:
         """Whether these tokens hold the end."""
@@ -108,25 +132,24 @@ class Constraint:
         """A token of the sequence was taken; returns whether its matcher has to hear of it."""
         if self.thinking is not None:
             self.thinking.push(token)
-            if self.thinking.ended:
+            is_missing = self.thinking.is_missing  # and what was to be its first token is the grammar's
+            if self.thinking.ended or is_missing:
                 self.thinking = None
-            return False
+            if not is_missing:
+                return False
         if self.matcher is not None:
             self.unconsumed.append(token)
         return self.matcher is not None
 
 
 class Failure(NamedTuple):
-    """Why a sequence cannot go on."""
+    """Why a sequence cannot go on. message: without the field that its grammar came from."""
 
     code: ErrorCode
     message: str
 
 
-NOTHING_LEFT = Failure(
-    "invalid",
-    "structured_outputs: nothing that the output may go on with is left by allowed_token_ids, bad_words and min_tokens",
-)
+NOTHING_LEFT = Failure("invalid", "nothing that the output may go on with is left")  # by the request's other wishes
 
 
 def restrict(mask: np.ndarray, allowed: np.ndarray | None, banned: SequenceOf[int]) -> bool:

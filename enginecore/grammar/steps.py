@@ -21,13 +21,12 @@ from quire.enginecore.owners import Owners
 from quire.enginecore.scheduling.scheduler import Scheduler
 from quire.enginecore.scheduling.sequence import Sequence, SequenceState
 from quire.enginecore.scheduling.step import ScheduledStep, StepOutput
+from quire.enginecore.without_token import nothing_left
 from quire.enginecore.workers import WorkerGroup
 from quire.ipc.messages import CaptureMaskedTails, Finished, StepOutputs
 from quire.ipc.step.sections import INT32_MAX, MAX_BAD_WORD_TOKENS
 
 INLINE_S = 4e-3  # that the loop waits for masks before it does other things: they take a fraction of that
-
-TOO_LATE = "what its output may go on with was not found out in time"  # why a request has no token
 
 
 class GrammarSteps:
@@ -145,8 +144,10 @@ class GrammarSteps:
         c: Constraint | None = seq.constraint
         if c is None or t.sched_tokens[slot] - t.num_tokens[slot] != 1:
             return None  # what comes before it is in flight
-        if c.thinking is None and c.matcher is not None:
+        opening = c.thinking.opening if c.thinking is not None else None
+        if c.matcher is not None and (c.thinking is None or opening is not None):
             work = self._work(seq)
+            work.opening = opening
             work.step, work.row, work.banned = scheduled.step, row, self._banned(seq)
             return work
         forced = c.thinking.forced if c.thinking is not None else None
@@ -230,7 +231,10 @@ class GrammarSteps:
     def _fail(self, seq: Sequence, failure: Failure) -> None:
         """End a request with an error, unless it has ended."""
         if seq.state is not SequenceState.FINISHED and self._scheduler.abort(seq.owner, seq.request_id):
-            self._owners.refuse(seq.owner, seq.request_id, failure.code, failure.message)
+            wanted = seq.params.structured_outputs
+            field = "thinking_token_budget" if wanted is None else wanted.name
+            message = nothing_left(seq.params) if failure is NOTHING_LEFT else failure.message
+            self._owners.refuse(seq.owner, seq.request_id, failure.code, f"{field}: {message}")
 
     def _send(self, step: int, rows: list[int], masks: np.ndarray) -> None:
         """Masks of those of the rows that still wait."""

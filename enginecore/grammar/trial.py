@@ -12,6 +12,7 @@ import os
 import resource
 import select
 import socket
+from collections.abc import Collection
 from contextlib import suppress
 
 import llguidance
@@ -20,6 +21,7 @@ import numpy as np
 from llguidance.numpy import fill_next_token_bitmask
 
 from quire.enginecore.grammar.limits import COMPILE_TIMEOUT_S, MAX_MASK_S, PARSER_LIMITS, TRIAL_BYTES, TRIAL_TOKENS
+from quire.enginecore.grammar.places import with_place
 from quire.enginecore.grammar.texts import in_words, to_lark
 from quire.enginecore.grammar.vocabulary import Vocabulary, VocabularyError, make_vocabulary
 from quire.ipc.process.children import Child, child_main_config, own_fds, prespawn
@@ -33,6 +35,7 @@ _LENGTH = 8
 class TrialConfig(msgspec.Struct, frozen=True):
     socket_fd: int
     vocab_size: int
+    eos_token_ids: list[int]
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -54,9 +57,10 @@ TOO_LARGE = "it needs more memory, or is nested deeper through references, than 
 class Trial:
     """One child, started at the first grammar, and anew after one that ended it. Not for several threads at once."""
 
-    def __init__(self, tokenizer_json: bytes, vocab_size: int) -> None:
+    def __init__(self, tokenizer_json: bytes, vocab_size: int, eos_token_ids: Collection[int] = ()) -> None:
         self._tokenizer_json = tokenizer_json
         self._vocab_size = vocab_size
+        self._eos_token_ids = sorted(eos_token_ids)
         self._child: Child | None = None
         self._socket: socket.socket | None = None
 
@@ -81,7 +85,7 @@ class Trial:
         mine, theirs = socket.socketpair()
         with theirs:
             self._child = prespawn(MODULE)
-            self._child.configure(TrialConfig(theirs.fileno(), self._vocab_size), [theirs.fileno()])
+            self._child.configure(TrialConfig(theirs.fileno(), self._vocab_size, self._eos_token_ids), [theirs.fileno()])
         mine.settimeout(START_TIMEOUT_S)
         self._socket = mine
         with suppress(OSError):
@@ -130,7 +134,7 @@ def main() -> None:
     config = child_main_config(TrialConfig)
     sock = socket.socket(fileno=own_fds([config.socket_fd])[0])
     try:
-        vocabulary = make_vocabulary(_receive(sock), config.vocab_size)
+        vocabulary = make_vocabulary(_receive(sock), config.vocab_size, config.eos_token_ids)
     except VocabularyError as error:
         return _send(sock, _encode(Verdict(str(error))))
     limit = _data_bytes() + TRIAL_BYTES
@@ -149,14 +153,28 @@ def judge(wanted: StructuredOutputs, vocabulary: Vocabulary) -> Verdict:
         lark = to_lark(wanted, vocabulary.special_names)
     except ValueError as error:
         return Verdict(str(error))
-    matcher = llguidance.LLMatcher(vocabulary.tokenizer, lark, log_level=0, limits=PARSER_LIMITS)
-    if not matcher.is_error():
-        seconds = try_tokens(matcher, vocabulary)
-        if seconds > MAX_MASK_S:
-            return Verdict(f"it takes {seconds:.2f} s to find out what may follow a token")
+    matcher = _matcher(lark, vocabulary)
+    if matcher.is_error():
+        return Verdict(with_place(wanted, in_words(wanted.kind, matcher.get_error()), lambda part: _error_of(part, vocabulary)))
+    seconds = try_tokens(matcher, vocabulary)
+    if seconds > MAX_MASK_S:
+        return Verdict(f"it takes {seconds:.2f} s to find out what may follow a token")
     if matcher.is_error():
         return Verdict(in_words(wanted.kind, matcher.get_error()))
     return Verdict("", lark, max(_data_bytes() - before, len(lark)))
+
+
+def _matcher(lark: str, vocabulary: Vocabulary) -> llguidance.LLMatcher:
+    return llguidance.LLMatcher(vocabulary.tokenizer, lark, log_level=0, limits=PARSER_LIMITS)
+
+
+def _error_of(wanted: StructuredOutputs, vocabulary: Vocabulary) -> str:
+    """What is wrong with a grammar by itself; empty if nothing is."""
+    try:
+        matcher = _matcher(to_lark(wanted, vocabulary.special_names), vocabulary)
+    except ValueError as error:
+        return str(error)
+    return in_words(wanted.kind, matcher.get_error()) if matcher.is_error() else ""
 
 
 def try_tokens(matcher: llguidance.LLMatcher, vocabulary: Vocabulary) -> float:

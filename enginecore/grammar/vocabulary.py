@@ -10,6 +10,7 @@ thread runs Python, and 100 MB: so the core makes it while its workers load the 
 """
 
 import re
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import llguidance
@@ -30,7 +31,7 @@ class Vocabulary(NamedTuple):
     end_id: int  # of END, the first id behind the model's vocabulary
     known: np.ndarray  # int32 [words], bits of the ids that are tokens
     special: frozenset[int]
-    special_names: frozenset[str]
+    special_names: dict[str, int]  # to their ids; without those that end an output, which a grammar cannot ask for
 
     @property
     def num_words(self) -> int:
@@ -69,8 +70,8 @@ class _Tokens:
         raise NotImplementedError("grammars leave the choice of tokens to the model")
 
 
-def make_vocabulary(tokenizer_json: bytes, vocab_size: int) -> Vocabulary:
-    """vocab_size: the model's. Raises VocabularyError for tokenizers whose tokens are not pieces of a text."""
+def make_vocabulary(tokenizer_json: bytes, vocab_size: int, eos_token_ids: Collection[int] = ()) -> Vocabulary:
+    """vocab_size, eos_token_ids: the model's. Raises VocabularyError for tokenizers whose tokens are not pieces of a text."""
     try:
         parsed = msgspec.json.decode(tokenizer_json, type=_TokenizerJson)
     except msgspec.MsgspecError as error:
@@ -89,9 +90,8 @@ def make_vocabulary(tokenizer_json: bytes, vocab_size: int) -> Vocabulary:
     tokens[vocab_size] = SPECIAL + END
     special = [added for added in parsed.added_tokens if added.special and added.id < vocab_size]
     tokenizer = llguidance.LLTokenizer(_Tokens(tokens, vocab_size))  # type: ignore[arg-type]
-    return Vocabulary(
-        tokenizer, vocab_size, known, frozenset(added.id for added in special), frozenset(added.content for added in special)
-    )
+    names = {added.content: added.id for added in special if added.id not in eos_token_ids and added.content}
+    return Vocabulary(tokenizer, vocab_size, known, frozenset(added.id for added in special), names)
 
 
 # ------------------------------------------------------------------------------------------------------------ pieces

@@ -23,9 +23,9 @@ def add_client_commands(commands: "argparse._SubParsersAction[CommandParser]", w
         description='For bash: eval "$(quire completion bash)"; for zsh: source <(quire completion zsh); for fish: '
         "quire completion fish | source",
     )
-    completion.add_argument("shell", choices=SHELLS)
+    completion.add_argument("shell", choices=SHELLS, help=" or ".join(SHELLS))
     completion.set_defaults(run=lambda args: _completion(args, whole), parser=completion)
-    version = commands.add_parser("version", help="print the version")
+    version = commands.add_parser("version", help="print the version", description="Print the version.")
     version.set_defaults(run=_version, parser=version)
 
 

@@ -7,6 +7,7 @@ TOOL_CALL_PARSERS = (
     "qwen", "qwen3_coder", "qwen3_xml",
 )  # fmt: skip
 REASONING_PARSERS = ("deepseek_r1", "deepseek_v3", "qwen3")
+_HARMONY = ("gpt_oss", "gptoss", "harmony", "openai", "openai_gptoss")
 
 
 def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,8 +18,17 @@ def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         group.add_argument(
             flag,
+            type=_parser_name,
             choices=("auto", "none", *names),
             default="auto",
             metavar="NAME",
             help=f"{what}: auto (by its chat template), none, {', '.join(names)} (default: %(default)s)",
         )
+
+
+def _parser_name(name: str) -> str:
+    if name.lower() in _HARMONY:
+        raise argparse.ArgumentTypeError(
+            f"{name}: gpt-oss's Harmony format is not supported yet, neither its calls nor its reasoning (nor its models)"
+        )
+    return name

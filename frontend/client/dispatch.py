@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from quire.frontend.client.stream import ClientError, EngineError, OutputSequence, RequestState
+from quire.frontend.client.output_sequence import OutputSequence
+from quire.frontend.client.stream import ClientError, EngineError, RequestState
 from quire.ipc.messages import Abort, Finish, FrontendMessage, PromptLogprobs, Started, StepOutputs, sequence_key
 from quire.ipc.sampling import SamplingParams
 
@@ -89,7 +90,7 @@ class Dispatcher:
                     next(rows, None)
                 continue
             sequence.ids.append(token)
-            request = sequence.request
+            request: RequestState = sequence.request
             if not request.news:
                 request.news = True
                 news.append(request)

@@ -14,12 +14,13 @@ from typing import Self
 
 import numpy as np
 
-from quire.frontend.client.logprob_rows import LogprobRows, PromptLogprobRows
+from quire.frontend.client.logprob_rows import PromptLogprobRows
+from quire.frontend.client.output_sequence import OutputSequence
 from quire.frontend.client.outputs import Delta, RequestMetrics, TokenLogprobDict
 from quire.frontend.client.turns import Slice, turn
 from quire.frontend.text.detokenizer import PROMPT_TAIL, OutputText
 from quire.frontend.text.tokenizer import Tokenizer
-from quire.ipc.messages import FinishReason, PromptLogprobs, TokenLogprobs, sequence_key
+from quire.ipc.messages import FinishReason, PromptLogprobs
 from quire.ipc.sampling import SamplingParams
 
 MOST_TOKENS = 16 << 10  # of one `take`: some 2 ms
@@ -58,99 +59,12 @@ ERRORS: dict[str, type[ClientError]] = {  # by the code that the core sends
 }
 
 
-class OutputSequence:
-    """One child: tokens not taken yet, and the text decoder. `ids` is appended to directly on arrival."""
-
-    __slots__ = ("_num_taken", "_seen", "_text", "eager", "finish_reason", "ids", "index", "key", "logprobs",
-                 "plain", "request", "stop_reason", "stop_token", "text")  # fmt: skip
-
-    def __init__(self, request: "RequestState", index: int, text: OutputText | None) -> None:
-        self.request = request
-        self.index = index
-        self.key = sequence_key(request.id, index)
-        self.text = text
-        self.eager = text is not None and bool(request.params.stop)  # decoded on arrival
-        self.plain = not self.eager and request.params.logprobs is None  # nothing to do on arrival but keep the token
-        # not taken yet
-        self.ids: list[int] = []
-        self.logprobs: list[TokenLogprobs] | None = None if request.params.logprobs is None else []
-        self._seen = 0  # of ids, those decoded already
-        self._text = ""  # their text
-        # end
-        self.finish_reason: FinishReason | None = None
-        self.stop_reason: int | str | None = None
-        self.stop_token = False
-        self._num_taken = 0
-
-    @property
-    def num_tokens(self) -> int:
-        return self._num_taken + len(self.ids)
-
-    def decode(self) -> None:
-        """Turn the new ids into text. A stop string ends the sequence here, whatever the core thinks."""
-        if self.text is None:
-            return
-        new = self.ids[self._seen :] if self._seen else self.ids
-        self._text += self.text.push(new, self.finish_reason is not None, self.stop_token)
-        self._seen = len(self.ids)
-        if self.text.stop_string is not None:
-            kept = self.text.kept_tokens - self._num_taken
-            del self.ids[kept:]
-            if self.logprobs is not None:
-                del self.logprobs[kept:]
-            self._seen = kept
-            self.finish_reason, self.stop_reason = "stop", self.text.stop_string
-
-    def decode_some(self, most: int) -> bool:
-        """Turn some of the new ids into text, ahead of `take`; whether there are more, but for the last one."""
-        if self.text is None or self.eager:
-            return False
-        new = self.ids[self._seen : min(self._seen + most, len(self.ids) - 1)]
-        self._text += self.text.push(new)
-        self._seen += len(new)
-        return self._seen < len(self.ids) - 1
-
-    def take(self, tokenizer: Tokenizer | None) -> Delta:
-        """All that is new, as one Delta; nothing of it is kept."""
-        ids = self.ids
-        if self.plain and not self._seen and self.text is not None:  # as below, in fewer steps
-            text = self.text.push(ids, self.finish_reason is not None, self.stop_token)
-        else:
-            if not self.eager:
-                self.decode()
-            ids, text = self.ids, self._text
-            self._text, self._seen = "", 0
-        self.ids = []
-        self._num_taken += len(ids)
-        logprobs = None
-        if self.logprobs is not None:
-            logprobs, self.logprobs = LogprobRows(ids, self.logprobs, tokenizer), []
-        return Delta(self.index, text, ids, logprobs, self.finish_reason, self.stop_reason, self._num_taken)
-
-    def take_some(self, tokenizer: Tokenizer | None, most: int) -> Delta:
-        """The first `most` new tokens, of more, as one Delta; with stop strings, all the text that there is."""
-        later, self.ids = self.ids[most:], self.ids[:most]
-        if self.eager or self.text is None:
-            seen = self._seen
-        else:
-            new = self.ids[self._seen :]
-            self._text += self.text.push(new)
-            seen = self._seen + len(new)
-        ids, text = self.ids, self._text
-        self.ids, self._text, self._seen = later, "", max(0, seen - most)
-        self._num_taken += most
-        logprobs = None
-        if self.logprobs is not None:
-            logprobs, self.logprobs = LogprobRows(ids, self.logprobs[:most], tokenizer), self.logprobs[most:]
-        return Delta(self.index, text, ids, logprobs, num_tokens=self._num_taken)
-
-
 class RequestState:
     """One request and its children, between arrival of messages (the client) and a Stream."""
 
     __slots__ = ("_last_reported", "_most", "_prompt_logprobs", "_prompt_token_ids", "_tokenizer", "_waiter", "error", "id",
                  "is_behind", "metrics", "name", "news", "num_cached_tokens", "num_open", "num_prompt_tokens", "params",
-                 "sequences")  # fmt: skip
+                 "sequences", "sink")  # fmt: skip
 
     def __init__(
         self,
@@ -176,6 +90,7 @@ class RequestState:
         self.sequences = [OutputSequence(self, i, self._new_text(prompt_token_ids, tokenizer)) for i in range(params.n)]
         self._tokenizer = tokenizer
         self._waiter: asyncio.Future[None] | None = None
+        self.sink: Callable[[Delta], bool] | None = None  # of `Stream.follow`
         self._last_reported = [False] * params.n  # whether a child's finish_reason was taken
         self._prompt_logprobs: list[PromptLogprobs] = []
         self._prompt_token_ids = prompt_token_ids.tolist() if params.prompt_logprobs is not None else None
@@ -218,9 +133,29 @@ class RequestState:
         self._prompt_logprobs.append(message)
 
     def wake(self) -> None:
+        error = None
+        if self.sink is not None:
+            try:
+                if self._pour(self.sink):
+                    return
+            except Exception as caught:  # the sink's: raised where its owner waits, not among others' tokens
+                error = caught
+            self.sink = None
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+            if error is not None:
+                waiter.set_exception(error)
+            else:
+                waiter.set_result(None)
+
+    def _pour(self, sink: Callable[[Delta], bool]) -> bool:
+        """Whether the sink has taken what is new, and wants more. The end, and what is too much for one turn, is not for it."""
+        only = self.sequences[0]
+        if not self.num_open or not 0 < len(only.ids) <= self._most:
+            return False
+        self.news = False
+        self.metrics.last_token_time = time.time()
+        return sink(only.take(self._tokenizer))
 
     # ------------------------------------------------------------------------------------------- what the consumer reads
     def wait(self) -> asyncio.Future[None]:
@@ -361,6 +296,21 @@ class Stream:
             if not state.num_open:
                 raise StopAsyncIteration
             await state.wait()
+
+    async def follow(self, sink: Callable[[Delta], bool]) -> None:
+        """Between two turns of an iteration, for a request with one child: give `sink` each Delta as it arrives, without a task
+        that wakes up for it, which would take half of a token's time. Returns when the sink has returned False, or when the
+        iteration has to go on: for the end, a failure, more than a turn has room for. Raises what the sink raises.
+        """
+        state = self._state
+        assert len(state.sequences) == 1
+        if state.news or not state.num_open:
+            return
+        state.sink = sink
+        try:
+            await state.wait()
+        finally:
+            state.sink = None
 
     async def collect(self) -> list[Delta]:
         """Wait for the end and return one merged Delta per child, by index: cheaper than iterating."""

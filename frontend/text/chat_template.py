@@ -150,7 +150,11 @@ def _text_part(part: Any) -> dict[str, Any]:
 
 
 def _with_arguments(call: Any, as_text: bool) -> Any:
-    """OpenAI sends a call's arguments as a JSON string; templates want the object, but for those that join it to a text."""
+    """OpenAI sends a call's arguments as a JSON string; templates want the object, but for those that join it to a text.
+
+    A model may have written what is no JSON object. Agents send that back with a tool's complaint, turn after turn: as vLLM
+    does, it becomes an empty object.
+    """
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         return call
@@ -159,8 +163,12 @@ def _with_arguments(call: Any, as_text: bool) -> Any:
         raise ChatTemplateError(f"the arguments of a tool call may hold at most {MAX_ARGUMENT_MARKS} commas and brackets")
     try:
         arguments = json.loads(given or "{}") if given is None or isinstance(given, str) else given
-    except (ValueError, RecursionError) as error:
-        raise ChatTemplateError("the arguments of a tool call must be a JSON object") from error
+    except ValueError:
+        arguments = None
+    except RecursionError as error:
+        raise ChatTemplateError("the arguments of a tool call are nested too deeply") from error
+    if not isinstance(arguments, dict):
+        arguments = {}
     if as_text:
         arguments = given if isinstance(given, str) and given else _tojson(arguments)
     return {**call, "function": {**function, "arguments": arguments}}

@@ -236,7 +236,7 @@ MASKS_NONE = 0  # they get none, and no token
 MASKS_ALLOW = 1  # what their masks allow
 MASKS_FREE = 2  # they may be any token
 
-NO_TOKEN = -1  # the result of a row whose mask did not come: the core ends its request
+NO_TOKEN = -1  # the result of a row whose mask did not come, or leaves nothing: the core ends its request
 
 
 def logprob_record(num_top: int) -> Record:

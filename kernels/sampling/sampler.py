@@ -26,6 +26,7 @@ from quire.kernels.sampling.sampler_logits import (
     HISTORY,
     MAX_BAD_WORDS,
     MAX_MASKED_STOPS,
+    NO_TOKEN,
     PURPOSE_BLOCK,
     PURPOSE_TOKEN,
     S_MIN_LEN,
@@ -35,6 +36,7 @@ from quire.kernels.sampling.sampler_logits import (
     S_TEMPERATURE,
     float_param,
     is_filtered,
+    leaves_nothing,
     load_logits,
     log_exponential,
     noise_bits,
@@ -140,6 +142,8 @@ def _combine_kernel(
         log_e = log_exponential(noise_bits(seed_lo, seed_hi, position, PURPOSE_TOKEN, cols))
         x = tl.where(random, (x - top) * scale - log_e, x)
     token = tl.minimum(first + tl.argmax(x, 0), V - 1).to(tl.int32)
+    if PROCESSORS:
+        token = tl.where(leaves_nothing(maxima, processors), NO_TOKEN, token)
     if FILTER:
         tl.store(sampled + row, token, is_filtered(param_row, V) == 0)
     else:
@@ -215,7 +219,7 @@ def sample(
     """int32 [R] tokens, a view of the workspace. The flags say what some row of the step may need.
 
     A flag too many only costs time. A row that needs what no flag offers is sampled without it. Every result is a valid token
-    id, whatever the logits hold.
+    id, whatever the logits hold, but for a row of whose tokens its processors (and mask) leave none: NO_TOKEN.
     """
     _check(logits, workspace, bitmask)
     rows, vocab = logits.shape

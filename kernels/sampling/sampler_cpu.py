@@ -7,7 +7,8 @@ weight, then within the block that won. A row with a filter races flat, over the
 
 Filters act in vLLM's order after the temperature: min-p (relative to the largest probability), top-k, top-p over what top-k
 left. Each is a threshold on the logit: tokens that tie with the last one kept are kept too. Greedy takes the lowest index
-among equals. NaN counts as -inf; a row without any finite logit gives token 0.
+among equals. NaN counts as -inf; a row without any finite logit gives token 0, or NO_TOKEN if it has processors: they (and the
+mask) may leave nothing, and its request is to hear of that.
 
 CPU and GPU agree bit for bit on the hash; E, sums and exponentials differ in the last bits. So their tokens may differ where
 two scores, or a nucleus' mass and top_p, are equal within float32 rounding.
@@ -16,7 +17,7 @@ two scores, or a nucleus' mass and top_p, are equal within float32 rounding.
 import numpy as np
 import torch
 
-from quire.ipc.step.sections import SLOT
+from quire.ipc.step.sections import NO_TOKEN, SLOT
 from quire.kernels.sampling.logits_processors import processed_row
 from quire.kernels.step.tables import NUM_TOP, SAMPLER_BLOCK, LogitsProcessorPool, SamplerWorkspace, SlotTables
 
@@ -94,13 +95,16 @@ def sample(
     out = np.zeros(rows, np.int32)
     values, owned = logits.float().numpy(), logits.dtype != torch.float32
     params, slots, at = tables.host["params"], row_slots[:rows].tolist(), positions[:rows].tolist()
-    racing = []
+    racing, processed = [], []
     for row, slot in enumerate(slots):
         x = raw = values[row]
-        if processors and 0 <= params[slot, S_PROCESSOR_ROW] < pool.num_rows:
+        is_processed = processors and 0 <= params[slot, S_PROCESSOR_ROW] < pool.num_rows
+        if is_processed:
             x = processed_row(x, params[slot], at[row], tables.host["history"][slot], pool)
         if bitmask is not None and not bool((bitmask[row] == -1).all()):
             x = _masked(x, bitmask[row])
+        if is_processed:
+            processed.append((row, x))
         floats = params[slot].view(np.float32)
         if not random or not floats[S_TEMPERATURE] > 0:
             out[row] = _argmax(x)
@@ -115,6 +119,9 @@ def sample(
         some = racing[begin : begin + RACE_ROWS]
         x = values if len(some) == rows else values[some]
         out[some] = _race(x, params[[slots[row] for row in some]], [at[row] for row in some])
+    for row, x in processed:
+        if not x[out[row]] > -np.inf:  # so no token is more
+            out[row] = NO_TOKEN
     return torch.from_numpy(out)
 
 

@@ -19,6 +19,7 @@ import triton.language as tl
 
 from quire.kernels.sampling.sampler_logits import (
     BLOCK,
+    NO_TOKEN,
     PURPOSE_TOKEN,
     S_MIN_P,
     S_SEED_HI,
@@ -28,6 +29,7 @@ from quire.kernels.sampling.sampler_logits import (
     S_TOP_P,
     float_param,
     is_filtered,
+    leaves_nothing,
     load_logits,
     log_exponential,
     noise_bits,
@@ -220,7 +222,10 @@ def _filter_kernel(
             tile_token = tl.min(tl.where(score == tile_best, ids, V), 0)
             token = tl.where(tile_best > best, tile_token, token)
             best = tl.maximum(tile_best, best)
-        tl.store(sampled + row, tl.minimum(token, V - 1).to(tl.int32))
+        token = tl.minimum(token, V - 1)
+        if PROCESSORS:
+            token = tl.where(leaves_nothing(maxima, processors), NO_TOKEN, token)
+        tl.store(sampled + row, token.to(tl.int32))
 
 
 def launch_filter(

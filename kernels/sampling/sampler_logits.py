@@ -26,6 +26,7 @@ HISTORY, MAX_BAD_WORDS, MAX_MASKED_STOPS = (
     tl.constexpr(sections.MAX_MASKED_STOPS),
 )
 BLOCK = tl.constexpr(words.SAMPLER_BLOCK)
+NO_TOKEN = tl.constexpr(sections.NO_TOKEN)
 PURPOSE_BLOCK, PURPOSE_TOKEN = tl.constexpr(0), tl.constexpr(1)
 
 
@@ -100,6 +101,12 @@ def processors_of_row(
         float_param(param_row, S_FREQUENCY),
         float_param(param_row, S_PRESENCE),
     )
+
+
+@triton.jit
+def leaves_nothing(maxima, processors):
+    """Whether a row with processors has no token left, by the maxima of its blocks."""
+    return processors[0] & (tl.max(maxima, 0) == -float("inf"))
 
 
 @triton.jit

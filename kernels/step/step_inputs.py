@@ -40,6 +40,7 @@ S_SLOT, S_PROCESSOR_ROW = tl.constexpr(SLOT.at["slot"]), tl.constexpr(SLOT.at["p
 B_TABLE, B_INDEX, B_BLOCK = (tl.constexpr(BLOCK_UPDATE.at[name]) for name in ("table", "index", "block"))
 P_SLOT, P_START = tl.constexpr(PREFILL.at["slot"]), tl.constexpr(PREFILL.at["start"])
 P_LENGTH, P_FLAGS = tl.constexpr(PREFILL.at["length"]), tl.constexpr(PREFILL.at["flags"])
+NO_TOKEN = tl.constexpr(sections.NO_TOKEN)
 PREFILL_SAMPLE = tl.constexpr(sections.PREFILL_SAMPLE)
 L_LOGPROB, L_RANK = tl.constexpr(LOGPROBS.at["logprob"]), tl.constexpr(LOGPROBS.at["rank"])
 L_TOP_IDS, L_TOP_LOGPROBS = tl.constexpr(LOGPROBS.at["top_ids"]), tl.constexpr(LOGPROBS.at["top_logprobs"])
@@ -183,7 +184,8 @@ def _finish_kernel(
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     real = row < tl.load(num_rows_ptr)
     slot = _clamp(tl.load(row_slots + row, real, other=0), num_slots - 1)
-    token = _clamp(tl.load(sampled + row, real, other=0), vocab - 1)
+    result = tl.load(sampled + row, real, other=0)
+    token = _clamp(result, vocab - 1)
     new_len = tl.load(seq_lens + row, real, other=0)
     writes = real & (tl.load(samples + row, real, other=0) == 1)
     tl.store(seq_len + slot, new_len, real)
@@ -200,7 +202,7 @@ def _finish_kernel(
     tl.store(at, shifted, processed[:, None] & (place < HISTORY))
 
     step = tl.load(plan + H_STEP).to(tl.int64)
-    word = (step << 32) | token.to(tl.int64)
+    word = (step << 32) | (tl.where(result == NO_TOKEN, result, token).to(tl.int64) & 0xFFFFFFFF)
     tl.store(results + (step % depth) * results_stride + row, word, real)
 
 
@@ -267,9 +269,10 @@ def finish_step(
 ) -> None:
     """Record the sampled tokens in the tables and write the step's result words.
 
-    sampled int32 [num_rows]; results int64 [depth, words], on the device or in host memory registered with CUDA, the record is
-    row step % depth. logprobs: (log-probability f32 [R], rank i32 [R], ids i32 [R, NUM_TOP], log-probabilities f32 [R,
-    NUM_TOP]). Every word carries the step, and is one 64-bit store: a reader polls the word itself.
+    sampled int32 [num_rows]: NO_TOKEN is told as it is, and counts as token 0. results int64 [depth, words], on the device or
+    in host memory registered with CUDA, the record is row step % depth. logprobs: (log-probability f32 [R], rank i32 [R], ids
+    i32 [R, NUM_TOP], log-probabilities f32 [R, NUM_TOP]). Every word carries the step, and is one 64-bit store: a reader polls
+    the word itself.
     """
     if results.dtype != torch.int64 or results.dim() != 2 or results.stride(1) != 1 or sampled.dtype != torch.int32:
         raise ValueError("finish_step: results must be int64 [depth, words], sampled int32")

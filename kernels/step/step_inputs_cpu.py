@@ -118,7 +118,7 @@ def finish_step(
     record = results.numpy()[step_number % len(results)]
     samples = out["samples"][:rows] == 1
     state["seq_len"][slots] = out["seq_lens"][:rows]
-    sampling, new = slots[samples], tokens[samples]
+    sampling, new = slots[samples], np.maximum(tokens[samples], 0)
     state["last_token"][sampling] = new
     processor_rows = state["params"][sampling, SLOT.at["processor_row"]]
     if (processed := processor_rows >= 0).any():

@@ -65,5 +65,5 @@ def test_nasty_requests_can_be_made():
 def test_a_token_and_a_gap_are_measured(capsys):
     frontend.main(["--quick", "--parts", "token", "gaps", "--servers", "quire", "--vocabulary", "bundled", "--clients", "1"])
     result = json.loads(capsys.readouterr().out.rpartition("RESULT ")[2])
-    assert result["token"]["quire"]["chat"]["us_per_token"] > 0
+    assert result["token"]["quire"]["chat"]["us"] > 0
     assert result["gaps"]["quire"]["3 M empty lists"]["status"] == 400

@@ -51,6 +51,7 @@ def test_a_ring_that_comes_after_the_result_was_seen_does_not_keep_an_idle_core_
     ring.disarm()
     by_hand.core._beat()
     by_hand.core._wait()
+    by_hand.core._next_beat = time.monotonic() + 0.15
     started = time.monotonic()
     by_hand.core._wait()
     assert time.monotonic() - started > 0.1  # to the next beat
@@ -60,12 +61,13 @@ def test_a_core_that_spins_is_awake_for_a_while_after_a_result_and_then_sleeps(b
     core = by_hand.core
     core.config = dataclasses.replace(core.config, spins=True)
     core._beat()
-    core._last_result = time.monotonic()
-    began = time.monotonic()
+    core._next_beat = time.monotonic() + 60.0
+    core._last_result = began = time.monotonic()
     core._wait()
-    assert time.monotonic() - began < 0.1  # it would be half a second, to the next beat
+    assert time.monotonic() - began < 30.0  # not to the next beat
     core._last_result -= AWAKE_S
     began = time.monotonic()
+    core._next_beat = began + 0.15
     core._wait()
     assert time.monotonic() - began > 0.1
 

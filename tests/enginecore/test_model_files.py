@@ -7,11 +7,11 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 import tiny_models
+from http_servers import answering
 
 from quire.enginecore.loading import model_files
 from quire.enginecore.loading.model_files import (
@@ -272,13 +272,8 @@ class FakeHubHandler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def hub():
-    server = FakeHub(tiny_models.tiny_model("llama"))
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with answering(FakeHub(tiny_models.tiny_model("llama"))) as server:
+        yield server
 
 
 def resolve_in_child(hub, cache, *calls, **env):
@@ -304,7 +299,7 @@ def resolve_in_child(hub, cache, *calls, **env):
         **env,
     }
     child = subprocess.run(
-        [sys.executable, "-P", "-c", code, json.dumps(calls)], capture_output=True, text=True, env=environment, timeout=60
+        [sys.executable, "-P", "-c", code, json.dumps(calls)], capture_output=True, text=True, env=environment, timeout=200
     )
     assert child.returncode == 0, child.stderr
     return child.stdout.splitlines()

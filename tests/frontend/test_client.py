@@ -43,7 +43,7 @@ def with_core(**options: Any) -> Callable[[Callable[..., Awaitable[None]]], Call
 
         @functools.wraps(test)
         def start(**kwargs: Any) -> None:
-            asyncio.run(asyncio.wait_for(run(**kwargs), 30))
+            asyncio.run(asyncio.wait_for(run(**kwargs), 100))
 
         start.__signature__ = inspect.Signature(list(inspect.signature(test).parameters.values())[2:])  # type: ignore[attr-defined]
         return start
@@ -290,7 +290,7 @@ async def test_the_latest_beat_is_kept_and_tells_the_engines_health(core: FakeCo
 # ------------------------------------------------------------------------------------------------------------ a core that goes
 def test_a_lost_core_fails_its_streams_and_its_successor_serves_again() -> None:
     with tempfile.TemporaryDirectory() as folder:  # both cores': a private one goes with its core
-        asyncio.run(asyncio.wait_for(_lose_and_find_again(f"ipc://{folder}/core"), 30))
+        asyncio.run(asyncio.wait_for(_lose_and_find_again(f"ipc://{folder}/core"), 100))
 
 
 async def _lose_and_find_again(address: str) -> None:
@@ -341,7 +341,7 @@ def test_lone_request_is_watched_for_where_there_are_cores(
                 _third = client.submit([THE], ENDLESS)  # nor is this one
                 assert watched == watches
 
-    asyncio.run(asyncio.wait_for(run(), 30))
+    asyncio.run(asyncio.wait_for(run(), 100))
 
 
 @with_core(script=echo)
@@ -360,7 +360,7 @@ def test_closing_fails_what_runs() -> None:
             with pytest.raises(EngineDown, match="closed"):
                 await stream.collect()
 
-    asyncio.run(asyncio.wait_for(run(), 30))
+    asyncio.run(asyncio.wait_for(run(), 100))
 
 
 def test_no_core_is_an_engine_down_and_an_unreadable_tokenizer_is_said() -> None:
@@ -372,7 +372,7 @@ def test_no_core_is_an_engine_down_and_an_unreadable_tokenizer_is_said() -> None
         with FakeCore(files={"tokenizer.json": b"{}"}) as core, pytest.raises(ValueError, match=r"tokenizer\.json"):
             await AsyncClient(core.address).connect()
 
-    asyncio.run(asyncio.wait_for(run(), 30))
+    asyncio.run(asyncio.wait_for(run(), 100))
 
 
 def test_errors_are_value_errors_only_where_the_request_is_wrong() -> None:

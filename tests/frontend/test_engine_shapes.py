@@ -174,9 +174,11 @@ def test_an_abort_ends_its_iterator(async_llm):
     asyncio.run(main())
 
 
-def test_after_its_end_it_says_so():
+def test_after_its_end_it_says_so(async_llm):
+    """The last one of those that share it."""
+
     async def main():
-        async with AsyncLLM(AsyncEngineArgs(**SMALL)) as engine:
+        async with async_llm as engine:
             stream = engine.generate("The cat", LONG, "mine")
             assert await anext(stream)
             await stream.aclose()

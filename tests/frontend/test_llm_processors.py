@@ -155,7 +155,7 @@ def main():
 def test_a_program_with_a_class_of_its_own(tmp_path, guarded):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM + ('\nif __name__ == "__main__":\n    main()\n' if guarded else "\nmain()\n"))
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=200)
     if guarded:
         assert done.stdout.strip() == "[44, 44, 44, 44]", done.stderr
     else:

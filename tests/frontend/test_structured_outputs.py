@@ -17,7 +17,9 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "array", "items": {"pro
 
 
 def of(**fields) -> StructuredOutputs | None:
-    return structured_outputs(msgspec.convert({"prompt": "x", **fields}, CompletionRequest))
+    """Without the name of the field."""
+    wanted = structured_outputs(msgspec.convert({"prompt": "x", **fields}, CompletionRequest))
+    return None if wanted is None else msgspec.structs.replace(wanted, field="")
 
 
 def test_each_kind_is_made_of_its_argument():
@@ -65,7 +67,7 @@ def test_depth_counts_brackets_that_are_open_at_once():
     assert nesting_depth(StructuredOutputs("grammar", 'start: "((" (a | [b])')) == 2
     assert nesting_depth(StructuredOutputs("choice", "")) == 0
     nested = SamplingParams(structured_outputs=StructuredOutputs("json", "[" * 65))
-    with pytest.raises(ValueError, match="structured_outputs: brackets"):  # the core's own look at it
+    with pytest.raises(ValueError, match=r"structured_outputs \(json\): brackets"):  # the core's own look at it
         check_against(nested, vocab_size=10, max_logprobs=1)
 
 
@@ -113,3 +115,15 @@ def test_a_wrong_field_is_named(fields, param):
     with pytest.raises(ApiError) as caught:
         of(**fields)
     assert (caught.value.status, caught.value.param) == (400, param) and param in str(caught.value.message)
+
+
+def test_what_was_asked_for_knows_its_field():
+    def field(**fields):
+        return structured_outputs(msgspec.convert({"prompt": "x", **fields}, CompletionRequest)).name
+
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+    assert field(response_format=schema) == "response_format.json_schema.schema"
+    assert field(response_format={"type": "structural_tag", "format": {"type": "any_text"}}) == "response_format"
+    assert field(guided_regex="a") == "guided_regex"
+    assert field(structured_outputs={"grammar": "a"}) == "structured_outputs.grammar"
+    assert StructuredOutputsParams(regex="a").name == "structured_outputs (regex)"

@@ -124,9 +124,9 @@ def test_large_outputs_take_linear_time(name, filling):
         name, '<tool_call>{"name": "f", "arguments": {"a": '
     )
     text = start + filling * (60_000 // len(filling))
-    began = time.perf_counter()
+    began = time.process_time()
     events = parse(name, [text[i : i + 4] for i in range(0, len(text), 4)])
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
     assert "".join(map(source_of, events)) == text
 
 

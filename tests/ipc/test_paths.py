@@ -83,7 +83,7 @@ def test_what_looks_like_ours_but_holds_files_stays(base):
 
 def test_private_directory_is_removed_when_the_process_ends(base):
     script = f"from quire.ipc.links import paths\npaths._base_directory = lambda: {str(base)!r}\npaths.private_directory()"
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=20)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=100)
     assert list(base.iterdir()) == []
 
 

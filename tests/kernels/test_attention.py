@@ -107,7 +107,7 @@ def test_interpreted_decode_adds_up_many_parts(keys, max_queries):
 
 
 @pytest.mark.interpret
-@pytest.mark.parametrize("window", [0, 9, 20])
+@pytest.mark.parametrize("window", [0, 9, pytest.param(20, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("block_size,tile,num_heads,num_kv_heads,head_dim", [(16, 32, 3, 1, 24), (32, 16, 4, 4, 16)])
 def test_interpreted_prefill_equals_reference(window, block_size, tile, num_heads, num_kv_heads, head_dim):
     from quire.kernels.tuning.configs import PrefillConfig
@@ -132,7 +132,7 @@ def test_interpreted_prefill_splits_the_keys_of_few_queries(window):
 
 @pytest.mark.interpret
 @pytest.mark.parametrize("lengths", [[100, 40], [100, 100, 100], [33, 200, 7, 90, 65]])
-@pytest.mark.parametrize("num_programs", [1, 3, 5, 8, 13])
+@pytest.mark.parametrize("num_programs", [1, 5, 13, *(pytest.param(programs, marks=pytest.mark.slow) for programs in (3, 8))])
 def test_interpreted_decode_cuts_rows_anywhere(lengths, num_programs):
     """Aligned to (row, head), rounded up, and equal to within one unit: every way of the schedule."""
     from quire.kernels.tuning.configs import DecodeConfig

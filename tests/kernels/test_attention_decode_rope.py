@@ -103,7 +103,15 @@ def tiles_of(tile: int):
 
 
 @pytest.mark.interpret
-@pytest.mark.parametrize("heads", [(2, 2, 16), (4, 2, 32), (3, 1, 16), (4, 1, 64), (7, 1, 16), (14, 1, 16)])
+@pytest.mark.parametrize(
+    "heads",
+    [
+        (2, 2, 16),
+        (3, 1, 16),
+        (14, 1, 16),
+        *(pytest.param(heads, marks=pytest.mark.slow) for heads in [(4, 2, 32), (4, 1, 64), (7, 1, 16)]),
+    ],
+)
 def test_interpreted_equals_rope_kv_then_attention(heads):
     step = Step(LENGTHS, num_heads=heads[0], num_kv_heads=heads[1], head_dim=heads[2])
     options = {"config": tiles_of(16), "num_programs": 4, "split_tokens": 0}
@@ -114,7 +122,7 @@ def test_interpreted_equals_rope_kv_then_attention(heads):
 
 @pytest.mark.interpret
 @pytest.mark.parametrize("window", [0, 1, 9])
-@pytest.mark.parametrize("num_programs", [1, 5, 40])
+@pytest.mark.parametrize("num_programs", [1, pytest.param(5, marks=pytest.mark.slow), 40])
 @pytest.mark.parametrize("block_size,tile", [(16, 32), (32, 16)])
 def test_interpreted_cut_anywhere(block_size, tile, num_programs, window):
     step = Step([100, 0, 3, 65, 1], window=window, block_size=block_size)

@@ -162,10 +162,10 @@ def test_what_a_compiler_prints_is_no_answer():
     load = "from quire.kernels.triton_support import compile_process as p"
     program = f"{load}; p._compile = lambda job: print('noise', flush=True); p.main()"
     lines = NOWHERE.line() * 3
-    child = subprocess.run([sys.executable, "-c", program], input=lines, capture_output=True, timeout=60, check=True)
+    child = subprocess.run([sys.executable, "-c", program], input=lines, capture_output=True, timeout=200, check=True)
     assert child.stdout == b"..." and child.stderr.split() == [b"noise"] * 3
 
 
 def test_a_process_ends_with_its_input():
     with subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.communicate(timeout=60)[0] == b"" and process.returncode == 0
+        assert process.communicate(timeout=200)[0] == b"" and process.returncode == 0

@@ -10,6 +10,7 @@ from quire.kernels.linear import linear  # noqa: E402
 from quire.kernels.triton_support.dependent_launch import EARLY, LATE, PLAIN  # noqa: E402
 from quire.kernels.tuning.configs import SkinnyConfig  # noqa: E402
 
+SLOW = pytest.mark.slow
 SHAPES = [(1, 1), (3, 5), (64, 96), (130, 257), (33, 1030)]  # N, K
 TOLERANCE = {
     torch.float32: 2e-6,
@@ -54,7 +55,7 @@ def configurations(rows, n, k, gated):
 @pytest.mark.interpret
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 16])
+@pytest.mark.parametrize("rows", [1, 2, pytest.param(3, marks=SLOW), pytest.param(4, marks=SLOW), 5, 16])
 def test_kernels_in_the_interpreter(rows, shape, gated):
     for config in configurations(rows, *shape, gated):
         compare(rows, *shape, torch.float32, "cpu", rows % 2 == 1, config, gated)

@@ -265,7 +265,7 @@ def compare_with_torch(device, vocab, rows, seed, dtype=torch.float32):
 
 @QUIET
 @pytest.mark.interpret
-@pytest.mark.parametrize("vocab", [1, 2, 37, 513, 1500])
+@pytest.mark.parametrize("vocab", [513, *(pytest.param(vocab, marks=pytest.mark.slow) for vocab in (1, 2, 37, 1500))])
 def test_kernels_equal_the_cpu_path_in_the_interpreter(vocab):
     compare_with_torch("cpu", vocab, 10, vocab)
 

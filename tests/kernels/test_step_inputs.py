@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from quire.ipc.step import plan as wire
-from quire.ipc.step.sections import SLOT_VALUES
+from quire.ipc.step.sections import NO_TOKEN, SLOT_VALUES
 from quire.kernels.step import step_inputs_cpu, tables
 from quire.kernels.step.tables import LogitsProcessorPool, SlotTables, StepBuffers
 
@@ -165,9 +165,10 @@ def test_steps_on_the_cpu_agree_with_plain_python():
 
         before_last, before_counts = state.last_token.clone(), pool.counts.clone()
         before_history = state.history.clone()
-        sampled = torch.randint(0, VOCAB, (r,), dtype=torch.int32)
+        results_of = torch.randint(NO_TOKEN, VOCAB, (r,), dtype=torch.int32)
+        sampled = results_of.clamp(min=0)  # as what NO_TOKEN counts
         logprobs = logprobs_of(r, number)
-        step_inputs_cpu.finish_step(plan, state, pool, step, sampled, results, r, max_rows=MAX_SEQS, logprobs=logprobs)
+        step_inputs_cpu.finish_step(plan, state, pool, step, results_of, results, r, max_rows=MAX_SEQS, logprobs=logprobs)
         for row, slot in enumerate(want["row_slots"]):
             assert state.seq_len[slot] == want["seq_lens"][row]
             if want["samples"][row]:
@@ -176,7 +177,7 @@ def test_steps_on_the_cpu_agree_with_plain_python():
                     before_counts[f, sampled[row]] += 1  # none occurs more often than a byte tells
                     before_history[slot] = torch.cat([before_history[slot, 1:], sampled[row : row + 1]])
             word = results[number % 3, row].item()
-            assert (word >> 32, word & 0xFFFFFFFF) == (number, sampled[row])
+            assert (word >> 32, word & 0xFFFFFFFF) == (number, results_of[row] & 0xFFFFFFFF)
             columns = results[number % 3, MAX_SEQS + row * tables.LOGPROB_WORDS :][: tables.LOGPROB_WORDS]
             assert (columns >> 32).tolist() == [number] * tables.LOGPROB_WORDS
             bits = (columns & 0xFFFFFFFF).numpy().astype(np.uint32)
@@ -259,7 +260,7 @@ def compare_steps(device, steps, capture=False):
         replay = graph.replay
     for number, (plan, _, _) in enumerate(random_steps(1, steps), 1):
         device_plan.copy_(plan)
-        cpu_sampled = torch.randint(0, VOCAB, (r,), dtype=torch.int32)
+        cpu_sampled = torch.randint(NO_TOKEN, VOCAB, (r,), dtype=torch.int32)
         cpu_logprobs = logprobs_of(r, number)
         sampled.copy_(cpu_sampled)
         for x, y in zip(logprobs, cpu_logprobs, strict=True):

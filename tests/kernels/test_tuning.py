@@ -243,9 +243,10 @@ def test_without_a_gpu_the_command_says_so(monkeypatch, capsys):
 
 
 @pytest.mark.interpret
-def test_a_dry_run_writes_a_table_that_can_be_read(tmp_path, capsys):
+@pytest.mark.parametrize("more", [["batched"], pytest.param(["batched", "decode", "norm_linear"], marks=pytest.mark.slow)])
+def test_a_dry_run_writes_a_table_that_can_be_read(tmp_path, capsys, more):
     path = tmp_path / "table.json"
-    names = ["libraries", "batched", "decode", "norm_linear"]
+    names = ["libraries", *more]
     assert tune.main(["--dry-run", "--seconds", "10", "--output", str(path), "--only", *names]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["device"] == tune.CPU and {"changed", "failed", "unmeasured", "seconds"} <= set(result)

@@ -64,15 +64,16 @@ class ModelWorkers(WorkerGroup):
         self._masks: list[tuple[np.ndarray, np.ndarray | None]] = []
         self.is_ready = True
 
-    def answer(self) -> None:
-        """Take what there is: run a plan, or keep it until all its masks are here."""
+    def answer(self) -> bool:
+        """Take what there is: run a plan, or keep it until all its masks are here. Whether there was something."""
         if self._plan is None or self._due:
             record = self._reader.read(0.0)
             if record is None:
-                return
+                return False
             self._take(record[0], record[1].copy())
         if self._plan is not None and not self._due:
             self._run()
+        return True
 
     def _take(self, kind: int, words: np.ndarray) -> None:
         if kind == KIND_CONTROL:
@@ -148,10 +149,9 @@ class CoreWithModel:
         core._take_messages()
         core._watch_workers()
         core._fill()
-        self.workers.answer()
-        core._collect()
-        if core.preparing or core._masks:
-            core._poll(0.002)
+        answered = self.workers.answer()
+        if not (core._collect() or answered) and (core.preparing or core._masks):
+            core._poll(0.02)
         core._beat()
         core.check()
         while self.frontend.ready():

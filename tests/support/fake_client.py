@@ -130,7 +130,7 @@ class FakeClient:
 
     async def until(self, condition) -> None:
         """Until streams make it so."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(100):
             while not condition():
                 self.news.clear()
                 await self.news.wait()

@@ -34,7 +34,7 @@ from quire.ipc.messages import (
     sequence_key,
 )
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 LIMITS = EngineLimits(max_model_len=64, vocab_size=400, max_num_seqs=4, max_logprobs=20)
 
 Script = Callable[[AddRequest, int], list[int] | None]  # a request and a child's index -> its tokens; None: it never starts

@@ -46,7 +46,7 @@ class Listener:
         self.log.append(welcome.epoch)
         self.changed.set()
 
-    async def until(self, condition: Callable[[], object], timeout_s: float = 20.0) -> None:
+    async def until(self, condition: Callable[[], object], timeout_s: float = 60.0) -> None:
         async with asyncio.timeout(timeout_s):
             while not condition():
                 await self.changed.wait()
@@ -77,7 +77,7 @@ class ScriptedCore:
     def __init__(self, address: str | None = None, epoch: int = 1, **options) -> None:
         self.core = LoopingCore(address, epoch, **options)
 
-    async def until(self, condition: Callable[[], object], timeout_s: float = 20.0) -> None:
+    async def until(self, condition: Callable[[], object], timeout_s: float = 60.0) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline, "it has not happened in time"

@@ -12,7 +12,7 @@ import zmq
 from quire.ipc.links.core_to_frontends import CoreToFrontends, file_infos
 from quire.ipc.messages import PROTOCOL_VERSION, Beat, EngineLimits, FrontendMessage, Welcome
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 FILES = {"tokenizer.json": b"{}" * 1000, "chat_template.jinja": b"{{ messages }}"}
 
 

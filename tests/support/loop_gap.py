@@ -8,29 +8,38 @@ from typing import Self
 TICK_S = 1e-3
 
 
+def seconds_in_line() -> float:
+    """That this thread could have run and had no core."""
+    with open("/proc/thread-self/schedstat") as stat:
+        return int(stat.read().split()[1]) / 1e9
+
+
 class LoopGap:
-    """Around what is to be looked at. `worst_s`: between two turns of the loop, in CPU time of the process where that is less
-    than what passed, so that other processes do not count."""
+    """Around what is to be looked at. `worst_s`: between two turns of the loop, less what its thread waited for a core, and in
+    CPU time of the process where that is less than what passed, so that other processes do not count."""
 
     def __init__(self) -> None:
         self.worst_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._looked = 0.0, 0.0  # wall clock and CPU time
+        self._looked = 0.0, 0.0  # wall clock without the waits, and CPU time
 
     async def __aenter__(self) -> Self:
         gc.collect()
         gc.freeze()  # as a server does: what the test process holds is not to be looked at
-        self._looked = time.perf_counter(), time.process_time()
+        self._looked = self._now()
         self._look()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        gc.unfreeze()
         self._look()  # what lies between the last turn and this one counts, too
         assert self._timer is not None
         self._timer.cancel()
 
+    @staticmethod
+    def _now() -> tuple[float, float]:
+        return time.perf_counter() - seconds_in_line(), time.process_time()
+
     def _look(self) -> None:
-        (wall, cpu), self._looked = self._looked, (time.perf_counter(), time.process_time())
+        (wall, cpu), self._looked = self._looked, self._now()
         self.worst_s = max(self.worst_s, min(self._looked[0] - wall, self._looked[1] - cpu))
         self._timer = asyncio.get_running_loop().call_later(TICK_S, self._look)

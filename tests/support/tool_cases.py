@@ -12,7 +12,9 @@ SCHEMAS = {
             "x": {"type": "array"},
             "o": {"anyOf": [{"type": "number"}, {"type": "null"}]},
             "s": {"type": ["string", "null"]},
-        }
+            "r": {"$ref": "#/$defs/r"},
+        },
+        "$defs": {"r": {"anyOf": [{"$ref": "#/$defs/t"}]}, "t": {"type": "string"}},
     }
 }
 FORMATS = sorted({parser.__name__: name for name, parser in TOOL_PARSERS.items()}.values())
@@ -223,6 +225,19 @@ CASES = [
         "",
         [("f", '{"n": "many", "s": "5"}')],
     ),
+    (  # an end within a text of JSON is none; within a text that is not JSON, it is
+        "qwen3_coder",
+        '<function=f><parameter=x>["</parameter>", "\\"", "</parameter>"]</parameter><parameter=o>"a</parameter></function>',
+        "",
+        [("f", '{"x": ["</parameter>", "\\"", "</parameter>"], "o": "\\"a"}')],
+    ),
+    (
+        "qwen3_coder",
+        "<function=f><parameter=r>5</parameter><parameter=s>\"a</parameter><parameter=a>{'b': \"</parameter></function>",
+        "",
+        [("f", '{"r": "5", "s": "\\"a", "a": "{\'b\': \\""}')],
+    ),
+    ("pythonic", f"[f(a={'7' * 300})]", "", [("f", f'{{"a": {"7" * 300}}}')]),
     ("qwen3_coder", "<tool_call>\n<function=g>\n</function>\n</tool_call>\n", "", [("g", "{}")]),
     ("qwen3_coder", "<tool_call><function=g><parameter=zz>5</parameter></function></tool_call>", "", [("g", '{"zz": "5"}')]),
     *(

@@ -39,8 +39,8 @@ def _add_serve(parser: CommandParser) -> None:
         help="completions, or openai-chat for chats (default: %(default)s)",
     )
     server.add_argument("--base-url", "--url", help="where the server is (default: of --host and --port)")
-    server.add_argument("--host", default="127.0.0.1", help="(default: %(default)s)")
-    server.add_argument("--port", type=int, default=8000, help="(default: %(default)s)")
+    server.add_argument("--host", default="127.0.0.1", help="its address (default: %(default)s)")
+    server.add_argument("--port", type=int, default=8000, help="its port (default: %(default)s)")
     server.add_argument("--endpoint", metavar="PATH", help="path of the route (default: of --backend)")
     server.add_argument("--model", help="name of the model (default: the server's first)")
     server.add_argument("--served-model-name", help="the same, where --model is a folder (default: --model)")
@@ -56,7 +56,7 @@ def _add_serve(parser: CommandParser) -> None:
     load.add_argument("--timeout-s", type=float, default=6 * 3600.0, help="for one request (default: 6 hours)")
     load.add_argument("--seed", type=int, default=0, help="of prompts and times (default: 0)")
     _add_sampling(load)
-    load.add_argument("--min-p", type=float, help="(default: the server's)")
+    load.add_argument("--min-p", type=float, help="as in a request (default: the server's)")
     load.add_argument("--logprobs", type=int, help="number of logprobs (default: none)")
     load.add_argument("--ignore-eos", action="store_true", help="go on to the output's length")
     load.add_argument("--extra-body", action=JsonObject, default={}, metavar="JSON", help="of bodies, too (default: none)")
@@ -65,7 +65,7 @@ def _add_serve(parser: CommandParser) -> None:
 
 
 def _add_dataset(group: Any) -> None:
-    group.add_argument("--num-prompts", type=_count, default=1000, help="(default: %(default)s)")
+    group.add_argument("--num-prompts", type=_count, default=1000, help="requests to make (default: %(default)s)")
     group.add_argument(
         "--dataset-name",
         choices=["random", "sharegpt", "custom"],
@@ -87,9 +87,9 @@ def _add_dataset(group: Any) -> None:
 
 
 def _add_sampling(group: Any) -> None:
-    group.add_argument("--temperature", type=float, help="(default: the server's; of an engine: 1)")
-    group.add_argument("--top-p", type=float, help="(default: the server's)")
-    group.add_argument("--top-k", type=int, help="(default: the server's)")
+    group.add_argument("--temperature", type=float, help="as in a request (default: the server's; of an engine: 1)")
+    group.add_argument("--top-p", type=float, help="as in a request (default: the server's)")
+    group.add_argument("--top-k", type=int, help="as in a request (default: the server's)")
 
 
 def _add_results(group: Any) -> None:
@@ -101,7 +101,9 @@ def _add_results(group: Any) -> None:
         metavar="LIST",
         help="of ttft, tpot, itl, e2el (default: ttft,tpot,itl)",
     )
-    group.add_argument("--metric-percentiles", type=_percentiles, default=[99.0], metavar="LIST", help="(default: 99)")
+    group.add_argument(
+        "--metric-percentiles", type=_percentiles, default=[99.0], metavar="LIST", help="percentiles of these (default: 99)"
+    )
     group.add_argument(
         "--goodput",
         type=_limits,
@@ -113,8 +115,8 @@ def _add_results(group: Any) -> None:
     )
     group.add_argument("--save-result", action="store_true", help="write the figures to a file, as JSON")
     group.add_argument("--save-detailed", action="store_true", help="with times and texts of every request")
-    group.add_argument("--result-dir", metavar="FOLDER", help="(default: this one)")
-    group.add_argument("--result-filename", metavar="NAME", help="(default: made of model, rate and date)")
+    group.add_argument("--result-dir", metavar="FOLDER", help="where the file goes (default: this one)")
+    group.add_argument("--result-filename", metavar="NAME", help="the file's name (default: made of model, rate and date)")
     group.add_argument("--metadata", type=_pair, nargs="*", default=[], metavar="NAME=VALUE", help="for the file (default: no)")
     group.add_argument("--label", help="for the file, in place of the backend (default: none)")
     group.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
@@ -128,11 +130,11 @@ def _add_throughput(group: Any) -> None:
 
 
 def _add_latency(group: Any) -> None:
-    group.add_argument("--input-len", type=_count, default=32, help="(default: %(default)s)")
-    group.add_argument("--output-len", type=_count, default=128, help="(default: %(default)s)")
-    group.add_argument("--batch-size", type=_count, default=8, help="(default: %(default)s)")
-    group.add_argument("--num-iters-warmup", type=int, default=10, help="(default: %(default)s)")
-    group.add_argument("--num-iters", type=_count, default=30, help="(default: %(default)s)")
+    group.add_argument("--input-len", type=_count, default=32, help="tokens of a prompt (default: %(default)s)")
+    group.add_argument("--output-len", type=_count, default=128, help="tokens of an answer (default: %(default)s)")
+    group.add_argument("--batch-size", type=_count, default=8, help="prompts at once (default: %(default)s)")
+    group.add_argument("--num-iters-warmup", type=int, default=10, help="rounds before, not counted (default: %(default)s)")
+    group.add_argument("--num-iters", type=_count, default=30, help="rounds (default: %(default)s)")
     _add_output(group)
 
 

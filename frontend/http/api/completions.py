@@ -30,6 +30,7 @@ from quire.frontend.http.api.schemas import (
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import ChunkWriter, json_bytes
 from quire.frontend.http.api.submit import submit
+from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.protocol.exchange import Request, Response
 from quire.frontend.text.tokenizer import Tokenizer
 
@@ -75,6 +76,9 @@ async def completions(services: Services, request: Request, response: Response) 
 def _check(body: CompletionRequest) -> None:
     if isinstance(body.logprobs, bool):
         body.logprobs = 1 if body.logprobs else None
+    if body.thinking_token_budget not in (None, -1):
+        text = "thinking_token_budget: only chats know where thoughts end; see /v1/chat/completions."
+        raise ApiError(400, text, param="thinking_token_budget", code="unsupported_value")
     if body.max_tokens == 0 and (not body.echo or body.stream):
         raise invalid("max_tokens: 0 needs echo: true and stream: false", "max_tokens")
     if body.stream and body.prompt_logprobs is not None:

@@ -11,10 +11,14 @@ from quire.frontend.http.protocol.errors import ApiError
 from quire.ipc.sampling import SamplingParams
 
 _FIELDS = frozenset((*SamplingParams.__struct_fields__, "priority", "cache_salt", "vllm_xargs"))
+# What a grammar comes from begins the error about it, as a path: the field is its first name, of a tool the whole of it.
+_GRAMMAR = re.compile(r"(response_format|guided_\w+|structured_outputs|tools(?:\[\d+\][\w.]*)?)[\w.]*( \(\w+\))?: ")
 
 
 def invalid(message: str, param: str | None = None) -> ApiError:
     """A value that can never be right. Without `param`, the first field of the request that the text names."""
+    if param is None and (place := _GRAMMAR.match(message)):
+        param = place[1]
     if param is None:
         param = next((word for word in re.findall(r"\w+", message) if word in _FIELDS), None)
     return ApiError(400, message if message.endswith(".") else message + ".", param=param, code="invalid_value")

@@ -43,6 +43,7 @@ _NOT_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": ([],),
     "bad_words": ([],),
     "prompt_logprobs": (),
+    # vLLM's server drops these silently with beams: each beam would need a matcher of its own, rolled back as beams die
     "structured_outputs": (),
     "response_format": (ResponseFormat(type="text"),),
     "guided_json": (),

@@ -24,6 +24,12 @@ PREFIX = b"/v1/files/"
 _ID = re.compile(r"file-[0-9a-f]{32}")
 _MAX_PAGE = 10_000
 _BINARY = b"application/octet-stream"
+UPLOAD_FIELDS: dict[str, dict[str, object]] = {
+    "purpose": {"type": "string", "enum": ["batch"]},
+    "file": {"type": "string", "format": "binary", "contentMediaType": "application/octet-stream"},
+    "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
+    "expires_after[seconds]": {"type": "integer", "minimum": MIN_EXPIRY_S, "maximum": MAX_EXPIRY_S},
+}
 _AS_A_DOWNLOAD = ((b"content-disposition", b"attachment"), (b"x-content-type-options", b"nosniff"))
 
 

@@ -6,7 +6,7 @@ happens, every stream is cancelled on the way out: a client that has gone, a fai
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from quire.frontend.client.outputs import Delta
@@ -129,6 +129,30 @@ def includes_usage(body: SamplingFields) -> bool:
     return body.stream_options is not None and bool(body.stream_options.include_usage)
 
 
+async def follow(
+    stream: Stream, response: Response, write: Callable[[Delta], bytes], metrics: Metrics, previous: float
+) -> float:
+    """Send what `write` makes of each delta when it comes, to the end or until the client reads too slowly: wait for it then.
+
+    For a stream of one child that has sent something; previous: when (time.perf_counter). Returns when the last came.
+    """
+    observe, clock, send = metrics.inter_token_latency.observe, time.perf_counter, response.write
+
+    def sink(delta: Delta) -> bool:
+        nonlocal previous
+        now = clock()
+        observe(now - previous)
+        previous = now
+        if data := write(delta):
+            send(data)
+        return not response.write_paused
+
+    await stream.follow(sink)
+    if response.write_paused:
+        await response.drain()
+    return previous
+
+
 class Streaming:
     """One response as server-sent events. Its head goes out with the first output, so that an earlier failure still has a
     status of its own. One write for all that a stream yields in one turn; a client that reads slowly stops its streams' pumps,
@@ -164,17 +188,16 @@ class Streaming:
         self._response.end(last + DONE)
 
     async def _pump(self, run: PromptRun) -> None:
-        latency, clock, previous = self._metrics.inter_token_latency, time.perf_counter, 0.0
-        response, text_chunk, first = self._response, self._chunks.text, run.first_choice
+        previous, response = 0.0, self._response
         many = len(self._runs) > _MANY_RUNS
         assert isinstance(run.stream, AsyncIterator)  # beams do not stream
         async for deltas in run.stream:
             if many:  # all of a step at once would keep others waiting: each has a turn of its own
                 await turn()
-            now = clock()
+            now = time.perf_counter()
             events: list[bytes] = []
             if previous:
-                latency.observe(now - previous)
+                self._metrics.inter_token_latency.observe(now - previous)
             else:
                 count_first_token(self._metrics, run)
                 if self._usage is not None:
@@ -183,13 +206,7 @@ class Streaming:
                 events = opening if isinstance(opening, list) else await self._send_in_pieces(opening)
             previous = now
             for delta in deltas:
-                run.num_tokens[delta.index] = delta.num_tokens
-                if self._rich:
-                    events += self._rich_chunks(run, delta)
-                elif delta.text:
-                    events.append(text_chunk(first + delta.index, delta.text))
-                if delta.finish_reason is not None:
-                    events.append(self._finish_chunk(run, delta))
+                events += self._events(run, delta)
             if events:
                 if self._in_pieces is not None:
                     async with self._in_pieces:
@@ -201,6 +218,36 @@ class Streaming:
                     self._begin(data)
                 if response.write_paused:
                     await response.drain()
+            if isinstance(run.stream, Stream) and self._is_alone(run) and response.state is ResponseState.STREAMING:
+                previous = await follow(run.stream, response, self._writer(run), self._metrics, previous)
+
+    def _is_alone(self, run: PromptRun) -> bool:
+        """Whether one stream of one child is all that the response has."""
+        return len(self._runs) == 1 and run.stream.params.n == 1
+
+    def _writer(self, run: PromptRun) -> Callable[[Delta], bytes]:
+        """What makes the chunks of a delta that does not end its stream."""
+        if self._rich:
+            return lambda delta: b"".join(self._events(run, delta))
+        text_chunk, index = self._chunks.text, run.first_choice
+
+        def plain(delta: Delta) -> bytes:
+            run.num_tokens[0] = delta.num_tokens
+            return text_chunk(index, delta.text) if delta.text else b""
+
+        return plain
+
+    def _events(self, run: PromptRun, delta: Delta) -> list[bytes]:
+        """A delta's chunks, its end's among them."""
+        run.num_tokens[delta.index] = delta.num_tokens
+        events: list[bytes] = []
+        if self._rich:
+            events = self._rich_chunks(run, delta)
+        elif delta.text:
+            events = [self._chunks.text(run.first_choice + delta.index, delta.text)]
+        if delta.finish_reason is not None:
+            events.append(self._finish_chunk(run, delta))
+        return events
 
     async def _send_in_pieces(self, parts: Iterable[bytes]) -> list[bytes]:
         """Others' events must not come between. Returns what is left to send: nothing."""

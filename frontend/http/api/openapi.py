@@ -73,7 +73,9 @@ def _answer(route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:
 
 def _request_body(route: Route, schema_of: dict[str, Any]) -> dict[str, Any] | None:
     if route.takes != JSON:
-        return {"required": True, "content": _content(route.takes, {"type": "object"})}
+        required = [name for name in route.form if "[" not in name]
+        form = {"type": "object", "properties": dict(route.form), "required": required}
+        return {"required": True, "content": _content(route.takes, form if route.form else {"type": "object"})}
     if route.body is None:
         return None
     content = _content(JSON, schema_of[repr(route.body)])

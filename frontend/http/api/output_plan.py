@@ -108,28 +108,35 @@ class OutputPlan:
         """With the grammar that the calls need, and the end of the thoughts that may go before it. Raises ApiError 400."""
         grammar = self._grammar_beside(params.structured_outputs)
         budget = self._budget if self.may_think else None
-        ends = self._end_ids() if budget is not None or (grammar is not None and self._thinks_first()) else None
+        thinks = budget is not None or (grammar is not None and self._thinks_first())
+        ends, starts = (self._end_ids(), self._start_ids()) if thinks else (None, None)
         if grammar is params.structured_outputs and budget is None and ends is None:
             return params
         try:
             return msgspec.structs.replace(
-                params, structured_outputs=grammar, thinking_token_budget=budget, reasoning_end_token_ids=ends
+                params,
+                structured_outputs=grammar,
+                thinking_token_budget=budget,
+                reasoning_end_token_ids=ends,
+                reasoning_start_token_ids=starts,
             )
         except ValueError as error:
             raise invalid(str(error)) from None
 
     def _thinks_first(self) -> bool:
         """Whether a grammar is to wait for the end of a thought. If none came, it would wait for ever: so only where that is
-        sure, or the operator says so by naming the parser."""
+        sure, or one token tells, or the operator says so by naming the parser."""
         if self._reasoning is None or self._opened is not None:
             return bool(self._opened)
-        return self._always_thinks
+        return self._always_thinks or len(self._start_ids() or ()) == 1
 
     def _grammar_beside(self, own: StructuredOutputs | None) -> StructuredOutputs | None:
         if own is None or self._grammar is None:
             return own or self._grammar
         if self._grammar.kind == "structural_tag":
             return own  # an answer in a format of its own holds no calls
+        if own.kind in ("json", "json_object"):
+            return self._grammar  # and a call that must be made leaves no content for response_format, as OpenAI has it
         raise invalid(
             "tool_choice: a call that must be made and another format of the answer exclude each other", "tool_choice"
         )
@@ -137,6 +144,13 @@ class OutputPlan:
     def _end_ids(self) -> list[int]:
         assert self._reasoning is not None
         return self._tokenizer.encode(self._reasoning.end, add_special_tokens=False)
+
+    def _start_ids(self) -> list[int] | None:
+        """None where the model thinks from the beginning, whatever it writes."""
+        assert self._reasoning is not None
+        if self._opened is not None or not self._reasoning.needs_start:
+            return None
+        return self._tokenizer.encode(self._reasoning.start, add_special_tokens=False)
 
     @property
     def marker_ids(self) -> frozenset[int]:

@@ -26,6 +26,7 @@ class Route(NamedTuple):
     """A method on a path. In a path, {name} stands for one segment and {name:path} for all that follows.
 
     body, answer: structs of JSON. streams: "stream": true asks for server-sent events. query: name -> JSON Schema.
+    form: fields of a form -> JSON Schema, those without brackets needed.
     is_open: needs no API key. prompt_field: what to name when a prompt is too long. takes: the body's media type.
     max_body: bytes, in place of the server's own limit. missing: why the route answers 501, whatever is sent. error: its shape.
     """
@@ -41,6 +42,7 @@ class Route(NamedTuple):
     streams: bool = False
     example: Mapping[str, Any] | None = None
     query: Mapping[str, Mapping[str, Any]] = {}
+    form: Mapping[str, Mapping[str, Any]] = {}
     is_open: bool = False
     prompt_field: str | None = None
     takes: str = JSON

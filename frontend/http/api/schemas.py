@@ -122,6 +122,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
     prompt: str | list[str | TokenId | list[TokenId]]
     logprobs: Int64 | bool | None = None  # true: 1, as pydantic takes it
     echo: bool | None = None
+    thinking_token_budget: Any = None  # refused: a chat's template says where thoughts end
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):

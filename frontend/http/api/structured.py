@@ -3,14 +3,15 @@
 Called from one line of params.py. At most one of them may ask for something; a 400 names the field that was meant.
 """
 
+import re
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 import msgspec
 
 from quire.frontend.client.structured_outputs import StructuredOutputsParams
 from quire.frontend.http.api.errors import invalid
-from quire.ipc.structured_outputs import StructuredOutputs
+from quire.ipc.structured_outputs import Kind, StructuredOutputs
 
 
 class JsonSchemaFormat(msgspec.Struct, kw_only=True):
@@ -30,6 +31,7 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
     structures: list[dict[str, Any]] | None = None
     triggers: list[str] | None = None
     format: Any = None
+    definitions: dict[str, Any] | None = None
 
 
 class StructuredOutputsFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -45,6 +47,8 @@ class StructuredOutputsFields(msgspec.Struct, kw_only=True, forbid_unknown_field
     disable_additional_properties: bool | None = None
     whitespace_pattern: str | None = None
     disable_fallback: bool | None = None  # to another backend: there is one
+    _backend: str | None = None  # the same, as vLLM's own object has it when it is written as JSON
+    _backend_was_auto: bool | None = None
 
 
 class Body(Protocol):
@@ -69,12 +73,17 @@ def structured_outputs(body: Body) -> StructuredOutputs | None:
         first, second, *_ = asked
         raise invalid(f"{second} cannot be combined with {first}", second)
     for name, value in asked.items():
-        try:
-            return _READ[name](value)
-        except ValueError as error:
-            text = str(error)
-            raise invalid(text if text.startswith(name) else f"{name}: {text}", name) from None
+        return structured_field(name, value)
     return None
+
+
+def structured_field(name: str, value: Any) -> StructuredOutputs:
+    """Of one of the fields. Raises ApiError 400."""
+    try:
+        wanted: StructuredOutputs = _READ[name](value)
+    except ValueError as error:
+        raise invalid(f"{name}: {_PREFIX.sub('', str(error))}", name) from None
+    return msgspec.structs.replace(wanted, field=_PLACES.get((name, wanted.kind), name))
 
 
 def _of_response_format(given: ResponseFormat) -> StructuredOutputs:
@@ -87,6 +96,7 @@ def _of_response_format(given: ResponseFormat) -> StructuredOutputs:
             return StructuredOutputsParams(json=given.json_schema.schema)
         case "structural_tag":
             parts = {"structures": given.structures, "triggers": given.triggers, "format": given.format}
+            parts["definitions"] = given.definitions
             tag = {name: part for name, part in parts.items() if part is not None}
             return StructuredOutputsParams(structural_tag={"type": "structural_tag", **tag})
     raise ValueError(f"type must be text, json_object, json_schema or structural_tag, got {given.type[:64]!r}")
@@ -105,6 +115,13 @@ def _of_structured_outputs(given: StructuredOutputsFields) -> StructuredOutputs:
         whitespace_pattern=given.whitespace_pattern,
     )
 
+
+_PREFIX = re.compile(r"^structured_outputs( \(\w+\))?:? ")
+# Where in a field the grammar of a kind stands, if that is not the field itself: for errors that come when it is compiled.
+_PLACES: dict[tuple[str, Kind], str] = {
+    ("response_format", "json"): "response_format.json_schema.schema",
+    **{("structured_outputs", kind): f"structured_outputs.{kind}" for kind in get_args(Kind)},
+}
 
 _READ: dict[str, Any] = {
     "response_format": _of_response_format,

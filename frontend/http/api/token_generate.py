@@ -34,6 +34,7 @@ from quire.frontend.http.api.schemas import (
 )
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import DONE, json_bytes
+from quire.frontend.http.api.structured import StructuredOutputsFields, structured_field
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.protocol.exchange import Request, Response, ResponseState
 from quire.ipc.sampling import SamplingParams
@@ -41,13 +42,16 @@ from quire.ipc.sampling import SamplingParams
 _NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _UNSUPPORTED = ("features", "kv_transfer_params")
 # What SamplingParams has and a client does not say here: what frontends fill in, and what asks for text.
-_REFUSED = ("structured_outputs", "guided_decoding", "logits_processors")
-_NOT_TAKEN = ("bad_words_token_ids", "reasoning_end_token_ids", "structured_outputs", "detokenize")
+_REFUSED = ("guided_decoding", "logits_processors")
+_NOT_TAKEN = (
+    "bad_words_token_ids", "reasoning_end_token_ids", "reasoning_start_token_ids", "structured_outputs", "detokenize",
+)  # fmt: skip
 
 TokenSamplingParams = msgspec.defstruct(
     "TokenSamplingParams",
     [(f.name, f.type | None, None) for f in msgspec.structs.fields(SamplingParams) if f.name not in _NOT_TAKEN]
     + [(name, Any, None) for name in _REFUSED]
+    + [("structured_outputs", StructuredOutputsFields | None, None)]
     + [("detokenize", bool | None, None), ("output_kind", int | None, None)],
     kw_only=True,
 )
@@ -137,6 +141,8 @@ def _params(body: GenerateRequest) -> SamplingParams:
     if given.get("prompt_logprobs") is not None and body.stream:
         raise invalid("prompt_logprobs is not available with stream: true", "prompt_logprobs")
     given["detokenize"] = bool(given.get("stop"))
+    if "structured_outputs" in given:
+        given["structured_outputs"] = structured_field("structured_outputs", given["structured_outputs"])
     try:
         return SamplingParams(**{"max_tokens": None, **given})
     except ValueError as error:

@@ -1,18 +1,19 @@
 """Grammars that make sure of calls: JSON Schemas for "required" and for a named function, a structural tag for strict ones.
 
-What follows them is read by tool_parsers/forced.py and by the parser of the model's own format.
+What follows them is read by tool_parsers/forced.py and by the parser of the model's own format; how that format writes calls is
+strict_tools.py's.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from quire.frontend.http.api.errors import invalid
+from quire.frontend.http.api.strict_tools import commented, object_schema, strict_tag
 from quire.frontend.http.api.tool_use import Function, ToolUse
 from quire.frontend.text.tool_parsers.base import ToolParser
-from quire.frontend.text.tool_parsers.hermes import START, Hermes
-from quire.ipc.structured_outputs import StructuredOutputs
+from quire.ipc.structured_outputs import StructuredOutputs, check_grammar
 
 _NO_SCHEMAS = frozenset({"const", "enum", "default", "examples"})  # keywords whose values hold data, not schemas
 _MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})  # keys are names
@@ -22,11 +23,12 @@ def tool_grammar(use: ToolUse, parser: type[ToolParser] | None) -> StructuredOut
     """What the output must be; None if it is free. parser: of the model's own format, for "auto". Raises ApiError 400."""
     try:
         if use.mode == "named":
-            return _grammar("json", _object(use.functions[0].parameters))
+            function = use.functions[0]
+            return _grammar("json", object_schema(function.parameters), f"{function.place}.parameters")
         if use.mode == "required":
-            return _grammar("json", required_schema(use.functions, use.parallel))
-        if parser is Hermes and any(function.strict for function in use.functions):
-            return _grammar("structural_tag", structural_tag(use.functions))
+            return _grammar("json", required_schema(use.functions, use.parallel), "tools")
+        if parser is not None and any(function.strict for function in use.functions):
+            return _grammar("structural_tag", strict_tag(parser, use.functions), "tools")
     except RecursionError:
         raise invalid("tools: their parameters are nested too deeply", "tools") from None
     return None
@@ -36,28 +38,13 @@ def required_schema(functions: Sequence[Function], parallel: bool) -> dict[str, 
     """A list of calls, `{"name": ..., "parameters": {...}}`, at least one."""
     calls, definitions = [], {}
     for i, function in enumerate(functions):
-        definitions[f"tool{i}"] = moved(_object(function.parameters), f"#/$defs/tool{i}")
+        definitions[f"tool{i}"] = commented(function, moved(object_schema(function.parameters), f"#/$defs/tool{i}"))
         properties = {"name": {"const": function.name}, "parameters": {"$ref": f"#/$defs/tool{i}"}}
         calls.append(
             {"type": "object", "properties": properties, "required": ["name", "parameters"], "additionalProperties": False}
         )
     schema = {"type": "array", "minItems": 1, "items": {"anyOf": calls} if len(calls) > 1 else calls[0], "$defs": definitions}
     return schema if parallel else {**schema, "maxItems": 1}
-
-
-def structural_tag(functions: Sequence[Function]) -> dict[str, Any]:
-    """Text as the model likes, in which each call is of one of the functions, a strict one's with arguments by its schema."""
-    structures = []
-    for function in functions:
-        begin, end = Hermes.frame
-        schema = _object(function.parameters) if function.strict else {"type": "object"}
-        structures.append({"begin": begin % f'"{function.name}"', "schema": schema, "end": end})
-    return {"type": "structural_tag", "structures": structures, "triggers": [START]}
-
-
-def _object(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """A schema of an object; no parameters at all are an empty one."""
-    return {"type": "object", **(parameters or {"properties": {}, "additionalProperties": False})}
 
 
 def moved(schema: Any, to: str) -> Any:
@@ -79,9 +66,13 @@ def moved(schema: Any, to: str) -> Any:
     return result
 
 
-def _grammar(kind: Any, value: Any) -> StructuredOutputs:
+def _grammar(kind: Any, value: Any, field: str) -> StructuredOutputs:
     try:
-        return StructuredOutputs(kind, msgspec.json.encode(value).decode())
-    except ValueError:
-        raise invalid("tools: their parameters are too long for a grammar; leave some out, or use tool_choice 'auto'",
-                      "tools") from None  # fmt: skip
+        wanted = StructuredOutputs(kind, msgspec.json.encode(value).decode(), field)
+        check_grammar(wanted)
+    except ValueError as error:
+        if "nested" in str(error):
+            raise invalid(f"{field}: nested too deeply for a grammar", field) from None
+        raise invalid("tools: their parameters are too long for a grammar; leave some out, or use tool_choice 'auto' without "
+                      "strict", "tools") from None  # fmt: skip
+    return wanted

@@ -22,11 +22,12 @@ Mode = Literal["auto", "required", "named"]
 
 @dataclass(frozen=True)
 class Function:
-    """parameters: a JSON Schema of an object. strict: its arguments must follow that."""
+    """parameters: a JSON Schema of an object. strict: its arguments must follow that. place: in the body, for errors."""
 
     name: str
     parameters: dict[str, Any] = field(default_factory=dict)
     strict: bool = False
+    place: str = "tools"
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def _function(place: str, value: Any) -> Function:
     description = value.get("description")
     if description is not None and not isinstance(description, str):
         raise invalid(f"{place}.description must be a text", f"{place}.description")
-    return Function(name, parameters or {}, bool(strict))
+    return Function(name, parameters or {}, bool(strict), place)
 
 
 def check_tools_size(values: list[Any]) -> None:

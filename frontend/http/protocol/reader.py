@@ -90,6 +90,9 @@ class RequestReader:
     def refuse(self, error: ApiError) -> None:
         """End the reading with an error as the last answer."""
         request = self._incoming.request if self._incoming is not None else Request()
+        request.method = (
+            request.method or self._parser.get_method().decode()
+        )  # a HEAD's answer has no body, whatever came of it
         self._release(len(request.body))
         request.body.clear()
         request.refusal = error

@@ -13,9 +13,6 @@ START, END = "<tool_call>", "</tool_call>"
 class Hermes(ToolParser):
     starts = Markers(START)
     special = (START, END)
-    # What stands around a call's arguments, as models write it: for grammars that let them write nothing else there. The end
-    # marker is left to the model: where it is a special token, no text of a grammar's matches it.
-    frame = (START + '\n{"name": %s, "arguments": ', "}")
 
     def _call(self, reader: Reader) -> Waits[None]:
         yield from reader.expect(START)

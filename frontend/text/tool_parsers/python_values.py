@@ -13,7 +13,7 @@ from quire.frontend.text.tool_parsers.reader import Malformed, Reader, Waits
 _WORD = re.compile(r"[\w.+-]*", re.ASCII)
 _JSON_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _PYTHON_NUMBER = re.compile(r"[+-]?([0-9]+(_[0-9]+)*)?\.?([0-9]+(_[0-9]+)*)?([eE][+-]?[0-9]+)?")
-_MAX_WORD = 256
+_MAX_WORD = 4096  # characters; a number is held until it has ended
 _NAMES = {"True": "true", "true": "true", "False": "false", "false": "false", "None": "null", "null": "null"}
 _CLOSING = {"{": "}", "[": "]", "(": ")"}
 _BODY = {'"': re.compile(r'[^"\\]*'), "'": re.compile(r"[^'\\]*")}

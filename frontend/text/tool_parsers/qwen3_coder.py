@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import unquote
 
 import msgspec
 
@@ -21,6 +22,9 @@ FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 _NAME_ENDS = Markers(">")
 _VALUE_ENDS = Markers("\n" + PARAMETER_END, PARAMETER_END)
+_NO_TEXTS = {"number", "integer", "boolean", "null"}
+_MAX_LOOKS = 32  # at what stands before a marker, of one value: each takes as long as the value is
+_MAX_OPTIONS = 64  # of a parameter's schema that are looked at
 _SCALARS = {"True": True, "False": False, "None": None}
 
 
@@ -72,24 +76,61 @@ class Qwen3Coder(ToolParser):
             yield from reader.pieces_up_to(_VALUE_ENDS, lambda piece: reader.write(json_escaped(piece)))
             reader.write('"')
         else:
-            parts: list[str] = []
-            yield from reader.pieces_up_to(_VALUE_ENDS, parts.append)
-            reader.write(_as_json("".join(parts), types))
+            reader.write(_as_json((yield from self._value(reader, "string" not in types and not types <= _NO_TEXTS)), types))
         yield from reader.skip_space()  # the line break
         yield from reader.expect(PARAMETER_END)
+
+    def _value(self, reader: Reader, is_json: bool) -> Waits[str]:
+        """Take a value up to its end: a marker within a text of JSON is none."""
+        parts: list[str] = []
+        yield from reader.pieces_up_to(_VALUE_ENDS, parts.append)
+        for _ in range(_MAX_LOOKS if is_json else 0):
+            if not _is_in_text("".join(parts)):
+                break
+            parts.append(reader.take())
+            yield from reader.pieces_up_to(_VALUE_ENDS, parts.append)
+        return "".join(parts)
+
+
+def _is_in_text(value: str) -> bool:
+    """Whether this is the beginning of JSON, up to within a text."""
+    try:
+        json.loads(value)
+    except json.JSONDecodeError as error:
+        return error.msg.startswith("Unterminated string")
+    except RecursionError:
+        return False
+    return False
 
 
 def _types(schema: Mapping[str, Any], key: str) -> frozenset[str]:
     """JSON Schema's types of one parameter; a text's if it is not known."""
-    properties = schema.get("properties")
+    root = {**schema, **(_resolved(schema, schema) or {})}
+    properties = root.get("properties")
     parameter = properties.get(key) if isinstance(properties, dict) else None
     if not isinstance(parameter, dict):
         return frozenset({"string"})
-    found: set[str] = set()
-    for option in [parameter, *(o for k in ("anyOf", "oneOf") for o in _list(parameter.get(k)))]:
-        kind = option.get("type") if isinstance(option, dict) else None
-        found |= {str(k) for k in (_list(kind) or [kind]) if k is not None}
+    found, todo, looked = set[str](), [parameter], 0
+    while todo and looked < _MAX_OPTIONS:
+        option, looked = _resolved(todo.pop(), root), looked + 1
+        if option is not None:
+            kind = option.get("type")
+            found |= {str(k) for k in (_list(kind) or [kind]) if k is not None}
+            todo += [o for k in ("anyOf", "oneOf") for o in _list(option.get(k))]
     return frozenset(found or {"any"})
+
+
+def _resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """A schema without a reference at its top; None where there is none."""
+    for _ in range(_MAX_OPTIONS):
+        ref = schema.get("$ref") if isinstance(schema, Mapping) else None
+        if not isinstance(ref, str) or not ref.startswith("#"):
+            return schema if isinstance(schema, Mapping) else None
+        schema = root
+        for part in unquote(ref[1:]).split("/")[1:]:
+            name = part.replace("~1", "/").replace("~0", "~")
+            schema = schema.get(name) if isinstance(schema, Mapping) else None
+    return None
 
 
 def _list(value: Any) -> list[Any]:

@@ -116,8 +116,20 @@ def accepts(vocabulary: Vocabulary, lark: str, text: str) -> bool:
         (wanted("grammar", 'start: "a"\nb: ('), "2("),
         (wanted("grammar", 'root ::= "a" x'), "'x' not found"),
         (wanted("grammar", ""), "start"),
-        (wanted("structural_tag", {"format": {}}), "not supported"),
-        (wanted("structural_tag", {"structures": [{"begin": "a"}], "triggers": ["b"]}), "triggers"),
+        (wanted("structural_tag", {"structures": [{"begin": "a"}], "triggers": ["b"]}), "structures[0]: 'a' must begin with"),
+        (wanted("structural_tag", {"structures": [{"begin": "a"}], "triggers": []}), "must not be empty"),
+        (
+            wanted("structural_tag", {"structures": [{"begin": "a", "schema": {"items": {"type": "x"}}}], "triggers": ["a"]}),
+            "structures[0].schema: at #/items: ",
+        ),
+        (wanted("json", {"properties": {"a": {"anyOf": [{}, {"contains": {}}]}}}), "at #/properties/a/anyOf/1: "),
+        (wanted("json", {"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"contains": {}}}}), "at #/$defs/x: "),
+        (
+            wanted("json", {"$ref": "#/$defs/x", "$defs": {"x": {"$comment": "tools[1].function.parameters", "contains": {}}}}),
+            "tools[1].function.parameters: Un",
+        ),
+        (wanted("structural_tag", {"type": "structural_tag"}), "needs a `format`, or `structures`"),
+        (wanted("json", {"$ref": "#"}), "there is no text that it allows"),
         (wanted("structural_tag", {"structures": 5, "triggers": []}), "structures"),
     ],
 )
@@ -133,12 +145,12 @@ def test_where_a_regex_is_wrong_is_shown(vocabulary):
 CHAIN = {"$defs": {f"a{i}": {"$ref": f"#/$defs/a{i + 1}"} for i in range(6000)} | {"a6000": {}}, "$ref": "#/$defs/a0"}
 
 
-def test_what_ends_the_process_that_tries_ends_its_request_alone(monkeypatch):
+def test_what_ends_the_process_that_tries_ends_its_request_alone():
     trial = Trial(DATA, VOCAB_SIZE)
     try:
         assert trial.run(wanted("choice", ["a"])).error == ""
-        assert trial.run(wanted("json", CHAIN)).error == TOO_LARGE  # its stack
-        assert trial.run(wanted("regex", "a?" * 60_000)).error == TOO_LARGE  # its memory
+        assert trial.run(wanted("json", CHAIN), 60.0).error == TOO_LARGE  # its stack
+        assert trial.run(wanted("regex", "a?" * 60_000), 60.0).error == TOO_LARGE  # its memory
         assert trial.run(wanted("choice", ["b"])).error == ""
         pid = trial._child.pid
         slow = wanted("json", {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(5000)}})

@@ -81,3 +81,33 @@ def test_what_other_wishes_forbid_is_taken_out(allowed, banned, left):
     mask = words([1, 40])
     assert restrict(mask, None if allowed is None else words(allowed), banned) == bool(left)
     assert set(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()) == left
+
+
+@pytest.mark.parametrize(
+    ("tokens", "begun", "missing"),
+    [([7], True, False), ([1, 7], True, False), ([1, 1, 7], True, False), ([1, 1, 1], False, True), ([1, 1], False, False)],
+)
+def test_a_thought_begins_with_its_start_or_not_at_all(tokens, begun, missing):
+    thinking = Thinking([9], 0, [7], 2)
+    for token in tokens:
+        assert thinking.forced is None and thinking.opening is None and not thinking.is_missing
+        thinking.push(token)
+    assert (thinking.has_begun, thinking.is_missing) == (begun, missing)
+    assert thinking.forced == (9 if begun else None) and thinking.num_tokens == 0
+
+
+def test_a_start_of_several_tokens_is_met_token_by_token():
+    thinking = Thinking([9], 1, [7, 8], 2)
+    for token in (7, 7, 8, 1):
+        assert thinking.forced is None
+        thinking.push(token)
+    assert thinking.forced == 9
+
+
+def test_the_first_token_decides_between_a_thought_and_the_grammar():
+    c = constraint(Thinking([9], None, [7]), "matcher")
+    assert c.thinking.opening == 7
+    assert c.take(5) and c.thinking is None and c.unconsumed == [5]
+    c = constraint(Thinking([9], None, [7]), "matcher")
+    assert not c.take(7) and c.thinking.opening is None
+    assert [c.take(token) for token in (5, 9, 6)] == [False, False, True] and c.unconsumed == [6]

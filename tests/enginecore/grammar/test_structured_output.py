@@ -13,6 +13,7 @@ import pytest
 from core_by_hand import EPOCH
 from core_with_model import CoreWithModel, Output
 
+from quire.enginecore.grammar import steps
 from quire.ipc.messages import Abort, RequestError
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.structured_outputs import StructuredOutputs
@@ -125,7 +126,8 @@ def test_a_model_without_end_ids_ends_by_its_grammar():
         engine.close()
 
 
-def test_a_last_token_that_ends_the_grammar_is_a_stop_and_not_a_length(engine):
+def test_a_last_token_that_ends_the_grammar_is_a_stop_and_not_a_length(engine, monkeypatch):
+    monkeypatch.setattr(steps, "INLINE_S", 60.0)  # on a busy machine, too, it is known soon enough
     length = len(one(engine.run("Say it", params(YES_NO))).ids)
     assert one(engine.run("Say it", params(YES_NO, max_tokens=length))).finished.reason == "stop"
 
@@ -163,7 +165,7 @@ def test_where_bans_and_grammar_leave_nothing_that_request_ends_with_an_error(en
         {"bad_words": ["y"], "bad_words_token_ids": [[i] for i in range(2, 200)], "allowed_token_ids": [*range(100)]},
     ):
         failed, person = engine.run_all([("Say it", params(YES_NO, **fields)), neighbour])
-        assert isinstance(failed, RequestError) and failed.code == "invalid" and "nothing" in failed.message
+        assert isinstance(failed, RequestError) and failed.code == "invalid" and "no token" in failed.message
         assert is_a_person(engine, one(person))
     zero = [[i] for i in engine.encode("0")]
     assert isinstance(engine.run("Say it", params(StructuredOutputs("regex", "0"), bad_words_token_ids=zero)), RequestError)
@@ -240,12 +242,33 @@ def test_a_budget_forces_the_end_without_a_grammar_too(engine, ends, budget):
     assert len(output.ids) == 20 and engine.workers.mask_rows - rows <= len(ends) + 1
 
 
+def test_a_budget_is_one_of_a_thought_and_none_without(engine):
+    free = one(engine.run("Think", SamplingParams(max_tokens=12, temperature=0.0))).ids
+    fields = {"reasoning_end_token_ids": END, "thinking_token_budget": 2, "max_tokens": 12, "temperature": 0.0}
+    missing = next(i for i in range(300, 400) if i not in free)
+    assert one(engine.run("Think", SamplingParams(reasoning_start_token_ids=[missing], **fields))).ids == free
+    begun = one(engine.run("Think", SamplingParams(reasoning_start_token_ids=free[1:2], **fields))).ids
+    at = free.index(free[1]) + 3  # two tokens after its start
+    assert begun[:at] == free[:at] and begun[at] == END[0]
+
+
+def test_a_grammar_waits_for_a_thought_that_begins_and_for_no_other(engine):
+    fields = {"reasoning_end_token_ids": END, "reasoning_start_token_ids": [49], "thinking_token_budget": 3}
+    assert is_a_person(engine, one(engine.run("Who?", params(**fields))))
+    thinking = one(engine.run("Who?", params(**fields, logit_bias={49: 100.0, 50: -100.0}, max_tokens=20)))
+    assert thinking.ids == [49, 49, 49, 49, *END, *thinking.ids[5:]]
+    answer = Output()
+    answer.ids = thinking.ids[5:]
+    assert begins_one(engine, answer)
+
+
 # ------------------------------------------------------------------------------------------------------- what goes wrong
 def test_a_matcher_in_error_ends_its_own_request(engine):
     bad = engine.submit("Who is it?", params())
     good = engine.submit("Who is it?", params())
     key = bad << 8
-    engine.until(lambda: key in engine.outputs and len(engine.outputs[key].ids) > 3)
+    threads = engine.core._grammar._threads  # none of which has the matcher in hand then
+    engine.until(lambda: key in engine.outputs and len(engine.outputs[key].ids) > 3 and not threads.num_outstanding)
     seq = next(s for s in engine.core.scheduler.slots.sequences if s is not None and s.request_id == bad)
     seq.constraint.matcher.consume_token(engine.encode("}")[0])  # what its grammar does not allow here
     assert seq.constraint.matcher.is_error()

@@ -3,10 +3,10 @@
 import asyncio
 import http.server
 import json
-import threading
 
 import numpy as np
 import pytest
+from http_servers import answering
 from toy_tokenizers import byte_level
 
 from quire.frontend.cli import main as cli
@@ -72,12 +72,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def streams():
-    with Streams() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with answering(Streams()) as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def bench(server: Streams, *words: str) -> int:

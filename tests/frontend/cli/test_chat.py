@@ -12,6 +12,7 @@ import threading
 import numpy as np
 import pytest
 from fake_core import FakeCore
+from http_servers import answering, url_of
 from served import (
     DEADLINE_S,
     ROOMY,
@@ -130,15 +131,11 @@ def test_chat_with_a_server_of_another_kind(capsys, answer, said):
         def log_message(self, *_: object) -> None:
             pass
 
-    with http.server.HTTPServer(("127.0.0.1", 0), Strange) as server:
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
-        url, out = f"http://127.0.0.1:{server.server_port}", io.StringIO()
-        try:
-            assert chat(ChatOptions(url=url), io.StringIO("hi"), out) == 1
-            assert said in capsys.readouterr().err
-            assert chat(ChatOptions(url=url, model="m"), io.StringIO("hi"), out) == 0 and out.getvalue() == "\n"
-        finally:
-            server.shutdown()
+    with answering(http.server.HTTPServer(("127.0.0.1", 0), Strange)) as server:
+        url, out = url_of(server), io.StringIO()
+        assert chat(ChatOptions(url=url), io.StringIO("hi"), out) == 1
+        assert said in capsys.readouterr().err
+        assert chat(ChatOptions(url=url, model="m"), io.StringIO("hi"), out) == 0 and out.getvalue() == "\n"
 
 
 def test_ctrl_c_stops_an_answer_and_the_request():

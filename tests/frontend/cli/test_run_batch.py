@@ -10,10 +10,10 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 
 import pytest
 from fake_core import FakeCore
+from http_servers import answering, url_of
 from served import DEADLINE_S, ROOMY, say_hi
 from serving import until
 
@@ -118,14 +118,12 @@ def test_an_input_from_a_url(tmp_path):
         def log_message(self, *_: object) -> None:
             return
 
-    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
+    with answering(http.server.HTTPServer(("127.0.0.1", 0), Handler)) as server:
+        url = url_of(server)
         with _opened(f"{url}/in") as file:
             assert InputFile(os.dup(file.fileno())).read(1).custom_id == "a"
         with pytest.raises(BatchFileError, match="404"):
             _opened(f"{url}/x")
-        server.shutdown()
     with pytest.raises(BatchFileError, match="No such file"):
         _opened(str(tmp_path / "nothing"))
 
@@ -171,7 +169,7 @@ def test_from_standard_input_to_standard_output():
 
 @pytest.mark.slow
 def test_it_goes_on_from_where_it_was_stopped(tmp_path):
-    count, out = 600, tmp_path / "out.jsonl"
+    count, out = 400, tmp_path / "out.jsonl"
     name = write_input(
         tmp_path / "in.jsonl", *(line(f"r{i}", prompt=f"count {i}", max_tokens=30, ignore_eos=True) for i in range(count))
     )
@@ -203,7 +201,7 @@ def test_it_outlives_its_engine(tmp_path):
 
     out = tmp_path / "out.jsonl"
     name = write_input(
-        tmp_path / "in.jsonl", *(line(f"r{i}", prompt=f"count {i}", max_tokens=30, ignore_eos=True) for i in range(300))
+        tmp_path / "in.jsonl", *(line(f"r{i}", prompt=f"count {i}", max_tokens=30, ignore_eos=True) for i in range(150))
     )
     out.touch()
     with subprocess.Popen([*COMMAND, "-i", name, "-o", str(out), *SMALL], stderr=subprocess.PIPE, text=True) as process:
@@ -212,4 +210,4 @@ def test_it_outlives_its_engine(tmp_path):
         engine.kill()
         _, err = process.communicate(timeout=2 * DEADLINE_S)
     assert process.returncode == 0 and "the engine is back" in err, err
-    assert len({a["custom_id"] for a in answers(out)}) == 300 == len(answers(out))
+    assert len({a["custom_id"] for a in answers(out)}) == 150 == len(answers(out))

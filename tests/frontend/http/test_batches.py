@@ -80,7 +80,7 @@ class Kept(http.Api):
         return await self.until_is(id, lambda batch: batch["status"] in statuses)
 
     async def until_is(self, id, condition):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(100):
             while True:
                 self.client.news.clear()
                 if condition(batch := await self.get(id)):
@@ -278,8 +278,10 @@ def test_an_expired_batch_says_so_of_each_line_that_is_left(tmp_path):
             api.run()
             made = await api.make(chat("a"), chat("b"), completion_window="1h")
             await api.until_submitted(2)
-            api.clock.ahead = 3600.0
             end(api.client.streams[1])
+            await api.until_completed(made, 1)
+            api.clock.ahead = 3600.0
+            api.storage.batch_made.set()  # the runner looks
             batch = await api.until(made, "expired")
             (left,) = await api.lines(batch["error_file_id"])
             assert (left["custom_id"], left["response"], left["error"]["code"]) == ("a", None, "batch_expired")
@@ -340,8 +342,12 @@ def test_one_who_stood_still_adds_nothing_to_what_another_has_taken(tmp_path):
             api.run()
             made = await api.make(chat("a"), chat("b"))
             await api.until_submitted(2)
-            api.clock.ahead = LEASE_S + 1  # nobody has renewed for so long
-            record = await api.storage.queue(lambda queue: queue.take("another"))
+
+            def take_late(queue):  # at once, in the queue's thread: what is under way renews no lease at the late hour
+                api.clock.ahead = LEASE_S + 1
+                return queue.take("another")
+
+            record = await api.storage.queue(take_late)
             assert record is not None and record.id == made
             for stream in api.client.streams:
                 end(stream)

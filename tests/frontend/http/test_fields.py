@@ -10,7 +10,9 @@ from fake_client import CHAT, COMPLETIONS, HELLO
 
 from quire.frontend.client.outputs import Delta, Logprob
 from quire.frontend.http.api.body import IGNORED, BodyDecoder
+from quire.frontend.http.api.field_notes import FIELDS_OF
 from quire.frontend.http.api.field_table import FIELDS
+from quire.frontend.http.api.routes import ROUTES
 from quire.frontend.http.api.schemas import ChatRequest, CompletionRequest
 from quire.frontend.http.api.unknown_fields import UnknownFields
 
@@ -50,6 +52,35 @@ def test_refused_fields_get_a_400_that_names_them(path, route, base):
                 assert field.name in answer["error"]["message"]
         assert not api.client.streams
 
+    run(main)
+
+
+GENERATE = ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {}})
+
+
+@pytest.mark.parametrize(
+    ("route", "struct", "within"),
+    [
+        (GENERATE, "GenerateRequest", None), (GENERATE, "TokenSamplingParams", "sampling_params"),
+        (("/tokenize", {"prompt": "a"}), "TokenizeRequest", None),
+    ],
+)  # fmt: skip
+def test_what_notes_say_to_be_refused_is_refused(route, struct, within):
+    """Of bodies without a table of their own, by notes or by the common table."""
+    (path, base), common = route, {f.name: f.treatment for f in FIELDS}
+    kind = next(r.body for r in ROUTES.routes if r.path == path)
+    names = kind.__struct_fields__ if within is None else kind.__annotations__[within].__struct_fields__
+    own = FIELDS_OF[struct]
+    refused = [name for name in names if (own[name].treatment if name in own else common.get(name)) == "refused"]
+
+    async def main():
+        api = http.Api()
+        for name in refused:
+            wish = {name: {"some": ["wish"]}}
+            status, answer = await api.json("POST", path, {**base, **(wish if within is None else {within: wish})})
+            assert status == 400 and name in answer["error"]["message"], (name, answer)
+
+    assert refused
     run(main)
 
 
@@ -289,5 +320,16 @@ def test_the_prefix_cache_can_be_left_unread():
         api = http.Api()
         await api.json("POST", COMPLETIONS, {**PROMPT, "skip_reading_prefix_cache": True})
         assert api.client.streams[-1].params.skip_reading_prefix_cache is True
+
+    run(main)
+
+
+def test_a_budget_of_minus_one_is_no_limit():
+    async def main():
+        api = http.Api()
+        for path, base in [(CHAT, HELLO), (COMPLETIONS, PROMPT)]:
+            status, answer = await api.json("POST", path, {**base, "thinking_token_budget": -1})
+            assert status == 200, answer
+            assert api.client.streams[-1].params.thinking_token_budget is None
 
     run(main)

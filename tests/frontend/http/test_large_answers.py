@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import json
+import time
 
 import fake_client as http
 import msgspec
@@ -68,6 +69,20 @@ def body_of(path: str, n: int, num_tokens: int) -> dict:
     if path == CHAT:
         return {**HELLO, "n": n, "logprobs": True, "top_logprobs": 20, "max_completion_tokens": num_tokens}
     return {"prompt": "abc", "n": n, "logprobs": 20, "echo": True, "max_tokens": num_tokens}
+
+
+def test_the_meter_sees_what_holds_the_loop():
+    async def main():
+        async with LoopGap() as gap:
+            await asyncio.sleep(0.01)
+        quiet = gap.worst_s
+        async with LoopGap() as gap:
+            until = time.thread_time() + 0.06
+            while time.thread_time() < until:
+                pass
+        assert quiet < 0.05 < gap.worst_s
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])

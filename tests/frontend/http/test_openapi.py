@@ -83,7 +83,7 @@ async def ask(case) -> None:
     path = path.encode("ascii", "ignore").decode().replace(" ", "%20")
     api = http.Api()
     try:
-        answer = await asyncio.wait_for(api.ask(case.method.upper(), path, body), 20)
+        answer = await asyncio.wait_for(api.ask(case.method.upper(), path, body), 100)
     finally:
         await api.services.storage.close()
     allowed = answer.status < 500 or (answer.status == 501 and case.operation.definition.raw["responses"].get("501"))

@@ -126,7 +126,7 @@ def node(tmp_path_factory):
 
     def run(code: str):
         (folder / "test.js").write_text(code)
-        done = subprocess.run([program, "test.js"], cwd=folder, capture_output=True, text=True, timeout=60)
+        done = subprocess.run([program, "test.js"], cwd=folder, capture_output=True, text=True, timeout=200)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 

@@ -108,6 +108,19 @@ def test_a_header_that_never_ends_is_cut_off():
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    "rest",
+    [b"Host: x\r\nHost: y\r\n\r\n", b"A: \x00\r\n\r\n", b"Content-Length: x\r\n\r\n", b"A: " + b"b" * 70_000 + b"\r\n\r\n"],
+)
+def test_the_answer_to_a_head_has_no_body_however_early_it_is_refused(rest):
+    async def main():
+        wire = http.Wire(http.EchoApp())
+        (answer,) = await wire.talk(b"HEAD /a HTTP/1.1\r\n" + rest, "HEAD")
+        assert answer.status in (400, 431) and answer.headers["connection"] == "close" and not answer.body
+
+    asyncio.run(main())
+
+
 def test_a_refusal_without_a_body_keeps_the_connection():
     async def main():
         wire = http.Wire(http.EchoApp())

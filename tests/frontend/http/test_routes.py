@@ -7,6 +7,8 @@ import pytest
 from fake_client import CHAT, COMPLETIONS, HELLO
 from fake_http import settle
 
+from quire.frontend.http.protocol.cors import Cors
+
 
 def test_models():
     async def main():
@@ -174,5 +176,18 @@ def test_unknown_paths_methods_and_types():
         assert (await api.ask("POST", CHAT, HELLO, {"Content-Encoding": "gzip"})).status == 415
         assert (await api.ask("POST", CHAT, HELLO, {"Content-Type": "application/json; charset=utf-8"})).status == 200
         assert (await api.ask("GET", "/health?x=/v1/models")).status == 200
+
+    asyncio.run(main())
+
+
+def test_the_type_of_a_body_that_is_not_read_does_not_matter_but_the_page_it_comes_from_does():
+    """aiohttp, and so `vllm bench serve --profile`, announces bytes where it sends none."""
+
+    async def main():
+        api, mine = http.Api(), http.Api(cors=Cors(allowed_origins=["https://mine.example"]))
+        for path in ("/start_profile", "/stop_profile", "/reset_prefix_cache", "/ping"):
+            assert (await api.ask("POST", path, b"", {"Content-Type": "application/octet-stream"})).status == 200, path
+            assert (await mine.ask("POST", path, b"", {"Origin": "https://mine.example"})).status == 200, path
+            assert (await mine.ask("POST", path, b"", {"Origin": "https://other.example"})).status == 403, path
 
     asyncio.run(main())

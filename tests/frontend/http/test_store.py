@@ -285,7 +285,7 @@ def write_files(folder, owner, count) -> "subprocess.Popen[bytes]":
 
 def test_several_processes_write_at_once(tmp_path):
     children = [write_files(tmp_path, f"owner {i}", 9) for i in range(3)]
-    assert [child.communicate(timeout=60) and child.returncode for child in children] == [0, 0, 0]
+    assert [child.communicate(timeout=200) and child.returncode for child in children] == [0, 0, 0]
     database, contents = Database(tmp_path / "records.sqlite3", 1 << 30), Contents(tmp_path)
     assert [len(database.page("file", f"owner {i}", limit=99).bodies) for i in range(3)] == [6, 6, 6]
     assert len(contents.ids()) == 18 and database.without_record(contents.ids()) == []

@@ -59,6 +59,18 @@ def test_a_stream(usage):
     asyncio.run(main())
 
 
+def test_structured_outputs_as_vllm_writes_them():
+    async def main():
+        api = http.Api()
+        given = {"json": None, "choice": ["a", "b"], "_backend": None, "_backend_was_auto": False, "disable_fallback": False}
+        status, _ = await api.json("POST", PATH, {**BODY, "sampling_params": {"structured_outputs": given}})
+        wanted = api.client.streams[-1].params.structured_outputs
+        assert status == 200 and (wanted.kind, json.loads(wanted.text)) == ("choice", ["a", "b"])
+        assert wanted.field == "structured_outputs.choice"
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(
     ("change", "param"),
     [
@@ -69,7 +81,10 @@ def test_a_stream(usage):
         ({"sampling_params": {"n": 0}}, "n"),
         ({"sampling_params": {"temperature": -1}}, "temperature"),
         ({"sampling_params": {"top_k": "many"}}, "sampling_params.top_k"),
-        ({"sampling_params": {"structured_outputs": {"json": {}}}}, "structured_outputs"),
+        ({"sampling_params": {"structured_outputs": {"json": "{"}}}, "structured_outputs"),
+        ({"sampling_params": {"structured_outputs": {"json": {}, "regex": "a"}}}, "structured_outputs"),
+        ({"sampling_params": {"structured_outputs": {"jsn": {}}}}, "sampling_params.structured_outputs"),
+        ({"sampling_params": {"guided_decoding": {"json": {}}}}, "guided_decoding"),
         ({"sampling_params": {"logits_processors": ["a:B"]}}, "logits_processors"),
         ({"features": {"x": 1}}, "features"),
         ({"kv_transfer_params": {"x": 1}}, "kv_transfer_params"),
@@ -81,6 +96,13 @@ def test_a_stream(usage):
 def test_what_is_wrong_is_named(change, param):
     status, answer = asyncio.run(http.Api().json("POST", PATH, {**BODY, **change}))
     assert status == 400 and answer["error"]["param"] == param
+
+
+@pytest.mark.parametrize("value", [False, "", {}, []])
+@pytest.mark.parametrize("name", ["guided_decoding", "logits_processors"])
+def test_what_asks_for_nothing_is_taken(name, value):
+    status, _ = asyncio.run(http.Api().json("POST", PATH, {**BODY, "sampling_params": {name: value}}))
+    assert status == 200
 
 
 def test_a_client_that_leaves_ends_its_request():

@@ -8,8 +8,10 @@ import pytest
 from fake_client import CHAT, HELLO
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from tool_cases import FORMATS
 
 from quire.frontend.client.outputs import Delta
+from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.output_plan import ParserNames
 
 HERMES = http.TEMPLATE + "{# <tool_call></tool_call> #}"
@@ -124,14 +126,32 @@ def test_required_and_named_become_a_schema():
         assert grammar.kind == "json" and schema["minItems"] == schema["maxItems"] == 1
         assert [call["properties"]["name"] for call in schema["items"]["anyOf"]] == [{"const": "weather"}, {"const": "clock"}]
         assert schema["$defs"]["tool0"]["properties"]["city"] == {"$ref": "#/$defs/tool0/$defs/City"}
-        assert schema["$defs"]["tool1"] == {"type": "object", "properties": {}, "additionalProperties": False}
+        closed = {"type": "object", "properties": {}, "additionalProperties": False}
+        assert schema["$defs"]["tool1"] == {"$comment": "tools[1].function.parameters", **closed}
+        assert grammar.field == "tools"
         await api.json("POST", CHAT, {**TOOLS, "tool_choice": {"type": "function", "function": {"name": "weather"}}})
         assert json.loads(params_of(api).structured_outputs.text) == WEATHER["function"]["parameters"]
+        assert params_of(api).structured_outputs.field == "tools[0].function.parameters"
         await api.json("POST", CHAT, TOOLS)
         assert params_of(api).structured_outputs is None
         await api.json("POST", CHAT, {**TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {
             "mode": "required", "tools": [{"type": "function", "function": {"name": "clock"}}]}}})  # fmt: skip
         assert "weather" not in params_of(api).structured_outputs.text
+
+    asyncio.run(main())
+
+
+def test_a_call_that_must_be_made_goes_before_response_format():
+    """instructor sends both; there will be no content that a format could be of. Other grammars are a contradiction."""
+
+    async def main():
+        api, named = api_of(output="{}"), {"type": "function", "function": {"name": "weather"}}
+        person = {"type": "json_schema", "json_schema": {"name": "p", "schema": {"type": "object"}}}
+        for wish in ({"response_format": person}, {"response_format": {"type": "json_object"}}):
+            await api.json("POST", CHAT, {**TOOLS, "tool_choice": named, **wish})
+            assert json.loads(params_of(api).structured_outputs.text) == WEATHER["function"]["parameters"]
+        status, answer = await api.json("POST", CHAT, {**TOOLS, "tool_choice": named, "structured_outputs": {"regex": "a"}})
+        assert status == 400 and answer["error"]["param"] == "tool_choice"
 
     asyncio.run(main())
 
@@ -142,18 +162,40 @@ def test_strict_functions_become_a_structural_tag():
         strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
         await api.json("POST", CHAT, {**HELLO, "tools": [strict, CLOCK]})
         grammar = params_of(api).structured_outputs
-        tag = json.loads(grammar.text)
-        assert grammar.kind == "structural_tag" and tag["triggers"] == ["<tool_call>"]
-        assert tag["structures"][0] == {
-            "begin": '<tool_call>\n{"name": "weather", "arguments": ', "schema": WEATHER["function"]["parameters"],
-            "end": "}",
-        }  # fmt: skip
-        assert tag["structures"][1]["schema"] == {"type": "object"}
-        api = api_of(parsers=ParserNames("pythonic"))
-        await api.json("POST", CHAT, {**HELLO, "tools": [strict, CLOCK]})
-        assert params_of(api).structured_outputs is None  # no format for JSON
+        whole = json.loads(grammar.text)
+        tag, arguments = whole["format"], whole["definitions"]
+        assert grammar.kind == "structural_tag" and grammar.field == "tools" and tag["triggers"] == ["<tool_call>"]
+        assert tag["tags"][0]["begin"] == '<tool_call>\n{"name": "weather", "arguments": '
+        comment = {"$comment": "tools[0].function.parameters"}
+        assert arguments["weather"]["json_schema"] == {**comment, **WEATHER["function"]["parameters"]}
+        assert arguments["clock"]["json_schema"]["type"] == "object"
+        for name in FORMATS:
+            api = api_of(parsers=ParserNames(name))
+            await api.json("POST", CHAT, {**HELLO, "tools": [strict, CLOCK]})
+            assert "City" in params_of(api).structured_outputs.text
+            await api.json("POST", CHAT, {**HELLO, "tools": [WEATHER, CLOCK]})
+            assert params_of(api).structured_outputs is None
+        strict["function"]["name"] = "3d"
+        status, answer = await api_of(parsers=ParserNames("pythonic")).json("POST", CHAT, {**HELLO, "tools": [strict]})
+        assert status == 400 and answer["error"]["param"] == "tools[0].function.name"
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("error", "param"),
+    [
+        ("response_format.json_schema.schema: at #/properties/a: oops", "response_format"),
+        ("guided_regex: oops at temperature", "guided_regex"),
+        ("structured_outputs.grammar: oops", "structured_outputs"),
+        ("structured_outputs (json): oops", "structured_outputs"),
+        ("tools: oops", "tools"),
+        ("tools[1].function.parameters: at #/items: oops", "tools[1].function.parameters"),
+        ("temperature must be: oops", "temperature"),
+    ],
+)
+def test_an_error_about_a_grammar_names_its_field(error, param):
+    assert invalid(error).param == param
 
 
 BIG = {"type": "function", "function": {"name": "big", "parameters": {"type": "object", "description": "x" * 300_000}}}
@@ -274,11 +316,18 @@ def test_grammars_wait_for_the_end_of_thoughts():
             unsure = api_of(other, "x", special=("</think>",), parsers=names)
             await unsure.json("POST", CHAT, {**TOOLS, "tool_choice": "required"})
             assert params_of(unsure).reasoning_end_token_ids == ends
+        tells = api_of(other, "x", special=("<think>", "</think>"))  # one token begins a thought: where it does, it waits
+        start, end_too = (tells.client.tokenizer.backend.token_to_id(text) for text in ("<think>", "</think>"))
+        await tells.json("POST", CHAT, {**TOOLS, "tool_choice": "required"})
+        sent = params_of(tells)
+        assert (sent.reasoning_start_token_ids, sent.reasoning_end_token_ids) == ([start], [end_too])
+        await tells.json("POST", CHAT, {**HELLO, "thinking_token_budget": 3, "chat_template_kwargs": {"opens": True}})
+        assert params_of(tells).reasoning_start_token_ids is None and params_of(tells).thinking_token_budget == 3
         off = {"chat_template_kwargs": {"enable_thinking": False}, "thinking_token_budget": 3}
         await api.json("POST", CHAT, {**TOOLS, **off, "tool_choice": "required"})
         assert params_of(api).reasoning_end_token_ids is params_of(api).thinking_token_budget is None
         assert params_of(api).structured_outputs is not None
-        status, answer = await api.json("POST", CHAT, {**HELLO, "thinking_token_budget": -1})
+        status, answer = await api.json("POST", CHAT, {**HELLO, "thinking_token_budget": -2})
         assert status == 400 and answer["error"]["param"] == "thinking_token_budget"
 
     asyncio.run(main())

@@ -11,6 +11,7 @@ import fake_client as http_api
 import pytest
 from fake_client import CHAT, COMPLETIONS, HELLO, NUM_TOKENS
 from fake_core import FakeCore
+from http_servers import answering, url_of
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from served import Served, request, say_hi
 
@@ -35,7 +36,7 @@ class Collector(http.server.ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
+        return url_of(self)
 
     def of(self, name: str) -> list:
         return [span for span in self.spans if span.name == name]
@@ -59,12 +60,8 @@ class Receiver(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def collector() -> Iterator[Collector]:
-    with Collector() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with answering(Collector()) as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def traced_api(endpoint: str) -> http_api.Api:
@@ -198,8 +195,20 @@ def test_what_runs_in_the_background_is_one_span_when_it_is_over(collector):
     assert attributes(span)["gen_ai.usage.completion_tokens"] == NUM_TOKENS and len(collector.of("decode")) == 1
 
 
+@pytest.fixture
+def threads_end() -> Iterator[None]:
+    """What still tries to send would draw random pauses in the middle of other tests."""
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
+        thread.join(20)
+        assert not thread.is_alive(), thread
+
+
+@pytest.mark.usefixtures("threads_end")
 def test_a_dead_collector_costs_spans_and_no_time(monkeypatch, caplog):
     monkeypatch.setattr(tracing, "LAST_EXPORT_S", 0.05)
+    monkeypatch.setattr(tracing, "EXPORT_TIMEOUT_S", 0.2)
 
     async def main():
         api = traced_api("http://127.0.0.1:9")  # nobody is there

@@ -88,7 +88,7 @@ def test_beats_do_not_wait_for_a_slow_frontend(make_core, make_frontend):
 def test_gone_frontend_is_lost_at_the_next_send(core, make_frontend):
     frontend, other = make_frontend(), make_frontend()
     frontend.socket.close()
-    core.until(lambda: not core.link.send(frontend.identity, outputs(1)), timeout_s=1.0)
+    core.until(lambda: not core.link.send(frontend.identity, outputs(1)), timeout_s=15.0)
     core.turn(0)
     assert core.lost == [frontend.identity]
     assert core.link.frontends == [other.identity]
@@ -98,7 +98,7 @@ def test_gone_frontend_without_outputs_is_lost_at_the_next_beat(core, make_front
     frontend = make_frontend()
     frontend.socket.close()
     core.beats = True
-    core.until(lambda: core.lost, timeout_s=1.0)
+    core.until(lambda: core.lost, timeout_s=15.0)
     assert core.lost == [frontend.identity]
 
 
@@ -106,11 +106,12 @@ def test_gone_frontend_is_lost_while_its_outbox_waits(make_core, make_frontend):
     slow = SlowFrontend(make_core, make_frontend)
     slow.fill()
     slow.frontend.socket.close()
-    slow.core.until(lambda: slow.core.lost, timeout_s=1.0)
+    slow.core.until(lambda: slow.core.lost, timeout_s=15.0)
 
 
 def test_silent_frontend_is_lost_and_one_that_pings_is_not(make_core, make_frontend):
-    core = make_core(frontend_timeout_s=0.4)
+    core = make_core(frontend_timeout_s=0.2)
+    core.link._next_timeout_check = 0.0
     silent, alive = make_frontend(at=core), make_frontend(at=core)
 
     def ping() -> bool:
@@ -118,10 +119,8 @@ def test_silent_frontend_is_lost_and_one_that_pings_is_not(make_core, make_front
         return bool(core.lost)
 
     core.until(ping)
-    assert core.lost == [silent.identity]
+    assert core.lost == [silent.identity] and core.link.frontends == [alive.identity]
     assert isinstance(answer(core, silent), Refused)
-    core.until(ping, timeout_s=1.0)
-    assert core.lost == [silent.identity]
 
 
 def test_core_that_stood_still_blames_nobody(make_core, make_frontend):

@@ -123,7 +123,7 @@ def test_frontend_that_is_busy_for_long_keeps_its_connection_and_its_tokens(run,
 def test_pings_are_sent(run, make_core, monkeypatch):
     monkeypatch.setattr("quire.ipc.links.frontend_to_core.PING_INTERVAL_S", 0.01)
     monkeypatch.setattr("quire.ipc.links.frontend_to_core._TICK_S", 0.01)
-    core = make_core(frontend_timeout_s=0.3)
+    core = make_core(frontend_timeout_s=0.6)
 
     async def main() -> None:
         heard = Listener()

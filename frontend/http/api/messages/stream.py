@@ -8,9 +8,12 @@ silent for long shows by a `ping` that it lives.
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Protocol
 
 from quire.frontend.client.outputs import Delta
+from quire.frontend.client.stream import Stream
+from quire.frontend.http.api.generate import follow
 from quire.frontend.http.api.messages.blocks import Closed, Opened, Piece, Step
 from quire.frontend.http.api.messages.schemas import MessagesResponse, MessagesUsage
 from quire.frontend.http.api.metrics import Metrics
@@ -116,20 +119,23 @@ class MessageStream:
             data += b"".join([self._events(run, delta) for delta in deltas])
             if not data:
                 continue
-            self._is_silent = False
             if response.state is ResponseState.WAITING:
                 response.start(first=data)
             else:
                 response.write(data)
             if response.write_paused:
                 await response.drain()
+            if isinstance(run.stream, Stream) and response.state is ResponseState.STREAMING:
+                previous = await follow(run.stream, response, partial(self._events, run), self._metrics, previous)
 
     def _events(self, run: PromptRun, delta: Delta) -> bytes:
         run.num_tokens[0] = delta.num_tokens
         if delta.finish_reason is not None:
             run.finish_reasons[0] = delta.finish_reason
             self._metrics.count("request_success", delta.finish_reason)
-        return self._answer.read(delta)
+        data = self._answer.read(delta)
+        self._is_silent = self._is_silent and not data
+        return data
 
     def _watch(self) -> None:
         """Called every PING_S: where nothing was sent since the last time, a ping is."""

@@ -30,6 +30,9 @@ FIELDS = (
     _field("previous_input_messages", "refused", "vLLM's; send them as items"),
     _field("previous_response", "refused", "vLLM's; send its output as items"),
     _field("mm_processor_kwargs", "refused"),
+    _field("media_io_kwargs", "refused"),
+    _field("kv_transfer_params", "refused"),
+    _field("ec_transfer_params", "refused"),
     _field("image", "refused"),
     # tools, reasoning, structure
     _field("tools", note="functions; 400 for tools that the server would have to run"),
@@ -38,6 +41,7 @@ FIELDS = (
     _field("max_tool_calls", "harmless", "of tools that a server runs; there are none"),
     _field("text", note="format: text, json_object or json_schema; verbosity is handed to the chat template"),
     _field("reasoning", note="effort is handed to the chat template; summary: auto only, for thoughts are returned whole"),
+    _field("include_reasoning", "refused", "thoughts are items of their own, which a client may skip; true is accepted"),
     # how long, and what is as in /v1/chat/completions
     _field("max_output_tokens", note="default: the rest of the context"),
     *(_field(name, note=_NOTES.get(name, "")) for name in AS_IN_CHATS),

@@ -43,6 +43,10 @@ _NOT_HERE: dict[str, tuple[tuple[Any, ...], str]] = {
     "access_programs": (({}, {"cyber": "standard"}), "this server has none."),
     "image": (({}, {"context_compression": "auto"}, {"context_compression": "disabled"}), "this server takes text only."),
     "mm_processor_kwargs": (({},), "this server takes text only."),
+    "media_io_kwargs": (({},), "this server takes text only."),
+    "include_reasoning": ((True,), "thoughts are items of their own, which a client may leave out."),
+    "kv_transfer_params": (({},), "KV blocks stay in their engine."),
+    "ec_transfer_params": (({},), "this server has no encoders."),
     "enable_response_messages": ((False,), "messages are not returned; see /v1/chat/completions with return_prompt_text."),
     "previous_input_messages": (([],), "send them as items of input."),
     "previous_response": ((), "send its output as items of input, or its id as previous_response_id."),
@@ -127,6 +131,10 @@ class ResponsesRequest(_AsInChats):  # type: ignore[misc, valid-type]
     access_programs: Any = None
     image: Any = None
     mm_processor_kwargs: Any = None
+    media_io_kwargs: Any = None
+    include_reasoning: Any = None
+    kv_transfer_params: Any = None
+    ec_transfer_params: Any = None
     enable_response_messages: Any = None
     previous_input_messages: Any = None
     previous_response: Any = None

@@ -1,0 +1,18 @@
+"""Tables of Markdown, for the parts of pages that are made."""
+
+from collections.abc import Iterable, Sequence
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    lines += ["| " + " | ".join(cell(text) for text in row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def cell(text: str) -> str:
+    """A text within a cell: a bar would end it, and so would a line."""
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def code(text: str) -> str:
+    return f"`{text}`"

@@ -1,0 +1,129 @@
+"""Lark as llguidance reads it, piece by piece: literals, schemas, regexes, and a writer that names rules and tokens.
+
+A token (a lexeme) is matched as far as it can be, and the parser looks at it when it has ended: so what is regular should be
+one token, in which all ways to go on are kept open, and only what is not should be a rule of several. A `[lazy]` one ends
+where it matches first, and wins against those that would go on.
+
+Used by texts.py and structural_tag.py, in the process that tries grammars.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import llguidance
+from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
+
+OPTIONS = '%llguidance {"no_forcing": true}'
+WHITESPACE = r"(?: |\r?\n[ \t]{0,32})"
+EBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.M)
+ANY, SOME = r"/(.|\n)*/", r"/(.|\n)+/"
+
+
+def quoted(text: str) -> str:
+    """A text in Lark."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\x7f")
+
+
+def one_of(texts: Iterable[str]) -> str:
+    """Any of these texts, within a token."""
+    return f"({' | '.join(map(quoted, texts))})"
+
+
+def json_schema(schema: Any, **options: Any) -> str:
+    """A JSON Schema as a rule's body. options: of llguidance, beside the schema's own. Raises ValueError for what is none."""
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, dict):
+        raise ValueError(f"a JSON Schema must be an object, got {'false' if schema is False else type(schema).__name__}")
+    own = schema.get("x-guidance")
+    own = {**own, **options} if isinstance(own, dict) else options
+    if not own.keys() & {"whitespace_pattern", "whitespace_flexible"}:
+        own = {**own, "whitespace_pattern": WHITESPACE}
+    return "%json " + json.dumps({**schema, "x-guidance": own})
+
+
+def regex_body(pattern: str) -> str:
+    """A regex as a token's body, of the whole of a text. Raises ValueError."""
+    if not pattern:
+        raise ValueError("a regex must not be empty")
+    escaped = _without_anchors(pattern).replace("\n", "\\n").replace("\r", "\\r")
+    return f"/{llguidance.regex_to_lark(escaped, 'dws')}/"  # type: ignore[attr-defined]
+
+
+def _without_anchors(text: str) -> str:
+    """A regex is matched against the whole output: anchors around all of it say nothing."""
+    if "|" in text:  # they may belong to one alternative
+        return text
+    text = text.removeprefix("^")
+    return text[:-1] if re.search(r"(?<!\\)(\\\\)*\$$", text) else text
+
+
+def lark_of(grammar: str) -> str:
+    """Lark of a grammar in Lark or EBNF. Raises ValueError."""
+    if not EBNF_RULE.search(grammar):
+        return grammar
+    try:
+        return gbnf_to_lark(grammar)
+    except RecursionError:
+        raise ValueError("the EBNF is nested too deeply") from None
+    except GbnfToLarkError as error:
+        raise ValueError(f"the EBNF cannot be read: {error}") from None
+    except Exception as error:  # its only other class, for rules that are missing or there twice
+        raise ValueError(f"the EBNF cannot be read: {error}") from None
+
+
+class Writer:
+    """special: tokens that are no text, by name: what a grammar says of them may be written as the token, or spelled."""
+
+    def __init__(self, special: Mapping[str, int]) -> None:
+        self._special = special
+        self._is_special = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))) or r"(?!)")
+        self._names: dict[tuple[str, str], str] = {}
+        self._defined: dict[str, str] = {}
+
+    def token(self, body: str) -> str:
+        """The name of a token of this body."""
+        return self._name("T", body)
+
+    def lazy(self, body: str) -> str:
+        """The name of what ends where this body of a token matches first."""
+        return self._name("lazy", body)
+
+    def rule(self, body: str) -> str:
+        return self._name("r", body)
+
+    def define(self, name: str, body: str) -> None:
+        """A rule of this name, which may name itself."""
+        self._defined[name] = body
+
+    def _name(self, kind: str, body: str) -> str:
+        return self._names.setdefault((kind, body), f"{kind}{len(self._names)}")
+
+    def lark(self, start: str) -> str:
+        heads = {"T": "", "lazy": "[lazy]", "r": ""}
+        lines = [f"{name}{heads[kind]}: {body}" for (kind, body), name in self._names.items()]
+        lines += [f"{name}: {body}" for name, body in self._defined.items()]
+        return "\n".join([OPTIONS, f"start: {start}", *lines, ""])
+
+    def has_special(self, text: str) -> bool:
+        return self._is_special.search(text) is not None
+
+    def literal(self, text: str) -> str:
+        """A text in a rule's body; '' for none."""
+        parts, at = [], 0
+        for found in self._is_special.finditer(text):
+            parts += [quoted(text[at : found.start()])] if found.start() > at else []
+            parts.append(f"(<[{self._special[found[0]]}]> | {quoted(found[0])})")
+            at = found.end()
+        parts += [quoted(text[at:])] if at < len(text) else []
+        return " ".join(parts)
+
+    def text_up_to(self, marker: str, text: str = ANY) -> list[str]:
+        """Bodies of rules: text up to a marker's first place, and that. text: a token's body, of what may stand before."""
+        ways = [self.lazy(f"({text}) {quoted(marker)}")]
+        if found := self._is_special.match(marker):
+            rest = self.literal(marker[found.end() :])
+            ways.append(f"{self.token(text)} <[{self._special[found[0]]}]> {rest}".rstrip())
+        return ways

@@ -1,0 +1,68 @@
+"""Rows for which the workers have no token (NO_TOKEN): why that is, and that their requests end with it, and nobody else's.
+
+Called by the core's loop with each step's tokens; steps whose tokens are all tokens cost two comparisons.
+"""
+
+import numpy as np
+
+from quire.enginecore.owners import Owners
+from quire.enginecore.scheduling.scheduler import Scheduler
+from quire.enginecore.scheduling.step import ScheduledStep
+from quire.enginecore.workers import WorkersFailed
+from quire.ipc.messages import ErrorCode
+from quire.ipc.sampling import SamplingParams
+from quire.ipc.step.sections import NO_TOKEN, VARIANT_PROCESSORS
+
+TOO_LATE = "what its output may go on with was not found out in time"
+PROCESSOR_FAILED = "a logits processor of the engine failed on this request"
+
+
+class WithoutToken:
+    def __init__(self, scheduler: Scheduler, owners: Owners, vocab_size: int) -> None:
+        self._scheduler = scheduler
+        self._owners = owners
+        self._vocab_size = vocab_size
+
+    def end(self, step: ScheduledStep, tokens: np.ndarray) -> np.ndarray:
+        """End the requests of rows without a token, which count for nothing then; tokens, int32 [rows], with 0 for them.
+
+        Raises WorkersFailed for what no correct worker writes."""
+        if len(step.mask_rows):
+            self._end(step, step.mask_rows, tokens, TOO_LATE)
+        if len(step.processed_rows):
+            self._end(step, step.processed_rows, tokens, PROCESSOR_FAILED)
+        if self._are_wrong(step, tokens):
+            has_bans = self._scheduler.slots.variant[step.slots] & VARIANT_PROCESSORS != 0
+            self._end(step, (step.samples & has_bans).nonzero()[0], tokens, None)
+            if self._are_wrong(step, tokens):
+                raise WorkersFailed("a worker's result is a token outside the vocabulary")
+        return tokens
+
+    def _are_wrong(self, step: ScheduledStep, tokens: np.ndarray) -> bool:
+        return bool((tokens.view(np.uint32) >= self._vocab_size)[step.samples].any())
+
+    def _end(self, step: ScheduledStep, rows: np.ndarray, tokens: np.ndarray, failure: str | None) -> None:
+        """failure: of the engine; None where it is the request's own wishes that leave nothing."""
+        without = rows[tokens[rows] == NO_TOKEN]
+        for slot in step.slots[without]:
+            if not self._scheduler.slots.alive[slot]:
+                continue  # aborted since, and its id may be another request's by now
+            seq = self._scheduler.slots.sequence(slot)
+            code: ErrorCode = "invalid" if failure is None else "engine_error"
+            text = nothing_left(seq.params) if failure is None else failure
+            if self._scheduler.abort(seq.owner, seq.request_id):
+                self._owners.refuse(seq.owner, seq.request_id, code, text)
+        tokens[without] = 0
+
+
+def nothing_left(params: SamplingParams) -> str:
+    """For the user, naming what the request has asked for of what can forbid tokens. A bias of -100 forbids none."""
+    p = params
+    bans = {
+        "allowed_token_ids": p.allowed_token_ids,
+        "bad_words": p.bad_words_token_ids or p.bad_words,
+        "min_tokens": p.min_tokens,
+    }
+    names = [name for name, value in bans.items() if value]
+    leaves = f"{' and '.join(filter(None, [', '.join(names[:-1]), *names[-1:]]))} {'leave' if len(names) > 1 else 'leaves'}"
+    return f"{leaves if names else 'the request leaves'} no token that the output may go on with"

@@ -1,0 +1,167 @@
+"""What the flags of `quire serve` and `enginecore` do to memory and throughput, and what is usual: for docs/configuration.md.
+
+Purpose and default are in each flag's help; the page is made of both, and a test fails where a flag has no line here. Nothing
+reads this when a server runs.
+"""
+
+from typing import NamedTuple
+
+
+class FlagNote(NamedTuple):
+    """effect: on memory, throughput or latency; "" if there is none worth a word. typical: values that are usual."""
+
+    effect: str
+    typical: str
+
+
+_NONE = FlagNote("", "")
+_KEY = FlagNote("", "one a client or team")
+_HUB = FlagNote("", "a commit, so that every start serves the same weights")
+
+FLAG_NOTES: dict[str, FlagNote] = {
+    "model": FlagNote(
+        "weights are the largest part of the memory: `quire estimate MODEL` says how large", "a folder on local disk"
+    ),
+    "--model": _NONE,
+    "--config": FlagNote("", "a file in version control"),
+    "--profiler-config": _NONE,
+    # ---------------------------------------------------------------------------------------------------------- server
+    "--host": FlagNote("", "127.0.0.1 behind a proxy on the same host, 0.0.0.0 in a container"),
+    "--port": FlagNote("", "8000"),
+    "--frontends": FlagNote(
+        "some 60 MB and a tokenizer in each process; more streams where one event loop is the limit "
+        "(quire:frontend_lag_seconds grows), no difference where the GPU is",
+        "1; 2 to 4 for many hundreds of streams",
+    ),
+    "--max-connections": FlagNote("a file descriptor each", "8192"),
+    "--max-body-mib": FlagNote(
+        "bodies are held whole while they are read: up to 1 GiB of them in a process", "8; 32 for very long prompts"
+    ),
+    "--h11-max-header-count": FlagNote("", "100"),
+    "--h11-max-incomplete-event-size": FlagNote("", "32768; more where cookies are large"),
+    "--keep-alive-timeout-s": FlagNote("", "longer than the proxy's own, so that the proxy closes first"),
+    "--shutdown-grace-s": FlagNote("", "as long as your longest usual answer: 30 to 300"),
+    "--uds": FlagNote("saves the TCP stack between a proxy and the server on one host", "/run/quire/http.sock"),
+    "--uds-mode": FlagNote("", "660, with the proxy's user in the group"),
+    "--root-path": FlagNote("", "/llm, where a proxy passes it on"),
+    "--drain-delay-s": FlagNote("", "two periods of the balancer's health check: 5 to 15"),
+    "--max-response-mib": FlagNote("answers are encoded in pieces: this bounds work, not memory", "128"),
+    "--ssl-certfile": FlagNote("TLS costs CPU of a frontend: a proxy may do it instead", "fullchain.pem"),
+    "--ssl-keyfile": FlagNote("", "privkey.pem, readable to the server's user only"),
+    "--ssl-ca-certs": FlagNote("", "the CA of your clients, with --ssl-cert-reqs 2"),
+    "--ssl-cert-reqs": FlagNote("", "0; 2 for clients with certificates"),
+    "--ssl-ciphers": FlagNote("", "leave it out"),
+    "--enable-ssl-refresh": FlagNote("", "on, where certificates are renewed by a robot"),
+    # ---------------------------------------------------------------------------------------------------------- access
+    "--api-key": _KEY,
+    "--api-key-file": FlagNote("", "a mounted secret"),
+    "--metrics-open": FlagNote("", "on, where the scraper is in the same network and has no key"),
+    "--allowed-origins": FlagNote("", "the origins of your web pages; * with keys only"),
+    "--allowed-methods": FlagNote("", "leave it out"),
+    "--allowed-headers": FlagNote("", "leave it out"),
+    "--allow-credentials": FlagNote("", "off"),
+    # ----------------------------------------------------------------------------------------------- files and batches
+    "--files-dir": FlagNote(
+        "disk: up to --max-files-mib, and 256 MiB of stored responses", "a folder on a local disk, kept over restarts"
+    ),
+    "--max-files-mib": FlagNote("disk, never memory", "4096"),
+    # -------------------------------------------------------------------------------------------------------- requests
+    "--trust-request-chat-template": FlagNote("a template may cost CPU: leave it off for strangers", "off"),
+    "--response-role": FlagNote("", "assistant"),
+    "--default-chat-template-kwargs": FlagNote("without thoughts, answers are shorter", '{"enable_thinking": false}'),
+    "--return-tokens-as-token-ids": _NONE,
+    "--enable-force-include-usage": FlagNote("", "on, behind a gateway that counts tokens"),
+    "--enable-request-id-headers": FlagNote("", "on, where logs of several services are joined"),
+    "--tool-call-parser": FlagNote("", "auto"),
+    "--reasoning-parser": FlagNote("", "auto; deepseek_r1 or qwen3 where a model always thinks"),
+    # -------------------------------------------------------------------------------------------------- running engine
+    "--engine": FlagNote("an engine may have frontends on other machines: text is made there", "ipc:///run/quire/engine.sock"),
+    "--curve-key-file": FlagNote("", "frontend.key"),
+    "--curve-engine-key": FlagNote("", "what the engine says at its first start, in quotes"),
+    # -------------------------------------------------------------------------------------------- access log and traces
+    "--access-log": FlagNote("a line a request; it is written by a thread", "off; on behind no proxy"),
+    "--disable-uvicorn-access-log": _NONE,
+    "--no-disable-uvicorn-access-log": _NONE,
+    "--disable-access-log-for-endpoints": FlagNote("", "/health,/metrics"),
+    "--otlp-traces-endpoint": FlagNote("some 0.25 ms of a frontend's CPU a traced request", "http://collector:4318"),
+    # ----------------------------------------------------------------------------------------------------------- model
+    "--revision": _HUB,
+    "--download-dir": FlagNote("disk: the size of the weights", "a volume that outlives the container"),
+    "--hf-token": FlagNote("", "HF_TOKEN in the environment"),
+    "--served-model-name": FlagNote("", "one stable name, whatever the folder is called"),
+    "--tokenizer": _NONE,
+    "--tokenizer-revision": _HUB,
+    "--hf-overrides": FlagNote("what it changes of the model's size changes the memory", "a longer context by rope_scaling"),
+    "--dtype": FlagNote("float32 takes twice the memory of bfloat16, and is several times slower on a GPU", "auto"),
+    "--load-format": FlagNote("dummy starts without reading weights, to measure speed", "auto"),
+    "--max-model-len": FlagNote(
+        "no memory by itself, but for tables; bounds what one request may take of the KV cache, and so how many run at once",
+        "what your users need: 8k to 32k",
+    ),
+    # --------------------------------------------------------------------------------------- chat template and sampling
+    "--chat-template": FlagNote("", "leave it out, unless the model has none"),
+    "--chat-template-content-format": FlagNote("", "auto"),
+    "--generation-config": FlagNote("", "auto; vllm for plain defaults"),
+    "--override-generation-config": FlagNote("a lower max_tokens ends long answers", '{"temperature": 0.6}'),
+    "--max-logprobs": FlagNote("logprobs make answers many times longer; 0: each token's own only", "20"),
+    # ----------------------------------------------------------------------------------------------- device and memory
+    "--device": FlagNote("a CPU serves small models only", "auto"),
+    "--tensor-parallel-size": FlagNote("", "1: more is not here yet"),
+    "--gpu-memory-utilization": FlagNote(
+        "the KV cache gets what weights, a step and graphs leave of this part: more of it is more requests at once and more "
+        "prefix hits",
+        "0.9; 0.95 where nothing else is on the GPU, less beside other processes",
+    ),
+    "--cpu-kv-cache-gib": FlagNote("memory of exactly this size: more is more requests at once", "0.5 to 16"),
+    "--kv-cache-memory-bytes": FlagNote("the KV cache's size itself; no measuring of what is free", "leave it out"),
+    "--num-gpu-blocks-override": FlagNote("the same, in blocks: for tests", "leave it out"),
+    "--block-size": FlagNote(
+        "smaller blocks waste less at a sequence's end and share shorter prefixes; larger ones are fewer to keep", "64 on a GPU"
+    ),
+    "--enforce-eager": FlagNote(
+        "saves the memory of graphs and seconds at the start; decode steps of small batches get much slower", "off"
+    ),
+    "--seed": _NONE,
+    # ---------------------------------------------------------------------------------------- batching and scheduling
+    "--max-num-seqs": FlagNote(
+        "tables and logits of so many rows; more is more throughput as long as the KV cache holds them, and slower tokens for "
+        "each",
+        "256 to 1024 for throughput, 32 to 128 for quick tokens",
+    ),
+    "--max-num-batched-tokens": FlagNote(
+        "activations of so many tokens; more computes long prompts sooner, and lets running streams wait longer for such a "
+        "step",
+        "2048 for smooth streams, 8192, 16384 for long prompts in bulk",
+    ),
+    "--long-prefill-token-threshold": FlagNote(
+        "a long prompt takes more steps, and short ones get in beside it", "0; 1024 to 2048 for long RAG"
+    ),
+    "--max-num-waiting": FlagNote(
+        "a queue does not make a server faster: short ones refuse early, and a balancer goes elsewhere", "100 to 8192"
+    ),
+    "--enable-prefix-caching": FlagNote(
+        "free blocks are kept for who begins alike: no memory of their own; saves prefill", "on"
+    ),
+    "--scheduling-policy": FlagNote(
+        "with priority, who is less urgent may be preempted and computed again", "fcfs; priority for batch beside chat"
+    ),
+    "--admission": FlagNote(
+        "lookahead keeps preemption rare; optimistic starts more at once, and computes some again", "lookahead"
+    ),
+    "--step-timeout-s": FlagNote("", "60"),
+    # ------------------------------------------------------------------------------------------------------------ logs
+    "--log-level": FlagNote("", "info"),
+    "--log-format": FlagNote("", "json, where logs are collected"),
+    "--enable-log-requests": FlagNote("two lines a request", "off; on to look into something"),
+    "--disable-log-stats": FlagNote("", "off"),
+    # ------------------------------------------------------------------------------------------- own code and profiles
+    "--logits-processors": FlagNote("requests that use one take a slower end of a step; others keep theirs", "leave it out"),
+    "--logits-processors-path": _NONE,
+    "--profile-dir": FlagNote(
+        "nothing until /start_profile; then steps get slower, and traces are large", "leave it out in production"
+    ),
+    # ------------------------------------------------------------------------------------------------------ enginecore
+    "--listen": FlagNote("", "ipc:///run/quire/engine.sock; tcp://0.0.0.0:5555 with keys"),
+    "--curve-secret-key-file": FlagNote("", "engine.key, on a disk that stays"),
+    "--curve-allow-file": FlagNote("", "frontends.allow"),
+}

@@ -1,0 +1,97 @@
+"""OutputSequence: one child of a request, between the tokens that arrive and the Deltas that its reader takes (stream.py)."""
+
+from typing import Any
+
+from quire.frontend.client.logprob_rows import LogprobRows
+from quire.frontend.client.outputs import Delta
+from quire.frontend.text.detokenizer import OutputText
+from quire.frontend.text.tokenizer import Tokenizer
+from quire.ipc.messages import FinishReason, TokenLogprobs, sequence_key
+
+
+class OutputSequence:
+    """One child: tokens not taken yet, and the text decoder. `ids` is appended to directly on arrival."""
+
+    __slots__ = ("_num_taken", "_seen", "_text", "eager", "finish_reason", "ids", "index", "key", "logprobs",
+                 "plain", "request", "stop_reason", "stop_token", "text")  # fmt: skip
+
+    def __init__(self, request: Any, index: int, text: OutputText | None) -> None:
+        """request: its RequestState."""
+        self.request = request
+        self.index = index
+        self.key = sequence_key(request.id, index)
+        self.text = text
+        self.eager = text is not None and bool(request.params.stop)  # decoded on arrival
+        self.plain = not self.eager and request.params.logprobs is None  # nothing to do on arrival but keep the token
+        # not taken yet
+        self.ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] | None = None if request.params.logprobs is None else []
+        self._seen = 0  # of ids, those decoded already
+        self._text = ""  # their text
+        # end
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.stop_token = False
+        self._num_taken = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return self._num_taken + len(self.ids)
+
+    def decode(self) -> None:
+        """Turn the new ids into text. A stop string ends the sequence here, whatever the core thinks."""
+        if self.text is None:
+            return
+        new = self.ids[self._seen :] if self._seen else self.ids
+        self._text += self.text.push(new, self.finish_reason is not None, self.stop_token)
+        self._seen = len(self.ids)
+        if self.text.stop_string is not None:
+            kept = self.text.kept_tokens - self._num_taken
+            del self.ids[kept:]
+            if self.logprobs is not None:
+                del self.logprobs[kept:]
+            self._seen = kept
+            self.finish_reason, self.stop_reason = "stop", self.text.stop_string
+
+    def decode_some(self, most: int) -> bool:
+        """Turn some of the new ids into text, ahead of `take`; whether there are more, but for the last one."""
+        if self.text is None or self.eager:
+            return False
+        new = self.ids[self._seen : min(self._seen + most, len(self.ids) - 1)]
+        self._text += self.text.push(new)
+        self._seen += len(new)
+        return self._seen < len(self.ids) - 1
+
+    def take(self, tokenizer: Tokenizer | None) -> Delta:
+        """All that is new, as one Delta; nothing of it is kept."""
+        ids = self.ids
+        if self.plain and not self._seen and self.text is not None:  # as below, in fewer steps
+            text = self.text.push(ids, self.finish_reason is not None, self.stop_token)
+        else:
+            if not self.eager:
+                self.decode()
+            ids, text = self.ids, self._text
+            self._text, self._seen = "", 0
+        self.ids = []
+        self._num_taken += len(ids)
+        logprobs = None
+        if self.logprobs is not None:
+            logprobs, self.logprobs = LogprobRows(ids, self.logprobs, tokenizer), []
+        return Delta(self.index, text, ids, logprobs, self.finish_reason, self.stop_reason, self._num_taken)
+
+    def take_some(self, tokenizer: Tokenizer | None, most: int) -> Delta:
+        """The first `most` new tokens, of more, as one Delta; with stop strings, all the text that there is."""
+        later, self.ids = self.ids[most:], self.ids[:most]
+        if self.eager or self.text is None:
+            seen = self._seen
+        else:
+            new = self.ids[self._seen :]
+            self._text += self.text.push(new)
+            seen = self._seen + len(new)
+        ids, text = self.ids, self._text
+        self.ids, self._text, self._seen = later, "", max(0, seen - most)
+        self._num_taken += most
+        logprobs = None
+        if self.logprobs is not None:
+            logprobs, self.logprobs = LogprobRows(ids, self.logprobs[:most], tokenizer), self.logprobs[most:]
+        return Delta(self.index, text, ids, logprobs, num_tokens=self._num_taken)
