@@ -46,7 +46,8 @@ from quire.workers.devices.cpu import CpuDevice
 from quire.workers.devices.device import Device, DeviceContext
 from quire.workers.devices.threads import choose_num_threads
 from quire.workers.loading.prepare_cpu import quicken_attributes
-from quire.workers.loading.weights import WeightsError, dummy_weights, load_weights
+from quire.workers.loading.target import WeightsError
+from quire.workers.loading.weights import dummy_weights, load_weights
 from quire.workers.logits_processors.batch import CustomProcessors
 from quire.workers.logits_processors.engine import vllm_config
 from quire.workers.logits_processors.load import ProcessorError, load_classes

@@ -22,8 +22,8 @@ from quire.workers.layers.linear import Linear, Placement
 from quire.workers.layers.module import WeightOwner, new_parameter
 from quire.workers.layers.norm import RMSNorm
 from quire.workers.loading import weights
-from quire.workers.loading.target import Target, copied
-from quire.workers.loading.weights import WeightsError, checkpoint_targets, dummy_weights, load_weights
+from quire.workers.loading.target import Target, WeightsError, copied
+from quire.workers.loading.weights import checkpoint_targets, dummy_weights, load_weights
 from quire.workers.models.build import build_model
 from quire.workers.models.families import read_model_config
 from quire.workers.parallel import Parallel, whole

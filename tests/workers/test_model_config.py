@@ -134,7 +134,7 @@ def test_other_rope_types_are_refused_by_name(rope_type):
     [
         ({"hidden_act": "gelu"}, 'hidden_act to "gelu"'),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "quant_method is 'hqq'"),
         ({"use_mrope": True}, "use_mrope"),
         ({"is_encoder_decoder": True}, "is_encoder_decoder"),
         ({"num_experts": 8, "router_scale": 2}, "num_experts, router_scale"),

@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from quire.workers.layers.norm import RMSNorm
 from quire.workers.loading import weights
-from quire.workers.loading.weights import WeightsError, checkpoint_targets, dummy_weights, load_weights
+from quire.workers.loading.target import WeightsError
+from quire.workers.loading.weights import checkpoint_targets, dummy_weights, load_weights
 from quire.workers.models.build import build_model
 from quire.workers.models.families import read_model_config
 from quire.workers.parallel import Parallel

@@ -15,20 +15,39 @@ from quire.kernels.linear.linear_cpu import can_pack
 from quire.workers.layers.formats.dense import Dense
 from quire.workers.layers.formats.format import Format, Partition, Products
 from quire.workers.layers.formats.packed_cpu import PackedCpu
+from quire.workers.layers.formats.schemes import Quantization
+from quire.workers.layers.formats.stored import Source, source_of
 from quire.workers.layers.module import Module
 from quire.workers.layers.norm import RMSNorm
 from quire.workers.parallel import Parallel, Part
 
 
 class Placement(NamedTuple):
-    """Dtype of a model's activations, and where it lives: rank, ranks and device."""
+    """Dtype of a model's activations, and where it lives: rank, ranks, device, and its place in the checkpoint."""
 
     dtype: torch.dtype
     parallel: Parallel
+    quantization: Quantization | None = None
+    prefix: str = ""  # of what is made there, in the checkpoint: "", "model.layers.3.", "model.layers.3.mlp."
 
     @property
     def device(self) -> torch.device:
         return self.parallel.device
+
+    def at(self, name: str) -> "Placement":
+        """Of what lies within the child of this name."""
+        return self._replace(prefix=f"{self.prefix}{name}.")
+
+    def sources(self, inputs: Part, outputs: dict[str, Part]) -> dict[str, Source]:
+        """How the checkpoint holds those of a Linear's layers that are quantized. Raises QuantizationError."""
+        if self.quantization is None:
+            return {}
+        schemes = {layer: self.quantization.scheme_of(f"{self.prefix}{layer}") for layer in outputs}
+        return {
+            layer: source_of(scheme, f"{self.prefix}{layer}", outputs[layer].full, inputs.full)
+            for layer, scheme in schemes.items()
+            if scheme is not None
+        }
 
 
 class Adapter(Protocol):
@@ -72,7 +91,8 @@ class Linear(Module):
         self._parallel = place.parallel
         self._sums = not inputs.is_whole
         self._gathers = gather and not all(part.is_whole for part in outputs.values())
-        partition = Partition(inputs, outputs, adds_bias=not self._sums or place.parallel.rank == 0)
+        sources = place.sources(inputs, outputs) if tied_to is None else {}
+        partition = Partition(inputs, outputs, not self._sums or place.parallel.rank == 0, sources)
         self.format = choose_format(place)(partition, has_bias, place.dtype, place.device, tied_to)
         self.set_adapter(None)
 
@@ -81,7 +101,7 @@ class Linear(Module):
 
     def set_adapter(self, adapter: Adapter | None) -> None:
         """Fill or empty the adapter slot. What ranks sum, they sum with their parts of the adapter's product."""
-        products: Products = self.format
+        products = self.format.products()
         if adapter is not None:
             products = Adapted(products, adapter)
         if self._sums:

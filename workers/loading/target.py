@@ -15,6 +15,10 @@ from quire.workers.parallel import Part
 FLOATS = ("F32", "F16", "BF16")  # safetensors' names
 
 
+class WeightsError(ValueError):
+    """The checkpoint does not fit the model or cannot be read; the text is meant for the user."""
+
+
 class Target(NamedTuple):
     """Where a checkpoint tensor goes.
 
@@ -23,10 +27,19 @@ class Target(NamedTuple):
     than copy it begins with `piece.to(device)`. Stretches of one tensor come in order; of several tensors, at the same time.
     """
 
-    shape: tuple[int, ...]  # of the tensor in the file
+    shape: tuple[int, ...]  # of the tensor in the file; -1 is any length
     part: tuple[slice, ...]  # what of it this rank reads
     dtypes: tuple[str, ...]  # that `write` takes, by safetensors' names
     write: Callable[[torch.Tensor, int], None]
+    or_shapes: tuple[tuple[int, ...], ...] = ()  # that the tensor may have as well
+    is_optional: bool = False
+    instead: tuple[str, ...] = ()  # tensors any of which may take its place
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        return any(
+            len(shape) == len(expected) and all(e in (-1, n) for n, e in zip(shape, expected, strict=True))
+            for expected in (self.shape, *self.or_shapes)
+        )
 
 
 def copied(tensor: torch.Tensor, parts: tuple[Part, ...]) -> Target:

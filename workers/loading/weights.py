@@ -21,7 +21,7 @@ import torch
 from tqdm import tqdm
 
 from quire.workers.layers.module import WeightOwner
-from quire.workers.loading.target import Target
+from quire.workers.loading.target import Target, WeightsError
 from quire.workers.models.decoder import CausalLM
 
 READERS = 4  # threads, each of which reads and copies by turns
@@ -34,10 +34,6 @@ PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 INERT_SUFFIXES = (".rotary_emb.inv_freq", ".self_attn.masked_bias", ".attn.masked_bias")  # buffers of old transformers
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 MAX_NAMES = 12  # shown of each kind of problem
-
-
-class WeightsError(ValueError):
-    """The checkpoint does not fit the model or cannot be read; the text is meant for the user."""
 
 
 class Source(NamedTuple):
@@ -74,10 +70,11 @@ def load_weights(model: CausalLM, model_dir: str | Path, device: torch.device | 
         else:
             targets[HEAD], owners[HEAD] = targets.pop(EMBED), owners.pop(EMBED)
     _check_fit(sources, targets)
-    loading = _Loading(owners, device)
+    loading = _Loading({name: owner for name, owner in owners.items() if name in sources}, device)
+    num_bytes = sum(source.num_bytes for name, source in sources.items() if name in targets)
     with (
         tqdm(
-            total=sum(sources[name].num_bytes for name in targets), unit="B", unit_scale=True, desc="Loading weights",
+            total=num_bytes, unit="B", unit_scale=True, desc="Loading weights",
             disable=not (progress and sys.stderr.isatty()),
         ) as bar,
         ExitStack() as opened,
@@ -99,7 +96,7 @@ def load_weights(model: CausalLM, model_dir: str | Path, device: torch.device | 
                 torch.cuda.synchronize(device)  # before the maps are closed, every copy must have left them
                 torch.cuda.empty_cache()  # conversions' temporaries, which belong to the readers' streams
     loading.finish_others(model)
-    return sum(copy.num_bytes for copy in copies.values())
+    return num_bytes
 
 
 class _Loading:
@@ -209,12 +206,16 @@ def _sources(files: list[Path]) -> dict[str, Source]:
 
 def _check_fit(sources: dict[str, Source], targets: dict[str, Target]) -> None:
     """Raise one WeightsError that names every tensor that is missing, surplus, of another shape or of another kind."""
-    missing = [name for name in targets if name not in sources]
+    missing = [
+        name
+        for name, target in targets.items()
+        if not target.is_optional and name not in sources and not any(other in sources for other in target.instead)
+    ]
     surplus = [name for name in sources if name not in targets and not name.endswith(INERT_SUFFIXES)]
     misshapen = [
         f"{name} is {list(sources[name].shape)}, expected {list(target.shape)}"
         for name, target in targets.items()
-        if name in sources and sources[name].shape != target.shape
+        if name in sources and not target.fits(sources[name].shape)
     ]
     foreign = [
         f"{name} is {sources[name].dtype}"

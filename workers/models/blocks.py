@@ -29,7 +29,10 @@ class Attend(Protocol):
 
 
 class SelfAttention(Module):
-    """The projections around attention; q, k and v are one matrix product. Ranks have heads of their own."""
+    """The projections around attention; q, k and v are one matrix product. Ranks have heads of their own.
+
+    In a block, and so in the checkpoint, it is `self_attn`.
+    """
 
     def __init__(
         self,
@@ -42,7 +45,7 @@ class SelfAttention(Module):
         o_bias: bool = False,
     ):
         super().__init__()
-        self.layer = layer
+        self.layer, place = layer, place.at("self_attn")
         heads, kv_heads = place.parallel.split(spec.num_heads), place.parallel.kv_heads(spec.num_kv_heads)
         q, kv, hidden = heads.times(spec.head_dim), kv_heads.times(spec.head_dim), whole(hidden_size)
         self.qkv_proj = Linear(hidden, {"q_proj": q, "k_proj": kv, "v_proj": kv}, qkv_bias, place)
@@ -70,10 +73,11 @@ class SelfAttention(Module):
 
 
 class GatedMLP(Module):
-    """down(silu(gate(x)) · up(x)); gate and up are one matrix product."""
+    """down(silu(gate(x)) · up(x)); gate and up are one matrix product. In a block, and in the checkpoint, it is `mlp`."""
 
     def __init__(self, hidden_size: int, intermediate_size: int, place: Placement, *, has_bias: bool = False):
         super().__init__()
+        place = place.at("mlp")
         hidden, inner = whole(hidden_size), place.parallel.split(intermediate_size)
         self.gate_up_proj = Linear(hidden, {"gate_proj": inner, "up_proj": inner}, has_bias, place)
         self.down_proj = Linear(inner, {"down_proj": hidden}, has_bias, place)

@@ -2,6 +2,7 @@
 
 import torch
 
+from quire.workers.layers.formats.schemes import QuantizationError
 from quire.workers.layers.linear import Placement
 from quire.workers.models.config import ModelConfig, ModelConfigError
 from quire.workers.models.decoder import CausalLM
@@ -14,10 +15,14 @@ GPU_HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256)  # what the GPU kernels are bui
 def build_model(config: ModelConfig, dtype: torch.dtype, parallel: Parallel) -> CausalLM:
     """The rank's part with uninitialised parameters; fill them with weights.load_weights or weights.dummy_weights.
 
-    Raises ModelConfigError for a head size that the device's kernels are not built for.
+    Raises ModelConfigError for a head size that the device's kernels are not built for, and for a layer that its
+    quantization cannot hold.
     """
     head_dims = {layer.attention.head_dim for layer in config.layers}
     if parallel.device.type == "cuda" and (other := sorted(head_dims.difference(GPU_HEAD_DIMS))):
         sizes = ", ".join(map(str, GPU_HEAD_DIMS))
         raise ModelConfigError(f"head_dim {other[0]} is not supported on a GPU; supported are {sizes}")
-    return CausalLM(config, FAMILIES[config.architecture].make_block, Placement(dtype, parallel))
+    try:
+        return CausalLM(config, FAMILIES[config.architecture].make_block, Placement(dtype, parallel, config.quantization))
+    except QuantizationError as error:
+        raise ModelConfigError(str(error)) from None

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from quire.workers.layers.formats.schemes import Quantization
 from quire.workers.parallel import Parallel
 
 RopeType = Literal["default", "linear", "llama3", "yarn"]
@@ -92,6 +93,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_position_embeddings: int
     initializer_range: float
     dtype: str | None  # float32, bfloat16, float16; None: config.json does not say
+    quantization: Quantization | None = None  # of the weights
 
     def attention_specs(self, parallel: Parallel) -> list[AttentionSpec]:
         """Of each layer, with the heads of this rank."""

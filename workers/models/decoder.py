@@ -46,7 +46,9 @@ class Decoder(Module):
     def __init__(self, config: ModelConfig, make_block: MakeBlock, place: Placement):
         super().__init__()
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, place.dtype, place.device)
-        self.layers = nn.ModuleList(make_block(config, spec, place, i) for i, spec in enumerate(config.layers))
+        self.layers = nn.ModuleList(
+            make_block(config, spec, place.at(f"model.layers.{i}"), i) for i, spec in enumerate(config.layers)
+        )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, place.dtype, place.device)
 
     def forward(self, input_ids: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None) -> torch.Tensor:

@@ -7,6 +7,8 @@ A family is one file and one line of this table. Does not read generation_config
 import json
 from pathlib import Path
 
+from quire.workers.layers.formats.config import read_quantization
+from quire.workers.layers.formats.schemes import Quantization, QuantizationError
 from quire.workers.models import llama, mistral, qwen2, qwen3
 from quire.workers.models.config import ModelConfig, ModelConfigError
 from quire.workers.models.decoder import Family
@@ -35,7 +37,22 @@ def read_model_config(model_dir: str | Path, overrides: Json | None = None) -> M
         raise ModelConfigError(f"{path} is not JSON: {error}") from None
     if not isinstance(fields, dict):
         raise ModelConfigError(f"{path} is not a JSON object")
+    beside = Path(model_dir) / "quantize_config.json"
+    if fields.get("quantization_config") is None and beside.exists():
+        fields["quantization_config"] = _beside(beside)
     return parse_model_config({**fields, **(overrides or {})})
+
+
+def _beside(path: Path) -> Json:
+    """Of old checkpoints, which have no quantization_config: AutoGPTQ's file says neither that it is GPTQ, AutoAWQ's does."""
+    try:
+        config = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ModelConfigError(f"{path} is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ModelConfigError(f"{path} is not a JSON object")
+    method = "awq" if "zero_point" in config or "w_bit" in config else "gptq"
+    return {"quant_method": method, **config}
 
 
 def parse_model_config(fields: Json) -> ModelConfig:
@@ -53,7 +70,17 @@ def parse_model_config(fields: Json) -> ModelConfig:
         max_position_embeddings=size(fields, "max_position_embeddings"),
         initializer_range=number(fields, "initializer_range", 0.02),
         dtype=read_dtype(fields),
+        quantization=_quantization(fields.get("quantization_config")),
     )
+
+
+def _quantization(config: object) -> Quantization | None:
+    if config is None:
+        return None
+    try:
+        return read_quantization(config)
+    except QuantizationError as error:
+        raise ModelConfigError(f"config.json: {error}") from None
 
 
 def _architecture(fields: Json) -> str:

@@ -49,7 +49,6 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "partial_rotary_factor": (1.0,),
     "is_encoder_decoder": (False,),
     "add_cross_attention": (False,),
-    "quantization_config": (),
     "use_mrope": (False,),
     "rope_interleaved": (False,),
 }
@@ -58,7 +57,7 @@ ONLY: dict[str, tuple[Any, ...]] = {
 USED = _names(
     "architectures vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim",
     "rms_norm_eps tie_word_embeddings max_position_embeddings initializer_range rope_theta rope_scaling rope_parameters dtype",
-    "torch_dtype layer_types sliding_window original_max_position_embeddings",
+    "torch_dtype layer_types sliding_window original_max_position_embeddings quantization_config",
 )
 
 DTYPES = ("float32", "bfloat16", "float16")

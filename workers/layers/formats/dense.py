@@ -6,14 +6,16 @@ import torch
 from torch import nn
 
 from quire.workers.layers import ops
-from quire.workers.layers.formats.format import Format, Partition, checkpoint_prefix
+from quire.workers.layers.formats.activations import RoundedInputs
+from quire.workers.layers.formats.format import Format, Partition, Products, checkpoint_prefix
+from quire.workers.layers.formats.stored import StoredLayer
 from quire.workers.layers.module import new_parameter
 from quire.workers.layers.norm import RMSNorm
 from quire.workers.loading.target import Target, copied
 
 
 class Unquantized(Format):
-    """Owns weight and bias as the checkpoint has them; products are the subclass's."""
+    """Owns weight and bias as plain values, whatever the checkpoint has; products are the subclass's."""
 
     weight: torch.Tensor | None
     bias: nn.Parameter | None
@@ -31,17 +33,28 @@ class Unquantized(Format):
         self.is_tied = tied_to is not None
         self.weight = new_parameter(partition.shape, dtype, device) if tied_to is None else shared_rows(tied_to, partition)
         self.bias = new_parameter(partition.shape[:1], dtype, device) if has_bias else None
+        self.stored = {
+            layer: StoredLayer(source, partition.rows[layer], partition.columns, device)
+            for layer, source in partition.sources.items()
+        }
+
+    def products(self) -> Products:
+        if not any(layer.activations for layer in self.stored.values()):
+            return self
+        return RoundedInputs(self, [(rows.size, self.stored.get(layer)) for layer, rows in self.partition.rows.items()])
 
     @property
     def _owned(self) -> torch.Tensor | None:
         return None if self.is_tied else self.weight
 
     def targets(self, name: str) -> Iterator[tuple[str, Target]]:
-        """Each of the checkpoint's layers goes straight to its rows of the fused weight and bias."""
+        """Each of the checkpoint's layers goes straight to its rows of the fused weight and bias, unless it is quantized."""
         prefix, start, weight = checkpoint_prefix(name), 0, self._owned
         for layer, rows in self.partition.rows.items():
             stop = start + rows.size
-            if weight is not None:
+            if layer in self.stored:
+                yield from self.stored[layer].targets(f"{prefix}{layer}")
+            elif weight is not None:
                 yield f"{prefix}{layer}.weight", copied(weight[start:stop], (rows, self.partition.columns))
             if self.bias is not None:
                 yield f"{prefix}{layer}.bias", copied(self.bias[start:stop], (rows,))
@@ -53,7 +66,15 @@ class Unquantized(Format):
                 parameter.uniform_(-limit, limit, generator=generator)
 
     def finish(self) -> None:
-        """All ranks load a bias, and dummy values are drawn alike on all; of ranks whose results are summed one adds it."""
+        """Quantized layers are dequantized to their rows.
+
+        All ranks load a bias, and dummy values are drawn alike on all; of ranks whose results are summed one adds it.
+        """
+        start = 0
+        for layer, rows in self.partition.rows.items():
+            if layer in self.stored and self.weight is not None:
+                self.stored[layer].dequantize_into(self.weight[start : start + rows.size], layer)
+            start += rows.size
         if self.bias is not None and not self.partition.adds_bias:
             self.bias.zero_()
 

@@ -9,11 +9,13 @@ A format implements `product`, and of the others those that it can fuse: here th
 format, an adapter or a sum over ranks, has the same products (layers/linear.py). Nobody asks which format a layer has.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 
 from quire.workers.layers import ops
+from quire.workers.layers.formats.stored import NOT_QUANTIZED, Source
 from quire.workers.layers.module import WeightOwner
 from quire.workers.layers.norm import RMSNorm
 from quire.workers.parallel import Part
@@ -48,6 +50,7 @@ class Partition(NamedTuple):
     columns: Part  # of the input
     rows: dict[str, Part]  # of the output, by the names of the checkpoint's layers, in the order of y
     adds_bias: bool = True  # of ranks whose results are summed only the first
+    sources: Mapping[str, Source] = NOT_QUANTIZED  # of the layers that the checkpoint holds quantized
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -60,6 +63,10 @@ class Format(WeightOwner, Products):
     `tied_to` is another owner's weight [out, in] to share, None to own one. Its name ends in `.<layer>.format`: the
     checkpoint's layers are the siblings of that layer.
     """
+
+    def products(self) -> Products:
+        """What the layer offers: the format itself, or what must lie around it."""
+        return self
 
 
 def checkpoint_prefix(name: str) -> str:

@@ -1,0 +1,89 @@
+"""Inputs quantized as the checkpoint says, by formula: the values that a product of 8 bits would see, in the inputs' dtype.
+
+    fp8 dynamic     s = max |x| / 448,        x -> e4m3(x / s) s
+    int8 dynamic    s = max |x| / 127,        x -> round(x / s) s, half to even
+    int8, not symmetric     s = (max - min) / 255, z = round(-128 - min / s), 0 among the values
+    static          s and z are the checkpoint's; what lies beyond saturates
+
+A dynamic scale is of one token, or of each group of its inputs, never of a batch: a row's answer depends on no other. Kernels
+quantize by the same formulas.
+"""
+
+import torch
+
+from quire.workers.layers.formats.format import Products
+from quire.workers.layers.formats.schemes import Activations
+from quire.workers.layers.formats.stored import StoredLayer
+
+FP8_MAX, INT8_MAX = 448.0, 127.0
+
+
+def rounded(
+    x: torch.Tensor, how: Activations, scale: torch.Tensor | None = None, zero_point: torch.Tensor | None = None
+) -> torch.Tensor:
+    """x [T, K] -> what its quantized values stand for. scale, zero_point: of a static quantization, float32 scalars."""
+    values = x.to(torch.float32)
+    if how.is_static:
+        if scale is None:
+            return x  # dummy weights
+        return _round_to(values, how, scale, zero_point).to(x.dtype)
+    k = x.shape[-1]
+    size = how.group_size or k
+    if k % size:
+        values = torch.nn.functional.pad(values, (0, size - k % size))
+    grouped = values.unflatten(-1, (-1, size))
+    return _round_to(grouped, how, *_dynamic(grouped, how)).flatten(-2)[..., :k].to(x.dtype)
+
+
+def _dynamic(x: torch.Tensor, how: Activations) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Scale and zero point over the last dimension; zeros alone have scale 1."""
+    if how.dtype == "int8" and not how.is_symmetric:
+        low, high = x.amin(-1, keepdim=True).clamp(max=0), x.amax(-1, keepdim=True).clamp(min=0)
+        scale = _no_zeros((high - low) / 255)
+        return scale, (-128 - low / scale).round().clamp(-128, 127)
+    return _no_zeros(x.abs().amax(-1, keepdim=True) / (FP8_MAX if how.dtype == "fp8" else INT8_MAX)), None
+
+
+def _no_zeros(scale: torch.Tensor) -> torch.Tensor:
+    return scale.masked_fill(scale == 0, 1.0)
+
+
+def _round_to(x: torch.Tensor, how: Activations, scale: torch.Tensor, zero_point: torch.Tensor | None) -> torch.Tensor:
+    if how.dtype == "fp8":
+        return (x / scale).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn).to(torch.float32) * scale
+    zero = 0 if zero_point is None else zero_point
+    return (((x / scale).round() + zero).clamp(-128, 127) - zero) * scale
+
+
+class RoundedInputs(Products):
+    """A format's products of rounded inputs. Layers side by side may have static scales of their own: each gets its product."""
+
+    def __init__(self, inner: Products, layers: list[tuple[int, StoredLayer | None]]):
+        """layers: (outputs, how they are stored) in the order of y."""
+        self._inner, self._layers = inner, layers
+
+    def product(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        done: dict[object, torch.Tensor] = {}
+        parts, start = [], 0
+        for rows, layer in self._layers:
+            key = _key(layer)
+            if key not in done:
+                done[key] = self._inner.product(_rounded(x, layer))
+            parts.append(done[key][:, start : start + rows])
+            start += rows
+        y = done.popitem()[1] if len(done) == 1 else torch.cat(parts, -1)
+        return y if out is None else out.copy_(y)
+
+
+def _key(layer: StoredLayer | None) -> object:
+    """The same for layers whose inputs are rounded alike."""
+    if layer is None or layer.activations is None:
+        return None
+    values = (layer.input_scale, layer.input_zero_point)
+    return layer.activations, *(None if value is None else value.item() for value in values)
+
+
+def _rounded(x: torch.Tensor, layer: StoredLayer | None) -> torch.Tensor:
+    if layer is None or layer.activations is None:
+        return x
+    return rounded(x, layer.activations, layer.input_scale, layer.input_zero_point)

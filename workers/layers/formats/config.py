@@ -1,0 +1,89 @@
+"""quantization_config -> the format of each linear layer of a checkpoint, by its name.
+
+Reads config.json's field, or quantize_config.json where that is absent (GPTQ and AWQ of old). Each method has its file: here are
+those that a few lines read. What is not supported raises QuantizationError, before a weight is looked at. Called by
+models/families.py; the answer goes to the layers with their placement (layers/linear.py).
+"""
+
+from collections.abc import Callable
+
+from quire.workers.layers.formats.config_compressed import read_compressed
+from quire.workers.layers.formats.config_gptq import read_auto_round, read_awq, read_gptq
+from quire.workers.layers.formats.names import HEAD, checked, is_skipped, names_of
+from quire.workers.layers.formats.schemes import (
+    Activations,
+    FourBitCodes,
+    Json,
+    Quantization,
+    QuantizationError,
+    RowInt8,
+    Scaled,
+    Scheme,
+    field,
+    one_of,
+)
+
+
+def read_quantization(config: object) -> Quantization:
+    """Of the object in config.json's quantization_config. Raises QuantizationError."""
+    if not isinstance(config, dict):
+        raise QuantizationError(f"quantization_config must be an object, not {config!r:.80}")
+    method = config.get("quant_method")
+    if method is None and (config.get("load_in_4bit") or config.get("load_in_8bit")):
+        method = "bitsandbytes"
+    method = METHOD_NAMES.get(str(method), method)
+    readers: dict[object, Callable[[Json], Callable[[str], Scheme | None]]] = {
+        "gptq": read_gptq,
+        "awq": read_awq,
+        "auto-round": read_auto_round,
+        "compressed-tensors": read_compressed,
+        "fp8": read_fp8,
+        "bitsandbytes": read_bitsandbytes,
+    }
+    if method not in readers:
+        raise QuantizationError(
+            f"quantization_config: quant_method is {method!r:.80}: supported are {', '.join(map(str, readers))}"
+        )
+    return Quantization(str(method), readers[method](config))
+
+
+METHOD_NAMES = {"intel/auto-round": "auto-round", "auto_round": "auto-round", "compressed_tensors": "compressed-tensors"}
+
+
+def read_fp8(config: Json) -> Callable[[str], Scheme | None]:
+    """DeepSeek's and transformers' blocks of 128 by 128, and one scale a tensor. The head is never quantized."""
+    one_of(config.get("fmt") or "e4m3", ("e4m3",), "quantization_config: fmt")
+    one_of(config.get("scale_fmt") or "ue8m0", ("ue8m0", "float"), "quantization_config: scale_fmt")
+    is_static = one_of(
+        config.get("activation_scheme") or "dynamic", ("dynamic", "static"), "quantization_config: activation_scheme"
+    )
+    block = field(config, "weight_block_size", list, None)
+    if block is not None and (len(block) != 2 or not all(type(x) is int and x >= 1 for x in block)):
+        raise QuantizationError(f"quantization_config: weight_block_size must be two sizes, like [128, 128], not {block!r:.80}")
+    if block is not None and is_static == "static":
+        raise QuantizationError(
+            "quantization_config: activation_scheme is 'static' with weight_block_size: 'dynamic' is supported"
+        )
+    scheme = Scaled(
+        dtype="fp8",
+        block=(block[0], block[1]) if block else (0, 0),
+        scale_names=("weight_scale_inv", "weight_scale") if block else ("weight_scale", "weight_scale_inv"),
+        activations=Activations(dtype="fp8", is_static=is_static == "static", group_size=block[1] if block else 0),
+    )
+    skipped = checked(names_of(config, "ignored_layers", "modules_to_not_convert"), "modules_to_not_convert")
+    return lambda layer: None if layer == HEAD or is_skipped(layer, skipped) else scheme
+
+
+def read_bitsandbytes(config: Json) -> Callable[[str], Scheme | None]:
+    """Four-bit codes or int8, as transformers saves them."""
+    skipped = checked([*names_of(config, "llm_int8_skip_modules"), HEAD], "llm_int8_skip_modules")
+    scheme: Scheme
+    if field(config, "load_in_8bit", bool, False) or field(config, "_load_in_8bit", bool, False):
+        scheme = RowInt8()
+    elif field(config, "load_in_4bit", bool, False) or field(config, "_load_in_4bit", bool, False):
+        kind = one_of(config.get("bnb_4bit_quant_type") or "fp4", ("nf4", "fp4"), "quantization_config: bnb_4bit_quant_type")
+        one_of(config.get("bnb_4bit_quant_storage") or "uint8", ("uint8",), "quantization_config: bnb_4bit_quant_storage")
+        scheme = FourBitCodes(quant_type=kind, is_nested=field(config, "bnb_4bit_use_double_quant", bool, False))
+    else:
+        raise QuantizationError("quantization_config of bitsandbytes sets neither load_in_4bit nor load_in_8bit")
+    return lambda layer: None if is_skipped(layer, skipped) else scheme

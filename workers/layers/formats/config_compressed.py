@@ -1,0 +1,151 @@
+"""quantization_config of compressed-tensors: groups of layers by name, regex or class, each with a scheme of its own.
+
+A name goes before a regex, and that before a class, as compressed-tensors ranks them; among equals the first group counts.
+"""
+
+import re
+from collections.abc import Callable
+
+from quire.workers.layers.formats.names import checked
+from quire.workers.layers.formats.schemes import (
+    Activations,
+    Json,
+    PackQuantized,
+    QuantizationError,
+    Scaled,
+    Scheme,
+    field,
+    group,
+    one_of,
+)
+
+WHERE = "quantization_config"
+FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+LINEAR = ("Linear", "LinearBase", "Module")  # classes that a linear layer is of
+
+
+def read_compressed(config: Json) -> Callable[[str], Scheme | None]:
+    """The scheme of a layer's group, unless it is ignored."""
+    one_of((config.get("sparsity_config") or {}).get("format", "dense"), ("dense",), f"{WHERE}: sparsity_config.format")
+    transforms = config.get("transform_config") or {}
+    if isinstance(transforms, dict) and transforms.get("config_groups"):
+        raise QuantizationError(f"{WHERE}: transform_config is set: rotated weights are not supported, plain ones are")
+    groups = field(config, "config_groups", dict, {})
+    if not groups:
+        raise QuantizationError(f"{WHERE}: config_groups must have at least one group")
+    ranked: list[tuple[str, Scheme | None]] = []
+    for name, entry in groups.items():
+        if not isinstance(entry, dict):
+            raise QuantizationError(f"{WHERE}: config_groups.{name} must be an object, not {entry!r:.60}")
+        scheme = _scheme(entry, entry.get("format") or config.get("format"), f"{WHERE}: config_groups.{name}")
+        ranked += [(target, scheme) for target in _targets(entry, "targets", f"config_groups.{name}.targets")]
+    ranked.sort(key=lambda found: _rank(found[0]))
+    ignored = _targets(config, "ignore", "ignore")
+
+    def scheme_of(layer: str) -> Scheme | None:
+        if any(_matches(pattern, layer) for pattern in ignored):
+            return None
+        return next((scheme for target, scheme in ranked if _matches(target, layer)), None)
+
+    return scheme_of
+
+
+def _targets(entry: Json, name: str, where: str) -> list[str]:
+    found = field(entry, name, list, [])
+    if not all(isinstance(x, str) for x in found):
+        raise QuantizationError(f"{WHERE}: {where} must list names of layers")
+    checked([x.removeprefix("re:") for x in found if x.startswith("re:")], where)
+    return list(found)
+
+
+def _rank(target: str) -> int:
+    return 2 if target in LINEAR else 1 if target.startswith("re:") else 0
+
+
+def _matches(target: str, layer: str) -> bool:
+    if target.startswith("re:"):
+        return re.match(target[3:], layer) is not None
+    return target == layer or target in LINEAR
+
+
+def _scheme(entry: Json, format_name: object, where: str) -> Scheme | None:
+    weights = field(entry, "weights", dict, None, where)
+    if weights is None:
+        return None
+    weights_at = f"{where}.weights"
+    kind = one_of(weights.get("type") or "int", ("int", "float"), f"{weights_at}.type")
+    one_of(field(weights, "dynamic", bool, False, weights_at), (False,), f"{weights_at}.dynamic")
+    bits = weights.get("num_bits", 8)
+    strategy = _strategy(weights, weights_at)
+    is_symmetric = field(weights, "symmetric", bool, True, weights_at)
+    activations = _activations(field(entry, "input_activations", dict, None, where), f"{where}.input_activations")
+    if entry.get("output_activations") is not None:
+        raise QuantizationError(f"{where}.output_activations is set: supported are input_activations")
+    layout = one_of(format_name, FORMATS, f"{where}: format")
+    if layout == "pack-quantized":
+        one_of(kind, ("int",), f"{weights_at}.type")
+        one_of(strategy, ("group", "channel", "tensor"), f"{weights_at}.strategy")
+        return PackQuantized(
+            bits=one_of(bits, (4, 8), f"{weights_at}.num_bits"),
+            group_size=group(weights, where=weights_at) if strategy == "group" else 0,
+            is_symmetric=is_symmetric,
+            has_order=_actorder(weights, weights_at) == "group",
+            activations=activations,
+        )
+    one_of(_actorder(weights, weights_at), (None, "weight"), f"{weights_at}.actorder")
+    one_of(bits, (8,) if kind == "float" else (4, 8), f"{weights_at}.num_bits")
+    return Scaled(
+        dtype="fp8" if kind == "float" else "int8",
+        block=_block(weights, strategy, weights_at),
+        is_symmetric=is_symmetric,
+        activations=activations,
+    )
+
+
+def _actorder(weights: Json, where: str) -> str | None:
+    value = weights.get("actorder")
+    names = {
+        None: None,
+        False: None,
+        True: "group",
+        "group": "group",
+        "dynamic": "group",
+        "weight": "weight",
+        "static": "weight",
+    }
+    return names[one_of(value.lower() if isinstance(value, str) else value, tuple(names), f"{where}.actorder")]
+
+
+def _strategy(weights: Json, where: str) -> str:
+    given = weights.get("strategy")
+    if given is None:
+        size = weights.get("group_size")
+        given = "tensor" if size is None else "channel" if size == -1 else "group"
+    return str(one_of(given, ("tensor", "channel", "group", "block"), f"{where}.strategy"))
+
+
+def _block(weights: Json, strategy: str, where: str) -> tuple[int, int]:
+    if strategy == "block":
+        sizes = weights.get("block_structure")
+        if not isinstance(sizes, list) or len(sizes) != 2 or not all(type(x) is int and x > 0 for x in sizes):
+            raise QuantizationError(f"{where}.block_structure must be two sizes, like [128, 128], not {sizes!r:.60}")
+        return sizes[0], sizes[1]
+    return {"tensor": (0, 0), "channel": (1, 0), "group": (1, group(weights, where=where))}[strategy]
+
+
+def _activations(config: Json | None, where: str) -> Activations | None:
+    if config is None or field(config, "num_bits", int, 8, where) >= 16:
+        return None
+    one_of(config.get("num_bits", 8), (8,), f"{where}.num_bits")
+    kind = one_of(config.get("type") or "int", ("int", "float"), f"{where}.type")
+    dynamic = one_of(config.get("dynamic", False), (True, False), f"{where}.dynamic")
+    default = "group" if config.get("group_size") else "token" if dynamic else "tensor"
+    strategy = one_of(config.get("strategy") or default, ("token", "tensor", "group"), f"{where}.strategy")
+    if not dynamic:
+        one_of(strategy, ("tensor",), f"{where}.strategy of static scales")
+    return Activations(
+        dtype="fp8" if kind == "float" else "int8",
+        is_static=not dynamic,
+        is_symmetric=field(config, "symmetric", bool, True, where),
+        group_size=group(config, where=where) if strategy == "group" else 0,
+    )

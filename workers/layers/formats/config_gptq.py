@@ -1,0 +1,186 @@
+"""quantization_config of GPTQ, AWQ and auto-round: integers of 4 or 8 bits with a scale and a zero point for each group.
+
+auto-round writes in the layouts of the others; what differs is how it says which layer has which bits.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from quire.workers.layers.formats.names import HEAD, checked, is_skipped, names_of
+from quire.workers.layers.formats.schemes import (
+    Activations,
+    Awq,
+    Gptq,
+    Json,
+    QuantizationError,
+    Scaled,
+    Scheme,
+    field,
+    group,
+    one_of,
+)
+
+WHERE = "quantization_config"
+SchemeOf = Callable[[str], Scheme | None]
+
+
+# ------------------------------------------------------------------------------------------------------------- GPTQ
+def read_gptq(config: Json) -> SchemeOf:
+    """`dynamic`'s first rule that matches a layer goes before everything else: "-:" leaves it as it is."""
+    rules = _rules(field(config, "dynamic", dict, {}))
+    base = _gptq(config, {}, WHERE)
+    has_head = field(config, "lm_head", bool, False)
+    inside = _inside_blocks(config)
+    skipped = checked(names_of(config, "modules_to_not_convert"), "modules_to_not_convert")
+
+    def scheme_of(layer: str) -> Scheme | None:
+        for pattern, scheme in rules_with_schemes:
+            if pattern.match(layer):
+                return scheme
+        if layer == HEAD:
+            return base if has_head else None
+        return base if inside(layer) and not is_skipped(layer, skipped) else None
+
+    rules_with_schemes = [
+        (pattern, None if changes is None else _gptq(config, changes, f"{WHERE}: dynamic {pattern.pattern!r:.60}"))
+        for pattern, changes in rules
+    ]
+    return scheme_of
+
+
+def _gptq(config: Json, changes: Json, where: str) -> Gptq:
+    merged = {**config, **changes}
+    one_of(merged.get("is_marlin_format") or False, (False,), f"{where}: is_marlin_format")
+    version = one_of(
+        merged.get("checkpoint_format") or "gptq",
+        ("gptq", "gptq_v2"),
+        f"{where}: checkpoint_format",
+        "GPTQModel can convert others",
+    )
+    if merged.get("desc_act") is None and merged.get("act_group_aware"):
+        merged["desc_act"] = False
+    return Gptq(
+        bits=one_of(merged.get("bits"), (4, 8), f"{where}: bits"),
+        group_size=group(merged, where=where),
+        desc_act=field(merged, "desc_act", bool, False, where),
+        zeros_less_one=version == "gptq",
+    )
+
+
+def _rules(dynamic: Json) -> list[tuple[re.Pattern[str], Json | None]]:
+    """Pattern and changes, None for layers that stay as they are."""
+    rules: list[tuple[re.Pattern[str], Json | None]] = []
+    for key, changes in dynamic.items():
+        [text] = checked([key.removeprefix("-:").removeprefix("+:")], "dynamic")
+        if not key.startswith("-:") and not isinstance(changes, dict):
+            raise QuantizationError(f"{WHERE}: dynamic {key!r:.60} must have an object, not {changes!r:.60}")
+        rules.append((re.compile(text), None if key.startswith("-:") else changes))
+    return rules
+
+
+def _inside_blocks(config: Json) -> Callable[[str], bool]:
+    """transformers' modules_in_block_to_quantize: lists of names within a block; absent, all."""
+    listed = field(config, "modules_in_block_to_quantize", list, None)
+    if listed is None:
+        return lambda layer: True
+    names = [name for entry in listed for name in (entry if isinstance(entry, list) else [entry])]
+    if not all(isinstance(name, str) for name in names):
+        raise QuantizationError(f"{WHERE}: modules_in_block_to_quantize must list names of layers")
+    return lambda layer: any(layer.endswith(f".{name}") for name in names)
+
+
+# -------------------------------------------------------------------------------------------------------------- AWQ
+def read_awq(config: Json) -> SchemeOf:
+    """`modules_to_not_convert` matches anywhere in a layer's name; the head is never quantized."""
+    version = str(config.get("version") or "gemm").lower()
+    one_of(version, ("gemm",), f"{WHERE}: version", "AutoAWQ's version gemm packs the same weights")
+    bits = config.get("bits", config.get("w_bit"))
+    one_of(bits, (4,), f"{WHERE}: bits")
+    one_of(config.get("zero_point", True), (True,), f"{WHERE}: zero_point")
+    scheme = Awq(group_size=group(config, "group_size" if "group_size" in config else "q_group_size"))
+    skipped = names_of(config, "modules_to_not_convert")
+    return lambda layer: None if layer == HEAD or any(name in layer for name in skipped) else scheme
+
+
+# ------------------------------------------------------------------------------------------------------- auto-round
+PACKINGS = ("auto_round:auto_gptq", "auto_round:gptq", "auto_round:auto_awq", "auto_round:awq", "auto_round", "auto_round:fp8")
+
+
+def read_auto_round(config: Json) -> SchemeOf:
+    """Layers of the blocks to quantize, and those that extra_config names; what it says of a layer goes before the rest."""
+    extra = field(config, "extra_config", dict, {})
+    for name, changes in extra.items():
+        if not isinstance(changes, dict):
+            raise QuantizationError(f"{WHERE}: extra_config {name!r:.60} must have an object, not {changes!r:.60}")
+    patterns = [(re.compile(name), extra[name]) for name in extra if _is_regex(name)]
+    blocks, skipped = _blocks(config), checked(names_of(config, "modules_to_not_convert"), "modules_to_not_convert")
+    _auto_round(config, {}, WHERE)  # what cannot be served is said once, of the whole
+
+    def scheme_of(layer: str) -> Scheme | None:
+        changes = extra.get(layer)
+        if changes is None:
+            if any(re.search(pattern, layer) for pattern in skipped):
+                return None
+            changes = next((found for pattern, found in patterns if found and pattern.search(layer)), None)
+        if changes is None and not any(layer.startswith(f"{block}.") for block in blocks):
+            return None
+        return _auto_round(config, changes or {}, f"{WHERE}: extra_config of {layer}" if changes else WHERE)
+
+    return scheme_of
+
+
+def _is_regex(name: str) -> bool:
+    """auto-round ignores patterns that do not compile."""
+    try:
+        re.compile(name)
+    except re.error:
+        return False
+    return True
+
+
+def _blocks(config: Json) -> list[str]:
+    named: Any = config.get("block_name_to_quantize") or config.get("to_quant_block_names") or "model.layers"
+    names = named.split(",") if isinstance(named, str) else named
+    if not isinstance(names, list):
+        raise QuantizationError(f"{WHERE}: block_name_to_quantize must name blocks, not {named!r:.60}")
+    flat = [name for entry in names for name in (entry if isinstance(entry, list) else [entry])]
+    if not all(isinstance(name, str) for name in flat):
+        raise QuantizationError(f"{WHERE}: block_name_to_quantize must name blocks, not {named!r:.60}")
+    return [name.strip() for name in flat]
+
+
+def _auto_round(config: Json, changes: Json, where: str) -> Scheme | None:
+    merged = {**config, **changes}
+    bits = merged.get("bits")
+    if type(bits) is int and bits >= 16:
+        return None
+    packing = one_of(merged.get("packing_format") or "auto_round:auto_gptq", PACKINGS, f"{where}: packing_format")
+    if packing == "auto_round:fp8":
+        return _auto_round_fp8(merged, where)
+    one_of(merged.get("data_type") or "int", ("int",), f"{where}: data_type")
+    one_of(field(merged, "act_bits", int, 16, where) >= 16, (True,), f"{where}: act_bits of 16")
+    if packing in ("auto_round:auto_awq", "auto_round:awq"):
+        one_of(bits, (4,), f"{where}: bits")
+        return Awq(group_size=group(merged, where=where))
+    return Gptq(
+        bits=one_of(bits, (4, 8), f"{where}: bits"),
+        group_size=group(merged, where=where),
+        zeros_less_one=packing != "auto_round",
+    )
+
+
+def _auto_round_fp8(merged: Json, where: str) -> Scaled:
+    """Scales a tensor, a channel (group_size -1) or a block (a pair); activations as act_dynamic says."""
+    one_of(merged.get("bits"), (8,), f"{where}: bits")
+    size = merged.get("group_size", -1)
+    if isinstance(size, list) and len(size) == 2 and all(type(x) is int and x > 0 for x in size):
+        activations = Activations(dtype="fp8", group_size=size[1])
+        return Scaled(
+            dtype="fp8", block=(size[0], size[1]), scale_names=("weight_scale_inv", "weight_scale"), activations=activations
+        )
+    one_of(size, (-1, 0), f"{where}: group_size")
+    activates = field(merged, "act_bits", int, 8, where) == 8
+    is_static = not field(merged, "act_dynamic", bool, False, where)
+    block = (0, 0) if size == 0 else (1, 0)
+    return Scaled(dtype="fp8", block=block, activations=Activations(dtype="fp8", is_static=is_static) if activates else None)

@@ -1,0 +1,105 @@
+"""bitsandbytes' layouts: four-bit codes into a table of 16 values, and int8 with a scale a row.
+
+Codes run along the flattened weight, two a byte, the *high* nibble first, with a scale (absmax) for each stretch of `blocksize`
+elements, whatever the rows. Nested, the scales are codes themselves: absmax = nested_quant_map[code] * nested_absmax + offset.
+Offset and sizes stand in a JSON of their own, quant_state.
+"""
+
+import json
+import math
+
+import torch
+
+from quire.workers.layers.formats.layouts import ANY, SCALES, Stored, Tensors
+from quire.workers.layers.formats.schemes import FourBitCodes
+
+INT8_RANGE = 127.0
+
+
+class FourBitLayout:
+    """weight uint8 [⌈N·K/2⌉, 1], weight.absmax, weight.quant_map, weight.nested_*, weight.quant_state.bitsandbytes__*."""
+
+    def __init__(self, scheme: FourBitCodes, n: int, k: int):
+        self.scheme, self.n, self.k = scheme, n, k
+        self.state = f"weight.quant_state.bitsandbytes__{scheme.quant_type}"
+
+    def stored(self) -> dict[str, Stored]:
+        num_bytes = -(-self.n * self.k // 2)
+        found = {
+            "weight": Stored(((num_bytes, 1), (1, num_bytes)), ("U8",)),
+            "weight.absmax": Stored(((ANY,),), ("U8",) if self.scheme.is_nested else ("F32",)),
+            "weight.quant_map": Stored(((16,),), ("F32",)),
+            self.state: Stored(((ANY,),), ("U8",)),
+        }
+        if self.scheme.is_nested:
+            found["weight.nested_absmax"] = Stored(((ANY,),), ("F32",))
+            found["weight.nested_quant_map"] = Stored(((256,),), ("F32",))
+        return found
+
+    def dequantized(self, tensors: Tensors) -> torch.Tensor:
+        """Raises ValueError for a quant_state that contradicts the layer."""
+        state = quant_state(tensors[self.state])
+        shape = state.get("shape")
+        if shape != [self.n, self.k] or state.get("quant_type", self.scheme.quant_type) != self.scheme.quant_type:
+            raise ValueError(f"quant_state says {state.get('quant_type')} of {shape}, expected {[self.n, self.k]}")
+        octets = tensors["weight"].flatten()
+        codes = torch.stack((octets >> 4, octets & 15), -1).flatten()[: self.n * self.k]
+        values = tensors["weight.quant_map"].index_select(0, codes.to(torch.int32))
+        scales = tensors["weight.absmax"]
+        if self.scheme.is_nested:
+            table = tensors["weight.nested_quant_map"].index_select(0, scales.to(torch.int32))
+            scales = _times_blocks(table, tensors["weight.nested_absmax"], _size(state, "nested_blocksize"))
+            scales = scales + _number(state, "nested_offset")
+        return _times_blocks(values, scales, _size(state, "blocksize")).reshape(self.n, self.k)
+
+
+def quant_state(octets: torch.Tensor) -> dict[str, object]:
+    """The JSON object in a tensor's bytes. Raises ValueError."""
+    state = json.loads(bytes(octets.cpu().tolist()))
+    if not isinstance(state, dict):
+        raise ValueError("quant_state is not a JSON object")
+    return state
+
+
+def _size(state: dict[str, object], name: str) -> int:
+    value = state.get(name)
+    if type(value) is not int or value < 1:
+        raise ValueError(f"quant_state: {name} must be a positive integer, not {value!r:.40}")
+    return value
+
+
+def _number(state: dict[str, object], name: str) -> float:
+    value = state.get(name)
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"quant_state: {name} must be a number, not {value!r:.40}")
+    return float(value)
+
+
+def _times_blocks(values: torch.Tensor, scales: torch.Tensor, size: int) -> torch.Tensor:
+    """Flat values, each stretch of `size` times its scale; the last may be short. Raises ValueError."""
+    blocks = -(-len(values) // size)
+    if len(scales) != blocks:
+        raise ValueError(f"{len(values)} values in blocks of {size} need {blocks} scales, not {len(scales)}")
+    if len(values) % size == 0:
+        return (values.view(blocks, size) * scales[:, None]).flatten()
+    return values * scales.repeat_interleave(size)[: len(values)]
+
+
+class RowInt8Layout:
+    """weight int8 [N, K], SCB [N]; weight_format is 0, row by row."""
+
+    def __init__(self, n: int, k: int):
+        self.n, self.k = n, k
+
+    def stored(self) -> dict[str, Stored]:
+        return {
+            "weight": Stored(((self.n, self.k),), ("I8",)),
+            "SCB": Stored(((self.n,),), SCALES),
+            "weight_format": Stored(((), (1,)), ("U8", "I8", "I32", "I64"), is_optional=True),
+        }
+
+    def dequantized(self, tensors: Tensors) -> torch.Tensor:
+        """Raises ValueError for a weight that is tiled."""
+        if "weight_format" in tensors and int(tensors["weight_format"]):
+            raise ValueError("weight_format must be 0 (row)")
+        return tensors["weight"].to(torch.float32) * (tensors["SCB"].to(torch.float32) / INT8_RANGE)[:, None]

@@ -1,0 +1,151 @@
+"""Layouts of packed integers: GPTQ's, AWQ's and compressed-tensors' pack-quantized, unpacked into `Integers`.
+
+Words are int32, little-endian; of a byte the low nibble comes first. Nothing loops over columns: a word is seen as four bytes,
+a byte as two nibbles.
+"""
+
+import torch
+
+from quire.workers.layers.formats.layouts import INPUT_SCALES, INPUT_ZERO, SCALES, Integers, Stored, Tensors, parts, refuse
+from quire.workers.layers.formats.schemes import Awq, Gptq, PackQuantized
+
+I32 = ("I32",)
+AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where, counted from the low end of a word, columns 0 to 7 lie
+
+
+def unpack_words(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """int32 [..., W] -> uint8 [..., W · 32 / bits], low bits first; bits 4 or 8."""
+    octets = words.contiguous().view(torch.uint8)
+    if bits == 8:
+        return octets
+    return torch.stack((octets & 15, octets >> 4), -1).flatten(-2)
+
+
+def ones_per_value(bits: int) -> int:
+    """A word with 1 in each of its values."""
+    return 0x11111111 if bits == 4 else 0x01010101
+
+
+class GptqLayout:
+    """qweight [⌈K·b/32⌉, N], qzeros [G, N·b/32], scales [G, N], g_idx [K]."""
+
+    def __init__(self, scheme: Gptq, layer: str, n: int, k: int):
+        self.scheme, self.n, self.k = scheme, n, k
+        self.per_word = 32 // scheme.bits
+        if n % self.per_word:
+            raise refuse(layer, f"has {n} outputs", f"GPTQ of {scheme.bits} bits packs zero points by {self.per_word}")
+        self.group_size = scheme.group_size or k
+
+    def stored(self) -> dict[str, Stored]:
+        groups = parts(self.k, self.group_size)
+        return {
+            "qweight": Stored(((parts(self.k, self.per_word), self.n),), I32),
+            "qzeros": Stored(((groups, self.n // self.per_word),), I32),
+            "scales": Stored(((groups, self.n),), SCALES),
+            "g_idx": Stored(((self.k,),), I32, is_optional=not self.scheme.desc_act),
+        }
+
+    def unpacked(self, tensors: Tensors) -> Integers:
+        """z = stored + 1 is added to whole words, as GPTQModel subtracts it: a zero point of 0 borrows from its neighbour."""
+        q = unpack_words(tensors["qweight"].t(), self.scheme.bits)[:, : self.k]
+        words = tensors["qzeros"]
+        if self.scheme.zeros_less_one:
+            words = words + ones_per_value(self.scheme.bits)
+        zeros = unpack_words(words, self.scheme.bits).t().to(torch.int32)
+        order = group_order(tensors.get("g_idx"), self.group_size)
+        return Integers(
+            q if order is None else q.index_select(1, order), tensors["scales"].t(), (1, self.group_size), zeros, order
+        )
+
+    def dequantized(self, tensors: Tensors) -> torch.Tensor:
+        return self.unpacked(tensors).dequantized()
+
+
+def group_order(g_idx: torch.Tensor | None, group_size: int) -> torch.Tensor | None:
+    """The order of inputs that makes groups consecutive, None where they are.
+
+    Raises ValueError where groups are not all of `group_size`, but for the last.
+    """
+    if g_idx is None:
+        return None
+    plain = torch.arange(len(g_idx), device=g_idx.device, dtype=g_idx.dtype) // group_size
+    if torch.equal(g_idx, plain):
+        return None
+    values, order = torch.sort(g_idx.to(torch.int64), stable=True)
+    if not torch.equal(values, plain.to(torch.int64)):
+        raise ValueError(f"g_idx does not have {group_size} inputs in each group")
+    return order
+
+
+class AwqLayout:
+    """qweight [K, N/8], qzeros [K/g, N/8], scales [K/g, N], all along N."""
+
+    def __init__(self, scheme: Awq, layer: str, n: int, k: int):
+        self.n, self.k, self.group_size = n, k, scheme.group_size or k
+        if n % 8:
+            raise refuse(layer, f"has {n} outputs", "AWQ packs them by 8")
+        if k % self.group_size:
+            raise refuse(layer, f"has {k} inputs, group_size is {self.group_size}", "AWQ needs whole groups")
+
+    def stored(self) -> dict[str, Stored]:
+        groups = self.k // self.group_size
+        return {
+            "qweight": Stored(((self.k, self.n // 8),), I32),
+            "qzeros": Stored(((groups, self.n // 8),), I32),
+            "scales": Stored(((groups, self.n),), SCALES),
+        }
+
+    def unpacked(self, tensors: Tensors) -> Integers:
+        q, zeros = (_awq_values(tensors[name]).t() for name in ("qweight", "qzeros"))
+        return Integers(q, tensors["scales"].t(), (1, self.group_size), zeros.to(torch.int32))
+
+    def dequantized(self, tensors: Tensors) -> torch.Tensor:
+        return self.unpacked(tensors).dequantized()
+
+
+def _awq_values(words: torch.Tensor) -> torch.Tensor:
+    """[R, W] -> [R, 8 W] in the order of columns."""
+    places = torch.tensor(AWQ_PLACES, device=words.device)
+    return unpack_words(words, 4).unflatten(-1, (-1, 8)).index_select(-1, places).flatten(-2)
+
+
+class PackQuantizedLayout:
+    """weight_packed [N, ⌈K·b/32⌉] along K, weight_zero_point [⌈N·b/32⌉, G] along N, both plus 2^(b-1), weight_scale [N, G]."""
+
+    def __init__(self, scheme: PackQuantized, layer: str, n: int, k: int):
+        self.scheme, self.n, self.k = scheme, n, k
+        self.group_size = scheme.group_size or k
+        self.per_word = 32 // scheme.bits
+        if k % self.group_size:
+            raise refuse(layer, f"has {k} inputs, group_size is {self.group_size}", "compressed-tensors needs whole groups")
+
+    def stored(self) -> dict[str, Stored]:
+        groups, s = self.k // self.group_size, self.scheme
+        scale_shapes = ((self.n, groups), (self.n,), (1,), ()) if groups == 1 else ((self.n, groups),)
+        found = {
+            "weight_packed": Stored(((self.n, parts(self.k, self.per_word)),), I32),
+            "weight_scale": Stored(scale_shapes, SCALES),
+            "weight_shape": Stored(((2,),), ("I64", "I32"), is_optional=True),
+        }
+        if not s.is_symmetric:
+            found["weight_zero_point"] = Stored(((parts(self.n, self.per_word), groups),), I32)
+        if s.has_order:
+            found["weight_g_idx"] = Stored(((self.k,),), ("I32", "I64"))
+        if s.activations is not None and s.activations.is_static:
+            found.update(INPUT_SCALES if s.activations.is_symmetric else {**INPUT_SCALES, **INPUT_ZERO})
+        return found
+
+    def unpacked(self, tensors: Tensors) -> Integers:
+        bits, groups = self.scheme.bits, self.k // self.group_size
+        q = unpack_words(tensors["weight_packed"], bits)[:, : self.k]
+        scales = tensors["weight_scale"]
+        scales = scales.reshape(-1, groups) if groups == 1 else scales
+        if self.scheme.is_symmetric:
+            zeros = torch.full_like(scales, 1 << bits - 1, dtype=torch.int32)
+        else:
+            zeros = unpack_words(tensors["weight_zero_point"].t(), bits)[:, : self.n].t().to(torch.int32)
+        order = group_order(tensors.get("weight_g_idx"), self.group_size)
+        return Integers(q if order is None else q.index_select(1, order), scales, (1, self.group_size), zeros, order)
+
+    def dequantized(self, tensors: Tensors) -> torch.Tensor:
+        return self.unpacked(tensors).dequantized()

@@ -1,0 +1,33 @@
+"""Names of layers in a quantization_config: lists of them, and the patterns that transformers and auto-round match them by."""
+
+import re
+
+from quire.workers.layers.formats.schemes import Json, QuantizationError, field
+
+HEAD = "lm_head"
+
+
+def names_of(config: Json, *names: str) -> list[str]:
+    """The first of these lists of names that is there."""
+    for name in names:
+        found = field(config, name, list, None)
+        if found is not None:
+            if not all(isinstance(x, str) for x in found):
+                raise QuantizationError(f"quantization_config: {name} must list names of layers")
+            return list(found)
+    return []
+
+
+def is_skipped(layer: str, patterns: list[str]) -> bool:
+    """Whether one of transformers' module names or regexes covers the layer: its name, a parent's or the end of it."""
+    return any(layer.endswith(p) or re.match(rf"(?:{p})(?:(?<=\.)|(?=\.|$))", layer) for p in patterns)
+
+
+def checked(patterns: list[str], where: str) -> list[str]:
+    """The same, if all of them compile."""
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise QuantizationError(f"quantization_config: {where} has {pattern!r:.80}, which is no regex: {error}") from None
+    return patterns

@@ -1,0 +1,110 @@
+"""How a checkpoint stores one linear layer: plain descriptions, which config.py reads and layouts.py turns into tensors.
+
+K are a layer's inputs, N its outputs; a group is a number of consecutive inputs (0: all of them) that share a scale. Plain
+values without torch, so that what cannot be served is refused before anything is loaded.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+Json = dict[str, Any]
+
+
+class QuantizationError(ValueError):
+    """The checkpoint's quantization cannot be served; one line that names field, layer and what would work."""
+
+
+class Activations(msgspec.Struct, frozen=True, kw_only=True):
+    """How a layer's inputs are quantized before its product. Dynamic scales are each token's own, never the batch's."""
+
+    dtype: Literal["fp8", "int8"]
+    is_static: bool = False  # one scale of the checkpoint, `input_scale`
+    is_symmetric: bool = True
+    group_size: int = 0
+
+
+class Gptq(msgspec.Struct, frozen=True, kw_only=True):
+    """Packed along K (qweight) and N (qzeros), (q - z) s."""
+
+    bits: int
+    group_size: int
+    desc_act: bool = False
+    zeros_less_one: bool = True  # z is stored as z - 1
+
+
+class Awq(msgspec.Struct, frozen=True, kw_only=True):
+    """Packed along N in AWQ's order of nibbles, (q - z) s."""
+
+    group_size: int
+
+
+class PackQuantized(msgspec.Struct, frozen=True, kw_only=True):
+    """compressed-tensors' integers packed along K, stored + 2^(bits - 1)."""
+
+    bits: int
+    group_size: int
+    is_symmetric: bool = True
+    has_order: bool = False  # weight_g_idx
+    activations: Activations | None = None
+
+
+class Scaled(msgspec.Struct, frozen=True, kw_only=True):
+    """One value an element, int8 or e4m3, with a scale for each block of (outputs, inputs); 0: all of them."""
+
+    dtype: Literal["fp8", "int8"]
+    block: tuple[int, int]
+    scale_names: tuple[str, ...] = ("weight_scale",)  # any of them
+    is_symmetric: bool = True
+    activations: Activations | None = None
+
+
+class FourBitCodes(msgspec.Struct, frozen=True, kw_only=True):
+    """bitsandbytes' nf4 or fp4: a table of 16 values, a scale for each stretch of the flattened weight."""
+
+    quant_type: Literal["nf4", "fp4"]
+    is_nested: bool  # the scales are quantized, too
+
+
+class RowInt8(msgspec.Struct, frozen=True, kw_only=True):
+    """bitsandbytes' int8: SCB / 127 is the scale of a row."""
+
+
+Scheme = Gptq | Awq | PackQuantized | Scaled | FourBitCodes | RowInt8
+
+
+class Quantization(NamedTuple):
+    """What a checkpoint says of its weights."""
+
+    method: str  # quant_method
+    scheme_of: Callable[[str], Scheme | None]  # of a linear layer by its checkpoint name; None: it is not quantized
+
+
+def field(config: Json, name: str, kind: type | tuple[type, ...], default: Any, where: str = "quantization_config") -> Any:
+    """A field of one of these types; absent or null gives the default. Raises QuantizationError."""
+    value = config.get(name)
+    if value is None:
+        return default
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    if type(value) not in kinds:
+        raise QuantizationError(f"{where}: {name} must be {' or '.join(k.__name__ for k in kinds)}, not {value!r:.80}")
+    return value
+
+
+def one_of(value: Any, allowed: tuple[Any, ...], what: str, instead: str = "") -> Any:
+    """`value` if it is allowed. Raises QuantizationError that names `what` and what would work."""
+    if isinstance(value, list | dict) or value not in allowed:
+        supported = " and ".join(map(repr, allowed))
+        raise QuantizationError(f"{what} is {value!r:.80}: supported are {supported}{instead and '; ' + instead}")
+    return value
+
+
+def group(config: Json, name: str = "group_size", where: str = "quantization_config") -> int:
+    """A group's inputs, 0 for all (-1, absent). Raises QuantizationError."""
+    value = field(config, name, int, -1, where)
+    if value != -1 and not 8 <= value <= 1 << 20:
+        raise QuantizationError(
+            f"{where}: {name} is {value}: supported are -1 (all inputs) and sizes from 8, like 32, 64 and 128"
+        )
+    return max(value, 0)

@@ -1,0 +1,104 @@
+"""A quantized layer of the checkpoint on its way into a plain weight: kept as it comes, dequantized at once.
+
+This is what a CPU does with every format, and a GPU with those that no kernel takes as they are. The formats of dense.py and
+packed_cpu.py own one `StoredLayer` for each of their quantized layers. Tensors are taken whole, and this rank's part is cut out
+of the dequantized weight: groups and words end where ranks do not.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from types import MappingProxyType
+from typing import NamedTuple
+
+import torch
+
+from quire.workers.layers.formats.layouts import Layout, ScaledLayout, Stored, Tensors
+from quire.workers.layers.formats.layouts_codes import FourBitLayout, RowInt8Layout
+from quire.workers.layers.formats.layouts_packed import AwqLayout, GptqLayout, PackQuantizedLayout
+from quire.workers.layers.formats.schemes import Activations, Awq, FourBitCodes, Gptq, PackQuantized, Scaled, Scheme
+from quire.workers.loading.target import Target, WeightsError
+from quire.workers.parallel import Part
+
+
+def layout_of(scheme: Scheme, layer: str, n: int, k: int) -> Layout:
+    """The layout of a layer [n, k] by this name. Raises QuantizationError if the scheme cannot hold it."""
+    match scheme:
+        case Gptq():
+            return GptqLayout(scheme, layer, n, k)
+        case Awq():
+            return AwqLayout(scheme, layer, n, k)
+        case PackQuantized():
+            return PackQuantizedLayout(scheme, layer, n, k)
+        case Scaled():
+            return ScaledLayout(scheme, n, k)
+        case FourBitCodes():
+            return FourBitLayout(scheme, n, k)
+        case _:
+            return RowInt8Layout(n, k)
+
+
+class Source(NamedTuple):
+    """How the checkpoint holds a layer that is quantized."""
+
+    layout: Layout
+    activations: Activations | None
+
+
+NOT_QUANTIZED: MappingProxyType[str, Source] = MappingProxyType({})
+
+
+def source_of(scheme: Scheme, layer: str, n: int, k: int) -> Source:
+    activations = scheme.activations if isinstance(scheme, PackQuantized | Scaled) else None
+    return Source(layout_of(scheme, layer, n, k), activations)
+
+
+class StoredLayer:
+    """The tensors of one layer, of which `rows` and `columns` are this rank's."""
+
+    input_scale: torch.Tensor | None = None
+    input_zero_point: torch.Tensor | None = None
+
+    def __init__(self, source: Source, rows: Part, columns: Part, device: torch.device):
+        self.layout, self.activations = source
+        self._rows, self._columns, self._device = rows, columns, device
+        self._pieces: dict[str, list[torch.Tensor]] = {}
+
+    def targets(self, layer: str) -> Iterator[tuple[str, Target]]:
+        for name, stored in self.layout.stored().items():
+            yield f"{layer}.{name}", self._target(layer, name, stored)
+
+    def _target(self, layer: str, name: str, stored: Stored) -> Target:
+        first, *others = stored.shapes
+        return Target(
+            first,
+            (),
+            stored.dtypes,
+            partial(self._take, name),
+            or_shapes=tuple(others),
+            is_optional=stored.is_optional,
+            instead=tuple(f"{layer}.{other}" for other in stored.instead),
+        )
+
+    def _take(self, name: str, piece: torch.Tensor, row: int) -> None:
+        self._pieces.setdefault(name, []).append(piece.to(self._device, copy=True))
+
+    def dequantize_into(self, weight: torch.Tensor, layer: str) -> None:
+        """This rank's part into weight [rows, columns]; the tensors are released. Dummy weights have none: nothing happens.
+
+        Raises WeightsError for values that contradict each other.
+        """
+        if not self._pieces:
+            return
+        tensors: Tensors = {name: p[0] if len(p) == 1 else torch.cat(p) for name, p in self._pieces.items()}
+        self._pieces = {}
+        self.input_scale = _scalar(tensors.get("input_scale"))
+        self.input_zero_point = _scalar(tensors.get("input_zero_point"))
+        try:
+            values = self.layout.dequantized(tensors)
+        except (ValueError, RuntimeError) as error:  # of indices and sizes that a tensor's values give
+            raise WeightsError(f"{layer} cannot be dequantized: {error}") from None
+        weight.copy_(values[self._rows.slice, self._columns.slice])
+
+
+def _scalar(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else tensor.reshape(()).to(torch.float32)
