@@ -1,4 +1,4 @@
-"""quantization_config -> the format of each linear layer of a checkpoint, by its name.
+"""quantization_config -> the format of each linear layer, by its name.
 
 Reads config.json's field, or quantize_config.json where that is absent (GPTQ and AWQ of old). Each method has its file: here are
 those that a few lines read. What is not supported raises QuantizationError, before a weight is looked at. Called by

@@ -1,7 +1,7 @@
 """A layer's tensors in a checkpoint and the weight that they stand for: one class for each scheme of schemes.py.
 
-Integer layouts are brought into one canonical form, `Integers`, which kernels may keep as it is; on a CPU, and wherever no
-kernel takes it, a weight is dequantized from it once, in float32. A layout knows no files, no ranks and no models: it is given a
+Integer layouts are brought into one canonical form, `Integers`, which kernels may keep as it is. On a CPU, and where no kernel
+takes it, a weight is dequantized from it once, in float32. A layout knows no files, no ranks and no models: it is given a
 layer's name and size, says which tensors it wants, and is handed them whole. layouts_packed.py and layouts_codes.py have the
 others. Called by stored.py.
 """

@@ -15,7 +15,7 @@ AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where, counted from the low end of a wo
 
 def unpack_words(words: torch.Tensor, bits: int) -> torch.Tensor:
     """int32 [..., W] -> uint8 [..., W · 32 / bits], low bits first; bits 4 or 8."""
-    octets = words.contiguous().view(torch.uint8)
+    octets = words.contiguous().flatten().view(torch.uint8).view(*words.shape[:-1], -1)  # flat: strides of 1-sized ones vary
     if bits == 8:
         return octets
     return torch.stack((octets & 15, octets >> 4), -1).flatten(-2)
@@ -52,7 +52,10 @@ class GptqLayout:
         if self.scheme.zeros_less_one:
             words = words + ones_per_value(self.scheme.bits)
         zeros = unpack_words(words, self.scheme.bits).t().to(torch.int32)
-        order = group_order(tensors.get("g_idx"), self.group_size)
+        g_idx = tensors.get("g_idx")
+        if g_idx is not None and not self.scheme.desc_act and not g_idx.any():
+            g_idx = None  # as some packers write it where inputs have no order
+        order = group_order(g_idx, self.group_size)
         return Integers(
             q if order is None else q.index_select(1, order), tensors["scales"].t(), (1, self.group_size), zeros, order
         )
