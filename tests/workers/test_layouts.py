@@ -23,7 +23,8 @@ CASES = {
         f"{version}-{case}": Gptq(bits=bits, group_size=g, desc_act=order, zeros_less_one=version == "gptq")
         for version in ("gptq", "gptq_v2")
         for case, bits, g, order in (
-            ("g32-ragged", 4, 32, False), ("g16-order", 4, 16, True), ("whole-8bit", 8, 0, False), ("g8-8bit-order", 8, 8, True),
+            ("g32-ragged", 4, 32, False), ("g16-order", 4, 16, True),
+            ("whole-8bit", 8, 0, False), ("g8-8bit-order", 8, 8, True),
         )
     },
     "autoawq": {"g16": Awq(group_size=16), "whole": Awq(group_size=0)},

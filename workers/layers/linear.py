@@ -15,7 +15,7 @@ from quire.kernels.linear.linear_cpu import can_pack
 from quire.workers.layers.formats.dense import Dense
 from quire.workers.layers.formats.format import Format, Partition, Products
 from quire.workers.layers.formats.packed_cpu import PackedCpu
-from quire.workers.layers.formats.schemes import Quantization
+from quire.workers.layers.formats.schemes import Quantization, QuantizationError
 from quire.workers.layers.formats.stored import Source, source_of
 from quire.workers.layers.module import Module
 from quire.workers.layers.norm import RMSNorm
@@ -91,7 +91,12 @@ class Linear(Module):
         self._parallel = place.parallel
         self._sums = not inputs.is_whole
         self._gathers = gather and not all(part.is_whole for part in outputs.values())
-        sources = place.sources(inputs, outputs) if tied_to is None else {}
+        sources = place.sources(inputs, outputs)
+        if tied_to is not None and sources:
+            raise QuantizationError(
+                f"quantization_config: {', '.join(sources)} is quantized, but tied to the embedding, which is not: "
+                "set tie_word_embeddings to false"
+            )
         partition = Partition(inputs, outputs, not self._sums or place.parallel.rank == 0, sources)
         self.format = choose_format(place)(partition, has_bias, place.dtype, place.device, tied_to)
         self.set_adapter(None)

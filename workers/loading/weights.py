@@ -32,6 +32,8 @@ DTYPE_BYTES = {
 }  # fmt: skip
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 INERT_SUFFIXES = (".rotary_emb.inv_freq", ".self_attn.masked_bias", ".attn.masked_bias")  # buffers of old transformers
+# of quantized keys and values, which a cache of 16 bits does not use
+KV_SCALES = (".k_scale", ".v_scale", ".kv_scale", ".q_scale", ".k_proj.output_scale", ".v_proj.output_scale")
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 MAX_NAMES = 12  # shown of each kind of problem
 
@@ -206,12 +208,13 @@ def _sources(files: list[Path]) -> dict[str, Source]:
 
 def _check_fit(sources: dict[str, Source], targets: dict[str, Target]) -> None:
     """Raise one WeightsError that names every tensor that is missing, surplus, of another shape or of another kind."""
+    known = (*INERT_SUFFIXES, *KV_SCALES)
     missing = [
         name
         for name, target in targets.items()
         if not target.is_optional and name not in sources and not any(other in sources for other in target.instead)
     ]
-    surplus = [name for name in sources if name not in targets and not name.endswith(INERT_SUFFIXES)]
+    surplus = [name for name in sources if name not in targets and not name.endswith(known)]
     misshapen = [
         f"{name} is {list(sources[name].shape)}, expected {list(target.shape)}"
         for name, target in targets.items()

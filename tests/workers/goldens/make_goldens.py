@@ -3,7 +3,7 @@
     python make_goldens.py GPTQMODEL AUTOAWQ AUTO_ROUND_FOLDER     (folders of unpacked sources; the others are imported)
 
 Versions that wrote what is here: GPTQModel 7.7.0, AutoAWQ 0.2.9, auto-round 0.16.1, compressed-tensors 0.20.0, bitsandbytes
-0.50.2, transformers 5.23.0. Of packages that want a GPU to be imported the module with the packing code is loaded alone, and what
+0.50.2, transformers 5.23.0. Of packages that want a GPU the module with the packing code is loaded alone, and what
 it imports beside torch is replaced. A golden is a case of a few hundred weights: `<case>/<tensor>` as in a checkpoint, and
 `<case>/expected`, float32 [N, K], the packer's input or its own dequantization. Shapes are uneven.
 """
@@ -64,7 +64,7 @@ def gptq(root):
         "g32-ragged": (16, 40, 32, 4, False), "g16-order": (8, 48, 16, 4, True), "whole-8bit": (12, 20, 20, 8, False),
         "g8-8bit-order": (4, 24, 8, 8, True),
     }.items():  # fmt: skip
-        q, z, s, g_idx, weight = made(n, k, g, bits, len(case), permuted)
+        _, z, s, g_idx, weight = made(n, k, g, bits, len(case), permuted)
         layer = torch.nn.Module()
         layer.bits, layer.maxq, layer.pack_dtype_bits, layer.pack_factor = bits, (1 << bits) - 1, 32, 32 // bits
         layer.pack_np_math_dtype, layer.pack_np_dtype, layer.planar = "uint32", "int32", False
@@ -87,7 +87,7 @@ def awq(root):
 
     found = Found()
     for case, (n, k, g) in {"g16": (32, 48, 16), "whole": (64, 20, 20)}.items():
-        q, z, s, _, weight = made(n, k, g, 4, len(case))
+        _, z, s, _, weight = made(n, k, g, 4, len(case))
         linear = torch.nn.Linear(k, n, bias=False)
         linear.weight.data = weight.float()
         layer = WQLinear_GEMM.from_linear(linear, 4, g, scales=s.t().contiguous().half(), zeros=z.t().contiguous())

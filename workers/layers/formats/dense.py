@@ -53,7 +53,7 @@ class Unquantized(Format):
         for layer, rows in self.partition.rows.items():
             stop = start + rows.size
             if layer in self.stored:
-                yield from self.stored[layer].targets(f"{prefix}{layer}")
+                yield from self.stored[layer].targets(f"{prefix}{layer}", self.bias is not None)
             elif weight is not None:
                 yield f"{prefix}{layer}.weight", copied(weight[start:stop], (rows, self.partition.columns))
             if self.bias is not None:

@@ -16,7 +16,7 @@ from quire.workers.layers.formats.layouts import Layout, ScaledLayout, Stored, T
 from quire.workers.layers.formats.layouts_codes import FourBitLayout, RowInt8Layout
 from quire.workers.layers.formats.layouts_packed import AwqLayout, GptqLayout, PackQuantizedLayout
 from quire.workers.layers.formats.schemes import Activations, Awq, FourBitCodes, Gptq, PackQuantized, Scaled, Scheme
-from quire.workers.loading.target import Target, WeightsError
+from quire.workers.loading.target import FLOATS, Target, WeightsError
 from quire.workers.parallel import Part
 
 
@@ -63,9 +63,13 @@ class StoredLayer:
         self._rows, self._columns, self._device = rows, columns, device
         self._pieces: dict[str, list[torch.Tensor]] = {}
 
-    def targets(self, layer: str) -> Iterator[tuple[str, Target]]:
+    def targets(self, layer: str, has_bias: bool) -> Iterator[tuple[str, Target]]:
+        """A bias that the model has not may be there all the same, full of zeros, as old packers write it."""
         for name, stored in self.layout.stored().items():
             yield f"{layer}.{name}", self._target(layer, name, stored)
+        if not has_bias:
+            bias = Stored(((self._rows.full,),), FLOATS, is_optional=True)
+            yield f"{layer}.bias", self._target(layer, "bias", bias)
 
     def _target(self, layer: str, name: str, stored: Stored) -> Target:
         first, *others = stored.shapes
@@ -89,6 +93,8 @@ class StoredLayer:
         """
         if not self._pieces:
             return
+        if any(piece.any() for piece in self._pieces.pop("bias", [])):
+            raise WeightsError(f"{layer} has a bias in the checkpoint, but not in the model that config.json describes")
         tensors: Tensors = {name: p[0] if len(p) == 1 else torch.cat(p) for name, p in self._pieces.items()}
         self._pieces = {}
         self.input_scale = _scalar(tensors.get("input_scale"))

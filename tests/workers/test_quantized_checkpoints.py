@@ -1,0 +1,156 @@
+"""Quantized checkpoints on the CPU in float32: transformers' tokens with the dequantized weights, and what is refused."""
+
+import json
+
+import pytest
+import torch
+from inline_engine import InlineEngine
+from quantized_models import FORMATS, quantized
+from safetensors.torch import load_file, save_file
+from tiny_models import tiny_model
+
+from quire.ipc.sampling import SamplingParams
+from quire.workers.loading.target import WeightsError
+from quire.workers.loading.weights import load_weights
+from quire.workers.models.build import build_model
+from quire.workers.models.config import ModelConfigError
+from quire.workers.models.families import read_model_config
+from quire.workers.parallel import Parallel
+
+NEW_TOKENS = 32
+ROUNDING = 1e-5  # of logits of about 4
+# where inputs are rounded, too: one of them may fall on the other side, of a step of 1/16 in e4m3; 0.012 was seen
+INPUT_ROUNDING = 0.05
+GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
+FAMILIES = ("llama-mqa-bias", "mistral-sliding", "qwen2-mixed", "qwen3-tied")
+# one family of each format in every run, the others where there is time
+PAIRS = [
+    pytest.param(family, form, marks=() if i % len(FAMILIES) == j else pytest.mark.slow)
+    for i, form in enumerate(FORMATS)
+    for j, family in enumerate(FAMILIES)
+]
+
+
+def prompts():
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(4, 500, (n,), generator=generator).tolist() for n in (1, 7, 40)]
+
+
+@pytest.mark.parametrize(("family", "form"), PAIRS)
+def test_tokens_are_those_of_the_dequantized_weights(family, form, tmp_path):
+    model = quantized(family, form, tmp_path / "model")
+    rounding = ROUNDING if FORMATS[form][2] is None else INPUT_ROUNDING
+    for prompt, output in zip(prompts(), InlineEngine(tmp_path / "model").generate(prompts(), GREEDY), strict=True):
+        with torch.inference_mode():
+            logits = model(torch.tensor([[*prompt, *output[:-1]]])).logits[0, len(prompt) - 1 :]
+        chosen = logits.gather(1, torch.tensor(output)[:, None])[:, 0]
+        assert len(set(output)) >= 8 and (chosen >= logits.max(-1).values - rounding).all(), len(prompt)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_ranks_hold_their_parts_of_the_dequantized_weights(form, tmp_path):
+    model = quantized("llama", form, tmp_path / "model")
+    config = read_model_config(tmp_path / "model")
+    for rank in range(2):
+        ours = build_model(config, torch.float16, Parallel(rank, 2))  # float16 is not packed
+        load_weights(ours, tmp_path / "model", "cpu")
+        block, theirs = ours.model.layers[1], model.model.layers[1]
+        down, k = theirs.mlp.down_proj.weight, theirs.self_attn.k_proj.weight
+        assert torch.equal(block.mlp.down_proj.format.weight, down.chunk(2, 1)[rank].half())
+        assert torch.equal(block.self_attn.qkv_proj.format.weight[32:48], k.chunk(2)[rank].half())
+
+
+# ------------------------------------------------------------------------------------------------------------- refusals
+def folder_of(tmp_path, form="gptq", **changes):
+    quantized("llama", form, tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    config["quantization_config"].update(changes)
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    return tmp_path / "model"
+
+
+def change(folder, drop=(), **add):
+    tensors = load_file(folder / "model.safetensors")
+    for name in drop:
+        del tensors[name]
+    save_file({**tensors, **{name.replace("__", "."): tensor for name, tensor in add.items()}}, folder / "model.safetensors")
+
+
+def load(folder):
+    model = build_model(read_model_config(folder), torch.float16, Parallel())
+    load_weights(model, folder, "cpu")
+    return model
+
+
+def test_tensors_that_a_format_lacks_are_named(tmp_path):
+    folder = folder_of(tmp_path, "fp8-block")
+    change(folder, drop=["model.layers.0.mlp.down_proj.weight_scale_inv"])
+    with pytest.raises(WeightsError, match=r"missing: model\.layers\.0\.mlp\.down_proj\.weight_scale_inv"):
+        load(folder)
+
+
+def test_a_group_size_that_the_checkpoint_does_not_have_is_seen_by_shapes(tmp_path):
+    with pytest.raises(WeightsError, match=r"misshapen: .*qzeros is \[2, 8\], expected \[4, 8\]"):
+        load(folder_of(tmp_path, group_size=16))
+
+
+def test_values_that_contradict_each_other_name_the_layer(tmp_path):
+    folder = folder_of(tmp_path)
+    change(folder, model__layers__0__mlp__down_proj__g_idx=torch.full((128,), 3, dtype=torch.int32))
+    with pytest.raises(WeightsError, match="down_proj cannot be dequantized: g_idx"):
+        load(folder)
+
+
+def test_quantize_config_json_stands_in_for_the_field(tmp_path):
+    folder = folder_of(tmp_path, "gptq")
+    fields = json.loads((folder / "config.json").read_text())
+    config = fields.pop("quantization_config")
+    del config["quant_method"]
+    (folder / "config.json").write_text(json.dumps(fields))
+    (folder / "quantize_config.json").write_text(json.dumps(config))
+    assert read_model_config(folder).quantization.method == "gptq"
+    load(folder)
+
+
+def test_names_in_the_model_are_the_checkpoints(tmp_path):
+    """A layer is asked for by the name that its tensors have."""
+    asked = []
+    config = read_model_config(tiny_model("llama"))
+    quantization = type("Asked", (), {"scheme_of": staticmethod(lambda layer: asked.append(layer))})
+    build_model(type(config)(**{f: getattr(config, f) for f in config.__struct_fields__[:-1]}, quantization=quantization),
+                torch.float32, Parallel())  # fmt: skip
+    tensors = load_file(tiny_model("llama") / "model.safetensors")
+    linear = {name.removesuffix(".weight") for name in tensors if "_proj" in name or name == "lm_head.weight"}
+    assert set(asked) == linear and len(asked) == len(linear)
+
+
+def test_a_bias_of_zeros_is_taken_and_another_refused(tmp_path):
+    """AutoGPTQ wrote one for each layer, whether the model had it or not."""
+    folder = folder_of(tmp_path)
+    change(folder, model__layers__0__mlp__down_proj__bias=torch.zeros(64))
+    load(folder)
+    change(folder, model__layers__0__mlp__down_proj__bias=torch.ones(64))
+    with pytest.raises(WeightsError, match="down_proj has a bias"):
+        load(folder)
+
+
+def test_scales_of_keys_and_values_are_passed_over(tmp_path):
+    folder = folder_of(tmp_path)
+    change(folder, model__layers__0__self_attn__k_scale=torch.tensor(0.5))
+    load(folder)
+
+
+def test_a_layer_that_a_format_cannot_hold_is_named_before_a_byte_is_read(tmp_path):
+    fields = json.loads((tiny_model("llama") / "config.json").read_text())
+    config = {**fields, "quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 48, "version": "gemm"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelConfigError, match=r"model\.layers\.0\.self_attn\.q_proj has 64 inputs, group_size is 48"):
+        build_model(read_model_config(tmp_path), torch.float32, Parallel())
+
+
+def test_a_quantized_head_is_not_tied(tmp_path):
+    fields = json.loads((tiny_model("llama-tied") / "config.json").read_text())
+    config = {**fields, "quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32, "lm_head": True}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelConfigError, match="tie_word_embeddings to false"):
+        build_model(read_model_config(tmp_path), torch.float32, Parallel())
