@@ -43,22 +43,24 @@ class Integers(NamedTuple):
     def dequantized(self) -> torch.Tensor:
         """float32 [N, K] with columns in the inputs' own order. Zeros are subtracted as integers, then one product."""
         n, k = self.q.shape
-        w = self.q.to(torch.float32)
-        if self.zeros is not None:
-            w -= _spread(self.zeros, self.block, n, k).to(torch.float32)
-        w *= _spread(self.scales.to(torch.float32), self.block, n, k)
+        rows, columns = self.block
+        w = torch.empty(n, k, dtype=torch.float32, device=self.q.device).copy_(self.q)
+        if n % rows == 0 and k % columns == 0:
+            self._scale(w.view(n // rows, rows, k // columns, columns))
+        else:  # the last block is short
+            whole = w.new_zeros(-(-n // rows) * rows, -(-k // columns) * columns)
+            whole[:n, :k] = w
+            self._scale(whole.view(-1, rows, whole.shape[1] // columns, columns))
+            w = whole[:n, :k]
         if self.order is None:
             return w
         return torch.empty_like(w).index_copy_(1, self.order, w)
 
-
-def _spread(values: torch.Tensor, block: tuple[int, int], n: int, k: int) -> torch.Tensor:
-    """Of each block -> of each element [N or 1, K or 1]."""
-    if values.shape[0] > 1:
-        values = values.repeat_interleave(block[0], 0)[:n] if block[0] > 1 else values
-    if values.shape[1] > 1:
-        values = values.repeat_interleave(block[1], 1)[:, :k]
-    return values
+    def _scale(self, w: torch.Tensor) -> None:
+        """In place, w [row blocks, rows, column blocks, columns]."""
+        if self.zeros is not None:
+            w -= self.zeros.to(torch.float32)[:, None, :, None]
+        w *= self.scales.to(torch.float32)[:, None, :, None]
 
 
 class Layout(Protocol):
