@@ -43,12 +43,14 @@ def read_model(name: str, revision: str | None, download_dir: str | None, token:
     else:
         config, tensors = _of_hub(name, revision, download_dir, token)
     config = {**config, **overrides}
-    for field in ("quantization_config", "num_experts", "num_local_experts", "n_routed_experts"):
+    for field in ("num_experts", "num_local_experts", "n_routed_experts"):
         if config.get(field):
             raise EstimateError(f"{name}: config.json sets {field}: such models are not served")
     sizes = sizes_of(config)
     tied = bool(config.get("tie_word_embeddings"))
     counted = sum(count for tensor, count in tensors if not (tied and tensor == "lm_head.weight"))
+    if config.get("quantization_config"):
+        counted = 0  # tensors are packed, and dequantized while they are loaded
     dtype = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.") or None
     length = _max_model_len(config)
     return Model(name, sizes, length, dtype, counted or computed_parameters(sizes, tied), tied, bool(counted))

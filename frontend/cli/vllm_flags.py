@@ -50,6 +50,7 @@ _AHEAD = "a step is always made while the last one runs"
 _POOL = "models that generate are served, not those that embed or score"
 _KERNELS = "kernels are Quire's own, tuned ahead"
 _CODE = "no code of others is loaded into the server"
+_QUANTIZED = "a format is read from the checkpoint, and nothing is quantized while it is loaded"
 _MEASURES = "this is not measured"
 _TEXTS = "no prompt's or answer's text is ever logged"
 _TP = "--tensor-parallel-size"
@@ -106,10 +107,10 @@ ROWS = (
     Row("--config-format", "value", ("auto", "hf"), "models are read in Hugging Face's format", "auto"),
     Row("--hf-config-path", "value", (), "config.json is the model's", "--hf-overrides"),
     Row("--rope-scaling --rope-theta", "value", (), "vLLM has no such flag any more", "--hf-overrides"),
-    Row("--quantization -q", "value", ("None", "none"), "quantized weights are not served", "--dtype"),
-    Row("--quantization-config", "json", (), "quantized weights are not served", "--dtype"),
-    Row("--quantization-param-path", "value", (), "quantized weights are not served", "--dtype"),
-    Row("--allow-deprecated-quantization", "switch", OFF, "quantized weights are not served", "--dtype"),
+    Row("--quantization -q", "value", ("None", "none"), _QUANTIZED),
+    Row("--quantization-config", "json", (), _QUANTIZED),
+    Row("--quantization-param-path", "value", (), _QUANTIZED),
+    Row("--allow-deprecated-quantization", "switch", OFF, _QUANTIZED),
     Row("--override-attention-dtype", "value", (), "attention has the model's type", "--dtype"),
     Row("--logprobs-mode", "value", ("raw_logprobs",), "logprobs are those before penalties and temperature", "raw_logprobs"),
     Row("--use-fp64-gumbel --return-sampling-mask --enable-trace-replay", "switch", OFF, "there is one way to sample"),

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from quantized_models import quantized
 from tiny_models import MODELS, tiny_model
 
 from quire.enginecore import daemon
@@ -114,7 +115,7 @@ def test_flags_change_the_plan(tmp_path):
     ("change", "said"),
     [({"hidden_size": None}, "hidden_size"), ({"num_local_experts": 8}, "num_local_experts"),
      ({"vocab_size": "x"}, "vocab_size"),
-     ({"quantization_config": {"a": 1}}, "quantization_config"), ({"dtype": "float8"}, "float8")],
+     ({"dtype": "float8"}, "float8")],
 )  # fmt: skip
 def test_models_that_cannot_be_estimated(tmp_path, change, said):
     with pytest.raises(EstimateError, match=said):
@@ -157,3 +158,9 @@ def test_the_command(tmp_path, capsys):
 
 def test_names_of_gpus():
     assert all(gpu_bytes(name.lower().replace("-", " "), None) == int(gib * GIB) for name, gib in GPUS.items())
+
+
+def test_a_quantized_checkpoint_counts_what_it_stands_for(tmp_path):
+    quantized("llama", "gptq", tmp_path / "model")
+    model = read(tmp_path / "model")
+    assert (model.num_parameters, model.is_counted) == (read(tiny_model("llama")).num_parameters, False)
