@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from quire.workers.layers.formats.schemes import QuantizationError, Scaled
+from quire.workers.layers.formats.schemes import Activations, QuantizationError, Scaled
 
 Tensors = dict[str, torch.Tensor]
 SCALES = ("F32", "F16", "BF16")
@@ -97,25 +97,28 @@ class ScaledLayout:
         for i, name in enumerate(s.scale_names):
             others = tuple(x for x in s.scale_names if x != name)
             found[name] = Stored(tuple(shapes), scale_dtypes, is_optional=i > 0, instead=others)
-        if not s.is_symmetric:
-            found["weight_zero_point"] = Stored(tuple(shapes), ("I8", "I32", "I64"))
-        if s.activations is not None and s.activations.is_static:
-            found.update(INPUT_SCALES if s.activations.is_symmetric else {**INPUT_SCALES, **INPUT_ZERO})
-        return found
+        if s.dtype == "int8":  # old packers wrote zeros for symmetric weights, too
+            found["weight_zero_point"] = Stored(tuple(shapes), ("I8", "I32", "I64"), is_optional=s.is_symmetric)
+        return found | input_tensors(s.activations)
 
     def unpacked(self, tensors: Tensors) -> Integers:
         rows, columns = self.scheme.block
         grid = (parts(self.n, rows), parts(self.k, columns))
         scales = next(tensors[name] for name in self.scheme.scale_names if name in tensors).reshape(grid)
-        zeros = tensors["weight_zero_point"].reshape(grid).to(torch.int32) if not self.scheme.is_symmetric else None
+        zeros = tensors["weight_zero_point"].reshape(grid).to(torch.int32) if "weight_zero_point" in tensors else None
         return Integers(tensors["weight"], scales.to(torch.float32), (rows or self.n, columns or self.k), zeros)
 
     def dequantized(self, tensors: Tensors) -> torch.Tensor:
         return self.unpacked(tensors).dequantized()
 
 
-INPUT_SCALES = {"input_scale": Stored(((), (1,), (1, 1)), SCALES)}
-INPUT_ZERO = {"input_zero_point": Stored(((), (1,), (1, 1)), ("I8", "I32", "I64"), is_optional=True)}
+def input_tensors(activations: Activations | None) -> dict[str, Stored]:
+    """Of inputs with a scale of the checkpoint."""
+    if activations is None or not activations.is_static:
+        return {}
+    one = ((), (1,), (1, 1))
+    zero = Stored(one, ("I8", "I32", "I64"), is_optional=activations.is_symmetric)
+    return {"input_scale": Stored(one, SCALES)} | ({"input_zero_point": zero} if activations.dtype == "int8" else {})
 
 
 def refuse(layer: str, what: str, instead: str) -> QuantizationError:

@@ -6,7 +6,7 @@ a byte as two nibbles, and AWQ's places are eight.
 
 import torch
 
-from quire.workers.layers.formats.layouts import INPUT_SCALES, INPUT_ZERO, SCALES, Integers, Stored, Tensors, parts, refuse
+from quire.workers.layers.formats.layouts import SCALES, Integers, Stored, Tensors, input_tensors, parts, refuse
 from quire.workers.layers.formats.schemes import Awq, Gptq, PackQuantized
 
 I32 = ("I32",)
@@ -137,9 +137,7 @@ class PackQuantizedLayout:
             found["weight_zero_point"] = Stored(((parts(self.n, self.per_word), groups),), I32)
         if s.has_order:
             found["weight_g_idx"] = Stored(((self.k,),), ("I32", "I64"))
-        if s.activations is not None and s.activations.is_static:
-            found.update(INPUT_SCALES if s.activations.is_symmetric else {**INPUT_SCALES, **INPUT_ZERO})
-        return found
+        return found | input_tensors(s.activations)
 
     def unpacked(self, tensors: Tensors) -> Integers:
         bits, groups = self.scheme.bits, self.k // self.group_size
