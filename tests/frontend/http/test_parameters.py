@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from quire.frontend.client.async_client import InvalidRequest
 from quire.frontend.client.outputs import Delta
-from quire.frontend.http.api.schemas import ChatRequest, CompletionRequest, TokenizeRequest
+from quire.frontend.http.api.fields import _INSTEAD, NOT_SUPPORTED
+from quire.frontend.http.api.schemas import _HOW, ChatRequest, CompletionRequest, TokenizeRequest, Unsupported
 
 # ------------------------------------------------------------------------------------------------------------ parameters
 SAMPLING = {
@@ -171,6 +172,18 @@ def test_wrong_values_get_400_and_the_field_is_named(extra, param):
         assert not api.client.streams
 
     asyncio.run(main())
+
+
+def test_every_field_that_is_refused_says_why():
+    assert Unsupported.__annotations__.keys() == _HOW.keys() and NOT_SUPPORTED.keys() == _INSTEAD.keys()
+
+    async def say(**extra):
+        return (await http.Api().json("POST", CHAT, {**HELLO, **extra}))[1]["error"]["message"]
+
+    assert asyncio.run(say(suffix="x")).endswith("fill no gaps; put all of the text into prompt.")
+    assert asyncio.run(say(stream_interval=4)).endswith("each token is sent when it is there, as with 1.")
+    assert "must be at least 1 and at most 64, got 100" in asyncio.run(say(use_beam_search=True, n=100))
+    assert "must be at least 2 and at most 64, got 1" in asyncio.run(say(use_beam_search=True, n=2, best_of=1))
 
 
 @pytest.mark.parametrize(
