@@ -220,6 +220,18 @@ def test_broken_json_gets_400(body):
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [(b"", "it ends too early."), (b'{"max_tokens": 3', "it ends too early."),
+     (b"{'a': 1}", "object keys must be strings (byte 1)."),
+     (b'{"max_tokens": 3,}', "trailing comma in object (byte 17)."), (b'{"model": "\xff"}', "it is not UTF-8."),
+     (b'{"model": "\\ud800"}', "is not valid JSON.")],
+)  # fmt: skip
+def test_broken_json_is_told_where(body, said):
+    status, answer = asyncio.run(http.Api().json("POST", CHAT, body))
+    assert status == 400 and answer["error"]["message"].endswith(said)
+
+
 def test_too_long_names_the_context():
     async def main():
         api = http.Api()
