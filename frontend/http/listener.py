@@ -180,7 +180,12 @@ class Listener:
         except ValueError as error:
             log.error("the certificate has changed and cannot be used; the former one stays: %s", error)
             return False
-        before, self._listening = self._listening, await self._listen()
+        try:
+            before, self._listening = self._listening, await self._listen()
+        except OSError as error:
+            log.error("the certificate has changed and cannot be taken up yet: %s", error.strerror)
+            self._stamp = None  # the next look tries again
+            return False
         before.close()
         log.info("new connections get the certificate as it is now in %s", self._tls.certfile)
         return True

@@ -25,7 +25,7 @@ from quire.frontend.http.api.app import App
 from quire.frontend.http.api.defaults import RequestDefaults
 from quire.frontend.http.api.metrics import Metrics
 from quire.frontend.http.api.output_plan import ParserNames
-from quire.frontend.http.api.responses.background import end_all
+from quire.frontend.http.api.responses.background import end_all, let_end
 from quire.frontend.http.api.services import MAX_RESPONSE_BYTES, Services
 from quire.frontend.http.api.tracing import TracedApp
 from quire.frontend.http.batches.runner import BatchRunner
@@ -150,7 +150,7 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
         await _let_notice(signals, config.drain_delay_s)
         listener.close()
         batches.cancel()  # what they have not answered is the next server's
-        await _shut_down(server, config.shutdown_grace_s, signals)
+        await _shut_down(server, services, config.shutdown_grace_s, signals)
     finally:
         batches.cancel()
         await asyncio.wait((batches,))
@@ -202,10 +202,10 @@ async def _let_notice(signals: StopSignals, seconds: float) -> None:
                 await signals.now.wait()
 
 
-async def _shut_down(server: ServerState, grace_s: float, signals: StopSignals) -> None:
+async def _shut_down(server: ServerState, services: Services, grace_s: float, signals: StopSignals) -> None:
     if server.connections:
         log.info("stopping: up to %.0f s for open connections to end: %d", grace_s, len(server.connections))
-    drain = asyncio.create_task(server.shut_down(grace_s))
+    drain = asyncio.gather(server.shut_down(grace_s), let_end(services, grace_s))
     hurry = asyncio.create_task(signals.now.wait())
     await asyncio.wait((drain, hurry), return_when=asyncio.FIRST_COMPLETED)
     for task in (drain, hurry):

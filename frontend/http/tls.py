@@ -47,7 +47,7 @@ def make_context(files: TlsFiles) -> ssl.SSLContext:
     context.set_alpn_protocols(["http/1.1"])
     try:
         context.load_cert_chain(files.certfile, files.keyfile, password=_no_password)
-    except (ssl.SSLError, ValueError) as error:
+    except (OSError, ValueError) as error:  # ssl.SSLError is one, and so is a file that has gone just now
         raise ValueError(
             f"--ssl-certfile {files.certfile}, --ssl-keyfile {files.keyfile or files.certfile}: no certificate in PEM and the "
             f"key that belongs to it, without a password ({_reason(error)})"
@@ -55,7 +55,7 @@ def make_context(files: TlsFiles) -> ssl.SSLContext:
     try:
         if files.ca_certs is not None:
             context.load_verify_locations(files.ca_certs)
-    except ssl.SSLError as error:
+    except OSError as error:
         raise ValueError(f"--ssl-ca-certs {files.ca_certs}: no certificates in PEM ({_reason(error)})") from None
     try:
         if files.ciphers is not None:

@@ -27,12 +27,12 @@ def uvloop_has_run() -> None:
 def nothing_is_left_behind() -> Iterator[None]:
     """Descriptors, children, threads and private folders after a test are those from before it, or fewer descriptors: garbage
     of earlier tests of the process may go meanwhile."""
-    before, children = set(os.listdir("/proc/self/fd")), psutil.Process().children()
+    before, children, threads = set(os.listdir("/proc/self/fd")), psutil.Process().children(), set(threading.enumerate())
     yield
     if set(os.listdir("/proc/self/fd")) - before:
         gc.collect()  # a map of shared memory holds a descriptor of its own
     assert psutil.Process().children() == children
-    assert [t for t in threading.enumerate() if t.name.startswith("test-")] == []
+    assert [t for t in threading.enumerate() if t.name.startswith("test-") and t not in threads] == []
     assert set(os.listdir("/proc/self/fd")) - before == set()
     assert paths._held == {}
 

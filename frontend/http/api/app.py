@@ -7,6 +7,8 @@ and knows nothing of this one. What it raises becomes an error's JSON here, or t
 """
 
 import asyncio
+import copy
+import dataclasses
 import logging
 import time
 from collections.abc import Iterable
@@ -60,6 +62,13 @@ class App:
         if metrics_open:
             self._open_paths.add(b"/metrics")
 
+    def bounded(self, max_response_bytes: int) -> "App":
+        """The same with shorter answers, for those that are held in memory."""
+        app = copy.copy(self)
+        most = min(max_response_bytes, self._services.max_response_bytes)
+        app._services = dataclasses.replace(self._services, max_response_bytes=most)
+        return app
+
     # ------------------------------------------------------------------------------------------------ before the body
     def admit(self, request: Request) -> ApiError | None:
         request.answer_headers = self._cors.headers(request)
@@ -102,12 +111,12 @@ class App:
             request.max_body = min(request.max_body, _MAX_BODY_OF_GET)
             return None
         request.max_body = route.max_body or request.max_body
-        if route.takes == JSON and route.body is not None:
-            return _check_media_type(request, JSON)
-        if not self._cors.lets_in(request.headers):
+        reads_json = route.takes == JSON and route.body is not None
+        # A browser asks before it sends JSON across origins; a form, or what has no type, it sends unasked.
+        if not (reads_json and b"content-type" in request.headers) and not self._cors.lets_in(request.headers):
             return ApiError(403, "A page of this origin may not use this server.", code="origin_not_allowed")
         # Where no body is read, its type is nobody's concern: aiohttp announces bytes even where it sends none.
-        return _check_media_type(request, route.takes) if route.takes != JSON else None
+        return _check_media_type(request, route.takes) if reads_json or route.takes != JSON else None
 
     def _has_key(self, request: Request) -> bool:
         owner = self._keys.owner(request.headers)

@@ -109,7 +109,9 @@ def _output_time_to_live(wish: ExpiresAfter | None) -> int | None:
 
 async def list_batches(services: Services, request: Request, response: Response) -> None:
     query = page_query(request.query, default_limit=_DEFAULT_PAGE, max_limit=_MAX_PAGE)
-    page = await services.storage.list("batch", request.owner, after=query.after, limit=query.limit)
+    page = await services.storage.list(
+        "batch", request.owner, after=query.after, limit=query.limit, descending=query.descending
+    )
     response.send(200, page_json(page))
 
 

@@ -5,7 +5,7 @@ and yields its bytes in order, as `json_bytes` would make them. `send_json` send
 KEPT_BYTES is ever held, and what is longer is encoded twice, once to know its length. No route and no field is known here.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -91,6 +91,18 @@ async def send_json(response: Response, answer: Any, most_bytes: int) -> None:
     response.start_sized(size)
     await write_pieces(response, pieces(answer))
     response.end()
+
+
+async def send_parts(response: Response, parts: Sequence[bytes | msgspec.Raw]) -> None:
+    """Answer 200 with JSON that is there already, of any size."""
+    views = [memoryview(part) for part in parts]
+    size = sum(view.nbytes for view in views)
+    if size <= KEPT_BYTES:
+        return response.send(200, b"".join(views))
+    if response.start_sized(size):
+        await write_pieces(response, (bytes(view[at : at + _WRITE_BYTES])
+                                      for view in views for at in range(0, view.nbytes, _WRITE_BYTES)))  # fmt: skip
+        response.end()
 
 
 async def write_pieces(response: Response, parts: Iterable[bytes]) -> None:

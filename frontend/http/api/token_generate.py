@@ -22,6 +22,7 @@ from quire.frontend.http.api.params import check_model
 from quire.frontend.http.api.prompt_run import PromptRun, usage_of
 from quire.frontend.http.api.reading import read_body
 from quire.frontend.http.api.request_log import new_id
+from quire.frontend.http.api.request_metrics import count_first_token
 from quire.frontend.http.api.schemas import (
     ChatLogprobs,
     Int32,
@@ -179,6 +180,8 @@ async def _stream(
         now = time.perf_counter()
         if previous:
             services.metrics.inter_token_latency.observe(now - previous)
+        else:
+            count_first_token(services.metrics, run)
         previous, events = now, []
         for delta in deltas:
             run.num_tokens[delta.index] = delta.num_tokens

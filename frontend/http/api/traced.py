@@ -3,19 +3,22 @@
 A context variable that is set only where requests are traced, so a request that is not pays for one look at it, at its end.
 """
 
+from collections.abc import Callable
 from contextvars import ContextVar
 
 from quire.frontend.http.api.prompt_run import PromptRun
 
 
 class Generated:
-    """What a request has generated: its name and its prompts' runs, noted when they are over."""
+    """What a request has generated: its name and its prompts' runs, noted when they are over. late: called with this when that
+    is after the answer, as in the background."""
 
-    __slots__ = ("name", "runs")
+    __slots__ = ("late", "name", "runs")
 
     def __init__(self) -> None:
         self.name = ""
         self.runs: list[PromptRun] = []
+        self.late: Callable[[Generated], None] | None = None
 
 
 generated_by: ContextVar[Generated | None] = ContextVar("generated", default=None)
@@ -27,3 +30,5 @@ def note_runs(name: str, runs: list[PromptRun]) -> None:
     if generated is not None:
         generated.name = name
         generated.runs += runs
+        if generated.late is not None and runs:
+            generated.late(generated)

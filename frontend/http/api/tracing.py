@@ -9,6 +9,7 @@ encoded and sent by a thread of the SDK, in batches; a collector that is down co
 import asyncio
 import logging
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -67,6 +68,8 @@ class TracedApp:
             generated_by.reset(token)
             if generated.runs:
                 self._trace(request, response, generated)
+            else:
+                generated.late = partial(self._trace, request, response)
 
     async def close(self) -> None:
         """Send what waits, if the collector takes it within LAST_EXPORT_S."""

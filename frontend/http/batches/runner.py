@@ -17,7 +17,7 @@ from quire.frontend.http.batches.run import BatchRun
 from quire.frontend.http.batches.window import Window
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.store.batch_queue import LEASE_S
-from quire.frontend.http.store.bounds import MAX_BATCHES_AT_ONCE
+from quire.frontend.http.store.bounds import MAX_ANSWER_BYTES, MAX_BATCHES_AT_ONCE
 from quire.frontend.http.store.database import Record
 from quire.frontend.http.store.storage import Storage
 
@@ -29,7 +29,7 @@ _PURGE_S = 60.0
 
 class BatchRunner:
     def __init__(self, app: App, storage: Storage, client: AsyncClient) -> None:
-        self._patient = Patient(app, client)
+        self._patient = Patient(app.bounded(MAX_ANSWER_BYTES), client)
         self._storage = storage
         self._window = Window(client)
         self._holder = secrets.token_hex(16)

@@ -42,6 +42,7 @@ MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 30 * DAY_S
 MAX_BATCH_LINES = 50_000  # OpenAI's
 MAX_INPUT_LINES = 2 * MAX_BATCH_LINES  # blank ones included
 MAX_BATCHES_AT_ONCE = 4  # run by one frontend
+MAX_ANSWER_BYTES = 16 << 20  # to one line: it is in memory, and copied in one go, until it is written; some 30 ms
 MAX_CUSTOM_ID_CHARS = 512
 MAX_BATCH_ERRORS = 100  # of an input file, that a batch lists
 MAX_WINDOW_S = 30 * DAY_S

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from quire.frontend.http.store.bounds import KINDS, MAX_RESPONSES_BYTES, Kind
+from quire.frontend.http.store.bounds import DAY_S, KINDS, MAX_RESPONSES_BYTES, Kind
 
 _VERSION = 1  # of the tables
 _LOCK_TIMEOUT_S = 10.0  # a transaction takes milliseconds
@@ -126,14 +126,30 @@ class Database:
         rows = run(f"SELECT body FROM records WHERE {where} ORDER BY seq {order} LIMIT ?", (*values, limit + 1)).fetchall()
         return Page([body for (body,) in rows[:limit]], len(rows) > limit)
 
-    def edit(self, kind: Kind, owner: str, id: str, change: Callable[[bytes], bytes]) -> bytes | None:
-        """Replace a body by what `change` makes of it, with nobody between; the new one, None if there is no such record."""
+    def edit(self, kind: Kind, owner: str, id: str, change: Callable[[bytes], bytes], tag: str | None = None) -> bytes | None:
+        """Replace a body by what `change` makes of it, with nobody between, and the tag, unless None; the new body, None if
+        there is no such record."""
         with self.transaction() as connection:
             body = self.get(kind, owner, id)
             if body is not None:
                 body = change(body)
-                connection.execute("UPDATE records SET body = ? WHERE kind = ? AND id = ?", (body, kind, id))
+                connection.execute(
+                    "UPDATE records SET body = ?, tag = coalesce(?, tag) WHERE kind = ? AND id = ?", (body, tag, kind, id)
+                )
         return body
+
+    def renew(self, kind: Kind, owner: str, id: str, tag: str, until: float) -> bool:
+        """Renew the lease of the owner's record of this id and tag, which costs the same however long its body is. Whether
+        there is one."""
+        with self.transaction():
+            if found := self.has(kind, owner, id, tag):
+                self.lease(id, until)
+        return found
+
+    def leased_until(self, id: str) -> float:
+        """0 for what nobody has."""
+        row = self.connection.execute("SELECT until FROM leases WHERE id = ?", (id,)).fetchone()
+        return 0.0 if row is None else row[0]
 
     # --------------------------------------------------------------------------------------- inside another transaction
     def add(
@@ -165,6 +181,16 @@ class Database:
             raise ValueError("this id is another owner's")
         if check_room:
             self.check_room(kind)
+
+    def has(self, kind: Kind, owner: str, id: str, tag: str) -> bool:
+        """Whether there is the owner's record of this id and tag."""
+        values = kind, id, owner, tag
+        row = self.connection.execute("SELECT 1 FROM records WHERE kind = ? AND id = ? AND owner = ? AND tag = ?", values)
+        return row.fetchone() is not None
+
+    def lease(self, id: str, until: float) -> None:
+        """Of a record that has no other holder than whoever made it."""
+        self.connection.execute("INSERT OR REPLACE INTO leases VALUES (?, '', ?)", (id, until))
 
     def check_room(self, kind: Kind) -> None:
         """Within the bounds again after something was added, or StoreFull, which takes it back."""
@@ -204,6 +230,7 @@ class Database:
             rows = connection.execute(
                 "DELETE FROM records WHERE expires IS NOT NULL AND expires <= ? RETURNING kind, id", (self.clock(),)
             ).fetchall()
+            connection.execute("DELETE FROM leases WHERE until <= ?", (self.clock() - DAY_S,))  # of what is gone
         if rows:
             self.shrink()
         return [id for kind, id in rows if kind in ("file", "upload")]

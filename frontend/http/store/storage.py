@@ -85,9 +85,12 @@ class Storage:
         """A page of records, the latest first; None if there is none with the id `after`."""
         return await self.database(lambda db: db.page(kind, owner, after=after, limit=limit, descending=descending, tag=tag))
 
-    async def edit(self, kind: Kind, owner: str, id: str, change: Callable[[bytes], bytes]) -> bytes | None:
-        """Replace a record by what `change` makes of it; the new one, None if there is none. `change` runs in a thread."""
-        return await self.database(lambda db: db.edit(kind, owner, id, change))
+    async def edit(
+        self, kind: Kind, owner: str, id: str, change: Callable[[bytes], bytes], tag: str | None = None
+    ) -> bytes | None:
+        """Replace a record by what `change` makes of it, and its tag, unless None; the new one, None if there is none. `change`
+        runs in a thread."""
+        return await self.database(lambda db: db.edit(kind, owner, id, change, tag))
 
     async def purge(self) -> None:
         """Remove what has expired."""

@@ -112,6 +112,26 @@ def test_every_answer_says_which_pages_may_read_it():
     asyncio.run(main())
 
 
+def test_what_browsers_send_unasked_is_refused_to_other_pages():
+    """A POST without a body, or with one that has no type, is sent across origins before anybody is asked."""
+
+    async def main():
+        api, data = http.Api(cors=Cors([PAGE["Origin"]])), json.dumps(HELLO).encode()
+        for path in (CHAT, "/reset_prefix_cache", "/v1/responses/resp_0/cancel"):
+            for page, status in ((PAGE["Origin"], 200), (None, 200), ("https://evil.example", 403), ("null", 403)):
+                origin = f"Origin: {page}\r\n" if page else ""
+                head = f"POST {path} HTTP/1.1\r\nHost: x\r\n{origin}Content-Length: {len(data)}\r\n\r\n"
+                wire = api.wire()
+                wire.feed(head.encode() + data)
+                while wire.connection._task is not None:
+                    await asyncio.wait([wire.connection._task])
+                (answer,) = wire.answers()
+                assert (answer.status == 403) == (status == 403), (path, page)
+        await api.services.storage.close()
+
+    asyncio.run(main())
+
+
 # --------------------------------------------------------------------------------------------------- names and their log
 def test_a_request_may_bring_its_name():
     async def main():

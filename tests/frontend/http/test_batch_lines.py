@@ -6,11 +6,14 @@ import json
 import fake_client as http
 import pytest
 from fake_http import settle
+from loop_gap import LoopGap
+from replayed import Replayed
 
 from quire.frontend.client.stream import EngineDown, EngineError, Overloaded
 from quire.frontend.http.api.routes import ROUTES
 from quire.frontend.http.batches.in_process import Patient, ask
-from quire.frontend.http.batches.lines import ENDPOINTS, MAX_LINE_BYTES, BadLine, Line, parse_line
+from quire.frontend.http.batches.lines import ENDPOINTS, MAX_LINE_BYTES, BadLine, Line, answer_line, parse_line
+from quire.frontend.http.batches.runner import BatchRunner
 from quire.frontend.http.batches.window import Window
 from quire.ipc.messages import Beat
 
@@ -130,3 +133,18 @@ def test_lines():
         with pytest.raises(BadLine) as bad:
             parse_line(data)
         assert (bad.value.code, bad.value.custom_id) == (code, custom_id), bad.value.message
+
+
+def test_an_answer_that_is_too_long_to_be_held_is_refused_and_holds_nobody_up():
+    async def main():
+        api = http.Api(Replayed(30_000))
+        runner = BatchRunner(api.app, api.services.storage, api.client)
+        body = {**http.HELLO, "logprobs": True, "top_logprobs": 20, "max_tokens": 30_000}
+        async with LoopGap() as gap:
+            reply = await runner._patient.ask(Line("long", http.CHAT, json.dumps(body).encode()))
+            answer_line("long", reply.request_id, reply.status, reply.body)
+        assert reply.status == 400 and b"response_too_large" in reply.body and gap.worst_s < 0.05
+        assert (await api.ask("POST", http.CHAT, body)).status == 200  # over HTTP it goes in pieces
+        await api.services.storage.close()
+
+    asyncio.run(main())

@@ -216,6 +216,8 @@ def test_batches_are_listed_in_pages_and_strange_ones_are_not_found(tmp_path):
             ids = [await api.make(chat("a")) for _ in range(3)]
             _, page = await api.json("GET", "/v1/batches?limit=2")
             assert [batch["id"] for batch in page["data"]] == ids[:0:-1] and page["has_more"]
+            _, oldest = await api.json("GET", "/v1/batches?limit=1&order=asc")
+            assert [batch["id"] for batch in oldest["data"]] == ids[:1]
             _, page = await api.json("GET", f"/v1/batches?limit=2&after={page['last_id']}")
             assert [batch["id"] for batch in page["data"]] == ids[:1] and not page["has_more"]
             for method, path in [

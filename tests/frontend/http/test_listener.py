@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import socket
 import ssl
@@ -85,6 +86,29 @@ def test_tls_is_spoken_and_new_connections_get_the_certificate_as_it_is_now(tmp_
         (answer,) = parse_answers(await reader.read())
         assert answer.body == b"GET /a "
         writer.close()
+
+    served(main, sock, TlsFiles(certfile=certificate, keyfile=key, refresh=True))
+
+
+def test_a_certificate_that_cannot_be_taken_up_now_is_at_the_next_look(tmp_path, caplog, monkeypatch):
+    certificate, key = certified().write(tmp_path, "server")
+    (sock,) = bind("127.0.0.1", 0)
+    address = sock.getsockname()
+
+    async def main(listener, server):
+        context = client_context(tmp_path)
+        _, first = await ask(address, context)
+        certified().write(tmp_path, "server")
+        listen = listener._listen
+
+        async def without_descriptors():
+            monkeypatch.setattr(listener, "_listen", listen)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+        monkeypatch.setattr(listener, "_listen", without_descriptors)
+        assert not await listener.refresh() and "Too many open files" in caplog.text
+        assert (await ask(address, context))[1] == first
+        assert await listener.refresh() and (await ask(address, context))[1] != first
 
     served(main, sock, TlsFiles(certfile=certificate, keyfile=key, refresh=True))
 

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from responses_cases import HERMES, RESPONSES, THINKS, both, create, refusal, say, serving, stream
 
 from quire.frontend.client.outputs import Delta
-from quire.frontend.client.stream import EngineError, Overloaded
+from quire.frontend.client.stream import EngineError, InvalidRequest, Overloaded
 from quire.frontend.http.api.logprobs import LogprobStyle
 from quire.frontend.http.api.output_plan import ParserNames
 from quire.frontend.http.api.responses.text_logprobs import TokensOfText
@@ -248,15 +248,16 @@ def test_what_fails_later_is_told_by_an_event():
 
 def test_a_grammar_that_leaves_nothing_fails_the_response():
     def stuck(s):
-        s.push(Delta(0, "x", [1], finish_reason="error", num_tokens=1))
-        s.end()
+        s.push(Delta(0, "x", [1], num_tokens=1))
+        s.end(InvalidRequest("structured_outputs: nothing that the output may go on with is left"))
 
     async def main():
         async with serving() as api:
             api.client.speak = stuck
-            answer, events = await both(api, {"input": "hi"})
-            assert answer["status"] == "failed" and answer["error"]["code"] == "server_error"
-            assert events[-1]["type"] == "response.failed"
+            error = await refusal(api, {"input": "hi"})
+            assert error["param"] == "structured_outputs"
+            last = (await stream(api, {"input": "hi"}))[-1]
+            assert last["type"] == "response.failed" and last["response"]["error"]["message"] == error["message"]
 
     asyncio.run(main())
 

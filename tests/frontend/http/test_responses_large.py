@@ -3,11 +3,15 @@
 import asyncio
 import contextlib
 import json
+import os
 
 import fake_client as http
 from loop_gap import LoopGap
 from replayed import Replayed
 from responses_cases import RESPONSES, events_of
+
+from quire.frontend.http.api.responses.answer import ResponseObject
+from quire.frontend.http.api.responses.kept import keep_begun, touch
 
 LOGPROBS = {"include": ["message.output_text.logprobs"], "top_logprobs": 20}
 MOST_S = 0.05
@@ -22,15 +26,16 @@ async def replaying(num_tokens):
         await api.services.storage.close()
 
 
-async def ask(api, body):
-    """The answer, whose making kept the loop from nobody for long."""
+async def ask(api, body, path=RESPONSES, method=None):
+    """The answer, whose making kept the loop from nobody for long. A GET where there is no body."""
     wire = api.wire()
-    data = api.encode("POST", RESPONSES, body)
+    method = method or ("GET" if body is None else "POST")
+    data = api.encode(method, path, body)
     async with LoopGap() as gap:
         wire.feed(data)
         while wire.connection._task is not None:
             await asyncio.wait([wire.connection._task])
-    (answer,) = wire.answers()
+    (answer,) = wire.answers(method)
     assert answer.complete and gap.worst_s < MOST_S
     return answer
 
@@ -72,5 +77,35 @@ def test_many_items_and_what_goes_on_from_them():
             assert (await ask(api, {"input": "x", **goes_on})).status == 200
             more = await ask(api, {"input": items[:7000], **goes_on})  # more than a conversation may hold
             assert more.status == 400 and json.loads(more.body)["error"]["param"] == "input"
+
+    asyncio.run(main())
+
+
+def test_a_long_record_is_read_in_pieces_and_watched_without_being_read():
+    async def main():
+        async with replaying(2) as api:
+            api.client.tokenizer = http.make_tokenizer(None, "{{ messages | length }}")
+            long = [{"role": "user", "content": "x" * 3_000_000}, {"role": "user", "content": "y"}]
+            body = {"input": long, "instructions": "z" * 2_000_000, "max_output_tokens": 2}
+            made = json.loads((await ask(api, body)).body)
+            for rest, part in (("", made["instructions"]), ("/input_items", long[0]["content"])):
+                answer = await ask(api, None, f"{RESPONSES}/{made['id']}{rest}")
+                assert answer.status == 200 and part in answer.body.decode()
+                head = await ask(api, None, f"{RESPONSES}/{made['id']}{rest}", "HEAD")
+                assert head.headers["content-length"] == answer.headers["content-length"]
+
+            storage = api.services.storage
+            begun = ResponseObject(id="resp_1", created_at=1, model="m", background=True)
+            await keep_begun(storage, "o", begun, [{"id": "a" * (4 << 20)}])
+
+            def written(database):
+                return os.stat(f"{database.path}-wal").st_size
+
+            await storage.database(lambda db: db.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall())
+            before = await storage.database(written)
+            assert await touch(storage, "o", begun.id) and not await touch(storage, "another", begun.id)
+            assert await storage.database(written) - before < 64 << 10
+            await storage.delete("response", "o", begun.id)
+            assert not await touch(storage, "o", begun.id)
 
     asyncio.run(main())

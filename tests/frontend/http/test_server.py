@@ -133,6 +133,30 @@ def test_health_follows_the_beat():
         until_healthy(url, 503)
 
 
+def until_nobody_is_let_in(url: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        assert time.monotonic() < deadline
+        with contextlib.suppress(ConnectionError), socket.create_connection(address_of(url)):
+            continue
+        return
+
+
+def test_a_stop_lets_a_response_in_the_background_end_first(tmp_path):
+    with FakeCore(limits=ROOMY) as core, Served("--engine", core.address, "--files-dir", str(tmp_path)) as served:
+        url, body = served.url(), {"input": "hi", "background": True, "max_output_tokens": 1}
+        status, begun = request(url, "POST", "/v1/responses", body)
+        key = next_of(core, AddRequest).id << 8
+        served.process.send_signal(signal.SIGTERM)
+        until_nobody_is_let_in(url)
+        say(core, key, 70, "length")
+        code, err = served.wait()
+        assert status == 200 and code == 0 and "in the background to end: 1" in err, err
+    with FakeCore(limits=ROOMY) as core, Served("--engine", core.address, "--files-dir", str(tmp_path)) as served:
+        status, found = request(served.url(), "GET", f"/v1/responses/{json.loads(begun)['id']}")
+        assert status == 200 and json.loads(found)["usage"]["output_tokens"] == 1
+
+
 def test_a_stop_lets_a_stream_end_first():
     with FakeCore() as core, Served("--engine", core.address) as served:
         url = served.url()
@@ -144,12 +168,7 @@ def test_a_stop_lets_a_stream_end_first():
         response = connection.getresponse()
         first = response.readline()
         served.process.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + DEADLINE_S
-        while True:  # nobody new is let in
-            assert time.monotonic() < deadline
-            with contextlib.suppress(ConnectionError), socket.create_connection(address_of(url)):
-                continue
-            break
+        until_nobody_is_let_in(url)
         say(core, key, 71, "length")
         rest = response.read()
         assert first.startswith(b"data: {") and rest.endswith(b"data: [DONE]\n\n")

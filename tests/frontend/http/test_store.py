@@ -95,6 +95,24 @@ def test_records_expire(database, clock):
     assert database.get("batch", "a", "b") == b"kept"
 
 
+def test_a_lease_is_renewed_while_its_record_has_the_tag_and_goes_some_day(database, clock):
+    database.put("response", "a", "1", b"one", tag="running")
+    assert database.leased_until("1") == 0 and database.renew("response", "a", "1", "running", clock.now + 20)
+    assert database.leased_until("1") == clock.now + 20
+    assert not database.renew("response", "b", "1", "running", clock.now) and not database.renew(
+        "batch", "a", "1", "running", 0
+    )
+    database.edit("response", "a", "1", lambda body: body + b"!")  # which leaves the tag
+    assert database.renew("response", "a", "1", "running", clock.now + 30)
+    database.edit("response", "a", "1", lambda body: body, tag="")
+    assert not database.renew("response", "a", "1", "running", clock.now + 99)
+    database.purge()
+    assert database.leased_until("1") == clock.now + 30
+    clock.now += 2 * bounds.DAY_S
+    database.purge()
+    assert database.leased_until("1") == 0
+
+
 def test_too_many_bytes_are_refused_and_change_nothing(database):
     database.put("file", "a", "1", b"", size=600_000)
     with pytest.raises(StoreFull, match="1 MiB of files"):

@@ -119,6 +119,9 @@ def test_a_client_that_leaves_ends_its_request():
         wire = api.wire()
         await wire.talk(api.encode("POST", PATH, {**BODY, "stream": True}))
         assert json.loads(wire.answers()[0].body[6:])["choices"][0]["token_ids"] == [1]
+        metrics = (await api.ask("GET", "/metrics")).body.decode()
+        (count,) = [line for line in metrics.splitlines() if line.startswith("vllm:time_to_first_token_seconds_count{")]
+        assert count.endswith(" 1.0")  # while it still runs
         wire.connection.connection_lost(None)
         await asyncio.sleep(0)
         await asyncio.sleep(0)

@@ -176,6 +176,25 @@ def test_a_failure_and_a_client_that_leaves_are_seen(collector):
     assert len(collector.of("queue")) == 2 and not collector.of("decode")
 
 
+def test_what_runs_in_the_background_is_one_span_when_it_is_over(collector):
+    async def main():
+        api = traced_api(collector.url)
+        api.client.speak = None
+        headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+        status, begun = await api.json("POST", "/v1/responses", {"input": "hi", "background": True}, headers)
+        assert status == 200
+        task = api.services.state.background[begun["id"]]
+        api.client.say_output(api.client.streams[0])
+        await asyncio.wait([task])
+        await api.services.storage.close()
+        await api.app.close()
+
+    asyncio.run(main())
+    (span,) = collector.of("llm_request")
+    assert span.trace_id.hex() == TRACE and attributes(span)["http.response.status_code"] == 200
+    assert attributes(span)["gen_ai.usage.completion_tokens"] == NUM_TOKENS and len(collector.of("decode")) == 1
+
+
 @pytest.fixture
 def threads_end() -> Iterator[None]:
     """What still tries to send would draw random pauses in the middle of other tests."""

@@ -137,8 +137,6 @@ class ResponseObject(msgspec.Struct, kw_only=True):
             self.status, self.incomplete_details = "incomplete", IncompleteDetails("max_output_tokens")
         elif reason == "stop":
             self.status, self.completed_at = "completed", int(time.time())
-        elif reason == "error":
-            self.fail(ApiError(500, "The output could not go on: its format and what is banned leave no token."))
         else:
             self.status = "cancelled"
 

@@ -38,8 +38,15 @@ async def begin(services: Services, turn: Turn) -> None:
         raise
 
 
+async def let_end(services: Services, grace_s: float) -> None:
+    """The server stops: what runs may end within this time."""
+    if tasks := list(services.state.background.values()):
+        logger.info("stopping: up to %.0f s for responses in the background to end: %d", grace_s, len(tasks))
+        await asyncio.wait(tasks, timeout=grace_s)
+
+
 async def end_all(services: Services) -> None:
-    """The server stops: what still runs has failed."""
+    """What still runs has failed."""
     tasks = list(services.state.background.values())
     for task in tasks:
         task.cancel()

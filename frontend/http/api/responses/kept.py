@@ -2,8 +2,8 @@
 
 A record has the response as it was answered, and its conversation: every item before its output. So one read is enough to go
 on, and a response may be deleted without breaking those that came after it. Records are their key's: another's are not found.
-One that runs in the background has a record from the beginning, which whoever runs it touches now and then: where nobody does
-any more, it has failed.
+One that runs in the background has a record from the beginning, with a lease that whoever runs it renews now and then: where
+nobody does any more, it has failed.
 """
 
 import logging
@@ -36,24 +36,18 @@ logger = logging.getLogger("quire.http")
 
 _ID = re.compile(r"resp_[A-Za-z0-9._:-]{1,250}")
 ABANDONED_S = 20.0  # since it was last seen to run
+_RUNNING, _ENDED = "running", ""  # tags of records
 _MAX_BYTES = MAX_RESPONSES_BYTES // 8  # of one record; as the store has it
 
 
 class Record(msgspec.Struct):
-    """items: of the conversation before it. said: its output, without log-probabilities. seen_at: when whoever runs it in the
-    background was last seen to do so; 0 for one that has ended."""
+    """items: of the conversation before it. said: its output, without log-probabilities. running: in the background, still."""
 
     response: msgspec.Raw
     items: list[msgspec.Raw]
     said: list[msgspec.Raw]
-    seen_at: float = 0.0
-
-
-class Status(msgspec.Struct):
-    """Of a response."""
-
-    status: str
-    background: bool
+    background: bool = False
+    running: bool = False
 
 
 class _Id(msgspec.Struct):
@@ -63,80 +57,73 @@ class _Id(msgspec.Struct):
 _record_decoder = msgspec.json.Decoder(Record)
 _item_decoder = msgspec.json.Decoder(dict)
 _id_decoder = msgspec.json.Decoder(_Id)
-status_decoder = msgspec.json.Decoder(Status)
-
-
-def decode(body: bytes) -> Record:
-    return _record_decoder.decode(body)
 
 
 async def find(storage: Storage, owner: str, id: str) -> Record | None:
     body = await storage.get("response", owner, id) if _ID.fullmatch(id) else None
+    record = await _decoded_record(body)
+    if record is None or not record.running or not await storage.database(lambda db: _is_abandoned(db, id)):
+        return record
+    return await _decoded_record(
+        await storage.database(
+            lambda db: db.edit("response", owner, id, lambda body: _failed(body) if _is_abandoned(db, id) else body, _ENDED)
+        )
+    )
+
+
+async def _decoded_record(body: bytes | None) -> Record | None:
     if body is None:
         return None
-    record = decode(body) if len(body) < WEIGHED_BYTES else await in_thread(decode, body)
-    if _is_abandoned(record, storage.clock()):
-        body = await storage.edit("response", owner, id, lambda body: _failed(body, storage.clock()))
-        return None if body is None else decode(body)
-    return record
+    return _record_decoder.decode(body) if len(body) < WEIGHED_BYTES else await in_thread(_record_decoder.decode, body)
 
 
 # -------------------------------------------------------------------------------------------------- in the background
-def is_running(response: bytes | msgspec.Raw) -> bool:
-    return status_decoder.decode(response).status == "in_progress"
+def _is_abandoned(database: Database, id: str) -> bool:
+    """Whether nobody runs it any more; of one that runs by its record."""
+    now = database.clock()
+    return not now < database.leased_until(id) <= now + ABANDONED_S  # later than any can be: the clock was set back
 
 
-def _is_abandoned(record: Record, now: float) -> bool:
-    return bool(record.seen_at) and is_running(record.response) and not 0 <= now - record.seen_at < ABANDONED_S
-
-
-def _failed(body: bytes, now: float) -> bytes:
-    record = decode(body)
-    if not _is_abandoned(record, now):
-        return body
+def _failed(body: bytes) -> bytes:
     error = ResponseError("server_error", "The server that ran this response was stopped.")
-    return _with(record, status="failed", error=msgspec.to_builtins(error))
+    return _ended(body, status="failed", error=msgspec.to_builtins(error))
 
 
-def cancelled(body: bytes) -> bytes:
-    """The record of a response that is to be given up; of one that has ended, as it is."""
-    record = decode(body)
-    return _with(record, status="cancelled") if is_running(record.response) else body
-
-
-def touched(body: bytes, now: float) -> bytes:
-    """The record of a response that still runs."""
-    record = decode(body)
-    record.seen_at = now
-    return json_bytes(record)
-
-
-def _with(record: Record, **fields: Any) -> bytes:
+def _ended(body: bytes, **fields: Any) -> bytes:
+    """The record of a response that is to run no longer; of one that has ended, as it is."""
+    record = _record_decoder.decode(body)
+    if not record.running:
+        return body
     response = msgspec.json.decode(record.response, type=dict[str, msgspec.Raw])
-    record.response = msgspec.Raw(json_bytes({**response, **fields}))
+    record.response, record.running = msgspec.Raw(json_bytes({**response, **fields})), False
     return json_bytes(record)
+
+
+async def cancel(storage: Storage, owner: str, id: str) -> Record | None:
+    """Give it up, whoever runs it; one that has ended is as it is."""
+    return await _decoded_record(
+        await storage.edit("response", owner, id, lambda body: _ended(body, status="cancelled"), _ENDED)
+    )
 
 
 async def touch(storage: Storage, owner: str, id: str) -> bool:
-    """Whether it is still wanted: neither cancelled nor deleted."""
-    body = await storage.edit("response", owner, id, lambda body: touched(body, storage.clock()))
-    return body is not None and is_running(decode(body).response)
+    """Say that it still runs; whether it is still wanted: neither cancelled nor deleted."""
+    return await storage.database(lambda db: db.renew("response", owner, id, _RUNNING, db.clock() + ABANDONED_S))
 
 
 async def keep_result(storage: Storage, owner: str, response: ResponseObject, items: Sequence[Json]) -> None:
     """Of a response that ran in the background: in place of its record, if that is still there and not cancelled."""
     try:
-        body = await _record_of(response, items, 0.0)
+        body = await _record_of(response, items)
     except ApiError as error:
         response.fail(error)
         response.output = []
-        body = await _record_of(response, items, 0.0)
+        body = await _record_of(response, items)
 
     def replace(database: Database) -> None:
         with database.transaction():
-            before = database.get("response", owner, response.id)
-            if before is not None and is_running(decode(before).response):
-                database.add("response", owner, response.id, body)
+            if database.has("response", owner, response.id, _RUNNING):
+                database.add("response", owner, response.id, body, tag=_ENDED)
 
     await storage.database(replace)
 
@@ -155,7 +142,7 @@ async def conversation(storage: Storage, owner: str, previous_response_id: str |
             param="previous_response_id",
             code="previous_response_not_found",
         )
-    if is_running(record.response):
+    if record.running:
         raise ApiError(400, "previous_response_id: this response is still in progress.", param="previous_response_id",
                        code="response_in_progress")  # fmt: skip
     raws = [*record.items, *record.said]
@@ -197,23 +184,31 @@ def _size(raw: msgspec.Raw) -> int:
 # -------------------------------------------------------------------------------------------------------------- keeping
 async def keep_begun(storage: Storage, owner: str, response: ResponseObject, items: Sequence[Json]) -> None:
     """Of a response that begins to run in the background. Raises ApiError."""
-    await storage.put("response", owner, response.id, await _record_of(response, items, storage.clock()))
+    body = await _record_of(response, items, running=True)
+
+    def begin(database: Database) -> None:
+        with database.transaction():
+            database.add("response", owner, response.id, body, tag=_RUNNING)
+            database.lease(response.id, database.clock() + ABANDONED_S)
+
+    await storage.database(begin)
 
 
 async def keep(storage: Storage, owner: str, response: ResponseObject, items: Sequence[Json]) -> None:
     """What cannot be kept is answered all the same: then the response says `store: false`, and the log why."""
     try:
-        await storage.put("response", owner, response.id, await _record_of(response, items, 0.0))
+        await storage.put("response", owner, response.id, await _record_of(response, items))
     except ApiError as error:
         response.store = False
         logger.warning("a response is not kept: %s", error.message)
 
 
-async def _record_of(response: ResponseObject, items: Sequence[Json], seen_at: float) -> bytes:
+async def _record_of(response: ResponseObject, items: Sequence[Json], running: bool = False) -> bytes:
     """A record's JSON, made in turns of the loop. Raises ApiError 400."""
     said = [json_bytes(_without_logprobs(item)) for item in response.output]
     parts, size, piece = [b'{"response":'], 0, Slice()
-    tail = (b'],"said":[', b",".join(said), b'],"seen_at":%f}' % seen_at)
+    flags = json_bytes(response.background), json_bytes(running)
+    tail = (b'],"said":[', b",".join(said), b'],"background":%b,"running":%b}' % flags)
     for part in chain(pieces(response), (b',"items":[',), _encoded(items), tail):
         parts.append(part)
         size += len(part)

@@ -7,8 +7,9 @@ from urllib.parse import parse_qsl
 
 from quire.frontend.client.turns import in_thread
 from quire.frontend.http.api.errors import invalid
-from quire.frontend.http.api.pages import page_json, page_query
-from quire.frontend.http.api.responses.kept import Record, cancelled, decode, find, item_id_of, status_decoder
+from quire.frontend.http.api.json_pieces import send_parts
+from quire.frontend.http.api.pages import page_parts, page_query
+from quire.frontend.http.api.responses.kept import Record, cancel, find, item_id_of
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import json_bytes
 from quire.frontend.http.protocol.errors import ApiError
@@ -22,7 +23,7 @@ async def read_response(services: Services, request: Request, response: Response
     query = dict(parse_qsl(request.query.decode("latin-1")))
     if query.get("stream", "false").lower() not in ("false", "0"):
         raise invalid("stream is not available for a response that was made: it is returned whole", "stream")
-    response.send(200, bytes((await _record(services, request)).response))
+    await send_parts(response, [(await _record(services, request)).response])
 
 
 async def delete_response(services: Services, request: Request, response: Response) -> None:
@@ -38,17 +39,15 @@ async def delete_response(services: Services, request: Request, response: Respon
 async def cancel_response(services: Services, request: Request, response: Response) -> None:
     """Of a response that has ended already, in the background: as it is."""
     id = request.path_parameters["response_id"]
-    if not status_decoder.decode((await _record(services, request)).response).background:
+    if not (await _record(services, request)).background:
         raise ApiError(400, "Only a response that was made with background: true can be cancelled.", param="response_id",
                        code="not_in_background")  # fmt: skip
-    body = await services.storage.edit("response", request.owner, id, cancelled)
-    if body is None:
+    record = await cancel(services.storage, request.owner, id)
+    if record is None:
         raise _not_found()
-    record = decode(body)
-    task = services.state.background.get(id)
-    if task is not None and status_decoder.decode(record.response).status == "cancelled":
+    if (task := services.state.background.get(id)) is not None:
         task.cancel()
-    response.send(200, bytes(record.response))
+    await send_parts(response, [record.response])
 
 
 async def list_input_items(services: Services, request: Request, response: Response) -> None:
@@ -56,7 +55,7 @@ async def list_input_items(services: Services, request: Request, response: Respo
     query = page_query(request.query, default_limit=_DEFAULT_PAGE, max_limit=_MAX_PAGE)
     record = await _record(services, request)
     page = await in_thread(_page, record, query.after, query.limit, query.descending)
-    response.send(200, page_json(page))
+    await send_parts(response, page_parts(page))
 
 
 def _page(record: Record, after: str | None, limit: int, descending: bool) -> Page | None:
