@@ -55,7 +55,7 @@ FLAGS_DIFFER = {
 }
 COMMANDS = {
     "serve": (SAME, "`quire serve`; the model before the flags"),
-    "chat": (DIFFERS, "`quire chat`: --url is the server's, without /v1"),
+    "chat": (DIFFERS, "`quire chat`: --url with or without /v1; flags of its own"),
     "complete": (DIFFERS, "`quire complete`: likewise"),
     "bench serve": (SAME, "`quire bench serve`: flags that are here mean the same; datasets: random, sharegpt, custom"),
     "bench latency": (SAME, "`quire bench latency`"),
