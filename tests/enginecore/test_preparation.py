@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
-from core_by_hand import CoreByHand, add
+from core_by_hand import MAX_NUM_SEQS, CoreByHand, add
 from ipc_cores import RawFrontend
 
 from quire.enginecore.preparation import PreparationFailed, PreparingRequests
@@ -181,6 +181,15 @@ def test_a_lost_frontends_requests_are_gone(by_hand, slow):
     slow.finish(2, 3)
     ends(by_hand, other, 3)
     assert core.scheduler.counters.generation_tokens == 4
+
+
+def test_who_has_a_seat_does_not_count_among_those_that_wait(by_hand):
+    """A burst is counted before any of it was scheduled."""
+    frontend = by_hand.frontend()
+    prepares(by_hand, frontend, add(1, n=60), add(2, n=40), add(3, n=MAX_NUM_SEQS))
+    frontend.send(add(4, n=1))
+    refused = by_hand.answer(frontend, RequestError)
+    assert (refused.id, refused.code) == (4, "overloaded")
 
 
 def test_it_counts_among_those_that_wait(by_hand):
