@@ -134,7 +134,7 @@ def _run(
         log.info("ready after %.1f s: %s", time.monotonic() - started, link.address)
         on_ready(link.address)
         keep_pauses_short()
-        with contextlib.closing(core.preparing):
+        with contextlib.closing(core):
             core.run()
     finally:
         workers.stop()

@@ -211,9 +211,9 @@ def test_a_stop_waits_for_it_within_the_grace_period(by_hand, slow):
     assert core.scheduler.is_idle and not core._may_end()
     core.stop(grace_s=0.0)
     by_hand.until(core._may_end)
-    core.preparing.close()
+    core.close()
     assert slow.futures[2].cancelled() and not core.preparing
-    core.preparing.close()
+    core.close()
 
 
 def test_it_goes_on_over_a_restart_of_the_workers(by_hand, slow):
