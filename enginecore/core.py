@@ -5,6 +5,7 @@ next. Nothing that a frontend sends can end the loop; a worker that dies fails t
 """
 
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -126,11 +127,24 @@ class EngineCore:
         self._next_beat = 0.0
         self._on_beat = on_beat
         self.stats = Statistics(config.log_stats, s.max_num_seqs)
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # of signal handlers: a poll goes on after them
         self._poller = self._make_poller()
+
+    def close(self) -> None:
+        """May be called again."""
+        self.preparing.close()
+        wake_fd, self._wake_fd = self._wake_fd, -1
+        if wake_fd >= 0:
+            os.close(wake_fd)
+
+    def _wake(self) -> None:
+        if self._wake_fd >= 0:
+            os.eventfd_write(self._wake_fd, 1)
 
     def _make_poller(self) -> zmq.Poller:
         poller = zmq.Poller()
-        for source in (*self.link.sockets(), self.preparing.fileno(), *self._grammar.pollables(), *self.workers.pollables()):
+        ours = self._wake_fd, self.preparing.fileno(), *self._grammar.pollables()
+        for source in (*self.link.sockets(), *ours, *self.workers.pollables()):
             poller.register(source, zmq.POLLIN)
         return poller
 
@@ -153,10 +167,12 @@ class EngineCore:
         """Take no new requests; end when those at work are done, at the latest after grace_s. Safe from a signal handler."""
         self.stopping = True
         self._draining_until = min(self._draining_until or float("inf"), time.monotonic() + grace_s)
+        self._wake()
 
     def ask_for_stacks(self) -> None:
         """Log what the core's and the serving workers' threads do. Safe from a signal handler."""
         self._wants_stacks = True
+        self._wake()
 
     def _may_end(self) -> bool:
         # who has left and only waits for its last step is nobody's request any more: a worker that hangs never returns that one
@@ -223,8 +239,9 @@ class EngineCore:
 
     @property
     def _num_waiting(self) -> int:
-        """Sequences that were accepted and have not begun to run."""
-        return len(self.scheduler.waiting) + self.preparing.num_sequences
+        """Sequences that were accepted and have not begun to run, beyond those that there are seats for."""
+        seats = self.scheduler.config.max_num_seqs - self.scheduler.num_running
+        return max(len(self.scheduler.waiting) + self.preparing.num_sequences - seats, 0)
 
     # ------------------------------------------------------------------------------------------------------ steps
     def _fill(self) -> None:
@@ -332,7 +349,8 @@ class EngineCore:
         self._poll(0.0)
 
     def _poll(self, timeout_s: float) -> None:
-        self._poller.poll(int(max(timeout_s, 0.0) * 1000))
+        if (self._wake_fd, zmq.POLLIN) in self._poller.poll(int(max(timeout_s, 0.0) * 1000)):
+            os.eventfd_read(self._wake_fd)
 
     def _beat(self) -> None:
         now = time.monotonic()

@@ -134,7 +134,7 @@ def _run(
         log.info("ready after %.1f s: %s", time.monotonic() - started, link.address)
         on_ready(link.address)
         keep_pauses_short()
-        with contextlib.closing(core.preparing):
+        with contextlib.closing(core):
             core.run()
     finally:
         workers.stop()
@@ -311,7 +311,7 @@ def _bind(config: EngineConfig) -> CoreToFrontends:
     try:
         return CoreToFrontends(config.listen, epoch=new_epoch(), keys=_core_keys(config))
     except (OSError, ValueError, zmq.ZMQError) as error:
-        raise StartupError(f"cannot listen at {config.listen}: {error}") from error
+        raise StartupError(f"cannot listen at {config.listen}: {str(error).removeprefix(f'{config.listen}: ')}") from error
 
 
 def _welcome(config: EngineConfig, epoch: int, core: CoreConfig, summary: ModelSummary, files: dict[str, bytes]) -> Welcome:

@@ -16,7 +16,7 @@ from quire.ipc.engine_stats import CacheInfo, EngineStats
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.utilities import UtilityAnswer, UtilityCall
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 # Limits on one message, in bytes. A receiver drops the sender (frontend) or the message (core) that goes beyond.
 MAX_FRONTEND_MESSAGE = 64 << 20  # a request: a prompt of 8 M tokens as int32 would fit

@@ -1,13 +1,15 @@
 """SamplingParams: what a request may ask of the sampler, with vLLM's names and defaults, and the one table of bounds.
 
-The same frozen struct is what a Python user builds, what travels from a frontend to the core, and what the core reads.
-Bounds that need nothing but the value are checked when the struct is made, also when it is decoded from a wire; bounds that
-depend on the engine (vocabulary, context, caps) are checked by `check_against`, in the frontend and again in the core.
+The same struct is what a Python user builds, what travels from a frontend to the core, and what the core reads.
+Bounds that need nothing but the value are checked when the struct is made, also when it is decoded from a wire, and when one of
+its fields is set, as scripts for vLLM do with the model's defaults; nothing of ours sets any. Bounds that depend on the engine
+(vocabulary, context, caps) are checked by `check_against`, in the frontend and again in the core.
 """
 
+import enum
 import math
 from operator import attrgetter
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -53,7 +55,15 @@ BOUNDS: dict[str, tuple[float | None, float | None, bool]] = {
 }
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+class RequestOutputKind(enum.Enum):
+    """What each output of a running request holds: all so far, what is new, or, once, the end's. Python's clients read it."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
+
+
+class SamplingParams(msgspec.Struct, kw_only=True, array_like=True, forbid_unknown_fields=True):
     """How to sample one request. Names, defaults and meaning are vLLM's.
 
     n: completions per prompt (1 to 128). temperature: 0 is greedy. top_p in (0, 1]; top_k: -1 or 0 means all; min_p in [0, 1].
@@ -68,9 +78,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True,
     structured_outputs: what the output must be (ipc/structured_outputs.py). thinking_token_budget: so many tokens, at
     most, a reasoning model thinks before its end-of-thinking token is forced; never, where it does not think.
     skip_reading_prefix_cache: compute the whole prompt, whatever of it is cached.
-    extra_args: JSON for the logits processors that the engine was started with (--logits-processors).
+    extra_args: JSON for the logits processors that the engine was started with (--logits-processors). output_kind: what the
+    outputs of `AsyncLLM.generate`, `AsyncClient.generate` and `LLMEngine.step` hold.
 
-    Raises ValueError, naming the field, for a value outside its bounds.
+    Raises ValueError, naming the field, for a value outside its bounds, also where a field is set.
     """
 
     n: int = 1
@@ -100,6 +111,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True,
     thinking_token_budget: int | None = None
     skip_reading_prefix_cache: bool | None = None
     extra_args: dict[str, Any] | None = None
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     # filled in by the frontend, which has the tokenizer
     bad_words_token_ids: list[list[int]] | None = None
     reasoning_end_token_ids: list[int] | None = None  # end of the thinking that goes before structured output
@@ -117,7 +129,20 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True,
             msgspec.structs.force_setattr(self, "temperature", 0.0)
         elif SAMPLING_EPS <= self.temperature < MIN_TEMPERATURE:
             msgspec.structs.force_setattr(self, "temperature", MIN_TEMPERATURE)
+        _check_kind("output_kind", self.output_kind, RequestOutputKind, "a RequestOutputKind")
+        if self.structured_outputs is not None:
+            _check_kind("structured_outputs", self.structured_outputs, StructuredOutputs, "StructuredOutputsParams")
         _check_lists(self)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name not in self.__struct_fields__:
+            raise AttributeError(f"SamplingParams has no field {name!r}")
+        checked = msgspec.structs.replace(self, **{name: value})
+        msgspec.structs.force_setattr(self, name, getattr(checked, name))
+
+    def clone(self) -> Self:
+        """A copy, of which fields can be set."""
+        return msgspec.structs.replace(self)
 
     @property
     def is_greedy(self) -> bool:
@@ -147,6 +172,11 @@ _DEFAULTS = [  # of what has bounds: within them, and most values there are
     if name in BOUNDS
 ]
 _bounded = attrgetter(*(name for name, _ in _DEFAULTS))
+
+
+def _check_kind(name: str, value: object, kind: type, words: str) -> None:
+    if not isinstance(value, kind):
+        raise ValueError(f"{name} must be {words}, got {value!r:.80}")
 
 
 def _check_bound(name: str, value: float | None) -> None:

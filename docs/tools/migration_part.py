@@ -55,7 +55,7 @@ FLAGS_DIFFER = {
 }
 COMMANDS = {
     "serve": (SAME, "`quire serve`; the model before the flags"),
-    "chat": (DIFFERS, "`quire chat`: --url is the server's, without /v1"),
+    "chat": (DIFFERS, "`quire chat`: --url with or without /v1; flags of its own"),
     "complete": (DIFFERS, "`quire complete`: likewise"),
     "bench serve": (SAME, "`quire bench serve`: flags that are here mean the same; datasets: random, sharegpt, custom"),
     "bench latency": (SAME, "`quire bench latency`"),
@@ -151,8 +151,7 @@ FIELDS_NOT_HERE = {
     "SamplingParams": {
         "logprob_token_ids": "use logprobs, which lists the likeliest",
         "flat_logprobs": "there is one form of logprobs",
-        "output_kind": "iterate over the client's outputs",
-        "skip_clone": "they are never cloned",
+        "skip_clone": "a request keeps a copy, which costs a microsecond",
         "output_text_buffer_length": "computed where it is needed",
         "routed_experts_prompt_start": "mixture-of-experts models are not served",
         "repetition_detection": "use max_tokens, or the penalties",
@@ -164,7 +163,7 @@ _VECTORS = "models that embed or score are not served yet"
 LLM_DIFFERS = {
     "generate": "prompts are texts, token ids, or dicts with prompt or prompt_token_ids; outputs are vLLM's",
     "chat": "messages of text; chat_template takes a template of the caller's",
-    "get_tokenizer": "Quire's own object: encode, decode, chat templates",
+    "get_tokenizer": "Quire's own object: encode, decode, apply_chat_template",
     "start_profile": "needs profile_dir",
 }
 LLM_NOT_HERE = {

@@ -4,13 +4,15 @@ eval "$(quire completion bash)"      source <(quire completion zsh)      quire c
 """
 
 import argparse
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 SHELLS = ("bash", "zsh", "fish")
+FILES = ("//",)  # no value is known: a path, maybe, but no flag
 
 
 class Command(NamedTuple):
-    """path: "serve", "bench serve"; words: its subcommands; flags: each with the values it may have."""
+    """path: "serve", "bench serve"; words: its subcommands; flags: each with the values it may have, FILES for any."""
 
     path: str
     help: str
@@ -33,13 +35,19 @@ def _commands(parser: argparse.ArgumentParser, path: str, text: str) -> list[Com
             words = dict(action.choices)
             helps = {choice.dest: choice.help or "" for choice in action._choices_actions}
         for flag in action.option_strings:
-            flags[flag] = tuple(map(str, action.choices or ()))
+            flags[flag] = _values(action)
     closed = [a.choices for a in parser._actions if not a.option_strings and isinstance(a.choices, tuple)]
     positional = [str(choice) for choices in closed for choice in choices]
     found = [Command(path, text, (*words, *positional), flags)]
     for name, child in words.items():
         found += _commands(child, f"{path} {name}".strip(), helps.get(name, ""))
     return found
+
+
+def _values(action: argparse.Action) -> tuple[str, ...]:
+    """What may follow the flag: () after one that takes nothing, or may be left alone."""
+    names: Iterable[Any] = action.choices or getattr(action.type, "names", None) or ()
+    return tuple(map(str, names)) if names or action.nargs in (0, "?", "*") else FILES
 
 
 def _cases(commands: list[Command]) -> list[tuple[str, str]]:
@@ -73,7 +81,10 @@ _quire() {
     if [[ -z "$words" ]]; then
         words="$(_quire_words "$path")"
     fi
-    COMPREPLY=( $(compgen -W "$words" -- "${COMP_WORDS[COMP_CWORD]}") )
+    COMPREPLY=()
+    if [[ "$words" != // ]]; then
+        COMPREPLY=( $(compgen -W "$words" -- "${COMP_WORDS[COMP_CWORD]}") )
+    fi
     if [[ ${#COMPREPLY[@]} -eq 0 ]]; then
         COMPREPLY=( $(compgen -f -- "${COMP_WORDS[COMP_CWORD]}") )
     fi
@@ -101,5 +112,6 @@ def _fish(commands: list[Command]) -> str:
         lines += [f"complete -c quire -n '{where}' -f -a '{word}'" for word in command.words]
         for flag, values in command.flags.items():
             kind = f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}" if len(flag) == 2 else f"-o {flag[1:]}"
-            lines.append(f"complete -c quire -n '{where}' {kind}" + (f" -x -a '{' '.join(values)}'" if values else ""))
+            after = " -r" if values == FILES else f" -x -a '{' '.join(values)}'" if values else ""
+            lines.append(f"complete -c quire -n '{where}' {kind}{after}")
     return "\n".join(lines) + "\n"

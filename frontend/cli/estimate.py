@@ -10,7 +10,7 @@ import re
 import sys
 from typing import NamedTuple
 
-from quire.frontend.cli.estimate_model import ITEMSIZE, EstimateError, Model, read_model
+from quire.frontend.cli.estimate_model import BUNDLED, ITEMSIZE, EstimateError, Model, read_model
 from quire.ipc import memory_plan as plan
 from quire.ipc.config import EngineConfig, add_engine_arguments, engine_config_from
 from quire.ipc.memory_plan import GIB
@@ -23,6 +23,12 @@ GPUS = {
     "B200": 178.35,
 }  # fmt: skip
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
+
+
+class _GpuName(str):
+    """A text; `names` is for completion by shells."""
+
+    names = tuple(GPUS)
 
 
 class Estimate(NamedTuple):
@@ -55,12 +61,12 @@ def add_estimate(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     parser = commands.add_parser(
         "estimate",
         help="how a model would fit into a GPU's memory, without one",
-        usage="quire estimate MODEL [--gpu NAME | --gpu-memory SIZE | --device cpu] [FLAGS]",
+        usage="quire estimate [MODEL] [--gpu NAME | --gpu-memory SIZE | --device cpu] [FLAGS]",
         description="How memory would be divided, from config.json and the headers of the weights. Flags: as quire serve's.",
         epilog="example: quire estimate Qwen/Qwen3-0.6B --gpu L4 --max-model-len 8k",
     )
     machine = parser.add_argument_group("machine")
-    machine.add_argument("--gpu", help=f"one of {', '.join(GPUS)} (default: H100)")
+    machine.add_argument("--gpu", type=_GpuName, metavar="NAME", help=f"one of {', '.join(GPUS)} (default: H100)")
     machine.add_argument("--gpu-memory", type=_bytes, metavar="SIZE", help="of a GPU, like 24GiB or 24GB (default: of --gpu)")
     machine.add_argument("--json", action="store_true", help="all numbers as one JSON object")
     add_engine_arguments(parser)
@@ -69,15 +75,15 @@ def add_estimate(commands: "argparse._SubParsersAction[CommandParser]") -> None:
 
 def _estimate(args: argparse.Namespace) -> int:
     parser: CommandParser = args.parser
-    if args.model is None:
-        parser.error("which model? A folder or a hub id is needed")
     try:
         memory = gpu_bytes(args.gpu, args.gpu_memory) if args.device != "cpu" else 0
         config = engine_config_from(args)
     except ValueError as error:
         parser.error(str(error))
     try:
-        model = read_model(args.model, config.revision, config.download_dir, config.hf_token, config.hf_overrides)
+        model = read_model(
+            args.model or str(BUNDLED), config.revision, config.download_dir, config.hf_token, config.hf_overrides
+        )
         found = estimate(model, config, memory, args.gpu or ("" if args.gpu_memory else "H100"))
     except EstimateError as error:
         print(f"quire estimate: {error}", file=sys.stderr)
@@ -90,11 +96,27 @@ def gpu_bytes(name: str | None, memory: int | None) -> int:
     """Raises ValueError for a GPU that is not in the list."""
     if memory is not None:
         return memory
-    known = {gpu.lower(): gib for gpu, gib in GPUS.items()}
-    gib = known.get((name or "H100").lower().replace(" ", "-"))
+    gib = _gib_of(name or "H100")
     if gib is None:
         raise ValueError(f"--gpu {name}: known are {', '.join(GPUS)}; --gpu-memory takes any size")
     return int(gib * GIB)
+
+
+def _gib_of(gpu: str) -> float | None:
+    """Of a GPU's name as it may be written: `A100-80GB`, `RTX 4090` and `nvidia-l4` are those of the list, too."""
+    words, found = _plain(gpu), None
+    for name, gib in GPUS.items():
+        rest = words.removeprefix(_plain(name)) if words.startswith(_plain(name)) else "no"
+        size = rest.removesuffix("gb")
+        if not rest:
+            return gib
+        if rest.endswith("gb") and size.isdecimal() and abs(int(size) - gib) < 0.1 * gib:
+            found = gib
+    return found
+
+
+def _plain(gpu: str) -> str:
+    return re.sub(r"[\s_-]|nvidia|geforce|sxm\d?|pcie|hbm\d?e?", "", gpu.lower())
 
 
 def _bytes(text: str) -> int:
@@ -173,7 +195,12 @@ def text_of(found: Estimate, model: Model, config: EngineConfig) -> str:
     if found.num_blocks < 2:
         needed = sum(value for _, value, _ in rows) / config.gpu_memory_utilization / GIB
         return "\n".join([*lines, f"It does not fit: {needed:.1f} GiB of memory are needed before any KV cache."])
-    lines.append(f"{found.requests:.1f} requests of {found.max_model_len:,} tokens fit at once.")
     if found.tokens < found.max_model_len:
-        lines.append(f"No request may be longer than {found.tokens:,} tokens.")
+        lines.append(f"No request may be longer than {found.tokens:,} tokens: not one of {found.max_model_len:,} fits.")
+    elif found.requests > found.max_num_seqs:
+        lines.append(
+            f"All {found.max_num_seqs:,} requests of --max-num-seqs fit at once, with {found.max_model_len:,} tokens each."
+        )
+    else:
+        lines.append(f"{found.requests:.1f} requests of {found.max_model_len:,} tokens fit at once.")
     return "\n".join(lines)

@@ -1,7 +1,8 @@
 """What an estimate needs to know of a model, from config.json and the headers of its safetensors files: no weights are read.
 
 A local folder, or a repository of the hub, of which a few kilobytes are fetched. Whether the model can be served at all is the
-worker's to say (workers/models/); windows and head sizes are read as it reads them, which a test holds the two to.
+worker's to say (workers/models/); its families are named here, and windows and head sizes are read as it reads them, which a
+test holds the two to.
 """
 
 import json
@@ -15,6 +16,8 @@ from quire.ipc.memory_plan import LayerSizes, ModelSizes
 
 _MAX_HEADER_BYTES = 100 << 20
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+SERVED = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
 Json = dict[str, Any]
 
@@ -33,6 +36,9 @@ class Model(NamedTuple):
     is_counted: bool  # from the files' headers; otherwise computed from config.json
 
 
+BUNDLED = Path(__file__).parents[2] / "enginecore" / "loading" / "bundled"  # what is served without a model
+
+
 def read_model(name: str, revision: str | None, download_dir: str | None, token: str | None, overrides: Json) -> Model:
     """Raises EstimateError."""
     folder = Path(name).expanduser()
@@ -46,6 +52,9 @@ def read_model(name: str, revision: str | None, download_dir: str | None, token:
     for field in ("num_experts", "num_local_experts", "n_routed_experts"):
         if config.get(field):
             raise EstimateError(f"{name}: config.json sets {field}: such models are not served")
+    architectures = config.get("architectures")
+    if isinstance(architectures, list) and architectures and not set(map(str, architectures)) & set(SERVED):
+        raise EstimateError(f"{name}: {architectures[0]} is not served; served are {', '.join(SERVED)}")
     sizes = sizes_of(config)
     tied = bool(config.get("tie_word_embeddings"))
     counted = sum(count for tensor, count in tensors if not (tied and tensor == "lm_head.weight"))
@@ -154,16 +163,28 @@ def _tensors(path: Path) -> Iterator[tuple[str, int]]:
 
 def _of_hub(name: str, revision: str | None, download_dir: str | None, token: str | None) -> tuple[Json, list[tuple[str, int]]]:
     import huggingface_hub
+    from huggingface_hub import errors
 
     try:
-        path = huggingface_hub.hf_hub_download(name, "config.json", revision=revision, cache_dir=download_dir, token=token)
-        config = _json(Path(path))
-        local = list(_local_tensors(Path(path).parent))
-        if local:
-            return config, local
+        # as the server does it: without a hub it says so at once, where hf_hub_download tries again for half a minute
+        found = huggingface_hub.snapshot_download(
+            name, revision=revision, cache_dir=download_dir, token=token, allow_patterns=["config.json"]
+        )
+        folder = Path(found)
+        if local := list(_local_tensors(folder)):
+            return _json(folder / "config.json"), local
         files = huggingface_hub.get_safetensors_metadata(name, revision=revision, token=token).files_metadata.values()
+        config = _json(folder / "config.json")
     except EstimateError:
         raise
+    except errors.LocalEntryNotFoundError:
+        raise EstimateError(
+            f"{name} is no local folder, and the hub cannot be reached: connect, or give a local folder"
+        ) from None
+    except errors.RepositoryNotFoundError:
+        raise EstimateError(f"{name} is neither a local folder nor a model on the hub that HF_TOKEN may read") from None
+    except errors.HFValidationError:
+        raise EstimateError(f"{name} is neither a folder nor a hub id (like owner/name)") from None
     except Exception as error:  # of the hub's answers, of whichever HTTP library huggingface_hub has today
         reason = (str(error).strip().splitlines() or [""])[0]
         raise EstimateError(f"{name} is no local folder, and of the hub: {type(error).__name__}: {reason}") from None

@@ -8,6 +8,19 @@ from typing import Any
 LIST_GROUPS = ("listgroup", "groups")
 
 
+# vLLM's names of its groups: where most of their flags are here
+_VLLMS_GROUPS = {
+    "frontend": ("server", "TLS", "access", "requests", "tools and reasoning"),
+    "modelconfig": ("model", "chat template and sampling defaults"),
+    "loadconfig": ("model",),
+    "parallelconfig": ("device and memory",),
+    "cacheconfig": ("device and memory",),
+    "schedulerconfig": ("batching and scheduling",),
+    "observabilityconfig": ("access log and traces", "logs"),
+    "vllmconfig": ("own code and profiles",),
+}
+
+
 class HelpTopics(argparse.Action):
     """-h and --help, with what to show as an optional value."""
 
@@ -31,8 +44,9 @@ def about(parser: argparse.ArgumentParser, topic: str) -> str:
         return "\n".join(["groups, for --help=GROUP:", *(f"  {title}" for title in groups)])
     wanted = topic.lower().lstrip("-").replace("_", "-")
     titles = [title for title in groups if wanted in (title.lower(), title.lower().replace(" ", "-"))]
+    titles = titles or [title for title in _VLLMS_GROUPS.get(wanted, ()) if title in groups]
     if titles:
-        return _section(parser, titles[0], groups[titles[0]]._group_actions)
+        return "\n".join(_section(parser, title, groups[title]._group_actions) for title in titles)
     found = [action for action in parser._actions if any(wanted in flag for flag in action.option_strings)]
     return _section(parser, f"flags like {wanted}", found) if found else ""
 

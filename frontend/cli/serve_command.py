@@ -13,7 +13,7 @@ from quire.frontend.cli.serve_flags import add_serve_arguments
 from quire.frontend.cli.server_flags import server_options
 from quire.frontend.cli.vllm_compat import without_vllms
 from quire.ipc.process.command import CommandParser, quiet_interrupts
-from quire.ipc.process.flags import split_flag
+from quire.ipc.process.flags import profile_dir_of, split_flag
 
 if TYPE_CHECKING:
     from quire.ipc.config import EngineConfig
@@ -119,14 +119,10 @@ def _check(parser: CommandParser, args: argparse.Namespace) -> None:
 
 def _take_profiler_config(parser: CommandParser, args: argparse.Namespace) -> None:
     """What vLLM's JSON says, in --profile-dir."""
-    match args.profiler_config:
-        case {"torch_profiler_dir": str() as folder, **rest} if folder and rest in ({}, {"profiler": "torch"}):
-            args.profile_dir = args.profile_dir or folder
-        case {**given} if given:
-            parser.error(
-                '--profiler-config may say {"profiler": "torch", "torch_profiler_dir": FOLDER} and nothing else; '
-                "nearest: --profile-dir"
-            )
+    try:
+        args.profile_dir = args.profile_dir or profile_dir_of(args.profiler_config)
+    except ValueError as error:
+        parser.error(f"--profiler-config {error}")
 
 
 def _took_a_model(values: list[str]) -> bool:

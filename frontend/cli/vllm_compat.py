@@ -6,8 +6,10 @@ answered by `nearest`.
 """
 
 import difflib
+import json
 import re
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from quire.frontend.cli.vllm_flags import ANY, BY_FLAG, WORKING, Row
 from quire.ipc.process.command import CommandParser
@@ -42,10 +44,34 @@ def take_out(words: Sequence[str], known: Collection[str]) -> tuple[list[str], l
             value = "off" if name.startswith("--no-") else "on"
         elif value is None:
             value = _values_of(name, row, rest)
-        if row.fine != ANY and (key or value not in row.fine):
+        if not is_fine(row, value, key):
             raise UnsupportedFlag(_refusal(name, key, value, row))
         taken.append(f"{name} ({row.why})")
     return left, taken
+
+
+def is_fine(row: Row, value: str | None, key: str = "") -> bool:
+    """Whether nothing is needed for this value of the flag; of a JSON object, or of its member `key`."""
+    if row.fine == ANY or value in row.fine:
+        return row.fine == ANY or not key
+    if row.kind != "json" or value is None:
+        return False
+    try:
+        members = {key: _json_or_text(value)} if key else json.loads(value)
+    except ValueError:
+        return False
+    return isinstance(members, dict) and all(f"{name}={_as_text(member)}" in row.fine for name, member in members.items())
+
+
+def _json_or_text(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+def _as_text(member: Any) -> str:
+    return member if isinstance(member, str) else json.dumps(member)
 
 
 def without_vllms(parser: CommandParser, words: list[str]) -> list[str]:
@@ -81,7 +107,7 @@ def _values_of(name: str, row: Row, rest: list[str]) -> str:
 
 def _refusal(name: str, key: str, value: str, row: Row) -> str:
     shown = name + (f".{key}" if key else "") if row.kind in ("switch", "json", "list") else f"{name} {value}"
-    allowed = [v for v in row.fine if v not in ("on", "off", "")]
+    allowed = [v for v in row.fine if v not in ("on", "off", "") and row.kind != "json"]
     nearest = f"; nearest: {row.nearest}" if row.nearest else ""
     return f"{shown} is not supported: {row.why}{nearest}" + (f" (taken: {', '.join(allowed)})" if allowed else "")
 

@@ -25,7 +25,8 @@ WORKING = """
 
 
 class Row(NamedTuple):
-    """flags: names that share all of this. fine: values for which nothing is needed; "*": any; of a switch "on" and "off"."""
+    """flags: names that share all of this. fine: values for which nothing is needed; "*": any; of a switch "on" and "off"; of
+    a JSON object the whole of it, or key=value for each of its members that may be there."""
 
     flags: str
     kind: Kind
@@ -57,6 +58,12 @@ _TP = "--tensor-parallel-size"
 _REPLICAS = "one `quire serve` a replica, a load balancer before them"
 _STEP = "--max-num-batched-tokens"
 _PROXY = "a reverse proxy before the server"
+
+_GRAMMARS = (
+    *(f"backend={name}" for name in ("auto", "guidance", "xgrammar", "outlines", "lm-format-enforcer")),
+    "disable_fallback=true", "disable_fallback=false", "disable_any_whitespace=false", "disable_additional_properties=false",
+    "enable_in_reasoning=false",
+)  # fmt: skip
 
 ROWS = (
     # ---------------------------------------------------------------------------------------------------- the server
@@ -121,8 +128,8 @@ ROWS = (
     Row("--disable-cascade-attn", "switch", ON, "there is no cascade attention"),
     Row("--renderer-num-workers --tokenizer-pool-size", "value", ANY, "texts are tokenized in threads of each frontend"),
     Row("--tokenizer-pool-type --tokenizer-pool-extra-config", "value", ANY, "texts are tokenized in threads of each frontend"),
-    Row("--structured-outputs-config", "json", (), "there is one way to structured outputs", "the request's fields"),
-    Row("--guided-decoding-backend", "value", ("auto", "guidance"), "there is one way to structured outputs", "auto"),
+    Row("--structured-outputs-config", "json", _GRAMMARS, "llguidance makes the masks", "the request's structured_outputs"),
+    Row("--guided-decoding-backend", "value", ANY, "llguidance makes the masks"),
     Row("--logits-processor-pattern", "value", (), "requests name no classes", "--logits-processors"),
     Row("--enable-reasoning", "switch", ON, "thoughts are read by --reasoning-parser", "--reasoning-parser none"),
     Row("--additional-config", "json", (), "there are no plugins of platforms"),
@@ -181,8 +188,8 @@ ROWS = (
     Row("--mamba-backend --mamba-ssu-algorithm --mamba-cache-philox-rounds --replayssm-buffer-len", "value", ANY, _MAMBA),
     Row("--gdn-prefill-backend --kda-prefill-backend", "value", ANY, _MAMBA),
     Row("--use-replayssm --enable-mamba-cache-stochastic-rounding", "switch", OFF, _MAMBA),
-    Row("--kv-offloading-size --cpu-offload-gb --swap-space --offload-group-size", "value", ("0",), _OFFLOAD,
-        "--gpu-memory-utilization"),
+    Row("--swap-space", "value", ANY, "who is preempted is computed anew, not swapped"),
+    Row("--kv-offloading-size --cpu-offload-gb --offload-group-size", "value", ("0",), _OFFLOAD, "--gpu-memory-utilization"),
     Row("--kv-offloading-backend --offload-backend --offload-num-in-group --offload-prefetch-step", "value", ANY, _OFFLOAD),
     Row("--cpu-offload-params --offload-params", "list", (), _OFFLOAD, "--dtype"),
     Row("--kv-transfer-config --kv-events-config --ec-transfer-config --ec-manager-config", "json", (),
@@ -213,7 +220,7 @@ ROWS = (
     Row("--watermark", "value", ("0", "0.0"), "admission looks ahead to a request's end", "--admission"),
     Row("--max-num-scheduled-tokens", "value", (), "a step has one limit", _STEP),
     Row("--max-num-queued-tokens", "value", (), "requests that wait are counted, not their tokens", "--max-num-waiting"),
-    Row("--max-num-partial-prefills --max-long-partial-prefills", "value", (),
+    Row("--max-num-partial-prefills --max-long-partial-prefills", "value", ("1",),
         "a step has chunks of all prompts it has room for", "--long-prefill-token-threshold"),
     Row("--prefill-schedule-interval", "value", ("1",), "prompts are spread over steps by what these take", _STEP),
     Row("--stream-interval", "value", ("1",), "each token is sent when it is there"),

@@ -19,8 +19,9 @@ import numpy as np
 
 from quire.frontend.client.dispatch import Dispatcher
 from quire.frontend.client.encoding import checked_ids, encode_prompt
-from quire.frontend.client.outputs import CompletionOutput, RequestOutput, add_delta, new_completions, snapshot
+from quire.frontend.client.outputs import RequestOutput
 from quire.frontend.client.prompt import Prompt, split_prompt
+from quire.frontend.client.request_outputs import request_outputs
 from quire.frontend.client.stream import (
     ERRORS,
     ClientError,
@@ -267,31 +268,17 @@ class AsyncClient:
         priority: int = 0,
         cache_salt: str = "",
     ) -> AsyncIterator[RequestOutput]:
-        """Cumulative RequestOutputs until the end, as from vLLM's AsyncLLM. Leaving the loop aborts the request.
-
-        Without sampling_params, the model's defaults. Raises ClientErrors.
+        """RequestOutputs until the end, as from vLLM's AsyncLLM (`output_kind` says which: cumulative ones). Leaving the loop
+        aborts the request. Without sampling_params, the model's defaults. Raises ClientErrors.
         """
-        text, ids = await self._resolve(prompt)
         params = sampling_params if sampling_params is not None else self.default_sampling_params()
+        if isinstance(params, SamplingParams):
+            params = params.clone()  # what the caller does to it from now on is for other requests
+        text, ids = await self._resolve(prompt)
         stream = self.submit(ids, params, priority=priority, cache_salt=cache_salt, request_name=request_id or "")
-        outputs = new_completions(params.n, params.logprobs is not None)
-        prompt_logprobs = None
         try:
-            async for deltas in stream:
-                for delta in deltas:
-                    add_delta(outputs, delta)
-                if prompt_logprobs is None and stream.prompt_logprobs is not None:
-                    prompt_logprobs = list(stream.prompt_logprobs)
-                yield RequestOutput(
-                    request_id=stream.request_name,
-                    prompt=text,
-                    prompt_token_ids=ids,
-                    prompt_logprobs=prompt_logprobs,
-                    outputs=snapshot(outputs),
-                    finished=all(map(CompletionOutput.finished, outputs)),
-                    num_cached_tokens=stream.num_cached_tokens,
-                    metrics=stream.metrics,
-                )
+            async for output in request_outputs(stream, text, ids, params):
+                yield output
         finally:
             stream.cancel()
 

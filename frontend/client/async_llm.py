@@ -24,6 +24,7 @@ from quire.frontend.client.stream import EngineDown
 from quire.frontend.launcher import CoreProcess, launch_core
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.sampling import SamplingParams
+from quire.ipc.utilities import ProfileDone, ResetDone, ResetPrefixCache, StartProfile, StopProfile
 
 _STOP_GRACE_S = 10.0
 
@@ -74,7 +75,7 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str = "",
     ) -> AsyncIterator[RequestOutput]:
-        """Cumulative RequestOutputs until the end. Leaving the loop aborts the request.
+        """RequestOutputs until the end, cumulative unless output_kind says otherwise. Leaving the loop aborts the request.
 
         Without sampling_params, the model's defaults. Raises ClientErrors; ValueError for a request_id in use.
         """
@@ -112,6 +113,18 @@ class AsyncLLM:
         if problem := (await self._connected()).health():
             raise EngineDown(problem)
 
+    async def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False if requests run, whose blocks will be cached again."""
+        return (await (await self._connected()).utility(ResetPrefixCache(), ResetDone)).complete
+
+    async def start_profile(self) -> None:
+        """Let every worker record what it does, for at most a thousand steps. Needs `profile_dir`."""
+        await (await self._connected()).utility(StartProfile(), ProfileDone)
+
+    async def stop_profile(self) -> list[str]:
+        """Write the traces, one a rank, into `profile_dir`; returns the files' names."""
+        return (await (await self._connected()).utility(StopProfile(), ProfileDone)).traces
+
     @property
     def is_running(self) -> bool:
         return self._finalizer.alive
@@ -119,6 +132,13 @@ class AsyncLLM:
     @property
     def is_stopped(self) -> bool:
         return not self._finalizer.alive
+
+    @property
+    def errored(self) -> bool:
+        """Whether requests would fail now; an engine that has died is not started again by this."""
+        return self.is_stopped or (
+            self._connection is not None and self._client is not None and self._client.health() is not None
+        )
 
     def shutdown(self) -> None:
         """Abort what runs and end the engine, which takes a moment. May be called again."""

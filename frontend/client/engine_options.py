@@ -1,13 +1,18 @@
 """vLLM's names and values for an engine's options, as ours: what `LLM`, `LLMEngine` and `AsyncLLM` take.
 
 Options that need nothing here are taken and said so in one line of the log; values that would change something and cannot be
-had are refused. Unknown names are the caller's to refuse (llm.py).
+had are refused: by the table below, else by that of the flags (cli/vllm_flags.py). Unknown names are the caller's to refuse
+(llm.py).
 """
 
+import json
 import logging
 from typing import Any
 
+from quire.frontend.cli.vllm_compat import is_fine
+from quire.frontend.cli.vllm_flags import BY_FLAG, Row
 from quire.ipc.config import EngineConfig
+from quire.ipc.process.flags import profile_dir_of
 
 log = logging.getLogger("quire")
 
@@ -58,10 +63,15 @@ _LOAD_FORMATS = {"safetensors": "auto", "hf": "auto"}
 def engine_options(options: dict[str, Any]) -> dict[str, Any]:
     """vLLM's options as EngineConfig's. Raises ValueError for a value that is not supported; unknown names are left in."""
     found, not_needed = dict(options), list[str]()
-    for name in options.keys() & NOT_NEEDED.keys() - set(EngineConfig.__struct_fields__):
-        value, harmless = found.pop(name), NOT_NEEDED[name]
-        if ANY not in harmless and value not in harmless:
-            raise ValueError(f"{name}={value!r} is not supported")
+    if (folder := _profile_dir(found.pop("profiler_config", None))) is not None:
+        found.setdefault("profile_dir", folder)
+    for name in found.keys() - set(EngineConfig.__struct_fields__):
+        row = BY_FLAG.get("--" + name.replace("_", "-"))
+        if name not in NOT_NEEDED and row is None:
+            continue  # the caller's to refuse
+        value = found.pop(name)
+        if not _is_harmless(name, row, value):
+            raise ValueError(f"{name}={value!r:.200} is not supported" + (f": {row.why}" if row is not None else ""))
         if value is not None:
             not_needed.append(name)
     if not_needed:
@@ -71,3 +81,21 @@ def engine_options(options: dict[str, Any]) -> dict[str, Any]:
     if isinstance(found.get("load_format"), str):
         found["load_format"] = _LOAD_FORMATS.get(found["load_format"], found["load_format"])
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _profile_dir(config: Any) -> str | None:
+    try:
+        return profile_dir_of(config)
+    except ValueError as error:
+        raise ValueError(f"profiler_config {error}".replace("--profile-dir", "profile_dir")) from None
+
+
+def _is_harmless(name: str, row: Row | None, value: Any) -> bool:
+    """Whether nothing is needed for it, by the table above or by the row of its flag."""
+    if name in NOT_NEEDED:
+        return ANY in NOT_NEEDED[name] or value in NOT_NEEDED[name]
+    if row is None or value is None or value in ("", [], (), {}):
+        return True
+    if isinstance(value, bool):
+        return row.kind == "switch" and is_fine(row, "on" if value else "off")
+    return is_fine(row, json.dumps(value, default=str) if isinstance(value, dict) else str(value))

@@ -77,6 +77,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        lora_request: None = None,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Outputs in the order of the prompts.
@@ -86,6 +87,8 @@ class LLM:
         lower runs first; needs scheduling_policy="priority". Raises TypeError or ValueError for a prompt or parameter that
         cannot be run (then nothing is), EngineDown if the engine is lost. Ctrl-C aborts the requests.
         """
+        if lora_request is not None:
+            raise ValueError("lora_request is not supported")
         batch = _prompt_list(prompts)
         params = self._params(sampling_params, len(batch))
         if priority is not None and len(priority) != len(batch):
@@ -96,8 +99,9 @@ class LLM:
         self,
         messages: Conversation | Sequence[Conversation],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
         use_tqdm: bool = True,
+        *,
+        lora_request: None = None,
         tools: list[dict[str, Any]] | None = None,
         documents: list[dict[str, Any]] | None = None,
         chat_template: str | None = None,
@@ -125,7 +129,7 @@ class LLM:
         ]
         rows = tokenizer.encode_batch(texts, add_special_tokens=False)
         prompts = [{"prompt": text, "prompt_token_ids": ids} for text, ids in zip(texts, rows, strict=True)]
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request)
 
     def beam_search(
         self,

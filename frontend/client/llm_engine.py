@@ -18,6 +18,7 @@ from quire.frontend.client.engine_args import EngineArgs
 from quire.frontend.client.llm import LLM
 from quire.frontend.client.outputs import RequestOutput
 from quire.frontend.client.prompt import Prompt
+from quire.frontend.client.request_outputs import merged
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.sampling import SamplingParams
 
@@ -66,7 +67,8 @@ class LLMEngine:
         with self._changed:
             if request_id in self._running or request_id in self._news:
                 raise ValueError(f"request_id {request_id!r} is in use")
-            task = asyncio.create_task(self._run(request_id, {"prompt": text, "prompt_token_ids": ids}, params, priority))
+            prompt = {"prompt": text, "prompt_token_ids": ids}
+            task = asyncio.create_task(self._run(request_id, prompt, params.clone(), priority))
             self._running[request_id] = task
         await asyncio.sleep(0)  # it is sent now
 
@@ -75,7 +77,7 @@ class LLMEngine:
             async for output in self._llm._client.generate(prompt, params, request_id, priority=priority):
                 with self._changed:
                     if request_id in self._running:  # not aborted meanwhile
-                        self._news[request_id] = output
+                        self._news[request_id] = merged(self._news.get(request_id), output, params)
                         self._changed.notify_all()
         except Exception as error:  # whatever it is: `step` raises it
             with self._changed:
@@ -86,7 +88,8 @@ class LLMEngine:
                 self._changed.notify_all()
 
     def step(self) -> list[RequestOutput]:
-        """Wait until some requests have new tokens or an end: the latest output of each, cumulative. [] if none is unfinished.
+        """Wait until some requests have new tokens or an end: the latest output of each (by its output_kind). [] if none is
+        unfinished.
 
         Raises the error that a request has failed with, one a call; news of others wait for the next.
         """

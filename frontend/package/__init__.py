@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from quire.frontend.client.llm_engine import LLMEngine
     from quire.frontend.client.outputs import CompletionOutput, RequestOutput
     from quire.frontend.client.structured_outputs import StructuredOutputsParams
-    from quire.ipc.sampling import SamplingParams
+    from quire.ipc.sampling import RequestOutputKind, SamplingParams
     from quire.ipc.version import VERSION as __version__
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "EngineArgs",
     "LLMEngine",
     "RequestOutput",
+    "RequestOutputKind",
     "SamplingParams",
     "StructuredOutputsParams",
     "__version__",
@@ -83,6 +84,10 @@ def __getattr__(name: str) -> object:
             from quire.frontend.client.outputs import RequestOutput
 
             return RequestOutput
+        case "RequestOutputKind":
+            from quire.ipc.sampling import RequestOutputKind
+
+            return RequestOutputKind
         case "SamplingParams":
             from quire.ipc.sampling import SamplingParams
 

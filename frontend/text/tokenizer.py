@@ -28,6 +28,10 @@ class TooManyTokens(ValueError):
     """A text has more tokens than whoever asked can use."""
 
 
+# arguments of transformers' apply_chat_template that are no variables of a template
+_OF_TENSORS = ("return_tensors", "return_dict", "return_assistant_tokens_mask", "padding", "truncation", "max_length")
+
+
 class Tokenizer:
     """A model's tokenizer. `backend` is the `tokenizers` object behind it.
 
@@ -174,6 +178,34 @@ class Tokenizer:
             continue_final_message=continue_final_message,
             variables=chat_template_kwargs or {},
         )
+
+    def apply_chat_template(
+        self,
+        conversation: list[Message],
+        tools: list[dict[str, Any]] | None = None,
+        documents: list[dict[str, Any]] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+        tokenize: bool = True,
+        **variables: Any,
+    ) -> str | list[int]:
+        """`render_chat` in the shape of transformers' tokenizers: the prompt's token ids, its text with tokenize=False.
+
+        variables: the template's. Raises ChatTemplateError, TypeError for what asks for tensors.
+        """
+        if tensors := [name for name in _OF_TENSORS if variables.pop(name, None)]:
+            raise TypeError(f"{tensors[0]} is not supported: apply_chat_template returns a text or a list of token ids")
+        text = self.render_chat(
+            conversation,
+            tools=tools,
+            documents=documents,
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template_kwargs=variables,
+        )
+        return self.encode(text, add_special_tokens=False) if tokenize else text
 
     # ---------------------------------------------------------------------------------------------------------- params
     def with_bad_words(self, params: SamplingParams) -> SamplingParams:

@@ -73,8 +73,14 @@ def load_keys(path: str | Path) -> KeyPair:
 
 
 def load_allow_list(path: str | Path) -> frozenset[bytes]:
-    """Read public keys, one a line. Raises ValueError for a malformed line or an empty list."""
-    lines = [line.strip() for line in Path(path).read_text().splitlines()]
+    """Read public keys, one a line. Raises ValueError for a malformed line, an empty list, or none at all."""
+    try:
+        lines = [line.strip() for line in Path(path).read_text().splitlines()]
+    except FileNotFoundError:
+        raise ValueError(
+            f"{path} is not there: write the public keys of the frontends that may connect into it, one a line "
+            "(a frontend says its own when it is started with --curve-key-file)"
+        ) from None
     keys = frozenset(parse_key(line.split()[0], path) for line in lines if line and line != "#" and not line.startswith("# "))
     if not keys:
         raise ValueError(f"{path}: no key in this list: nobody could connect")

@@ -38,6 +38,8 @@ def as_started(command: str) -> str:
     path = sys.argv[0]
     if os.path.basename(path) == name and os.path.realpath(path) != os.path.realpath(shutil.which(name) or ""):
         name = shlex.quote(path)
+    elif getattr(sys.modules["__main__"].__spec__, "name", "") == f"{name}.__main__":  # python -m quire
+        name = f"{shlex.quote(sys.orig_argv[0])} -m quire"
     return " ".join([name, *words])
 
 

@@ -33,6 +33,16 @@ def model_len(text: str) -> int | None:
     return None if text in ("auto", "-1") else human_int(text)
 
 
+def profile_dir_of(config: Any) -> str | None:
+    """The folder in vLLM's profiler_config; None if it says nothing. Raises ValueError for what it cannot say here."""
+    match config:
+        case None | {} if not config:
+            return None
+        case {"torch_profiler_dir": str() as folder, **rest} if folder and rest in ({}, {"profiler": "torch"}):
+            return folder
+    raise ValueError('may say {"profiler": "torch", "torch_profiler_dir": FOLDER} and nothing else; nearest: --profile-dir')
+
+
 def one_of(names: Sequence[str], other_names: dict[str, str]) -> Any:
     """The type of a flag with these values, of which some have other names, too."""
 
@@ -42,6 +52,7 @@ def one_of(names: Sequence[str], other_names: dict[str, str]) -> Any:
             raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join((*names, *other_names))}")
         return name
 
+    value.names = (*names, *other_names)  # type: ignore[attr-defined]  # for completion by shells
     return value
 
 

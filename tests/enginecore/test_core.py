@@ -242,6 +242,24 @@ class SlowWorkers:
         pass
 
 
+def test_a_stop_ends_the_wait_of_an_idle_core(by_hand):
+    """A poll goes on after a signal's handler has returned, until its time is over."""
+    core, begin = by_hand.core, time.monotonic()
+    before = signal.signal(signal.SIGALRM, lambda *_: core.stop(0.0))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        core._poll(60.0)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert core.stopping and time.monotonic() - begin < 30.0
+    core._poll(0.0)
+    begin = time.monotonic()
+    core._poll(0.05)  # once woken, it waits again
+    assert time.monotonic() - begin >= 0.04
+    core.close()
+    core.stop(0.0)  # of a signal that comes last
+
+
 class Dropped:
     """Is stopped in its finalizer, where what is raised goes nowhere."""
 

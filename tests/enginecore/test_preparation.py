@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
-from core_by_hand import CoreByHand, add
+from core_by_hand import MAX_NUM_SEQS, CoreByHand, add
 from ipc_cores import RawFrontend
 
 from quire.enginecore.preparation import PreparationFailed, PreparingRequests
@@ -183,6 +183,15 @@ def test_a_lost_frontends_requests_are_gone(by_hand, slow):
     assert core.scheduler.counters.generation_tokens == 4
 
 
+def test_who_has_a_seat_does_not_count_among_those_that_wait(by_hand):
+    """A burst is counted before any of it was scheduled."""
+    frontend = by_hand.frontend()
+    prepares(by_hand, frontend, add(1, n=60), add(2, n=40), add(3, n=MAX_NUM_SEQS))
+    frontend.send(add(4, n=1))
+    refused = by_hand.answer(frontend, RequestError)
+    assert (refused.id, refused.code) == (4, "overloaded")
+
+
 def test_it_counts_among_those_that_wait(by_hand):
     frontend = by_hand.frontend()
     prepares(by_hand, frontend, add(1, n=60))
@@ -202,9 +211,9 @@ def test_a_stop_waits_for_it_within_the_grace_period(by_hand, slow):
     assert core.scheduler.is_idle and not core._may_end()
     core.stop(grace_s=0.0)
     by_hand.until(core._may_end)
-    core.preparing.close()
+    core.close()
     assert slow.futures[2].cancelled() and not core.preparing
-    core.preparing.close()
+    core.close()
 
 
 def test_it_goes_on_over_a_restart_of_the_workers(by_hand, slow):

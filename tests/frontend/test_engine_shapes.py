@@ -9,7 +9,18 @@ from collections.abc import Iterator
 import pytest
 
 import quire
-from quire import AsyncEngineArgs, AsyncLLM, AsyncLLMEngine, BeamSearchParams, EngineArgs, LLMEngine, SamplingParams
+from quire import (
+    AsyncEngineArgs,
+    AsyncLLM,
+    AsyncLLMEngine,
+    BeamSearchParams,
+    EngineArgs,
+    LLMEngine,
+    RequestOutputKind,
+    SamplingParams,
+)
+from quire.frontend.client.outputs import CompletionOutput, RequestOutput
+from quire.frontend.client.request_outputs import merged
 from quire.frontend.client.stream import EngineDown, TooLong
 
 SMALL = {"device": "cpu", "dtype": "float32", "max_model_len": 256, "max_num_seqs": 8, "cpu_kv_cache_gib": 0.05}
@@ -57,6 +68,19 @@ def test_wrong_arguments_are_named(kind):
         kind(max_model_len="long")
 
 
+def test_arguments_without_a_field_here_mean_what_their_flags_do():
+    options = {"attention_backend": "FLASHINFER", "max_num_partial_prefills": 1, "mm_processor_kwargs": None}
+    grammars = {"structured_outputs_config": {"backend": "xgrammar"}}
+    assert EngineArgs(**options, **grammars, enable_lora=False, allowed_local_media_path="") == EngineArgs()
+    with pytest.raises(ValueError, match=r"worker_cls='mine' is not supported: no code of others"):
+        EngineArgs(worker_cls="mine")
+    with pytest.raises(ValueError, match=r"enable_dbo=True is not supported: batches are not split"):
+        EngineArgs(enable_dbo=True)
+    assert EngineArgs(profiler_config={"profiler": "torch", "torch_profiler_dir": "traces"}).profile_dir == "traces"
+    with pytest.raises(ValueError, match=r"profiler_config may say .* profile_dir"):
+        EngineArgs(profiler_config={"profiler": "cuda"})
+
+
 def test_arguments_from_a_command_line():
     parser = EngineArgs.add_cli_args(argparse.ArgumentParser())
     args = EngineArgs.from_cli_args(parser.parse_args(["m", "--max-num-seqs", "3"]))
@@ -94,6 +118,40 @@ def test_requests_are_added_and_stepped_to_their_ends(engine):
     }
     assert last["a"].prompt == "Once upon a time" and last["c"].prompt is None
     assert engine.step() == [] and not engine.has_unfinished_requests()
+
+
+def test_outputs_hold_what_their_kind_says(engine):
+    texts, ids, counts = {}, {}, {}
+    for kind in RequestOutputKind:
+        params = SamplingParams(n=2, seed=1, max_tokens=9, ignore_eos=True, logprobs=0, output_kind=kind)
+        engine.add_request(kind.name, "Once upon a time", params)
+        params.max_tokens = 200  # of requests to come: this one has its own
+        outputs = []
+        while engine.has_unfinished_requests():
+            outputs += engine.step()
+        assert [o.finished for o in outputs] == [False] * (len(outputs) - 1) + [True]
+        shown = outputs if kind is RequestOutputKind.DELTA else outputs[-1:]
+        of = [[c for o in shown for c in o.outputs if c.index == i] for i in (0, 1)]
+        texts[kind] = ["".join(c.text for c in each) for each in of]
+        ids[kind] = [[t for c in each for t in c.token_ids] for each in of]
+        counts[kind] = [sum(len(c.logprobs) for c in each) for each in of]
+        assert len(outputs) == 1 or kind is not RequestOutputKind.FINAL_ONLY
+        assert [each[-1].finish_reason for each in of] == ["length", "length"]
+    assert all(each == texts[RequestOutputKind.FINAL_ONLY] for each in texts.values())
+    assert all(each == ids[RequestOutputKind.FINAL_ONLY] for each in ids.values())
+    assert all(each == [9, 9] for each in counts.values())
+
+
+def test_changes_that_came_between_two_steps_are_one():
+    params = SamplingParams(n=2, output_kind=RequestOutputKind.DELTA)
+
+    def output(finished, *parts):
+        return RequestOutput("0", "p", [1], None, [CompletionOutput(i, t, [len(t)]) for i, t in parts], finished)
+
+    both = merged(merged(None, output(False, (1, "ab")), params), output(True, (0, "x"), (1, "cde")), params)
+    assert [(c.index, c.text, c.token_ids) for c in both.outputs] == [(0, "x", [1]), (1, "abcde", [2, 3])]
+    assert both.finished
+    assert merged(both, output(True, (0, "y")), SamplingParams()).outputs[0].text == "y"
 
 
 def test_an_aborted_request_is_heard_of_no_more(engine):
@@ -172,6 +230,13 @@ def test_an_abort_ends_its_iterator(async_llm):
         assert [o async for o in async_llm.generate("The cat", GREEDY, "mine")][-1].finished
 
     asyncio.run(main())
+
+
+def test_its_cache_is_forgotten_and_its_health_told(async_llm):
+    async def ask() -> tuple[bool, bool]:
+        return await async_llm.reset_prefix_cache(), async_llm.errored
+
+    assert asyncio.run(ask()) == (True, False)
 
 
 def test_after_its_end_it_says_so(async_llm):

@@ -190,7 +190,7 @@ def test_a_bar_appears_before_any_prompt_has_ended(
 def test_an_unknown_option_names_those_like_it() -> None:
     with pytest.raises(TypeError, match="'max_model_length'; did you mean max_model_len"):
         LLM(max_model_length=5)
-    for name in ("zzz", "lora_modules"):
+    for name in ("zzz", "memory_modules"):
         with pytest.raises(TypeError, match="there are model, revision") as error:
             LLM(**{name: 5})
         assert "max_num_seqs" in str(error.value) and "curve" not in str(error.value)
@@ -200,7 +200,7 @@ def test_an_unknown_option_names_those_like_it() -> None:
     ("options", "match"),
     [
         ({"max_model_len": 1}, "^max_model_len must be at least 2$"),
-        ({"enable_lora": True}, "^enable_lora=True is not supported$"),
+        ({"enable_lora": True}, "^enable_lora=True is not supported: LoRA adapters are not served$"),
         ({"tensor_parallel_size": 2}, "^tensor_parallel_size above 1 is not supported yet$"),
         ({"device": "tpu"}, "^device: invalid enum value 'tpu'$"),
         ({"max_num_seqs": "many"}, "^max_num_seqs: expected int or None, got str$"),

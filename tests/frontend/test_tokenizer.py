@@ -152,6 +152,16 @@ def test_a_named_template_is_used_for_tools_and_on_request() -> None:
     assert tok.render_chat(CHAT, chat_template="{{ messages | length }}") == "3"
 
 
+def test_the_shape_of_transformers_tokenizers():
+    tok = tokenizer(chat_template="{{ messages[-1].content }}{{ '!' if add_generation_prompt }}{{ mood }}")
+    text = tok.apply_chat_template([{"role": "user", "content": "Hello"}], tokenize=False, add_generation_prompt=True, mood="?")
+    assert text == "Hello!?"
+    assert tok.apply_chat_template([{"role": "user", "content": "Hello"}]) == tok.encode("Hello", add_special_tokens=False)
+    with pytest.raises(TypeError, match="return_tensors is not supported"):
+        tok.apply_chat_template([{"role": "user", "content": "Hello"}], return_tensors="pt")
+    assert tok.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False, return_dict=False) == "Hi"
+
+
 def test_the_template_file_goes_before_the_configuration() -> None:
     tok = Tokenizer.from_files(toy_tokenizers.files() | {"chat_template.jinja": b"from the file"})
     assert tok.render_chat(CHAT) == "from the file"

@@ -45,6 +45,11 @@ def test_malformed_key_file_is_refused_without_telling_its_content(tmp_path, tex
     assert keys.secret.decode() not in str(caught.value)
 
 
+def test_a_list_that_is_not_there_says_what_it_holds(tmp_path):
+    with pytest.raises(ValueError, match="is not there: write the public keys"):
+        load_allow_list(tmp_path / "frontends.allow")
+
+
 def test_allow_list_has_comments_and_names(tmp_path):
     keys = [make_keys().public for _ in range(3)]
     path = tmp_path / "allowed"

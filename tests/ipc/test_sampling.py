@@ -144,6 +144,26 @@ def test_round_trip_over_the_wire(p):
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(p), type=SamplingParams) == p
 
 
+def test_a_field_is_set_within_its_bounds_only_and_a_copy_is_its_own():
+    p = SamplingParams(min_tokens=2)
+    copy = p.clone()
+    p.max_tokens, p.stop, p.temperature = 100, "x", 1e-6
+    assert (p.max_tokens, p.stop, p.temperature) == (100, ["x"], 0.0)
+    assert copy == SamplingParams(min_tokens=2) != p
+    for name, value, why in (("top_p", 2, "top_p must be"), ("max_tokens", 1, "min_tokens must be at most max_tokens")):
+        with pytest.raises(ValueError, match=why):
+            setattr(p, name, value)
+    with pytest.raises(AttributeError, match="no field 'max_token'"):
+        p.max_token = 3  # type: ignore[attr-defined]
+    assert (p.top_p, p.max_tokens) == (1.0, 100)
+
+
+@pytest.mark.parametrize("field", [{"output_kind": 1}, {"structured_outputs": {"json": {}}}])
+def test_what_is_of_another_type_is_refused_by_name(field):
+    with pytest.raises(ValueError, match=f"{next(iter(field))} must be"):
+        SamplingParams(**field)
+
+
 def test_positional_arguments_and_unknown_fields_are_refused():
     with pytest.raises(TypeError):
         SamplingParams(1)

@@ -135,7 +135,7 @@ class CoreByHand:
     def close(self) -> None:
         for frontend in self._frontends:
             frontend.close()
-        self.core.preparing.close()
+        self.core.close()
         self.workers.kill()
         self.link.close(linger_s=0)
 

@@ -228,7 +228,7 @@ class CoreWithModel:
 
     def close(self) -> None:
         self.frontend.close()
-        self.core.preparing.close()
+        self.core.close()
         self.grammars.close()
         self.workers.kill()
         self.link.close(linger_s=0)

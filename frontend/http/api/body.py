@@ -51,8 +51,8 @@ class BodyDecoder(Generic[T]):
             return self._decode(body, unknown)
         except msgspec.ValidationError as error:
             raise _wrong_type(_shortened(str(error))) from None
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            raise ApiError(400, "The request's body is not valid JSON.", code="invalid_json") from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ApiError(400, f"The request's body is not valid JSON{_flaw(error, body)}.", code="invalid_json") from None
         except RecursionError:
             raise ApiError(400, "The request's JSON is nested too deeply.", code="invalid_json") from None
         finally:
@@ -75,6 +75,16 @@ class BodyDecoder(Generic[T]):
 def _shortened(text: str) -> str:
     """msgspec quotes a value that is none of those allowed, however long it is."""
     return text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT // 2]}...{text[-_LONGEST_TEXT // 2 :]}"
+
+
+def _flaw(error: Exception, body: bytearray) -> str:
+    """What is wrong and where, if msgspec says so; its words quote nothing of the body."""
+    if isinstance(error, UnicodeDecodeError):
+        return ": it is not UTF-8"
+    what, _, where = str(error).partition("malformed: ")
+    if not where and "truncated" in what and not body.rstrip().endswith(b"}"):
+        return ": it ends too early"
+    return f": {where}" if where else ""
 
 
 def _wrong_type(text: str) -> ApiError:

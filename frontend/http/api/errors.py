@@ -21,11 +21,16 @@ def invalid(message: str, param: str | None = None) -> ApiError:
         param = place[1]
     if param is None:
         param = next((word for word in re.findall(r"\w+", message) if word in _FIELDS), None)
-    return ApiError(400, message if message.endswith(".") else message + ".", param=param, code="invalid_value")
+    return ApiError(400, _sentence(message), param=param, code="invalid_value")
 
 
 def too_long(message: str, param: str | None = None) -> ApiError:
-    return ApiError(400, message if message.endswith(".") else message + ".", param=param, code="context_length_exceeded")
+    return ApiError(400, _sentence(message), param=param, code="context_length_exceeded")
+
+
+def _sentence(message: str) -> str:
+    """With a full stop, but for what ends with a picture of the place."""
+    return message if message.endswith((".", "^")) else message + "."
 
 
 def from_exception(error: Exception, prompt_field: str | None = None) -> ApiError | None:

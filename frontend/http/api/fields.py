@@ -27,6 +27,15 @@ NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "ec_transfer_params": ({},),
     "moderation": ({},),
 }
+_INSTEAD = {
+    "watermarking": "answers carry none.",
+    "logprob_token_ids": "logprobs are those of the likeliest tokens; ask for up to 20 of them.",
+    "repetition_detection": "see repetition_penalty and frequency_penalty.",
+    "routed_experts_prompt_start": "there are no experts.",
+    "stream_interval": "each token is sent when it is there, as with 1.",
+    "ec_transfer_params": "nothing is sent between engines.",
+    "moderation": "nothing is moderated here.",
+}
 _not_supported = attrgetter(*NOT_SUPPORTED)
 _NOTHING = (None,) * len(NOT_SUPPORTED)
 
@@ -87,7 +96,8 @@ def check_fields(body: Any) -> None:
 def _refuse(values: tuple[Any, ...]) -> None:
     for (name, harmless), value in zip(NOT_SUPPORTED.items(), values, strict=True):
         if value is not None and value not in harmless:
-            raise ApiError(400, f"{name}: this value is not supported by this server.", param=name, code="unsupported_value")
+            why = f"{name}: this value is not supported by this server: {_INSTEAD[name]}"
+            raise ApiError(400, why, param=name, code="unsupported_value")
 
 
 def _check_best_of(body: Any) -> None:
@@ -107,7 +117,8 @@ def _check_beams(body: Any) -> None:
     width = beam_width(body)
     if not 1 <= width <= MAX_BEAM_WIDTH or width < (body.n or 1):
         name = "n" if body.best_of is None else "best_of"
-        what = f"{name}, the beams of use_beam_search, must be at least {max(1, body.n or 1)} and at most {MAX_BEAM_WIDTH}"
+        least = 1 if body.best_of is None else min(max(1, body.n or 1), MAX_BEAM_WIDTH)
+        what = f"{name}, the beams of use_beam_search, must be at least {least} and at most {MAX_BEAM_WIDTH}"
         raise invalid(f"{what}, got {width}", name)
     for name, harmless in _NOT_WITH_BEAMS.items():
         value = getattr(body, name, None)

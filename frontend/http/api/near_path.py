@@ -15,9 +15,12 @@ def near_path(path: bytes, known: Iterable[bytes]) -> str | None:
         return None
     paths = {k.decode() for k in known}
     given = re.sub(r"/+", "/", path.decode("latin-1")).rstrip("/").lower()
-    bare = _PREFIXES.sub("", given)
+    bare = _PREFIXES.sub("", given + "/").rstrip("/")
     for other in (given, f"/v1{bare}", bare):
         if other in paths:
             return other
+    longer = [p for p in paths if p.startswith(f"/v1{bare}/")] if bare else []  # /v1/chat
+    if longer:
+        return min(longer, key=len)
     ends = {p.removeprefix("/v1"): p for p in paths}  # the version, which most share, would make all of them alike
     return ends.get(near(bare, ends) or "")

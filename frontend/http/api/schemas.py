@@ -159,10 +159,22 @@ _HARMLESS: dict[str, Callable[[Any], bool]] = {
 }
 
 
-# What would work instead.
+# Why, and what would work instead.
+_TEXT_ONLY = "models of text only are served."
 _HOW = {
+    "functions": "send them as tools.",
+    "function_call": "see tools and tool_choice.",
+    "audio": _TEXT_ONLY,
+    "modalities": f'{_TEXT_ONLY[:-1]}; ["text"] is taken.',
+    "prediction": "nothing is made faster by it here; leave it out.",
+    "web_search_options": "it searches nothing; describe a function that does in tools.",
+    "suffix": "models go on from the end of a prompt, and fill no gaps; put all of the text into prompt.",
+    "prompt_embeds": "prompts are texts or token ids.",
+    "kv_transfer_params": "KV blocks stay in their engine.",
     "logits_processors": "classes are named when the server starts, with --logits-processors module:Class; a request gives "
     "their arguments in vllm_xargs.",
+    "mm_processor_kwargs": _TEXT_ONLY,
+    "media_io_kwargs": _TEXT_ONLY,
 }
 
 
@@ -177,8 +189,8 @@ def check_supported(body: Unsupported) -> None:
         return
     for name, value in zip(Unsupported.__annotations__, values, strict=True):
         if value is not None and not _HARMLESS.get(name, _empty)(value):
-            how = _HOW.get(name, "this value is not supported by this server.")
-            raise ApiError(400, f"{name}: {how}", param=name, code="unsupported_value")
+            why = f"{name}: this value is not supported by this server: {_HOW[name]}"
+            raise ApiError(400, why, param=name, code="unsupported_value")
 
 
 # ------------------------------------------------------------------------------------------------------------ responses

@@ -45,6 +45,7 @@ _UNSUPPORTED = ("features", "kv_transfer_params")
 _REFUSED = ("guided_decoding", "logits_processors")
 _NOT_TAKEN = (
     "bad_words_token_ids", "reasoning_end_token_ids", "reasoning_start_token_ids", "structured_outputs", "detokenize",
+    "output_kind",
 )  # fmt: skip
 
 TokenSamplingParams = msgspec.defstruct(
@@ -140,6 +141,7 @@ def _params(body: GenerateRequest) -> SamplingParams:
     given = {n: v for n in SamplingParams.__struct_fields__ if (v := getattr(body.sampling_params, n, None)) is not None}
     if given.get("prompt_logprobs") is not None and body.stream:
         raise invalid("prompt_logprobs is not available with stream: true", "prompt_logprobs")
+    given.pop("output_kind", None)  # `stream` says it
     given["detokenize"] = bool(given.get("stop"))
     if "structured_outputs" in given:
         given["structured_outputs"] = structured_field("structured_outputs", given["structured_outputs"])

@@ -97,6 +97,13 @@ def test_hints_name_the_command_as_it_was_started(tmp_path, monkeypatch):
         assert as_started("quire chat") == shown
 
 
+def test_the_package_is_the_command_too():
+    words = [sys.executable, "-P", "-m", "quire", "serve", "--port", "x"]
+    run = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert run.returncode == 2 and run.stderr.startswith("quire serve: argument --port")
+    assert run.stderr.endswith(f"see '{sys.executable} -m quire serve --help'\n")
+
+
 def test_flags_of_the_server_as_they_are_understood():
     parse = cli._parser().parse_args
     assert parse(["serve"]).max_body_mib << 20 == Limits().max_body_bytes

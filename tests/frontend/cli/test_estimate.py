@@ -12,7 +12,7 @@ from quire.enginecore import daemon
 from quire.enginecore.loading.model_files import model_summary
 from quire.frontend.cli import main as cli
 from quire.frontend.cli.estimate import GPUS, estimate, gpu_bytes
-from quire.frontend.cli.estimate_model import EstimateError, read_model, sizes_of
+from quire.frontend.cli.estimate_model import SERVED, EstimateError, read_model, sizes_of
 from quire.ipc import memory_plan
 from quire.ipc.config import EngineConfig
 from quire.ipc.memory_plan import GIB
@@ -23,7 +23,7 @@ from quire.workers.loading.weights import load_weights
 from quire.workers.memory import cpu_budget, cpu_step_bytes
 from quire.workers.memory import sizes_of as workers_sizes_of
 from quire.workers.models.build import build_model
-from quire.workers.models.families import read_model_config
+from quire.workers.models.families import FAMILIES, read_model_config
 from quire.workers.parallel import Parallel
 
 LLAMA_8B = {
@@ -115,11 +115,16 @@ def test_flags_change_the_plan(tmp_path):
     ("change", "said"),
     [({"hidden_size": None}, "hidden_size"), ({"num_local_experts": 8}, "num_local_experts"),
      ({"vocab_size": "x"}, "vocab_size"),
-     ({"dtype": "float8"}, "float8")],
+     ({"dtype": "float8"}, "float8"),
+     ({"architectures": ["Gemma2ForCausalLM"]}, "Gemma2ForCausalLM is not served; served are LlamaForCausalLM, Mistral")],
 )  # fmt: skip
 def test_models_that_cannot_be_estimated(tmp_path, change, said):
     with pytest.raises(EstimateError, match=said):
         estimate(read(folder_of(tmp_path, {**LLAMA_8B, **change})), EngineConfig(), gpu_bytes("H100", None))
+
+
+def test_the_families_are_the_workers():
+    assert tuple(FAMILIES) == SERVED
 
 
 def test_windows_and_head_sizes_by_family():
@@ -146,14 +151,35 @@ def test_the_command(tmp_path, capsys):
     for words, said in (
         (["x", "--gpu", "abacus"], "known are H100"),
         (["x", "--gpu-memory", "12"], "24GiB"),
-        ([], "which model"),
     ):
         with pytest.raises(SystemExit):
             cli.main(["estimate", *words])
         assert said in capsys.readouterr().err
+    assert cli.main(["estimate", folder, "--gpu", "L4"]) == 0
+    assert "not one of 131,072 fits" in capsys.readouterr().out
+    assert cli.main(["estimate"]) == 0  # the bundled model, as elsewhere
+    assert "All 1,024 requests of --max-num-seqs fit at once, with 2,048 tokens each" in capsys.readouterr().out
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 64)
     assert cli.main(["estimate", folder]) == 1
     assert "is not a safetensors file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [("RTX 4090", "RTX-4090"), ("A100-80GB", "A100"), ("NVIDIA H100 80GB HBM3", "H100"), ("nvidia-l4-24gb", "L4"),
+     ("a100-40gb", "A100-40GB"), ("L40S", "L40S")],
+)  # fmt: skip
+def test_names_of_gpus_as_they_may_be_written(written, name):
+    assert gpu_bytes(written, None) == int(GPUS[name] * GIB)
+    with pytest.raises(ValueError, match="known are"):
+        gpu_bytes("H100-40GB", None)
+
+
+def test_a_model_of_a_hub_that_cannot_be_reached(monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(EstimateError, match="owner/name is no local folder, and the hub cannot be reached"):
+        read_model("owner/name", None, str(tmp_path), None, {})
 
 
 def test_names_of_gpus():

@@ -114,6 +114,9 @@ def test_bash_offers_what_may_follow(tmp_path):
     assert offered(file, "quire serve model --scheduling-policy ") == {"fcfs", "priority"}
     assert offered(file, "quire bench ") >= {"serve", "latency"} and "--num-iters" in offered(file, "quire bench latency --num")
     assert offered(file, "quire completion ") >= set(SHELLS)
+    assert offered(file, "quire serve --dtype b") == {"bfloat16"} and "L4" in offered(file, "quire estimate --gpu ")
+    assert offered(file, "quire serve --config ") == {"quire.bash"}
+    assert "--port" in offered(file, "quire serve --enforce-eager ")
     assert offered(file, "quire serve ./qui") == {"./quire.bash"} and offered(file, "quire serve quire.b") == {"quire.bash"}
 
 

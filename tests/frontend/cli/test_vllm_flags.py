@@ -7,7 +7,7 @@ from launch_lines import parsed, serve_parser
 
 from quire.frontend.cli import main as cli
 from quire.frontend.cli.serve_command import _take_profiler_config
-from quire.frontend.cli.vllm_compat import UnsupportedFlag, nearest, take_out
+from quire.frontend.cli.vllm_compat import UnsupportedFlag, is_fine, nearest, take_out
 from quire.frontend.cli.vllm_flags import ANY, BY_FLAG, ROWS, WORKING, verdicts
 
 # `vllm serve --help=all` of 0.30, without --no- forms
@@ -210,6 +210,29 @@ def test_a_launch_line_with_tools_traces_and_own_code():
     assert args.logits_processors == ["m:A", "n.py:B", "m:C"]
     _take_profiler_config(serve_parser(), args)
     assert args.profile_dir == "/traces" and [note.split()[0] for note in args.notes] == ["--enable-auto-tool-choice"]
+
+
+@pytest.mark.parametrize(
+    ("value", "fine"),
+    [('{"backend": "xgrammar"}', True), ('{"backend": "guidance", "disable_fallback": true}', True), ("{}", True),
+     ('{"reasoning_parser": "qwen3"}', False), ('["backend"]', False), ("{", False)],
+)  # fmt: skip
+def test_members_of_a_json_object_are_looked_at_one_by_one(value, fine):
+    assert is_fine(BY_FLAG["--structured-outputs-config"], value) == fine
+
+
+def test_a_member_of_a_json_object_alone():
+    left, taken = take_out(["--structured-outputs-config.backend", "xgrammar", "m"], set())
+    assert left == ["m"] and taken == ["--structured-outputs-config (llguidance makes the masks)"]
+    with pytest.raises(UnsupportedFlag, match=r"--structured-outputs-config\.backend is not supported"):
+        take_out(["--structured-outputs-config.backend=mine"], set())
+
+
+@pytest.mark.parametrize("topic", ["ModelConfig", "Frontend", "SchedulerConfig", "CacheConfig"])
+def test_help_by_vllms_groups(topic, capsys):
+    with pytest.raises(SystemExit) as exit:
+        cli.main(["serve", f"--help={topic}"])
+    assert exit.value.code == 0 and "--" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("topic", ["listgroup", "server", "device-and-memory", "max-model-len", "all"])

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from quire.frontend.client.async_client import InvalidRequest
 from quire.frontend.client.outputs import Delta
-from quire.frontend.http.api.schemas import ChatRequest, CompletionRequest, TokenizeRequest
+from quire.frontend.http.api.fields import _INSTEAD, NOT_SUPPORTED
+from quire.frontend.http.api.schemas import _HOW, ChatRequest, CompletionRequest, TokenizeRequest, Unsupported
 
 # ------------------------------------------------------------------------------------------------------------ parameters
 SAMPLING = {
@@ -173,6 +174,18 @@ def test_wrong_values_get_400_and_the_field_is_named(extra, param):
     asyncio.run(main())
 
 
+def test_every_field_that_is_refused_says_why():
+    assert Unsupported.__annotations__.keys() == _HOW.keys() and NOT_SUPPORTED.keys() == _INSTEAD.keys()
+
+    async def say(**extra):
+        return (await http.Api().json("POST", CHAT, {**HELLO, **extra}))[1]["error"]["message"]
+
+    assert asyncio.run(say(suffix="x")).endswith("fill no gaps; put all of the text into prompt.")
+    assert asyncio.run(say(stream_interval=4)).endswith("each token is sent when it is there, as with 1.")
+    assert "must be at least 1 and at most 64, got 100" in asyncio.run(say(use_beam_search=True, n=100))
+    assert "must be at least 2 and at most 64, got 1" in asyncio.run(say(use_beam_search=True, n=2, best_of=1))
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -205,6 +218,18 @@ def test_broken_json_gets_400(body):
         assert status == 400 and set(answer["error"]) == {"message", "type", "param", "code"}
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [(b"", "it ends too early."), (b'{"max_tokens": 3', "it ends too early."),
+     (b"{'a': 1}", "object keys must be strings (byte 1)."),
+     (b'{"max_tokens": 3,}', "trailing comma in object (byte 17)."), (b'{"model": "\xff"}', "it is not UTF-8."),
+     (b'{"model": "\\ud800"}', "is not valid JSON.")],
+)  # fmt: skip
+def test_broken_json_is_told_where(body, said):
+    status, answer = asyncio.run(http.Api().json("POST", CHAT, body))
+    assert status == 400 and answer["error"]["message"].endswith(said)
 
 
 def test_too_long_names_the_context():

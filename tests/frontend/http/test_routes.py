@@ -105,7 +105,7 @@ def test_what_needs_other_models_says_so(path):
     [
         ("/chat/completions", "/v1/chat/completions"), ("/v1/chat/completion", "/v1/chat/completions"),
         ("/V1/Models", "/v1/models"), ("/v1/completions/", "/v1/completions"), ("/healthz", "/health"),
-        ("/models", "/v1/models"),
+        ("/models", "/v1/models"), ("/v1/chat", "/v1/chat/completions"), ("/chat/", "/v1/chat/completions"), ("/v1", None),
         ("/something/else", None), ("/" + "v" * 5000, None),
     ],
 )  # fmt: skip

@@ -59,6 +59,13 @@ def test_a_stream(usage):
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("kind", [0, 1, 2])
+def test_vllms_kind_of_output_asks_for_nothing(kind):
+    api = http.Api()
+    status, _ = asyncio.run(api.json("POST", PATH, {**BODY, "sampling_params": {"max_tokens": 3, "output_kind": kind}}))
+    assert status == 200
+
+
 def test_structured_outputs_as_vllm_writes_them():
     async def main():
         api = http.Api()

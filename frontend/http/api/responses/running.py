@@ -9,9 +9,10 @@ import time
 from collections.abc import AsyncIterator
 
 from quire.frontend.client.outputs import Delta
+from quire.frontend.client.stream import Stream
 from quire.frontend.http.api.chat_output import ChatOutput
 from quire.frontend.http.api.errors import from_exception
-from quire.frontend.http.api.generate import collect, most_logprobs
+from quire.frontend.http.api.generate import collect, follow, most_logprobs
 from quire.frontend.http.api.json_pieces import too_large, write_pieces
 from quire.frontend.http.api.logprobs import LogprobStyle
 from quire.frontend.http.api.prompt_run import PromptRun, usage_of
@@ -39,6 +40,7 @@ class RunningTurn:
         self._tokens = self._tokens_of_text() if turn.body.wants_logprobs else None
         self._writer = EventWriter(in_pieces=self._tokens is not None) if stream is not None else None
         self._output = Output(turn.response, self._writer, self._tokens, turn.seals)
+        self._came = 0.0  # when the last output did
 
     def _tokens_of_text(self) -> TokensOfText:
         chat, tokenizer = self._turn.chat, self._services.client.tokenizer
@@ -89,6 +91,9 @@ class RunningTurn:
             async for deltas in self._deltas():
                 self._add(deltas)
                 await self._send()
+                if self._tokens is None and isinstance(self._run.stream, Stream):
+                    metrics = self._services.metrics
+                    self._came = await follow(self._run.stream, self._stream, self._read, metrics, self._came)
             await self._end()
             await self._send()
             self._stream.end()
@@ -124,21 +129,28 @@ class RunningTurn:
     # --------------------------------------------------------------------------------------------------- what it yields
     async def _deltas(self) -> AsyncIterator[list[Delta]]:
         """What the engine yields, counted."""
-        run, metrics, previous = self._run, self._services.metrics, 0.0
+        run, metrics = self._run, self._services.metrics
         assert isinstance(run.stream, AsyncIterator)
         async for deltas in run.stream:
             now = time.perf_counter()
-            if previous:
-                metrics.inter_token_latency.observe(now - previous)
+            if self._came:
+                metrics.inter_token_latency.observe(now - self._came)
             else:
                 count_first_token(metrics, run)
-            previous = now
+            self._came = now
             for delta in deltas:
                 run.num_tokens[0] = delta.num_tokens
                 if delta.finish_reason is not None:
                     run.finish_reasons[0] = delta.finish_reason
                     metrics.count("request_success", delta.finish_reason)
             yield deltas
+
+    def _read(self, delta: Delta) -> bytes:
+        """The events of a delta that does not end the stream."""
+        assert self._writer is not None
+        self._run.num_tokens[0] = delta.num_tokens
+        self._add([delta])
+        return self._writer.take()
 
     def _add(self, deltas: list[Delta]) -> None:
         for delta in deltas:
