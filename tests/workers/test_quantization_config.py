@@ -87,6 +87,7 @@ def schemes(config):
         (BNB, [FourBitCodes(quant_type="nf4", is_nested=True)] * 2 + [None]),
         ({**BNB, "llm_int8_skip_modules": ["lm_head", "model.layers.1.mlp"]},
          [FourBitCodes(quant_type="nf4", is_nested=True), None, None]),
+        ({**BNB, "llm_int8_skip_modules": []}, [FourBitCodes(quant_type="nf4", is_nested=True)] * 3),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True, "load_in_4bit": False}, [RowInt8()] * 2 + [None]),
     ],
 )  # fmt: skip
@@ -121,6 +122,8 @@ def test_a_skipped_module_ends_at_a_boundary():
         ({**GPTQ, "dynamic": {"+:.*down": {"bits": 2}}}, "down': bits is 2"),
         ({**GPTQ, "dynamic": {"+:.*down": 3}}, "must have an object"),
         ({**AWQ, "version": "gemv"}, "version is 'gemv'"),
+        ({**AWQ, "version": None, "checkpoint_format": "gemv_fast"}, "version is 'gemv_fast'"),
+        ({**GPTQ, "format": "bitblas"}, "checkpoint_format is 'bitblas'"),
         ({**AWQ, "bits": 8}, "bits is 8"),
         ({**AWQ, "modules_to_not_convert": [3]}, "must list names"),
         ({**ROUND, "packing_format": "auto_round:auto_gptq:marlin"}, "packing_format"),

@@ -75,8 +75,9 @@ def read_fp8(config: Json) -> Callable[[str], Scheme | None]:
 
 
 def read_bitsandbytes(config: Json) -> Callable[[str], Scheme | None]:
-    """Four-bit codes or int8, as transformers saves them."""
-    skipped = checked([*names_of(config, "llm_int8_skip_modules"), HEAD], "llm_int8_skip_modules")
+    """Four-bit codes or int8, as transformers saves them: without a list of what it skips, it skips the head."""
+    has_list = config.get("llm_int8_skip_modules") is not None
+    skipped = checked(names_of(config, "llm_int8_skip_modules") if has_list else [HEAD], "llm_int8_skip_modules")
     scheme: Scheme
     if field(config, "load_in_8bit", bool, False) or field(config, "_load_in_8bit", bool, False):
         scheme = RowInt8()

@@ -53,7 +53,7 @@ def _gptq(config: Json, changes: Json, where: str) -> Gptq:
     merged = {**config, **changes}
     one_of(merged.get("is_marlin_format") or False, (False,), f"{where}: is_marlin_format")
     version = one_of(
-        merged.get("checkpoint_format") or "gptq",
+        merged.get("checkpoint_format") or merged.get("format") or "gptq",
         ("gptq", "gptq_v2"),
         f"{where}: checkpoint_format",
         "GPTQModel can convert others",
@@ -93,7 +93,7 @@ def _inside_blocks(config: Json) -> Callable[[str], bool]:
 # -------------------------------------------------------------------------------------------------------------- AWQ
 def read_awq(config: Json) -> SchemeOf:
     """`modules_to_not_convert` matches anywhere in a layer's name; the head is never quantized."""
-    version = str(config.get("version") or "gemm").lower()
+    version = str(config.get("version") or config.get("checkpoint_format") or config.get("format") or "gemm").lower()
     one_of(version, ("gemm",), f"{WHERE}: version", "AutoAWQ's version gemm packs the same weights")
     bits = config.get("bits", config.get("w_bit"))
     one_of(bits, (4,), f"{WHERE}: bits")
