@@ -36,10 +36,10 @@ def test_values_of_the_formulas():
 
 def test_a_static_scale_saturates():
     fp8, int8 = Activations(dtype="fp8", is_static=True), Activations(dtype="int8", is_static=True)
-    x, half = torch.tensor([[1e6, -1e6, 3.0]]), torch.tensor(0.5)
+    x, half = torch.tensor([[1e6, -1e6, 3.0]]), 0.5
     assert rounded(x, fp8, half).tolist() == [[224.0, -224.0, 3.0]]
     assert rounded(x, int8, half).tolist() == [[63.5, -64.0, 3.0]]
-    assert rounded(x, int8, half, torch.tensor(-28.0)).tolist() == [[77.5, -50.0, 3.0]]
+    assert rounded(x, int8, half, -28.0).tolist() == [[77.5, -50.0, 3.0]]
 
 
 def test_layers_side_by_side_keep_what_they_are():

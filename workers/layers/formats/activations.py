@@ -18,10 +18,8 @@ from quire.workers.layers.formats.stored import StoredLayer
 FP8_MAX, INT8_MAX = 448.0, 127.0
 
 
-def rounded(
-    x: torch.Tensor, how: Activations, scale: torch.Tensor | None = None, zero_point: torch.Tensor | None = None
-) -> torch.Tensor:
-    """x [T, K] -> what its quantized values stand for. scale, zero_point: of a static quantization, float32 scalars."""
+def rounded(x: torch.Tensor, how: Activations, scale: float | None = None, zero_point: float | None = None) -> torch.Tensor:
+    """x [T, K] -> what its quantized values stand for. scale, zero_point: of a static quantization."""
     values = x.to(torch.float32)
     if how.is_static:
         if scale is None:
@@ -48,7 +46,9 @@ def _no_zeros(scale: torch.Tensor) -> torch.Tensor:
     return scale.masked_fill(scale == 0, 1.0)
 
 
-def _round_to(x: torch.Tensor, how: Activations, scale: torch.Tensor, zero_point: torch.Tensor | None) -> torch.Tensor:
+def _round_to(
+    x: torch.Tensor, how: Activations, scale: torch.Tensor | float, zero_point: torch.Tensor | float | None
+) -> torch.Tensor:
     if how.dtype == "fp8":
         return (x / scale).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn).to(torch.float32) * scale
     zero = 0 if zero_point is None else zero_point
@@ -79,8 +79,7 @@ def _key(layer: StoredLayer | None) -> object:
     """The same for layers whose inputs are rounded alike."""
     if layer is None or layer.activations is None:
         return None
-    values = (layer.input_scale, layer.input_zero_point)
-    return layer.activations, *(None if value is None else value.item() for value in values)
+    return layer.activations, layer.input_scale, layer.input_zero_point
 
 
 def _rounded(x: torch.Tensor, layer: StoredLayer | None) -> torch.Tensor:

@@ -55,8 +55,8 @@ def source_of(scheme: Scheme, layer: str, n: int, k: int) -> Source:
 class StoredLayer:
     """The tensors of one layer, of which `rows` and `columns` are this rank's."""
 
-    input_scale: torch.Tensor | None = None
-    input_zero_point: torch.Tensor | None = None
+    input_scale: float | None = None  # numbers, not tensors: a product that is captured may not wait for the device
+    input_zero_point: float | None = None
 
     def __init__(self, source: Source, rows: Part, columns: Part, device: torch.device):
         self.layout, self.activations = source
@@ -106,5 +106,5 @@ class StoredLayer:
         weight.copy_(values[self._rows.slice, self._columns.slice])
 
 
-def _scalar(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    return None if tensor is None else tensor.reshape(()).to(torch.float32)
+def _scalar(tensor: torch.Tensor | None) -> float | None:
+    return None if tensor is None else float(tensor.item())
