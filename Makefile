@@ -39,7 +39,7 @@ run: $(FOR_RUN)
 	@exec $(BIN)/quire serve --port $(PORT) $(ARGS)
 
 # The Triton interpreter is chosen when Triton is imported, so its tests have processes of their own; what PYTEST_ARGS names may
-# have none of them, which is status 5. Both always run: three minutes on two idle cores, ten for `test-all`.
+# have none of them, which is status 5. Both always run: three minutes on two cores, eighteen for `test-all`.
 test: MARKS := not slow
 test: INTERPRETED := interpret and not slow
 test-all: MARKS :=

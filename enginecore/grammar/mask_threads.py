@@ -67,7 +67,7 @@ class MaskThreads:
         self._num_words = -(-vocab_size // 32)
         self._threads: list[threading.Thread] = []
         self._closing = threading.Event()
-        self._queues: list[queue.SimpleQueue[list[Work] | None]] = []
+        self._queues: dict[int, queue.SimpleQueue[list[Work] | None]] = {}  # 0: of all; others: of those that were slow
         self._news = threading.Condition()  # of the next: the descriptor is readable while there is something in it
         self._done: list[Done] = []
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -78,8 +78,6 @@ class MaskThreads:
         return self._fd
 
     def submit(self, works: list[Work]) -> None:
-        if not self._queues:
-            self._start()
         by_queue: dict[int, list[Work]] = {}
         for work in works:
             c = work.constraint
@@ -87,8 +85,10 @@ class MaskThreads:
                 c.queue = 1 + c.lexer % self._num_threads if c.is_slow else 0
             c.num_works += 1
             by_queue.setdefault(c.queue, []).append(work)
-        for queue_, some in by_queue.items():
-            self._queues[queue_].put(some)
+        for number, some in by_queue.items():
+            if number not in self._queues:
+                self._start(number)
+            self._queues[number].put(some)
         self.num_outstanding += len(works)
 
     def take(self, timeout_s: float = 0.0) -> list[Done]:
@@ -111,22 +111,21 @@ class MaskThreads:
         The descriptor stays open, for one that takes too long may still write to it.
         """
         self._closing.set()
-        for works in self._queues:
+        for works in self._queues.values():
             works.put(None)
         deadline = time.monotonic() + CLOSE_S
         for thread in self._threads:
             thread.join(max(deadline - time.monotonic(), 0.0))
-        self._queues, self._threads = [], []
+        self._queues, self._threads = {}, []
 
-    def _start(self) -> None:
-        vocabulary = self._get_vocabulary()
-        for i in range(1 + self._num_threads):
-            works: queue.SimpleQueue[list[Work] | None] = queue.SimpleQueue()
-            self._queues.append(works)
-            piece, num_threads = (PIECE * self._num_threads, self._num_threads) if i == 0 else (1, 1)
-            maker = _Maker(vocabulary, self._num_words, works, self._hand_over, self._closing, piece, num_threads)
-            self._threads.append(threading.Thread(target=maker.run, name=f"quire-masks-{i}", daemon=True))
-            self._threads[-1].start()
+    def _start(self, number: int) -> None:
+        """The thread of a queue, when the first work comes for it."""
+        works: queue.SimpleQueue[list[Work] | None] = queue.SimpleQueue()
+        self._queues[number] = works
+        piece, num_threads = (PIECE * self._num_threads, self._num_threads) if number == 0 else (1, 1)
+        maker = _Maker(self._get_vocabulary(), self._num_words, works, self._hand_over, self._closing, piece, num_threads)
+        self._threads.append(threading.Thread(target=maker.run, name=f"quire-masks-{number}", daemon=True))
+        self._threads[-1].start()
 
     def _hand_over(self, done: Done) -> None:
         with self._news:

@@ -205,11 +205,11 @@ def consume(
                 gl.store(arrival_ptr, 0)
                 acc, row_sum = _reduce_partials(partial, first_slot, parts, WARPGROUP, HEAD_DIM, out_layout)
         if last:
+            # Each thread stores the pairs that it holds: wider stores would need a trip through shared memory, and what lay
+            # there for them was now and then another's when processes take turns on a GPU (benchmarks/LOG.md, 2026-11-22).
             values = (acc / gl.where(row_sum == 0.0, 1.0, row_sum)[:, None]).to(out_ptr.dtype.element_ty)
-            store_layout: gl.constexpr = gl.BlockedLayout([8, 8], [2, 16], [4, 1], [1, 0])
-            values = gl.convert_layout(values, store_layout)
-            out_rows = WARPGROUP * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, store_layout))
-            columns = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, store_layout))
+            out_rows = WARPGROUP * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, out_layout))
+            columns = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, out_layout))
             line = (first_line + out_rows % TOKENS).to(gl.int64)
             offsets = line * stride_out_token + (kv_head * GROUP + out_rows // TOKENS) * stride_out_head
             gl.store(out_ptr + offsets[:, None] + columns[None, :], values, mask=(out_rows % TOKENS < live)[:, None])

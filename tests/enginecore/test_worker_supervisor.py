@@ -3,7 +3,6 @@
 import errno
 import logging
 import os
-import signal
 import time
 from collections.abc import Iterator
 
@@ -290,58 +289,6 @@ def test_a_stop_does_not_wait_for_steps_that_nobody_waits_for(by_hand, monkeypat
     began = time.monotonic()
     core.run()
     assert 0.3 * waits <= time.monotonic() - began < 30.0
-
-
-# ------------------------------------------------------------------------------------------------- who cannot be killed
-class Unkillable:
-    """A child in an uninterruptible sleep."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid, self.signals, self.has_ended, self.is_closed = pid, list[int](), False, False
-        self.patience = list[float]()  # that it was waited for with
-
-    def send_signal(self, number: int) -> None:
-        self.signals.append(number)
-
-    def poll(self) -> int | None:
-        return -9 if self.has_ended else None
-
-    def wait(self, timeout_s: float) -> int | None:
-        self.patience.append(timeout_s)
-        time.sleep(0.0 if self.has_ended else max(timeout_s, 0.0))
-        return self.poll()
-
-    def close(self) -> None:
-        self.is_closed = True
-
-
-def waited_for_together(children: list[Unkillable]) -> bool:
-    (first,), *rest = [child.patience for child in children]
-    return first > 0.0 and all(patience <= 0.0 for (patience,) in rest)  # the first has used the time up
-
-
-def test_killed_workers_are_waited_for_together_and_not_for_ever(monkeypatch):
-    monkeypatch.setattr(group_module, "KILL_WAIT_S", 0.2)
-    workers = WorkerGroup(worker_template(4))
-    children = [Unkillable(pid) for pid in range(1, 5)]
-    workers._children = list(children)
-    children[1].has_ended = True
-    workers.kill()
-    assert waited_for_together(children)
-    assert all(child.signals == [signal.SIGKILL] and child.is_closed for child in children)
-    assert workers.dying() == ["pid 1", "pid 3", "pid 4"]
-    for child in children:
-        child.has_ended = True
-    assert workers.dying() == []
-
-
-def test_workers_that_hang_write_their_stacks_at_the_same_time(monkeypatch):
-    monkeypatch.setattr(group_module, "STACKS_S", 0.2)
-    workers = WorkerGroup(worker_template(4))
-    workers._children = [Unkillable(pid) for pid in range(1, 5)]
-    workers.dump_stacks()
-    assert waited_for_together(workers._children)
-    assert all(child.signals == [signal.SIGUSR1] for child in workers._children)
 
 
 def test_a_failed_request_hears_of_it_before_its_engine_gives_up(by_hand):

@@ -19,7 +19,6 @@ from quire.ipc.sampling import SamplingParams
 class PromptRun:
     """One prompt of a request. first_choice: index of its first child among the response's choices.
 
-
     choose: of all that the stream has generated the params.n that are returned, numbered anew; None: all.
     """
 
