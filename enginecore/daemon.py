@@ -172,6 +172,7 @@ def worker_config(config: EngineConfig, folder: Path, summary: ModelSummary) -> 
         device=device,
         dtype=config.dtype,
         load_format=config.load_format,
+        quantization=config.quantization,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens or default_max_num_batched_tokens(bool(gpus)),

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from quire.ipc import quantization as quantizations
 from quire.ipc.process.flags import DTYPES, LOAD_FORMATS, JsonObject, Switch, human_int, model_len, one_of
 
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
@@ -38,6 +39,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     device: Literal["auto", "cuda", "cpu"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     load_format: Literal["auto", "dummy"] = "auto"
+    quantization: str | None = None  # of ipc/quantization.py; None: as the checkpoint says
     max_model_len: int | None = None
     gpu_memory_utilization: float = 0.9
     cpu_kv_cache_gib: float = 0.5
@@ -94,6 +96,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         )
         need(self.max_num_waiting >= 1, "--max-num-waiting must be at least 1")
         need(0 <= self.max_logprobs <= 20, "--max-logprobs must be between 0 and 20")
+        need(
+            self.quantization is None or self.quantization in quantizations.NAMES,
+            f"--quantization must be one of {', '.join(quantizations.NAMES)}, not {self.quantization!r:.40}",
+        )
         need(self.tensor_parallel_size == 1, "--tensor-parallel-size above 1 is not supported yet")
         need(self.step_timeout_s > 0, "--step-timeout-s must be greater than 0")
 
@@ -124,6 +130,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     seed: int
     kv_cache_memory_bytes: int | None = None
     hf_overrides: dict[str, Any] = {}
+    quantization: str | None = None
     log_level: str = "info"
     log_format: str = "text"
     profile_dir: str | None = None
@@ -188,6 +195,15 @@ def _add_model(add: Add) -> None:
         type=one_of(("auto", "dummy"), LOAD_FORMATS),
         metavar="FORMAT",
         help="auto or safetensors; dummy makes random weights instead of reading any",
+    )
+    add(
+        "--quantization",
+        "-q",
+        type=one_of(quantizations.NAMES, quantizations.OTHER_NAMES),
+        metavar="METHOD",
+        help="what the linear layers of a checkpoint of floats are rounded to while it is loaded: "
+        + "; ".join(f"{name}: {what}" for name, what in quantizations.WHILE_LOADING.items())
+        + "; a quantized checkpoint's own method may be named, too (default: as the checkpoint says)",
     )
     add(
         "--max-model-len",

@@ -113,7 +113,7 @@ class Worker:
     def _start(self) -> ModelRunner:
         c = self.config
         classes = load_classes(c.logits_processors, c.logits_processors_path)
-        model_config = read_model_config(c.model_dir, c.hf_overrides)
+        model_config = read_model_config(c.model_dir, c.hf_overrides, c.quantization)
         dtype = choose_dtype(c.dtype, model_config, c.device)
         if c.device == "cuda":
             torch.cuda.set_device(self.device)

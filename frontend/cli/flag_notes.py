@@ -94,6 +94,11 @@ FLAG_NOTES: dict[str, FlagNote] = {
     "--hf-overrides": FlagNote("what it changes of the model's size changes the memory", "a longer context by rope_scaling"),
     "--dtype": FlagNote("float32 takes twice the memory of bfloat16, and is several times slower on a GPU", "auto"),
     "--load-format": FlagNote("dummy starts without reading weights, to measure speed", "auto"),
+    "--quantization": FlagNote(
+        "on a CPU the memory and time of floats: weights are rounded, and computed with as floats. int4 gives worse answers, "
+        "the others nearly the same",
+        "leave it out; fp8_per_channel",
+    ),
     "--max-model-len": FlagNote(
         "no memory by itself, but for tables; bounds what one request may take of the KV cache, and so how many run at once",
         "what your users need: 8k to 32k",

@@ -11,7 +11,7 @@ Kind = Literal["switch", "value", "list", "json"]  # takes nothing (--no-x, too)
 
 WORKING = """
 --model --tokenizer --tokenizer-revision --revision --download-dir --hf-token --hf-overrides --served-model-name --dtype
---load-format --max-model-len --max-logprobs --seed --enforce-eager --chat-template --generation-config
+--load-format --quantization -q --max-model-len --max-logprobs --seed --enforce-eager --chat-template --generation-config
 --override-generation-config --tensor-parallel-size -tp --gpu-memory-utilization --kv-cache-memory-bytes
 --num-gpu-blocks-override --block-size --enable-prefix-caching --max-num-seqs --max-num-batched-tokens --max-num-queued-reqs
 --long-prefill-token-threshold --scheduling-policy --enable-log-requests --disable-log-stats --device --host --port --api-key
@@ -51,7 +51,7 @@ _AHEAD = "a step is always made while the last one runs"
 _POOL = "models that generate are served, not those that embed or score"
 _KERNELS = "kernels are Quire's own, tuned ahead"
 _CODE = "no code of others is loaded into the server"
-_QUANTIZED = "a format is read from the checkpoint, and nothing is quantized while it is loaded"
+_QUANTIZED = "a checkpoint says how it is quantized, and weights of floats are quantized one way in all layers"
 _MEASURES = "this is not measured"
 _TEXTS = "no prompt's or answer's text is ever logged"
 _TP = "--tensor-parallel-size"
@@ -114,10 +114,9 @@ ROWS = (
     Row("--config-format", "value", ("auto", "hf"), "models are read in Hugging Face's format", "auto"),
     Row("--hf-config-path", "value", (), "config.json is the model's", "--hf-overrides"),
     Row("--rope-scaling --rope-theta", "value", (), "vLLM has no such flag any more", "--hf-overrides"),
-    Row("--quantization -q", "value", ("None", "none"), _QUANTIZED),
-    Row("--quantization-config", "json", (), _QUANTIZED),
-    Row("--quantization-param-path", "value", (), _QUANTIZED),
-    Row("--allow-deprecated-quantization", "switch", OFF, _QUANTIZED),
+    Row("--quantization-config", "json", (), _QUANTIZED, "--quantization"),
+    Row("--quantization-param-path", "value", (), "scales of keys and values are the checkpoint's"),
+    Row("--allow-deprecated-quantization", "switch", ANY, "no method is deprecated"),
     Row("--override-attention-dtype", "value", (), "attention has the model's type", "--dtype"),
     Row("--logprobs-mode", "value", ("raw_logprobs",), "logprobs are those before penalties and temperature", "raw_logprobs"),
     Row("--use-fp64-gumbel --return-sampling-mask --enable-trace-replay", "switch", OFF, "there is one way to sample"),

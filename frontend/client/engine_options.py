@@ -13,6 +13,7 @@ from quire.frontend.cli.vllm_compat import is_fine
 from quire.frontend.cli.vllm_flags import BY_FLAG, Row
 from quire.ipc.config import EngineConfig
 from quire.ipc.process.flags import profile_dir_of
+from quire.ipc.quantization import OTHER_NAMES
 
 log = logging.getLogger("quire")
 
@@ -44,7 +45,6 @@ NOT_NEEDED: dict[str, tuple[Any, ...]] = {
     "model_impl": ("auto", "vllm"),
     "num_lookahead_slots": (0,),
     "pipeline_parallel_size": (1,),
-    "quantization": (None,),  # read from the checkpoint
     "runner": ("auto", "generate"),
     "skip_tokenizer_init": (False,),
     "speculative_config": (None,),
@@ -78,6 +78,8 @@ def engine_options(options: dict[str, Any]) -> dict[str, Any]:
         log.info("not needed here, and without effect: %s", ", ".join(sorted(not_needed)))
     if isinstance(found.get("dtype"), str):
         found["dtype"] = _DTYPES.get(found["dtype"], found["dtype"])
+    if isinstance(found.get("quantization"), str):
+        found["quantization"] = OTHER_NAMES.get(found["quantization"], found["quantization"])
     if isinstance(found.get("load_format"), str):
         found["load_format"] = _LOAD_FORMATS.get(found["load_format"], found["load_format"])
     return {name: value for name, value in found.items() if value is not None}

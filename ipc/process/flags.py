@@ -7,7 +7,7 @@ takes its keys one by one, behind dots. Called by the command lines and by add_e
 import argparse
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -43,12 +43,12 @@ def profile_dir_of(config: Any) -> str | None:
     raise ValueError('may say {"profiler": "torch", "torch_profiler_dir": FOLDER} and nothing else; nearest: --profile-dir')
 
 
-def one_of(names: Sequence[str], other_names: dict[str, str]) -> Any:
+def one_of(names: Sequence[str], other_names: Mapping[str, str | None]) -> Any:
     """The type of a flag with these values, of which some have other names, too."""
 
-    def value(text: str) -> str:
+    def value(text: str) -> str | None:
         name = other_names.get(text, text)
-        if name not in names:
+        if name is not None and name not in names:
             raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join((*names, *other_names))}")
         return name
 

@@ -41,10 +41,11 @@ class InlineEngine:
         eos=(),
         dummy=False,
         processors=(),
+        quantization=None,
         **scheduling,
     ):
         self.depth, self.device = depth, torch.device(device)
-        config = read_model_config(model_dir)
+        config = read_model_config(model_dir, quantization=quantization)
         max_model_len = max_model_len or min(config.max_position_embeddings, 512)
         self.model = build_model(config, dtype, Parallel(device=self.device)).eval()
         if dummy:

@@ -2,19 +2,30 @@
 
 Packed here with shifts and loops, apart from what reads them; the real packers' files are tests/workers/goldens. Every Linear
 of the blocks is quantized by rounding to nearest, head and embedding stay. Activations are quantized by hooks, by formula.
+
+Where inputs are rounded, two programs whose sums differ in the last bit may round one of some 10,000 inputs to different sides,
+and then go apart by a whole step. So a hook of transformers' model takes our input where the two agree up to that last bit,
+which it asserts, and rounds it itself: then outputs are equal token for token, and a wrong rounding shows in the next layer.
 """
 
 import copy
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import reference, tiny_model
 
+from quire.workers.layers.formats.activations import RoundedInputs
+from quire.workers.layers.linear import Linear
+
+LAST_BITS = 1e-4  # of inputs of about 1, after some layers; a step of their rounding is 1/128 of the largest, or 1/16
 Tensors = dict[str, torch.Tensor]
 
 
@@ -137,12 +148,40 @@ def fp8_static(x: torch.Tensor, name: str) -> torch.Tensor:
     return (x / s).clamp(-448, 448).to(torch.float8_e4m3fn).float() * s
 
 
-def fp8_groups(x: torch.Tensor, name: str) -> torch.Tensor:
+def fp8_groups(x: torch.Tensor, name: str, size: int = 24) -> torch.Tensor:
     parts = []
-    for part in x.split(24, -1):
+    for part in x.split(size, -1):
         s = part.abs().amax(-1, keepdim=True) / 448
         parts.append((part / s).to(torch.float8_e4m3fn).float() * s)
     return torch.cat(parts, -1)
+
+
+# ------------------------------------------------------------------------------------------------------ --quantization
+def fp8_of_blocks(rows: int, columns: int) -> "Pack":
+    """0: all of them."""
+
+    def pack(w: torch.Tensor, name: str) -> tuple[Tensors, torch.Tensor]:
+        out = torch.empty_like(w)
+        for i in range(0, w.shape[0], rows or w.shape[0]):
+            for j in range(0, w.shape[1], columns or w.shape[1]):
+                part = slice(i, i + (rows or w.shape[0])), slice(j, j + (columns or w.shape[1]))
+                s = w[part].abs().max() / 448
+                out[part] = (w[part] / s).to(torch.float8_e4m3fn).float() * s
+        return {"weight": w}, out
+
+    return pack
+
+
+def int4_groups(w: torch.Tensor, name: str) -> tuple[Tensors, torch.Tensor]:
+    out = torch.empty_like(w)
+    for i, row in enumerate(w):
+        for j in range(0, len(row), 128):
+            part = row[j : j + 128]
+            low, high = min(part.min().item(), 0.0), max(part.max().item(), 0.0)
+            s = torch.tensor((torch.tensor(high) - torch.tensor(low)).item() / 15).bfloat16().float()
+            z = (-low / s).round().clamp(0, 15)
+            out[i, j : j + 128] = (((part / s).round() + z).clamp(0, 15) - z) * s
+    return {"weight": w}, out
 
 
 # ------------------------------------------------------------------------------------------------------------- formats
@@ -151,10 +190,15 @@ def compressed(layout: str, weights: dict[str, Any], activations: dict[str, Any]
     return {"quant_method": "compressed-tensors", "format": layout, "config_groups": {"group_0": group}, "ignore": ["lm_head"]}
 
 
+def only(pack: "Pack") -> "Pack":
+    """The values of a packer for a checkpoint that is not packed."""
+    return lambda w, name: ({"weight": w}, pack(w, name)[1])
+
+
 Pack = Callable[[torch.Tensor, str], tuple[Tensors, torch.Tensor]]
 AUTO_ROUND = {"quant_method": "auto-round", "packing_format": "auto_round", "bits": 4, "group_size": 32, "sym": False}
 # name -> (quantization_config, how a weight is packed, what becomes of a layer's inputs)
-FORMATS: dict[str, tuple[dict[str, Any], Pack, Callable[[torch.Tensor, str], torch.Tensor] | None]] = {
+FORMATS: dict[str, tuple[dict[str, Any] | None, Pack, Callable[[torch.Tensor, str], torch.Tensor] | None]] = {
     "gptq": (
         {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "sym": False},
         lambda w, name: gptq(w, name, 4, 32, 1, True),
@@ -172,7 +216,7 @@ FORMATS: dict[str, tuple[dict[str, Any], Pack, Callable[[torch.Tensor, str], tor
         packed,
         None,
     ),
-    "int8": (
+    "w8a8": (
         compressed(
             "int-quantized",
             {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True},
@@ -181,19 +225,32 @@ FORMATS: dict[str, tuple[dict[str, Any], Pack, Callable[[torch.Tensor, str], tor
         int8_rows,
         int8_tokens,
     ),
-    "fp8": ({"quant_method": "fp8", "activation_scheme": "static"}, fp8_tensor, fp8_static),
+    "fp8-tensor": ({"quant_method": "fp8", "activation_scheme": "static"}, fp8_tensor, fp8_static),
     "fp8-block": ({"quant_method": "fp8", "weight_block_size": [48, 24]}, fp8_blocks, fp8_groups),
     "nf4": ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, nf4, None),
     "bnb-int8": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, bnb_int8, None),
 }
+# --quantization of a checkpoint of floats
+WHILE_LOADING: dict[str, tuple[None, Pack, Callable[[torch.Tensor, str], torch.Tensor] | None]] = {
+    "fp8": (None, fp8_of_blocks(0, 0), partial(fp8_groups, size=1 << 20)),
+    "fp8_per_channel": (None, fp8_of_blocks(1, 0), partial(fp8_groups, size=1 << 20)),
+    "fp8_per_block": (None, fp8_of_blocks(128, 128), partial(fp8_groups, size=128)),
+    "int8": (None, only(int8_rows), int8_tokens),
+    "int8_per_channel_weight_only": (None, only(int8_rows), None),
+    "int4": (None, int4_groups, None),
+}
 
 
 def quantized(name: str, form: str, folder: Path) -> Any:
-    """Write `MODELS[name]` in this format to `folder`; returns transformers' model of the same values."""
-    config, pack, rounded = FORMATS[form]
+    """Write `MODELS[name]` in this format to `folder`; returns transformers' model of the same values.
+
+    Its `inputs`, by layer, take the place of the last of its own.
+    """
+    config, pack, rounded = (FORMATS | WHILE_LOADING)[form]
     shutil.copytree(tiny_model(name), folder)
     fields = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**fields, "quantization_config": config}))
+    if config is not None:
+        (folder / "config.json").write_text(json.dumps({**fields, "quantization_config": config}))
     tensors, model = load_file(folder / "model.safetensors"), copy.deepcopy(reference(name))
     for layer, module in model.named_modules():
         if isinstance(module, torch.nn.Linear) and layer != "lm_head":
@@ -201,6 +258,38 @@ def quantized(name: str, form: str, folder: Path) -> Any:
             tensors.update({f"{layer}.{part}": tensor.contiguous() for part, tensor in found.items()})
             module.weight.data = weight
             if rounded is not None:
-                module.register_forward_pre_hook(lambda _, args, layer=layer: (rounded(args[0], layer), *args[1:]))
-    save_file(tensors, folder / "model.safetensors")
+                module.register_forward_pre_hook(partial(_round, model, layer, rounded))
+    model.inputs = {}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return model
+
+
+def _round(model: Any, layer: str, rounded: Callable[[torch.Tensor, str], torch.Tensor], module: Any, args: Any) -> Any:
+    x = args[0]
+    if layer in model.inputs:
+        ours = model.inputs[layer][None]
+        torch.testing.assert_close(ours, x[:, -ours.shape[1] :], rtol=LAST_BITS, atol=LAST_BITS, msg=lambda m: f"{layer}: {m}")
+        x = torch.cat((x[:, : -ours.shape[1]], ours), 1)
+    return rounded(x, layer), *args[1:]
+
+
+@contextmanager
+def inputs_recorded(model: Any) -> Iterator[dict[str, torch.Tensor]]:
+    """What the layers of one of our models multiply meanwhile, step by step, by their names in the checkpoint."""
+    steps: dict[str, list[torch.Tensor]] = {}
+    found: dict[str, torch.Tensor] = {}
+    multiply = RoundedInputs.product
+    names = {
+        id(module._products): [f"{name.rpartition('.')[0]}.{layer}" for layer in module.format.partition.rows]
+        for name, module in model.named_modules()
+        if isinstance(module, Linear)
+    }
+
+    def product(self: RoundedInputs, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        for layer in names[id(self)]:
+            steps.setdefault(layer, []).append(x.clone())
+        return multiply(self, x, out)
+
+    with mock.patch.object(RoundedInputs, "product", product):
+        yield found
+    found.update({layer: torch.cat(parts) for layer, parts in steps.items()})

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from quire.workers.layers.formats import layouts
 from quire.workers.layers.formats.layouts import ANY
 from quire.workers.layers.formats.layouts_packed import GptqLayout, unpack_words
 from quire.workers.layers.formats.schemes import Awq, FourBitCodes, Gptq, PackQuantized, QuantizationError, RowInt8, Scaled
@@ -75,6 +76,12 @@ def layout(packer, case, expected):
     return layout_of(CASES[packer][case], "layer", *expected.shape)
 
 
+def dequantized(found, tensors, rows=slice(None), columns=slice(None)):
+    out = torch.empty(found.n, found.k)[rows, columns]
+    found.dequantize_into(tensors, out, rows, columns)
+    return out
+
+
 def fits(shape, expected):
     return len(shape) == len(expected) and all(e in (ANY, n) for n, e in zip(shape, expected, strict=True))
 
@@ -95,11 +102,22 @@ def test_a_golden_has_the_tensors_that_its_layout_asks_for(packer, case):
 @pytest.mark.parametrize(("packer", "case"), ALL)
 def test_values_are_the_packers_own(packer, case):
     tensors, expected = golden(packer, case)
-    got = layout(packer, case, expected).dequantized(tensors)
+    got = dequantized(layout(packer, case, expected), tensors)
     if case == "int8":  # bitsandbytes multiplies by a rounded 1 / 127
         torch.testing.assert_close(got, expected, rtol=2e-7, atol=0)
     else:
         assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize(("packer", "case"), ALL)
+def test_a_part_is_the_same_as_of_the_whole(packer, case, monkeypatch):
+    """Whatever rows are worked on at once; blocks of rows end elsewhere."""
+    tensors, expected = golden(packer, case)
+    whole = dequantized(layout(packer, case, expected), tensors)
+    monkeypatch.setattr(layouts, "CPU_STRETCH", 3 * expected.shape[1])
+    rows, columns = slice(2, expected.shape[0] - 1), slice(5, expected.shape[1] - 3)
+    part = dequantized(layout(packer, case, expected), tensors, rows, columns)
+    assert torch.equal(part, whole[rows, columns])
 
 
 def test_every_golden_is_read():
@@ -124,16 +142,16 @@ def test_a_zero_point_of_zero_borrows_from_no_other():
 def test_an_order_of_zeros_is_none_where_inputs_have_none():
     tensors, expected = golden("gptqmodel", "gptq-g32-ragged")
     tensors["g_idx"] = torch.zeros_like(tensors["g_idx"])
-    assert torch.equal(layout("gptqmodel", "gptq-g32-ragged", expected).dequantized(tensors), expected)
+    assert torch.equal(dequantized(layout("gptqmodel", "gptq-g32-ragged", expected), tensors), expected)
     del tensors["g_idx"]
-    assert torch.equal(layout("gptqmodel", "gptq-g32-ragged", expected).dequantized(tensors), expected)
+    assert torch.equal(dequantized(layout("gptqmodel", "gptq-g32-ragged", expected), tensors), expected)
 
 
 def test_groups_of_other_sizes_are_refused():
     tensors, expected = golden("gptqmodel", "gptq-g16-order")
     tensors["g_idx"][:] = 1
     with pytest.raises(ValueError, match="16 inputs"):
-        layout("gptqmodel", "gptq-g16-order", expected).dequantized(tensors)
+        dequantized(layout("gptqmodel", "gptq-g16-order", expected), tensors)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +163,7 @@ def test_a_quant_state_that_contradicts_its_layer_is_refused(change, said):
     tensors, expected = golden("bitsandbytes", "nf4")
     tensors["weight.quant_state.bitsandbytes__nf4"] = torch.tensor(list(change), dtype=torch.uint8)
     with pytest.raises(ValueError, match=said):
-        layout("bitsandbytes", "nf4", expected).dequantized(tensors)
+        dequantized(layout("bitsandbytes", "nf4", expected), tensors)
 
 
 @pytest.mark.parametrize(

@@ -1,63 +1,19 @@
-"""Quantized checkpoints on the CPU in float32: transformers' tokens with the dequantized weights, and what is refused."""
+"""Quantized checkpoints: what is taken of them and what is refused, and how it is said."""
 
 import json
 
 import pytest
 import torch
-from inline_engine import InlineEngine
-from quantized_models import FORMATS, quantized
+from quantized_models import quantized
 from safetensors.torch import load_file, save_file
 from tiny_models import tiny_model
 
-from quire.ipc.sampling import SamplingParams
 from quire.workers.loading.target import WeightsError
 from quire.workers.loading.weights import load_weights
 from quire.workers.models.build import build_model
 from quire.workers.models.config import ModelConfigError
 from quire.workers.models.families import read_model_config
 from quire.workers.parallel import Parallel
-
-NEW_TOKENS = 32
-ROUNDING = 1e-5  # of logits of about 4
-# where inputs are rounded, too: one of them may fall on the other side, of a step of 1/16 in e4m3; 0.012 was seen
-INPUT_ROUNDING = 0.05
-GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
-FAMILIES = ("llama-mqa-bias", "mistral-sliding", "qwen2-mixed", "qwen3-tied")
-# one family of each format in every run, the others where there is time
-PAIRS = [
-    pytest.param(family, form, marks=() if i % len(FAMILIES) == j else pytest.mark.slow)
-    for i, form in enumerate(FORMATS)
-    for j, family in enumerate(FAMILIES)
-]
-
-
-def prompts():
-    generator = torch.Generator().manual_seed(1)
-    return [torch.randint(4, 500, (n,), generator=generator).tolist() for n in (1, 7, 40)]
-
-
-@pytest.mark.parametrize(("family", "form"), PAIRS)
-def test_tokens_are_those_of_the_dequantized_weights(family, form, tmp_path):
-    model = quantized(family, form, tmp_path / "model")
-    rounding = ROUNDING if FORMATS[form][2] is None else INPUT_ROUNDING
-    for prompt, output in zip(prompts(), InlineEngine(tmp_path / "model").generate(prompts(), GREEDY), strict=True):
-        with torch.inference_mode():
-            logits = model(torch.tensor([[*prompt, *output[:-1]]])).logits[0, len(prompt) - 1 :]
-        chosen = logits.gather(1, torch.tensor(output)[:, None])[:, 0]
-        assert len(set(output)) >= 8 and (chosen >= logits.max(-1).values - rounding).all(), len(prompt)
-
-
-@pytest.mark.parametrize("form", FORMATS)
-def test_ranks_hold_their_parts_of_the_dequantized_weights(form, tmp_path):
-    model = quantized("llama", form, tmp_path / "model")
-    config = read_model_config(tmp_path / "model")
-    for rank in range(2):
-        ours = build_model(config, torch.float16, Parallel(rank, 2))  # float16 is not packed
-        load_weights(ours, tmp_path / "model", "cpu")
-        block, theirs = ours.model.layers[1], model.model.layers[1]
-        down, k = theirs.mlp.down_proj.weight, theirs.self_attn.k_proj.weight
-        assert torch.equal(block.mlp.down_proj.format.weight, down.chunk(2, 1)[rank].half())
-        assert torch.equal(block.self_attn.qkv_proj.format.weight[32:48], k.chunk(2)[rank].half())
 
 
 # ------------------------------------------------------------------------------------------------------------- refusals
@@ -110,6 +66,26 @@ def test_quantize_config_json_stands_in_for_the_field(tmp_path):
     (folder / "quantize_config.json").write_text(json.dumps(config))
     assert read_model_config(folder).quantization.method == "gptq"
     load(folder)
+
+
+@pytest.mark.parametrize(
+    ("form", "asked", "said"),
+    [
+        ("gptq", "fp8", "--quantization fp8: the checkpoint is quantized already, its quantization_config says gptq: leave"),
+        ("fp8-tensor", "fp8_per_tensor", "says fp8: leave the flag out"),
+        (None, "awq", "--quantization awq: the checkpoint has no quantization_config; its weights can be quantized while"),
+    ],
+)
+def test_a_quantization_that_the_checkpoint_is_not_of(form, asked, said, tmp_path):
+    folder = tiny_model("llama") if form is None else folder_of(tmp_path, form)
+    with pytest.raises(ModelConfigError, match=said) as error:
+        read_model_config(folder, quantization=asked)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("form", "method"), [("gptq", "gptq"), ("fp8-tensor", "fp8"), ("w8a8", "compressed-tensors")])
+def test_the_checkpoints_own_method_may_be_named(form, method, tmp_path):
+    assert read_model_config(folder_of(tmp_path, form), quantization=method).quantization.method == method
 
 
 def test_names_in_the_model_are_the_checkpoints(tmp_path):

@@ -217,7 +217,7 @@ def test_tensor_in_two_files_is_refused(folder):
 
 
 def test_what_fails_while_reading_is_raised(folder, monkeypatch):
-    def broken(tensors, name, target, device):
+    def broken(tensors, name, *more):
         raise OSError(f"the disk is gone at {name}")
 
     monkeypatch.setattr(weights, "_copy", broken)

@@ -34,6 +34,8 @@ class Target(NamedTuple):
     or_shapes: tuple[tuple[int, ...], ...] = ()  # that the tensor may have as well
     is_optional: bool = False
     instead: tuple[str, ...] = ()  # tensors any of which may take its place
+    # called when all targets with the same one are written, as `write` is: what it makes must be whole before it is kept
+    then: Callable[[], None] | None = None
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         return any(

@@ -10,10 +10,12 @@ named at once. Pickled checkpoints (.bin, .pt) are refused: reading one runs cod
 import json
 import math
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Lock, local
 from typing import Any, NamedTuple
 
 import safetensors
@@ -35,6 +37,7 @@ INERT_SUFFIXES = (".rotary_emb.inv_freq", ".self_attn.masked_bias", ".attn.maske
 # of quantized keys and values, which a cache of 16 bits does not use
 KV_SCALES = (".k_scale", ".v_scale", ".kv_scale", ".q_scale", ".k_proj.output_scale", ".v_proj.output_scale")
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_of_reader = local()  # threads end with their load
 MAX_NAMES = 12  # shown of each kind of problem
 
 
@@ -83,8 +86,11 @@ def load_weights(model: CausalLM, model_dir: str | Path, device: torch.device | 
         ThreadPoolExecutor(READERS, "weights") as readers,
     ):  # fmt: skip
         maps = {file: opened.enter_context(_open(file)) for file in files}
+        together = _Together([targets[name] for name in sources if name in targets])
         copies: dict[Future[Any], Copy] = {
-            readers.submit(_copy, maps[source.file], name, targets[name], device): Copy(owners[name], source.num_bytes)
+            readers.submit(_copy, maps[source.file], name, targets[name], together, device): Copy(
+                owners[name], source.num_bytes
+            )
             for name, source in sources.items()
             if name in targets
         }
@@ -99,6 +105,28 @@ def load_weights(model: CausalLM, model_dir: str | Path, device: torch.device | 
                 torch.cuda.empty_cache()  # conversions' temporaries, which belong to the readers' streams
     loading.finish_others(model)
     return num_bytes
+
+
+class _Together:
+    """Targets that are done together (Target.then): how many are missing, and when the others were copied."""
+
+    def __init__(self, targets: list[Target]):
+        self._lock = Lock()
+        self._missing = Counter(target.then for target in targets)
+        self._copied: dict[Callable[[], None], list[torch.cuda.Event]] = {}
+
+    def written(self, then: Callable[[], None], copied: torch.cuda.Event | None) -> None:
+        """One more is; the last one's reader goes on with `then`, on its stream, behind the others' copies."""
+        with self._lock:
+            events = self._copied.setdefault(then, [])
+            if copied is not None:
+                events.append(copied)
+            self._missing[then] -= 1
+            if self._missing[then]:
+                return
+        for event in events:
+            torch.cuda.current_stream().wait_event(event)
+        then()
 
 
 class _Loading:
@@ -255,14 +283,27 @@ def _check_tied(sources: dict[str, Source]) -> None:
 
 
 @torch.no_grad()
-def _copy(tensors: Any, name: str, target: Target, device: torch.device) -> torch.cuda.Event | None:
+def _copy(tensors: Any, name: str, target: Target, together: _Together, device: torch.device) -> torch.cuda.Event | None:
     """Feed this rank's part of a memory-mapped tensor to its target, slice by slice; on CUDA, returns when that is done."""
     if device.type != "cuda":
         _write(tensors, name, target)
+        if target.then is not None:
+            together.written(target.then, None)
         return None
-    with torch.cuda.stream(torch.cuda.Stream(device)):
+    with torch.cuda.device(device), torch.cuda.stream(_stream(device)):
         _write(tensors, name, target)
-        return torch.cuda.current_stream(device).record_event()
+        copied = torch.cuda.current_stream().record_event()
+        if target.then is not None:
+            together.written(target.then, copied)
+            copied = torch.cuda.current_stream().record_event()
+        return copied
+
+
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """The reader's: one, for what is freed on a stream is there again for this stream alone."""
+    if not hasattr(_of_reader, "stream"):
+        _of_reader.stream = torch.cuda.Stream(device)
+    return _of_reader.stream  # type: ignore[no-any-return]
 
 
 def _write(tensors: Any, name: str, target: Target) -> None:

@@ -7,7 +7,9 @@ A family is one file and one line of this table. Does not read generation_config
 import json
 from pathlib import Path
 
+from quire.ipc.quantization import WHILE_LOADING
 from quire.workers.layers.formats.config import read_quantization
+from quire.workers.layers.formats.config_floats import quantization_while_loading
 from quire.workers.layers.formats.schemes import Quantization, QuantizationError
 from quire.workers.models import llama, mistral, qwen2, qwen3
 from quire.workers.models.config import ModelConfig, ModelConfigError
@@ -23,8 +25,8 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def read_model_config(model_dir: str | Path, overrides: Json | None = None) -> ModelConfig:
-    """ModelConfig of the folder's config.json, `overrides` in place of its fields.
+def read_model_config(model_dir: str | Path, overrides: Json | None = None, quantization: str | None = None) -> ModelConfig:
+    """ModelConfig of the folder's config.json, `overrides` in place of its fields, its weights to be quantized as asked.
 
     Raises ModelConfigError for a model that cannot be served.
     """
@@ -40,7 +42,7 @@ def read_model_config(model_dir: str | Path, overrides: Json | None = None) -> M
     beside = Path(model_dir) / "quantize_config.json"
     if fields.get("quantization_config") is None and beside.exists():
         fields["quantization_config"] = _beside(beside)
-    return parse_model_config({**fields, **(overrides or {})})
+    return parse_model_config({**fields, **(overrides or {})}, quantization)
 
 
 def _beside(path: Path) -> Json:
@@ -55,8 +57,11 @@ def _beside(path: Path) -> Json:
     return {"quant_method": method, **config}
 
 
-def parse_model_config(fields: Json) -> ModelConfig:
-    """ModelConfig from config.json's fields. Raises ModelConfigError, naming the field, for what is not supported."""
+def parse_model_config(fields: Json, quantization: str | None = None) -> ModelConfig:
+    """ModelConfig from config.json's fields and --quantization.
+
+    Raises ModelConfigError, naming the field, for what is not supported.
+    """
     architecture = _architecture(fields)
     family = FAMILIES[architecture]
     refuse_unknown(fields, family.name, family.fields)
@@ -70,17 +75,30 @@ def parse_model_config(fields: Json) -> ModelConfig:
         max_position_embeddings=size(fields, "max_position_embeddings"),
         initializer_range=number(fields, "initializer_range", 0.02),
         dtype=read_dtype(fields),
-        quantization=_quantization(fields.get("quantization_config")),
+        quantization=_quantization(fields.get("quantization_config"), quantization),
     )
 
 
-def _quantization(config: object) -> Quantization | None:
+def _quantization(config: object, asked: str | None) -> Quantization | None:
+    """What the checkpoint says, or what --quantization asks of one that says nothing."""
     if config is None:
-        return None
+        if asked is not None and asked not in WHILE_LOADING:
+            names = ", ".join(WHILE_LOADING)
+            raise ModelConfigError(
+                f"--quantization {asked}: the checkpoint has no quantization_config; its weights can be quantized while they "
+                f"are loaded, to {names}"
+            )
+        return None if asked is None else quantization_while_loading(asked)
     try:
-        return read_quantization(config)
+        found = read_quantization(config)
     except QuantizationError as error:
         raise ModelConfigError(f"config.json: {error}") from None
+    if asked not in (None, found.method):
+        raise ModelConfigError(
+            f"--quantization {asked}: the checkpoint is quantized already, its quantization_config says {found.method}: "
+            "leave the flag out"
+        )
+    return found
 
 
 def _architecture(fields: Json) -> str:

@@ -12,10 +12,8 @@ quantize by the same formulas.
 import torch
 
 from quire.workers.layers.formats.format import Products
-from quire.workers.layers.formats.schemes import Activations
+from quire.workers.layers.formats.schemes import FP8_MAX, INT8_MAX, Activations
 from quire.workers.layers.formats.stored import StoredLayer
-
-FP8_MAX, INT8_MAX = 448.0, 127.0
 
 
 def rounded(x: torch.Tensor, how: Activations, scale: float | None = None, zero_point: float | None = None) -> torch.Tensor:

@@ -7,6 +7,7 @@ models/families.py; the answer goes to the layers with their placement (layers/l
 
 from collections.abc import Callable
 
+from quire.ipc.quantization import OTHER_NAMES
 from quire.workers.layers.formats.config_compressed import read_compressed
 from quire.workers.layers.formats.config_gptq import read_auto_round, read_awq, read_gptq
 from quire.workers.layers.formats.names import HEAD, checked, is_skipped, names_of
@@ -31,7 +32,7 @@ def read_quantization(config: object) -> Quantization:
     method = config.get("quant_method")
     if method is None and (config.get("load_in_4bit") or config.get("load_in_8bit")):
         method = "bitsandbytes"
-    method = METHOD_NAMES.get(str(method), method)
+    method = OTHER_NAMES.get(str(method), method)
     readers: dict[object, Callable[[Json], Callable[[str], Scheme | None]]] = {
         "gptq": read_gptq,
         "awq": read_awq,
@@ -45,9 +46,6 @@ def read_quantization(config: object) -> Quantization:
             f"quantization_config: quant_method is {method!r:.80}: supported are {', '.join(map(str, readers))}"
         )
     return Quantization(str(method), readers[method](config))
-
-
-METHOD_NAMES = {"intel/auto-round": "auto-round", "auto_round": "auto-round", "compressed_tensors": "compressed-tensors"}
 
 
 def read_fp8(config: Json) -> Callable[[str], Scheme | None]:

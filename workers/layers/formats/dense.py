@@ -1,6 +1,7 @@
 """The plain weight: [out, in] and bias [out] in the dtype of the activations, and the format that computes with it as it is."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import nn
@@ -53,7 +54,9 @@ class Unquantized(Format):
         for layer, rows in self.partition.rows.items():
             stop = start + rows.size
             if layer in self.stored:
-                yield from self.stored[layer].targets(f"{prefix}{layer}", self.bias is not None)
+                assert weight is not None, "what is tied is not quantized"
+                then = partial(self.stored[layer].dequantize_into, weight[start:stop], f"{prefix}{layer}")
+                yield from self.stored[layer].targets(f"{prefix}{layer}", self.bias is not None, then)
             elif weight is not None:
                 yield f"{prefix}{layer}.weight", copied(weight[start:stop], (rows, self.partition.columns))
             if self.bias is not None:
@@ -66,15 +69,7 @@ class Unquantized(Format):
                 parameter.uniform_(-limit, limit, generator=generator)
 
     def finish(self) -> None:
-        """Quantized layers are dequantized to their rows.
-
-        All ranks load a bias, and dummy values are drawn alike on all; of ranks whose results are summed one adds it.
-        """
-        start = 0
-        for layer, rows in self.partition.rows.items():
-            if layer in self.stored and self.weight is not None:
-                self.stored[layer].dequantize_into(self.weight[start : start + rows.size], layer)
-            start += rows.size
+        """All ranks load a bias, and dummy values are drawn alike on all; of ranks whose results are summed one adds it."""
         if self.bias is not None and not self.partition.adds_bias:
             self.bias.zero_()
 

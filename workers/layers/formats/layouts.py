@@ -1,20 +1,26 @@
 """A layer's tensors in a checkpoint and the weight that they stand for: one class for each scheme of schemes.py.
 
 Integer layouts are brought into one canonical form, `Integers`, which kernels may keep as it is. On a CPU, and where no kernel
-takes it, a weight is dequantized from it once, in float32. A layout knows no files, no ranks and no models: it is given a
-layer's name and size, says which tensors it wants, and is handed them whole. layouts_packed.py and layouts_codes.py have the
-others. Called by stored.py.
+takes it, a weight is dequantized from it once, in float32, some rows at a time. A layout knows no files, no ranks and no
+models: it is given a layer's name and size, says which tensors it wants, and is handed them whole, on the device where they go.
+layouts_packed.py, layouts_codes.py and layouts_floats.py have the others. Called by stored.py.
 """
 
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 import torch
+from torch.nn import functional as F
 
 from quire.workers.layers.formats.schemes import Activations, QuantizationError, Scaled
 
 Tensors = dict[str, torch.Tensor]
 SCALES = ("F32", "F16", "BF16")
 ANY = -1  # a length that the tensor itself says
+ALL = slice(None)
+# weights that are worked on at once: 4 MB of float32 stay in a CPU's caches; launches of a GPU are few, and copies small
+CPU_STRETCH, GPU_STRETCH = 1 << 20, 1 << 24
 
 
 class Stored(NamedTuple):
@@ -40,27 +46,32 @@ class Integers(NamedTuple):
     zeros: torch.Tensor | None = None
     order: torch.Tensor | None = None
 
-    def dequantized(self) -> torch.Tensor:
-        """float32 [N, K] with columns in the inputs' own order. Zeros are subtracted as integers, then one product."""
-        n, k = self.q.shape
-        rows, columns = self.block
-        w = torch.empty(n, k, dtype=torch.float32, device=self.q.device).copy_(self.q)
-        if n % rows == 0 and k % columns == 0:
-            self._scale(w.view(n // rows, rows, k // columns, columns))
-        else:  # the last block is short
-            whole = w.new_zeros(-(-n // rows) * rows, -(-k // columns) * columns)
-            whole[:n, :k] = w
-            self._scale(whole.view(-1, rows, whole.shape[1] // columns, columns))
-            w = whole[:n, :k]
-        if self.order is None:
-            return w
-        return torch.empty_like(w).index_copy_(1, self.order, w)
+    def dequantize_into(self, out: torch.Tensor, rows: slice = ALL, columns: slice = ALL) -> None:
+        """These rows and columns, in the inputs' own order, into out, of any float dtype. Computed in float32."""
+        start, stop, _ = rows.indices(len(self.q))
+        for part in row_stretches(stop - start, self.q.shape[1], self.q.device):
+            w = self._rows(start + part.start, start + part.stop)
+            if self.order is not None:
+                w = torch.empty_like(w).index_copy_(1, self.order, w)
+            out[part] = w[:, columns]
 
-    def _scale(self, w: torch.Tensor) -> None:
-        """In place, w [row blocks, rows, column blocks, columns]."""
-        if self.zeros is not None:
-            w -= self.zeros.to(torch.float32)[:, None, :, None]
-        w *= self.scales.to(torch.float32)[:, None, :, None]
+    def _rows(self, start: int, stop: int) -> torch.Tensor:
+        """float32 [stop - start, K], columns as q has them. Zeros are subtracted as integers, then one product."""
+        k, (rows, columns) = self.q.shape[1], self.block
+        first = start // rows
+        blocks = slice(first, -(-stop // rows))
+        w = self.q[start:stop].to(torch.float32)
+        if k % columns:  # the last block is short
+            w = F.pad(w, (0, -k % columns))
+        w = w.view(stop - start, -1, columns)
+        scales, zeros = self.scales[blocks].float(), None if self.zeros is None else self.zeros[blocks].float()
+        if rows > 1 and len(scales) > 1:
+            block = torch.arange(start, stop, device=w.device) // rows - first
+            scales, zeros = scales[block], None if zeros is None else zeros[block]
+        if zeros is not None:
+            w -= zeros[:, :, None]
+        w *= scales[:, :, None]
+        return w.view(stop - start, -1)[:, :k]
 
 
 class Layout(Protocol):
@@ -70,9 +81,18 @@ class Layout(Protocol):
         """Its tensors by the last part of their names."""
         ...
 
-    def dequantized(self, tensors: Tensors) -> torch.Tensor:
-        """float32 [N, K] on the tensors' device."""
+    def dequantize_into(self, tensors: Tensors, out: torch.Tensor, rows: slice, columns: slice) -> None:
+        """These rows and columns of the weight into `out`, on the tensors' device, in any float dtype; computed in float32.
+
+        Raises ValueError for values that contradict each other.
+        """
         ...
+
+
+def row_stretches(n: int, k: int, device: torch.device) -> Iterator[slice]:
+    """Rows of [n, k] by some million elements."""
+    rows = max(1, (CPU_STRETCH if device.type == "cpu" else GPU_STRETCH) // k)
+    return (slice(start, min(start + rows, n)) for start in range(0, n, rows))
 
 
 def parts(n: int, size: int) -> int:
@@ -80,7 +100,18 @@ def parts(n: int, size: int) -> int:
     return -(-n // size) if size else 1
 
 
-class ScaledLayout:
+class IntegerLayout(ABC):
+    """A layout of what `Integers` can say."""
+
+    @abstractmethod
+    def unpacked(self, tensors: Tensors) -> Integers:
+        """On the tensors' device. Raises ValueError for values that contradict each other."""
+
+    def dequantize_into(self, tensors: Tensors, out: torch.Tensor, rows: slice, columns: slice) -> None:
+        self.unpacked(tensors).dequantize_into(out, rows, columns)
+
+
+class ScaledLayout(IntegerLayout):
     """int8 or e4m3 with scales of blocks; compressed-tensors' zero points are of the weight's own dtype."""
 
     def __init__(self, scheme: Scaled, n: int, k: int):
@@ -107,9 +138,6 @@ class ScaledLayout:
         scales = next(tensors[name] for name in self.scheme.scale_names if name in tensors).reshape(grid)
         zeros = tensors["weight_zero_point"].reshape(grid).to(torch.int32) if "weight_zero_point" in tensors else None
         return Integers(tensors["weight"], scales.to(torch.float32), (rows or self.n, columns or self.k), zeros)
-
-    def dequantized(self, tensors: Tensors) -> torch.Tensor:
-        return self.unpacked(tensors).dequantized()
 
 
 def input_tensors(activations: Activations | None) -> dict[str, Stored]:

@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from quire.workers.layers.formats.layouts import ANY, SCALES, Stored, Tensors
+from quire.workers.layers.formats.layouts import ANY, SCALES, IntegerLayout, Integers, Stored, Tensors, row_stretches
 from quire.workers.layers.formats.schemes import FourBitCodes
 
 INT8_RANGE = 127.0
@@ -36,21 +36,24 @@ class FourBitLayout:
             found["weight.nested_quant_map"] = Stored(((256,),), ("F32",))
         return found
 
-    def dequantized(self, tensors: Tensors) -> torch.Tensor:
+    def dequantize_into(self, tensors: Tensors, out: torch.Tensor, rows: slice, columns: slice) -> None:
         """Raises ValueError for a quant_state that contradicts the layer."""
         state = quant_state(tensors[self.state])
         shape = state.get("shape")
         if shape != [self.n, self.k] or state.get("quant_type", self.scheme.quant_type) != self.scheme.quant_type:
             raise ValueError(f"quant_state says {state.get('quant_type')} of {shape}, expected {[self.n, self.k]}")
         octets = tensors["weight"].flatten()
-        codes = torch.stack((octets >> 4, octets & 15), -1).flatten()[: self.n * self.k]
-        values = tensors["weight.quant_map"].index_select(0, codes.to(torch.int32))
         scales = tensors["weight.absmax"]
         if self.scheme.is_nested:
             table = tensors["weight.nested_quant_map"].index_select(0, scales.to(torch.int32))
             scales = _times_blocks(table, tensors["weight.nested_absmax"], _size(state, "nested_blocksize"))
             scales = scales + _number(state, "nested_offset")
-        return _times_blocks(values, scales, _size(state, "blocksize")).reshape(self.n, self.k)
+        values = torch.empty(2 * len(octets), dtype=torch.float32, device=octets.device)
+        for part in row_stretches(len(octets), 2, octets.device):
+            codes = torch.stack((octets[part] >> 4, octets[part] & 15), -1).flatten()
+            values[2 * part.start : 2 * part.stop] = tensors["weight.quant_map"].index_select(0, codes.to(torch.int32))
+        values = _times_blocks(values[: self.n * self.k], scales, _size(state, "blocksize"))
+        out.copy_(values.view(self.n, self.k)[rows, columns])
 
 
 def quant_state(octets: torch.Tensor) -> dict[str, object]:
@@ -85,7 +88,7 @@ def _times_blocks(values: torch.Tensor, scales: torch.Tensor, size: int) -> torc
     return values * scales.repeat_interleave(size)[: len(values)]
 
 
-class RowInt8Layout:
+class RowInt8Layout(IntegerLayout):
     """weight int8 [N, K], SCB [N]; weight_format is 0, row by row."""
 
     def __init__(self, n: int, k: int):
@@ -98,8 +101,8 @@ class RowInt8Layout:
             "weight_format": Stored(((), (1,)), ("U8", "I8", "I32", "I64"), is_optional=True),
         }
 
-    def dequantized(self, tensors: Tensors) -> torch.Tensor:
+    def unpacked(self, tensors: Tensors) -> Integers:
         """Raises ValueError for a weight that is tiled."""
         if "weight_format" in tensors and int(tensors["weight_format"]):
             raise ValueError("weight_format must be 0 (row)")
-        return tensors["weight"].to(torch.float32) * (tensors["SCB"].to(torch.float32) / INT8_RANGE)[:, None]
+        return Integers(tensors["weight"], (tensors["SCB"].to(torch.float32) / INT8_RANGE)[:, None], (1, self.k))

@@ -6,7 +6,7 @@ a byte as two nibbles, and AWQ's places are eight.
 
 import torch
 
-from quire.workers.layers.formats.layouts import SCALES, Integers, Stored, Tensors, input_tensors, parts, refuse
+from quire.workers.layers.formats.layouts import SCALES, IntegerLayout, Integers, Stored, Tensors, input_tensors, parts, refuse
 from quire.workers.layers.formats.schemes import Awq, Gptq, PackQuantized
 
 I32 = ("I32",)
@@ -26,7 +26,7 @@ def ones_per_value(bits: int) -> int:
     return 0x11111111 if bits == 4 else 0x01010101
 
 
-class GptqLayout:
+class GptqLayout(IntegerLayout):
     """qweight [⌈K·b/32⌉, N], qzeros [G, N·b/32], scales [G, N], g_idx [K]."""
 
     def __init__(self, scheme: Gptq, layer: str, n: int, k: int):
@@ -60,9 +60,6 @@ class GptqLayout:
             q if order is None else q.index_select(1, order), tensors["scales"].t(), (1, self.group_size), zeros, order
         )
 
-    def dequantized(self, tensors: Tensors) -> torch.Tensor:
-        return self.unpacked(tensors).dequantized()
-
 
 def group_order(g_idx: torch.Tensor | None, group_size: int) -> torch.Tensor | None:
     """The order of inputs that makes groups consecutive, None where they are.
@@ -80,7 +77,7 @@ def group_order(g_idx: torch.Tensor | None, group_size: int) -> torch.Tensor | N
     return order
 
 
-class AwqLayout:
+class AwqLayout(IntegerLayout):
     """qweight [K, N/8], qzeros [K/g, N/8], scales [K/g, N], all along N."""
 
     def __init__(self, scheme: Awq, layer: str, n: int, k: int):
@@ -102,9 +99,6 @@ class AwqLayout:
         q, zeros = (_awq_values(tensors[name]) for name in ("qweight", "qzeros"))
         return Integers(q, tensors["scales"].t(), (1, self.group_size), zeros.to(torch.int32))
 
-    def dequantized(self, tensors: Tensors) -> torch.Tensor:
-        return self.unpacked(tensors).dequantized()
-
 
 def _awq_values(words: torch.Tensor) -> torch.Tensor:
     """[R, W] -> uint8 [8 W, R]. Words are transposed first, which are eight times fewer; then one pass for each place."""
@@ -115,7 +109,7 @@ def _awq_values(words: torch.Tensor) -> torch.Tensor:
     return values.flatten(0, 1)
 
 
-class PackQuantizedLayout:
+class PackQuantizedLayout(IntegerLayout):
     """weight_packed [N, ⌈K·b/32⌉] along K, weight_zero_point [⌈N·b/32⌉, G] along N, both plus 2^(b-1), weight_scale [N, G]."""
 
     def __init__(self, scheme: PackQuantized, layer: str, n: int, k: int):
@@ -150,6 +144,3 @@ class PackQuantizedLayout:
             zeros = unpack_words(tensors["weight_zero_point"].t(), bits)[:, : self.n].t().to(torch.int32)
         order = group_order(tensors.get("weight_g_idx"), self.group_size)
         return Integers(q if order is None else q.index_select(1, order), scales, (1, self.group_size), zeros, order)
-
-    def dequantized(self, tensors: Tensors) -> torch.Tensor:
-        return self.unpacked(tensors).dequantized()

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 Json = dict[str, Any]
+FP8_MAX, INT8_MAX = 448.0, 127.0  # the greatest values, e4m3's and that of int8 on both sides of 0
 
 
 class QuantizationError(ValueError):
@@ -48,6 +49,7 @@ class PackQuantized(msgspec.Struct, frozen=True, kw_only=True):
     is_symmetric: bool = True
     has_order: bool = False  # weight_g_idx
     activations: Activations | None = None
+    from_floats: bool = False  # the checkpoint has floats, which are rounded to this while they are loaded
 
 
 class Scaled(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +60,7 @@ class Scaled(msgspec.Struct, frozen=True, kw_only=True):
     scale_names: tuple[str, ...] = ("weight_scale",)  # any of them
     is_symmetric: bool = True
     activations: Activations | None = None
+    from_floats: bool = False  # as of PackQuantized
 
 
 class FourBitCodes(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,10 +2,11 @@
 
 This is what a CPU does with every format, and a GPU with those that no kernel takes as they are. The formats of dense.py and
 packed_cpu.py own one `StoredLayer` for each of their quantized layers. Tensors are taken whole, and this rank's part is cut out
-of the dequantized weight: groups and words end where ranks do not.
+of the weight: groups and words end where ranks do not. The reader that brings a layer's last tensor does the work, on its own
+thread and stream, side by side with the others.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
@@ -14,6 +15,7 @@ import torch
 
 from quire.workers.layers.formats.layouts import Layout, ScaledLayout, Stored, Tensors
 from quire.workers.layers.formats.layouts_codes import FourBitLayout, RowInt8Layout
+from quire.workers.layers.formats.layouts_floats import FloatsLayout
 from quire.workers.layers.formats.layouts_packed import AwqLayout, GptqLayout, PackQuantizedLayout
 from quire.workers.layers.formats.schemes import Activations, Awq, FourBitCodes, Gptq, PackQuantized, Scaled, Scheme
 from quire.workers.loading.target import FLOATS, Target, WeightsError
@@ -27,6 +29,8 @@ def layout_of(scheme: Scheme, layer: str, n: int, k: int) -> Layout:
             return GptqLayout(scheme, layer, n, k)
         case Awq():
             return AwqLayout(scheme, layer, n, k)
+        case PackQuantized() | Scaled() if scheme.from_floats:
+            return FloatsLayout(scheme, n, k)
         case PackQuantized():
             return PackQuantizedLayout(scheme, layer, n, k)
         case Scaled():
@@ -63,15 +67,18 @@ class StoredLayer:
         self._rows, self._columns, self._device = rows, columns, device
         self._pieces: dict[str, list[torch.Tensor]] = {}
 
-    def targets(self, layer: str, has_bias: bool) -> Iterator[tuple[str, Target]]:
-        """A bias that the model has not may be there all the same, full of zeros, as old packers write it."""
+    def targets(self, layer: str, has_bias: bool, then: Callable[[], None]) -> Iterator[tuple[str, Target]]:
+        """`then` is called by a reader when the layer's tensors are all there.
+
+        A bias that the model has not may be there all the same, full of zeros, as old packers write it.
+        """
         for name, stored in self.layout.stored().items():
-            yield f"{layer}.{name}", self._target(layer, name, stored)
+            yield f"{layer}.{name}", self._target(layer, name, stored, then)
         if not has_bias:
             bias = Stored(((self._rows.full,),), FLOATS, is_optional=True)
-            yield f"{layer}.bias", self._target(layer, "bias", bias)
+            yield f"{layer}.bias", self._target(layer, "bias", bias, then)
 
-    def _target(self, layer: str, name: str, stored: Stored) -> Target:
+    def _target(self, layer: str, name: str, stored: Stored, then: Callable[[], None]) -> Target:
         first, *others = stored.shapes
         return Target(
             first,
@@ -81,29 +88,36 @@ class StoredLayer:
             or_shapes=tuple(others),
             is_optional=stored.is_optional,
             instead=tuple(f"{layer}.{other}" for other in stored.instead),
+            then=then,
         )
 
     def _take(self, name: str, piece: torch.Tensor, row: int) -> None:
-        self._pieces.setdefault(name, []).append(piece.to(self._device, copy=True))
+        """On a CPU the piece stays in the mapped file, which is open until the readers are done."""
+        self._pieces.setdefault(name, []).append(piece.to(self._device))
 
     def dequantize_into(self, weight: torch.Tensor, layer: str) -> None:
-        """This rank's part into weight [rows, columns]; the tensors are released. Dummy weights have none: nothing happens.
+        """This rank's part into weight [rows, columns]; the tensors are released. Raises WeightsError, as `taken`."""
+        tensors = self.taken(layer)
+        try:
+            self.layout.dequantize_into(tensors, weight, self._rows.slice, self._columns.slice)
+        except (ValueError, RuntimeError) as error:  # of indices and sizes that a tensor's values give
+            raise WeightsError(f"{layer} cannot be dequantized: {error}") from None
 
-        Raises WeightsError for values that contradict each other.
+    def taken(self, layer: str) -> Tensors:
+        """The whole layer's tensors, for the current stream, and nobody's any more; scales of inputs are kept here.
+
+        Raises WeightsError for a bias that the model has not.
         """
-        if not self._pieces:
-            return
         if any(piece.any() for piece in self._pieces.pop("bias", [])):
             raise WeightsError(f"{layer} has a bias in the checkpoint, but not in the model that config.json describes")
+        if self._device.type == "cuda":  # pieces came on several streams, and their memory may not go back before we are done
+            for piece in (piece for pieces in self._pieces.values() for piece in pieces):
+                piece.record_stream(torch.cuda.current_stream(self._device))
         tensors: Tensors = {name: p[0] if len(p) == 1 else torch.cat(p) for name, p in self._pieces.items()}
         self._pieces = {}
         self.input_scale = _scalar(tensors.get("input_scale"))
         self.input_zero_point = _scalar(tensors.get("input_zero_point"))
-        try:
-            values = self.layout.dequantized(tensors)
-        except (ValueError, RuntimeError) as error:  # of indices and sizes that a tensor's values give
-            raise WeightsError(f"{layer} cannot be dequantized: {error}") from None
-        weight.copy_(values[self._rows.slice, self._columns.slice])
+        return tensors
 
 
 def _scalar(tensor: torch.Tensor | None) -> float | None:

@@ -1,0 +1,28 @@
+"""--quantization of a checkpoint of floats: the scheme that its linear layers are rounded to while they are loaded.
+
+The LM head and the embedding stay as they are. Where inputs are quantized, too, each token has a scale of its own: in vLLM's
+fp8 the whole batch has one, and a row's answer depends on its company. Called by models/families.py.
+"""
+
+from quire.workers.layers.formats.names import HEAD
+from quire.workers.layers.formats.schemes import Activations, PackQuantized, Quantization, Scaled, Scheme
+
+BLOCK, GROUP = 128, 128
+
+SCHEMES: dict[str, Scheme] = {
+    "fp8_per_tensor": Scaled(dtype="fp8", block=(0, 0), activations=Activations(dtype="fp8"), from_floats=True),
+    "fp8_per_channel": Scaled(dtype="fp8", block=(1, 0), activations=Activations(dtype="fp8"), from_floats=True),
+    "fp8_per_block": Scaled(
+        dtype="fp8", block=(BLOCK, BLOCK), activations=Activations(dtype="fp8", group_size=BLOCK), from_floats=True
+    ),
+    "int8": Scaled(dtype="int8", block=(1, 0), activations=Activations(dtype="int8"), from_floats=True),
+    "int8_per_channel_weight_only": Scaled(dtype="int8", block=(1, 0), from_floats=True),
+    "int4": PackQuantized(bits=4, group_size=GROUP, is_symmetric=False, from_floats=True),
+}
+SCHEMES["fp8"] = SCHEMES["fp8_per_tensor"]
+
+
+def quantization_while_loading(name: str) -> Quantization:
+    """Of a name in ipc.quantization.WHILE_LOADING."""
+    scheme = SCHEMES[name]
+    return Quantization(name, lambda layer: None if layer == HEAD else scheme)
