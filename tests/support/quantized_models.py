@@ -125,6 +125,17 @@ def bnb_int8(w: torch.Tensor, name: str) -> tuple[Tensors, torch.Tensor]:
     return {"weight": q.to(torch.int8), "SCB": scb}, q * (scb / 127)[:, None]
 
 
+def mxfp4(w: torch.Tensor, name: str) -> tuple[Tensors, torch.Tensor]:
+    table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+    groups = w.reshape(w.shape[0], -1, 32)
+    exponent = (groups.abs().amax(2) / 6).log2().ceil()
+    scaled = groups / 2 ** exponent[:, :, None]
+    codes = (scaled[..., None] - table).abs().argmin(-1)
+    blocks = (codes[..., ::2] | codes[..., 1::2] << 4).to(torch.uint8)
+    tensors = {"weight_blocks": blocks, "weight_scales": (exponent + 127).to(torch.uint8)}
+    return tensors, (table[codes] * 2 ** exponent[:, :, None]).view(w.shape)
+
+
 # ---------------------------------------------------------------------------------------------------------- activations
 # of each layer's inputs; q, k and v differ, which a fused product must not forget
 STATIC = {
@@ -229,6 +240,7 @@ FORMATS: dict[str, tuple[dict[str, Any] | None, Pack, Callable[[torch.Tensor, st
     "fp8-block": ({"quant_method": "fp8", "weight_block_size": [48, 24]}, fp8_blocks, fp8_groups),
     "nf4": ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, nf4, None),
     "bnb-int8": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, bnb_int8, None),
+    "mxfp4": ({"quant_method": "mxfp4", "modules_to_not_convert": ["model.embed_tokens", "lm_head"]}, mxfp4, None),
 }
 # --quantization of a checkpoint of floats
 WHILE_LOADING: dict[str, tuple[None, Pack, Callable[[torch.Tensor, str], torch.Tensor] | None]] = {

@@ -10,7 +10,16 @@ from safetensors.torch import load_file
 from quire.workers.layers.formats import layouts
 from quire.workers.layers.formats.layouts import ANY
 from quire.workers.layers.formats.layouts_packed import GptqLayout, unpack_words
-from quire.workers.layers.formats.schemes import Awq, FourBitCodes, Gptq, PackQuantized, QuantizationError, RowInt8, Scaled
+from quire.workers.layers.formats.schemes import (
+    Awq,
+    FourBitCodes,
+    Gptq,
+    MxFp4,
+    PackQuantized,
+    QuantizationError,
+    RowInt8,
+    Scaled,
+)
 from quire.workers.layers.formats.stored import layout_of
 
 GOLDENS = Path(__file__).parent / "goldens"
@@ -56,6 +65,10 @@ CASES = {
         "block": Scaled(block=(16, 8), **BLOCKS),
         "block-ue8m0": Scaled(block=(16, 8), **BLOCKS),
         "tensor": Scaled(block=(0, 0), **BLOCKS),
+    },
+    "mxfp4": {
+        "blocks": MxFp4(),
+        "packed": MxFp4(codes_name="weight_packed", scales_name="weight_scale"),
     },
 }  # fmt: skip
 ALL = [(packer, case) for packer, cases in CASES.items() for case in cases]
@@ -169,7 +182,8 @@ def test_a_quant_state_that_contradicts_its_layer_is_refused(change, said):
 @pytest.mark.parametrize(
     ("scheme", "n", "k", "said"),
     [(Gptq(bits=4, group_size=32), 12, 64, "layer has 12 outputs"), (Awq(group_size=32), 16, 40, "layer has 40 inputs"),
-     (Awq(group_size=32), 12, 64, "layer has 12 outputs"), (PackQuantized(bits=4, group_size=32), 8, 40, "whole groups")],
+     (Awq(group_size=32), 12, 64, "layer has 12 outputs"), (PackQuantized(bits=4, group_size=32), 8, 40, "whole groups"),
+     (MxFp4(), 8, 40, "groups of 32")],
 )  # fmt: skip
 def test_sizes_that_a_layout_cannot_hold(scheme, n, k, said):
     with pytest.raises(QuantizationError, match=said):

@@ -8,6 +8,7 @@ from quire.workers.layers.formats.schemes import (
     Awq,
     FourBitCodes,
     Gptq,
+    MxFp4,
     PackQuantized,
     QuantizationError,
     RowInt8,
@@ -89,6 +90,9 @@ def schemes(config):
          [FourBitCodes(quant_type="nf4", is_nested=True), None, None]),
         ({**BNB, "llm_int8_skip_modules": []}, [FourBitCodes(quant_type="nf4", is_nested=True)] * 3),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True, "load_in_4bit": False}, [RowInt8()] * 2 + [None]),
+        ({"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}, [None, MxFp4(), None]),
+        (groups(entry({"num_bits": 4, "type": "float", "group_size": 32}), layout="mxfp4-pack-quantized"),
+         [MxFp4(codes_name="weight_packed", scales_name="weight_scale")] * 2 + [None]),
     ],
 )  # fmt: skip
 def test_each_layer_has_its_format(config, expected):
@@ -134,6 +138,7 @@ def test_a_skipped_module_ends_at_a_boundary():
         (groups(entry({**INT4, "num_bits": 3})), "weights.num_bits is 3"),
         (groups(entry({**INT4, "strategy": "tensor_group"})), "strategy is 'tensor_group'"),
         (groups(entry(INT4, "re:(")), "no regex"),
+        (groups(entry({"num_bits": 4, "type": "float", "group_size": 16}), layout="mxfp4-pack-quantized"), "group_size is 16"),
         (groups(entry(INT4), sparsity_config={"format": "sparse-24-bitmask"}), "sparsity_config.format"),
         (groups(entry(INT4), transform_config={"config_groups": {"a": {}}}), "transform_config"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size"),

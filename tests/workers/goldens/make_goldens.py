@@ -201,6 +201,25 @@ def transformers():
     save_file(found, HERE / "transformers.safetensors")
 
 
+def mxfp4():
+    """Codes packed by compressed-tensors; as gpt-oss has them, they are read by transformers."""
+    from compressed_tensors.compressors import MXFP4PackedCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    found = Found()
+    torch.manual_seed(7)
+    args = QuantizationArgs(num_bits=4, type="float", strategy="group", group_size=32, scale_dtype=torch.uint8)
+    scheme = QuantizationScheme(targets=["Linear"], weights=args)
+    state = {"weight": torch.randn(6, 96, dtype=torch.bfloat16), "weight_scale": 2.0 ** torch.randint(-9, 1, (6, 3))}
+    packed = MXFP4PackedCompressor.compress(dict(state), scheme)
+    found.add("packed", MXFP4PackedCompressor.decompress(dict(packed), scheme)["weight"], **packed)
+    blocks, scales = torch.randint(0, 256, (5, 2, 16), dtype=torch.uint8), torch.randint(0, 200, (5, 2), dtype=torch.uint8)
+    expected = convert_moe_packed_tensors(blocks[None], scales[None], dtype=torch.float32)[0].t()
+    found.add("blocks", expected, weight_blocks=blocks, weight_scales=scales)
+    save_file(found, HERE / "mxfp4.safetensors")
+
+
 if __name__ == "__main__":
     gptq(sys.argv[1])
     awq(sys.argv[2])
@@ -208,3 +227,4 @@ if __name__ == "__main__":
     compressed_tensors()
     bitsandbytes()
     transformers()
+    mxfp4()

@@ -15,6 +15,7 @@ from quire.workers.layers.formats.schemes import (
     Activations,
     FourBitCodes,
     Json,
+    MxFp4,
     Quantization,
     QuantizationError,
     RowInt8,
@@ -40,6 +41,7 @@ def read_quantization(config: object) -> Quantization:
         "compressed-tensors": read_compressed,
         "fp8": read_fp8,
         "bitsandbytes": read_bitsandbytes,
+        "mxfp4": read_mxfp4,
     }
     if method not in readers:
         raise QuantizationError(
@@ -86,3 +88,9 @@ def read_bitsandbytes(config: Json) -> Callable[[str], Scheme | None]:
     else:
         raise QuantizationError("quantization_config of bitsandbytes sets neither load_in_4bit nor load_in_8bit")
     return lambda layer: None if is_skipped(layer, skipped) else scheme
+
+
+def read_mxfp4(config: Json) -> Callable[[str], Scheme | None]:
+    """As gpt-oss says it. The head is never quantized."""
+    skipped = checked(names_of(config, "modules_to_not_convert"), "modules_to_not_convert")
+    return lambda layer: None if layer == HEAD or is_skipped(layer, skipped) else MxFp4()

@@ -8,8 +8,10 @@ from collections.abc import Callable
 
 from quire.workers.layers.formats.names import checked
 from quire.workers.layers.formats.schemes import (
+    MX_GROUP,
     Activations,
     Json,
+    MxFp4,
     PackQuantized,
     QuantizationError,
     Scaled,
@@ -20,7 +22,7 @@ from quire.workers.layers.formats.schemes import (
 )
 
 WHERE = "quantization_config"
-FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mxfp4-pack-quantized")
 LINEAR = ("Linear", "LinearBase", "Module")  # classes that a linear layer is of
 
 
@@ -82,6 +84,12 @@ def _scheme(entry: Json, format_name: object, where: str) -> Scheme | None:
     if entry.get("output_activations") is not None:
         raise QuantizationError(f"{where}.output_activations is set: supported are input_activations")
     layout = one_of(format_name, FORMATS, f"{where}: format")
+    if layout == "mxfp4-pack-quantized":
+        for name, found, supported in (("type", kind, "float"), ("num_bits", bits, 4), ("strategy", strategy, "group")):
+            one_of(found, (supported,), f"{weights_at}.{name}")
+        one_of(weights.get("group_size"), (MX_GROUP,), f"{weights_at}.group_size")
+        one_of(activations, (None,), f"{where}.input_activations")
+        return MxFp4(codes_name="weight_packed", scales_name="weight_scale")
     if layout == "pack-quantized":
         one_of(kind, ("int",), f"{weights_at}.type")
         one_of(strategy, ("group", "channel", "tensor"), f"{weights_at}.strategy")

@@ -8,7 +8,7 @@ layouts_packed.py, layouts_codes.py and layouts_floats.py have the others. Calle
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch.nn import functional as F
@@ -46,6 +46,23 @@ class Integers(NamedTuple):
     zeros: torch.Tensor | None = None
     order: torch.Tensor | None = None
 
+    def part(self, rows: slice, columns: slice) -> "Integers":
+        """Of some outputs and inputs. Raises ValueError where inputs are cut within a scale's, or are out of order."""
+        n, k = self.q.shape
+        if (rows.start, rows.stop, columns.start, columns.stop) == (0, n, 0, k):
+            return self
+        height, width = self.block
+        is_cut = (columns.start, columns.stop) != (0, k)
+        if is_cut and (self.order is not None or (width < k and columns.start % width)):
+            raise ValueError(f"inputs are split among ranks within groups of {width}, or across an order of theirs")
+        grid = [t.expand(-(-n // height), -1) for t in (self.scales, self.zeros) if t is not None]
+        if height > 1 and rows.start % height:  # a scale for each row
+            grid, height = [t.repeat_interleave(height, 0)[:n] for t in grid], 1
+        across = slice(columns.start // width, -(-columns.stop // width))
+        grid = [t[rows.start // height : -(-rows.stop // height), across] for t in grid]
+        zeros = None if self.zeros is None else grid[1]
+        return Integers(self.q[rows, columns], grid[0], (height, width), zeros, self.order)
+
     def dequantize_into(self, out: torch.Tensor, rows: slice = ALL, columns: slice = ALL) -> None:
         """These rows and columns, in the inputs' own order, into out, of any float dtype. Computed in float32."""
         start, stop, _ = rows.indices(len(self.q))
@@ -74,8 +91,24 @@ class Integers(NamedTuple):
         return w.view(stop - start, -1)[:, :k]
 
 
+class Form(NamedTuple):
+    """What a layout's `Integers` will be, known before a byte is read: by it a kernel is chosen."""
+
+    values: Literal["uint4", "uint8", "int8", "fp8"]  # of q
+    block: tuple[int, int]  # outputs and inputs of a scale
+    has_zeros: bool = False  # other than the middle of unsigned values, or 0
+    has_order: bool = False  # the config says that inputs may be out of order
+
+
 class Layout(Protocol):
-    """How one layer is stored."""
+    """How one layer is stored. `form` None: there are no `Integers`, the layer can be dequantized alone."""
+
+    @property
+    def form(self) -> Form | None: ...
+
+    def unpacked(self, tensors: Tensors) -> Integers:
+        """Of a layout with a form. Tensors and result may share memory."""
+        ...
 
     def stored(self) -> dict[str, Stored]:
         """Its tensors by the last part of their names."""
@@ -116,6 +149,8 @@ class ScaledLayout(IntegerLayout):
 
     def __init__(self, scheme: Scaled, n: int, k: int):
         self.scheme, self.n, self.k = scheme, n, k
+        rows, columns = scheme.block
+        self.form = Form(scheme.dtype, (rows or n, columns or k), not scheme.is_symmetric)
 
     def stored(self) -> dict[str, Stored]:
         s, (rows, columns) = self.scheme, self.scheme.block
@@ -137,7 +172,7 @@ class ScaledLayout(IntegerLayout):
         grid = (parts(self.n, rows), parts(self.k, columns))
         scales = next(tensors[name] for name in self.scheme.scale_names if name in tensors).reshape(grid)
         zeros = tensors["weight_zero_point"].reshape(grid).to(torch.int32) if "weight_zero_point" in tensors else None
-        return Integers(tensors["weight"], scales.to(torch.float32), (rows or self.n, columns or self.k), zeros)
+        return Integers(tensors["weight"], scales.to(torch.float32), self.form.block, zeros)
 
 
 def input_tensors(activations: Activations | None) -> dict[str, Stored]:

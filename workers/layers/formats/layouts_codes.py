@@ -1,8 +1,8 @@
-"""bitsandbytes' layouts: four-bit codes into a table of 16 values, and int8 with a scale a row.
+"""Layouts of codes: bitsandbytes' four bits into a table of 16 values and int8 with a scale a row, and mxfp4's small floats.
 
-Codes run along the flattened weight, two a byte, the *high* nibble first, with a scale (absmax) for each stretch of `blocksize`
-elements, whatever the rows. Nested, the scales are codes themselves: absmax = nested_quant_map[code] * nested_absmax + offset.
-Offset and sizes stand in a JSON of their own, quant_state.
+bitsandbytes' codes run along the flattened weight, two a byte, the *high* nibble first, with a scale (absmax) for each stretch
+of `blocksize` elements, whatever the rows. Nested, the scales are codes themselves: absmax = nested_quant_map[code] *
+nested_absmax + offset. Offset and sizes stand in a JSON of their own, quant_state.
 """
 
 import json
@@ -10,14 +10,28 @@ import math
 
 import torch
 
-from quire.workers.layers.formats.layouts import ANY, SCALES, IntegerLayout, Integers, Stored, Tensors, row_stretches
-from quire.workers.layers.formats.schemes import FourBitCodes
+from quire.workers.layers.formats.layouts import (
+    ANY,
+    SCALES,
+    Form,
+    IntegerLayout,
+    Integers,
+    Stored,
+    Tensors,
+    refuse,
+    row_stretches,
+)
+from quire.workers.layers.formats.schemes import MX_GROUP, FourBitCodes, MxFp4
 
 INT8_RANGE = 127.0
+E2M1_HALVES = (0, 1, 2, 3, 4, 6, 8, 12)  # of 1/2: the values of e2m1 from 0 up; the codes' highest bit is the sign
+E8M0_BIAS, E8M0_NAN = 127, 255
 
 
 class FourBitLayout:
     """weight uint8 [⌈N·K/2⌉, 1], weight.absmax, weight.quant_map, weight.nested_*, weight.quant_state.bitsandbytes__*."""
+
+    form = None
 
     def __init__(self, scheme: FourBitCodes, n: int, k: int):
         self.scheme, self.n, self.k = scheme, n, k
@@ -35,6 +49,9 @@ class FourBitLayout:
             found["weight.nested_absmax"] = Stored(((ANY,),), ("F32",))
             found["weight.nested_quant_map"] = Stored(((256,),), ("F32",))
         return found
+
+    def unpacked(self, tensors: Tensors) -> Integers:
+        raise NotImplementedError("codes are no integers")
 
     def dequantize_into(self, tensors: Tensors, out: torch.Tensor, rows: slice, columns: slice) -> None:
         """Raises ValueError for a quant_state that contradicts the layer."""
@@ -93,6 +110,7 @@ class RowInt8Layout(IntegerLayout):
 
     def __init__(self, n: int, k: int):
         self.n, self.k = n, k
+        self.form = Form("int8", (1, k))
 
     def stored(self) -> dict[str, Stored]:
         return {
@@ -106,3 +124,34 @@ class RowInt8Layout(IntegerLayout):
         if "weight_format" in tensors and int(tensors["weight_format"]):
             raise ValueError("weight_format must be 0 (row)")
         return Integers(tensors["weight"], (tensors["SCB"].to(torch.float32) / INT8_RANGE)[:, None], (1, self.k))
+
+
+class MxFp4Layout(IntegerLayout):
+    """codes uint8 [N, K / 32, 16] or [N, K / 2], low nibble first; scales e8m0 [N, K / 32], the exponent and 127."""
+
+    def __init__(self, scheme: MxFp4, layer: str, n: int, k: int):
+        self.scheme, self.n, self.k = scheme, n, k
+        self.form = Form("int8", (1, MX_GROUP))
+        if k % MX_GROUP:
+            raise refuse(layer, f"has {k} inputs", f"mxfp4 needs whole groups of {MX_GROUP}")
+
+    def stored(self) -> dict[str, Stored]:
+        n, groups = self.n, self.k // MX_GROUP
+        return {
+            self.scheme.codes_name: Stored(((n, groups, MX_GROUP // 2), (n, self.k // 2)), ("U8",)),
+            self.scheme.scales_name: Stored(((n, groups),), ("U8", "F8_E8M0")),
+        }
+
+    def unpacked(self, tensors: Tensors) -> Integers:
+        """Values are whole halves: q has twice them, scales half. Raises ValueError for a scale that is NaN."""
+        octets, exponents = tensors[self.scheme.codes_name].reshape(self.n, -1), tensors[self.scheme.scales_name]
+        exponents = exponents.view(torch.uint8)
+        if (exponents == E8M0_NAN).any():
+            raise ValueError(f"{self.scheme.scales_name} has a NaN (255)")
+        table = torch.tensor([*E2M1_HALVES, *(-x for x in E2M1_HALVES)], dtype=torch.int8, device=octets.device)
+        q = torch.empty(self.n, self.k, dtype=torch.int8, device=octets.device)
+        for part in row_stretches(self.n, self.k, octets.device):
+            codes = torch.stack((octets[part] & 15, octets[part] >> 4), -1).flatten(1)
+            q[part] = table[codes.to(torch.int32)]
+        scales = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents.to(torch.int32) - E8M0_BIAS - 1)
+        return Integers(q, scales, (1, MX_GROUP))

@@ -12,7 +12,7 @@ is four times what becomes of it.
 import torch
 from torch.nn import functional as F
 
-from quire.workers.layers.formats.layouts import IntegerLayout, Integers, Stored, Tensors, row_stretches
+from quire.workers.layers.formats.layouts import Form, IntegerLayout, Integers, Stored, Tensors, row_stretches
 from quire.workers.layers.formats.schemes import FP8_MAX, INT8_MAX, PackQuantized, Scaled
 from quire.workers.loading.target import FLOATS
 
@@ -27,7 +27,9 @@ class FloatsLayout(IntegerLayout):
         rows, columns = (1, scheme.group_size) if isinstance(scheme, PackQuantized) else scheme.block
         self.block = rows or n, columns or k
         self.is_fp8 = isinstance(scheme, Scaled) and scheme.dtype == "fp8"
-        self.dtype = torch.uint8 if isinstance(scheme, PackQuantized) else torch.float8_e4m3fn if self.is_fp8 else torch.int8
+        is_packed = isinstance(scheme, PackQuantized)
+        self.dtype = torch.uint8 if is_packed else torch.float8_e4m3fn if self.is_fp8 else torch.int8
+        self.form = Form("uint4" if is_packed else "fp8" if self.is_fp8 else "int8", self.block, is_packed)
 
     def stored(self) -> dict[str, Stored]:
         return {"weight": Stored(((self.n, self.k),), FLOATS)}

@@ -4,9 +4,21 @@ Words are int32, little-endian; of a byte the low nibble comes first. Nothing lo
 a byte as two nibbles, and AWQ's places are eight.
 """
 
+from typing import Literal
+
 import torch
 
-from quire.workers.layers.formats.layouts import SCALES, IntegerLayout, Integers, Stored, Tensors, input_tensors, parts, refuse
+from quire.workers.layers.formats.layouts import (
+    SCALES,
+    Form,
+    IntegerLayout,
+    Integers,
+    Stored,
+    Tensors,
+    input_tensors,
+    parts,
+    refuse,
+)
 from quire.workers.layers.formats.schemes import Awq, Gptq, PackQuantized
 
 I32 = ("I32",)
@@ -35,6 +47,7 @@ class GptqLayout(IntegerLayout):
         if n % self.per_word:
             raise refuse(layer, f"has {n} outputs", f"GPTQ of {scheme.bits} bits packs zero points by {self.per_word}")
         self.group_size = scheme.group_size or k
+        self.form = Form("uint4" if scheme.bits == 4 else "uint8", (1, self.group_size), True, scheme.desc_act)
 
     def stored(self) -> dict[str, Stored]:
         groups = parts(self.k, self.group_size)
@@ -82,6 +95,7 @@ class AwqLayout(IntegerLayout):
 
     def __init__(self, scheme: Awq, layer: str, n: int, k: int):
         self.n, self.k, self.group_size = n, k, scheme.group_size or k
+        self.form = Form("uint4", (1, self.group_size), True)
         if n % 8:
             raise refuse(layer, f"has {n} outputs", "AWQ packs them by 8")
         if k % self.group_size:
@@ -116,6 +130,8 @@ class PackQuantizedLayout(IntegerLayout):
         self.scheme, self.n, self.k = scheme, n, k
         self.group_size = scheme.group_size or k
         self.per_word = 32 // scheme.bits
+        values: Literal["uint4", "uint8"] = "uint4" if scheme.bits == 4 else "uint8"
+        self.form = Form(values, (1, self.group_size), not scheme.is_symmetric, scheme.has_order)
         if k % self.group_size:
             raise refuse(layer, f"has {k} inputs, group_size is {self.group_size}", "compressed-tensors needs whole groups")
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 Json = dict[str, Any]
+MX_GROUP = 32  # inputs to a scale of mxfp4
 FP8_MAX, INT8_MAX = 448.0, 127.0  # the greatest values, e4m3's and that of int8 on both sides of 0
 
 
@@ -74,7 +75,14 @@ class RowInt8(msgspec.Struct, frozen=True, kw_only=True):
     """bitsandbytes' int8: SCB / 127 is the scale of a row."""
 
 
-Scheme = Gptq | Awq | PackQuantized | Scaled | FourBitCodes | RowInt8
+class MxFp4(msgspec.Struct, frozen=True, kw_only=True):
+    """e2m1, two a byte, with a power of two (e8m0) for 32 inputs."""
+
+    codes_name: str = "weight_blocks"
+    scales_name: str = "weight_scales"
+
+
+Scheme = Gptq | Awq | PackQuantized | Scaled | FourBitCodes | RowInt8 | MxFp4
 
 
 class Quantization(NamedTuple):

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import torch
 
-from quire.workers.layers.formats.layouts import Layout, ScaledLayout, Stored, Tensors
-from quire.workers.layers.formats.layouts_codes import FourBitLayout, RowInt8Layout
+from quire.workers.layers.formats.layouts import Integers, Layout, ScaledLayout, Stored, Tensors
+from quire.workers.layers.formats.layouts_codes import FourBitLayout, MxFp4Layout, RowInt8Layout
 from quire.workers.layers.formats.layouts_floats import FloatsLayout
 from quire.workers.layers.formats.layouts_packed import AwqLayout, GptqLayout, PackQuantizedLayout
-from quire.workers.layers.formats.schemes import Activations, Awq, FourBitCodes, Gptq, PackQuantized, Scaled, Scheme
+from quire.workers.layers.formats.schemes import Activations, Awq, FourBitCodes, Gptq, MxFp4, PackQuantized, Scaled, Scheme
 from quire.workers.loading.target import FLOATS, Target, WeightsError
 from quire.workers.parallel import Part
 
@@ -37,6 +37,8 @@ def layout_of(scheme: Scheme, layer: str, n: int, k: int) -> Layout:
             return ScaledLayout(scheme, n, k)
         case FourBitCodes():
             return FourBitLayout(scheme, n, k)
+        case MxFp4():
+            return MxFp4Layout(scheme, layer, n, k)
         case _:
             return RowInt8Layout(n, k)
 
@@ -67,7 +69,7 @@ class StoredLayer:
         self._rows, self._columns, self._device = rows, columns, device
         self._pieces: dict[str, list[torch.Tensor]] = {}
 
-    def targets(self, layer: str, has_bias: bool, then: Callable[[], None]) -> Iterator[tuple[str, Target]]:
+    def targets(self, layer: str, has_bias: bool, then: Callable[[], None] | None = None) -> Iterator[tuple[str, Target]]:
         """`then` is called by a reader when the layer's tensors are all there.
 
         A bias that the model has not may be there all the same, full of zeros, as old packers write it.
@@ -78,7 +80,7 @@ class StoredLayer:
             bias = Stored(((self._rows.full,),), FLOATS, is_optional=True)
             yield f"{layer}.bias", self._target(layer, "bias", bias, then)
 
-    def _target(self, layer: str, name: str, stored: Stored, then: Callable[[], None]) -> Target:
+    def _target(self, layer: str, name: str, stored: Stored, then: Callable[[], None] | None) -> Target:
         first, *others = stored.shapes
         return Target(
             first,
@@ -102,6 +104,14 @@ class StoredLayer:
             self.layout.dequantize_into(tensors, weight, self._rows.slice, self._columns.slice)
         except (ValueError, RuntimeError) as error:  # of indices and sizes that a tensor's values give
             raise WeightsError(f"{layer} cannot be dequantized: {error}") from None
+
+    def integers(self, layer: str) -> Integers:
+        """This rank's part of a layer whose layout has a form; the tensors are released. Raises WeightsError, as `taken`."""
+        tensors = self.taken(layer)
+        try:
+            return self.layout.unpacked(tensors).part(self._rows.slice, self._columns.slice)
+        except (ValueError, RuntimeError) as error:
+            raise WeightsError(f"{layer} cannot be unpacked: {error}") from None
 
     def taken(self, layer: str) -> Tensors:
         """The whole layer's tensors, for the current stream, and nobody's any more; scales of inputs are kept here.
