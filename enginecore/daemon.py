@@ -173,6 +173,8 @@ def worker_config(config: EngineConfig, folder: Path, summary: ModelSummary) -> 
         dtype=config.dtype,
         load_format=config.load_format,
         quantization=config.quantization,
+        kv_cache_dtype=config.kv_cache_dtype,
+        kv_cache_dtype_skip_layers=config.kv_cache_dtype_skip_layers,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens or default_max_num_batched_tokens(bool(gpus)),

@@ -45,6 +45,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     cpu_kv_cache_gib: float = 0.5
     kv_cache_memory_bytes: int | None = None  # of the KV cache, instead of what gpu_memory_utilization leaves it
     num_gpu_blocks_override: int | None = None
+    kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2"] = "auto"
+    kv_cache_dtype_skip_layers: list[str] = []  # indices, "sliding_window"
     block_size: int | None = None  # tokens; None: chosen by device
     max_num_seqs: int | None = None  # None: 1024 on a GPU of 70 GB and more, 256 on smaller ones, 64 on a CPU
     max_num_batched_tokens: int | None = None  # None: 8192 on a GPU, 512 on a CPU
@@ -94,6 +96,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             0 <= self.long_prefill_token_threshold <= 1 << 30,
             "--long-prefill-token-threshold must be at least 0 (0: no limit) and at most 2^30",
         )
+        need(
+            all(name == "sliding_window" or (name.isascii() and name.isdecimal()) for name in self.kv_cache_dtype_skip_layers),
+            "--kv-cache-dtype-skip-layers takes indices of layers, from 0, and sliding_window",
+        )
         need(self.max_num_waiting >= 1, "--max-num-waiting must be at least 1")
         need(0 <= self.max_logprobs <= 20, "--max-logprobs must be between 0 and 20")
         need(
@@ -131,6 +137,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kv_cache_memory_bytes: int | None = None
     hf_overrides: dict[str, Any] = {}
     quantization: str | None = None
+    kv_cache_dtype: str = "auto"
+    kv_cache_dtype_skip_layers: list[str] = []
     log_level: str = "info"
     log_format: str = "text"
     profile_dir: str | None = None
@@ -249,6 +257,17 @@ def _add_memory(add: Add) -> None:
         type=human_int,
         metavar="N",
         help="number of KV blocks, whatever the memory says (default: what fits)",
+    )
+    add(
+        "--kv-cache-dtype",
+        choices=["auto", "fp8", "fp8_e4m3", "fp8_e5m2"],
+        help="of keys and values in the cache: auto (what the checkpoint was made for, else the model's type); fp8 is fp8_e4m3",
+    )
+    add(
+        "--kv-cache-dtype-skip-layers",
+        nargs="+",
+        metavar="LAYER",
+        help="layers whose cache keeps the model's type: indices from 0, or sliding_window for all of those (default: none)",
     )
     add("--block-size", type=int, help="tokens in a KV block: 16, 32, 64, 128 or 256 (default: 64 on a GPU, 16 on a CPU)")
     add("--enforce-eager", action=Switch, help="run without CUDA graphs (default: off)")

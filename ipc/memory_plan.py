@@ -5,7 +5,8 @@ machine that is not there. What a worker measures (a GPU's largest step, what is
 estimate; the constants of that are fitted to what an H100 measured (tests/frontend/cli/test_estimate.py has the figures).
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable
 from typing import NamedTuple
 
 GIB = 1 << 30
@@ -26,6 +27,7 @@ class LayerSizes(NamedTuple):
     head_dim: int
     window: int  # 0 sees everything
     intermediate_size: int
+    cache_itemsize: int = 0  # bytes of an element in the KV cache; 0: as many as an activation's
 
     @property
     def q_size(self) -> int:
@@ -119,16 +121,19 @@ def kv_groups(model: ModelSizes) -> dict[tuple[int, int, int], int]:
 
 
 def kv_block_bytes(model: ModelSizes, block_size: int, itemsize: int) -> int:
-    """Groups of one shape share tensors, as many as the largest has layers; a block has its part of each, keys and values."""
-    most: dict[tuple[int, int], int] = {}
-    for (_, heads, dim), layers in kv_groups(model).items():
-        most[heads, dim] = max(most.get((heads, dim), 0), layers)
-    return block_bytes([(heads, block_size, dim) for (heads, dim), layers in most.items() for _ in range(layers)], itemsize)
+    """Groups share tensors of a shape and dtype, as many as the largest has layers; a block has its part of each."""
+    layers = Counter((layer.window, layer.num_kv_heads, layer.head_dim, layer.cache_itemsize) for layer in model.layers)
+    most: dict[tuple[int, int, int], int] = {}
+    for (_, heads, dim, cached), count in layers.items():
+        most[heads, dim, cached] = max(most.get((heads, dim, cached), 0), count)
+    return sum(
+        count * block_bytes([(heads, block_size, dim, cached or itemsize)]) for (heads, dim, cached), count in most.items()
+    )
 
 
-def block_bytes(shapes: Sequence[tuple[int, int, int]], itemsize: int) -> int:
-    """shapes: (KV heads, block size, head size) of each pair of tensors, keys' and values'."""
-    return 2 * itemsize * sum(heads * size * dim for heads, size, dim in shapes)
+def block_bytes(shapes: Iterable[tuple[int, int, int, int]]) -> int:
+    """shapes: (KV heads, block size, head size, bytes of an element) of each pair of tensors, keys' and values'."""
+    return 2 * sum(heads * size * dim * itemsize for heads, size, dim, itemsize in shapes)
 
 
 def most_useful_blocks(num_groups: int, max_num_seqs: int, max_model_len: int, block_size: int) -> int:

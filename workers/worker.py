@@ -45,6 +45,7 @@ from quire.workers.attention.kv_cache import KVCache
 from quire.workers.devices.cpu import CpuDevice
 from quire.workers.devices.device import Device, DeviceContext
 from quire.workers.devices.threads import choose_num_threads
+from quire.workers.layers.kv_scales import KVScales
 from quire.workers.loading.prepare_cpu import quicken_attributes
 from quire.workers.loading.target import WeightsError
 from quire.workers.loading.weights import dummy_weights, load_weights
@@ -113,14 +114,22 @@ class Worker:
     def _start(self) -> ModelRunner:
         c = self.config
         classes = load_classes(c.logits_processors, c.logits_processors_path)
-        model_config = read_model_config(c.model_dir, c.hf_overrides, c.quantization)
+        model_config = read_model_config(
+            c.model_dir,
+            c.hf_overrides,
+            quantization=c.quantization,
+            kv_cache_dtype=c.kv_cache_dtype,
+            kv_cache_dtype_skip_layers=c.kv_cache_dtype_skip_layers,
+        )
         dtype = choose_dtype(c.dtype, model_config, c.device)
         if c.device == "cuda":
             torch.cuda.set_device(self.device)
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
             torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         model = self._load(model_config, dtype)
-        cache = KVCache(model_config.attention_specs(self.parallel), c.block_size, dtype)
+        if c.load_format != "dummy":
+            warn_of_scales(model.kv_scales())
+        cache = KVCache(model_config.attention_specs(self.parallel), c.block_size, dtype, model.kv_scales())
         weights_bytes = model.weights_bytes
         if classes:
             self.custom_processors = CustomProcessors(classes, vllm_config(c, model_config, dtype, self.device), self.device)
@@ -306,6 +315,17 @@ def _reason(error: BaseException) -> str:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip(" ^~") and not line.startswith("Repro command")]
     return f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__
+
+
+def warn_of_scales(scales: dict[int, KVScales]) -> None:
+    """Of layers whose cache has 8 bits."""
+    if absent := [layer for layer, found in scales.items() if found.k is None or found.v is None]:
+        log.warning(
+            "the KV cache has 8 bits, and the checkpoint has no scales of keys and values for %d of %d layers: 1.0 is taken, "
+            "which may cost accuracy",
+            len(absent),
+            len(scales),
+        )
 
 
 def choose_dtype(name: str, config: ModelConfig, device: str) -> torch.dtype:

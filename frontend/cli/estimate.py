@@ -130,7 +130,7 @@ def _bytes(text: str) -> int:
 # ----------------------------------------------------------------------------------------------------------- the plan
 def estimate(model: Model, config: EngineConfig, memory: int, gpu: str = "") -> Estimate:
     """memory: of the GPU, bytes; 0 for a CPU. Raises EstimateError."""
-    is_gpu, sizes = memory > 0, model.sizes
+    is_gpu, sizes = memory > 0, with_cache_dtype(model, config)
     dtype = config.dtype if config.dtype != "auto" else (model.dtype or "bfloat16") if is_gpu else "float32"
     if dtype not in ITEMSIZE:
         raise EstimateError(f"{model.name}: dtype {dtype} is not supported")
@@ -178,6 +178,19 @@ def estimate(model: Model, config: EngineConfig, memory: int, gpu: str = "") -> 
         max_num_seqs=rows,
         max_num_batched_tokens=tokens,
     )
+
+
+def with_cache_dtype(model: Model, config: EngineConfig) -> plan.ModelSizes:
+    """The model's sizes with the layers' --kv-cache-dtype, as workers/models/cache_dtype.py chooses it."""
+    if config.kv_cache_dtype == "auto" and not model.has_kv_cache_scheme:
+        return model.sizes
+    skipped = config.kv_cache_dtype_skip_layers
+
+    def itemsize(index: int, layer: plan.LayerSizes) -> int:
+        return 0 if str(index) in skipped or (layer.window and "sliding_window" in skipped) else 1
+
+    layers = tuple(layer._replace(cache_itemsize=itemsize(i, layer)) for i, layer in enumerate(model.sizes.layers))
+    return model.sizes._replace(layers=layers)
 
 
 def text_of(found: Estimate, model: Model, config: EngineConfig) -> str:

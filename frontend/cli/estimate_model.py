@@ -34,6 +34,7 @@ class Model(NamedTuple):
     num_parameters: int
     is_tied: bool  # the head is the embedding
     is_counted: bool  # from the files' headers; otherwise computed from config.json
+    has_kv_cache_scheme: bool = False  # the checkpoint was made for a KV cache of 8 bits
 
 
 BUNDLED = Path(__file__).parents[2] / "enginecore" / "loading" / "bundled"  # what is served without a model
@@ -60,9 +61,10 @@ def read_model(name: str, revision: str | None, download_dir: str | None, token:
     counted = sum(count for tensor, count in tensors if not (tied and tensor == "lm_head.weight"))
     if config.get("quantization_config"):
         counted = 0  # tensors are packed, and dequantized while they are loaded
+    scheme = isinstance(config.get("quantization_config"), dict) and bool(config["quantization_config"].get("kv_cache_scheme"))
     dtype = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.") or None
     length = _max_model_len(config)
-    return Model(name, sizes, length, dtype, counted or computed_parameters(sizes, tied), tied, bool(counted))
+    return Model(name, sizes, length, dtype, counted or computed_parameters(sizes, tied), tied, bool(counted), scheme)
 
 
 def sizes_of(config: Json) -> ModelSizes:

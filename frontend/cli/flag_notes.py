@@ -120,6 +120,10 @@ FLAG_NOTES: dict[str, FlagNote] = {
     "--cpu-kv-cache-gib": FlagNote("memory of exactly this size: more is more requests at once", "0.5 to 16"),
     "--kv-cache-memory-bytes": FlagNote("the KV cache's size itself; no measuring of what is free", "leave it out"),
     "--num-gpu-blocks-override": FlagNote("the same, in blocks: for tests", "leave it out"),
+    "--kv-cache-dtype": FlagNote(
+        "fp8 holds twice the tokens of 16 bits; answers change a little, more where the checkpoint has no scales", "auto; fp8"
+    ),
+    "--kv-cache-dtype-skip-layers": FlagNote("these layers take the memory of 16 bits", "leave it out"),
     "--block-size": FlagNote(
         "smaller blocks waste less at a sequence's end and share shorter prefixes; larger ones are fewer to keep", "64 on a GPU"
     ),

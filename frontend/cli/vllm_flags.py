@@ -13,7 +13,8 @@ WORKING = """
 --model --tokenizer --tokenizer-revision --revision --download-dir --hf-token --hf-overrides --served-model-name --dtype
 --load-format --quantization -q --max-model-len --max-logprobs --seed --enforce-eager --chat-template --generation-config
 --override-generation-config --tensor-parallel-size -tp --gpu-memory-utilization --kv-cache-memory-bytes
---num-gpu-blocks-override --block-size --enable-prefix-caching --max-num-seqs --max-num-batched-tokens --max-num-queued-reqs
+--num-gpu-blocks-override --kv-cache-dtype --kv-cache-dtype-skip-layers
+--block-size --enable-prefix-caching --max-num-seqs --max-num-batched-tokens --max-num-queued-reqs
 --long-prefill-token-threshold --scheduling-policy --enable-log-requests --disable-log-stats --device --host --port --api-key
 --allowed-origins --allowed-methods --allowed-headers --allow-credentials --api-server-count -asc --config
 --uvicorn-log-level --disable-uvicorn-access-log --disable-access-log-for-endpoints --shutdown-timeout --response-role
@@ -176,9 +177,7 @@ ROWS = (
     Row("--enable-fault-tolerance", "switch", ON, "what dies is started again"),
     Row("--fault-tolerance-config", "json", ANY, "what dies is started again"),
     # ------------------------------------------------------------------------------------------------------- KV cache
-    Row("--kv-cache-dtype", "value", ("auto",), "the KV cache has the model's type", "--dtype"),
-    Row("--kv-cache-dtype-skip-layers", "list", ANY, "the KV cache has the model's type"),
-    Row("--calculate-kv-scales", "switch", OFF, "the KV cache has the model's type", "--dtype"),
+    Row("--calculate-kv-scales", "switch", OFF, "scales of keys and values are the checkpoint's, or 1.0"),
     Row("--prefix-caching-hash-algo", "value", ANY, "hashes have a key of the process's own, and no collisions to fear"),
     Row("--prefix-cache-retention-interval", "value", ("0",), "blocks stay until their memory is needed"),
     Row("--prefix-match-unit", "value", (), "prefixes are shared by whole blocks", "--block-size"),

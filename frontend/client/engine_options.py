@@ -37,7 +37,6 @@ NOT_NEEDED: dict[str, tuple[Any, ...]] = {
     "enable_sleep_mode": (False,),
     "hf_config_path": (None,),
     "hf_overrides": (None, {}),
-    "kv_cache_dtype": ("auto",),
     "kv_transfer_config": (None,),
     "limit_mm_per_prompt": (None, {}),
     "max_parallel_loading_workers": (ANY,),

@@ -34,13 +34,14 @@ class Scratch:
     """Memory for gathered keys and values, kept from step to step: fresh pages would cost more than the gather."""
 
     def __init__(self) -> None:
-        self._sides: list[torch.Tensor] = []
+        self._sides: dict[torch.dtype, list[torch.Tensor]] = {}
 
     def sides(self, num_elements: int, dtype: torch.dtype) -> list[torch.Tensor]:
         """Two vectors of at least num_elements; what was given out before may be the same memory."""
-        if not self._sides or self._sides[0].numel() < num_elements or self._sides[0].dtype != dtype:
-            self._sides = [torch.empty(num_elements, dtype=dtype) for _ in range(2)]
-        return self._sides
+        found = self._sides.get(dtype)
+        if found is None or found[0].numel() < num_elements:
+            found = self._sides[dtype] = [torch.empty(num_elements, dtype=dtype) for _ in range(2)]
+        return found
 
 
 @dataclass

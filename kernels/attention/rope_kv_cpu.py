@@ -28,6 +28,14 @@ class Writes(NamedTuple):
     tokens: np.ndarray | None  # int64 [N], which tokens are written; None: all
 
 
+class EightBits(NamedTuple):
+    """Of a cache of 8-bit floats: it holds k / k_scale and v / v_scale."""
+
+    dtype: torch.dtype
+    k_scale: float
+    v_scale: float
+
+
 def rotations(cos_sin: torch.Tensor, positions: np.ndarray) -> Rotations:
     """Of positions int [T] in the table cos_sin float32 [P, D] = cos | sin."""
     rows = cos_sin.numpy()[positions]
@@ -53,8 +61,9 @@ def rope_kv(
     num_q_heads: int,
     weights: torch.Tensor | None = None,
     eps: float = 1e-6,
+    eight_bits: EightBits | None = None,
 ) -> torch.Tensor:
-    """Write k and v of qkv [T, (Hq + 2 Hkv) D] to the cache, whose dtype is theirs; returns the rotated q [T, Hq, D], strided.
+    """Write k and v of qkv [T, (Hq + 2 Hkv) D] to the cache, in its dtype; returns the rotated q [T, Hq, D], strided.
 
     `weights` are those of QK-norm by head (`head_weights`); qkv stays as it was.
     """
@@ -74,8 +83,17 @@ def rope_kv(
     v = heads[:, num_rotated:]
     if writes.tokens is not None:
         k, v = k[writes.tokens], v[writes.tokens]
+    if eight_bits is not None:
+        k = to_eight_bits(k, qkv.dtype, eight_bits.dtype, eight_bits.k_scale)
+        v = to_eight_bits(v, qkv.dtype, eight_bits.dtype, eight_bits.v_scale)
     k_lines[writes.lines], v_lines[writes.lines] = k, v
     return q
+
+
+def to_eight_bits(x: np.ndarray, dtype: torch.dtype, to: torch.dtype, scale: float) -> np.ndarray:
+    """x of `dtype`, as as_numpy gives it -> x / scale as 8-bit floats, which saturate."""
+    top = torch.finfo(to).max
+    return as_numpy((torch.from_numpy(x).view(dtype).float() / scale).clamp_(-top, top).to(to))
 
 
 def _normed(x: torch.Tensor, weights: torch.Tensor | None, eps: float) -> torch.Tensor:

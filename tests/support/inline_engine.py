@@ -1,6 +1,7 @@
 """Scheduler and runner in one process, without wires: what a model produces under given scheduling, step by step."""
 
 from collections import deque
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -41,11 +42,11 @@ class InlineEngine:
         eos=(),
         dummy=False,
         processors=(),
-        quantization=None,
+        wishes=MappingProxyType({}),
         **scheduling,
     ):
         self.depth, self.device = depth, torch.device(device)
-        config = read_model_config(model_dir, quantization=quantization)
+        config = read_model_config(model_dir, **wishes)
         max_model_len = max_model_len or min(config.max_position_embeddings, 512)
         self.model = build_model(config, dtype, Parallel(device=self.device)).eval()
         if dummy:
@@ -54,7 +55,7 @@ class InlineEngine:
             load_weights(self.model, model_dir, self.device, progress=False)
         if self.device.type == "cpu":
             quicken_attributes(self.model)
-        cache = KVCache(config.attention_specs(Parallel()), block_size, dtype)
+        cache = KVCache(config.attention_specs(Parallel()), block_size, dtype, self.model.kv_scales())
         cache.allocate(num_blocks, self.device)
         self.processors = CustomProcessors(processors, None, self.device) if processors else None
         self.runner = self._make_runner(config, cache, dtype, max_num_seqs, budget, max_model_len)

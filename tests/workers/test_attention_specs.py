@@ -86,8 +86,10 @@ def cuda(monkeypatch):
         return call
 
     decode = functools.partial(space, new_schedule=lambda window: ("schedule", window), launch=lambda rows: rows > 4)
-    monkeypatch.setattr(cuda, "DecodeWorkspace", space(allocate=lambda rows, *shape: decode(shape=shape[:3])))
-    monkeypatch.setattr(cuda, "PrefillWorkspace", space(allocate=lambda rows, tokens, *shape: space(shape=shape[:3])))
+    monkeypatch.setattr(cuda, "DecodeWorkspace", space(allocate=lambda rows, *shape, cache_dtype: decode(shape=shape[:3])))
+    monkeypatch.setattr(
+        cuda, "PrefillWorkspace", space(allocate=lambda rows, tokens, *shape, cache_dtype: space(shape=shape[:3]))
+    )
     monkeypatch.setattr(cuda, "decode_schedule", record("decode_schedule", 1))
     monkeypatch.setattr(cuda, "prefill_schedule", record("prefill_schedule", "window"))
     monkeypatch.setattr(cuda, "decode_attention", record("decode", "schedule", "scale"))

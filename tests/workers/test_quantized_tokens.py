@@ -33,7 +33,7 @@ def prompts():
 
 
 def engine_of(folder, form):
-    return InlineEngine(folder, quantization=form if form in WHILE_LOADING else None)
+    return InlineEngine(folder, wishes={"quantization": form} if form in WHILE_LOADING else {})
 
 
 def assert_tokens(model, prompt, output):

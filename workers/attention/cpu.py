@@ -10,7 +10,7 @@ import torch
 
 from quire.kernels.attention.attention_cpu import CpuAttentionPlan, Scratch, attend_lines
 from quire.kernels.attention.kv_lines_cpu import as_lines, line_strides, token_lines
-from quire.kernels.attention.rope_kv_cpu import Rotations, Writes, head_weights, rope_kv, rotations
+from quire.kernels.attention.rope_kv_cpu import EightBits, Rotations, Writes, head_weights, rope_kv, rotations
 from quire.kernels.step.tables import SlotTables, StepBuffers
 from quire.workers.attention.attention import ModelAttention, RotaryTables
 from quire.workers.attention.kv_cache import KVCache
@@ -25,6 +25,11 @@ class CpuModelAttention(ModelAttention):
         rotary, specs = RotaryTables(ctx.cache, ctx.max_model_len, ctx.device), dict.fromkeys(ctx.cache.specs)
         self._kinds = {spec: CpuAttention(spec, ctx.cache, rotary[spec]) for spec in specs}
         self._layers = [self._kinds[spec] for spec in ctx.cache.specs]
+        # one of each group and dtype: all of these have the same shape and strides
+        self._tensors = {
+            (place.group, ctx.cache.dtype_of(spec)): place.tensor
+            for spec, place in zip(ctx.cache.specs, ctx.cache.places, strict=True)
+        }
 
     def begin(self, tables: SlotTables, step: StepBuffers, num_tokens: int, num_rows: int, num_decode_rows: int | None) -> None:
         cache, host = self._cache, step.host
@@ -33,31 +38,31 @@ class CpuModelAttention(ModelAttention):
         starts = host["query_start"][: num_rows + 1].tolist()
         query_lens = [end - begin for begin, end in pairwise(starts)]
         writes = [self._writes(g, mapping) for g, mapping in enumerate(host["slot_mapping"][:, :num_tokens])]
-        plans = [
-            CpuAttentionPlan(
+        plans = {
+            (g, dtype): CpuAttentionPlan(
                 block_table[g],
                 seq_lens,
                 query_lens,
-                self._first_keys(g),
+                cache.k[tensor],
                 dtype=self._dtype,
-                window=group.spec.window,
+                window=cache.groups[g].spec.window,
                 scratch=self._scratch,
             )
-            for g, group in enumerate(cache.groups)
-        ]
+            for (g, dtype), tensor in self._tensors.items()
+        }
         positions = host["positions"][:num_tokens]
         turned: dict[int, Rotations] = {}  # by the table's identity
         for kind in self._kinds.values():
             table = id(kind.cos_sin)
             if table not in turned:
                 turned[table] = rotations(kind.cos_sin, positions)
-            kind.begin(turned[table], writes[kind.group], plans[kind.group])
+            kind.begin(turned[table], writes[kind.group], plans[kind.group, kind.dtype])
 
     def attend(self, layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None) -> torch.Tensor:
         return self._layers[layer].attend(layer, qkv, q_norm, k_norm)
 
     def _first_keys(self, group: int) -> torch.Tensor:
-        """A tensor of the group's, of which all have the same shape and strides."""
+        """A tensor of the group's, of which all have the same shape and strides, whatever their dtypes."""
         return self._cache.k[self._cache.places[self._cache.groups[group].layers[0]].tensor]
 
     def _writes(self, group: int, mapping: np.ndarray) -> Writes:
@@ -76,6 +81,7 @@ class CpuAttention:
     def __init__(self, spec: AttentionSpec, cache: KVCache, cos_sin: torch.Tensor):
         self.cos_sin = cos_sin
         self.group = next(g for g, group in enumerate(cache.groups) if group.spec == spec.cache)
+        self.dtype = cache.dtype_of(spec)
         self._spec = spec
         self._cache = cache
         self._head_weights: dict[int, torch.Tensor] = {}  # of QK-norm, by layer
@@ -100,8 +106,19 @@ class CpuAttention:
             weights = self._head_weights.get(layer)
             if weights is None:
                 weights = self._head_weights[layer] = head_weights(q_norm, k_norm, spec.num_heads, spec.num_kv_heads)
+        if spec.cache_dtype is not None:
+            return self._attend_eight_bits(layer, qkv, k_lines, v_lines, weights, eps)
         q = rope_kv(qkv, self._rotations, self._writes, k_lines, v_lines, spec.num_heads, weights, eps)
         return attend_lines(q, k_lines, v_lines, self._plan, spec.scale).view(qkv.shape[0], -1)
+
+    def _attend_eight_bits(
+        self, layer: int, qkv: torch.Tensor, k_lines: np.ndarray, v_lines: np.ndarray, weights: torch.Tensor | None, eps: float
+    ) -> torch.Tensor:
+        spec, (k_scale, v_scale) = self._spec, self._cache.scales[layer]
+        cached = EightBits(self.dtype, k_scale, v_scale)
+        q = rope_kv(qkv, self._rotations, self._writes, k_lines, v_lines, spec.num_heads, weights, eps, cached)
+        out = attend_lines(q, k_lines, v_lines, self._plan, spec.scale * k_scale)
+        return out.view(qkv.shape[0], -1).mul_(v_scale)
 
     def _lines_of(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
         tensor = self._cache.places[layer].tensor

@@ -23,27 +23,31 @@ from quire.workers.attention.kv_cache import KVCache
 from quire.workers.devices.device import DeviceContext
 from quire.workers.models.config import AttentionSpec
 
+NO_SCALES = (None, None)  # of a cache that is not of 8 bits
+
 
 class HeadShape(NamedTuple):
-    """What a workspace depends on."""
-
     num_heads: int
     num_kv_heads: int
     head_dim: int
 
 
-def shape_of(spec: AttentionSpec) -> HeadShape:
-    return HeadShape(spec.num_heads, spec.num_kv_heads, spec.head_dim)
+class Kind(NamedTuple):
+    """What a workspace depends on."""
+
+    shape: HeadShape
+    cache_dtype: torch.dtype
 
 
 class Workspace:
-    """Of all layers of one shape: device memory, and a decode schedule for each of their windows."""
+    """Of all layers of one shape and dtype: device memory, and a decode schedule for each of their windows."""
 
-    def __init__(self, shape: HeadShape, windows: list[int], ctx: DeviceContext):
+    def __init__(self, kind: Kind, windows: list[int], ctx: DeviceContext):
         rows, device, dtype = ctx.max_rows, ctx.device, ctx.dtype
-        self.decode = DecodeWorkspace.allocate(rows, *shape, TOKENS_PER_ROW, device, dtype)
+        shape, cached = kind
+        self.decode = DecodeWorkspace.allocate(rows, *shape, TOKENS_PER_ROW, device, dtype, cache_dtype=cached)
         self.schedules: dict[int, DecodeSchedule] = {window: self.decode.new_schedule(window) for window in windows}
-        self.prefill = PrefillWorkspace.allocate(rows, ctx.max_tokens, *shape, device, dtype)
+        self.prefill = PrefillWorkspace.allocate(rows, ctx.max_tokens, *shape, device, dtype, cache_dtype=cached)
         self.prefill_window = max(windows) if all(windows) else 0
 
 
@@ -63,11 +67,15 @@ class CudaModelAttention(ModelAttention):
         cache = ctx.cache
         self._max_keys = ctx.max_blocks * cache.block_size
         rotary, specs = RotaryTables(cache, ctx.max_model_len, ctx.device), dict.fromkeys(cache.specs)
-        windows: dict[HeadShape, list[int]] = {}
+
+        def kind_of(spec: AttentionSpec) -> Kind:
+            return Kind(HeadShape(spec.num_heads, spec.num_kv_heads, spec.head_dim), cache.dtype_of(spec))
+
+        windows: dict[Kind, list[int]] = {}
         for spec in sorted(specs, key=lambda spec: spec.cache):  # in the order of the cache's groups
-            windows.setdefault(shape_of(spec), []).append(spec.window)
-        self.workspaces = {shape: Workspace(shape, list(dict.fromkeys(some)), ctx) for shape, some in windows.items()}
-        kinds = {spec: CudaAttention(spec, cache, rotary[spec], self.workspaces[shape_of(spec)]) for spec in specs}
+            windows.setdefault(kind_of(spec), []).append(spec.window)
+        self.workspaces = {kind: Workspace(kind, list(dict.fromkeys(some)), ctx) for kind, some in windows.items()}
+        kinds = {spec: CudaAttention(spec, cache, rotary[spec], self.workspaces[kind_of(spec)]) for spec in specs}
         self._layers = [kinds[spec] for spec in cache.specs]
 
     def kernel_specialization(self, num_tokens: int, num_rows: int) -> Hashable:
@@ -108,6 +116,7 @@ class CudaAttention:
         spec, cache, space, buffers = self._spec, self._cache, self._workspace, step.buffers
         place, t = cache.places[layer], qkv.shape[0]
         k, v = cache.k[place.tensor], cache.v[place.tensor]
+        k_scale, v_scale = cache.scale_tensors.get(layer, NO_SCALES)
         mapping = buffers.slot_mapping[place.group, :t]
         pdl = mode_for(t)
         cos_sin, rope = self._cos_sin, None
@@ -116,7 +125,21 @@ class CudaAttention:
             rope = Rope(qkv, cos_sin, mapping)
         else:
             eps = spec.qk_norm_eps or 0.0
-            rope_kv(qkv, buffers.positions[:t], cos_sin, mapping, k, v, spec.num_heads, q_norm, k_norm, eps, pdl=pdl)
+            rope_kv(
+                qkv,
+                buffers.positions[:t],
+                cos_sin,
+                mapping,
+                k,
+                v,
+                spec.num_heads,
+                q_norm,
+                k_norm,
+                eps,
+                k_scale,
+                v_scale,
+                pdl=pdl,
+            )
         q = qkv[:, : spec.q_size].unflatten(1, (spec.num_heads, spec.head_dim))
         out = torch.empty(t, spec.num_heads, spec.head_dim, dtype=qkv.dtype, device=qkv.device)
         arguments = (q, k, v, step.block_table[place.group], step.rows, *step.lengths, out)
@@ -126,9 +149,18 @@ class CudaAttention:
                 scale=spec.scale,
                 workspace=space.decode,
                 schedule=self._schedule,
+                k_scale=k_scale,
+                v_scale=v_scale,
                 rope=rope,
                 dependent_launch=pdl,
             )
         if step.has_prefill:
-            prefill_attention(*arguments, scale=spec.scale, workspace=space.prefill, window=spec.window)
+            prefill_attention(
+                *arguments,
+                scale=spec.scale,
+                workspace=space.prefill,
+                window=spec.window,
+                k_scale=k_scale,
+                v_scale=v_scale,
+            )
         return out.view(t, -1)

@@ -2,14 +2,18 @@
 
 Layers whose cache spec is equal (window and shape) are a group and share a block table. All groups draw block ids from one
 pool, and a block belongs to one group at a time, so the i-th layers of all groups of one shape share one tensor: there are as
-many tensors of a shape as its largest group has layers.
+many tensors of a shape as its largest group has layers. Layers that are left out of an 8-bit cache have
+tensors of their own, and share the table all the same.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 
 from quire.ipc.memory_plan import block_bytes
+from quire.workers.layers.kv_scales import KVScales
 from quire.workers.models.config import AttentionSpec, CacheSpec
 
 
@@ -23,32 +27,58 @@ class Place(NamedTuple):
     tensor: int
 
 
-class KVCache:
-    """k, v: tensors [num_blocks, Hkv, block_size, D], one for each layer of a shape's largest group, once allocated.
+class Kind(NamedTuple):
+    """What layers agree in that may share a tensor."""
 
-    `specs` are the layers' attention, with the heads of this rank.
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+
+DTYPES = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+NO_SCALES: Mapping[int, KVScales] = MappingProxyType({})
+
+
+class KVCache:
+    """k, v: tensors [num_blocks, Hkv, block_size, D], one for each layer of a kind's largest group, once allocated.
+
+    `specs` are the layers' attention, with the heads of this rank. An 8-bit cache holds k / k_scale and v / v_scale; `scales`
+    are the checkpoint's, by layer, 1.0 where it has none.
     """
 
-    def __init__(self, specs: list[AttentionSpec], block_size: int, dtype: torch.dtype):
+    def __init__(
+        self, specs: list[AttentionSpec], block_size: int, dtype: torch.dtype, scales: Mapping[int, KVScales] = NO_SCALES
+    ):
         self.specs = specs
         self.groups = cache_groups(specs)
         self.block_size = block_size
         self.dtype = dtype
-        self._shapes: list[tuple[int, int, int]] = []  # of the tensors, without num_blocks
+        self._kinds: list[Kind] = []  # of the tensors
         self.places = [Place(0, 0)] * len(specs)
-        first: dict[tuple[int, int, int], int] = {}
-        for shape in dict.fromkeys(self._shape(group) for group in self.groups):
-            first[shape] = len(self._shapes)
-            self._shapes += [shape] * max(len(group.layers) for group in self.groups if self._shape(group) == shape)
-        for g, group in enumerate(self.groups):
-            for i, layer in enumerate(group.layers):
-                self.places[layer] = Place(g, first[self._shape(group)] + i)
+        of_kind = [[i for i, spec in enumerate(specs) if self._kind(spec) == kind] for kind in self._all_kinds()]
+        for layers in of_kind:
+            first, placed = len(self._kinds), [0] * len(self.groups)
+            for layer in layers:
+                group = next(g for g, group in enumerate(self.groups) if layer in group.layers)
+                self.places[layer] = Place(group, first + placed[group])
+                placed[group] += 1
+            self._kinds += [self._kind(specs[layers[0]])] * max(placed)
+        self.scales = {layer: (found.k or 1.0, found.v or 1.0) for layer, found in scales.items()}
+        self.scale_tensors: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # float32 [1], of the same, for kernels
         self.num_blocks = 0
         self.k: list[torch.Tensor] = []
         self.v: list[torch.Tensor] = []
 
-    def _shape(self, group: CacheGroup) -> tuple[int, int, int]:
-        return group.spec.num_kv_heads, self.block_size, group.spec.head_dim
+    def _all_kinds(self) -> dict[Kind, None]:
+        """In the order of the groups."""
+        return dict.fromkeys(self._kind(self.specs[layer]) for group in self.groups for layer in group.layers)
+
+    def _kind(self, spec: AttentionSpec) -> Kind:
+        return Kind(spec.num_kv_heads, spec.head_dim, self.dtype_of(spec))
+
+    def dtype_of(self, spec: AttentionSpec) -> torch.dtype:
+        """Of the keys and values of layers with this spec."""
+        return self.dtype if spec.cache_dtype is None else DTYPES[spec.cache_dtype]
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -57,16 +87,20 @@ class KVCache:
 
     @property
     def block_bytes(self) -> int:
-        return block_bytes(self._shapes, self.dtype.itemsize)
+        return block_bytes([(kind.num_kv_heads, self.block_size, kind.head_dim, kind.dtype.itemsize) for kind in self._kinds])
 
     def allocate(self, num_blocks: int, device: torch.device) -> None:
         """Replace the tensors; the null block is zeroed, so that nothing it holds is NaN."""
         self.release()
         self.num_blocks = num_blocks
-        for shape in self._shapes:
+        for kind in self._kinds:
             for side in (self.k, self.v):
-                side.append(torch.empty((num_blocks, *shape), dtype=self.dtype, device=device))
+                shape = num_blocks, kind.num_kv_heads, self.block_size, kind.head_dim
+                side.append(torch.empty(shape, dtype=kind.dtype, device=device))
                 side[-1][0].zero_()
+        if not self.scale_tensors:  # captured graphs may know them
+            for layer, (k, v) in self.scales.items():
+                self.scale_tensors[layer] = torch.tensor([k], device=device), torch.tensor([v], device=device)
 
     def release(self) -> None:
         """Give the memory back."""

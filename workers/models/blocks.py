@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 
+from quire.workers.layers.kv_scales import KVScales
 from quire.workers.layers.linear import Linear, Placement
 from quire.workers.layers.module import Module
 from quire.workers.layers.norm import RMSNorm
@@ -53,6 +54,7 @@ class SelfAttention(Module):
         if spec.qk_norm_eps is not None:
             self.q_norm = RMSNorm(spec.head_dim, spec.qk_norm_eps, place.dtype, place.device)
             self.k_norm = RMSNorm(spec.head_dim, spec.qk_norm_eps, place.dtype, place.device)
+        self.kv_scales = KVScales() if spec.cache_dtype is not None else None
         self.has_qk_norm = spec.qk_norm_eps is not None
 
     def forward(

@@ -22,7 +22,19 @@ def build_model(config: ModelConfig, dtype: torch.dtype, parallel: Parallel) -> 
     if parallel.device.type == "cuda" and (other := sorted(head_dims.difference(GPU_HEAD_DIMS))):
         sizes = ", ".join(map(str, GPU_HEAD_DIMS))
         raise ModelConfigError(f"head_dim {other[0]} is not supported on a GPU; supported are {sizes}")
+    if parallel.device.type == "cuda" and any(layer.attention.cache_dtype == "fp8_e4m3" for layer in config.layers):
+        _check_e4m3(parallel.device)
     try:
         return CausalLM(config, FAMILIES[config.architecture].make_block, Placement(dtype, parallel, config.quantization))
     except QuantizationError as error:
         raise ModelConfigError(str(error)) from None
+
+
+def _check_e4m3(device: torch.device) -> None:
+    """Triton converts e4m3 from Ada on."""
+    major, minor = torch.cuda.get_device_capability(device)
+    if (major, minor) < (8, 9):
+        raise ModelConfigError(
+            f"a KV cache of fp8_e4m3 needs a GPU of compute capability 8.9 or newer, this one has {major}.{minor}: "
+            "--kv-cache-dtype fp8_e5m2 works"
+        )

@@ -12,6 +12,7 @@ from quire.workers.layers.formats.schemes import Quantization
 from quire.workers.parallel import Parallel
 
 RopeType = Literal["default", "linear", "llama3", "yarn"]
+CacheDtype = Literal["fp8_e4m3", "fp8_e5m2"]
 
 
 class ModelConfigError(ValueError):
@@ -53,6 +54,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     window: int  # 0 sees everything, otherwise the last `window` tokens, the token itself included
     rope: RopeConfig
     qk_norm_eps: float | None = None  # of an RMSNorm of each head of q and k before the rotation; None: there is none
+    cache_dtype: CacheDtype | None = None  # of keys and values in the cache; None: the activations'
 
     @property
     def q_size(self) -> int:

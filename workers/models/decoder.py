@@ -12,10 +12,11 @@ import torch
 from torch import nn
 
 from quire.workers.layers.embedding import Embedding
+from quire.workers.layers.kv_scales import KVScales
 from quire.workers.layers.linear import Linear, Placement
 from quire.workers.layers.module import Module
 from quire.workers.layers.norm import RMSNorm
-from quire.workers.models.blocks import Attend
+from quire.workers.models.blocks import Attend, SelfAttention
 from quire.workers.models.config import LayerSpec, ModelConfig
 from quire.workers.models.fields import Json
 from quire.workers.parallel import whole
@@ -86,6 +87,11 @@ class CausalLM(Module):
         Rotary families leave `positions` to `attention`; a family with learned positions would read them here.
         """
         return self.model(input_ids, attention, logits_indices)
+
+    def kv_scales(self) -> dict[int, KVScales]:
+        """By layer, of those whose cache has 8 bits."""
+        modules = (module for module in self.modules() if isinstance(module, SelfAttention))
+        return {module.layer: module.kv_scales for module in modules if module.kv_scales is not None}
 
     @property
     def weights_bytes(self) -> int:

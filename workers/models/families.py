@@ -5,13 +5,16 @@ A family is one file and one line of this table. Does not read generation_config
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from quire.ipc.quantization import WHILE_LOADING
 from quire.workers.layers.formats.config import read_quantization
 from quire.workers.layers.formats.config_floats import quantization_while_loading
 from quire.workers.layers.formats.schemes import Quantization, QuantizationError
 from quire.workers.models import llama, mistral, qwen2, qwen3
+from quire.workers.models.cache_dtype import with_cache_dtype
 from quire.workers.models.config import ModelConfig, ModelConfigError
 from quire.workers.models.decoder import Family
 from quire.workers.models.fields import Json, flag, number, read_dtype, refuse_unknown, rms_norm_eps, size
@@ -25,8 +28,8 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def read_model_config(model_dir: str | Path, overrides: Json | None = None, quantization: str | None = None) -> ModelConfig:
-    """ModelConfig of the folder's config.json, `overrides` in place of its fields, its weights to be quantized as asked.
+def read_model_config(model_dir: str | Path, overrides: Json | None = None, **wishes: Any) -> ModelConfig:
+    """ModelConfig of the folder's config.json, `overrides` in place of its fields; wishes are those of parse_model_config.
 
     Raises ModelConfigError for a model that cannot be served.
     """
@@ -42,7 +45,7 @@ def read_model_config(model_dir: str | Path, overrides: Json | None = None, quan
     beside = Path(model_dir) / "quantize_config.json"
     if fields.get("quantization_config") is None and beside.exists():
         fields["quantization_config"] = _beside(beside)
-    return parse_model_config({**fields, **(overrides or {})}, quantization)
+    return parse_model_config({**fields, **(overrides or {})}, **wishes)
 
 
 def _beside(path: Path) -> Json:
@@ -57,25 +60,32 @@ def _beside(path: Path) -> Json:
     return {"quant_method": method, **config}
 
 
-def parse_model_config(fields: Json, quantization: str | None = None) -> ModelConfig:
-    """ModelConfig from config.json's fields and --quantization.
+def parse_model_config(
+    fields: Json,
+    *,
+    quantization: str | None = None,
+    kv_cache_dtype: str = "auto",
+    kv_cache_dtype_skip_layers: Sequence[str] = (),
+) -> ModelConfig:
+    """ModelConfig from config.json's fields, and from the flags of these names.
 
     Raises ModelConfigError, naming the field, for what is not supported.
     """
     architecture = _architecture(fields)
     family = FAMILIES[architecture]
+    quantized = _quantization(fields.get("quantization_config"), quantization)
     refuse_unknown(fields, family.name, family.fields)
     return ModelConfig(
         architecture=architecture,
         vocab_size=size(fields, "vocab_size"),
         hidden_size=size(fields, "hidden_size"),
-        layers=family.read_layers(fields),
+        layers=with_cache_dtype(family.read_layers(fields), kv_cache_dtype, kv_cache_dtype_skip_layers, quantized),
         rms_norm_eps=rms_norm_eps(fields),
         tie_word_embeddings=flag(fields, "tie_word_embeddings"),
         max_position_embeddings=size(fields, "max_position_embeddings"),
         initializer_range=number(fields, "initializer_range", 0.02),
         dtype=read_dtype(fields),
-        quantization=_quantization(fields.get("quantization_config"), quantization),
+        quantization=quantized,
     )
 
 

@@ -61,6 +61,18 @@ def test_what_engines_said_of_an_h100(tmp_path, config, weights_gib, activations
     assert found.max_num_seqs == 1024 and found.block_size == 64
 
 
+@pytest.mark.parametrize("skipped", [[], ["1"], ["sliding_window"]])
+def test_an_8_bit_cache_is_counted_as_an_engine_does(skipped):
+    folder = tiny_model("qwen2-mixed")
+    config = EngineConfig(device="cpu", cpu_kv_cache_gib=0.01, kv_cache_dtype="fp8", kv_cache_dtype_skip_layers=skipped)
+    worker_config = read_model_config(folder, kv_cache_dtype="fp8", kv_cache_dtype_skip_layers=skipped)
+    cache = KVCache(worker_config.attention_specs(Parallel()), 16, torch.float32)
+    found = estimate(read(folder), config, 0)
+    worker = daemon.worker_config(config, folder, model_summary(folder))
+    assert (worker.kv_cache_dtype, worker.kv_cache_dtype_skip_layers) == ("fp8", skipped)
+    assert (found.num_blocks, found.kv_cache_bytes) == (n := cpu_budget(worker, cache, 0).num_blocks, n * cache.block_bytes)
+
+
 FEW = ("llama", "llama-tied", "mistral-sliding", "qwen2-mixed", "qwen3")
 
 

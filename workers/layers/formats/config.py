@@ -8,7 +8,7 @@ models/families.py; the answer goes to the layers with their placement (layers/l
 from collections.abc import Callable
 
 from quire.ipc.quantization import OTHER_NAMES
-from quire.workers.layers.formats.config_compressed import read_compressed
+from quire.workers.layers.formats.config_compressed import read_compressed, read_kv_cache_scheme
 from quire.workers.layers.formats.config_gptq import read_auto_round, read_awq, read_gptq
 from quire.workers.layers.formats.names import HEAD, checked, is_skipped, names_of
 from quire.workers.layers.formats.schemes import (
@@ -47,7 +47,8 @@ def read_quantization(config: object) -> Quantization:
         raise QuantizationError(
             f"quantization_config: quant_method is {method!r:.80}: supported are {', '.join(map(str, readers))}"
         )
-    return Quantization(str(method), readers[method](config))
+    kv_cache_dtype = read_kv_cache_scheme(config) if method == "compressed-tensors" else None
+    return Quantization(str(method), readers[method](config), kv_cache_dtype)
 
 
 def read_fp8(config: Json) -> Callable[[str], Scheme | None]:

@@ -5,6 +5,7 @@ A name goes before a regex, and that before a class, as compressed-tensors ranks
 
 import re
 from collections.abc import Callable
+from typing import Literal
 
 from quire.workers.layers.formats.names import checked
 from quire.workers.layers.formats.schemes import (
@@ -108,6 +109,19 @@ def _scheme(entry: Json, format_name: object, where: str) -> Scheme | None:
         is_symmetric=is_symmetric,
         activations=activations,
     )
+
+
+def read_kv_cache_scheme(config: Json) -> Literal["fp8_e4m3"] | None:
+    """8-bit floats with a scale a tensor, or nothing. Raises QuantizationError."""
+    scheme, where = field(config, "kv_cache_scheme", dict, None), f"{WHERE}: kv_cache_scheme"
+    if scheme is None:
+        return None
+    one_of(scheme.get("type") or "int", ("float",), f"{where}.type")
+    one_of(scheme.get("num_bits", 8), (8,), f"{where}.num_bits")
+    one_of(scheme.get("strategy") or "tensor", ("tensor",), f"{where}.strategy")
+    one_of(scheme.get("dynamic", False), (False,), f"{where}.dynamic")
+    one_of(field(scheme, "symmetric", bool, True, where), (True,), f"{where}.symmetric")
+    return "fp8_e4m3"
 
 
 def _actorder(weights: Json, where: str) -> str | None:

@@ -90,6 +90,7 @@ class Quantization(NamedTuple):
 
     method: str  # quant_method
     scheme_of: Callable[[str], Scheme | None]  # of a linear layer by its checkpoint name; None: it is not quantized
+    kv_cache_dtype: Literal["fp8_e4m3"] | None = None  # of the KV cache that the checkpoint was made for; None: it does not say
 
 
 def field(config: Json, name: str, kind: type | tuple[type, ...], default: Any, where: str = "quantization_config") -> Any:

@@ -1,0 +1,47 @@
+"""Scales of an attention layer's keys and values in a cache of 8 bits, as the checkpoint has them: k = cached k · k_scale.
+
+A layer owns one (`kv_scales`) where its cache has 8 bits; with 16 the same tensors are passed over (loading/weights.py). They
+are numbers on the host; the cache has them for the kernels (attention/kv_cache.py). What the checkpoint lacks is 1.0, of which
+the worker warns.
+"""
+
+import math
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+
+from quire.workers.layers.module import WeightOwner
+from quire.workers.loading.target import FLOATS, Target
+
+# behind "…self_attn.", the first that is there counts: compressed-tensors' and vLLM's, ModelOpt's, AutoFP8's, and one for both
+K_NAMES = ("k_scale", "attn.k_scale", "k_proj.k_scale", "k_proj.output_scale", "kv_scale", "attn.kv_scale")
+V_NAMES = ("v_scale", "attn.v_scale", "v_proj.v_scale", "v_proj.output_scale", "kv_scale", "attn.kv_scale")
+
+
+class KVScales(WeightOwner):
+    """`k`, `v`: None where the checkpoint has none."""
+
+    k: float | None = None
+    v: float | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._found: dict[str, float] = {}
+
+    def targets(self, name: str) -> Iterator[tuple[str, Target]]:
+        prefix = name.rpartition(".")[0]
+        for scale in dict.fromkeys((*K_NAMES, *V_NAMES)):
+            yield (
+                f"{prefix}.{scale}",
+                Target((), (), FLOATS, partial(self._take, scale), or_shapes=((1,), (1, 1)), is_optional=True),
+            )
+
+    def _take(self, name: str, piece: torch.Tensor, row: int) -> None:
+        self._found[name] = float(piece)
+
+    def finish(self) -> None:
+        """Packers write -1 or 0 for what they have not measured."""
+        usable = {name: scale for name, scale in self._found.items() if scale > 0 and math.isfinite(scale)}
+        self.k = next((usable[name] for name in K_NAMES if name in usable), None)
+        self.v = next((usable[name] for name in V_NAMES if name in usable), None)

@@ -1,0 +1,36 @@
+"""--kv-cache-dtype and --kv-cache-dtype-skip-layers: which layers keep keys and values in 8 bits.
+
+`auto` is what the checkpoint says (compressed-tensors' kv_cache_scheme), else the activations' type. Called by families.py; the
+answer stands in each layer's AttentionSpec, for the cache and its kernels.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from quire.workers.layers.formats.schemes import Quantization
+from quire.workers.models.config import CacheDtype, LayerSpec, ModelConfigError
+
+DTYPES: dict[str, CacheDtype] = {"fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2"}
+SLIDING = "sliding_window"
+
+
+def with_cache_dtype(
+    layers: tuple[LayerSpec, ...], asked: str, skipped: Sequence[str], quantization: Quantization | None
+) -> tuple[LayerSpec, ...]:
+    """The layers with the dtype of their cache. Raises ModelConfigError for a layer that the model has not."""
+    dtype = quantization.kv_cache_dtype if asked == "auto" and quantization is not None else DTYPES.get(asked)
+    indices = {int(name) for name in skipped if name != SLIDING}
+    if absent := sorted(index for index in indices if index >= len(layers)):
+        raise ModelConfigError(f"--kv-cache-dtype-skip-layers {absent[0]}: the model has layers 0 to {len(layers) - 1}")
+    if dtype is None:
+        return layers
+
+    def is_skipped(index: int, layer: LayerSpec) -> bool:
+        return index in indices or (SLIDING in skipped and layer.attention.window > 0)
+
+    replace = msgspec.structs.replace
+    return tuple(
+        layer if is_skipped(i, layer) else replace(layer, attention=replace(layer.attention, cache_dtype=dtype))
+        for i, layer in enumerate(layers)
+    )
