@@ -64,7 +64,7 @@ gpu-memory-utilization: 0.5
         ("max_model_len: 1\nmax-model-len: 2", "line 2: max-model-len is in line 1 already"),
         ("port: [1, 2]", "line 1: argument --port"),
         ("host: a\nport: high\n", "line 2: argument --port: a port is between"),
-        ("kv-cache-dtype: fp8", "line 1: --kv-cache-dtype fp8 is not supported"),
+        ("nnodes: 2", "line 1: --nnodes 2 is not supported"),
         ("enable-lora: true", "line 1: --enable-lora is not supported"),
         ("hf-overrides: 3", "line 1: argument --hf-overrides"),
         ("port: 1\n  host: x\n", "line 2: this is not YAML"),
