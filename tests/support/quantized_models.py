@@ -167,6 +167,9 @@ def fp8_groups(x: torch.Tensor, name: str, size: int = 24) -> torch.Tensor:
     return torch.cat(parts, -1)
 
 
+ZERO = {"q_proj": 3, "k_proj": -7, "v_proj": 0, "o_proj": 11, "gate_proj": -2, "up_proj": 5, "down_proj": -30}
+
+
 # ------------------------------------------------------------------------------------------------------ --quantization
 def fp8_of_blocks(rows: int, columns: int) -> "Pack":
     """0: all of them."""
@@ -206,6 +209,51 @@ def only(pack: "Pack") -> "Pack":
     return lambda w, name: ({"weight": w}, pack(w, name)[1])
 
 
+def int8_static(w: torch.Tensor, name: str) -> tuple[Tensors, torch.Tensor]:
+    """One scale and zero point a tensor, of weights and of inputs."""
+    low, high = w.min(), w.max()
+    s = (high - low) / 255
+    z = (-128 - low / s).round()
+    q = ((w / s).round() + z).clamp(-128, 127)
+    kind = name.split(".")[-1]
+    inputs = {"input_scale": torch.tensor([STATIC[kind]]), "input_zero_point": torch.tensor([ZERO[kind]], dtype=torch.int8)}
+    tensors = {"weight": q.to(torch.int8), "weight_scale": s[None], "weight_zero_point": z.to(torch.int8)[None]}
+    return tensors | inputs, (q - z) * s
+
+
+def int8_static_inputs(x: torch.Tensor, name: str) -> torch.Tensor:
+    s, z = STATIC[name.split(".")[-1]], ZERO[name.split(".")[-1]]
+    return (((x / s).round() + z).clamp(-128, 127) - z) * s
+
+
+def packed_in_order(w: torch.Tensor, name: str) -> tuple[Tensors, torch.Tensor]:
+    """Symmetric; the groups of inputs are out of order, alike where the inputs are the same."""
+    g_idx = torch.arange(w.shape[1]) // 16
+    g_idx = g_idx[torch.randperm(w.shape[1], generator=torch.Generator().manual_seed(w.shape[1] + ("o_proj" in name)))]
+    s = torch.stack([w[:, g_idx == i].abs().amax(1) for i in range(int(g_idx.max()) + 1)], 1) / 7
+    q = (w / s[:, g_idx]).round()
+    tensors = {"weight_packed": words(q + 8, 4), "weight_scale": s, "weight_g_idx": g_idx.int()}
+    return {**tensors, "weight_shape": torch.tensor(w.shape)}, q * s[:, g_idx]
+
+
+def fp8_rows(w: torch.Tensor, name: str) -> tuple[Tensors, torch.Tensor]:
+    s = w.abs().amax(1, keepdim=True) / 448
+    q = (w / s).to(torch.float8_e4m3fn)
+    return {"weight": q, "weight_scale": s}, q.float() * s
+
+
+def mixed(w: torch.Tensor, name: str) -> tuple[Tensors, torch.Tensor]:
+    """In each fused product layers of several formats, one of none."""
+    kind = name.split(".")[-1]
+    if kind in ("v_proj", "gate_proj"):
+        return {"weight": w}, w
+    return packed(w, name) if kind in ("q_proj", "down_proj") else fp8_rows(w, name)
+
+
+def mixed_inputs(x: torch.Tensor, name: str) -> torch.Tensor:
+    return fp8_groups(x, name, 1 << 20) if name.split(".")[-1] in ("k_proj", "o_proj", "up_proj") else x
+
+
 Pack = Callable[[torch.Tensor, str], tuple[Tensors, torch.Tensor]]
 AUTO_ROUND = {"quant_method": "auto-round", "packing_format": "auto_round", "bits": 4, "group_size": 32, "sym": False}
 # name -> (quantization_config, how a weight is packed, what becomes of a layer's inputs)
@@ -240,8 +288,50 @@ FORMATS: dict[str, tuple[dict[str, Any] | None, Pack, Callable[[torch.Tensor, st
     "fp8-block": ({"quant_method": "fp8", "weight_block_size": [48, 24]}, fp8_blocks, fp8_groups),
     "nf4": ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, nf4, None),
     "bnb-int8": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, bnb_int8, None),
+    "w8a8-static": (
+        compressed(
+            "int-quantized",
+            {"num_bits": 8, "type": "int", "strategy": "tensor", "symmetric": False},
+            {"num_bits": 8, "type": "int", "strategy": "tensor", "dynamic": False, "symmetric": False},
+        ),
+        int8_static,
+        int8_static_inputs,
+    ),
+    "pack-quantized-order": (
+        compressed("pack-quantized", {"num_bits": 4, "strategy": "group", "group_size": 16, "actorder": "group"}),
+        packed_in_order,
+        None,
+    ),
+    "mixed": (
+        {
+            "quant_method": "compressed-tensors",
+            "format": "mixed-precision",
+            "config_groups": {
+                "ints": {
+                    "targets": ["re:.*q_proj$", "re:.*down_proj$"],
+                    "format": "pack-quantized",
+                    "weights": {"num_bits": 4, "strategy": "group", "group_size": 16, "symmetric": False},
+                },
+                "floats": {
+                    "targets": ["Linear"],
+                    "format": "float-quantized",
+                    "weights": {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True},
+                    "input_activations": {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True},
+                },
+            },
+            "ignore": ["lm_head", "re:.*v_proj", "re:.*gate_proj"],
+        },
+        mixed,
+        mixed_inputs,
+    ),
+    "gptq-head": (
+        {"quant_method": "gptq", "bits": 4, "group_size": -1, "sym": True, "lm_head": True, "dynamic": {"-:.*up_proj": {}}},
+        lambda w, name: ({"weight": w}, w) if "up_proj" in name else gptq(w, name, 4, 1 << 20, 1, False),
+        None,
+    ),
     "mxfp4": ({"quant_method": "mxfp4", "modules_to_not_convert": ["model.embed_tokens", "lm_head"]}, mxfp4, None),
 }
+WITH_HEAD = ("gptq-head",)
 # --quantization of a checkpoint of floats
 WHILE_LOADING: dict[str, tuple[None, Pack, Callable[[torch.Tensor, str], torch.Tensor] | None]] = {
     "fp8": (None, fp8_of_blocks(0, 0), partial(fp8_groups, size=1 << 20)),
@@ -265,7 +355,7 @@ def quantized(name: str, form: str, folder: Path) -> Any:
         (folder / "config.json").write_text(json.dumps({**fields, "quantization_config": config}))
     tensors, model = load_file(folder / "model.safetensors"), copy.deepcopy(reference(name))
     for layer, module in model.named_modules():
-        if isinstance(module, torch.nn.Linear) and layer != "lm_head":
+        if isinstance(module, torch.nn.Linear) and (layer != "lm_head" or form in WITH_HEAD):
             found, weight = pack(tensors.pop(f"{layer}.weight"), layer)
             tensors.update({f"{layer}.{part}": tensor.contiguous() for part, tensor in found.items()})
             module.weight.data = weight
