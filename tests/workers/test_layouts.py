@@ -183,7 +183,7 @@ def test_a_quant_state_that_contradicts_its_layer_is_refused(change, said):
     ("scheme", "n", "k", "said"),
     [(Gptq(bits=4, group_size=32), 12, 64, "layer has 12 outputs"), (Awq(group_size=32), 16, 40, "layer has 40 inputs"),
      (Awq(group_size=32), 12, 64, "layer has 12 outputs"), (PackQuantized(bits=4, group_size=32), 8, 40, "whole groups"),
-     (MxFp4(), 8, 40, "groups of 32")],
+     (MxFp4(), 8, 40, "multiple of 32")],
 )  # fmt: skip
 def test_sizes_that_a_layout_cannot_hold(scheme, n, k, said):
     with pytest.raises(QuantizationError, match=said):

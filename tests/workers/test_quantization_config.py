@@ -116,6 +116,7 @@ def test_a_skipped_module_ends_at_a_boundary():
         ([], "must be an object"),
         ({"quant_method": "hqq"}, "quant_method is 'hqq': supported are gptq, awq"),
         ({}, "quant_method is None"),
+        ({"quant_method": ["gptq"]}, "quant_method is"),
         ({**GPTQ, "bits": 3}, "bits is 3: supported are 4 and 8"),
         ({**GPTQ, "bits": None}, "bits is None"),
         ({**GPTQ, "bits": [4]}, "bits is"),

@@ -43,7 +43,7 @@ def read_quantization(config: object) -> Quantization:
         "bitsandbytes": read_bitsandbytes,
         "mxfp4": read_mxfp4,
     }
-    if method not in readers:
+    if not isinstance(method, str) or method not in readers:
         raise QuantizationError(
             f"quantization_config: quant_method is {method!r:.80}: supported are {', '.join(map(str, readers))}"
         )

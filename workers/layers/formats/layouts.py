@@ -184,6 +184,13 @@ def input_tensors(activations: Activations | None) -> dict[str, Stored]:
     return {"input_scale": Stored(one, SCALES)} | ({"input_zero_point": zero} if activations.dtype == "int8" else {})
 
 
+def refuse_groups(layer: str, k: int, size: int, format_name: str) -> QuantizationError:
+    """Of a layer whose inputs are no whole number of groups."""
+    fitting = [str(n) for n in (128, 64, 32, 16) if k % n == 0]
+    sizes = " or ".join(fitting[:3]) if fitting else "-1"
+    return refuse(layer, f"has {k} inputs, group_size is {size}", f"{format_name} needs whole groups, here of {sizes}")
+
+
 def refuse(layer: str, what: str, instead: str) -> QuantizationError:
     """What a layout raises for a layer that it cannot hold."""
     return QuantizationError(f"quantization_config: {layer} {what}: {instead}")

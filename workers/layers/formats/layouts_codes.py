@@ -133,7 +133,7 @@ class MxFp4Layout(IntegerLayout):
         self.scheme, self.n, self.k = scheme, n, k
         self.form = Form("int8", (1, MX_GROUP))
         if k % MX_GROUP:
-            raise refuse(layer, f"has {k} inputs", f"mxfp4 needs whole groups of {MX_GROUP}")
+            raise refuse(layer, f"has {k} inputs", f"mxfp4 needs a multiple of {MX_GROUP}")
 
     def stored(self) -> dict[str, Stored]:
         n, groups = self.n, self.k // MX_GROUP

@@ -18,6 +18,7 @@ from quire.workers.layers.formats.layouts import (
     input_tensors,
     parts,
     refuse,
+    refuse_groups,
 )
 from quire.workers.layers.formats.schemes import Awq, Gptq, PackQuantized
 
@@ -45,7 +46,7 @@ class GptqLayout(IntegerLayout):
         self.scheme, self.n, self.k = scheme, n, k
         self.per_word = 32 // scheme.bits
         if n % self.per_word:
-            raise refuse(layer, f"has {n} outputs", f"GPTQ of {scheme.bits} bits packs zero points by {self.per_word}")
+            raise refuse(layer, f"has {n} outputs", f"GPTQ of {scheme.bits} bits needs a multiple of {self.per_word}")
         self.group_size = scheme.group_size or k
         self.form = Form("uint4" if scheme.bits == 4 else "uint8", (1, self.group_size), True, scheme.desc_act)
 
@@ -97,9 +98,9 @@ class AwqLayout(IntegerLayout):
         self.n, self.k, self.group_size = n, k, scheme.group_size or k
         self.form = Form("uint4", (1, self.group_size), True)
         if n % 8:
-            raise refuse(layer, f"has {n} outputs", "AWQ packs them by 8")
+            raise refuse(layer, f"has {n} outputs", "AWQ needs a multiple of 8")
         if k % self.group_size:
-            raise refuse(layer, f"has {k} inputs, group_size is {self.group_size}", "AWQ needs whole groups")
+            raise refuse_groups(layer, k, self.group_size, "AWQ")
 
     def stored(self) -> dict[str, Stored]:
         groups = self.k // self.group_size
@@ -133,7 +134,7 @@ class PackQuantizedLayout(IntegerLayout):
         values: Literal["uint4", "uint8"] = "uint4" if scheme.bits == 4 else "uint8"
         self.form = Form(values, (1, self.group_size), not scheme.is_symmetric, scheme.has_order)
         if k % self.group_size:
-            raise refuse(layer, f"has {k} inputs, group_size is {self.group_size}", "compressed-tensors needs whole groups")
+            raise refuse_groups(layer, k, self.group_size, "compressed-tensors")
 
     def stored(self) -> dict[str, Stored]:
         groups, s = self.k // self.group_size, self.scheme

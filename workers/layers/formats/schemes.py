@@ -107,8 +107,9 @@ def field(config: Json, name: str, kind: type | tuple[type, ...], default: Any, 
 def one_of(value: Any, allowed: tuple[Any, ...], what: str, instead: str = "") -> Any:
     """`value` if it is allowed. Raises QuantizationError that names `what` and what would work."""
     if isinstance(value, list | dict) or value not in allowed:
-        supported = " and ".join(map(repr, allowed))
-        raise QuantizationError(f"{what} is {value!r:.80}: supported are {supported}{instead and '; ' + instead}")
+        *most, last = map(repr, allowed)
+        supported = f"supported are {', '.join(most)} and {last}" if most else f"supported is {last}"
+        raise QuantizationError(f"{what} is {value!r:.80}: {supported}{instead and '; ' + instead}")
     return value
 
 
