@@ -127,6 +127,8 @@ class Worker:
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
             torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         model = self._load(model_config, dtype)
+        if model_config.quantization is not None:
+            log.info("weights are quantized: %s", model_config.quantization.method)
         if c.load_format != "dummy":
             warn_of_scales(model.kv_scales())
         cache = KVCache(model_config.attention_specs(self.parallel), c.block_size, dtype, model.kv_scales())

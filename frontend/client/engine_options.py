@@ -79,6 +79,8 @@ def engine_options(options: dict[str, Any]) -> dict[str, Any]:
         found["dtype"] = _DTYPES.get(found["dtype"], found["dtype"])
     if isinstance(found.get("quantization"), str):
         found["quantization"] = OTHER_NAMES.get(found["quantization"], found["quantization"])
+    if isinstance(found.get("kv_cache_dtype_skip_layers"), list | tuple):  # of numbers, too
+        found["kv_cache_dtype_skip_layers"] = [str(layer) for layer in found["kv_cache_dtype_skip_layers"]]
     if isinstance(found.get("load_format"), str):
         found["load_format"] = _LOAD_FORMATS.get(found["load_format"], found["load_format"])
     return {name: value for name, value in found.items() if value is not None}

@@ -62,6 +62,8 @@ def test_arguments_have_vllms_names_and_defaults(caplog, monkeypatch):
 def test_wrong_arguments_are_named(kind):
     with pytest.raises(TypeError, match=rf"{kind.__name__} has no option 'max_model_length'; did you mean max_model_len"):
         kind(max_model_length=5)
+    assert kind(kv_cache_dtype="fp8", kv_cache_dtype_skip_layers=[0, "sliding_window"]).kv_cache_dtype_skip_layers[0] == "0"
+    assert kind(quantization="gptq_marlin").quantization == "gptq"
     with pytest.raises(ValueError, match=r"quantization must be one of fp8, .*, not 'torchao'"):
         kind(quantization="torchao")
     with pytest.raises(ValueError, match="max_model_len"):

@@ -1,4 +1,4 @@
-"""The bundled model over HTTP still answers what it was trained to: caching, chunking and batching cost no quality.
+"""The bundled model over HTTP still answers what it was trained to: caching, chunking, batching and 8 bits cost no quality.
 
 A few questions of each task; benchmarks/accuracy.py asks 200 of each.
 """
@@ -16,8 +16,18 @@ pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "accuracy.py"
 
 
-def test_the_bundled_model_answers_in_small_chunks_and_a_crowd() -> None:
-    with Served(*SMALL, "--max-num-batched-tokens", "32") as served:
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--max-num-batched-tokens", "32"),
+        ("--quantization", "fp8"),
+        ("--quantization", "int8"),
+        ("--quantization", "int4"),
+        ("--kv-cache-dtype", "fp8"),
+    ],
+)
+def test_the_bundled_model_answers_in_small_chunks_and_a_crowd(flags: tuple[str, str]) -> None:
+    with Served(*SMALL, *flags) as served:
         served.ready()
         command = [sys.executable, str(SCRIPT), "--url", served.url, "--items", "12", "--concurrency", "8", "--at-least", "0.9"]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)

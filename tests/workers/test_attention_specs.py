@@ -100,8 +100,8 @@ def cuda(monkeypatch):
     return space(module=cuda, calls=calls)
 
 
-def cuda_attention(cuda, specs):
-    cache = KVCache(specs, 16, torch.float32)
+def cuda_attention(cuda, specs, cache=None):
+    cache = cache or KVCache(specs, 16, torch.float32)
     cache.allocate(2, torch.device("cpu"))
     ctx = types.SimpleNamespace(
         cache=cache, max_blocks=4, max_model_len=64, max_rows=8, max_tokens=32, device=torch.device("cpu"), dtype=torch.float32
@@ -154,6 +154,31 @@ def test_what_layers_have_in_common_they_share(cuda):
     assert [call[2] for call in cuda.calls if call[0] == "decode"] == [0.25, 0.25, 0.3, 0.25, 0.25, 0.5]
     assert [call[1] for call in cuda.calls if call[0] == "rope_kv"] == [0.0, 0.0, 0.0, 0.0, 1e-3, 0.0]
     assert len(set(map(id, attention._layers))) == 6 and len(attention.workspaces) == 2
+
+
+def test_kernels_get_the_scales_of_layers_whose_cache_has_8_bits(cuda, monkeypatch):
+    """Each dtype has its workspace, all share the tables; the rotation is not fused into what cannot write 8 bits."""
+    specs, scaled = specs_of({}, {"cache_dtype": "fp8_e4m3"}, {"cache_dtype": "fp8_e4m3"}), types.SimpleNamespace(k=0.5, v=None)
+    cache = KVCache(specs, 16, torch.float32, {1: scaled, 2: types.SimpleNamespace(k=None, v=None)})
+    assert len(cache.groups) == 1 and cache.places == [Place(0, 0), Place(0, 1), Place(0, 2)]
+    calls = []
+
+    def scales(name):
+        return lambda *args, k_scale=None, v_scale=None, **kwargs: calls.append((name, k_scale, v_scale))
+
+    for name in ("decode_attention", "prefill_attention"):
+        monkeypatch.setattr(cuda.module, name, scales(name))
+    monkeypatch.setattr(cuda.module, "rope_kv", lambda *args, pdl: calls.append(("rope_kv", *args[10:])))
+    monkeypatch.setattr(cuda.module, "can_fuse", lambda space, k, table: k.dtype == torch.float32)
+    attention = cuda_attention(cuda, specs, cache)
+    run_step(attention, specs, 9, 4, 2)
+    run_step(attention, specs, 4, 4, 4)
+    assert len(attention.workspaces) == 2
+    numbers = [(name, *(x if x is None else float(x) for x in rest)) for name, *rest in calls]
+    of_layers = [(None, None), (0.5, 1.0), (1.0, 1.0)]
+    mixed = [(name, *s) for s in of_layers for name in ("rope_kv", "decode_attention", "prefill_attention")]
+    decode = [(name, *s) for s in of_layers for name in ("rope_kv", "decode_attention")]
+    assert numbers == mixed + decode[1:]  # the plain layer's rotation is fused
 
 
 def test_with_windows_alone_prefill_need_not_look_further_than_the_widest(cuda):
