@@ -59,9 +59,10 @@ def read_model(name: str, revision: str | None, download_dir: str | None, token:
     sizes = sizes_of(config)
     tied = bool(config.get("tie_word_embeddings"))
     counted = sum(count for tensor, count in tensors if not (tied and tensor == "lm_head.weight"))
-    if config.get("quantization_config"):
+    quantization = config.get("quantization_config") or config.get("compression_config")
+    if quantization:
         counted = 0  # tensors are packed, and dequantized while they are loaded
-    scheme = isinstance(config.get("quantization_config"), dict) and bool(config["quantization_config"].get("kv_cache_scheme"))
+    scheme = isinstance(quantization, dict) and bool(quantization.get("kv_cache_scheme"))
     dtype = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.") or None
     length = _max_model_len(config)
     return Model(name, sizes, length, dtype, counted or computed_parameters(sizes, tied), tied, bool(counted), scheme)

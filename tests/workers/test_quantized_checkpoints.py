@@ -68,6 +68,14 @@ def test_quantize_config_json_stands_in_for_the_field(tmp_path):
     load(folder)
 
 
+def test_compression_config_is_its_old_name(tmp_path):
+    folder = folder_of(tmp_path, "w8a8")
+    fields = json.loads((folder / "config.json").read_text())
+    fields["compression_config"] = fields.pop("quantization_config")
+    (folder / "config.json").write_text(json.dumps(fields))
+    assert read_model_config(folder).quantization.method == "compressed-tensors"
+
+
 @pytest.mark.parametrize(
     ("form", "asked", "said"),
     [

@@ -43,7 +43,7 @@ def read_model_config(model_dir: str | Path, overrides: Json | None = None, **wi
     if not isinstance(fields, dict):
         raise ModelConfigError(f"{path} is not a JSON object")
     beside = Path(model_dir) / "quantize_config.json"
-    if fields.get("quantization_config") is None and beside.exists():
+    if quantization_config_of(fields) is None and beside.exists():
         fields["quantization_config"] = _beside(beside)
     return parse_model_config({**fields, **(overrides or {})}, **wishes)
 
@@ -73,7 +73,7 @@ def parse_model_config(
     """
     architecture = _architecture(fields)
     family = FAMILIES[architecture]
-    quantized = _quantization(fields.get("quantization_config"), quantization)
+    quantized = _quantization(quantization_config_of(fields), quantization)
     refuse_unknown(fields, family.name, family.fields)
     return ModelConfig(
         architecture=architecture,
@@ -87,6 +87,12 @@ def parse_model_config(
         dtype=read_dtype(fields),
         quantization=quantized,
     )
+
+
+def quantization_config_of(fields: Json) -> object:
+    """compressed-tensors' first versions called it compression_config."""
+    found = fields.get("quantization_config")
+    return fields.get("compression_config") if found is None else found
 
 
 def _quantization(config: object, asked: str | None) -> Quantization | None:

@@ -57,7 +57,7 @@ ONLY: dict[str, tuple[Any, ...]] = {
 USED = _names(
     "architectures vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim",
     "rms_norm_eps tie_word_embeddings max_position_embeddings initializer_range rope_theta rope_scaling rope_parameters dtype",
-    "torch_dtype layer_types sliding_window original_max_position_embeddings quantization_config",
+    "torch_dtype layer_types sliding_window original_max_position_embeddings quantization_config compression_config",
 )
 
 DTYPES = ("float32", "bfloat16", "float16")

@@ -34,7 +34,7 @@ def read_compressed(config: Json) -> Callable[[str], Scheme | None]:
     if isinstance(transforms, dict) and transforms.get("config_groups"):
         raise QuantizationError(f"{WHERE}: transform_config is set: rotated weights are not supported, plain ones are")
     groups = field(config, "config_groups", dict, {})
-    if not groups:
+    if not groups and not config.get("kv_cache_scheme"):  # of a checkpoint for an 8-bit KV cache alone there are none
         raise QuantizationError(f"{WHERE}: config_groups must have at least one group")
     ranked: list[tuple[str, Scheme | None]] = []
     for name, entry in groups.items():
@@ -74,6 +74,7 @@ def _matches(target: str, layer: str) -> bool:
 def _scheme(entry: Json, format_name: object, where: str) -> Scheme | None:
     weights = field(entry, "weights", dict, None, where)
     if weights is None:
+        one_of(entry.get("input_activations"), (None,), f"{where}.input_activations of a group without weights")
         return None
     weights_at = f"{where}.weights"
     kind = one_of(weights.get("type") or "int", ("int", "float"), f"{weights_at}.type")
