@@ -212,14 +212,14 @@ class Core:
         return bool(in_flight) and not self.core._masks.due(in_flight[0].scheduled.step)
 
     def _turn_until(self, condition: Callable[[], bool]) -> None:
-        """Turns of the core's loop."""
+        """Turns of the core's loop, from where it has waited."""
         while not condition():
-            self.core._take_messages()
-            self.core._watch_workers()
-            self.core._fill()
             if not self.core._collect():
                 self.core._poll(0.0)
             self.core._beat()
+            self.core._take_messages()
+            self.core._watch_workers()
+            self.core._fill()
 
     def close(self) -> None:
         self.grammars.close()

@@ -12,6 +12,7 @@ import os
 import queue
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -94,13 +95,13 @@ class MaskThreads:
         return self._fd
 
     def submit(self, works: list[Work]) -> None:
-        by_queue: dict[int, list[Work]] = {}
+        by_queue: dict[int, list[Work]] = defaultdict(list)
         for work in works:
             c = work.constraint
             if not c.num_works:  # a matcher is in one thread's hands at a time
                 c.queue = 1 + c.lexer % self._num_threads if c.is_slow else 0
             c.num_works += 1
-            by_queue.setdefault(c.queue, []).append(work)
+            by_queue[c.queue].append(work)
         for number, some in by_queue.items():
             if number not in self._queues:
                 self._start(number)
@@ -173,8 +174,10 @@ class _Maker:
         # consume_token_par gives Python's lock back only for two and more: this one has ended, and takes its end at any time
         self._ended = llguidance.LLMatcher(vocabulary.tokenizer, 'start: ""', log_level=0)
         self._ended.consume_token(vocabulary.end_id)
-        partial = np.flatnonzero(vocabulary.known != -1)
-        self._partial, self._known = partial, vocabulary.known[partial]  # words with ids that are no tokens
+        partial = np.flatnonzero(vocabulary.known != -1)  # words with ids that are no tokens: mostly the last ones
+        is_range = len(partial) and partial[-1] - partial[0] + 1 == len(partial)
+        self._partial = slice(partial[0], partial[-1] + 1) if is_range else partial
+        self._known = vocabulary.known[partial]
 
     def run(self) -> None:
         while (works := self._works.get()) is not None:

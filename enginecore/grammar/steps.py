@@ -32,11 +32,14 @@ INLINE_S = 4e-3  # that the loop waits for masks before it does other things: th
 
 @dataclass(slots=True)
 class _Waiting:
-    """A step's rows whose masks were not asked for yet, and their slots; int32 [n] each."""
+    """A step's rows whose masks were not asked for yet: int32 [n], with their slots, and works for those that need no more.
+
+    These are made while the workers are busy with the step before: when that returns, it is masks that they wait for."""
 
     scheduled: ScheduledStep
     rows: np.ndarray
     slots: np.ndarray
+    works: list[Work | None]
 
 
 class GrammarSteps:
@@ -68,8 +71,10 @@ class GrammarSteps:
     # -------------------------------------------------------------------------------------------------- the core's calls
     def expect(self, scheduled: ScheduledStep, now: float) -> None:
         """The plan of a step with mask rows was sent."""
-        self._waiting.expect(scheduled.step, scheduled.mask_rows, now)
-        self._steps[scheduled.step] = _Waiting(scheduled, scheduled.mask_rows, scheduled.slots[scheduled.mask_rows])
+        rows, slots = scheduled.mask_rows, scheduled.slots[scheduled.mask_rows]
+        self._waiting.expect(scheduled.step, rows, now)
+        works = [self._plain_work(scheduled.step, row, slot) for row, slot in zip(rows.tolist(), slots.tolist(), strict=True)]
+        self._steps[scheduled.step] = _Waiting(scheduled, rows, slots, works)
         self._submit(self._ask())
 
     def take(self, scheduled: ScheduledStep, tokens: np.ndarray) -> list[Sequence]:
@@ -123,22 +128,41 @@ class GrammarSteps:
         self._steps.clear()
 
     # ---------------------------------------------------------------------------------------------------- what is asked
+    def _plain_work(self, step: int, row: int, slot: int) -> Work | None:
+        """What to ask for when this row's tokens are known, if it is a mask of its grammar and nothing else."""
+        t = self._scheduler.slots
+        seq = t.sequence(slot)
+        c: Constraint | None = seq.constraint
+        if c is None or c.matcher is None or c.thinking is not None or t.variant[slot] & VARIANT_PROCESSORS:
+            return None
+        return Work(seq, c, [], step, row)
+
     def _ask(self) -> list[Work]:
         """Masks that can be made now: of rows whose tokens before are all known. Answers at once what needs no matcher."""
-        works, t = [], self._scheduler.slots
+        works: list[Work] = []
         for step, waiting in self._steps.items():
-            slots = waiting.slots
-            can_be_made = ~t.alive[slots] | (t.sched_tokens[slots] - t.num_tokens[slots] == 1)  # what comes before is known
-            if not can_be_made.any():
+            if not (can_be_made := self._can_be_made(waiting.slots)).any():
                 continue
-            due = self._waiting.due(step)
-            has_wishes = t.variant[slots] & VARIANT_PROCESSORS != 0
-            columns = (column[can_be_made].tolist() for column in (waiting.rows, slots, has_wishes))
-            waiting.rows, waiting.slots = waiting.rows[~can_be_made], slots[~can_be_made]
-            for row, slot, wishes in zip(*columns, strict=True):
-                if row in due and (work := self._ask_for(step, row, slot, wishes)) is not None:
+            due, alive = self._waiting.due(step), self._scheduler.slots.alive[waiting.slots]
+            columns = zip(*(c.tolist() for c in (waiting.rows, waiting.slots, can_be_made, alive)), waiting.works, strict=True)
+            for row, slot, can_be, is_alive, work in columns:
+                if not can_be or row not in due:
+                    continue
+                if work is None or not is_alive:
+                    works += self._ask_for(step, row, slot)
+                else:
+                    c = work.constraint
+                    work.tokens, c.unconsumed = c.unconsumed, work.tokens
                     works.append(work)
+            left = ~can_be_made
+            waiting.works = [waiting.works[i] for i in left.nonzero()[0].tolist()]
+            waiting.rows, waiting.slots = waiting.rows[left], waiting.slots[left]
         return works
+
+    def _can_be_made(self, slots: np.ndarray) -> np.ndarray:
+        """Whether nothing that comes before the last scheduled token is in flight, or nobody wants it any more; bool [n]."""
+        t = self._scheduler.slots
+        return (t.sched_tokens[slots] - t.num_tokens[slots] == 1) | ~t.alive[slots]
 
     def _give_up_dead(self) -> None:
         """Rows of sequences that have ended since wait for nothing."""
@@ -150,28 +174,27 @@ class GrammarSteps:
                 for row in self._waiting.due(step).intersection(mask_rows[is_dead].tolist()):
                     self._send_none(step, row)
 
-    def _ask_for(self, step: int, row: int, slot: int, has_wishes: bool) -> Work | None:
+    def _ask_for(self, step: int, row: int, slot: int) -> list[Work]:
+        """One work, or none."""
         if not self._scheduler.slots.alive[slot]:
             self._send_none(step, row)
-            return None
+            return []
         seq = self._scheduler.slots.sequence(slot)
         c: Constraint | None = seq.constraint
         if c is None:
-            return None
+            return []
         opening = c.thinking.opening if c.thinking is not None else None
         if c.matcher is not None and (c.thinking is None or opening is not None):
             work = self._work(seq)
-            work.step, work.row, work.opening = step, row, opening
-            if has_wishes:
-                work.banned = self._banned(seq)
-            return work
+            work.step, work.row, work.banned, work.opening = step, row, self._banned(seq), opening
+            return [work]
         forced = c.thinking.forced if c.thinking is not None else None
         if forced is None:
             self._waiting.send(step, _one(row))
             self._workers.send_free(step, _one(row))
         else:
             self._force(seq, c, forced, step, row)
-        return None
+        return []
 
     def _work(self, seq: Sequence) -> Work:
         c: Constraint = seq.constraint
@@ -225,8 +248,8 @@ class GrammarSteps:
                     self._complete(work.seq, out)
             for step in {work.step for work in done.masked}:
                 at = [i for i, work in enumerate(done.masked) if work.step == step]
-                masks = done.masks if len(at) == len(done.masked) else done.masks[at]
-                self._send(step, [done.masked[i].row for i in at], masks)
+                rows = [done.masked[i].row for i in at]
+                self._send(step, rows, done.masks if len(at) == len(done.masked) else done.masks[at])
         if self._waiting:
             self._give_up_dead()
 
@@ -254,12 +277,13 @@ class GrammarSteps:
     def _send(self, step: int, rows: list[int], masks: np.ndarray) -> None:
         """Masks of those of the rows that still wait."""
         due = self._waiting.due(step)
-        at = [i for i, row in enumerate(rows) if row in due]
-        if not at:
-            return
-        named = np.asarray([rows[i] for i in at], np.int32)
-        self._waiting.send(step, named)
-        self._workers.send_masks(step, named, masks if len(at) == len(rows) else masks[at])
+        if not due.issuperset(rows):
+            at = [i for i, row in enumerate(rows) if row in due]
+            rows, masks = [rows[i] for i in at], masks[at]
+        if rows:
+            named = np.asarray(rows, np.int32)
+            self._waiting.send(step, named)
+            self._workers.send_masks(step, named, masks)
 
     def _send_none(self, step: int, row: int) -> None:
         if self._waiting.send(step, _one(row)):
