@@ -190,11 +190,13 @@ class _Maker:
     def _do_piece(self, works: list[Work]) -> None:
         begin, begin_cpu = time.monotonic(), time.process_time()
         live = [w for w in works if w.row < 0 or w.seq.state is not _FINISHED]  # others were aborted since
-        self._consume(live)
-        masked = [w for w in live if w.row >= 0 and not w.has_ended]
+        masked = [w for w in live if w.row >= 0]
         masks = np.empty((len(masked), self._vocabulary.num_words), np.int32)
-        if masked:
-            self._fill(masked, masks)
+        matchers = [(w.constraint.matcher, i) for i, w in enumerate(masked)]
+        self._consume(live)
+        if masked:  # at once: llguidance's threads have not gone to sleep yet
+            fill_next_token_bitmask_par(self._executor, matchers, masks)  # type: ignore[arg-type]
+            self._finish(masked, masks)
         seconds = min(time.monotonic() - begin, time.process_time() - begin_cpu)  # the process may have stood still
         for work in works:
             work.constraint.is_slow = seconds > SLOW_S
@@ -225,10 +227,8 @@ class _Maker:
                     if not is_taken or work.row < 0 or turn + 1 < len(work.tokens):
                         _look_at(work)
 
-    def _fill(self, works: list[Work], masks: np.ndarray) -> None:
-        """Masks of works that may have ended with their last token: those of them are theirs no more."""
-        matchers = [(w.constraint.matcher, i) for i, w in enumerate(works)]
-        fill_next_token_bitmask_par(self._executor, matchers, masks)  # type: ignore[arg-type]
+    def _finish(self, works: list[Work], masks: np.ndarray) -> None:
+        """See who of them has ended with the last token, and complete the others' masks."""
         column, bit = divmod(self._vocabulary.end_id, 32)
         may_end = set((masks[:, column] >> bit & 1).nonzero()[0].tolist())
         masks[:, self._partial] &= self._known
