@@ -52,11 +52,12 @@ from quire.ipc.messages import (
     Welcome,
 )
 from quire.ipc.sampling import SamplingParams
+from quire.ipc.step.masks import MASK_RECORD_WORDS
 from quire.ipc.step.plan import StepPlan, decode_plan
 from quire.ipc.step.plan_ring import KIND_PLAN, PlanReader, PlanRing
 from quire.ipc.step.result_ring import ResultRing
 from quire.ipc.structured_outputs import StructuredOutputs
-from quire.workers.devices import masks as device_masks
+from quire.workers.devices.masks import CudaMasks, Staging
 from quire.workers.records import Records
 from quire.workers.runner import NO_ROWS
 
@@ -89,9 +90,8 @@ class Workers(FakeWorkers):
         self._link = CoreToWorkers(self.generation)
         self._reader = PlanReader.attach([os.dup(fd) for fd in self.plan_ring.fds(0)])
         self._records = Records(self._reader)
-        device_masks._pinned = lambda: torch.empty(device_masks.MASK_RECORD_WORDS, dtype=torch.int32)  # type: ignore[assignment]
-        self.masks = device_masks.CudaMasks(self.rows, self.vocab_size, torch.device("cpu"))
-        self.masks._staging._make_event = Event  # type: ignore[assignment]
+        self.masks = CudaMasks(self.rows, self.vocab_size, torch.device("cpu"))
+        self.masks._staging = Staging(lambda: torch.empty(MASK_RECORD_WORDS, dtype=torch.int32), Event)  # type: ignore[arg-type]
         self._rows = np.zeros(0, np.int32)
         self.is_ready = True
 
@@ -133,6 +133,7 @@ class Marks:
 
     def __init__(self) -> None:
         self.at: dict[str, int] = {}
+        self._wrapped: list[tuple[Any, str, Any]] = []
 
     def wrap(self, owner: Any, method: str, after: str = "", before: str = "") -> None:
         call: Callable[..., Any] = getattr(owner, method)
@@ -145,7 +146,12 @@ class Marks:
                 self.at[after] = clock()
             return result
 
+        self._wrapped.append((owner, method, call))
         setattr(owner, method, marked)
+
+    def unwrap(self) -> None:
+        for owner, method, call in self._wrapped:
+            setattr(owner, method, call)
 
 
 class Core:
@@ -267,6 +273,7 @@ def measure(args: argparse.Namespace) -> dict[str, list[float]]:
             while engine.core._in_flight or engine.core.scheduler.has_requests:
                 engine.step()
     finally:
+        marks.unwrap()
         engine.close()
     return found | {"staged": engine.workers.staged[1:]}
 

@@ -73,7 +73,9 @@ class GrammarSteps:
         """The plan of a step with mask rows was sent."""
         rows, slots = scheduled.mask_rows, scheduled.slots[scheduled.mask_rows]
         self._waiting.expect(scheduled.step, rows, now)
-        works = [self._plain_work(scheduled.step, row, slot) for row, slot in zip(rows.tolist(), slots.tolist(), strict=True)]
+        wishes = self._scheduler.slots.variant[slots] & VARIANT_PROCESSORS != 0
+        columns = zip(rows.tolist(), slots.tolist(), wishes.tolist(), strict=True)
+        works = [None if has_wishes else self._plain_work(scheduled.step, row, slot) for row, slot, has_wishes in columns]
         self._steps[scheduled.step] = _Waiting(scheduled, rows, slots, works)
         self._submit(self._ask())
 
@@ -130,10 +132,9 @@ class GrammarSteps:
     # ---------------------------------------------------------------------------------------------------- what is asked
     def _plain_work(self, step: int, row: int, slot: int) -> Work | None:
         """What to ask for when this row's tokens are known, if it is a mask of its grammar and nothing else."""
-        t = self._scheduler.slots
-        seq = t.sequence(slot)
+        seq = self._scheduler.slots.sequence(slot)
         c: Constraint | None = seq.constraint
-        if c is None or c.matcher is None or c.thinking is not None or t.variant[slot] & VARIANT_PROCESSORS:
+        if c is None or c.matcher is None or c.thinking is not None:
             return None
         return Work(seq, c, [], step, row)
 

@@ -1,4 +1,4 @@
-"""Masks of a step's rows on a device: set for their step, set back by the next; buffers for copies are used again."""
+"""Masks of a step's rows on a device: set while a step expects them, then set back; buffers for copies are used again."""
 
 import numpy as np
 import pytest
