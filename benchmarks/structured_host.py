@@ -93,22 +93,32 @@ class Workers(FakeWorkers):
         self.masks = CudaMasks(self.rows, self.vocab_size, torch.device("cpu"))
         self.masks._staging = Staging(lambda: torch.empty(MASK_RECORD_WORDS, dtype=torch.int32), Event)  # type: ignore[arg-type]
         self._rows = np.zeros(0, np.int32)
+        self._plan: StepPlan | None = None
         self.is_ready = True
 
     def answer(self) -> None:
-        record = self._records.read(0.0, 0.0)
-        while record is not None and record[0] != KIND_PLAN:  # a control request
-            record = self._records.read(0.0, 0.0)
-        assert record is not None
-        plan = decode_plan(record[1], self._rows)
-        self._rows = plan.decode_rows.copy()
-        rows, step, is_masked = plan.num_rows, plan.step, plan.late_mask
-        if is_masked:
+        plan = self._plan or self._next_plan()
+        assert plan is not None
+        if plan.late_mask:
             begin = clock()
             without = self._load(plan)
             self.staged.append((clock() - begin) / 1e3)
             assert not len(without)
-        self.result_ring.write(step, self._sample(rows))
+        self.result_ring.write(plan.step, self._sample(plan.num_rows))
+        self._plan = self._next_plan()
+
+    def _next_plan(self) -> StepPlan | None:
+        """What a worker reads while it waits for masks: all before them is given back."""
+        record = self._records.read(0.0, 0.0)
+        while record is not None and record[0] != KIND_PLAN:  # a control request
+            record = self._records.read(0.0, 0.0)
+        if record is None:
+            return None
+        plan = decode_plan(record[1].copy(), self._rows)
+        self._rows = plan.decode_rows
+        if self._reader.arm():
+            self._reader.disarm()
+        return plan
 
     def _load(self, plan: StepPlan) -> np.ndarray:
         """As ModelRunner.load_masks."""
