@@ -51,15 +51,28 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 START_S = 60.0
 
 
+def threads_of_cores() -> list[list[int]]:
+    """The CPUs that may be used, by physical core: two threads of one take each other's time."""
+    cores: dict[str, list[int]] = {}
+    for cpu in sorted(os.sched_getaffinity(0)):
+        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        cores.setdefault(siblings.read_text().strip() if siblings.exists() else str(cpu), []).append(cpu)
+    return list(cores.values())
+
+
 class Cores:
-    """Who runs where: the first for the server, one for the engine, the rest for clients; everywhere if there are few."""
+    """Who runs where: cores of their own for the server and the engine, the rest for clients; everywhere if there are few.
+
+    Of a core with two threads the server and the engine use one, and nobody the other.
+    """
 
     def __init__(self, server: int) -> None:
-        cores = sorted(os.sched_getaffinity(0))
-        self.apart = len(cores) >= server + 4
-        self.server = set(cores[:server]) if self.apart else set(cores)
-        self.engine = {cores[server]} if self.apart else set(cores)
-        self.clients = set(cores[server + 1 :]) if self.apart else set(cores)
+        cores = threads_of_cores()
+        everywhere = {cpu for core in cores for cpu in core}
+        self.apart = len(cores) >= server + 3 and len(everywhere) >= server + 4
+        self.server = {core[0] for core in cores[:server]} if self.apart else everywhere
+        self.engine = {cores[server][0]} if self.apart else everywhere
+        self.clients = {cpu for core in cores[server + 1 :] for cpu in core} if self.apart else everywhere
 
 
 @contextlib.contextmanager
@@ -275,7 +288,8 @@ def main(argv: list[str] | None = None) -> None:
     os.sched_setaffinity(0, bench.cores.clients)
     result: dict[str, Any] = {
         "python": platform.python_version(),
-        "cores": os.cpu_count(),
+        "cpus": os.cpu_count(),
+        "cores": len(threads_of_cores()),
         "apart": bench.cores.apart,
         "vocabulary": args.vocabulary,
     }

@@ -52,6 +52,7 @@ log = logging.getLogger("quire.enginecore")
 MAX_STEPS_IN_FLIGHT = 2
 BEAT_INTERVAL_S = 0.5
 SPIN_S = 2e-3  # the poller's resolution is a millisecond: closer to a step's expected end the loop spins
+SPIN_LOOKS = 100  # at the result between two looks at everything else, which takes as long as these
 LATE_S = 1e-2  # so long the loop spins on for a step that takes longer than expected
 AWAKE_S = 5e-3  # so long after the last result it spins for the next request: waking it took 0.04 to 0.5 ms
 PUBLISH_FIRST_ROWS = 32  # somebody may wait for a first token, and a plan of so few rows is made before the GPU needs it
@@ -158,6 +159,7 @@ class EngineCore:
                 self._fill()
                 if not self._collect():
                     self._wait()
+                    self._collect()  # what it waited for: messages have been waiting for less long
             except WorkersFailed as error:
                 self._replace_workers(str(error))
             self._beat()
@@ -330,6 +332,9 @@ class EngineCore:
             self.workers.drain_doorbell()  # a late one would wake us for ever
             return
         oldest = self._in_flight[0]
+        if self._masks.due(oldest.scheduled.step):  # it goes on when the poller has its masks, whose threads need Python's lock
+            self._poll(until_beat)
+            return
         expected = max(oldest.sent_at, self._last_result) + self._expected.seconds(oldest.scheduled) - now
         if self.config.spins and -LATE_S < expected < SPIN_S:
             self._spin(oldest)
@@ -343,7 +348,7 @@ class EngineCore:
     def _spin(self, step: InFlight) -> None:
         """Look at the result ring for a while; between looks, at the sockets."""
         ready, s = self.workers.result_ring.ready, step.scheduled
-        for _ in range(20):
+        for _ in range(SPIN_LOOKS):
             if ready(s.step, len(s.slots)):
                 return
         self._poll(0.0)

@@ -19,8 +19,10 @@ MASK_SPIN_S = 2e-4
 
 
 class Records:
-    def __init__(self, reader: PlanReader) -> None:
+    def __init__(self, reader: PlanReader, mask_spin_s: float = MASK_SPIN_S) -> None:
+        """mask_spin_s: so long a step spins for its masks before it sleeps."""
         self._reader = reader
+        self._mask_spin_s = mask_spin_s
         self._kept: deque[tuple[int, np.ndarray]] = deque()
 
     def read(self, timeout_s: float, spin_s: float) -> tuple[int, np.ndarray] | None:
@@ -36,7 +38,7 @@ class Records:
         """Masks of the plan's mask_rows, as they come; each valid until the next. Rows that get none are left out."""
         due = set(plan.mask_rows.tolist())
         while due:
-            record = self._reader.read(MASK_WAIT_S, MASK_SPIN_S)
+            record = self._reader.read(MASK_WAIT_S, self._mask_spin_s)
             if record is None:
                 continue
             kind, words = record

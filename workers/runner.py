@@ -189,7 +189,8 @@ class ModelRunner:
     def load_masks(self, plan: StepPlan, read_masks: ReadMasks) -> np.ndarray:
         """Take the step's masks as they come; returns the rows that were to have one and got none."""
         expected = plan.mask_rows.copy()  # to read the next record is to give the plan's place in the ring back
-        return np.setdiff1d(expected, self.device.masks.load(read_masks(plan)))
+        loaded = self.device.masks.load(expected, read_masks(plan))
+        return NO_ROWS if len(loaded) == len(expected) else np.setdiff1d(expected, loaded)
 
     def _prompt_logprobs(self, plan: StepPlan, hidden: torch.Tensor) -> list[PromptRow]:
         rows, at, tokens_at = [], len(plan.decode_rows), 0

@@ -59,7 +59,7 @@ from quire.workers.models.decoder import CausalLM
 from quire.workers.models.families import read_model_config
 from quire.workers.parallel import Parallel
 from quire.workers.profiler import Profiler, ProfilerError
-from quire.workers.records import Records
+from quire.workers.records import MASK_SPIN_S, Records
 from quire.workers.runner import ModelRunner, PromptRow, no_masks
 
 log = logging.getLogger("quire.workers")
@@ -244,7 +244,7 @@ class Worker:
         if self.config.device == "cuda":
             spin_s = GPU_SPIN_S if cpu_share() > 2 else SHORT_SPIN_S
             sys.setswitchinterval(GPU_SWITCH_S)
-        records = Records(self.reader)
+        records = Records(self.reader, max(spin_s, MASK_SPIN_S))
         more_to_capture, timeout_s, record = True, IDLE_S, None
         while True:
             record = records.read(timeout_s, spin_s if record is not None else 0.0)

@@ -7,10 +7,12 @@ out, holds up nobody's masks but its own, and ends its request if it takes too l
 a little for the results itself.
 """
 
+import operator
 import os
 import queue
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -27,6 +29,8 @@ MAX_THREADS = 8
 PIECE = 64  # sequences in one call, for each thread
 SLOW_S = 0.02  # who was in a call that took longer is looked at alone, to see whose fault it is
 CLOSE_S = 10.0  # for threads to end: a piece of one takes a second at most, or its request ends
+_FINISHED = SequenceState.FINISHED
+_lexer = operator.attrgetter("constraint.lexer")
 TOO_SLOW = Failure("invalid", f"its grammar took more than {MAX_WAIT_S:g} s for one token")
 
 
@@ -46,15 +50,28 @@ class Work:
     row: int = -1  # -1: none waits
     banned: list[int] | tuple[int, ...] = ()
     opening: int | None = None  # a token beside what the grammar allows: a thought may begin before it
-    is_complete: bool = False  # the result: nothing may follow
-    failure: Failure | None = None  # or why it cannot go on
+    has_ended: bool = False  # the result: nothing may follow,
+    failure: Failure | None = None  # if not because the grammar is complete, why
+
+    @property
+    def is_complete(self) -> bool:
+        return self.has_ended and self.failure is None
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether more than its grammar has a say in its mask."""
+        return bool(self.banned) or self.opening is not None or self.constraint.allowed is not None
+
+    def fail(self, failure: Failure) -> None:
+        self.has_ended, self.failure = True, self.failure or failure
 
 
 @dataclass(slots=True)
 class Done:
-    """Results: all of `works`, and the masks, int32 [n, words of the model's vocabulary], of n of them, in order."""
+    """Results of all of `works`: who goes no further, and masks, int32 [n, words of the model's vocabulary], of n others."""
 
     works: list[Work]
+    ended: list[Work]  # complete, or failed
     masked: list[Work]
     masks: np.ndarray
 
@@ -78,13 +95,13 @@ class MaskThreads:
         return self._fd
 
     def submit(self, works: list[Work]) -> None:
-        by_queue: dict[int, list[Work]] = {}
+        by_queue: dict[int, list[Work]] = defaultdict(list)
         for work in works:
             c = work.constraint
             if not c.num_works:  # a matcher is in one thread's hands at a time
                 c.queue = 1 + c.lexer % self._num_threads if c.is_slow else 0
             c.num_works += 1
-            by_queue.setdefault(c.queue, []).append(work)
+            by_queue[c.queue].append(work)
         for number, some in by_queue.items():
             if number not in self._queues:
                 self._start(number)
@@ -157,8 +174,10 @@ class _Maker:
         # consume_token_par gives Python's lock back only for two and more: this one has ended, and takes its end at any time
         self._ended = llguidance.LLMatcher(vocabulary.tokenizer, 'start: ""', log_level=0)
         self._ended.consume_token(vocabulary.end_id)
-        partial = np.flatnonzero(vocabulary.known != -1)
-        self._partial, self._known = partial, vocabulary.known[partial]  # words with ids that are no tokens
+        partial = np.flatnonzero(vocabulary.known != -1)  # words with ids that are no tokens: mostly the last ones
+        is_range = len(partial) and partial[-1] - partial[0] + 1 == len(partial)
+        self._partial = slice(partial[0], partial[-1] + 1) if is_range else partial
+        self._known = vocabulary.known[partial]
 
     def run(self) -> None:
         while (works := self._works.get()) is not None:
@@ -170,64 +189,66 @@ class _Maker:
 
     def _do_piece(self, works: list[Work]) -> None:
         begin, begin_cpu = time.monotonic(), time.process_time()
-        live = [w for w in works if w.row < 0 or w.seq.state is not SequenceState.FINISHED]  # aborted since
-        self._consume(live)
-        masked = [w for w in live if w.row >= 0 and not w.is_complete and w.failure is None]
+        live = [w for w in works if w.row < 0 or w.seq.state is not _FINISHED]  # others were aborted since
+        masked = [w for w in live if w.row >= 0]
         masks = np.empty((len(masked), self._vocabulary.num_words), np.int32)
-        if masked:
-            self._fill(masked, masks)
+        matchers = [(w.constraint.matcher, i) for i, w in enumerate(masked)]
+        self._consume(live)
+        if masked:  # at once: llguidance's threads have not gone to sleep yet
+            fill_next_token_bitmask_par(self._executor, matchers, masks)  # type: ignore[arg-type]
+            self._finish(masked, masks)
         seconds = min(time.monotonic() - begin, time.process_time() - begin_cpu)  # the process may have stood still
         for work in works:
             work.constraint.is_slow = seconds > SLOW_S
         if len(works) == 1 and seconds > MAX_WAIT_S:
-            works[0].failure = works[0].failure or TOO_SLOW
-        kept = [i for i, w in enumerate(masked) if w.failure is None]
-        ready = masks[:, : self._num_words]
-        self._hand_over(Done(works, [masked[i] for i in kept], ready if len(kept) == len(masked) else ready[kept]))
+            works[0].fail(TOO_SLOW)
+        ended, masks = [w for w in works if w.has_ended], masks[:, : self._num_words]
+        if ended:
+            kept = [i for i, w in enumerate(masked) if not w.has_ended]
+            masked, masks = [masked[i] for i in kept], masks[kept]
+        self._hand_over(Done(works, ended, masked, masks))
 
     def _consume(self, works: list[Work]) -> None:
+        """Roll the matchers on. One that has ended is seen by its mask, if it has none and no more tokens, here."""
         for turn in range(max((len(w.tokens) for w in works), default=0)):
             given, pairs = [], []
             for work in works:
-                if turn >= len(work.tokens) or work.is_complete or work.failure is not None:
+                if turn >= len(work.tokens) or work.has_ended:
                     continue
                 if (token := work.tokens[turn]) in work.constraint.eos_token_ids:
-                    work.is_complete = True  # under ignore_eos: sampled where nothing else was left
+                    work.has_ended = True  # under ignore_eos: sampled where nothing else was left
                 else:
                     given.append(work)
                     pairs.append((work.constraint.matcher, token))
             if given:
-                self._executor.consume_token_par([*pairs, (self._ended, self._vocabulary.end_id)])  # type: ignore[list-item]
-                for work in given:
-                    _look_at(work)
+                pairs.append((self._ended, self._vocabulary.end_id))
+                taken = self._executor.consume_token_par(pairs)  # type: ignore[arg-type]
+                for work, is_taken in zip(given, taken, strict=False):
+                    if not is_taken or work.row < 0 or turn + 1 < len(work.tokens):
+                        _look_at(work)
 
-    def _fill(self, works: list[Work], masks: np.ndarray) -> None:
-        matchers = [(w.constraint.matcher, i) for i, w in enumerate(works)]
-        fill_next_token_bitmask_par(self._executor, matchers, masks)  # type: ignore[arg-type]
+    def _finish(self, works: list[Work], masks: np.ndarray) -> None:
+        """See who of them has ended with the last token, and complete the others' masks."""
         column, bit = divmod(self._vocabulary.end_id, 32)
-        may_end = (masks[:, column] >> bit & 1).tolist()
+        may_end = set((masks[:, column] >> bit & 1).nonzero()[0].tolist())
         masks[:, self._partial] &= self._known
-        for i, work in enumerate(works):
-            if work.constraint.matcher.is_error():  # type: ignore[union-attr]
-                _look_at(work)
-            elif may_end[i] or work.banned or work.constraint.allowed is not None or work.opening is not None:
-                _complete_mask(work, masks[i, : self._num_words].view(np.uint32), bool(may_end[i]))
-
-
-def _lexer(work: Work) -> int:
-    return work.constraint.lexer
+        for i in may_end:  # a matcher that has ended, or failed, allows nothing else
+            _look_at(works[i])
+        for i in may_end.union(i for i, work in enumerate(works) if work.is_bound):
+            if not works[i].has_ended:
+                _complete_mask(works[i], masks[i, : self._num_words].view(np.uint32), i in may_end)
 
 
 def _look_at(work: Work) -> None:
-    """Note whether its matcher has ended, well or badly."""
+    """Note whether its matcher has ended, well or badly. One that had no token yet ends with one that is an end."""
     matcher = work.constraint.matcher
-    if matcher is None or work.is_complete:
+    if matcher is None or work.has_ended:
         return
     if matcher.is_error():
         reason = matcher.get_error().replace("<non-verbose/>", "").strip()
-        work.failure = Failure("invalid", f"the output cannot go on by its grammar: {reason}")
-    elif matcher.is_stopped():
-        work.is_complete = True
+        work.fail(Failure("invalid", f"the output cannot go on by its grammar: {reason}"))
+    elif work.tokens and matcher.is_stopped():
+        work.has_ended = True
 
 
 def _complete_mask(work: Work, mask: np.ndarray, may_end: bool) -> None:
@@ -240,4 +261,4 @@ def _complete_mask(work: Work, mask: np.ndarray, may_end: bool) -> None:
         if not len(c.stops.words) and not mask.any():
             mask[c.last_resort.words] |= c.last_resort.bits
     if not restrict(mask, c.allowed, work.banned):
-        work.failure = NOTHING_LEFT
+        work.fail(NOTHING_LEFT)

@@ -10,6 +10,7 @@ A row whose mask nobody needs any more is said to get none at once, so that it h
 
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,9 +25,21 @@ from quire.enginecore.scheduling.step import ScheduledStep, StepOutput
 from quire.enginecore.without_token import nothing_left
 from quire.enginecore.workers import WorkerGroup
 from quire.ipc.messages import CaptureMaskedTails, Finished, StepOutputs
-from quire.ipc.step.sections import INT32_MAX, MAX_BAD_WORD_TOKENS
+from quire.ipc.step.sections import INT32_MAX, MAX_BAD_WORD_TOKENS, VARIANT_PROCESSORS
 
 INLINE_S = 4e-3  # that the loop waits for masks before it does other things: they take a fraction of that
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A step's rows whose masks were not asked for yet: int32 [n], with their slots, and works for those that need no more.
+
+    These are made while the workers are busy with the step before: when that returns, it is masks that they wait for."""
+
+    scheduled: ScheduledStep
+    rows: np.ndarray
+    slots: np.ndarray
+    works: list[Work | None]
 
 
 class GrammarSteps:
@@ -47,7 +60,7 @@ class GrammarSteps:
         self._waiting = waiting
         self._threads = grammars.mask_threads if grammars is not None else None
         self._epoch = epoch
-        self._steps: dict[int, tuple[ScheduledStep, set[int]]] = {}  # in flight with mask rows; rows that were asked for
+        self._steps: dict[int, _Waiting] = {}  # in flight, with mask rows
         self._told = 0  # the generation of workers that knows that masks will come
         self._num_words = -(-scheduler.config.vocab_size // 32)
 
@@ -58,8 +71,12 @@ class GrammarSteps:
     # -------------------------------------------------------------------------------------------------- the core's calls
     def expect(self, scheduled: ScheduledStep, now: float) -> None:
         """The plan of a step with mask rows was sent."""
-        self._waiting.expect(scheduled.step, scheduled.mask_rows, now)
-        self._steps[scheduled.step] = scheduled, set()
+        rows, slots = scheduled.mask_rows, scheduled.slots[scheduled.mask_rows]
+        self._waiting.expect(scheduled.step, rows, now)
+        wishes = self._scheduler.slots.variant[slots] & VARIANT_PROCESSORS != 0
+        columns = zip(rows.tolist(), slots.tolist(), wishes.tolist(), strict=True)
+        works = [None if has_wishes else self._plain_work(scheduled.step, row, slot) for row, slot, has_wishes in columns]
+        self._steps[scheduled.step] = _Waiting(scheduled, rows, slots, works)
         self._submit(self._ask())
 
     def take(self, scheduled: ScheduledStep, tokens: np.ndarray) -> list[Sequence]:
@@ -69,12 +86,13 @@ class GrammarSteps:
         if not t.num_constrained:
             return []
         slots, news = scheduled.slots, []
-        for row in (scheduled.samples & t.alive[slots] & t.constrained[slots]).nonzero()[0].tolist():
-            seq = t.sequence(slots[row])
-            if seq.constraint.take(int(tokens[row])):
+        rows = (scheduled.samples & t.alive[slots] & t.constrained[slots]).nonzero()[0]
+        for slot, token in zip(slots[rows].tolist(), tokens[rows].tolist(), strict=True):
+            seq = t.sequence(slot)
+            if seq.constraint.take(token):
                 news.append(seq)
             elif seq.constraint.matcher is None and seq.constraint.thinking is None:
-                seq.mask_from = t.mask_from[slots[row]] = INT32_MAX
+                seq.mask_from = t.mask_from[slot] = INT32_MAX
         return news
 
     def advance(self, news: list[Sequence], out: StepOutput) -> None:
@@ -82,12 +100,9 @@ class GrammarSteps:
         if not news and not self._waiting:
             return
         works = self._ask()
-        asked = {work.seq.key for work in works}
         by_length = {f.key for _, f in out.finished if f.reason == "length"}
         for seq in news:
-            if seq.key in asked:
-                continue
-            if seq.state is not SequenceState.FINISHED or seq.key in by_length:
+            if seq.constraint.unconsumed and (seq.state is not SequenceState.FINISHED or seq.key in by_length):
                 works.append(self._work(seq))
         self._submit(works)
         deadline = time.monotonic() + INLINE_S
@@ -115,48 +130,72 @@ class GrammarSteps:
         self._steps.clear()
 
     # ---------------------------------------------------------------------------------------------------- what is asked
+    def _plain_work(self, step: int, row: int, slot: int) -> Work | None:
+        """What to ask for when this row's tokens are known, if it is a mask of its grammar and nothing else."""
+        seq = self._scheduler.slots.sequence(slot)
+        c: Constraint | None = seq.constraint
+        if c is None or c.matcher is None or c.thinking is not None:
+            return None
+        return Work(seq, c, [], step, row)
+
     def _ask(self) -> list[Work]:
         """Masks that can be made now: of rows whose tokens before are all known. Answers at once what needs no matcher."""
-        works = []
-        for step, (scheduled, asked) in self._steps.items():
-            for row in sorted(self._waiting.due(step) - asked):
-                work = self._ask_for(scheduled, row)
-                if work is not None:
+        works: list[Work] = []
+        for step, waiting in self._steps.items():
+            if not (can_be_made := self._can_be_made(waiting.slots)).any():
+                continue
+            due, alive = self._waiting.due(step), self._scheduler.slots.alive[waiting.slots]
+            columns = zip(*(c.tolist() for c in (waiting.rows, waiting.slots, can_be_made, alive)), waiting.works, strict=True)
+            for row, slot, can_be, is_alive, work in columns:
+                if not can_be or row not in due:
+                    continue
+                if work is None or not is_alive:
+                    works += self._ask_for(step, row, slot)
+                else:
+                    c = work.constraint
+                    work.tokens, c.unconsumed = c.unconsumed, work.tokens
                     works.append(work)
-                    asked.add(row)
+            left = ~can_be_made
+            waiting.works = [waiting.works[i] for i in left.nonzero()[0].tolist()]
+            waiting.rows, waiting.slots = waiting.rows[left], waiting.slots[left]
         return works
+
+    def _can_be_made(self, slots: np.ndarray) -> np.ndarray:
+        """Whether nothing that comes before the last scheduled token is in flight, or nobody wants it any more; bool [n]."""
+        t = self._scheduler.slots
+        return (t.sched_tokens[slots] - t.num_tokens[slots] == 1) | ~t.alive[slots]
 
     def _give_up_dead(self) -> None:
         """Rows of sequences that have ended since wait for nothing."""
         alive = self._scheduler.slots.alive
-        for step, (scheduled, _) in self._steps.items():
-            is_dead = ~alive[scheduled.slots[scheduled.mask_rows]]
+        for step, waiting in self._steps.items():
+            mask_rows = waiting.scheduled.mask_rows
+            is_dead = ~alive[waiting.scheduled.slots[mask_rows]]
             if is_dead.any():
-                for row in self._waiting.due(step).intersection(scheduled.mask_rows[is_dead].tolist()):
+                for row in self._waiting.due(step).intersection(mask_rows[is_dead].tolist()):
                     self._send_none(step, row)
 
-    def _ask_for(self, scheduled: ScheduledStep, row: int) -> Work | None:
-        t, slot = self._scheduler.slots, int(scheduled.slots[row])
-        if not t.alive[slot]:
-            self._send_none(scheduled.step, row)
-            return None
-        seq = t.sequence(slot)
+    def _ask_for(self, step: int, row: int, slot: int) -> list[Work]:
+        """One work, or none."""
+        if not self._scheduler.slots.alive[slot]:
+            self._send_none(step, row)
+            return []
+        seq = self._scheduler.slots.sequence(slot)
         c: Constraint | None = seq.constraint
-        if c is None or t.sched_tokens[slot] - t.num_tokens[slot] != 1:
-            return None  # what comes before it is in flight
+        if c is None:
+            return []
         opening = c.thinking.opening if c.thinking is not None else None
         if c.matcher is not None and (c.thinking is None or opening is not None):
             work = self._work(seq)
-            work.opening = opening
-            work.step, work.row, work.banned = scheduled.step, row, self._banned(seq)
-            return work
+            work.step, work.row, work.banned, work.opening = step, row, self._banned(seq), opening
+            return [work]
         forced = c.thinking.forced if c.thinking is not None else None
         if forced is None:
-            self._waiting.send(scheduled.step, _one(row))
-            self._workers.send_free(scheduled.step, _one(row))
+            self._waiting.send(step, _one(row))
+            self._workers.send_free(step, _one(row))
         else:
-            self._force(seq, c, forced, scheduled.step, row)
-        return None
+            self._force(seq, c, forced, step, row)
+        return []
 
     def _work(self, seq: Sequence) -> Work:
         c: Constraint = seq.constraint
@@ -203,15 +242,15 @@ class GrammarSteps:
         """Take results; `out`: of the step whose tokens they follow, if it was not published yet."""
         assert self._threads is not None
         for done in self._threads.take(timeout_s):
-            for work in done.works:
+            for work in done.ended:
                 if work.failure is not None:
                     self._fail(work.seq, work.failure)
-                elif work.is_complete:
+                else:
                     self._complete(work.seq, out)
             for step in {work.step for work in done.masked}:
                 at = [i for i, work in enumerate(done.masked) if work.step == step]
-                masks = done.masks if len(at) == len(done.masked) else done.masks[at]
-                self._send(step, [done.masked[i].row for i in at], masks)
+                rows = [done.masked[i].row for i in at]
+                self._send(step, rows, done.masks if len(at) == len(done.masked) else done.masks[at])
         if self._waiting:
             self._give_up_dead()
 
@@ -239,12 +278,13 @@ class GrammarSteps:
     def _send(self, step: int, rows: list[int], masks: np.ndarray) -> None:
         """Masks of those of the rows that still wait."""
         due = self._waiting.due(step)
-        at = [i for i, row in enumerate(rows) if row in due]
-        if not at:
-            return
-        named = np.asarray([rows[i] for i in at], np.int32)
-        self._waiting.send(step, named)
-        self._workers.send_masks(step, named, masks if len(at) == len(rows) else masks[at])
+        if not due.issuperset(rows):
+            at = [i for i, row in enumerate(rows) if row in due]
+            rows, masks = [rows[i] for i in at], masks[at]
+        if rows:
+            named = np.asarray(rows, np.int32)
+            self._waiting.send(step, named)
+            self._workers.send_masks(step, named, masks)
 
     def _send_none(self, step: int, row: int) -> None:
         if self._waiting.send(step, _one(row)):

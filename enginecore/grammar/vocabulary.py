@@ -5,7 +5,7 @@ and must be told an end-of-sequence id within the vocabulary. Here the end of a 
 model's vocabulary: which tokens of the model stand for it is decided for each sequence (matchers.py), and a model may have
 none.
 
-Used by the core and by the process that tries grammars (trial.py). A vocabulary of 128k tokens takes 0.4 s, in which no other
+Used by the core and by the process that tries grammars (trial.py). A vocabulary of 152k tokens takes 0.5 s, in which no other
 thread runs Python, and 100 MB: so the core makes it while its workers load the model.
 """
 
@@ -20,6 +20,10 @@ import numpy as np
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 SPECIAL = b"\xff"  # what llguidance knows special tokens by: no text has this byte
 END = b"the end of the grammar"
+# Tokens that llguidance knows to be allowed together: white space, and characters of a JSON string, up to so many. Its own
+# lengths are 10 and 30: where a string nears its maxLength a mask took it 0.17 to 0.74 ms; with these, half of that.
+_STRING = r'[^"\\\x00-\x1F\x7F]'
+SLICES = [r"[\x20\x0A\x0D\x09]+", *(f"{_STRING}{{1,{n}}}" for n in (6, 8, 10, 14, 20, 30)), f"{_STRING}+"]
 
 
 class VocabularyError(Exception):
@@ -89,7 +93,7 @@ def make_vocabulary(tokenizer_json: bytes, vocab_size: int, eos_token_ids: Colle
     known = np.packbits([bool(t) for t in tokens] + [False] * (-len(tokens) % 32), bitorder="little").view(np.int32)
     tokens[vocab_size] = SPECIAL + END
     special = [added for added in parsed.added_tokens if added.special and added.id < vocab_size]
-    tokenizer = llguidance.LLTokenizer(_Tokens(tokens, vocab_size))  # type: ignore[arg-type]
+    tokenizer = llguidance.LLTokenizer(_Tokens(tokens, vocab_size), slices=SLICES)  # type: ignore[arg-type]
     names = {added.content: added.id for added in special if added.id not in eos_token_ids and added.content}
     return Vocabulary(tokenizer, vocab_size, known, frozenset(added.id for added in special), names)
 

@@ -45,7 +45,7 @@ def mask_records(step: int, rows: np.ndarray, masks: np.ndarray, max_words: int)
         raise ValueError(f"a mask of {masks.shape[1]} words does not fit a record of {max_words}")
     for first in range(0, len(rows), at_once):
         some = rows[first : first + at_once]
-        yield _header(step, len(some), MASKS_ALLOW), some, masks[first : first + at_once].reshape(-1)
+        yield _header(step, len(some), MASKS_ALLOW), some, masks[first : first + at_once]
 
 
 def no_masks_record(step: int, rows: np.ndarray) -> tuple[np.ndarray, ...]:

@@ -151,8 +151,8 @@ class PlanRing:
         self.write_parts(kind, (words,), timeout_s)
 
     def write_parts(self, kind: int, parts: Sequence[np.ndarray], timeout_s: float) -> None:
-        """`write` of one record whose words are these parts, one after the other."""
-        length = sum(map(len, parts))
+        """`write` of one record whose words are these parts, one after the other, of any shape; nothing else is copied."""
+        length = sum(part.size for part in parts)
         units = 1 + (length + _UNIT_WORDS - 1) // _UNIT_WORDS
         if units > self._capacity // 2 or kind <= _KIND_FILLER:
             raise ValueError(
@@ -166,9 +166,9 @@ class PlanRing:
             self._put_header(offset, _KIND_FILLER, (skip - 1) * _UNIT_WORDS)
             offset = 0
         at = (offset + 1) * _UNIT_WORDS
-        for words in parts:
-            self._words[at : at + len(words)] = words
-            at += len(words)
+        for part in parts:
+            self._words[at : at + part.size].reshape(part.shape)[...] = part
+            at += part.size
         self._put_header(offset, kind, length)
         self._head += skip + units
         self._fence()

@@ -1,5 +1,6 @@
 """What the other scripts compute, without a GPU and without a server."""
 
+import argparse
 import asyncio
 import csv
 import json
@@ -16,6 +17,7 @@ import serve
 import servers
 import soak
 import structured
+import structured_host
 import workloads
 from ceilings import Costs, Measured
 
@@ -34,6 +36,13 @@ def test_scripted_streams_come_to_their_end(case, caplog):
     assert counts.num_bytes > 3 * 4 * 100 and counts.seconds > 0
     assert asyncio.run(http_sse.answer_whole(2)).num_bytes > 0
     assert caplog.records == []
+
+
+def test_the_stages_of_steps_with_masks_follow_each_other():
+    args = argparse.Namespace(model="enginecore/loading/bundled", rows=3, steps=8, threads=2, same_schema=False, warm_up=1)
+    found = structured_host.measure(args)
+    assert {len(found[name]) for name in structured_host.ORDER} == {len(found["path"])} and len(found["path"]) >= 4
+    assert all(micros > 0 for name in ("tokens", "take", "update", "path", "staged") for micros in found[name])
 
 
 def test_times_between_sizes_are_interpolated_and_never_above_the_next_size():

@@ -163,6 +163,22 @@ def test_who_leaves_while_its_mask_is_late_holds_up_nobody(by_hand, monkeypatch,
     assert by_hand.core.supervisor.now - began < by_hand.core._masks._timeout_s
 
 
+def test_a_core_that_spins_sleeps_while_masks_are_made(by_hand, monkeypatch):
+    """Their threads need Python's lock, and the step cannot end before it has them."""
+    frontend, grammar, core = by_hand.frontend(), Grammar(by_hand, 1), by_hand.core
+    core.config = dataclasses.replace(core.config, spins=True)
+    frontend.send(add(1, 5, max_tokens=8))
+    by_hand.until(lambda: grammar.steps)
+    waited: list[str] = []
+    monkeypatch.setattr(core, "_spin", lambda step: waited.append("spun"))
+    monkeypatch.setattr(core, "_poll", lambda timeout_s: waited.append("polled"))
+    core._wait()
+    grammar.send()
+    core._expected.learn(core._in_flight[0].scheduled, 0.0)
+    core._wait()
+    assert waited == ["polled", "spun"]
+
+
 def test_masks_are_given_up_before_their_step_is_overdue():
     masks = StepMasks(step_timeout_s=2.0)  # shorter than what masks have otherwise
     masks.expect(1, np.asarray([0]), now=10.0)

@@ -235,7 +235,7 @@ def test_masks_are_loaded_without_waiting_for_the_device():
     engine = InlineEngine(tiny_model("gpu-llama"), device="cuda", graphs=True)
     with_late_masks(engine, allowed=[17, 400])
     load, loaded = without_waiting(engine.runner.device.masks.load), []
-    engine.runner.device.masks.load = lambda records: loaded.append(1) or load(records)
+    engine.runner.device.masks.load = lambda *args: loaded.append(1) or load(*args)
     outs = engine.generate(prompts(), SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True))
     assert loaded and {t for out in outs for t in out} <= {17, 400}
 

@@ -45,6 +45,14 @@ def test_record_comes_out_as_it_went_in():
         assert ring.readers[0].read(0.0) is None
 
 
+def test_parts_of_any_shape_follow_each_other():
+    with Ring() as ring:
+        wide = words(40).reshape(4, 10)
+        for part in (wide[:, :9], wide[1:3, 2:], wide[:0], wide.T):
+            ring.writer.write_parts(KIND_MASK, (words(3), part), 0.0)
+            assert ring.readers[0].read(0.0)[1].tolist() == [0, 1, 2, *part.flatten().tolist()]
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 510), st.integers(0, 3), st.integers(0, 3)), max_size=60))
 def test_every_reader_sees_every_record_in_order_through_wrap_around(steps):

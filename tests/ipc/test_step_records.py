@@ -12,7 +12,7 @@ from quire.ipc.step.sections import MASK
 
 
 def joined(parts) -> np.ndarray:
-    return np.concatenate(parts)
+    return np.concatenate([part.reshape(-1) for part in parts])
 
 
 @pytest.mark.parametrize("max_words,records", [(10_000, 1), (MASK.width + 2 * 6, 4), (MASK.width + 6, 7)])
@@ -30,7 +30,7 @@ def test_masks_come_back_from_as_many_records_as_the_limit_asks(max_words, recor
 def test_no_record_of_masks_is_longer_than_a_buffer():
     rows = np.arange(700, dtype=np.int32)
     masks = np.zeros((700, 4748), np.int32)
-    lengths = [sum(map(len, parts)) for parts in mask_records(1, rows, masks, 1 << 30)]
+    lengths = [sum(part.size for part in parts) for parts in mask_records(1, rows, masks, 1 << 30)]
     assert len(lengths) == 4 and max(lengths) <= MASK_RECORD_WORDS
 
 

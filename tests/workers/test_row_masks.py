@@ -1,4 +1,4 @@
-"""Masks of a step's rows on a device: set for their step, set back by the next; buffers for copies are used again."""
+"""Masks of a step's rows on a device: set while a step expects them, then set back; buffers for copies are used again."""
 
 import numpy as np
 import pytest
@@ -27,9 +27,26 @@ def test_a_row_has_its_mask_for_one_step(masks):
     address = masks.tensor.data_ptr()
     for step in ([record(3, 1), record(8)], [record(1)], [], [record(*range(ROWS))], [record(0, 8)], [record(7)] * 2):
         rows = [int(r) for some, _ in step for r in some]
-        assert masks.load(step).tolist() == rows
+        assert masks.load(np.asarray(rows, np.int32), step).tolist() == rows
         assert masks.tensor.tolist() == expected(*rows)
     assert masks.tensor.data_ptr() == address  # captured tails hold it
+
+
+def test_rows_in_any_order_and_with_others_between_them(masks):
+    """Of those that have one in each step nothing is set back in between; those that may be any token are."""
+    free = (np.asarray([4, 2], np.int32), None)
+    for step in ([record(5, 3, 4, 2)], [record(2, 3), record(5, 4)], [record(5, 3), free], [record(3, 5), free], [free]):
+        rows = [int(r) for some, _ in step for r in some]
+        assert masks.load(np.asarray(rows, np.int32), step).tolist() == rows
+        assert masks.tensor.tolist() == expected(*(int(r) for some, words in step if words is not None for r in some))
+
+
+def test_a_row_whose_mask_did_not_come_is_set_back_when_it_expects_none(masks):
+    both, first, other = (np.asarray(rows, np.int32) for rows in ([1, 2], [1], [5]))
+    masks.load(both, [record(1, 2)])
+    assert masks.load(both, [record(1)]).tolist() == first.tolist()  # row 2 is another's business now
+    masks.load(other, [record(5)])
+    assert masks.tensor.tolist() == expected(5)
 
 
 def test_a_record_may_be_overwritten_once_the_next_is_asked_for(masks):
@@ -40,7 +57,7 @@ def test_a_record_may_be_overwritten_once_the_next_is_asked_for(masks):
         rows[:], words[:] = 5, 105
         yield rows, words
 
-    assert masks.load(records()).tolist() == [2, 5]
+    assert masks.load(np.asarray([2, 5], np.int32), records()).tolist() == [2, 5]
     assert masks.tensor.tolist() == expected(2, 5)
 
 

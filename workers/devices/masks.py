@@ -1,13 +1,14 @@
 """RowMasks: the grammar masks of a step's rows on a device, as the sampler's tail reads them: all ones where a row has none.
 
-The tensor stays, since captured tails hold its address: a step sets the rows that have a mask, and the next step with masks
-sets them back. On a GPU records are staged in pinned buffers that are used again, and nothing waits for the device. Owned by a
-Device, filled by the runner between a step's forward and its tail.
+The tensor stays, since captured tails hold its address. A row that a step expects a mask for is overwritten or set back by what
+comes for it; those that had one before and expect none are set back first, so that rows that always have one cost nothing more.
+On a GPU records are staged in pinned buffers that are used again, and nothing waits for the device. Owned by a Device, filled
+by the runner between a step's forward and its tail.
 """
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,38 +19,55 @@ from quire.ipc.step.plan import StepPlan
 ReadMasks = Callable[[StepPlan], Iterable[RowsAndMasks]]  # the masks that a plan says will follow, as they come
 
 
-class RowMasks(Protocol):
-    tensor: torch.Tensor  # int32 [max_rows, ceil(V / 32)], bit set = allowed
+class RowMasks(ABC):
+    def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
+        """tensor: int32 [max_rows, ceil(V / 32)], bit set = allowed."""
+        self.tensor = torch.full((max_rows, -(-vocab_size // 32)), -1, dtype=torch.int32, device=device)
+        self._has_mask = np.zeros(max_rows, bool)
 
-    def load(self, records: Iterable[RowsAndMasks]) -> np.ndarray:
-        """Take a step's masks as they come; returns the rows that were named, int32: with a mask, or with None because they
-        may be any token. Each is read before the next."""
+    def load(self, expected: np.ndarray, records: Iterable[RowsAndMasks]) -> np.ndarray:
+        """Take a step's masks as they come, each record read before the next; expected: the rows that are to get one, int32.
 
-
-def _rows(loaded: list[np.ndarray]) -> np.ndarray:
-    return np.concatenate([np.zeros(0, np.int32), *loaded])
-
-
-def _all_ones(max_rows: int, vocab_size: int, device: torch.device) -> torch.Tensor:
-    return torch.full((max_rows, -(-vocab_size // 32)), -1, dtype=torch.int32, device=device)
-
-
-class CpuMasks:
-    def __init__(self, max_rows: int, vocab_size: int) -> None:
-        self.tensor = _all_ones(max_rows, vocab_size, torch.device("cpu"))
-        self._words = self.tensor.numpy()
-        self._set = _rows([])
-
-    def load(self, records: Iterable[RowsAndMasks]) -> np.ndarray:
-        self._words[self._set] = -1
-        loaded, masked = [], []
+        Returns the rows that were named, int32: with a mask, or with None because they may be any token. What the others hold
+        is not to be used.
+        """
+        stale = self._has_mask.copy()
+        stale[expected] = False
+        self._set_back(stale.nonzero()[0])
+        loaded = [np.zeros(0, np.int32)]
         for rows, masks in records:
             loaded.append(rows.copy())
-            if masks is not None:
-                self._words[rows] = masks
-                masked.append(loaded[-1])
-        self._set = _rows(masked)
-        return _rows(loaded)
+            if masks is None:
+                self._set_back(rows[self._has_mask[rows]])
+            else:
+                self._copy(rows, masks)
+                self._has_mask[rows] = True
+        return np.concatenate(loaded)
+
+    def _set_back(self, rows: np.ndarray) -> None:
+        if len(rows):
+            self._fill(rows)
+            self._has_mask[rows] = False
+
+    @abstractmethod
+    def _fill(self, rows: np.ndarray) -> None:
+        """Set these rows to all ones."""
+
+    @abstractmethod
+    def _copy(self, rows: np.ndarray, masks: np.ndarray) -> None:
+        """Set these rows, int32 [n], to masks, int32 [n, words]; both are valid for this call alone."""
+
+
+class CpuMasks(RowMasks):
+    def __init__(self, max_rows: int, vocab_size: int) -> None:
+        super().__init__(max_rows, vocab_size, torch.device("cpu"))
+        self._words = self.tensor.numpy()
+
+    def _fill(self, rows: np.ndarray) -> None:
+        self._words[rows] = -1
+
+    def _copy(self, rows: np.ndarray, masks: np.ndarray) -> None:
+        self._words[rows] = masks
 
 
 class Staging:
@@ -74,32 +92,34 @@ def _pinned() -> torch.Tensor:
     return torch.empty(MASK_RECORD_WORDS, dtype=torch.int32).pin_memory()
 
 
-class CudaMasks:
+class CudaMasks(RowMasks):
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
-        self.tensor = _all_ones(max_rows, vocab_size, device)
+        super().__init__(max_rows, vocab_size, device)
         self._staging = Staging(_pinned, torch.cuda.Event)
-        self._set = torch.zeros(max_rows, dtype=torch.int64, device=device)  # rows that have a mask,
-        self._num_set = 0  # so many
 
-    def load(self, records: Iterable[RowsAndMasks]) -> np.ndarray:
-        self.tensor.index_fill_(0, self._set[: self._num_set], -1)
-        self._num_set = 0
-        loaded = []
-        for rows, masks in records:
-            if masks is not None:
-                self._copy(rows, masks)
-            loaded.append(rows.copy())
-        return _rows(loaded)
+    def _fill(self, rows: np.ndarray) -> None:
+        self.tensor.index_fill_(0, self._stage(rows)[: len(rows)].long(), -1)
 
     def _copy(self, rows: np.ndarray, masks: np.ndarray) -> None:
-        """One copy to the device, of rows and masks together, and two within it."""
-        n, words = masks.shape
-        buffer = self._staging.take()
+        """One copy to the device: to where the masks belong if nothing is between their rows, else with these, to be moved."""
+        n, first = len(rows), int(rows.min())
+        if int(rows.max()) - first + 1 == n:  # in any order
+            buffer = self._staging.take()
+            staged = buffer[: masks.size].view(masks.shape)
+            staged.numpy()[rows - first] = masks
+            self.tensor[first : first + n].copy_(staged, non_blocking=True)
+            self._staging.copying(buffer)
+        else:
+            there = self._stage(rows, masks)
+            self.tensor.index_copy_(0, there[:n].long(), there[n:].view(masks.shape))
+
+    def _stage(self, *parts: np.ndarray) -> torch.Tensor:
+        """A copy of these on the device, one after the other, int32 [their sizes together]."""
+        buffer, at = self._staging.take(), 0
         staged = buffer.numpy()
-        staged[:n] = rows
-        staged[n : n + masks.size] = masks.reshape(-1)
-        there = buffer[: n + masks.size].to(self.tensor.device, non_blocking=True)
+        for part in parts:
+            staged[at : at + part.size] = part.reshape(-1)
+            at += part.size
+        there = buffer[:at].to(self.tensor.device, non_blocking=True)
         self._staging.copying(buffer)
-        at = self._set[self._num_set : self._num_set + n].copy_(there[:n])
-        self.tensor.index_copy_(0, at, there[n:].view(n, words))
-        self._num_set += n
+        return there

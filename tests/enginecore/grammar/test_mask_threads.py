@@ -66,6 +66,27 @@ def test_each_gets_what_it_asked_for(threads):
     assert sum(len(done.works) for done in found) == len(works) and not is_readable(threads)
 
 
+def test_a_matcher_that_fails_at_its_mask_ends_its_own_sequence(threads):
+    works = [work(i, row=i) for i in range(3)]
+    limits = llguidance.LLParserLimits(step_max_items=3)
+    lark = to_lark(StructuredOutputs("json", '{"type": "object"}'))
+    works[1].constraint.matcher = llguidance.LLMatcher(VOCABULARY.tokenizer, lark, log_level=0, limits=limits)
+    assert not works[1].constraint.matcher.is_error()
+    threads.submit(works)
+    [done] = all_of(threads)
+    assert done.ended == [works[1]] and "by its grammar" in works[1].failure.message
+    assert [w.row for w in done.masked] == [0, 2] and [texts(mask) for mask in done.masks] == [{"a", "ab"}] * 2
+
+
+def test_several_tokens_at_once_and_an_end_under_ignore_eos(threads):
+    whole, beyond, ended = work(0, "ab", row=0), work(1, "abb", row=1), work(2, "a", row=2)
+    ended.tokens.append(EOS)
+    threads.submit([whole, beyond, ended])
+    [done] = all_of(threads)
+    assert done.ended == [whole, beyond, ended] and done.masked == [] and len(done.masks) == 0
+    assert [w.is_complete for w in done.ended] == [True] * 3  # what comes behind an end is nobody's
+
+
 def test_the_descriptor_is_readable_while_there_is_something(threads):
     for _ in range(50):
         threads.submit([work(), work(1)])

@@ -1,0 +1,317 @@
+"""Host time of a step with grammar masks, no GPU needed: from "the tokens are in" to "the masks are staged".
+
+`structured_host.py MODEL_DIR [--rows 64] [--steps 128]`: the folder needs config.json and tokenizer.json alone. The real
+EngineCore, GrammarCompiler, rings and mask threads run in this process, with the schemas of structured.py, each met before; the
+worker is a function here that picks tokens by the masks, at random. Microseconds of each stage of a step, one after the other:
+
+    tokens   read and checked             take      each constraint has its token      update   the scheduler has them
+    submit   the mask thread is told      begin     it has woken                       consume  matchers have rolled on
+    fill     llguidance's masks are made  finish    what else a mask needs, waking     sent     masks are on the ring
+    plan     the next plan is, too        publish   tokens are on their way to users
+    path     from the first to `sent`: with `staged` this is what the forward pass may hide
+    staged   what a worker does with the records: read, checked, copied twice, for the copy to the device is one in memory here
+
+What the wire and the GPU take is not in here. The last line is `RESULT {json}`.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
+from core_by_hand import FakeWorkers, decode, worker_template
+from ipc_cores import RawFrontend
+from structured import schema
+
+from quire.enginecore.core import CoreConfig, EngineCore
+from quire.enginecore.garbage import keep_pauses_short
+from quire.enginecore.grammar import mask_threads as module
+from quire.enginecore.grammar.compiler import GrammarCompiler
+from quire.enginecore.grammar.mask_threads import mask_threads
+from quire.enginecore.scheduling.config import SchedulerConfig
+from quire.ipc.links.core_and_workers import CoreToWorkers
+from quire.ipc.links.core_to_frontends import CoreToFrontends
+from quire.ipc.messages import (
+    PROTOCOL_VERSION,
+    AddRequest,
+    Beat,
+    EngineLimits,
+    Generate,
+    Hello,
+    StepOutputs,
+    TokenInputs,
+    Welcome,
+)
+from quire.ipc.sampling import SamplingParams
+from quire.ipc.step.masks import MASK_RECORD_WORDS
+from quire.ipc.step.plan import StepPlan, decode_plan
+from quire.ipc.step.plan_ring import KIND_PLAN, PlanReader, PlanRing
+from quire.ipc.step.result_ring import ResultRing
+from quire.ipc.structured_outputs import StructuredOutputs
+from quire.workers.devices.masks import CudaMasks, Staging
+from quire.workers.records import Records
+from quire.workers.runner import NO_ROWS
+
+clock = time.perf_counter_ns
+EPOCH, BLOCK_SIZE = 77, 64
+
+
+class Event:
+    """Of a copy that is done at once."""
+
+    def record(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+
+class Workers(FakeWorkers):
+    """One worker, played here: `answer` runs the oldest plan whose masks are all there."""
+
+    def __init__(self, rows: int, vocab_size: int) -> None:
+        super().__init__(worker_template())
+        self.rows, self.vocab_size = rows, vocab_size
+        self.staged: list[float] = []
+        self._random = np.random.default_rng(0)
+
+    def start(self) -> None:
+        self.generation += 1
+        self.plan_ring, self.result_ring = PlanRing.create(8 << 20, 1), ResultRing.create(self.rows)
+        self._link = CoreToWorkers(self.generation)
+        self._reader = PlanReader.attach([os.dup(fd) for fd in self.plan_ring.fds(0)])
+        self._records = Records(self._reader)
+        self.masks = CudaMasks(self.rows, self.vocab_size, torch.device("cpu"))
+        self.masks._staging = Staging(lambda: torch.empty(MASK_RECORD_WORDS, dtype=torch.int32), Event)  # type: ignore[arg-type]
+        self._rows = np.zeros(0, np.int32)
+        self._plan: StepPlan | None = None
+        self.is_ready = True
+
+    def answer(self) -> None:
+        plan = self._plan or self._next_plan()
+        assert plan is not None
+        if plan.late_mask:
+            begin = clock()
+            without = self._load(plan)
+            self.staged.append((clock() - begin) / 1e3)
+            assert not len(without)
+        self.result_ring.write(plan.step, self._sample(plan.num_rows))
+        self._plan = self._next_plan()
+
+    def _next_plan(self) -> StepPlan | None:
+        """What a worker reads while it waits for masks: all before them is given back."""
+        record = self._records.read(0.0, 0.0)
+        while record is not None and record[0] != KIND_PLAN:  # a control request
+            record = self._records.read(0.0, 0.0)
+        if record is None:
+            return None
+        plan = decode_plan(record[1].copy(), self._rows)
+        self._rows = plan.decode_rows
+        if self._reader.arm():
+            self._reader.disarm()
+        return plan
+
+    def _load(self, plan: StepPlan) -> np.ndarray:
+        """As ModelRunner.load_masks."""
+        expected = plan.mask_rows.copy()
+        loaded = self.masks.load(expected, self._records.masks(plan))
+        return NO_ROWS if len(loaded) == len(expected) else np.setdiff1d(expected, loaded)
+
+    def _sample(self, rows: int) -> np.ndarray:
+        """A token of each row's mask at random, without looking at all of it: that would leave nothing else in the caches."""
+        return np.asarray([self._pick(mask) for mask in self.masks.tensor[:rows].numpy().view(np.uint32)], np.int32)
+
+    def _pick(self, mask: np.ndarray) -> int:
+        for at in self._random.integers(0, self.vocab_size, 20).tolist():
+            if mask[at >> 5] >> (at & 31) & 1:
+                return at
+        word = int(self._random.choice(mask.nonzero()[0]))
+        return 32 * word + int(self._random.choice([bit for bit in range(32) if mask[word] >> bit & 1]))
+
+
+class Marks:
+    """When a step's calls returned, or were made, in nanoseconds."""
+
+    def __init__(self) -> None:
+        self.at: dict[str, int] = {}
+        self._wrapped: list[tuple[Any, str, Any]] = []
+
+    def wrap(self, owner: Any, method: str, after: str = "", before: str = "") -> None:
+        call: Callable[..., Any] = getattr(owner, method)
+
+        def marked(*args: Any, **kwargs: Any) -> Any:
+            if before:
+                self.at[before] = clock()
+            result = call(*args, **kwargs)
+            if after:
+                self.at[after] = clock()
+            return result
+
+        self._wrapped.append((owner, method, call))
+        setattr(owner, method, marked)
+
+    def unwrap(self) -> None:
+        for owner, method, call in self._wrapped:
+            setattr(owner, method, call)
+
+
+class Core:
+    def __init__(self, args: argparse.Namespace) -> None:
+        folder = Path(args.model)
+        vocab = json.loads((folder / "config.json").read_text())["vocab_size"]
+        rows, length = args.rows, args.steps + 512
+        blocks = rows * (length // BLOCK_SIZE + 2) + 2
+        scheduler = SchedulerConfig(rows, 8192, length, BLOCK_SIZE, blocks, (0,), vocab_size=vocab, num_processor_rows=rows)
+        limits = EngineLimits(length, vocab, rows, 20)
+        config = CoreConfig(scheduler, limits, 1000, 0, 60.0, spins=True, log_requests=False, log_stats=False)
+        welcome = Welcome(EPOCH, PROTOCOL_VERSION, ["m"], limits, [], [0], "0", 1, 60.0)
+        self.link = CoreToFrontends(None, epoch=EPOCH, welcome=welcome)
+        self.workers = Workers(rows, vocab)
+        self.workers.start()
+        num_threads = args.threads or mask_threads(len(os.sched_getaffinity(0)))
+        self.grammars = GrammarCompiler((folder / "tokenizer.json").read_bytes(), vocab, (), num_threads)
+        self.core = EngineCore(config, self.link, self.workers, grammars=self.grammars)
+        self.frontend = RawFrontend(self.link.address)
+        self.frontend.send(Hello(PROTOCOL_VERSION))
+        random = np.random.default_rng(1)
+        while not self.frontend.ready():
+            self.core._take_messages()
+        self.frontend.socket.recv()
+        self._rows, self._vocab, self._random = rows, vocab, random
+        self._schemas = [json.dumps(schema(0 if args.same_schema else i)) for i in range(rows)]
+        self._max_tokens = args.steps
+        self._num_requests = 0
+
+    def submit(self) -> None:
+        for text in self._schemas:
+            params = SamplingParams(
+                max_tokens=self._max_tokens, ignore_eos=True, structured_outputs=StructuredOutputs("json", text)
+            )
+            prompt = self._random.integers(10, self._vocab, 32).astype(np.int32)
+            self._num_requests += 1
+            self.frontend.send(AddRequest(EPOCH, self._num_requests, TokenInputs(prompt.tobytes()), Generate(params)))
+        while len(self.core.scheduler.waiting) < self._rows:
+            self.core._take_messages()
+
+    def all_decode(self) -> bool:
+        in_flight = self.core._in_flight
+        return bool(in_flight) and all(len(s.scheduled.slots) == self._rows and not s.scheduled.prefills for s in in_flight)
+
+    def step(self) -> int:
+        """Let the worker run a step, and the core take what came of it; returns when it came."""
+        core = self.core
+        self._turn_until(self._is_sent)
+        self.workers.answer()
+        until = clock() + 1_000_000  # as long as a forward pass: threads have gone to sleep
+        while clock() < until:
+            pass
+        begin, num_steps = clock(), core.scheduler.oldest_step
+        self._turn_until(lambda: core.scheduler.oldest_step > num_steps)
+        self._turn_until(lambda: not core.scheduler.has_requests or self._is_sent())
+        while self.frontend.ready():
+            message = decode(self.frontend.socket.recv())
+            assert isinstance(message, StepOutputs | Beat), message
+        return begin
+
+    def _is_sent(self) -> bool:
+        """Whether the workers have all that they need for a step."""
+        in_flight = self.core._in_flight
+        return bool(in_flight) and not self.core._masks.due(in_flight[0].scheduled.step)
+
+    def _turn_until(self, condition: Callable[[], bool]) -> None:
+        """Turns of the core's loop, from where it has waited."""
+        while not condition():
+            if not self.core._collect():
+                self.core._poll(0.0)
+            self.core._beat()
+            self.core._take_messages()
+            self.core._watch_workers()
+            self.core._fill()
+
+    def close(self) -> None:
+        self.grammars.close()
+        self.frontend.close()
+        self.core.close()
+        self.workers.kill()
+        self.link.close(linger_s=0)
+
+
+ORDER = ("tokens", "take", "update", "submit", "begin", "consume", "fill", "finish", "sent", "plan", "publish")
+
+
+def mark_stages(core: EngineCore, marks: Marks) -> None:
+    threads = core._grammar._threads
+    assert threads is not None
+    marks.wrap(core, "_tokens", after="tokens")
+    marks.wrap(core._grammar, "take", after="take")
+    marks.wrap(core.scheduler, "update", after="update")
+    marks.wrap(threads, "submit", after="submit")
+    marks.wrap(module._Maker, "_do_piece", before="begin")
+    marks.wrap(module._Maker, "_consume", after="consume")
+    marks.wrap(module, "fill_next_token_bitmask_par", after="fill")
+    marks.wrap(core._grammar, "_send", before="finish")
+    marks.wrap(core.workers, "send_masks", after="sent")
+    marks.wrap(core.workers, "send_plan", after="plan")
+    marks.wrap(core, "_publish", after="publish")
+
+
+def measure(args: argparse.Namespace) -> dict[str, list[float]]:
+    engine, marks = Core(args), Marks()
+    found: dict[str, list[float]] = {name: [] for name in (*ORDER, "path")}
+    keep_pauses_short()
+    try:
+        for is_measured in [False] * args.warm_up + [True]:
+            engine.submit()
+            while not engine.all_decode():
+                engine.step()
+            if is_measured:
+                mark_stages(engine.core, marks)
+                engine.workers.staged.clear()
+            while engine.all_decode():
+                begin = engine.step()
+                if is_measured and engine.all_decode():
+                    add_stages(found, marks.at, begin)
+            while engine.core._in_flight or engine.core.scheduler.has_requests:
+                engine.step()
+    finally:
+        marks.unwrap()
+        engine.close()
+    return found | {"staged": engine.workers.staged[1:]}
+
+
+def add_stages(found: dict[str, list[float]], at: dict[str, int], begin: int) -> None:
+    found["path"].append((at["sent"] - begin) / 1e3)
+    for name in ORDER:
+        found[name].append((at[name] - begin) / 1e3)
+        begin = at[name]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="folder of a model")
+    parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=128)
+    parser.add_argument("--threads", type=int, default=0, help="of llguidance; 0: as the engine would have here")
+    parser.add_argument("--same-schema", action="store_true")
+    parser.add_argument("--warm-up", type=int, default=2, help="outputs of each schema before those that count")
+    args = parser.parse_args()
+    result: dict[str, Any] = {"rows": args.rows, "steps": args.steps, "cpus": os.cpu_count()}
+    print(f"{'stage':10}" + "".join(f"{name:>10}" for name in ("mean", "p10", "p50", "p90", "p99")) + "  (us)")
+    for stage, micros in measure(args).items():
+        points = {f"p{n}": float(np.percentile(micros, n)) for n in (10, 50, 90, 99)}
+        result[stage] = {name: round(value, 1) for name, value in ({"mean": float(np.mean(micros))} | points).items()}
+        print(f"{stage:10}" + "".join(f"{value:10.1f}" for value in result[stage].values()))
+    print("RESULT " + json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
