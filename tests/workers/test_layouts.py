@@ -190,6 +190,17 @@ def test_sizes_that_a_layout_cannot_hold(scheme, n, k, said):
         layout_of(scheme, "layer", n, k)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float8_e8m0fnu])
+def test_scales_of_blocks_in_every_dtype(dtype):
+    """Powers of two, which all of them hold; as DeepSeek's ue8m0. The last blocks are short."""
+    scales = 2.0 ** torch.arange(-3, 3).reshape(2, 3)
+    q = torch.randn(5, 10).to(torch.float8_e4m3fn)
+    found = layout_of(Scaled(dtype="fp8", block=(4, 4)), "layer", 5, 10)
+    got = dequantized(found, {"weight": q, "weight_scale": scales.to(dtype)})
+    assert torch.equal(got, q.float() * scales.repeat_interleave(4, 0).repeat_interleave(4, 1)[:5, :10])
+    assert DTYPES.get(dtype, "F8_E8M0") in found.stored()["weight_scale"].dtypes
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_words_are_unpacked_as_shifts_do(bits):
     words = torch.randint(-(1 << 31), 1 << 31, (3, 5)).to(torch.int32)
