@@ -12,6 +12,7 @@ quantize by the same formulas.
 import torch
 
 from quire.workers.layers.formats.format import Products
+from quire.workers.layers.formats.layouts_floats import no_zeros
 from quire.workers.layers.formats.schemes import FP8_MAX, INT8_MAX, Activations
 from quire.workers.layers.formats.stored import StoredLayer
 
@@ -35,13 +36,9 @@ def _dynamic(x: torch.Tensor, how: Activations) -> tuple[torch.Tensor, torch.Ten
     """Scale and zero point over the last dimension; zeros alone have scale 1."""
     if how.dtype == "int8" and not how.is_symmetric:
         low, high = x.amin(-1, keepdim=True).clamp(max=0), x.amax(-1, keepdim=True).clamp(min=0)
-        scale = _no_zeros((high - low) / 255)
+        scale = no_zeros((high - low) / 255)
         return scale, (-128 - low / scale).round().clamp(-128, 127)
-    return _no_zeros(x.abs().amax(-1, keepdim=True) / (FP8_MAX if how.dtype == "fp8" else INT8_MAX)), None
-
-
-def _no_zeros(scale: torch.Tensor) -> torch.Tensor:
-    return scale.masked_fill(scale == 0, 1.0)
+    return no_zeros(x.abs().amax(-1, keepdim=True) / (FP8_MAX if how.dtype == "fp8" else INT8_MAX)), None
 
 
 def _round_to(
