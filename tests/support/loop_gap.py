@@ -20,6 +20,7 @@ class LoopGap:
 
     def __init__(self) -> None:
         self.worst_s = 0.0
+        self.looked = asyncio.Event()  # set at every look
         self._timer: asyncio.TimerHandle | None = None
         self._looked = 0.0, 0.0  # wall clock without the waits, and CPU time
 
@@ -42,4 +43,5 @@ class LoopGap:
     def _look(self) -> None:
         (wall, cpu), self._looked = self._looked, self._now()
         self.worst_s = max(self.worst_s, min(self._looked[0] - wall, self._looked[1] - cpu))
+        self.looked.set()
         self._timer = asyncio.get_running_loop().call_later(TICK_S, self._look)
