@@ -72,5 +72,32 @@ class HopperPrefillConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     producer_registers: int
 
 
+class PairConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of experts' kernels for very few rows: output columns of a program of either product, and how K is cut."""
+
+    gate_up_n: int
+    down_n: int
+    block_k: int
+    num_warps: int
+
+
+class TileConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of one of experts' products on tensor cores. Gate and up have block_n columns each."""
+
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
+class TilesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of experts' products in tiles of `rows` rows of one expert; streams: each weight is read once, about."""
+
+    rows: int
+    streams: bool
+    gate_up: TileConfig
+    down: TileConfig
+
+
 def _max_registers(programs: int, num_warps: int) -> int:
     return min(255, REGISTERS // (programs * num_warps * 32) // 8 * 8)

@@ -5,13 +5,23 @@ and of `linear_hopper`, parts of a product, decode configurations that fit. cuBL
 cuBLASLt, no batches over K, no sizes to avoid. The tiles were found on an H200 (benchmarks/LOG.md).
 """
 
-from quire.kernels.tuning.configs import DecodeConfig, HopperPrefillConfig, PrefillConfig, SkinnyConfig, SplitConfig
+from quire.kernels.tuning.configs import (
+    DecodeConfig,
+    HopperPrefillConfig,
+    PairConfig,
+    PrefillConfig,
+    SkinnyConfig,
+    SplitConfig,
+    TileConfig,
+    TilesConfig,
+)
 from quire.kernels.tuning.table import (
     ANY,
     BF16,
     AttentionTuning,
     DecodeRule,
     ElementwiseTuning,
+    ExpertsTuning,
     LinearTuning,
     PrefillRule,
     SkinnyRule,
@@ -70,6 +80,19 @@ PREFILL = (
     PrefillRule(query_bytes=2, config=PrefillConfig(128, 64, 8, 2, 1)),
 )
 
+# Of few rows an expert gets, reading its weights is all the work: narrow tiles, several programs an SM. Of many, wgmma.
+EXPERTS = ExpertsTuning(
+    pair_rows=1,
+    pair=PairConfig(gate_up_n=2, down_n=4, block_k=1024, num_warps=4),
+    tiles=(
+        (8.0, TilesConfig(16, True, TileConfig(32, 128, 4, 4), TileConfig(64, 128, 4, 4))),
+        (24.0, TilesConfig(32, True, TileConfig(32, 128, 4, 4), TileConfig(64, 128, 4, 4))),
+        (48.0, TilesConfig(64, True, TileConfig(64, 64, 4, 4), TileConfig(128, 64, 4, 4))),
+        (float(ANY), TilesConfig(128, False, TileConfig(64, 64, 8, 3), TileConfig(128, 64, 8, 3))),
+    ),
+    exact=TilesConfig(16, True, TileConfig(32, 32, 4, 2), TileConfig(32, 32, 4, 2)),
+)
+
 DEFAULT = Tuning(
     devices=(),
     linear={
@@ -108,6 +131,7 @@ DEFAULT = Tuning(
         # 16 it is 0.53 (0.78).
         rope_tiles=((256, 1024), (ANY, 2048)),
     ),
+    experts=EXPERTS,
     elementwise=ElementwiseTuning(norm_warp_elements=512, silu_block=1024, silu_warp_elements=256, embedding_block=4096),
     step=StepTuning(
         # Close together where a row costs a larger part of the step.

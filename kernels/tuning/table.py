@@ -10,7 +10,15 @@ and N * K elements of "weight". Ranges (first, last) include both ends.
 
 import msgspec
 
-from quire.kernels.tuning.configs import DecodeConfig, HopperPrefillConfig, PrefillConfig, SkinnyConfig, SplitConfig
+from quire.kernels.tuning.configs import (
+    DecodeConfig,
+    HopperPrefillConfig,
+    PairConfig,
+    PrefillConfig,
+    SkinnyConfig,
+    SplitConfig,
+    TilesConfig,
+)
 
 BF16 = "bf16"  # dense weights of 16 bits, bfloat16 or float16
 ANY = 1 << 62  # no limit
@@ -109,6 +117,15 @@ class AttentionTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     rope_tiles: tuple[tuple[int, int], ...]  # (tokens up to, elements of a program's tile of heads), tokens ascending
 
 
+class ExpertsTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Which way a layer of experts takes."""
+
+    pair_rows: int  # up to which each pair of row and expert has a product of its own; at most 16
+    pair: PairConfig
+    tiles: tuple[tuple[float, TilesConfig], ...]  # (rows an expert gets on average, up to), ascending; the last has no limit
+    exact: TilesConfig  # of float32
+
+
 class ElementwiseTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     norm_warp_elements: int  # elements of a row that a warp of RMSNorm takes
     silu_block: int  # elements of a program
@@ -134,6 +151,7 @@ class Tuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     devices: tuple[str, ...]  # as CUDA calls them; none: of any
     linear: dict[str, LinearTuning]  # by weight format
     attention: AttentionTuning
+    experts: ExpertsTuning
     elementwise: ElementwiseTuning
     step: StepTuning
 

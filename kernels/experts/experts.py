@@ -1,0 +1,67 @@
+"""A layer's experts on a GPU: which way a number of rows goes, `pairs` or `tiles`. The formula is `experts_reference`'s.
+
+Every launch of a way depends on shapes alone, so a step with experts can be captured. What decides is the tuning table: rows,
+and rows an expert gets on average. float32 has one way and one configuration, so that a row's result is the same to the last
+bit in any batch.
+"""
+
+from collections.abc import Hashable
+
+import torch
+
+from quire.kernels.experts import pairs, tiles
+from quire.kernels.experts.experts_reference import SwiGLU, Weights
+from quire.kernels.triton_support.dependent_launch import PLAIN
+from quire.kernels.tuning.configs import PairConfig, TilesConfig
+from quire.kernels.tuning.current import cached, current
+
+
+@cached
+def choose(rows: int, top_k: int, num_experts: int, itemsize: int = 2) -> PairConfig | TilesConfig:
+    """The configuration for x [rows, H], k of E experts a row."""
+    tuning = current().experts
+    if itemsize == 4:
+        return tuning.exact
+    if rows <= tuning.pair_rows:
+        return tuning.pair
+    per_expert = rows * top_k / num_experts
+    return next(config for limit, config in tuning.tiles if per_expert <= limit)
+
+
+def kernel_specialization(rows: int, top_k: int, num_experts: int) -> Hashable:
+    """Steps of numbers of rows with equal answers run the same compiled kernels."""
+    few = min(rows, pairs.MAX_ROWS)
+    config = choose(rows, top_k, num_experts)
+    return config, few == 1, rows * top_k > 4096, rows <= 64
+
+
+def experts(
+    x: torch.Tensor,
+    w: Weights,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    act: SwiGLU,
+    shared: torch.Tensor | None = None,
+    *,
+    pdl: int = PLAIN,
+    config: PairConfig | TilesConfig | None = None,
+) -> torch.Tensor:
+    """[T, H] of x [T, H] and its experts, ids int32 [T, k] with weights float32 [T, k]; `shared` [T, H] is added.
+
+    `config` is for tests and tuning.
+    """
+    (rows, hidden), (num_experts, inner2, k) = x.shape, w.gate_up.shape
+    if k != hidden or w.down.shape != (num_experts, hidden, inner2 // 2) or ids.shape != weights.shape or len(ids) != rows:
+        raise ValueError(f"experts: x {x.shape}, weights {w.gate_up.shape}, {w.down.shape}, ids {ids.shape} do not fit")
+    if not x.dtype == w.gate_up.dtype == w.down.dtype or x.stride(1) != 1:
+        raise ValueError(f"experts: x {x.dtype} and weights {w.gate_up.dtype}, {w.down.dtype} need one dtype, rows unit stride")
+    if not (w.gate_up.is_contiguous() and w.down.is_contiguous() and ids.is_contiguous() and weights.is_contiguous()):
+        raise ValueError("experts: weights, ids and their weights must be contiguous")
+    if rows == 0:
+        return torch.empty_like(x)
+    config = config or choose(rows, ids.shape[1], num_experts, x.element_size())
+    if isinstance(config, PairConfig):
+        if rows > pairs.MAX_ROWS:
+            raise ValueError(f"experts: {rows} rows are too many for a product a pair")
+        return pairs.experts(x, w, ids, weights, act, shared, config, pdl=pdl)
+    return tiles.experts(x, w, ids, weights, act, shared, config, pdl=pdl)

@@ -1,0 +1,77 @@
+"""A layer's experts in plain torch: the oracle of the kernels beside it, and the CPU path; and the order of pairs (`align`).
+
+    out[t] = Σ_j weights[t, j] · (down[e] · act(gate_up[e] · x[t] + b[e]) + b'[e]),   e = ids[t, j]
+
+x [T, H], gate_up [E, 2 I, H] (gate's rows, then up's), down [E, H, I], biases [E, 2 I] and [E, H] or none, weights float32
+[T, k].
+    act(g | u) = g' · sigmoid(α g') · (u' + offset),    g' = min(g, limit), u' between ±limit
+
+which is silu(g) · u as `SwiGLU` is by default. Products are rounded to x's dtype, as torch does; the sum over j is in float32,
+in the order of j, `shared` [T, H] first, where it is given. A row's result depends on no other row, but for what torch's
+product of an expert's rows does to last bits.
+"""
+
+from typing import NamedTuple
+
+import msgspec
+import torch
+import torch.nn.functional as F
+
+
+class SwiGLU(msgspec.Struct, frozen=True, kw_only=True):
+    """The activation between the two products."""
+
+    limit: float = 0.0  # 0: there is none
+    alpha: float = 1.0
+    offset: float = 0.0
+
+
+class Weights(NamedTuple):
+    """Of all experts of a layer, or what one rank holds of them."""
+
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    gate_up_bias: torch.Tensor | None = None
+    down_bias: torch.Tensor | None = None
+
+
+def activate(gate_up: torch.Tensor, act: SwiGLU) -> torch.Tensor:
+    """[T, 2 I] = gate | up -> [T, I]."""
+    gate, up = gate_up.chunk(2, -1)
+    if act == SwiGLU():
+        return F.silu(gate).mul_(up)
+    gate, up = gate.float(), up.float()
+    if act.limit:
+        gate, up = gate.clamp(max=act.limit), up.clamp(-act.limit, act.limit)
+    return (gate * torch.sigmoid(act.alpha * gate) * (up + act.offset)).to(gate_up.dtype)
+
+
+def experts(
+    x: torch.Tensor,
+    w: Weights,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    act: SwiGLU,
+    shared: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """[T, H] of the module's formula."""
+    top_k = ids.shape[1]
+    parts = torch.empty(*ids.shape, x.shape[1], dtype=torch.float32, device=x.device)
+    flat, order = ids.flatten().sort(stable=True)
+    experts, counts = flat.unique_consecutive(return_counts=True)
+    scale = weights.flatten()
+    for expert, pairs in zip(experts.tolist(), order.split(counts.tolist()), strict=True):
+        rows = pairs // top_k
+        bias, down_bias = (None if b is None else b[expert] for b in (w.gate_up_bias, w.down_bias))
+        h = activate(F.linear(x.index_select(0, rows), w.gate_up[expert], bias), act)
+        y = F.linear(h, w.down[expert], down_bias)
+        parts.view(-1, x.shape[1])[pairs] = y.float() * scale[pairs, None]
+    out = parts[:, 0] if shared is None else parts[:, 0].add_(shared)
+    for j in range(1, top_k):
+        out += parts[:, j]
+    return out.to(x.dtype)
+
+
+def align(ids: torch.Tensor) -> torch.Tensor:
+    """Pairs by expert, within an expert by row: int32 [T k]."""
+    return ids.flatten().sort(stable=True).indices.int()

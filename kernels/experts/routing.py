@@ -1,0 +1,172 @@
+"""The router of a layer of experts: its logits, and which experts a token goes to.
+
+    router_logits   float32 [S, T, E], whose sum over S is x @ W^T         x [T, H], W [E, H]
+    route           ids int32 [T, k], weights float32 [T, k]               of these logits + bias, see `routing_reference`
+
+Logits are never rounded to 16 bits: of nearly equal experts the same one is chosen for the same token, whatever its company.
+They are few columns for much reading, so K is cut into S stretches, which `route` adds up on its way; in float32 S depends on
+K alone. Moves W once for 16 (64) rows. `route` is a program a row: k times the greatest, and among equals the first. Values
+that are no numbers lose against all others, and no id is ever beyond the last expert. Reference: `routing_reference`.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from quire.kernels.experts.routing_reference import Routing
+from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
+
+FEW_ROWS = 64  # up to which tiles have 16 rows
+MAX_PARTS = 16
+ENOUGH_PROGRAMS = 512
+LOSES = tl.constexpr(-1e30)
+
+
+@triton.jit(do_not_specialize=["T", "k_part"])
+def _logits_kernel(
+    x_ptr, w_ptr, out_ptr, x_stride, T, E, k_part,
+    K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    part = tl.program_id(2)
+    first = part * k_part
+    end = tl.minimum(first + k_part, K)
+    k = first + tl.arange(0, BLOCK_K)
+    w_at = w_ptr + n[None, :] * K + k[:, None]
+    x_at = x_ptr + m.to(tl.int64)[:, None] * x_stride + k[None, :]
+    w = tl.load(w_at, (k < end)[:, None] & (n < E)[None, :], other=0.0)
+    wait_for_previous(PDL)
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in range(0, k_part, BLOCK_K):
+        inside = start + k < end
+        if start > 0:
+            w = tl.load(w_at + start, inside[:, None] & (n < E)[None, :], other=0.0)
+        x = tl.load(x_at + start, (m < T)[:, None] & inside[None, :], other=0.0)
+        acc = tl.dot(x, w, acc, input_precision="ieee")
+    out = out_ptr + (part.to(tl.int64) * T + m)[:, None] * E + n[None, :]
+    tl.store(out, acc, (m < T)[:, None] & (n < E)[None, :])
+
+
+@triton.jit
+def _best(choice, e, E: tl.constexpr):
+    """The first of the greatest: its value and its number."""
+    value = tl.max(tl.max(choice, 1), 0)
+    return value, tl.min(tl.min(tl.where(choice == value, e, E), 1), 0)
+
+
+@triton.jit
+def _of_best_groups(choice, e, g, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, GROUP_TOP: tl.constexpr, E: tl.constexpr):
+    """-inf for experts of other groups; choice [groups, experts of one], g [groups]."""
+    rank = tl.max(choice, 1)
+    rest = choice
+    for _ in tl.static_range(1, GROUP_TOP):
+        first = tl.min(tl.where(rest == tl.max(rest, 1)[:, None], e, E), 1)
+        rest = tl.where(e == first[:, None], LOSES, rest)
+        rank += tl.max(rest, 1)
+    rank = tl.where(g < GROUPS, rank, float("-inf"))
+    is_best = g < 0
+    for _ in tl.static_range(TOP_GROUPS):
+        left = tl.where(is_best, float("-inf"), rank)
+        is_best = is_best | (g == tl.min(tl.where(left == tl.max(left, 0), g, GROUPS), 0))
+    return tl.where(is_best[:, None], choice, float("-inf"))
+
+
+@triton.jit(do_not_specialize=["parts", "part_stride"])
+def _route_kernel(
+    logits_ptr, bias_ptr, correction_ptr, ids_ptr, weights_ptr, parts, part_stride, scale, eps,
+    E: tl.constexpr, GROUPS: tl.constexpr, GROUPS_2: tl.constexpr, SIZE_2: tl.constexpr, TOP_K: tl.constexpr,
+    TOP_K_2: tl.constexpr, TOP_GROUPS: tl.constexpr, GROUP_TOP: tl.constexpr, IS_SIGMOID: tl.constexpr,
+    IS_NORMALIZED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CORRECTION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    size: tl.constexpr = E // GROUPS
+    g, j = tl.arange(0, GROUPS_2), tl.arange(0, SIZE_2)
+    e = g[:, None] * size + j[None, :]
+    valid = (g < GROUPS)[:, None] & (j < size)[None, :]
+    e = tl.where(valid, e, E)
+    logits = tl.zeros([GROUPS_2, SIZE_2], tl.float32)
+    if HAS_BIAS:
+        logits += tl.load(bias_ptr + e, valid, other=0.0).to(tl.float32)
+    wait_for_previous(PDL)
+    for part in range(parts):
+        logits += tl.load(logits_ptr + part * part_stride + row * E + e, valid, other=0.0)
+    logits = tl.where(logits == logits, tl.minimum(tl.maximum(logits, LOSES), -LOSES), LOSES)
+    logits = tl.where(valid, logits, float("-inf"))
+    if IS_SIGMOID:
+        small = tl.exp(-tl.abs(logits))
+        scores = tl.where(logits >= 0, 1.0, small) / (1.0 + small)
+    else:
+        exps = tl.exp(logits - tl.max(tl.max(logits, 1), 0))
+        scores = exps / tl.sum(tl.sum(exps, 1), 0)
+    choice = scores
+    if HAS_CORRECTION:
+        choice += tl.load(correction_ptr + e, valid, other=0.0)
+    choice = tl.where(choice == choice, choice, LOSES)
+    choice = tl.where(valid, choice, float("-inf"))
+    if TOP_GROUPS < GROUPS:
+        choice = _of_best_groups(choice, e, g, GROUPS, TOP_GROUPS, GROUP_TOP, E)
+    lane = tl.arange(0, TOP_K_2)
+    ids = tl.zeros([TOP_K_2], tl.int32)
+    weights = tl.zeros([TOP_K_2], tl.float32)
+    for i in tl.static_range(TOP_K):
+        _, best = _best(choice, e, E)
+        is_it = e == best
+        weight = tl.sum(tl.sum(tl.where(is_it, scores, 0.0), 1), 0)
+        ids = tl.where(lane == i, best, ids)
+        weights = tl.where(lane == i, weight, weights)
+        choice = tl.where(is_it, float("-inf"), choice)
+    if IS_NORMALIZED:
+        weights = weights / (tl.sum(weights, 0) + eps)
+    weights = weights * scale
+    tl.store(ids_ptr + row * TOP_K + lane, tl.minimum(ids, E - 1), lane < TOP_K)
+    tl.store(weights_ptr + row * TOP_K + lane, weights, lane < TOP_K)
+
+
+def router_logits(x: torch.Tensor, weight: torch.Tensor, *, pdl: int = PLAIN) -> torch.Tensor:
+    """float32 [S, T, E]; x [T, H] and weight [E, H] of one dtype, unit stride in the last dimension."""
+    (rows, k), n = x.shape, weight.shape[0]
+    if weight.shape != (n, k) or x.dtype != weight.dtype or x.stride(1) != 1 or not weight.is_contiguous():
+        raise ValueError(f"router_logits: x {x.shape} {x.dtype} and weight {weight.shape} {weight.dtype} do not fit")
+    exact = x.dtype == torch.float32
+    block_m = 16 if exact or rows <= FEW_ROWS else 64
+    block_n, block_k = (32, 32) if exact else (32, 128) if block_m == 16 else (64, 64)
+    tiles = triton.cdiv(rows, block_m), triton.cdiv(n, block_n)
+    parts = 4 if exact else max(1, min(MAX_PARTS, ENOUGH_PROGRAMS // (tiles[0] * tiles[1])))
+    k_part = triton.cdiv(triton.cdiv(k, parts), block_k) * block_k
+    parts = triton.cdiv(k, k_part)
+    out = torch.empty(parts, rows, n, dtype=torch.float32, device=x.device)
+    if rows:
+        _logits_kernel[(*tiles, parts)](
+            x, weight, out, x.stride(0), rows, n, k_part, k, block_m, block_n, block_k, pdl,
+            num_warps=4, num_stages=3, **launch_options(pdl),
+        )  # fmt: skip
+    return out
+
+
+def route(
+    logits: torch.Tensor,
+    routing: Routing,
+    bias: torch.Tensor | None = None,
+    correction: torch.Tensor | None = None,
+    *,
+    pdl: int = PLAIN,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(ids int32 [T, top_k], weights float32 [T, top_k]) of logits float32 [S, T, E]; bias [E], correction float32 [E]."""
+    parts, rows, n = logits.shape
+    if n != routing.num_experts or not logits.is_contiguous():
+        raise ValueError(f"route: logits of shape {tuple(logits.shape)} are not those of {routing.num_experts} experts")
+    top_k, device = routing.top_k, logits.device
+    ids = torch.empty(rows, top_k, dtype=torch.int32, device=device)
+    weights = torch.empty(rows, top_k, dtype=torch.float32, device=device)
+    # all experts are one group where groups do not matter
+    groups = routing.num_groups if routing.top_groups < routing.num_groups else 1
+    if rows:
+        _route_kernel[(rows,)](
+            logits, logits if bias is None else bias, logits if correction is None else correction, ids, weights, parts,
+            rows * n, routing.scale, routing.eps, n, groups, triton.next_power_of_2(groups),
+            triton.next_power_of_2(n // groups), top_k, triton.next_power_of_2(top_k), min(routing.top_groups, groups),
+            routing.group_top, routing.scores == "sigmoid", routing.is_normalized, bias is not None, correction is not None,
+            pdl, num_warps=1, **launch_options(pdl),
+        )  # fmt: skip
+    return ids, weights
