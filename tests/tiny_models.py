@@ -96,6 +96,46 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
+_MOE: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+_QWEN2_MOE: dict[str, Any] = {**_MOE, "shared_expert_intermediate_size": 80}
+MODELS |= {
+    "mixtral": ("mixtral", {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 96}),
+    "mixtral-sliding-tied": (
+        "mixtral",
+        {"num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 16, "tie_word_embeddings": True},
+    ),
+    "qwen2-moe": ("qwen2_moe", {**_QWEN2_MOE, "norm_topk_prob": False}),
+    "qwen2-moe-mixed": (
+        "qwen2_moe",
+        {
+            **_QWEN2_MOE,
+            "norm_topk_prob": True,
+            "num_hidden_layers": 6,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [3],
+            "use_sliding_window": True,
+            "sliding_window": 12,
+            "max_window_layers": 4,
+            "qkv_bias": False,
+        },
+    ),
+    "qwen3-moe": ("qwen3_moe", {**_MOE, "moe_intermediate_size": 64, "norm_topk_prob": True, "head_dim": 32}),
+    "qwen3-moe-mixed": (
+        "qwen3_moe",
+        {
+            **_MOE,
+            "num_experts": 6,
+            "norm_topk_prob": False,
+            "num_hidden_layers": 4,
+            "mlp_only_layers": [0],
+            "decoder_sparse_step": 1,
+            "use_sliding_window": True,
+            "sliding_window": 20,
+            "attention_bias": True,
+        },
+    ),
+}
+
 # The same for a GPU, whose kernels are built for certain head sizes.
 HEAD_DIMS = {"llama": 64, "llama-mha": 80, "llama-mqa-bias": 96, "qwen2-mixed": 112, "mistral-sliding": 128, "qwen3": 256}
 GPU_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -130,8 +170,11 @@ def reference(name: str) -> Any:
     config_class, model_class = {
         "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
         "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
+        "mixtral": (transformers.MixtralConfig, transformers.MixtralForCausalLM),
         "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
+        "qwen2_moe": (transformers.Qwen2MoeConfig, transformers.Qwen2MoeForCausalLM),
         "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+        "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
     }[family]
     config = config_class(**{**BASE, **changes}, attn_implementation="eager")
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -142,6 +185,8 @@ def reference(name: str) -> Any:
                 parameter.normal_(0.0, 0.2)
             elif "norm" in key:
                 parameter.normal_(1.0, 0.2)
+            elif key.endswith(("gate.weight", "router.weight")):  # of experts: far apart, so that rounding chooses no other
+                parameter.normal_(0.0, 0.4)
     return model
 
 

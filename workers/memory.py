@@ -56,7 +56,7 @@ def cpu_step_bytes(model: ModelConfig, max_tokens: int, max_rows: int, dtype: to
 
 def sizes_of(model: ModelConfig) -> ModelSizes:
     """What the formulas of memory need to know of a model."""
-    specs = [(layer.attention, layer.intermediate_size) for layer in model.layers]
+    specs = [(layer.attention, layer.mlp_width(model.hidden_size)) for layer in model.layers]
     layers = tuple(
         LayerSizes(s.num_heads, s.num_kv_heads, s.head_dim, s.window, mlp, 1 if s.cache_dtype else 0) for s, mlp in specs
     )

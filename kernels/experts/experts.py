@@ -9,7 +9,7 @@ from collections.abc import Hashable
 
 import torch
 
-from quire.kernels.experts import pairs, tiles
+from quire.kernels.experts import align, pairs, routing, tiles
 from quire.kernels.experts.experts_reference import SwiGLU, Weights
 from quire.kernels.triton_support.dependent_launch import PLAIN
 from quire.kernels.tuning.configs import PairConfig, TilesConfig
@@ -30,9 +30,7 @@ def choose(rows: int, top_k: int, num_experts: int, itemsize: int = 2) -> PairCo
 
 def kernel_specialization(rows: int, top_k: int, num_experts: int) -> Hashable:
     """Steps of numbers of rows with equal answers run the same compiled kernels."""
-    few = min(rows, pairs.MAX_ROWS)
-    config = choose(rows, top_k, num_experts)
-    return config, few == 1, rows * top_k > 4096, rows <= 64
+    return choose(rows, top_k, num_experts), rows * top_k > align.LARGE, rows > routing.FEW_ROWS
 
 
 def experts(

@@ -64,10 +64,11 @@ def test_every_kernel_of_a_mixed_step_is_met_before_serving(max_rows, kv_heads, 
     workspace = SimpleNamespace(num_kv_heads=kv_heads, configs=[(c, 132 * c.programs_per_sm) for c in CONFIGS])
     decode = SimpleNamespace(launch=lambda rows: DecodeWorkspace.launch(workspace, rows))
     attention = SimpleNamespace(workspaces={"shape": SimpleNamespace(decode=decode)})
+    device = SimpleNamespace(ctx=SimpleNamespace(config=SimpleNamespace(layers=[])))
 
     def specialization(tokens, rows):
         kernels = CudaModelAttention.kernel_specialization(attention, tokens, rows)
-        return CudaDevice.kernel_specialization(None, tokens), kernels
+        return CudaDevice.kernel_specialization(device, tokens), kernels
 
     tokens, rows = mixed_token_sizes(8192), mixed_row_sizes(max_rows)
     warm = {specialization(batch.tokens, batch.rows) for batch in mixed_specializations(tokens, rows, specialization)}

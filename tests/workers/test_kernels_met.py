@@ -68,8 +68,9 @@ def met(batch):
 sizes = graphs.sizes_to_run(graphs.decode_sizes(min(max_rows, max_tokens)))
 decode = [graphs.BatchDescriptor(size, size, False) for size in sizes]
 tokens, rows = graphs.mixed_token_sizes(max_tokens), graphs.mixed_row_sizes(max_rows)
+device = types.SimpleNamespace(ctx=types.SimpleNamespace(config=config))
 def specialization(t, r):
-    return CudaDevice.kernel_specialization(None, t), CudaModelAttention.kernel_specialization(attention, t, r)
+    return CudaDevice.kernel_specialization(device, t), CudaModelAttention.kernel_specialization(attention, t, r)
 
 ahead = graphs.mixed_specializations(tokens, rows, specialization)
 compiled = set().union(*(met(batch) for batch in ahead + decode))
@@ -96,12 +97,24 @@ SHAPES = {
         "num_key_value_heads": 4,
         "head_dim": 64,
     },
+    "30B-A3B": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+    },
 }
 
 
 @pytest.mark.parametrize("streams", [True, False])
 @pytest.mark.parametrize(
-    "shape,max_rows,max_tokens", [("0.6B", 1024, 8192), ("0.5B", 37, 512), ("8B", 256, 2048), ("odd", 5, 64)]
+    "shape,max_rows,max_tokens",
+    [("0.6B", 1024, 8192), ("0.5B", 37, 512), ("8B", 256, 2048), ("odd", 5, 64), ("30B-A3B", 1024, 8192)],
 )
 def test_no_step_compiles_while_serving(shape, max_rows, max_tokens, streams, tmp_path, monkeypatch):
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 2, "vocab_size": 32_003}

@@ -17,6 +17,7 @@ import torch
 
 from quire.ipc.step.result_ring import ResultRing
 from quire.ipc.step.sections import HEADER, result_words
+from quire.kernels.experts import experts
 from quire.kernels.linear import split_linear
 from quire.kernels.sampling import sampler
 from quire.kernels.step import step_inputs
@@ -54,7 +55,9 @@ class CudaDevice(Device):
 
     def kernel_specialization(self, num_tokens: int) -> Hashable:
         """Steps of so many tokens with equal answers run the same compiled kernels, but for attention."""
-        return mode_for(num_tokens), split_linear.kernel_specialization(num_tokens)
+        routings = {layer.experts.routing for layer in self.ctx.config.layers if layer.experts is not None}
+        by_experts = {experts.kernel_specialization(num_tokens, r.top_k, r.num_experts) for r in routings}
+        return mode_for(num_tokens), split_linear.kernel_specialization(num_tokens), frozenset(by_experts)
 
     def new_attention(self) -> CudaModelAttention:
         return CudaModelAttention(self.ctx)

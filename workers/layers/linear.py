@@ -68,8 +68,8 @@ class Linear(Module):
     """y = x Wᵀ + b, x [T, in] -> y [T, out], in the four ways of `Products`.
 
     `inputs` is this rank's part of the input dimension, `outputs` of the checkpoint's layers by name, in the order of y:
-    {"q_proj": ..., "k_proj": ..., "v_proj": ...}. If the input is split, y is summed over the ranks; with `gather` the
-    outputs, if they are split, are joined.
+    {"q_proj": ..., "k_proj": ..., "v_proj": ...}. If the input is split, y is summed over the ranks, unless it `is_partial`;
+    with `gather` the outputs, if they are split, are joined.
     """
 
     _products: Products
@@ -86,10 +86,11 @@ class Linear(Module):
         *,
         tied_to: nn.Parameter | None = None,
         gather: bool = False,
+        is_partial: bool = False,
     ):
         super().__init__()
         self._parallel = place.parallel
-        self._sums = not inputs.is_whole
+        self._sums = not inputs.is_whole and not is_partial
         self._gathers = gather and not all(part.is_whole for part in outputs.values())
         sources = place.sources(inputs, outputs)
         if tied_to is not None and sources:
@@ -97,7 +98,7 @@ class Linear(Module):
                 f"quantization_config: {', '.join(sources)} is quantized, but tied to the embedding, which is not: "
                 "set tie_word_embeddings to false"
             )
-        partition = Partition(inputs, outputs, not self._sums or place.parallel.rank == 0, sources)
+        partition = Partition(inputs, outputs, inputs.is_whole or place.parallel.rank == 0, sources)
         self.format = choose_format(place)(partition, has_bias, place.dtype, place.device, tied_to)
         self.set_adapter(None)
 

@@ -12,25 +12,31 @@ import torch
 import torch.nn.functional as F
 
 from quire.kernels.elementwise import activation_cpu, norm_cpu
+from quire.kernels.experts import experts_reference, routing_reference
+from quire.kernels.experts.experts_reference import SwiGLU, Weights
+from quire.kernels.experts.routing_reference import Routing
 
 
 class _Kernels(NamedTuple):
     activation: ModuleType
     dependent_launch: ModuleType
     embedding: ModuleType
+    experts: ModuleType
     linear: ModuleType
     norm: ModuleType
     norm_linear: ModuleType
+    routing: ModuleType
     split_linear: ModuleType
 
 
 @functools.cache
 def _kernels() -> _Kernels:
     from quire.kernels.elementwise import activation, embedding, norm
+    from quire.kernels.experts import experts, routing
     from quire.kernels.linear import linear, norm_linear, split_linear
     from quire.kernels.triton_support import dependent_launch
 
-    return _Kernels(activation, dependent_launch, embedding, linear, norm, norm_linear, split_linear)
+    return _Kernels(activation, dependent_launch, embedding, experts, linear, norm, norm_linear, routing, split_linear)
 
 
 def _launch_mode(x: torch.Tensor) -> int:
@@ -110,3 +116,22 @@ def norm_linear(
     """(linear(norm(residual + x)), residual + x), the first gated if so asked; the residual itself stays as it was."""
     mode = _launch_mode(residual)
     return _kernels().norm_linear.norm_linear(x, residual, norm_weight, eps, weight, bias, is_gated=is_gated, pdl=mode)
+
+
+def route(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, correction: torch.Tensor | None, routing: Routing
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Experts of x [T, H], ids int32 [T, k] and their weights float32 [T, k], by a router's weight [E, H] and bias [E]."""
+    if x.is_cuda:
+        kernels, mode = _kernels().routing, _launch_mode(x)
+        return kernels.route(kernels.router_logits(x, weight, pdl=mode), routing, bias, correction, pdl=mode)  # type: ignore[no-any-return]
+    return routing_reference.route(F.linear(x.float(), weight, bias), routing, correction)
+
+
+def experts(
+    x: torch.Tensor, w: Weights, ids: torch.Tensor, weights: torch.Tensor, act: SwiGLU, shared: torch.Tensor | None
+) -> torch.Tensor:
+    """The weighted sum of the experts' results [T, H], `shared` added; x [T, H], ids and weights of `route`."""
+    if x.is_cuda:
+        return _kernels().experts.experts(x, w, ids, weights, act, shared, pdl=_launch_mode(x))  # type: ignore[no-any-return]
+    return experts_reference.experts(x, w, ids, weights, act, shared)

@@ -8,6 +8,8 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from quire.kernels.experts.experts_reference import SwiGLU
+from quire.kernels.experts.routing_reference import Routing
 from quire.workers.layers.formats.schemes import Quantization
 from quire.workers.parallel import Parallel
 
@@ -74,13 +76,30 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, num_heads=heads.size, num_kv_heads=kv_heads.size)
 
 
+class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A layer's mixture of experts."""
+
+    routing: Routing
+    intermediate_size: int  # of each expert
+    shared_size: int = 0  # of the experts that every token passes, together
+    act: SwiGLU = SwiGLU()
+
+
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A layer, as its family's block is to build it."""
 
     attention: AttentionSpec
     intermediate_size: int
+    experts: ExpertsSpec | None = None  # in place of the MLP
     attention_bias: bool = False  # of which projections, the block says
     mlp_bias: bool = False
+
+    def mlp_width(self, hidden_size: int) -> int:
+        """Of an MLP that takes as much memory for a token, about: of experts, what is computed of each of the token's."""
+        if self.experts is None:
+            return self.intermediate_size
+        e = self.experts
+        return e.shared_size + e.routing.top_k * (e.intermediate_size + hidden_size) // 2
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from quire.ipc.quantization import WHILE_LOADING
 from quire.workers.layers.formats.config import read_quantization
 from quire.workers.layers.formats.config_floats import quantization_while_loading
 from quire.workers.layers.formats.schemes import Quantization, QuantizationError
-from quire.workers.models import llama, mistral, qwen2, qwen3
+from quire.workers.models import llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe
 from quire.workers.models.cache_dtype import with_cache_dtype
 from quire.workers.models.config import ModelConfig, ModelConfigError
 from quire.workers.models.decoder import Family
@@ -23,8 +23,11 @@ from quire.workers.models.fields import Json, flag, number, read_dtype, refuse_u
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": llama.FAMILY,
     "MistralForCausalLM": mistral.FAMILY,
+    "MixtralForCausalLM": mixtral.FAMILY,
     "Qwen2ForCausalLM": qwen2.FAMILY,
+    "Qwen2MoeForCausalLM": qwen2_moe.FAMILY,
     "Qwen3ForCausalLM": qwen3.FAMILY,
+    "Qwen3MoeForCausalLM": qwen3_moe.FAMILY,
 }
 
 

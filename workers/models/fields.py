@@ -27,7 +27,7 @@ IRRELEVANT = _names(
     "problem_type id2label label2id num_labels custom_pipelines unsloth_version unsloth_fixed",
     # training only
     "attention_dropout hidden_dropout resid_pdrop embd_pdrop attn_pdrop dropout gradient_checkpointing pruned_heads",
-    "pretraining_tp router_aux_loss_coef loss_type",
+    "pretraining_tp router_aux_loss_coef router_jitter_noise output_router_logits loss_type",
     # how transformers runs it, not what it computes
     "use_cache output_attentions output_hidden_states output_scores return_dict return_dict_in_generate torchscript",
     "use_bfloat16 tf_legacy_loss chunk_size_feed_forward _attn_implementation _attn_implementation_internal",

@@ -1,0 +1,211 @@
+"""A layer's experts and their router: what owns the weights of all experts, stacked, and the choice among them.
+
+The checkpoint has a tensor for each expert, or all of a kind in one. Both become gate_up [E, 2 I, H] and down [E, H, I] in the
+dtype of the activations; what the checkpoint has quantized is dequantized while it is loaded, whatever the device. Ranks hold a
+part of each expert's intermediate dimension and sum what they get: the router is every rank's own, and all choose alike.
+Arithmetic is in ops.py. Families' mixtures are made of these in models/moe.py.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from quire.kernels.experts.experts_reference import SwiGLU, Weights
+from quire.kernels.experts.routing_reference import Routing
+from quire.workers.layers import ops
+from quire.workers.layers.formats.layouts_experts import StackedMxFp4Layout, halves
+from quire.workers.layers.formats.schemes import MxFp4, QuantizationError, Scheme
+from quire.workers.layers.formats.stored import Source, StoredLayer, source_of
+from quire.workers.layers.linear import Placement
+from quire.workers.layers.module import WeightOwner, new_parameter
+from quire.workers.loading.target import FLOATS, Target, copied
+from quire.workers.parallel import Part, whole
+
+
+class Router(WeightOwner):
+    """h [T, H] -> the experts of each row and their weights. `correction` is the name of its tensor beside the router's.
+
+    On a CPU its weight is float32: logits are never rounded to 16 bits (kernels/experts/routing.py).
+    """
+
+    def __init__(
+        self, routing: Routing, hidden_size: int, place: Placement, *, has_bias: bool = False, correction: str | None = None
+    ):
+        super().__init__()
+        self.routing, self._correction_name = routing, correction
+        experts, dtype = routing.num_experts, torch.float32 if place.device.type == "cpu" else place.dtype
+        self.weight = new_parameter((experts, hidden_size), dtype, place.device)
+        self.bias = new_parameter((experts,), dtype, place.device) if has_bias else None
+        self.correction = new_parameter((experts,), torch.float32, place.device) if correction else None
+
+    def forward(self, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(ids int32 [T, k], weights float32 [T, k])"""
+        return ops.route(h, self.weight, self.bias, self.correction, self.routing)
+
+    def targets(self, name: str) -> Iterator[tuple[str, Target]]:
+        experts, hidden_size = map(whole, self.weight.shape)
+        yield f"{name}.weight", copied(self.weight, (experts, hidden_size))
+        if self.bias is not None:
+            yield f"{name}.bias", copied(self.bias, (experts,))
+        if self.correction is not None:
+            yield f"{name.rpartition('.')[0]}.{self._correction_name}", copied(self.correction, (experts,))
+
+    def fill_dummy(self, limit: float, generator: torch.Generator) -> None:
+        super().fill_dummy(limit, generator)
+        if self.correction is not None:
+            self.correction.zero_()
+
+
+class Names(NamedTuple):
+    """How a checkpoint calls its experts' tensors, and how it stacks them."""
+
+    gate: str = "gate_proj"  # of each expert; all in one are gate_up_proj and down_proj
+    up: str = "up_proj"
+    down: str = "down_proj"
+    are_stacked: bool = False  # always: [E, in, out], not [E, out, in]
+    are_interleaved: bool = False  # row 2i of gate and up is gate's, row 2i + 1 up's
+
+
+class Experts(WeightOwner):
+    """h [T, H], its experts and their weights -> this rank's part of their sum [T, H], `shared` [T, H] added where given."""
+
+    def __init__(
+        self,
+        num_experts: int,
+        hidden_size: int,
+        inner: Part,
+        place: Placement,
+        *,
+        act: SwiGLU,
+        names: Names,
+        has_bias: bool = False,
+    ):
+        super().__init__()
+        self._act, self._names, self._inner = act, names, inner
+        self._adds_bias = inner.is_whole or place.parallel.rank == 0
+        dtype, device = place.dtype, place.device
+        self.gate_up = new_parameter((num_experts, 2 * inner.size, hidden_size), dtype, device)
+        self.down = new_parameter((num_experts, hidden_size, inner.size), dtype, device)
+        self.gate_up_bias = new_parameter((num_experts, 2 * inner.size), dtype, device) if has_bias else None
+        self.down_bias = new_parameter((num_experts, hidden_size), dtype, device) if has_bias else None
+        self._device = device
+        self._stored = self._quantized(place)
+
+    def forward(
+        self, h: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, shared: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return ops.experts(h, self.weights, ids, weights, self._act, shared)
+
+    @property
+    def weights(self) -> Weights:
+        return Weights(self.gate_up, self.down, self.gate_up_bias, self.down_bias)
+
+    def _quantized(self, place: Placement) -> dict[str, StoredLayer]:
+        """The layers that the checkpoint has quantized, by name behind our own. Raises QuantizationError."""
+        if place.quantization is None:
+            return {}
+        hidden_size, names = whole(self.gate_up.shape[2]), self._names
+        first = "gate_up_proj" if names.are_stacked else f"0.{names.gate}"
+        if (scheme := place.quantization.scheme_of(f"{place.prefix}{first}")) is None:
+            return {}
+        if names.are_stacked:
+            return self._stacked_mxfp4(scheme, place.prefix + first)
+        kinds = (
+            (names.gate, self._inner, hidden_size),
+            (names.up, self._inner, hidden_size),
+            (names.down, hidden_size, self._inner),
+        )
+        found = {}
+        for expert in range(len(self.gate_up)):
+            for kind, rows, columns in kinds:
+                layer = f"{place.prefix}{expert}.{kind}"
+                if (scheme := place.quantization.scheme_of(layer)) is None:
+                    raise QuantizationError(f"quantization_config: {layer} is not quantized, but other experts' layers are")
+                source = source_of(scheme, layer, rows.full, columns.full)
+                found[f"{expert}.{kind}"] = StoredLayer(source, rows, columns, self._device)
+        return found
+
+    def _stacked_mxfp4(self, scheme: Scheme, layer: str) -> dict[str, StoredLayer]:
+        if not isinstance(scheme, MxFp4):
+            raise QuantizationError(f"quantization_config: {layer} holds all experts: only mxfp4 is supported there")
+        experts, hidden_size, inner = len(self.gate_up), self.gate_up.shape[2], self._inner
+        interleaved = self._names.are_interleaved
+        gate_up = StackedMxFp4Layout("gate_up_proj", experts, 2 * inner.full, hidden_size, parts=2, are_interleaved=interleaved)
+        down = StackedMxFp4Layout("down_proj", experts, hidden_size, inner.full)
+        return {
+            "gate_up_proj": StoredLayer(Source(gate_up, None), inner, whole(hidden_size), self._device),
+            "down_proj": StoredLayer(Source(down, None), whole(hidden_size), inner, self._device),
+        }
+
+    # ------------------------------------------------------------------------------------------------------ loading
+    def targets(self, name: str) -> Iterator[tuple[str, Target]]:
+        if self._stored:
+            yield from self._quantized_targets(name)
+        elif self._names.are_stacked:
+            yield from self._stacked_targets(name)
+        else:
+            for tensor, target in self._targets_of_each(name):
+                kind = "down_proj" if f".{self._names.down}." in tensor else "gate_up_proj"
+                yield tensor, target._replace(instead=(f"{name}.{kind}",))
+            for tensor, target in self._stacked_targets(name):
+                yield tensor, target._replace(is_optional=True)
+        if self.gate_up_bias is not None and self.down_bias is not None:
+            experts, hidden_size = map(whole, self.down_bias.shape)
+            yield f"{name}.gate_up_proj_bias", self._target((experts.full, 2 * self._inner.full), self._take_gate_up_bias)
+            yield f"{name}.down_proj_bias", copied(self.down_bias, (experts, hidden_size))
+
+    def _targets_of_each(self, name: str) -> Iterator[tuple[str, Target]]:
+        names, inner, hidden_size = self._names, self._inner, whole(self.gate_up.shape[2])
+        for expert, (gate_up, down) in enumerate(zip(self.gate_up, self.down, strict=True)):
+            yield f"{name}.{expert}.{names.gate}.weight", copied(gate_up[: inner.size], (inner, hidden_size))
+            yield f"{name}.{expert}.{names.up}.weight", copied(gate_up[inner.size :], (inner, hidden_size))
+            yield f"{name}.{expert}.{names.down}.weight", copied(down, (hidden_size, inner))
+
+    def _stacked_targets(self, name: str) -> Iterator[tuple[str, Target]]:
+        experts, hidden_size, inner = len(self.gate_up), self.gate_up.shape[2], self._inner.full
+        gate_up, down = (experts, 2 * inner, hidden_size), (experts, hidden_size, inner)
+        if self._names.are_stacked:
+            gate_up, down = (experts, hidden_size, 2 * inner), (experts, inner, hidden_size)
+        yield f"{name}.gate_up_proj", self._target(gate_up, self._take_gate_up)
+        yield f"{name}.down_proj", self._target(down, self._take_down)
+
+    def _quantized_targets(self, name: str) -> Iterator[tuple[str, Target]]:
+        size, has_bias = self._inner.size, self.gate_up_bias is not None
+        for layer, stored in self._stored.items():
+            expert, _, kind = layer.rpartition(".")
+            into: torch.Tensor = self.down if kind == self._names.down else self.gate_up
+            if expert:
+                part = {self._names.gate: slice(size), self._names.up: slice(size, None)}.get(kind, slice(None))
+                into = into[int(expert), part]
+            where = f"{name}.{layer}" if expert else name
+            yield from stored.targets(where, has_bias or not expert, partial(stored.dequantize_into, into, where))
+
+    def _target(self, shape: tuple[int, ...], write: Callable[[torch.Tensor, int], None]) -> Target:
+        """Of a tensor with all experts, whose rows are experts: it is cut by `write`."""
+        return Target(shape, (), FLOATS, write)
+
+    def _take_gate_up(self, piece: torch.Tensor, row: int) -> None:
+        piece = piece.to(self._device)
+        self._put(self.gate_up, piece.transpose(1, 2) if self._names.are_stacked else piece, row)
+
+    def _take_gate_up_bias(self, piece: torch.Tensor, row: int) -> None:
+        assert self.gate_up_bias is not None
+        self._put(self.gate_up_bias, piece.to(self._device), row)
+
+    def _put(self, into: torch.Tensor, gate_up: torch.Tensor, row: int) -> None:
+        """Of some experts, [n, 2 I, ...] in the checkpoint's order."""
+        size, some = self._inner.size, into[row : row + len(gate_up)]
+        for number, half in enumerate(halves(gate_up, self._names.are_interleaved)):
+            some[:, number * size : (number + 1) * size].copy_(half[:, self._inner.slice])
+
+    def _take_down(self, piece: torch.Tensor, row: int) -> None:
+        piece = piece.to(self._device)
+        down = piece.transpose(1, 2) if self._names.are_stacked else piece
+        self.down[row : row + len(piece)].copy_(down[:, :, self._inner.slice])
+
+    def finish(self) -> None:
+        """As a Linear's: of ranks whose results are summed, one adds the bias."""
+        if self.down_bias is not None and not self._adds_bias:
+            self.down_bias.zero_()

@@ -1,0 +1,49 @@
+"""Tensors that hold all experts of a layer: mxfp4's, as gpt-oss has them, and rows of gate and up in turn."""
+
+import torch
+
+from quire.workers.layers.formats.layouts import Integers, Stored, Tensors
+from quire.workers.layers.formats.layouts_codes import MxFp4Layout
+from quire.workers.layers.formats.schemes import MX_GROUP, MxFp4
+
+
+def halves(gate_up: torch.Tensor, are_interleaved: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gate's rows and up's of gate_up [E, 2 I, ...]: one after the other, or in turn."""
+    if are_interleaved:
+        return gate_up[:, 0::2], gate_up[:, 1::2]
+    gate, up = gate_up.chunk(2, 1)
+    return gate, up
+
+
+class StackedMxFp4Layout:
+    """<name>_blocks uint8 [E, N, K / 32, 16], <name>_scales e8m0 [E, N, K / 32], of weights [E, N, K]; see `MxFp4Layout`.
+
+    `parts` is 2 where N is gate's rows and up's, in turn or not: of each half the same part is taken.
+    """
+
+    form = None
+
+    def __init__(self, name: str, experts: int, n: int, k: int, *, parts: int = 1, are_interleaved: bool = False):
+        self.name, self.experts, self.n, self.k = name, experts, n, k
+        self._parts, self._are_interleaved = parts, are_interleaved
+        self._one = MxFp4Layout(MxFp4(), name, n, k)
+
+    def stored(self) -> dict[str, Stored]:
+        shape = (self.experts, self.n, self.k // MX_GROUP)
+        return {
+            f"{self.name}_blocks": Stored(((*shape, MX_GROUP // 2), (self.experts, self.n, self.k // 2)), ("U8",)),
+            f"{self.name}_scales": Stored((shape,), ("U8", "F8_E8M0")),
+        }
+
+    def unpacked(self, tensors: Tensors) -> Integers:
+        raise NotImplementedError("several weights are not one")
+
+    def dequantize_into(self, tensors: Tensors, out: torch.Tensor, rows: slice, columns: slice) -> None:
+        """Into out [E, parts of the rows, columns]; raises ValueError as MxFp4Layout."""
+        blocks, scales = tensors[f"{self.name}_blocks"], tensors[f"{self.name}_scales"]
+        whole = torch.empty(1, self.n, self.k, dtype=out.dtype, device=out.device)
+        for expert, into in enumerate(out):
+            one = {"weight_blocks": blocks[expert], "weight_scales": scales[expert]}
+            self._one.dequantize_into(one, whole[0], slice(None), slice(None))
+            some = halves(whole, self._are_interleaved) if self._parts == 2 else (whole,)
+            into.copy_(torch.cat([part[0, rows, columns] for part in some]))

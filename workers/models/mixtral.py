@@ -1,0 +1,49 @@
+"""Mixtral: Mistral's blocks with a mixture of experts in place of the MLP, x += experts(norm(x)), of which each token gets two.
+
+Softmax over all experts, the chosen ones' weights normalized. Experts' layers are w1 (gate), w3 (up) and w2 (down). A window,
+if there is one, is every layer's.
+"""
+
+import torch
+
+from quire.workers.layers.experts import Names
+from quire.workers.layers.linear import Placement
+from quire.workers.layers.module import Module
+from quire.workers.layers.norm import RMSNorm
+from quire.workers.models.blocks import Attend, SelfAttention
+from quire.workers.models.config import ExpertsSpec, LayerSpec, ModelConfig
+from quire.workers.models.decoder import Family
+from quire.workers.models.fields import Json, read_attention, size, sliding_window, uniform_windows, with_windows
+from quire.workers.models.moe import MoE
+from quire.workers.models.moe_fields import MOE_FIELDS, read_routing
+
+NAMES = Names("w1", "w3", "w2")
+
+
+class MixtralBlock(Module):
+    def __init__(self, config: ModelConfig, spec: LayerSpec, place: Placement, layer: int):
+        super().__init__()
+        hidden_size, norm = config.hidden_size, (config.hidden_size, config.rms_norm_eps, place.dtype, place.device)
+        assert spec.experts is not None
+        self.input_layernorm = RMSNorm(*norm)
+        self.self_attn = SelfAttention(spec.attention, hidden_size, place, layer)
+        self.post_attention_layernorm = RMSNorm(*norm)
+        self.block_sparse_moe = MoE(spec.experts, hidden_size, place, name="block_sparse_moe", names=NAMES)
+
+    def forward(
+        self, x: torch.Tensor | None, residual: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        x, residual = self.self_attn(x, residual, self.input_layernorm, attend, logits_indices)
+        return self.block_sparse_moe(x, residual, self.post_attention_layernorm)
+
+
+def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
+    fields = {"rope_theta": 1e6, "sliding_window": None, **fields}
+    inner = size(fields, "intermediate_size")
+    experts = ExpertsSpec(routing=read_routing(fields, is_normalized=True), intermediate_size=inner)
+    window = 0 if fields["sliding_window"] is None else sliding_window(fields)
+    layers = with_windows(read_attention(fields), uniform_windows(fields, "mixtral", window))
+    return tuple(LayerSpec(attention=attention, intermediate_size=inner, experts=experts) for attention in layers)
+
+
+FAMILY = Family("mixtral", MOE_FIELDS, read_layers, MixtralBlock)

@@ -1,0 +1,79 @@
+"""A mixture of experts as families' blocks have it: a router, experts, and what every token passes besides.
+
+    y = Σ_j w_j expert_j(h) [ + s · shared(h) ],   h = norm(residual + x),   s = 1 or sigmoid(gate · h)
+
+Called as blocks.GatedMLP is. Modules have the checkpoint's names: a family says how it calls them. Ranks sum once, in the end.
+"""
+
+import torch
+
+from quire.workers.layers.experts import Experts, Names, Router
+from quire.workers.layers.linear import Linear, Placement
+from quire.workers.layers.module import Module
+from quire.workers.layers.norm import RMSNorm
+from quire.workers.models.config import ExpertsSpec
+from quire.workers.parallel import whole
+
+
+class SharedExpert(Module):
+    """down(silu(gate(h)) · up(h)) of this rank's part, not yet summed; h is the norm's output."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int, place: Placement):
+        super().__init__()
+        hidden, inner = whole(hidden_size), place.parallel.split(intermediate_size)
+        self.gate_up_proj = Linear(hidden, {"gate_proj": inner, "up_proj": inner}, False, place)
+        self.down_proj = Linear(inner, {"down_proj": hidden}, False, place, is_partial=True)
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(self.gate_up_proj.gated(h))
+
+
+class MoE(Module):
+    """`name` is the mixture's own in a block and the checkpoint; its children: router, experts, and `shared`, if there is one.
+
+    With `shared_gate` the shared expert is weighed by the sigmoid of a product of this name with h.
+    """
+
+    _router: Router
+    _shared: SharedExpert | None
+    _shared_gate: Linear | None
+
+    def __init__(
+        self,
+        spec: ExpertsSpec,
+        hidden_size: int,
+        place: Placement,
+        *,
+        name: str = "mlp",
+        router: str = "gate",
+        names: Names = Names(),  # noqa: B008 - immutable
+        has_bias: bool = False,
+        correction: str | None = None,
+        shared: str | None = None,
+        shared_gate: str | None = None,
+    ):
+        super().__init__()
+        self._parallel, place = place.parallel, place.at(name)
+        inner = place.parallel.split(spec.intermediate_size)
+        self.add_module(router, Router(spec.routing, hidden_size, place, has_bias=has_bias, correction=correction))
+        self.experts = Experts(
+            spec.routing.num_experts, hidden_size, inner, place.at("experts"), act=spec.act, names=names, has_bias=has_bias
+        )
+        if spec.shared_size and shared:
+            self.add_module(shared, SharedExpert(hidden_size, spec.shared_size, place.at(shared)))
+            if shared_gate:
+                plain = place._replace(quantization=None)
+                self.add_module(shared_gate, Linear(whole(hidden_size), {shared_gate: whole(1)}, False, plain))
+        # past nn.Module, which knows them by the checkpoint's names
+        children = self._modules.get(router), self._modules.get(shared or ""), self._modules.get(shared_gate or "")
+        self.__dict__.update(zip(("_router", "_shared", "_shared_gate"), children, strict=True))
+
+    def forward(self, x: torch.Tensor | None, residual: torch.Tensor, norm: RMSNorm) -> tuple[torch.Tensor, torch.Tensor]:
+        h = norm(residual) if x is None else norm.add(x, residual)
+        shared = None
+        if self._shared is not None:
+            shared = self._shared(h)
+            if self._shared_gate is not None:
+                shared = shared * torch.sigmoid(self._shared_gate(h))
+        ids, weights = self._router(h)
+        return self._parallel.all_reduce(self.experts(h, ids, weights, shared)), residual

@@ -1,0 +1,49 @@
+"""Readers of config.json's fields of mixtures of experts, beside those of fields.py: how many, where, and how routed.
+
+Called by the families that have them. All raise ModelConfigError.
+"""
+
+from typing import Any
+
+from quire.kernels.experts.routing_reference import Routing
+from quire.workers.models.config import ModelConfigError
+from quire.workers.models.fields import Json, size
+
+EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")  # transformers 5 writes the first for all families
+MAX_EXPERTS = 1024
+
+# Read by every family with experts.
+MOE_FIELDS = frozenset({*EXPERT_COUNTS, "num_experts_per_tok"})
+
+
+def read_routing(fields: Json, **changes: Any) -> Routing:
+    """Experts and how many a token gets; `changes` are the family's. Raises ModelConfigError for numbers that do not fit."""
+    counts = {name: size(fields, name) for name in EXPERT_COUNTS if fields.get(name) is not None}
+    if not counts:
+        raise ModelConfigError(f"config.json lacks {EXPERT_COUNTS[1]}")
+    if len(set(counts.values())) > 1:
+        raise ModelConfigError(f"config.json: {' and '.join(counts)} differ")
+    (name, num_experts), *_ = counts.items()
+    if num_experts > MAX_EXPERTS:
+        raise ModelConfigError(f"config.json: {name} is {num_experts}: at most {MAX_EXPERTS} are supported")
+    routing = Routing(num_experts=num_experts, top_k=size(fields, "num_experts_per_tok"), **changes)
+    if num_experts % routing.num_groups:
+        raise ModelConfigError(f"config.json: {name} {num_experts} is not a multiple of n_group {routing.num_groups}")
+    if routing.top_groups > routing.num_groups:
+        raise ModelConfigError(f"config.json: topk_group {routing.top_groups} is greater than n_group {routing.num_groups}")
+    if routing.top_groups < routing.num_groups and routing.group_top > routing.group_size:
+        raise ModelConfigError(
+            f"config.json: groups of {routing.group_size} experts are too small to be ranked by their best two"
+        )
+    if routing.top_k > routing.top_groups * routing.group_size:
+        raise ModelConfigError(f"config.json: num_experts_per_tok {routing.top_k} is more than there are to choose from")
+    return routing
+
+
+def sparse_layers(fields: Json) -> tuple[bool, ...]:
+    """Which layers have experts, by decoder_sparse_step (every so many) and mlp_only_layers (but for these)."""
+    step, num_layers = size(fields, "decoder_sparse_step", 1), size(fields, "num_hidden_layers")
+    dense = fields.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(type(layer) is int for layer in dense):
+        raise ModelConfigError("config.json: mlp_only_layers must list numbers of layers")
+    return tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(num_layers))

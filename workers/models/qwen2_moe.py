@@ -1,0 +1,68 @@
+"""Qwen1.5-MoE and Qwen2-MoE: Qwen2's blocks, in which most layers have a mixture of experts in place of the MLP, and beside it
+a shared expert, times the sigmoid of a gate: x += experts(h) + σ(g·h) shared(h), h = norm(x).
+
+Softmax over all experts; the chosen ones' weights are normalized with `norm_topk_prob`. `decoder_sparse_step` and
+`mlp_only_layers` say which layers have an MLP. With `use_sliding_window` every other layer below `max_window_layers`, from the
+first on, sees a window: unlike Qwen2, where those above do.
+"""
+
+import torch
+
+from quire.workers.layers.linear import Placement
+from quire.workers.layers.module import Module
+from quire.workers.layers.norm import RMSNorm
+from quire.workers.models.blocks import Attend, GatedMLP, SelfAttention
+from quire.workers.models.config import ExpertsSpec, LayerSpec, ModelConfig
+from quire.workers.models.decoder import Family
+from quire.workers.models.fields import Json, flag, read_attention, size, sliding_window, windows_by_type, with_windows
+from quire.workers.models.moe import MoE
+from quire.workers.models.moe_fields import MOE_FIELDS, read_routing, sparse_layers
+
+
+class Qwen2MoeBlock(Module):
+    def __init__(self, config: ModelConfig, spec: LayerSpec, place: Placement, layer: int):
+        super().__init__()
+        hidden_size, norm = config.hidden_size, (config.hidden_size, config.rms_norm_eps, place.dtype, place.device)
+        self.input_layernorm = RMSNorm(*norm)
+        self.self_attn = SelfAttention(spec.attention, hidden_size, place, layer, qkv_bias=spec.attention_bias)
+        self.post_attention_layernorm = RMSNorm(*norm)
+        self.mlp = (
+            GatedMLP(hidden_size, spec.intermediate_size, place)
+            if spec.experts is None
+            else MoE(spec.experts, hidden_size, place, shared="shared_expert", shared_gate="shared_expert_gate")
+        )
+
+    def forward(
+        self, x: torch.Tensor | None, residual: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        x, residual = self.self_attn(x, residual, self.input_layernorm, attend, logits_indices)
+        return self.mlp(x, residual, self.post_attention_layernorm)
+
+
+def windows(fields: Json) -> tuple[int, ...]:
+    """Of each layer, 0 for none. `layer_types` goes first where it is there."""
+    window = sliding_window(fields) if flag(fields, "use_sliding_window") else 0
+    below = size(fields, "max_window_layers", 28)
+    by_type = windows_by_type(fields, window)
+    return by_type or tuple(window if i % 2 == 0 and i < below else 0 for i in range(size(fields, "num_hidden_layers")))
+
+
+def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
+    experts = ExpertsSpec(
+        routing=read_routing(fields, is_normalized=flag(fields, "norm_topk_prob")),
+        intermediate_size=size(fields, "moe_intermediate_size"),
+        shared_size=size(fields, "shared_expert_intermediate_size"),
+    )
+    inner, bias = size(fields, "intermediate_size"), flag(fields, "qkv_bias", True)
+    attention = with_windows(read_attention(fields), windows(fields))
+    return tuple(
+        LayerSpec(attention=a, intermediate_size=inner, experts=experts if is_sparse else None, attention_bias=bias)
+        for a, is_sparse in zip(attention, sparse_layers(fields), strict=True)
+    )
+
+
+FIELDS = MOE_FIELDS | {
+    "moe_intermediate_size", "shared_expert_intermediate_size", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers",
+    "use_sliding_window", "max_window_layers", "qkv_bias",
+}  # fmt: skip
+FAMILY = Family("qwen2_moe", FIELDS, read_layers, Qwen2MoeBlock)

@@ -1,0 +1,70 @@
+"""Qwen3-MoE: Qwen3's blocks (an RMSNorm on each head of q and k), in which most layers have a mixture of experts in place of
+the MLP, x += experts(norm(x)); there is no shared expert.
+
+Softmax over all experts; the chosen ones' weights are normalized with `norm_topk_prob`, which all published checkpoints set.
+`decoder_sparse_step` and `mlp_only_layers` say which layers have an MLP. A window, if there is one, is every layer's.
+"""
+
+import msgspec
+import torch
+
+from quire.workers.layers.linear import Placement
+from quire.workers.layers.module import Module
+from quire.workers.layers.norm import RMSNorm
+from quire.workers.models.blocks import Attend, GatedMLP, SelfAttention
+from quire.workers.models.config import ExpertsSpec, LayerSpec, ModelConfig
+from quire.workers.models.decoder import Family
+from quire.workers.models.fields import (
+    Json,
+    flag,
+    read_attention,
+    rms_norm_eps,
+    size,
+    sliding_window,
+    uniform_windows,
+    with_windows,
+)
+from quire.workers.models.moe import MoE
+from quire.workers.models.moe_fields import MOE_FIELDS, read_routing, sparse_layers
+
+
+class Qwen3MoeBlock(Module):
+    def __init__(self, config: ModelConfig, spec: LayerSpec, place: Placement, layer: int):
+        super().__init__()
+        hidden_size, norm = config.hidden_size, (config.hidden_size, config.rms_norm_eps, place.dtype, place.device)
+        bias = spec.attention_bias
+        self.input_layernorm = RMSNorm(*norm)
+        self.self_attn = SelfAttention(spec.attention, hidden_size, place, layer, qkv_bias=bias, o_bias=bias)
+        self.post_attention_layernorm = RMSNorm(*norm)
+        self.mlp = (
+            GatedMLP(hidden_size, spec.intermediate_size, place)
+            if spec.experts is None
+            else MoE(spec.experts, hidden_size, place)
+        )
+
+    def forward(
+        self, x: torch.Tensor | None, residual: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        x, residual = self.self_attn(x, residual, self.input_layernorm, attend, logits_indices)
+        return self.mlp(x, residual, self.post_attention_layernorm)
+
+
+def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
+    routing = read_routing(fields, is_normalized=flag(fields, "norm_topk_prob"))
+    experts = ExpertsSpec(routing=routing, intermediate_size=size(fields, "moe_intermediate_size"))
+    inner, bias = size(fields, "intermediate_size"), flag(fields, "attention_bias")
+    attention = msgspec.structs.replace(read_attention(fields), qk_norm_eps=rms_norm_eps(fields))
+    window = sliding_window(fields) if flag(fields, "use_sliding_window") else 0
+    return tuple(
+        LayerSpec(attention=a, intermediate_size=inner, experts=experts if is_sparse else None, attention_bias=bias)
+        for a, is_sparse in zip(
+            with_windows(attention, uniform_windows(fields, "qwen3_moe", window)), sparse_layers(fields), strict=True
+        )
+    )
+
+
+FIELDS = MOE_FIELDS | {
+    "moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers", "use_sliding_window",
+    "max_window_layers", "attention_bias",
+}  # fmt: skip
+FAMILY = Family("qwen3_moe", FIELDS, read_layers, Qwen3MoeBlock)
