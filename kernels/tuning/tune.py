@@ -20,7 +20,7 @@ import torch
 import triton
 from msgspec.structs import replace
 
-from quire.kernels.tuning import sweep_attention, sweep_cublas, sweep_linear
+from quire.kernels.tuning import sweep_attention, sweep_cublas, sweep_experts, sweep_linear
 from quire.kernels.tuning.bench import Bench, DeviceLost
 from quire.kernels.tuning.current import for_device, table_path, using
 from quire.kernels.tuning.table import Tuning
@@ -39,6 +39,7 @@ SWEEPS: dict[str, Sweep] = {
     "prefill": sweep_attention.sweep_prefill,
     "rope": sweep_attention.sweep_rope,
     "elementwise": sweep_attention.sweep_elementwise,
+    "experts": sweep_experts.sweep_experts,
 }
 CPU = "cpu (dry run)"
 LOST = "the GPU is lost"

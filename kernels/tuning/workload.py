@@ -46,6 +46,15 @@ class Product(NamedTuple):
         return self.n // 2 if self.is_gated else self.n
 
 
+class Mixture(NamedTuple):
+    """Sizes of a layer of experts."""
+
+    hidden: int
+    intermediate: int  # of each
+    experts: int
+    top_k: int
+
+
 class Workload(NamedTuple):
     small: Model  # Qwen3-0.6B
     large: Model  # Llama-3.1-8B
@@ -53,6 +62,7 @@ class Workload(NamedTuple):
     most_tokens: int  # of a step
     most_rows: int  # of a step with attention
     longest: int  # keys of a row
+    mixtures: tuple[Mixture, ...]  # Qwen3-30B-A3B, DeepSeek-V2-Lite
 
 
 SERVED = Workload(
@@ -62,6 +72,9 @@ SERVED = Workload(
     most_tokens=8192,
     most_rows=1024,
     longest=32768,
+    mixtures=(Mixture(2048, 768, 128, 8), Mixture(2048, 1408, 64, 6)),
 )
 _TINY = Model(16, 32, 2, 1, 16, 48)
-DRY_RUN = Workload(small=_TINY, large=_TINY, middle=_TINY, most_tokens=80, most_rows=2, longest=48)
+DRY_RUN = Workload(
+    small=_TINY, large=_TINY, middle=_TINY, most_tokens=80, most_rows=2, longest=48, mixtures=(Mixture(16, 16, 4, 2),)
+)
