@@ -69,7 +69,7 @@ def test_fp32_equals_transformers(name, graphs):
     assert wrong_rows(name, [engine.generate([p], GREEDY)[0] for p in prompts()]) == []
 
 
-@pytest.mark.parametrize("name", ["gpu-llama", "gpu-qwen2-mixed", "gpu-mistral-sliding"])
+@pytest.mark.parametrize("name", ["gpu-llama", "gpu-qwen2-mixed", "gpu-mistral-sliding", "gpu-qwen3-moe"])
 def test_fp32_equals_transformers_when_chunked_and_preempted(name):
     engine = InlineEngine(tiny_model(name), device="cuda", graphs=True, budget=32)
     assert wrong_rows(name, engine.generate(prompts(), GREEDY)) == []
@@ -146,8 +146,9 @@ def test_the_cpu_and_the_gpu_draw_the_same_noise():
     assert gpu == cpu
 
 
-def test_decode_never_waits_for_the_device():
-    engine = InlineEngine(tiny_model("gpu-llama"), device="cuda", dtype=torch.bfloat16, graphs=True)
+@pytest.mark.parametrize("name", ["gpu-llama", "gpu-qwen2-moe"])
+def test_decode_never_waits_for_the_device(name):
+    engine = InlineEngine(tiny_model(name), device="cuda", dtype=torch.bfloat16, graphs=True)
     step = engine.runner.step
     checked = []
 
@@ -165,11 +166,12 @@ def test_decode_never_waits_for_the_device():
     assert sum(checked) > 25
 
 
-def test_nothing_is_compiled_while_serving(monkeypatch):
+@pytest.mark.parametrize("name", ["gpu-llama", "gpu-qwen3-moe"])
+def test_nothing_is_compiled_while_serving(name, monkeypatch):
     from triton import knobs
 
     # 16 rows: decode steps are dependent launches, and mixed steps of more tokens are not
-    engine = InlineEngine(tiny_model("gpu-llama"), device="cuda", dtype=torch.bfloat16, graphs=True, max_num_seqs=16)
+    engine = InlineEngine(tiny_model(name), device="cuda", dtype=torch.bfloat16, graphs=True, max_num_seqs=16)
     compiled = []
     monkeypatch.setattr(knobs.runtime, "jit_post_compile_hook", lambda **seen: compiled.append(seen["fn"].name))
     params = [
