@@ -104,6 +104,29 @@ MODELS |= {
         "mixtral",
         {"num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 16, "tie_word_embeddings": True},
     ),
+    "gpt-oss": (
+        "gpt_oss",
+        {
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 96,
+            "sliding_window": 12,
+            "swiglu_limit": 1.5,
+            "num_hidden_layers": 4,
+            "rope_parameters": {**YARN_ROPE, "truncate": False},
+        },
+    ),
+    "gpt-oss-plain": (
+        "gpt_oss",
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 3,
+            "intermediate_size": 64,
+            "layer_types": ["full_attention"] * 3,
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+        },
+    ),
     "qwen2-moe": ("qwen2_moe", {**_QWEN2_MOE, "norm_topk_prob": False}),
     "qwen2-moe-mixed": (
         "qwen2_moe",
@@ -168,6 +191,7 @@ def reference(name: str) -> Any:
 
     family, changes = {**MODELS, **GPU_MODELS, **WIDE_MODELS}[name]
     config_class, model_class = {
+        "gpt_oss": (transformers.GptOssConfig, transformers.GptOssForCausalLM),
         "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
         "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
         "mixtral": (transformers.MixtralConfig, transformers.MixtralForCausalLM),
@@ -181,7 +205,11 @@ def reference(name: str) -> Any:
         torch.manual_seed(len(name) + sum(name.encode()))
         model = model_class(config).eval()
         for key, parameter in model.named_parameters():
-            if key.endswith("bias"):  # transformers starts biases at 0: a model that forgot them would pass
+            if key.endswith("sinks"):
+                parameter.normal_(0.0, 1.0)
+            elif key.endswith("proj_bias"):  # of all experts
+                parameter.normal_(0.0, 0.25)
+            elif key.endswith("bias"):  # transformers starts biases at 0: a model that forgot them would pass
                 parameter.normal_(0.0, 0.2)
             elif "norm" in key:
                 parameter.normal_(1.0, 0.2)

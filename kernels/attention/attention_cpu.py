@@ -17,6 +17,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from quire.kernels.attention.kv_lines_cpu import as_lines, as_numpy, line_strides
+from quire.kernels.attention.score_shape import PLAIN_SCORES, ScoreShape
 
 # A chunk behind cached keys needs a mask of [queries, keys], and torch computes the masked part too: slices keep both small.
 _QUERY_SLICE = 256
@@ -67,6 +68,7 @@ class _Batch:
 
     tokens: torch.Tensor | slice  # their places in q
     mask: torch.Tensor  # [n, Hkv, 1, length], 0 or -inf
+    first_keys: torch.Tensor  # [n]
     kv: _Gathered
     factors: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None  # in float32: see _multiply
 
@@ -174,7 +176,7 @@ class CpuAttentionPlan:
         factors = None
         if self.dtype == self.cache_dtype == torch.float32:
             factors = (shown.view(-1, 1, length), kv.k.flatten(0, 1).transpose(1, 2), kv.v.flatten(0, 1))
-        return _Batch(where, shown.unsqueeze_(2).to(self.dtype), kv, factors)
+        return _Batch(where, shown.unsqueeze_(2).to(self.dtype), torch.from_numpy(first_keys.copy()), kv, factors)
 
     def _plan_row(self, row: int, begin: int, end: int, first_key: int, seq_len: int) -> _Row:
         kv = self._gathered(self._line_index(np.array([row]), np.array([first_key]), seq_len - first_key))
@@ -211,6 +213,7 @@ def attention_cpu(
     plan: CpuAttentionPlan,
     *,
     scale: float,
+    shape: ScoreShape = PLAIN_SCORES,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
 ) -> None:
@@ -220,15 +223,22 @@ def attention_cpu(
             raise ValueError(f"cache strides {cache.stride()} are not the plan's, {plan.strides}")
     if k_scale is not None:
         scale = scale * float(k_scale)
-    out[: plan.num_tokens] = attend_lines(q, as_lines(k_cache), as_lines(v_cache), plan, scale)
+    out[: plan.num_tokens] = attend_lines(q, as_lines(k_cache), as_lines(v_cache), plan, scale, shape)
     if v_scale is not None:
         out[: plan.num_tokens] *= v_scale.to(out.dtype)
 
 
 def attend_lines(
-    q: torch.Tensor, k_lines: np.ndarray, v_lines: np.ndarray, plan: CpuAttentionPlan, scale: float
+    q: torch.Tensor,
+    k_lines: np.ndarray,
+    v_lines: np.ndarray,
+    plan: CpuAttentionPlan,
+    scale: float,
+    shape: ScoreShape = PLAIN_SCORES,
 ) -> torch.Tensor:
     """[T, Hq, D]: attention_cpu of caches given as lines (kv_lines_cpu.as_lines), which are made once for many layers."""
+    if not shape.is_plain:
+        return _attend_shaped(q, k_lines, v_lines, plan, scale, shape)
     if plan.is_one_batch:
         return _attend_batch(q, k_lines, v_lines, plan, plan.batches[0], scale)
     out = torch.empty(plan.num_tokens, *q.shape[1:], dtype=q.dtype)
@@ -279,3 +289,48 @@ def _attend_row(
             enable_gqa=True,
             scale=scale,
         )
+
+
+def _attend_shaped(
+    q: torch.Tensor, k_lines: np.ndarray, v_lines: np.ndarray, plan: CpuAttentionPlan, scale: float, shape: ScoreShape
+) -> torch.Tensor:
+    """attend_lines with softcap, ALiBi or sinks, which SDPA does not know."""
+    out = torch.empty(plan.num_tokens, *q.shape[1:], dtype=q.dtype)
+    for begin, end in plan.padding:
+        out[begin:end] = 0
+    for batch in plan.batches:
+        k, v = batch.kv.load(k_lines, v_lines, plan.dtype)
+        keys = batch.first_keys[:, None] + torch.arange(k.shape[2])
+        last = batch.first_keys + (batch.mask[:, 0, 0] == 0).sum(-1) - 1
+        out[batch.tokens] = _shaped(q[batch.tokens][:, None], k, v, batch.mask, keys, last[:, None], scale, shape)[:, 0]
+    for row in plan.rows:
+        k, v = row.kv.load(k_lines, v_lines, plan.dtype)
+        for query in range(0, row.end - row.begin, _QUERY_SLICE):
+            last_query, first, end_key = plan.slice_keys(row, query)
+            mask = plan.slice_mask(row, query)[None, None]
+            keys, own = torch.arange(first, end_key) + row.first_key, torch.arange(query, last_query) + row.num_cached
+            part = slice(row.begin + query, row.begin + last_query)
+            some = k[:, :, first:end_key], v[:, :, first:end_key], mask, keys[None], own[None]
+            out[part] = _shaped(q[part][None], *some, scale, shape)[0]
+    return out
+
+
+def _shaped(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, keys: torch.Tensor, own: torch.Tensor,
+    scale: float, shape: ScoreShape,
+) -> torch.Tensor:  # fmt: skip
+    """q [n, Q, Hq, D] -> the same; k, v [n, Hkv, L, D]; mask [n, 1 or Hkv, 1 or Q, L]; positions keys [n, L], own [n, Q]."""
+    n, queries, num_heads, head_dim = q.shape
+    num_kv_heads = k.shape[1]
+    grouped = q.transpose(1, 2).reshape(n, num_kv_heads, -1, head_dim)  # the heads of a group are queries of one product
+    scores = torch.matmul(grouped, k.transpose(2, 3)).float().view(n, num_heads, queries, -1).mul_(scale)
+    if shape.softcap:
+        scores.div_(shape.softcap).tanh_().mul_(shape.softcap)
+    if shape.slopes is not None:
+        scores += shape.alibi(keys, own)
+    scores += mask.repeat_interleave(num_heads // num_kv_heads, 1) if mask.shape[1] > 1 else mask
+    if shape.sinks is not None:
+        sinks = shape.sinks.float()[:, None, None].expand(n, -1, queries, 1)
+        scores = torch.cat((scores, sinks), -1)
+    weights = torch.softmax(scores, -1)[..., : keys.shape[1]].to(v.dtype)
+    return torch.matmul(weights.reshape(n, num_kv_heads, -1, keys.shape[1]), v).view(n, num_heads, queries, -1).transpose(1, 2)

@@ -2,12 +2,15 @@
 
 For row r with queries at positions p = seq_len - query_len .. seq_len - 1 and query head h over KV head h // group:
 
-    out[p, h] = v_scale * sum_n softmax_n(scale * k_scale * <q[p, h], k[n]>) v[n],   n <= p, and p - n < window if window > 0
+    out[p, h] = v_scale * sum_n softmax_n(s[p, n]) v[n],   n <= p, and p - n < window if window > 0
+    s[p, n]   = scale * k_scale * <q[p, h], k[n]>, then softcap, ALiBi and, in the softmax's sum alone, a sink: see tile.py
 
 Tests and benchmarks call this on any device; nothing that serves does. No Triton here.
 """
 
 import torch
+
+from quire.kernels.attention.score_shape import PLAIN_SCORES, ScoreShape
 
 
 def attention_reference(
@@ -22,6 +25,7 @@ def attention_reference(
     *,
     scale: float,
     window: int = 0,
+    shape: ScoreShape = PLAIN_SCORES,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
 ) -> None:
@@ -50,5 +54,12 @@ def attention_reference(
             visible &= keys[None, :] > positions[:, None] - window
         for head in range(q.shape[1]):
             scores = scale * q[begin:end, head].double() @ k[:, head // group].T
-            weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
+            if shape.softcap:
+                scores = shape.softcap * torch.tanh(scores / shape.softcap)
+            if shape.slopes is not None:
+                scores += shape._replace(slopes=shape.slopes.double()).alibi(keys[None], positions[None])[0, head]
+            scores = scores.masked_fill(~visible, float("-inf"))
+            if shape.sinks is not None:
+                scores = torch.cat((scores, shape.sinks[head].double().expand(len(scores), 1)), -1)
+            weights = scores.softmax(dim=-1)[:, : len(keys)]
             out[begin:end, head] = (weights @ v[:, head // group]).to(out.dtype)

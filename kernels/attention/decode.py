@@ -35,14 +35,17 @@ from quire.kernels.attention.decode_schedule import (
     row_tiles,
     tiles_per_split,
 )
+from quire.kernels.attention.score_shape import PLAIN_SCORES, ScoreShape
 from quire.kernels.attention.tile import (
     LOG2_E,
     attend_tiles,
     check_layout,
     compute_type,
+    first_sums,
     first_visible_key,
     reduce_partials,
     row_lengths,
+    row_slopes,
     store_partial,
 )
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options
@@ -71,10 +74,14 @@ def _decode_kernel(
     partial_max_ptr,
     partial_sum_ptr,
     arrivals_ptr,
+    slopes_ptr,
+    sinks_ptr,
     cos_sin_ptr,
     slot_mapping_ptr,
     max_position,
     scale_log2,
+    softcap,
+    alibi_scale,
     window,
     num_rows,
     num_slots,
@@ -105,6 +112,9 @@ def _decode_kernel(
     FIXED_SPLITS: tl.constexpr,
     PARTIALS_AT_ONCE: tl.constexpr,
     WINDOWED: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    ALIBI: tl.constexpr,
+    SINKS: tl.constexpr,
     HAS_KEY_SCALE: tl.constexpr,
     HAS_VALUE_SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -208,35 +218,17 @@ def _decode_kernel(
                     unit_starts_ptr, query_start_ptr, seq_lens_ptr, row_slots_ptr, row, num_rows, num_slots, num_tokens,
                     max_keys, MAX_QUERY,
                 )  # fmt: skip
+            row_max, row_sum = first_sums(sinks_ptr, kv_head, offs_m, first_index == 0, GROUP, SINKS)
             acc, row_max, row_sum = attend_tiles(
                 tl.zeros([ROWS, HEAD_PAD], tl.float32),
-                tl.full([ROWS], float("-inf"), tl.float32),
-                tl.zeros([ROWS, TILE], tl.float32),
-                q,
-                positions,
-                key_ptr + kv_head * stride_key_head,
-                value_ptr + kv_head * stride_value_head,
-                block_row_ptr,
-                tile_begin,
-                tile_end,
-                first_key,
-                end_key,
-                qk_scale,
-                window,
-                num_blocks,
-                stride_key_block,
-                stride_key_token,
-                stride_value_block,
-                stride_value_token,
-                BLOCK_SIZE,
-                TILE,
-                HEAD_DIM,
-                HEAD_PAD,
-                True,
-                True,
-                WINDOWED,
-                PRECISION,
-            )
+                row_max,
+                tl.where(tl.arange(0, TILE)[None, :] == 0, row_sum[:, None], 0.0),
+                q, positions, key_ptr + kv_head * stride_key_head, value_ptr + kv_head * stride_value_head, block_row_ptr,
+                tile_begin, tile_end, first_key, end_key, qk_scale, softcap, alibi_scale,
+                row_slopes(slopes_ptr, kv_head, offs_m, GROUP, ALIBI), window, num_blocks,
+                stride_key_block, stride_key_token, stride_value_block, stride_value_token,
+                BLOCK_SIZE, TILE, HEAD_DIM, HEAD_PAD, True, True, WINDOWED, SOFTCAP, ALIBI, PRECISION,
+            )  # fmt: skip
             row_sum = tl.sum(row_sum, 1)
             if num_units == parts:
                 values = acc * (value_scale / tl.where(row_sum == 0.0, 1.0, row_sum))[:, None]
@@ -301,6 +293,7 @@ def decode_attention(
     scale: float,
     workspace: DecodeWorkspace,
     schedule: DecodeSchedule,
+    shape: ScoreShape = PLAIN_SCORES,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
     rope: Rope | None = None,
@@ -310,8 +303,9 @@ def decode_attention(
 
     q, out [T, Hq, D]; k_cache, v_cache [num_blocks, Hkv, block_size, D]; block_table [num_slots, max_blocks] int32, by slot;
     row_slots [R], query_start [R + 1], seq_lens [R] int32. The row's queries are its last positions. A row of seq_len 0 gets
-    zeros. k_scale, v_scale [1] fp32 multiply what the cache holds. With `rope` (see `can_fuse`), q is rotated here and k and v
-    written to the cache, as `rope_kv` would have done before; without k_scale and v_scale.
+    zeros. `shape`: softcap, ALiBi and sinks. k_scale, v_scale [1] fp32 multiply what the cache holds. With `rope` (see
+    `can_fuse`), q is rotated here and k and v written to the cache, as `rope_kv` would have done before; without k_scale and
+    v_scale.
     """
     num_tokens, num_heads, head_dim = q.shape
     num_blocks, num_kv_heads, block_size, _ = k_cache.shape
@@ -319,6 +313,7 @@ def decode_attention(
     if (num_heads, num_kv_heads, head_dim) != (workspace.num_heads, workspace.num_kv_heads, workspace.head_dim):
         raise ValueError(f"heads {num_heads}/{num_kv_heads} of {head_dim} do not fit the workspace")
     check_layout(q, k_cache, v_cache, block_table, out, scale)
+    shape.check(num_heads)
     if rope is not None:
         check_rope(rope, q, k_cache, v_cache, workspace)
         if k_scale is not None or v_scale is not None:
@@ -347,10 +342,14 @@ def decode_attention(
         workspace.partial_max,
         workspace.partial_sum,
         workspace.arrivals,
+        shape.slopes,
+        shape.sinks,
         None if rope is None else rope.cos_sin,
         None if rope is None else rope.slot_mapping,
         0 if rope is None else rope.cos_sin.shape[0],
         scale * LOG2_E,
+        shape.softcap,
+        shape.alibi_scale,
         schedule.window,
         num_rows,
         num_slots,
@@ -375,6 +374,7 @@ def decode_attention(
         FIXED_SPLITS=workspace.fixed_splits,
         PARTIALS_AT_ONCE=max(1, min(8, 4096 // (rows * head_pad))),
         WINDOWED=schedule.window > 0,
+        **shape.flags,
         HAS_KEY_SCALE=k_scale is not None,
         HAS_VALUE_SCALE=v_scale is not None,
         PRECISION="ieee",

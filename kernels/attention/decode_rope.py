@@ -40,11 +40,14 @@ def rope_lines(group: int, head_dim: int) -> int:
     return min(max(rows // 2, 1024 // head_dim, triton.next_power_of_2(group + 2)), rows)
 
 
-def can_fuse(workspace: DecodeWorkspace, k_cache: torch.Tensor, cos_sin: torch.Tensor) -> bool:
-    """Whether decode attention takes `rope`: one query a row, whole heads rotated, no 8-bit cache, room in the query tile."""
+def can_fuse(workspace: DecodeWorkspace, k_cache: torch.Tensor, cos_sin: torch.Tensor, interleaved: bool = False) -> bool:
+    """Whether decode attention takes `rope`: one query a row, whole heads rotated, half against half, no 8-bit cache, room in
+    the query tile.
+    """
     head_dim, group = workspace.head_dim, workspace.num_heads // workspace.num_kv_heads
     return (
         workspace.max_query_len == 1
+        and not interleaved
         and cos_sin.shape[1] == head_dim
         and head_dim >= 16
         and head_dim & (head_dim - 1) == 0

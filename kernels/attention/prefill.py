@@ -16,14 +16,17 @@ import triton
 import triton.language as tl
 
 from quire.kernels.attention.prefill_schedule import PrefillWorkspace
+from quire.kernels.attention.score_shape import PLAIN_SCORES, ScoreShape
 from quire.kernels.attention.tile import (
     LOG2_E,
     attend_tiles,
     check_layout,
     compute_type,
+    first_sums,
     first_visible_key,
     reduce_partials,
     row_lengths,
+    row_slopes,
     store_partial,
 )
 
@@ -64,7 +67,11 @@ def _prefill_kernel(
     partial_max_ptr,
     partial_sum_ptr,
     counters_ptr,
+    slopes_ptr,
+    sinks_ptr,
     scale_log2,
+    softcap,
+    alibi_scale,
     window,
     num_slots,
     num_blocks,
@@ -89,6 +96,9 @@ def _prefill_kernel(
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
     WINDOWED: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    ALIBI: tl.constexpr,
+    SINKS: tl.constexpr,
     HAS_KEY_SCALE: tl.constexpr,
     HAS_VALUE_SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -154,27 +164,27 @@ def _prefill_kernel(
             num_tokens, max_keys, NUM_KV_HEADS, TOKENS,
         )  # fmt: skip
         acc = tl.zeros([ROWS, HEAD_PAD], tl.float32)
-        row_max = tl.full([ROWS], float("-inf"), tl.float32)
-        row_sum = tl.zeros([ROWS], tl.float32)
+        row_max, row_sum = first_sums(sinks_ptr, kv_head, offs_m, split == 0, GROUP, SINKS)
+        slopes = row_slopes(slopes_ptr, kv_head, offs_m, GROUP, ALIBI)
         if WINDOWED:
             acc, row_max, row_sum = attend_tiles(
                 acc, row_max, row_sum, q, positions, key_head_ptr, value_head_ptr, block_row_ptr,
-                tile_begin, full_begin, first_key, end_key, qk_scale, window, num_blocks,
+                tile_begin, full_begin, first_key, end_key, qk_scale, softcap, alibi_scale, slopes, window, num_blocks,
                 stride_key_block, stride_key_token, stride_value_block, stride_value_token,
-                BLOCK_SIZE, TILE, HEAD_DIM, HEAD_PAD, True, False, WINDOWED, PRECISION,
+                BLOCK_SIZE, TILE, HEAD_DIM, HEAD_PAD, True, False, WINDOWED, SOFTCAP, ALIBI, PRECISION,
             )  # fmt: skip
         # A run-time test for the mask, in one loop over all tiles, was 7 % slower on long prompts, 5-10 % faster on short.
         acc, row_max, row_sum = attend_tiles(
             acc, row_max, row_sum, q, positions, key_head_ptr, value_head_ptr, block_row_ptr,
-            full_begin, full_end, first_key, end_key, qk_scale, window, num_blocks,
+            full_begin, full_end, first_key, end_key, qk_scale, softcap, alibi_scale, slopes, window, num_blocks,
             stride_key_block, stride_key_token, stride_value_block, stride_value_token,
-            BLOCK_SIZE, TILE, HEAD_DIM, HEAD_PAD, False, False, WINDOWED, PRECISION,
+            BLOCK_SIZE, TILE, HEAD_DIM, HEAD_PAD, False, False, WINDOWED, SOFTCAP, ALIBI, PRECISION,
         )  # fmt: skip
         acc, row_max, row_sum = attend_tiles(
             acc, row_max, row_sum, q, positions, key_head_ptr, value_head_ptr, block_row_ptr,
-            full_end, tile_end, first_key, end_key, qk_scale, window, num_blocks,
+            full_end, tile_end, first_key, end_key, qk_scale, softcap, alibi_scale, slopes, window, num_blocks,
             stride_key_block, stride_key_token, stride_value_block, stride_value_token,
-            BLOCK_SIZE, TILE, HEAD_DIM, HEAD_PAD, True, False, WINDOWED, PRECISION,
+            BLOCK_SIZE, TILE, HEAD_DIM, HEAD_PAD, True, False, WINDOWED, SOFTCAP, ALIBI, PRECISION,
         )  # fmt: skip
         last = splits == 1
         if MAY_SPLIT and splits > 1:
@@ -215,6 +225,7 @@ def prefill_attention(
     scale: float,
     workspace: PrefillWorkspace,
     window: int = 0,
+    shape: ScoreShape = PLAIN_SCORES,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
 ) -> None:
@@ -222,7 +233,8 @@ def prefill_attention(
 
     q, out [T, Hq, D]; k_cache, v_cache [num_blocks, Hkv, block_size, D]; block_table [num_slots, max_blocks] int32, by slot;
     row_slots [R], query_start [R + 1] (offsets in q), seq_lens [R] int32, keys of this step included: query i of a row
-    stands at seq_len - query_len + i. k_scale, v_scale [1] fp32 multiply what the cache holds.
+    stands at seq_len - query_len + i. `shape`: softcap, ALiBi and sinks. k_scale, v_scale [1] fp32 multiply what the cache
+    holds.
     """
     num_tokens, num_heads, head_dim = q.shape
     num_blocks, num_kv_heads, block_size, _ = k_cache.shape
@@ -230,7 +242,8 @@ def prefill_attention(
     if (num_heads, num_kv_heads, head_dim) != (workspace.num_heads, workspace.num_kv_heads, workspace.head_dim):
         raise ValueError(f"heads {num_heads}/{num_kv_heads} of {head_dim} do not fit the workspace")
     check_layout(q, k_cache, v_cache, block_table, out, scale)
-    if workspace.hopper and window == 0 and k_scale is None and v_scale is None:
+    shape.check(num_heads)
+    if workspace.hopper and window == 0 and shape.is_plain and k_scale is None and v_scale is None:
         from quire.kernels.attention import prefill_hopper as hopper
 
         if hopper.can_copy(q, k_cache, v_cache):
@@ -256,7 +269,11 @@ def prefill_attention(
         workspace.partial_max,
         workspace.partial_sum,
         workspace.counters,
+        shape.slopes,
+        shape.sinks,
         scale * LOG2_E,
+        shape.softcap,
+        shape.alibi_scale,
         window,
         num_slots,
         num_blocks,
@@ -275,6 +292,7 @@ def prefill_attention(
         BLOCK_SIZE=block_size,
         TILE=config.tile,
         WINDOWED=window > 0,
+        **shape.flags,
         HAS_KEY_SCALE=k_scale is not None,
         HAS_VALUE_SCALE=v_scale is not None,
         PRECISION="ieee",

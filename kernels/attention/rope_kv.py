@@ -1,11 +1,13 @@
 """QK-norm (optional), rotary embedding and KV-cache write, in one launch.
 
-    q, k <- cast(q / rms(q)) * q_weight, likewise k          per head, if weights are given (Qwen3)
-    (a, b) <- (a * cos - b * sin, b * cos + a * sin)          a, b: halves of the first rotary_dim elements of a q or k head
+    q, k <- cast(q / rms(q)) * q_weight, likewise k          per head, if weights are given; in float32 by `weighs` (norm.py)
+    (a, b) <- (a * cos - b * sin, b * cos + a * sin)          a, b: halves of the first rotary_dim elements of a q or k head,
+                                                              or, interleaved, the even and the odd ones
     k_cache[block, h, offset] <- k / k_scale, likewise v      block * block_size + offset = slot_mapping[t]
 
 qkv [T, (Hq + 2 * Hkv) * D] = q | k | v, any row stride; float32, float16 or bfloat16; q is rotated in place, k stays as it was.
-positions int32 [T], clamped to the table;  cos_sin float32 [max_position, rotary_dim] = cos | sin, rotary_dim <= D, even.
+positions int32 [T], clamped to the table;  cos_sin float32 [max_position, rotary_dim] = cos | sin, rotary_dim <= D, even,
+0 where nothing is rotated.
 slot_mapping int64 [T], negative: nothing is written.
 k_cache, v_cache [num_blocks, Hkv, block_size, D], any strides (unit in D), any float dtype (8-bit saturate), 64-bit offsets.
 q_weight, k_weight [D];  k_scale, v_scale float32 [1] on the device.
@@ -19,6 +21,8 @@ import torch
 import triton
 import triton.language as tl
 
+from quire.kernels.elementwise.norm import WEIGHS, weighed
+from quire.kernels.elementwise.norm_reference import Weighs
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
 from quire.kernels.tuning.current import cached, current
 
@@ -76,8 +80,8 @@ def _rope_kv_kernel(
     k_block_stride, k_head_stride, k_slot_stride, v_block_stride, v_head_stride, v_slot_stride, num_slots,
     q_weight, k_weight, eps, k_scale_ptr, v_scale_ptr,
     HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, ROTARY: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr,
-    HALF_PAD: tl.constexpr, REST_PAD: tl.constexpr, NORM: tl.constexpr, SCALED: tl.constexpr, TOP: tl.constexpr,
-    PDL: tl.constexpr,
+    HALF_PAD: tl.constexpr, REST_PAD: tl.constexpr, INTERLEAVED: tl.constexpr, NORM: tl.constexpr, SCALED: tl.constexpr,
+    TOP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
@@ -90,10 +94,14 @@ def _rope_kv_kernel(
     slot = tl.load(slot_ptr + token)
     cos = tl.load(cos_sin_ptr + position * ROTARY + cols, cols < HALF, other=0.0)[None, :]
     sin = tl.load(cos_sin_ptr + position * ROTARY + HALF + cols, cols < HALF, other=0.0)[None, :]
+    A_END: tl.constexpr = ROTARY if INTERLEAVED else HALF
+    B_FIRST: tl.constexpr = 1 if INTERLEAVED else HALF
+    if INTERLEAVED:
+        cols = cols * 2
     wait_for_previous(PDL)
     row = qkv_ptr + token * qkv_stride
-    a = _part(row, heads, row_mask, cols, 0, HALF, D)
-    b = _part(row, heads, row_mask, cols, HALF, ROTARY, D)
+    a = _part(row, heads, row_mask, cols, 0, A_END, D)
+    b = _part(row, heads, row_mask, cols, B_FIRST, ROTARY, D)
     if REST_PAD > 0:
         rest_cols = tl.arange(0, REST_PAD)
         rest = _part(row, heads, row_mask, rest_cols, ROTARY, D, D)
@@ -104,12 +112,12 @@ def _rope_kv_kernel(
             squares += tl.sum(rest * rest, 1)
         scale = tl.rsqrt(squares / D + eps)[:, None]
         dtype: tl.constexpr = qkv_ptr.dtype.element_ty
-        a_normed = (a * scale).to(dtype).to(tl.float32) * _weights(q_weight, k_weight, is_q, cols, 0, HALF)
-        b_normed = (b * scale).to(dtype).to(tl.float32) * _weights(q_weight, k_weight, is_q, cols, HALF, ROTARY)
+        a_normed = weighed(a * scale, _weights(q_weight, k_weight, is_q, cols, 0, A_END), dtype, NORM)
+        b_normed = weighed(b * scale, _weights(q_weight, k_weight, is_q, cols, B_FIRST, ROTARY), dtype, NORM)
         a = tl.where(rotate, a_normed.to(dtype).to(tl.float32), a)
         b = tl.where(rotate, b_normed.to(dtype).to(tl.float32), b)
         if REST_PAD > 0:
-            rest_normed = (rest * scale).to(dtype).to(tl.float32) * _weights(q_weight, k_weight, is_q, rest_cols, ROTARY, D)
+            rest_normed = weighed(rest * scale, _weights(q_weight, k_weight, is_q, rest_cols, ROTARY, D), dtype, NORM)
             rest = tl.where(rotate, rest_normed.to(dtype).to(tl.float32), rest)
     rotated_a = tl.where(rotate, a * cos - b * sin, a)
     rotated_b = tl.where(rotate, b * cos + a * sin, b)
@@ -128,11 +136,11 @@ def _rope_kv_kernel(
         k_scale = tl.load(k_scale_ptr)
         v_scale = tl.load(v_scale_ptr)
     _store_part(
-        rotated_a, row, k_out, v_out, heads, is_q, writes_k, writes_v, cols, 0, HALF, k_head_stride, v_head_stride,
+        rotated_a, row, k_out, v_out, heads, is_q, writes_k, writes_v, cols, 0, A_END, k_head_stride, v_head_stride,
         k_scale, v_scale, HQ, HKV, D, TOP,
     )  # fmt: skip
     _store_part(
-        rotated_b, row, k_out, v_out, heads, is_q, writes_k, writes_v, cols, HALF, ROTARY, k_head_stride, v_head_stride,
+        rotated_b, row, k_out, v_out, heads, is_q, writes_k, writes_v, cols, B_FIRST, ROTARY, k_head_stride, v_head_stride,
         k_scale, v_scale, HQ, HKV, D, TOP,
     )  # fmt: skip
     if REST_PAD > 0:
@@ -176,6 +184,8 @@ def rope_kv(
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
     *,
+    interleaved: bool = False,
+    weighs: Weighs = "rounded",
     pdl: int = PLAIN,
     tile: int | None = None,
 ) -> None:
@@ -202,5 +212,6 @@ def rope_kv(
         num_blocks * block_size, qkv if q_weight is None else q_weight, qkv if k_weight is None else k_weight, eps,
         k_scale if k_scale is not None else qkv, v_scale if v_scale is not None else qkv,
         num_q_heads, num_kv_heads, head_dim, rotary, block_size, heads, half_pad, rest_pad,
-        q_weight is not None, k_scale is not None, top, pdl, num_warps=4, enable_fp_fusion=False, **launch_options(pdl),
+        interleaved, 0 if q_weight is None else WEIGHS[weighs], k_scale is not None, top, pdl,
+        num_warps=4, enable_fp_fusion=False, **launch_options(pdl),
     )  # fmt: skip

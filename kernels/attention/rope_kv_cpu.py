@@ -12,13 +12,15 @@ import torch
 
 from quire.kernels.attention.kv_lines_cpu import as_numpy
 from quire.kernels.elementwise import norm_cpu
+from quire.kernels.elementwise.norm_reference import Weighs
 
 
 class Rotations(NamedTuple):
-    """Of a step's tokens, float32 [T, 1, D] each."""
+    """Of a step's tokens, float32 [T, 1, R] each, for the first R elements of a head; R 0: nothing is rotated."""
 
     cos: np.ndarray  # cos | cos
     sin: np.ndarray  # -sin | sin
+    interleaved: bool = False  # then both are by pairs of neighbours: cos0 cos0 cos1 cos1 ...
 
 
 class Writes(NamedTuple):
@@ -36,15 +38,17 @@ class EightBits(NamedTuple):
     v_scale: float
 
 
-def rotations(cos_sin: torch.Tensor, positions: np.ndarray) -> Rotations:
-    """Of positions int [T] in the table cos_sin float32 [P, D] = cos | sin."""
+def rotations(cos_sin: torch.Tensor, positions: np.ndarray, interleaved: bool = False) -> Rotations:
+    """Of positions int [T] in the table cos_sin float32 [P, R] = cos | sin."""
     rows = cos_sin.numpy()[positions]
     half = rows.shape[1] // 2
     both = np.empty((2, len(rows), 1, 2 * half), np.float32)
     both[0, :, 0, :half] = both[0, :, 0, half:] = rows[:, :half]
     both[1, :, 0, half:] = rows[:, half:]
     np.negative(rows[:, half:], out=both[1, :, 0, :half])
-    return Rotations(both[0], both[1])
+    if interleaved:
+        both = both.reshape(2, len(rows), 1, 2, half).swapaxes(3, 4).reshape(both.shape)
+    return Rotations(both[0], both[1], interleaved)
 
 
 def head_weights(q_weight: torch.Tensor, k_weight: torch.Tensor, num_q_heads: int, num_kv_heads: int) -> torch.Tensor:
@@ -62,18 +66,19 @@ def rope_kv(
     weights: torch.Tensor | None = None,
     eps: float = 1e-6,
     eight_bits: EightBits | None = None,
+    weighs: Weighs = "rounded",
 ) -> torch.Tensor:
     """Write k and v of qkv [T, (Hq + 2 Hkv) D] to the cache, in its dtype; returns the rotated q [T, Hq, D], strided.
 
     `weights` are those of QK-norm by head (`head_weights`); qkv stays as it was.
     """
     num_rotated = num_q_heads + writes.lines.shape[1]
-    shape = (qkv.shape[0], -1, at.cos.shape[2])
+    shape = (qkv.shape[0], -1, k_lines.shape[1])
     heads = as_numpy(qkv).reshape(shape)
     if qkv.dtype == torch.float32 and weights is None:
         x = heads[:, :num_rotated]
     else:
-        x = _normed(qkv.view(shape)[:, :num_rotated], weights, eps).float().numpy()
+        x = _normed(qkv.view(shape)[:, :num_rotated], weights, eps, weighs).float().numpy()
     rotated = _rotate(x, at)
     if qkv.dtype == torch.float32:
         q, k = torch.from_numpy(rotated[:, :num_q_heads]), rotated[:, num_q_heads:]
@@ -96,15 +101,24 @@ def to_eight_bits(x: np.ndarray, dtype: torch.dtype, to: torch.dtype, scale: flo
     return as_numpy((torch.from_numpy(x).view(dtype).float() / scale).clamp_(-top, top).to(to))
 
 
-def _normed(x: torch.Tensor, weights: torch.Tensor | None, eps: float) -> torch.Tensor:
-    return x if weights is None else norm_cpu.rms_norm(x, weights, eps)
+def _normed(x: torch.Tensor, weights: torch.Tensor | None, eps: float, weighs: Weighs) -> torch.Tensor:
+    return x if weights is None else norm_cpu.rms_norm(x, weights, eps, weighs=weighs)
 
 
 def _rotate(x: np.ndarray, at: Rotations) -> np.ndarray:
     """x float32 [T, H, D]"""
-    half = x.shape[2] // 2
+    rotary = at.cos.shape[2]
+    if rotary < x.shape[2]:
+        whole = x.copy()
+        if rotary:
+            whole[..., :rotary] = _rotate(x[..., :rotary], at)
+        return whole
+    half = rotary // 2
     crossed = np.empty(x.shape, np.float32)
-    crossed[..., :half], crossed[..., half:] = x[..., half:], x[..., :half]
+    if at.interleaved:
+        crossed[..., ::2], crossed[..., 1::2] = x[..., 1::2], x[..., ::2]
+    else:
+        crossed[..., :half], crossed[..., half:] = x[..., half:], x[..., :half]
     crossed *= at.sin
     turned = x * at.cos
     turned += crossed

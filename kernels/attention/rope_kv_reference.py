@@ -2,6 +2,9 @@
 
 import torch
 
+from quire.kernels.elementwise import norm_reference
+from quire.kernels.elementwise.norm_reference import Weighs
+
 
 def rope_kv(
     qkv: torch.Tensor,
@@ -16,16 +19,20 @@ def rope_kv(
     eps: float = 1e-6,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
+    *,
+    interleaved: bool = False,
+    weighs: Weighs = "rounded",
 ) -> None:
     """Rotate q in place in qkv and write k and v to the cache. See `rope_kv.rope_kv` for shapes."""
     _, num_kv_heads, block_size, head_dim = k_cache.shape
     heads = qkv.view(qkv.shape[0], num_q_heads + 2 * num_kv_heads, head_dim)
     q, k, v = heads.split([num_q_heads, num_kv_heads, num_kv_heads], 1)
     if q_weight is not None and k_weight is not None:
-        q, k = _head_norm(q, q_weight, eps), _head_norm(k, k_weight, eps)
+        q, k = (norm_reference.rms_norm(x, w, eps, weighs=weighs) for x, w in ((q, q_weight), (k, k_weight)))
     cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, -1)
-    heads[:, :num_q_heads] = _rotate(q, cos, sin)
-    k = _rotate(k, cos, sin)
+    rotate = _rotate_pairs if interleaved else _rotate
+    heads[:, :num_q_heads] = rotate(q, cos, sin)
+    k = rotate(k, cos, sin)
     if not bool((slot_mapping >= 0).all()):
         keep = slot_mapping >= 0
         k, v, slot_mapping = k[keep], v[keep], slot_mapping[keep]
@@ -34,17 +41,21 @@ def rope_kv(
     v_cache[block, :, offset] = _to_cache(v, v_cache.dtype, v_scale)
 
 
-def _head_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    wide = x.float()
-    return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
-
-
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotate the first 2 * cos.shape[-1] elements of each head, half against half, in float32."""
     half = cos.shape[-1]
     wide = x.float()
     a, b = wide[..., :half], wide[..., half : 2 * half]
     return torch.cat([a * cos - b * sin, b * cos + a * sin, wide[..., 2 * half :]], -1).to(x.dtype)
+
+
+def _rotate_pairs(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """The same of even elements against odd ones."""
+    rotary = 2 * cos.shape[-1]
+    wide = x.float()
+    a, b = wide[..., :rotary:2], wide[..., 1:rotary:2]
+    rotated = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
+    return torch.cat([rotated, wide[..., rotary:]], -1).to(x.dtype)
 
 
 def _to_cache(x: torch.Tensor, dtype: torch.dtype, scale: torch.Tensor | None) -> torch.Tensor:

@@ -4,7 +4,9 @@ Paged attention over a cache of blocks [num_blocks, Hkv, block_size, D], for one
 (query tokens x the group of query heads that share h, packed into the tile's rows):
 
     s[m, n] = scale * k_scale * <q[m], k[n]>             for first_visible(m) <= n <= position(m), else -inf
-    out[m]  = v_scale * sum_n softmax_n(s[m, n]) * v[n]
+    s       = softcap * tanh(s / softcap)                if the layer caps its scores (Gemma 2)
+    s      += alibi(n) - alibi(position(m))              if it has ALiBi: alibi(n) = alibi_scale * slope * n
+    out[m]  = v_scale * sum_n exp(s[m, n]) * v[n] / (exp(sink) + sum_n exp(s[m, n])),   exp(sink): if it has attention sinks
 
 computed online (running maximum and sum, in fp32, in base 2 so that the scale folds into exp2). decode.py and
 prefill.py call this; it decides nothing about which rows or tiles run where. Indices that come from tables are
@@ -84,6 +86,52 @@ def _tile_blocks(block_row_ptr, tile, end_key, tile_end, BLOCK_SIZE: tl.constexp
 
 
 @triton.jit
+def _to_bfloat16(x):
+    """float32, not NaN, rounded to a bfloat16. By its bits: in Triton's interpreter a conversion only cuts them off."""
+    bits = x.to(tl.int32, bitcast=True)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _shaped_scores(scores, keys, positions, qk_scale, softcap, alibi_scale, slopes, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr):
+    """Scores [M, TILE], capped and with ALiBi, in units of log2."""
+    if SOFTCAP:  # tanh(x) = 1 - 2 / (exp(2 x) + 1)
+        scores = (softcap * 1.4426950408889634) * (1.0 - 2.0 / (tl.exp2(scores * (qk_scale * (2.0 / softcap))) + 1.0))
+    else:
+        scores = scores * qk_scale
+    if ALIBI > 0:
+        if ALIBI == 2:  # factors and products are rounded, as Falcon computes them
+            slopes = _to_bfloat16(slopes)
+            own = _to_bfloat16(slopes * _to_bfloat16(positions.to(tl.float32)))
+            bias = _to_bfloat16(slopes[:, None] * _to_bfloat16(keys.to(tl.float32))[None, :]) - own[:, None]
+        else:
+            bias = slopes[:, None] * (keys[None, :] - positions[:, None]).to(tl.float32)
+        scores += bias * (alibi_scale * 1.4426950408889634)
+    return scores
+
+
+@triton.jit
+def row_slopes(slopes_ptr, kv_head, offs_m, GROUP: tl.constexpr, ALIBI: tl.constexpr):
+    """ALiBi's slopes [M] of a tile's rows."""
+    if ALIBI > 0:
+        return tl.load(slopes_ptr + kv_head * GROUP + offs_m % GROUP)
+    else:
+        return 0.0
+
+
+@triton.jit
+def first_sums(sinks_ptr, kv_head, offs_m, is_first, GROUP: tl.constexpr, SINKS: tl.constexpr):
+    """(row_max, row_sum) [M] before the first tile: the sink's, in the range of a row's first keys."""
+    row_max = tl.full([offs_m.shape[0]], float("-inf"), tl.float32)
+    row_sum = tl.zeros([offs_m.shape[0]], tl.float32)
+    if SINKS:
+        sink = tl.load(sinks_ptr + kv_head * GROUP + offs_m % GROUP).to(tl.float32) * 1.4426950408889634
+        row_max = tl.where(is_first, sink, row_max)
+        row_sum = tl.where(is_first, 1.0, row_sum)
+    return row_max, row_sum
+
+
+@triton.jit
 def attend_tiles(
     acc,
     row_max,
@@ -98,6 +146,9 @@ def attend_tiles(
     first_key,
     end_key,
     qk_scale,
+    softcap,
+    alibi_scale,
+    slopes,
     window,
     num_blocks,
     stride_key_block,
@@ -111,18 +162,23 @@ def attend_tiles(
     MASKED: tl.constexpr,
     SUM_LATER: tl.constexpr,
     WINDOWED: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    ALIBI: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Fold KV tiles [tile_begin, tile_end) into the running (acc [M, HEAD_PAD], row_max [M], row_sum), all fp32.
 
-    q [M, HEAD_PAD]; positions [M] int32, where each query stands; key_ptr, value_ptr: the head's part of block 0;
-    row_max is in units of log2. Unmasked tiles must be visible in full to every row. Keys outside [first_key, end_key)
+    q [M, HEAD_PAD]; positions [M] int32, where each query stands; slopes [M], of ALiBi; key_ptr, value_ptr: the head's part of
+    block 0; row_max is in units of log2. Unmasked tiles must be visible in full to every row. Keys outside [first_key, end_key)
     are seen by no row and are not read. row_sum is [M], or with SUM_LATER [M, TILE], which the caller sums: where few rows
     are spread over all warps, that saves two barriers a tile.
     Bytes: 2 * TILE * HEAD_DIM cache elements and the block ids of a tile.
     """
     offs_n = tl.arange(0, TILE)
     offs_d = tl.arange(0, HEAD_PAD)
+    log2_scale = qk_scale
+    if SOFTCAP or ALIBI > 0:
+        log2_scale = 1.0  # the scores are in units of log2 already
     # A tile's block ids are read one tile ahead. Read in the same iteration they would be a load that the loads of K and V wait
     # for, on which Triton's pipeliner spends half of its stages.
     block = _tile_blocks(block_row_ptr, tile_begin, end_key, tile_end, BLOCK_SIZE, TILE)
@@ -156,17 +212,19 @@ def attend_tiles(
             v = tl.load(value_ptrs)
 
         scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION)
+        if SOFTCAP or ALIBI > 0:
+            scores = _shaped_scores(scores, keys, positions, qk_scale, softcap, alibi_scale, slopes, SOFTCAP, ALIBI)
         if MASKED:
             visible = keys[None, :] <= positions[:, None]  # which also leaves out keys past the row's end
             if WINDOWED:
                 visible = visible & (keys[None, :] > positions[:, None] - window)
             scores = tl.where(visible, scores, float("-inf"))
-        new_max = tl.maximum(row_max, tl.max(scores, 1) * qk_scale)
+        new_max = tl.maximum(row_max, tl.max(scores, 1) * log2_scale)
         base = new_max
         if MASKED:
             # A row that has seen no key yet keeps -inf as its maximum; exp2(-inf - -inf) would be NaN.
             base = tl.where(new_max == float("-inf"), 0.0, new_max)
-        p = tl.exp2(scores * qk_scale - base[:, None])
+        p = tl.exp2(scores * log2_scale - base[:, None])
         rescale = tl.exp2(row_max - base)
         if SUM_LATER:
             row_sum = row_sum * rescale[:, None] + p

@@ -1,9 +1,11 @@
-"""SiLU times up: the middle of a gated MLP.
+"""The middle of an MLP: an activation, gated or alone.
 
-    out[t, i] = cast(silu(gate_up[t, i])) * gate_up[t, I + i],   silu(x) = x / (1 + exp(-x))
+    gated    out[t, i] = cast(act(gate_up[t, i])) * gate_up[t, I + i]        gate_up [T, 2 * I] = gate | up, out [T, I]
+    alone    out[t, i] = act(x[t, i])                                        x, out [T, I]
 
-gate_up [T, 2 * I] with unit stride in its last dimension and any row stride, out [T, I]; float32, float16 or bfloat16.
-Moves 3 * T * I elements. SiLU in float32, rounded before the product, as torch does. Reference: `activation_cpu`.
+act: silu(x) = x / (1 + exp(-x)), gelu exact (by erf) or by tanh, relu(x)^2. Inputs have unit stride in their last dimension and
+any row stride; float32, float16 or bfloat16. Moves 3 * T * I elements, alone 2 * T * I. act is computed in float32 and rounded
+before the product, as torch does. Reference: `activation_cpu`.
 """
 
 from typing import NamedTuple
@@ -12,8 +14,11 @@ import torch
 import triton
 import triton.language as tl
 
+from quire.kernels.elementwise.activation_cpu import Activation
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
 from quire.kernels.tuning.current import cached, current
+
+ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu2": 3}  # as the kernel's constant
 
 
 @triton.jit
@@ -25,17 +30,33 @@ def gated(gate, up, dtype: tl.constexpr):
 
 
 @triton.jit
-def _silu_mul_kernel(
-    x_ptr, out_ptr, x_stride, out_stride, width, BLOCK: tl.constexpr, PDL: tl.constexpr,
+def _activate(x, ACTIVATION: tl.constexpr):
+    """Of float32."""
+    if ACTIVATION == 1:
+        return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    elif ACTIVATION == 2:  # 1 + tanh(u) = 2 / (1 + exp(-2 u)); where exp would overflow, the result is 0 anyway
+        return x / (1.0 + tl.exp(tl.minimum(-1.5957691216057308 * (x + 0.044715 * x * x * x), 80.0)))
+    elif ACTIVATION == 3:
+        return tl.where(x > 0.0, x * x, 0.0)
+    else:
+        return x / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def _activation_kernel(
+    x_ptr, out_ptr, x_stride, out_stride, width, ACTIVATION: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = cols < width
     wait_for_previous(PDL)
-    gate = tl.load(x_ptr + row * x_stride + cols, mask, other=0.0)
-    up = tl.load(x_ptr + row * x_stride + width + cols, mask, other=0.0)
-    dtype: tl.constexpr = gate.dtype
-    tl.store(out_ptr + row * out_stride + cols, gated(gate, up, dtype).to(dtype), mask)
+    x = tl.load(x_ptr + row * x_stride + cols, mask, other=0.0)
+    y = _activate(x.to(tl.float32), ACTIVATION).to(x.dtype)
+    if GATED:
+        up = tl.load(x_ptr + row * x_stride + width + cols, mask, other=0.0)
+        y = (y.to(tl.float32) * up.to(tl.float32)).to(x.dtype)
+    tl.store(out_ptr + row * out_stride + cols, y, mask)
 
 
 class Config(NamedTuple):
@@ -51,20 +72,44 @@ def choose(width: int) -> Config:
     return Config(block, max(block // tuning.silu_warp_elements, 1))
 
 
-def silu_mul(
-    gate_up: torch.Tensor, out: torch.Tensor | None = None, *, pdl: int = PLAIN, config: Config | None = None
+def _launch(
+    x: torch.Tensor, out: torch.Tensor | None, activation: Activation, is_gated: bool, pdl: int, config: Config | None
 ) -> torch.Tensor:
-    """silu(gate) * up of gate_up [T, 2 * I] = gate | up; [T, I]. `config` is for tuning."""
-    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-    out = gate_up.new_empty((rows, width)) if out is None else out
-    if gate_up.dim() != 2 or gate_up.shape[1] != 2 * width or out.shape != (rows, width):
-        raise ValueError(f"silu_mul: shapes {gate_up.shape}, {out.shape} do not fit")
-    if gate_up.dtype != out.dtype or gate_up.stride(1) != 1 or out.stride(1) != 1:
-        raise ValueError("silu_mul: out must have the input's dtype, and both unit stride in the last dimension")
+    rows, width = x.shape[0], x.shape[1] // 2 if is_gated else x.shape[1]
+    out = x.new_empty((rows, width)) if out is None else out
+    if x.dim() != 2 or x.shape[1] != (2 * width if is_gated else width) or out.shape != (rows, width):
+        raise ValueError(f"{activation}: shapes {x.shape}, {out.shape} do not fit")
+    if x.dtype != out.dtype or x.stride(1) != 1 or out.stride(1) != 1:
+        raise ValueError(f"{activation}: out must have the input's dtype, and both unit stride in the last dimension")
     if rows == 0:
         return out
     block, num_warps = config or choose(width)
-    _silu_mul_kernel[(rows, triton.cdiv(width, block))](
-        gate_up, out, gate_up.stride(0), out.stride(0), width, block, pdl, num_warps=num_warps, **launch_options(pdl),
+    _activation_kernel[(rows, triton.cdiv(width, block))](
+        x, out, x.stride(0), out.stride(0), width, ACTIVATIONS[activation], is_gated, block, pdl,
+        num_warps=num_warps, **launch_options(pdl),
     )  # fmt: skip
     return out
+
+
+def activate_mul(
+    gate_up: torch.Tensor,
+    out: torch.Tensor | None = None,
+    *,
+    activation: Activation,
+    pdl: int = PLAIN,
+    config: Config | None = None,
+) -> torch.Tensor:
+    """act(gate) * up of gate_up [T, 2 * I] = gate | up; [T, I]. `config` is for tuning."""
+    return _launch(gate_up, out, activation, True, pdl, config)
+
+
+def activate(x: torch.Tensor, out: torch.Tensor | None = None, *, activation: Activation, pdl: int = PLAIN) -> torch.Tensor:
+    """act(x) of x [T, I]; `out` may be x itself."""
+    return _launch(x, out, activation, False, pdl, None)
+
+
+def silu_mul(
+    gate_up: torch.Tensor, out: torch.Tensor | None = None, *, pdl: int = PLAIN, config: Config | None = None
+) -> torch.Tensor:
+    """silu(gate) * up, as activate_mul."""
+    return activate_mul(gate_up, out, activation="silu", pdl=pdl, config=config)

@@ -1,4 +1,4 @@
-"""Rows of an embedding table: out[t] = weight[ids[t]].
+"""Rows of an embedding table: out[t] = scale * weight[ids[t]], computed in float32.
 
 ids int32 [T], clamped to the table; weight [V, H] with unit stride in H, out [T, H], one dtype of any kind. Moves 2 * T * H
 elements. A program copies BLOCK elements of one row. torch.nn.functional.embedding is the reference; its kernel for few rows
@@ -14,16 +14,20 @@ from quire.kernels.tuning.current import current
 
 
 @triton.jit
-def _embedding_kernel(ids_ptr, weight_ptr, out_ptr, weight_stride, vocab, H: tl.constexpr, BLOCK: tl.constexpr):
+def _embedding_kernel(
+    ids_ptr, weight_ptr, out_ptr, weight_stride, vocab, scale, H: tl.constexpr, BLOCK: tl.constexpr, SCALED: tl.constexpr,
+):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     row = tl.minimum(tl.maximum(tl.load(ids_ptr + token), 0), vocab - 1).to(tl.int64)
     values = tl.load(weight_ptr + row * weight_stride + cols, cols < H)
+    if SCALED:
+        values = (values.to(tl.float32) * scale).to(values.dtype)
     tl.store(out_ptr + token * H + cols, values, cols < H)
 
 
-def embedding(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """The rows of weight [V, H] that ids int32 [T] name; [T, H]."""
+def embedding(ids: torch.Tensor, weight: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+    """The rows of weight [V, H] that ids int32 [T] name, times `scale`; [T, H]."""
     if ids.dim() != 1 or ids.dtype != torch.int32 or ids.stride() != (1,) or weight.dim() != 2 or weight.stride(1) != 1:
         raise ValueError(f"embedding: ids {ids.dtype} {ids.shape}, weight {weight.shape} of strides {weight.stride()}")
     tokens, (vocab, hidden) = len(ids), weight.shape
@@ -32,6 +36,6 @@ def embedding(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         block = min(triton.next_power_of_2(hidden), current().elementwise.embedding_block)
         warps = max(1, min(block // 256, 8))
         _embedding_kernel[(tokens, triton.cdiv(hidden, block))](
-            ids, weight, out, weight.stride(0), vocab, hidden, block, num_warps=warps
+            ids, weight, out, weight.stride(0), vocab, scale, hidden, block, scale != 1.0, num_warps=warps
         )
     return out

@@ -1,34 +1,57 @@
-"""RMSNorm, alone or fused with the residual addition before it.
+"""RMSNorm and LayerNorm, alone or fused with the residual addition before them.
 
     rms_norm:      y = weight * cast(x / sqrt(mean(x^2) + eps))           reads x, writes y:               2 * T * H elements
-    add_rms_norm:  residual += x (in place); y as above, of the residual  reads x and residual, writes both: 4 * T * H elements
+    layer_norm:    y = weight * (x - mean(x)) / sqrt(var(x) + eps) + bias likewise
+    add_rms_norm:  residual += scale * x (in place); y as above, of it    reads x and residual, writes both: 4 * T * H elements
 
-x, residual, out [T, H] with unit stride in H and any row stride; weight [H]; float32, float16 or bfloat16, all of one dtype.
-add_rms_norm's x may also be float32 parts [S, T, H], of which it reads all.
-One program a row, which fits into registers: H up to 32768. Math in float32; the normalised value is rounded to x's dtype
-before the product with the weight, as in transformers' LlamaRMSNorm. `norm_reference` is the reference. `pdl` is a mode of
-`dependent_launch`: the weights are loaded before the wait.
+x, residual, out [T, H] with unit stride in H and any row stride; weight, bias [H]; float32, float16 or bfloat16, all of one
+dtype. x may be [T, N, H], N heads with a norm each; weight [N, H] then weighs each in its own way. add_rms_norm's x may also be
+float32 parts [S, T, H], of which it reads all.
+One program a row, which fits into registers: H up to 32768. Math in float32; `weighs` says how RMSNorm's weight is applied
+(norm_reference.py, which is the reference): by default the normalised value is rounded to x's dtype before the product, as in
+transformers' LlamaRMSNorm. `pdl` is a mode of `dependent_launch`: the weights are loaded before the wait.
 """
 
 import torch
 import triton
 import triton.language as tl
 
+from quire.kernels.elementwise.norm_reference import Weighs
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
 from quire.kernels.tuning.current import current
 
 MAX_WARPS = 16
+WEIGHS: dict[Weighs, int] = {"rounded": 1, "wide": 2, "plus_one": 3}  # as the kernels' constant
+LAYER_NORM = 4
+
+
+@triton.jit
+def weighed(normed, weight, dtype: tl.constexpr, WEIGHS: tl.constexpr):
+    """Normalised values times their weights, in float32."""
+    if WEIGHS == 1:
+        return normed.to(dtype).to(tl.float32) * weight
+    elif WEIGHS == 3:
+        return normed * (1.0 + weight)
+    else:
+        return normed * weight
 
 
 @triton.jit(do_not_specialize=["part_stride"])
-def _rms_norm_kernel(
-    x_ptr, residual_ptr, weight_ptr, out_ptr, x_stride, residual_stride, out_stride, part_stride, eps,
-    H: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
+def _norm_kernel(
+    x_ptr, residual_ptr, weight_ptr, bias_ptr, out_ptr, x_stride, residual_stride, out_stride, part_stride, weight_stride,
+    scale, eps,
+    H: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, SCALED: tl.constexpr, PARTS: tl.constexpr, WEIGHS: tl.constexpr,
+    WEIGHT: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
     cols = tl.arange(0, BLOCK)
     mask = cols < H
-    weight = tl.load(weight_ptr + cols, mask, other=0.0)
+    if WEIGHT:
+        weight = tl.load(weight_ptr + head * weight_stride + cols, mask, other=0.0).to(tl.float32)
+    if BIAS:
+        bias = tl.load(bias_ptr + cols, mask, other=0.0).to(tl.float32)
+    cols += head * H
     wait_for_previous(PDL)
     x = tl.load(x_ptr + row * x_stride + cols, mask, other=0.0)
     if ADD:
@@ -36,49 +59,85 @@ def _rms_norm_kernel(
         for part in tl.static_range(1, PARTS):
             x += tl.load(x_ptr + part * part_stride + row * x_stride + cols, mask, other=0.0)
         x = x.to(residual.dtype)
+        if SCALED:
+            x = (x.to(tl.float32) * scale).to(residual.dtype)
         x = (x.to(tl.float32) + residual.to(tl.float32)).to(x.dtype)
         tl.store(residual_ptr + row * residual_stride + cols, x, mask)
     wide = x.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(wide * wide, 0) / H + eps)
-    y = (wide * scale).to(x.dtype).to(tl.float32) * weight.to(tl.float32)
+    if WEIGHS == 4:
+        wide = tl.where(mask, wide - tl.sum(wide, 0) / H, 0.0)
+    y = wide * tl.rsqrt(tl.sum(wide * wide, 0) / H + eps)
+    if WEIGHT:
+        y = weighed(y, weight, x.dtype, WEIGHS)
+    if BIAS:
+        y += bias
     tl.store(out_ptr + row * out_stride + cols, y.to(x.dtype), mask)
 
 
 def _launch(
-    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, out: torch.Tensor | None, pdl: int
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    eps: float,
+    out: torch.Tensor | None,
+    pdl: int,
+    *,
+    bias: torch.Tensor | None = None,
+    scale: float = 1.0,
+    weighs: int = 1,
 ) -> torch.Tensor:
-    in_parts, parts, part_stride = False, 1, 0
+    parts, part_stride = 1, 0
     if x.dim() == 3 and residual is not None:
         if x.dtype != torch.float32:
             raise TypeError(f"add_rms_norm: parts of x must be float32, not {x.dtype}")
-        in_parts, parts, part_stride = True, x.shape[0], x.stride(0)
+        parts, part_stride = x.shape[0], x.stride(0)
         out = torch.empty_like(residual) if out is None else out
         x = x[0]
+        _check(residual, residual, weight, bias, out)
     out = torch.empty_like(x) if out is None else out
     second = x if residual is None else residual
-    if x.dim() != 2 or weight.shape != (x.shape[1],) or second.shape != x.shape or out.shape != x.shape:
-        raise ValueError(f"rms_norm: shapes {x.shape}, {second.shape}, {weight.shape}, {out.shape} do not fit")
-    if not weight.dtype == second.dtype == out.dtype or (not in_parts and x.dtype != weight.dtype):
-        raise TypeError(f"rms_norm: dtypes differ: {x.dtype}, {second.dtype}, {weight.dtype}, {out.dtype}")
-    if not x.stride(1) == second.stride(1) == out.stride(1) == weight.stride(0) == 1:
-        raise ValueError("rms_norm: the last dimension must have stride 1")
-    rows, width = x.shape
+    if not part_stride:
+        _check(x, second, weight, bias, out)
+    rows, width = x.shape[0], x.shape[-1]
     if rows == 0:
         return out
     block = triton.next_power_of_2(width)
     num_warps = min(max(block // current().elementwise.norm_warp_elements, 1), MAX_WARPS)
-    _rms_norm_kernel[(rows,)](
-        x, second, weight, out, x.stride(0), second.stride(0), out.stride(0), part_stride, eps,
-        width, block, residual is not None, parts, pdl, num_warps=num_warps, **launch_options(pdl),
+    of_heads = 0 if weight is None or weight.dim() == 1 else weight.stride(0)
+    _norm_kernel[(rows, x.shape[1] if x.dim() == 3 else 1)](
+        x, second, weight, bias, out, x.stride(0), second.stride(0), out.stride(0), part_stride, of_heads, scale, eps,
+        width, block, residual is not None, scale != 1.0, parts, weighs, weight is not None, bias is not None, pdl,
+        num_warps=num_warps, **launch_options(pdl),
     )  # fmt: skip
     return out
 
 
+def _check(
+    x: torch.Tensor, second: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, out: torch.Tensor
+) -> None:
+    of_row = {x.shape[-1:], x.shape[1:]}
+    vectors = [v for v in (weight, bias) if v is not None]
+    bias_fits = bias is None or bias.dim() == 1
+    fits = second.shape == out.shape == x.shape and all(v.shape in of_row for v in vectors) and bias_fits
+    if x.dim() not in (2, 3) or not fits:
+        raise ValueError(f"norm: shapes {x.shape}, {second.shape}, {[v.shape for v in vectors]}, {out.shape} do not fit")
+    if any(t.dtype != x.dtype for t in (second, out, *vectors)):
+        raise TypeError(f"norm: dtypes differ: {x.dtype}, {second.dtype}, {[v.dtype for v in vectors]}, {out.dtype}")
+    if any(t.stride(-1) != 1 or (t.dim() == 3 and t.stride(1) != t.shape[2]) for t in (x, second, out, *vectors)):
+        raise ValueError("norm: the last dimension must have stride 1, and heads must lie side by side")
+
+
 def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None, *, pdl: int = PLAIN
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    out: torch.Tensor | None = None,
+    *,
+    weighs: Weighs = "rounded",
+    pdl: int = PLAIN,
 ) -> torch.Tensor:
     """The normalised rows of x, written to `out` if given (which may be x itself)."""
-    return _launch(x, None, weight, eps, out, pdl)
+    return _launch(x, None, weight, eps, out, pdl, weighs=WEIGHS[weighs])
 
 
 def add_rms_norm(
@@ -88,10 +147,39 @@ def add_rms_norm(
     eps: float,
     out: torch.Tensor | None = None,
     *,
+    scale: float = 1.0,
+    weighs: Weighs = "rounded",
     pdl: int = PLAIN,
 ) -> torch.Tensor:
-    """Add x to the residual in place and return the norm of the sum; `out` may be x itself, unless that is in parts.
+    """Add scale * x to the residual in place and return the norm of the sum; `out` may be x itself, unless that is in parts.
 
     x may be float32 [S, T, H], parts whose sum, rounded to the residual's dtype, is added (`split_linear`).
     """
-    return _launch(x, residual, weight, eps, out, pdl)
+    return _launch(x, residual, weight, eps, out, pdl, scale=scale, weighs=WEIGHS[weighs])
+
+
+def layer_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    eps: float,
+    out: torch.Tensor | None = None,
+    *,
+    bias: torch.Tensor | None = None,
+    pdl: int = PLAIN,
+) -> torch.Tensor:
+    """LayerNorm's rows of x, written to `out` if given (which may be x itself)."""
+    return _launch(x, None, weight, eps, out, pdl, bias=bias, weighs=LAYER_NORM)
+
+
+def add_layer_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor | None,
+    eps: float,
+    *,
+    bias: torch.Tensor | None = None,
+    scale: float = 1.0,
+    pdl: int = PLAIN,
+) -> torch.Tensor:
+    """As add_rms_norm."""
+    return _launch(x, residual, weight, eps, None, pdl, bias=bias, scale=scale, weighs=LAYER_NORM)

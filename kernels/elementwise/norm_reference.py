@@ -1,25 +1,60 @@
-"""RMSNorm in plain torch: the oracle of `norm`, with the same signatures, and what norm_cpu gives other dtypes than float32 to.
+"""RMSNorm and LayerNorm in plain torch: the oracle of `norm`, with the same signatures; norm_cpu gives it what is not float32.
 
-    rms_norm:      y = weight * cast(x / sqrt(mean(x^2) + eps))
-    add_rms_norm:  residual += x (in place); y as above, of the residual
+Formulas and roundings: norm.py.
 
-The mean and the division are in float32; the normalised value is rounded to x's dtype before the product with the weight, as in
-transformers' LlamaRMSNorm. x, residual, out [T, H]; weight [H].
+x, residual, out [T, H]; weight [H], or [N, H] where rows of x [T, N, H] have weights of their own.
 """
 
+from typing import Literal
+
 import torch
+from torch.nn import functional as F
+
+# How RMSNorm's weight is applied: after the normalised value was rounded to x's dtype (LlamaRMSNorm), in float32 before it is
+# rounded (Olmo2RMSNorm), or as 1 + weight in float32 (Gemma2RMSNorm).
+Weighs = Literal["rounded", "wide", "plus_one"]
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None) -> torch.Tensor:
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None, *, weighs: Weighs = "rounded"
+) -> torch.Tensor:
     """The normalised rows of x, written to `out` if given (which may be x itself)."""
     wide = x.float()
-    y = weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    if weighs == "rounded":
+        y = weight * normed.to(x.dtype)
+    elif weighs == "wide":
+        y = (weight * normed).to(x.dtype)
+    else:
+        y = (normed * (1.0 + weight.float())).to(x.dtype)
     return y if out is None else out.copy_(y)
+
+
+def layer_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    eps: float,
+    out: torch.Tensor | None = None,
+    *,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """LayerNorm's rows of x, computed in float32 and rounded once."""
+    y = F.layer_norm(x.float(), x.shape[-1:], None, None, eps)
+    if weight is not None:
+        y = y * weight.float()
+    if bias is not None:
+        y = y + bias.float()
+    return y.to(x.dtype) if out is None else out.copy_(y)
+
+
+def add(x: torch.Tensor, residual: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+    """residual += scale * x in place, the product rounded to x's dtype."""
+    residual += x if scale == 1.0 else x * scale
+    return residual
 
 
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Add x to the residual in place and return the norm of the sum; `out` may be x itself."""
-    residual += x
-    return rms_norm(residual, weight, eps, out)
+    return rms_norm(add(x, residual), weight, eps, out)

@@ -39,6 +39,43 @@ def test_kernel_in_the_interpreter(shape):
     compare(shape, torch.float32, "cpu")
 
 
+def compare_activation(activation, shape, dtype, device):
+    from quire.kernels.elementwise import activation as kernels
+
+    x = gate_up(shape, dtype, device)
+    tolerance = {"rtol": TOLERANCE[dtype], "atol": TOLERANCE[dtype]}
+    for function in ("activate", "activate_mul"):
+        ours, theirs = (getattr(module, function)(x, activation=activation) for module in (kernels, activation_cpu))
+        torch.testing.assert_close(ours, theirs, **tolerance)
+    if dtype == torch.float32:
+        theirs = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu2": "relu2", "silu": "silu"}[activation]
+        torch.testing.assert_close(activation_cpu.activate(x, activation=activation), transformers_activation(theirs)(x))
+    out = x.clone()
+    assert kernels.activate(out, out, activation=activation) is out
+    torch.testing.assert_close(out, activation_cpu.activate(x, activation=activation), **tolerance)
+
+
+def transformers_activation(name):
+    from transformers.activations import ACT2FN
+
+    return ACT2FN[name]
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu2"])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 77)])
+def test_activations_in_the_interpreter(activation, shape):
+    compare_activation(activation, shape, torch.float32, "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu2"])
+def test_activations(activation, dtype):
+    for shape in ((1, 1), (3, 77), (300, 9216)):
+        compare_activation(activation, shape, dtype, "cuda")
+
+
 @pytest.mark.interpret
 def test_the_configuration_changes_nothing():
     from quire.kernels.elementwise import activation

@@ -8,26 +8,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from attention_cases import GPU_DECODE_ROWS, GPU_DTYPES, GPU_PREFILL_ROWS, ODD_HEADS, Case, assert_matches, run_prefill
-
-
-def run_decode(case: Case, max_query_len: int | None = None, num_decode_rows: torch.Tensor | None = None, **options):
-    from quire.kernels.attention.decode import decode_attention
-    from quire.kernels.attention.decode_schedule import DecodeWorkspace, decode_schedule
-
-    max_query_len = max_query_len or max(queries for _keys, queries in case.rows)
-    workspace = DecodeWorkspace.allocate(
-        len(case.rows) + 1, case.num_heads, case.num_kv_heads, case.head_dim, max_query_len, case.device, case.dtype, **options
-    )
-    workspace.partial_out.fill_(float("nan"))
-    schedule = workspace.new_schedule(case.window)
-    max_keys = case.max_blocks * case.block_size
-    decode_schedule(workspace, schedule, case.query_start, case.seq_lens, case.q.shape[0], max_keys, num_decode_rows)
-    for _layer in range(2):
-        case.out.fill_(float("nan"))
-        decode_attention(*case.tensors, scale=case.scale, workspace=workspace, schedule=schedule, **case.scales)
-    assert not workspace.arrivals.any()
-    return case.out
+from attention_cases import (
+    GPU_DECODE_ROWS,
+    GPU_DTYPES,
+    GPU_PREFILL_ROWS,
+    ODD_HEADS,
+    Case,
+    assert_matches,
+    run_decode,
+    run_prefill,
+)
 
 
 def check_steps_of_one_workspace(steps: list[list[tuple[int, int]]], device: str, dtype: torch.dtype, **shape: int) -> None:

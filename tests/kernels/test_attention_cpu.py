@@ -6,7 +6,7 @@ nobody) is NaN, and so is `out` before a call.
 
 import pytest
 import torch
-from attention_cases import ODD_HEADS, Case, assert_matches
+from attention_cases import ODD_HEADS, SHAPES, Case, assert_matches
 
 from quire.kernels.attention.attention_cpu import CpuAttentionPlan, attention_cpu
 
@@ -20,7 +20,8 @@ def run_cpu(case: Case) -> torch.Tensor:
         dtype=case.dtype,
         window=case.window,
     )
-    attention_cpu(case.q, case.k_cache, case.v_cache, case.out, plan, scale=case.scale, **case.scales)
+    given = {"scale": case.scale, "shape": case.score_shape}
+    attention_cpu(case.q, case.k_cache, case.v_cache, case.out, plan, **given, **case.scales)
     return case.out
 
 
@@ -38,6 +39,14 @@ CPU_ROWS = {
 @pytest.mark.parametrize("rows", CPU_ROWS.values(), ids=CPU_ROWS)
 def test_cpu_equals_reference(rows, window):
     case = Case(rows, window=window)
+    assert_matches(run_cpu(case), case.expected(), case.dtype)
+
+
+@pytest.mark.parametrize("window", [0, 13])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("rows", CPU_ROWS.values(), ids=CPU_ROWS)
+def test_cpu_shapes_scores(rows, shape, window):
+    case = Case(rows, num_heads=6, window=window, shape=shape)
     assert_matches(run_cpu(case), case.expected(), case.dtype)
 
 

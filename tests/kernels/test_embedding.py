@@ -14,7 +14,9 @@ def compare(tokens, vocab, width, dtype, device):
     g = torch.Generator().manual_seed(tokens + width)
     ids = torch.randint(0, vocab, (tokens,), generator=g, dtype=torch.int32).to(device)
     weight = torch.randn(vocab, width + 3, generator=g).to(device, dtype)[:, :width]
-    assert torch.equal(embedding(ids, weight), torch.nn.functional.embedding(ids, weight))
+    rows = torch.nn.functional.embedding(ids, weight)
+    assert torch.equal(embedding(ids, weight), rows)
+    assert torch.equal(embedding(ids, weight, 11.3125), (rows.float() * 11.3125).to(dtype))
 
 
 @pytest.mark.interpret

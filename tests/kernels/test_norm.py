@@ -57,6 +57,64 @@ def test_kernel_in_the_interpreter(shape):
     compare(shape, torch.float32, "cpu")
 
 
+KINDS = [("rms_norm", "rounded"), ("rms_norm", "wide"), ("rms_norm", "plus_one"), ("layer_norm", True), ("layer_norm", False)]
+
+
+def compare_kind(function, how, shape, dtype, device):
+    """Every norm, plain, of several heads with weights of their own, and of a scaled sum."""
+    from quire.kernels.elementwise import norm
+
+    x, residual, weight = inputs(shape, dtype, device)
+    tolerance = {"rtol": TOLERANCE[dtype], "atol": TOLERANCE[dtype]}
+    given = {"weighs": how} if function == "rms_norm" else {"bias": residual[0] if how else None}
+    ours, theirs = getattr(norm, function), getattr(norm_reference, function)
+    weights = (weight,) if function == "rms_norm" or how else (weight, None)
+    for w in weights:
+        torch.testing.assert_close(ours(x, w, 1e-6, **given), theirs(x, w, 1e-6, **given), **tolerance)
+    total, want = residual.clone(), norm_reference.add(x, residual.clone(), 0.3)
+    normed = getattr(norm, f"add_{function}")(x, total, weight, 1e-6, scale=0.3, **given)
+    torch.testing.assert_close(total, want, **tolerance)
+    torch.testing.assert_close(normed, theirs(total, weight, 1e-6, **given), **tolerance)
+    if given.get("bias") is None:
+        heads = torch.cat((x, 2 * x, residual), 1).unflatten(1, (3, -1))
+        each = torch.stack((weight, weight + 1, weight - 1))
+        out = torch.zeros(len(x), 4 * x.shape[1], device=device, dtype=dtype)[:, : 3 * x.shape[1]].unflatten(1, (3, -1))
+        for w in (weight, each):
+            torch.testing.assert_close(ours(heads, w, 1e-6, out, **given), theirs(heads, w, 1e-6, **given), **tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_other_norms_are_transformers_to_the_bit(dtype):
+    from transformers.models.cohere.modeling_cohere import CohereLayerNorm
+    from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
+    from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
+
+    x, _residual, weight = inputs((5, 67), dtype, "cpu")
+    for module, weighs in ((Gemma2RMSNorm(67, 1e-5), "plus_one"), (Olmo2RMSNorm(67, 1e-5), "wide")):
+        module.to(dtype).weight.data.copy_(weight)
+        assert torch.equal(norm_reference.rms_norm(x, weight, 1e-5, weighs=weighs), module(x))
+    layer_norm = CohereLayerNorm(67, 1e-5).to(dtype)
+    layer_norm.weight.data.copy_(weight)
+    torch.testing.assert_close(norm_reference.layer_norm(x, weight, 1e-5), layer_norm(x))
+    own = torch.nn.functional.layer_norm(x, (67,), weight, x[0], 1e-5)
+    torch.testing.assert_close(norm_reference.layer_norm(x, weight, 1e-5, bias=x[0]), own)
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("function,how", KINDS)
+@pytest.mark.parametrize("shape", [(1, 1), (3, 67), (2, 128)])
+def test_kinds_in_the_interpreter(shape, function, how):
+    compare_kind(function, how, shape, torch.float32, "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("function,how", KINDS)
+def test_kinds(function, how, dtype):
+    for shape in ((3, 67), (300, 2304)):
+        compare_kind(function, how, shape, dtype, "cuda")
+
+
 @pytest.mark.interpret
 def test_what_does_not_fit_is_refused():
     from quire.kernels.elementwise import norm

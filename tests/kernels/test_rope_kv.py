@@ -65,12 +65,12 @@ def test_the_cpu_path_is_qwen3s_to_the_bit():
     assert int((args["v_cache"] != 0).any(-1).any(1).sum()) == 5  # nothing else was written
 
 
-def compare(shape, dtype, device, **kwargs):
+def compare(shape, dtype, device, interleaved=False, weighs="rounded", **kwargs):
     from quire.kernels.attention import rope_kv
 
     ours, theirs = case(shape, dtype, device, **kwargs), case(shape, dtype, device, **kwargs)
-    rope_kv.rope_kv(**ours)
-    rope_kv_reference.rope_kv(**theirs)
+    rope_kv.rope_kv(**ours, interleaved=interleaved, weighs=weighs)
+    rope_kv_reference.rope_kv(**theirs, interleaved=interleaved, weighs=weighs)
     tolerance = {"rtol": TOLERANCE[dtype], "atol": TOLERANCE[dtype]}
     torch.testing.assert_close(ours["qkv"], theirs["qkv"], **tolerance)
     for name in ("k_cache", "v_cache"):
@@ -85,6 +85,59 @@ def compare(shape, dtype, device, **kwargs):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_kernel_in_the_interpreter(shape, norm):
     compare(shape, torch.float32, "cpu", norm=norm, scales=norm)
+
+
+@pytest.mark.parametrize("shape", [(6, 4, 2, 16, 16, 4), (6, 4, 2, 16, 8, 4)])
+def test_interleaved_pairs_are_gpt_js_to_the_bit(shape):
+    from transformers.models.gptj.modeling_gptj import apply_rotary_pos_emb
+
+    args, rotary = case(shape, torch.float32, "cpu", norm=False), shape[4]
+    q = args["qkv"].clone().view(6, 8, 16)[:, :4]
+    rope_kv_reference.rope_kv(**args, interleaved=True)
+    cos, sin = args["cos_sin"][args["positions"]].chunk(2, -1)
+    want = apply_rotary_pos_emb(q[None, ..., :rotary], sin[None], cos[None])[0]
+    assert torch.equal(args["qkv"].view(6, 8, 16)[:, :4], torch.cat((want, q[..., rotary:]), -1))
+
+
+OTHERS = [{"interleaved": True}, {"weighs": "wide"}, {"weighs": "plus_one", "interleaved": True}]
+NOTHING_ROTATED = (3, 4, 2, 20, 0, 4)
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("how", OTHERS, ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES[1:3], NOTHING_ROTATED])
+def test_other_rotations_and_norms_in_the_interpreter(shape, how):
+    compare(shape, torch.float32, "cpu", **how)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("how", OTHERS, ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES[1:], NOTHING_ROTATED])
+def test_other_rotations_and_norms(shape, how, dtype):
+    compare((*shape[:5], max(shape[5], shape[0])), dtype, "cuda", **how)
+
+
+@pytest.mark.parametrize("how", [{}, *OTHERS], ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES[1:], NOTHING_ROTATED])
+def test_the_quick_cpu_path_is_the_reference(shape, how):
+    from quire.kernels.attention import rope_kv_cpu
+    from quire.kernels.attention.kv_lines_cpu import as_lines, line_strides, token_lines
+
+    ours, theirs = case(shape, torch.float32, "cpu"), case(shape, torch.float32, "cpu")
+    rope_kv_reference.rope_kv(**theirs, **how)
+    k, v, mapping, heads = ours["k_cache"], ours["v_cache"], ours["slot_mapping"].numpy(), ours["num_q_heads"]
+    tokens = (mapping >= 0).nonzero()[0]
+    lines = token_lines(mapping[tokens], line_strides(k), k.shape[2], k.shape[1])
+    at = rope_kv_cpu.rotations(ours["cos_sin"], ours["positions"].numpy(), how.get("interleaved", False))
+    weights = rope_kv_cpu.head_weights(ours["q_weight"], ours["k_weight"], heads, k.shape[1])
+    writes, eps = rope_kv_cpu.Writes(lines, tokens), ours["eps"]
+    caches = as_lines(k), as_lines(v)
+    qkv = ours["qkv"].contiguous()
+    q = rope_kv_cpu.rope_kv(qkv, at, writes, *caches, heads, weights, eps, weighs=how.get("weighs", "rounded"))
+    want = theirs["qkv"].unflatten(1, (-1, shape[3]))[:, :heads]
+    for got, expected in ((q, want), (k, theirs["k_cache"]), (v, theirs["v_cache"])):
+        torch.testing.assert_close(got, expected, rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.interpret

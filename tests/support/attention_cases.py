@@ -5,8 +5,17 @@ from dataclasses import dataclass, field
 import torch
 
 from quire.kernels.attention.attention_reference import attention_reference
+from quire.kernels.attention.score_shape import ScoreShape
 
 ODD_HEADS = [(1, 1, 64), (3, 1, 80), (5, 5, 96), (10, 2, 112), (7, 1, 128), (16, 1, 192), (6, 2, 256), (32, 8, 128)]
+# what a layer may do to its scores, apart and together, by name
+SHAPES = {
+    "softcap": {"softcap": 1.5},
+    "alibi": {"alibi": True},
+    "rounded_alibi": {"alibi": True, "alibi_scale": 0.4, "rounds_alibi": True},
+    "sinks": {"sinks": True},
+    "all": {"softcap": 2.0, "alibi": True, "sinks": True},
+}
 GPU_DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 GPU_DECODE_ROWS = {
     "one_token": [(1, 1)],
@@ -43,6 +52,7 @@ class Case:
     scaled: bool = False
     interleaved: bool = False
     num_blocks: int = 0
+    shape: dict = field(default_factory=dict)  # of SHAPES
     scale: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -93,6 +103,17 @@ class Case:
         self.v_scale = torch.tensor([1.3], device=self.device) if self.scaled else None
 
     @property
+    def score_shape(self) -> ScoreShape:
+        given = dict(self.shape)
+        gen = torch.Generator().manual_seed(self.num_heads)
+        slopes, sinks = torch.rand(self.num_heads, generator=gen), torch.randn(self.num_heads, generator=gen)
+        return ScoreShape(
+            slopes=slopes.to(self.device) if given.pop("alibi", False) else None,
+            sinks=sinks.to(self.device, self.dtype) if given.pop("sinks", False) else None,
+            **given,
+        )
+
+    @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
         return self.q, self.k_cache, self.v_cache, self.block_table, self.row_slots, self.query_start, self.seq_lens, self.out
 
@@ -102,7 +123,8 @@ class Case:
 
     def expected(self) -> torch.Tensor:
         want = torch.full(self.out.shape, float("nan"), device=self.device, dtype=torch.float32)
-        attention_reference(*self.tensors[:-1], want, scale=self.scale, window=self.window, **self.scales)
+        given = {"scale": self.scale, "window": self.window, "shape": self.score_shape}
+        attention_reference(*self.tensors[:-1], want, **given, **self.scales)
         return want
 
 
@@ -125,6 +147,27 @@ def run_prefill(case: Case, num_decode_rows: torch.Tensor | None = None, hopper:
     prefill_schedule(workspace, case.query_start, case.seq_lens, tokens, max_keys, num_decode_rows, window=case.window)
     for _layer in range(2):
         case.out.fill_(float("nan"))
-        prefill_attention(*case.tensors, scale=case.scale, workspace=workspace, window=case.window, **case.scales)
+        given = {"scale": case.scale, "workspace": workspace, "window": case.window, "shape": case.score_shape}
+        prefill_attention(*case.tensors, **given, **case.scales)
     assert not workspace.counters.any()
+    return case.out
+
+
+def run_decode(case: Case, max_query_len: int | None = None, num_decode_rows: torch.Tensor | None = None, **options):
+    from quire.kernels.attention.decode import decode_attention
+    from quire.kernels.attention.decode_schedule import DecodeWorkspace, decode_schedule
+
+    max_query_len = max_query_len or max(queries for _keys, queries in case.rows)
+    workspace = DecodeWorkspace.allocate(
+        len(case.rows) + 1, case.num_heads, case.num_kv_heads, case.head_dim, max_query_len, case.device, case.dtype, **options
+    )
+    workspace.partial_out.fill_(float("nan"))
+    schedule = workspace.new_schedule(case.window)
+    max_keys = case.max_blocks * case.block_size
+    decode_schedule(workspace, schedule, case.query_start, case.seq_lens, case.q.shape[0], max_keys, num_decode_rows)
+    for _layer in range(2):
+        case.out.fill_(float("nan"))
+        given = {"scale": case.scale, "workspace": workspace, "schedule": schedule, "shape": case.score_shape}
+        decode_attention(*case.tensors, **given, **case.scales)
+    assert not workspace.arrivals.any()
     return case.out

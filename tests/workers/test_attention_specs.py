@@ -12,7 +12,7 @@ from workers.test_models import PROMPT, DenseAttention
 
 from quire.ipc.sampling import SamplingParams
 from quire.workers.attention.kv_cache import KVCache, Place
-from quire.workers.models.config import RopeConfig
+from quire.workers.models.config import AlibiConfig, RopeConfig
 from quire.workers.models.families import read_model_config
 from quire.workers.parallel import Parallel
 
@@ -35,6 +35,16 @@ DIFFERENT = (
 )
 
 
+SHAPED = (
+    {"softcap": 2.0},
+    {"has_sinks": True, "window": 10, "rope": RopeConfig(rotary_dim=8, interleaved=True)},
+    {"alibi": AlibiConfig(slopes=(0.5, 0.1, 0.25, 0.01)), "rope": None},
+    {"alibi": AlibiConfig(slopes=(0.5, 0.1, 0.3, 0.01), scale=0.5, is_rounded=True), "rope": None, "softcap": 5.0},
+    {"qk_norm_eps": 1e-3, "qk_norm_weighs": "plus_one", "rope": RopeConfig(interleaved=True)},
+    {"qk_norm_eps": 1e-3, "qk_norm_weighs": "wide", "rope": RopeConfig(rotary_dim=4)},
+)
+
+
 def specs_of(*changes):
     return changed(read_model_config(tiny_model("llama")), *changes).attention_specs(Parallel())
 
@@ -53,9 +63,10 @@ def test_layers_share_a_block_table_if_window_and_cache_shape_are_equal():
     assert cache.block_bytes == sum(x[0].nbytes for x in (*cache.k, *cache.v)) and cache.windows == (0, 0, 10)
 
 
+@pytest.mark.parametrize("changes", [DIFFERENT, SHAPED], ids=["different", "shaped"])
 @pytest.mark.parametrize("scheduling", [{}, {"budget": 9}, {"num_blocks": 40, "look_ahead": False}])
-def test_a_model_of_layers_that_differ_equals_a_dense_pass(scheduling, monkeypatch):
-    config = changed(read_model_config(tiny_model("llama")), *DIFFERENT)
+def test_a_model_of_layers_that_differ_equals_a_dense_pass(scheduling, changes, monkeypatch):
+    config = changed(read_model_config(tiny_model("llama")), *changes)
     monkeypatch.setattr(inline_engine, "read_model_config", lambda folder: config)
     engine = inline_engine.InlineEngine("", dummy=True, **scheduling)
     prompts = [PROMPT.tolist(), PROMPT.tolist()[5:12], [7]]
@@ -168,8 +179,8 @@ def test_kernels_get_the_scales_of_layers_whose_cache_has_8_bits(cuda, monkeypat
 
     for name in ("decode_attention", "prefill_attention"):
         monkeypatch.setattr(cuda.module, name, scales(name))
-    monkeypatch.setattr(cuda.module, "rope_kv", lambda *args, pdl: calls.append(("rope_kv", *args[10:])))
-    monkeypatch.setattr(cuda.module, "can_fuse", lambda space, k, table: k.dtype == torch.float32)
+    monkeypatch.setattr(cuda.module, "rope_kv", lambda *args, **kwargs: calls.append(("rope_kv", *args[10:])))
+    monkeypatch.setattr(cuda.module, "can_fuse", lambda space, k, table, interleaved: k.dtype == torch.float32)
     attention = cuda_attention(cuda, specs, cache)
     run_step(attention, specs, 9, 4, 2)
     run_step(attention, specs, 4, 4, 4)

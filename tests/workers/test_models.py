@@ -27,32 +27,57 @@ SLIDING = ["mistral-sliding", "mistral-linear", "qwen2-mixed", "qwen3-mixed"]
 
 
 class DenseAttention:
-    """What the runner passes to a model's forward, over one whole sequence: QK-norm, rotation, masked softmax; no cache."""
+    """What the runner passes to a model's forward, over one whole sequence: QK-norm, rotation, masked softmax; no cache.
+
+    All that an AttentionSpec may say, written plainly.
+    """
 
     def __init__(self, specs):
         self.specs = specs
         self.tables = [cos_sin_table(spec, tiny_models.MAX_POSITIONS) for spec in specs]
 
-    def __call__(self, layer, qkv, q_norm, k_norm):
+    def __call__(self, layer, qkv, q_norm, k_norm, sinks=None):
         c, length = self.specs[layer], qkv.shape[0]
         q, k, v = qkv.split([c.q_size, c.kv_size, c.kv_size], dim=-1)
         q, k, v = (x.view(length, -1, c.head_dim) for x in (q, k, v))
         if q_norm is not None:
-            q = F.rms_norm(q, (c.head_dim,), q_norm, c.qk_norm_eps)
-            k = F.rms_norm(k, (c.head_dim,), k_norm, c.qk_norm_eps)
+            plus = 1.0 if c.qk_norm_weighs == "plus_one" else 0.0
+            q = F.rms_norm(q, (c.head_dim,), q_norm + plus, c.qk_norm_eps)
+            k = F.rms_norm(k, (c.head_dim,), k_norm + plus, c.qk_norm_eps)
         q, k = self.rotate(layer, q), self.rotate(layer, k)
         groups = c.num_heads // c.num_kv_heads
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
         scores = torch.einsum("qhd,khd->hqk", q, k) * c.scale
         distance = torch.arange(length)[:, None] - torch.arange(length)
+        if c.softcap:
+            scores = c.softcap * torch.tanh(scores / c.softcap)
+        if c.alibi is not None:
+            scores = scores + self.biases(c.alibi, length)
         hidden = (distance < 0) | ((distance >= c.window) if c.window else False)
         scores = scores.masked_fill(hidden, float("-inf"))
-        return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).reshape(length, -1)
+        if sinks is not None:
+            scores = torch.cat((scores, sinks[:, None, None].expand(-1, length, 1)), -1)
+        return torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., :length], v).reshape(length, -1)
 
     def rotate(self, layer, x):
+        rope = self.specs[layer].rope
+        if rope is None:
+            return x
         cos, sin = self.tables[layer][: x.shape[0], None, :].chunk(2, dim=-1)
-        x1, x2 = x.chunk(2, dim=-1)
-        return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), dim=-1)
+        rotated, rest = x[..., : 2 * cos.shape[-1]], x[..., 2 * cos.shape[-1] :]
+        if rope.interleaved:
+            x1, x2 = rotated[..., ::2], rotated[..., 1::2]
+            rotated = torch.stack((x1 * cos - x2 * sin, x2 * cos + x1 * sin), dim=-1).flatten(-2)
+        else:
+            x1, x2 = rotated.chunk(2, dim=-1)
+            rotated = torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), dim=-1)
+        return torch.cat((rotated, rest), dim=-1)
+
+    def biases(self, alibi, length):
+        slopes, keys = torch.tensor(alibi.slopes)[:, None, None], torch.arange(length)
+        if alibi.is_rounded:
+            return (slopes.bfloat16() * keys).float() * alibi.scale
+        return slopes * keys * alibi.scale
 
 
 @functools.cache

@@ -10,6 +10,7 @@ from collections.abc import Hashable
 
 import torch
 
+from quire.kernels.attention.score_shape import ScoreShape
 from quire.kernels.step.tables import SlotTables, StepBuffers
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.attention.rope import cos_sin_table
@@ -27,19 +28,37 @@ class ModelAttention(ABC):
         """
 
     @abstractmethod
-    def attend(self, layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None) -> torch.Tensor:
-        """Rotate, write KV, attend: qkv [T, (Hq + 2 Hkv) D] -> [T, Hq D]; norm weights [D] where the spec has QK-norm."""
+    def attend(
+        self,
+        layer: int,
+        qkv: torch.Tensor,
+        q_norm: torch.Tensor | None,
+        k_norm: torch.Tensor | None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Rotate, write KV, attend: qkv [T, (Hq + 2 Hkv) D] -> [T, Hq D].
+
+        Norm weights [D] where the spec has QK-norm, sinks [Hq] where it has them.
+        """
 
     def kernel_specialization(self, num_tokens: int, num_rows: int) -> Hashable:
         """Mixed steps of padded sizes with equal answers run the same compiled kernels, where kernels are compiled."""
         return ()
 
 
+def score_shape(spec: AttentionSpec, device: torch.device) -> ScoreShape:
+    """What the layers of a spec do to their scores, but for their sinks."""
+    if spec.alibi is None:
+        return ScoreShape(softcap=spec.softcap)
+    slopes = torch.tensor(spec.alibi.slopes, device=device)
+    return ScoreShape(spec.softcap, slopes, spec.alibi.scale, spec.alibi.is_rounded)
+
+
 class RotaryTables:
-    """A cos|sin table float32 [max_positions, head_dim] for each rotary embedding that a model has."""
+    """A cos|sin table float32 [max_positions, rotary_dim] for each rotary embedding that a model has, and one of none."""
 
     def __init__(self, cache: KVCache, max_positions: int, device: torch.device):
-        self._tables: dict[tuple[RopeConfig, int], torch.Tensor] = {}
+        self._tables: dict[tuple[RopeConfig | None, int], torch.Tensor] = {}
         for spec in dict.fromkeys(cache.specs):
             if (spec.rope, spec.head_dim) not in self._tables:
                 self._tables[spec.rope, spec.head_dim] = cos_sin_table(spec, max_positions, device)

@@ -11,8 +11,9 @@ import torch
 from quire.kernels.attention.attention_cpu import CpuAttentionPlan, Scratch, attend_lines
 from quire.kernels.attention.kv_lines_cpu import as_lines, line_strides, token_lines
 from quire.kernels.attention.rope_kv_cpu import EightBits, Rotations, Writes, head_weights, rope_kv, rotations
+from quire.kernels.attention.score_shape import ScoreShape
 from quire.kernels.step.tables import SlotTables, StepBuffers
-from quire.workers.attention.attention import ModelAttention, RotaryTables
+from quire.workers.attention.attention import ModelAttention, RotaryTables, score_shape
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.devices.device import DeviceContext
 from quire.workers.models.config import AttentionSpec
@@ -51,15 +52,22 @@ class CpuModelAttention(ModelAttention):
             for (g, dtype), tensor in self._tensors.items()
         }
         positions = host["positions"][:num_tokens]
-        turned: dict[int, Rotations] = {}  # by the table's identity
+        turned: dict[tuple[int, bool], Rotations] = {}  # by the table's identity
         for kind in self._kinds.values():
-            table = id(kind.cos_sin)
+            table = id(kind.cos_sin), kind.interleaved
             if table not in turned:
-                turned[table] = rotations(kind.cos_sin, positions)
+                turned[table] = rotations(kind.cos_sin, positions, kind.interleaved)
             kind.begin(turned[table], writes[kind.group], plans[kind.group, kind.dtype])
 
-    def attend(self, layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None) -> torch.Tensor:
-        return self._layers[layer].attend(layer, qkv, q_norm, k_norm)
+    def attend(
+        self,
+        layer: int,
+        qkv: torch.Tensor,
+        q_norm: torch.Tensor | None,
+        k_norm: torch.Tensor | None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return self._layers[layer].attend(layer, qkv, q_norm, k_norm, sinks)
 
     def _first_keys(self, group: int) -> torch.Tensor:
         """A tensor of the group's, of which all have the same shape and strides, whatever their dtypes."""
@@ -80,6 +88,8 @@ class CpuAttention:
 
     def __init__(self, spec: AttentionSpec, cache: KVCache, cos_sin: torch.Tensor):
         self.cos_sin = cos_sin
+        self.interleaved = spec.rope is not None and spec.rope.interleaved
+        self._shape = score_shape(spec, cos_sin.device)
         self.group = next(g for g, group in enumerate(cache.groups) if group.spec == spec.cache)
         self.dtype = cache.dtype_of(spec)
         self._spec = spec
@@ -94,8 +104,16 @@ class CpuAttention:
         if self._cached is not self._cache.k:
             self._cached, self._lines = self._cache.k, {}
 
-    def attend(self, layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None) -> torch.Tensor:
+    def attend(
+        self,
+        layer: int,
+        qkv: torch.Tensor,
+        q_norm: torch.Tensor | None,
+        k_norm: torch.Tensor | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
         spec = self._spec
+        shape = self._shape if sinks is None else self._shape._replace(sinks=sinks)
         lines = self._lines.get(layer)
         if lines is None:
             lines = self._lines[layer] = self._lines_of(layer)
@@ -107,18 +125,28 @@ class CpuAttention:
             if weights is None:
                 weights = self._head_weights[layer] = head_weights(q_norm, k_norm, spec.num_heads, spec.num_kv_heads)
         if spec.cache_dtype is not None:
-            return self._attend_eight_bits(layer, qkv, k_lines, v_lines, weights, eps)
-        q = rope_kv(qkv, self._rotations, self._writes, k_lines, v_lines, spec.num_heads, weights, eps)
-        return attend_lines(q, k_lines, v_lines, self._plan, spec.scale).view(qkv.shape[0], -1)
+            return self._attend_eight_bits(layer, qkv, k_lines, v_lines, weights, eps, shape)
+        q = rope_kv(
+            qkv, self._rotations, self._writes, k_lines, v_lines, spec.num_heads, weights, eps, weighs=spec.qk_norm_weighs
+        )
+        return attend_lines(q, k_lines, v_lines, self._plan, spec.scale, shape).reshape(qkv.shape[0], -1)
 
     def _attend_eight_bits(
-        self, layer: int, qkv: torch.Tensor, k_lines: np.ndarray, v_lines: np.ndarray, weights: torch.Tensor | None, eps: float
+        self,
+        layer: int,
+        qkv: torch.Tensor,
+        k_lines: np.ndarray,
+        v_lines: np.ndarray,
+        weights: torch.Tensor | None,
+        eps: float,
+        shape: ScoreShape,
     ) -> torch.Tensor:
         spec, (k_scale, v_scale) = self._spec, self._cache.scales[layer]
         cached = EightBits(self.dtype, k_scale, v_scale)
-        q = rope_kv(qkv, self._rotations, self._writes, k_lines, v_lines, spec.num_heads, weights, eps, cached)
-        out = attend_lines(q, k_lines, v_lines, self._plan, spec.scale * k_scale)
-        return out.view(qkv.shape[0], -1).mul_(v_scale)
+        heads, how = spec.num_heads, spec.qk_norm_weighs
+        q = rope_kv(qkv, self._rotations, self._writes, k_lines, v_lines, heads, weights, eps, cached, how)
+        out = attend_lines(q, k_lines, v_lines, self._plan, spec.scale * k_scale, shape)
+        return out.reshape(qkv.shape[0], -1).mul_(v_scale)
 
     def _lines_of(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
         tensor = self._cache.places[layer].tensor

@@ -18,7 +18,7 @@ from quire.kernels.attention.prefill_schedule import PrefillWorkspace, prefill_s
 from quire.kernels.attention.rope_kv import choose_tile, rope_kv
 from quire.kernels.step.tables import SlotTables, StepBuffers
 from quire.kernels.triton_support.dependent_launch import mode_for
-from quire.workers.attention.attention import ModelAttention, RotaryTables
+from quire.workers.attention.attention import ModelAttention, RotaryTables, score_shape
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.devices.device import DeviceContext
 from quire.workers.models.config import AttentionSpec
@@ -96,8 +96,15 @@ class CudaModelAttention(ModelAttention):
             if has_prefill:
                 prefill_schedule(space.prefill, *lengths, num_tokens, self._max_keys, limit, window=space.prefill_window)
 
-    def attend(self, layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None) -> torch.Tensor:
-        return self._layers[layer].attend(self._step, layer, qkv, q_norm, k_norm)
+    def attend(
+        self,
+        layer: int,
+        qkv: torch.Tensor,
+        q_norm: torch.Tensor | None,
+        k_norm: torch.Tensor | None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return self._layers[layer].attend(self._step, layer, qkv, q_norm, k_norm, sinks)
 
 
 class CudaAttention:
@@ -108,10 +115,18 @@ class CudaAttention:
         self._cache = cache
         self._cos_sin = cos_sin
         self._workspace = workspace
+        self._interleaved = spec.rope is not None and spec.rope.interleaved
+        self._shape = score_shape(spec, cos_sin.device)
         self._schedule = workspace.schedules[spec.window]
 
     def attend(
-        self, step: Step, layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None
+        self,
+        step: Step,
+        layer: int,
+        qkv: torch.Tensor,
+        q_norm: torch.Tensor | None,
+        k_norm: torch.Tensor | None,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         spec, cache, space, buffers = self._spec, self._cache, self._workspace, step.buffers
         place, t = cache.places[layer], qkv.shape[0]
@@ -119,27 +134,16 @@ class CudaAttention:
         k_scale, v_scale = cache.scale_tensors.get(layer, NO_SCALES)
         mapping = buffers.slot_mapping[place.group, :t]
         pdl = mode_for(t)
-        cos_sin, rope = self._cos_sin, None
+        cos_sin, rope, interleaved = self._cos_sin, None, self._interleaved
+        shape = self._shape if sinks is None else self._shape._replace(sinks=sinks)
         # one row, and QK-norm, take less time with rotation and KV write in a kernel of their own (benchmarks/LOG.md)
-        if not step.has_prefill and t > 1 and q_norm is None and can_fuse(space.decode, k, cos_sin):
+        if not step.has_prefill and t > 1 and q_norm is None and can_fuse(space.decode, k, cos_sin, interleaved):
             rope = Rope(qkv, cos_sin, mapping)
         else:
             eps = spec.qk_norm_eps or 0.0
-            rope_kv(
-                qkv,
-                buffers.positions[:t],
-                cos_sin,
-                mapping,
-                k,
-                v,
-                spec.num_heads,
-                q_norm,
-                k_norm,
-                eps,
-                k_scale,
-                v_scale,
-                pdl=pdl,
-            )
+            tensors = (qkv, buffers.positions[:t], cos_sin, mapping, k, v)
+            norms = (q_norm, k_norm, eps, k_scale, v_scale)
+            rope_kv(*tensors, spec.num_heads, *norms, interleaved=interleaved, weighs=spec.qk_norm_weighs, pdl=pdl)
         q = qkv[:, : spec.q_size].unflatten(1, (spec.num_heads, spec.head_dim))
         out = torch.empty(t, spec.num_heads, spec.head_dim, dtype=qkv.dtype, device=qkv.device)
         arguments = (q, k, v, step.block_table[place.group], step.rows, *step.lengths, out)
@@ -149,6 +153,7 @@ class CudaAttention:
                 scale=spec.scale,
                 workspace=space.decode,
                 schedule=self._schedule,
+                shape=shape,
                 k_scale=k_scale,
                 v_scale=v_scale,
                 rope=rope,
@@ -160,6 +165,7 @@ class CudaAttention:
                 scale=spec.scale,
                 workspace=space.prefill,
                 window=spec.window,
+                shape=shape,
                 k_scale=k_scale,
                 v_scale=v_scale,
             )

@@ -2,8 +2,9 @@
 
 Computed once at start, in float32 on the CPU, in the order of operations of transformers, so that both agree to the last bit.
 Types: default (RoFormer, arXiv:2104.09864), linear (position interpolation, arXiv:2306.15595), llama3 (Llama 3.1's
-wavelength-wise interpolation), yarn (arXiv:2309.00071, section 3.4). `dynamic` and `longrope` depend on the length of the
-sequence that is being run, and models/fields.py refuses them. Attention owns the tables; the models never see them.
+wavelength-wise interpolation), yarn (arXiv:2309.00071, section 3.4), longrope (arXiv:2402.13753): factors of short or of long
+sequences, by the length that is served. `dynamic` depends on the length of the sequence that is being run, and models/fields.py
+refuses it. Attention owns the tables; the models never see them.
 """
 
 import math
@@ -14,17 +15,22 @@ from quire.workers.models.config import AttentionSpec, RopeConfig
 
 
 def cos_sin_table(spec: AttentionSpec, max_positions: int, device: torch.device | str = "cpu") -> torch.Tensor:
-    """float32 [max_positions, head_dim]: [:, :head_dim/2] cosines, [:, head_dim/2:] sines, attention factor included.
+    """float32 [max_positions, R], R elements being rotated: cosines of R/2 pairs, then sines, attention factor included.
 
-    A pair (x1, x2) = (x[i], x[i + head_dim/2]) turns to (x1 cos - x2 sin, x2 cos + x1 sin).
+    A pair (x1, x2) = (x[i], x[i + R/2]) turns to (x1 cos - x2 sin, x2 cos + x1 sin). If nothing is rotated, R is 0.
     """
-    inverse_frequency = inverse_frequencies(spec.rope, spec.head_dim)
+    if spec.rope is None:
+        return torch.zeros(max_positions, 0, device=device)
+    inverse_frequency = inverse_frequencies(spec.rope, spec.rope.rotary_dim or spec.head_dim, max_positions)
     angles = torch.arange(max_positions).float()[:, None] * inverse_frequency
     return (torch.cat((angles.cos(), angles.sin()), dim=-1) * attention_factor(spec.rope)).to(device)
 
 
-def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
-    """float32 [head_dim/2]: radians per position of each pair of dimensions, scaled as rope.type says."""
+def inverse_frequencies(rope: RopeConfig, head_dim: int, max_positions: int = 0) -> torch.Tensor:
+    """float32 [head_dim/2]: radians per position of each pair of dimensions, scaled as rope.type says.
+
+    head_dim: of what is rotated. max_positions chooses longrope's factors: of a length that is served.
+    """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     powers = rope.theta**exponents
     if rope.type == "default":
@@ -35,15 +41,22 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
         return _llama3(1.0 / powers, rope)
     if rope.type == "yarn":
         return _yarn(powers, rope, head_dim)
+    if rope.type == "longrope":
+        is_long = max_positions > rope.original_max_position_embeddings
+        return 1.0 / (torch.tensor(rope.long_factor if is_long else rope.short_factor) * powers)
     raise AssertionError(rope.type)
 
 
 def attention_factor(rope: RopeConfig) -> float:
-    """What cos and sin are multiplied with: yarn's temperature, 1.0 for the other types."""
-    if rope.type != "yarn":
+    """What cos and sin are multiplied with: yarn's and longrope's temperature, 1.0 for the other types."""
+    if rope.type not in ("yarn", "longrope"):
         return 1.0
     if rope.attention_factor is not None:
         return rope.attention_factor
+    if rope.type == "longrope":
+        return (
+            math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_max_position_embeddings)) if rope.factor > 1 else 1.0
+        )
     if rope.mscale and rope.mscale_all_dim:
         return _yarn_scale(rope.factor, rope.mscale) / _yarn_scale(rope.factor, rope.mscale_all_dim)
     return _yarn_scale(rope.factor, 1.0)

@@ -11,14 +11,15 @@ from quire.workers.parallel import whole
 
 
 class Embedding(WeightOwner):
-    """Rows of weight [vocab, H] by token id; ids int32 [T] -> [T, H]. Not split: a lookup is cheap."""
+    """scale * rows of weight [vocab, H] by token id; ids int32 [T] -> [T, H]. Not split: a lookup is cheap."""
 
-    def __init__(self, vocab_size: int, hidden_size: int, dtype: torch.dtype, device: torch.device):
+    def __init__(self, vocab_size: int, hidden_size: int, dtype: torch.dtype, device: torch.device, scale: float = 1.0):
         super().__init__()
+        self._scale = scale
         self.weight = new_parameter((vocab_size, hidden_size), dtype, device)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return ops.embedding(ids, self.weight)
+        return ops.embedding(ids, self.weight, self._scale)
 
     def targets(self, name: str) -> Iterator[tuple[str, Target]]:
         vocab_size, hidden_size = self.weight.shape

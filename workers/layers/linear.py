@@ -5,7 +5,7 @@ A Linear keeps its weight in a format (formats/), which owns the parameters and 
 format's own methods: an empty slot costs nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
 import torch
@@ -18,7 +18,8 @@ from quire.workers.layers.formats.packed_cpu import PackedCpu
 from quire.workers.layers.formats.schemes import Quantization, QuantizationError
 from quire.workers.layers.formats.stored import Source, source_of
 from quire.workers.layers.module import Module
-from quire.workers.layers.norm import RMSNorm
+from quire.workers.layers.norm import Norm
+from quire.workers.layers.stretches import Rows
 from quire.workers.parallel import Parallel, Part
 
 
@@ -38,7 +39,7 @@ class Placement(NamedTuple):
         """Of what lies within the child of this name."""
         return self._replace(prefix=f"{self.prefix}{name}.")
 
-    def sources(self, inputs: Part, outputs: dict[str, Part]) -> dict[str, Source]:
+    def sources(self, inputs: Part, outputs: Mapping[str, Rows]) -> dict[str, Source]:
         """How the checkpoint holds those of a Linear's layers that are quantized. Raises QuantizationError."""
         if self.quantization is None:
             return {}
@@ -60,7 +61,7 @@ class Normed(Protocol):
     """`Products.normed`, as a layer's attribute."""
 
     def __call__(
-        self, x: torch.Tensor | None, residual: torch.Tensor, norm: RMSNorm, is_gated: bool = False
+        self, x: torch.Tensor | None, residual: torch.Tensor, norm: Norm, is_gated: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
@@ -80,7 +81,7 @@ class Linear(Module):
     def __init__(
         self,
         inputs: Part,
-        outputs: dict[str, Part],
+        outputs: Mapping[str, Rows],
         has_bias: bool,
         place: Placement,
         *,

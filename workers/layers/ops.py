@@ -11,7 +11,9 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from quire.kernels.elementwise import activation_cpu, norm_cpu
+from quire.kernels.elementwise import activation_cpu, norm_cpu, norm_reference
+from quire.kernels.elementwise.activation_cpu import Activation
+from quire.kernels.elementwise.norm_reference import Weighs
 from quire.kernels.experts import experts_reference, routing_reference
 from quire.kernels.experts.experts_reference import SwiGLU, Weights
 from quire.kernels.experts.routing_reference import Routing
@@ -23,6 +25,7 @@ class _Kernels(NamedTuple):
     embedding: ModuleType
     experts: ModuleType
     linear: ModuleType
+    logits: ModuleType
     norm: ModuleType
     norm_linear: ModuleType
     routing: ModuleType
@@ -31,44 +34,111 @@ class _Kernels(NamedTuple):
 
 @functools.cache
 def _kernels() -> _Kernels:
-    from quire.kernels.elementwise import activation, embedding, norm
+    from quire.kernels.elementwise import activation, embedding, logits, norm
     from quire.kernels.experts import experts, routing
     from quire.kernels.linear import linear, norm_linear, split_linear
     from quire.kernels.triton_support import dependent_launch
 
-    return _Kernels(activation, dependent_launch, embedding, experts, linear, norm, norm_linear, routing, split_linear)
+    return _Kernels(activation, dependent_launch, embedding, experts, linear, logits, norm, norm_linear, routing, split_linear)
 
 
 def _launch_mode(x: torch.Tensor) -> int:
     return _kernels().dependent_launch.mode_for(len(x))
 
 
-def embedding(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Rows of weight [vocab, H] by ids int32 [T] -> [T, H]."""
-    return _kernels().embedding.embedding(ids, weight) if ids.is_cuda else F.embedding(ids, weight)
+def embedding(ids: torch.Tensor, weight: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+    """scale · rows of weight [vocab, H] by ids int32 [T] -> [T, H]."""
+    if ids.is_cuda:
+        return _kernels().embedding.embedding(ids, weight, scale)
+    rows = F.embedding(ids, weight)
+    return rows if scale == 1.0 else rows.mul_(scale)
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x / sqrt(mean(x²) + eps) · weight over the last dimension, computed in float32; x [T, H], weight [H]."""
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None, *, weighs: Weighs = "rounded"
+) -> torch.Tensor:
+    """x / sqrt(mean(x²) + eps) · weight over the last dimension, computed in float32; x [T, H], weight [H].
+
+    `out` takes the result, and may be x itself.
+    """
     if x.is_cuda:
-        return _kernels().norm.rms_norm(x, weight, eps, pdl=_launch_mode(x))
-    return norm_cpu.rms_norm(x, weight, eps)
+        return _kernels().norm.rms_norm(x, weight, eps, out, weighs=weighs, pdl=_launch_mode(x))
+    return norm_cpu.rms_norm(x, weight, eps, out, weighs=weighs)
 
 
-def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """residual += x in place; returns the norm of the new residual. x, residual [T, H]; x may be parts of `linear_in_parts`."""
-    if x.dim() == 3:
-        return _kernels().norm.add_rms_norm(x, residual, weight, eps, pdl=_kernels().dependent_launch.late())
+def _pdl_of_add(x: torch.Tensor) -> int:
+    """x may be parts of `linear_in_parts`."""
+    return _kernels().dependent_launch.late() if x.dim() == 3 else _launch_mode(x)
+
+
+def add_rms_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    scale: float = 1.0,
+    weighs: Weighs = "rounded",
+) -> torch.Tensor:
+    """residual += scale · x in place; returns the norm of the new residual.
+
+    x, residual [T, H]; x may be parts of `linear_in_parts`.
+    """
     if x.is_cuda:
-        return _kernels().norm.add_rms_norm(x, residual, weight, eps, pdl=_launch_mode(x))
-    return norm_cpu.add_rms_norm(x, residual, weight, eps)
+        return _kernels().norm.add_rms_norm(x, residual, weight, eps, scale=scale, weighs=weighs, pdl=_pdl_of_add(x))
+    return norm_cpu.add_rms_norm(x, residual, weight, eps, scale=scale, weighs=weighs)
+
+
+def layer_norm(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """LayerNorm over the last dimension; x [T, H], weight and bias [H]; or x [T, N, H], weight [N, H] of N heads."""
+    if x.is_cuda:
+        return _kernels().norm.layer_norm(x, weight, eps, out, bias=bias, pdl=_launch_mode(x))
+    return norm_cpu.layer_norm(x, weight, eps, out, bias=bias)
+
+
+def add_layer_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+    *,
+    scale: float = 1.0,
+) -> torch.Tensor:
+    """As add_rms_norm."""
+    if x.is_cuda:
+        return _kernels().norm.add_layer_norm(x, residual, weight, eps, bias=bias, scale=scale, pdl=_pdl_of_add(x))
+    return norm_cpu.layer_norm(norm_reference.add(x, residual, scale), weight, eps, bias=bias)
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """silu(gate) · up of gate_up [T, 2I] = gate|up, giving [T, I]."""
+    return activate_mul(gate_up, "silu")
+
+
+def activate_mul(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """activation(gate) · up of gate_up [T, 2I] = gate|up, giving [T, I]."""
     if gate_up.is_cuda:
-        return _kernels().activation.silu_mul(gate_up, pdl=_launch_mode(gate_up))
-    return activation_cpu.silu_mul(gate_up)
+        return _kernels().activation.activate_mul(gate_up, activation=activation, pdl=_launch_mode(gate_up))
+    return activation_cpu.activate_mul(gate_up, activation=activation)
+
+
+def activate(x: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """activation(x) of x [T, I], maybe in place."""
+    if x.is_cuda:
+        return _kernels().activation.activate(x, x, activation=activation, pdl=_launch_mode(x))
+    return activation_cpu.activate(x, activation=activation)
+
+
+def shape_logits(logits: torch.Tensor, scale: float, softcap: float) -> torch.Tensor:
+    """softcap · tanh(scale · logits / softcap) in place, 0: no cap; logits [R, V]."""
+    if logits.is_cuda:
+        return _kernels().logits.shape_logits(logits, scale, softcap)
+    if scale != 1.0:
+        logits.mul_(scale)
+    return logits.div_(softcap).tanh_().mul_(softcap) if softcap else logits
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None = None) -> torch.Tensor:

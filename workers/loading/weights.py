@@ -23,6 +23,7 @@ import torch
 from tqdm import tqdm
 
 from quire.workers.layers.module import WeightOwner
+from quire.workers.loading.names import CheckpointNames
 from quire.workers.loading.target import Target, WeightsError
 from quire.workers.models.decoder import CausalLM
 
@@ -45,6 +46,7 @@ class Source(NamedTuple):
     """A tensor in a checkpoint file."""
 
     file: Path
+    name: str  # there
     shape: tuple[int, ...]
     dtype: str
 
@@ -66,7 +68,7 @@ def load_weights(model: CausalLM, model_dir: str | Path, device: torch.device | 
     Progress over bytes is shown on standard error where that is a terminal. Raises WeightsError.
     """
     files, device = checkpoint_files(Path(model_dir)), torch.device(device)
-    sources = _sources(files)
+    sources = _sources(files, model.config.names)
     targets, owners = checkpoint_targets(model), _owners(model)
     if model.config.tie_word_embeddings and HEAD in sources:
         if EMBED in sources:
@@ -88,7 +90,7 @@ def load_weights(model: CausalLM, model_dir: str | Path, device: torch.device | 
         maps = {file: opened.enter_context(_open(file)) for file in files}
         together = _Together([targets[name] for name in sources if name in targets])
         copies: dict[Future[Any], Copy] = {
-            readers.submit(_copy, maps[source.file], name, targets[name], together, device): Copy(
+            readers.submit(_copy, maps[source.file], source.name, targets[name], together, device): Copy(
                 owners[name], source.num_bytes
             )
             for name, source in sources.items()
@@ -222,15 +224,18 @@ def _open(file: Path) -> Any:
         raise WeightsError(f"{file} cannot be read as safetensors: {error}") from None
 
 
-def _sources(files: list[Path]) -> dict[str, Source]:
+def _sources(files: list[Path], names: CheckpointNames) -> dict[str, Source]:
+    """By their names in the model."""
     sources: dict[str, Source] = {}
     for file in files:
         with _open(file) as tensors:
-            for name in tensors.keys():  # noqa: SIM118 - not a dict
-                part = tensors.get_slice(name)
+            for theirs in tensors.keys():  # noqa: SIM118 - not a dict
+                if names.is_ignored(theirs):
+                    continue
+                part, name = tensors.get_slice(theirs), names.in_model(theirs)
                 if name in sources:
                     raise WeightsError(f"tensor {name} is in {sources[name].file.name} and in {file.name}")
-                sources[name] = Source(file, tuple(part.get_shape()), part.get_dtype())
+                sources[name] = Source(file, theirs, tuple(part.get_shape()), part.get_dtype())
     return sources
 
 
@@ -275,7 +280,7 @@ def _listed(names: list[str]) -> str:
 def _check_tied(sources: dict[str, Source]) -> None:
     """A tied checkpoint may hold both names, with equal values: else it is not tied, whatever its config.json says."""
     with _open(sources[EMBED].file) as a, _open(sources[HEAD].file) as b:
-        if not torch.equal(a.get_tensor(EMBED), b.get_tensor(HEAD)):
+        if not torch.equal(a.get_tensor(sources[EMBED].name), b.get_tensor(sources[HEAD].name)):
             raise WeightsError(
                 "config.json ties the word embeddings, but the checkpoint holds an lm_head.weight of its own that differs: "
                 "set tie_word_embeddings to false"

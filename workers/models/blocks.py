@@ -1,38 +1,73 @@
-"""The modules that families make their blocks of: attention with its projections, and the gated MLP.
+"""The modules that families make their blocks of: attention with its projections, and the MLP, gated or not.
 
 A module gets the residual stream and the norm before it, for addition, norm and the first product may be one kernel; it returns
-its output, not yet added, and the residual. Order and norms are the family's business. Rotary embedding, KV write and attention
-itself come as one callable (`Attend`), for they need the cache and the step's metadata. Nothing here depends on data: forward
-can be captured in a graph.
+its output, not yet added, and the residual. Where a block norms for several modules, their `of` takes what is normed already.
+Order and norms are the family's business. Rotary embedding, KV write and attention itself come as one callable (`Attend`), for
+they need the cache and the step's metadata. Nothing here depends on data: forward can be captured in a graph.
 """
 
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol
 
 import torch
 
+from quire.kernels.elementwise.activation_cpu import Activation
+from quire.workers.layers import ops
 from quire.workers.layers.kv_scales import KVScales
 from quire.workers.layers.linear import Linear, Placement
-from quire.workers.layers.module import Module
-from quire.workers.layers.norm import RMSNorm
+from quire.workers.layers.module import Module, WeightOwner, new_parameter
+from quire.workers.layers.norm import Norm, RMSNorm
+from quire.workers.loading.target import Target, copied
 from quire.workers.models.config import AttentionSpec
-from quire.workers.parallel import whole
+from quire.workers.models.fused import HeadRows, RowsByName, RowsOf, pair, separate
+from quire.workers.parallel import Part, whole
 
 
 class Attend(Protocol):
     """Attention of `layer`: qkv [T, (Hq + 2 Hkv) D] = q|k|v -> [T, Hq D], keys and values written to the cache.
 
-    Norm weights [D] are those of QK-norm (applied to each head before the rotation), None where the model has none.
+    Norm weights [D] are those of QK-norm (applied to each head before the rotation), sinks [Hq] those of attention sinks, None
+    where the model has none.
     """
 
     def __call__(
-        self, layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None
+        self,
+        layer: int,
+        qkv: torch.Tensor,
+        q_norm: torch.Tensor | None,
+        k_norm: torch.Tensor | None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor: ...
+
+
+class Sinks(WeightOwner):
+    """A learned logit for each query head of this rank. In the checkpoint it is a tensor of its own name."""
+
+    def __init__(self, heads: Part, place: Placement):
+        super().__init__()
+        self._heads = heads
+        self.weight = new_parameter((heads.size,), place.dtype, place.device)
+
+    def targets(self, name: str) -> Iterator[tuple[str, Target]]:
+        yield name, copied(self.weight, (self._heads,))
+
+
+class Names(NamedTuple):
+    """Of attention's modules in the checkpoint."""
+
+    attention: str = "self_attn"
+    o_proj: str = "o_proj"
+
+
+LLAMA = Names()
 
 
 class SelfAttention(Module):
     """The projections around attention; q, k and v are one matrix product. Ranks have heads of their own.
 
-    In a block, and so in the checkpoint, it is `self_attn`.
+    `qkv` says how the checkpoint holds the three. `make_qk_norm` makes a norm of all queries, or keys, of a rank's heads, where
+    the spec's is not it: it changes x [T, H D] in place. is_added: the output goes to a norm's `add` and nowhere else, which
+    may take it in parts.
     """
 
     def __init__(
@@ -44,46 +79,127 @@ class SelfAttention(Module):
         *,
         qkv_bias: bool = False,
         o_bias: bool = False,
+        qkv: RowsOf = separate,
+        names: Names = LLAMA,
+        make_qk_norm: Callable[[Part, Placement], Norm] | None = None,
+        is_added: bool = True,
     ):
         super().__init__()
-        self.layer, place = layer, place.at("self_attn")
+        self.layer, place = layer, place.at(names.attention)
         heads, kv_heads = place.parallel.split(spec.num_heads), place.parallel.kv_heads(spec.num_kv_heads)
-        q, kv, hidden = heads.times(spec.head_dim), kv_heads.times(spec.head_dim), whole(hidden_size)
-        self.qkv_proj = Linear(hidden, {"q_proj": q, "k_proj": kv, "v_proj": kv}, qkv_bias, place)
-        self.o_proj = Linear(q, {"o_proj": hidden}, o_bias, place)
+        hidden, rows = whole(hidden_size), qkv(HeadRows(heads, kv_heads, spec.head_dim))
+        self.qkv_proj = Linear(hidden, rows, qkv_bias, place)
+        self.o_proj = Linear(heads.times(spec.head_dim), {names.o_proj: hidden}, o_bias, place)
         if spec.qk_norm_eps is not None:
-            self.q_norm = RMSNorm(spec.head_dim, spec.qk_norm_eps, place.dtype, place.device)
-            self.k_norm = RMSNorm(spec.head_dim, spec.qk_norm_eps, place.dtype, place.device)
+            norm = (spec.head_dim, spec.qk_norm_eps, place.dtype, place.device)
+            self.q_norm: Norm = RMSNorm(*norm, weighs=spec.qk_norm_weighs)
+            self.k_norm: Norm = RMSNorm(*norm, weighs=spec.qk_norm_weighs)
+        elif make_qk_norm is not None:
+            self.q_norm, self.k_norm = make_qk_norm(heads, place), make_qk_norm(kv_heads, place)
+        if spec.has_sinks:
+            self.sinks = Sinks(heads, place)
         self.kv_scales = KVScales() if spec.cache_dtype is not None else None
-        self.has_qk_norm = spec.qk_norm_eps is not None
+        self.has_qk_norm, self.has_sinks = spec.qk_norm_eps is not None, spec.has_sinks
+        self._norms_all = make_qk_norm is not None and not self.has_qk_norm
+        self._q_end, self._k_end = heads.size * spec.head_dim, (heads.size + kv_heads.size) * spec.head_dim
+        self._is_added = is_added
 
     def forward(
         self,
         x: torch.Tensor | None,
         residual: torch.Tensor,
-        norm: RMSNorm,
+        norm: Norm,
         attend: Attend,
         logits_indices: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """With logits_indices, of these tokens only: keys and values are there for all, the rest is computed for some."""
-        q_norm, k_norm = (self.q_norm.weight, self.k_norm.weight) if self.has_qk_norm else (None, None)
         qkv, residual = self.qkv_proj.normed(x, residual, norm)
-        out = attend(self.layer, qkv, q_norm, k_norm)
         if logits_indices is not None:
-            out, residual = out.index_select(0, logits_indices), residual.index_select(0, logits_indices)
-        return self.o_proj.in_parts(out), residual
+            residual = residual.index_select(0, logits_indices)
+        return self._attended(qkv, attend, logits_indices), residual
+
+    def of(self, h: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None) -> torch.Tensor:
+        """The output for normed h [T, H]; with logits_indices, of these tokens."""
+        return self._attended(self.qkv_proj(h), attend, logits_indices)
+
+    def _attended(self, qkv: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None) -> torch.Tensor:
+        q_norm, k_norm = (self.q_norm.weight, self.k_norm.weight) if self.has_qk_norm else (None, None)
+        if self._norms_all:
+            self.q_norm(qkv[:, : self._q_end])
+            self.k_norm(qkv[:, self._q_end : self._k_end])
+        if self.has_sinks:
+            out = attend(self.layer, qkv, q_norm, k_norm, self.sinks.weight)
+        else:
+            out = attend(self.layer, qkv, q_norm, k_norm)
+        if logits_indices is not None:
+            out = out.index_select(0, logits_indices)
+        return self.o_proj.in_parts(out) if self._is_added else self.o_proj(out)
 
 
 class GatedMLP(Module):
-    """down(silu(gate(x)) · up(x)); gate and up are one matrix product. In a block, and in the checkpoint, it is `mlp`."""
+    """down(activation(gate(x)) · up(x)); gate and up are one matrix product. In a block, and in the checkpoint, it is `mlp`.
 
-    def __init__(self, hidden_size: int, intermediate_size: int, place: Placement, *, has_bias: bool = False):
+    `gate_up` says how the checkpoint holds the two; is_added as in SelfAttention.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        place: Placement,
+        *,
+        has_bias: bool = False,
+        activation: Activation = "silu",
+        gate_up: Callable[[Part], RowsByName] = pair,
+        is_added: bool = True,
+    ):
         super().__init__()
         place = place.at("mlp")
         hidden, inner = whole(hidden_size), place.parallel.split(intermediate_size)
-        self.gate_up_proj = Linear(hidden, {"gate_proj": inner, "up_proj": inner}, has_bias, place)
+        self.gate_up_proj = Linear(hidden, gate_up(inner), has_bias, place)
         self.down_proj = Linear(inner, {"down_proj": hidden}, has_bias, place)
+        self._activation, self._is_silu, self._is_added = activation, activation == "silu", is_added
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor, norm: RMSNorm) -> tuple[torch.Tensor, torch.Tensor]:
-        h, residual = self.gate_up_proj.normed(x, residual, norm, True)
-        return self.down_proj.in_parts(h), residual
+    def forward(self, x: torch.Tensor | None, residual: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
+        h, residual = self.gate_up_proj.normed(x, residual, norm, self._is_silu)
+        if not self._is_silu:
+            h = ops.activate_mul(h, self._activation)
+        return self.down_proj.in_parts(h) if self._is_added else self.down_proj(h), residual
+
+    def of(self, h: torch.Tensor) -> torch.Tensor:
+        """The output for normed h [T, H]."""
+        h = self.gate_up_proj.gated(h) if self._is_silu else ops.activate_mul(self.gate_up_proj(h), self._activation)
+        return self.down_proj(h)
+
+
+class MLP(Module):
+    """down(activation(up(x))), its two layers by the names that they have in the checkpoint; is_added as in SelfAttention."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        place: Placement,
+        up: str,
+        down: str,
+        *,
+        name: str = "mlp",
+        has_bias: bool = True,
+        activation: Activation,
+        is_added: bool = True,
+    ):
+        super().__init__()
+        place = place.at(name)
+        hidden, inner = whole(hidden_size), place.parallel.split(intermediate_size)
+        self.up_proj = Linear(hidden, {up: inner}, has_bias, place)
+        self.down_proj = Linear(inner, {down: hidden}, has_bias, place)
+        self._activation, self._is_added = activation, is_added
+
+    def forward(self, x: torch.Tensor | None, residual: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
+        h, residual = self.up_proj.normed(x, residual, norm)
+        h = ops.activate(h, self._activation)
+        return self.down_proj.in_parts(h) if self._is_added else self.down_proj(h), residual
+
+    def of(self, h: torch.Tensor) -> torch.Tensor:
+        """The output for normed h [T, H]."""
+        return self.down_proj(ops.activate(self.up_proj(h), self._activation))

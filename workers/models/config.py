@@ -8,12 +8,16 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from quire.kernels.elementwise.activation_cpu import Activation
+from quire.kernels.elementwise.norm_reference import Weighs
 from quire.kernels.experts.experts_reference import SwiGLU
 from quire.kernels.experts.routing_reference import Routing
 from quire.workers.layers.formats.schemes import Quantization
+from quire.workers.layers.norm import NormSpec
+from quire.workers.loading.names import CheckpointNames
 from quire.workers.parallel import Parallel
 
-RopeType = Literal["default", "linear", "llama3", "yarn"]
+RopeType = Literal["default", "linear", "llama3", "yarn", "longrope"]
 CacheDtype = Literal["fp8_e4m3", "fp8_e5m2"]
 
 
@@ -25,17 +29,29 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Rotary position embedding. Fields that `type` does not use are ignored, as transformers ignores them."""
 
     type: RopeType = "default"
+    rotary_dim: int = 0  # the first elements of a head, which are rotated; 0: all
+    interleaved: bool = False  # pairs are neighbours (x[2i], x[2i + 1]); otherwise (x[i], x[i + rotary_dim / 2])
     theta: float = 10000.0
     factor: float = 1.0
-    original_max_position_embeddings: int = 0  # llama3, yarn
+    original_max_position_embeddings: int = 0  # llama3, yarn, longrope
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
-    attention_factor: float | None = None  # yarn; None: derived from factor, mscale and mscale_all_dim
+    attention_factor: float | None = None  # yarn, longrope; None: derived from factor, and yarn's from the mscales
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
     mscale: float | None = None  # yarn
     mscale_all_dim: float | None = None  # yarn
     truncate: bool = True  # yarn
+    short_factor: tuple[float, ...] = ()  # longrope, where no sequence may be longer than the original positions
+    long_factor: tuple[float, ...] = ()  # longrope otherwise
+
+
+class AlibiConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Attention with linear biases: slope * (key's position - query's) is added to a score. Press et al., arXiv:2108.12409."""
+
+    slopes: tuple[float, ...]  # of the query heads
+    scale: float = 1.0  # of the biases
+    is_rounded: bool = False  # slope, position and product are rounded to bfloat16, in every dtype of the model
 
 
 class CacheSpec(NamedTuple):
@@ -47,15 +63,22 @@ class CacheSpec(NamedTuple):
 
 
 class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A layer's attention: everything its kernels, its rotary table and its cache depend on."""
+    """A layer's attention: everything its kernels, its rotary table and its cache depend on.
+
+    Norms over all heads and learned values, as attention sinks, belong to the block (blocks.SelfAttention).
+    """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     scale: float  # of the products q·k
     window: int  # 0 sees everything, otherwise the last `window` tokens, the token itself included
-    rope: RopeConfig
+    rope: RopeConfig | None  # None: nothing is rotated
     qk_norm_eps: float | None = None  # of an RMSNorm of each head of q and k before the rotation; None: there is none
+    qk_norm_weighs: Weighs = "rounded"  # how that norm's weights are applied
+    softcap: float = 0.0  # scores are softcap * tanh(score / softcap); 0: none
+    alibi: AlibiConfig | None = None
+    has_sinks: bool = False  # a learned logit for each head, which every query sees
     cache_dtype: CacheDtype | None = None  # of keys and values in the cache; None: the activations'
 
     @property
@@ -73,7 +96,8 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     def on_rank(self, parallel: Parallel) -> "AttentionSpec":
         """The same with the heads that this rank holds."""
         heads, kv_heads = parallel.split(self.num_heads), parallel.kv_heads(self.num_kv_heads)
-        return msgspec.structs.replace(self, num_heads=heads.size, num_kv_heads=kv_heads.size)
+        alibi = self.alibi and msgspec.structs.replace(self.alibi, slopes=self.alibi.slopes[heads.slice])
+        return msgspec.structs.replace(self, num_heads=heads.size, num_kv_heads=kv_heads.size, alibi=alibi)
 
 
 class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,6 +117,7 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     experts: ExpertsSpec | None = None  # in place of the MLP
     attention_bias: bool = False  # of which projections, the block says
     mlp_bias: bool = False
+    activation: Activation = "silu"  # of the MLP
 
     def mlp_width(self, hidden_size: int) -> int:
         """Of an MLP that takes as much memory for a token, about: of experts, what is computed of each of the token's."""
@@ -102,6 +127,18 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
         return e.shared_size + e.routing.top_k * (e.intermediate_size + hidden_size) // 2
 
 
+class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What surrounds the layers, and the norms within them: as its family's file reads it."""
+
+    norm: NormSpec
+    embedding_scale: float = 1.0
+    rounds_embedding_scale: bool = False  # to the embedding's dtype
+    embedding_norm: NormSpec | None = None
+    head_bias: bool = False
+    logit_scale: float = 1.0
+    logit_softcap: float = 0.0  # logits are softcap * tanh(logit / softcap); 0: none
+
+
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A decoder-only transformer as its checkpoint describes it."""
 
@@ -109,12 +146,17 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     hidden_size: int
     layers: tuple[LayerSpec, ...]
-    rms_norm_eps: float
+    model: ModelSpec
+    names: CheckpointNames
     tie_word_embeddings: bool
     max_position_embeddings: int
     initializer_range: float
     dtype: str | None  # float32, bfloat16, float16; None: config.json does not say
     quantization: Quantization | None = None  # of the weights
+
+    @property
+    def rms_norm_eps(self) -> float:
+        return self.model.norm.eps
 
     def attention_specs(self, parallel: Parallel) -> list[AttentionSpec]:
         """Of each layer, with the heads of this rank."""

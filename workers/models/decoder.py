@@ -11,14 +11,16 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import nn
 
+from quire.workers.layers import ops
 from quire.workers.layers.embedding import Embedding
 from quire.workers.layers.kv_scales import KVScales
 from quire.workers.layers.linear import Linear, Placement
 from quire.workers.layers.module import Module
-from quire.workers.layers.norm import RMSNorm
+from quire.workers.layers.norm import NormSpec, make_norm
+from quire.workers.loading.names import CheckpointNames
 from quire.workers.models.blocks import Attend, SelfAttention
-from quire.workers.models.config import LayerSpec, ModelConfig
-from quire.workers.models.fields import Json
+from quire.workers.models.config import LayerSpec, ModelConfig, ModelSpec
+from quire.workers.models.fields import SILU, Json, rms_norm_eps
 from quire.workers.parallel import whole
 
 
@@ -32,6 +34,11 @@ class MakeBlock(Protocol):
     def __call__(self, config: ModelConfig, spec: LayerSpec, place: Placement, layer: int) -> Module: ...
 
 
+def read_rms_model(fields: Json) -> ModelSpec:
+    """A model with Llama's RMSNorm and nothing else around its layers."""
+    return ModelSpec(norm=NormSpec(eps=rms_norm_eps(fields)))
+
+
 class Family(NamedTuple):
     """What a family's file says of it."""
 
@@ -39,6 +46,10 @@ class Family(NamedTuple):
     fields: frozenset[str]  # of config.json, read by this family besides those that all read
     read_layers: Callable[[Json], tuple[LayerSpec, ...]]
     make_block: MakeBlock
+    read_model: Callable[[Json], ModelSpec] = read_rms_model
+    plain_fields: Callable[[Json], Json] = dict  # config.json -> the same in the names and with the defaults of fields.py
+    names: CheckpointNames = CheckpointNames()
+    activations: frozenset[str] = SILU  # values of hidden_act, "" is none
 
 
 class Decoder(Module):
@@ -46,14 +57,23 @@ class Decoder(Module):
 
     def __init__(self, config: ModelConfig, make_block: MakeBlock, place: Placement):
         super().__init__()
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, place.dtype, place.device)
+        model, size = config.model, config.hidden_size
+        scale = model.embedding_scale
+        if model.rounds_embedding_scale:
+            scale = float(torch.tensor(scale, dtype=place.dtype))
+        self.embed_tokens = Embedding(config.vocab_size, size, place.dtype, place.device, scale)
+        if model.embedding_norm is not None:
+            self.embed_norm = make_norm(model.embedding_norm, size, place.dtype, place.device)
+        self._has_embed_norm = model.embedding_norm is not None
         self.layers = nn.ModuleList(
             make_block(config, spec, place.at(f"model.layers.{i}"), i) for i, spec in enumerate(config.layers)
         )
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, place.dtype, place.device)
+        self.norm = make_norm(model.norm, size, place.dtype, place.device)
 
     def forward(self, input_ids: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None) -> torch.Tensor:
         x, residual = None, self.embed_tokens(input_ids)
+        if self._has_embed_norm:
+            residual = self.embed_norm(residual)
         *layers, last = self.layers
         for layer in layers:
             x, residual = layer(x, residual, attend)
@@ -72,7 +92,9 @@ class CausalLM(Module):
         vocab = place.parallel.split(config.vocab_size) if config.vocab_size % size == 0 else whole(config.vocab_size)
         tied_to = self.model.embed_tokens.weight if config.tie_word_embeddings else None
         outputs = {"lm_head": vocab}
-        self.lm_head = Linear(whole(config.hidden_size), outputs, False, place, tied_to=tied_to, gather=True)
+        hidden, has_bias = whole(config.hidden_size), config.model.head_bias
+        self.lm_head = Linear(hidden, outputs, has_bias, place, tied_to=tied_to, gather=True)
+        self._logits = config.model.logit_scale, config.model.logit_softcap
 
     def forward(
         self,
@@ -112,7 +134,8 @@ class CausalLM(Module):
 
     def compute_logits(self, hidden_rows: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """hidden_rows [R, H] -> logits [R, vocab_size], in the model's dtype; into `out` if it is given (on a GPU)."""
-        return self.lm_head(hidden_rows, out)
+        logits = self.lm_head(hidden_rows, out)
+        return logits if self._logits == (1.0, 0.0) else ops.shape_logits(logits, *self._logits)
 
 
 def two_of_each(specs: Sequence[LayerSpec]) -> list[int]:

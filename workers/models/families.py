@@ -12,15 +12,17 @@ from typing import Any
 from quire.ipc.quantization import WHILE_LOADING
 from quire.workers.layers.formats.config import read_quantization
 from quire.workers.layers.formats.config_floats import quantization_while_loading
-from quire.workers.layers.formats.schemes import Quantization, QuantizationError
-from quire.workers.models import llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe
+from quire.workers.layers.formats.schemes import Quantization, QuantizationError, Scheme
+from quire.workers.loading.names import CheckpointNames
+from quire.workers.models import gpt_oss, llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe
 from quire.workers.models.cache_dtype import with_cache_dtype
 from quire.workers.models.config import ModelConfig, ModelConfigError
 from quire.workers.models.decoder import Family
-from quire.workers.models.fields import Json, flag, number, read_dtype, refuse_unknown, rms_norm_eps, size
+from quire.workers.models.fields import Json, flag, number, read_dtype, refuse_unknown, size
 
 # by config.json's "architectures"
 FAMILIES: dict[str, Family] = {
+    "GptOssForCausalLM": gpt_oss.FAMILY,
     "LlamaForCausalLM": llama.FAMILY,
     "MistralForCausalLM": mistral.FAMILY,
     "MixtralForCausalLM": mixtral.FAMILY,
@@ -76,20 +78,34 @@ def parse_model_config(
     """
     architecture = _architecture(fields)
     family = FAMILIES[architecture]
+    fields = family.plain_fields(fields)
     quantized = _quantization(quantization_config_of(fields), quantization)
-    refuse_unknown(fields, family.name, family.fields)
+    if quantized is not None:
+        quantized = _by_either_name(quantized, family.names)
+    refuse_unknown(fields, family.name, family.fields, family.activations)
     return ModelConfig(
         architecture=architecture,
         vocab_size=size(fields, "vocab_size"),
         hidden_size=size(fields, "hidden_size"),
         layers=with_cache_dtype(family.read_layers(fields), kv_cache_dtype, kv_cache_dtype_skip_layers, quantized),
-        rms_norm_eps=rms_norm_eps(fields),
+        model=family.read_model(fields),
+        names=family.names,
         tie_word_embeddings=flag(fields, "tie_word_embeddings"),
         max_position_embeddings=size(fields, "max_position_embeddings"),
         initializer_range=number(fields, "initializer_range", 0.02),
         dtype=read_dtype(fields),
         quantization=quantized,
     )
+
+
+def _by_either_name(quantized: Quantization, names: CheckpointNames) -> Quantization:
+    """A layer is quantized if it is by its name in the model and by all that it may have in the checkpoint."""
+
+    def scheme_of(layer: str) -> Scheme | None:
+        schemes = [quantized.scheme_of(name) for name in names.in_checkpoint(layer)]
+        return schemes[0] if None not in schemes else None
+
+    return quantized._replace(scheme_of=scheme_of)
 
 
 def quantization_config_of(fields: Json) -> object:

@@ -45,8 +45,6 @@ IRRELEVANT = _names(
 
 # Fields that are read, but only one value of each is implemented (None, that is absent or null, always is).
 ONLY: dict[str, tuple[Any, ...]] = {
-    "hidden_act": ("silu", "swish"),
-    "partial_rotary_factor": (1.0,),
     "is_encoder_decoder": (False,),
     "add_cross_attention": (False,),
     "use_mrope": (False,),
@@ -57,14 +55,17 @@ ONLY: dict[str, tuple[Any, ...]] = {
 USED = _names(
     "architectures vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim",
     "rms_norm_eps tie_word_embeddings max_position_embeddings initializer_range rope_theta rope_scaling rope_parameters dtype",
-    "torch_dtype layer_types sliding_window original_max_position_embeddings quantization_config compression_config",
+    "torch_dtype layer_types hidden_act partial_rotary_factor sliding_window original_max_position_embeddings",
+    "quantization_config compression_config",
 )
+
+SILU = frozenset({"silu", "swish"})  # names of hidden_act
 
 DTYPES = ("float32", "bfloat16", "float16")
 
 ROPE_FIELDS = _names(
     "rope_theta factor original_max_position_embeddings attention_factor beta_fast beta_slow mscale mscale_all_dim truncate",
-    "low_freq_factor high_freq_factor",
+    "low_freq_factor high_freq_factor short_factor long_factor",
 )
 ROPE_IRRELEVANT = frozenset({"rope_type", "type", "partial_rotary_factor", "finetuned"})
 ROPE_NEEDS: dict[RopeType, tuple[str, ...]] = {
@@ -72,11 +73,15 @@ ROPE_NEEDS: dict[RopeType, tuple[str, ...]] = {
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": (),
+    "longrope": ("short_factor", "long_factor"),
 }
 
 
-def refuse_unknown(fields: Json, family: str, used: frozenset[str]) -> None:
-    """Raise for fields that neither all families nor this one knows (`used`), and for values that are not implemented."""
+def refuse_unknown(fields: Json, family: str, used: frozenset[str], activations: frozenset[str] = SILU) -> None:
+    """Raise for fields that neither all families nor this one knows (`used`), and for values that are not implemented.
+
+    `activations` are the family's of hidden_act.
+    """
     known = USED | used | IRRELEVANT | ONLY.keys()
     unknown = sorted(name for name in fields.keys() - known if fields[name] is not None)
     if unknown:
@@ -84,7 +89,9 @@ def refuse_unknown(fields: Json, family: str, used: frozenset[str]) -> None:
             f"config.json sets {', '.join(unknown)}: not known for {family} models, so the model might run wrong. "
             "Remove what has no effect on the model."
         )
-    for name, allowed in ONLY.items():
+    for name, allowed in {**ONLY, "hidden_act": tuple(sorted(activations))}.items():
+        if name in used:
+            continue
         value = fields.get(name)
         if value is not None and value not in allowed:
             expected = f"only {' or '.join(map(repr, allowed))} is" if allowed else "it is not"
@@ -125,11 +132,19 @@ def flag(fields: Json, name: str, default: bool = False) -> bool:
     return value
 
 
-def read_attention(fields: Json, *, may_lack_kv_heads: bool = False, default_head_dim: int | None = None) -> AttentionSpec:
+def read_attention(
+    fields: Json,
+    *,
+    may_lack_kv_heads: bool = False,
+    default_head_dim: int | None = None,
+    partial: float | None = None,
+    theta: float = 10000.0,
+) -> AttentionSpec:
     """Attention with rotary embedding over everything (window 0) and without QK-norm; families add these.
 
     may_lack_kv_heads: transformers' default for an absent num_key_value_heads is num_attention_heads; elsewhere it is a
     constant (Mistral 8, Qwen 32) that no checkpoint means. default_head_dim: of an absent head_dim (hidden_size / heads).
+    partial: of an absent partial_rotary_factor; None: this family rotates whole heads. theta: of an absent rope_theta.
     """
     num_heads = size(fields, "num_attention_heads")
     head_dim = _head_dim(fields, num_heads, default_head_dim)
@@ -139,7 +154,7 @@ def read_attention(fields: Json, *, may_lack_kv_heads: bool = False, default_hea
         head_dim=head_dim,
         scale=head_dim**-0.5,
         window=0,
-        rope=read_rope(fields, size(fields, "max_position_embeddings")),
+        rope=read_rope(fields, head_dim, partial=partial, theta=theta),
     )
 
 
@@ -231,20 +246,29 @@ def windows_by_type(fields: Json, window: int) -> tuple[int, ...] | None:
     return tuple(window if name == "sliding_attention" else 0 for name in types)
 
 
-def read_rope(fields: Json, max_positions: int) -> RopeConfig:
-    """Rotary embedding from rope_scaling (transformers 4) or rope_parameters (5), whichever is there."""
+def rope_parameters(fields: Json) -> tuple[str, Json]:
+    """(its name, rope_scaling (transformers 4) or rope_parameters (5), whichever is there)."""
     where = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
     params = fields.get(where) or {}
     if not isinstance(params, dict):
         raise ModelConfigError(f"config.json: {where} must be an object, not {_short(params)}")
+    return where, params
+
+
+def read_rope(
+    fields: Json, head_dim: int, *, params: Json | None = None, partial: float | None = None, theta: float = 10000.0
+) -> RopeConfig:
+    """Rotary embedding of heads of head_dim; `params` in place of the model's, where layers differ. See read_attention."""
+    max_positions = size(fields, "max_position_embeddings")
+    where, found = rope_parameters(fields)
+    params = found if params is None else params
     type_name = params.get("rope_type", params.get("type", "default"))
     if type_name not in ROPE_NEEDS:
         raise ModelConfigError(f"rope type {_short(type_name)} is not supported; supported are {', '.join(ROPE_NEEDS)}")
     unknown = sorted(params.keys() - ROPE_FIELDS - ROPE_IRRELEVANT)
     if unknown:
         raise ModelConfigError(f"config.json: {where} sets {', '.join(unknown)}: not supported")
-    if params.get("partial_rotary_factor") not in (None, 1.0):
-        raise ModelConfigError(f"config.json: {where} sets partial_rotary_factor: only 1.0 is supported")
+    rotary_dim = _rotary_dim(fields, where, params, head_dim, partial)
     for name in ROPE_NEEDS[type_name]:
         if params.get(name) is None:
             raise ModelConfigError(f"config.json: {where} of type {type_name} lacks {name}")
@@ -256,10 +280,14 @@ def read_rope(fields: Json, max_positions: int) -> RopeConfig:
         return None if params.get(name) is None else param(name, 0.0)
 
     original = _original_positions(fields, params, max_positions)
+    short, long = (_factors(params, where, name, (rotary_dim or head_dim) // 2) for name in ("short_factor", "long_factor"))
     return RopeConfig(
         type=type_name,
-        theta=param("rope_theta", number(fields, "rope_theta", 10000.0)),
-        factor=param("factor", max_positions / original if type_name == "yarn" else 1.0),
+        rotary_dim=rotary_dim,
+        short_factor=short if type_name == "longrope" else (),
+        long_factor=long if type_name == "longrope" else (),
+        theta=param("rope_theta", number(fields, "rope_theta", theta)),
+        factor=param("factor", max_positions / original if type_name in ("yarn", "longrope") else 1.0),
         original_max_position_embeddings=original,
         low_freq_factor=param("low_freq_factor", 1.0),
         high_freq_factor=param("high_freq_factor", 4.0),
@@ -270,6 +298,28 @@ def read_rope(fields: Json, max_positions: int) -> RopeConfig:
         mscale_all_dim=maybe("mscale_all_dim"),
         truncate=flag(params, "truncate", True),
     )
+
+
+def _rotary_dim(fields: Json, where: str, params: Json, head_dim: int, partial: float | None) -> int:
+    """0: all of head_dim. Raises for a part of it where the family rotates whole heads."""
+    name = "partial_rotary_factor"
+    factor = number(params, name, number(fields, name, 1.0 if partial is None else partial), where)
+    if factor > 1.0 or (partial is None and factor != 1.0):
+        raise ModelConfigError(f"config.json: {where} sets {name} to {factor}: only 1.0 is supported")
+    rotary_dim = int(head_dim * factor)
+    if rotary_dim % 2 or rotary_dim < 2:
+        raise ModelConfigError(f"config.json: {name} {factor} rotates {rotary_dim} of {head_dim} elements: it must be even")
+    return rotary_dim if rotary_dim < head_dim else 0
+
+
+def _factors(params: Json, where: str, name: str, count: int) -> tuple[float, ...]:
+    """longrope's, one for each pair."""
+    values = params.get(name)
+    if values is None:
+        return ()
+    if not isinstance(values, list) or len(values) != count or any(type(x) not in (int, float) or not x > 0 for x in values):
+        raise ModelConfigError(f"config.json: {where}: {name} must list {count} numbers greater than 0, not {_short(values)}")
+    return tuple(float(x) for x in values)
 
 
 def _original_positions(fields: Json, params: Json, max_positions: int) -> int:

@@ -38,12 +38,16 @@ class MixtralBlock(Module):
 
 
 def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
-    fields = {"rope_theta": 1e6, "sliding_window": None, **fields}
     inner = size(fields, "intermediate_size")
     experts = ExpertsSpec(routing=read_routing(fields, is_normalized=True), intermediate_size=inner)
-    window = 0 if fields["sliding_window"] is None else sliding_window(fields)
-    layers = with_windows(read_attention(fields), uniform_windows(fields, "mixtral", window))
+    windows = uniform_windows(fields, "mixtral", sliding_window(fields))
+    layers = with_windows(read_attention(fields, theta=1e6), windows)
     return tuple(LayerSpec(attention=attention, intermediate_size=inner, experts=experts) for attention in layers)
 
 
-FAMILY = Family("mixtral", MOE_FIELDS, read_layers, MixtralBlock)
+def plain_fields(fields: Json) -> Json:
+    """With transformers' defaults, where they are not Mistral's."""
+    return {"sliding_window": None, "rms_norm_eps": 1e-5, **fields}
+
+
+FAMILY = Family("mixtral", MOE_FIELDS, read_layers, MixtralBlock, plain_fields=plain_fields)

@@ -10,7 +10,7 @@ import torch
 from quire.workers.layers.experts import Experts, Names, Router
 from quire.workers.layers.linear import Linear, Placement
 from quire.workers.layers.module import Module
-from quire.workers.layers.norm import RMSNorm
+from quire.workers.layers.norm import Norm
 from quire.workers.models.config import ExpertsSpec
 from quire.workers.parallel import whole
 
@@ -68,7 +68,7 @@ class MoE(Module):
         children = self._modules.get(router), self._modules.get(shared or ""), self._modules.get(shared_gate or "")
         self.__dict__.update(zip(("_router", "_shared", "_shared_gate"), children, strict=True))
 
-    def forward(self, x: torch.Tensor | None, residual: torch.Tensor, norm: RMSNorm) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, x: torch.Tensor | None, residual: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
         h = norm(residual) if x is None else norm.add(x, residual)
         shared = None
         if self._shared is not None:

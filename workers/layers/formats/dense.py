@@ -11,8 +11,10 @@ from quire.workers.layers.formats.activations import RoundedInputs
 from quire.workers.layers.formats.format import Format, Partition, Products, checkpoint_prefix
 from quire.workers.layers.formats.stored import StoredLayer
 from quire.workers.layers.module import new_parameter
-from quire.workers.layers.norm import RMSNorm
-from quire.workers.loading.target import Target, copied
+from quire.workers.layers.norm import Norm
+from quire.workers.layers.stretches import copied_rows
+from quire.workers.loading.target import Target
+from quire.workers.parallel import Part
 
 
 class Unquantized(Format):
@@ -58,9 +60,9 @@ class Unquantized(Format):
                 then = partial(self.stored[layer].dequantize_into, weight[start:stop], f"{prefix}{layer}")
                 yield from self.stored[layer].targets(f"{prefix}{layer}", self.bias is not None, then)
             elif weight is not None:
-                yield f"{prefix}{layer}.weight", copied(weight[start:stop], (rows, self.partition.columns))
+                yield f"{prefix}{layer}.weight", copied_rows(weight[start:stop], rows, self.partition.columns)
             if self.bias is not None:
-                yield f"{prefix}{layer}.bias", copied(self.bias[start:stop], (rows,))
+                yield f"{prefix}{layer}.bias", copied_rows(self.bias[start:stop], rows, None)
             start = stop
 
     def fill_dummy(self, limit: float, generator: torch.Generator) -> None:
@@ -77,6 +79,7 @@ class Unquantized(Format):
 def shared_rows(weight: nn.Parameter, partition: Partition) -> torch.Tensor:
     """The rows of another owner's weight that a partition of one part holds."""
     [rows] = partition.rows.values()
+    assert isinstance(rows, Part), "of a table of tokens"
     return weight if rows.is_whole else weight[rows.slice]
 
 
@@ -97,8 +100,8 @@ class Dense(Unquantized):
         return ops.linear(x, self.weight, self.bias)
 
     def normed(
-        self, x: torch.Tensor | None, residual: torch.Tensor, norm: RMSNorm, is_gated: bool = False
+        self, x: torch.Tensor | None, residual: torch.Tensor, norm: Norm, is_gated: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if ops.fuses_norm(residual, self.weight):
+        if norm.is_plain and ops.fuses_norm(residual, self.weight):
             return ops.norm_linear(x, residual, norm.weight, norm.eps, self.weight, self.bias, is_gated)
         return super().normed(x, residual, norm, is_gated)

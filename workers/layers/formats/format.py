@@ -17,7 +17,8 @@ import torch
 from quire.workers.layers import ops
 from quire.workers.layers.formats.stored import NOT_QUANTIZED, Source
 from quire.workers.layers.module import WeightOwner
-from quire.workers.layers.norm import RMSNorm
+from quire.workers.layers.norm import Norm
+from quire.workers.layers.stretches import Rows
 from quire.workers.parallel import Part
 
 
@@ -37,7 +38,7 @@ class Products:
         return self.product(x)
 
     def normed(
-        self, x: torch.Tensor | None, residual: torch.Tensor, norm: RMSNorm, is_gated: bool = False
+        self, x: torch.Tensor | None, residual: torch.Tensor, norm: Norm, is_gated: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(y of norm(residual + x), gated if so asked; residual + x). x None: no addition. The residual may change in place."""
         h = norm(residual) if x is None else norm.add(x, residual)
@@ -48,7 +49,7 @@ class Partition(NamedTuple):
     """Which part of the checkpoint's layers lies in one weight of this rank, [rows, columns]."""
 
     columns: Part  # of the input
-    rows: dict[str, Part]  # of the output, by the names of the checkpoint's layers, in the order of y
+    rows: Mapping[str, Rows]  # of the output, by the names of the checkpoint's layers, in the order of y
     adds_bias: bool = True  # of ranks whose results are summed only the first
     sources: Mapping[str, Source] = NOT_QUANTIZED  # of the layers that the checkpoint holds quantized
 

@@ -63,6 +63,13 @@ class Integers(NamedTuple):
         zeros = None if self.zeros is None else grid[1]
         return Integers(self.q[rows, columns], grid[0], (height, width), zeros, self.order)
 
+    def by_rows(self) -> "Integers":
+        """With scales of each output."""
+        n, height = len(self.q), self.block[0]
+        scales, zeros = (t if t is None else t.repeat_interleave(height, 0)[:n] for t in (self.scales, self.zeros))
+        assert scales is not None
+        return self._replace(scales=scales, zeros=zeros, block=(1, self.block[1]))
+
     def dequantize_into(self, out: torch.Tensor, rows: slice = ALL, columns: slice = ALL) -> None:
         """These rows and columns, in the inputs' own order, into out, of any float dtype. Computed in float32."""
         start, stop, _ = rows.indices(len(self.q))
@@ -89,6 +96,21 @@ class Integers(NamedTuple):
             w -= zeros[:, :, None]
         w *= scales[:, :, None]
         return w.view(stop - start, -1)[:, :k]
+
+
+def joined(pieces: list[Integers]) -> Integers:
+    """Pieces of one layer's outputs, one after another; with a scale for each output where blocks would be of several."""
+    height, width = pieces[0].block
+    if any(piece.block[0] != height for piece in pieces) or any(len(piece.q) % height for piece in pieces[:-1]):
+        pieces, height = [piece.by_rows() for piece in pieces], 1
+    zeros = [piece.zeros for piece in pieces if piece.zeros is not None]
+    return Integers(
+        torch.cat([piece.q for piece in pieces]),
+        torch.cat([piece.scales for piece in pieces]),
+        (height, width),
+        torch.cat(zeros) if zeros else None,
+        pieces[0].order,
+    )
 
 
 class Form(NamedTuple):

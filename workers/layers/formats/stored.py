@@ -13,11 +13,12 @@ from typing import NamedTuple
 
 import torch
 
-from quire.workers.layers.formats.layouts import Integers, Layout, ScaledLayout, Stored, Tensors
+from quire.workers.layers.formats.layouts import Integers, Layout, ScaledLayout, Stored, Tensors, joined
 from quire.workers.layers.formats.layouts_codes import FourBitLayout, MxFp4Layout, RowInt8Layout
 from quire.workers.layers.formats.layouts_floats import FloatsLayout
 from quire.workers.layers.formats.layouts_packed import AwqLayout, GptqLayout, PackQuantizedLayout
 from quire.workers.layers.formats.schemes import Activations, Awq, FourBitCodes, Gptq, MxFp4, PackQuantized, Scaled, Scheme
+from quire.workers.layers.stretches import Rows, cut
 from quire.workers.loading.target import FLOATS, Target, WeightsError
 from quire.workers.parallel import Part
 
@@ -64,7 +65,7 @@ class StoredLayer:
     input_scale: float | None = None  # numbers, not tensors: a product that is captured may not wait for the device
     input_zero_point: float | None = None
 
-    def __init__(self, source: Source, rows: Part, columns: Part, device: torch.device):
+    def __init__(self, source: Source, rows: Rows, columns: Part, device: torch.device):
         self.layout, self.activations = source
         self._rows, self._columns, self._device = rows, columns, device
         self._pieces: dict[str, list[torch.Tensor]] = {}
@@ -101,15 +102,25 @@ class StoredLayer:
         """This rank's part into weight [rows, columns]; the tensors are released. Raises WeightsError, as `taken`."""
         tensors = self.taken(layer)
         try:
-            self.layout.dequantize_into(tensors, weight, self._rows.slice, self._columns.slice)
+            self._dequantize_into(tensors, weight)
         except (ValueError, RuntimeError) as error:  # of indices and sizes that a tensor's values give
             raise WeightsError(f"{layer} cannot be dequantized: {error}") from None
+
+    def _dequantize_into(self, tensors: Tensors, weight: torch.Tensor) -> None:
+        if isinstance(self._rows, Part):
+            return self.layout.dequantize_into(tensors, weight, self._rows.slice, self._columns.slice)
+        whole = weight.new_empty(self._rows.full, weight.shape[1])
+        self.layout.dequantize_into(tensors, whole, slice(0, self._rows.full), self._columns.slice)
+        weight.copy_(cut(whole, self._rows))
 
     def integers(self, layer: str) -> Integers:
         """This rank's part of a layer whose layout has a form; the tensors are released. Raises WeightsError, as `taken`."""
         tensors = self.taken(layer)
         try:
-            return self.layout.unpacked(tensors).part(self._rows.slice, self._columns.slice)
+            found = self.layout.unpacked(tensors)
+            if isinstance(self._rows, Part):
+                return found.part(self._rows.slice, self._columns.slice)
+            return joined([found.part(slice(*stretch), self._columns.slice) for stretch in self._rows.ranges])
         except (ValueError, RuntimeError) as error:
             raise WeightsError(f"{layer} cannot be unpacked: {error}") from None
 

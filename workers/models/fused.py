@@ -1,0 +1,79 @@
+"""How checkpoints hold q, k and v, and gate and up: apart, one after another in one tensor, or interleaved by head.
+
+A rank's rows of each of the checkpoint's layers, in the order q|k|v (or gate|up) that the modules of blocks.py compute in.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from quire.workers.layers.stretches import Rows, Stretches
+from quire.workers.parallel import Part
+
+RowsByName = Mapping[str, Rows]
+
+
+class HeadRows(NamedTuple):
+    """The query and KV heads of this rank."""
+
+    heads: Part
+    kv_heads: Part
+    head_dim: int
+
+    def rows(self, heads: Part, first: int = 0) -> tuple[int, int]:
+        """Of these heads, the rows of head 0 beginning at `first`."""
+        return first + heads.start * self.head_dim, first + heads.stop * self.head_dim
+
+    def each(self, heads: Part) -> list[int]:
+        return list(range(heads.start, heads.stop))
+
+
+RowsOf = Callable[[HeadRows], RowsByName]
+
+
+def separate(of: HeadRows) -> RowsByName:
+    """q_proj, k_proj and v_proj."""
+    q, kv = of.heads.times(of.head_dim), of.kv_heads.times(of.head_dim)
+    return {"q_proj": q, "k_proj": kv, "v_proj": kv}
+
+
+def stacked(name: str) -> RowsOf:
+    """All queries, then all keys, then all values."""
+
+    def rows(of: HeadRows) -> RowsByName:
+        k, v = of.heads.full * of.head_dim, (of.heads.full + of.kv_heads.full) * of.head_dim
+        full = v + of.kv_heads.full * of.head_dim
+        return {name: Stretches.of(full, [of.rows(of.heads), of.rows(of.kv_heads, k), of.rows(of.kv_heads, v)])}
+
+    return rows
+
+
+def by_group(name: str) -> RowsOf:
+    """For each KV head its queries, its key and its value; with as many KV heads as heads that is by head."""
+
+    def rows(of: HeadRows) -> RowsByName:
+        group = of.heads.full // of.kv_heads.full
+        size = group + 2  # heads of a group
+
+        def head(index: int) -> tuple[int, int]:
+            return index * of.head_dim, (index + 1) * of.head_dim
+
+        queries = [head(h // group * size + h % group) for h in of.each(of.heads)]
+        keys, values = ([head(g * size + group + i) for g in of.each(of.kv_heads)] for i in (0, 1))
+        return {name: Stretches.of(of.kv_heads.full * size * of.head_dim, [*queries, *keys, *values])}
+
+    return rows
+
+
+def pair(inner: Part) -> RowsByName:
+    """gate_proj and up_proj."""
+    return {"gate_proj": inner, "up_proj": inner}
+
+
+def stacked_pair(name: str) -> Callable[[Part], RowsByName]:
+    """gate, then up."""
+
+    def rows(inner: Part) -> RowsByName:
+        up = inner.full + inner.start, inner.full + inner.stop
+        return {name: Stretches.of(2 * inner.full, [(inner.start, inner.stop), up])}
+
+    return rows
