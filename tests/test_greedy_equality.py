@@ -16,7 +16,7 @@ NEW_TOKENS = 64
 ROUNDING = 1e-5  # of logits of about 4
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
 # One of each family in every run, its variants where there is time. test_equals_generate has all of them always.
-FAMILIES = ("llama", "mistral-sliding", "qwen2-mixed", "qwen3", "mixtral", "qwen2-moe", "qwen3-moe", "gpt-oss")
+FAMILIES = ("llama", "mistral-sliding", "qwen2-mixed", "qwen3", "mixtral", "qwen2-moe", "qwen3-moe", "gpt-oss", "glm4-moe")
 MOST = [name if name in FAMILIES else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
 LENGTHS = [1, 2, 5, 15, 16, 17, 31, 32, 33, 40, 47, 48, 64, 65, 80, 97]
 

@@ -104,6 +104,33 @@ MODELS |= {
         "mixtral",
         {"num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 16, "tie_word_embeddings": True},
     ),
+    "glm4-moe": (
+        "glm4_moe",
+        {
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "head_dim": 32,
+        },
+    ),
+    "glm4-moe-plain": (
+        "glm4_moe",
+        {
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 48,
+            "n_shared_experts": 2,
+            "norm_topk_prob": False,
+            "first_k_dense_replace": 2,
+            "num_hidden_layers": 4,
+            "tie_word_embeddings": True,
+        },
+    ),
     "gpt-oss": (
         "gpt_oss",
         {
@@ -120,8 +147,8 @@ MODELS |= {
         "gpt_oss",
         {
             "num_local_experts": 4,
-            "num_experts_per_tok": 3,
-            "intermediate_size": 64,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 48,
             "layer_types": ["full_attention"] * 3,
             "attention_bias": False,
             "tie_word_embeddings": True,
@@ -191,6 +218,7 @@ def reference(name: str) -> Any:
 
     family, changes = {**MODELS, **GPU_MODELS, **WIDE_MODELS}[name]
     config_class, model_class = {
+        "glm4_moe": (transformers.Glm4MoeConfig, transformers.Glm4MoeForCausalLM),
         "gpt_oss": (transformers.GptOssConfig, transformers.GptOssForCausalLM),
         "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
         "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
@@ -200,7 +228,7 @@ def reference(name: str) -> Any:
         "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
         "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
     }[family]
-    config = config_class(**{**BASE, **changes}, attn_implementation="eager")
+    config = config_class(**{**BASE, **changes}, attn_implementation="eager", experts_implementation="eager")
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(len(name) + sum(name.encode()))
         model = model_class(config).eval()
@@ -215,6 +243,9 @@ def reference(name: str) -> Any:
                 parameter.normal_(1.0, 0.2)
             elif key.endswith(("gate.weight", "router.weight")):  # of experts: far apart, so that rounding chooses no other
                 parameter.normal_(0.0, 0.4)
+        for key, buffer in model.named_buffers():
+            if key.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.3)
     return model
 
 

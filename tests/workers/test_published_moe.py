@@ -13,10 +13,12 @@ from quire.workers.parallel import Parallel
 
 FOLDER = Path(__file__).parent / "published"
 PARAMETERS = {  # in billions, as the model cards say
+    "GLM-4.5-Air": 107.0,
     "Mixtral-8x7B-v0.1": 46.7,
     "Qwen1.5-MoE-A2.7B": 14.3,
     "Qwen2-57B-A14B": 57.4,
     "Qwen3-30B-A3B": 30.5,
+    "gpt-oss-20b": 20.9,
 }
 
 

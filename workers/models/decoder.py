@@ -50,6 +50,7 @@ class Family(NamedTuple):
     plain_fields: Callable[[Json], Json] = dict  # config.json -> the same in the names and with the defaults of fields.py
     names: CheckpointNames = CheckpointNames()
     activations: frozenset[str] = SILU  # values of hidden_act, "" is none
+    ignored: Callable[[Json], tuple[str, ...]] = lambda fields: ()  # names in the checkpoint besides those of `names`
 
 
 class Decoder(Module):

@@ -14,7 +14,7 @@ from quire.workers.layers.formats.config import read_quantization
 from quire.workers.layers.formats.config_floats import quantization_while_loading
 from quire.workers.layers.formats.schemes import Quantization, QuantizationError, Scheme
 from quire.workers.loading.names import CheckpointNames
-from quire.workers.models import gpt_oss, llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe
+from quire.workers.models import glm4_moe, gpt_oss, llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe
 from quire.workers.models.cache_dtype import with_cache_dtype
 from quire.workers.models.config import ModelConfig, ModelConfigError
 from quire.workers.models.decoder import Family
@@ -22,6 +22,7 @@ from quire.workers.models.fields import Json, flag, number, read_dtype, refuse_u
 
 # by config.json's "architectures"
 FAMILIES: dict[str, Family] = {
+    "Glm4MoeForCausalLM": glm4_moe.FAMILY,
     "GptOssForCausalLM": gpt_oss.FAMILY,
     "LlamaForCausalLM": llama.FAMILY,
     "MistralForCausalLM": mistral.FAMILY,
@@ -89,7 +90,7 @@ def parse_model_config(
         hidden_size=size(fields, "hidden_size"),
         layers=with_cache_dtype(family.read_layers(fields), kv_cache_dtype, kv_cache_dtype_skip_layers, quantized),
         model=family.read_model(fields),
-        names=family.names,
+        names=family.names._replace(ignored=(*family.names.ignored, *family.ignored(fields))),
         tie_word_embeddings=flag(fields, "tie_word_embeddings"),
         max_position_embeddings=size(fields, "max_position_embeddings"),
         initializer_range=number(fields, "initializer_range", 0.02),

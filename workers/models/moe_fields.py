@@ -7,13 +7,20 @@ from typing import Any
 
 from quire.kernels.experts.routing_reference import Routing
 from quire.workers.models.config import ModelConfigError
-from quire.workers.models.fields import Json, size
+from quire.workers.models.fields import Json, flag, number, size
 
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")  # transformers 5 writes the first for all families
 MAX_EXPERTS = 1024
 
 # Read by every family with experts.
 MOE_FIELDS = frozenset({*EXPERT_COUNTS, "num_experts_per_tok"})
+
+# By those with DeepSeek V3's router and layers.
+GROUP_FIELDS = frozenset({
+    "moe_intermediate_size", "n_shared_experts", "first_k_dense_replace", "n_group", "topk_group", "norm_topk_prob",
+    "routed_scaling_factor",
+})  # fmt: skip
+MTP_FIELDS = frozenset({"num_nextn_predict_layers", "num_mtp_layers"})
 
 
 def read_routing(fields: Json, **changes: Any) -> Routing:
@@ -38,6 +45,35 @@ def read_routing(fields: Json, **changes: Any) -> Routing:
     if routing.top_k > routing.top_groups * routing.group_size:
         raise ModelConfigError(f"config.json: num_experts_per_tok {routing.top_k} is more than there are to choose from")
     return routing
+
+
+def read_group_routing(fields: Json) -> Routing:
+    """DeepSeek V3's: sigmoids, a correction that chooses, groups ranked by their best two."""
+    return read_routing(
+        fields,
+        scores="sigmoid",
+        is_normalized=flag(fields, "norm_topk_prob"),
+        eps=1e-20,
+        scale=number(fields, "routed_scaling_factor", 1.0),
+        num_groups=size(fields, "n_group", 1),
+        top_groups=size(fields, "topk_group", 1),
+        group_top=2,
+    )
+
+
+def count(fields: Json, name: str, default: int) -> int:
+    """A number of layers, which may be 0."""
+    value = fields.get(name)
+    value = default if value is None else value
+    if type(value) is not int or value < 0:
+        raise ModelConfigError(f"config.json: {name} must be an integer from 0 up, not {value!r:.80}")
+    return value
+
+
+def mtp_layers(fields: Json) -> tuple[str, ...]:
+    """Names of the checkpoint's layers behind the last, which predict further tokens."""
+    first, many = size(fields, "num_hidden_layers"), max(count(fields, name, 0) for name in MTP_FIELDS)
+    return tuple(f"model.layers.{i}." for i in range(first, first + many))
 
 
 def sparse_layers(fields: Json) -> tuple[bool, ...]:

@@ -1,0 +1,69 @@
+"""GLM-4.5, 4.6 and their Air: pre-norm blocks, x += attention(norm(x)); x += mlp(norm(x)); in all but the first there is a
+mixture of experts in place of the MLP, with a shared one that every token passes. Half of each head is rotated; q, k and v have
+biases with `attention_bias`, and each head of q and k an RMSNorm with `use_qk_norm`.
+
+The router's sigmoids, plus a correction that chooses and does not weigh; the chosen ones' normalized, times
+routed_scaling_factor. The layer behind the last, which predicts a second token (MTP), is passed over.
+"""
+
+import msgspec
+import torch
+
+from quire.workers.layers.linear import Placement
+from quire.workers.layers.module import Module
+from quire.workers.layers.norm import RMSNorm
+from quire.workers.models.blocks import Attend, GatedMLP, SelfAttention
+from quire.workers.models.config import ExpertsSpec, LayerSpec, ModelConfig
+from quire.workers.models.decoder import Family
+from quire.workers.models.fields import Json, flag, read_attention, rms_norm_eps, size
+from quire.workers.models.moe import MoE
+from quire.workers.models.moe_fields import GROUP_FIELDS, MOE_FIELDS, MTP_FIELDS, count, mtp_layers, read_group_routing
+
+CORRECTION = "gate.e_score_correction_bias"
+
+
+class Glm4MoeBlock(Module):
+    def __init__(self, config: ModelConfig, spec: LayerSpec, place: Placement, layer: int):
+        super().__init__()
+        hidden_size, norm = config.hidden_size, (config.hidden_size, config.rms_norm_eps, place.dtype, place.device)
+        self.input_layernorm = RMSNorm(*norm)
+        self.self_attn = SelfAttention(spec.attention, hidden_size, place, layer, qkv_bias=spec.attention_bias)
+        self.post_attention_layernorm = RMSNorm(*norm)
+        self.mlp = (
+            GatedMLP(hidden_size, spec.intermediate_size, place)
+            if spec.experts is None
+            else MoE(spec.experts, hidden_size, place, correction=CORRECTION, shared="shared_experts")
+        )
+
+    def forward(
+        self, x: torch.Tensor | None, residual: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        x, residual = self.self_attn(x, residual, self.input_layernorm, attend, logits_indices)
+        return self.mlp(x, residual, self.post_attention_layernorm)
+
+
+def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
+    inner = size(fields, "moe_intermediate_size")
+    experts = ExpertsSpec(
+        routing=read_group_routing(fields), intermediate_size=inner, shared_size=inner * size(fields, "n_shared_experts", 1)
+    )
+    attention = read_attention(fields, partial=0.5)
+    if flag(fields, "use_qk_norm"):
+        attention = msgspec.structs.replace(attention, qk_norm_eps=rms_norm_eps(fields))
+    dense = LayerSpec(
+        attention=attention,
+        intermediate_size=size(fields, "intermediate_size"),
+        attention_bias=flag(fields, "attention_bias"),
+    )
+    num_dense, num_layers = count(fields, "first_k_dense_replace", 1), size(fields, "num_hidden_layers")
+    sparse = msgspec.structs.replace(dense, experts=experts)
+    return tuple(dense if i < num_dense else sparse for i in range(num_layers))
+
+
+def plain_fields(fields: Json) -> Json:
+    """With transformers' defaults."""
+    return {"rms_norm_eps": 1e-5, "norm_topk_prob": True, "routed_scaling_factor": 1.0, **fields}
+
+
+FIELDS = MOE_FIELDS | GROUP_FIELDS | MTP_FIELDS | {"attention_bias", "use_qk_norm"}
+FAMILY = Family("glm4_moe", FIELDS, read_layers, Glm4MoeBlock, plain_fields=plain_fields, ignored=mtp_layers)
