@@ -14,6 +14,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import tiny_families
+
 VOCAB_SIZE = 512
 MAX_POSITIONS = 512
 BOS, EOS, IM_START, IM_END = 0, 1, 2, 3
@@ -96,10 +98,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
+MODELS |= tiny_families.MODELS
+
 # The same for a GPU, whose kernels are built for certain head sizes.
 HEAD_DIMS = {"llama": 64, "llama-mha": 80, "llama-mqa-bias": 96, "qwen2-mixed": 112, "mistral-sliding": 128, "qwen3": 256}
 GPU_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     f"gpu-{name}": (family, {**changes, "head_dim": HEAD_DIMS.get(name, 64)}) for name, (family, changes) in MODELS.items()
+    if name not in tiny_families.MODELS
 }
 
 _WIDE = {
@@ -124,24 +129,16 @@ def tiny_model(name: str, max_shard_size: str = "1GB") -> Path:
 def reference(name: str) -> Any:
     """The transformers model of `MODELS[name]`, float32, eval mode, eager attention."""
     import torch
-    import transformers
 
     family, changes = {**MODELS, **GPU_MODELS, **WIDE_MODELS}[name]
-    config_class, model_class = {
-        "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
-        "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
-        "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
-        "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
-    }[family]
-    config = config_class(**{**BASE, **changes}, attn_implementation="eager")
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(len(name) + sum(name.encode()))
-        model = model_class(config).eval()
+        model = tiny_families.make(family, {**BASE, **changes})
         for key, parameter in model.named_parameters():
             if key.endswith("bias"):  # transformers starts biases at 0: a model that forgot them would pass
                 parameter.normal_(0.0, 0.2)
-            elif "norm" in key:
-                parameter.normal_(1.0, 0.2)
+            elif "norm" in key or ".ln_" in key:
+                parameter.normal_(0.0 if family.startswith("gemma") else 1.0, 0.2 if parameter.dim() == 1 else 0.3)
     return model
 
 
