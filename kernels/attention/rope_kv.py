@@ -3,11 +3,12 @@
     q, k <- cast(q / rms(q)) * q_weight, likewise k          per head, if weights are given; in float32 by `weighs` (norm.py)
     (a, b) <- (a * cos - b * sin, b * cos + a * sin)          a, b: halves of the first rotary_dim elements of a q or k head,
                                                               or, interleaved, the even and the odd ones
+    q <- q * q_scales[position]                               if they are given
     k_cache[block, h, offset] <- k / k_scale, likewise v      block * block_size + offset = slot_mapping[t]
 
 qkv [T, (Hq + 2 * Hkv) * D] = q | k | v, any row stride; float32, float16 or bfloat16; q is rotated in place, k stays as it was.
 positions int32 [T], clamped to the table;  cos_sin float32 [max_position, rotary_dim] = cos | sin, rotary_dim <= D, even,
-0 where nothing is rotated.
+0 where nothing is rotated.  q_scales float32 [max_position].
 slot_mapping int64 [T], negative: nothing is written.
 k_cache, v_cache [num_blocks, Hkv, block_size, D], any strides (unit in D), any float dtype (8-bit saturate), 64-bit offsets.
 q_weight, k_weight [D];  k_scale, v_scale float32 [1] on the device.
@@ -78,10 +79,10 @@ def _store_part(
 def _rope_kv_kernel(
     qkv_ptr, qkv_stride, positions_ptr, cos_sin_ptr, max_position, slot_ptr, k_ptr, v_ptr,
     k_block_stride, k_head_stride, k_slot_stride, v_block_stride, v_head_stride, v_slot_stride, num_slots,
-    q_weight, k_weight, eps, k_scale_ptr, v_scale_ptr,
+    q_weight, k_weight, eps, k_scale_ptr, v_scale_ptr, q_scales_ptr,
     HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, ROTARY: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr,
     HALF_PAD: tl.constexpr, REST_PAD: tl.constexpr, INTERLEAVED: tl.constexpr, NORM: tl.constexpr, SCALED: tl.constexpr,
-    TOP: tl.constexpr, PDL: tl.constexpr,
+    Q_SCALED: tl.constexpr, TOP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
@@ -121,6 +122,12 @@ def _rope_kv_kernel(
             rest = tl.where(rotate, rest_normed.to(dtype).to(tl.float32), rest)
     rotated_a = tl.where(rotate, a * cos - b * sin, a)
     rotated_b = tl.where(rotate, b * cos + a * sin, b)
+    if Q_SCALED:
+        factor = tl.where(is_q, tl.load(q_scales_ptr + position), 1.0)[:, None]
+        rotated_a *= factor
+        rotated_b *= factor
+        if REST_PAD > 0:
+            rest *= factor
 
     write = (slot >= 0) & (slot < num_slots)
     slot = tl.where(write, slot, 0)
@@ -186,6 +193,7 @@ def rope_kv(
     *,
     interleaved: bool = False,
     weighs: Weighs = "rounded",
+    q_scales: torch.Tensor | None = None,
     pdl: int = PLAIN,
     tile: int | None = None,
 ) -> None:
@@ -211,7 +219,8 @@ def rope_kv(
         k_cache.stride(0), k_cache.stride(1), k_cache.stride(2), v_cache.stride(0), v_cache.stride(1), v_cache.stride(2),
         num_blocks * block_size, qkv if q_weight is None else q_weight, qkv if k_weight is None else k_weight, eps,
         k_scale if k_scale is not None else qkv, v_scale if v_scale is not None else qkv,
+        cos_sin if q_scales is None else q_scales,
         num_q_heads, num_kv_heads, head_dim, rotary, block_size, heads, half_pad, rest_pad,
-        interleaved, 0 if q_weight is None else WEIGHS[weighs], k_scale is not None, top, pdl,
+        interleaved, 0 if q_weight is None else WEIGHS[weighs], k_scale is not None, q_scales is not None, top, pdl,
         num_warps=4, enable_fp_fusion=False, **launch_options(pdl),
     )  # fmt: skip

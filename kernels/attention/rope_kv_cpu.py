@@ -67,10 +67,11 @@ def rope_kv(
     eps: float = 1e-6,
     eight_bits: EightBits | None = None,
     weighs: Weighs = "rounded",
+    q_scales: np.ndarray | None = None,
 ) -> torch.Tensor:
     """Write k and v of qkv [T, (Hq + 2 Hkv) D] to the cache, in its dtype; returns the rotated q [T, Hq, D], strided.
 
-    `weights` are those of QK-norm by head (`head_weights`); qkv stays as it was.
+    `weights` are those of QK-norm by head (`head_weights`), q_scales float32 [T] the tokens'; qkv stays as it was.
     """
     num_rotated = num_q_heads + writes.lines.shape[1]
     shape = (qkv.shape[0], -1, k_lines.shape[1])
@@ -80,6 +81,8 @@ def rope_kv(
     else:
         x = _normed(qkv.view(shape)[:, :num_rotated], weights, eps, weighs).float().numpy()
     rotated = _rotate(x, at)
+    if q_scales is not None:
+        rotated[:, :num_q_heads] *= q_scales[:, None, None]
     if qkv.dtype == torch.float32:
         q, k = torch.from_numpy(rotated[:, :num_q_heads]), rotated[:, num_q_heads:]
     else:

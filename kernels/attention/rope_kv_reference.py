@@ -22,6 +22,7 @@ def rope_kv(
     *,
     interleaved: bool = False,
     weighs: Weighs = "rounded",
+    q_scales: torch.Tensor | None = None,
 ) -> None:
     """Rotate q in place in qkv and write k and v to the cache. See `rope_kv.rope_kv` for shapes."""
     _, num_kv_heads, block_size, head_dim = k_cache.shape
@@ -31,7 +32,8 @@ def rope_kv(
         q, k = (norm_reference.rms_norm(x, w, eps, weighs=weighs) for x, w in ((q, q_weight), (k, k_weight)))
     cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, -1)
     rotate = _rotate_pairs if interleaved else _rotate
-    heads[:, :num_q_heads] = rotate(q, cos, sin)
+    q = rotate(q, cos, sin)
+    heads[:, :num_q_heads] = q if q_scales is None else q * q_scales[positions][:, None, None]
     k = rotate(k, cos, sin)
     if not bool((slot_mapping >= 0).all()):
         keep = slot_mapping >= 0

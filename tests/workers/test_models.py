@@ -136,7 +136,8 @@ def test_logits_and_greedy_output_equal_transformers(name):
     ours = logits(name, sequence)
     with torch.inference_mode():
         theirs = tiny_models.reference(name)(sequence.long()[None]).logits[0]
-    torch.testing.assert_close(ours, theirs, atol=ROUNDING, rtol=1e-5)
+    scale = max(1.0, float(theirs.abs().max()) / 8)
+    torch.testing.assert_close(ours, theirs, atol=ROUNDING * scale, rtol=1e-5)
     # One causal pass over the reference's output shows the same greedy choice at every step.
     assert torch.equal(ours[len(PROMPT) - 1 : -1].argmax(-1).int(), sequence[len(PROMPT) :])
     assert len(set(sequence[len(PROMPT) :].tolist())) >= 16, "the model repeats itself: a test of it sees nothing"

@@ -15,6 +15,7 @@ from quire.kernels.attention.score_shape import ScoreShape
 from quire.kernels.step.tables import SlotTables, StepBuffers
 from quire.workers.attention.attention import ModelAttention, RotaryTables, score_shape
 from quire.workers.attention.kv_cache import KVCache
+from quire.workers.attention.rope import query_scales
 from quire.workers.devices.device import DeviceContext
 from quire.workers.models.config import AttentionSpec
 
@@ -24,7 +25,7 @@ class CpuModelAttention(ModelAttention):
         self._cache, self._dtype = ctx.cache, ctx.dtype
         self._scratch = Scratch()
         rotary, specs = RotaryTables(ctx.cache, ctx.max_model_len, ctx.device), dict.fromkeys(ctx.cache.specs)
-        self._kinds = {spec: CpuAttention(spec, ctx.cache, rotary[spec]) for spec in specs}
+        self._kinds = {spec: CpuAttention(spec, ctx.cache, rotary[spec], ctx.max_model_len) for spec in specs}
         self._layers = [self._kinds[spec] for spec in ctx.cache.specs]
         # one of each group and dtype: all of these have the same shape and strides
         self._tensors = {
@@ -57,7 +58,7 @@ class CpuModelAttention(ModelAttention):
             table = id(kind.cos_sin), kind.interleaved
             if table not in turned:
                 turned[table] = rotations(kind.cos_sin, positions, kind.interleaved)
-            kind.begin(turned[table], writes[kind.group], plans[kind.group, kind.dtype])
+            kind.begin(positions, turned[table], writes[kind.group], plans[kind.group, kind.dtype])
 
     def attend(
         self,
@@ -86,10 +87,12 @@ class CpuModelAttention(ModelAttention):
 class CpuAttention:
     """Attention of the layers of one spec."""
 
-    def __init__(self, spec: AttentionSpec, cache: KVCache, cos_sin: torch.Tensor):
+    def __init__(self, spec: AttentionSpec, cache: KVCache, cos_sin: torch.Tensor, max_positions: int):
         self.cos_sin = cos_sin
         self.interleaved = spec.rope is not None and spec.rope.interleaved
         self._shape = score_shape(spec, cos_sin.device)
+        scales = query_scales(spec, max_positions)
+        self._all_q_scales = None if scales is None else scales.numpy()
         self.group = next(g for g, group in enumerate(cache.groups) if group.spec == spec.cache)
         self.dtype = cache.dtype_of(spec)
         self._spec = spec
@@ -99,7 +102,8 @@ class CpuAttention:
         self._cached: list[torch.Tensor] = []
         self._lines: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # of k and v, by layer
 
-    def begin(self, turned: Rotations, writes: Writes, plan: CpuAttentionPlan) -> None:
+    def begin(self, positions: np.ndarray, turned: Rotations, writes: Writes, plan: CpuAttentionPlan) -> None:
+        self._q_scales = None if self._all_q_scales is None else self._all_q_scales[positions]
         self._rotations, self._writes, self._plan = turned, writes, plan
         if self._cached is not self._cache.k:
             self._cached, self._lines = self._cache.k, {}
@@ -126,9 +130,8 @@ class CpuAttention:
                 weights = self._head_weights[layer] = head_weights(q_norm, k_norm, spec.num_heads, spec.num_kv_heads)
         if spec.cache_dtype is not None:
             return self._attend_eight_bits(layer, qkv, k_lines, v_lines, weights, eps, shape)
-        q = rope_kv(
-            qkv, self._rotations, self._writes, k_lines, v_lines, spec.num_heads, weights, eps, weighs=spec.qk_norm_weighs
-        )
+        lines, how = (k_lines, v_lines), (spec.qk_norm_weighs, self._q_scales)
+        q = rope_kv(qkv, self._rotations, self._writes, *lines, spec.num_heads, weights, eps, None, *how)
         return attend_lines(q, k_lines, v_lines, self._plan, spec.scale, shape).reshape(qkv.shape[0], -1)
 
     def _attend_eight_bits(
@@ -144,7 +147,7 @@ class CpuAttention:
         spec, (k_scale, v_scale) = self._spec, self._cache.scales[layer]
         cached = EightBits(self.dtype, k_scale, v_scale)
         heads, how = spec.num_heads, spec.qk_norm_weighs
-        q = rope_kv(qkv, self._rotations, self._writes, k_lines, v_lines, heads, weights, eps, cached, how)
+        q = rope_kv(qkv, self._rotations, self._writes, k_lines, v_lines, heads, weights, eps, cached, how, self._q_scales)
         out = attend_lines(q, k_lines, v_lines, self._plan, spec.scale * k_scale, shape)
         return out.reshape(qkv.shape[0], -1).mul_(v_scale)
 

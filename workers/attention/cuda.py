@@ -20,6 +20,7 @@ from quire.kernels.step.tables import SlotTables, StepBuffers
 from quire.kernels.triton_support.dependent_launch import mode_for
 from quire.workers.attention.attention import ModelAttention, RotaryTables, score_shape
 from quire.workers.attention.kv_cache import KVCache
+from quire.workers.attention.rope import query_scales
 from quire.workers.devices.device import DeviceContext
 from quire.workers.models.config import AttentionSpec
 
@@ -75,7 +76,9 @@ class CudaModelAttention(ModelAttention):
         for spec in sorted(specs, key=lambda spec: spec.cache):  # in the order of the cache's groups
             windows.setdefault(kind_of(spec), []).append(spec.window)
         self.workspaces = {kind: Workspace(kind, list(dict.fromkeys(some)), ctx) for kind, some in windows.items()}
-        kinds = {spec: CudaAttention(spec, cache, rotary[spec], self.workspaces[kind_of(spec)]) for spec in specs}
+        kinds = {
+            spec: CudaAttention(spec, cache, rotary[spec], ctx.max_model_len, self.workspaces[kind_of(spec)]) for spec in specs
+        }
         self._layers = [kinds[spec] for spec in cache.specs]
 
     def kernel_specialization(self, num_tokens: int, num_rows: int) -> Hashable:
@@ -110,12 +113,13 @@ class CudaModelAttention(ModelAttention):
 class CudaAttention:
     """Attention of the layers of one spec."""
 
-    def __init__(self, spec: AttentionSpec, cache: KVCache, cos_sin: torch.Tensor, workspace: Workspace):
+    def __init__(self, spec: AttentionSpec, cache: KVCache, cos_sin: torch.Tensor, max_positions: int, workspace: Workspace):
         self._spec = spec
         self._cache = cache
         self._cos_sin = cos_sin
         self._workspace = workspace
         self._interleaved = spec.rope is not None and spec.rope.interleaved
+        self._q_scales = query_scales(spec, max_positions, cos_sin.device)
         self._shape = score_shape(spec, cos_sin.device)
         self._schedule = workspace.schedules[spec.window]
 
@@ -137,13 +141,22 @@ class CudaAttention:
         cos_sin, rope, interleaved = self._cos_sin, None, self._interleaved
         shape = self._shape if sinks is None else self._shape._replace(sinks=sinks)
         # one row, and QK-norm, take less time with rotation and KV write in a kernel of their own (benchmarks/LOG.md)
-        if not step.has_prefill and t > 1 and q_norm is None and can_fuse(space.decode, k, cos_sin, interleaved):
+        is_plain = q_norm is None and self._q_scales is None
+        if not step.has_prefill and t > 1 and is_plain and can_fuse(space.decode, k, cos_sin, interleaved):
             rope = Rope(qkv, cos_sin, mapping)
         else:
             eps = spec.qk_norm_eps or 0.0
             tensors = (qkv, buffers.positions[:t], cos_sin, mapping, k, v)
             norms = (q_norm, k_norm, eps, k_scale, v_scale)
-            rope_kv(*tensors, spec.num_heads, *norms, interleaved=interleaved, weighs=spec.qk_norm_weighs, pdl=pdl)
+            rope_kv(
+                *tensors,
+                spec.num_heads,
+                *norms,
+                interleaved=interleaved,
+                weighs=spec.qk_norm_weighs,
+                q_scales=self._q_scales,
+                pdl=pdl,
+            )
         q = qkv[:, : spec.q_size].unflatten(1, (spec.num_heads, spec.head_dim))
         out = torch.empty(t, spec.num_heads, spec.head_dim, dtype=qkv.dtype, device=qkv.device)
         arguments = (q, k, v, step.block_table[place.group], step.rows, *step.lengths, out)

@@ -26,6 +26,14 @@ def cos_sin_table(spec: AttentionSpec, max_positions: int, device: torch.device 
     return (torch.cat((angles.cos(), angles.sin()), dim=-1) * attention_factor(spec.rope)).to(device)
 
 
+def query_scales(spec: AttentionSpec, max_positions: int, device: torch.device | str = "cpu") -> torch.Tensor | None:
+    """float32 [max_positions]: what queries are multiplied with by their positions, None: nothing."""
+    if spec.temperature is None:
+        return None
+    periods = torch.floor(torch.arange(max_positions) / spec.temperature.original_max_position_embeddings)
+    return (1 + spec.temperature.beta * torch.log(1 + periods)).to(device)
+
+
 def inverse_frequencies(rope: RopeConfig, head_dim: int, max_positions: int = 0) -> torch.Tensor:
     """float32 [head_dim/2]: radians per position of each pair of dimensions, scaled as rope.type says.
 

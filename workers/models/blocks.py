@@ -203,3 +203,24 @@ class MLP(Module):
     def of(self, h: torch.Tensor) -> torch.Tensor:
         """The output for normed h [T, H]."""
         return self.down_proj(ops.activate(self.up_proj(h), self._activation))
+
+
+def parallel_residual(
+    attention: SelfAttention,
+    mlp: GatedMLP | MLP,
+    norm: Norm,
+    mlp_norm: Norm | None,
+    x: torch.Tensor | None,
+    residual: torch.Tensor,
+    attend: Attend,
+    logits_indices: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(attention(norm(x)) + mlp(mlp_norm(x)), the residual): a block whose two modules see the same input.
+
+    mlp_norm None: both see one norm's output. The attention must not be `is_added`.
+    """
+    h = norm(residual) if x is None else norm.add(x, residual)
+    out = attention.of(h, attend, logits_indices)
+    if logits_indices is not None:
+        h, residual = h.index_select(0, logits_indices), residual.index_select(0, logits_indices)
+    return out.add_(mlp.of(h if mlp_norm is None else mlp_norm(residual))), residual

@@ -54,6 +54,13 @@ class AlibiConfig(msgspec.Struct, frozen=True, kw_only=True):
     is_rounded: bool = False  # slope, position and product are rounded to bfloat16, in every dtype of the model
 
 
+class TemperatureConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Queries times 1 + beta * log(1 + floor(position / original_max_position_embeddings)): Llama 4's temperature."""
+
+    beta: float
+    original_max_position_embeddings: int
+
+
 class CacheSpec(NamedTuple):
     """What layers must agree in to share a block table: what they keep of a token, and for how long."""
 
@@ -78,6 +85,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     qk_norm_weighs: Weighs = "rounded"  # how that norm's weights are applied
     softcap: float = 0.0  # scores are softcap * tanh(score / softcap); 0: none
     alibi: AlibiConfig | None = None
+    temperature: TemperatureConfig | None = None  # of queries, by their positions, after the rotation
     has_sinks: bool = False  # a learned logit for each head, which every query sees
     cache_dtype: CacheDtype | None = None  # of keys and values in the cache; None: the activations'
 
@@ -116,8 +124,12 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     intermediate_size: int
     experts: ExpertsSpec | None = None  # in place of the MLP
     attention_bias: bool = False  # of which projections, the block says
+    output_bias: bool = False  # of attention's output projection, where the block has it apart
     mlp_bias: bool = False
     activation: Activation = "silu"  # of the MLP
+    norms_qk: bool = False  # by a norm of the block's, where the attention's spec says none
+    is_parallel: bool = False  # attention and MLP see the same input
+    has_mlp_norm: bool = True  # the MLP's own; without it a parallel block norms once for both
 
     def mlp_width(self, hidden_size: int) -> int:
         """Of an MLP that takes as much memory for a token, about: of experts, what is computed of each of the token's."""

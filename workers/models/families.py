@@ -14,7 +14,33 @@ from quire.workers.layers.formats.config import read_quantization
 from quire.workers.layers.formats.config_floats import quantization_while_loading
 from quire.workers.layers.formats.schemes import Quantization, QuantizationError, Scheme
 from quire.workers.loading.names import CheckpointNames
-from quire.workers.models import glm4_moe, gpt_oss, llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe
+from quire.workers.models import (
+    bloom,
+    cohere,
+    exaone4,
+    falcon,
+    gemma2,
+    gemma3,
+    glm,
+    glm4_moe,
+    gpt_neox,
+    gpt_oss,
+    gptj,
+    granite,
+    llama,
+    ministral3,
+    mistral,
+    mixtral,
+    olmo2,
+    phi,
+    phi3,
+    qwen2,
+    qwen2_moe,
+    qwen3,
+    qwen3_moe,
+    seed_oss,
+    smollm3,
+)
 from quire.workers.models.cache_dtype import with_cache_dtype
 from quire.workers.models.config import ModelConfig, ModelConfigError
 from quire.workers.models.decoder import Family
@@ -22,15 +48,36 @@ from quire.workers.models.fields import Json, flag, number, read_dtype, refuse_u
 
 # by config.json's "architectures"
 FAMILIES: dict[str, Family] = {
+    "BloomForCausalLM": bloom.FAMILY,
+    "Cohere2ForCausalLM": cohere.COHERE2,
+    "CohereForCausalLM": cohere.COHERE,
+    "Exaone4ForCausalLM": exaone4.FAMILY,
+    "FalconForCausalLM": falcon.FAMILY,
+    "GPTJForCausalLM": gptj.FAMILY,
+    "GPTNeoXForCausalLM": gpt_neox.FAMILY,
+    "Gemma2ForCausalLM": gemma2.FAMILY,
+    "Gemma3ForCausalLM": gemma3.FAMILY,
+    "Gemma3ForConditionalGeneration": gemma3.FAMILY,
+    "Glm4ForCausalLM": glm.GLM4,
     "Glm4MoeForCausalLM": glm4_moe.FAMILY,
+    "GlmForCausalLM": glm.GLM,
     "GptOssForCausalLM": gpt_oss.FAMILY,
+    "GraniteForCausalLM": granite.FAMILY,
     "LlamaForCausalLM": llama.FAMILY,
+    "Ministral3ForCausalLM": ministral3.FAMILY,
+    "Mistral3ForConditionalGeneration": ministral3.FAMILY,
     "MistralForCausalLM": mistral.FAMILY,
     "MixtralForCausalLM": mixtral.FAMILY,
+    "Olmo2ForCausalLM": olmo2.OLMO2,
+    "Olmo3ForCausalLM": olmo2.OLMO3,
+    "Phi3ForCausalLM": phi3.FAMILY,
+    "PhiForCausalLM": phi.FAMILY,
     "Qwen2ForCausalLM": qwen2.FAMILY,
     "Qwen2MoeForCausalLM": qwen2_moe.FAMILY,
     "Qwen3ForCausalLM": qwen3.FAMILY,
     "Qwen3MoeForCausalLM": qwen3_moe.FAMILY,
+    "SeedOssForCausalLM": seed_oss.FAMILY,
+    "SmolLM3ForCausalLM": smollm3.FAMILY,
 }
 
 

@@ -16,12 +16,12 @@ from quire.workers.models.config import AttentionSpec, ModelConfigError, RopeCon
 Json = dict[str, Any]
 
 
-def _names(*lines: str) -> frozenset[str]:
+def words(*lines: str) -> frozenset[str]:
     return frozenset(name for line in lines for name in line.split())
 
 
 # Fields that cannot change what a served model computes.
-IRRELEVANT = _names(
+IRRELEVANT = words(
     # provenance and bookkeeping
     "_name_or_path name_or_path model_type transformers_version _commit_hash auto_map finetuning_task task_specific_params",
     "problem_type id2label label2id num_labels custom_pipelines unsloth_version unsloth_fixed",
@@ -52,7 +52,7 @@ ONLY: dict[str, tuple[Any, ...]] = {
 }
 
 # Fields that every family reads.
-USED = _names(
+USED = words(
     "architectures vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim",
     "rms_norm_eps tie_word_embeddings max_position_embeddings initializer_range rope_theta rope_scaling rope_parameters dtype",
     "torch_dtype layer_types hidden_act partial_rotary_factor sliding_window original_max_position_embeddings",
@@ -63,7 +63,7 @@ SILU = frozenset({"silu", "swish"})  # names of hidden_act
 
 DTYPES = ("float32", "bfloat16", "float16")
 
-ROPE_FIELDS = _names(
+ROPE_FIELDS = words(
     "rope_theta factor original_max_position_embeddings attention_factor beta_fast beta_slow mscale mscale_all_dim truncate",
     "low_freq_factor high_freq_factor short_factor long_factor",
 )

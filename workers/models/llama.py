@@ -1,13 +1,13 @@
 """Llama 2 and 3.x, and the many checkpoints that share the architecture. Full attention; optional biases, of attention
 (q, k, v and o) and of the MLP. Pre-norm: x += attention(norm(x)); x += mlp(norm(x)). Rotary scaling (linear, llama3, yarn) is
-in attention's table, see rope.py.
+in attention's table, see rope.py. Families that differ in their specs alone have the same block (granite.py, smollm3.py).
 """
 
 import torch
 
 from quire.workers.layers.linear import Placement
 from quire.workers.layers.module import Module
-from quire.workers.layers.norm import RMSNorm
+from quire.workers.layers.norm import make_norm
 from quire.workers.models.blocks import Attend, GatedMLP, SelfAttention
 from quire.workers.models.config import LayerSpec, ModelConfig, ModelConfigError
 from quire.workers.models.decoder import Family
@@ -17,12 +17,12 @@ from quire.workers.models.fields import Json, flag, read_attention, size, unifor
 class LlamaBlock(Module):
     def __init__(self, config: ModelConfig, spec: LayerSpec, place: Placement, layer: int):
         super().__init__()
-        hidden_size, norm = config.hidden_size, (config.hidden_size, config.rms_norm_eps, place.dtype, place.device)
+        hidden_size, norm = config.hidden_size, (config.model.norm, config.hidden_size, place.dtype, place.device)
         bias = spec.attention_bias
-        self.input_layernorm = RMSNorm(*norm)
+        self.input_layernorm = make_norm(*norm)
         self.self_attn = SelfAttention(spec.attention, hidden_size, place, layer, qkv_bias=bias, o_bias=bias)
-        self.post_attention_layernorm = RMSNorm(*norm)
-        self.mlp = GatedMLP(hidden_size, spec.intermediate_size, place, has_bias=spec.mlp_bias)
+        self.post_attention_layernorm = make_norm(*norm)
+        self.mlp = GatedMLP(hidden_size, spec.intermediate_size, place, has_bias=spec.mlp_bias, activation=spec.activation)
 
     def forward(
         self, x: torch.Tensor | None, residual: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None = None

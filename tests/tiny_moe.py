@@ -1,0 +1,98 @@
+"""Tiny models of the families with experts, every quirk in one of them: name -> (family, what its config differs in).
+
+tiny_models.py makes them. The first of each family runs always, the others where there is time.
+"""
+
+from typing import Any
+
+from tiny_families import YARN
+
+_MOE: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+_QWEN2_MOE: dict[str, Any] = {**_MOE, "shared_expert_intermediate_size": 80}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mixtral": ("mixtral", {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 96}),
+    "mixtral-sliding-tied": (
+        "mixtral",
+        {"num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 16, "tie_word_embeddings": True},
+    ),
+    "glm4-moe": (
+        "glm4_moe",
+        {
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "head_dim": 32,
+        },
+    ),
+    "glm4-moe-plain": (
+        "glm4_moe",
+        {
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 48,
+            "n_shared_experts": 2,
+            "norm_topk_prob": False,
+            "first_k_dense_replace": 2,
+            "num_hidden_layers": 4,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gpt-oss": (
+        "gpt_oss",
+        {
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 96,
+            "sliding_window": 12,
+            "swiglu_limit": 1.5,
+            "num_hidden_layers": 4,
+            "rope_parameters": {**YARN, "truncate": False},
+        },
+    ),
+    "gpt-oss-plain": (
+        "gpt_oss",
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 48,
+            "layer_types": ["full_attention"] * 3,
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen2-moe": ("qwen2_moe", {**_QWEN2_MOE, "norm_topk_prob": False}),
+    "qwen2-moe-mixed": (
+        "qwen2_moe",
+        {
+            **_QWEN2_MOE,
+            "norm_topk_prob": True,
+            "num_hidden_layers": 6,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [3],
+            "use_sliding_window": True,
+            "sliding_window": 12,
+            "max_window_layers": 4,
+            "qkv_bias": False,
+        },
+    ),
+    "qwen3-moe": ("qwen3_moe", {**_MOE, "moe_intermediate_size": 64, "norm_topk_prob": True, "head_dim": 32}),
+    "qwen3-moe-mixed": (
+        "qwen3_moe",
+        {
+            **_MOE,
+            "num_experts": 6,
+            "norm_topk_prob": False,
+            "num_hidden_layers": 4,
+            "mlp_only_layers": [0],
+            "decoder_sparse_step": 1,
+            "use_sliding_window": True,
+            "sliding_window": 20,
+            "attention_bias": True,
+        },
+    ),
+}

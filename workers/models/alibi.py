@@ -1,0 +1,12 @@
+"""The slopes of ALiBi (Press et al., arXiv:2108.12409, section 3): a geometric sequence over the heads."""
+
+import math
+
+
+def alibi_slopes(num_heads: int) -> tuple[float, ...]:
+    """Of each head. Where heads are no power of two, those beyond take every second slope of twice as many."""
+    power = 2 ** math.floor(math.log2(num_heads))
+    base = 2.0 ** -(2.0 ** -(math.log2(power) - 3))
+    slopes = [base ** (i + 1) for i in range(power)]
+    between = 2.0 ** -(2.0 ** -(math.log2(2 * power) - 3))
+    return (*slopes, *(between ** (2 * i + 1) for i in range(num_heads - power)))

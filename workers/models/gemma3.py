@@ -1,0 +1,95 @@
+"""Gemma 3: Gemma 2's block with QK-norm (by 1 + w), five layers of a window to one that sees everything, and a rotary table
+for each of the two kinds; scaling is of the layers that see everything. The text part of the multimodal model is served as
+well: its config is nested, what it leaves out has Gemma3TextConfig's defaults, and the tensors of images are ignored.
+"""
+
+import msgspec
+
+from quire.workers.loading.names import CheckpointNames
+from quire.workers.models.config import LayerSpec, ModelConfigError, RopeConfig
+from quire.workers.models.decoder import Family
+from quire.workers.models.fields import (
+    Json,
+    read_rope,
+    rms_norm_eps,
+    rope_parameters,
+    size,
+    sliding_window,
+    with_windows,
+    words,
+)
+from quire.workers.models.gemma2 import FIELDS as GEMMA_FIELDS
+from quire.workers.models.gemma2 import GemmaBlock, gemma_layers, gemma_model, plain_fields, read_gemma_attention
+from quire.workers.models.spellings import ACTIVATIONS, text_config, windows_but_every
+
+FIELDS = GEMMA_FIELDS | {"rope_local_base_freq", "sliding_window_pattern", "_sliding_window_pattern"}
+DEFAULTS = {
+    "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131072,
+}  # fmt: skip
+OF_IMAGES = words(
+    "vision_config mm_tokens_per_image boi_token_index eoi_token_index image_token_index boi_token_id eoi_token_id",
+    "image_token_id",
+)
+NAMES = CheckpointNames(
+    prefixes=(
+        ("language_model.model.", "model."),
+        ("model.language_model.", "model."),
+        ("language_model.lm_head.", "lm_head."),
+    ),
+    ignored=("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
+)
+
+
+def by_layer_type(fields: Json, head_dim: int, local: Json, theta: float) -> dict[bool, RopeConfig]:
+    """Rotary embedding of layers that see everything (False) and of those with a window (True).
+
+    transformers 5 says both in rope_parameters; before it, rope_scaling and rope_theta are of the former, and the latter have
+    `local`. theta: of an absent rope_theta.
+    """
+    where, params = rope_parameters(fields)
+    if where == "rope_parameters" and params.keys() & {"full_attention", "sliding_attention"}:
+        if unknown := sorted(params.keys() - {"full_attention", "sliding_attention"}):
+            raise ModelConfigError(f"config.json: rope_parameters sets {', '.join(unknown)} beside those of layer types")
+        of_all, of_window = params.get("full_attention") or {}, params.get("sliding_attention") or {}
+        if not isinstance(of_all, dict) or not isinstance(of_window, dict):
+            raise ModelConfigError("config.json: rope_parameters of a layer type must be an object")
+        local = {**local, **of_window}
+    else:
+        of_all = params
+    return {
+        False: read_rope(fields, head_dim, params=of_all, theta=theta),
+        True: read_rope(fields, head_dim, params=local),
+    }
+
+
+def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
+    plain = {name: value for name, value in fields.items() if name not in ("rope_scaling", "rope_parameters")}
+    attention = msgspec.structs.replace(
+        read_gemma_attention(plain), qk_norm_eps=rms_norm_eps(fields), qk_norm_weighs="plus_one"
+    )
+    local = {"rope_theta": fields.get("rope_local_base_freq") or 10000.0}
+    ropes = by_layer_type(fields, attention.head_dim, local, 1000000.0)
+    every = size(fields, "sliding_window_pattern", size(fields, "_sliding_window_pattern", 6))
+    windows = windows_but_every(fields, sliding_window(fields), every)
+    layers = [msgspec.structs.replace(a, rope=ropes[a.window > 0]) for a in with_windows(attention, windows)]
+    return gemma_layers(fields, layers)
+
+
+def text_fields(fields: Json) -> Json:
+    """Of either config: with text_config it is the multimodal one."""
+    if "text_config" in fields:
+        fields = {**DEFAULTS, **text_config(fields, OF_IMAGES)}
+    return plain_fields(fields)
+
+
+FAMILY = Family(
+    "gemma3",
+    FIELDS,
+    read_layers,
+    GemmaBlock,
+    read_model=gemma_model,
+    plain_fields=text_fields,
+    names=NAMES,
+    activations=frozenset(ACTIVATIONS),
+)

@@ -1,0 +1,85 @@
+"""GPT-NeoX and Pythia: LayerNorms with biases, q, k and v interleaved by head in one tensor, a quarter of each head rotated,
+an MLP that is not gated. Attention and MLP stand side by side, x += attention(norm(x)) + mlp(norm(x)) with a norm each, or,
+without use_parallel_residual, one after the other.
+"""
+
+import torch
+
+from quire.workers.layers.linear import Placement
+from quire.workers.layers.module import Module
+from quire.workers.layers.norm import NormSpec, make_norm
+from quire.workers.loading.names import CheckpointNames
+from quire.workers.models.blocks import MLP, Attend, Names, SelfAttention, parallel_residual
+from quire.workers.models.config import LayerSpec, ModelConfig, ModelSpec
+from quire.workers.models.decoder import Family
+from quire.workers.models.fields import Json, flag, number, read_attention, size, uniform_windows, words
+from quire.workers.models.fused import by_group
+from quire.workers.models.spellings import ACTIVATIONS, activation, renamed
+
+FIELDS = words(
+    "layer_norm_eps use_parallel_residual attention_bias classifier_dropout attention_probs_dropout_prob",
+    "hidden_dropout_prob rotary_pct rotary_emb_base",
+)
+NAMES = CheckpointNames(
+    prefixes=(
+        ("gpt_neox.embed_in.", "model.embed_tokens."),
+        ("gpt_neox.final_layer_norm.", "model.norm."),
+        ("gpt_neox.", "model."),
+        ("embed_out.", "lm_head."),
+    ),
+    ignored=(".attention.bias", ".attention.masked_bias", ".attention.rotary_emb.inv_freq"),
+)
+
+
+class GPTNeoXBlock(Module):
+    def __init__(self, config: ModelConfig, spec: LayerSpec, place: Placement, layer: int):
+        super().__init__()
+        hidden_size, norm = config.hidden_size, (config.model.norm, config.hidden_size, place.dtype, place.device)
+        bias = spec.attention_bias
+        self.input_layernorm = make_norm(*norm)
+        self.post_attention_layernorm = make_norm(*norm)
+        self.attention = SelfAttention(
+            spec.attention,
+            hidden_size,
+            place,
+            layer,
+            qkv_bias=bias,
+            o_bias=bias,
+            qkv=by_group("query_key_value"),
+            names=Names("attention", "dense"),
+            is_added=not spec.is_parallel,
+        )
+        self.mlp = MLP(hidden_size, spec.intermediate_size, place, "dense_h_to_4h", "dense_4h_to_h", activation=spec.activation)
+        self._is_parallel = spec.is_parallel
+
+    def forward(
+        self, x: torch.Tensor | None, residual: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        norms = self.input_layernorm, self.post_attention_layernorm
+        if self._is_parallel:
+            return parallel_residual(self.attention, self.mlp, *norms, x, residual, attend, logits_indices)
+        x, residual = self.attention(x, residual, norms[0], attend, logits_indices)
+        return self.mlp(x, residual, norms[1])
+
+
+def plain_fields(fields: Json) -> Json:
+    names = {"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"}
+    return renamed(fields, names, {"hidden_act": "gelu", "attention_bias": True})
+
+
+def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
+    layer = LayerSpec(
+        attention=read_attention(fields, may_lack_kv_heads=True, partial=0.25),
+        intermediate_size=size(fields, "intermediate_size"),
+        attention_bias=flag(fields, "attention_bias"),
+        activation=activation(fields),
+        is_parallel=flag(fields, "use_parallel_residual", True),
+    )
+    return (layer,) * len(uniform_windows(fields, "gpt_neox", 0))
+
+
+def read_model(fields: Json) -> ModelSpec:
+    return ModelSpec(norm=NormSpec(type="layer", has_bias=True, eps=number(fields, "layer_norm_eps", 1e-5)))
+
+
+FAMILY = Family("gpt_neox", FIELDS, read_layers, GPTNeoXBlock, read_model, plain_fields, NAMES, frozenset(ACTIVATIONS))

@@ -1,0 +1,80 @@
+"""Ministral 3: Llama's block, yarn, and queries that grow with their positions beyond the original length. It comes as the text
+part of a multimodal model, whose config is nested; the tensors of images are ignored. The same wrapper holds Mistral Small 3.1
+and later, whose text part is Mistral.
+"""
+
+import msgspec
+
+from quire.workers.loading.names import CheckpointNames
+from quire.workers.models.config import LayerSpec, ModelConfigError, TemperatureConfig
+from quire.workers.models.decoder import Family
+from quire.workers.models.fields import (
+    Json,
+    number,
+    read_attention,
+    rope_parameters,
+    size,
+    sliding_window,
+    uniform_windows,
+    with_windows,
+    words,
+)
+from quire.workers.models.llama import LlamaBlock
+from quire.workers.models.spellings import ACTIVATIONS, activation, text_config
+
+OF_IMAGES = words(
+    "vision_config image_token_index image_token_id projector_hidden_act vision_feature_layer",
+    "multimodal_projector_bias spatial_merge_size",
+)
+NAMES = CheckpointNames(
+    prefixes=(
+        ("language_model.model.", "model."),
+        ("model.language_model.", "model."),
+        ("language_model.lm_head.", "lm_head."),
+    ),
+    ignored=("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
+)
+BETA = "llama_4_scaling_beta"
+KINDS = ("ministral3", "mistral")  # of a nested text_config
+
+
+def text_fields(fields: Json) -> Json:
+    """Of either config: with text_config it is the multimodal one, whose model_type says which text model there is."""
+    if "text_config" in fields:
+        fields = text_config(fields, OF_IMAGES)
+        if fields.get("model_type") not in KINDS:
+            raise ModelConfigError(
+                f"config.json: a text_config of model_type {fields.get('model_type')!r:.40} is not supported"
+            )
+    where, params = rope_parameters(fields)
+    inert = ("max_position_embeddings",)  # beside the model's own
+    found = {"sliding_window": None, **fields}
+    return found | ({where: {name: value for name, value in params.items() if name not in inert}} if params else {})
+
+
+def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
+    where, params = rope_parameters(fields)
+    plain = {**fields, where: {name: value for name, value in params.items() if name != BETA}}
+    attention = read_attention(
+        plain, default_head_dim=128, theta=1000000.0 if fields.get("model_type") == KINDS[0] else 10000.0
+    )
+    if params.get(BETA) is not None:
+        temperature = TemperatureConfig(
+            beta=number(params, BETA, 0.0, where),
+            original_max_position_embeddings=size(params, "original_max_position_embeddings"),
+        )
+        attention = msgspec.structs.replace(attention, temperature=temperature)
+    inner, act = size(fields, "intermediate_size"), activation(fields)
+    windows = uniform_windows(fields, "ministral3", sliding_window(fields))
+    return tuple(LayerSpec(attention=a, intermediate_size=inner, activation=act) for a in with_windows(attention, windows))
+
+
+FAMILY = Family(
+    "ministral3",
+    frozenset(),
+    read_layers,
+    LlamaBlock,
+    plain_fields=text_fields,
+    names=NAMES,
+    activations=frozenset(ACTIVATIONS),
+)
