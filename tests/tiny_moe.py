@@ -9,11 +9,57 @@ from tiny_families import YARN
 
 _MOE: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 _QWEN2_MOE: dict[str, Any] = {**_MOE, "shared_expert_intermediate_size": 80}
+_DEEPSEEK: dict[str, Any] = {
+    "num_key_value_heads": 4, "kv_lora_rank": 32, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16, "v_head_dim": 20,
+    "moe_intermediate_size": 48, "n_routed_experts": 8, "num_experts_per_tok": 2, "head_dim": ...,
+}  # fmt: skip
+_MSCALE = {**YARN, "mscale": 0.707, "mscale_all_dim": 1.2}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 96}),
     "mixtral-sliding-tied": (
         "mixtral",
         {"num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 16, "tie_word_embeddings": True},
+    ),
+    "deepseek-v2-lite": (
+        "deepseek_v2",
+        {**_DEEPSEEK, "q_lora_rank": None, "first_k_dense_replace": 1, "rope_parameters": _MSCALE},
+    ),
+    "deepseek-v2": (
+        "deepseek_v2",
+        {
+            **_DEEPSEEK,
+            "q_lora_rank": 48,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 4.0,
+            "num_experts_per_tok": 3,
+        },
+    ),
+    "deepseek-v3": (
+        "deepseek_v3",
+        {
+            **_DEEPSEEK,
+            "q_lora_rank": 40,
+            "n_group": 4,
+            "topk_group": 2,
+            "num_experts_per_tok": 3,
+            "first_k_dense_replace": 1,
+            "rope_parameters": {**_MSCALE, "mscale": 1.0},
+        },
+    ),
+    "deepseek-v3-plain": (
+        "deepseek_v3",
+        {
+            **_DEEPSEEK,
+            "q_lora_rank": None,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 0,
+            "norm_topk_prob": False,
+            "rope_interleave": False,
+            "tie_word_embeddings": True,
+        },
     ),
     "glm4-moe": (
         "glm4_moe",

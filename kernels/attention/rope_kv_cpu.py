@@ -61,7 +61,7 @@ def rope_kv(
     at: Rotations,
     writes: Writes,
     k_lines: np.ndarray,
-    v_lines: np.ndarray,
+    v_lines: np.ndarray | None,
     num_q_heads: int,
     weights: torch.Tensor | None = None,
     eps: float = 1e-6,
@@ -72,6 +72,7 @@ def rope_kv(
     """Write k and v of qkv [T, (Hq + 2 Hkv) D] to the cache, in its dtype; returns the rotated q [T, Hq, D], strided.
 
     `weights` are those of QK-norm by head (`head_weights`), q_scales float32 [T] the tokens'; qkv stays as it was.
+    v_lines None: there is no v in qkv.
     """
     num_rotated = num_q_heads + writes.lines.shape[1]
     shape = (qkv.shape[0], -1, k_lines.shape[1])
@@ -94,7 +95,9 @@ def rope_kv(
     if eight_bits is not None:
         k = to_eight_bits(k, qkv.dtype, eight_bits.dtype, eight_bits.k_scale)
         v = to_eight_bits(v, qkv.dtype, eight_bits.dtype, eight_bits.v_scale)
-    k_lines[writes.lines], v_lines[writes.lines] = k, v
+    k_lines[writes.lines] = k
+    if v_lines is not None:
+        v_lines[writes.lines] = v
     return q
 
 

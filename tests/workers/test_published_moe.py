@@ -13,6 +13,8 @@ from quire.workers.parallel import Parallel
 
 FOLDER = Path(__file__).parent / "published"
 PARAMETERS = {  # in billions, as the model cards say
+    "DeepSeek-V2-Lite": 15.7,
+    "DeepSeek-V3": 671.0,
     "GLM-4.5-Air": 107.0,
     "Mixtral-8x7B-v0.1": 46.7,
     "Qwen1.5-MoE-A2.7B": 14.3,

@@ -13,6 +13,7 @@ import torch
 from quire.kernels.attention.score_shape import ScoreShape
 from quire.kernels.step.tables import SlotTables, StepBuffers
 from quire.workers.attention.kv_cache import KVCache
+from quire.workers.attention.latent import Latents
 from quire.workers.attention.rope import cos_sin_table
 from quire.workers.models.config import AttentionSpec, RopeConfig
 
@@ -31,14 +32,14 @@ class ModelAttention(ABC):
     def attend(
         self,
         layer: int,
-        qkv: torch.Tensor,
+        qkv: torch.Tensor | Latents,
         q_norm: torch.Tensor | None,
         k_norm: torch.Tensor | None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Rotate, write KV, attend: qkv [T, (Hq + 2 Hkv) D] -> [T, Hq D].
 
-        Norm weights [D] where the spec has QK-norm, sinks [Hq] where it has them.
+        Norm weights [D] where the spec has QK-norm, sinks [Hq] where it has them. Latents -> [T, Hq, L].
         """
 
     def kernel_specialization(self, num_tokens: int, num_rows: int) -> Hashable:

@@ -15,6 +15,7 @@ from quire.kernels.attention.score_shape import ScoreShape
 from quire.kernels.step.tables import SlotTables, StepBuffers
 from quire.workers.attention.attention import ModelAttention, RotaryTables, score_shape
 from quire.workers.attention.kv_cache import KVCache
+from quire.workers.attention.latent import Latents
 from quire.workers.attention.rope import query_scales
 from quire.workers.devices.device import DeviceContext
 from quire.workers.models.config import AttentionSpec
@@ -63,11 +64,13 @@ class CpuModelAttention(ModelAttention):
     def attend(
         self,
         layer: int,
-        qkv: torch.Tensor,
+        qkv: torch.Tensor | Latents,
         q_norm: torch.Tensor | None,
         k_norm: torch.Tensor | None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        if isinstance(qkv, Latents):
+            return self._layers[layer].attend_latents(layer, qkv)
         return self._layers[layer].attend(layer, qkv, q_norm, k_norm, sinks)
 
     def _first_keys(self, group: int) -> torch.Tensor:
@@ -133,6 +136,15 @@ class CpuAttention:
         lines, how = (k_lines, v_lines), (spec.qk_norm_weighs, self._q_scales)
         q = rope_kv(qkv, self._rotations, self._writes, *lines, spec.num_heads, weights, eps, None, *how)
         return attend_lines(q, k_lines, v_lines, self._plan, spec.scale, shape).reshape(qkv.shape[0], -1)
+
+    def attend_latents(self, layer: int, latents: Latents) -> torch.Tensor:
+        """[T, Hq, L]. Values are all of the keys' lines: what is of no value is cut off in the end."""
+        spec, cached = self._spec, self._lines.get(layer)
+        if cached is None:
+            cached = self._lines[layer] = self._lines_of(layer)
+        lines, _ = cached
+        q = rope_kv(latents.lines(), self._rotations, self._writes, lines, None, spec.num_heads)
+        return attend_lines(q, lines, lines, self._plan, spec.scale)[..., -spec.latent_dim :]
 
     def _attend_eight_bits(
         self,

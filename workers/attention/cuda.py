@@ -20,6 +20,7 @@ from quire.kernels.step.tables import SlotTables, StepBuffers
 from quire.kernels.triton_support.dependent_launch import mode_for
 from quire.workers.attention.attention import ModelAttention, RotaryTables, score_shape
 from quire.workers.attention.kv_cache import KVCache
+from quire.workers.attention.latent import Latents
 from quire.workers.attention.rope import query_scales
 from quire.workers.devices.device import DeviceContext
 from quire.workers.models.config import AttentionSpec
@@ -102,11 +103,12 @@ class CudaModelAttention(ModelAttention):
     def attend(
         self,
         layer: int,
-        qkv: torch.Tensor,
+        qkv: torch.Tensor | Latents,
         q_norm: torch.Tensor | None,
         k_norm: torch.Tensor | None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        assert not isinstance(qkv, Latents), "refused when the model was built"
         return self._layers[layer].attend(self._step, layer, qkv, q_norm, k_norm, sinks)
 
 

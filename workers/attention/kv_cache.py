@@ -33,6 +33,11 @@ class Kind(NamedTuple):
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    has_values: bool = True  # lines of their own
+
+    def block_bytes(self, block_size: int) -> int:
+        pair = block_bytes([(self.num_kv_heads, block_size, self.head_dim, self.dtype.itemsize)])
+        return pair if self.has_values else pair // 2
 
 
 DTYPES = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
@@ -42,8 +47,8 @@ NO_SCALES: Mapping[int, KVScales] = MappingProxyType({})
 class KVCache:
     """k, v: tensors [num_blocks, Hkv, block_size, D], one for each layer of a kind's largest group, once allocated.
 
-    `specs` are the layers' attention, with the heads of this rank. An 8-bit cache holds k / k_scale and v / v_scale; `scales`
-    are the checkpoint's, by layer, 1.0 where it has none.
+    Where keys hold the values (latent attention), v is k. `specs` are the layers' attention, with the heads of this rank. An
+    8-bit cache holds k / k_scale and v / v_scale; `scales` are the checkpoint's, by layer, 1.0 where it has none.
     """
 
     def __init__(
@@ -74,7 +79,7 @@ class KVCache:
         return dict.fromkeys(self._kind(self.specs[layer]) for group in self.groups for layer in group.layers)
 
     def _kind(self, spec: AttentionSpec) -> Kind:
-        return Kind(spec.num_kv_heads, spec.head_dim, self.dtype_of(spec))
+        return Kind(spec.num_kv_heads, spec.head_dim, self.dtype_of(spec), not spec.latent_dim)
 
     def dtype_of(self, spec: AttentionSpec) -> torch.dtype:
         """Of the keys and values of layers with this spec."""
@@ -87,16 +92,17 @@ class KVCache:
 
     @property
     def block_bytes(self) -> int:
-        return block_bytes([(kind.num_kv_heads, self.block_size, kind.head_dim, kind.dtype.itemsize) for kind in self._kinds])
+        return sum(kind.block_bytes(self.block_size) for kind in self._kinds)
 
     def allocate(self, num_blocks: int, device: torch.device) -> None:
         """Replace the tensors; the null block is zeroed, so that nothing it holds is NaN."""
         self.release()
         self.num_blocks = num_blocks
         for kind in self._kinds:
+            shape = num_blocks, kind.num_kv_heads, self.block_size, kind.head_dim
             for side in (self.k, self.v):
-                shape = num_blocks, kind.num_kv_heads, self.block_size, kind.head_dim
-                side.append(torch.empty(shape, dtype=kind.dtype, device=device))
+                is_shared = side is self.v and not kind.has_values
+                side.append(self.k[-1] if is_shared else torch.empty(shape, dtype=kind.dtype, device=device))
                 side[-1][0].zero_()
         if not self.scale_tensors:  # captured graphs may know them
             for layer, (k, v) in self.scales.items():

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from quire.kernels.elementwise.activation_cpu import Activation
+from quire.workers.attention.latent import Latents
 from quire.workers.layers import ops
 from quire.workers.layers.kv_scales import KVScales
 from quire.workers.layers.linear import Linear, Placement
@@ -27,13 +28,13 @@ class Attend(Protocol):
     """Attention of `layer`: qkv [T, (Hq + 2 Hkv) D] = q|k|v -> [T, Hq D], keys and values written to the cache.
 
     Norm weights [D] are those of QK-norm (applied to each head before the rotation), sinks [Hq] those of attention sinks, None
-    where the model has none.
+    where the model has none. Latent attention (mla.py) gives `Latents` and gets [T, Hq, L].
     """
 
     def __call__(
         self,
         layer: int,
-        qkv: torch.Tensor,
+        qkv: torch.Tensor | Latents,
         q_norm: torch.Tensor | None,
         k_norm: torch.Tensor | None,
         sinks: torch.Tensor | None = None,

@@ -25,6 +25,8 @@ def with_cache_dtype(
         raise ModelConfigError(f"--kv-cache-dtype-skip-layers {absent[0]}: the model has layers 0 to {len(layers) - 1}")
     if dtype is None:
         return layers
+    if any(layer.attention.latent_dim for layer in layers):
+        raise ModelConfigError(f"--kv-cache-dtype {asked}: of latent attention the cache has the model's dtype: auto works")
 
     def is_skipped(index: int, layer: LayerSpec) -> bool:
         return index in indices or (SLIDING in skipped and layer.attention.window > 0)

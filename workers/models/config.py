@@ -67,6 +67,7 @@ class CacheSpec(NamedTuple):
     window: int
     num_kv_heads: int
     head_dim: int
+    latent_dim: int = 0  # not 0: of a line of head_dim, values are the last so many, and no line of values is kept
 
 
 class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +88,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     alibi: AlibiConfig | None = None
     temperature: TemperatureConfig | None = None  # of queries, by their positions, after the rotation
     has_sinks: bool = False  # a learned logit for each head, which every query sees
+    latent_dim: int = 0  # of latent attention (mla.py): values are the last so many elements of keys; 0: it is none
     cache_dtype: CacheDtype | None = None  # of keys and values in the cache; None: the activations'
 
     @property
@@ -99,13 +101,23 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cache(self) -> CacheSpec:
-        return CacheSpec(self.window, self.num_kv_heads, self.head_dim)
+        return CacheSpec(self.window, self.num_kv_heads, self.head_dim, self.latent_dim)
 
     def on_rank(self, parallel: Parallel) -> "AttentionSpec":
         """The same with the heads that this rank holds."""
         heads, kv_heads = parallel.split(self.num_heads), parallel.kv_heads(self.num_kv_heads)
         alibi = self.alibi and msgspec.structs.replace(self.alibi, slopes=self.alibi.slopes[heads.slice])
         return msgspec.structs.replace(self, num_heads=heads.size, num_kv_heads=kv_heads.size, alibi=alibi)
+
+
+class LatentSizes(msgspec.Struct, frozen=True, kw_only=True):
+    """Elements in latent attention (mla.py)."""
+
+    nope: int  # of a head's query and key, not rotated
+    rotary: int  # of them, rotated
+    value: int  # of a head's value
+    latent: int  # that a token's keys and values are made of
+    q_latent: int  # that queries are made of; 0: of the hidden state itself
 
 
 class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,6 +135,7 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     attention: AttentionSpec
     intermediate_size: int
     experts: ExpertsSpec | None = None  # in place of the MLP
+    latent: LatentSizes | None = None  # of the projections around latent attention
     attention_bias: bool = False  # of which projections, the block says
     output_bias: bool = False  # of attention's output projection, where the block has it apart
     mlp_bias: bool = False

@@ -17,6 +17,7 @@ from quire.workers.loading.names import CheckpointNames
 from quire.workers.models import (
     bloom,
     cohere,
+    deepseek,
     exaone4,
     falcon,
     gemma2,
@@ -51,6 +52,8 @@ FAMILIES: dict[str, Family] = {
     "BloomForCausalLM": bloom.FAMILY,
     "Cohere2ForCausalLM": cohere.COHERE2,
     "CohereForCausalLM": cohere.COHERE,
+    "DeepseekV2ForCausalLM": deepseek.DEEPSEEK_V2,
+    "DeepseekV3ForCausalLM": deepseek.DEEPSEEK_V3,
     "Exaone4ForCausalLM": exaone4.FAMILY,
     "FalconForCausalLM": falcon.FAMILY,
     "GPTJForCausalLM": gptj.FAMILY,

@@ -1,0 +1,93 @@
+"""The projections around latent attention (workers/attention/latent.py): DeepSeek's, in place of blocks.SelfAttention.
+
+    q = W_q h, or W_qb norm(W_qa h): heads of N elements that stay and R that are rotated
+    c | r = W_kva h: the latent of L elements and R that are rotated, the same for all heads
+    keys of a head are W_k c | r, its values W_v c, where W_k and W_v are parts of kv_b_proj
+
+W_k is multiplied into q, W_v into the result: neither keys nor values are ever made. Ranks have heads of their own; latents,
+and the cache of them, every rank has whole.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+
+from quire.workers.attention.latent import Latents
+from quire.workers.layers.formats.stored import StoredLayer
+from quire.workers.layers.linear import Linear, Placement
+from quire.workers.layers.module import Module, WeightOwner, new_parameter
+from quire.workers.layers.norm import Norm, RMSNorm
+from quire.workers.loading.target import Target, copied
+from quire.workers.models.blocks import Attend
+from quire.workers.models.config import AttentionSpec, LatentSizes
+from quire.workers.parallel import Part, whole
+
+EPS = 1e-6  # of both norms within, whatever the model's
+
+
+class KeysAndValues(WeightOwner):
+    """kv_b_proj of this rank's heads: weight [Hq, N + V, L], each head's keys before its values."""
+
+    def __init__(self, heads: Part, sizes: LatentSizes, place: Placement):
+        super().__init__()
+        self._rows, self._columns = heads.times(sizes.nope + sizes.value), whole(sizes.latent)
+        self._nope = sizes.nope
+        self.weight = new_parameter((heads.size, sizes.nope + sizes.value, sizes.latent), place.dtype, place.device)
+        sources = place.sources(self._columns, {"kv_b_proj": self._rows})
+        self._stored = [StoredLayer(source, self._rows, self._columns, place.device) for source in sources.values()]
+
+    def into_queries(self, q: torch.Tensor) -> torch.Tensor:
+        """q [T, Hq, N] -> [Hq, T, L]"""
+        return torch.bmm(q.transpose(0, 1), self.weight[:, : self._nope])
+
+    def values(self, out: torch.Tensor) -> torch.Tensor:
+        """What attention gives [T, Hq, L] -> [T, Hq V]"""
+        return torch.bmm(out.transpose(0, 1), self.weight[:, self._nope :].transpose(1, 2)).transpose(0, 1).flatten(1)
+
+    def targets(self, name: str) -> Iterator[tuple[str, Target]]:
+        rows = self.weight.flatten(0, 1)
+        for stored in self._stored:
+            yield from stored.targets(name, False, partial(stored.dequantize_into, rows, name))
+        if not self._stored:
+            yield f"{name}.weight", copied(rows, (self._rows, self._columns))
+
+
+class LatentAttention(Module):
+    """In a block, and so in the checkpoint, it is `self_attn`. Called as blocks.SelfAttention is."""
+
+    def __init__(self, spec: AttentionSpec, sizes: LatentSizes, hidden_size: int, place: Placement, layer: int):
+        super().__init__()
+        self.layer, place, hidden = layer, place.at("self_attn"), whole(hidden_size)
+        heads = place.parallel.split(spec.num_heads)
+        q, kv, norm = (
+            heads.times(sizes.nope + sizes.rotary),
+            whole(sizes.latent + sizes.rotary),
+            (EPS, place.dtype, place.device),
+        )
+        self._nope, self._heads = sizes.nope, heads.size
+        if sizes.q_latent:
+            self.down_proj = Linear(hidden, {"q_a_proj": whole(sizes.q_latent), "kv_a_proj_with_mqa": kv}, False, place)
+            self.q_a_layernorm = RMSNorm(sizes.q_latent, *norm)
+            self.q_b_proj = Linear(whole(sizes.q_latent), {"q_b_proj": q}, False, place)
+        else:
+            self.down_proj = Linear(hidden, {"q_proj": q, "kv_a_proj_with_mqa": kv}, False, place)
+        self._has_q_latent, self._q_end = bool(sizes.q_latent), sizes.q_latent or q.size
+        self.kv_a_layernorm = RMSNorm(sizes.latent, *norm)
+        self.kv_b_proj = KeysAndValues(heads, sizes, place)
+        self.o_proj = Linear(heads.times(sizes.value), {"o_proj": hidden}, False, place)
+
+    def forward(
+        self, x: torch.Tensor | None, residual: torch.Tensor, norm: Norm, attend: Attend, logits_indices: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """With logits_indices, of these tokens only, as blocks.SelfAttention."""
+        y, residual = self.down_proj.normed(x, residual, norm)
+        q, kv = y[:, : self._q_end], y[:, self._q_end :]
+        if self._has_q_latent:
+            q = self.q_b_proj(self.q_a_layernorm(q))
+        q = q.unflatten(1, (self._heads, -1))
+        weight = self.kv_a_layernorm.weight
+        out = attend(self.layer, Latents(q, self.kv_b_proj.into_queries(q[..., : self._nope]), kv, weight, EPS), None, None)
+        if logits_indices is not None:
+            out, residual = out.index_select(0, logits_indices), residual.index_select(0, logits_indices)
+        return self.o_proj.in_parts(self.kv_b_proj.values(out)), residual
