@@ -1,0 +1,133 @@
+"""Latent attention of rows with one query: split over keys, and combined.
+
+Formula and shapes: `latent_reference.latent_attention`. A program takes up to 64 heads of one row and an equal part of its
+keys, in whole tiles: all heads read the same lines, which come once where there are no more heads. How many parts depends on
+the number of rows alone, so that the grid can be captured; parts of short rows are empty and end at once. Rows from `limit` on
+(a number on the device) are others' and are left out. Moves a row's lines once for 64 heads, and partial sums of 4 L bytes.
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from quire.kernels.attention.latent_tile import attend
+from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
+
+MAX_HEADS = 64  # of a program
+MAX_PARTS = 32
+PROGRAMS = 264  # enough to fill a GPU
+LOG2E = math.log2(math.e)
+
+
+def num_parts(rows: int, heads: int) -> int:
+    """Of each row's keys, a power of two."""
+    programs = rows * triton.cdiv(heads, MAX_HEADS)
+    return min(MAX_PARTS, triton.next_power_of_2(max(1, PROGRAMS // programs)))
+
+
+@triton.jit(do_not_specialize=["parts", "table_stride"])
+def _decode_kernel(
+    q_ptr, cache_ptr, table_ptr, rows_ptr, starts_ptr, lens_ptr, limit_ptr, out_ptr, partial_ptr, lse_ptr,
+    table_stride, parts, scale,
+    HEADS: tl.constexpr, R: tl.constexpr, L: tl.constexpr, R_2: tl.constexpr, L_2: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr, TILE: tl.constexpr, HAS_LIMIT: tl.constexpr, IN_PARTS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    row, part = tl.program_id(0), tl.program_id(2)
+    heads = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    wait_for_previous(PDL)
+    if HAS_LIMIT:  # noqa: SIM102 - a constant, and then a value
+        if row >= tl.load(limit_ptr):
+            return
+    length = tl.load(lens_ptr + row)
+    if length == 0:
+        return
+    token = tl.load(starts_ptr + row + 1) - 1
+    table = table_ptr + tl.load(rows_ptr + row).to(tl.int64) * table_stride
+    each = tl.cdiv(tl.cdiv(length, parts), TILE) * TILE
+    first = part * each
+    end = tl.minimum(first + each, length)
+    is_query = heads < HEADS
+    tokens = token + tl.zeros([BLOCK_M], tl.int32)
+    sums, greatest, norm = attend(
+        q_ptr, cache_ptr, table, tokens, heads, is_query, tl.zeros([BLOCK_M], tl.int32) + length, first, end, scale,
+        HEADS, R, L, R_2, L_2, BLOCK_SIZE, BLOCK_M, TILE,
+    )  # fmt: skip
+    j = tl.arange(0, L_2)
+    mask = is_query[:, None] & (j < L)[None, :]
+    if IN_PARTS:
+        at = (row.to(tl.int64) * parts + part) * HEADS + heads
+        tl.store(lse_ptr + at, tl.where(norm > 0, greatest + tl.log2(tl.maximum(norm, 1e-30)), float("-inf")), is_query)
+        if first < end:
+            tl.store(partial_ptr + at[:, None] * L + j[None, :], sums / norm[:, None], mask)
+    else:
+        at = token.to(tl.int64) * HEADS + heads
+        tl.store(out_ptr + at[:, None] * L + j[None, :], (sums / norm[:, None]).to(out_ptr.dtype.element_ty), mask)
+
+
+@triton.jit(do_not_specialize=["parts"])
+def _combine_kernel(
+    partial_ptr, lse_ptr, starts_ptr, lens_ptr, limit_ptr, out_ptr, parts,
+    HEADS: tl.constexpr, L: tl.constexpr, L_2: tl.constexpr, MAX_PARTS: tl.constexpr, HAS_LIMIT: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    row, head = tl.program_id(0), tl.program_id(1)
+    j, part = tl.arange(0, L_2), tl.arange(0, MAX_PARTS)
+    wait_for_previous(PDL)
+    if HAS_LIMIT:  # noqa: SIM102 - a constant, and then a value
+        if row >= tl.load(limit_ptr):
+            return
+    if tl.load(lens_ptr + row) == 0:
+        return
+    at = row.to(tl.int64) * parts * HEADS + head
+    lse = tl.load(lse_ptr + at + part * HEADS, part < parts, other=float("-inf"))
+    weight = tl.exp2(lse - tl.max(lse, 0))
+    total = tl.sum(weight, 0)
+    out = tl.zeros([L_2], tl.float32)
+    for p in range(parts):
+        own = tl.sum(tl.where(part == p, weight, 0.0), 0)
+        x = tl.load(partial_ptr + (at + p * HEADS) * L + j, j < L, other=0.0)
+        out += tl.where(own > 0, own * x, 0.0)  # an empty part's sums were never written
+    token = (tl.load(starts_ptr + row + 1) - 1).to(tl.int64)
+    tl.store(out_ptr + (token * HEADS + head) * L + j, (out / total).to(out_ptr.dtype.element_ty), j < L)
+
+
+def latent_decode(
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    block_table: torch.Tensor,
+    rows: torch.Tensor,
+    query_start: torch.Tensor,
+    seq_lens: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    scale: float,
+    limit: torch.Tensor | None = None,
+    pdl: int = PLAIN,
+) -> None:
+    """Into out [T, Hq, L], of rows with one query, the first `limit` int32 [1] of them (None: all). See the module."""
+    heads, latent = out.shape[1:]
+    rotary, count = q.shape[2] - latent, len(rows)
+    parts = num_parts(count, heads)
+    block_m = max(16, min(MAX_HEADS, triton.next_power_of_2(heads)))
+    exact = q.dtype == torch.float32
+    block_m = 16 if exact else block_m
+    partial = lse = out
+    if parts > 1:
+        partial = torch.empty(count, parts, heads, latent, dtype=torch.float32, device=q.device)
+        lse = torch.empty(count, parts, heads, dtype=torch.float32, device=q.device)
+    latent_2 = max(16, triton.next_power_of_2(latent))
+    has_limit, options = limit is not None, launch_options(pdl)
+    _decode_kernel[(count, triton.cdiv(heads, block_m), parts)](
+        q, cache, block_table, rows, query_start, seq_lens, limit if limit is not None else rows, out, partial, lse,
+        block_table.stride(0), parts, scale * LOG2E,
+        heads, rotary, latent, max(16, triton.next_power_of_2(rotary)), latent_2, cache.shape[2], block_m,
+        16 if exact else 64 if block_m <= 32 else 32, has_limit, parts > 1, pdl,
+        num_warps=4 if block_m <= 16 else 8, num_stages=2, **options,
+    )  # fmt: skip
+    if parts > 1:
+        _combine_kernel[(count, heads)](
+            partial, lse, query_start, seq_lens, limit if limit is not None else rows, out, parts,
+            heads, latent, latent_2, MAX_PARTS, has_limit, pdl, num_warps=4, **options,
+        )  # fmt: skip
