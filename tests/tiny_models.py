@@ -106,7 +106,7 @@ HEAD_DIMS = {"llama": 64, "llama-mha": 80, "llama-mqa-bias": 96, "qwen2-mixed": 
 GPU_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     f"gpu-{name}": (family, {**changes, "head_dim": HEAD_DIMS.get(name, 64)})
     for name, (family, changes) in MODELS.items()
-    if name not in tiny_families.MODELS and not family.startswith("deepseek")
+    if name not in tiny_families.MODELS
 }
 
 _WIDE = {

@@ -63,7 +63,7 @@ def test_every_kernel_of_a_mixed_step_is_met_before_serving(max_rows, kv_heads, 
     monkeypatch.setattr(dependent_launch, "_max_rows", lambda: streamed_rows)
     workspace = SimpleNamespace(num_kv_heads=kv_heads, configs=[(c, 132 * c.programs_per_sm) for c in CONFIGS])
     decode = SimpleNamespace(launch=lambda rows: DecodeWorkspace.launch(workspace, rows))
-    attention = SimpleNamespace(workspaces={"shape": SimpleNamespace(decode=decode)})
+    attention = SimpleNamespace(workspaces={"shape": SimpleNamespace(decode=decode)}, _latent_heads=set())
     device = SimpleNamespace(ctx=SimpleNamespace(config=SimpleNamespace(layers=[])))
 
     def specialization(tokens, rows):

@@ -50,7 +50,7 @@ choices = choose_decode_configs(torch.bfloat16, torch.bfloat16, spec.head_dim, s
 configs = [(choice, 132 * choice.programs_per_sm) for choice in choices]
 workspace = types.SimpleNamespace(num_kv_heads=spec.num_kv_heads, configs=configs)
 decode = types.SimpleNamespace(launch=lambda rows: DecodeWorkspace.launch(workspace, rows))
-attention = types.SimpleNamespace(workspaces={"shape": types.SimpleNamespace(decode=decode)})
+attention = types.SimpleNamespace(workspaces={"shape": types.SimpleNamespace(decode=decode)}, _latent_heads=set())
 cache, cos_sin = meta(2, spec.num_kv_heads, 64, spec.head_dim), meta(4096, spec.head_dim, dtype=torch.float32)
 logits = meta(max_rows, config.vocab_size)
 

@@ -11,6 +11,7 @@ import tiny_models
 import torch
 import torch.nn.functional as F
 
+from quire.workers.attention.latent import Latents
 from quire.workers.attention.rope import cos_sin_table
 from quire.workers.loading.weights import checkpoint_targets, load_weights
 from quire.workers.models.build import build_model
@@ -37,7 +38,10 @@ class DenseAttention:
         self.tables = [cos_sin_table(spec, tiny_models.MAX_POSITIONS) for spec in specs]
 
     def __call__(self, layer, qkv, q_norm, k_norm, sinks=None):
-        c, length = self.specs[layer], qkv.shape[0]
+        c = self.specs[layer]
+        if isinstance(qkv, Latents):
+            return self.of_latents(layer, qkv.lines())
+        length = qkv.shape[0]
         q, k, v = qkv.split([c.q_size, c.kv_size, c.kv_size], dim=-1)
         q, k, v = (x.view(length, -1, c.head_dim) for x in (q, k, v))
         if q_norm is not None:
@@ -58,6 +62,14 @@ class DenseAttention:
         if sinks is not None:
             scores = torch.cat((scores, sinks[:, None, None].expand(-1, length, 1)), -1)
         return torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., :length], v).reshape(length, -1)
+
+    def of_latents(self, layer, lines):
+        """Of queries and keys [T, (Hq + 1) D], values being the last of the keys."""
+        c, length = self.specs[layer], len(lines)
+        q, k = self.rotate(layer, lines.view(length, -1, c.head_dim)).split([c.num_heads, 1], 1)
+        scores = torch.einsum("qhd,kd->hqk", q, k[:, 0]) * c.scale
+        scores = scores.masked_fill(torch.arange(length)[:, None] < torch.arange(length), float("-inf"))
+        return torch.einsum("hqk,kd->qhd", scores.softmax(-1), k[:, 0, -c.latent_dim :])
 
     def rotate(self, layer, x):
         rope = self.specs[layer].rope

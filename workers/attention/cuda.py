@@ -13,6 +13,9 @@ from quire.ipc.step.sections import TOKENS_PER_ROW
 from quire.kernels.attention.decode import decode_attention
 from quire.kernels.attention.decode_rope import Rope, can_fuse
 from quire.kernels.attention.decode_schedule import DecodeSchedule, DecodeWorkspace, decode_schedule
+from quire.kernels.attention.latent_decode import latent_decode, num_parts
+from quire.kernels.attention.latent_lines import latent_lines
+from quire.kernels.attention.latent_prefill import latent_prefill
 from quire.kernels.attention.prefill import prefill_attention
 from quire.kernels.attention.prefill_schedule import PrefillWorkspace, prefill_schedule
 from quire.kernels.attention.rope_kv import choose_tile, rope_kv
@@ -62,6 +65,7 @@ class Step(NamedTuple):
     lengths: tuple[torch.Tensor, torch.Tensor]  # query_start [R + 1], seq_lens [R]
     has_decode: bool
     has_prefill: bool
+    limit: torch.Tensor | None  # int32 [1], number of decode rows, where only the device knows it
 
 
 class CudaModelAttention(ModelAttention):
@@ -75,15 +79,22 @@ class CudaModelAttention(ModelAttention):
 
         windows: dict[Kind, list[int]] = {}
         for spec in sorted(specs, key=lambda spec: spec.cache):  # in the order of the cache's groups
-            windows.setdefault(kind_of(spec), []).append(spec.window)
+            if not spec.latent_dim:
+                windows.setdefault(kind_of(spec), []).append(spec.window)
         self.workspaces = {kind: Workspace(kind, list(dict.fromkeys(some)), ctx) for kind, some in windows.items()}
         kinds = {
-            spec: CudaAttention(spec, cache, rotary[spec], ctx.max_model_len, self.workspaces[kind_of(spec)]) for spec in specs
+            spec: CudaAttention(spec, cache, rotary[spec], ctx.max_model_len, self.workspaces[kind_of(spec)])
+            for spec in specs
+            if not spec.latent_dim
         }
-        self._layers = [kinds[spec] for spec in cache.specs]
+        latents = {spec: CudaLatentAttention(spec, cache, rotary[spec]) for spec in specs if spec.latent_dim}
+        self._layers = [kinds.get(spec) for spec in cache.specs]
+        self._latent_layers = [latents.get(spec) for spec in cache.specs]
+        self._latent_heads = {spec.num_heads for spec in latents}
 
     def kernel_specialization(self, num_tokens: int, num_rows: int) -> Hashable:
-        return choose_tile(num_tokens), *(space.decode.launch(num_rows) for space in self.workspaces.values())
+        latents = [num_parts(num_rows, heads) > 1 for heads in self._latent_heads]
+        return choose_tile(num_tokens), *(space.decode.launch(num_rows) for space in self.workspaces.values()), *latents
 
     def begin(self, tables: SlotTables, step: StepBuffers, num_tokens: int, num_rows: int, num_decode_rows: int | None) -> None:
         # a mixed step gives all rows to both kernels, and they part them by what the device says: a graph must not depend on
@@ -92,7 +103,7 @@ class CudaModelAttention(ModelAttention):
         limit = step.num_decode_rows if mixed else None
         lengths = (step.query_start[: num_rows + 1], step.seq_lens[:num_rows])
         has_decode, has_prefill = mixed or num_decode_rows == num_rows, mixed or num_decode_rows == 0
-        self._step = Step(step, tables.block_table, step.row_slots[:num_rows], lengths, has_decode, has_prefill)
+        self._step = Step(step, tables.block_table, step.row_slots[:num_rows], lengths, has_decode, has_prefill, limit)
         for space in self.workspaces.values():
             if has_decode:
                 for schedule in space.schedules.values():
@@ -108,8 +119,36 @@ class CudaModelAttention(ModelAttention):
         k_norm: torch.Tensor | None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        assert not isinstance(qkv, Latents), "refused when the model was built"
-        return self._layers[layer].attend(self._step, layer, qkv, q_norm, k_norm, sinks)
+        if isinstance(qkv, Latents):
+            latents = self._latent_layers[layer]
+            assert latents is not None
+            return latents.attend(self._step, layer, qkv)
+        attention = self._layers[layer]
+        assert attention is not None
+        return attention.attend(self._step, layer, qkv, q_norm, k_norm, sinks)
+
+
+class CudaLatentAttention:
+    """Latent attention of the layers of one spec."""
+
+    def __init__(self, spec: AttentionSpec, cache: KVCache, cos_sin: torch.Tensor):
+        self._spec, self._cache, self._cos_sin = spec, cache, cos_sin
+        self._interleaved = spec.rope is not None and spec.rope.interleaved
+
+    def attend(self, step: Step, layer: int, x: Latents) -> torch.Tensor:
+        """[T, Hq, L]"""
+        place, t, pdl = self._cache.places[layer], len(x.kv), mode_for(len(x.kv))
+        lines, positions = self._cache.k[place.tensor], step.buffers.positions[:t]
+        mapping = step.buffers.slot_mapping[place.group, :t]
+        at = (self._cos_sin, positions, mapping, lines)
+        q = latent_lines(x.q, x.q_latent, x.kv, x.norm_weight, x.eps, *at, interleaved=self._interleaved, pdl=pdl)
+        out = torch.empty_like(x.q_latent).view(t, self._spec.num_heads, -1)
+        arguments = (q, lines, step.block_table[place.group], step.rows, *step.lengths, out)
+        if step.has_decode:
+            latent_decode(*arguments, scale=self._spec.scale, limit=step.limit, pdl=pdl)
+        if step.has_prefill:
+            latent_prefill(*arguments, scale=self._spec.scale, first_row=step.limit)
+        return out
 
 
 class CudaAttention:

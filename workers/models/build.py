@@ -18,9 +18,7 @@ def build_model(config: ModelConfig, dtype: torch.dtype, parallel: Parallel) -> 
     Raises ModelConfigError for a head size that the device's kernels are not built for, and for a layer that its
     quantization cannot hold.
     """
-    if parallel.device.type == "cuda" and any(layer.latent for layer in config.layers):
-        raise ModelConfigError("latent attention (kv_lora_rank) is not supported on a GPU: --device cpu works")
-    head_dims = {layer.attention.head_dim for layer in config.layers}
+    head_dims = {layer.attention.head_dim for layer in config.layers if not layer.latent}
     if parallel.device.type == "cuda" and (other := sorted(head_dims.difference(GPU_HEAD_DIMS))):
         sizes = ", ".join(map(str, GPU_HEAD_DIMS))
         raise ModelConfigError(f"head_dim {other[0]} is not supported on a GPU; supported are {sizes}")
