@@ -1,6 +1,6 @@
 """Small random models of every family, written as real checkpoint folders by transformers: what tests serve and compare with.
 
-`tiny_model(name)` gives the folder of one of `MODELS`, made once per process and removed at its end; `reference(name)` the
+`tiny_model(name)` gives the folder of one of `ALL_MODELS`, made once per process and removed at its end; `reference(name)` the
 transformers model that wrote it. Weights are large (std 0.2 and more) and seeded: with small ones a tied random model repeats
 one token whatever attention does, and a test would see nothing. test_models.py holds them to that, and to the shapes that each
 family is to have; the equality tests hold every output to 16 distinct tokens.
@@ -99,14 +99,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
-MODELS |= tiny_families.MODELS | tiny_moe.MODELS
+ALL_MODELS = {**MODELS, **tiny_families.MODELS, **tiny_moe.MODELS}
+ALWAYS = {*MODELS, *tiny_families.FIRST, *tiny_moe.FIRST}  # in every run; the others where there is time
 
 # The same for a GPU, whose kernels are built for certain head sizes.
 HEAD_DIMS = {"llama": 64, "llama-mha": 80, "llama-mqa-bias": 96, "qwen2-mixed": 112, "mistral-sliding": 128, "qwen3": 256}
 GPU_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     f"gpu-{name}": (family, {**changes, "head_dim": HEAD_DIMS.get(name, 64)})
-    for name, (family, changes) in MODELS.items()
-    if name not in tiny_families.MODELS
+    for name, (family, changes) in {**MODELS, **tiny_moe.MODELS}.items()
 }
 
 _WIDE = {
@@ -119,7 +119,7 @@ WIDE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {"wide-llama": ("llama", _W
 
 @functools.cache
 def tiny_model(name: str, max_shard_size: str = "1GB") -> Path:
-    """Folder of `MODELS[name]`: config, float32 safetensors (sharded where max_shard_size is small), tokenizer."""
+    """Folder of `ALL_MODELS[name]`: config, float32 safetensors (sharded where max_shard_size is small), tokenizer."""
     folder = _root() / f"{name}-{max_shard_size}"
     reference(name).save_pretrained(folder, max_shard_size=max_shard_size)
     write_tokenizer(folder)
@@ -132,7 +132,7 @@ def reference(name: str) -> Any:
     """The transformers model of `MODELS[name]`, float32, eval mode, eager attention."""
     import torch
 
-    family, changes = {**MODELS, **GPU_MODELS, **WIDE_MODELS}[name]
+    family, changes = {**ALL_MODELS, **GPU_MODELS, **WIDE_MODELS}[name]
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(len(name) + sum(name.encode()))
         model = tiny_families.make(family, {**BASE, **changes})
@@ -144,7 +144,7 @@ def reference(name: str) -> Any:
             elif key.endswith("bias"):  # transformers starts biases at 0: a model that forgot them would pass
                 parameter.normal_(0.0, 0.2)
             elif "norm" in key or ".ln_" in key:
-                parameter.normal_(0.0 if family.startswith("gemma") else 1.0, 0.2 if parameter.dim() == 1 else 0.3)
+                parameter.normal_(tiny_families.norm_mean(name, family), 0.2 if parameter.dim() == 1 else 0.3)
             elif key.endswith(("gate.weight", "router.weight")):  # of experts: far apart, so that rounding chooses no other
                 parameter.normal_(0.0, 0.4)
         for key, buffer in model.named_buffers():

@@ -142,3 +142,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+
+# One of each family, in every run.
+FIRST = tuple({family: name for name, (family, _) in reversed(MODELS.items())}.values())

@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from quire.enginecore.loading.text_config import is_stretched, text_fields
 from quire.ipc.generation_config import check_overrides, generation_defaults
 
 BUNDLED = Path(__file__).parent / "bundled"
@@ -164,7 +165,7 @@ def model_summary(
     hf_overrides and generation_overrides take the place of fields of config.json and of generation_config.json.
     Raises ModelFilesError, naming the file and field.
     """
-    config = {**read_json(model_dir / "config.json", required=True), **hf_overrides}
+    config = text_fields({**read_json(model_dir / "config.json", required=True), **hf_overrides})
     generation = {**read_json(model_dir / "generation_config.json"), **generation_overrides}
     _check_generation_defaults(_generation_config_file(model_dir, generation_config), generation_overrides)
     vocab_size = _positive(config, "vocab_size")
@@ -205,7 +206,12 @@ def _max_model_len(config: dict[str, Any]) -> int:
         raise ModelFilesError("config.json: rope_scaling must be an object")
     rope_type = rope.get("rope_type", rope.get("type", "default"))
     factor = rope.get("factor")
-    if rope_type not in ("linear", "yarn") or not isinstance(factor, (int, float)) or not 1 <= factor <= 1 << 20:
+    if (
+        rope_type not in ("linear", "yarn")
+        or not is_stretched(config)
+        or not isinstance(factor, (int, float))
+        or not 1 <= factor <= 1 << 20
+    ):
         return positions
     original = config.get("original_max_position_embeddings", rope.get("original_max_position_embeddings"))
     if rope_type == "yarn" and isinstance(original, int) and original > 0:

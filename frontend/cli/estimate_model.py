@@ -1,8 +1,8 @@
 """What an estimate needs to know of a model, from config.json and the headers of its safetensors files: no weights are read.
 
 A local folder, or a repository of the hub, of which a few kilobytes are fetched. Whether the model can be served at all is the
-worker's to say (workers/models/); its families are named here, and windows and head sizes are read as it reads them, which a
-test holds the two to.
+worker's to say (workers/models/); of its families the plainest are named here, and windows and head sizes are read as it reads
+them, which a test holds the two to.
 """
 
 import json
@@ -17,7 +17,7 @@ from quire.ipc.memory_plan import LayerSizes, ModelSizes
 _MAX_HEADER_BYTES = 100 << 20
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
-SERVED = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+ESTIMATED = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
 Json = dict[str, Any]
 
@@ -54,8 +54,8 @@ def read_model(name: str, revision: str | None, download_dir: str | None, token:
         if config.get(field):
             raise EstimateError(f"{name}: config.json sets {field}: such models are not served")
     architectures = config.get("architectures")
-    if isinstance(architectures, list) and architectures and not set(map(str, architectures)) & set(SERVED):
-        raise EstimateError(f"{name}: {architectures[0]} is not served; served are {', '.join(SERVED)}")
+    if isinstance(architectures, list) and architectures and not set(map(str, architectures)) & set(ESTIMATED):
+        raise EstimateError(f"{name}: no estimates are made of {architectures[0]}, only of {', '.join(ESTIMATED)}")
     sizes = sizes_of(config)
     tied = bool(config.get("tie_word_embeddings"))
     counted = sum(count for tensor, count in tensors if not (tied and tensor == "lm_head.weight"))

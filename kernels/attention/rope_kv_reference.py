@@ -33,7 +33,7 @@ def rope_kv(
     cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, -1)
     rotate = _rotate_pairs if interleaved else _rotate
     q = rotate(q, cos, sin)
-    heads[:, :num_q_heads] = q if q_scales is None else q * q_scales[positions][:, None, None]
+    heads[:, :num_q_heads] = q if q_scales is None else (q.float() * q_scales[positions][:, None, None]).to(q.dtype)
     k = rotate(k, cos, sin)
     if not bool((slot_mapping >= 0).all()):
         keep = slot_mapping >= 0

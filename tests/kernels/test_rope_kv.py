@@ -65,12 +65,13 @@ def test_the_cpu_path_is_qwen3s_to_the_bit():
     assert int((args["v_cache"] != 0).any(-1).any(1).sum()) == 5  # nothing else was written
 
 
-def compare(shape, dtype, device, interleaved=False, weighs="rounded", **kwargs):
+def compare(shape, dtype, device, interleaved=False, weighs="rounded", q_scales=None, **kwargs):
     from quire.kernels.attention import rope_kv
 
+    given = {"interleaved": interleaved, "weighs": weighs, "q_scales": None if q_scales is None else q_scales.to(device)}
     ours, theirs = case(shape, dtype, device, **kwargs), case(shape, dtype, device, **kwargs)
-    rope_kv.rope_kv(**ours, interleaved=interleaved, weighs=weighs)
-    rope_kv_reference.rope_kv(**theirs, interleaved=interleaved, weighs=weighs)
+    rope_kv.rope_kv(**ours, **given)
+    rope_kv_reference.rope_kv(**theirs, **given)
     tolerance = {"rtol": TOLERANCE[dtype], "atol": TOLERANCE[dtype]}
     torch.testing.assert_close(ours["qkv"], theirs["qkv"], **tolerance)
     for name in ("k_cache", "v_cache"):
@@ -99,12 +100,18 @@ def test_interleaved_pairs_are_gpt_js_to_the_bit(shape):
     assert torch.equal(args["qkv"].view(6, 8, 16)[:, :4], torch.cat((want, q[..., rotary:]), -1))
 
 
-OTHERS = [{"interleaved": True}, {"weighs": "wide"}, {"weighs": "plus_one", "interleaved": True}]
+Q_SCALES = torch.linspace(0.5, 2.0, 50)  # of the table's positions
+OTHERS = [
+    {"interleaved": True},
+    {"weighs": "wide"},
+    {"weighs": "plus_one", "interleaved": True},
+    {"q_scales": Q_SCALES},
+]
 NOTHING_ROTATED = (3, 4, 2, 20, 0, 4)
 
 
 @pytest.mark.interpret
-@pytest.mark.parametrize("how", OTHERS, ids=str)
+@pytest.mark.parametrize("how", OTHERS, ids=lambda how: "-".join(how))
 @pytest.mark.parametrize("shape", [*SHAPES[1:3], NOTHING_ROTATED])
 def test_other_rotations_and_norms_in_the_interpreter(shape, how):
     compare(shape, torch.float32, "cpu", **how)
@@ -112,13 +119,13 @@ def test_other_rotations_and_norms_in_the_interpreter(shape, how):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("how", OTHERS, ids=str)
+@pytest.mark.parametrize("how", OTHERS, ids=lambda how: "-".join(how))
 @pytest.mark.parametrize("shape", [*SHAPES[1:], NOTHING_ROTATED])
 def test_other_rotations_and_norms(shape, how, dtype):
     compare((*shape[:5], max(shape[5], shape[0])), dtype, "cuda", **how)
 
 
-@pytest.mark.parametrize("how", [{}, *OTHERS], ids=str)
+@pytest.mark.parametrize("how", [{}, *OTHERS], ids=lambda how: "-".join(how))
 @pytest.mark.parametrize("shape", [*SHAPES[1:], NOTHING_ROTATED])
 def test_the_quick_cpu_path_is_the_reference(shape, how):
     from quire.kernels.attention import rope_kv_cpu
@@ -134,7 +141,9 @@ def test_the_quick_cpu_path_is_the_reference(shape, how):
     writes, eps = rope_kv_cpu.Writes(lines, tokens), ours["eps"]
     caches = as_lines(k), as_lines(v)
     qkv = ours["qkv"].contiguous()
-    q = rope_kv_cpu.rope_kv(qkv, at, writes, *caches, heads, weights, eps, weighs=how.get("weighs", "rounded"))
+    q_scales = how["q_scales"].numpy()[ours["positions"].numpy()] if "q_scales" in how else None
+    weighs = how.get("weighs", "rounded")
+    q = rope_kv_cpu.rope_kv(qkv, at, writes, *caches, heads, weights, eps, weighs=weighs, q_scales=q_scales)
     want = theirs["qkv"].unflatten(1, (-1, shape[3]))[:, :heads]
     for got, expected in ((q, want), (k, theirs["k_cache"]), (v, theirs["v_cache"])):
         torch.testing.assert_close(got, expected, rtol=2e-6, atol=2e-6)

@@ -38,7 +38,7 @@ class Phi3Block(Module):
 
 def plain_fields(fields: Json) -> Json:
     """transformers takes `su` and `yarn` for longrope, and no window for an absent one."""
-    found = {"sliding_window": None, "rms_norm_eps": 1e-5, **fields}
+    found = {"sliding_window": None, "rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096, **fields}
     for name in ("rope_scaling", "rope_parameters"):
         params = found.get(name)
         if isinstance(params, dict):

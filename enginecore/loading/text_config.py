@@ -1,0 +1,32 @@
+"""What the core reads of a config.json, whatever a family calls it: vocabulary and positions, of the text part if it is nested.
+
+The whole of a config is read by the worker (quire.workers.models); the two must agree on these. No torch. Called by
+model_files.py.
+"""
+
+from typing import Any
+
+# What transformers takes for absent fields, by model_type: of models whose published configs leave them out.
+_GEMMA3 = {"vocab_size": 262208, "max_position_embeddings": 131072}
+_DEFAULTS: dict[str, dict[str, int]] = {
+    "bloom": {"max_position_embeddings": 2048},
+    "falcon": {"max_position_embeddings": 2048},
+    "gemma3": _GEMMA3,
+    "gemma3_text": _GEMMA3,
+}
+_POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "seq_length")
+_NOT_STRETCHED = ("gemma3", "gemma3_text")  # max_position_embeddings is what scaling makes of it
+
+
+def text_fields(config: dict[str, Any]) -> dict[str, Any]:
+    """The fields, those of a text_config in front, with max_position_embeddings and vocab_size if the family says them."""
+    text = config.get("text_config")
+    fields = {**config, **text} if isinstance(text, dict) else dict(config)
+    defaults = _DEFAULTS.get(str(fields.get("model_type")), {})
+    positions = [fields[name] for name in _POSITIONS if fields.get(name) is not None]
+    return {**defaults, **fields, **({"max_position_embeddings": positions[0]} if positions else {})}
+
+
+def is_stretched(fields: dict[str, Any]) -> bool:
+    """Whether scaling of the rotary embedding makes more positions of max_position_embeddings."""
+    return fields.get("model_type") not in _NOT_STRETCHED
