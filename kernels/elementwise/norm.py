@@ -93,6 +93,8 @@ def _launch(
         parts, part_stride = x.shape[0], x.stride(0)
         out = torch.empty_like(residual) if out is None else out
         x = x[0]
+        if x.shape != residual.shape:
+            raise ValueError(f"add_rms_norm: parts {x.shape} do not fit the residual {residual.shape}")
         _check(residual, residual, weight, bias, out)
     out = torch.empty_like(x) if out is None else out
     second = x if residual is None else residual
