@@ -45,7 +45,7 @@ from quire.workers.models import (
 from quire.workers.models.cache_dtype import with_cache_dtype
 from quire.workers.models.config import ModelConfig, ModelConfigError
 from quire.workers.models.decoder import Family
-from quire.workers.models.fields import Json, flag, number, read_dtype, refuse_unknown, size
+from quire.workers.models.fields import Json, flag, number, read_dtype, refuse_unknown, size, words
 
 # by config.json's "architectures"
 FAMILIES: dict[str, Family] = {
@@ -82,6 +82,16 @@ FAMILIES: dict[str, Family] = {
     "SeedOssForCausalLM": seed_oss.FAMILY,
     "SmolLM3ForCausalLM": smollm3.FAMILY,
 }
+
+
+# Families with layers that keep a state instead of keys and values, all or some of them.
+RECURRENT = words(
+    "MambaForCausalLM Mamba2ForCausalLM FalconMambaForCausalLM RecurrentGemmaForCausalLM RwkvForCausalLM xLSTMForCausalLM",
+    "JambaForCausalLM BambaForCausalLM ZambaForCausalLM Zamba2ForCausalLM NemotronHForCausalLM FalconH1ForCausalLM",
+    "GraniteMoeHybridForCausalLM Qwen3NextForCausalLM Qwen3_5ForCausalLM Qwen3_5MoeForCausalLM KimiLinearForCausalLM",
+    "Qwen3_5ForConditionalGeneration Qwen3_5MoeForConditionalGeneration Lfm2ForCausalLM Lfm2MoeForCausalLM",
+    "MiniMaxForCausalLM MiniMaxText01ForCausalLM OlmoHybridForCausalLM Phi4FlashForCausalLM Plamo2ForCausalLM",
+)
 
 
 def read_model_config(model_dir: str | Path, overrides: Json | None = None, **wishes: Any) -> ModelConfig:
@@ -194,4 +204,6 @@ def _architecture(fields: Json) -> str:
     for name in names:
         if isinstance(name, str) and name in FAMILIES:
             return name
+    if isinstance(names[0], str) and names[0] in RECURRENT:
+        raise ModelConfigError(f"architecture {names[0]} is not supported: it has recurrent layers, which are not served")
     raise ModelConfigError(f"architecture {names[0]} is not supported; supported are {', '.join(FAMILIES)}")

@@ -90,8 +90,6 @@ def refuse_unknown(fields: Json, family: str, used: frozenset[str], activations:
             "Remove what has no effect on the model."
         )
     for name, allowed in {**ONLY, "hidden_act": tuple(sorted(activations))}.items():
-        if name in used:
-            continue
         value = fields.get(name)
         if value is not None and value not in allowed:
             expected = f"only {' or '.join(map(repr, allowed))} is" if allowed else "it is not"

@@ -27,7 +27,7 @@ from quire.workers.models.spellings import ACTIVATIONS, activation, only, rename
 
 FIELDS = words(
     "query_pre_attn_scalar attn_logit_softcapping final_logit_softcapping attention_bias",
-    "use_bidirectional_attention cache_implementation sliding_window_size hidden_act",
+    "use_bidirectional_attention cache_implementation sliding_window_size",
 )
 DEFAULTS = {"tie_word_embeddings": True, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh"}
 

@@ -1,0 +1,50 @@
+"""Quantized checkpoints whose layers are several in one tensor: rows are sorted after they were dequantized, on every rank."""
+
+import pytest
+import torch
+from quantized_models import quantized
+from workers.test_models import PROMPT, DenseAttention
+from workers.test_parallel import on_every_rank
+
+from quire.workers.layers.formats.layouts import Integers, joined
+from quire.workers.loading.weights import load_weights
+from quire.workers.models.build import build_model
+from quire.workers.models.families import read_model_config
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [("falcon-40b", "nf4"), ("phi3", "gptq"), ("phi3", "awq"), ("glm4", "nf4"), ("gpt-neox", "gptq")],
+)
+def test_fused_layers_are_sorted(name, form, ranks, tmp_path):
+    theirs = quantized(name, form, tmp_path / "model")
+    config = read_model_config(tmp_path / "model")
+
+    def logits(parallel):
+        model = build_model(config, torch.float32, parallel)
+        load_weights(model, tmp_path / "model", "cpu", progress=False)
+        with torch.inference_mode():
+            attention = DenseAttention(config.attention_specs(parallel))
+            return model.compute_logits(model(PROMPT, torch.arange(len(PROMPT)), attention))
+
+    with torch.inference_mode():
+        want = theirs(PROMPT.long()[None]).logits[0]
+    parts, _ = on_every_rank(ranks, logits)
+    torch.testing.assert_close(parts[0], want, atol=2e-4 * max(1.0, float(want.abs().max()) / 8), rtol=1e-4)
+
+
+@pytest.mark.parametrize("block", [(1, 8), (12, 16), (4, 8), (3, 16)])
+@pytest.mark.parametrize("stretches", [[(0, 4), (8, 12)], [(4, 12)], [(8, 11), (0, 3), (3, 4)], [(1, 7), (9, 12), (0, 1)]])
+def test_pieces_that_are_joined_are_the_rows_of_the_whole(block, stretches):
+    """As kernels that keep integers get them: blocks that pieces cut are given a scale for each row."""
+    gen = torch.Generator().manual_seed(0)
+    grid = (-(-12 // block[0]), -(-16 // block[1]))
+    q, scales = torch.randint(0, 16, (12, 16), dtype=torch.uint8, generator=gen), torch.rand(grid, generator=gen)
+    whole = Integers(q, scales, block, torch.randint(0, 9, grid, dtype=torch.int32, generator=gen))
+    want = torch.empty(12, 16)
+    whole.dequantize_into(want)
+    pieces = joined([whole.part(slice(*stretch), slice(0, 16)) for stretch in stretches])
+    got = torch.empty(len(pieces.q), 16)
+    pieces.dequantize_into(got)
+    assert torch.equal(got, torch.cat([want[start:stop] for start, stop in stretches]))
