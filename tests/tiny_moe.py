@@ -111,6 +111,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "minimax-m2": (
+        "minimax_m2",
+        {
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "intermediate_size": 80,
+            "head_dim": 32,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "olmoe": ("olmoe", {"num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 64, "norm_topk_prob": False}),
     "qwen2-moe": ("qwen2_moe", {**_QWEN2_MOE, "norm_topk_prob": False}),
     "qwen2-moe-mixed": (
         "qwen2_moe",

@@ -25,24 +25,34 @@ LOSES = tl.constexpr(-1e30)
 @triton.jit(do_not_specialize=["T", "k_part"])
 def _logits_kernel(
     x_ptr, w_ptr, out_ptr, x_stride, T, E, k_part,
-    K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
+    K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    FIRST_W: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     part = tl.program_id(2)
     first = part * k_part
     end = tl.minimum(first + k_part, K)
-    k = first + tl.arange(0, BLOCK_K)
+    k = tl.arange(0, BLOCK_K)
+    even: tl.constexpr = K % BLOCK_K == 0  # stretches are whole blocks but for the last: with masks nothing is loaded ahead
     w_at = w_ptr + n[None, :] * K + k[:, None]
     x_at = x_ptr + m.to(tl.int64)[:, None] * x_stride + k[None, :]
-    w = tl.load(w_at, (k < end)[:, None] & (n < E)[None, :], other=0.0)
+    inside, real = (n < E)[None, :], (m < T)[:, None]
+    if FIRST_W:  # before the wait: of few rows there is no second
+        w = tl.load(w_at + first, inside & (first + k < K)[:, None], other=0.0)
     wait_for_previous(PDL)
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for start in range(0, k_part, BLOCK_K):
-        inside = start + k < end
-        if start > 0:
-            w = tl.load(w_at + start, inside[:, None] & (n < E)[None, :], other=0.0)
-        x = tl.load(x_at + start, (m < T)[:, None] & inside[None, :], other=0.0)
+    for start in range(first, end, BLOCK_K):
+        if FIRST_W:
+            if start > first:
+                w = tl.load(w_at + start, inside & (start + k < K)[:, None], other=0.0)
+            x = tl.load(x_at + start, real & (start + k < K)[None, :], other=0.0)
+        elif even:
+            w = tl.load(w_at + start, inside, other=0.0)
+            x = tl.load(x_at + start, real, other=0.0)
+        else:
+            w = tl.load(w_at + start, inside & (start + k < K)[:, None], other=0.0)
+            x = tl.load(x_at + start, real & (start + k < K)[None, :], other=0.0)
         acc = tl.dot(x, w, acc, input_precision="ieee")
     out = out_ptr + (part.to(tl.int64) * T + m)[:, None] * E + n[None, :]
     tl.store(out, acc, (m < T)[:, None] & (n < E)[None, :])
@@ -138,7 +148,7 @@ def router_logits(x: torch.Tensor, weight: torch.Tensor, *, pdl: int = PLAIN) ->
     out = torch.empty(parts, rows, n, dtype=torch.float32, device=x.device)
     if rows:
         _logits_kernel[(*tiles, parts)](
-            x, weight, out, x.stride(0), rows, n, k_part, k, block_m, block_n, block_k, pdl,
+            x, weight, out, x.stride(0), rows, n, k_part, k, block_m, block_n, block_k, block_m == 16, pdl,
             num_warps=4, num_stages=3, **launch_options(pdl),
         )  # fmt: skip
     return out

@@ -12,6 +12,7 @@ from quire.kernels.experts.experts_reference import SwiGLU
 from quire.workers.layers.experts import Experts, Router
 from quire.workers.models.blocks import Sinks
 from quire.workers.models.moe import MoE
+from quire.workers.models.qk_norms import AllHeadsNorm
 
 replace = msgspec.structs.replace
 
@@ -86,6 +87,20 @@ def without_sinks(module):
     module.weight.data.fill_(-1e9)
 
 
+def by_head(model):
+    """The norm over all heads as if each had its own."""
+    for module in list(model.modules()):
+        for name in ("q_norm", "k_norm"):
+            if isinstance(module._modules.get(name), AllHeadsNorm):
+                norm, size = module._modules.pop(name), model.config.layers[0].attention.head_dim
+
+                def normed(x, norm=norm, size=size):
+                    heads = x.unflatten(1, (-1, size))
+                    return x.copy_(torch.nn.functional.rms_norm(heads, (size,), None, norm.eps).flatten(1) * norm.weight)
+
+                module.__dict__[name] = normed
+
+
 MUTATIONS = {
     ("mixtral", "weights not normalized"): routing(is_normalized=False),
     ("mixtral", "one expert too few"): routing(top_k=1),
@@ -129,6 +144,12 @@ MUTATIONS = {
     ("deepseek-v3", "weights not normalized"): routing(is_normalized=False),
     ("deepseek-v3-plain", "rotation interleaved"): rope(interleaved=True),
     ("deepseek-v3-plain", "weights normalized"): routing(is_normalized=True),
+    ("minimax-m2", "correction weighs"): each(MoE, weighed_by_correction),
+    ("minimax-m2", "weights not normalized"): routing(is_normalized=False),
+    ("minimax-m2", "whole heads rotated"): rope(rotary_dim=0),
+    ("minimax-m2", "QK-norm of each head"): (None, by_head),
+    ("olmoe", "weights normalized"): routing(is_normalized=True),
+    ("olmoe", "QK-norm of each head"): (None, by_head),
 }
 ALWAYS = ("gpt-oss", "deepseek-v3")
 CASES = [pytest.param(*key, marks=() if key[0] in ALWAYS else pytest.mark.slow) for key in MUTATIONS]

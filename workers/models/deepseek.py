@@ -34,6 +34,7 @@ from quire.workers.models.moe_fields import (
     GROUP_FIELDS,
     MOE_FIELDS,
     MTP_FIELDS,
+    check_only,
     count,
     mtp_layers,
     read_group_routing,
@@ -132,13 +133,6 @@ def read_v2_layers(fields: Json) -> tuple[LayerSpec, ...]:
 def read_v3_layers(fields: Json) -> tuple[LayerSpec, ...]:
     check_only(fields, scoring_func="sigmoid", moe_layer_freq=1, attention_bias=False, topk_method="noaux_tc")
     return read_layers({"first_k_dense_replace": 3, **fields}, read_group_routing(fields))
-
-
-def check_only(fields: Json, **values: object) -> None:
-    """Raises ModelConfigError where a field has another value than the one that is implemented."""
-    for name, value in values.items():
-        if fields.get(name) not in (None, value):
-            raise ModelConfigError(f"config.json sets {name} to {fields[name]!r:.80}: only {value!r} is supported")
 
 
 FIELDS = MOE_FIELDS | GROUP_FIELDS | MTP_FIELDS | SIZES | TRAINING | {

@@ -70,6 +70,13 @@ def count(fields: Json, name: str, default: int) -> int:
     return value
 
 
+def check_only(fields: Json, **values: object) -> None:
+    """Raises ModelConfigError where a field has another value than the one that is implemented."""
+    for name, value in values.items():
+        if fields.get(name) not in (None, value):
+            raise ModelConfigError(f"config.json sets {name} to {fields[name]!r:.80}: only {value!r} is supported")
+
+
 def mtp_layers(fields: Json) -> tuple[str, ...]:
     """Names of the checkpoint's layers behind the last, which predict further tokens."""
     first, many = size(fields, "num_hidden_layers"), max(count(fields, name, 0) for name in MTP_FIELDS)
