@@ -1,0 +1,186 @@
+"""Experts as a layer: checkpoints that stack them or not, quantized ones, ranks that hold a part of each."""
+
+import json
+import shutil
+
+import pytest
+import tiny_models
+import tiny_moe
+import torch
+from safetensors.torch import load_file, save_file
+from workers.test_models import PROMPT, DenseAttention
+from workers.test_parallel import on_every_rank
+
+from quire.workers.layers.experts import Experts
+from quire.workers.loading.target import WeightsError
+from quire.workers.loading.weights import dummy_weights, load_weights
+from quire.workers.models.build import build_model
+from quire.workers.models.config import ModelConfigError
+from quire.workers.models.families import read_model_config
+from quire.workers.parallel import Parallel
+
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+
+
+def changed(name, folder, change, **fields):
+    """A copy of a tiny model with other tensors, and other fields of config.json."""
+    shutil.copytree(tiny_models.tiny_model(name), folder)
+    tensors = change(load_file(folder / "model.safetensors"))
+    save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_bytes())
+    (folder / "config.json").write_text(json.dumps(config | fields))
+    return folder
+
+
+def model_of(folder, parallel=None):
+    model = build_model(read_model_config(folder), torch.float32, parallel or Parallel())
+    load_weights(model, folder, "cpu", progress=False)
+    return model
+
+
+def experts_of(model):
+    return [module for module in model.modules() if isinstance(module, Experts)]
+
+
+def assert_same_experts(model, other):
+    for a, b in zip(experts_of(model), experts_of(other), strict=True):
+        for one, two in zip(a.weights, b.weights, strict=True):
+            assert (one is None) == (two is None) and (one is None or torch.equal(one, two))
+
+
+def stacked(tensors):
+    """As transformers has them in memory."""
+    found = dict(tensors)
+    for prefix in {key.partition(".experts.")[0] for key in tensors if ".experts.0." in key}:
+        names = {"gate_proj": [], "up_proj": [], "down_proj": []}
+        while f"{prefix}.experts.{len(names['gate_proj'])}.gate_proj.weight" in tensors:
+            for kind, some in names.items():
+                some.append(found.pop(f"{prefix}.experts.{len(some)}.{kind}.weight"))
+        gate, up, down = (torch.stack(some) for some in names.values())
+        found |= {f"{prefix}.experts.gate_up_proj": torch.cat((gate, up), 1), f"{prefix}.experts.down_proj": down}
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("name", ["qwen2-moe", "deepseek-v3"])
+def test_stacked_tensors_are_those_of_each_expert(name, size, tmp_path):
+    folder = changed(name, tmp_path / "stacked", stacked)
+    assert any(key.endswith("experts.gate_up_proj") for key in load_file(folder / "model.safetensors"))
+    for rank in range(size):
+        parallel = Parallel(rank, size)
+        assert_same_experts(model_of(folder, parallel), model_of(tiny_models.tiny_model(name), parallel))
+
+
+def test_an_expert_that_is_missing_is_named(tmp_path):
+    def without_one(tensors):
+        return {key: tensor for key, tensor in tensors.items() if ".1.mlp.experts.3.up_proj" not in key}
+
+    folder = changed("qwen3-moe", tmp_path / "missing", without_one)
+    with pytest.raises(WeightsError, match=r"missing: model\.layers\.1\.mlp\.experts\.3\.up_proj\.weight"):
+        model_of(folder)
+
+
+def mxfp4(weight):
+    """Weights [..., K] as (blocks [..., K / 32, 16], scales [..., K / 32], what they stand for)."""
+    groups = weight.unflatten(-1, (-1, 32))
+    exponent = (groups.abs().amax(-1) / 6).log2().ceil().clamp(-127, 127)
+    q = groups / 2.0 ** exponent[..., None]
+    codes = (q.abs()[..., None] - E2M1).abs().argmin(-1)
+    values = E2M1[codes] * q.sign() * 2.0 ** exponent[..., None]
+    codes = codes + 8 * (q < 0)
+    return (codes[..., 0::2] | codes[..., 1::2] << 4).to(torch.uint8), (exponent + 127).to(torch.uint8), values.flatten(-2)
+
+
+def as_mxfp4(tensors, *, plain=False):
+    """gpt-oss' experts, [E, in, out] in memory; plain: what the quantized ones stand for."""
+    found = dict(tensors)
+    for key in tensors:
+        if key.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            blocks, scales, values = mxfp4(found.pop(key).transpose(1, 2))
+            if plain:
+                found[key] = values.transpose(1, 2)
+            else:
+                found |= {f"{key}_blocks": blocks, f"{key}_scales": scales}
+    return found
+
+
+QUANTIZED = {
+    "quant_method": "mxfp4",
+    "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "lm_head"],
+}
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_mxfp4_experts_are_dequantized_while_they_are_loaded(size, tmp_path):
+    packed = changed("gpt-oss", tmp_path / "mxfp4", as_mxfp4, quantization_config=QUANTIZED)
+    plain = changed("gpt-oss", tmp_path / "plain", lambda tensors: as_mxfp4(tensors, plain=True))
+    for rank in range(size):
+        parallel = Parallel(rank, size)
+        assert_same_experts(model_of(packed, parallel), model_of(plain, parallel))
+    assert not torch.equal(experts_of(model_of(plain))[0].down, experts_of(model_of(tiny_models.tiny_model("gpt-oss")))[0].down)
+
+
+def fp8(tensors, *, plain=False):
+    """Blocks of 32 by 16 of every expert's layers."""
+    found = dict(tensors)
+    for key in tensors:
+        if ".experts." in key:
+            w = found.pop(key)
+            grid = w.unflatten(0, (-1, 16)).unflatten(2, (-1, 16)).transpose(1, 2)
+            scale = grid.abs().amax((2, 3)) / 448
+            q = (grid / scale[:, :, None, None]).to(torch.float8_e4m3fn)
+            values = q.float() * scale[:, :, None, None]
+            q, values = (x.transpose(1, 2).flatten(2, 3).flatten(0, 1) for x in (q, values))
+            found |= {key: values} if plain else {key: q, f"{key}_scale_inv": scale}
+    return found
+
+
+def test_experts_quantized_one_by_one_are_dequantized(tmp_path):
+    config = {"quant_method": "fp8", "weight_block_size": [16, 16], "modules_to_not_convert": ["self_attn", "gate", "mlp.gate"]}
+    config["modules_to_not_convert"] = [f"model.layers.{i}.self_attn" for i in range(3)]
+    packed = changed("qwen3-moe", tmp_path / "fp8", fp8, quantization_config=config)
+    plain = changed("qwen3-moe", tmp_path / "plain", lambda tensors: fp8(tensors, plain=True))
+    for parallel in (Parallel(), Parallel(1, 2)):
+        assert_same_experts(model_of(packed, parallel), model_of(plain, parallel))
+
+
+def test_stacked_experts_of_another_format_are_refused(tmp_path):
+    config = {"quant_method": "fp8", "weight_block_size": [16, 16]}
+    folder = changed("gpt-oss", tmp_path / "fp8", lambda tensors: tensors, quantization_config=config)
+    with pytest.raises(ModelConfigError, match=r"gate_up_proj holds all experts: only mxfp4 is supported there"):
+        build_model(read_model_config(folder), torch.float32, Parallel())
+
+
+@pytest.mark.parametrize("name", tiny_moe.FIRST)
+def test_the_ranks_together_are_the_whole_model(name):
+    """Parts of each expert, and of shared ones, summed once; biases that are added once."""
+    folder = tiny_models.tiny_model(name)
+    config = read_model_config(folder)
+
+    def logits(parallel):
+        model = model_of(folder, parallel)
+        with torch.inference_mode():
+            return model.compute_logits(
+                model(PROMPT, torch.arange(len(PROMPT)), DenseAttention(config.attention_specs(parallel)))
+            )
+
+    [alone], _ = on_every_rank(1, logits)
+    parts, group = on_every_rank(2, logits)
+    assert torch.equal(*parts)
+    torch.testing.assert_close(parts[0], alone, atol=2e-4, rtol=1e-4)
+    of_norms = 2 if name in ("minimax-m2", "olmoe") else 0
+    assert group.sums == (2 + of_norms) * len(config.layers)
+
+
+def test_dummy_weights_choose_many_experts():
+    config = read_model_config(tiny_models.tiny_model("deepseek-v3"))
+    model = build_model(config, torch.float32, Parallel())
+    dummy_weights(model, 1)
+    ids, weights = model.model.layers[1].mlp.gate(torch.randn(200, config.hidden_size))
+    assert len(ids.unique()) == 8 and torch.isfinite(weights).all()
+    assert all(w.std() > 0 for module in experts_of(model) for w in module.weights if w is not None)
+
+
+def test_a_cache_of_eight_bits_is_refused_for_latents():
+    with pytest.raises(ModelConfigError, match="--kv-cache-dtype fp8: of latent attention"):
+        read_model_config(tiny_models.tiny_model("deepseek-v3"), kv_cache_dtype="fp8")
