@@ -52,7 +52,7 @@ def read_model(name: str, revision: str | None, download_dir: str | None, token:
     config = {**config, **overrides}
     for field in ("num_experts", "num_local_experts", "n_routed_experts"):
         if config.get(field):
-            raise EstimateError(f"{name}: config.json sets {field}: such models are not served")
+            raise EstimateError(f"{name}: config.json sets {field}: no estimates are made of mixtures of experts")
     architectures = config.get("architectures")
     if isinstance(architectures, list) and architectures and not set(map(str, architectures)) & set(ESTIMATED):
         raise EstimateError(f"{name}: no estimates are made of {architectures[0]}, only of {', '.join(ESTIMATED)}")

@@ -40,7 +40,7 @@ ANY = ("*",)
 OFF, ON = ("off",), ("on",)
 _TEXT = "models of text only are served"
 _LORA = "LoRA adapters are not served"
-_MOE = "mixture-of-experts models are not served"
+_MOE = "each expert is split over the tensor-parallel ranks"
 _DP = "an engine has one replica"
 _HOSTS = "an engine has one host"
 _MAMBA = "state-space models are not served"
@@ -121,7 +121,7 @@ ROWS = (
     Row("--override-attention-dtype", "value", (), "attention has the model's type", "--dtype"),
     Row("--logprobs-mode", "value", ("raw_logprobs",), "logprobs are those before penalties and temperature", "raw_logprobs"),
     Row("--use-fp64-gumbel --return-sampling-mask --enable-trace-replay", "switch", OFF, "there is one way to sample"),
-    Row("--enable-return-routed-experts", "switch", OFF, _MOE),
+    Row("--enable-return-routed-experts", "switch", OFF, "which experts were chosen is not told"),
     Row("--enable-prompt-embeds", "switch", OFF, "prompts are texts or token ids"),
     Row("--enable-sleep-mode --enable-cumem-allocator --enable-nccl-comm-suspend", "switch", OFF, "engines do not sleep"),
     Row("--disable-sliding-window", "switch", OFF, "windows are the model's", "--max-model-len"),

@@ -227,7 +227,7 @@ FIELDS = (
     Field("return_assistant_tokens_mask", "both", "harmless", "of vLLM's render routes only"),
     Field("return_token_offsets", "both", "harmless", "of vLLM's render routes only"),
     Field("return_mm_kwargs", "both", "harmless", "of vLLM's render routes only"),
-    Field("routed_experts_prompt_start", "both", "refused", "mixture-of-experts models are not served; 0 is accepted"),
+    Field("routed_experts_prompt_start", "both", "refused", "which experts were chosen is not told; 0 is accepted"),
     Field("skip_special_tokens", "both", "works", "leave special tokens out of the text"),
     Field("spaces_between_special_tokens", "both", "works", "put spaces between those that are shown"),
     Field("modalities", "both", "refused", 'answers are texts; ["text"] is accepted'),

@@ -31,7 +31,7 @@ _INSTEAD = {
     "watermarking": "answers carry none.",
     "logprob_token_ids": "logprobs are those of the likeliest tokens; ask for up to 20 of them.",
     "repetition_detection": "see repetition_penalty and frequency_penalty.",
-    "routed_experts_prompt_start": "there are no experts.",
+    "routed_experts_prompt_start": "which experts were chosen is not told.",
     "stream_interval": "each token is sent when it is there, as with 1.",
     "ec_transfer_params": "nothing is sent between engines.",
     "moderation": "nothing is moderated here.",
