@@ -27,6 +27,10 @@ from quire.enginecore.scheduling.sequence import Sequence, SequenceState
 
 MAX_THREADS = 8
 PIECE = 64  # sequences in one call, for each thread
+PARTS, MIN_PART = (
+    2,
+    16,
+)  # masks are made, and handed over, in so many calls of so many at least: one is sent while the next is made
 SLOW_S = 0.02  # who was in a call that took longer is looked at alone, to see whose fault it is
 CLOSE_S = 10.0  # for threads to end: a piece of one takes a second at most, or its request ends
 _FINISHED = SequenceState.FINISHED
@@ -95,13 +99,16 @@ class MaskThreads:
         return self._fd
 
     def submit(self, works: list[Work]) -> None:
+        quick: list[Work] = []
         by_queue: dict[int, list[Work]] = defaultdict(list)
         for work in works:
             c = work.constraint
             if not c.num_works:  # a matcher is in one thread's hands at a time
                 c.queue = 1 + c.lexer % self._num_threads if c.is_slow else 0
             c.num_works += 1
-            by_queue[c.queue].append(work)
+            (by_queue[c.queue] if c.queue else quick).append(work)
+        if quick:
+            by_queue[0] = quick
         for number, some in by_queue.items():
             if number not in self._queues:
                 self._start(number)
@@ -151,6 +158,19 @@ class MaskThreads:
             self._news.notify()
 
 
+class _Clock:
+    """Seconds since the last look, less those that the process stood still for."""
+
+    def __init__(self) -> None:
+        self._at, self._cpu = time.monotonic(), time.process_time()
+
+    def lap(self) -> float:
+        at, cpu = time.monotonic(), time.process_time()
+        seconds = min(at - self._at, cpu - self._cpu)
+        self._at, self._cpu = at, cpu
+        return seconds
+
+
 class _Maker:
     """One thread: so many works at once (`piece`), in so many threads of llguidance."""
 
@@ -181,26 +201,35 @@ class _Maker:
 
     def run(self) -> None:
         while (works := self._works.get()) is not None:
-            # copies of one matcher share a lexer and wait for each other: those beside each other mostly go to one thread
-            works.sort(key=_lexer)
             for first in range(0, len(works), self._piece):
                 if not self._closing.is_set():
                     self._do_piece(works[first : first + self._piece])
 
     def _do_piece(self, works: list[Work]) -> None:
-        begin, begin_cpu = time.monotonic(), time.process_time()
+        """Roll all matchers on; then make the masks in parts, and hand each over, the first with those that get none."""
+        clock = _Clock()
         live = [w for w in works if w.row < 0 or w.seq.state is not _FINISHED]  # others were aborted since
         masked = [w for w in live if w.row >= 0]
-        masks = np.empty((len(masked), self._vocabulary.num_words), np.int32)
-        matchers = [(w.constraint.matcher, i) for i, w in enumerate(masked)]
-        self._consume(live)
-        if masked:  # at once: llguidance's threads have not gone to sleep yet
+        self._consume(sorted(live, key=_lexer))
+        seconds = clock.lap()
+        size = max(-(-len(masked) // PARTS), MIN_PART)
+        maskless = works if not masked else [] if len(masked) == len(works) else _without(works, masked)
+        if maskless:
+            self._end_part(maskless, [], np.empty((0, self._vocabulary.num_words), np.int32), seconds)
+        for first in range(0, len(masked), size):
+            part = masked[first : first + size]
+            masks = np.empty((len(part), self._vocabulary.num_words), np.int32)
+            matchers = [(part[i].constraint.matcher, i) for i in _by_lexer(part)]
+            # at once: llguidance's threads have not gone to sleep yet
             fill_next_token_bitmask_par(self._executor, matchers, masks)  # type: ignore[arg-type]
-            self._finish(masked, masks)
-        seconds = min(time.monotonic() - begin, time.process_time() - begin_cpu)  # the process may have stood still
+            self._finish(part, masks)
+            self._end_part(part, part, masks, seconds + clock.lap())
+
+    def _end_part(self, works: list[Work], masked: list[Work], masks: np.ndarray, seconds: float) -> None:
+        is_slow = seconds > SLOW_S
         for work in works:
-            work.constraint.is_slow = seconds > SLOW_S
-        if len(works) == 1 and seconds > MAX_WAIT_S:
+            work.constraint.is_slow = is_slow
+        if self._piece == 1 and seconds > MAX_WAIT_S:
             works[0].fail(TOO_SLOW)
         ended, masks = [w for w in works if w.has_ended], masks[:, : self._num_words]
         if ended:
@@ -237,6 +266,17 @@ class _Maker:
         for i in may_end.union(i for i, work in enumerate(works) if work.is_bound):
             if not works[i].has_ended:
                 _complete_mask(works[i], masks[i, : self._num_words].view(np.uint32), i in may_end)
+
+
+def _by_lexer(works: list[Work]) -> list[int]:
+    """Copies of one matcher share a lexer and wait for each other: those beside each other mostly go to one thread."""
+    lexers = [work.constraint.lexer for work in works]
+    return sorted(range(len(works)), key=lexers.__getitem__)
+
+
+def _without(works: list[Work], others: list[Work]) -> list[Work]:
+    ids = {id(work) for work in others}
+    return [work for work in works if id(work) not in ids]
 
 
 def _look_at(work: Work) -> None:
