@@ -33,7 +33,8 @@ from core_by_hand import FakeWorkers, decode, worker_template
 from ipc_cores import RawFrontend
 from structured import schema
 
-from quire.enginecore.core import CoreConfig, EngineCore
+from quire.enginecore.core import WAKE_S, CoreConfig, EngineCore
+from quire.enginecore.daemon import SWITCH_S
 from quire.enginecore.garbage import keep_pauses_short
 from quire.enginecore.grammar import mask_threads as module
 from quire.enginecore.grammar.compiler import GrammarCompiler
@@ -199,6 +200,7 @@ class Core:
         self._rows, self._vocab, self._random = rows, vocab, random
         self._schemas = [json.dumps(schema(0 if args.same_schema else i)) for i in range(rows)]
         self._max_tokens = args.steps
+        self.sleeps = args.sleeps
         self._num_requests = 0
 
     def submit(self) -> None:
@@ -222,8 +224,9 @@ class Core:
         self._turn_until(self._is_sent)
         self.workers.answer()
         until = clock() + 1_000_000  # as long as a forward pass: threads have gone to sleep
-        while clock() < until:
-            pass
+        while (now := clock()) < until:
+            if now > until - 1e9 * WAKE_S and not self.sleeps:
+                core._grammar.wake()
         begin, num_steps = clock(), core.scheduler.oldest_step
         self._turn_until(lambda: core.scheduler.oldest_step > num_steps)
         self._turn_until(lambda: not core.scheduler.has_requests or self._is_sent())
@@ -277,6 +280,7 @@ def measure(args: argparse.Namespace) -> dict[str, list[float]]:
     engine, marks = Core(args), Marks()
     found: dict[str, list[float]] = {name: [] for name in (*ORDER, "path", "update")}
     keep_pauses_short()
+    sys.setswitchinterval(SWITCH_S)
     try:
         for is_measured in [False] * args.warm_up + [True]:
             engine.submit()
@@ -313,6 +317,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=128)
     parser.add_argument("--threads", type=int, default=0, help="of llguidance; 0: as the engine would have here")
     parser.add_argument("--same-schema", action="store_true")
+    parser.add_argument("--sleeps", action="store_true", help="do not wake the mask threads before the tokens are in")
     parser.add_argument("--warm-up", type=int, default=2, help="outputs of each schema before those that count")
     args = parser.parse_args()
     result: dict[str, Any] = {"rows": args.rows, "steps": args.steps, "cpus": os.cpu_count()}

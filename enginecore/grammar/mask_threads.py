@@ -115,6 +115,11 @@ class MaskThreads:
             self._queues[number].put(some)
         self.num_outstanding += len(works)
 
+    def wake(self) -> None:
+        """Works will come at once: threads that have slept for a millisecond take several times as long to wake as others."""
+        if 0 in self._queues:
+            self._queues[0].put([])
+
     def take(self, timeout_s: float = 0.0) -> list[Done]:
         """What is done; waits for the first of it for timeout_s."""
         with self._news:
@@ -194,6 +199,8 @@ class _Maker:
         # consume_token_par gives Python's lock back only for two and more: this one has ended, and takes its end at any time
         self._ended = llguidance.LLMatcher(vocabulary.tokenizer, 'start: ""', log_level=0)
         self._ended.consume_token(vocabulary.end_id)
+        self._idle = [(self._ended.deep_copy(), i) for i in range(4 * num_threads)]
+        self._idle_masks = np.empty((len(self._idle), vocabulary.num_words), np.int32)
         partial = np.flatnonzero(vocabulary.known != -1)  # words with ids that are no tokens: mostly the last ones
         is_range = len(partial) and partial[-1] - partial[0] + 1 == len(partial)
         self._partial = slice(partial[0], partial[-1] + 1) if is_range else partial
@@ -201,6 +208,8 @@ class _Maker:
 
     def run(self) -> None:
         while (works := self._works.get()) is not None:
+            if not works:  # to wake all of llguidance's threads: masks of what has ended, a microsecond each
+                fill_next_token_bitmask_par(self._executor, self._idle, self._idle_masks)  # type: ignore[arg-type]
             for first in range(0, len(works), self._piece):
                 if not self._closing.is_set():
                     self._do_piece(works[first : first + self._piece])

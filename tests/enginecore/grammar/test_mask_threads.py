@@ -132,6 +132,27 @@ def test_a_matcher_is_in_one_threads_hands_at_a_time(threads):
     assert sum(len(done.works) for done in all_of(threads)) == 2 and first.constraint.num_works == 0
 
 
+def test_waking_them_asks_for_nothing(threads):
+    threads.wake()
+    assert not threads._threads  # none has begun
+    for _ in range(3):
+        threads.submit([work(row=3)])
+        [done] = all_of(threads)
+        assert [texts(mask) for mask in done.masks] == [{"a", "ab"}]
+        threads.wake()
+        assert threads.take() == [] and not threads.num_outstanding
+
+
+def test_parts_come_in_the_order_of_their_rows_and_who_gets_none_with_the_first(threads):
+    works = [work(lexer=i % 3, row=i) for i in range(40)]
+    works += [work(0, "ab", row=-1), work(0, row=41, state=SequenceState.FINISHED)]
+    threads.submit(works)
+    first, *others = all_of(threads)
+    assert first.works == works[40:] and first.ended == works[40:41] and not first.masked
+    assert [w.row for done in others for w in done.masked] == list(range(40)) and len(others) == 2
+    assert all(done.works == done.masked for done in others)
+
+
 def test_closing_waits_for_what_is_being_done_and_drops_the_rest(threads):
     works = [work(row=i) for i in range(1000)]
     works[0].constraint.is_slow = True  # it has a thread of another kind
