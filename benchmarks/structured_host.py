@@ -4,7 +4,7 @@
 EngineCore, GrammarCompiler, rings and mask threads run in this process, with the schemas of structured.py, each met before; the
 worker is a function here that picks tokens by the masks, at random. Microseconds of each stage of a step, one after the other:
 
-    tokens   read and checked             submit    the mask thread is told            begin    it has woken
+    tokens   read and checked             submit    masks are about to be asked for    begin    their thread has them
     consume  matchers have rolled on      fill      llguidance's last masks are made   finish   what else they need, waking
     sent     all masks are on the ring    plan      the next plan is, too              publish  tokens are on their way to users
     path     from the first to `sent`: with `last` this is what the forward pass may hide
@@ -266,7 +266,7 @@ def mark_stages(core: EngineCore, marks: Marks) -> None:
     assert threads is not None
     marks.wrap(core, "_tokens", after="tokens")
     marks.wrap(core.scheduler, "update", after="update")
-    marks.wrap(threads, "submit", after="submit")
+    marks.wrap(threads, "submit", before="submit")
     marks.wrap(module._Maker, "_do_piece", before="begin")
     marks.wrap(module._Maker, "_consume", after="consume")
     marks.wrap(module, "fill_next_token_bitmask_par", after="fill")

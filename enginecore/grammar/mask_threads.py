@@ -32,6 +32,7 @@ PARTS, MIN_PART = (
     16,
 )  # masks are made, and handed over, in so many calls of so many at least: one is sent while the next is made
 SLOW_S = 0.02  # who was in a call that took longer is looked at alone, to see whose fault it is
+YIELD_S = 2e-4  # at most: it may be at what takes long
 CLOSE_S = 10.0  # for threads to end: a piece of one takes a second at most, or its request ends
 _FINISHED = SequenceState.FINISHED
 _lexer = operator.attrgetter("constraint.lexer")
@@ -90,6 +91,8 @@ class MaskThreads:
         self._closing = threading.Event()
         self._queues: dict[int, queue.SimpleQueue[list[Work] | None]] = {}  # 0: of all; others: of those that were slow
         self._news = threading.Condition()  # of the next: the descriptor is readable while there is something in it
+        self._begun = threading.Lock()  # held from the submission of works until the thread of all has begun with some
+        self._may_begin = False  # such works were submitted since we waited for that
         self._done: list[Done] = []
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.num_outstanding = 0  # works that were submitted and not taken back
@@ -109,11 +112,19 @@ class MaskThreads:
             (by_queue[c.queue] if c.queue else quick).append(work)
         if quick:
             by_queue[0] = quick
+            self._begun.acquire(blocking=False)
+            self._may_begin = True
         for number, some in by_queue.items():
             if number not in self._queues:
                 self._start(number)
             self._queues[number].put(some)
         self.num_outstanding += len(works)
+
+    def let_begin(self) -> None:
+        """Leave Python's lock to the thread of all until it calls llguidance: else it has it when we wait for results."""
+        if self._may_begin:
+            self._may_begin = False
+            self._begun.acquire(timeout=YIELD_S)
 
     def wake(self) -> None:
         """Works will come at once: threads that have slept for a millisecond take several times as long to wake as others."""
@@ -153,6 +164,7 @@ class MaskThreads:
         self._queues[number] = works
         piece, num_threads = (PIECE * self._num_threads, self._num_threads) if number == 0 else (1, 1)
         maker = _Maker(self._get_vocabulary(), self._num_words, works, self._hand_over, self._closing, piece, num_threads)
+        maker.begun = self._begun if number == 0 else None
         self._threads.append(threading.Thread(target=maker.run, name=f"quire-masks-{number}", daemon=True))
         self._threads[-1].start()
 
@@ -195,6 +207,7 @@ class _Maker:
         self._hand_over = hand_over
         self._closing = closing
         self._piece = piece
+        self.begun: threading.Lock | None = None
         self._executor = llguidance.LLExecutor(num_threads)
         # consume_token_par gives Python's lock back only for two and more: this one has ended, and takes its end at any time
         self._ended = llguidance.LLMatcher(vocabulary.tokenizer, 'start: ""', log_level=0)
@@ -229,6 +242,7 @@ class _Maker:
             part = masked[first : first + size]
             masks = np.empty((len(part), self._vocabulary.num_words), np.int32)
             matchers = [(part[i].constraint.matcher, i) for i in _by_lexer(part)]
+            self._tell_begun()
             # at once: llguidance's threads have not gone to sleep yet
             fill_next_token_bitmask_par(self._executor, matchers, masks)  # type: ignore[arg-type]
             self._finish(part, masks)
@@ -260,10 +274,15 @@ class _Maker:
                     pairs.append((work.constraint.matcher, token))
             if given:
                 pairs.append((self._ended, self._vocabulary.end_id))
+                self._tell_begun()
                 taken = self._executor.consume_token_par(pairs)  # type: ignore[arg-type]
                 for work, is_taken in zip(given, taken, strict=False):
                     if not is_taken or work.row < 0 or turn + 1 < len(work.tokens):
                         _look_at(work)
+
+    def _tell_begun(self) -> None:
+        if self.begun is not None and self.begun.locked():  # nobody else releases it
+            self.begun.release()
 
     def _finish(self, works: list[Work], masks: np.ndarray) -> None:
         """See who of them has ended with the last token, and complete the others' masks."""

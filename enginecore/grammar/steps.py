@@ -183,8 +183,10 @@ class GrammarSteps:
             c = work.constraint
             work.tokens, c.unconsumed = c.unconsumed, work.tokens
             work.tokens.append(token)
-        self._submit(works)
         waiting.keep(~is_early)
+        assert self._threads is not None
+        self._threads.submit(works)
+        self._threads.let_begin()
         return before
 
     def _ask(self) -> list[Work]:

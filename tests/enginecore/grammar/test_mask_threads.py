@@ -143,6 +143,19 @@ def test_waking_them_asks_for_nothing(threads):
         assert threads.take() == [] and not threads.num_outstanding
 
 
+def test_works_begin_at_once_and_nobody_waits_long_for_that(threads, monkeypatch):
+    monkeypatch.setattr(module, "YIELD_S", 20.0)
+    for tokens, is_slow in [("a", False), ("", False), ("a", True)] * 5:  # the last waits for no thread of its kind
+        each = work(tokens=tokens)
+        each.constraint.is_slow = is_slow
+        threads.submit([each])
+        threads.let_begin()
+        all_of(threads)
+    monkeypatch.setattr(module, "YIELD_S", 1e-3)
+    threads.let_begin()
+    threads.let_begin()
+
+
 def test_parts_come_in_the_order_of_their_rows_and_who_gets_none_with_the_first(threads):
     works = [work(lexer=i % 3, row=i) for i in range(40)]
     works += [work(0, "ab", row=-1), work(0, row=41, state=SequenceState.FINISHED)]
