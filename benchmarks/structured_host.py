@@ -33,7 +33,7 @@ from core_by_hand import FakeWorkers, decode, worker_template
 from ipc_cores import RawFrontend
 from structured import schema
 
-from quire.enginecore.core import WAKE_S, CoreConfig, EngineCore
+from quire.enginecore.core import CoreConfig, EngineCore
 from quire.enginecore.daemon import SWITCH_S
 from quire.enginecore.garbage import keep_pauses_short
 from quire.enginecore.grammar import mask_threads as module
@@ -200,7 +200,6 @@ class Core:
         self._rows, self._vocab, self._random = rows, vocab, random
         self._schemas = [json.dumps(schema(0 if args.same_schema else i)) for i in range(rows)]
         self._max_tokens = args.steps
-        self.sleeps = args.sleeps
         self._num_requests = 0
 
     def submit(self) -> None:
@@ -224,9 +223,8 @@ class Core:
         self._turn_until(self._is_sent)
         self.workers.answer()
         until = clock() + 1_000_000  # as long as a forward pass: threads have gone to sleep
-        while (now := clock()) < until:
-            if now > until - 1e9 * WAKE_S and not self.sleeps:
-                core._grammar.wake()
+        while clock() < until:
+            pass
         begin, num_steps = clock(), core.scheduler.oldest_step
         self._turn_until(lambda: core.scheduler.oldest_step > num_steps)
         self._turn_until(lambda: not core.scheduler.has_requests or self._is_sent())
@@ -317,7 +315,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=128)
     parser.add_argument("--threads", type=int, default=0, help="of llguidance; 0: as the engine would have here")
     parser.add_argument("--same-schema", action="store_true")
-    parser.add_argument("--sleeps", action="store_true", help="do not wake the mask threads before the tokens are in")
     parser.add_argument("--warm-up", type=int, default=2, help="outputs of each schema before those that count")
     args = parser.parse_args()
     result: dict[str, Any] = {"rows": args.rows, "steps": args.steps, "cpus": os.cpu_count()}

@@ -52,7 +52,6 @@ log = logging.getLogger("quire.enginecore")
 MAX_STEPS_IN_FLIGHT = 2
 BEAT_INTERVAL_S = 0.5
 SPIN_S = 2e-3  # the poller's resolution is a millisecond: closer to a step's expected end the loop spins
-WAKE_S = 2.5e-4  # so long before a step's expected end the threads that make masks are woken
 SPIN_LOOKS = 100  # at the result between two looks at everything else, which takes as long as these
 LATE_S = 1e-2  # so long the loop spins on for a step that takes longer than expected
 AWAKE_S = 5e-3  # so long after the last result it spins for the next request: waking it took 0.04 to 0.5 ms
@@ -337,8 +336,6 @@ class EngineCore:
             return
         expected = max(oldest.sent_at, self._last_result) + self._expected.seconds(oldest.scheduled) - now
         if self.config.spins and -LATE_S < expected < SPIN_S:
-            if expected < WAKE_S:
-                self._grammar.wake()
             self._spin(oldest)
             return
         armed = self.workers.result_ring.arm(oldest.scheduled.step, len(oldest.scheduled.slots), oldest.logprob_rows)

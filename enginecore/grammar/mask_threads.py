@@ -25,12 +25,10 @@ from quire.enginecore.grammar.matchers import NOTHING_LEFT, Constraint, Failure,
 from quire.enginecore.grammar.vocabulary import Vocabulary
 from quire.enginecore.scheduling.sequence import Sequence, SequenceState
 
-MAX_THREADS = 8
+MAX_THREADS = 12
 PIECE = 64  # sequences in one call, for each thread
-PARTS, MIN_PART = (
-    2,
-    16,
-)  # masks are made, and handed over, in so many calls of so many at least: one is sent while the next is made
+PARTS, MIN_PART = 2, 16  # masks are made in so many calls, of so many at least: some are sent while the next are made
+LONG_S = 7e-4  # masks that took longer are made in one call the next time: its threads are busy for the same time
 SLOW_S = 0.02  # who was in a call that took longer is looked at alone, to see whose fault it is
 YIELD_S = 2e-4  # at most: it may be at what takes long
 CLOSE_S = 10.0  # for threads to end: a piece of one takes a second at most, or its request ends
@@ -40,8 +38,8 @@ TOO_SLOW = Failure("invalid", f"its grammar took more than {MAX_WAIT_S:g} s for 
 
 
 def mask_threads(num_cores: int) -> int:
-    """Threads worth having: the loop, a worker and a frontend want a core each."""
-    return min(max(num_cores - 3, 1), MAX_THREADS)
+    """Threads worth having: the loop, the thread that calls llguidance's, a worker and a frontend want a core each."""
+    return min(max(num_cores - 4, 1), MAX_THREADS)
 
 
 @dataclass(slots=True)
@@ -126,11 +124,6 @@ class MaskThreads:
             self._may_begin = False
             self._begun.acquire(timeout=YIELD_S)
 
-    def wake(self) -> None:
-        """Works will come at once: threads that have slept for a millisecond take several times as long to wake as others."""
-        if 0 in self._queues:
-            self._queues[0].put([])
-
     def take(self, timeout_s: float = 0.0) -> list[Done]:
         """What is done; waits for the first of it for timeout_s."""
         with self._news:
@@ -212,8 +205,7 @@ class _Maker:
         # consume_token_par gives Python's lock back only for two and more: this one has ended, and takes its end at any time
         self._ended = llguidance.LLMatcher(vocabulary.tokenizer, 'start: ""', log_level=0)
         self._ended.consume_token(vocabulary.end_id)
-        self._idle = [(self._ended.deep_copy(), i) for i in range(4 * num_threads)]
-        self._idle_masks = np.empty((len(self._idle), vocabulary.num_words), np.int32)
+        self._making_s = 0.0  # of the last works' masks
         partial = np.flatnonzero(vocabulary.known != -1)  # words with ids that are no tokens: mostly the last ones
         is_range = len(partial) and partial[-1] - partial[0] + 1 == len(partial)
         self._partial = slice(partial[0], partial[-1] + 1) if is_range else partial
@@ -221,8 +213,6 @@ class _Maker:
 
     def run(self) -> None:
         while (works := self._works.get()) is not None:
-            if not works:  # to wake all of llguidance's threads: masks of what has ended, a microsecond each
-                fill_next_token_bitmask_par(self._executor, self._idle, self._idle_masks)  # type: ignore[arg-type]
             for first in range(0, len(works), self._piece):
                 if not self._closing.is_set():
                     self._do_piece(works[first : first + self._piece])
@@ -234,7 +224,8 @@ class _Maker:
         masked = [w for w in live if w.row >= 0]
         self._consume(sorted(live, key=_lexer))
         seconds = clock.lap()
-        size = max(-(-len(masked) // PARTS), MIN_PART)
+        size = max(-(-len(masked) // PARTS), MIN_PART) if self._making_s < LONG_S else len(works)
+        self._making_s = 0.0
         maskless = works if not masked else [] if len(masked) == len(works) else _without(works, masked)
         if maskless:
             self._end_part(maskless, [], np.empty((0, self._vocabulary.num_words), np.int32), seconds)
@@ -246,7 +237,9 @@ class _Maker:
             # at once: llguidance's threads have not gone to sleep yet
             fill_next_token_bitmask_par(self._executor, matchers, masks)  # type: ignore[arg-type]
             self._finish(part, masks)
-            self._end_part(part, part, masks, seconds + clock.lap())
+            making_s = clock.lap()
+            self._making_s += making_s
+            self._end_part(part, part, masks, seconds + making_s)
 
     def _end_part(self, works: list[Work], masked: list[Work], masks: np.ndarray, seconds: float) -> None:
         is_slow = seconds > SLOW_S

@@ -1,7 +1,6 @@
 """GrammarSteps: how the masks of a step come about: which of its rows wait, for what, and what their sequences end with.
 
     plan N+1 is sent with its mask rows, while step N runs        `expect`: masks that do not depend on N are asked for
-    N is about to return                                          `wake`: the threads that make masks
     N's tokens are in                                             `take`: those that need only these are asked for, too
     N's tokens count                                              `advance`: so are the others; they are sent as they come
     what takes longer than INLINE_S                               `turn`: is taken in a later turn of the loop
@@ -67,7 +66,6 @@ class GrammarSteps:
         self._threads = grammars.mask_threads if grammars is not None else None
         self._epoch = epoch
         self._steps: dict[int, _Waiting] = {}  # in flight, with mask rows
-        self._woken = -1  # the step before whose end the mask threads were woken
         self._told = 0  # the generation of workers that knows that masks will come
         self._num_words = -(-scheduler.config.vocab_size // 32)
 
@@ -86,14 +84,6 @@ class GrammarSteps:
         is_plain = np.asarray([work is not None for work in works], bool)
         self._steps[scheduled.step] = _Waiting(scheduled, rows, slots, works, is_plain)
         self._submit(self._ask())
-
-    def wake(self) -> None:
-        """The oldest step is about to return: wake the threads that make masks, if some will be asked for then."""
-        step = self._scheduler.oldest_step
-        if self._woken != step and any(len(waiting.rows) for waiting in self._steps.values()):
-            assert self._threads is not None
-            self._woken = step
-            self._threads.wake()
 
     def take(self, scheduled: ScheduledStep, tokens: np.ndarray) -> list[Sequence]:
         """A step has returned, and its tokens are about to count; returns the sequences whose matchers have to hear of them.

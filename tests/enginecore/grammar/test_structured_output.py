@@ -206,7 +206,6 @@ def test_masks_are_asked_for_before_the_scheduler_has_the_tokens(engine, monkeyp
     update, threads, asked = engine.core.scheduler.update, engine.core._grammar._threads, []
 
     def spy(*args):
-        engine.core._grammar.wake()  # at any time
         asked.append(threads.num_outstanding)
         return update(*args)
 
