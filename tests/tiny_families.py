@@ -158,7 +158,7 @@ FIRST = tuple({family: name for name, (family, _) in reversed(MODELS.items())}.v
 
 
 # Of norms' weights, where layers must speak louder than a tied embedding for a test to see them.
-_LOUD = {"gemma2-uncapped": 7.0, "gemma3-images": 7.0, "granite": 4.0, "gptj": 2.0,
+_LOUD = {"gemma2-uncapped": 3.5, "olmo2": 2.5, "falcon-7b": 2.0, "exaone4": 2.5, "exaone4-full": 3.0, "gemma3-images": 7.0, "granite": 4.0, "gptj": 2.0,
          "olmo2-mha-bias": 3.0, "gpt-neox-sequential": 3.0, "gpt-neox": 2.0, "phi": 1.5}  # fmt: skip
 
 
