@@ -107,7 +107,7 @@ HEAD_DIMS = {"llama": 64, "llama-mha": 80, "llama-mqa-bias": 96, "qwen2-mixed": 
 GPU_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     f"gpu-{name}": (family, {**changes, "head_dim": HEAD_DIMS.get(name, 64)})
     for name, (family, changes) in {**MODELS, **tiny_moe.MODELS}.items()
-}
+} | tiny_families.GPU_MODELS
 
 _WIDE = {
     "hidden_size": 1024, "intermediate_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 64,

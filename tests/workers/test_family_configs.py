@@ -1,10 +1,12 @@
 """config.json of published checkpoints of the dense families, as their folders have it: read, with what is odd in each."""
 
+from pathlib import Path
+
 import pytest
 
 from quire.enginecore.loading.text_config import is_stretched, text_fields
 from quire.workers.models.config import ModelConfigError
-from quire.workers.models.families import parse_model_config
+from quire.workers.models.families import FAMILIES, parse_model_config
 
 LOCAL, FULL = "sliding_attention", "full_attention"
 COMMON = {"transformers_version": "4.50.0", "torch_dtype": "bfloat16", "use_cache": True, "attention_dropout": 0.0}
@@ -227,6 +229,11 @@ def test_published_configs_are_read(name):
     assert {key: getattr(spec, key) for key in of_attention} == of_attention
     core = text_fields({**COMMON, **fields})
     assert (core["max_position_embeddings"], core["vocab_size"]) == (config.max_position_embeddings, config.vocab_size)
+
+
+def test_the_docs_name_every_architecture():
+    text = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    assert [name for name in FAMILIES if f"`{name}`" not in text] == []
 
 
 def test_rotary_embeddings_by_layer():
