@@ -70,7 +70,7 @@ def test_fp32_equals_transformers(name, graphs):
     assert wrong_rows(name, [engine.generate([p], GREEDY)[0] for p in prompts()]) == []
 
 
-@pytest.mark.parametrize("name", ["gpu-llama", "gpu-qwen2-mixed", "gpu-mistral-sliding", "gpu-qwen3-moe"])
+@pytest.mark.parametrize("name", ["gpu-llama", "gpu-qwen2-mixed", "gpu-mistral-sliding", "gpu-qwen3-moe", "gpu-deepseek-v3"])
 def test_fp32_equals_transformers_when_chunked_and_preempted(name):
     engine = InlineEngine(tiny_model(name), device="cuda", graphs=True, budget=32)
     assert wrong_rows(name, engine.generate(prompts(), GREEDY)) == []
@@ -147,7 +147,7 @@ def test_the_cpu_and_the_gpu_draw_the_same_noise():
     assert gpu == cpu
 
 
-@pytest.mark.parametrize("name", ["gpu-llama", "gpu-qwen2-moe"])
+@pytest.mark.parametrize("name", ["gpu-llama", "gpu-qwen2-moe", "gpu-deepseek-v3"])
 def test_decode_never_waits_for_the_device(name):
     engine = InlineEngine(tiny_model(name), device="cuda", dtype=torch.bfloat16, graphs=True)
     step = engine.runner.step
@@ -167,7 +167,7 @@ def test_decode_never_waits_for_the_device(name):
     assert sum(checked) > 25
 
 
-@pytest.mark.parametrize("name", ["gpu-llama", "gpu-qwen3-moe"])
+@pytest.mark.parametrize("name", ["gpu-llama", "gpu-qwen3-moe", "gpu-gpt-oss", "gpu-deepseek-v3"])
 def test_nothing_is_compiled_while_serving(name, monkeypatch):
     from triton import knobs
 

@@ -25,7 +25,8 @@ from quire.kernels.triton_support.dependent_launch import mode_for
 from quire.kernels.attention.rope_kv import rope_kv
 from quire.workers.layers import ops
 from quire.workers import graphs
-from quire.workers.attention.cuda import CudaModelAttention
+from quire.workers.attention.cuda import CudaLatentAttention, CudaModelAttention, Step
+from quire.workers.attention.kv_cache import Place
 from quire.workers.devices.cuda import CudaDevice
 from quire.workers.models.build import build_model
 from quire.workers.models.families import read_model_config
@@ -46,11 +47,24 @@ config = read_model_config(folder)
 with torch.device("meta"):
     model = build_model(config, torch.bfloat16, Parallel(device="meta"))
 [spec] = set(config.attention_specs(Parallel()))
+def latent_attention(tokens, rows, mixed):
+    places, lines = [Place(0, 0)] * len(config.layers), [meta(9, 1, 64, spec.head_dim)]
+    cos_sin = meta(4096, spec.rope.rotary_dim, dtype=torch.float32)
+    kind = CudaLatentAttention(spec, types.SimpleNamespace(places=places, k=lines), cos_sin)
+    buffers = types.SimpleNamespace(positions=ints(tokens), slot_mapping=meta(1, tokens, dtype=torch.int64))
+    lengths, limit = (ints(rows + 1), ints(rows)), ints(1) if mixed else None
+    step = Step(buffers, ints(1, 2048, 128), ints(rows), lengths, True, mixed, limit)
+    return lambda layer, qkv, q_norm, k_norm: kind.attend(step, layer, qkv)
+if spec.latent_dim:
+    choose_decode_configs = lambda *sizes: []
 choices = choose_decode_configs(torch.bfloat16, torch.bfloat16, spec.head_dim, spec.num_heads // spec.num_kv_heads)
 configs = [(choice, 132 * choice.programs_per_sm) for choice in choices]
 workspace = types.SimpleNamespace(num_kv_heads=spec.num_kv_heads, configs=configs)
 decode = types.SimpleNamespace(launch=lambda rows: DecodeWorkspace.launch(workspace, rows))
-attention = types.SimpleNamespace(workspaces={"shape": types.SimpleNamespace(decode=decode)}, _latent_heads=set())
+spaces, heads = {"shape": types.SimpleNamespace(decode=decode)}, set()
+if spec.latent_dim:
+    spaces, heads = {}, {spec.num_heads}
+attention = types.SimpleNamespace(workspaces=spaces, _latent_heads=heads)
 cache, cos_sin = meta(2, spec.num_kv_heads, 64, spec.head_dim), meta(4096, spec.head_dim, dtype=torch.float32)
 logits = meta(max_rows, config.vocab_size)
 
@@ -60,6 +74,8 @@ def met(batch):
         slots = meta(tokens, dtype=torch.int64)
         rope_kv(qkv, ints(tokens), cos_sin, slots, cache, cache, spec.num_heads, q_norm, k_norm, 1e-6, pdl=mode_for(tokens))
         return meta(tokens, spec.q_size)
+    if spec.latent_dim:
+        attend = latent_attention(tokens, rows, mixed)
     KEYS.clear()
     hidden = model(ints(tokens), ints(tokens), attend, ints(rows) if mixed else None)
     model.compute_logits(hidden, logits[:rows])
@@ -97,6 +113,20 @@ SHAPES = {
         "num_key_value_heads": 4,
         "head_dim": 64,
     },
+    "V2-Lite": {
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "hidden_size": 2048,
+        "intermediate_size": 10944,
+        "moe_intermediate_size": 1408,
+        "n_routed_experts": 64,
+        "num_experts_per_tok": 6,
+        "n_shared_experts": 2,
+        "num_attention_heads": 16,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+    },
     "30B-A3B": {
         "architectures": ["Qwen3MoeForCausalLM"],
         "hidden_size": 2048,
@@ -114,7 +144,14 @@ SHAPES = {
 @pytest.mark.parametrize("streams", [True, False])
 @pytest.mark.parametrize(
     "shape,max_rows,max_tokens",
-    [("0.6B", 1024, 8192), ("0.5B", 37, 512), ("8B", 256, 2048), ("odd", 5, 64), ("30B-A3B", 1024, 8192)],
+    [
+        ("0.6B", 1024, 8192),
+        ("0.5B", 37, 512),
+        ("8B", 256, 2048),
+        ("odd", 5, 64),
+        ("30B-A3B", 1024, 8192),
+        ("V2-Lite", 256, 8192),
+    ],
 )
 def test_no_step_compiles_while_serving(shape, max_rows, max_tokens, streams, tmp_path, monkeypatch):
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 2, "vocab_size": 32_003}
