@@ -161,7 +161,7 @@ def _kernels() -> dict[tuple[str, str], Any]:
         prefill_schedule,
         rope_kv,
     )
-    from quire.kernels.elementwise import activation, embedding, norm  # noqa: F401
+    from quire.kernels.elementwise import activation, embedding, logits, norm  # noqa: F401
     from quire.kernels.linear import linear, linear_hopper, norm_linear, split_linear  # noqa: F401
     from quire.kernels.sampling import sampler, sampler_filter  # noqa: F401
     from quire.kernels.step import step_inputs  # noqa: F401

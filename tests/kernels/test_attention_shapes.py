@@ -4,10 +4,16 @@ import pytest
 import torch
 from attention_cases import GPU_DTYPES, SHAPES, Case, assert_matches, run_decode, run_prefill
 
+QUICK = (("rounded_alibi", 0), ("sinks", 0), ("all", 9))
+CASES = [
+    pytest.param(SHAPES[name], window, id=f"{name}-{window}", marks=() if (name, window) in QUICK else pytest.mark.slow)
+    for name in SHAPES
+    for window in (0, 9)
+]
+
 
 @pytest.mark.interpret
-@pytest.mark.parametrize("window", [0, 9])
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize(("shape", "window"), CASES)
 def test_interpreted_shapes_of_scores(shape, window):
     """Softcap, ALiBi and sinks, with the keys of a row in one part and in several, for odd groups and padded rows."""
     from quire.kernels.tuning.configs import DecodeConfig, PrefillConfig

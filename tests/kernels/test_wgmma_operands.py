@@ -28,30 +28,48 @@ from quire.kernels.attention.decode_schedule import DecodeWorkspace
 from quire.kernels.attention.prefill import prefill_attention
 from quire.kernels.attention.prefill_schedule import PrefillWorkspace
 from quire.kernels.attention import prefill_hopper
+from quire.kernels.attention.score_shape import ScoreShape
 
 hopper_offline.compile_launches()
-kind, dim, group, window, cache_bytes = sys.argv[1], *map(int, sys.argv[2:])
+kind, dim, group, window, cache_bytes, shape_name = sys.argv[1], *map(int, sys.argv[2:6]), sys.argv[6]
 heads, kv_heads, bf16 = 4 * group, 4, torch.bfloat16
 cache = meta(100, kv_heads, 64, dim, dtype=bf16 if cache_bytes == 2 else torch.float8_e4m3fn)
 q, out = meta(1024, (heads + 2 * kv_heads) * dim)[:, : heads * dim].unflatten(1, (heads, dim)), meta(1024, heads, dim)
+slopes, sinks = meta(heads, dtype=torch.float32), meta(heads)
+shape = {
+    "plain": ScoreShape(),
+    "softcap": ScoreShape(softcap=50.0),
+    "alibi": ScoreShape(slopes=slopes),
+    "rounded_alibi": ScoreShape(slopes=slopes, alibi_scale=0.1, rounds_alibi=True),
+    "sinks": ScoreShape(sinks=sinks),
+}[shape_name]
 arguments = (q, cache, cache, ints(9, 64), ints(8), ints(9), ints(8), out)
 if kind == "decode":
     workspace = DecodeWorkspace.allocate(8, heads, kv_heads, dim, 8, "meta", bf16, cache_dtype=cache.dtype)
-    decode_attention(*arguments, scale=0.1, workspace=workspace, schedule=workspace.new_schedule())
+    decode_attention(*arguments, scale=0.1, workspace=workspace, schedule=workspace.new_schedule(), shape=shape)
 else:
     workspace = PrefillWorkspace.allocate(8, 1024, heads, kv_heads, dim, "meta", bf16, cache_dtype=cache.dtype, hopper=False)
     if kind == "hopper":
         prefill_hopper.launch(*arguments, scale=0.1, workspace=workspace)
     else:
-        prefill_attention(*arguments, scale=0.1, workspace=workspace, window=window)
+        prefill_attention(*arguments, scale=0.1, workspace=workspace, window=window, shape=shape)
 with tempfile.TemporaryDirectory() as folder:
     print(json.dumps(hazards(disassemble(COMPILED[-1].asm["cubin"], pathlib.Path(folder)))))
 """
 
-# Kind, head size, heads of a group, window, bytes of the cache's elements.
-KERNELS = [("hopper", dim, group, 0, 2) for dim in (64, 128) for group in (1, 2, 4, 8, 16)]
-KERNELS += [("portable", dim, 4, window, size) for dim in (64, 128, 256) for window in (0, 1024) for size in (1, 2)]
-KERNELS += [("decode", dim, 8, 0, 2) for dim in (64, 128, 256)]
+# Kind, head size, heads of a group, window, bytes of the cache's elements, what is done to scores.
+KERNELS = [("hopper", dim, group, 0, 2, "plain") for dim in (64, 128) for group in (1, 2, 4, 8, 16)]
+KERNELS += [("portable", dim, 4, window, size, "plain") for dim in (64, 128, 256) for window in (0, 1024) for size in (1, 2)]
+KERNELS += [("decode", dim, 8, 0, 2, "plain") for dim in (64, 128, 256)]
+# as Gemma 2, gpt-oss, BLOOM, Falcon, and groups of three have it
+KERNELS += [("portable", 256, 2, window, 2, "softcap") for window in (0, 1024)]
+KERNELS += [("portable", 64, 8, window, 2, "sinks") for window in (0, 128)]
+KERNELS += [
+    ("portable", 128, 1, 0, 2, "alibi"),
+    ("portable", 64, 1, 0, 2, "rounded_alibi"),
+    ("portable", 128, 3, 0, 2, "plain"),
+]
+KERNELS += [("decode", 256, 8, 0, 2, "softcap"), ("decode", 64, 8, 0, 2, "sinks"), ("decode", 128, 8, 0, 2, "alibi")]
 
 
 @pytest.mark.slow  # seconds of compiling each

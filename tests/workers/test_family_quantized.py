@@ -3,6 +3,7 @@
 import pytest
 import torch
 from quantized_models import quantized
+from safetensors.torch import load_file, save_file
 from workers.test_models import PROMPT, DenseAttention
 from workers.test_parallel import on_every_rank
 
@@ -10,6 +11,7 @@ from quire.workers.layers.formats.layouts import Integers, joined
 from quire.workers.loading.weights import load_weights
 from quire.workers.models.build import build_model
 from quire.workers.models.families import read_model_config
+from quire.workers.parallel import Parallel
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -32,6 +34,25 @@ def test_fused_layers_are_sorted(name, form, ranks, tmp_path):
         want = theirs(PROMPT.long()[None]).logits[0]
     parts, _ = on_every_rank(ranks, logits)
     torch.testing.assert_close(parts[0], want, atol=2e-4 * max(1.0, float(want.abs().max()) / 8), rtol=1e-4)
+
+
+def test_static_scales_of_inputs_have_two_names(tmp_path):
+    """As transformers writes fp8 (Ministral 3), activation_scale."""
+    quantized("llama", "fp8-tensor", tmp_path / "model")
+    config, file = read_model_config(tmp_path / "model"), tmp_path / "model" / "model.safetensors"
+
+    def logits():
+        model = build_model(config, torch.float32, Parallel())
+        load_weights(model, tmp_path / "model", "cpu", progress=False)
+        with torch.inference_mode():
+            attention = DenseAttention(config.attention_specs(Parallel()))
+            return model.compute_logits(model(PROMPT, torch.arange(len(PROMPT)), attention))
+
+    want, tensors = logits(), load_file(file)
+    renamed = {name.replace(".input_scale", ".activation_scale"): tensor.clone() for name, tensor in tensors.items()}
+    assert renamed.keys() != tensors.keys()
+    save_file(renamed, file, metadata={"format": "pt"})
+    assert torch.equal(logits(), want)
 
 
 @pytest.mark.parametrize("block", [(1, 8), (12, 16), (4, 8), (3, 16)])

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from workers import test_family_configs
+
 pytest.importorskip("triton")
 pytestmark = pytest.mark.slow
 
@@ -46,7 +48,7 @@ blas.batched_parts = lambda x, w, parts: meta(parts, len(x), len(w), dtype=torch
 config = read_model_config(folder)
 with torch.device("meta"):
     model = build_model(config, torch.bfloat16, Parallel(device="meta"))
-[spec] = set(config.attention_specs(Parallel()))
+spec = config.attention_specs(Parallel())[0]
 def latent_attention(tokens, rows, mixed):
     places, lines = [Place(0, 0)] * len(config.layers), [meta(9, 1, 64, spec.head_dim)]
     cos_sin = meta(4096, spec.rope.rotary_dim, dtype=torch.float32)
@@ -156,7 +158,23 @@ SHAPES = {
 def test_no_step_compiles_while_serving(shape, max_rows, max_tokens, streams, tmp_path, monkeypatch):
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 2, "vocab_size": 32_003}
     config |= {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "hidden_act": "silu", "torch_dtype": "bfloat16"}
-    (tmp_path / "config.json").write_text(json.dumps(config | SHAPES[shape]))
+    check({**config, **SHAPES[shape]}, max_rows, max_tokens, streams, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize(
+    "name", ["GEMMA2_9B", "COMMAND_R", "PYTHIA", "OLMO2_7B", "GRANITE_33_8B", "FALCON_40B", "BLOOM_560M", "PHI_2"]
+)
+def test_no_step_of_another_family_compiles_either(name, streams, tmp_path, monkeypatch):
+    """Other norms, activations and residuals, scaled embeddings and logits."""
+    fields = getattr(test_family_configs, name)
+    layers = {"n_layer": 2} if "n_layer" in fields else {"num_hidden_layers": 2}
+    more = {"use_qk_norm": True} if name == "COMMAND_R" else {}
+    check({**fields, **layers, **more, "vocab_size": 32_003}, 37, 512, streams, tmp_path, monkeypatch)
+
+
+def check(config, max_rows, max_tokens, streams, tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text(json.dumps(config))
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
     arguments = [str(tmp_path), str(max_rows), str(max_tokens), str(streams)]

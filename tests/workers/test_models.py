@@ -134,7 +134,8 @@ ONE_OF_EACH = [
 def test_the_weights_are_large(name):
     """See tiny_models: under small ones the tests of equality would be blind."""
     matrices = [(key, p) for key, p in tiny_models.reference(name).named_parameters() if p.dim() == 2 and "vision" not in key]
-    assert [key for key, p in matrices if p.std() < 0.199 and "projector" not in key] == []
+    with torch.inference_mode():  # another test may have made the model in it
+        assert [key for key, p in matrices if p.std() < 0.199 and "projector" not in key] == []
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])

@@ -61,7 +61,7 @@ class Decoder(Module):
         model, size = config.model, config.hidden_size
         scale = model.embedding_scale
         if model.rounds_embedding_scale:
-            scale = float(torch.tensor(scale, dtype=place.dtype))
+            scale = float(torch.tensor(scale, dtype=place.dtype, device="cpu"))
         self.embed_tokens = Embedding(config.vocab_size, size, place.dtype, place.device, scale)
         if model.embedding_norm is not None:
             self.embed_norm = make_norm(model.embedding_norm, size, place.dtype, place.device)

@@ -203,7 +203,11 @@ def input_tensors(activations: Activations | None) -> dict[str, Stored]:
         return {}
     one = ((), (1,), (1, 1))
     zero = Stored(one, ("I8", "I32", "I64"), is_optional=activations.is_symmetric)
-    return {"input_scale": Stored(one, SCALES)} | ({"input_zero_point": zero} if activations.dtype == "int8" else {})
+    scales = {  # compressed-tensors' and AutoFP8's name, and transformers'
+        "input_scale": Stored(one, SCALES, instead=("activation_scale",)),
+        "activation_scale": Stored(one, SCALES, is_optional=True),
+    }
+    return scales | ({"input_zero_point": zero} if activations.dtype == "int8" else {})
 
 
 def refuse_groups(layer: str, k: int, size: int, format_name: str) -> QuantizationError:

@@ -136,7 +136,7 @@ class StoredLayer:
                 piece.record_stream(torch.cuda.current_stream(self._device))
         tensors: Tensors = {name: p[0] if len(p) == 1 else torch.cat(p) for name, p in self._pieces.items()}
         self._pieces = {}
-        self.input_scale = _scalar(tensors.get("input_scale"))
+        self.input_scale = _scalar(tensors.get("input_scale", tensors.get("activation_scale")))
         self.input_zero_point = _scalar(tensors.get("input_zero_point"))
         return tensors
 
