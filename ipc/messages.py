@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from quire.ipc.engine_stats import CacheInfo, EngineStats
+from quire.ipc.group_messages import PeerSilent, StoreRequest, StoreValue
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.utilities import UtilityAnswer, UtilityCall
 
@@ -343,7 +344,7 @@ class ControlReply(Message, tag="control_reply", frozen=True):
     payload: bytes  # at most MAX_CONTROL_PAYLOAD; what it is depends on the request
 
 
-WorkerMessage = WorkerProfile | WorkerReady | WorkerFailed | SideResults | ControlReply
+WorkerMessage = WorkerProfile | WorkerReady | WorkerFailed | SideResults | ControlReply | StoreRequest | PeerSilent
 
 
 class DumpStacks(Message, tag="dump_stacks", frozen=True):
@@ -382,12 +383,13 @@ ControlRequest = DumpStacks | CaptureMaskedTails | StartProfiler | StopProfiler 
 
 
 class AllocateKV(Message, tag="allocate_kv", frozen=True):
-    """The core's decision, the least of all workers' num_blocks."""
+    """The core's decision: the least of all workers' num_blocks, and what their graphs' sizes follow from."""
 
     num_blocks: int
+    weights_bytes: int = 0  # of the rank that has most
 
 
-WorkerCommand = AllocateKV
+WorkerCommand = AllocateKV | StoreValue
 
 
 def sequence_key(request_id: int, child: int) -> int:

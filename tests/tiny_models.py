@@ -108,6 +108,14 @@ _WIDE = {
 }  # fmt: skip
 # Wide enough for the kernels that a full batch of a real model gets.
 WIDE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {"wide-llama": ("llama", _WIDE), "wide-qwen3": ("qwen3", _WIDE)}
+# With a head that four ranks share by whole blocks of the sampler's, the last of them a short one.
+_SPLIT = {"vocab_size": 1700}
+SPLIT_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "split-llama": ("llama", {**_SPLIT, "num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True}),
+    "split-mistral": ("mistral", {**_SPLIT, "sliding_window": 16}),
+    "split-qwen2": ("qwen2", {**_SPLIT, **MODELS["qwen2-mixed"][1]}),
+    "split-qwen3": ("qwen3", {**_SPLIT, "tie_word_embeddings": True}),
+}
 
 
 @functools.cache
@@ -126,7 +134,7 @@ def reference(name: str) -> Any:
     import torch
     import transformers
 
-    family, changes = {**MODELS, **GPU_MODELS, **WIDE_MODELS}[name]
+    family, changes = {**MODELS, **GPU_MODELS, **WIDE_MODELS, **SPLIT_MODELS}[name]
     config_class, model_class = {
         "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
         "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),

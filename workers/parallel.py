@@ -9,6 +9,9 @@ travel is the `Exchange`'s business.
 from typing import NamedTuple, Protocol
 
 import torch
+import torch.nn.functional as F
+
+from quire.kernels.step.tables import SAMPLER_BLOCK
 
 
 class Part(NamedTuple):
@@ -44,11 +47,11 @@ class Exchange(Protocol):
     """What the ranks of a group do together. Every rank calls the same, in the same order."""
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of all ranks' x; may be x itself."""
+        """The sum of all ranks' x; may be x itself. All ranks have the same bits."""
         ...
 
-    def gather(self, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-        """All ranks' x [R, n] side by side, [R, size * n], in `out` if it is given."""
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """All ranks' x, of one shape, in the order of the ranks: [size, *x.shape]."""
         ...
 
 
@@ -79,15 +82,35 @@ class Parallel:
             return Part(n, first, first + 1)
         return self.split(n)
 
+    def vocabulary(self, n: int) -> Part:
+        """This rank's of n tokens: whole SAMPLER_BLOCKs, as many on each rank but the last, which has what is left.
+
+        Where there are too few blocks for all, every rank has the whole.
+        """
+        stride = self._vocabulary_stride(n)
+        if stride * (self.size - 1) >= n:
+            return whole(n)
+        return Part(n, self.rank * stride, min((self.rank + 1) * stride, n))
+
+    def _vocabulary_stride(self, n: int) -> int:
+        blocks = -(-n // SAMPLER_BLOCK)
+        return -(-blocks // self.size) * SAMPLER_BLOCK
+
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """The sum of all ranks' x."""
         return x if self.size == 1 else self._joined().all_reduce(x)
 
-    def gather(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """All ranks' x [R, n] side by side: [R, size * n], in `out` if it is given."""
+    def gather(self, x: torch.Tensor, n: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        """All ranks' columns x [R, vocabulary(n)] side by side: [R, n], in `out` if it is given."""
         if self.size == 1:
             return x if out is None else out.copy_(x)
-        return self._joined().gather(x, out)
+        stride = self._vocabulary_stride(n)
+        everyone = self._joined().all_gather(F.pad(x, (0, stride - x.shape[1])))
+        out = x.new_empty(len(x), n) if out is None else out
+        for rank, columns in enumerate(everyone):
+            start = rank * stride
+            out[:, start : start + stride] = columns[:, : n - start]
+        return out
 
     def _joined(self) -> Exchange:
         if self._exchange is None:

@@ -48,6 +48,9 @@ class Group:
     def dump_stacks(self) -> None:
         self.num_dumps += 1
 
+    def stopped(self) -> list[int]:
+        return []
+
 
 class Watched:
     """A supervisor whose loop turns by the test's clock."""

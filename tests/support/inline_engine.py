@@ -43,19 +43,21 @@ class InlineEngine:
         dummy=False,
         processors=(),
         wishes=MappingProxyType({}),
+        parallel=None,
         **scheduling,
     ):
         self.depth, self.device = depth, torch.device(device)
+        parallel = parallel or Parallel(device=self.device)
         config = read_model_config(model_dir, **wishes)
         max_model_len = max_model_len or min(config.max_position_embeddings, 512)
-        self.model = build_model(config, dtype, Parallel(device=self.device)).eval()
+        self.model = build_model(config, dtype, parallel).eval()
         if dummy:
             dummy_weights(self.model, 0)
         else:
             load_weights(self.model, model_dir, self.device, progress=False)
         if self.device.type == "cpu":
             quicken_attributes(self.model)
-        cache = KVCache(config.attention_specs(Parallel()), block_size, dtype, self.model.kv_scales())
+        cache = KVCache(config.attention_specs(parallel), block_size, dtype, self.model.kv_scales())
         cache.allocate(num_blocks, self.device)
         self.processors = CustomProcessors(processors, None, self.device) if processors else None
         self.runner = self._make_runner(config, cache, dtype, max_num_seqs, budget, max_model_len)

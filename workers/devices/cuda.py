@@ -9,6 +9,7 @@ import logging
 import os
 import queue
 import threading
+import time
 from collections.abc import Hashable
 from contextlib import AbstractContextManager
 
@@ -41,6 +42,7 @@ class CudaDevice(Device):
         self._staging_views = [s.numpy() for s in self._staging]
         self._turn = 0
         self.results = _mapped_results(ring) if ring is not None else _private_results(ctx)
+        self._waiting_since: float | None = None  # the completion thread, for the oldest step
         self._events: queue.SimpleQueue[torch.cuda.Event | None] = queue.SimpleQueue()
         self._completion = threading.Thread(target=self._complete, name="completion", daemon=True)
         self._completion.start()
@@ -66,6 +68,7 @@ class CudaDevice(Device):
 
     def _complete(self) -> None:
         while (event := self._events.get()) is not None:
+            self._waiting_since = time.monotonic()
             try:
                 event.synchronize()
             except RuntimeError:
@@ -73,8 +76,13 @@ class CudaDevice(Device):
                 # only our end tells them before the step's time is up.
                 log.exception("a step failed on the GPU")
                 os._exit(1)
+            self._waiting_since = None
             if self._ring is not None:
                 self._ring.ring_doorbell()
+
+    def waited_s(self) -> float:
+        since = self._waiting_since
+        return 0.0 if since is None else time.monotonic() - since
 
     def is_idle(self) -> bool:
         """Whether all that was given to the device is done."""

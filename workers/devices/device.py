@@ -130,6 +130,10 @@ class Device(ABC):
     def signal(self) -> None:
         """A step has been given to the device: see that the core, if it sleeps, is woken when the results are there."""
 
+    def waited_s(self) -> float:
+        """For how long the device has been at the step that it is at; 0 where steps end before `signal`."""
+        return 0.0
+
     @abstractmethod
     def stream(self) -> AbstractContextManager[object]:
         """All of a worker's work happens within this."""

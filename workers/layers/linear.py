@@ -69,7 +69,7 @@ class Linear(Module):
 
     `inputs` is this rank's part of the input dimension, `outputs` of the checkpoint's layers by name, in the order of y:
     {"q_proj": ..., "k_proj": ..., "v_proj": ...}. If the input is split, y is summed over the ranks; with `gather` the
-    outputs, if they are split, are joined.
+    outputs of one layer, split as a vocabulary is, are joined.
     """
 
     _products: Products
@@ -91,6 +91,7 @@ class Linear(Module):
         self._parallel = place.parallel
         self._sums = not inputs.is_whole
         self._gathers = gather and not all(part.is_whole for part in outputs.values())
+        self._num_gathered = sum(part.full for part in outputs.values())
         sources = place.sources(inputs, outputs)
         if tied_to is not None and sources:
             raise QuantizationError(
@@ -112,7 +113,7 @@ class Linear(Module):
         if self._sums:
             products = Summed(products, self._parallel)
         if self._gathers:
-            products = Gathered(products, self._parallel)
+            products = Gathered(products, self._parallel, self._num_gathered)
         # past nn.Module, which would take a format for a second child
         self.__dict__.update(_products=products, gated=products.gated, in_parts=products.in_parts, normed=products.normed)
 
@@ -140,13 +141,13 @@ class Summed(Products):
 
 
 class Gathered(Products):
-    """Columns of all ranks side by side."""
+    """Columns of all ranks side by side: of one layer of n outputs, split as a vocabulary is."""
 
-    def __init__(self, inner: Products, parallel: Parallel):
-        self._inner, self._parallel = inner, parallel
+    def __init__(self, inner: Products, parallel: Parallel, n: int):
+        self._inner, self._parallel, self._n = inner, parallel, n
 
     def product(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        return self._parallel.gather(self._inner.product(x), out)
+        return self._parallel.gather(self._inner.product(x), self._n, out)
 
 
 def choose_format(place: Placement) -> Callable[..., Format]:

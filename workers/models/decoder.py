@@ -68,8 +68,7 @@ class CausalLM(Module):
         super().__init__()
         self.config = config
         self.model = Decoder(config, make_block, place)
-        size = place.parallel.size
-        vocab = place.parallel.split(config.vocab_size) if config.vocab_size % size == 0 else whole(config.vocab_size)
+        vocab = place.parallel.vocabulary(config.vocab_size)
         tied_to = self.model.embed_tokens.weight if config.tie_word_embeddings else None
         outputs = {"lm_head": vocab}
         self.lm_head = Linear(whole(config.hidden_size), outputs, False, place, tied_to=tied_to, gather=True)

@@ -57,6 +57,24 @@ class Partition(NamedTuple):
         return sum(part.size for part in self.rows.values()), self.columns.size
 
 
+def fill_part(parameter: torch.Tensor, partition: Partition, limit: float, generator: torch.Generator) -> None:
+    """Dummy values, uniform on ±limit, of a weight [rows, columns] or bias [rows] of the partition.
+
+    A rank's are cut out of those that one rank alone would have, so that a model is the same on any number of them.
+    """
+    rows, columns = partition.rows.values(), partition.columns
+    if all(part.is_whole for part in (*rows, columns)):
+        parameter.uniform_(-limit, limit, generator=generator)
+        return
+    shape = (sum(part.full for part in rows), columns.full)[: parameter.dim()]
+    full = parameter.new_empty(shape).uniform_(-limit, limit, generator=generator)
+    at = start = 0
+    for part in rows:
+        piece = full[start + part.start : start + part.stop]
+        parameter[at : at + part.size] = piece if parameter.dim() == 1 else piece[:, columns.slice]
+        at, start = at + part.size, start + part.full
+
+
 class Format(WeightOwner, Products):
     """A weight in memory. Its constructor takes (partition, has_bias, dtype, device, tied_to).
 
