@@ -207,7 +207,7 @@ class WorkerGroup:
         assert self._link is not None
         self.profile = profile_of_all([self._profiles[rank] for rank in range(self.world_size)])
         for rank in range(self.world_size):
-            self._link.send(rank, AllocateKV(self.profile.num_blocks, self.profile.weights_bytes))
+            self._link.send(rank, AllocateKV(self.profile.num_blocks))
 
     @property
     def start_stage(self) -> str:

@@ -383,10 +383,9 @@ ControlRequest = DumpStacks | CaptureMaskedTails | StartProfiler | StopProfiler 
 
 
 class AllocateKV(Message, tag="allocate_kv", frozen=True):
-    """The core's decision: the least of all workers' num_blocks, and what their graphs' sizes follow from."""
+    """The core's decision, the least of all workers' num_blocks."""
 
     num_blocks: int
-    weights_bytes: int = 0  # of the rank that has most
 
 
 WorkerCommand = AllocateKV | StoreValue

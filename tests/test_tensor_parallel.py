@@ -36,8 +36,8 @@ ASKED = {  # name -> (prompt's length, params)
 }
 FAMILIES = ("split-llama", "split-qwen3")
 SIZES = [(name, 2) for name in FAMILIES] + [("split-qwen2", 4), ("split-mistral", 4)]
-SLOW = [(name, size) for name in (*MODELS, *SPLIT_MODELS) for size in (2, 4) if (name, size) not in SIZES and name != "qwen3-tied"]
-CASES = [*SIZES, *(pytest.param(*case, marks=pytest.mark.slow) for case in [*SLOW, ("qwen3-tied", 2), ("qwen3-tied", 3)])]
+ALL = [(name, size) for name in (*MODELS, *SPLIT_MODELS) for size in (2, 4) if (name, size) != ("qwen3-tied", 4)]  # 6 heads
+CASES = [*SIZES, *(pytest.param(*case, marks=pytest.mark.slow) for case in ALL if case not in SIZES)]
 
 
 @functools.cache
@@ -97,7 +97,7 @@ def test_grammar_masks_bind_on_all_ranks(size):
         engine = engine_of_ranks(tiny_model("split-llama"), ranks)
         with_late_masks(engine, allowed=[17, 400, 600, 1690], rows=lambda plan: range(0, plan.num_rows, 2))
         found.append(engine.generate([list(prompt(n)) for n in (5, 20, 33)], params))
-    assert found[0] == found[1] and {token for token in found[0][0]} <= {17, 400, 600, 1690}
+    assert found[0] == found[1] and set(found[0][0]) <= {17, 400, 600, 1690}
 
 
 # ------------------------------------------------------------------------------------------- faults must turn it red

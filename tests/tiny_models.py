@@ -115,6 +115,7 @@ SPLIT_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "split-mistral": ("mistral", {**_SPLIT, "sliding_window": 16}),
     "split-qwen2": ("qwen2", {**_SPLIT, **MODELS["qwen2-mixed"][1]}),
     "split-qwen3": ("qwen3", {**_SPLIT, "tie_word_embeddings": True}),
+    "split-gpu-llama": ("llama", {**_SPLIT, "num_key_value_heads": 1, "attention_bias": True, "head_dim": 64}),
 }
 
 

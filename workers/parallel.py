@@ -54,12 +54,40 @@ class Exchange(Protocol):
         """All ranks' x, of one shape, in the order of the ranks: [size, *x.shape]."""
         ...
 
+    def close(self) -> None:
+        """The last call, of a rank that ends."""
+        ...
+
+
+class NormExchange(Protocol):
+    """A sum over the ranks that the norm behind it forms itself, where that is faster: on GPUs, of few rows."""
+
+    def takes(self, rows: int) -> bool:
+        """Whether it does so for so many rows: the same on all ranks."""
+        ...
+
+    def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """residual += the sum of all ranks' x, in place; the norm of it. x [T, H], or in parts, float32 [S, T, H]."""
+        ...
+
+
+class Partial(NamedTuple):
+    """What stands for a sum over the ranks until `RMSNorm.add` forms it: this rank's x, and who sums."""
+
+    x: torch.Tensor
+    exchange: NormExchange
+
 
 class Parallel:
     """Rank `rank` of `size`, on `device`. Without an exchange a model of several ranks can be built and loaded, but not run."""
 
     def __init__(
-        self, rank: int = 0, size: int = 1, device: torch.device | str = "cpu", exchange: Exchange | None = None
+        self,
+        rank: int = 0,
+        size: int = 1,
+        device: torch.device | str = "cpu",
+        exchange: Exchange | None = None,
+        norm_exchange: NormExchange | None = None,
     ) -> None:
         if not 0 <= rank < size:
             raise ValueError(f"there is no rank {rank} among {size}")
@@ -67,6 +95,7 @@ class Parallel:
         self.size = size
         self.device = torch.device(device)
         self._exchange = exchange
+        self.norm_exchange = norm_exchange
 
     def split(self, n: int) -> Part:
         """This rank's part of a dimension of n. Raises ValueError if it does not divide evenly."""
@@ -105,7 +134,8 @@ class Parallel:
         if self.size == 1:
             return x if out is None else out.copy_(x)
         stride = self._vocabulary_stride(n)
-        everyone = self._joined().all_gather(F.pad(x, (0, stride - x.shape[1])))
+        x = x if x.shape[1] == stride else F.pad(x, (0, stride - x.shape[1]))
+        everyone = self._joined().all_gather(x)
         out = x.new_empty(len(x), n) if out is None else out
         for rank, columns in enumerate(everyone):
             start = rank * stride

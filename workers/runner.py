@@ -52,7 +52,7 @@ class ModelRunner:
         custom_processors: CustomProcessors | None = None,
     ):
         self.model = model
-        self.weights_bytes = model.weights_bytes  # of the rank that has most, once the core has said so: graphs' sizes follow
+        self.weights_bytes = model.weights_bytes  # of the rank that has most, once ranks have met: sizes of graphs follow
         self.custom_processors = custom_processors
         self.ctx = ctx
         self.device = make_device(ctx)

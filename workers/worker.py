@@ -46,7 +46,9 @@ from quire.workers.attention.kv_cache import KVCache
 from quire.workers.devices.cpu import CpuDevice
 from quire.workers.devices.device import Device, DeviceContext
 from quire.workers.devices.threads import choose_num_threads
-from quire.workers.group import ChannelStore, ExchangeFailed, Group
+from quire.workers.group.group import Group
+from quire.workers.group.place import ExchangeFailed, Place
+from quire.workers.group.store import ChannelStore
 from quire.workers.layers.kv_scales import KVScales
 from quire.workers.loading.prepare_cpu import quicken_attributes
 from quire.workers.loading.target import WeightsError
@@ -116,6 +118,8 @@ class Worker:
             self.link.send(WorkerReady(self.config.rank))
             self._serve(runner)
         runner.device.close()
+        if self.group is not None:
+            self.group.exchange.close()
 
     def _fail(self, message: str) -> None:
         self.link.send(WorkerFailed(self.config.rank, message))
@@ -137,7 +141,7 @@ class Worker:
             torch.cuda.set_device(self.device)
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
             torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-        self._join()
+        self._join(model_config, dtype)
         model = self._load(model_config, dtype)
         if model_config.quantization is not None:
             log.info("weights are quantized: %s", model_config.quantization.method)
@@ -148,25 +152,21 @@ class Worker:
         if classes:
             self.custom_processors = CustomProcessors(classes, vllm_config(c, model_config, dtype, self.device), self.device)
         runner = ModelRunner(model, self._context(model_config, cache, dtype), self._make_device, self.custom_processors)
+        if self.group is not None:  # sizes of steps follow from it, and so what ranks exchange; and all are there now
+            runner.weights_bytes = self.group.most("weights_bytes", weights_bytes)
         budget = self._measure(runner, weights_bytes)
         self._report(runner, budget, weights_bytes)
         command = self._await_allocation()
-        runner.weights_bytes = command.weights_bytes
         cache.allocate(command.num_blocks, self.device)
         return runner
 
-    def _join(self) -> None:
+    def _join(self, model_config: ModelConfig, dtype: torch.dtype) -> None:
         """Meet the other ranks, if there are any. Raises ExchangeFailed."""
         c = self.config
         if c.world_size > 1:
-            store = ChannelStore(self.link, c.rank)
-            self.group = Group(store, c.rank, c.world_size, self.device, c.collective_timeout_s)
-            self.parallel = Parallel(c.rank, c.world_size, self.device, self.group.exchange)
-
-    def _meet(self, where: str) -> None:
-        """Wait for all ranks: where they go on by exchanging, which is not to last long."""
-        if self.group is not None:
-            self.group.meet(where)
+            place = Place(c.rank, c.world_size, self.device, c.collective_timeout_s)
+            self.group = Group(ChannelStore(self.link, c.rank), place, model_config.hidden_size, dtype)
+            self.parallel = Parallel(c.rank, c.world_size, self.device, self.group.exchange, self.group.norm_exchange)
 
     def _await_allocation(self) -> AllocateKV:
         while (command := self.link.receive(timeout_s=60.0)) is None:
@@ -204,6 +204,7 @@ class Worker:
             max_rows=rows,
             max_blocks=max_blocks,
             max_device_words=max_device_words(limits),
+            ranks=c.world_size,
         )
 
     def _make_device(self, ctx: DeviceContext) -> Device:
@@ -220,7 +221,6 @@ class Worker:
             model = runner.ctx.config
             return cpu_budget(c, cache, cpu_step_bytes(model, runner.ctx.max_tokens, c.max_num_seqs, runner.ctx.dtype))
         cache.allocate(2, self.device)
-        self._meet("loaded")
         words = largest_plan(c.max_num_batched_tokens, c.max_num_seqs, c.max_model_len).encode()
         with runner.device.stream():
             begin = time.monotonic()
@@ -238,6 +238,11 @@ class Worker:
         cache.release()
         logits = c.max_num_seqs * runner.ctx.config.vocab_size * runner.ctx.dtype.itemsize
         return gpu_budget(c, cache, weights_bytes, peak, graphs_bytes(c, weights_bytes, peak, logits))
+
+    def _meet(self, where: str) -> None:
+        """Wait for all ranks: where they go on by exchanging, which is not to last long."""
+        if self.group is not None:
+            self.group.most(where, 0)
 
     def _report(self, runner: ModelRunner, budget: Budget, weights_bytes: int) -> None:
         c, cache = self.config, runner.ctx.cache

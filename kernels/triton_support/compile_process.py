@@ -162,6 +162,7 @@ def _kernels() -> dict[tuple[str, str], Any]:
         rope_kv,
     )
     from quire.kernels.elementwise import activation, embedding, norm  # noqa: F401
+    from quire.kernels.exchange import all_reduce_norm  # noqa: F401
     from quire.kernels.linear import linear, linear_hopper, norm_linear, split_linear  # noqa: F401
     from quire.kernels.sampling import sampler, sampler_filter  # noqa: F401
     from quire.kernels.step import step_inputs  # noqa: F401

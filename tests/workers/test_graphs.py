@@ -67,7 +67,7 @@ def test_every_kernel_of_a_mixed_step_is_met_before_serving(max_rows, kv_heads, 
 
     def specialization(tokens, rows):
         kernels = CudaModelAttention.kernel_specialization(attention, tokens, rows)
-        return CudaDevice.kernel_specialization(None, tokens), kernels
+        return CudaDevice.kernel_specialization(SimpleNamespace(ctx=SimpleNamespace(ranks=2)), tokens), kernels
 
     tokens, rows = mixed_token_sizes(8192), mixed_row_sizes(max_rows)
     warm = {specialization(batch.tokens, batch.rows) for batch in mixed_specializations(tokens, rows, specialization)}

@@ -68,8 +68,9 @@ def met(batch):
 sizes = graphs.sizes_to_run(graphs.decode_sizes(min(max_rows, max_tokens)))
 decode = [graphs.BatchDescriptor(size, size, False) for size in sizes]
 tokens, rows = graphs.mixed_token_sizes(max_tokens), graphs.mixed_row_sizes(max_rows)
+device = types.SimpleNamespace(ctx=types.SimpleNamespace(ranks=1))
 def specialization(t, r):
-    return CudaDevice.kernel_specialization(None, t), CudaModelAttention.kernel_specialization(attention, t, r)
+    return CudaDevice.kernel_specialization(device, t), CudaModelAttention.kernel_specialization(attention, t, r)
 
 ahead = graphs.mixed_specializations(tokens, rows, specialization)
 compiled = set().union(*(met(batch) for batch in ahead + decode))

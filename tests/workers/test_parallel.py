@@ -52,7 +52,11 @@ def test_a_vocabulary_is_split_by_blocks_of_the_sampler():
     [
         ({}, 3, "its 4 attention heads cannot be split over 3 ranks; 1, 2, 4 would do"),
         ({}, 8, "its 4 attention heads cannot be split over 8 ranks; 1, 2, 4 would do"),
-        ({"num_attention_heads": 12, "num_key_value_heads": 4}, 6, "its 4 KV heads cannot be split over 6 ranks; 1, 2, 4 would"),
+        (
+            {"num_attention_heads": 12, "num_key_value_heads": 4},
+            6,
+            "its 4 KV heads cannot be split over 6 ranks; 1, 2, 4 would",
+        ),
         ({"intermediate_size": 130}, 4, "its intermediate_size 130 cannot be split over 4 ranks; 1, 2 would do"),
     ],
 )

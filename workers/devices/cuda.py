@@ -22,6 +22,7 @@ from quire.kernels.linear import split_linear
 from quire.kernels.sampling import sampler
 from quire.kernels.step import step_inputs
 from quire.kernels.triton_support.dependent_launch import mode_for
+from quire.kernels.tuning.current import current
 from quire.workers.attention.cuda import CudaModelAttention
 from quire.workers.devices.device import RESULT_DEPTH, Device, DeviceContext
 from quire.workers.devices.masks import CudaMasks
@@ -56,7 +57,8 @@ class CudaDevice(Device):
 
     def kernel_specialization(self, num_tokens: int) -> Hashable:
         """Steps of so many tokens with equal answers run the same compiled kernels, but for attention."""
-        return mode_for(num_tokens), split_linear.kernel_specialization(num_tokens)
+        is_exchanged_by_us = num_tokens <= current().exchange.max_rows(self.ctx.ranks) and self.ctx.ranks > 1
+        return mode_for(num_tokens), split_linear.kernel_specialization(num_tokens), is_exchanged_by_us
 
     def new_attention(self) -> CudaModelAttention:
         return CudaModelAttention(self.ctx)

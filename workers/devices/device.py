@@ -33,6 +33,7 @@ class DeviceContext:
     max_rows: int
     max_blocks: int  # of a block table
     max_device_words: int  # of a plan
+    ranks: int = 1  # that share the model
 
 
 RESULT_DEPTH = 8

@@ -6,7 +6,7 @@ format's own methods: an empty slot costs nothing.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ from quire.workers.layers.formats.schemes import Quantization, QuantizationError
 from quire.workers.layers.formats.stored import Source, source_of
 from quire.workers.layers.module import Module
 from quire.workers.layers.norm import RMSNorm
-from quire.workers.parallel import Parallel, Part
+from quire.workers.parallel import Parallel, Part, Partial
 
 
 class Placement(NamedTuple):
@@ -138,6 +138,12 @@ class Summed(Products):
     def product(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         y = self._parallel.all_reduce(self._inner.product(x))
         return y if out is None else out.copy_(y)
+
+    def in_parts(self, x: torch.Tensor) -> torch.Tensor:
+        exchange = self._parallel.norm_exchange
+        if exchange is None or not exchange.takes(len(x)):
+            return self.product(x)
+        return cast(torch.Tensor, Partial(self._inner.in_parts(x), exchange))  # nothing but a norm's `add` looks at it
 
 
 class Gathered(Products):

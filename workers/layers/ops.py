@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from quire.kernels.elementwise import activation_cpu, norm_cpu
+from quire.workers.parallel import Partial
 
 
 class _Kernels(NamedTuple):
@@ -49,8 +50,11 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return norm_cpu.rms_norm(x, weight, eps)
 
 
-def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """residual += x in place; returns the norm of the new residual. x, residual [T, H]; x may be parts of `linear_in_parts`."""
+def add_rms_norm(x: torch.Tensor | Partial, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """residual += x in place; returns the norm of the new residual. x, residual [T, H]; x may be parts of `linear_in_parts`,
+    or a Partial, whose sum over the ranks is added."""
+    if isinstance(x, Partial):
+        return x.exchange.add_rms_norm(x.x, residual, weight, eps)
     if x.dim() == 3:
         return _kernels().norm.add_rms_norm(x, residual, weight, eps, pdl=_kernels().dependent_launch.late())
     if x.is_cuda:
@@ -93,9 +97,9 @@ def gated_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
     return silu_mul(F.linear(x, weight, bias))
 
 
-def fuses_norm(residual: torch.Tensor, weight: torch.Tensor) -> bool:
+def fuses_norm(x: torch.Tensor | Partial | None, residual: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether `norm_linear` is there for these and faster than its parts: one row, a small weight, on CUDA."""
-    return residual.is_cuda and _kernels().norm_linear.pays(residual, weight)
+    return not isinstance(x, Partial) and residual.is_cuda and _kernels().norm_linear.pays(residual, weight)
 
 
 def norm_linear(
