@@ -219,7 +219,8 @@ class Worker:
         c, cache = self.config, runner.ctx.cache
         if c.device == "cpu":
             model = runner.ctx.config
-            return cpu_budget(c, cache, cpu_step_bytes(model, runner.ctx.max_tokens, c.max_num_seqs, runner.ctx.dtype))
+            sizes = runner.ctx.max_tokens, c.max_num_seqs, runner.ctx.dtype
+            return cpu_budget(c, cache, cpu_step_bytes(model, *sizes, self.parallel))
         cache.allocate(2, self.device)
         words = largest_plan(c.max_num_batched_tokens, c.max_num_seqs, c.max_model_len).encode()
         with runner.device.stream():

@@ -43,6 +43,9 @@ class ChannelStore(Store):
     def set_timeout(self, timeout: timedelta) -> None:
         pass
 
+    def clone(self) -> "ChannelStore":
+        return self
+
     def _ask(self, operation: str, key: str, value: bytes = b"") -> bytes:
         self._send(operation, key, value)
         while (answer := self._link.receive(LOOK_S)) is None:
