@@ -146,4 +146,4 @@ def test_ranks_that_sample_apart_are_seen():
     step = engine.runner.runners[1].device.tail
     engine.runner.runners[1].device.tail = lambda *a, **k: (tables.column("seed").add_(1), step(*a, **k))
     with pytest.raises(AssertionError, match="different tokens"):
-        engine.generate([list(prompt(9))], SamplingParams(temperature=1.0, seed=1, **PLAIN))
+        engine.generate([list(prompt(9))], SamplingParams(temperature=1.0, top_p=0.9, seed=1, **PLAIN))

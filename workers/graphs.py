@@ -214,7 +214,8 @@ class StepGraphs:
         self._device = device
         ctx = runner.ctx
         self.sizes = GraphSizes(ctx.max_rows, ctx.max_tokens, runner.weights_bytes)
-        self._logits = torch.empty(ctx.max_rows, ctx.config.vocab_size, dtype=ctx.dtype, device=ctx.device)
+        own_vocab = ctx.parallel.vocabulary(ctx.config.vocab_size).size
+        self._logits = torch.empty(ctx.max_rows, own_vocab, dtype=ctx.dtype, device=ctx.device)
         self._pool = torch.cuda.graph_pool_handle()
         self._forward: dict[BatchDescriptor, torch.cuda.CUDAGraph] = {}
         self._tail: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}  # (rows, variant)

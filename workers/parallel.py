@@ -1,9 +1,8 @@
 """Tensor parallelism as a model sees it: which rank this is, what it holds of each dimension, and where ranks exchange.
 
 `build_model` is given a `Parallel`, and layers ask it for their sizes. A layer whose results are partial (its input dimension
-is split) sums them over the ranks by `all_reduce`; the LM head, split over the vocabulary, joins its columns by `gather`. Both
-points are made only where there are several ranks: a model of one rank has no call to this file after it is built. How tensors
-travel is the `Exchange`'s business.
+is split) sums them over the ranks by `all_reduce`; the LM head is split over the vocabulary, and who needs all of it asks for
+`all_logits`. How tensors travel is the `Exchange`'s business.
 """
 
 from typing import NamedTuple, Protocol
@@ -72,10 +71,15 @@ class NormExchange(Protocol):
 
 
 class Partial(NamedTuple):
-    """What stands for a sum over the ranks until `RMSNorm.add` forms it: this rank's x, and who sums."""
+    """What stands for a sum over the ranks until a norm's `add` forms it: this rank's x, and who sums."""
 
-    x: torch.Tensor
+    x: torch.Tensor  # [T, H], or in parts, float32 [S, T, H]
     exchange: NormExchange
+    parallel: "Parallel"
+
+    def summed(self, dtype: torch.dtype) -> torch.Tensor:
+        """The sum itself, [T, H]: for a norm that the exchange has no kernel of."""
+        return self.parallel.all_reduce(self.x.sum(0).to(dtype) if self.x.dim() == 3 else self.x)
 
 
 class Parallel:
@@ -129,18 +133,21 @@ class Parallel:
         """The sum of all ranks' x."""
         return x if self.size == 1 else self._joined().all_reduce(x)
 
-    def gather(self, x: torch.Tensor, n: int, out: torch.Tensor | None = None) -> torch.Tensor:
-        """All ranks' columns x [R, vocabulary(n)] side by side: [R, n], in `out` if it is given."""
-        if self.size == 1:
-            return x if out is None else out.copy_(x)
+    def all_logits(self, x: torch.Tensor, n: int) -> torch.Tensor:
+        """All ranks' columns x [R, vocabulary(n)] side by side: [R, n]; x itself where every rank has the whole."""
+        if x.shape[1] == n:
+            return x
         stride = self._vocabulary_stride(n)
         x = x if x.shape[1] == stride else F.pad(x, (0, stride - x.shape[1]))
-        everyone = self._joined().all_gather(x)
-        out = x.new_empty(len(x), n) if out is None else out
-        for rank, columns in enumerate(everyone):
+        out = x.new_empty(len(x), n)
+        for rank, columns in enumerate(self._joined().all_gather(x)):
             start = rank * stride
             out[:, start : start + stride] = columns[:, : n - start]
         return out
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """All ranks' x, of one shape: [size, *x.shape]."""
+        return x.unsqueeze(0) if self.size == 1 else self._joined().all_gather(x)
 
     def _joined(self) -> Exchange:
         if self._exchange is None:

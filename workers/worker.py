@@ -79,6 +79,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class Worker:
+    group: Group | None = None  # of several ranks, once they have met
+
     def __init__(self, config: WorkerConfig):
         self.config = config
         self.link = WorkerToCore(config.control_address, config.rank, config.generation)
@@ -86,7 +88,6 @@ class Worker:
         self.ring = ResultRing.attach(own_fds(config.result_ring_fds)) if config.result_ring_fds else None
         self.device = torch.device("cuda", config.device_index) if config.device == "cuda" else torch.device("cpu")
         self.parallel = Parallel(config.rank, config.world_size, self.device)
-        self.group: Group | None = None  # of several ranks
         self.custom_processors: CustomProcessors | None = None
         self.profiler = Profiler(config.profile_dir, config.rank, config.device)
 
@@ -204,7 +205,7 @@ class Worker:
             max_rows=rows,
             max_blocks=max_blocks,
             max_device_words=max_device_words(limits),
-            ranks=c.world_size,
+            parallel=self.parallel,
         )
 
     def _make_device(self, ctx: DeviceContext) -> Device:
@@ -313,8 +314,10 @@ class Worker:
 
     def _check_exchange(self, runner: ModelRunner) -> None:
         """On a GPU a step waits for other ranks where nothing here would notice. Raises ExchangeFailed."""
+        if self.group is None:
+            return
         limit_s = self.config.collective_timeout_s
-        if self.group is not None and runner.device.waited_s() > limit_s:
+        if runner.device.waited_s() > limit_s:
             raise ExchangeFailed(f"a step has not come to its end on the GPU for {limit_s:g} s")
 
     def _refuse_plan(self, world_size: int) -> None:

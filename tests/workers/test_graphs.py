@@ -41,6 +41,7 @@ from quire.workers.graphs import (
     most_tokens,
     unmixed_batches,
 )
+from quire.workers.parallel import Parallel
 
 MAX_TOKENS = H200.step.captured_tokens
 CONFIGS = [DecodeConfig(64, 4, 4, 1), DecodeConfig(64, 4, 3, 2), DecodeConfig(64, 4, 2, 4)]
@@ -67,7 +68,7 @@ def test_every_kernel_of_a_mixed_step_is_met_before_serving(max_rows, kv_heads, 
 
     def specialization(tokens, rows):
         kernels = CudaModelAttention.kernel_specialization(attention, tokens, rows)
-        return CudaDevice.kernel_specialization(SimpleNamespace(ctx=SimpleNamespace(ranks=2)), tokens), kernels
+        return CudaDevice.kernel_specialization(SimpleNamespace(ctx=SimpleNamespace(parallel=Parallel(0, 2))), tokens), kernels
 
     tokens, rows = mixed_token_sizes(8192), mixed_row_sizes(max_rows)
     warm = {specialization(batch.tokens, batch.rows) for batch in mixed_specializations(tokens, rows, specialization)}

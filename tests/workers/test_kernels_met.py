@@ -68,7 +68,7 @@ def met(batch):
 sizes = graphs.sizes_to_run(graphs.decode_sizes(min(max_rows, max_tokens)))
 decode = [graphs.BatchDescriptor(size, size, False) for size in sizes]
 tokens, rows = graphs.mixed_token_sizes(max_tokens), graphs.mixed_row_sizes(max_rows)
-device = types.SimpleNamespace(ctx=types.SimpleNamespace(ranks=1))
+device = types.SimpleNamespace(ctx=types.SimpleNamespace(parallel=Parallel()))
 def specialization(t, r):
     return CudaDevice.kernel_specialization(device, t), CudaModelAttention.kernel_specialization(attention, t, r)
 

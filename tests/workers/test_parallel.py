@@ -68,13 +68,10 @@ def test_a_size_that_does_not_divide_the_model_is_refused_with_those_that_do(cha
 
 def test_one_rank_exchanges_nothing_and_its_layers_know_nothing_of_it():
     alone, x = Parallel(), torch.randn(2, 3)
-    assert alone.all_reduce(x) is x and alone.gather(x, 3) is x
+    assert alone.all_reduce(x) is x and alone.all_logits(x, 3) is x
     place = Placement(torch.float32, alone)
-    for layer in (
-        Linear(alone.split(8), {"o_proj": whole(8)}, True, place),
-        Linear(whole(8), {"q": whole(8)}, False, place, gather=True),
-    ):
-        assert layer._products is layer.format
+    layer = Linear(alone.split(8), {"o_proj": whole(8)}, True, place)
+    assert layer._products is layer.format
 
 
 def test_ranks_without_an_exchange_can_be_built_and_loaded_but_not_run():
@@ -82,7 +79,7 @@ def test_ranks_without_an_exchange_can_be_built_and_loaded_but_not_run():
     model = build_model(read_model_config(folder), torch.float32, Parallel(1, 2))
     load_weights(model, folder, "cpu")
     with pytest.raises(RuntimeError, match="rank 1 of 2 has no exchange"):
-        model.compute_logits(torch.zeros(1, 64))
+        model.compute_all_logits(torch.zeros(1, 64))
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -100,7 +97,7 @@ def test_the_ranks_together_are_the_whole_model(name, size):
         group_sizes.append((specs[0].num_heads, specs[0].num_kv_heads))
         with torch.inference_mode():
             hidden = model(PROMPT, torch.arange(len(PROMPT)), DenseAttention(specs))
-            return model.compute_logits(hidden)
+            return model.compute_all_logits(hidden)
 
     [alone], _ = on_every_rank(1, logits)
     parts, group = on_every_rank(size, logits)
@@ -120,7 +117,7 @@ def test_dummy_weights_are_parts_of_the_whole_models(name):
         dummy_weights(model, 1)
         with torch.inference_mode():
             hidden = model(PROMPT, torch.arange(len(PROMPT)), DenseAttention(config.attention_specs(parallel)))
-            return model.compute_logits(hidden)
+            return model.compute_all_logits(hidden)
 
     [alone], _ = on_every_rank(1, logits)
     for size in (2, 4):

@@ -19,7 +19,7 @@ import torch
 from quire.ipc.step.result_ring import ResultRing
 from quire.ipc.step.sections import HEADER, result_words
 from quire.kernels.linear import split_linear
-from quire.kernels.sampling import sampler
+from quire.kernels.sampling import sampler, sampler_parts
 from quire.kernels.step import step_inputs
 from quire.kernels.triton_support.dependent_launch import mode_for
 from quire.kernels.tuning.current import current
@@ -35,7 +35,8 @@ STAGING_DEPTH = 4  # plans whose copy may be under way; the core has at most two
 
 class CudaDevice(Device):
     def __init__(self, ctx: DeviceContext, ring: ResultRing | None):
-        super().__init__(ctx, step_inputs, sampler, CudaMasks(ctx.max_rows, ctx.config.vocab_size, ctx.device))
+        masks = CudaMasks(ctx.max_rows, ctx.config.vocab_size, ctx.device)
+        super().__init__(ctx, step_inputs, sampler, sampler_parts, masks)
         self._ring = ring
         self._stream = torch.cuda.Stream(ctx.device)
         self.plan = torch.zeros(ctx.max_device_words, dtype=torch.int32, device=ctx.device)
@@ -57,7 +58,8 @@ class CudaDevice(Device):
 
     def kernel_specialization(self, num_tokens: int) -> Hashable:
         """Steps of so many tokens with equal answers run the same compiled kernels, but for attention."""
-        is_exchanged_by_us = num_tokens <= current().exchange.max_rows(self.ctx.ranks) and self.ctx.ranks > 1
+        ranks = self.ctx.parallel.size
+        is_exchanged_by_us = num_tokens <= current().exchange.max_rows(ranks) and ranks > 1
         return mode_for(num_tokens), split_linear.kernel_specialization(num_tokens), is_exchanged_by_us
 
     def new_attention(self) -> CudaModelAttention:

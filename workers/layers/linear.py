@@ -68,8 +68,7 @@ class Linear(Module):
     """y = x Wᵀ + b, x [T, in] -> y [T, out], in the four ways of `Products`.
 
     `inputs` is this rank's part of the input dimension, `outputs` of the checkpoint's layers by name, in the order of y:
-    {"q_proj": ..., "k_proj": ..., "v_proj": ...}. If the input is split, y is summed over the ranks; with `gather` the
-    outputs of one layer, split as a vocabulary is, are joined.
+    {"q_proj": ..., "k_proj": ..., "v_proj": ...}. If the input is split, y is summed over the ranks.
     """
 
     _products: Products
@@ -85,13 +84,10 @@ class Linear(Module):
         place: Placement,
         *,
         tied_to: nn.Parameter | None = None,
-        gather: bool = False,
     ):
         super().__init__()
         self._parallel = place.parallel
         self._sums = not inputs.is_whole
-        self._gathers = gather and not all(part.is_whole for part in outputs.values())
-        self._num_gathered = sum(part.full for part in outputs.values())
         sources = place.sources(inputs, outputs)
         if tied_to is not None and sources:
             raise QuantizationError(
@@ -112,8 +108,6 @@ class Linear(Module):
             products = Adapted(products, adapter)
         if self._sums:
             products = Summed(products, self._parallel)
-        if self._gathers:
-            products = Gathered(products, self._parallel, self._num_gathered)
         # past nn.Module, which would take a format for a second child
         self.__dict__.update(_products=products, gated=products.gated, in_parts=products.in_parts, normed=products.normed)
 
@@ -143,17 +137,9 @@ class Summed(Products):
         exchange = self._parallel.norm_exchange
         if exchange is None or not exchange.takes(len(x)):
             return self.product(x)
-        return cast(torch.Tensor, Partial(self._inner.in_parts(x), exchange))  # nothing but a norm's `add` looks at it
-
-
-class Gathered(Products):
-    """Columns of all ranks side by side: of one layer of n outputs, split as a vocabulary is."""
-
-    def __init__(self, inner: Products, parallel: Parallel, n: int):
-        self._inner, self._parallel, self._n = inner, parallel, n
-
-    def product(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        return self._parallel.gather(self._inner.product(x), self._n, out)
+        return cast(
+            torch.Tensor, Partial(self._inner.in_parts(x), exchange, self._parallel)
+        )  # nothing but a norm's `add` looks at it
 
 
 def choose_format(place: Placement) -> Callable[..., Format]:

@@ -71,7 +71,8 @@ class CausalLM(Module):
         vocab = place.parallel.vocabulary(config.vocab_size)
         tied_to = self.model.embed_tokens.weight if config.tie_word_embeddings else None
         outputs = {"lm_head": vocab}
-        self.lm_head = Linear(whole(config.hidden_size), outputs, False, place, tied_to=tied_to, gather=True)
+        self.lm_head = Linear(whole(config.hidden_size), outputs, False, place, tied_to=tied_to)
+        self._parallel = place.parallel
 
     def forward(
         self,
@@ -110,8 +111,15 @@ class CausalLM(Module):
             self.model.layers = whole_model
 
     def compute_logits(self, hidden_rows: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """hidden_rows [R, H] -> logits [R, vocab_size], in the model's dtype; into `out` if it is given (on a GPU)."""
+        """hidden_rows [R, H] -> logits of this rank's part of the vocabulary, [R, V] of one rank, in the model's dtype.
+
+        Into `out` if it is given (on a GPU).
+        """
         return self.lm_head(hidden_rows, out)
+
+    def compute_all_logits(self, hidden_rows: torch.Tensor) -> torch.Tensor:
+        """hidden_rows [R, H] -> logits [R, V] on every rank."""
+        return self._parallel.all_logits(self.compute_logits(hidden_rows), self.config.vocab_size)
 
 
 def two_of_each(specs: Sequence[LayerSpec]) -> list[int]:
