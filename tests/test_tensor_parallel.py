@@ -45,11 +45,11 @@ def prompt(length: int) -> tuple[int, ...]:
     return tuple(torch.randint(4, 500, (length,), generator=torch.Generator().manual_seed(length)).tolist())
 
 
-def small(name: str, size: int, exchange: Any = None) -> InlineEngine:
+def small(name: str, size: int, exchange: Any = None, **more: Any) -> InlineEngine:
     """An engine of so few blocks, and of steps of so few tokens, that sequences come in chunks and are preempted."""
     folder = tiny_model(name)
     groups = 2 if name in ("split-qwen2", "qwen2-mixed", "qwen3-mixed") else 1
-    return engine_of_ranks(folder, size, exchange, budget=32, num_blocks=16 * groups, max_num_seqs=8, look_ahead=False)
+    return engine_of_ranks(folder, size, exchange, budget=32, num_blocks=16 * groups, max_num_seqs=8, look_ahead=False, **more)
 
 
 def outputs(engine: InlineEngine) -> tuple[dict[str, list[int]], dict[str, list[int]], list[list[float]]]:
@@ -98,6 +98,13 @@ def test_grammar_masks_bind_on_all_ranks(size):
         with_late_masks(engine, allowed=[17, 400, 600, 1690], rows=lambda plan: range(0, plan.num_rows, 2))
         found.append(engine.generate([list(prompt(n)) for n in (5, 20, 33)], params))
     assert found[0] == found[1] and set(found[0][0]) <= {17, 400, 600, 1690}
+
+
+@pytest.mark.parametrize("name", ["split-llama", pytest.param("split-qwen2", marks=pytest.mark.slow)])
+def test_sums_of_few_rows_may_be_formed_by_the_norm(name):
+    engine = small(name, 2, for_norms=True)
+    assert_same(name, engine)
+    assert engine.group.norms > 20 < engine.group.sums  # steps of more rows are summed as ever
 
 
 # ------------------------------------------------------------------------------------------- faults must turn it red

@@ -70,10 +70,19 @@ def test_what_does_not_fit_is_refused():
     ("size", "rows", "width", "parts"), [(2, 1, 8192, 1), (2, 3, 4100, 1), (2, 64, 4096, 4), (4, 16, 2048, 2), (2, 40, 8192, 1)]
 )
 def test_ranks_as_streams_of_one_gpu_are_the_reference_in_a_graph_too(size, rows, width, parts, dtype):
-    from quire.kernels.exchange.all_reduce_norm import all_reduce_norm, reference
+    from quire.kernels.exchange.all_reduce_norm import all_reduce_norm, empty, reference
 
     made = ends(size, 64, width, dtype, "cuda")
     xs, residual, weight = inputs(size, rows, width, parts, dtype, "cuda")
+    for buffers in made:  # to load a kernel waits for those that run, which would wait for it: nothing is waited for yet
+        buffers.places.zero_()
+    for rank, buffers in enumerate(made):
+        all_reduce_norm(xs[rank], residual.clone(), weight, EPS, buffers)
+        torch.cuda.synchronize()
+    for buffers in made:
+        empty(buffers.places)
+        buffers.turns.zero_()
+    torch.cuda.synchronize()
     residuals, outs = [residual.clone() for _ in range(size)], [None] * size
     streams = [torch.cuda.Stream() for _ in range(size)]
 

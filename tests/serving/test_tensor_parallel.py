@@ -1,6 +1,7 @@
 """`quire serve --tensor-parallel-size`: ranks as processes on CPUs, killed and stopped in mid-stream; sizes that cannot be."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -92,6 +93,49 @@ def test_a_stopped_rank_is_named_after_the_timeout_and_all_are_replaced(two: Ser
     two.line(f"worker {rank} was stopped by a signal; the others waited in an exchange; 1 sequences in flight failed")
     assert_replaced(two, before, text, restarts)
     assert not stopped.is_running()
+
+
+PROCESSOR = """
+import os, time
+from quire.workers.logits_processors.interface import LogitsProcessor
+
+class Odd(LogitsProcessor):
+    \"\"\"Keeps one rank from its step: by a request's `do`, for good.\"\"\"
+
+    def __init__(self, vllm_config, device, is_pin_memory):
+        self.rank, self.rows = vllm_config.parallel_config.rank, {}
+
+    def is_argmax_invariant(self):
+        return False
+
+    def update_state(self, batch_update):
+        for index, params, prompt, output in (batch_update.added if batch_update else ()):
+            self.rows[index] = (params.extra_args or {}).get("do"), output
+
+    def apply(self, logits):
+        for do, output in self.rows.values():
+            if self.rank == 1 and do == "hang" and len(output) > 5:
+                time.sleep(1000)
+            if do == "differ":  # user code may be random: all ranks take the first one's token
+                logits[:, 100 + self.rank] = 1e9
+        return logits
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_in_a_step_is_named_and_one_whose_own_code_differs_goes_along(tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_text(PROCESSOR)
+    arguments = ("-tp", "2", "--collective-timeout-s", str(TIMEOUT_S), "--logits-processors", f"{tmp_path / 'odd.py'}:Odd")
+    with Served(*SMALL, *arguments) as served:
+        served.ready()
+        text, before = served.text(PROMPT, max_tokens=10), served.pids(WORKER)
+        differ = {"max_tokens": 6, "ignore_eos": True, "return_token_ids": True, "vllm_xargs": {"do": "differ"}}
+        assert served.complete(PROMPT, **differ)["choices"][0]["token_ids"] == [100] * 6
+        stream = served.stream(PROMPT, **LONG, vllm_xargs={"do": "hang"})
+        assert error_of(stream)["code"] == "engine_error"
+        served.line(r"worker 1 was silent in an exchange for --collective-timeout-s \(2 s\); 1 sequences in flight failed")
+        assert_replaced(served, before, text, 0)
+        assert served.end() == 0
 
 
 @pytest.mark.slow

@@ -6,9 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from inline_engine import InlineEngine
 
+from quire.kernels.elementwise import norm_reference
 from quire.workers.parallel import Parallel
 
 TIMEOUT_S = 60.0
+MOST_ROWS = 8  # that are summed for a norm
 
 
 class Threads:
@@ -17,7 +19,7 @@ class Threads:
     def __init__(self, size):
         self.barrier = threading.Barrier(size, timeout=TIMEOUT_S)
         self.given = [None] * size
-        self.sums = self.gathers = 0
+        self.sums = self.gathers = self.norms = 0
 
     def rank(self, rank):
         return RankOfThreads(self, rank)
@@ -44,6 +46,15 @@ class RankOfThreads:
 
     def close(self):
         pass
+
+    def takes(self, rows):
+        return rows <= MOST_ROWS
+
+    def add_rms_norm(self, x, residual, weight, eps):
+        """As a GPU's kernel does, of few rows."""
+        assert len(residual) <= MOST_ROWS
+        self.group.norms += self.rank == 0
+        return norm_reference.add_rms_norm(sum(self.exchange(x)), residual, weight, eps)
 
 
 def on_every_rank(size, run):
@@ -73,13 +84,16 @@ class Together:
         return getattr(self.first, name)
 
 
-def engine_of_ranks(folder, size, exchange=None, **options):
-    """An InlineEngine of so many ranks. exchange(group, rank): what a rank exchanges by, in place of RankOfThreads."""
+def engine_of_ranks(folder, size, exchange=None, for_norms=False, **options):
+    """An InlineEngine of so many ranks. exchange(group, rank): what a rank exchanges by, in place of RankOfThreads.
+
+    for_norms: sums of few rows are formed with the norms behind them."""
     if size == 1:
         return InlineEngine(folder, **options)
     group, make = Threads(size), exchange or Threads.rank
-    first, *others = (
-        InlineEngine(folder, parallel=Parallel(rank, size, exchange=make(group, rank)), **options) for rank in range(size)
-    )
+    exchanges = [make(group, rank) for rank in range(size)]
+    ranks = [Parallel(rank, size, exchange=e, norm_exchange=e if for_norms else None) for rank, e in enumerate(exchanges)]
+    first, *others = (InlineEngine(folder, parallel=rank, **options) for rank in ranks)
+    first.group = group
     first.runner = Together([first.runner, *(other.runner for other in others)])
     return first

@@ -114,6 +114,10 @@ class Device(ABC):
             processors=bool(variant & VARIANT_PROCESSORS),
             bitmask=self.masks.tensor[:rows] if variant & VARIANT_MASK else None,
         )
+        if (
+            processed is not None
+        ):  # by the operator's own code, which may say other things on other ranks: the first one's count
+            sampled = self.ctx.parallel.all_gather(sampled)[0]
         has_logprobs = bool(variant & VARIANT_LOGPROBS)
         return sampled, self._sampler.sampled_logprobs(logits, sampled, self._workspace) if has_logprobs else None
 

@@ -103,7 +103,8 @@ def make_norm_exchange(place: Place, hidden_size: int, dtype: torch.dtype) -> Pe
         if place.rank == 0:
             log.warning("the GPUs cannot reach each other's memory: NCCL carries all exchanges, which is slower")
         return None
-    symm_mem.set_backend("CUDA")  # whatever a newer torch prefers: this one gives addresses
+    if symm_mem.get_backend(place.device) != "CUDA":  # whatever a newer torch prefers: this one gives addresses
+        symm_mem.set_backend("CUDA")
     shape = places_shape(place.size, max_rows, hidden_size)
     places = symm_mem.empty(shape, dtype=word_dtype(dtype), device=place.device)
     empty(places)
