@@ -195,6 +195,7 @@ def worker_config(config: EngineConfig, folder: Path, summary: ModelSummary) -> 
         logits_processors=config.logits_processors,
         logits_processors_path=config.logits_processors_path,
         collective_timeout_s=config.collective_timeout_s,
+        emulate_world_size=config.emulate_world_size,
     )
 
 

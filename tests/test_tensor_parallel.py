@@ -16,6 +16,8 @@ from tiny_models import MODELS, SPLIT_MODELS, tiny_model
 from workers.test_runner import with_late_masks
 
 from quire.ipc.sampling import SamplingParams
+from quire.workers.group.alone import Alone
+from quire.workers.parallel import Parallel
 
 MOST_TOKENS = 24
 PLAIN: dict[str, Any] = {"max_tokens": MOST_TOKENS, "ignore_eos": True}
@@ -105,6 +107,15 @@ def test_sums_of_few_rows_may_be_formed_by_the_norm(name):
     engine = small(name, 2, for_norms=True)
     assert_same(name, engine)
     assert engine.group.norms > 20 < engine.group.sums  # steps of more rows are summed as ever
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_one_rank_runs_alone_where_the_others_are_emulated(size):
+    alone = Alone(size)
+    engine = InlineEngine(tiny_model("split-llama"), dummy=True, parallel=Parallel(0, size, "cpu", alone, alone))
+    prompts, params = [list(prompt(n)) for n in (3, 40)], SamplingParams(temperature=1.0, seed=1, logprobs=2, **PLAIN)
+    for asked in (GREEDY, params):
+        assert [len(tokens) for tokens in engine.generate(prompts, asked)] == [MOST_TOKENS] * 2
 
 
 # ------------------------------------------------------------------------------------------- faults must turn it red

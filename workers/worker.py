@@ -46,6 +46,7 @@ from quire.workers.attention.kv_cache import KVCache
 from quire.workers.devices.cpu import CpuDevice
 from quire.workers.devices.device import Device, DeviceContext
 from quire.workers.devices.threads import choose_num_threads
+from quire.workers.group.alone import Alone
 from quire.workers.group.group import Group
 from quire.workers.group.place import ExchangeFailed, Place
 from quire.workers.group.store import ChannelStore
@@ -168,6 +169,9 @@ class Worker:
             place = Place(c.rank, c.world_size, self.device, c.collective_timeout_s)
             self.group = Group(ChannelStore(self.link, c.rank), place, model_config.hidden_size, dtype)
             self.parallel = Parallel(c.rank, c.world_size, self.device, self.group.exchange, self.group.norm_exchange)
+        elif c.emulate_world_size > 1:
+            alone = Alone(c.emulate_world_size)
+            self.parallel = Parallel(0, c.emulate_world_size, self.device, alone, alone)
 
     def _await_allocation(self) -> AllocateKV:
         while (command := self.link.receive(timeout_s=60.0)) is None:

@@ -118,8 +118,11 @@ def make_norm_exchange(place: Place, hidden_size: int, dtype: torch.dtype) -> Pe
 
 
 def _reaches_all(place: Place) -> bool:
-    others = (index for index in range(torch.cuda.device_count()) if index != place.device.index)
-    return all(torch.cuda.can_device_access_peer(place.device, other) for other in list(others)[: place.size])
+    mine = torch.tensor([place.device.index], device=place.device)
+    everyone = mine.new_empty(place.size)
+    dist.all_gather_into_tensor(everyone, mine)
+    others = (index for index in everyone.tolist() if index != place.device.index)
+    return all(torch.cuda.can_device_access_peer(place.device, other) for other in others)
 
 
 def _all_agree(mine: bool, device: torch.device) -> bool:
