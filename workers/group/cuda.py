@@ -36,6 +36,7 @@ ENVIRONMENT = {  # read when NCCL and symmetric memory are first used; whatever 
     "NCCL_SOCKET_IFNAME": "lo",  # where ranks meet: unauthenticated
     "NCCL_RUNTIME_CONNECT": "0",  # all connections at the start: a capture may make none
     "NCCL_GRAPH_REGISTER": "0",  # ranks would talk while one of them captures
+    "TORCH_NCCL_USE_COMM_NONBLOCKING": "0",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # the watchdog decides nothing
     "TORCH_NCCL_ENABLE_MONITORING": "0",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
@@ -67,7 +68,7 @@ class NcclExchange:
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         out = x.new_empty((self._size, *x.shape))
-        dist.all_gather_into_tensor(out, x)
+        dist.all_gather_into_tensor(out.view(-1), x.contiguous().view(-1))
         return out
 
     def close(self) -> None:
