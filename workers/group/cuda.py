@@ -42,6 +42,7 @@ ENVIRONMENT = {  # read when NCCL and symmetric memory are first used; whatever 
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     "TORCH_NCCL_PROPAGATE_ERROR": "0",
 }
+_all_gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor  # before torch 2.13
 NEVER = timedelta(days=30)
 PATIENCE = 3  # times the timeout: so long our kernel waits before it traps; the core has ended this process by then
 
@@ -68,7 +69,7 @@ class NcclExchange:
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         out = x.new_empty((self._size, *x.shape))
-        dist.all_gather_into_tensor(out.view(-1), x.contiguous().view(-1))
+        _all_gather(out.view(-1), x.contiguous().view(-1))
         return out
 
     def close(self) -> None:
@@ -121,7 +122,7 @@ def make_norm_exchange(place: Place, hidden_size: int, dtype: torch.dtype) -> Pe
 def _reaches_all(place: Place) -> bool:
     mine = torch.tensor([place.device.index], device=place.device)
     everyone = mine.new_empty(place.size)
-    dist.all_gather_into_tensor(everyone, mine)
+    _all_gather(everyone, mine)
     others = (index for index in everyone.tolist() if index != place.device.index)
     return all(torch.cuda.can_device_access_peer(place.device, other) for other in others)
 
