@@ -108,6 +108,8 @@ class Linear(Module):
             products = Adapted(products, adapter)
         if self._sums:
             products = Summed(products, self._parallel)
+        if self._parallel.norm_exchange is not None:
+            products = BehindSums(products)
         # past nn.Module, which would take a format for a second child
         self.__dict__.update(_products=products, gated=products.gated, in_parts=products.in_parts, normed=products.normed)
 
@@ -140,6 +142,21 @@ class Summed(Products):
         return cast(
             torch.Tensor, Partial(self._inner.in_parts(x), exchange, self._parallel)
         )  # nothing but a norm's `add` looks at it
+
+
+class BehindSums(Products):
+    """Products whose norm may have to form a sum over the ranks first: none of their kernels can."""
+
+    def __init__(self, inner: Products):
+        self._inner = inner
+        self.__dict__.update(product=inner.product, gated=inner.gated, in_parts=inner.in_parts)
+
+    def normed(
+        self, x: torch.Tensor | Partial | None, residual: torch.Tensor, norm: RMSNorm, is_gated: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if isinstance(x, Partial):
+            return super().normed(cast(torch.Tensor, x), residual, norm, is_gated)
+        return self._inner.normed(x, residual, norm, is_gated)
 
 
 def choose_format(place: Placement) -> Callable[..., Format]:

@@ -97,9 +97,9 @@ def gated_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
     return silu_mul(F.linear(x, weight, bias))
 
 
-def fuses_norm(x: torch.Tensor | Partial | None, residual: torch.Tensor, weight: torch.Tensor) -> bool:
+def fuses_norm(residual: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether `norm_linear` is there for these and faster than its parts: one row, a small weight, on CUDA."""
-    return not isinstance(x, Partial) and residual.is_cuda and _kernels().norm_linear.pays(residual, weight)
+    return residual.is_cuda and _kernels().norm_linear.pays(residual, weight)
 
 
 def norm_linear(

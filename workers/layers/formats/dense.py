@@ -99,6 +99,6 @@ class Dense(Unquantized):
     def normed(
         self, x: torch.Tensor | None, residual: torch.Tensor, norm: RMSNorm, is_gated: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if ops.fuses_norm(x, residual, self.weight):
+        if ops.fuses_norm(residual, self.weight):
             return ops.norm_linear(x, residual, norm.weight, norm.eps, self.weight, self.bias, is_gated)
         return super().normed(x, residual, norm, is_gated)
