@@ -34,10 +34,11 @@ class SilentRanks:
         mute = [rank for rank in range(len(children)) if rank not in self._said]
         if mute and now - self._since < GRACE_S:
             return None
-        if mute:
-            return f"{_workers(mute)} silent in an exchange for --collective-timeout-s ({self._timeout_s:g} s)"
         rank, message = next(iter(self._said.items()))
-        return f"the exchange between the workers failed: worker {rank} says: {message}"
+        says = f"worker {rank} says: {message}"
+        if mute:
+            return f"{_workers(mute)} silent in an exchange for --collective-timeout-s ({self._timeout_s:g} s); {says}"
+        return f"the exchange between the workers failed: {says}"
 
 
 def stopped_ranks(children: Sequence[Child]) -> list[int]:

@@ -53,9 +53,11 @@ def test_who_says_nothing_is_at_fault():
     assert verdict([], []) is None and verdict([], [1]) is None
     assert verdict([0], []) is None and verdict([0, 2], []) is None  # more may speak
     late = GRACE_S + 0.1
-    assert verdict([0, 2], [], after_s=late) == "worker 1 was silent in an exchange for --collective-timeout-s (10 s)"
+    assert verdict([0, 2], [], after_s=late) == (
+        "worker 1 was silent in an exchange for --collective-timeout-s (10 s); worker 0 says: 0 waits"
+    )
     assert verdict([0], [], size=4, after_s=late) == (
-        "workers 1, 2 and 3 were silent in an exchange for --collective-timeout-s (10 s)"
+        "workers 1, 2 and 3 were silent in an exchange for --collective-timeout-s (10 s); worker 0 says: 0 waits"
     )
     assert verdict([0, 1, 2], []) == "the exchange between the workers failed: worker 0 says: 0 waits"
 
