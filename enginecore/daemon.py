@@ -18,7 +18,7 @@ from typing import Literal
 import zmq
 
 from quire.enginecore.core import BEAT_INTERVAL_S, CoreConfig, EngineCore
-from quire.enginecore.device import find_gpus
+from quire.enginecore.device import find_gpus, unfit_for_ranks
 from quire.enginecore.garbage import keep_pauses_short
 from quire.enginecore.grammar.compiler import GrammarCompiler
 from quire.enginecore.grammar.mask_threads import mask_threads
@@ -117,7 +117,7 @@ def _run(
         files = frontend_files(folder, tokenizer, config.chat_template, defaults, overrides, form)
     except ModelFilesError as error:
         raise StartupError(str(error)) from error
-    workers = WorkerGroup(worker_config(config, folder, summary), prespawned)
+    workers = WorkerGroup(worker_config(config, folder, summary), [prespawned])
     eos, threads = tuple(summary.eos_token_ids), mask_threads(cpu_share())
     grammars = GrammarCompiler(files.get("tokenizer.json"), summary.vocab_size, eos, threads)
     link = _bind(config)  # before anything slow: an address in use is said at once
@@ -158,6 +158,8 @@ def worker_config(config: EngineConfig, folder: Path, summary: ModelSummary) -> 
     if config.device == "cuda" and not gpus:
         raise StartupError("--device cuda: no CUDA device was found; leave --device out to run on the CPU")
     device: Literal["cuda", "cpu"] = "cuda" if gpus else "cpu"
+    if gpus and (problem := unfit_for_ranks(gpus, config.tensor_parallel_size)):
+        raise StartupError(problem)
     max_model_len = config.max_model_len or summary.max_model_len
     if max_model_len > summary.max_model_len:
         raise StartupError(
@@ -196,6 +198,8 @@ def worker_config(config: EngineConfig, folder: Path, summary: ModelSummary) -> 
         profile_dir=config.profile_dir,
         logits_processors=config.logits_processors,
         logits_processors_path=config.logits_processors_path,
+        collective_timeout_s=config.collective_timeout_s,
+        emulate_world_size=config.emulate_world_size,
     )
 
 
@@ -234,7 +238,7 @@ def core_config_of(config: EngineConfig, summary: ModelSummary, worker: WorkerCo
         max_num_waiting=config.max_num_waiting,
         seed=config.seed,
         step_timeout_s=config.step_timeout_s,
-        spins=worker.device == "cuda" and cpu_share() > 2,
+        spins=worker.device == "cuda" and cpu_share() > 1 + worker.world_size,  # its own, and one for each rank
         log_requests=config.enable_log_requests,
         log_stats=not config.disable_log_stats,
         info=server_info(config, worker, profile, capacity),

@@ -1,6 +1,7 @@
 """What GPUs there are, asked of the driver itself: the core imports no torch, and must know before it starts a worker."""
 
 import ctypes
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -19,6 +20,17 @@ def find_gpus() -> list[Gpu]:
     if cuda.cuInit(0) != 0 or cuda.cuDeviceGetCount(ctypes.byref(count)) != 0:
         return []
     return [_describe(cuda, i) for i in range(count.value)]
+
+
+def unfit_for_ranks(gpus: Sequence[Gpu], size: int) -> str | None:
+    """Why so many ranks cannot share a model on the first of these GPUs, for the user; None if they can."""
+    if size > len(gpus):
+        there = "1 is" if len(gpus) == 1 else f"{len(gpus)} are"
+        return f"--tensor-parallel-size {size}: so many GPUs are needed, and {there} there (CUDA_VISIBLE_DEVICES counts)"
+    if len({gpu.name for gpu in gpus[:size]}) > 1:
+        names = ", ".join(gpu.name for gpu in gpus[:size])
+        return f"--tensor-parallel-size {size}: these GPUs differ ({names}); choose equal ones by CUDA_VISIBLE_DEVICES"
+    return None
 
 
 def _describe(cuda: ctypes.CDLL, index: int) -> Gpu:

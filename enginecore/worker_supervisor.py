@@ -70,8 +70,10 @@ class WorkerSupervisor:
 
     def fail_step(self) -> None:
         """The oldest step does not come back: raises WorkersFailed, with the workers' stacks in the log."""
+        stopped = ", ".join(f"worker {rank} is stopped" for rank in self._workers.stopped())
         self._workers.dump_stacks()
-        raise WorkersFailed(f"a step took longer than --step-timeout-s ({self._step_timeout_s:g} s)")
+        why = f"a step took longer than --step-timeout-s ({self._step_timeout_s:g} s)"
+        raise WorkersFailed(f"{why}: {stopped}" if stopped else why)
 
     # ---------------------------------------------------------------------------------------------------- restarts
     def plan_start(self, why: str) -> None:

@@ -11,13 +11,16 @@ When, and whether they hang, is WorkerSupervisor's business.
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 import numpy as np
 import zmq
 
+from quire.enginecore.group_store import GroupStore
+from quire.enginecore.silent_ranks import SilentRanks, stopped_ranks
 from quire.ipc.config import WorkerConfig
+from quire.ipc.group_messages import PeerSilent, StoreRequest
 from quire.ipc.links.core_and_workers import CoreToWorkers
 from quire.ipc.messages import (
     AllocateKV,
@@ -49,12 +52,12 @@ class WorkersFailed(Exception):
 
 
 class WorkerGroup:
-    """`template` says everything about the workers but rank, generation, address and descriptors. `prespawned`: a
-    worker's process that loads its modules already and waits for its configuration."""
+    """`template` says everything about the workers but rank, device, generation, address and descriptors. `prespawned`:
+    workers' processes that load their modules already and wait for their configuration, as many as there will be, or fewer."""
 
-    def __init__(self, template: WorkerConfig, prespawned: Child | None = None):
+    def __init__(self, template: WorkerConfig, prespawned: Sequence[Child] = ()):
         self.template = template
-        self._prespawned = prespawned
+        self._prespawned = list(prespawned)
         self.world_size = template.world_size
         self.generation = 0
         self.is_ready = False
@@ -82,9 +85,11 @@ class WorkerGroup:
             self._link = CoreToWorkers(self.generation)
             on_failure.pop_all()
         self.plan_ring, self.result_ring = plan_ring, result_ring
-        for rank in range(self.world_size):
-            child, self._prespawned = self._prespawned or prespawn(WORKER_MODULE), None
-            self._children.append(child)
+        self._store = GroupStore(self._link.send)
+        self._silent = SilentRanks(self.template.collective_timeout_s)
+        for _ in range(self.world_size):  # they all load their modules before the first is told what for
+            self._children.append(self._prespawned.pop(0) if self._prespawned else prespawn(WORKER_MODULE))
+        for rank, child in enumerate(self._children):
             config = self._config(rank)
             child.configure(config, [*config.plan_ring_fds, *config.result_ring_fds])
 
@@ -96,6 +101,7 @@ class WorkerGroup:
         return msgspec.structs.replace(
             self.template,
             rank=rank,
+            device_index=rank,
             generation=self.generation,
             control_address=self._link.address,
             plan_ring_fds=self.plan_ring.fds(rank),
@@ -153,11 +159,17 @@ class WorkerGroup:
         yield self.result_ring.fileno()
 
     def check_alive(self) -> None:
-        """Raises WorkersFailed if a worker has ended."""
+        """Raises WorkersFailed if a worker has ended, or keeps the others waiting for too long."""
         for rank, child in enumerate(self._children):
             code = child.poll()
             if code is not None:
                 raise WorkersFailed(f"worker {rank} ended unexpectedly ({how_it_ended(code)})")
+        if self._children and (verdict := self._silent.verdict(self._children, time.monotonic())):
+            raise WorkersFailed(verdict)
+
+    def stopped(self) -> list[int]:
+        """Ranks whose processes were stopped by a signal."""
+        return stopped_ranks(self._children)
 
     def messages(self) -> list[SideResults]:
         """Take what the workers have said; start-up and replies are handled here. Raises WorkersFailed."""
@@ -182,6 +194,10 @@ class WorkerGroup:
                     self.is_ready, self.start_s = True, time.monotonic() - self._started_at
             case WorkerFailed():
                 raise WorkersFailed(message.message)
+            case StoreRequest():
+                self._store.handle(message)
+            case PeerSilent():
+                self._silent.heard(message.rank, message.message, time.monotonic())
             case SideResults():
                 results.append(message)
             case ControlReply():
@@ -189,11 +205,9 @@ class WorkerGroup:
 
     def _allocate(self) -> None:
         assert self._link is not None
-        num_blocks = min(p.num_blocks for p in self._profiles.values())
-        first = self._profiles[0]
-        self.profile = msgspec.structs.replace(first, num_blocks=num_blocks)
+        self.profile = profile_of_all([self._profiles[rank] for rank in range(self.world_size)])
         for rank in range(self.world_size):
-            self._link.send(rank, AllocateKV(num_blocks))
+            self._link.send(rank, AllocateKV(self.profile.num_blocks))
 
     @property
     def start_stage(self) -> str:
@@ -260,3 +274,24 @@ class WorkerGroup:
             raise WorkersFailed(f"a worker does not take its plans: {error}") from error
         except ValueError as error:  # too long for the ring; the scheduler's limits should not let it come to this
             raise WorkersFailed(f"a plan cannot be sent: {error}") from error
+
+
+def profile_of_all(profiles: Sequence[WorkerProfile]) -> WorkerProfile:
+    """What all ranks can hold: the least of their blocks, the most of what they take. Raises WorkersFailed if they differ.
+
+    Blocks are the same for all: block tables of the same layers, in blocks of the same number of tokens.
+    """
+    first = profiles[0]
+    for profile in profiles[1:]:
+        if (profile.block_size, profile.vocab_size) != (first.block_size, first.vocab_size) or (
+            [(g.window, g.layers) for g in profile.kv_groups] != [(g.window, g.layers) for g in first.kv_groups]
+        ):
+            raise WorkersFailed(f"worker {profile.rank} has other KV groups than worker {first.rank}: they do not fit together")
+    return msgspec.structs.replace(
+        first,
+        num_blocks=min(p.num_blocks for p in profiles),
+        weights_bytes=max(p.weights_bytes for p in profiles),
+        activation_bytes=max(p.activation_bytes for p in profiles),
+        num_processor_rows=min(p.num_processor_rows for p in profiles),
+        device=first.device if len(profiles) == 1 else f"{len(profiles)} x {first.device}",
+    )

@@ -13,6 +13,7 @@ import msgspec
 from quire.ipc import quantization as quantizations
 from quire.ipc.process.flags import DTYPES, LOAD_FORMATS, JsonObject, Switch, human_int, model_len, one_of
 
+MAX_RANKS = 64  # that share a model
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
 _OTHER_LEVELS = {"trace": "debug"}
 Add = Callable[..., None]
@@ -59,6 +60,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_logprobs: int = 20
     seed: int = 0
     tensor_parallel_size: int = 1
+    collective_timeout_s: float = 10.0
+    emulate_world_size: int = 1  # run one rank of so many, alone
     step_timeout_s: float = 60.0
     logits_processors: list[str] = []  # the operator's own classes: module:Class, or file.py:Class
     logits_processors_path: list[str] = []  # folders where their modules are looked for, after the installed ones
@@ -106,7 +109,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             self.quantization is None or self.quantization in quantizations.NAMES,
             f"--quantization must be one of {', '.join(quantizations.NAMES)}, not {self.quantization!r:.40}",
         )
-        need(self.tensor_parallel_size == 1, "--tensor-parallel-size above 1 is not supported yet")
+        need(1 <= self.tensor_parallel_size <= MAX_RANKS, f"--tensor-parallel-size must be between 1 and {MAX_RANKS}")
+        need(0.1 <= self.collective_timeout_s <= 86400, "--collective-timeout-s must be between 0.1 and 86400")
+        need(1 <= self.emulate_world_size <= MAX_RANKS, f"--emulate-world-size must be between 1 and {MAX_RANKS}")
+        need(
+            self.emulate_world_size == 1 or (self.load_format == "dummy" and self.tensor_parallel_size == 1),
+            "--emulate-world-size runs one rank alone, whose answers mean nothing: it needs --load-format dummy, and "
+            "--tensor-parallel-size 1",
+        )
         need(self.step_timeout_s > 0, "--step-timeout-s must be greater than 0")
 
 
@@ -144,6 +154,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     profile_dir: str | None = None
     logits_processors: list[str] = []
     logits_processors_path: list[str] = []
+    device_index: int = 0  # which of the GPUs that the engine sees
+    collective_timeout_s: float = 10.0
+    emulate_world_size: int = 1
 
 
 # ------------------------------------------------------------------------------------------------------------- flags
@@ -243,7 +256,13 @@ def _add_defaults(add: Add) -> None:
 
 def _add_memory(add: Add) -> None:
     add("--device", choices=["auto", "cuda", "cpu"], help="where to run; auto: cuda if there is a GPU, else cpu")
-    add("--tensor-parallel-size", "-tp", type=int, metavar="N", help="GPUs that share the model")
+    add(
+        "--tensor-parallel-size",
+        "-tp",
+        type=int,
+        metavar="N",
+        help="GPUs of this host that share the model, each with a part of every layer; with --device cpu, processes",
+    )
     add("--gpu-memory-utilization", type=float, help="part of the GPU's memory to fill, what other processes have included")
     add("--cpu-kv-cache-gib", type=float, help="size of the KV cache on a CPU, GiB")
     add(
@@ -308,6 +327,11 @@ def _add_scheduling(add: Add) -> None:
         help="start a request if memory will do to its end, or as soon as there is room now (and preempt later)",
     )
     add("--step-timeout-s", type=float, help="a step older than this makes /health fail")
+    add(
+        "--collective-timeout-s",
+        type=float,
+        help="with several GPUs: so long one waits for another in a step, then all workers are replaced",
+    )
 
 
 def _add_logs(add: Add) -> None:
@@ -329,6 +353,12 @@ def _add_logs(add: Add) -> None:
 
 def _add_own_code(add: Add) -> None:
     """For who develops with it: classes of one's own, and where the time goes."""
+    add(
+        "--emulate-world-size",
+        type=int,
+        metavar="N",
+        help="run one rank's share of N GPUs alone, its exchanges for free, to measure it; needs --load-format dummy",
+    )
     add(
         "--logits-processors",
         nargs="+",

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from quire.ipc.engine_stats import CacheInfo, EngineStats
+from quire.ipc.group_messages import PeerSilent, StoreRequest, StoreValue
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.utilities import UtilityAnswer, UtilityCall
 
@@ -343,7 +344,7 @@ class ControlReply(Message, tag="control_reply", frozen=True):
     payload: bytes  # at most MAX_CONTROL_PAYLOAD; what it is depends on the request
 
 
-WorkerMessage = WorkerProfile | WorkerReady | WorkerFailed | SideResults | ControlReply
+WorkerMessage = WorkerProfile | WorkerReady | WorkerFailed | SideResults | ControlReply | StoreRequest | PeerSilent
 
 
 class DumpStacks(Message, tag="dump_stacks", frozen=True):
@@ -387,7 +388,7 @@ class AllocateKV(Message, tag="allocate_kv", frozen=True):
     num_blocks: int
 
 
-WorkerCommand = AllocateKV
+WorkerCommand = AllocateKV | StoreValue
 
 
 def sequence_key(request_id: int, child: int) -> int:

@@ -115,6 +115,15 @@ _WIDE = {
 }  # fmt: skip
 # Wide enough for the kernels that a full batch of a real model gets.
 WIDE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {"wide-llama": ("llama", _WIDE), "wide-qwen3": ("qwen3", _WIDE)}
+# With a head that four ranks share by whole blocks of the sampler's, the last of them a short one.
+_SPLIT = {"vocab_size": 1700}
+SPLIT_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "split-llama": ("llama", {**_SPLIT, "num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True}),
+    "split-mistral": ("mistral", {**_SPLIT, "sliding_window": 16}),
+    "split-qwen2": ("qwen2", {**_SPLIT, **MODELS["qwen2-mixed"][1]}),
+    "split-qwen3": ("qwen3", {**_SPLIT, "tie_word_embeddings": True}),
+    "split-gpu-llama": ("llama", {**_SPLIT, "num_key_value_heads": 1, "attention_bias": True, "head_dim": 64}),
+}
 
 
 @functools.cache
@@ -132,7 +141,7 @@ def reference(name: str) -> Any:
     """The transformers model of `MODELS[name]`, float32, eval mode, eager attention."""
     import torch
 
-    family, changes = {**ALL_MODELS, **GPU_MODELS, **WIDE_MODELS}[name]
+    family, changes = {**ALL_MODELS, **GPU_MODELS, **WIDE_MODELS, **SPLIT_MODELS}[name]
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(len(name) + sum(name.encode()))
         model = tiny_families.make(family, {**BASE, **changes})

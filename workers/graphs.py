@@ -151,7 +151,8 @@ def batches_ahead(decode: list[int], tokens: list[int], rows: list[int]) -> list
 class GraphSizes:
     """Which steps are replayed as graphs, and what they are padded to: from the worker's limits and the plan alone.
 
-    Ranks of one model have equal limits, GPUs and bytes of weights, so they agree, whatever memory each has left.
+    Ranks of one model have equal limits and GPUs, and count the bytes of weights that the largest has, so they agree, whatever
+    memory each has left.
     """
 
     def __init__(self, max_rows: int, max_tokens: int, weights_bytes: int):
@@ -186,6 +187,7 @@ class StepRunner(Protocol):
     """What is captured: a step's forward and its tail, as runner.ModelRunner has them."""
 
     model: CausalLM
+    weights_bytes: int
     ctx: DeviceContext
     attention: ModelAttention
 
@@ -211,8 +213,9 @@ class StepGraphs:
         self._runner = runner
         self._device = device
         ctx = runner.ctx
-        self.sizes = GraphSizes(ctx.max_rows, ctx.max_tokens, runner.model.weights_bytes)
-        self._logits = torch.empty(ctx.max_rows, ctx.config.vocab_size, dtype=ctx.dtype, device=ctx.device)
+        self.sizes = GraphSizes(ctx.max_rows, ctx.max_tokens, runner.weights_bytes)
+        own_vocab = ctx.parallel.vocabulary(ctx.config.vocab_size).size
+        self._logits = torch.empty(ctx.max_rows, own_vocab, dtype=ctx.dtype, device=ctx.device)
         self._pool = torch.cuda.graph_pool_handle()
         self._forward: dict[BatchDescriptor, torch.cuda.CUDAGraph] = {}
         self._tail: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}  # (rows, variant)

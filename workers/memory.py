@@ -13,6 +13,7 @@ from quire.ipc.step.sections import PREFILL_SAMPLE, VARIANT_RANDOM
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.graphs import most_tokens
 from quire.workers.models.config import ModelConfig
+from quire.workers.parallel import Parallel
 
 MIN_BLOCKS = 2
 
@@ -46,17 +47,20 @@ def largest_plan(max_tokens: int, max_rows: int, max_model_len: int) -> StepPlan
     )
 
 
-def cpu_step_bytes(model: ModelConfig, max_tokens: int, max_rows: int, dtype: torch.dtype) -> int:
+def cpu_step_bytes(
+    model: ModelConfig, max_tokens: int, max_rows: int, dtype: torch.dtype, parallel: Parallel | None = None
+) -> int:
     """What a step takes on a CPU beside weights and KV cache, at most: activations of the largest step, logits, oneDNN's code.
 
     Computed, not measured as on a GPU: the largest step of a 0.5B model would take a second of every start.
     """
-    return memory_plan.cpu_step_bytes(sizes_of(model), max_tokens, max_rows, dtype.itemsize)
+    return memory_plan.cpu_step_bytes(sizes_of(model, parallel), max_tokens, max_rows, dtype.itemsize)
 
 
-def sizes_of(model: ModelConfig) -> ModelSizes:
-    """What the formulas of memory need to know of a model."""
-    specs = [(layer.attention, layer.mlp_width(model.hidden_size)) for layer in model.layers]
+def sizes_of(model: ModelConfig, parallel: Parallel | None = None) -> ModelSizes:
+    """What the formulas of memory need to know of a model, or of what this rank has of it."""
+    ranks = parallel or Parallel()
+    specs = [(layer.attention.on_rank(ranks), layer.mlp_width(model.hidden_size) // ranks.size) for layer in model.layers]
     layers = tuple(
         LayerSizes(s.num_heads, s.num_kv_heads, s.head_dim, s.window, mlp, 1 if s.cache_dtype else 0) for s, mlp in specs
     )

@@ -1,14 +1,16 @@
 """Tensor parallelism as a model sees it: which rank this is, what it holds of each dimension, and where ranks exchange.
 
 `build_model` is given a `Parallel`, and layers ask it for their sizes. A layer whose results are partial (its input dimension
-is split) sums them over the ranks by `all_reduce`; the LM head, split over the vocabulary, joins its columns by `gather`. Both
-points are made only where there are several ranks: a model of one rank has no call to this file after it is built. How tensors
-travel is the `Exchange`'s business.
+is split) sums them over the ranks by `all_reduce`; the LM head is split over the vocabulary, and who needs all of it asks for
+`all_logits`. How tensors travel is the `Exchange`'s business.
 """
 
 from typing import NamedTuple, Protocol
 
 import torch
+import torch.nn.functional as F
+
+from quire.kernels.step.tables import SAMPLER_BLOCK
 
 
 class Part(NamedTuple):
@@ -44,19 +46,52 @@ class Exchange(Protocol):
     """What the ranks of a group do together. Every rank calls the same, in the same order."""
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of all ranks' x; may be x itself."""
+        """The sum of all ranks' x; may be x itself. All ranks have the same bits."""
         ...
 
-    def gather(self, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-        """All ranks' x [R, n] side by side, [R, size * n], in `out` if it is given."""
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """All ranks' x, of one shape, in the order of the ranks: [size, *x.shape]."""
         ...
+
+    def close(self) -> None:
+        """The last call, of a rank that ends."""
+        ...
+
+
+class NormExchange(Protocol):
+    """A sum over the ranks that the norm behind it forms itself, where that is faster: on GPUs, of few rows."""
+
+    def takes(self, rows: int) -> bool:
+        """Whether it does so for so many rows: the same on all ranks."""
+        ...
+
+    def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """residual += the sum of all ranks' x, in place; the norm of it. x [T, H], or in parts, float32 [S, T, H]."""
+        ...
+
+
+class Partial(NamedTuple):
+    """What stands for a sum over the ranks until a norm's `add` forms it: this rank's x, and who sums."""
+
+    x: torch.Tensor  # [T, H], or in parts, float32 [S, T, H]
+    exchange: NormExchange
+    parallel: "Parallel"
+
+    def summed(self, dtype: torch.dtype) -> torch.Tensor:
+        """The sum itself, [T, H]: for a norm that the exchange has no kernel of."""
+        return self.parallel.all_reduce(self.x.sum(0).to(dtype) if self.x.dim() == 3 else self.x)
 
 
 class Parallel:
     """Rank `rank` of `size`, on `device`. Without an exchange a model of several ranks can be built and loaded, but not run."""
 
     def __init__(
-        self, rank: int = 0, size: int = 1, device: torch.device | str = "cpu", exchange: Exchange | None = None
+        self,
+        rank: int = 0,
+        size: int = 1,
+        device: torch.device | str = "cpu",
+        exchange: Exchange | None = None,
+        norm_exchange: NormExchange | None = None,
     ) -> None:
         if not 0 <= rank < size:
             raise ValueError(f"there is no rank {rank} among {size}")
@@ -64,6 +99,7 @@ class Parallel:
         self.size = size
         self.device = torch.device(device)
         self._exchange = exchange
+        self.norm_exchange = norm_exchange
 
     def split(self, n: int) -> Part:
         """This rank's part of a dimension of n. Raises ValueError if it does not divide evenly."""
@@ -79,15 +115,39 @@ class Parallel:
             return Part(n, first, first + 1)
         return self.split(n)
 
+    def vocabulary(self, n: int) -> Part:
+        """This rank's of n tokens: whole SAMPLER_BLOCKs, as many on each rank but the last, which has what is left.
+
+        Where there are too few blocks for all, every rank has the whole.
+        """
+        stride = self._vocabulary_stride(n)
+        if stride * (self.size - 1) >= n:
+            return whole(n)
+        return Part(n, self.rank * stride, min((self.rank + 1) * stride, n))
+
+    def _vocabulary_stride(self, n: int) -> int:
+        blocks = -(-n // SAMPLER_BLOCK)
+        return -(-blocks // self.size) * SAMPLER_BLOCK
+
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """The sum of all ranks' x."""
         return x if self.size == 1 else self._joined().all_reduce(x)
 
-    def gather(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """All ranks' x [R, n] side by side: [R, size * n], in `out` if it is given."""
-        if self.size == 1:
-            return x if out is None else out.copy_(x)
-        return self._joined().gather(x, out)
+    def all_logits(self, x: torch.Tensor, n: int) -> torch.Tensor:
+        """All ranks' columns x [R, vocabulary(n)] side by side: [R, n]; x itself where every rank has the whole."""
+        if x.shape[1] == n:
+            return x
+        stride = self._vocabulary_stride(n)
+        x = x if x.shape[1] == stride else F.pad(x, (0, stride - x.shape[1]))
+        out = x.new_empty(len(x), n)
+        for rank, columns in enumerate(self._joined().all_gather(x)):
+            start = rank * stride
+            out[:, start : start + stride] = columns[:, : n - start]
+        return out
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """All ranks' x, of one shape: [size, *x.shape]."""
+        return x.unsqueeze(0) if self.size == 1 else self._joined().all_gather(x)
 
     def _joined(self) -> Exchange:
         if self._exchange is None:

@@ -52,6 +52,7 @@ class ModelRunner:
         custom_processors: CustomProcessors | None = None,
     ):
         self.model = model
+        self.weights_bytes = model.weights_bytes  # of the rank that has most, once ranks have met: sizes of graphs follow
         self.custom_processors = custom_processors
         self.ctx = ctx
         self.device = make_device(ctx)
@@ -132,6 +133,7 @@ class ModelRunner:
             hidden = hidden.index_select(0, self.buffers.logits_indices[:rows])
         logits = self.model.compute_logits(hidden)
         if plan.wants_candidates:
+            logits = self._all(logits)
             prompt_rows += self._candidates(plan, logits)
         if plan.variant & VARIANT_CUSTOM:
             self.processed_tail(plan, device_plan, logits, read_masks)
@@ -176,6 +178,7 @@ class ModelRunner:
 
         They see them before masks are read, for the plan's place in the ring is given back then."""
         assert self.custom_processors is not None
+        logits = self._all(logits)
         processed, failed = self.custom_processors.process(plan, logits, self.buffers.input_ids)
         variant, step = plan.variant & ~VARIANT_CUSTOM & ~VARIANT_MASK, plan.step
         if plan.late_mask:
@@ -185,6 +188,10 @@ class ModelRunner:
             self.device.tail_without_masks(*args, step, failed, processed)
         else:
             self.device.tail(*args, processed=processed)
+
+    def _all(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits of the whole vocabulary, which ranks may share."""
+        return self.ctx.parallel.all_logits(logits, self.ctx.config.vocab_size)
 
     def load_masks(self, plan: StepPlan, read_masks: ReadMasks) -> np.ndarray:
         """Take the step's masks as they come; returns the rows that were to have one and got none."""
@@ -226,7 +233,7 @@ class ModelRunner:
     def _prompt_row(self, row: int, states: torch.Tensor, targets: np.ndarray, num_top: int) -> PromptRow:
         target_ids = torch.from_numpy(targets.copy()).to(self.ctx.device)
         parts = [
-            [x.cpu() for x in prompt_logprobs(self.model.compute_logits(s), t, num_top)]
+            [x.cpu() for x in prompt_logprobs(self.model.compute_all_logits(s), t, num_top)]
             for s, t in zip(states.split(PROMPT_LOGPROB_ROWS), target_ids.split(PROMPT_LOGPROB_ROWS), strict=True)
         ]
         if not len(targets):

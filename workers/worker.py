@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from quire.ipc.config import WorkerConfig
+from quire.ipc.group_messages import PeerSilent
 from quire.ipc.links.core_and_workers import WorkerToCore
 from quire.ipc.messages import (
     MAX_CONTROL_PAYLOAD,
@@ -45,6 +46,10 @@ from quire.workers.attention.kv_cache import KVCache
 from quire.workers.devices.cpu import CpuDevice
 from quire.workers.devices.device import Device, DeviceContext
 from quire.workers.devices.threads import choose_num_threads
+from quire.workers.group.alone import Alone
+from quire.workers.group.group import Group
+from quire.workers.group.place import ExchangeFailed, Place
+from quire.workers.group.store import ChannelStore
 from quire.workers.layers.kv_scales import KVScales
 from quire.workers.loading.prepare_cpu import quicken_attributes
 from quire.workers.loading.target import WeightsError
@@ -75,18 +80,28 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class Worker:
+    group: Group | None = None  # of several ranks, once they have met
+
     def __init__(self, config: WorkerConfig):
         self.config = config
         self.link = WorkerToCore(config.control_address, config.rank, config.generation)
         self.reader = PlanReader.attach(own_fds(config.plan_ring_fds))
         self.ring = ResultRing.attach(own_fds(config.result_ring_fds)) if config.result_ring_fds else None
-        self.device = torch.device("cuda", config.rank) if config.device == "cuda" else torch.device("cpu")
+        self.device = torch.device("cuda", config.device_index) if config.device == "cuda" else torch.device("cpu")
         self.parallel = Parallel(config.rank, config.world_size, self.device)
         self.custom_processors: CustomProcessors | None = None
         self.profiler = Profiler(config.profile_dir, config.rank, config.device)
 
     def run(self) -> None:
         """Start up, serve, end. Raises what the core cannot be told of."""
+        try:
+            self._run()
+        except ExchangeFailed as error:
+            self.link.send(PeerSilent(self.config.rank, str(error)))
+            while True:  # our end would pass for the cause
+                self.link.receive(timeout_s=60.0)
+
+    def _run(self) -> None:
         try:
             runner = self._start()
             with runner.device.stream():
@@ -105,6 +120,8 @@ class Worker:
             self.link.send(WorkerReady(self.config.rank))
             self._serve(runner)
         runner.device.close()
+        if self.group is not None:
+            self.group.exchange.close()
 
     def _fail(self, message: str) -> None:
         self.link.send(WorkerFailed(self.config.rank, message))
@@ -126,6 +143,7 @@ class Worker:
             torch.cuda.set_device(self.device)
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
             torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+        self._join(model_config, dtype)
         model = self._load(model_config, dtype)
         if model_config.quantization is not None:
             log.info("weights are quantized: %s", model_config.quantization.method)
@@ -136,25 +154,41 @@ class Worker:
         if classes:
             self.custom_processors = CustomProcessors(classes, vllm_config(c, model_config, dtype, self.device), self.device)
         runner = ModelRunner(model, self._context(model_config, cache, dtype), self._make_device, self.custom_processors)
+        if self.group is not None:  # sizes of steps follow from it, and so what ranks exchange; and all are there now
+            runner.weights_bytes = self.group.most("weights_bytes", weights_bytes)
         budget = self._measure(runner, weights_bytes)
         self._report(runner, budget, weights_bytes)
         command = self._await_allocation()
         cache.allocate(command.num_blocks, self.device)
         return runner
 
+    def _join(self, model_config: ModelConfig, dtype: torch.dtype) -> None:
+        """Meet the other ranks, if there are any. Raises ExchangeFailed."""
+        c = self.config
+        if c.world_size > 1:
+            place = Place(c.rank, c.world_size, self.device, c.collective_timeout_s)
+            self.group = Group(ChannelStore(self.link, c.rank), place, model_config.hidden_size, dtype)
+            self.parallel = Parallel(c.rank, c.world_size, self.device, self.group.exchange, self.group.norm_exchange)
+        elif c.emulate_world_size > 1:
+            alone = Alone(c.emulate_world_size)
+            self.parallel = Parallel(0, c.emulate_world_size, self.device, alone, alone)
+
     def _await_allocation(self) -> AllocateKV:
         while (command := self.link.receive(timeout_s=60.0)) is None:
             pass  # other ranks are still loading; if the core is gone, so are we
+        if not isinstance(command, AllocateKV):
+            raise RuntimeError(f"the core sent {type(command).__name__} where its decision about the KV cache was due")
         return command
 
     def _load(self, model_config: ModelConfig, dtype: torch.dtype) -> CausalLM:
         model = build_model(model_config, dtype, self.parallel)
         if self.config.device == "cpu":
-            torch.set_num_threads(choose_num_threads(model.weights_bytes))  # before weights are packed, which depends on it
+            # before weights are packed, which depends on it
+            torch.set_num_threads(choose_num_threads(model.weights_bytes, self.config.world_size))
         if self.config.load_format == "dummy":
             dummy_weights(model, self.config.seed)
         else:
-            load_weights(model, Path(self.config.model_dir), self.device)
+            load_weights(model, Path(self.config.model_dir), self.device, progress=self.config.rank == 0)
         if self.config.device == "cpu":
             quicken_attributes(model)
         return model
@@ -175,6 +209,7 @@ class Worker:
             max_rows=rows,
             max_blocks=max_blocks,
             max_device_words=max_device_words(limits),
+            parallel=self.parallel,
         )
 
     def _make_device(self, ctx: DeviceContext) -> Device:
@@ -189,13 +224,15 @@ class Worker:
         c, cache = self.config, runner.ctx.cache
         if c.device == "cpu":
             model = runner.ctx.config
-            return cpu_budget(c, cache, cpu_step_bytes(model, runner.ctx.max_tokens, c.max_num_seqs, runner.ctx.dtype))
+            sizes = runner.ctx.max_tokens, c.max_num_seqs, runner.ctx.dtype
+            return cpu_budget(c, cache, cpu_step_bytes(model, *sizes, self.parallel))
         cache.allocate(2, self.device)
         words = largest_plan(c.max_num_batched_tokens, c.max_num_seqs, c.max_model_len).encode()
         with runner.device.stream():
             begin = time.monotonic()
             runner.compile_kernels(words, graphs=not c.enforce_eager)
             log.info("kernels compiled, or found in Triton's cache, in %.1f s", time.monotonic() - begin)
+            self._meet("compiled")
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
@@ -207,6 +244,11 @@ class Worker:
         cache.release()
         logits = c.max_num_seqs * runner.ctx.config.vocab_size * runner.ctx.dtype.itemsize
         return gpu_budget(c, cache, weights_bytes, peak, graphs_bytes(c, weights_bytes, peak, logits))
+
+    def _meet(self, where: str) -> None:
+        """Wait for all ranks: where they go on by exchanging, which is not to last long."""
+        if self.group is not None:
+            self.group.most(where, 0)
 
     def _report(self, runner: ModelRunner, budget: Budget, weights_bytes: int) -> None:
         c, cache = self.config, runner.ctx.cache
@@ -229,6 +271,7 @@ class Worker:
 
     def _warm_up(self, runner: ModelRunner) -> None:
         if self.config.device == "cuda" and not self.config.enforce_eager:
+            self._meet("allocated")
             seconds = runner.capture_graphs()
             log.info("graphs captured in %.1f s", seconds)
 
@@ -242,13 +285,14 @@ class Worker:
     def _serve(self, runner: ModelRunner) -> None:
         spin_s = 0.0
         if self.config.device == "cuda":
-            spin_s = GPU_SPIN_S if cpu_share() > 2 else SHORT_SPIN_S
+            spin_s = GPU_SPIN_S if cpu_share() > 1 + self.config.world_size else SHORT_SPIN_S
             sys.setswitchinterval(GPU_SWITCH_S)
         records = Records(self.reader, max(spin_s, MASK_SPIN_S))
         more_to_capture, timeout_s, record = True, IDLE_S, None
         while True:
             record = records.read(timeout_s, spin_s if record is not None else 0.0)
             if record is None:
+                self._check_exchange(runner)
                 runner.capture_masked_tail()
                 more_to_capture = more_to_capture and runner.capture_ahead()
                 timeout_s = CAPTURE_PAUSE_S if more_to_capture else READ_TIMEOUT_S
@@ -271,6 +315,14 @@ class Worker:
             if self.profiler.is_active:
                 self.profiler.step_done()
             runner.capture_masked_tail()
+
+    def _check_exchange(self, runner: ModelRunner) -> None:
+        """On a GPU a step waits for other ranks where nothing here would notice. Raises ExchangeFailed."""
+        if self.group is None:
+            return
+        limit_s = self.config.collective_timeout_s
+        if runner.device.waited_s() > limit_s:
+            raise ExchangeFailed(f"a step has not come to its end on the GPU for {limit_s:g} s")
 
     def _refuse_plan(self, world_size: int) -> None:
         """The sender takes us for a rank of another group: our shards are not what it thinks. The core replaces us."""

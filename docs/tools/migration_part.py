@@ -48,8 +48,8 @@ FLAGS_DIFFER = {
     "--reasoning-parser": "found by the chat template, unless it is named; the names are in configuration.md",
     "--seed": "the same noise at every start, but not vLLM's",
     "--shutdown-timeout": "default 30 s (vLLM: 0); also --shutdown-grace-s",
-    "--tensor-parallel-size": "1 only, so far",
-    "-tp": "1 only, so far",
+    "--tensor-parallel-size": "GPUs of one host",
+    "-tp": "GPUs of one host",
     "--tool-call-parser": "found by the chat template, unless it is named; the names are in configuration.md",
     "--uvicorn-log-level": "of the engine, too; also --log-level",
 }
@@ -72,7 +72,7 @@ _RENDER = "`/tokenize` gives the token ids of a conversation, `/inference/v1/gen
 _SLEEP = "engines do not sleep"
 ROUTES_NOT_HERE = {
     "GET /redoc": "`/docs` and `/openapi.json` describe the API",
-    "GET /get_world_size": "an engine has one worker",
+    "GET /get_world_size": "`/server_info` has tensor_parallel_size",
     "GET /is_paused": _SLEEP,
     "GET /is_sleeping": _SLEEP,
     "POST /pause": _SLEEP,
@@ -172,7 +172,7 @@ LLM_NOT_HERE = {
     "enqueue_chat": "`LLMEngine.add_request`, or AsyncClient",
     "wait_for_completion": "`LLMEngine.step`, or AsyncClient",
     "get_metrics": "a served model has /metrics; outputs hold their own times",
-    "get_world_size": "an engine has one worker",
+    "get_world_size": "the option tensor_parallel_size",
     "reset_mm_cache": "models of text only are served",
     "sleep": _SLEEP,
     "wake_up": _SLEEP,

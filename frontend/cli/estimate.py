@@ -10,7 +10,7 @@ import re
 import sys
 from typing import NamedTuple
 
-from quire.frontend.cli.estimate_model import BUNDLED, ITEMSIZE, EstimateError, Model, read_model
+from quire.frontend.cli.estimate_model import BUNDLED, ITEMSIZE, EstimateError, Model, on_rank, read_model
 from quire.ipc import memory_plan as plan
 from quire.ipc.config import EngineConfig, add_engine_arguments, engine_config_from
 from quire.ipc.memory_plan import GIB
@@ -130,6 +130,7 @@ def _bytes(text: str) -> int:
 # ----------------------------------------------------------------------------------------------------------- the plan
 def estimate(model: Model, config: EngineConfig, memory: int, gpu: str = "") -> Estimate:
     """memory: of the GPU, bytes; 0 for a CPU. Raises EstimateError."""
+    model = model if config.tensor_parallel_size == 1 else on_rank(model, config.tensor_parallel_size)
     is_gpu, sizes = memory > 0, with_cache_dtype(model, config)
     dtype = config.dtype if config.dtype != "auto" else (model.dtype or "bfloat16") if is_gpu else "float32"
     if dtype not in ITEMSIZE:
@@ -194,6 +195,8 @@ def with_cache_dtype(model: Model, config: EngineConfig) -> plan.ModelSizes:
 
 
 def text_of(found: Estimate, model: Model, config: EngineConfig) -> str:
+    ranks = config.tensor_parallel_size
+    each, model = (f", each of {ranks}", on_rank(model, ranks)) if ranks > 1 else ("", model)
     counted = "" if model.is_counted else ", computed from config.json"
     size = f" ({found.total_bytes / GIB:.1f} GiB)" if found.total_bytes else ""
     rows = [
@@ -203,7 +206,7 @@ def text_of(found: Estimate, model: Model, config: EngineConfig) -> str:
         ("tables", found.tables_bytes, f"of {found.max_num_seqs:,} sequences at once, and CUDA's context"),
         ("KV cache", found.kv_cache_bytes, f"{found.tokens:,} tokens of {found.kv_bytes_per_token:,} bytes"),
     ]
-    lines = [f"{found.model} on {found.device}{size}, {found.dtype}"]
+    lines = [f"{found.model} on {found.device}{size}{each}, {found.dtype}"]
     lines += [f"  {name:<12} {value / GIB:>8.2f} GiB  {text}" for name, value, text in rows if value or name == "KV cache"]
     if found.num_blocks < 2:
         needed = sum(value for _, value, _ in rows) / config.gpu_memory_utilization / GIB

@@ -89,6 +89,31 @@ def computed_parameters(sizes: ModelSizes, tied: bool) -> int:
     return total
 
 
+def on_rank(model: Model, size: int) -> Model:
+    """What one of `size` GPUs holds: heads and MLP split, the head of an untied model, too; the embedding whole.
+
+    Raises EstimateError where the model cannot be split so.
+    """
+
+    def of(layer: LayerSizes) -> LayerSizes:
+        kv_heads = layer.num_kv_heads
+        for what, n in (("attention heads", layer.num_heads), ("the MLP's size", layer.intermediate_size)):
+            if n % size:
+                raise EstimateError(f"--tensor-parallel-size {size} does not divide {what} of {model.name} ({n})")
+        if kv_heads % size and size % kv_heads:
+            raise EstimateError(f"--tensor-parallel-size {size} does not fit the {kv_heads} KV heads of {model.name}")
+        return layer._replace(
+            num_heads=layer.num_heads // size,
+            num_kv_heads=max(1, kv_heads // size),
+            intermediate_size=layer.intermediate_size // size,
+        )
+
+    sizes = model.sizes._replace(layers=tuple(of(layer) for layer in model.sizes.layers))
+    head = 0 if model.is_tied else model.sizes.vocab_size * model.sizes.hidden_size
+    fewer = computed_parameters(model.sizes, model.is_tied) - computed_parameters(sizes, model.is_tied) + head - head // size
+    return model._replace(sizes=sizes, num_parameters=model.num_parameters - fewer)
+
+
 def _size(config: Json, name: str, default: int | None = None) -> int:
     value = config.get(name)
     value = default if value is None else value

@@ -111,7 +111,10 @@ FLAG_NOTES: dict[str, FlagNote] = {
     "--max-logprobs": FlagNote("logprobs make answers many times longer; 0: each token's own only", "20"),
     # ----------------------------------------------------------------------------------------------- device and memory
     "--device": FlagNote("a CPU serves small models only", "auto"),
-    "--tensor-parallel-size": FlagNote("", "1: more is not here yet"),
+    "--tensor-parallel-size": FlagNote(
+        "each GPU holds a part of the weights and of the KV cache; an exchange twice a layer costs time",
+        "1 where the model fits into one GPU, else 2, 4 or 8",
+    ),
     "--gpu-memory-utilization": FlagNote(
         "the KV cache gets what weights, a step and graphs leave of this part: more of it is more requests at once and more "
         "prefix hits",
@@ -158,6 +161,7 @@ FLAG_NOTES: dict[str, FlagNote] = {
         "lookahead keeps preemption rare; optimistic starts more at once, and computes some again", "lookahead"
     ),
     "--step-timeout-s": FlagNote("", "60"),
+    "--collective-timeout-s": FlagNote("", "10; more where one step takes seconds"),
     # ------------------------------------------------------------------------------------------------------------ logs
     "--log-level": FlagNote("", "info"),
     "--log-format": FlagNote("", "json, where logs are collected"),
@@ -166,6 +170,7 @@ FLAG_NOTES: dict[str, FlagNote] = {
     # ------------------------------------------------------------------------------------------- own code and profiles
     "--logits-processors": FlagNote("requests that use one take a slower end of a step; others keep theirs", "leave it out"),
     "--logits-processors-path": _NONE,
+    "--emulate-world-size": FlagNote("a rank's part of weights and KV cache", "1; 4 or 8 to measure a share"),
     "--profile-dir": FlagNote(
         "nothing until /start_profile; then steps get slower, and traces are large", "leave it out in production"
     ),

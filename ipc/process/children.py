@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from queue import SimpleQueue
 from typing import TypeVar
 
@@ -71,6 +72,12 @@ class Child:
         with suppress(subprocess.TimeoutExpired):
             return self.proc.wait(timeout_s)
         return None
+
+    def is_stopped(self) -> bool:
+        """Whether it was stopped by a signal (SIGSTOP), or by a debugger."""
+        with suppress(OSError, IndexError):
+            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+        return False
 
     def configure(self, config: msgspec.Struct, fds: Sequence[int] = ()) -> None:
         """Give the child the configuration that it waits for, once, and descriptors: `own_fds` there tells their numbers."""

@@ -162,8 +162,9 @@ def _kernels() -> dict[tuple[str, str], Any]:
         rope_kv,
     )
     from quire.kernels.elementwise import activation, embedding, logits, norm  # noqa: F401
+    from quire.kernels.exchange import all_reduce_norm  # noqa: F401
     from quire.kernels.linear import linear, linear_hopper, norm_linear, split_linear  # noqa: F401
-    from quire.kernels.sampling import sampler, sampler_filter  # noqa: F401
+    from quire.kernels.sampling import sampler, sampler_filter, sampler_parts  # noqa: F401
     from quire.kernels.step import step_inputs  # noqa: F401
 
     ours = [module for name, module in sys.modules.items() if name.startswith("quire.kernels.")]

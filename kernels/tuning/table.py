@@ -145,6 +145,20 @@ class StepTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     dependent_rows: int  # up to which launches are dependent, where `linear_hopper` does not compute the products
 
 
+class ExchangeTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Sums over ranks that the norm's kernel forms (`all_reduce_norm`); those of more rows are NCCL's."""
+
+    rows: tuple[tuple[int, int], ...]  # (ranks up to, rows of the largest), ranks ascending
+
+    def max_rows(self, ranks: int) -> int:
+        """0 where NCCL is faster at any number of rows."""
+        return next((rows for most, rows in self.rows if ranks <= most), 0)
+
+
+# Each rank sends its row to all others: of two, NCCL's bytes at less latency; of more, (ranks - 1) times a row each.
+ONE_SHOT = ExchangeTuning(rows=((2, 512), (4, 128), (8, 64)))
+
+
 class Tuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A GPU's table."""
 
@@ -154,6 +168,7 @@ class Tuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     experts: ExpertsTuning
     elementwise: ElementwiseTuning
     step: StepTuning
+    exchange: ExchangeTuning = ONE_SHOT
 
 
 def padded_sizes(sizes: Sizes, limit: int) -> list[int]:

@@ -35,6 +35,7 @@ class Group:
         self.is_ready, self.start_s, self.start_stage = True, 7.0, "load the model"
         self.num_starts, self.num_dumps = 0, 0
         self.left: list[str] = []  # killed and not gone
+        self.are_stopped: list[int] = []
 
     def check_alive(self) -> None:
         pass
@@ -47,6 +48,9 @@ class Group:
 
     def dump_stacks(self) -> None:
         self.num_dumps += 1
+
+    def stopped(self) -> list[int]:
+        return self.are_stopped
 
 
 class Watched:
@@ -224,9 +228,12 @@ def test_a_step_is_overdue_after_its_time_and_the_next_one_begins_anew(watched):
         assert not watched.turn(step=2)
     assert watched.turn(step=2)
     assert not watched.turn() and watched.supervisor.oldest_step_s == 0.0
-    with pytest.raises(WorkersFailed, match=r"--step-timeout-s \(60 s\)"):
+    with pytest.raises(WorkersFailed, match=r"--step-timeout-s \(60 s\)$"):
         watched.supervisor.fail_step()
-    assert watched.group.num_dumps == 1
+    watched.group.are_stopped = [1]
+    with pytest.raises(WorkersFailed, match=r"--step-timeout-s \(60 s\): worker 1 is stopped$"):
+        watched.supervisor.fail_step()
+    assert watched.group.num_dumps == 2
 
 
 def test_a_freeze_of_the_machine_ages_neither_a_step_nor_a_start(watched):

@@ -201,7 +201,9 @@ def test_an_unknown_option_names_those_like_it() -> None:
     [
         ({"max_model_len": 1}, "^max_model_len must be at least 2$"),
         ({"enable_lora": True}, "^enable_lora=True is not supported: LoRA adapters are not served$"),
-        ({"tensor_parallel_size": 2}, "^tensor_parallel_size above 1 is not supported yet$"),
+        ({"tensor_parallel_size": 0}, "^tensor_parallel_size must be between 1 and 64$"),
+        ({"collective_timeout_s": float("inf")}, "^collective_timeout_s must be between 0.1 and 86400$"),
+        ({"emulate_world_size": 4}, "^emulate_world_size runs one rank alone, .* it needs load_format dummy, and"),
         ({"device": "tpu"}, "^device: invalid enum value 'tpu'$"),
         ({"max_num_seqs": "many"}, "^max_num_seqs: expected int or None, got str$"),
     ],

@@ -43,22 +43,24 @@ class InlineEngine:
         dummy=False,
         processors=(),
         wishes=MappingProxyType({}),
+        parallel=None,
         **scheduling,
     ):
         self.depth, self.device = depth, torch.device(device)
+        parallel = parallel or Parallel(device=self.device)
         config = read_model_config(model_dir, **wishes)
         max_model_len = max_model_len or min(config.max_position_embeddings, 512)
-        self.model = build_model(config, dtype, Parallel(device=self.device)).eval()
+        self.model = build_model(config, dtype, parallel).eval()
         if dummy:
             dummy_weights(self.model, 0)
         else:
             load_weights(self.model, model_dir, self.device, progress=False)
         if self.device.type == "cpu":
             quicken_attributes(self.model)
-        cache = KVCache(config.attention_specs(Parallel()), block_size, dtype, self.model.kv_scales())
+        cache = KVCache(config.attention_specs(parallel), block_size, dtype, self.model.kv_scales())
         cache.allocate(num_blocks, self.device)
         self.processors = CustomProcessors(processors, None, self.device) if processors else None
-        self.runner = self._make_runner(config, cache, dtype, max_num_seqs, budget, max_model_len)
+        self.runner = self._make_runner(config, cache, dtype, max_num_seqs, budget, max_model_len, parallel)
         if graphs:
             with self.runner.device.stream():
                 self.runner.capture_graphs()
@@ -84,7 +86,7 @@ class InlineEngine:
         self.count = 0
         self.prompt_rows: list = []
 
-    def _make_runner(self, config, cache, dtype, max_num_seqs, budget, max_model_len):
+    def _make_runner(self, config, cache, dtype, max_num_seqs, budget, max_model_len, parallel):
         max_blocks = -(-max_model_len // cache.block_size)
         ctx = DeviceContext(
             config=config,
@@ -99,6 +101,7 @@ class InlineEngine:
             max_device_words=max_device_words(
                 StepLimits(max_num_seqs, budget, cache.block_size, len(cache.groups), max_blocks)
             ),
+            parallel=parallel,
         )
         return ModelRunner(self.model, ctx, self._make_device, self.processors)
 

@@ -41,6 +41,7 @@ from quire.workers.graphs import (
     most_tokens,
     unmixed_batches,
 )
+from quire.workers.parallel import Parallel
 
 MAX_TOKENS = H200.step.captured_tokens
 CONFIGS = [DecodeConfig(64, 4, 4, 1), DecodeConfig(64, 4, 3, 2), DecodeConfig(64, 4, 2, 4)]
@@ -64,7 +65,7 @@ def test_every_kernel_of_a_mixed_step_is_met_before_serving(max_rows, kv_heads, 
     workspace = SimpleNamespace(num_kv_heads=kv_heads, configs=[(c, 132 * c.programs_per_sm) for c in CONFIGS])
     decode = SimpleNamespace(launch=lambda rows: DecodeWorkspace.launch(workspace, rows))
     attention = SimpleNamespace(workspaces={"shape": SimpleNamespace(decode=decode)}, _latent_heads=set())
-    device = SimpleNamespace(ctx=SimpleNamespace(config=SimpleNamespace(layers=[])))
+    device = SimpleNamespace(ctx=SimpleNamespace(config=SimpleNamespace(layers=[]), parallel=Parallel(0, 2)))
 
     def specialization(tokens, rows):
         kernels = CudaModelAttention.kernel_specialization(attention, tokens, rows)

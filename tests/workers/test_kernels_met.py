@@ -24,6 +24,7 @@ from quire.kernels.triton_support import hopper
 from quire.kernels.linear import split_linear
 from quire.kernels.attention.decode_schedule import DecodeWorkspace, choose_decode_configs
 from quire.kernels.triton_support.dependent_launch import mode_for
+from quire.kernels.tuning.current import current
 from quire.kernels.attention.rope_kv import rope_kv
 from quire.workers.layers import ops
 from quire.workers import graphs
@@ -35,6 +36,7 @@ from quire.workers.models.families import read_model_config
 from quire.workers.parallel import Parallel
 
 folder, max_rows, max_tokens, streams = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "True"
+size = int(sys.argv[5])
 hopper_offline.look_up_launches()
 hopper.available = lambda device: streams
 dependent_launch.supported = lambda: True
@@ -47,8 +49,16 @@ blas.batched_parts = lambda x, w, parts: meta(parts, len(x), len(w), dtype=torch
 
 config = read_model_config(folder)
 with torch.device("meta"):
-    model = build_model(config, torch.bfloat16, Parallel(device="meta"))
-spec = config.attention_specs(Parallel())[0]
+    buffers, exchange = None, types.SimpleNamespace(all_reduce=lambda x: x)
+    if size > 1:
+        from quire.kernels.exchange.all_reduce_norm import Buffers
+        from quire.workers.group.cuda import PeerNormExchange
+        most = current().exchange.max_rows(size)
+        places = meta(3, size, most, config.hidden_size, dtype=torch.int16)
+        buffers = PeerNormExchange(Buffers(0, size, most, places, meta(size, dtype=torch.int64), ints(most), 1), None)
+    ranks = Parallel(0, size, "meta", exchange, buffers)
+    model = build_model(config, torch.bfloat16, ranks)
+spec = config.attention_specs(ranks)[0]
 def latent_attention(tokens, rows, mixed):
     places, lines = [Place(0, 0)] * len(config.layers), [meta(9, 1, 64, spec.head_dim)]
     cos_sin = meta(4096, spec.rope.rotary_dim, dtype=torch.float32)
@@ -68,7 +78,7 @@ if spec.latent_dim:
     spaces, heads = {}, {spec.num_heads}
 attention = types.SimpleNamespace(workspaces=spaces, _latent_heads=heads)
 cache, cos_sin = meta(2, spec.num_kv_heads, 64, spec.head_dim), meta(4096, spec.head_dim, dtype=torch.float32)
-logits = meta(max_rows, config.vocab_size)
+logits = meta(max_rows, ranks.vocabulary(config.vocab_size).size)
 
 def met(batch):
     tokens, rows, mixed, _ = batch
@@ -86,7 +96,7 @@ def met(batch):
 sizes = graphs.sizes_to_run(graphs.decode_sizes(min(max_rows, max_tokens)))
 decode = [graphs.BatchDescriptor(size, size, False) for size in sizes]
 tokens, rows = graphs.mixed_token_sizes(max_tokens), graphs.mixed_row_sizes(max_rows)
-device = types.SimpleNamespace(ctx=types.SimpleNamespace(config=config))
+device = types.SimpleNamespace(ctx=types.SimpleNamespace(config=config, parallel=ranks))
 def specialization(t, r):
     return CudaDevice.kernel_specialization(device, t), CudaModelAttention.kernel_specialization(attention, t, r)
 
@@ -145,20 +155,21 @@ SHAPES = {
 
 @pytest.mark.parametrize("streams", [True, False])
 @pytest.mark.parametrize(
-    "shape,max_rows,max_tokens",
+    "shape,max_rows,max_tokens,size",
     [
-        ("0.6B", 1024, 8192),
-        ("0.5B", 37, 512),
-        ("8B", 256, 2048),
-        ("odd", 5, 64),
-        ("30B-A3B", 1024, 8192),
-        ("V2-Lite", 256, 8192),
+        ("0.6B", 1024, 8192, 1),
+        ("0.5B", 37, 512, 1),
+        ("8B", 256, 2048, 1),
+        ("odd", 5, 64, 1),
+        ("30B-A3B", 1024, 8192, 1),
+        ("V2-Lite", 256, 8192, 1),
+        ("8B", 1024, 8192, 2),
     ],
 )
-def test_no_step_compiles_while_serving(shape, max_rows, max_tokens, streams, tmp_path, monkeypatch):
+def test_no_step_compiles_while_serving(shape, max_rows, max_tokens, size, streams, tmp_path, monkeypatch):
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 2, "vocab_size": 32_003}
     config |= {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "hidden_act": "silu", "torch_dtype": "bfloat16"}
-    check({**config, **SHAPES[shape]}, max_rows, max_tokens, streams, tmp_path, monkeypatch)
+    check({**config, **SHAPES[shape]}, max_rows, max_tokens, streams, tmp_path, monkeypatch, size)
 
 
 @pytest.mark.parametrize("streams", [True, False])
@@ -173,11 +184,11 @@ def test_no_step_of_another_family_compiles_either(name, streams, tmp_path, monk
     check({**fields, **layers, **more, "vocab_size": 32_003}, 37, 512, streams, tmp_path, monkeypatch)
 
 
-def check(config, max_rows, max_tokens, streams, tmp_path, monkeypatch):
+def check(config, max_rows, max_tokens, streams, tmp_path, monkeypatch, size=1):
     (tmp_path / "config.json").write_text(json.dumps(config))
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
-    arguments = [str(tmp_path), str(max_rows), str(max_tokens), str(streams)]
+    arguments = [str(tmp_path), str(max_rows), str(max_tokens), str(streams), str(size)]
     child = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, timeout=300)
     assert child.returncode == 0, child.stderr[-3000:]
     num_compiled, num_functions, late = json.loads(child.stdout)

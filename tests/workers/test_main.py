@@ -37,7 +37,7 @@ def test_all_is_loaded_with_its_variables_while_the_configuration_is_waited_for(
     def config(_):
         assert all(os.environ[name] == value for name, value in worker_main.ENVIRONMENT.items())
         steps.append("config")
-        return SimpleNamespace(device=device, rank=0, log_level="info", log_format="text")
+        return SimpleNamespace(device=device, rank=0, device_index=0, log_level="info", log_format="text")
 
     monkeypatch.setattr(worker_main, "child_main_config", config)
     worker_main.main()

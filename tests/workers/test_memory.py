@@ -101,6 +101,7 @@ def test_every_sequence_that_runs_can_have_logits_processors(monkeypatch):
     """Of a model with a large vocabulary, whose generation_config may have a repetition penalty for all of them."""
     worker = Worker.__new__(Worker)
     worker.config, worker.device = resolved(monkeypatch, max_num_seqs=300), torch.device("cpu")
+    worker.parallel = Parallel()
     model = msgspec.structs.replace(read_model_config(tiny_model("llama")), vocab_size=151_936)
     ctx = worker._context(model, cache_of("llama"), torch.float32)
     assert ctx.pool.num_rows == 300

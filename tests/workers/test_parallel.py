@@ -1,58 +1,17 @@
 """Tensor parallelism without GPUs: ranks as threads, whose parts of a model, summed and joined, are the whole model."""
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 import tiny_models
 import torch
+from thread_ranks import on_every_rank
 from workers.test_models import PROMPT, DenseAttention
 
 from quire.workers.layers.linear import Linear, Placement
 from quire.workers.loading.weights import dummy_weights, load_weights
 from quire.workers.models.build import build_model
+from quire.workers.models.config import ModelConfigError
 from quire.workers.models.families import read_model_config
 from quire.workers.parallel import Parallel, Part, whole
-
-
-class Threads:
-    """An exchange between threads. Sums are formed in the order of the ranks, so all ranks have the same bits."""
-
-    def __init__(self, size):
-        self.barrier = threading.Barrier(size, timeout=60)
-        self.given = [None] * size
-        self.sums = self.gathers = 0
-
-    def rank(self, rank):
-        return RankOfThreads(self, rank)
-
-
-class RankOfThreads:
-    def __init__(self, group, rank):
-        self.group, self.rank = group, rank
-
-    def exchange(self, x):
-        self.group.given[self.rank] = x
-        self.group.barrier.wait()
-        everyone = list(self.group.given)
-        self.group.barrier.wait()
-        return everyone
-
-    def all_reduce(self, x):
-        self.group.sums += self.rank == 0
-        return sum(self.exchange(x))
-
-    def gather(self, x, out):
-        self.group.gathers += self.rank == 0
-        return torch.cat(self.exchange(x), -1, out=out)
-
-
-def on_every_rank(size, run):
-    """run(parallel) of each rank at the same time -> (results, the group)."""
-    group = Threads(size)
-    with ThreadPoolExecutor(size) as pool:
-        futures = [pool.submit(run, Parallel(rank, size, exchange=group.rank(rank))) for rank in range(size)]
-        return [future.result(timeout=120) for future in futures], group
 
 
 def test_parts_of_a_dimension():
@@ -76,27 +35,55 @@ def test_query_heads_are_never_held_twice():
         build_model(config, torch.float32, Parallel(0, size))
 
 
+def test_a_vocabulary_is_split_by_blocks_of_the_sampler():
+    def parts(n, size):
+        return [tuple(Parallel(rank, size).vocabulary(n)[1:]) for rank in range(size)]
+
+    assert parts(1700, 4) == [(0, 512), (512, 1024), (1024, 1536), (1536, 1700)]
+    assert parts(128256, 2) == [(0, 64512), (64512, 128256)]
+    assert parts(513, 2) == [(0, 512), (512, 513)]
+    assert parts(512, 2) == [(0, 512)] * 2  # too few blocks: each has the whole
+    assert parts(1500, 4) == [(0, 1500)] * 4
+    assert parts(700, 1) == [(0, 700)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "size", "text"),
+    [
+        ({}, 3, "its 4 attention heads cannot be split over 3 ranks; 1, 2, 4 would do"),
+        ({}, 8, "its 4 attention heads cannot be split over 8 ranks; 1, 2, 4 would do"),
+        (
+            {"num_attention_heads": 12, "num_key_value_heads": 4},
+            6,
+            "its 4 KV heads cannot be split over 6 ranks; 1, 2, 4 would",
+        ),
+        ({"intermediate_size": 130}, 4, "its intermediate_size 130 cannot be split over 4 ranks; 1, 2 would do"),
+    ],
+)
+def test_a_size_that_does_not_divide_the_model_is_refused_with_those_that_do(changes, size, text):
+    config = read_model_config(tiny_models.tiny_model("llama"), changes)
+    with pytest.raises(ModelConfigError, match=f"--tensor-parallel-size {size} does not fit the model: {text}"):
+        build_model(config, torch.float32, Parallel(0, size))
+
+
 def test_one_rank_exchanges_nothing_and_its_layers_know_nothing_of_it():
     alone, x = Parallel(), torch.randn(2, 3)
-    assert alone.all_reduce(x) is x and alone.gather(x) is x
+    assert alone.all_reduce(x) is x and alone.all_logits(x, 3) is x
     place = Placement(torch.float32, alone)
-    for layer in (
-        Linear(alone.split(8), {"o_proj": whole(8)}, True, place),
-        Linear(whole(8), {"q": whole(8)}, False, place, gather=True),
-    ):
-        assert layer._products is layer.format
+    layer = Linear(alone.split(8), {"o_proj": whole(8)}, True, place)
+    assert layer._products is layer.format
 
 
 def test_ranks_without_an_exchange_can_be_built_and_loaded_but_not_run():
-    folder = tiny_models.tiny_model("llama")
+    folder = tiny_models.tiny_model("split-llama")
     model = build_model(read_model_config(folder), torch.float32, Parallel(1, 2))
     load_weights(model, folder, "cpu")
     with pytest.raises(RuntimeError, match="rank 1 of 2 has no exchange"):
-        model.compute_logits(torch.zeros(1, 64))
+        model.compute_all_logits(torch.zeros(1, 64))
 
 
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("name", ["llama", "llama-mqa-bias", "llama-tied", "qwen2-mixed", "qwen3"])
+@pytest.mark.parametrize("name", ["split-llama", "llama-tied", "split-qwen2", "split-qwen3"])
 def test_the_ranks_together_are_the_whole_model(name, size):
     """Heads, where KV heads are fewer than ranks too, biases that must be added once, a head split over the vocabulary."""
     folder = tiny_models.tiny_model(name)
@@ -110,30 +97,32 @@ def test_the_ranks_together_are_the_whole_model(name, size):
         group_sizes.append((specs[0].num_heads, specs[0].num_kv_heads))
         with torch.inference_mode():
             hidden = model(PROMPT, torch.arange(len(PROMPT)), DenseAttention(specs))
-            return model.compute_logits(hidden)
+            return model.compute_all_logits(hidden)
 
     [alone], _ = on_every_rank(1, logits)
     parts, group = on_every_rank(size, logits)
     assert all(torch.equal(part, parts[0]) for part in parts)
     torch.testing.assert_close(parts[0], alone, atol=6e-5, rtol=1e-5)
-    assert group.sums == 2 * len(config.layers) and group.gathers == 1
+    assert group.sums == 2 * len(config.layers) and group.gathers == (config.vocab_size > 512)
     first = config.layers[0].attention
     assert set(group_sizes[1:]) == {(first.num_heads // size, max(1, first.num_kv_heads // size))}
 
 
-def test_dummy_weights_that_all_ranks_hold_are_equal():
-    config = read_model_config(tiny_models.tiny_model("llama-mqa-bias"))
+@pytest.mark.parametrize("name", ["split-llama", "split-qwen3"])
+def test_dummy_weights_are_parts_of_the_whole_models(name):
+    config = read_model_config(tiny_models.tiny_model(name))
 
-    def made(parallel):
+    def logits(parallel):
         model = build_model(config, torch.float32, parallel)
         dummy_weights(model, 1)
-        return model
+        with torch.inference_mode():
+            hidden = model(PROMPT, torch.arange(len(PROMPT)), DenseAttention(config.attention_specs(parallel)))
+            return model.compute_all_logits(hidden)
 
-    (one, two), _ = on_every_rank(2, made)
-    assert torch.equal(one.model.embed_tokens.weight, two.model.embed_tokens.weight)
-    for a, b in zip(one.model.layers, two.model.layers, strict=True):
-        assert torch.equal(a.input_layernorm.weight, b.input_layernorm.weight)
-        assert a.self_attn.o_proj.format.bias.any() and not b.self_attn.o_proj.format.bias.any()
+    [alone], _ = on_every_rank(1, logits)
+    for size in (2, 4):
+        parts, _ = on_every_rank(size, logits)
+        torch.testing.assert_close(parts[0], alone, atol=6e-5, rtol=1e-5)
 
 
 def test_an_adapter_adds_before_the_ranks_sum():

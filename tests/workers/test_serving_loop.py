@@ -11,13 +11,21 @@ pytest.importorskip("torch")
 from quire.ipc.step.plan_ring import KIND_PLAN, KIND_SHUTDOWN
 from quire.ipc.step.sections import HEADER
 from quire.workers import worker
+from quire.workers.group.place import ExchangeFailed
 from quire.workers.worker import CAPTURE_PAUSE_S, GPU_SPIN_S, IDLE_S, READ_TIMEOUT_S, SHORT_SPIN_S, Worker
 
 
 class Loop:
     """A worker's that reads `records`: P a plan, - nothing in time; then it is told to end."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, records: str, cores: int = 16, num_captures: int = 0) -> None:
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        records: str,
+        cores: int = 16,
+        num_captures: int = 0,
+        waits_s: float | None = None,
+    ) -> None:
         self.spun, self.waited, self.steps, self.captured = [], [], 0, 0
         self._records, self._num_captures = iter(records), num_captures
         self._plan = np.zeros(HEADER.width, np.int32)
@@ -25,10 +33,12 @@ class Loop:
         monkeypatch.setattr(worker, "cpu_share", lambda: cores)
         monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
         loop = object.__new__(Worker)
-        loop.config = SimpleNamespace(device="cuda", world_size=1)
+        loop.config = SimpleNamespace(device="cuda", world_size=1, collective_timeout_s=10.0)
+        if waits_s is not None:
+            loop.group = SimpleNamespace()
         loop.profiler = SimpleNamespace(is_active=False)
         loop.reader = SimpleNamespace(read=self._read)
-        device = SimpleNamespace(signal=lambda: None)
+        device = SimpleNamespace(signal=lambda: None, waited_s=lambda: waits_s)
         runner = SimpleNamespace(step=self._step, capture_ahead=self._capture, capture_masked_tail=lambda: None, device=device)
         loop._serve(runner)
 
@@ -58,3 +68,9 @@ def test_steps_are_captured_ahead_after_a_while_without_a_plan_then_one_by_one(m
     loop = Loop(monkeypatch, "P--P-----", num_captures=4)
     idle, pause, ever = IDLE_S, CAPTURE_PAUSE_S, READ_TIMEOUT_S
     assert loop.waited == [idle, idle, pause, pause, idle, pause, ever, ever, ever, ever] and loop.captured == 4
+
+
+def test_a_step_that_waits_for_other_ranks_for_too_long_is_told(monkeypatch):
+    Loop(monkeypatch, "P--", waits_s=9.0)
+    with pytest.raises(ExchangeFailed, match="a step has not come to its end on the GPU for 10 s"):
+        Loop(monkeypatch, "P-", waits_s=10.5)

@@ -93,7 +93,7 @@ def test_tensor_is_a_view_of_the_file_and_not_a_copy(tmp_path):
 
 
 def test_ranks_hold_the_parts_of_the_whole():
-    folder = tiny_models.tiny_model("llama-mqa-bias")
+    folder = tiny_models.tiny_model("split-llama")
     tensors = load_file(folder / "model.safetensors")
     parts = [load(folder, parallel=Parallel(rank, 2)) for rank in range(2)]
     for name, whole in tensors.items():

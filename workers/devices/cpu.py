@@ -10,7 +10,7 @@ import torch
 
 from quire.ipc.step.result_ring import ResultRing
 from quire.ipc.step.sections import result_words
-from quire.kernels.sampling import sampler_cpu
+from quire.kernels.sampling import sampler_cpu, sampler_parts_cpu
 from quire.kernels.step import step_inputs_cpu
 from quire.workers.attention.cpu import CpuModelAttention
 from quire.workers.devices.device import RESULT_DEPTH, Device, DeviceContext
@@ -19,7 +19,7 @@ from quire.workers.devices.masks import CpuMasks
 
 class CpuDevice(Device):
     def __init__(self, ctx: DeviceContext, ring: ResultRing | None):
-        super().__init__(ctx, step_inputs_cpu, sampler_cpu, CpuMasks(ctx.max_rows, ctx.config.vocab_size))
+        super().__init__(ctx, step_inputs_cpu, sampler_cpu, sampler_parts_cpu, CpuMasks(ctx.max_rows, ctx.config.vocab_size))
         self._ring = ring
         if ring is None:
             words = np.zeros((RESULT_DEPTH, result_words(ctx.max_rows)), np.int64)

@@ -9,6 +9,7 @@ import logging
 import os
 import queue
 import threading
+import time
 from collections.abc import Hashable
 from contextlib import AbstractContextManager
 
@@ -19,9 +20,10 @@ from quire.ipc.step.result_ring import ResultRing
 from quire.ipc.step.sections import HEADER, result_words
 from quire.kernels.experts import experts
 from quire.kernels.linear import split_linear
-from quire.kernels.sampling import sampler
+from quire.kernels.sampling import sampler, sampler_parts
 from quire.kernels.step import step_inputs
 from quire.kernels.triton_support.dependent_launch import mode_for
+from quire.kernels.tuning.current import current
 from quire.workers.attention.cuda import CudaModelAttention
 from quire.workers.devices.device import RESULT_DEPTH, Device, DeviceContext
 from quire.workers.devices.masks import CudaMasks
@@ -34,7 +36,8 @@ STAGING_DEPTH = 4  # plans whose copy may be under way; the core has at most two
 
 class CudaDevice(Device):
     def __init__(self, ctx: DeviceContext, ring: ResultRing | None):
-        super().__init__(ctx, step_inputs, sampler, CudaMasks(ctx.max_rows, ctx.config.vocab_size, ctx.device))
+        masks = CudaMasks(ctx.max_rows, ctx.config.vocab_size, ctx.device)
+        super().__init__(ctx, step_inputs, sampler, sampler_parts, masks)
         self._ring = ring
         self._stream = torch.cuda.Stream(ctx.device)
         self.plan = torch.zeros(ctx.max_device_words, dtype=torch.int32, device=ctx.device)
@@ -42,6 +45,7 @@ class CudaDevice(Device):
         self._staging_views = [s.numpy() for s in self._staging]
         self._turn = 0
         self.results = _mapped_results(ring) if ring is not None else _private_results(ctx)
+        self._waiting_since: float | None = None  # the completion thread, for the oldest step
         self._events: queue.SimpleQueue[torch.cuda.Event | None] = queue.SimpleQueue()
         self._completion = threading.Thread(target=self._complete, name="completion", daemon=True)
         self._completion.start()
@@ -55,9 +59,12 @@ class CudaDevice(Device):
 
     def kernel_specialization(self, num_tokens: int) -> Hashable:
         """Steps of so many tokens with equal answers run the same compiled kernels, but for attention."""
+        ranks = self.ctx.parallel.size
+        is_exchanged_by_us = num_tokens <= current().exchange.max_rows(ranks) and ranks > 1
         routings = {layer.experts.routing for layer in self.ctx.config.layers if layer.experts is not None}
         by_experts = {experts.kernel_specialization(num_tokens, r.top_k, r.num_experts) for r in routings}
-        return mode_for(num_tokens), split_linear.kernel_specialization(num_tokens), frozenset(by_experts)
+        linear = split_linear.kernel_specialization(num_tokens)
+        return mode_for(num_tokens), linear, frozenset(by_experts), is_exchanged_by_us
 
     def new_attention(self) -> CudaModelAttention:
         return CudaModelAttention(self.ctx)
@@ -69,6 +76,7 @@ class CudaDevice(Device):
 
     def _complete(self) -> None:
         while (event := self._events.get()) is not None:
+            self._waiting_since = time.monotonic()
             try:
                 event.synchronize()
             except RuntimeError:
@@ -76,8 +84,13 @@ class CudaDevice(Device):
                 # only our end tells them before the step's time is up.
                 log.exception("a step failed on the GPU")
                 os._exit(1)
+            self._waiting_since = None
             if self._ring is not None:
                 self._ring.ring_doorbell()
+
+    def waited_s(self) -> float:
+        since = self._waiting_since
+        return 0.0 if since is None else time.monotonic() - since
 
     def is_idle(self) -> bool:
         """Whether all that was given to the device is done."""

@@ -7,18 +7,19 @@ differs: how a plan gets there, how results get back. Attention is an object of 
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 
 import numpy as np
 import torch
 
 from quire.ipc.step.sections import NO_TOKEN, VARIANT_FILTER, VARIANT_LOGPROBS, VARIANT_MASK, VARIANT_PROCESSORS, VARIANT_RANDOM
-from quire.kernels.step.tables import LogitsProcessorPool, SamplerWorkspace, SlotTables, StepBuffers
+from quire.kernels.step.tables import LogitsProcessorPool, PartsWorkspace, SamplerWorkspace, SlotTables, StepBuffers
 from quire.workers.attention.attention import ModelAttention
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.devices.masks import RowMasks
 from quire.workers.models.config import ModelConfig
+from quire.workers.parallel import Parallel
 
 
 @dataclass
@@ -33,6 +34,7 @@ class DeviceContext:
     max_rows: int
     max_blocks: int  # of a block table
     max_device_words: int  # of a plan
+    parallel: Parallel = field(default_factory=Parallel)
 
 
 RESULT_DEPTH = 8
@@ -41,11 +43,16 @@ RESULT_DEPTH = 8
 class Device(ABC):
     results: torch.Tensor  # int64 [depth, words]: the result ring's words
 
-    def __init__(self, ctx: DeviceContext, step_inputs: ModuleType, sampler: ModuleType, masks: RowMasks):
+    def __init__(
+        self, ctx: DeviceContext, step_inputs: ModuleType, sampler: ModuleType, sampler_parts: ModuleType, masks: RowMasks
+    ):
         self.ctx = ctx
         self.masks = masks
         self._step_inputs = step_inputs
         self._sampler = sampler
+        self._sampler_parts = sampler_parts
+        self._own = ctx.parallel.vocabulary(ctx.config.vocab_size)  # tokens whose logits this rank computes
+        self._parts = PartsWorkspace.allocate(0 if self._own.is_whole else ctx.max_rows, self._own.size, ctx.device)
         self._workspace = SamplerWorkspace.allocate(ctx.max_rows, ctx.config.vocab_size, ctx.device)
 
     # ------------------------------------------------------------------------------------------- the same everywhere
@@ -74,7 +81,26 @@ class Device(ABC):
     ) -> None:
         """Sample from logits [rows, V], update the tables, write the results, to `results` if these are given.
 
-        processed: what to sample from instead; log-probabilities are those of `logits`."""
+        The logits may be those of this rank's part of the vocabulary alone. processed: what to sample from instead, [rows, V];
+        log-probabilities are those of `logits`."""
+        rows, vocab = len(logits), self.ctx.config.vocab_size
+        if logits.shape[1] == vocab or processed is not None or variant & ~VARIANT_RANDOM:
+            logits = self.ctx.parallel.all_logits(logits, vocab)
+            sampled, logprobs = self._sample(logits, tables, step, variant, processed)
+        else:
+            sampled, logprobs = self._sample_with_others(logits, tables, step, bool(variant & VARIANT_RANDOM)), None
+        pool, max_rows, out = self.ctx.pool, self.ctx.max_rows, self.results if results is None else results
+        self._step_inputs.finish_step(plan, tables, pool, step, sampled, out, rows, max_rows=max_rows, logprobs=logprobs)
+
+    def _sample(
+        self,
+        logits: torch.Tensor,
+        tables: SlotTables,
+        step: StepBuffers,
+        variant: int,
+        processed: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...] | None]:
+        """Tokens, and what the sampler says of their log-probabilities if the variant wants these."""
         rows = len(logits)
         sampled = self._sampler.sample(
             logits if processed is None else processed,
@@ -88,10 +114,20 @@ class Device(ABC):
             processors=bool(variant & VARIANT_PROCESSORS),
             bitmask=self.masks.tensor[:rows] if variant & VARIANT_MASK else None,
         )
+        if (
+            processed is not None
+        ):  # by the operator's own code, which may say other things on other ranks: the first one's count
+            sampled = self.ctx.parallel.all_gather(sampled)[0]
         has_logprobs = bool(variant & VARIANT_LOGPROBS)
-        logprobs = self._sampler.sampled_logprobs(logits, sampled, self._workspace) if has_logprobs else None
-        pool, max_rows, out = self.ctx.pool, self.ctx.max_rows, self.results if results is None else results
-        self._step_inputs.finish_step(plan, tables, pool, step, sampled, out, rows, max_rows=max_rows, logprobs=logprobs)
+        return sampled, self._sampler.sampled_logprobs(logits, sampled, self._workspace) if has_logprobs else None
+
+    def _sample_with_others(self, logits: torch.Tensor, tables: SlotTables, step: StepBuffers, random: bool) -> torch.Tensor:
+        """Tokens of greedy and plain random rows, of whose logits each rank has a part: three words a row are exchanged."""
+        slots, positions = step.row_slots[: len(logits)], step.seq_lens[: len(logits)]
+        pool, parts, first = self.ctx.pool, self._sampler_parts, self._own.start
+        best = parts.own_best(logits, first, slots, positions, tables, pool, self._parts, random=random)
+        sampled: torch.Tensor = parts.choose(self.ctx.parallel.all_gather(best), slots, tables, random=random)
+        return sampled
 
     def tail_without_masks(
         self,
@@ -129,6 +165,10 @@ class Device(ABC):
     @abstractmethod
     def signal(self) -> None:
         """A step has been given to the device: see that the core, if it sleeps, is woken when the results are there."""
+
+    def waited_s(self) -> float:
+        """For how long the device has been at the step that it is at; 0 where steps end before `signal`."""
+        return 0.0
 
     @abstractmethod
     def stream(self) -> AbstractContextManager[object]:

@@ -11,9 +11,9 @@ SMALL_WEIGHTS_BYTES = 64 << 20
 CPUS = Path("/sys/devices/system/cpu")
 
 
-def choose_num_threads(weights_bytes: int) -> int:
+def choose_num_threads(weights_bytes: int, ranks: int = 1) -> int:
     """Threads for a model of so many bytes: one for a small one, else as many as OMP_NUM_THREADS or MKL_NUM_THREADS says, else
-    all physical cores that this process may use, as far as its container's share of the CPU goes.
+    all physical cores that this process may use, as far as its container's share of the CPU goes, shared by all ranks.
 
     A small model's step is a few hundred operations of microseconds each: to split them over threads costs more than it gains,
     and each split waits for the slowest thread. Where another process takes a core for a moment, that is milliseconds: with two
@@ -23,7 +23,7 @@ def choose_num_threads(weights_bytes: int) -> int:
         return 1
     if any(os.environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")):
         return torch.get_num_threads()
-    return max(1, min(num_physical_cores(), cpu_share()))
+    return max(1, min(num_physical_cores(), cpu_share()) // ranks)
 
 
 def num_physical_cores() -> int:

@@ -19,7 +19,7 @@ from quire.workers.layers.formats.layouts_experts import StackedMxFp4Layout, hal
 from quire.workers.layers.formats.schemes import MxFp4, QuantizationError, Scheme
 from quire.workers.layers.formats.stored import Source, StoredLayer, source_of
 from quire.workers.layers.linear import Placement
-from quire.workers.layers.module import WeightOwner, new_parameter
+from quire.workers.layers.module import WeightOwner, fill_cut, new_parameter
 from quire.workers.loading.target import FLOATS, Target, copied
 from quire.workers.parallel import Part, whole
 
@@ -204,6 +204,21 @@ class Experts(WeightOwner):
         piece = piece.to(self._device)
         down = piece.transpose(1, 2) if self._names.are_stacked else piece
         self.down[row : row + len(piece)].copy_(down[:, :, self._inner.slice])
+
+    def fill_dummy(self, limit: float, generator: torch.Generator) -> None:
+        if self._inner.is_whole:
+            return super().fill_dummy(limit, generator)
+        experts, hidden, inner = len(self.down), self.down.shape[1], self._inner
+
+        def both(whole: torch.Tensor) -> torch.Tensor:
+            return torch.cat([half[:, inner.slice] for half in whole.chunk(2, 1)], 1)
+
+        fill_cut(self.gate_up, (experts, 2 * inner.full, hidden), both, limit, generator)
+        fill_cut(self.down, (experts, hidden, inner.full), lambda whole: whole[:, :, inner.slice], limit, generator)
+        if self.gate_up_bias is not None and self.down_bias is not None:
+            fill_cut(self.gate_up_bias, (experts, 2 * inner.full), both, limit, generator)
+            self.down_bias.uniform_(-limit, limit, generator=generator)
+        return None
 
     def finish(self) -> None:
         """As a Linear's: of ranks whose results are summed, one adds the bias."""

@@ -6,7 +6,7 @@ format's own methods: an empty slot costs nothing.
 """
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import nn
@@ -20,7 +20,7 @@ from quire.workers.layers.formats.stored import Source, source_of
 from quire.workers.layers.module import Module
 from quire.workers.layers.norm import Norm
 from quire.workers.layers.stretches import Rows
-from quire.workers.parallel import Parallel, Part
+from quire.workers.parallel import Parallel, Part, Partial
 
 
 class Placement(NamedTuple):
@@ -69,8 +69,7 @@ class Linear(Module):
     """y = x Wᵀ + b, x [T, in] -> y [T, out], in the four ways of `Products`.
 
     `inputs` is this rank's part of the input dimension, `outputs` of the checkpoint's layers by name, in the order of y:
-    {"q_proj": ..., "k_proj": ..., "v_proj": ...}. If the input is split, y is summed over the ranks, unless it `is_partial`;
-    with `gather` the outputs, if they are split, are joined.
+    {"q_proj": ..., "k_proj": ..., "v_proj": ...}. If the input is split, y is summed over the ranks, unless it `is_partial`.
     """
 
     _products: Products
@@ -86,13 +85,11 @@ class Linear(Module):
         place: Placement,
         *,
         tied_to: nn.Parameter | None = None,
-        gather: bool = False,
         is_partial: bool = False,
     ):
         super().__init__()
         self._parallel = place.parallel
         self._sums = not inputs.is_whole and not is_partial
-        self._gathers = gather and not all(part.is_whole for part in outputs.values())
         sources = place.sources(inputs, outputs)
         if tied_to is not None and sources:
             raise QuantizationError(
@@ -113,8 +110,8 @@ class Linear(Module):
             products = Adapted(products, adapter)
         if self._sums:
             products = Summed(products, self._parallel)
-        if self._gathers:
-            products = Gathered(products, self._parallel)
+        if self._parallel.norm_exchange is not None:
+            products = BehindSums(products)
         # past nn.Module, which would take a format for a second child
         self.__dict__.update(_products=products, gated=products.gated, in_parts=products.in_parts, normed=products.normed)
 
@@ -140,15 +137,28 @@ class Summed(Products):
         y = self._parallel.all_reduce(self._inner.product(x))
         return y if out is None else out.copy_(y)
 
+    def in_parts(self, x: torch.Tensor) -> torch.Tensor:
+        exchange = self._parallel.norm_exchange
+        if exchange is None or not exchange.takes(len(x)):
+            return self.product(x)
+        return cast(
+            torch.Tensor, Partial(self._inner.in_parts(x), exchange, self._parallel)
+        )  # nothing but a norm's `add` looks at it
 
-class Gathered(Products):
-    """Columns of all ranks side by side."""
 
-    def __init__(self, inner: Products, parallel: Parallel):
-        self._inner, self._parallel = inner, parallel
+class BehindSums(Products):
+    """Products whose norm may have to form a sum over the ranks first: none of their kernels can."""
 
-    def product(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        return self._parallel.gather(self._inner.product(x), out)
+    def __init__(self, inner: Products):
+        self._inner = inner
+        self.__dict__.update(product=inner.product, gated=inner.gated, in_parts=inner.in_parts)
+
+    def normed(
+        self, x: torch.Tensor | Partial | None, residual: torch.Tensor, norm: Norm, is_gated: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if isinstance(x, Partial):
+            return super().normed(cast(torch.Tensor, x), residual, norm, is_gated)
+        return self._inner.normed(x, residual, norm, is_gated)
 
 
 def choose_format(place: Placement) -> Callable[..., Format]:

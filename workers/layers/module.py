@@ -4,7 +4,7 @@ A weight owner is asked three things by loading/: where the checkpoint's tensors
 once all its values are there. Parameters live nowhere else.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
@@ -35,6 +35,17 @@ class WeightOwner(Module):
 
     def finish(self) -> None:
         """All values are there: repack, derive, release. Called once, on the main thread, before the first product."""
+
+
+def fill_cut(
+    parameter: torch.Tensor,
+    shape: tuple[int, ...],
+    cut: Callable[[torch.Tensor], torch.Tensor],
+    limit: float,
+    generator: torch.Generator,
+) -> None:
+    """Dummy values of a parameter: this rank's part of the checkpoint's tensor of `shape`, which all ranks draw alike."""
+    parameter.copy_(cut(parameter.new_empty(shape).uniform_(-limit, limit, generator=generator)))
 
 
 def new_parameter(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> nn.Parameter:

@@ -17,6 +17,7 @@ from quire.kernels.elementwise.norm_reference import Weighs
 from quire.kernels.experts import experts_reference, routing_reference
 from quire.kernels.experts.experts_reference import SwiGLU, Weights
 from quire.kernels.experts.routing_reference import Routing
+from quire.workers.parallel import Partial
 
 
 class _Kernels(NamedTuple):
@@ -72,7 +73,7 @@ def _pdl_of_add(x: torch.Tensor) -> int:
 
 
 def add_rms_norm(
-    x: torch.Tensor,
+    x: torch.Tensor | Partial,
     residual: torch.Tensor,
     weight: torch.Tensor,
     eps: float,
@@ -82,8 +83,12 @@ def add_rms_norm(
 ) -> torch.Tensor:
     """residual += scale · x in place; returns the norm of the new residual.
 
-    x, residual [T, H]; x may be parts of `linear_in_parts`.
+    x, residual [T, H]; x may be parts of `linear_in_parts`, or a Partial, whose sum over the ranks is added.
     """
+    if isinstance(x, Partial):
+        if scale == 1.0 and weighs == "rounded":
+            return x.exchange.add_rms_norm(x.x, residual, weight, eps)
+        x = x.summed(residual.dtype)
     if x.is_cuda:
         return _kernels().norm.add_rms_norm(x, residual, weight, eps, scale=scale, weighs=weighs, pdl=_pdl_of_add(x))
     return norm_cpu.add_rms_norm(x, residual, weight, eps, scale=scale, weighs=weighs)
@@ -99,7 +104,7 @@ def layer_norm(
 
 
 def add_layer_norm(
-    x: torch.Tensor,
+    x: torch.Tensor | Partial,
     residual: torch.Tensor,
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
@@ -108,6 +113,8 @@ def add_layer_norm(
     scale: float = 1.0,
 ) -> torch.Tensor:
     """As add_rms_norm."""
+    if isinstance(x, Partial):
+        x = x.summed(residual.dtype)
     if x.is_cuda:
         return _kernels().norm.add_layer_norm(x, residual, weight, eps, bias=bias, scale=scale, pdl=_pdl_of_add(x))
     return norm_cpu.layer_norm(norm_reference.add(x, residual, scale), weight, eps, bias=bias)

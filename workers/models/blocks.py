@@ -16,7 +16,7 @@ from quire.workers.attention.latent import Latents
 from quire.workers.layers import ops
 from quire.workers.layers.kv_scales import KVScales
 from quire.workers.layers.linear import Linear, Placement
-from quire.workers.layers.module import Module, WeightOwner, new_parameter
+from quire.workers.layers.module import Module, WeightOwner, fill_cut, new_parameter
 from quire.workers.layers.norm import Norm, RMSNorm
 from quire.workers.loading.target import Target, copied
 from quire.workers.models.config import AttentionSpec
@@ -51,6 +51,9 @@ class Sinks(WeightOwner):
 
     def targets(self, name: str) -> Iterator[tuple[str, Target]]:
         yield name, copied(self.weight, (self._heads,))
+
+    def fill_dummy(self, limit: float, generator: torch.Generator) -> None:
+        fill_cut(self.weight, (self._heads.full,), lambda whole: whole[self._heads.slice], limit, generator)
 
 
 class Names(NamedTuple):

@@ -2,6 +2,7 @@
 
 import torch
 
+from quire.ipc.config import MAX_RANKS
 from quire.workers.layers.formats.schemes import QuantizationError
 from quire.workers.layers.linear import Placement
 from quire.workers.models.config import ModelConfig, ModelConfigError
@@ -15,8 +16,8 @@ GPU_HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256)  # what the GPU kernels are bui
 def build_model(config: ModelConfig, dtype: torch.dtype, parallel: Parallel) -> CausalLM:
     """The rank's part with uninitialised parameters; fill them with weights.load_weights or weights.dummy_weights.
 
-    Raises ModelConfigError for a head size that the device's kernels are not built for, and for a layer that its
-    quantization cannot hold.
+    Raises ModelConfigError for a head size that the device's kernels are not built for, for a number of ranks that cannot
+    share the model, and for a layer that its quantization cannot hold.
     """
     head_dims = {layer.attention.head_dim for layer in config.layers if not layer.latent}
     if parallel.device.type == "cuda" and (other := sorted(head_dims.difference(GPU_HEAD_DIMS))):
@@ -24,10 +25,37 @@ def build_model(config: ModelConfig, dtype: torch.dtype, parallel: Parallel) -> 
         raise ModelConfigError(f"head_dim {other[0]} is not supported on a GPU; supported are {sizes}")
     if parallel.device.type == "cuda" and any(layer.attention.cache_dtype == "fp8_e4m3" for layer in config.layers):
         _check_e4m3(parallel.device)
+    _check_size(config, parallel.size)
     try:
         return CausalLM(config, FAMILIES[config.architecture].make_block, Placement(dtype, parallel, config.quantization))
     except QuantizationError as error:
         raise ModelConfigError(str(error)) from None
+
+
+def _check_size(config: ModelConfig, size: int) -> None:
+    """Query heads and the MLP are split evenly; KV heads, too, or each is held by several ranks."""
+    if fits := _misfit(config, size):
+        do = ", ".join(str(n) for n in range(1, MAX_RANKS + 1) if not _misfit(config, n))
+        raise ModelConfigError(
+            f"--tensor-parallel-size {size} does not fit the model: its {fits} cannot be split over {size} ranks; {do} would do"
+        )
+
+
+def _misfit(config: ModelConfig, size: int) -> str | None:
+    """What of the model cannot be split so."""
+    for layer in dict.fromkeys(config.layers):
+        heads, kv_heads = layer.attention.num_heads, layer.attention.num_kv_heads
+        if heads % size:
+            return f"{heads} attention heads"
+        if kv_heads % size and size % kv_heads:
+            return f"{kv_heads} KV heads"
+        widths = {"intermediate_size": layer.intermediate_size}
+        if (experts := layer.experts) is not None:
+            widths = {"moe_intermediate_size": experts.intermediate_size, "shared experts' size": experts.shared_size}
+        for name, width in widths.items():
+            if width % size:
+                return f"{name} {width}"
+    return None
 
 
 def _check_e4m3(device: torch.device) -> None:

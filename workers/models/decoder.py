@@ -89,12 +89,12 @@ class CausalLM(Module):
         super().__init__()
         self.config = config
         self.model = Decoder(config, make_block, place)
-        size = place.parallel.size
-        vocab = place.parallel.split(config.vocab_size) if config.vocab_size % size == 0 else whole(config.vocab_size)
+        vocab = place.parallel.vocabulary(config.vocab_size)
         tied_to = self.model.embed_tokens.weight if config.tie_word_embeddings else None
         outputs = {"lm_head": vocab}
         hidden, has_bias = whole(config.hidden_size), config.model.head_bias
-        self.lm_head = Linear(hidden, outputs, has_bias, place, tied_to=tied_to, gather=True)
+        self.lm_head = Linear(hidden, outputs, has_bias, place, tied_to=tied_to)
+        self._parallel = place.parallel
         self._logits = config.model.logit_scale, config.model.logit_softcap
 
     def forward(
@@ -134,9 +134,16 @@ class CausalLM(Module):
             self.model.layers = whole_model
 
     def compute_logits(self, hidden_rows: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """hidden_rows [R, H] -> logits [R, vocab_size], in the model's dtype; into `out` if it is given (on a GPU)."""
+        """hidden_rows [R, H] -> logits of this rank's part of the vocabulary, [R, V] of one rank, in the model's dtype.
+
+        Into `out` if it is given (on a GPU).
+        """
         logits = self.lm_head(hidden_rows, out)
         return logits if self._logits == (1.0, 0.0) else ops.shape_logits(logits, *self._logits)
+
+    def compute_all_logits(self, hidden_rows: torch.Tensor) -> torch.Tensor:
+        """hidden_rows [R, H] -> logits [R, V] on every rank."""
+        return self._parallel.all_logits(self.compute_logits(hidden_rows), self.config.vocab_size)
 
 
 def two_of_each(specs: Sequence[LayerSpec]) -> list[int]:

@@ -16,7 +16,7 @@ import torch
 from quire.workers.attention.latent import Latents
 from quire.workers.layers.formats.stored import StoredLayer
 from quire.workers.layers.linear import Linear, Placement
-from quire.workers.layers.module import Module, WeightOwner, new_parameter
+from quire.workers.layers.module import Module, WeightOwner, fill_cut, new_parameter
 from quire.workers.layers.norm import Norm, RMSNorm
 from quire.workers.loading.target import Target, copied
 from quire.workers.models.blocks import Attend
@@ -44,6 +44,10 @@ class KeysAndValues(WeightOwner):
     def values(self, out: torch.Tensor) -> torch.Tensor:
         """What attention gives [T, Hq, L] -> [T, Hq V]"""
         return torch.bmm(out.transpose(0, 1), self.weight[:, self._nope :].transpose(1, 2)).transpose(0, 1).flatten(1)
+
+    def fill_dummy(self, limit: float, generator: torch.Generator) -> None:
+        shape = self._rows.full // self.weight.shape[1], *self.weight.shape[1:]
+        fill_cut(self.weight, shape, lambda whole: whole.flatten(0, 1)[self._rows.slice].view_as(self.weight), limit, generator)
 
     def targets(self, name: str) -> Iterator[tuple[str, Target]]:
         rows = self.weight.flatten(0, 1)

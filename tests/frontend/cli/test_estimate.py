@@ -11,8 +11,8 @@ from tiny_models import MODELS, tiny_model
 from quire.enginecore import daemon
 from quire.enginecore.loading.model_files import model_summary
 from quire.frontend.cli import main as cli
-from quire.frontend.cli.estimate import GPUS, estimate, gpu_bytes
-from quire.frontend.cli.estimate_model import ESTIMATED, EstimateError, read_model, sizes_of
+from quire.frontend.cli.estimate import GPUS, estimate, gpu_bytes, text_of
+from quire.frontend.cli.estimate_model import ESTIMATED, EstimateError, on_rank, read_model, sizes_of
 from quire.ipc import memory_plan
 from quire.ipc.config import EngineConfig
 from quire.ipc.memory_plan import GIB
@@ -92,6 +92,21 @@ def test_a_cpu_engine_counts_the_same(name):
     loaded = build_model(worker_config, torch.float32, Parallel())
     load_weights(loaded, folder, torch.device("cpu"))
     assert found.weights_bytes == loaded.weights_bytes and model.is_counted
+
+
+@pytest.mark.parametrize(("name", "size"), [("split-qwen2", 2), ("split-llama", 4), ("split-qwen3", 2)])
+def test_one_of_several_ranks_is_counted_as_it_is_built(name, size):
+    folder, ranks = tiny_model(name), Parallel(0, size)
+    config, worker_config = EngineConfig(device="cpu", tensor_parallel_size=size), read_model_config(folder)
+    model = on_rank(read(folder), size)
+    assert model.sizes == workers_sizes_of(worker_config, ranks)
+    built = build_model(worker_config, torch.float32, ranks)
+    assert model.num_parameters == pytest.approx(sum(p.numel() for p in built.parameters()), rel=0.05)
+    cache = KVCache(worker_config.attention_specs(ranks), 16, torch.float32)
+    assert estimate(read(folder), config, 0).kv_bytes_per_token == cache.block_bytes * len(cache.groups) // 16
+    assert f"each of {size}" in text_of(estimate(read(folder), config, 0), read(folder), config)
+    with pytest.raises(EstimateError, match="--tensor-parallel-size 3 does not divide attention heads"):
+        on_rank(read(folder), 3)
 
 
 def test_the_constants_are_the_tuning_tables():

@@ -8,7 +8,7 @@ from torch import nn
 
 from quire.workers.layers import ops
 from quire.workers.layers.formats.activations import RoundedInputs
-from quire.workers.layers.formats.format import Format, Partition, Products, checkpoint_prefix
+from quire.workers.layers.formats.format import Format, Partition, Products, checkpoint_prefix, fill_part
 from quire.workers.layers.formats.stored import StoredLayer
 from quire.workers.layers.module import new_parameter
 from quire.workers.layers.norm import Norm
@@ -68,7 +68,7 @@ class Unquantized(Format):
     def fill_dummy(self, limit: float, generator: torch.Generator) -> None:
         for parameter in (self._owned, self.bias):
             if parameter is not None:
-                parameter.uniform_(-limit, limit, generator=generator)
+                fill_part(parameter, self.partition, limit, generator)
 
     def finish(self) -> None:
         """All ranks load a bias, and dummy values are drawn alike on all; of ranks whose results are summed one adds it."""

@@ -16,9 +16,9 @@ import torch
 
 from quire.workers.layers import ops
 from quire.workers.layers.formats.stored import NOT_QUANTIZED, Source
-from quire.workers.layers.module import WeightOwner
+from quire.workers.layers.module import WeightOwner, fill_cut
 from quire.workers.layers.norm import Norm
-from quire.workers.layers.stretches import Rows
+from quire.workers.layers.stretches import Rows, cut
 from quire.workers.parallel import Part
 
 
@@ -56,6 +56,24 @@ class Partition(NamedTuple):
     @property
     def shape(self) -> tuple[int, int]:
         return sum(part.size for part in self.rows.values()), self.columns.size
+
+
+def fill_part(parameter: torch.Tensor, partition: Partition, limit: float, generator: torch.Generator) -> None:
+    """Dummy values, uniform on ±limit, of a weight [rows, columns] or bias [rows] of the partition.
+
+    A rank's are cut out of those that one rank alone would have, so that a model is the same on any number of them.
+    """
+    rows, columns = partition.rows.values(), partition.columns
+    if all(isinstance(part, Part) and part.is_whole for part in (*rows, columns)):
+        parameter.uniform_(-limit, limit, generator=generator)  # without a second copy
+        return
+    fulls = [part.full for part in rows]
+
+    def ours(whole: torch.Tensor) -> torch.Tensor:
+        pieces = torch.cat([cut(layer, part) for layer, part in zip(whole.split(fulls), rows, strict=True)])
+        return pieces if pieces.dim() == 1 else pieces[:, columns.slice]
+
+    fill_cut(parameter, (sum(fulls), columns.full)[: parameter.dim()], ours, limit, generator)
 
 
 class Format(WeightOwner, Products):

@@ -1,0 +1,40 @@
+"""GroupStore: the keys and values by which one generation's ranks find each other (torch.distributed's rendezvous).
+
+Kept by WorkerGroup, which hands over what comes on the worker channel. A generation has a store of its own, so that no rank
+meets what an earlier one has left there.
+"""
+
+from collections.abc import Callable
+
+from quire.ipc.group_messages import StoreRequest, StoreValue
+
+
+class GroupStore:
+    """`send(rank, answer)` reaches a rank."""
+
+    def __init__(self, send: Callable[[int, StoreValue], object]) -> None:
+        self._send = send
+        self._values: dict[str, bytes] = {}
+        self._waiting: dict[str, list[int]] = {}  # ranks, by the key that they wait for
+
+    def handle(self, request: StoreRequest) -> None:
+        """Do what a rank asks. Raises ValueError for a sum of what is no number."""
+        key = request.key
+        match request.operation:
+            case "set":
+                self._set(key, request.value)
+            case "get" if key not in self._values:
+                self._waiting.setdefault(key, []).append(request.rank)
+            case "get":
+                self._send(request.rank, StoreValue(self._values[key]))
+            case "add":
+                total = str(int(self._values.get(key, b"0")) + int(request.value)).encode()
+                self._set(key, total)
+                self._send(request.rank, StoreValue(total))
+            case "check":
+                self._send(request.rank, StoreValue(b"1" if key in self._values else b"0"))
+
+    def _set(self, key: str, value: bytes) -> None:
+        self._values[key] = value
+        for rank in self._waiting.pop(key, []):
+            self._send(rank, StoreValue(value))

@@ -1,0 +1,52 @@
+"""SilentRanks: which of a model's ranks the others wait for, once some of them say that they wait too long.
+
+A rank whose exchange fails says so (PeerSilent) and waits for its end. Who is at fault says nothing: it is dead, which
+WorkerGroup sees first; or stopped; or stuck, and then it has not spoken when all others have had their time to.
+"""
+
+from collections.abc import Sequence
+
+from quire.ipc.process.children import Child
+
+GRACE_S = 1.0  # from the first that speaks to the last: they began to wait within milliseconds of each other
+
+
+class SilentRanks:
+    """Of one generation."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._said: dict[int, str] = {}
+        self._since = 0.0
+
+    def heard(self, rank: int, message: str, now: float) -> None:
+        """A rank waits for others."""
+        if not self._said:
+            self._since = now
+        self._said.setdefault(rank, message)
+
+    def verdict(self, children: Sequence[Child], now: float) -> str | None:
+        """Who is at fault, for the user, once that is clear. `children`: the ranks' processes, all of which live."""
+        if not self._said:
+            return None
+        if stopped := stopped_ranks(children):
+            return f"{_workers(stopped)} stopped by a signal; the others waited in an exchange"
+        mute = [rank for rank in range(len(children)) if rank not in self._said]
+        if mute and now - self._since < GRACE_S:
+            return None
+        rank, message = next(iter(self._said.items()))
+        says = f"worker {rank} says: {message}"
+        if mute:
+            return f"{_workers(mute)} silent in an exchange for --collective-timeout-s ({self._timeout_s:g} s); {says}"
+        return f"the exchange between the workers failed: {says}"
+
+
+def stopped_ranks(children: Sequence[Child]) -> list[int]:
+    """Ranks whose processes are stopped."""
+    return [rank for rank, child in enumerate(children) if child.is_stopped()]
+
+
+def _workers(ranks: list[int]) -> str:
+    if len(ranks) == 1:
+        return f"worker {ranks[0]} was"
+    return f"workers {', '.join(map(str, ranks[:-1]))} and {ranks[-1]} were"

@@ -1,0 +1,73 @@
+"""A model on two GPUs: fp32 tokens equal transformers', in graphs and eagerly; ranks killed and stopped in mid-stream."""
+
+import psutil
+import pytest
+import torch
+from gpu.test_gpu_engine import GREEDY, prompts, wrong_rows
+from serving import EventStream, Served, until
+from tiny_models import tiny_model
+
+from quire import LLM, SamplingParams
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
+]
+
+OPTIONS = {
+    "device": "cuda",
+    "dtype": "float32",
+    "max_num_seqs": 16,
+    "max_num_batched_tokens": 256,
+    "kv_cache_memory_bytes": 64 << 20,
+}
+WORKER = "quire.workers"
+
+
+def tokens(llm: LLM, params: SamplingParams) -> list[list[int]]:
+    outputs = llm.generate([{"prompt_token_ids": p} for p in prompts()], params, use_tqdm=False)
+    return [list(child.token_ids) for output in outputs for child in output.outputs]
+
+
+@pytest.mark.parametrize(("name", "eager"), [("gpu-llama", False), ("gpu-qwen3", True), ("split-gpu-llama", False)])
+def test_fp32_on_two_equals_transformers(name, eager):
+    llm = LLM(str(tiny_model(name)), tensor_parallel_size=2, enforce_eager=eager, **OPTIONS)
+    try:
+        greedy = SamplingParams(temperature=0.0, max_tokens=GREEDY.max_tokens, ignore_eos=True)
+        assert wrong_rows(name, tokens(llm, greedy)) == []
+        assert wrong_rows(name, tokens(llm, greedy)) == []  # from the prefix cache
+        seeded = SamplingParams(temperature=0.8, top_p=0.9, seed=3, n=2, max_tokens=20, ignore_eos=True, presence_penalty=0.3)
+        assert tokens(llm, seeded) == tokens(llm, seeded)
+    finally:
+        llm.shutdown()
+
+
+@pytest.fixture(scope="module")
+def served():
+    arguments = ("--dtype", "float32", "--max-num-seqs", "8", "--kv-cache-memory-bytes", "64M", "-tp", "2")
+    with Served(str(tiny_model("gpu-llama")), *arguments, "--collective-timeout-s", "3", "--max-model-len", "512") as served:
+        yield served.ready()
+
+
+def running(served: Served) -> EventStream:
+    stream = served.stream([5, 6, 7, 8], max_tokens=500, ignore_eos=True)
+    next(iter(stream))
+    return stream
+
+
+@pytest.mark.parametrize("signal", ["kill", "suspend"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_lost_is_named_and_all_are_replaced(served, signal, rank):
+    body = {"max_tokens": 20, "ignore_eos": True, "return_token_ids": True}
+    before, want = served.pids(WORKER), served.complete([5, 6, 7], **body)["choices"][0]["token_ids"]
+    restarts = served.metric("worker_restarts_total")
+    processes = sorted((psutil.Process(pid) for pid in before), key=lambda p: (p.create_time(), p.pid))
+    stream = running(served)
+    getattr(processes[rank], signal)()
+    with stream:
+        *_, last = stream
+    assert last["error"]["code"] == "engine_error"
+    served.line(f"worker {rank} (ended unexpectedly|was stopped by a signal)", 1)
+    until(lambda: served.metric("worker_restarts_total") == restarts + 1 and served.health() == 200)
+    assert not set(served.pids(WORKER)) & set(before)
+    assert served.complete([5, 6, 7], **body)["choices"][0]["token_ids"] == want

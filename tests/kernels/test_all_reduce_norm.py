@@ -1,0 +1,118 @@
+"""Sum over ranks with residual and norm: a rank of two in the interpreter, with the other's row put in place; both on a GPU."""
+
+import pytest
+import torch
+
+EPS = 1e-6
+
+
+def inputs(size, rows, width, parts, dtype, device):
+    g = torch.Generator().manual_seed(rows + width + parts)
+    shape = (parts, rows, width) if parts > 1 else (rows, width)
+    xs = [torch.randn(shape, generator=g).to(device, torch.float32 if parts > 1 else dtype) for _ in range(size)]
+    xs[0].view(-1)[0] = -0.0  # what an empty place holds
+    xs[-1].view(-1)[1] = -0.0
+    residual = torch.randn(rows, width, generator=g).to(device, dtype)
+    return xs, residual, (torch.randn(width, generator=g) + 1).to(device, dtype)
+
+
+def ends(size, max_rows, width, dtype, device):
+    """Buffers of all ranks, in one memory."""
+    from quire.kernels.exchange.all_reduce_norm import Buffers, empty, places_shape, word_dtype
+
+    made = []
+    for _ in range(size):
+        made.append(torch.empty(places_shape(size, max_rows, width), dtype=word_dtype(dtype), device=device))
+        empty(made[-1])
+    addresses = torch.tensor([places.data_ptr() for places in made], device=device)
+    turns = [torch.zeros(max_rows, dtype=torch.int32, device=device) for _ in range(size)]
+    return [Buffers(rank, size, max_rows, made[rank], addresses, turns[rank], 5 * 10**9) for rank in range(size)]
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize(("rows", "width", "parts"), [(1, 64, 1), (3, 67, 1), (2, 128, 3)])
+def test_a_rank_sends_its_row_takes_the_others_and_empties_the_place_of_the_turn_before(rows, width, parts):
+    from quire.kernels.exchange.all_reduce_norm import EMPTY, all_reduce_norm, reference
+
+    dtype = torch.float32
+    ours, theirs = ends(2, 4, width, dtype, "cpu")
+    for turn in range(7):
+        xs, residual, weight = inputs(2, rows, width, parts, dtype, "cpu")
+        xs = [x * (turn + 1) for x in xs]
+        want_residual, want = reference(xs, residual, weight, EPS)
+        sent = [(x.sum(0) if parts > 1 else x) + 0.0 for x in xs]
+        ours.places[turn % 3, 1, :rows] = sent[1].view(torch.int32)
+        got = all_reduce_norm(xs[0], residual, weight, EPS, ours)
+        torch.testing.assert_close(residual, want_residual)
+        torch.testing.assert_close(got, want)
+        arrived = theirs.places[turn % 3, 0, :rows].view(torch.float32)
+        torch.testing.assert_close(arrived, sent[0])
+        assert not (theirs.places[turn % 3, 0, :rows] == EMPTY[4]).any()
+        assert (theirs.places[turn % 3, 1] == EMPTY[4]).all() and (theirs.places[:, 0, rows:] == EMPTY[4]).all()
+        assert (ours.places[(turn + 2) % 3] == EMPTY[4]).all() and (ours.places[(turn + 1) % 3] == EMPTY[4]).all()
+        assert ours.turns.tolist() == [turn + 1] * rows + [0] * (4 - rows)
+
+
+@pytest.mark.interpret
+def test_what_does_not_fit_is_refused():
+    from quire.kernels.exchange.all_reduce_norm import all_reduce_norm
+
+    ours, _ = ends(2, 4, 64, torch.float32, "cpu")
+    for rows, width, dtype in ((5, 64, torch.float32), (2, 32, torch.float32), (2, 64, torch.bfloat16)):
+        (x, _), residual, weight = inputs(2, rows, width, 1, dtype, "cpu")
+        with pytest.raises(ValueError, match="all_reduce_norm"):
+            all_reduce_norm(x, residual, weight, EPS, ours)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("size", "rows", "width", "parts"), [(2, 1, 8192, 1), (2, 3, 4100, 1), (2, 64, 4096, 4), (4, 16, 2048, 2), (2, 40, 8192, 1)]
+)
+def test_ranks_as_streams_of_one_gpu_are_the_reference_in_a_graph_too(size, rows, width, parts, dtype):
+    from quire.kernels.exchange.all_reduce_norm import all_reduce_norm, empty, reference
+
+    made = ends(size, 64, width, dtype, "cuda")
+    xs, residual, weight = inputs(size, rows, width, parts, dtype, "cuda")
+    for buffers in made:  # to load a kernel waits for those that run, which would wait for it: nothing is waited for yet
+        buffers.places.zero_()
+    for rank, buffers in enumerate(made):
+        all_reduce_norm(xs[rank], residual.clone(), weight, EPS, buffers)
+        torch.cuda.synchronize()
+    for buffers in made:
+        empty(buffers.places)
+        buffers.turns.zero_()
+    torch.cuda.synchronize()
+    residuals, outs = [residual.clone() for _ in range(size)], [None] * size
+    streams = [torch.cuda.Stream() for _ in range(size)]
+
+    def launch():
+        main = torch.cuda.current_stream()
+        for rank, stream in enumerate(streams):
+            stream.wait_stream(main)
+            with torch.cuda.stream(stream):
+                outs[rank] = all_reduce_norm(xs[rank], residuals[rank], weight, EPS, made[rank])
+        for stream in streams:
+            main.wait_stream(stream)
+
+    def check(before):
+        want_residual, want = reference(xs, before, weight, EPS)
+        for rank in range(size):
+            assert torch.equal(residuals[rank], residuals[0]) and torch.equal(outs[rank], outs[0])
+        tolerance = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
+        torch.testing.assert_close(residuals[0], want_residual, atol=tolerance, rtol=tolerance)
+        torch.testing.assert_close(outs[0], want, atol=tolerance, rtol=tolerance)
+        return residuals[0].clone()
+
+    before = residual
+    for _ in range(4):
+        launch()
+        torch.cuda.synchronize()
+        before = check(before)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launch()
+    for _ in range(5):
+        graph.replay()
+        torch.cuda.synchronize()
+        before = check(before)

@@ -1,0 +1,99 @@
+"""A model's ranks as threads of the test's process: what they exchange, and an engine whose every step all of them run."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from inline_engine import InlineEngine
+
+from quire.kernels.elementwise import norm_reference
+from quire.workers.parallel import Parallel
+
+TIMEOUT_S = 60.0
+MOST_ROWS = 8  # that are summed for a norm
+
+
+class Threads:
+    """An exchange between threads. Sums are formed in the order of the ranks, so all ranks have the same bits."""
+
+    def __init__(self, size):
+        self.barrier = threading.Barrier(size, timeout=TIMEOUT_S)
+        self.given = [None] * size
+        self.sums = self.gathers = self.norms = 0
+
+    def rank(self, rank):
+        return RankOfThreads(self, rank)
+
+
+class RankOfThreads:
+    def __init__(self, group, rank):
+        self.group, self.rank = group, rank
+
+    def exchange(self, x):
+        self.group.given[self.rank] = x
+        self.group.barrier.wait()
+        everyone = list(self.group.given)
+        self.group.barrier.wait()
+        return everyone
+
+    def all_reduce(self, x):
+        self.group.sums += self.rank == 0
+        return sum(self.exchange(x))
+
+    def all_gather(self, x):
+        self.group.gathers += self.rank == 0
+        return torch.stack(self.exchange(x))
+
+    def close(self):
+        pass
+
+    def takes(self, rows):
+        return rows <= MOST_ROWS
+
+    def add_rms_norm(self, x, residual, weight, eps):
+        """As a GPU's kernel does, of few rows."""
+        assert len(residual) <= MOST_ROWS
+        self.group.norms += self.rank == 0
+        return norm_reference.add_rms_norm(sum(self.exchange(x)), residual, weight, eps)
+
+
+def on_every_rank(size, run):
+    """run(parallel) of each rank at the same time -> (results, the group)."""
+    group = Threads(size)
+    with ThreadPoolExecutor(size) as pool:
+        futures = [pool.submit(run, Parallel(rank, size, exchange=group.rank(rank))) for rank in range(size)]
+        return [future.result(timeout=2 * TIMEOUT_S) for future in futures], group
+
+
+class Together:
+    """In a ModelRunner's place: the runners of all ranks, each step in threads of their own. Their tokens must be the same."""
+
+    def __init__(self, runners):
+        self.runners = runners
+        self.first = runners[0]
+        self._pool = ThreadPoolExecutor(len(runners))
+
+    def step(self, words, read_masks):
+        steps = [self._pool.submit(runner.step, words.copy(), read_masks) for runner in self.runners]
+        results = [step.result(timeout=2 * TIMEOUT_S) for step in steps]
+        for runner in self.runners[1:]:
+            assert torch.equal(runner.device.results, self.first.device.results), "ranks have sampled different tokens"
+        return results[0]
+
+    def __getattr__(self, name):
+        return getattr(self.first, name)
+
+
+def engine_of_ranks(folder, size, exchange=None, for_norms=False, **options):
+    """An InlineEngine of so many ranks. exchange(group, rank): what a rank exchanges by, in place of RankOfThreads.
+
+    for_norms: sums of few rows are formed with the norms behind them."""
+    if size == 1:
+        return InlineEngine(folder, **options)
+    group, make = Threads(size), exchange or Threads.rank
+    exchanges = [make(group, rank) for rank in range(size)]
+    ranks = [Parallel(rank, size, exchange=e, norm_exchange=e if for_norms else None) for rank, e in enumerate(exchanges)]
+    first, *others = (InlineEngine(folder, parallel=rank, **options) for rank in ranks)
+    first.group = group
+    first.runner = Together([first.runner, *(other.runner for other in others)])
+    return first

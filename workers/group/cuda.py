@@ -1,0 +1,134 @@
+"""What GPUs of one host exchange: NCCL through torch.distributed, and for few rows our own kernel over symmetric memory.
+
+Of any number of rows NCCL sums; where each GPU can read the others' memory, sums of few rows are formed together with the norm
+behind them (kernels/exchange/all_reduce_norm.py). Which is which follows from the number of rows and the tuning table, so all
+ranks agree. Nothing here decides that a peer is lost: NCCL's own watchdog is off, a worker's loop looks at its device
+(`Device.waited_s`) and the core decides. NVLink multicast stays off: it can put a host's GPUs out of service for others.
+"""
+
+import logging
+import os
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import torch.distributed._symmetric_memory as symm_mem
+from torch._C._distributed_c10d import Store
+
+from quire.kernels.exchange.all_reduce_norm import (
+    Buffers,
+    all_reduce_norm,
+    empty,
+    places_shape,
+    word_dtype,
+)
+from quire.kernels.triton_support.dependent_launch import late, mode_for
+from quire.kernels.tuning.current import current
+from quire.workers.group.place import ExchangeFailed, Place, first_sentence
+
+log = logging.getLogger("quire.workers")
+
+ENVIRONMENT = {  # read when NCCL and symmetric memory are first used; whatever it says elsewhere
+    "NCCL_NVLS_ENABLE": "0",  # no multicast, here and in the next two
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NVSHMEM_DISABLE_NVLS": "1",
+    "NCCL_SOCKET_IFNAME": "lo",  # where ranks meet: unauthenticated
+    "NCCL_RUNTIME_CONNECT": "0",  # all connections at the start: a capture may make none
+    "NCCL_GRAPH_REGISTER": "0",  # ranks would talk while one of them captures
+    "TORCH_NCCL_USE_COMM_NONBLOCKING": "0",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # the watchdog decides nothing
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_PROPAGATE_ERROR": "0",
+}
+_all_gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor  # before torch 2.13
+NEVER = timedelta(days=30)
+PATIENCE = 3  # times the timeout: so long our kernel waits before it traps; the core has ended this process by then
+
+
+class NcclExchange:
+    """Tensors between GPUs; launched on the current stream, and captured with it."""
+
+    def __init__(self, store: Store, place: Place) -> None:
+        """Raises ExchangeFailed."""
+        os.environ.update(ENVIRONMENT)
+        self._size = place.size
+        try:
+            dist.init_process_group(
+                "nccl", store=store, rank=place.rank, world_size=place.size, timeout=NEVER, device_id=place.device
+            )
+            dist.all_reduce(torch.zeros(1, device=place.device))
+            torch.cuda.synchronize(place.device)
+        except RuntimeError as error:
+            raise ExchangeFailed(f"NCCL cannot connect the GPUs: {first_sentence(error)}") from error
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(x)
+        return x
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        out = x.new_empty((self._size, *x.shape))
+        _all_gather(out.view(-1), x.contiguous().view(-1))
+        return out
+
+    def close(self) -> None:
+        """End the process: NCCL would wait for peers that are gone, or for graphs that hold its kernels."""
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+class PeerNormExchange:
+    """Sum and norm in one kernel; see all_reduce_norm."""
+
+    def __init__(self, buffers: Buffers, handle: object) -> None:
+        """handle: of the symmetric memory, which lives as long as it."""
+        self.buffers = buffers
+        self._handle = handle
+
+    def takes(self, rows: int) -> bool:
+        return rows <= self.buffers.max_rows
+
+    def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        pdl = late() if x.dim() == 3 else mode_for(len(x))
+        return all_reduce_norm(x, residual, weight, eps, self.buffers, pdl=pdl)
+
+
+def make_norm_exchange(place: Place, hidden_size: int, dtype: torch.dtype) -> PeerNormExchange | None:
+    """The same answer on all ranks; None, and a line in the log, where one GPU cannot reach another's memory."""
+    max_rows = current().exchange.max_rows(place.size)
+    if max_rows == 0:
+        return None
+    if not _all_agree(_reaches_all(place), place.device):
+        if place.rank == 0:
+            log.warning("the GPUs cannot reach each other's memory: NCCL carries all exchanges, which is slower")
+        return None
+    if symm_mem.get_backend(place.device) != "CUDA":  # whatever a newer torch prefers: this one gives addresses
+        symm_mem.set_backend("CUDA")
+    shape = places_shape(place.size, max_rows, hidden_size)
+    places = symm_mem.empty(shape, dtype=word_dtype(dtype), device=place.device)
+    empty(places)
+    torch.cuda.synchronize(place.device)
+    handle = symm_mem.rendezvous(places, dist.group.WORLD)  # type: ignore[arg-type]
+    peers = torch.tensor(list(handle.buffer_ptrs), dtype=torch.int64, device=place.device)
+    turns = torch.zeros(max_rows, dtype=torch.int32, device=place.device)
+    limit_ns = int(PATIENCE * place.timeout_s * 1e9)
+    _all_agree(True, place.device)  # whoever stores first finds all places empty
+    return PeerNormExchange(Buffers(place.rank, place.size, max_rows, places, peers, turns, limit_ns), handle)
+
+
+def _reaches_all(place: Place) -> bool:
+    mine = torch.tensor([place.device.index], device=place.device)
+    everyone = mine.new_empty(place.size)
+    _all_gather(everyone, mine)
+    others = (index for index in everyone.tolist() if index != place.device.index)
+    return all(torch.cuda.can_device_access_peer(place.device, other) for other in others)
+
+
+def _all_agree(mine: bool, device: torch.device) -> bool:
+    """Whether it is so on all ranks."""
+    flag = torch.tensor([int(mine)], device=device)
+    dist.all_reduce(flag, op=dist.ReduceOp.MIN)
+    return bool(flag.item())
