@@ -331,8 +331,8 @@ def compare(requests: list[Request], args: argparse.Namespace) -> Iterator[tuple
     tokens, seconds = sum(request.num_tokens for request in requests), max(requests[-1].time_s, 1e-3)
     best = unbounded_hits(requests, args.block_size)
     load = tokens / PREFILL_TOKENS_S / seconds / args.replicas
-    print(f"{len(requests)} requests in {seconds:.0f} s of {tokens / len(requests):.0f} prompt tokens; to compute them all would "
-          f"take {load:.0%} of {args.replicas} replicas")  # fmt: skip
+    print(f"{len(requests)} requests in {seconds:.0f} s of {tokens / len(requests):.0f} prompt tokens; all computed, they take "
+          f"{load:.0%} of {args.replicas} replicas")  # fmt: skip
     print(f"{'':14} {'hits':>6} {'of unbounded':>12} {'TTFT ms':>8} {'P99':>7} {'decision us':>12} {'P99':>7}")
     yield "unbounded_hits", round(best, 4)
     for policy in args.policies:
