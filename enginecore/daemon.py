@@ -17,7 +17,7 @@ from typing import Literal
 import zmq
 
 from quire.enginecore.core import BEAT_INTERVAL_S, CoreConfig, EngineCore
-from quire.enginecore.device import find_gpus
+from quire.enginecore.device import Gpu, find_gpus
 from quire.enginecore.garbage import keep_pauses_short
 from quire.enginecore.grammar.compiler import GrammarCompiler
 from quire.enginecore.grammar.mask_threads import mask_threads
@@ -153,6 +153,7 @@ def worker_config(config: EngineConfig, folder: Path, summary: ModelSummary) -> 
     gpus = find_gpus() if config.device != "cpu" else []
     if config.device == "cuda" and not gpus:
         raise StartupError("--device cuda: no CUDA device was found; leave --device out to run on the CPU")
+    gpus = _own_gpus(config, gpus)
     device: Literal["cuda", "cpu"] = "cuda" if gpus else "cpu"
     max_model_len = config.max_model_len or summary.max_model_len
     if max_model_len > summary.max_model_len:
@@ -192,7 +193,21 @@ def worker_config(config: EngineConfig, folder: Path, summary: ModelSummary) -> 
         profile_dir=config.profile_dir,
         logits_processors=config.logits_processors,
         logits_processors_path=config.logits_processors_path,
+        device_index=config.device_index,
     )
+
+
+def _own_gpus(config: EngineConfig, gpus: list[Gpu]) -> list[Gpu]:
+    """Those from this engine's first on. Raises StartupError if there are too few for all engines."""
+    size, ranks = config.data_parallel_size, config.tensor_parallel_size
+    needed = max(size * ranks, config.device_index + 1)
+    if gpus and size > 1 and needed > len(gpus):
+        wish = f"--data-parallel-size {size}" + (f" with --tensor-parallel-size {ranks}" if ranks > 1 else "")
+        there = "is 1" if len(gpus) == 1 else f"are {len(gpus)}"
+        raise StartupError(f"{wish} needs {needed} GPUs, and there {there} (CUDA_VISIBLE_DEVICES counts)")
+    if gpus and config.device_index >= len(gpus):
+        raise StartupError(f"device_index {config.device_index}: GPUs are numbered 0 to {len(gpus) - 1} here")
+    return gpus[config.device_index :]
 
 
 def core_config_of(config: EngineConfig, summary: ModelSummary, worker: WorkerConfig, profile: WorkerProfile) -> CoreConfig:

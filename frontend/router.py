@@ -22,8 +22,8 @@ Policy = Literal["cache-aware", "least-loaded", "round-robin"]
 POLICIES: tuple[Policy, ...] = ("cache-aware", "least-loaded", "round-robin")
 MOST_HOLDERS = 8  # that were sent the longest beginnings, and
 NUM_OTHERS = 8  # others, which are looked at
-# A running sequence as work, in prompt tokens: a row that decodes a hundred tokens more costs its engine about so much.
-ROW_TOKENS = 128
+# A running sequence as work, in prompt tokens: a row that decodes some fifty tokens more costs its engine about so much.
+ROW_TOKENS = 64
 
 
 class Choice(NamedTuple):
@@ -55,12 +55,22 @@ class Router:
         self._hasher = PrefixHasher(block_size)
         self._index = BlockIndex(num_engines, max_blocks) if policy == "cache-aware" else None
 
-    def send(self, token_ids: np.ndarray, *parts: bytes, num_rows: int = 1, refused: Collection[int] = ()) -> Choice | None:
+    def send(
+        self,
+        token_ids: np.ndarray,
+        *parts: bytes,
+        num_rows: int = 1,
+        refused: Collection[int] = (),
+        only: int | None = None,
+    ) -> Choice | None:
         """Choose among the engines that are available and not in `refused`, and take it as sent; None if there is none.
 
         token_ids: integers [n]. parts: what else is part of the engines' own block hashes: the cache_salt. num_rows: sequences.
+        only: the engine to take, whatever speaks against it, if it may be chosen at all.
         """
         usable = [e for e in self._available if e not in refused] if refused else self._available
+        if only is not None and only in usable:
+            usable = [only]
         if not usable:
             return None
         num_uncached = len(token_ids)

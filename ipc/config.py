@@ -14,6 +14,7 @@ from quire.ipc import quantization as quantizations
 from quire.ipc.process.flags import DTYPES, LOAD_FORMATS, JsonObject, Switch, human_int, model_len, one_of
 
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
+MAX_ENGINES = 64  # of --data-parallel-size
 _OTHER_LEVELS = {"trace": "debug"}
 Add = Callable[..., None]
 
@@ -59,6 +60,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_logprobs: int = 20
     seed: int = 0
     tensor_parallel_size: int = 1
+    data_parallel_size: int = 1  # engines that frontends use as one; each is told how many there are, and is one of them
+    device_index: int = 0  # of its first GPU, among those that it sees
     step_timeout_s: float = 60.0
     logits_processors: list[str] = []  # the operator's own classes: module:Class, or file.py:Class
     logits_processors_path: list[str] = []  # folders where their modules are looked for, after the installed ones
@@ -107,6 +110,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             f"--quantization must be one of {', '.join(quantizations.NAMES)}, not {self.quantization!r:.40}",
         )
         need(self.tensor_parallel_size == 1, "--tensor-parallel-size above 1 is not supported yet")
+        need(
+            1 <= self.data_parallel_size <= MAX_ENGINES,
+            f"--data-parallel-size must be between 1 and {MAX_ENGINES}",
+        )
+        need(self.device_index >= 0, "device_index must be at least 0")
         need(self.step_timeout_s > 0, "--step-timeout-s must be greater than 0")
 
 
@@ -144,6 +152,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     profile_dir: str | None = None
     logits_processors: list[str] = []
     logits_processors_path: list[str] = []
+    device_index: int = 0  # which of the GPUs that the engine sees
 
 
 # ------------------------------------------------------------------------------------------------------------- flags
@@ -161,6 +170,11 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         ("own code and profiles", _add_own_code),
     ):
         add_to(_adder(parser.add_argument_group(title)))
+
+
+def add_log_arguments(parser: argparse.ArgumentParser) -> None:
+    """Of the engine's flags those that mean something to a frontend alone, too."""
+    _add_frontend_logs(_adder(parser.add_argument_group("logs")))
 
 
 def _adder(group: Any) -> Add:
@@ -244,6 +258,13 @@ def _add_defaults(add: Add) -> None:
 def _add_memory(add: Add) -> None:
     add("--device", choices=["auto", "cuda", "cpu"], help="where to run; auto: cuda if there is a GPU, else cpu")
     add("--tensor-parallel-size", "-tp", type=int, metavar="N", help="GPUs that share the model")
+    add(
+        "--data-parallel-size",
+        "-dp",
+        type=int,
+        metavar="N",
+        help="engines that requests are dealt to (--router), each with the model and GPUs of its own; on a CPU side by side",
+    )
     add("--gpu-memory-utilization", type=float, help="part of the GPU's memory to fill, what other processes have included")
     add("--cpu-kv-cache-gib", type=float, help="size of the KV cache on a CPU, GiB")
     add(
@@ -311,6 +332,11 @@ def _add_scheduling(add: Add) -> None:
 
 
 def _add_logs(add: Add) -> None:
+    _add_frontend_logs(add)
+    add("--disable-log-stats", action=Switch, help="no statistics line every 10 s (default: off)")
+
+
+def _add_frontend_logs(add: Add) -> None:
     add(
         "--log-level",
         "--uvicorn-log-level",
@@ -324,7 +350,6 @@ def _add_logs(add: Add) -> None:
         action=Switch,
         help="log each request's id, lengths and parameters, never its text (default: off)",
     )
-    add("--disable-log-stats", action=Switch, help="no statistics line every 10 s (default: off)")
 
 
 def _add_own_code(add: Add) -> None:

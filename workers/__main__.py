@@ -41,7 +41,7 @@ def main() -> None:
     threading.Thread(target=load_in_background, name="loader", daemon=True).start()
     config = child_main_config(WorkerConfig)
     if config.device == "cuda":
-        make_context_in_background(config.rank)
+        make_context_in_background(config.device_index)
         read_triton_in_background()
     set_up_logging(config.log_level, config.log_format)
     faulthandler.register(signal.SIGUSR1)  # the core asks a stuck worker for its stacks before it kills it

@@ -80,7 +80,7 @@ class Worker:
         self.link = WorkerToCore(config.control_address, config.rank, config.generation)
         self.reader = PlanReader.attach(own_fds(config.plan_ring_fds))
         self.ring = ResultRing.attach(own_fds(config.result_ring_fds)) if config.result_ring_fds else None
-        self.device = torch.device("cuda", config.rank) if config.device == "cuda" else torch.device("cpu")
+        self.device = torch.device("cuda", config.device_index) if config.device == "cuda" else torch.device("cpu")
         self.parallel = Parallel(config.rank, config.world_size, self.device)
         self.custom_processors: CustomProcessors | None = None
         self.profiler = Profiler(config.profile_dir, config.rank, config.device)

@@ -237,7 +237,7 @@ def test_an_llm_that_cannot_start_names_arguments_not_flags(python_path: None) -
 def test_everything_ends_with_the_object(python_path: None, how: str) -> None:
     threads = set(threading.enumerate())
     llm = FakeLLM()
-    child, loop = llm._background._core.child, llm._background._loop
+    child, loop = llm._background._cores[0].child, llm._background._loop
     if how == "shutdown":
         llm.shutdown()
         llm.shutdown()
@@ -258,7 +258,7 @@ def test_everything_ends_with_the_object(python_path: None, how: str) -> None:
 
 def test_requests_fail_when_the_engine_dies(python_path: None) -> None:
     with FakeLLM() as llm:
-        child = llm._background._core.child
+        child = llm._background._cores[0].child
 
         def kill() -> None:
             until(lambda: llm._client.num_requests == 1)
@@ -276,7 +276,7 @@ from test_llm_api import FakeLLM
 from quire.frontend.client.llm import SamplingParams
 llm = FakeLLM()
 llm.generate(" the", SamplingParams(max_tokens=1))
-print(llm._background._core.child.pid, flush=True)
+print(llm._background._cores[0].child.pid, flush=True)
 """
 
 

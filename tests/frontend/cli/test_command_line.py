@@ -107,7 +107,7 @@ def test_the_package_is_the_command_too():
 def test_flags_of_the_server_as_they_are_understood():
     parse = cli._parser().parse_args
     assert parse(["serve"]).max_body_mib << 20 == Limits().max_body_bytes
-    assert parse(["serve"]).allowed_origins == FrontendConfig(engine_address="", listen_fd=-1).allowed_origins == ("*",)
+    assert parse(["serve"]).allowed_origins == FrontendConfig(engine_addresses=[], listen_fd=-1).allowed_origins == ("*",)
     for text in ('["https://a", "http://b:1"]', "https://a,http://b:1", "https://a, http://b:1"):
         assert parse(["serve", "--allowed-origins", text]).allowed_origins == ("https://a", "http://b:1")
 
