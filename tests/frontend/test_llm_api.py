@@ -21,7 +21,7 @@ from serving import until
 
 from quire.frontend.client.async_client import EngineDown, InvalidRequest, TooLong
 from quire.frontend.client.llm import LLM, SamplingParams, engine_config
-from quire.frontend.launcher import EngineStartError, launch_core
+from quire.frontend.launcher import EngineStartError, engine_configs, launch_core
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.config import EngineConfig
 
@@ -202,6 +202,8 @@ def test_an_unknown_option_names_those_like_it() -> None:
         ({"max_model_len": 1}, "^max_model_len must be at least 2$"),
         ({"enable_lora": True}, "^enable_lora=True is not supported: LoRA adapters are not served$"),
         ({"tensor_parallel_size": 2}, "^tensor_parallel_size above 1 is not supported yet$"),
+        ({"data_parallel_size": 0}, "^data_parallel_size must be between 1 and 64$"),
+        ({"data_parallel_size": 2, "listen": "ipc:///x"}, "one engine's address"),
         ({"device": "tpu"}, "^device: invalid enum value 'tpu'$"),
         ({"max_num_seqs": "many"}, "^max_num_seqs: expected int or None, got str$"),
     ],
@@ -226,6 +228,28 @@ def test_an_engine_that_cannot_start_says_why_and_leaves_nothing(python_path: No
     with pytest.raises(EngineStartError, match=match):
         launch_core(EngineConfig(model=model), timeout_s=0.5 if model == "mute" else None, module="fake_engine")
     assert psutil.Process().children() == before
+
+
+def test_several_engines_are_one_llm(python_path: None) -> None:
+    before = psutil.Process().children()
+    with FakeLLM(data_parallel_size=3) as llm:
+        assert len({core.child.pid for core in llm._background._cores}) == 3
+        outputs = llm.generate([" the", " cat"] * 10, SamplingParams(max_tokens=2), use_tqdm=False)
+        assert texts(outputs) == [" the the", " cat cat"] * 10
+        assert llm.get_tokenizer().encode(" the")
+    assert psutil.Process().children() == before
+
+
+def test_of_several_engines_all_start_or_none(python_path: None) -> None:
+    before = psutil.Process().children()
+    with pytest.raises(EngineStartError, match=r"^engine \d: the model is made of cheese: max_model_len$"):
+        FakeLLM("cannot-start", data_parallel_size=3)
+    assert psutil.Process().children() == before
+
+
+def test_engines_have_gpus_of_their_own() -> None:
+    configs = engine_configs(EngineConfig(data_parallel_size=3, device_index=2))
+    assert [config.device_index for config in configs] == [2, 3, 4]
 
 
 def test_an_llm_that_cannot_start_names_arguments_not_flags(python_path: None) -> None:
