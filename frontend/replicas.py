@@ -142,6 +142,7 @@ class Replicas(Client):
         self._searches: OrderedDict[int, int] = OrderedDict()  # beam search -> engine
         self._lock = asyncio.Lock()
         self._connecting: list[asyncio.Task[None]] = []
+        self._has_started = False
         self._refusal = ""  # why an engine that is there does not take us
         self._looked = 0.0
         self._counts: dict[int, tuple[int, int]] = {}  # by engine: running, waiting, of its latest Beat
@@ -172,6 +173,7 @@ class Replicas(Client):
         except BaseException:
             await self.close()
             raise
+        self._has_started = True
         for engine in self._replicas:
             if not engine.is_connected:
                 log.warning("no engine at %s yet: the others get its requests", engine.address)
@@ -204,7 +206,8 @@ class Replicas(Client):
         ours = next((e for e in here if e.number != number and e.number not in self.foreign), engine)
         self.foreign = {e.number: problem for e in here if (problem := different_models(ours, e))}
         if problem := self.foreign.get(number):
-            log.error("%s", problem)
+            if self._has_started:  # before, it is raised
+                log.error("%s; it gets no requests", problem)
             return
         self._welcome = holds_for_all([e.welcome for e in here if e.number not in self.foreign])
         self._tokenizer = engine._tokenizer

@@ -75,6 +75,10 @@ FLAG_NOTES: dict[str, FlagNote] = {
     "--tool-call-parser": FlagNote("", "auto"),
     "--reasoning-parser": FlagNote("", "auto; deepseek_r1 or qwen3 where a model always thinks"),
     # -------------------------------------------------------------------------------------------------- running engine
+    "--router": FlagNote(
+        "cache-aware remembers the blocks of prompts: 45 bytes for each block of the engines' caches, twice; 0.1 ms a request",
+        "cache-aware",
+    ),
     "--engine": FlagNote("an engine may have frontends on other machines: text is made there", "ipc:///run/quire/engine.sock"),
     "--curve-key-file": FlagNote("", "frontend.key"),
     "--curve-engine-key": FlagNote("", "what the engine says at its first start, in quotes"),
@@ -112,6 +116,10 @@ FLAG_NOTES: dict[str, FlagNote] = {
     # ----------------------------------------------------------------------------------------------- device and memory
     "--device": FlagNote("a CPU serves small models only", "auto"),
     "--tensor-parallel-size": FlagNote("", "1: more is not here yet"),
+    "--data-parallel-size": FlagNote(
+        "as many times the memory, and nearly as many tokens a second; one request is no quicker",
+        "the number of GPUs, for a model that fits into one",
+    ),
     "--gpu-memory-utilization": FlagNote(
         "the KV cache gets what weights, a step and graphs leave of this part: more of it is more requests at once and more "
         "prefix hits",
