@@ -21,22 +21,15 @@ from quire.frontend.client.async_client import WATCH_S, AsyncClient
 from quire.frontend.client.client import Client, check_priority
 from quire.frontend.client.stream import EngineDown, Overloaded, RequestState, Stream
 from quire.frontend.client.utility_calls import A
+from quire.frontend.replica import Replica
 from quire.frontend.replica_answers import different_models, holds_for_all, together
 from quire.frontend.router import Policy, Router
-from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.links.curve import FrontendKeys
 from quire.ipc.messages import (
-    Abort,
     Beat,
     Candidates,
-    CoreMessage,
-    Finish,
-    FrontendMessage,
     Generate,
-    RequestError,
-    StepOutputs,
     TokenInputs,
-    Welcome,
 )
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.utilities import UtilityCall
@@ -48,7 +41,7 @@ OTHERS_S = 5.0  # so long, once one engine is there, the others are waited for a
 RETRY_S = 1.0  # to connect to an engine that has refused us
 MAX_SEARCHES = 4096  # whose engine is remembered
 INDEX_FACTOR = 2  # blocks that the router remembers, of the engines' own
-MAX_INDEX_BLOCKS = 10_000_000  # 0.45 GB
+MAX_INDEX_BLOCKS = 10_000_000  # 0.6 GB
 DEFAULT_BLOCK_SIZE, DEFAULT_NUM_BLOCKS = 64, 16_384  # of an engine that does not say
 
 
@@ -75,58 +68,6 @@ class Sent:
     cache_salt: str
     arrival: float
     refused: set[int] = field(default_factory=set)
-
-
-class Replica(AsyncClient):
-    """The client of one of several engines. It tells their owner what becomes of requests."""
-
-    def __init__(self, address: str, keys: FrontendKeys | None, number: int, owner: "Replicas") -> None:
-        super().__init__(address, keys)
-        self.number = number
-        self._owner = owner
-
-    def health(self) -> str | None:
-        return self._owner.foreign.get(self.number) or super().health()
-
-    def _on_message(self, message: CoreMessage) -> None:
-        owner, requests = self._owner, self._dispatcher.requests
-        if isinstance(message, RequestError) and message.code == "overloaded" and owner.send_elsewhere(self, message.id):
-            return
-        super()._on_message(message)
-        match message:
-            case StepOutputs():
-                for start in message.started:
-                    owner.computed(start.key >> 8)
-                for end in message.finished:
-                    if end.key >> 8 not in requests:
-                        owner.ended(end.key >> 8)
-            case RequestError():
-                owner.ended(message.id)
-            case Beat():
-                owner.add_up(self.number, message)
-
-    def _tell(self, message: FrontendMessage) -> None:
-        super()._tell(message)
-        match message:
-            case Abort():
-                for request_id in message.ids:
-                    self._owner.ended(request_id)
-            case Finish() if message.key >> 8 not in self._dispatcher.requests:
-                self._owner.ended(message.key >> 8)
-
-    def _read_tokenizer(self, digests: dict[str, str]) -> Tokenizer:
-        """One for all: it takes memory, and time in which nobody is served."""
-        other = next((e for e in self._owner._replicas if e is not self and e._digests == digests and e._tokenizer), None)
-        return super()._read_tokenizer(digests) if other is None else other.tokenizer
-
-    def _on_connected(self, welcome: Welcome) -> None:
-        super()._on_connected(welcome)
-        if self._link is not None:
-            self._owner.connected(self.number)
-
-    def _on_lost(self, reason: str) -> None:
-        super()._on_lost(reason)
-        self._owner.lost(self.number)
 
 
 class Replicas(Client):
@@ -187,6 +128,10 @@ class Replicas(Client):
                 log.error("%s", error)
                 self._refusal = str(error)
                 await asyncio.sleep(RETRY_S)
+            except ValueError as error:
+                if not self._has_started:
+                    raise
+                return log.error("the engine at %s gets no requests: %s", engine.address, error)
 
     async def close(self) -> None:
         for task in self._connecting:
@@ -200,7 +145,6 @@ class Replicas(Client):
         self._router = None
 
     def connected(self, number: int) -> None:
-        """An engine is there, or there again: with an empty cache, and perhaps with another model."""
         here = [e for e in self._replicas if e.is_connected]
         engine = self._replicas[number]
         ours = next((e for e in here if e.number != number and e.number not in self.foreign), engine)
@@ -224,7 +168,6 @@ class Replicas(Client):
         return Router(len(self._replicas), self._policy, block_size=size, max_blocks=most)
 
     def lost(self, number: int) -> None:
-        """All that ran there has failed already."""
         for request_id in [i for i, sent in self._sent.items() if sent.engine == number]:
             del self._sent[request_id]
         if self._router is not None:
@@ -304,8 +247,9 @@ class Replicas(Client):
         assert router is not None and sent.ids is not None and sent.inputs is not None
         self._look(router)
         only = self._searches.get(candidates.search) if candidates is not None else None
+        may_hit = params.prompt_logprobs is None and not params.skip_reading_prefix_cache  # as the core's intake has it
         salt, last_error = sent.cache_salt.encode(errors="replace"), None
-        while choice := router.send(sent.ids, salt, num_rows=params.n, refused=sent.refused, only=only):
+        while choice := router.send(sent.ids, salt, num_rows=params.n, may_hit=may_hit, refused=sent.refused, only=only):
             engine = self._replicas[choice.engine]
             try:
                 engine.send(request_id, sent.inputs, sent.task, sent.priority, sent.cache_salt, sent.arrival)
@@ -337,14 +281,14 @@ class Replicas(Client):
         self._router.computed(engine, num_uncached)
         self._router.ended(engine, num_rows)
 
-    def send_elsewhere(self, engine: Replica, request_id: int) -> bool:
-        """An engine has refused a request for its load: whether another has it now."""
+    def send_elsewhere(self, number: int, request_id: int) -> bool:
+        engine = self._replicas[number]
         sent = self._sent.get(request_id)
         if sent is None or sent.inputs is None or (state := engine._dispatcher.release(request_id)) is None:
             return False
         self._give_back(sent.engine, sent.num_uncached, sent.task.params.n)
         del self._sent[request_id]
-        sent.refused.add(engine.number)
+        sent.refused.add(number)
         try:
             other = self._send(request_id, sent)
         except (Overloaded, EngineDown):
@@ -354,7 +298,6 @@ class Replicas(Client):
         return True
 
     def computed(self, request_id: int) -> None:
-        """The first token has come."""
         sent = self._sent.get(request_id)
         if sent is not None and self._router is not None:
             self._router.computed(sent.engine, sent.num_uncached)

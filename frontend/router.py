@@ -20,6 +20,7 @@ from quire.frontend.router_index import BlockIndex, PrefixHasher
 
 Policy = Literal["cache-aware", "least-loaded", "round-robin"]
 POLICIES: tuple[Policy, ...] = ("cache-aware", "least-loaded", "round-robin")
+DEFAULT_ROUTER: Policy = POLICIES[0]
 MOST_HOLDERS = 8  # that were sent the longest beginnings, and
 NUM_OTHERS = 8  # others, which are looked at
 # A running sequence as work, in prompt tokens: a row that decodes some fifty tokens more costs its engine about so much.
@@ -60,13 +61,15 @@ class Router:
         token_ids: np.ndarray,
         *parts: bytes,
         num_rows: int = 1,
+        may_hit: bool = True,
         refused: Collection[int] = (),
         only: int | None = None,
     ) -> Choice | None:
         """Choose among the engines that are available and not in `refused`, and take it as sent; None if there is none.
 
         token_ids: integers [n]. parts: what else is part of the engines' own block hashes: the cache_salt. num_rows: sequences.
-        only: the engine to take, whatever speaks against it, if it may be chosen at all.
+        may_hit: False: all is computed, whatever is cached. only: the engine to
+        take, whatever speaks against it, if it may be chosen at all.
         """
         usable = [e for e in self._available if e not in refused] if refused else self._available
         if only is not None and only in usable:
@@ -75,7 +78,7 @@ class Router:
             return None
         num_uncached = len(token_ids)
         if self._index is not None:
-            engine, num_uncached = self._most_useful(self._index, token_ids, parts, usable)
+            engine, num_uncached = self._most_useful(self._index, token_ids, parts, usable, may_hit)
         elif self.policy == "least-loaded":
             engine = self._least_loaded(usable)
         else:
@@ -84,7 +87,7 @@ class Router:
         return Choice(engine, num_uncached)
 
     def _most_useful(
-        self, index: BlockIndex, token_ids: np.ndarray, parts: tuple[bytes, ...], usable: list[int]
+        self, index: BlockIndex, token_ids: np.ndarray, parts: tuple[bytes, ...], usable: list[int], may_hit: bool
     ) -> tuple[int, int]:
         """An engine, and the tokens that it has to compute."""
         found = index.look_up(self._hasher.hashes(token_ids, *parts))
@@ -93,7 +96,7 @@ class Router:
             depths = {e: depth for e, depth in depths.items() if e in usable}
         holders = sorted(depths, key=depths.__getitem__, reverse=True)[:MOST_HOLDERS]
         others = [usable[int(self._random.random() * len(usable))] for _ in range(NUM_OTHERS)]
-        work, size = self.work, self._hasher.block_size
+        work, size = self.work, self._hasher.block_size if may_hit else 0
         engine = min(holders + others, key=lambda e: work[e] - size * depths.get(e, 0))
         depth = depths.get(engine, 0)
         index.add(engine, found, depth)

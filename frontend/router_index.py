@@ -13,7 +13,7 @@ MAX_TOKENS = 1 << 18  # of a prompt that are hashed; what is alike in more than 
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _HALF, _THIRD = np.uint64(32), np.uint64(29)
 NUM_WAYS = 16
-NUM_HOLDERS = 4  # engines that are remembered of a block, those that were sent it last
+NUM_HOLDERS = 8  # engines that are remembered of a block, those that were sent it last
 _FOREVER = 1 << 31  # blocks
 
 
@@ -63,7 +63,7 @@ class BlockIndex:
     """A bounded table of block hashes and of the engines that were sent them.
 
     It is made as a processor's cache is: a hash has NUM_WAYS places, and a new one takes that of the least recently used of
-    them. Nothing ever grows or is moved, so that no decision waits for it. `max_blocks` takes 44 bytes each.
+    them. Nothing ever grows or is moved, so that no decision waits for it. Each of max_blocks takes 60 bytes.
 
     An engine's clock counts the blocks that it had to compute, and so what has gone from its cache: a block that it was sent
     longer ago than `set_capacity` of them is believed lost.

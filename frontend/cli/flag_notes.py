@@ -76,7 +76,7 @@ FLAG_NOTES: dict[str, FlagNote] = {
     "--reasoning-parser": FlagNote("", "auto; deepseek_r1 or qwen3 where a model always thinks"),
     # -------------------------------------------------------------------------------------------------- running engine
     "--router": FlagNote(
-        "cache-aware remembers the blocks of prompts: 45 bytes for each block of the engines' caches, twice; 0.1 ms a request",
+        "cache-aware remembers the blocks of prompts: 120 bytes for each block of the engines' caches; 0.1 ms a request",
         "cache-aware",
     ),
     "--engine": FlagNote("an engine may have frontends on other machines: text is made there", "ipc:///run/quire/engine.sock"),

@@ -31,6 +31,7 @@ from quire.frontend.http.server import FrontendConfig, StopSignals, frontend_key
 from quire.frontend.http.store.contents import FilesFolder
 from quire.frontend.http.tls import make_context
 from quire.frontend.launcher import EngineStartError
+from quire.frontend.router import DEFAULT_ROUTER
 from quire.frontend.supervisor import StartFailed
 from quire.ipc.config import EngineConfig
 from quire.ipc.process.children import Child
@@ -102,6 +103,8 @@ def run_server(config: ServeConfig, prespawned: Child | None, early: EarlyStop) 
             unix_path = UnixPath(config.uds)
         else:
             sockets = bind(config.host, config.port, config.num_frontends)
+        if len(engine.addresses) == 1 and config.frontend.router != DEFAULT_ROUTER:
+            log.info("there is one engine: --router %s makes no difference", config.frontend.router)
         engine.start()
         if config.engine is None:
             where = " and ".join(engine.addresses)

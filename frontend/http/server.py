@@ -40,7 +40,7 @@ from quire.frontend.http.store.storage import Storage
 from quire.frontend.http.tls import TlsFiles
 from quire.frontend.launcher import tell_of_engines
 from quire.frontend.replicas import client_of
-from quire.frontend.router import Policy
+from quire.frontend.router import DEFAULT_ROUTER, Policy
 from quire.ipc.links.curve import FrontendKeys, load_keys, make_keys, parse_key, write_keys
 
 log = logging.getLogger("quire.http")
@@ -54,7 +54,7 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """
 
     engine_addresses: list[str]
-    router: Policy = "cache-aware"  # among several engines
+    router: Policy = DEFAULT_ROUTER  # among several engines
     listen_fd: int
     accepted_fds: list[int] = []
     api_keys: list[str] = []

@@ -89,20 +89,20 @@ def test_an_index_with_room_knows_how_much_of_a_prompt_each_engine_was_sent(hist
 
 
 def test_of_many_holders_those_who_have_computed_most_since_are_forgotten():
-    index, hashes = BlockIndex(8, 4096), HASHER.hashes(blocks(3))
+    index, hashes = BlockIndex(NUM_HOLDERS + 1, 4096), HASHER.hashes(blocks(3))
     for engine in range(NUM_HOLDERS):
         add(index, engine, hashes)
     add(index, 2, HASHER.hashes(blocks(5, seed=1)))
-    add(index, 7, hashes)
-    assert depths(index, hashes) == dict.fromkeys({*range(NUM_HOLDERS), 7} - {2}, 3)
+    add(index, NUM_HOLDERS, hashes)
+    assert depths(index, hashes) == dict.fromkeys({*range(NUM_HOLDERS + 1)} - {2}, 3)
 
 
 def test_a_beginning_that_everybody_was_sent_is_counted_by_its_end():
     """Of the shared blocks engine 0 is forgotten; that it has what follows says that it has them."""
-    index, shared = BlockIndex(9, 4096), blocks(3)
+    index, shared = BlockIndex(NUM_HOLDERS + 1, 4096), blocks(3)
     whole = HASHER.hashes(np.concatenate([shared, blocks(2, seed=1)]))
     add(index, 0, whole)
-    for engine in range(1, 9):
+    for engine in range(1, NUM_HOLDERS + 1):
         add(index, engine, HASHER.hashes(shared))
     assert depths(index, whole)[0] == 5
 
@@ -186,6 +186,23 @@ def test_the_next_turn_of_a_conversation_goes_where_the_last_one_was():
     assert one.send(said, b"another's salt").num_uncached == len(said)
 
 
+def test_a_prompt_that_is_computed_whatever_is_cached_goes_to_who_has_time():
+    one, said = router(2), blocks(100)
+    first = finish(one, one.send(said))
+    one.work[first.engine] = 1
+    choice = one.send(said, may_hit=False)
+    assert choice.engine != first.engine and choice.num_uncached == len(said)
+
+
+def test_a_search_stays_where_it_is_if_it_can():
+    one = router(8)
+    one.work[3] = 1_000_000
+    assert one.send(blocks(2), only=3).engine == 3
+    assert one.send(blocks(2), only=3, refused={3}).engine != 3
+    one.set_available(3, False)
+    assert one.send(blocks(2), only=3).engine != 3
+
+
 def test_what_waits_at_an_engine_is_weighed_against_what_it_knows():
     one, said = router(2), blocks(100)
     first = finish(one, one.send(said))
@@ -199,8 +216,10 @@ def test_a_beginning_that_all_share_does_not_make_one_engine_hot():
     one, shared = router(16), blocks(50)
     counts = [0] * 16
     for seed in range(400):
-        counts[one.send(np.concatenate([shared, blocks(2, seed=seed + 1)])).engine] += 1
-    assert max(counts) < 2.5 * min(counts)
+        choice = one.send(np.concatenate([shared, blocks(2, seed=seed + 1)]))
+        one.computed(choice.engine, choice.num_uncached)
+        counts[choice.engine] += 1
+    assert max(counts) < 1.5 * min(counts)
 
 
 def test_holders_that_are_away_or_have_refused_are_passed_over():
