@@ -12,7 +12,7 @@ import numpy as np
 MAX_TOKENS = 1 << 18  # of a prompt that are hashed; what is alike in more than that will do
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _HALF, _THIRD = np.uint64(32), np.uint64(29)
-NUM_WAYS = 16
+NUM_WAYS = 8
 NUM_HOLDERS = 8  # engines that are remembered of a block, those that were sent it last
 _FOREVER = 1 << 31  # blocks
 
