@@ -6,7 +6,7 @@
 
 token:     CPU of the frontend's process a streamed token, ZeroMQ included, at 256 streams, with the rate at which it was
 requests:  answers in one piece a second (16 tokens), and CPU of each
-late:      2,000 streams at half of what `token` says one process can do: how long after the engine sent them tokens arrive
+late:      2,000 streams at half of what one process can do with as many: how long after the engine sent them tokens arrive
 processes: requests a second, and streamed chunks, of --frontends 4 beside 1
 gaps:      the worst gap of another stream while each of nasty_requests.py runs
 
@@ -46,6 +46,7 @@ from tokenizers import Tokenizer
 
 HERE = Path(__file__).parent
 PARTS = ("token", "requests", "late", "processes", "gaps")
+US_PER_TOKEN = 11.0  # the goal
 CHAT = {"model": NAME, "messages": [{"role": "user", "content": "What is a quire?"}]}
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 START_S = 60.0
@@ -190,24 +191,23 @@ class Bench:
         self.step_ms: float = args.step_ms
         self.cores = Cores(1)
         self.clients: int = args.clients or max(1, len(self.cores.clients) - 1)
-        self.us_per_token: dict[str, float] = {}
 
     def token(self, name: str) -> dict[str, Any]:
         streams, tokens = (64, 200) if self.quick else (256, 4000)
-        found = {}
-        for endpoint in ("chat", "completions"):
-            with serving(name, self.cores, self.step_ms, self.vocabulary) as served:
-                options = Options(served.url, NAME, endpoint, vocab_size=2000, processes=self.clients)
-                run_load(Load("closed", streams, 0.0, streams, 16, 20), options)
-                before = served.cpu()
-                summary = run_load(Load("closed", streams, 0.0, streams, 16, tokens), options)
-                cpu = served.cpu().since(before)
-            assert summary["failures"] == 0, summary["errors"]
-            rate = streams * tokens / summary["duration_s"]
-            busy = sum(cpu) / summary["duration_s"]
-            found[endpoint] = {**cpu.us(streams * tokens), "tok_s": round(rate), "busy": round(busy, 2)}
-        self.us_per_token[name] = found["chat"]["us"]
-        return found
+        return {endpoint: self._token(name, endpoint, streams, tokens, self.step_ms) for endpoint in ("chat", "completions")}
+
+    def _token(self, name: str, endpoint: str, streams: int, tokens: int, step_ms: float) -> dict[str, float]:
+        """What a token costs of so many streams of so many tokens, a token each every step_ms."""
+        with serving(name, self.cores, step_ms, self.vocabulary) as served:
+            options = Options(served.url, NAME, endpoint, vocab_size=2000, processes=self.clients)
+            run_load(Load("closed", streams, 0.0, streams, 16, 20), options)
+            before = served.cpu()
+            summary = run_load(Load("closed", streams, 0.0, streams, 16, tokens), options)
+            cpu = served.cpu().since(before)
+        assert summary["failures"] == 0, summary["errors"]
+        rate = streams * tokens / summary["duration_s"]
+        busy = sum(cpu) / summary["duration_s"]
+        return {**cpu.us(streams * tokens), "tok_s": round(rate), "busy": round(busy, 2)}
 
     def requests(self, name: str, frontends: int = 1) -> dict[str, Any]:
         seconds, connections = (2.0, 16) if self.quick else (15.0, 64 * frontends)
@@ -222,10 +222,10 @@ class Bench:
 
     def late(self, name: str) -> dict[str, Any]:
         streams, seconds = (100, 2.0) if self.quick else (2000, 20.0)
-        us = self.us_per_token.get(name, 11.0)
-        step_ms = streams * us / 0.5 / 1e3
+        cost = self._token(name, "chat", streams, 50 if self.quick else 200, streams * US_PER_TOKEN / 0.5 / 1e3)
+        step_ms = streams * cost["us"] / 0.5 / 1e3
         words = list(stamp_tokens(Tokenizer.from_str(FILES[self.vocabulary]()["tokenizer.json"].decode())))
-        found: dict[str, Any] = {"step_ms": round(step_ms, 1), "tok_s": round(streams / step_ms * 1e3)}
+        found: dict[str, Any] = {"token": cost, "step_ms": round(step_ms, 1), "tok_s": round(streams / step_ms * 1e3)}
         body = {**CHAT, "max_tokens": 100_000, "stream": True, "ignore_eos": True}
         for phases in (1, 16):
             with (
