@@ -14,6 +14,7 @@ prints a table and a last line `RESULT {json}`.
 """
 
 import argparse
+import csv
 import heapq
 import json
 import math
@@ -22,6 +23,8 @@ import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from datetime import date
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -35,6 +38,8 @@ PREFILL_TOKENS_S = 44_000
 STEP_S, ROW_S = 0.004, 0.00003
 STEP_TOKENS = 8192
 WARM_UP = 5  # the first part of the requests, one in so many, fills caches and is not counted
+COLUMNS = ["date", "workload", "replicas", "requests", "rate", "seed", "cache_blocks", "frontends", "policy", "hits",
+           "unbounded_hits", "ttft_ms_p50", "ttft_ms_p99"]  # fmt: skip
 TENANT, SESSION = 1 << 50, 1 << 51  # kinds of block ids
 
 
@@ -299,6 +304,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     add("--decisions", type=int, default=5000)
     add("--index-blocks", type=int, default=10_000_000)
     add("--seed", type=int, default=0)
+    add("--csv", type=Path, help="append a row a policy")
     args = parser.parse_args(words)
     for name in ("replicas", "requests", "rate", "tenants", "turns", "block_size", "cache_blocks", "frontends", "speed",
                  "trace_block_size", "index_blocks", "think_s"):  # fmt: skip
@@ -325,8 +331,24 @@ def main(words: list[str] | None = None) -> int:
     except (TraceError, OSError) as error:
         print(f"router_sim.py: {error}", file=sys.stderr)
         return 1
-    print("RESULT", json.dumps({**where, **dict(compare(requests, args))}))
+    found = dict(compare(requests, args))
+    print("RESULT", json.dumps({**where, **found}))
+    if args.csv is not None:
+        append(args, len(requests), found)
     return 0
+
+
+def append(args: argparse.Namespace, num_requests: int, found: dict[str, Any]) -> None:
+    """A row a policy."""
+    what = ["conversations" if args.trace is None else Path(args.trace).name, args.replicas, num_requests, args.rate, args.seed]
+    what += [args.cache_blocks, args.frontends]
+    with args.csv.open("a", newline="") as file:
+        writer = csv.writer(file)
+        if not file.tell():
+            writer.writerow(COLUMNS)
+        for policy in args.policies:
+            hits, (median, p99) = found[policy]["hits"], found[policy]["ttft_ms"]
+            writer.writerow([date.today(), *what, policy, hits, found["unbounded_hits"], round(median, 1), round(p99, 1)])
 
 
 def compare(requests: list[Request], args: argparse.Namespace) -> Iterator[tuple[str, Any]]:

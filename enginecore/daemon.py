@@ -245,7 +245,7 @@ def core_config_of(config: EngineConfig, summary: ModelSummary, worker: WorkerCo
         max_num_waiting=config.max_num_waiting,
         seed=config.seed,
         step_timeout_s=config.step_timeout_s,
-        spins=worker.device == "cuda" and cpu_share() > 2,
+        spins=worker.device == "cuda" and cpu_share() > 2 * config.data_parallel_size,
         log_requests=config.enable_log_requests,
         log_stats=not config.disable_log_stats,
         info=server_info(config, worker, profile, capacity),

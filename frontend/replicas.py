@@ -61,7 +61,6 @@ class Sent:
 
     engine: int
     num_uncached: int  # tokens that the router takes for not computed yet
-    ids: np.ndarray | None
     inputs: TokenInputs | None
     task: Generate
     priority: int
@@ -229,7 +228,7 @@ class Replicas(Client):
         self._next_id += 1
         request_id, arrival = self._next_id, time.time()
         task = Generate(params, candidates)
-        sent = Sent(-1, 0, ids, TokenInputs(ids.tobytes()), task, priority, cache_salt, arrival)
+        sent = Sent(-1, 0, TokenInputs(ids.tobytes()), task, priority, cache_salt, arrival)
         engine = self._send(request_id, sent)
         try:
             state = RequestState(request_id, request_name or str(request_id), ids, params, self._tokenizer, arrival)
@@ -244,12 +243,13 @@ class Replicas(Client):
     def _send(self, request_id: int, sent: Sent) -> Replica:
         """To the best of those who have not refused it. Raises Overloaded, EngineDown if there is none; InvalidRequest."""
         router, params, candidates = self._router, sent.task.params, sent.task.candidates
-        assert router is not None and sent.ids is not None and sent.inputs is not None
+        assert router is not None and sent.inputs is not None
+        ids = np.frombuffer(sent.inputs.token_ids, np.int32)
         self._look(router)
         only = self._searches.get(candidates.search) if candidates is not None else None
         may_hit = params.prompt_logprobs is None and not params.skip_reading_prefix_cache  # as the core's intake has it
         salt, last_error = sent.cache_salt.encode(errors="replace"), None
-        while choice := router.send(sent.ids, salt, num_rows=params.n, may_hit=may_hit, refused=sent.refused, only=only):
+        while choice := router.send(ids, salt, num_rows=params.n, may_hit=may_hit, refused=sent.refused, only=only):
             engine = self._replicas[choice.engine]
             try:
                 engine.send(request_id, sent.inputs, sent.task, sent.priority, sent.cache_salt, sent.arrival)
@@ -301,7 +301,7 @@ class Replicas(Client):
         sent = self._sent.get(request_id)
         if sent is not None and self._router is not None:
             self._router.computed(sent.engine, sent.num_uncached)
-            sent.num_uncached, sent.ids, sent.inputs = 0, None, None
+            sent.num_uncached, sent.inputs = 0, None
 
     def ended(self, request_id: int) -> None:
         sent = self._sent.pop(request_id, None)
