@@ -123,6 +123,7 @@ def test_a_worker_killed_fails_its_engines_requests_only(served: Served) -> None
 
 @pytest.mark.slow
 def test_an_engine_that_stands_still_gets_nothing_until_it_turns_again(served: Served) -> None:
+    streams = two_streams(served)
     core = psutil.Process(engine_pids(served)[0])
     core.suspend()
     try:
@@ -130,6 +131,9 @@ def test_an_engine_that_stands_still_gets_nothing_until_it_turns_again(served: S
         for i in range(6):
             assert served.text(f"{PROMPT} {i}", max_tokens=2) is not None
         assert served.health() == 200
+        with streams[1] as other:
+            assert other.wait_for_text()
+        assert last_error(streams[0])["code"] == "engine_down"
     finally:
         core.resume()
     until(lambda: metric(served, "engine_up", 0) == 1)
