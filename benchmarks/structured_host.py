@@ -4,12 +4,13 @@
 EngineCore, GrammarCompiler, rings and mask threads run in this process, with the schemas of structured.py, each met before; the
 worker is a function here that picks tokens by the masks, at random. Microseconds of each stage of a step, one after the other:
 
-    tokens   read and checked             take      each constraint has its token      update   the scheduler has them
-    submit   the mask thread is told      begin     it has woken                       consume  matchers have rolled on
-    fill     llguidance's masks are made  finish    what else a mask needs, waking     sent     masks are on the ring
-    plan     the next plan is, too        publish   tokens are on their way to users
-    path     from the first to `sent`: with `staged` this is what the forward pass may hide
+    tokens   read and checked             submit    masks are about to be asked for    begin    their thread has them
+    consume  matchers have rolled on      fill      llguidance's last masks are made   finish   what else they need, waking
+    sent     all masks are on the ring    plan      the next plan is, too              publish  tokens are on their way to users
+    path     from the first to `sent`: with `last` this is what the forward pass may hide
+    update   from the first until the scheduler has the tokens, while matchers roll on
     staged   what a worker does with the records: read, checked, copied twice, for the copy to the device is one in memory here
+    last     of that, what it does with the last record: with the others it is done while masks are made
 
 What the wire and the GPU take is not in here. The last line is `RESULT {json}`.
 """
@@ -19,7 +20,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from ipc_cores import RawFrontend
 from structured import schema
 
 from quire.enginecore.core import CoreConfig, EngineCore
+from quire.enginecore.daemon import SWITCH_S
 from quire.enginecore.garbage import keep_pauses_short
 from quire.enginecore.grammar import mask_threads as module
 from quire.enginecore.grammar.compiler import GrammarCompiler
@@ -52,7 +54,7 @@ from quire.ipc.messages import (
     Welcome,
 )
 from quire.ipc.sampling import SamplingParams
-from quire.ipc.step.masks import MASK_RECORD_WORDS
+from quire.ipc.step.masks import MASK_RECORD_WORDS, RowsAndMasks
 from quire.ipc.step.plan import StepPlan, decode_plan
 from quire.ipc.step.plan_ring import KIND_PLAN, PlanReader, PlanRing
 from quire.ipc.step.result_ring import ResultRing
@@ -82,6 +84,7 @@ class Workers(FakeWorkers):
         super().__init__(worker_template())
         self.rows, self.vocab_size = rows, vocab_size
         self.staged: list[float] = []
+        self.last: list[float] = []
         self._random = np.random.default_rng(0)
 
     def start(self) -> None:
@@ -102,7 +105,9 @@ class Workers(FakeWorkers):
         if plan.late_mask:
             begin = clock()
             without = self._load(plan)
-            self.staged.append((clock() - begin) / 1e3)
+            end = clock()
+            self.staged.append((end - begin) / 1e3)
+            self.last.append((end - self._reads[-2]) / 1e3)  # the last look finds no more
             assert not len(without)
         self.result_ring.write(plan.step, self._sample(plan.num_rows))
         self._plan = self._next_plan()
@@ -123,8 +128,14 @@ class Workers(FakeWorkers):
     def _load(self, plan: StepPlan) -> np.ndarray:
         """As ModelRunner.load_masks."""
         expected = plan.mask_rows.copy()
-        loaded = self.masks.load(expected, self._records.masks(plan))
+        loaded = self.masks.load(expected, self._timed(self._records.masks(plan)))
         return NO_ROWS if len(loaded) == len(expected) else np.setdiff1d(expected, loaded)
+
+    def _timed(self, records: Iterator[RowsAndMasks]) -> Iterator[RowsAndMasks]:
+        self._reads = [clock()]
+        for record in records:
+            yield record
+            self._reads.append(clock())
 
     def _sample(self, rows: int) -> np.ndarray:
         """A token of each row's mask at random, without looking at all of it: that would leave nothing else in the caches."""
@@ -245,16 +256,15 @@ class Core:
         self.link.close(linger_s=0)
 
 
-ORDER = ("tokens", "take", "update", "submit", "begin", "consume", "fill", "finish", "sent", "plan", "publish")
+ORDER = ("tokens", "submit", "begin", "consume", "fill", "finish", "sent", "plan", "publish")
 
 
 def mark_stages(core: EngineCore, marks: Marks) -> None:
     threads = core._grammar._threads
     assert threads is not None
     marks.wrap(core, "_tokens", after="tokens")
-    marks.wrap(core._grammar, "take", after="take")
     marks.wrap(core.scheduler, "update", after="update")
-    marks.wrap(threads, "submit", after="submit")
+    marks.wrap(threads, "submit", before="submit")
     marks.wrap(module._Maker, "_do_piece", before="begin")
     marks.wrap(module._Maker, "_consume", after="consume")
     marks.wrap(module, "fill_next_token_bitmask_par", after="fill")
@@ -266,8 +276,9 @@ def mark_stages(core: EngineCore, marks: Marks) -> None:
 
 def measure(args: argparse.Namespace) -> dict[str, list[float]]:
     engine, marks = Core(args), Marks()
-    found: dict[str, list[float]] = {name: [] for name in (*ORDER, "path")}
+    found: dict[str, list[float]] = {name: [] for name in (*ORDER, "path", "update")}
     keep_pauses_short()
+    sys.setswitchinterval(SWITCH_S)
     try:
         for is_measured in [False] * args.warm_up + [True]:
             engine.submit()
@@ -276,6 +287,7 @@ def measure(args: argparse.Namespace) -> dict[str, list[float]]:
             if is_measured:
                 mark_stages(engine.core, marks)
                 engine.workers.staged.clear()
+                engine.workers.last.clear()
             while engine.all_decode():
                 begin = engine.step()
                 if is_measured and engine.all_decode():
@@ -285,11 +297,12 @@ def measure(args: argparse.Namespace) -> dict[str, list[float]]:
     finally:
         marks.unwrap()
         engine.close()
-    return found | {"staged": engine.workers.staged[1:]}
+    return found | {"staged": engine.workers.staged[1:], "last": engine.workers.last[1:]}
 
 
 def add_stages(found: dict[str, list[float]], at: dict[str, int], begin: int) -> None:
-    found["path"].append((at["sent"] - begin) / 1e3)
+    for name, end in (("path", "sent"), ("update", "update")):
+        found[name].append((at[end] - begin) / 1e3)
     for name in ORDER:
         found[name].append((at[name] - begin) / 1e3)
         begin = at[name]

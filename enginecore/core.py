@@ -278,8 +278,7 @@ class EngineCore:
         tokens = self._tokens(step)
         news = self._grammar.take(step, tokens)
         out = self.scheduler.update(step, tokens)
-        self._grammar.advance(news, out)
-        if news:
+        if self._grammar.advance(news, out):
             self.stats.masks(time.monotonic() - now)
         logprobs: list[TokenLogprobs] = []
         if len(done.logprob_rows):

@@ -8,6 +8,7 @@ import bisect
 import contextlib
 import logging
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -55,6 +56,7 @@ from quire.ipc.version import VERSION
 log = logging.getLogger("quire.enginecore")
 
 DRAIN_S = 30.0
+SWITCH_S = 5e-5  # the longest that a spinning core keeps the interpreter from the thread that makes masks
 BUNDLED_NAME = "quire-tiny"
 
 
@@ -134,6 +136,8 @@ def _run(
         log.info("ready after %.1f s: %s", time.monotonic() - started, link.address)
         on_ready(link.address)
         keep_pauses_short()
+        if core_config.spins:
+            sys.setswitchinterval(SWITCH_S)
         with contextlib.closing(core):
             core.run()
     finally:

@@ -25,9 +25,12 @@ from quire.enginecore.grammar.matchers import NOTHING_LEFT, Constraint, Failure,
 from quire.enginecore.grammar.vocabulary import Vocabulary
 from quire.enginecore.scheduling.sequence import Sequence, SequenceState
 
-MAX_THREADS = 8
+MAX_THREADS = 12
 PIECE = 64  # sequences in one call, for each thread
+PARTS, MIN_PART = 2, 16  # masks are made in so many calls, of so many at least: some are sent while the next are made
+LONG_S = 7e-4  # masks that took longer are made in one call the next time: its threads are busy for the same time
 SLOW_S = 0.02  # who was in a call that took longer is looked at alone, to see whose fault it is
+YIELD_S = 2e-4  # at most: it may be at what takes long
 CLOSE_S = 10.0  # for threads to end: a piece of one takes a second at most, or its request ends
 _FINISHED = SequenceState.FINISHED
 _lexer = operator.attrgetter("constraint.lexer")
@@ -35,8 +38,8 @@ TOO_SLOW = Failure("invalid", f"its grammar took more than {MAX_WAIT_S:g} s for 
 
 
 def mask_threads(num_cores: int) -> int:
-    """Threads worth having: the loop, a worker and a frontend want a core each."""
-    return min(max(num_cores - 3, 1), MAX_THREADS)
+    """Threads worth having: the loop, the thread that calls llguidance's, a worker and a frontend want a core each."""
+    return min(max(num_cores - 4, 1), MAX_THREADS)
 
 
 @dataclass(slots=True)
@@ -86,6 +89,8 @@ class MaskThreads:
         self._closing = threading.Event()
         self._queues: dict[int, queue.SimpleQueue[list[Work] | None]] = {}  # 0: of all; others: of those that were slow
         self._news = threading.Condition()  # of the next: the descriptor is readable while there is something in it
+        self._begun = threading.Lock()  # held from the submission of works until the thread of all has begun with some
+        self._may_begin = False  # such works were submitted since we waited for that
         self._done: list[Done] = []
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.num_outstanding = 0  # works that were submitted and not taken back
@@ -95,18 +100,29 @@ class MaskThreads:
         return self._fd
 
     def submit(self, works: list[Work]) -> None:
+        quick: list[Work] = []
         by_queue: dict[int, list[Work]] = defaultdict(list)
         for work in works:
             c = work.constraint
             if not c.num_works:  # a matcher is in one thread's hands at a time
                 c.queue = 1 + c.lexer % self._num_threads if c.is_slow else 0
             c.num_works += 1
-            by_queue[c.queue].append(work)
+            (by_queue[c.queue] if c.queue else quick).append(work)
+        if quick:
+            by_queue[0] = quick
+            self._begun.acquire(blocking=False)
+            self._may_begin = True
         for number, some in by_queue.items():
             if number not in self._queues:
                 self._start(number)
             self._queues[number].put(some)
         self.num_outstanding += len(works)
+
+    def let_begin(self) -> None:
+        """Leave Python's lock to the thread of all until it calls llguidance: else it has it when we wait for results."""
+        if self._may_begin:
+            self._may_begin = False
+            self._begun.acquire(timeout=YIELD_S)
 
     def take(self, timeout_s: float = 0.0) -> list[Done]:
         """What is done; waits for the first of it for timeout_s."""
@@ -141,6 +157,7 @@ class MaskThreads:
         self._queues[number] = works
         piece, num_threads = (PIECE * self._num_threads, self._num_threads) if number == 0 else (1, 1)
         maker = _Maker(self._get_vocabulary(), self._num_words, works, self._hand_over, self._closing, piece, num_threads)
+        maker.begun = self._begun if number == 0 else None
         self._threads.append(threading.Thread(target=maker.run, name=f"quire-masks-{number}", daemon=True))
         self._threads[-1].start()
 
@@ -149,6 +166,19 @@ class MaskThreads:
             self._done.append(done)
             os.eventfd_write(self._fd, 1)
             self._news.notify()
+
+
+class _Clock:
+    """Seconds since the last look, less those that the process stood still for."""
+
+    def __init__(self) -> None:
+        self._at, self._cpu = time.monotonic(), time.process_time()
+
+    def lap(self) -> float:
+        at, cpu = time.monotonic(), time.process_time()
+        seconds = min(at - self._at, cpu - self._cpu)
+        self._at, self._cpu = at, cpu
+        return seconds
 
 
 class _Maker:
@@ -170,10 +200,12 @@ class _Maker:
         self._hand_over = hand_over
         self._closing = closing
         self._piece = piece
+        self.begun: threading.Lock | None = None
         self._executor = llguidance.LLExecutor(num_threads)
         # consume_token_par gives Python's lock back only for two and more: this one has ended, and takes its end at any time
         self._ended = llguidance.LLMatcher(vocabulary.tokenizer, 'start: ""', log_level=0)
         self._ended.consume_token(vocabulary.end_id)
+        self._making_s = 0.0  # of the last works' masks
         partial = np.flatnonzero(vocabulary.known != -1)  # words with ids that are no tokens: mostly the last ones
         is_range = len(partial) and partial[-1] - partial[0] + 1 == len(partial)
         self._partial = slice(partial[0], partial[-1] + 1) if is_range else partial
@@ -181,26 +213,39 @@ class _Maker:
 
     def run(self) -> None:
         while (works := self._works.get()) is not None:
-            # copies of one matcher share a lexer and wait for each other: those beside each other mostly go to one thread
-            works.sort(key=_lexer)
             for first in range(0, len(works), self._piece):
                 if not self._closing.is_set():
                     self._do_piece(works[first : first + self._piece])
 
     def _do_piece(self, works: list[Work]) -> None:
-        begin, begin_cpu = time.monotonic(), time.process_time()
+        """Roll all matchers on; then make the masks in parts, and hand each over, the first with those that get none."""
+        clock = _Clock()
         live = [w for w in works if w.row < 0 or w.seq.state is not _FINISHED]  # others were aborted since
         masked = [w for w in live if w.row >= 0]
-        masks = np.empty((len(masked), self._vocabulary.num_words), np.int32)
-        matchers = [(w.constraint.matcher, i) for i, w in enumerate(masked)]
-        self._consume(live)
-        if masked:  # at once: llguidance's threads have not gone to sleep yet
+        self._consume(sorted(live, key=_lexer))
+        seconds = clock.lap()
+        size = max(-(-len(masked) // PARTS), MIN_PART) if self._making_s < LONG_S else len(works)
+        self._making_s = 0.0
+        maskless = works if not masked else [] if len(masked) == len(works) else _without(works, masked)
+        if maskless:
+            self._end_part(maskless, [], np.empty((0, self._vocabulary.num_words), np.int32), seconds)
+        for first in range(0, len(masked), size):
+            part = masked[first : first + size]
+            masks = np.empty((len(part), self._vocabulary.num_words), np.int32)
+            matchers = [(part[i].constraint.matcher, i) for i in _by_lexer(part)]
+            self._tell_begun()
+            # at once: llguidance's threads have not gone to sleep yet
             fill_next_token_bitmask_par(self._executor, matchers, masks)  # type: ignore[arg-type]
-            self._finish(masked, masks)
-        seconds = min(time.monotonic() - begin, time.process_time() - begin_cpu)  # the process may have stood still
+            self._finish(part, masks)
+            making_s = clock.lap()
+            self._making_s += making_s
+            self._end_part(part, part, masks, seconds + making_s)
+
+    def _end_part(self, works: list[Work], masked: list[Work], masks: np.ndarray, seconds: float) -> None:
+        is_slow = seconds > SLOW_S
         for work in works:
-            work.constraint.is_slow = seconds > SLOW_S
-        if len(works) == 1 and seconds > MAX_WAIT_S:
+            work.constraint.is_slow = is_slow
+        if self._piece == 1 and seconds > MAX_WAIT_S:
             works[0].fail(TOO_SLOW)
         ended, masks = [w for w in works if w.has_ended], masks[:, : self._num_words]
         if ended:
@@ -222,10 +267,15 @@ class _Maker:
                     pairs.append((work.constraint.matcher, token))
             if given:
                 pairs.append((self._ended, self._vocabulary.end_id))
+                self._tell_begun()
                 taken = self._executor.consume_token_par(pairs)  # type: ignore[arg-type]
                 for work, is_taken in zip(given, taken, strict=False):
                     if not is_taken or work.row < 0 or turn + 1 < len(work.tokens):
                         _look_at(work)
+
+    def _tell_begun(self) -> None:
+        if self.begun is not None and self.begun.locked():  # nobody else releases it
+            self.begun.release()
 
     def _finish(self, works: list[Work], masks: np.ndarray) -> None:
         """See who of them has ended with the last token, and complete the others' masks."""
@@ -237,6 +287,17 @@ class _Maker:
         for i in may_end.union(i for i, work in enumerate(works) if work.is_bound):
             if not works[i].has_ended:
                 _complete_mask(works[i], masks[i, : self._num_words].view(np.uint32), i in may_end)
+
+
+def _by_lexer(works: list[Work]) -> list[int]:
+    """Copies of one matcher share a lexer and wait for each other: those beside each other mostly go to one thread."""
+    lexers = [work.constraint.lexer for work in works]
+    return sorted(range(len(works)), key=lexers.__getitem__)
+
+
+def _without(works: list[Work], others: list[Work]) -> list[Work]:
+    ids = {id(work) for work in others}
+    return [work for work in works if id(work) not in ids]
 
 
 def _look_at(work: Work) -> None:

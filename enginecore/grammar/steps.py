@@ -1,8 +1,8 @@
 """GrammarSteps: how the masks of a step come about: which of its rows wait, for what, and what their sequences end with.
 
     plan N+1 is sent with its mask rows, while step N runs        `expect`: masks that do not depend on N are asked for
-    N's tokens are in                                             `take`: each sequence's constraint hears of its token
-    N's tokens count                                              `advance`: matchers roll on, masks of N+1 are made and sent
+    N's tokens are in                                             `take`: those that need only these are asked for, too
+    N's tokens count                                              `advance`: so are the others; they are sent as they come
     what takes longer than INLINE_S                               `turn`: is taken in a later turn of the loop
 
 A row whose mask nobody needs any more is said to get none at once, so that it holds up nothing. Owned by the core's loop.
@@ -40,6 +40,11 @@ class _Waiting:
     rows: np.ndarray
     slots: np.ndarray
     works: list[Work | None]
+    is_plain: np.ndarray  # bool [n]: has such a work
+
+    def keep(self, left: np.ndarray) -> None:
+        self.works = [self.works[i] for i in left.nonzero()[0].tolist()]
+        self.rows, self.slots, self.is_plain = self.rows[left], self.slots[left], self.is_plain[left]
 
 
 class GrammarSteps:
@@ -76,17 +81,24 @@ class GrammarSteps:
         wishes = self._scheduler.slots.variant[slots] & VARIANT_PROCESSORS != 0
         columns = zip(rows.tolist(), slots.tolist(), wishes.tolist(), strict=True)
         works = [None if has_wishes else self._plain_work(scheduled.step, row, slot) for row, slot, has_wishes in columns]
-        self._steps[scheduled.step] = _Waiting(scheduled, rows, slots, works)
+        is_plain = np.asarray([work is not None for work in works], bool)
+        self._steps[scheduled.step] = _Waiting(scheduled, rows, slots, works, is_plain)
         self._submit(self._ask())
 
     def take(self, scheduled: ScheduledStep, tokens: np.ndarray) -> list[Sequence]:
-        """A step has returned, and its tokens are about to count; returns the sequences whose matchers have to hear of them."""
+        """A step has returned, and its tokens are about to count; returns the sequences whose matchers have to hear of them.
+
+        Those that wait, in the next step, for a mask of their grammar alone, are not among them: it is asked for now.
+        """
         self._steps.pop(scheduled.step, None)
         t = self._scheduler.slots
         if not t.num_constrained:
             return []
         slots, news = scheduled.slots, []
-        rows = (scheduled.samples & t.alive[slots] & t.constrained[slots]).nonzero()[0]
+        is_news = scheduled.samples & t.alive[slots] & t.constrained[slots]
+        for waiting in self._steps.values():
+            is_news[self._ask_early(waiting, slots, is_news, tokens)] = False
+        rows = is_news.nonzero()[0]
         for slot, token in zip(slots[rows].tolist(), tokens[rows].tolist(), strict=True):
             seq = t.sequence(slot)
             if seq.constraint.take(token):
@@ -95,12 +107,15 @@ class GrammarSteps:
                 seq.mask_from = t.mask_from[slot] = INT32_MAX
         return news
 
-    def advance(self, news: list[Sequence], out: StepOutput) -> None:
-        """The tokens count. Sequences whose grammars have ended with them are put into `out`, if that is known soon."""
-        if not news and not self._waiting:
-            return
+    def advance(self, news: list[Sequence], out: StepOutput) -> bool:
+        """The tokens count. Sequences whose grammars have ended with them are put into `out`, if that is known soon.
+
+        Returns whether any matcher had to hear of them."""
+        is_awaited = self._threads is not None and self._threads.num_outstanding > 0
+        if not news and not is_awaited and not self._waiting:
+            return False
         works = self._ask()
-        by_length = {f.key for _, f in out.finished if f.reason == "length"}
+        by_length = {f.key for _, f in out.finished if f.reason == "length"} if news else ()
         for seq in news:
             if seq.constraint.unconsumed and (seq.state is not SequenceState.FINISHED or seq.key in by_length):
                 works.append(self._work(seq))
@@ -108,6 +123,7 @@ class GrammarSteps:
         deadline = time.monotonic() + INLINE_S
         while self._threads is not None and self._threads.num_outstanding and (left := deadline - time.monotonic()) > 0:
             self._apply(left, out)
+        return bool(news) or is_awaited
 
     def turn(self, now: float) -> None:
         """Take what is done, and give up what is overdue or nobody's."""
@@ -138,6 +154,31 @@ class GrammarSteps:
             return None
         return Work(seq, c, [], step, row)
 
+    def _ask_early(self, waiting: _Waiting, slots: np.ndarray, has_token: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """Ask for a step's masks that need only the tokens, int32 [rows], of the step before, whose slots these are.
+
+        The scheduler takes the tokens while matchers roll on with them. Returns which of the rows' tokens they have.
+        """
+        t = self._scheduler.slots
+        row_of = np.full(len(t.alive), -1, np.int32)
+        row_of[slots] = np.arange(len(slots), dtype=np.int32)
+        before = row_of[waiting.slots]
+        is_early = waiting.is_plain & (before >= 0) & (t.sched_tokens[waiting.slots] - t.num_tokens[waiting.slots] == 2)
+        is_early &= has_token[before]
+        if not is_early.any():
+            return before[:0]
+        before = before[is_early]
+        works = [work for work, early in zip(waiting.works, is_early.tolist(), strict=True) if early and work is not None]
+        for work, token in zip(works, tokens[before].tolist(), strict=True):
+            c = work.constraint
+            work.tokens, c.unconsumed = c.unconsumed, work.tokens
+            work.tokens.append(token)
+        waiting.keep(~is_early)
+        assert self._threads is not None
+        self._threads.submit(works)
+        self._threads.let_begin()
+        return before
+
     def _ask(self) -> list[Work]:
         """Masks that can be made now: of rows whose tokens before are all known. Answers at once what needs no matcher."""
         works: list[Work] = []
@@ -155,9 +196,7 @@ class GrammarSteps:
                     c = work.constraint
                     work.tokens, c.unconsumed = c.unconsumed, work.tokens
                     works.append(work)
-            left = ~can_be_made
-            waiting.works = [waiting.works[i] for i in left.nonzero()[0].tolist()]
-            waiting.rows, waiting.slots = waiting.rows[left], waiting.slots[left]
+            waiting.keep(~can_be_made)
         return works
 
     def _can_be_made(self, slots: np.ndarray) -> np.ndarray:
@@ -247,10 +286,10 @@ class GrammarSteps:
                     self._fail(work.seq, work.failure)
                 else:
                     self._complete(work.seq, out)
-            for step in {work.step for work in done.masked}:
-                at = [i for i, work in enumerate(done.masked) if work.step == step]
-                rows = [done.masked[i].row for i in at]
-                self._send(step, rows, done.masks if len(at) == len(done.masked) else done.masks[at])
+            steps = {work.step for work in done.masked}
+            for step in steps:
+                at = [i for i, work in enumerate(done.masked) if work.step == step] if len(steps) > 1 else slice(None)
+                self._send(step, [work.row for work in done.masked if work.step == step], done.masks[at])
         if self._waiting:
             self._give_up_dead()
 

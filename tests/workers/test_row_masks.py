@@ -61,6 +61,15 @@ def test_a_record_may_be_overwritten_once_the_next_is_asked_for(masks):
     assert masks.tensor.tolist() == expected(2, 5)
 
 
+@pytest.mark.parametrize("order", [(2, 3, 4), (4, 2, 3), (2, 4, 6), (6, 2, 4)])
+def test_copies_to_a_device_are_staged_in_any_order(order):
+    """Without a GPU: buffers that are not pinned, copies that are done at once."""
+    masks = CudaMasks(ROWS, VOCAB, torch.device("cpu"))
+    masks._staging = Staging(lambda: torch.empty(64, dtype=torch.int32), Event)
+    assert masks.load(np.asarray(order, np.int32), [record(*order)]).tolist() == list(order)
+    assert masks.tensor.tolist() == expected(*order)
+
+
 class Event:
     """As torch.cuda.Event; `done` when the copy is."""
 

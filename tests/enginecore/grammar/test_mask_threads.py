@@ -73,7 +73,7 @@ def test_a_matcher_that_fails_at_its_mask_ends_its_own_sequence(threads):
     works[1].constraint.matcher = llguidance.LLMatcher(VOCABULARY.tokenizer, lark, log_level=0, limits=limits)
     assert not works[1].constraint.matcher.is_error()
     threads.submit(works)
-    [done] = all_of(threads)
+    [done] = all_of(threads)  # so few in one part
     assert done.ended == [works[1]] and "by its grammar" in works[1].failure.message
     assert [w.row for w in done.masked] == [0, 2] and [texts(mask) for mask in done.masks] == [{"a", "ab"}] * 2
 
@@ -97,14 +97,15 @@ def test_the_descriptor_is_readable_while_there_is_something(threads):
 
 def test_many_come_in_pieces_and_a_slow_one_is_found(threads, monkeypatch):
     monkeypatch.setattr(module, "SLOW_S", 60.0)
+    monkeypatch.setattr(module, "LONG_S", 60.0)
     threads.submit([work(i) for i in range(40)])
-    assert [len(done.works) for done in all_of(threads)] == [40]
+    assert [len(done.works) for done in all_of(threads)] == [20, 20]  # one is sent while the next is made
     threads.submit([work(i) for i in range(200)])
-    assert [len(done.works) for done in all_of(threads)] == [128, 72]
+    assert [len(done.works) for done in all_of(threads)] == [64, 64, 36, 36]
     monkeypatch.setattr(module, "SLOW_S", 0.0)
     works = [work(i) for i in range(20)]
     threads.submit(works)
-    assert [len(done.works) for done in all_of(threads)] == [20] and all(w.constraint.is_slow for w in works)
+    assert [len(done.works) for done in all_of(threads)] == [16, 4] and all(w.constraint.is_slow for w in works)
     monkeypatch.setattr(module, "MAX_WAIT_S", 0.0)
     again = [Work(w.seq, w.constraint, [], step=2, row=i) for i, w in enumerate(works)]
     threads.submit(again)
@@ -132,6 +133,37 @@ def test_a_matcher_is_in_one_threads_hands_at_a_time(threads):
     assert sum(len(done.works) for done in all_of(threads)) == 2 and first.constraint.num_works == 0
 
 
+def test_works_begin_at_once_and_nobody_waits_long_for_that(threads, monkeypatch):
+    monkeypatch.setattr(module, "YIELD_S", 20.0)
+    for tokens, is_slow in [("a", False), ("", False), ("a", True)] * 5:  # the last waits for no thread of its kind
+        each = work(tokens=tokens)
+        each.constraint.is_slow = is_slow
+        threads.submit([each])
+        threads.let_begin()
+        all_of(threads)
+    monkeypatch.setattr(module, "YIELD_S", 1e-3)
+    threads.let_begin()
+    threads.let_begin()
+
+
+def test_parts_come_in_the_order_of_their_rows_and_who_gets_none_with_the_first(threads, monkeypatch):
+    monkeypatch.setattr(module, "LONG_S", 60.0)
+    works = [work(lexer=i % 3, row=i) for i in range(40)]
+    works += [work(0, "ab", row=-1), work(0, row=41, state=SequenceState.FINISHED)]
+    threads.submit(works)
+    first, *others = all_of(threads)
+    assert first.works == works[40:] and first.ended == works[40:41] and not first.masked
+    assert [w.row for done in others for w in done.masked] == list(range(40)) and len(others) == 2
+    assert all(done.works == done.masked for done in others)
+
+
+def test_masks_that_took_long_come_in_one_part_the_next_time(threads, monkeypatch):
+    for long_s, num_parts in ((60.0, 2), (0.0, 1), (60.0, 2)):
+        monkeypatch.setattr(module, "LONG_S", long_s)
+        threads.submit([work(row=i) for i in range(40)])
+        assert len(all_of(threads)) == num_parts
+
+
 def test_closing_waits_for_what_is_being_done_and_drops_the_rest(threads):
     works = [work(row=i) for i in range(1000)]
     works[0].constraint.is_slow = True  # it has a thread of another kind
@@ -143,4 +175,4 @@ def test_closing_waits_for_what_is_being_done_and_drops_the_rest(threads):
 
 
 def test_a_few_cores_are_left_to_others():
-    assert [mask_threads(n) for n in (1, 2, 4, 16)] == [1, 1, 1, 8]
+    assert [mask_threads(n) for n in (1, 2, 4, 8, 16, 64)] == [1, 1, 1, 4, 12, 12]

@@ -201,6 +201,31 @@ def test_scheduling_does_not_change_what_comes_out(engine, sizes):
         other.close()
 
 
+def test_masks_are_asked_for_before_the_scheduler_has_the_tokens(engine, monkeypatch):
+    """Of those that wait for nothing else; who ends with such a token, by length or a stop id, ends as before."""
+    update, threads, asked = engine.core.scheduler.update, engine.core._grammar._threads, []
+
+    def spy(*args):
+        asked.append(threads.num_outstanding)
+        return update(*args)
+
+    stop = engine.encode(",")
+    requests = [("Who is it?", params()), ("Who?", params(max_tokens=7)), ("Say it", params(YES_NO))]
+    requests += [
+        ("Who is that?", params(stop_token_ids=stop, temperature=0.9, seed=3)),
+        ("And?", params(bad_words_token_ids=[[1, 2]])),
+    ]
+    expected = [one(engine.run(*request)) for request in requests]
+    monkeypatch.setattr(engine.core.scheduler, "update", spy)
+    for output, alone in zip(engine.run_all(requests), expected, strict=True):
+        ends = [(o.ids, o.finished.reason, o.finished.stop_token_id) for o in (one(output), alone)]
+        assert ends[0] == ends[1]
+    assert max(asked[2:]) >= 3
+    asked.clear()
+    assert is_a_person(engine, one(engine.run(*requests[-1])))
+    assert not any(asked[2:])  # what is bad depends on the tokens; the first mask on none
+
+
 # ------------------------------------------------------------------------------------------------------- thinking
 END = [50]  # of thinking: any token will do
 
