@@ -340,7 +340,13 @@ def main(words: list[str] | None = None) -> int:
 
 def append(args: argparse.Namespace, num_requests: int, found: dict[str, Any]) -> None:
     """A row a policy."""
-    what = ["conversations" if args.trace is None else Path(args.trace).name, args.replicas, num_requests, args.rate, args.seed]
+    what = [
+        "conversations" if args.trace is None else Path(args.trace).name,
+        args.replicas,
+        num_requests,
+        args.rate if args.trace is None else "",
+        args.seed,
+    ]
     what += [args.cache_blocks, args.frontends]
     with args.csv.open("a", newline="") as file:
         writer = csv.writer(file)

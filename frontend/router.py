@@ -2,14 +2,16 @@
 given to whom. Pure: no I/O, no clock; called by replicas.py, and by benchmarks/router_sim.py.
 
 `--router cache-aware` weighs, in tokens, the work that waits at an engine and what of the prompt that engine would have to
-compute; it looks at the engines that were sent the longest beginnings of it, and at some random ones, so that a beginning which
-everybody shares does not make one engine hot. `least-loaded` looks at the work alone, `round-robin` at nothing.
+compute, which counts for more where caches turn over sooner than elsewhere. It looks at the engines that were sent the longest
+beginnings of the prompt, and at some random ones, so that a beginning which everybody shares does not make one engine hot.
+`least-loaded` looks at the work alone, `round-robin` at nothing.
 
 What is remembered (router_index.py) is a belief: engines evict by themselves, and other frontends send, too. A wrong belief
 costs the computing of a prompt, never an answer.
 """
 
 import bisect
+import math
 import random
 from collections.abc import Collection
 from typing import Literal, NamedTuple
@@ -51,6 +53,9 @@ class Router:
         self.work = [0] * num_engines  # in tokens: sent and not computed, and rows that run
         self._available = list(range(num_engines))
         self._is_available = [True] * num_engines
+        self._filled = [0.0] * num_engines  # tokens that an engine was sent and had to compute: they took the places of others
+        self._mean_filled = 0.0
+        self._capacities = [math.inf] * num_engines  # tokens
         self._random = random.Random(seed)
         self._last = -1  # of round-robin
         self._hasher = PrefixHasher(block_size)
@@ -68,8 +73,8 @@ class Router:
         """Choose among the engines that are available and not in `refused`, and take it as sent; None if there is none.
 
         token_ids: integers [n]. parts: what else is part of the engines' own block hashes: the cache_salt. num_rows: sequences.
-        may_hit: False: all is computed, whatever is cached. only: the engine to
-        take, whatever speaks against it, if it may be chosen at all.
+        may_hit: False: all is computed, whatever is cached. only: the engine to take, whatever speaks against it, if it may be
+        chosen at all.
         """
         usable = [e for e in self._available if e not in refused] if refused else self._available
         if only is not None and only in usable:
@@ -96,11 +101,20 @@ class Router:
             depths = {e: depth for e, depth in depths.items() if e in usable}
         holders = sorted(depths, key=depths.__getitem__, reverse=True)[:MOST_HOLDERS]
         others = [usable[int(self._random.random() * len(usable))] for _ in range(NUM_OTHERS)]
-        work, size = self.work, self._hasher.block_size if may_hit else 0
-        engine = min(holders + others, key=lambda e: work[e] - size * depths.get(e, 0))
+        size, num_tokens = self._hasher.block_size if may_hit else 0, len(token_ids)
+        engine = min(holders + others, key=lambda e: self._cost(e, num_tokens - size * depths.get(e, 0)))
         depth = depths.get(engine, 0)
         index.add(engine, found, depth)
-        return engine, len(token_ids) - size * depth
+        num_uncached = num_tokens - size * depth
+        self._filled[engine] += num_uncached
+        self._mean_filled += num_uncached / len(self._filled)
+        return engine, num_uncached
+
+    def _cost(self, engine: int, num_uncached: int) -> float:
+        """In tokens to be computed, here and later: what is new to a cache drives out what others would have met, sooner where
+        more is driven out than elsewhere. Without that all whose prompts begin alike would share a few caches."""
+        ahead = min(max((self._filled[engine] - self._mean_filled) / self._capacities[engine], 0.0), 1.0)
+        return self.work[engine] + num_uncached * (1.0 + ahead)
 
     def _least_loaded(self, usable: list[int]) -> int:
         least = min(self.work[e] for e in usable)
@@ -118,6 +132,9 @@ class Router:
     def lost(self, engine: int) -> None:
         """All that it was sent has ended, and its cache is gone."""
         self.work[engine] = 0
+        mean, before = self._mean_filled, self._filled[engine]
+        self._filled[engine] = mean  # its cache has room: nobody's places are taken there
+        self._mean_filled += (mean - before) / len(self._filled)
         if self._index is not None:
             self._index.forget(engine)
 
@@ -128,5 +145,6 @@ class Router:
 
     def set_capacity(self, engine: int, num_blocks: int) -> None:
         """How many blocks its cache holds. Until it is said, an engine forgets nothing."""
+        self._capacities[engine] = max(num_blocks, 1) * self._hasher.block_size
         if self._index is not None:
             self._index.set_capacity(engine, num_blocks)

@@ -222,6 +222,18 @@ def test_a_beginning_that_all_share_does_not_make_one_engine_hot():
     assert max(counts) < 1.5 * min(counts)
 
 
+def test_prompts_that_begin_alike_do_not_share_a_few_caches():
+    """Nobody has anything to do, so that only caches matter: each engine holds 100 blocks, a prompt has 50."""
+    one, shared, counts = router(20), blocks(1), [0] * 20
+    for engine in range(20):
+        one.set_capacity(engine, 100)
+    for seed in range(200):
+        counts[finish(one, one.send(np.concatenate([shared, blocks(49, seed=seed + 1)]))).engine] += 1
+    assert min(counts) >= 3 and max(counts) <= 20
+    one.lost(0)
+    assert one._mean_filled == pytest.approx(sum(one._filled) / 20)
+
+
 def test_holders_that_are_away_or_have_refused_are_passed_over():
     one, said = router(30), blocks(20)
     first = one.send(said)
