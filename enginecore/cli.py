@@ -42,6 +42,10 @@ def main(argv: list[str] | None = None) -> None:
         config = engine_config_from(args)
     except ValueError as error:
         parser.error(str(error))
+    if config.data_parallel_size != 1:
+        parser.error(
+            "--data-parallel-size: this is one engine; `quire serve` starts several, and `quire route` attaches to several"
+        )
     set_up_logging(config.log_level, config.log_format)
     with quiet_interrupts():
         from quire.ipc.process.children import WORKER_MODULE, prespawn

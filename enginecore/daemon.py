@@ -18,7 +18,7 @@ from typing import Literal
 import zmq
 
 from quire.enginecore.core import BEAT_INTERVAL_S, CoreConfig, EngineCore
-from quire.enginecore.device import find_gpus, unfit_for_ranks
+from quire.enginecore.device import Gpu, find_gpus, unfit_for_ranks
 from quire.enginecore.garbage import keep_pauses_short
 from quire.enginecore.grammar.compiler import GrammarCompiler
 from quire.enginecore.grammar.mask_threads import mask_threads
@@ -157,6 +157,7 @@ def worker_config(config: EngineConfig, folder: Path, summary: ModelSummary) -> 
     gpus = find_gpus() if config.device != "cpu" else []
     if config.device == "cuda" and not gpus:
         raise StartupError("--device cuda: no CUDA device was found; leave --device out to run on the CPU")
+    gpus = _own_gpus(config, gpus)
     device: Literal["cuda", "cpu"] = "cuda" if gpus else "cpu"
     if gpus and (problem := unfit_for_ranks(gpus, config.tensor_parallel_size)):
         raise StartupError(problem)
@@ -200,7 +201,21 @@ def worker_config(config: EngineConfig, folder: Path, summary: ModelSummary) -> 
         logits_processors_path=config.logits_processors_path,
         collective_timeout_s=config.collective_timeout_s,
         emulate_world_size=config.emulate_world_size,
+        device_index=config.device_index,
     )
+
+
+def _own_gpus(config: EngineConfig, gpus: list[Gpu]) -> list[Gpu]:
+    """Those from this engine's first on. Raises StartupError if there are too few for all engines."""
+    size, ranks = config.data_parallel_size, config.tensor_parallel_size
+    needed = max(size * ranks, config.device_index + 1)
+    if gpus and size > 1 and needed > len(gpus):
+        wish = f"--data-parallel-size {size}" + (f" with --tensor-parallel-size {ranks}" if ranks > 1 else "")
+        there = "is 1" if len(gpus) == 1 else f"are {len(gpus)}"
+        raise StartupError(f"{wish} needs {needed} GPUs, and there {there} (CUDA_VISIBLE_DEVICES counts)")
+    if gpus and config.device_index >= len(gpus):
+        raise StartupError(f"device_index {config.device_index}: GPUs are numbered 0 to {len(gpus) - 1} here")
+    return gpus[config.device_index :]
 
 
 def core_config_of(config: EngineConfig, summary: ModelSummary, worker: WorkerConfig, profile: WorkerProfile) -> CoreConfig:
@@ -238,7 +253,8 @@ def core_config_of(config: EngineConfig, summary: ModelSummary, worker: WorkerCo
         max_num_waiting=config.max_num_waiting,
         seed=config.seed,
         step_timeout_s=config.step_timeout_s,
-        spins=worker.device == "cuda" and cpu_share() > 1 + worker.world_size,  # its own, and one for each rank
+        # its own, and one for each rank
+        spins=worker.device == "cuda" and cpu_share() > (1 + worker.world_size) * config.data_parallel_size,
         log_requests=config.enable_log_requests,
         log_stats=not config.disable_log_stats,
         info=server_info(config, worker, profile, capacity),

@@ -101,7 +101,7 @@ class WorkerGroup:
         return msgspec.structs.replace(
             self.template,
             rank=rank,
-            device_index=rank,
+            device_index=self.template.device_index + rank,
             generation=self.generation,
             control_address=self._link.address,
             plan_ring_fds=self.plan_ring.fds(rank),

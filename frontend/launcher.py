@@ -1,4 +1,4 @@
-"""Starting the engine core as a child process, for `LLM` and for `quire serve`: from configuration to an address, or an error.
+"""Starting engine cores as child processes, for `LLM` and for `quire serve`: from configuration to an address, or an error.
 
 The child's own children (workers) are its business. It ends with us whatever happens (process/children.py); `stop` ends it in
 order: SIGTERM, time to finish, SIGKILL. Of an engine that somebody else has started, its coming and going is logged.
@@ -6,17 +6,23 @@ order: SIGTERM, time to finish, SIGKILL. Of an engine that somebody else has sta
 
 import asyncio
 import logging
+import signal
 import time
+from collections.abc import Coroutine, Sequence
 from typing import Self
 
-from quire.frontend.client.async_client import AsyncClient
+import msgspec
+
+from quire.frontend.client.client import Client
 from quire.ipc.config import EngineConfig
-from quire.ipc.process.children import CORE_MODULE, Child, how_it_ended, prespawn
+from quire.ipc.process.children import CORE_MODULE, Child, how_it_ended, prespawn, wait_for_all
 
 log = logging.getLogger("quire.serve")
 
 ENGINE_ENDED = "the engine ended unexpectedly (%s); requests get 503 until it is back"
 ENGINE_IS_BACK = "the engine is back"
+REPLICA_ENDED = "an engine ended unexpectedly (%s); the others get its requests until it is back"
+REPLICA_IS_BACK = "the engine at %s is back"
 
 _POLL_S = 1.0
 _LOOK_S = 0.5  # as often as it beats
@@ -58,40 +64,100 @@ def launch_core(
     EngineStartError with the engine's own words if it cannot start; on any exception (Ctrl-C too) the child is gone.
     """
     child = prespawn(module) if prespawned is None else prespawned
-    try:
-        child.configure(config)
-        return CoreProcess(_address(child, timeout_s), child)
-    except BaseException as error:  # Ctrl-C, too: passed on, without a child left running
-        child.terminate(grace_s=5.0)
-        if isinstance(error, TimeoutError):
-            raise EngineStartError("the engine's process does not take its configuration") from None
-        raise
+    return _start([child], [config], timeout_s)[0]
 
 
-async def tell_of_engine(client: AsyncClient) -> None:
-    """Log when somebody else's engine, whose client this is, ends and is back. For as long as it is not cancelled."""
+def engine_configs(config: EngineConfig) -> list[EngineConfig]:
+    """Of each engine of --data-parallel-size: GPUs of its own. Raises ValueError."""
+    if config.data_parallel_size > 1 and config.listen is not None:
+        raise ValueError("--listen is one engine's address, and --data-parallel-size says that there are several")
+    return [
+        msgspec.structs.replace(config, device_index=config.device_index + i * config.tensor_parallel_size)
+        for i in range(config.data_parallel_size)
+    ]
+
+
+def launch_cores(
+    configs: Sequence[EngineConfig], module: str = CORE_MODULE, prespawned: Sequence[Child] = ()
+) -> list[CoreProcess]:
+    """As `launch_core`, of several that begin side by side: all of them are ready, or none is left."""
+    children = [*prespawned, *(prespawn(module) for _ in range(len(prespawned), len(configs)))]
+    return _start(children, configs, None)
+
+
+def stop_cores(cores: Sequence[CoreProcess], grace_s: float = STOP_GRACE_S) -> None:
+    """End them side by side."""
+    for core in cores:
+        core.child.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + grace_s
+    for core in cores:
+        core.stop(max(0.0, deadline - time.monotonic()))
+
+
+def tell_of_engines(client: Client) -> list[Coroutine[None, None, None]]:
+    """What logs when somebody else's engines end and are back: each for as long as it is not cancelled."""
+    engines = client.engines
+    return [tell_of_engine(engine, len(engines) > 1) for engine in engines]
+
+
+async def tell_of_engine(client: Client, is_one_of_several: bool = False) -> None:
+    """Of the one engine whose client this is."""
     was_connected = True
     while True:
         if client.is_connected != was_connected:
             was_connected = client.is_connected
             if was_connected:
-                log.info(ENGINE_IS_BACK)
+                log.info(*([REPLICA_IS_BACK, client.address] if is_one_of_several else [ENGINE_IS_BACK]))
             else:
-                log.error(ENGINE_ENDED, f"no connection to {client.address}")
+                log.error(REPLICA_ENDED if is_one_of_several else ENGINE_ENDED, f"no connection to {client.address}")
         await asyncio.sleep(_LOOK_S)
 
 
-def _address(child: Child, timeout_s: float | None) -> str:
+def _start(children: Sequence[Child], configs: Sequence[EngineConfig], timeout_s: float | None) -> list[CoreProcess]:
+    try:
+        for child, config in zip(children, configs, strict=True):
+            child.configure(config)
+        addresses = _addresses(children, timeout_s)
+    except BaseException as error:  # Ctrl-C, too: passed on, without a child left running
+        for child in children:
+            child.send_signal(signal.SIGTERM)
+        wait_for_all(children, 5.0)
+        for child in children:
+            child.terminate(0.0)
+        if isinstance(error, TimeoutError):
+            raise EngineStartError("the engine's process does not take its configuration") from None
+        raise
+    return [CoreProcess(address, child) for address, child in zip(addresses, children, strict=True)]
+
+
+def _addresses(children: Sequence[Child], timeout_s: float | None) -> list[str]:
+    """Where each listens, when all are ready. Raises EngineStartError as soon as one cannot start."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    while True:
+    found: dict[int, str] = {}
+    while len(found) < len(children):
         patience_s = _POLL_S if deadline is None else min(_POLL_S, deadline - time.monotonic())
-        said = child.receive(patience_s)
-        if said is not None and "ready" in said:
-            return said["ready"]
-        if said is not None and "error" in said:
-            raise EngineStartError(said["error"])
-        code = child.wait(0.0)
-        if code is not None:
-            raise EngineStartError(f"the engine ended while it started ({how_it_ended(code)}); if it said why, that is above")
+        for number, child in enumerate(children):
+            if number in found:
+                continue
+            try:
+                address = _address(child, patience_s / (len(children) - len(found)))
+            except EngineStartError as error:
+                raise EngineStartError(f"engine {number}: {error}" if len(children) > 1 else str(error)) from None
+            if address is not None:
+                found[number] = address
         if deadline is not None and time.monotonic() > deadline:
             raise EngineStartError(f"the engine was not ready within {timeout_s:.3g} s")
+    return [found[number] for number in range(len(children))]
+
+
+def _address(child: Child, patience_s: float) -> str | None:
+    """None: it is not ready yet."""
+    said = child.receive(patience_s)
+    if said is not None and "ready" in said:
+        return said["ready"]
+    if said is not None and "error" in said:
+        raise EngineStartError(said["error"])
+    code = child.wait(0.0)
+    if code is not None:
+        raise EngineStartError(f"the engine ended while it started ({how_it_ended(code)}); if it said why, that is above")
+    return None

@@ -15,6 +15,7 @@ from quire.ipc.process.flags import DTYPES, LOAD_FORMATS, JsonObject, Switch, hu
 
 MAX_RANKS = 64  # that share a model
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
+MAX_ENGINES = 64  # of --data-parallel-size
 _OTHER_LEVELS = {"trace": "debug"}
 Add = Callable[..., None]
 
@@ -62,6 +63,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tensor_parallel_size: int = 1
     collective_timeout_s: float = 10.0
     emulate_world_size: int = 1  # run one rank of so many, alone
+    data_parallel_size: int = 1  # engines that frontends use as one; each is told how many there are, and is one of them
+    device_index: int = 0  # of its first GPU, among those that it sees
     step_timeout_s: float = 60.0
     logits_processors: list[str] = []  # the operator's own classes: module:Class, or file.py:Class
     logits_processors_path: list[str] = []  # folders where their modules are looked for, after the installed ones
@@ -117,6 +120,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "--emulate-world-size runs one rank alone, whose answers mean nothing: it needs --load-format dummy, and "
             "--tensor-parallel-size 1",
         )
+        need(1 <= self.data_parallel_size <= MAX_ENGINES, f"--data-parallel-size must be between 1 and {MAX_ENGINES}")
+        need(self.device_index >= 0, "device_index must be at least 0")
         need(self.step_timeout_s > 0, "--step-timeout-s must be greater than 0")
 
 
@@ -174,6 +179,11 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         ("own code and profiles", _add_own_code),
     ):
         add_to(_adder(parser.add_argument_group(title)))
+
+
+def add_log_arguments(parser: argparse.ArgumentParser) -> None:
+    """Of the engine's flags those that mean something to a frontend alone, too."""
+    _add_frontend_logs(_adder(parser.add_argument_group("logs")))
 
 
 def _adder(group: Any) -> Add:
@@ -256,13 +266,8 @@ def _add_defaults(add: Add) -> None:
 
 def _add_memory(add: Add) -> None:
     add("--device", choices=["auto", "cuda", "cpu"], help="where to run; auto: cuda if there is a GPU, else cpu")
-    add(
-        "--tensor-parallel-size",
-        "-tp",
-        type=int,
-        metavar="N",
-        help="GPUs of this host that share the model, each with a part of every layer; with --device cpu, processes",
-    )
+    add("--tensor-parallel-size", "-tp", type=int, metavar="N", help="GPUs of this host that share the model, or processes")
+    add("--data-parallel-size", "-dp", type=int, metavar="N", help="whole engines, to which requests are dealt (--router)")
     add("--gpu-memory-utilization", type=float, help="part of the GPU's memory to fill, what other processes have included")
     add("--cpu-kv-cache-gib", type=float, help="size of the KV cache on a CPU, GiB")
     add(
@@ -335,6 +340,11 @@ def _add_scheduling(add: Add) -> None:
 
 
 def _add_logs(add: Add) -> None:
+    _add_frontend_logs(add)
+    add("--disable-log-stats", action=Switch, help="no statistics line every 10 s (default: off)")
+
+
+def _add_frontend_logs(add: Add) -> None:
     add(
         "--log-level",
         "--uvicorn-log-level",
@@ -348,7 +358,6 @@ def _add_logs(add: Add) -> None:
         action=Switch,
         help="log each request's id, lengths and parameters, never its text (default: off)",
     )
-    add("--disable-log-stats", action=Switch, help="no statistics line every 10 s (default: off)")
 
 
 def _add_own_code(add: Add) -> None:

@@ -67,10 +67,15 @@ def commands() -> str:
         if parser.prog == "quire serve":
             continue
         actions, starts_engine = actions_of(parser), "--max-num-seqs" in parser.actions()
+        if parser.prog == "quire route":
+            serve = parser_of("serve").actions()
+            actions = [a for a in actions if not (a.option_strings and a.option_strings[0] in serve)]
         parts += [f"### `{parser.prog}`", parser.description or ""]
         if starts_engine:
             actions = [a for a in actions if not (a.option_strings and a.option_strings[0] in engine)]
             parts.append("It takes the engine's flags, too: model, defaults, memory, scheduling, logs.")
+        if parser.prog == "quire route":
+            parts.append("It takes the flags of `quire serve`, but for `--engine` and the engine's own.")
         if actions:
             parts.append(table(["flag", "default", "purpose"], [_plain(parser, action) for action in actions]))
     return "\n\n".join(filter(None, parts))

@@ -19,8 +19,8 @@ from typing import BinaryIO, Self
 from tqdm import tqdm
 
 from quire.frontend.cli.answers_file import AnswersFile, BatchFileError
-from quire.frontend.cli.serve import Engine
-from quire.frontend.client.async_client import AsyncClient, EngineDown
+from quire.frontend.cli.engines import Engines
+from quire.frontend.client.stream import EngineDown
 from quire.frontend.http.api.app import App
 from quire.frontend.http.api.output_plan import ParserNames
 from quire.frontend.http.api.services import Services
@@ -29,6 +29,7 @@ from quire.frontend.http.batches.input_file import InputFile
 from quire.frontend.http.batches.lines import Line, answer_line, error_line
 from quire.frontend.http.server import run
 from quire.frontend.launcher import EngineStartError
+from quire.frontend.replicas import client_of
 from quire.frontend.supervisor import StartFailed
 from quire.ipc.config import EngineConfig
 from quire.ipc.process.logs import set_up_logging
@@ -133,7 +134,7 @@ class Job:
 
 def _run_with_engine(job: Job, config: EngineConfig, parsers: ParserNames) -> None:
     """Raises EngineStartError, StartFailed, EngineDown, OSError."""
-    engine = Engine(config, "")
+    engine = Engines(config)
     try:
         engine.start()
         run(lambda: _run_beside(job, engine, parsers))
@@ -141,12 +142,12 @@ def _run_with_engine(job: Job, config: EngineConfig, parsers: ParserNames) -> No
         engine.stop()
 
 
-async def _run_beside(job: Job, engine: Engine, parsers: ParserNames) -> None:
+async def _run_beside(job: Job, engine: Engines, parsers: ParserNames) -> None:
     """Answer all, with the engine kept alive, until that is done or we are told to stop."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    async with AsyncClient(engine.address) as client:  # raises EngineDown, ValueError
+    async with client_of(engine.addresses) as client:  # raises EngineDown, ValueError
         services = Services.make(client, parsers=parsers)
         app = App(services)
         window = max(64, 4 * client.welcome.limits.max_num_seqs)

@@ -12,7 +12,7 @@ from quire.frontend.cli.bench.arguments import add_bench
 from quire.frontend.cli.client_commands import add_client_commands
 from quire.frontend.cli.estimate import add_estimate
 from quire.frontend.cli.run_batch import add_run_batch
-from quire.frontend.cli.serve_command import add_serve
+from quire.frontend.cli.serve_command import add_route, add_serve
 from quire.frontend.cli.vllm_compat import nearest
 from quire.ipc.process.command import CommandParser
 from quire.ipc.process.flags import json_flags, normal_words, split_flag
@@ -75,6 +75,7 @@ def _parser() -> CommandParser:
     parser.set_defaults(parser=parser, run=None)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     add_serve(commands)
+    add_route(commands)
     add_run_batch(commands)
     add_bench(commands)
     add_estimate(commands)

@@ -1,6 +1,6 @@
-"""`quire serve`: the port, the engine, one or more frontends, and the end of all of them in order. The process tree is here.
+"""`quire serve`: the port, the engines, one or more frontends, and the end of all of them in order. The process tree is here.
 
-    quire serve ─┬─ quire.enginecore ── workers      (unless --engine names a running daemon)
+    quire serve ─┬─ quire.enginecore ── workers      (or several, or none if --engine names running daemons)
                  └─ quire.frontend.http × N          (with --frontends N > 1; a single frontend runs in this process)
 
 The port is bound before the model loads. An engine that dies is started again at the same address, and the frontends, which
@@ -16,39 +16,32 @@ import shlex
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 import msgspec
 
+from quire.frontend.cli.engines import Engines
 from quire.frontend.cli.frontends import Frontends
-from quire.frontend.client.async_client import AsyncClient
+from quire.frontend.client.client import Client
 from quire.frontend.http.api.metrics import block_bytes
 from quire.frontend.http.api.tracing import TracingError, check_endpoint
 from quire.frontend.http.listener import FrontendError, UnixPath, bind, bind_unix
 from quire.frontend.http.server import FrontendConfig, StopSignals, frontend_keys, run, serve
 from quire.frontend.http.store.contents import FilesFolder
 from quire.frontend.http.tls import make_context
-from quire.frontend.launcher import CoreProcess, EngineStartError, launch_core
-from quire.frontend.supervisor import StartFailed, Supervisor, in_daemon_thread
+from quire.frontend.launcher import EngineStartError
+from quire.frontend.router import DEFAULT_ROUTER
+from quire.frontend.supervisor import StartFailed
 from quire.ipc.config import EngineConfig
-from quire.ipc.links.paths import private_directory
 from quire.ipc.process.children import Child
 from quire.ipc.process.command import as_started
-from quire.ipc.process.restarts import FIRST_PAUSE_S, START_LIMIT_S, Restarts, restart_limit_s
 
 log = logging.getLogger("quire.serve")
 
-# Without a beat while we turn ourselves. The longest that a core in order stands still is 10 s: for a worker that does not take
-# its plans (RING_TIMEOUT_S).
-HUNG_AFTER_S = 30.0
-# An engine ends by itself when its workers have died so often, which takes a minute or two by their own pauses.
-LIVED_WELL_S = 600.0
-
 
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What `quire serve` was asked for. engine: None to attach to `frontend.engine_address`."""
+    """What `quire serve` was asked for. engine: None to attach to `frontend.engine_addresses`."""
 
     host: str
     port: int
@@ -97,7 +90,7 @@ def run_server(config: ServeConfig, prespawned: Child | None, early: EarlyStop) 
 
     Raises ServeError.
     """
-    engine = Engine(config.engine, config.frontend.engine_address, prespawned)
+    engine = Engines(config.engine, config.frontend.engine_addresses, prespawned)
     files = _files_folder(config.frontend.files_dir)
     unix_path: UnixPath | None = None
     try:
@@ -110,12 +103,15 @@ def run_server(config: ServeConfig, prespawned: Child | None, early: EarlyStop) 
             unix_path = UnixPath(config.uds)
         else:
             sockets = bind(config.host, config.port, config.num_frontends)
+        if len(engine.addresses) == 1 and config.frontend.router != DEFAULT_ROUTER:
+            log.info("there is one engine: --router %s makes no difference", config.frontend.router)
         engine.start()
         if config.engine is None:
-            log.info("waiting for an engine at %s (up to %.0f s)", engine.address, config.frontend.connect_timeout_s)
+            where = " and ".join(engine.addresses)
+            log.info("waiting for an engine at %s (up to %.0f s)", where, config.frontend.connect_timeout_s)
         template = msgspec.structs.replace(
             config.frontend,
-            engine_address=engine.address,
+            engine_addresses=engine.addresses,
             num_frontends=config.num_frontends,
             files_dir=str(files.path),
         )
@@ -138,82 +134,6 @@ def _files_folder(path: str | None) -> FilesFolder:
         return FilesFolder(None if path is None else Path(path).expanduser().resolve())
     except (OSError, ValueError) as error:
         raise ServeError(f"--files-dir: {error}") from None
-
-
-class Engine:
-    """The engine process, kept alive; or, without a config, somebody else's engine, which is left alone."""
-
-    name, while_down = "the engine", "requests get 503 until it is back"
-
-    def __init__(
-        self,
-        config: EngineConfig | None,
-        address: str,
-        prespawned: Child | None = None,
-        *,
-        launch: Callable[..., CoreProcess] = launch_core,
-        restart_pause_s: float = FIRST_PAUSE_S,
-        hung_after_s: float = HUNG_AFTER_S,
-        start_limit_s: float = START_LIMIT_S,
-    ) -> None:
-        """start_limit_s: of a restart, at least; a first start has no limit."""
-        self.address = address
-        self._process: CoreProcess | None = None
-        self._config = config
-        self._prespawned = prespawned  # a process that waits for its configuration
-        self._launch = launch
-        self._start_limit_s = start_limit_s
-        self._start_s = 0.0  # what the last start that succeeded took
-        self._supervisor = Supervisor(self, Restarts(first_pause_s=restart_pause_s, lived_well_s=LIVED_WELL_S), hung_after_s)
-        if config is not None:
-            self.address = config.listen or f"ipc://{_socket_folder()}/engine.sock"
-            self._config = msgspec.structs.replace(config, listen=self.address)  # the same one after a restart
-
-    @property
-    def is_ours(self) -> bool:
-        return self._config is not None
-
-    @property
-    def child(self) -> Child:
-        assert self._process is not None
-        return self._process.child
-
-    def start(self, limit_s: float | None = None) -> None:
-        """Returns when the engine is ready. Raises EngineStartError; also after limit_s, when its process has been ended."""
-        if self._config is not None:
-            prespawned, self._prespawned = self._prespawned, None
-            started = time.monotonic()
-            self._process = self._launch(self._config, timeout_s=limit_s, prespawned=prespawned)
-            self._start_s = time.monotonic() - started
-            self.address = self._process.address
-
-    async def start_again(self) -> None:
-        try:
-            limit_s = restart_limit_s(self._start_s, self._start_limit_s)
-            await in_daemon_thread(lambda: self.start(limit_s))
-        except (EngineStartError, OSError) as error:  # OSError: there is no process to be had now
-            raise StartFailed(str(error)) from None
-
-    def on_down(self) -> None:
-        self._process = None  # what may be starting ends with us
-
-    def stop(self) -> None:
-        if self._process is not None:
-            self._process.stop()
-
-    async def keep_alive(self) -> None:
-        """Start the engine again whenever it ends or hangs, until cancelled. Raises StartFailed when that is given up."""
-        if self._process is None:
-            await asyncio.Event().wait()
-        await self._supervisor.keep_alive()
-
-
-def _socket_folder() -> str:
-    """A folder for the engine's socket, gone with this process. One within the private directory: that one is locked by us for
-    its life, and the engine locks the folder in which it binds."""
-    folder = os.path.join(private_directory(), "engine")
-    os.mkdir(folder, 0o700)
-    return folder
 
 
 class ReadyMessage:
@@ -245,25 +165,33 @@ class ReadyMessage:
 
 
 async def _serve_here(
-    template: FrontendConfig, sockets: list[socket.socket], engine: Engine, print_ready: Callable[[str], None], early: EarlyStop
+    template: FrontendConfig,
+    sockets: list[socket.socket],
+    engine: Engines,
+    print_ready: Callable[[str], None],
+    early: EarlyStop,
 ) -> None:
     signals = early.signals()
 
-    def ready(client: AsyncClient) -> None:
+    def ready(client: Client) -> None:
         print_ready(client.welcome.served_model_names[0])
 
-    template = msgspec.structs.replace(template, listen_fd=sockets[0].detach(), tells_of_engine=not engine.is_ours)
+    template = msgspec.structs.replace(template, listen_fd=sockets[0].detach(), tells_of_engine=not engine.are_ours)
     await _until_stopped(signals, serve(template, signals, ready), engine)
 
 
 async def _serve_in_children(
-    template: FrontendConfig, sockets: list[socket.socket], engine: Engine, print_ready: Callable[[str], None], early: EarlyStop
+    template: FrontendConfig,
+    sockets: list[socket.socket],
+    engine: Engines,
+    print_ready: Callable[[str], None],
+    early: EarlyStop,
 ) -> None:
     signals = early.signals()
     metrics_fd = os.memfd_create("quire-metrics", os.MFD_CLOEXEC)
     os.ftruncate(metrics_fd, block_bytes() * len(sockets))
     template = msgspec.structs.replace(template, metrics_fd=metrics_fd)
-    frontends = Frontends(template, sockets, tells_of_engine=not engine.is_ours)
+    frontends = Frontends(template, sockets, tells_of_engine=not engine.are_ours)
     try:
         if (model := await _ready(frontends, signals)) is None:
             return
@@ -287,7 +215,7 @@ async def _ready(frontends: Frontends, signals: StopSignals) -> str | None:
     return None
 
 
-async def _until_stopped(signals: StopSignals, serving: Coroutine[None, None, None], engine: Engine) -> None:
+async def _until_stopped(signals: StopSignals, serving: Coroutine[None, None, None], engine: Engines) -> None:
     """Run `serving`, which ends after a signal, and the engine's keeper. An engine lost for good ends it, and is raised."""
     task, keeper = asyncio.create_task(serving), asyncio.create_task(engine.keep_alive())
     stopping = asyncio.create_task(signals.stop.wait())

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quire.frontend.cli.serve_flags import add_serve_arguments
+from quire.frontend.cli.serve_flags import add_route_arguments, add_serve_arguments
 from quire.frontend.cli.server_flags import server_options
 from quire.frontend.cli.vllm_compat import without_vllms
 from quire.ipc.process.command import CommandParser, quiet_interrupts
@@ -42,6 +42,21 @@ def add_serve(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     serve.set_defaults(run=_serve, parser=serve, prepare=prepare, notes=())
 
 
+def add_route(commands: "argparse._SubParsersAction[CommandParser]") -> None:
+    route = commands.add_parser(
+        "route",
+        help="serve engines that run already, as one server",
+        description="The HTTP server of `quire serve` before engines of one model that run already (`enginecore`). Requests go "
+        "to the engine that knows the beginning of their prompt, if it has the time; what one refuses for its load goes to the "
+        "next.",
+        epilog="example: quire route ipc:///run/quire/a.sock ipc:///run/quire/b.sock --port 8000",
+        usage="quire route ADDRESS [ADDRESS ...] [FLAGS]",
+        add_help=False,
+    )
+    add_route_arguments(route)
+    route.set_defaults(run=_route, parser=route, prepare=prepare, notes=())
+
+
 def prepare(parser: CommandParser, words: list[str]) -> list[str]:
     """The words of a launch line, with those of its --config, without those of vLLM's flags that need nothing.
 
@@ -60,7 +75,7 @@ def _config_words(parser: CommandParser, words: list[str]) -> list[str]:
 
     actions = parser.actions()
     given = {actions[name].dest for word in words if (name := split_flag(word)[0]) in actions}
-    if parser.parse_known_args(without_vllms(parser, words))[0].model is not None:
+    if getattr(parser.parse_known_args(without_vllms(parser, words))[0], "model", None) is not None:
         given.add("model_flag")
     return words_of(path, parser, given)
 
@@ -68,13 +83,11 @@ def _config_words(parser: CommandParser, words: list[str]) -> list[str]:
 # ---------------------------------------------------------------------------------------------------------------- run
 def _serve(args: argparse.Namespace) -> int:
     from quire.ipc.config import engine_config_from
-    from quire.ipc.links.paths import check_address
 
     parser: CommandParser = args.parser
     _check(parser, args)
     try:
-        if args.engine is not None:
-            check_address(args.engine)
+        check_engines(args.engine or [])
         # requests are logged by the frontends, under the names that clients know
         engine = engine_config_from(args, enable_log_requests=False) if args.engine is None else None
         keys = _keys(args)
@@ -95,9 +108,39 @@ def _serve(args: argparse.Namespace) -> int:
             prespawned.terminate(0.0)
 
 
+def _route(args: argparse.Namespace) -> int:
+    parser: CommandParser = args.parser
+    _check_server(parser, args)
+    if not args.engine:
+        parser.error("the addresses of engines are needed: quire route ADDRESS [ADDRESS ...]")
+    try:
+        check_engines(args.engine)
+        keys = _keys(args)
+    except ValueError as error:
+        parser.error(str(error))
+    server_options(parser, args)
+    with quiet_interrupts():
+        from quire.ipc.process.logs import set_up_logging
+
+    set_up_logging(args.log_level, args.log_format)
+    return _serve_with(args, None, keys, None)
+
+
+def check_engines(addresses: list[str]) -> None:
+    """Raises ValueError for an address that cannot be one, and for one that is there twice."""
+    from quire.ipc.config import MAX_ENGINES
+    from quire.ipc.links.paths import check_address
+
+    if len(addresses) > MAX_ENGINES:
+        raise ValueError(f"{len(addresses)} engines: there may be {MAX_ENGINES} at most")
+    for number, address in enumerate(addresses):
+        check_address(address)
+        if address in addresses[:number]:
+            raise ValueError(f"the engine at {address} is named twice")
+
+
 def _check(parser: CommandParser, args: argparse.Namespace) -> None:
-    if not 1 <= args.frontends <= 64:
-        parser.error("--frontends must be between 1 and 64")
+    _check_server(parser, args)
     if args.model_flag is not None and args.model not in (None, args.model_flag):
         parser.error(f"the model is {args.model} and --model says {args.model_flag}")
     args.model = args.model if args.model is not None else args.model_flag
@@ -107,7 +150,13 @@ def _check(parser: CommandParser, args: argparse.Namespace) -> None:
             parser.error(f"{flag} took {getattr(args, name)[-1]} for one of its values: put the model before the flags")
     _take_profiler_config(parser, args)
     if args.engine is not None and (extra := _engine_options(parser, args)):
-        parser.error(f"--engine attaches to a running engine, which has its own model and options: leave {extra} out")
+        parser.error(f"--engine attaches to running engines, which have their own model and options: leave {extra} out")
+
+
+def _check_server(parser: CommandParser, args: argparse.Namespace) -> None:
+    """What `quire serve` and `quire route` have in common."""
+    if not 1 <= args.frontends <= 64:
+        parser.error("--frontends must be between 1 and 64")
     if not args.shutdown_grace_s >= 0:
         parser.error("--shutdown-grace-s must be at least 0")
     for name in _POSITIVE:
@@ -150,7 +199,8 @@ def _serve_with(args: argparse.Namespace, engine: "EngineConfig | None", keys: l
         keep_alive_timeout_s=args.keep_alive_timeout_s,
     )
     frontend = FrontendConfig(
-        engine_address=args.engine or "",
+        engine_addresses=args.engine or [],
+        router=args.router,
         listen_fd=-1,
         api_keys=keys,
         metrics_open=args.metrics_open,
@@ -175,7 +225,7 @@ def _serve_with(args: argparse.Namespace, engine: "EngineConfig | None", keys: l
         ),
         shutdown_grace_s=args.shutdown_grace_s,
         curve_key_file=args.curve_key_file,
-        curve_engine_key=args.curve_engine_key,
+        curve_engine_keys=args.curve_engine_key,
         otlp_traces_endpoint=args.otlp_traces_endpoint,
         limits=limits,
         files_dir=args.files_dir,

@@ -7,9 +7,11 @@ from typing import Any
 from quire.frontend.cli.help_topics import HelpTopics
 from quire.frontend.cli.parser_arguments import add_parser_arguments
 from quire.frontend.cli.server_flags import add_server_flags, add_tls_flags
-from quire.ipc.config import add_engine_arguments
+from quire.ipc.config import add_engine_arguments, add_log_arguments
 from quire.ipc.process.command import CommandParser
 from quire.ipc.process.flags import JsonObject, Switch, human_int
+
+ROUTERS = ("cache-aware", "least-loaded", "round-robin")  # router.py's, which needs numpy
 
 
 def add_serve_arguments(serve: CommandParser) -> None:
@@ -23,15 +25,15 @@ def add_serve_arguments(serve: CommandParser) -> None:
         help="a YAML file of flags, like `port: 8000`; the command line goes before it (default: none)",
     )
     server = serve.add_argument_group("server")
-    _add_server(server)
-    add_server_flags(server)
-    add_tls_flags(serve.add_argument_group("TLS"))
-    _add_access(serve.add_argument_group("access"))
-    _add_files(serve.add_argument_group("files and batches"))
-    _add_requests(serve.add_argument_group("requests"))
-    add_parser_arguments(serve)
-    _add_attach(serve.add_argument_group("running engine", "attach to an `enginecore` daemon instead of starting an engine"))
-    _add_traces(serve.add_argument_group("access log and traces"))
+    add_frontend_arguments(serve, server)
+    attach = serve.add_argument_group("running engines", "attach to `enginecore` daemons instead of starting engines")
+    attach.add_argument(
+        "--engine",
+        nargs="+",
+        metavar="ADDRESS",
+        help="their addresses, of one model: ipc:///path or tcp://host:port (default: start one)",
+    )
+    _add_keys(attach)
     add_engine_arguments(serve)
     serve.add_argument(
         "--profiler-config",
@@ -40,6 +42,33 @@ def add_serve_arguments(serve: CommandParser) -> None:
         metavar="JSON",
         help='vLLM\'s way to say --profile-dir: {"profiler": "torch", "torch_profiler_dir": "FOLDER"} (default: none)',
     )
+
+
+def add_route_arguments(route: CommandParser) -> None:
+    """Of `quire route`: what `quire serve` has, without an engine's."""
+    route.add_argument("-h", "--help", action=HelpTopics, help="this help; =listgroup, =GROUP or =FLAG for less of it")
+    route.add_argument("engine", nargs="*", metavar="ADDRESS", help="engines of one model: ipc:///path or tcp://host:port")
+    route.add_argument(
+        "--config",
+        metavar="FILE",
+        help="a YAML file of flags, like `port: 8000`; the command line goes before it (default: none)",
+    )
+    add_frontend_arguments(route, route.add_argument_group("server"))
+    _add_keys(route.add_argument_group("keys of engines"))
+    add_log_arguments(route)
+
+
+def add_frontend_arguments(parser: CommandParser, server: "argparse._ArgumentGroup") -> None:
+    """What has nothing to do with who starts the engines."""
+    _add_server(server)
+    add_server_flags(server)
+    add_tls_flags(parser.add_argument_group("TLS"))
+    _add_access(parser.add_argument_group("access"))
+    _add_files(parser.add_argument_group("files and batches"))
+    _add_requests(parser.add_argument_group("requests"))
+    add_parser_arguments(parser)
+    _add_router(parser.add_argument_group("several engines"))
+    _add_traces(parser.add_argument_group("access log and traces"))
 
 
 def _add_server(add_to: Any) -> None:
@@ -165,15 +194,31 @@ def _add_requests(add_to: Any) -> None:
     )
 
 
-def _add_attach(add_to: Any) -> None:
+def _add_router(add_to: Any) -> None:
+    add_to.add_argument(
+        "--router",
+        choices=ROUTERS,
+        default=ROUTERS[0],
+        help="who gets a request: of those that know the beginning of its prompt, and some others, who has least to compute "
+        "with it; who has least to do; or one after the other (default: %(default)s)",
+    )
+
+
+def _add_keys(add_to: Any) -> None:
     add = add_to.add_argument
-    add("--engine", metavar="ADDRESS", help="its address: ipc:///path or tcp://host:port (default: start one)")
     add(
         "--curve-key-file",
         metavar="FILE",
-        help="this server's key pair, for an engine with keys; made if the file is not there (default: none)",
+        help="this server's key pair, for engines with keys; made if the file is not there (default: none)",
     )
-    add("--curve-engine-key", metavar="KEY", help="the engine's public key, for an engine with keys (default: none)")
+    add(
+        "--curve-engine-key",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY",
+        help="the engine's public key, for an engine with keys; of several engines one for all, or one each (default: none)",
+    )
 
 
 def _add_traces(add_to: Any) -> None:

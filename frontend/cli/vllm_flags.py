@@ -12,8 +12,8 @@ Kind = Literal["switch", "value", "list", "json"]  # takes nothing (--no-x, too)
 WORKING = """
 --model --tokenizer --tokenizer-revision --revision --download-dir --hf-token --hf-overrides --served-model-name --dtype
 --load-format --quantization -q --max-model-len --max-logprobs --seed --enforce-eager --chat-template --generation-config
---override-generation-config --tensor-parallel-size -tp --gpu-memory-utilization --kv-cache-memory-bytes
---num-gpu-blocks-override --kv-cache-dtype --kv-cache-dtype-skip-layers
+--override-generation-config --tensor-parallel-size -tp --data-parallel-size -dp --gpu-memory-utilization
+--kv-cache-memory-bytes --num-gpu-blocks-override --kv-cache-dtype --kv-cache-dtype-skip-layers
 --block-size --enable-prefix-caching --max-num-seqs --max-num-batched-tokens --max-num-queued-reqs
 --long-prefill-token-threshold --scheduling-policy --enable-log-requests --disable-log-stats --device --host --port --api-key
 --allowed-origins --allowed-methods --allowed-headers --allow-credentials --api-server-count -asc --config
@@ -41,7 +41,7 @@ OFF, ON = ("off",), ("on",)
 _TEXT = "models of text only are served"
 _LORA = "LoRA adapters are not served"
 _MOE = "each expert is split over the tensor-parallel ranks"
-_DP = "an engine has one replica"
+_DP = "replicas know nothing of each other, and are all of one host"
 _HOSTS = "an engine has one host"
 _MAMBA = "state-space models are not served"
 _SPEC = "there is no speculative decoding"
@@ -56,7 +56,7 @@ _QUANTIZED = "a checkpoint says how it is quantized, and weights of floats are q
 _MEASURES = "this is not measured"
 _TEXTS = "no prompt's or answer's text is ever logged"
 _TP = "--tensor-parallel-size"
-_REPLICAS = "one `quire serve` a replica, a load balancer before them"
+_REPLICAS = "--data-parallel-size; on other hosts `enginecore` there and `quire route` before them"
 _STEP = "--max-num-batched-tokens"
 _PROXY = "a reverse proxy before the server"
 
@@ -148,7 +148,7 @@ ROWS = (
     Row("--decode-context-parallel-size -dcp", "value", ("1",), _WHOLE, _TP),
     Row("--dcp-comm-backend --dcp-kv-cache-interleave-size --cp-kv-cache-interleave-size", "value", ANY, _WHOLE),
     Row("--dcp-q-replicate --enable-batch-sharded-sampling", "switch", OFF, _WHOLE),
-    Row("--data-parallel-size -dp --data-parallel-size-local -dpl", "value", ("1",), _DP, _REPLICAS),
+    Row("--data-parallel-size-local -dpl", "value", ("1",), _DP, _REPLICAS),
     Row("--data-parallel-rank -dpn --data-parallel-start-rank -dpr", "value", ("0",), _DP, _REPLICAS),
     Row("--data-parallel-address -dpa --data-parallel-rpc-port -dpp", "value", (), _DP, _REPLICAS),
     Row("--data-parallel-backend -dpb", "value", ("mp",), _DP, _REPLICAS),

@@ -15,13 +15,14 @@ import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from typing import Any, Self
 
-from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.client.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output, search_all
+from quire.frontend.client.client import Client
 from quire.frontend.client.engine_args import EngineArgs
 from quire.frontend.client.outputs import RequestOutput
 from quire.frontend.client.prompt import Prompt
 from quire.frontend.client.stream import EngineDown
-from quire.frontend.launcher import CoreProcess, launch_core
+from quire.frontend.launcher import CoreProcess, engine_configs, launch_cores, stop_cores
+from quire.frontend.replicas import client_of
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.utilities import ProfileDone, ResetDone, ResetPrefixCache, StartProfile, StopProfile
@@ -30,16 +31,17 @@ _STOP_GRACE_S = 10.0
 
 
 class AsyncLLM:
-    """An engine of its own. It ends with `shutdown`, an `async with`, garbage collection, or the interpreter's exit."""
+    """An engine of its own, or several (data_parallel_size). They end with `shutdown`, an `async with`, garbage collection, or
+    the interpreter's exit."""
 
     def __init__(self, engine_args: EngineArgs) -> None:
         """Starts the engine and waits for it. Raises EngineStartError with the engine's own words."""
-        core = launch_core(engine_args.create_engine_config())
-        self._address = core.address
-        self._finalizer = weakref.finalize(self, _stop, core, os.getpid())
+        cores = launch_cores(engine_configs(engine_args.create_engine_config()))
+        self._addresses = [core.address for core in cores]
+        self._finalizer = weakref.finalize(self, _stop, cores, os.getpid())
         # of the event loop in use: its connection, and the generator that closes it when the loop's run ends
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._client: AsyncClient | None = None
+        self._client: Client | None = None
         self._connection: AsyncGenerator[None, None] | None = None
         self._connecting = asyncio.Lock()
         self._closing: asyncio.Task[None] | None = None
@@ -50,12 +52,12 @@ class AsyncLLM:
         """Other arguments of vLLM's (usage_context, stat_loggers, ...) are accepted and need nothing here."""
         return cls(engine_args)
 
-    async def _connected(self) -> AsyncClient:
+    async def _connected(self) -> Client:
         if not self._finalizer.alive:
             raise EngineDown("this AsyncLLM has been shut down")
         loop = asyncio.get_running_loop()
         if loop is not self._loop:  # the first time, or asyncio.run once more
-            self._client, self._loop, self._connecting = AsyncClient(self._address), loop, asyncio.Lock()
+            self._client, self._loop, self._connecting = client_of(self._addresses), loop, asyncio.Lock()
             self._connection = None
         assert self._client is not None
         async with self._connecting:
@@ -148,8 +150,7 @@ class AsyncLLM:
             and self._client is not None
             and self._connection is not None
         ):
-            for request_id in list(self._client._dispatcher.requests):
-                self._client.abort(request_id)
+            self._client.abort_all()
             self._closing = self._loop.create_task(self._connection.aclose())
         self._finalizer()
 
@@ -166,7 +167,7 @@ class AsyncLLM:
 AsyncLLMEngine = AsyncLLM
 
 
-async def _connection(client: AsyncClient) -> AsyncGenerator[None, None]:
+async def _connection(client: Client) -> AsyncGenerator[None, None]:
     """Connected once it has yielded. At the end of asyncio.run, which closes generators, so is the connection."""
     try:
         await client.connect()
@@ -182,7 +183,7 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-def _stop(core: CoreProcess, owner_pid: int) -> None:
+def _stop(cores: list[CoreProcess], owner_pid: int) -> None:
     """Nothing in a fork of the process that made it."""
     if os.getpid() == owner_pid:
-        core.stop(_STOP_GRACE_S)
+        stop_cores(cores, _STOP_GRACE_S)

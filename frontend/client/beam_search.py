@@ -16,8 +16,8 @@ from typing import Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.client.beams import Beam, Beams
+from quire.frontend.client.client import Client
 from quire.frontend.client.logprob_rows import LogprobRows
 from quire.frontend.client.outputs import Delta, RequestMetrics, TokenLogprobDict
 from quire.frontend.client.progress_bar import ProgressBar
@@ -103,7 +103,7 @@ class BeamSearch:
 
     def __init__(
         self,
-        client: AsyncClient,
+        client: Client,
         prompt_ids: Sequence[int] | np.ndarray,
         params: BeamSearchParams,
         *,
@@ -248,7 +248,7 @@ class _Found(NamedTuple):
 
 
 async def search_all(
-    client: AsyncClient, prompts: Sequence[Prompt], params: BeamSearchParams, most: int | None = None, use_tqdm: bool = False
+    client: Client, prompts: Sequence[Prompt], params: BeamSearchParams, most: int | None = None, use_tqdm: bool = False
 ) -> list[_Found]:
     """A search for each prompt, at most `most` at once. Nothing runs if one of them cannot. Raises ClientError, TypeError."""
     if not isinstance(params, BeamSearchParams):

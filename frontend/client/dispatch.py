@@ -47,6 +47,14 @@ class Dispatcher:
             request.abort()
             self._tell(Abort(self._epoch, [request_id]))
 
+    def release(self, request_id: int) -> RequestState | None:
+        """A request that is to go on elsewhere, as it is: nobody here knows it any more. None if it has ended."""
+        request = self.requests.pop(request_id, None)
+        if request is not None:
+            for sequence in request.sequences:
+                self._sequences.pop(sequence.key, None)
+        return request
+
     def disown(self, request_id: int, params: SamplingParams) -> None:
         """Abort a request that was sent and never added."""
         if params.logprobs is not None:

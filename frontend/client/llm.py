@@ -21,18 +21,18 @@ from numbers import Integral
 from typing import Any, Self, TypeVar
 
 import msgspec
-import numpy as np
 import uvloop
 
-from quire.frontend.client.async_client import AsyncClient
+from quire.frontend.client.batch import run_batch
 from quire.frontend.client.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output, search_all
+from quire.frontend.client.client import Client
 from quire.frontend.client.engine_options import engine_options
-from quire.frontend.client.outputs import Delta, RequestOutput, add_delta, new_completions
+from quire.frontend.client.outputs import RequestOutput
 from quire.frontend.client.processor_names import with_processor_names
-from quire.frontend.client.progress_bar import ProgressBar
-from quire.frontend.client.prompt import Prompt, split_prompt
-from quire.frontend.client.stream import EngineDown, Overloaded, Stream
-from quire.frontend.launcher import CoreProcess, EngineStartError, launch_core
+from quire.frontend.client.prompt import Prompt
+from quire.frontend.client.stream import EngineDown
+from quire.frontend.launcher import CoreProcess, EngineStartError, engine_configs, launch_cores, stop_cores
+from quire.frontend.replicas import client_of
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.config import EngineConfig
 from quire.ipc.process.children import CORE_MODULE
@@ -41,7 +41,6 @@ from quire.ipc.utilities import ProfileDone, ResetDone, ResetPrefixCache, StartP
 
 __all__ = ["LLM", "SamplingParams"]
 
-_RETRY_S = 0.05  # when the engine's queue is full
 _CANCEL_S = 5.0  # for interrupted requests to be aborted
 _NOT_FOR_LLM = ("listen", "curve_secret_key_file", "curve_allow_file")  # options that nobody needs here: not suggested
 
@@ -50,7 +49,8 @@ Conversation = list[dict[str, Any]]
 
 
 class LLM:
-    """An engine of its own and a blocking interface to it. Methods may be called from any thread, also at once.
+    """An engine of its own, or several (data_parallel_size), and a blocking interface. Methods may be called from any thread,
+    also at once.
 
     model: folder or hub id; None: the bundled model. options: fields of EngineConfig. Raises TypeError for an unknown option,
     ValueError for a bad value, EngineStartError with the engine's own words.
@@ -61,7 +61,7 @@ class LLM:
     def __init__(self, model: str | os.PathLike[str] | None = None, **options: Any) -> None:
         config = engine_config(model, options)
         try:
-            self._background = _Background(launch_core(config, module=self.engine_module))
+            self._background = _Background(launch_cores(engine_configs(config), self.engine_module))
         except EngineStartError as error:
             raise EngineStartError(_in_words_of_python(str(error))) from None
         self._finalizer = weakref.finalize(self, self._background.close, os.getpid())
@@ -93,7 +93,7 @@ class LLM:
         params = self._params(sampling_params, len(batch))
         if priority is not None and len(priority) != len(batch):
             raise ValueError(f"there are {len(batch)} prompts and {len(priority)} priorities")
-        return self._background.run(self._client.run_batch(batch, params, priority, use_tqdm))
+        return self._background.run(run_batch(self._client, batch, params, priority, use_tqdm))
 
     def chat(
         self,
@@ -176,7 +176,7 @@ class LLM:
         self.shutdown()
 
     @property
-    def _client(self) -> "_BatchClient":
+    def _client(self) -> Client:
         if not self._finalizer.alive:
             raise EngineDown("this LLM has been shut down")
         return self._background.client
@@ -193,100 +193,12 @@ class LLM:
         return list(params)
 
 
-class _BatchClient(AsyncClient):
-    """AsyncClient with what a batch needs; everything here runs on the background loop."""
-
-    async def run_batch(
-        self, prompts: list[Prompt], params: list[SamplingParams], priority: Sequence[int] | None, use_tqdm: bool
-    ) -> list[RequestOutput]:
-        resolved = await self._resolve_all(prompts)
-        checked = self._check_batch(resolved, params)
-        window = asyncio.Semaphore(max(64, 4 * self.welcome.limits.max_num_seqs))
-        if len(prompts) > 1 and self._link is not None:
-            self._link.hold()  # what the tasks submit at once: the first step is to be a full one
-        with ProgressBar(len(prompts), use_tqdm) as bar:
-            try:
-                async with asyncio.TaskGroup() as group:
-                    tasks = [
-                        group.create_task(self._run_one(text, ids, p, priority[i] if priority else 0, window, bar))
-                        for i, ((text, _), ids, p) in enumerate(zip(resolved, checked, params, strict=True))
-                    ]
-            except ExceptionGroup as failures:
-                raise failures.exceptions[0] from None
-        outputs = [task.result() for task in tasks]
-        for i, output in enumerate(outputs):
-            output.request_id = str(i)
-        return outputs
-
-    def _check_batch(self, resolved: list[tuple[str | None, list[int]]], params: list[SamplingParams]) -> list[np.ndarray]:
-        """Find what cannot be run before anything is. The prompts' ids as int32: converting lists is most of the work."""
-        found = []
-        for i, ((_, ids), p) in enumerate(zip(resolved, params, strict=True)):
-            try:
-                found.append(self._check_prompt(ids))
-                self._check_params(p, len(ids))
-            except ValueError as error:
-                raise type(error)(f"prompt {i}: {error}") from None
-        return found
-
-    async def _resolve_all(self, prompts: list[Prompt]) -> list[tuple[str | None, list[int]]]:
-        """(text, ids) of each prompt; all texts are tokenized together, on all cores."""
-        split = [split_prompt(p) for p in prompts]
-        texts = [(i, text) for i, (text, ids) in enumerate(split) if text is not None and ids is None]
-        rows = {}
-        if texts:
-            encoded = await asyncio.to_thread(self.tokenizer.encode_batch, [text for _, text in texts])
-            rows = {i: (text, ids) for (i, text), ids in zip(texts, encoded, strict=True)}
-        return [rows[i] if ids is None else (text, list(ids)) for i, (text, ids) in enumerate(split)]
-
-    async def _run_one(
-        self,
-        text: str | None,
-        ids: np.ndarray,
-        params: SamplingParams,
-        priority: int,
-        window: asyncio.Semaphore,
-        bar: ProgressBar,
-    ) -> RequestOutput:
-        async with window:
-            stream, deltas = await self._collect(ids, params, priority, bar)
-        outputs = new_completions(params.n, params.logprobs is not None)
-        for delta in deltas:
-            add_delta(outputs, delta)
-        bar.add(len(ids), sum(len(o.token_ids) for o in outputs))
-        return RequestOutput(
-            request_id="",
-            prompt=text,
-            prompt_token_ids=ids.tolist(),
-            prompt_logprobs=None if stream.prompt_logprobs is None else list(stream.prompt_logprobs),
-            outputs=outputs,
-            finished=True,
-            num_cached_tokens=stream.num_cached_tokens,
-            metrics=stream.metrics,
-        )
-
-    async def _collect(
-        self, ids: np.ndarray, params: SamplingParams, priority: int, bar: ProgressBar
-    ) -> tuple[Stream, list[Delta]]:  # fmt: skip
-        while True:
-            try:
-                stream = self.submit(ids, params, priority=priority)
-                bar.running.add(stream)
-                try:
-                    return stream, await stream.collect()
-                finally:
-                    bar.running.discard(stream)
-                    stream.cancel()
-            except Overloaded:  # somebody set --max-num-waiting low: a batch has time
-                await asyncio.sleep(_RETRY_S)
-
-
 class _Background:
-    """The engine, the event loop's thread and the client: everything of an LLM that must be put away. Knows no LLM."""
+    """The engines, the event loop's thread and the client: everything of an LLM that must be put away. Knows no LLM."""
 
-    def __init__(self, core: CoreProcess) -> None:
-        self.client = _BatchClient(core.address)
-        self._core = core
+    def __init__(self, cores: list[CoreProcess]) -> None:
+        self.client = client_of([core.address for core in cores])
+        self._cores = cores
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="quire-llm", daemon=True)
         self._thread.start()
@@ -310,7 +222,7 @@ class _Background:
             raise
 
     def close(self, owner_pid: int) -> None:
-        """Abort what runs, end the engine and the thread. Nothing in a fork of the process that made us."""
+        """Abort what runs, end the engines and the thread. Nothing in a fork of the process that made us."""
         if os.getpid() != owner_pid:
             return
         if threading.current_thread() is self._thread:  # garbage is collected in any thread
@@ -322,7 +234,7 @@ class _Background:
         try:
             self.run(self.client.close())
         finally:
-            self._core.stop(grace_s=10.0)
+            stop_cores(self._cores, grace_s=10.0)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()

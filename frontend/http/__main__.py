@@ -3,7 +3,7 @@
 import signal
 import sys
 
-from quire.frontend.client.async_client import AsyncClient
+from quire.frontend.client.client import Client
 from quire.frontend.http.listener import FrontendError
 from quire.frontend.http.server import FrontendConfig, StopSignals, run, serve
 from quire.ipc.process.children import child_main_config, tell_parent
@@ -14,7 +14,7 @@ def main() -> None:
     config = child_main_config(FrontendConfig, death_signal=signal.SIGTERM)
     set_up_logging(config.log_level, config.log_format)
 
-    def ready(client: AsyncClient) -> None:
+    def ready(client: Client) -> None:
         tell_parent({"ready": client.welcome.served_model_names[0]})
 
     async def serve_until_told() -> None:

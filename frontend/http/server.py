@@ -18,7 +18,8 @@ from contextlib import suppress
 import msgspec
 import uvloop
 
-from quire.frontend.client.async_client import AsyncClient, EngineDown
+from quire.frontend.client.client import Client
+from quire.frontend.client.stream import EngineDown
 from quire.frontend.client.turns import SWITCH_INTERVAL_S
 from quire.frontend.http.api.access_log import AccessLog
 from quire.frontend.http.api.app import App
@@ -37,7 +38,9 @@ from quire.frontend.http.server_state import Limits, ServerState
 from quire.frontend.http.store.bounds import DEFAULT_FILES_MIB
 from quire.frontend.http.store.storage import Storage
 from quire.frontend.http.tls import TlsFiles
-from quire.frontend.launcher import tell_of_engine
+from quire.frontend.launcher import tell_of_engines
+from quire.frontend.replicas import client_of
+from quire.frontend.router import DEFAULT_ROUTER, Policy
 from quire.ipc.links.curve import FrontendKeys, load_keys, make_keys, parse_key, write_keys
 
 log = logging.getLogger("quire.http")
@@ -50,7 +53,8 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     num_frontends blocks (metrics.py), -1 for numbers of its own.
     """
 
-    engine_address: str
+    engine_addresses: list[str]
+    router: Policy = DEFAULT_ROUTER  # among several engines
     listen_fd: int
     accepted_fds: list[int] = []
     api_keys: list[str] = []
@@ -80,7 +84,7 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_response_mib: int = MAX_RESPONSE_BYTES >> 20
     connect_timeout_s: float = 30.0
     curve_key_file: str | None = None  # this frontend's key pair, for a tcp:// engine; made if it does not exist
-    curve_engine_key: str | None = None  # the engine's public key
+    curve_engine_keys: list[str] = []  # the engines' public keys: one each, or one for all
     otlp_traces_endpoint: str | None = None
     limits: Limits = Limits()
     files_dir: str | None = None  # shared by all frontends of a server; None: a private one of this process
@@ -107,11 +111,11 @@ class StopSignals:
         (self.now if self.stop.is_set() else self.stop).set()
 
 
-async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable[[AsyncClient], None]) -> None:
+async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable[[Client], None]) -> None:
     """Connect to the engine, answer requests until signals.stop, then drain. Raises FrontendError if it cannot start."""
     _raise_file_limit()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    client = AsyncClient(config.engine_address, frontend_keys(config))
+    client = client_of(config.engine_addresses, frontend_keys(config), config.router)
     if not await _connect(client, config, signals):
         return
     storage = Storage(config.files_dir, config.max_files_mib << 20)
@@ -141,7 +145,7 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
     await listener.open(config.accepted_fds)
     sweeper = asyncio.create_task(_sweep(server, client))
     lag = asyncio.create_task(watch_lag(services.metrics.histograms["frontend_lag_seconds"]))
-    teller = asyncio.create_task(tell_of_engine(client)) if config.tells_of_engine else None
+    tellers = [asyncio.create_task(each) for each in tell_of_engines(client)] if config.tells_of_engine else []
     batches = asyncio.create_task(BatchRunner(app, storage, client).run_forever())
     try:
         on_ready(client)
@@ -156,7 +160,7 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
         await asyncio.wait((batches,))
         sweeper.cancel()
         lag.cancel()
-        if teller is not None:
+        for teller in tellers:
             teller.cancel()
         listener.close()
         await end_all(services)
@@ -168,7 +172,7 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
             await traced.close()
 
 
-async def _connect(client: AsyncClient, config: FrontendConfig, signals: StopSignals) -> bool:
+async def _connect(client: Client, config: FrontendConfig, signals: StopSignals) -> bool:
     """False if we were told to stop meanwhile."""
     connecting = asyncio.create_task(client.connect(config.connect_timeout_s))
     stopping = asyncio.create_task(signals.stop.wait())
@@ -181,11 +185,11 @@ async def _connect(client: AsyncClient, config: FrontendConfig, signals: StopSig
     try:
         await connecting
     except (EngineDown, ValueError) as error:
-        raise FrontendError(f"cannot use the engine at {config.engine_address}: {error}") from error
+        raise FrontendError(f"cannot use the engine at {client.address}: {error}") from error
     return True
 
 
-async def _sweep(server: ServerState, client: AsyncClient) -> None:
+async def _sweep(server: ServerState, client: Client) -> None:
     garbage = GarbageCollection()
     while True:
         await asyncio.sleep(1.0)
@@ -215,19 +219,22 @@ async def _shut_down(server: ServerState, services: Services, grace_s: float, si
     await asyncio.sleep(0)  # their handlers learn of it and abort their requests
 
 
-def frontend_keys(config: FrontendConfig) -> FrontendKeys | None:
-    """The keys for a tcp:// engine. Raises FrontendError."""
-    path, engine_key = config.curve_key_file, config.curve_engine_key
-    if path is None and engine_key is None:
-        return None
-    if path is None or engine_key is None:
+def frontend_keys(config: FrontendConfig) -> list[FrontendKeys | None]:
+    """The keys for tcp:// engines: one each, or one for all. Raises FrontendError."""
+    path, engine_keys = config.curve_key_file, config.curve_engine_keys
+    if path is None and not engine_keys:
+        return [None]
+    if path is None or not engine_keys:
         raise FrontendError("--curve-key-file and --curve-engine-key belong together")
+    if len(engine_keys) not in (1, len(config.engine_addresses)):
+        raise FrontendError(f"--curve-engine-key: {len(engine_keys)} keys for {len(config.engine_addresses)} engines")
     try:
         if not os.path.exists(path):
             keys = make_keys()
             write_keys(path, keys)
             log.info("made %s; the engine's --curve-allow-file needs its public key: %s", path, keys.public.decode())
-        return FrontendKeys(load_keys(path), parse_key(engine_key, "--curve-engine-key"))
+        own = load_keys(path)
+        return [FrontendKeys(own, parse_key(key, "--curve-engine-key")) for key in engine_keys]
     except (OSError, ValueError) as error:
         raise FrontendError(str(error)) from None
 

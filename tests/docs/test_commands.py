@@ -8,6 +8,7 @@ import shlex
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -170,8 +171,8 @@ def test_launch_lines_are_understood(command, place, monkeypatch):
     monkeypatch.chdir(place.folder)
     program, *words = launch_words(command, place)
     if program == "quire":
-        args = parsed(*words[1:])
-        assert args.engine is None or args.model is None
+        args = parsed(*words[1:], name=words[0])
+        assert not args.engine or getattr(args, "model", None) is None
     else:
         parser = command_parser()
         parser.parse_args(normal_words(words, json_flags(parser)))
@@ -218,6 +219,14 @@ def test_launch_lines_start(command, place, request, tmp_path, monkeypatch):
             "--curve-engine-key=KEY", shlex.quote(f"--curve-engine-key={place.engine_keys.public.decode()}")
         )
         text = re.sub(r"tcp://HOST:\d+", engine.address, text)
+    elif words[0] == "route":  # a daemon at each address
+        addresses = [f"ipc://{tmp_path}/{i}.sock" for i in range(text.count("ipc://"))]
+        left = iter(addresses)
+        text = re.sub(r"ipc:///\S+", lambda _: next(left), text)
+        with ExitStack() as stack:
+            for address in addresses:
+                stack.enter_context(Daemon(address, *SMALL)).ready()
+            return started("quire.frontend.cli.main", [*shlex.split(text), "--port", "0"], "Quire serves")
     elif "--engine" in text:
         text = re.sub(r"ipc:///\S+", request.getfixturevalue("daemon").address, text)
     more = () if "--engine" in text else SMALL

@@ -21,7 +21,7 @@ from serving import until
 
 from quire.frontend.client.async_client import EngineDown, InvalidRequest, TooLong
 from quire.frontend.client.llm import LLM, SamplingParams, engine_config
-from quire.frontend.launcher import EngineStartError, launch_core
+from quire.frontend.launcher import EngineStartError, engine_configs, launch_core
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.config import EngineConfig
 
@@ -204,6 +204,8 @@ def test_an_unknown_option_names_those_like_it() -> None:
         ({"tensor_parallel_size": 0}, "^tensor_parallel_size must be between 1 and 64$"),
         ({"collective_timeout_s": float("inf")}, "^collective_timeout_s must be between 0.1 and 86400$"),
         ({"emulate_world_size": 4}, "^emulate_world_size runs one rank alone, .* it needs load_format dummy, and"),
+        ({"data_parallel_size": 0}, "^data_parallel_size must be between 1 and 64$"),
+        ({"data_parallel_size": 2, "listen": "ipc:///x"}, "one engine's address"),
         ({"device": "tpu"}, "^device: invalid enum value 'tpu'$"),
         ({"max_num_seqs": "many"}, "^max_num_seqs: expected int or None, got str$"),
     ],
@@ -230,6 +232,28 @@ def test_an_engine_that_cannot_start_says_why_and_leaves_nothing(python_path: No
     assert psutil.Process().children() == before
 
 
+def test_several_engines_are_one_llm(python_path: None) -> None:
+    before = psutil.Process().children()
+    with FakeLLM(data_parallel_size=3) as llm:
+        assert len({core.child.pid for core in llm._background._cores}) == 3
+        outputs = llm.generate([" the", " cat"] * 10, SamplingParams(max_tokens=2), use_tqdm=False)
+        assert texts(outputs) == [" the the", " cat cat"] * 10
+        assert llm.get_tokenizer().encode(" the")
+    assert psutil.Process().children() == before
+
+
+def test_of_several_engines_all_start_or_none(python_path: None) -> None:
+    before = psutil.Process().children()
+    with pytest.raises(EngineStartError, match=r"^engine \d: the model is made of cheese: max_model_len$"):
+        FakeLLM("cannot-start", data_parallel_size=3)
+    assert psutil.Process().children() == before
+
+
+def test_engines_have_gpus_of_their_own() -> None:
+    configs = engine_configs(EngineConfig(data_parallel_size=3, device_index=2))
+    assert [config.device_index for config in configs] == [2, 3, 4]
+
+
 def test_an_llm_that_cannot_start_names_arguments_not_flags(python_path: None) -> None:
     with pytest.raises(EngineStartError, match=r"^the model is made of cheese: max_model_len$"):
         FakeLLM("cannot-start")
@@ -239,7 +263,7 @@ def test_an_llm_that_cannot_start_names_arguments_not_flags(python_path: None) -
 def test_everything_ends_with_the_object(python_path: None, how: str) -> None:
     threads = set(threading.enumerate())
     llm = FakeLLM()
-    child, loop = llm._background._core.child, llm._background._loop
+    child, loop = llm._background._cores[0].child, llm._background._loop
     if how == "shutdown":
         llm.shutdown()
         llm.shutdown()
@@ -260,7 +284,7 @@ def test_everything_ends_with_the_object(python_path: None, how: str) -> None:
 
 def test_requests_fail_when_the_engine_dies(python_path: None) -> None:
     with FakeLLM() as llm:
-        child = llm._background._core.child
+        child = llm._background._cores[0].child
 
         def kill() -> None:
             until(lambda: llm._client.num_requests == 1)
@@ -278,7 +302,7 @@ from test_llm_api import FakeLLM
 from quire.frontend.client.llm import SamplingParams
 llm = FakeLLM()
 llm.generate(" the", SamplingParams(max_tokens=1))
-print(llm._background._core.child.pid, flush=True)
+print(llm._background._cores[0].child.pid, flush=True)
 """
 
 

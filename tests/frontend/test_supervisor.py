@@ -16,7 +16,8 @@ import fake_engine
 import pytest
 
 from quire.frontend import supervisor as supervisor_module
-from quire.frontend.cli.serve import EarlyStop, Engine
+from quire.frontend.cli.engines import Engine
+from quire.frontend.cli.serve import EarlyStop
 from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.launcher import launch_core
 from quire.frontend.supervisor import StartFailed
@@ -65,7 +66,7 @@ class Kept:
         launch = functools.partial(launch_core, module="fake_engine")
         config = EngineConfig(model=str(self.why_not))
         limits = {"hung_after_s": hung_after_s, "start_limit_s": start_limit_s}
-        self.engine = Engine(config, "", launch=launch, restart_pause_s=pause_s, **limits)
+        self.engine = Engine(config, launch=launch, restart_pause_s=pause_s, **limits)
         self.engine.start()
         try:
             asyncio.run(self._run(test))

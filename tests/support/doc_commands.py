@@ -110,7 +110,7 @@ def kind_of(words: list[str], place: str = "") -> str:
     """curl, client (a command of ours that ends), server, script, module, make or linted. Raises ValueError for none."""
     first, *rest = words_of(shlex.join(words))
     if first in ("quire", "enginecore"):
-        is_server = first == "enginecore" or rest[:1] == ["serve"]
+        is_server = first == "enginecore" or rest[:1] in (["serve"], ["route"])
         return "server" if is_server and not any(word.partition("=")[0] in ("--help", "-h") for word in rest) else "client"
     if first == "python" and rest[:1] == ["-c"]:
         return "script"

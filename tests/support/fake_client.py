@@ -121,6 +121,7 @@ class FakeClient:
         self.beat = Beat(1, 0.0, 3, 4, 0.25, 100, 40, 50, 2, 1, True)
         self.beat_time = time.monotonic()
         self.is_connected = True
+        self.engines = (self,)
         self.problem: str | None = None
         self.has_profiler = True
         self.streams: list[FakeStream] = []
@@ -137,6 +138,10 @@ class FakeClient:
 
     def health(self) -> str | None:
         return self.problem
+
+    @property
+    def cache(self):
+        return self.welcome.cache
 
     @property
     def num_requests(self) -> int:

@@ -16,6 +16,7 @@ import numpy as np
 import toy_tokenizers
 import zmq
 
+from quire.ipc.engine_stats import CacheInfo
 from quire.ipc.links.core_to_frontends import CoreToFrontends, file_infos, new_epoch
 from quire.ipc.messages import (
     PROTOCOL_VERSION,
@@ -63,12 +64,14 @@ class FakeCore:
         eos: tuple[int, ...] = (),
         address: str | None = None,
         spins: bool = False,
+        name: str = "toy",
+        cache: CacheInfo | None = None,
     ) -> None:
         self.epoch = new_epoch()
         self.beat = Beat(self.epoch, 0.0, 0, 0, 0.0, 0, 0, 0, 0, 0, True)
         self._files = toy_tokenizers.files() if files is None else files
         infos = file_infos(self._files)
-        welcome = Welcome(self.epoch, PROTOCOL_VERSION, ["toy"], limits, infos, list(eos), "0", 1, 60.0, spins)
+        welcome = Welcome(self.epoch, PROTOCOL_VERSION, [name], limits, infos, list(eos), "0", 1, 60.0, spins, cache)
         self._limits, self._eos, self._script = limits, eos, script
         self._link = CoreToFrontends(address, epoch=self.epoch, welcome=welcome, files=self._files)
         self.address = self._link.address
@@ -105,7 +108,9 @@ class FakeCore:
         self._do(lambda: self._link.broadcast(self.beat))
 
     def stop(self) -> None:
-        """Go without a word."""
+        """Go without a word. May be called again."""
+        if not self._thread.is_alive():
+            return
         self._do(lambda: setattr(self, "_running", False))
         self._thread.join()
 

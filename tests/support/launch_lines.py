@@ -11,11 +11,11 @@ def serve_parser() -> CommandParser:
     return cli.command_of(cli._parser(), ["serve"])[0]
 
 
-def parsed(*words: str) -> argparse.Namespace:
-    """The arguments of `quire serve WORDS`. Raises SystemExit where it would end with an error."""
+def parsed(*words: str, name: str = "serve") -> argparse.Namespace:
+    """The arguments of `quire serve WORDS`, or of `quire NAME WORDS`. Raises SystemExit where it would end with an error."""
     parser = cli._parser()
-    command, _ = cli.command_of(parser, ["serve"])
+    command, _ = cli.command_of(parser, [name])
     words = command.get_default("prepare")(command, normal_words(words, json_flags(command)))
-    args, unknown = parser.parse_known_args(["serve", *words])
+    args, unknown = parser.parse_known_args([name, *words])
     assert unknown == []
     return args

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from quire.frontend.client.async_client import AsyncClient
+from quire.frontend.client.client import Client
 from quire.frontend.client.outputs import Delta, TokenLogprobDict
 from quire.frontend.client.turns import in_thread
 from quire.frontend.http.api.body import BodyDecoder
@@ -117,7 +117,7 @@ async def _submit(
     return texts
 
 
-async def _token_ids(client: AsyncClient, body: CompletionRequest, prompt: str | list[int]) -> list[int]:
+async def _token_ids(client: Client, body: CompletionRequest, prompt: str | list[int]) -> list[int]:
     keep = num_kept(body, client.welcome.limits.max_model_len, body.max_tokens)
     if isinstance(prompt, str):
         ids = await encoded(client, prompt, body.add_special_tokens is not False, keep, body.truncation_side)

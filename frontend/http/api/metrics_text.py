@@ -8,6 +8,7 @@ one.
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 from quire.frontend.http.api import metric_names as names
 from quire.frontend.http.api.metrics import MAX_HANDLERS, Metrics, http_slot
@@ -17,6 +18,7 @@ from quire.ipc.process.usage import ProcessUsage
 from quire.ipc.version import VERSION
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+ALL_ENGINES = "all"  # the label `engine` of what frontends count where there are several
 MAX_BEAT_AGE_S = 2.0  # they come every 0.5 s
 
 _PROCESS: tuple[tuple[str, str, str, Callable[[ProcessUsage], float]], ...] = (
@@ -29,42 +31,74 @@ _PROCESS: tuple[tuple[str, str, str, Callable[[ProcessUsage], float]], ...] = (
 )
 
 
-def metrics_text(metrics: Metrics, welcome: Welcome, beat: Beat | None, beat_time: float) -> bytes:
-    """beat, which came at beat_time (time.monotonic()): the last one; None if there was none since the engine was found."""
-    if beat is not None and time.monotonic() - beat_time > MAX_BEAT_AGE_S:
-        beat = None
-    text = Text()
-    engine = labels(model_name=welcome.served_model_names[0], engine="0")
+class EngineState(NamedTuple):
+    """What is known of an engine. beat, which came at beat_time (time.monotonic()): the last one, None if there was none since
+    the engine was found."""
+
+    number: int
+    cache: CacheInfo | None
+    beat: Beat | None
+    beat_time: float
+
+
+class _Beating(NamedTuple):
+    """An engine that beats. labels: as from `labels`."""
+
+    number: int
+    labels: str
+    cache: CacheInfo | None
+    beat: Beat
+
+
+def metrics_text(metrics: Metrics, welcome: Welcome, engines: Sequence[EngineState]) -> bytes:
+    """welcome: what holds for all engines, of which each is there with its number, whether it answers or not."""
+    text, model, now = Text(), welcome.served_model_names[0], time.monotonic()
+    beating = [
+        _Beating(e.number, labels(model_name=model, engine=str(e.number)), e.cache, e.beat)
+        for e in engines
+        if e.beat is not None and now - e.beat_time <= MAX_BEAT_AGE_S
+    ]
+    ready = {e.number for e in beating if e.beat.ready}
     text.family("quire:build_info", "gauge", "The version.", [(labels(version=VERSION), 1)])
     text.family("quire:engine_up", "gauge", "Whether the engine's loop turns and its workers are ready.",
-                [(engine, int(beat is not None and beat.ready))])  # fmt: skip
-    if beat is not None:
-        _engine(text, beat, engine, welcome.cache)
-    _frontends(text, metrics.totals(), metrics, engine, welcome.limits.max_model_len)
-    processes = metrics.processes() + (beat.stats.processes if beat is not None and beat.stats is not None else [])
+                [(labels(model_name=model, engine=str(e.number)), int(e.number in ready)) for e in engines])  # fmt: skip
+    if beating:
+        _engines(text, beating)
+    everyone = labels(model_name=model, engine="0" if len(engines) == 1 else ALL_ENGINES)
+    _frontends(text, metrics.totals(), metrics, everyone, welcome.limits.max_model_len)
+    processes = [(labels(process=p.name), p) for p in metrics.processes()]
+    for e in beating:
+        of_engine = {} if len(engines) == 1 else {"engine": str(e.number)}
+        processes += [(labels(process=p.name, **of_engine), p) for p in (e.beat.stats.processes if e.beat.stats else [])]
     for name, kind, help_text, of in _PROCESS:
-        text.family(name, kind, help_text, [(labels(process=p.name), of(p)) for p in processes])
+        text.family(name, kind, help_text, [(who, of(p)) for who, p in processes])
     return text.encoded()
 
 
-def _engine(text: "Text", beat: Beat, engine: str, cache: CacheInfo | None) -> None:
+def _engines(text: "Text", engines: Sequence[_Beating]) -> None:
     for name, help_text, of in names.GAUGES:
-        text.family(name, "gauge", help_text, [(engine, of(beat))])
-    caches = cache is None or cache.enable_prefix_caching
+        text.family(name, "gauge", help_text, [(e.labels, of(e.beat)) for e in engines])
     for name, help_text, of in names.COUNTERS:
-        value = of(beat) if caches or name != "vllm:prefix_cache_queries" else 0
-        text.family(f"{name}_total", "counter", help_text, [(engine, value)])
+        values = [(e.labels, of(e.beat) if name != "vllm:prefix_cache_queries" or _caches(e) else 0) for e in engines]
+        text.family(f"{name}_total", "counter", help_text, values)
     for name, help_text, label, by_label in names.LABELLED_GAUGES:
-        text.family(name, "gauge", help_text, _by_label(engine, label, by_label(beat)))
+        text.family(name, "gauge", help_text, [s for e in engines for s in _by_label(e.labels, label, by_label(e.beat))])
     for name, help_text, label, by_label in names.LABELLED_COUNTERS:
-        text.family(f"{name}_total", "counter", help_text, _by_label(engine, label, by_label(beat)))
-    if beat.stats is not None:
-        for name, help_text, bounds, distribution_of in names.ENGINE_HISTOGRAMS:
-            found: Distribution = distribution_of(beat.stats)
-            text.histogram(name, help_text, [(engine, bounds, found.counts, found.sum)])
-    if cache is not None:
-        shown = {name: str(getattr(cache, name)) for name in cache.__struct_fields__}
-        text.family("vllm:cache_config_info", "gauge", "The KV cache.", [(labels(engine="0", **shown), 1)])
+        samples = [s for e in engines for s in _by_label(e.labels, label, by_label(e.beat))]
+        text.family(f"{name}_total", "counter", help_text, samples)
+    counted = [(e.labels, e.beat.stats) for e in engines if e.beat.stats is not None]
+    if counted:
+        for name, help_text, bounds, of_stats in names.ENGINE_HISTOGRAMS:
+            found: list[tuple[str, Distribution]] = [(who, of_stats(stats)) for who, stats in counted]
+            text.histogram(name, help_text, [(who, bounds, each.counts, each.sum) for who, each in found])
+    infos = [(e.number, e.cache) for e in engines if e.cache is not None]
+    if infos:
+        shown = [(n, {name: str(getattr(cache, name)) for name in cache.__struct_fields__}) for n, cache in infos]
+        text.family("vllm:cache_config_info", "gauge", "The KV cache.", [(labels(engine=str(n), **of), 1) for n, of in shown])
+
+
+def _caches(engine: _Beating) -> bool:
+    return engine.cache is None or engine.cache.enable_prefix_caching
 
 
 def _by_label(engine: str, label: str, values: Mapping[str, float]) -> list[tuple[str, float]]:

@@ -8,7 +8,7 @@ import re
 from operator import attrgetter
 from typing import Any
 
-from quire.frontend.client.async_client import AsyncClient
+from quire.frontend.client.client import Client
 from quire.frontend.client.turns import in_native_thread, in_thread
 from quire.frontend.http.api.errors import invalid, too_long
 from quire.frontend.http.api.fields import check_fields
@@ -183,9 +183,7 @@ async def prompt_text(
     return await in_thread(chat_text, body, tokenizer, trust_template)
 
 
-async def encoded(
-    client: AsyncClient, text: str, add_special_tokens: bool, keep: int | None, side: str | None = None
-) -> list[int]:
+async def encoded(client: Client, text: str, add_special_tokens: bool, keep: int | None, side: str | None = None) -> list[int]:
     """The prompt's ids, or `keep` of them (`truncated`), for which no more text is tokenized than can fit into the context."""
     if keep is not None:
         most = min(max(keep, 0) + 1, client.welcome.limits.max_model_len) * client.tokenizer.max_token_chars

@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 
-from quire.frontend.client.async_client import AsyncClient
+from quire.frontend.client.client import Client
 from quire.frontend.http.api.prompt_run import PromptRun
 from quire.ipc.limits import output_limit, output_room
 from quire.ipc.sampling import loggable
@@ -40,7 +40,7 @@ def new_id(prefix: str, headers: Mapping[bytes, bytes], of_body: str | None = No
 class RequestLog:
     """One line for each HTTP request, of however many prompts, when the engine has it, and one when it ends."""
 
-    def __init__(self, enabled: bool, client: AsyncClient) -> None:
+    def __init__(self, enabled: bool, client: Client) -> None:
         self._enabled = enabled
         self._client = client
 

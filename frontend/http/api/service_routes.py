@@ -1,6 +1,6 @@
 """What is served, by which version, and its numbers: /v1/models, /version, /metrics; and browsers' preflights."""
 
-from quire.frontend.http.api.metrics_text import CONTENT_TYPE, metrics_text
+from quire.frontend.http.api.metrics_text import CONTENT_TYPE, EngineState, metrics_text
 from quire.frontend.http.api.params import check_model
 from quire.frontend.http.api.schemas import ModelCard, ModelList, ModelPermission, VersionResponse
 from quire.frontend.http.api.services import Services
@@ -41,4 +41,5 @@ async def version(services: Services, request: Request, response: Response) -> N
 
 async def metrics(services: Services, request: Request, response: Response) -> None:
     client = services.client
-    response.send(200, metrics_text(services.metrics, client.welcome, client.beat, client.beat_time), CONTENT_TYPE)
+    engines = [EngineState(n, e.cache, e.beat if e.is_connected else None, e.beat_time) for n, e in enumerate(client.engines)]
+    response.send(200, metrics_text(services.metrics, client.welcome, engines), CONTENT_TYPE)

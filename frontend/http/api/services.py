@@ -7,7 +7,7 @@ call (app.py), nor a connection (protocol/).
 import asyncio
 from dataclasses import dataclass, field
 
-from quire.frontend.client.async_client import AsyncClient
+from quire.frontend.client.client import Client
 from quire.frontend.http.api.defaults import RequestDefaults
 from quire.frontend.http.api.metrics import Metrics
 from quire.frontend.http.api.output_plan import ParserNames
@@ -32,7 +32,7 @@ class ServingState:
 class Services:
     """client: connected, and reconnecting by itself. storage: what is kept between requests."""
 
-    client: AsyncClient
+    client: Client
     metrics: Metrics
     request_log: RequestLog
     unknown_fields: UnknownFields
@@ -46,7 +46,7 @@ class Services:
     @classmethod
     def make(
         cls,
-        client: AsyncClient,
+        client: Client,
         metrics: Metrics | None = None,
         log_requests: bool = False,
         defaults: RequestDefaults | None = None,

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.client.beam_search import BeamSearch, BeamStream
+from quire.frontend.client.client import Client
 from quire.frontend.client.logprob_rows import LogprobRows
 from quire.frontend.client.outputs import Delta
 from quire.frontend.http.api.fields import beam_search_params
@@ -16,7 +16,7 @@ from quire.ipc.sampling import SamplingParams
 
 
 def submit(
-    client: AsyncClient, body: SamplingFields, ids: Sequence[int], params: SamplingParams, name: str, first_choice: int
+    client: Client, body: SamplingFields, ids: Sequence[int], params: SamplingParams, name: str, first_choice: int
 ) -> PromptRun:
     """Raises ClientErrors. params: for the n completions that are returned."""
     priority, cache_salt = body.priority or 0, body.cache_salt or ""

@@ -8,7 +8,7 @@ import asyncio
 import random
 from typing import NamedTuple
 
-from quire.frontend.client.async_client import AsyncClient
+from quire.frontend.client.client import Client
 from quire.frontend.http.api.app import App
 from quire.frontend.http.api.routes import ROUTES
 from quire.frontend.http.batches.lines import Line, new_request_id
@@ -76,7 +76,7 @@ class Patient:
     What an engine fails at is asked again, but not for ever: it may be this request that kills it.
     """
 
-    def __init__(self, app: App, client: AsyncClient) -> None:
+    def __init__(self, app: App, client: Client) -> None:
         self._app = app
         self._client = client
 

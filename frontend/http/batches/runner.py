@@ -10,7 +10,7 @@ import logging
 import secrets
 from contextlib import suppress
 
-from quire.frontend.client.async_client import AsyncClient
+from quire.frontend.client.client import Client
 from quire.frontend.http.api.app import App
 from quire.frontend.http.batches.in_process import Patient
 from quire.frontend.http.batches.run import BatchRun
@@ -28,7 +28,7 @@ _PURGE_S = 60.0
 
 
 class BatchRunner:
-    def __init__(self, app: App, storage: Storage, client: AsyncClient) -> None:
+    def __init__(self, app: App, storage: Storage, client: Client) -> None:
         self._patient = Patient(app.bounded(MAX_ANSWER_BYTES), client)
         self._storage = storage
         self._window = Window(client)

@@ -8,7 +8,7 @@ is others'. One line may always run: a batch beside a server that is always full
 import asyncio
 from contextlib import suppress
 
-from quire.frontend.client.async_client import AsyncClient
+from quire.frontend.client.client import Client
 
 _LOOK_S = 0.25
 
@@ -16,7 +16,7 @@ _LOOK_S = 0.25
 class Window:
     """Of one frontend, for all batches that it runs."""
 
-    def __init__(self, client: AsyncClient) -> None:
+    def __init__(self, client: Client) -> None:
         self._client = client
         self._running = 0
         self._running_at_beat = 0

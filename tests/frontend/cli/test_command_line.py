@@ -14,11 +14,12 @@ from served import (
 )
 
 from quire.frontend.cli import main as cli
-from quire.frontend.cli import parser_arguments
+from quire.frontend.cli import parser_arguments, serve_flags
 from quire.frontend.cli.serve import ReadyMessage
 from quire.frontend.http.listener import FrontendError, bind
 from quire.frontend.http.server import FrontendConfig
 from quire.frontend.http.server_state import Limits
+from quire.frontend.router import POLICIES
 from quire.frontend.text.reasoning_parsers.choice import REASONING_PARSERS
 from quire.frontend.text.tool_parsers.choice import TOOL_PARSERS
 from quire.ipc.process.command import as_started
@@ -52,6 +53,10 @@ def test_wrong_starts_say_why(tmp_path):
         (["model", "--engine", "ipc:///x"], "leave the model out"), (["--engine", "foo"], "foo: an address starts with"),
         (["--engine", "ipc:///x", "--max-model-len", "9", "--enforce-eager"], "leave --max-model-len, --enforce-eager out"),
         (["--engine", "ipc:///x", "--curve-key-file", "k"], "belong together"),
+        (["--engine", "ipc:///x", "ipc:///y", "ipc:///x"], "the engine at ipc:///x is named twice"),
+        (["--engine", "ipc:///x", "-dp", "2"], "leave --data-parallel-size out"), (["--router", "best"], "--router"),
+        (["--engine", "ipc:///x", "ipc:///y", "--curve-key-file", "k", "--curve-engine-key", "a", "b", "c"], "3 keys for 2"),
+        (["-dp", "0"], "--data-parallel-size must be between 1 and 64"), (["-dp", "65"], "--data-parallel-size"),
     ]:  # fmt: skip
         err = io.StringIO()
         with contextlib.redirect_stderr(err):
@@ -63,7 +68,39 @@ def test_wrong_starts_say_why(tmp_path):
         assert err.getvalue().count("\n") == 1, arguments
 
 
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ([], "ADDRESS"),
+        (["nonsense"], "nonsense: an address starts with"),
+        (["ipc:///x", "ipc:///x"], "the engine at ipc:///x is named twice"),
+        (["ipc:///x", "--max-num-seqs", "3"], "unrecognized arguments: --max-num-seqs"),
+        (["ipc:///x", "--frontends", "0"], "--frontends"),
+        ([f"ipc:///x{i}" for i in range(65)], "65 engines: there may be 64 at most"),
+        (["ipc:///x", "--ssl-keyfile", "k"], "TLS needs --ssl-certfile"),
+    ],
+)
+def test_wrong_starts_of_a_router_say_why(arguments, text, capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["route", "--port", "0", *arguments])
+    err = capsys.readouterr().err
+    assert end.value.code == 2 and text in err and err.count("\n") == 1 and err.startswith("quire route: ")
+
+
+def test_a_router_has_the_servers_flags_and_no_engines(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr("quire.frontend.cli.serve.main", lambda config, prespawned: asked.append(config) or 0)
+    file = tmp_path / "flags.yaml"
+    file.write_text("router: least-loaded\nfrontends: 3\n")
+    words = ["ipc:///x", "tcp://h:1", "--config", str(file), "--frontends", "2", "--api-key", "k", "--log-level", "error"]
+    assert cli.main(["route", *words]) == 0
+    (config,) = asked
+    assert config.engine is None and config.num_frontends == 2 and config.frontend.router == "least-loaded"
+    assert config.frontend.engine_addresses == ["ipc:///x", "tcp://h:1"] and config.frontend.api_keys == ["k"]
+
+
 def test_the_flags_know_every_parser():
+    assert serve_flags.ROUTERS == POLICIES
     assert tuple(sorted(TOOL_PARSERS)) == parser_arguments.TOOL_CALL_PARSERS
     assert tuple(sorted(REASONING_PARSERS)) == parser_arguments.REASONING_PARSERS
 
@@ -107,7 +144,7 @@ def test_the_package_is_the_command_too():
 def test_flags_of_the_server_as_they_are_understood():
     parse = cli._parser().parse_args
     assert parse(["serve"]).max_body_mib << 20 == Limits().max_body_bytes
-    assert parse(["serve"]).allowed_origins == FrontendConfig(engine_address="", listen_fd=-1).allowed_origins == ("*",)
+    assert parse(["serve"]).allowed_origins == FrontendConfig(engine_addresses=[], listen_fd=-1).allowed_origins == ("*",)
     for text in ('["https://a", "http://b:1"]', "https://a,http://b:1", "https://a, http://b:1"):
         assert parse(["serve", "--allowed-origins", text]).allowed_origins == ("https://a", "http://b:1")
 

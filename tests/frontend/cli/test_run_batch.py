@@ -20,7 +20,7 @@ from serving import until
 from quire.frontend.cli import main as cli
 from quire.frontend.cli.answers_file import AnswersFile, BatchFileError
 from quire.frontend.cli.batch_job import Job, _opened, _run_beside
-from quire.frontend.cli.serve import Engine
+from quire.frontend.cli.engines import Engines
 from quire.frontend.http.api.output_plan import ParserNames
 from quire.frontend.http.batches.input_file import InputFile
 from quire.frontend.http.batches.lines import answer_line, error_line
@@ -47,7 +47,7 @@ def run_here(core: FakeCore, input_name: str, output_name: str) -> Job:
     with _opened(input_name) as file:
         job = Job(InputFile(file.fileno()), AnswersFile(output_name))
         job.refuse_bad_lines()
-        asyncio.run(_run_beside(job, Engine(None, core.address), ParserNames()))
+        asyncio.run(_run_beside(job, Engines(None, [core.address]), ParserNames()))
         job.answers.close()
     return job
 

@@ -15,7 +15,7 @@ from prometheus_client.utils import floatToGoString
 from quire.frontend.client.async_client import EngineError
 from quire.frontend.http.api import metric_names
 from quire.frontend.http.api.metrics import MAX_HANDLERS, Metrics, block_bytes
-from quire.frontend.http.api.metrics_text import CONTENT_TYPE, MAX_BEAT_AGE_S, metrics_text
+from quire.frontend.http.api.metrics_text import CONTENT_TYPE, MAX_BEAT_AGE_S, EngineState, metrics_text
 from quire.frontend.http.loop_lag import INTERVAL_S, watch_lag
 from quire.ipc.engine_stats import (
     Distribution,
@@ -26,7 +26,8 @@ TINY = 'model_name="tiny",engine="0"'
 
 
 def scrape(client, metrics: Metrics | None = None) -> str:
-    return metrics_text(metrics or Metrics(), client.welcome, client.beat, client.beat_time).decode()
+    engines = [EngineState(n, e.cache, e.beat, e.beat_time) for n, e in enumerate(client.engines)]
+    return metrics_text(metrics or Metrics(), client.welcome, engines).decode()
 
 
 def test_what_is_counted():

@@ -1,0 +1,107 @@
+"""A batch of prompts through a client, for `LLM`: tokenized together, checked before any is sent, answered in their order."""
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+
+from quire.frontend.client.client import Client
+from quire.frontend.client.outputs import Delta, RequestOutput, add_delta, new_completions
+from quire.frontend.client.progress_bar import ProgressBar
+from quire.frontend.client.prompt import Prompt, split_prompt
+from quire.frontend.client.stream import Overloaded, Stream
+from quire.ipc.sampling import SamplingParams
+
+_RETRY_S = 0.05  # when the engine's queue is full
+
+
+async def run_batch(
+    client: Client, prompts: list[Prompt], params: list[SamplingParams], priority: Sequence[int] | None, use_tqdm: bool
+) -> list[RequestOutput]:
+    """Raises TypeError, ValueError and ClientErrors; then no request is left behind."""
+    resolved = await _resolve_all(client, prompts)
+    checked = _check_batch(client, resolved, params)
+    window = asyncio.Semaphore(max(64, 4 * client.welcome.limits.max_num_seqs))
+    if len(prompts) > 1:
+        client.hold()  # what the tasks submit at once: the first step is to be a full one
+    with ProgressBar(len(prompts), use_tqdm) as bar:
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(_run_one(client, text, ids, p, priority[i] if priority else 0, window, bar))
+                    for i, ((text, _), ids, p) in enumerate(zip(resolved, checked, params, strict=True))
+                ]
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+    outputs = [task.result() for task in tasks]
+    for i, output in enumerate(outputs):
+        output.request_id = str(i)
+    return outputs
+
+
+def _check_batch(
+    client: Client, resolved: list[tuple[str | None, list[int]]], params: list[SamplingParams]
+) -> list[np.ndarray]:
+    """Find what cannot be run before anything is. The prompts' ids as int32: converting lists is most of the work."""
+    found = []
+    for i, ((_, ids), p) in enumerate(zip(resolved, params, strict=True)):
+        try:
+            found.append(client._check_prompt(ids))
+            client._check_params(p, len(ids))
+        except ValueError as error:
+            raise type(error)(f"prompt {i}: {error}") from None
+    return found
+
+
+async def _resolve_all(client: Client, prompts: list[Prompt]) -> list[tuple[str | None, list[int]]]:
+    """(text, ids) of each prompt; all texts are tokenized together, on all cores."""
+    split = [split_prompt(p) for p in prompts]
+    texts = [(i, text) for i, (text, ids) in enumerate(split) if text is not None and ids is None]
+    rows = {}
+    if texts:
+        encoded = await asyncio.to_thread(client.tokenizer.encode_batch, [text for _, text in texts])
+        rows = {i: (text, ids) for (i, text), ids in zip(texts, encoded, strict=True)}
+    return [rows[i] if ids is None else (text, list(ids)) for i, (text, ids) in enumerate(split)]
+
+
+async def _run_one(
+    client: Client,
+    text: str | None,
+    ids: np.ndarray,
+    params: SamplingParams,
+    priority: int,
+    window: asyncio.Semaphore,
+    bar: ProgressBar,
+) -> RequestOutput:
+    async with window:
+        stream, deltas = await _collect(client, ids, params, priority, bar)
+    outputs = new_completions(params.n, params.logprobs is not None)
+    for delta in deltas:
+        add_delta(outputs, delta)
+    bar.add(len(ids), sum(len(o.token_ids) for o in outputs))
+    return RequestOutput(
+        request_id="",
+        prompt=text,
+        prompt_token_ids=ids.tolist(),
+        prompt_logprobs=None if stream.prompt_logprobs is None else list(stream.prompt_logprobs),
+        outputs=outputs,
+        finished=True,
+        num_cached_tokens=stream.num_cached_tokens,
+        metrics=stream.metrics,
+    )
+
+
+async def _collect(
+    client: Client, ids: np.ndarray, params: SamplingParams, priority: int, bar: ProgressBar
+) -> tuple[Stream, list[Delta]]:
+    while True:
+        try:
+            stream = client.submit(ids, params, priority=priority)
+            bar.running.add(stream)
+            try:
+                return stream, await stream.collect()
+            finally:
+                bar.running.discard(stream)
+                stream.cancel()
+        except Overloaded:  # somebody set --max-num-waiting low: a batch has time
+            await asyncio.sleep(_RETRY_S)

@@ -1,0 +1,222 @@
+"""Client: what every client of engines does with a request before it is sent, and with what comes back.
+
+From text to ids, bounds, RequestOutputs. Whom requests go to is its subclasses' business: one engine (async_client.py), or
+several (frontend/replicas.py). Routes, `LLM` and its like know this class only. Everything happens in the event loop's thread.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+
+from quire.frontend.client.encoding import checked_ids, encode_prompt
+from quire.frontend.client.outputs import RequestOutput
+from quire.frontend.client.prompt import Prompt, split_prompt
+from quire.frontend.client.request_outputs import request_outputs
+from quire.frontend.client.stream import EngineDown, InvalidRequest, Stream
+from quire.frontend.client.utility_calls import A
+from quire.frontend.text.tokenizer import Tokenizer
+from quire.ipc.engine_stats import CacheInfo
+from quire.ipc.limits import output_room
+from quire.ipc.messages import Beat, Candidates, Welcome
+from quire.ipc.sampling import SamplingParams, check_against
+from quire.ipc.utilities import UtilityCall
+
+
+class Client(ABC):
+    """address: where its engine is, or engines are, for people. beat: the latest Beat, of several engines with the sums of
+    their sequences, which came at beat_time (time.monotonic()).
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.beat: Beat | None = None
+        self.beat_time = 0.0
+        self._welcome: Welcome | None = None
+        self._tokenizer: Tokenizer | None = None
+        self._next_id = 0
+
+    async def __aenter__(self) -> Self:
+        await self.connect()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @abstractmethod
+    async def connect(self, timeout_s: float | None = 30.0) -> None:
+        """Connect and fetch the files. Raises EngineDown without an engine in time, ValueError for one that cannot be used."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Abort what runs and disconnect. May be called again."""
+
+    # ------------------------------------------------------------------------------------------------- what is known
+    @property
+    @abstractmethod
+    def engines(self) -> "Sequence[Client]":
+        """The clients of single engines that this one is made of: itself, if it is one."""
+
+    @property
+    @abstractmethod
+    def is_connected(self) -> bool: ...
+
+    @property
+    @abstractmethod
+    def num_requests(self) -> int:
+        """Requests submitted through this client that have not ended."""
+
+    @abstractmethod
+    def health(self) -> str | None:
+        """None if requests can be answered, else what is wrong, in a fixed text."""
+
+    @property
+    def welcome(self) -> Welcome:
+        """Limits, served names, end-of-sequence ids of the present or last engine; of several what holds for all."""
+        if self._welcome is None:
+            raise EngineDown("not connected yet")
+        return self._welcome
+
+    @property
+    def cache(self) -> CacheInfo | None:
+        """The KV cache of the present or last engine, as far as it is known."""
+        return self._welcome.cache if self._welcome is not None else None
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The present or last engine's tokenizer. Raises InvalidRequest if it has none: such an engine takes token ids only."""
+        if self._tokenizer is None:
+            raise InvalidRequest("the engine has no tokenizer: give token ids")
+        return self._tokenizer
+
+    def default_sampling_params(self) -> SamplingParams:
+        """SamplingParams with the model's own defaults, from generation_config.json."""
+        return SamplingParams(**(self._tokenizer.generation_defaults if self._tokenizer is not None else {}))
+
+    # ------------------------------------------------------------------------------------------------- requests
+    @abstractmethod
+    def submit(
+        self,
+        prompt_token_ids: Sequence[int] | np.ndarray,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        request_name: str = "",
+        candidates: Candidates | None = None,
+    ) -> Stream:
+        """Check and send one request, without waiting. candidates: see the message; the answer is `Stream.candidates`.
+        max_tokens is cut to what the context leaves. Raises InvalidRequest, TooLong, Overloaded (our queue to the core is
+        full), EngineDown. What the core finds wrong is raised by the Stream.
+        """
+
+    @abstractmethod
+    def abort(self, request: str | int) -> None:
+        """Abort a request by its name (all of that name) or its Stream's id. Unknown ones have ended: nothing happens."""
+
+    @abstractmethod
+    def abort_all(self) -> None:
+        """Abort everything that runs."""
+
+    @abstractmethod
+    def hold(self) -> None:
+        """What is submitted until the end of the event loop's next turn is to go together."""
+
+    @abstractmethod
+    async def utility(self, call: UtilityCall, kind: type[A]) -> A:
+        """Ask the engine for something beside requests; its answer is of this kind. Raises ClientErrors."""
+
+    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a prompt; long texts are tokenized off the event loop. Raises TooLong for what can never fit."""
+        return await encode_prompt(self.tokenizer, text, add_special_tokens, self.welcome.limits.max_model_len)
+
+    def _check_prompt(self, prompt_token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
+        """The ids as int32. Raises InvalidRequest, TooLong."""
+        return checked_ids(prompt_token_ids, self.welcome.limits)
+
+    def _check_params(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
+        """Params as they go to the core. Raises InvalidRequest."""
+        if not isinstance(params, SamplingParams):
+            raise TypeError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
+        limits = self.welcome.limits
+        try:
+            if params.bad_words and params.bad_words_token_ids is None:
+                params = self.tokenizer.with_bad_words(params)
+            check_against(params, vocab_size=limits.vocab_size, max_logprobs=limits.max_logprobs)
+        except ValueError as error:
+            raise InvalidRequest(str(error)) from error
+        if params.stop and not params.detokenize:
+            raise InvalidRequest("stop strings need detokenize")
+        if params.stop:
+            _ = self.tokenizer  # raises without one
+        room = output_room(num_prompt_tokens, limits.max_model_len)
+        if params.max_tokens is not None and params.max_tokens > room:
+            params = msgspec.structs.replace(params, max_tokens=room, min_tokens=min(params.min_tokens, room))
+        return params
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> AsyncIterator[RequestOutput]:
+        """RequestOutputs until the end, as from vLLM's AsyncLLM (`output_kind` says which: cumulative ones). Leaving the loop
+        aborts the request. Without sampling_params, the model's defaults. Raises ClientErrors.
+        """
+        params = sampling_params if sampling_params is not None else self.default_sampling_params()
+        if isinstance(params, SamplingParams):
+            params = params.clone()  # what the caller does to it from now on is for other requests
+        text, ids = await self._resolve(prompt)
+        stream = self.submit(ids, params, priority=priority, cache_salt=cache_salt, request_name=request_id or "")
+        try:
+            async for output in request_outputs(stream, text, ids, params):
+                yield output
+        finally:
+            stream.cancel()
+
+    async def _resolve(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        """A prompt as (its text or None, its token ids)."""
+        text, ids = split_prompt(prompt)
+        if ids is not None:
+            return text, list(ids)
+        assert text is not None
+        return text, await self.encode(text)
+
+    def render_chat(self, messages: list[dict[str, Any]], **options: Any) -> str:
+        """A conversation as prompt text; options as for Tokenizer.render_chat. Raises InvalidRequest."""
+        try:
+            return self.tokenizer.render_chat(messages, **options)
+        except ValueError as error:
+            raise InvalidRequest(str(error)) from error
+
+    async def chat(
+        self,
+        messages: list[dict[str, Any]],
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        **options: Any,
+    ) -> AsyncIterator[RequestOutput]:
+        """`generate` for a conversation; options (tools, chat_template, ...) as for Tokenizer.render_chat."""
+        text = self.render_chat(messages, **options)
+        ids = await self.encode(text, add_special_tokens=False)
+        prompt = {"prompt": text, "prompt_token_ids": ids}
+        outputs = self.generate(prompt, sampling_params, request_id, priority=priority, cache_salt=cache_salt)
+        try:
+            async for output in outputs:
+                yield output
+        finally:
+            await outputs.aclose()  # type: ignore[attr-defined]
+
+
+def check_priority(priority: int) -> None:
+    """Raises InvalidRequest."""
+    if abs(priority) >= 1 << 31:
+        raise InvalidRequest("priority must fit 32 bits")

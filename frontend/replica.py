@@ -1,0 +1,87 @@
+"""Replica: the client of one of several engines, which tells their owner (replicas.py) what becomes of requests."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from quire.frontend.client.async_client import AsyncClient
+from quire.frontend.text.tokenizer import Tokenizer
+from quire.ipc.links.curve import FrontendKeys
+from quire.ipc.messages import Abort, Beat, CoreMessage, Finish, FrontendMessage, RequestError, StepOutputs, Welcome
+
+
+class Owner(Protocol):
+    """foreign: engines of another model than the others', by number, and why they get no requests."""
+
+    foreign: dict[int, str]
+
+    @property
+    def engines(self) -> Sequence[AsyncClient]: ...
+
+    def connected(self, number: int) -> None:
+        """An engine is there, or there again: with an empty cache, and perhaps with another model."""
+
+    def lost(self, number: int) -> None:
+        """All that ran there has failed already."""
+
+    def add_up(self, number: int, beat: Beat) -> None: ...
+
+    def send_elsewhere(self, number: int, request_id: int) -> bool:
+        """An engine has refused a request for its load: whether another has it now."""
+
+    def computed(self, request_id: int) -> None:
+        """The first token has come."""
+
+    def ended(self, request_id: int) -> None:
+        """However; or it was not known any more."""
+
+
+class Replica(AsyncClient):
+    """The client of one of several engines. It tells their owner what becomes of requests."""
+
+    def __init__(self, address: str, keys: FrontendKeys | None, number: int, owner: Owner) -> None:
+        super().__init__(address, keys)
+        self.number = number
+        self._owner = owner
+
+    def health(self) -> str | None:
+        return self._owner.foreign.get(self.number) or super().health()
+
+    def _on_message(self, message: CoreMessage) -> None:
+        owner, requests = self._owner, self._dispatcher.requests
+        if isinstance(message, RequestError) and message.code == "overloaded" and owner.send_elsewhere(self.number, message.id):
+            return
+        super()._on_message(message)
+        match message:
+            case StepOutputs():
+                for start in message.started:
+                    owner.computed(start.key >> 8)
+                for end in message.finished:
+                    if end.key >> 8 not in requests:
+                        owner.ended(end.key >> 8)
+            case RequestError():
+                owner.ended(message.id)
+            case Beat():
+                owner.add_up(self.number, message)
+
+    def _tell(self, message: FrontendMessage) -> None:
+        super()._tell(message)
+        match message:
+            case Abort():
+                for request_id in message.ids:
+                    self._owner.ended(request_id)
+            case Finish() if message.key >> 8 not in self._dispatcher.requests:
+                self._owner.ended(message.key >> 8)
+
+    def _read_tokenizer(self, digests: dict[str, str]) -> Tokenizer:
+        """One for all: it takes memory, and time in which nobody is served."""
+        other = next((e for e in self._owner.engines if e is not self and e._digests == digests and e._tokenizer), None)
+        return super()._read_tokenizer(digests) if other is None else other.tokenizer
+
+    def _on_connected(self, welcome: Welcome) -> None:
+        super()._on_connected(welcome)
+        if self._link is not None:
+            self._owner.connected(self.number)
+
+    def _on_lost(self, reason: str) -> None:
+        super()._on_lost(reason)
+        self._owner.lost(self.number)

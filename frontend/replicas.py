@@ -1,0 +1,342 @@
+"""Replicas: several engines that serve one model, used as one: a Client over AsyncClients, with a Router between.
+
+Each request goes to one engine, with all of its sequences, and so do all steps of a beam search. What an engine refuses for its
+load goes to the next, until all have refused. An engine that is lost fails what ran there, and only that: it is not asked again
+until it is back, which its AsyncClient sees to. What ran is not asked again elsewhere, for it may be what has ended the
+engine. One engine needs none of this: `client_of` makes the client of any number.
+"""
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import msgspec
+import numpy as np
+
+from quire.frontend.client.async_client import WATCH_S, AsyncClient
+from quire.frontend.client.client import Client, check_priority
+from quire.frontend.client.stream import EngineDown, Overloaded, RequestState, Stream
+from quire.frontend.client.utility_calls import A
+from quire.frontend.replica import Replica
+from quire.frontend.replica_answers import different_models, holds_for_all, together
+from quire.frontend.router import Policy, Router
+from quire.ipc.links.curve import FrontendKeys
+from quire.ipc.messages import (
+    Beat,
+    Candidates,
+    Generate,
+    TokenInputs,
+)
+from quire.ipc.sampling import SamplingParams
+from quire.ipc.utilities import UtilityCall
+
+log = logging.getLogger("quire.replicas")
+
+LOOK_S = 0.25  # how often it is asked who is well: beats tell of some things, and their absence of others
+OTHERS_S = 5.0  # so long, once one engine is there, the others are waited for at the start
+RETRY_S = 1.0  # to connect to an engine that has refused us
+MAX_SEARCHES = 4096  # whose engine is remembered
+INDEX_FACTOR = 2  # blocks that the router remembers, of the engines' own
+MAX_INDEX_BLOCKS = 10_000_000  # 0.6 GB
+DEFAULT_BLOCK_SIZE, DEFAULT_NUM_BLOCKS = 64, 16_384  # of an engine that does not say
+
+
+def client_of(
+    addresses: Sequence[str], keys: Sequence[FrontendKeys | None] = (None,), policy: Policy = "cache-aware"
+) -> Client:
+    """A client of these engines. keys: one for each, or one for all."""
+    keys = list(keys) if len(keys) == len(addresses) else [keys[0]] * len(addresses)
+    if len(addresses) == 1:
+        return AsyncClient(addresses[0], keys[0])
+    return Replicas(addresses, keys, policy)
+
+
+@dataclass(slots=True)
+class Sent:
+    """A request that runs, until it has ended. `inputs` is kept while it may have to be sent again."""
+
+    engine: int
+    num_uncached: int  # tokens that the router takes for not computed yet
+    inputs: TokenInputs | None
+    task: Generate
+    priority: int
+    cache_salt: str
+    arrival: float
+    refused: set[int] = field(default_factory=set)
+
+
+class Replicas(Client):
+    """Several engines of one model."""
+
+    def __init__(self, addresses: Sequence[str], keys: Sequence[FrontendKeys | None], policy: Policy = "cache-aware") -> None:
+        super().__init__(", ".join(addresses))
+        self._replicas = [Replica(a, k, i, self) for i, (a, k) in enumerate(zip(addresses, keys, strict=True))]
+        self.foreign: dict[int, str] = {}  # engines of another model than the others', and why they get no requests
+        self._policy = policy
+        self._router: Router | None = None  # made when it is known how large caches are
+        self._sent: dict[int, Sent] = {}
+        self._searches: OrderedDict[int, int] = OrderedDict()  # beam search -> engine
+        self._lock = asyncio.Lock()
+        self._connecting: list[asyncio.Task[None]] = []
+        self._has_started = False
+        self._refusal = ""  # why an engine that is there does not take us
+        self._looked = 0.0
+        self._counts: dict[int, tuple[int, int]] = {}  # by engine: running, waiting, of its latest Beat
+
+    # ---------------------------------------------------------------------------------------------------- connections
+    async def connect(self, timeout_s: float | None = 30.0) -> None:
+        """Returns when all engines are there, or some and the others do not come soon: they are looked for from then on.
+
+        Raises EngineDown if there is none in time; ValueError if they serve different models, naming two.
+        """
+        async with self._lock:
+            if not self._connecting:
+                await self._connect(timeout_s)
+
+    async def _connect(self, timeout_s: float | None) -> None:
+        self._connecting = [asyncio.create_task(self._keep_connecting(engine)) for engine in self._replicas]
+        try:
+            tasks = self._connecting
+            done, waiting = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                raise EngineDown(self._refusal or f"no engine at any of {self.address} for {timeout_s:g} s")
+            if waiting and not any(task.exception() for task in done):
+                done, _ = await asyncio.wait(tasks, timeout=OTHERS_S, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                task.result()
+            if self.foreign:
+                raise ValueError(next(iter(self.foreign.values())))
+        except BaseException:
+            await self.close()
+            raise
+        self._has_started = True
+        for engine in self._replicas:
+            if not engine.is_connected:
+                log.warning("no engine at %s yet: the others get its requests", engine.address)
+
+    async def _keep_connecting(self, engine: Replica) -> None:
+        """Raises ValueError for a tokenizer that cannot be read, and for an address that cannot be used."""
+        while True:
+            try:
+                return await engine.connect(None)
+            except EngineDown as error:
+                log.error("%s", error)
+                self._refusal = str(error)
+                await asyncio.sleep(RETRY_S)
+            except ValueError as error:
+                if not self._has_started:
+                    raise
+                return log.error("the engine at %s gets no requests: %s", engine.address, error)
+
+    async def close(self) -> None:
+        for task in self._connecting:
+            task.cancel()
+        if self._connecting:
+            await asyncio.wait(self._connecting)
+        self._connecting = []
+        for engine in self._replicas:
+            await engine.close()
+        self._sent.clear()
+        self._router = None
+
+    def connected(self, number: int) -> None:
+        here = [e for e in self._replicas if e.is_connected]
+        engine = self._replicas[number]
+        ours = next((e for e in here if e.number != number and e.number not in self.foreign), engine)
+        self.foreign = {e.number: problem for e in here if (problem := different_models(ours, e))}
+        if problem := self.foreign.get(number):
+            if self._has_started:  # before, it is raised
+                log.error("%s; it gets no requests", problem)
+            return
+        self._welcome = holds_for_all([e.welcome for e in here if e.number not in self.foreign])
+        self._tokenizer = engine._tokenizer
+        if self._router is None:
+            self._router = self._new_router()
+        self._router.set_capacity(number, engine.welcome.cache.num_gpu_blocks if engine.welcome.cache else DEFAULT_NUM_BLOCKS)
+        self._looked = 0.0
+
+    def _new_router(self) -> Router:
+        caches = [e.welcome.cache for e in self._replicas if e._welcome is not None and e.welcome.cache is not None]
+        size = max((cache.block_size for cache in caches), default=DEFAULT_BLOCK_SIZE)
+        largest = max((cache.num_gpu_blocks for cache in caches), default=DEFAULT_NUM_BLOCKS)
+        most = min(INDEX_FACTOR * largest * len(self._replicas), MAX_INDEX_BLOCKS)
+        return Router(len(self._replicas), self._policy, block_size=size, max_blocks=most)
+
+    def lost(self, number: int) -> None:
+        for request_id in [i for i, sent in self._sent.items() if sent.engine == number]:
+            del self._sent[request_id]
+        if self._router is not None:
+            self._router.lost(number)
+        self._counts.pop(number, None)
+        self._looked = 0.0
+
+    def _look(self, router: Router) -> None:
+        """Requests are for engines that are well; if none is, for those that may become so."""
+        now = time.monotonic()
+        if now - self._looked < LOOK_S:
+            return
+        self._looked = now
+        well = [engine.health() is None for engine in self._replicas]
+        if not any(well):
+            well = [engine.is_connected and engine.number not in self.foreign for engine in self._replicas]
+        for engine, is_available in enumerate(well):
+            router.set_available(engine, is_available)
+
+    # ------------------------------------------------------------------------------------------------- what is known
+    @property
+    def engines(self) -> Sequence[AsyncClient]:
+        return self._replicas
+
+    @property
+    def is_connected(self) -> bool:
+        return any(engine.is_connected for engine in self._replicas)
+
+    @property
+    def num_requests(self) -> int:
+        return sum(engine.num_requests for engine in self._replicas)
+
+    def health(self) -> str | None:
+        problems = [engine.health() for engine in self._replicas]
+        return None if None in problems else problems[0]
+
+    def add_up(self, number: int, beat: Beat) -> None:
+        """A Beat of all: this one, with everybody's sequences."""
+        self._counts[number] = beat.num_running, beat.num_waiting
+        running, waiting = map(sum, zip(*self._counts.values(), strict=True))
+        self.beat, self.beat_time = msgspec.structs.replace(beat, num_running=running, num_waiting=waiting), time.monotonic()
+
+    # ------------------------------------------------------------------------------------------------- requests
+    def submit(
+        self,
+        prompt_token_ids: Sequence[int] | np.ndarray,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        request_name: str = "",
+        candidates: Candidates | None = None,
+    ) -> Stream:
+        if self._router is None:
+            raise EngineDown("there is no connection to an engine")
+        ids = self._check_prompt(prompt_token_ids)
+        params = self._check_params(params, len(ids))
+        check_priority(priority)
+        self._next_id += 1
+        request_id, arrival = self._next_id, time.time()
+        task = Generate(params, candidates)
+        sent = Sent(-1, 0, TokenInputs(ids.tobytes()), task, priority, cache_salt, arrival)
+        engine = self._send(request_id, sent)
+        try:
+            state = RequestState(request_id, request_name or str(request_id), ids, params, self._tokenizer, arrival)
+        except BaseException:  # passed on, whatever it is: nobody would listen to the answer
+            engine._dispatcher.disown(request_id, params)
+            raise
+        engine._dispatcher.add(state)
+        if engine._may_spin and engine._link is not None and len(self._sent) == 1:
+            engine._link.watch(WATCH_S)
+        return Stream(state, self._cancel)
+
+    def _send(self, request_id: int, sent: Sent) -> Replica:
+        """To the best of those who have not refused it. Raises Overloaded, EngineDown if there is none; InvalidRequest."""
+        router, params, candidates = self._router, sent.task.params, sent.task.candidates
+        assert router is not None and sent.inputs is not None
+        ids = np.frombuffer(sent.inputs.token_ids, np.int32)
+        self._look(router)
+        only = self._searches.get(candidates.search) if candidates is not None else None
+        may_hit = params.prompt_logprobs is None and not params.skip_reading_prefix_cache  # as the core's intake has it
+        salt, last_error = sent.cache_salt.encode(errors="replace"), None
+        while choice := router.send(ids, salt, num_rows=params.n, may_hit=may_hit, refused=sent.refused, only=only):
+            engine = self._replicas[choice.engine]
+            try:
+                engine.send(request_id, sent.inputs, sent.task, sent.priority, sent.cache_salt, sent.arrival)
+            except (Overloaded, EngineDown) as error:
+                last_error = error
+                sent.refused.add(choice.engine)
+                self._give_back(choice.engine, choice.num_uncached, params.n)
+                continue
+            except BaseException:  # the request's own mistake
+                self._give_back(choice.engine, choice.num_uncached, params.n)
+                raise
+            sent.engine, sent.num_uncached = choice.engine, choice.num_uncached
+            self._sent[request_id] = sent
+            if candidates is not None:
+                self._pin(candidates.search, choice.engine)
+            return engine
+        if isinstance(last_error, Overloaded) or sent.refused:
+            raise Overloaded("no engine takes requests as fast as they come: try again later")
+        raise EngineDown("there is no connection to an engine")
+
+    def _pin(self, search: int, engine: int) -> None:
+        self._searches[search] = engine
+        self._searches.move_to_end(search)
+        while len(self._searches) > MAX_SEARCHES:
+            self._searches.popitem(last=False)
+
+    def _give_back(self, engine: int, num_uncached: int, num_rows: int) -> None:
+        assert self._router is not None
+        self._router.computed(engine, num_uncached)
+        self._router.ended(engine, num_rows)
+
+    def send_elsewhere(self, number: int, request_id: int) -> bool:
+        engine = self._replicas[number]
+        sent = self._sent.get(request_id)
+        if sent is None or sent.inputs is None or (state := engine._dispatcher.release(request_id)) is None:
+            return False
+        self._give_back(sent.engine, sent.num_uncached, sent.task.params.n)
+        del self._sent[request_id]
+        sent.refused.add(number)
+        try:
+            other = self._send(request_id, sent)
+        except (Overloaded, EngineDown):
+            engine._dispatcher.add(state)  # which tells it
+            return False
+        other._dispatcher.add(state)
+        return True
+
+    def computed(self, request_id: int) -> None:
+        sent = self._sent.get(request_id)
+        if sent is not None and self._router is not None:
+            self._router.computed(sent.engine, sent.num_uncached)
+            sent.num_uncached, sent.inputs = 0, None
+
+    def ended(self, request_id: int) -> None:
+        sent = self._sent.pop(request_id, None)
+        if sent is not None:
+            self._give_back(sent.engine, sent.num_uncached, sent.task.params.n)
+
+    def _cancel(self, request_id: int) -> None:
+        sent = self._sent.get(request_id)
+        if sent is not None:
+            self._replicas[sent.engine]._dispatcher.cancel(request_id)
+
+    def abort(self, request: str | int) -> None:
+        for engine in self._replicas:
+            engine.abort(request)
+
+    def abort_all(self) -> None:
+        for engine in self._replicas:
+            engine.abort_all()
+
+    def hold(self) -> None:
+        for engine in self._replicas:
+            engine.hold()
+
+    async def utility(self, call: UtilityCall, kind: type[A]) -> A:
+        """Asked of all engines that are there; their answers as one. Raises the first error, when all have answered."""
+        there = [engine for engine in self._replicas if engine.is_connected]
+        if not there:
+            raise EngineDown("there is no connection to an engine")
+        asked = [asyncio.ensure_future(engine.utility(call, kind)) for engine in there]
+        await asyncio.wait(asked)
+        return cast(A, together([answer.result() for answer in asked]))
+
+    def check(self) -> None:
+        """Assert that what runs is what the engines' clients know, and that the router's work is theirs."""
+        running = {i: engine.number for engine in self._replicas for i in engine._dispatcher.requests}
+        assert {i: sent.engine for i, sent in self._sent.items()} == running
+        if not running and self._router is not None:
+            assert not any(self._router.work), self._router.work

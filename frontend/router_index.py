@@ -1,0 +1,153 @@
+"""What a router remembers of prompts: hashes of their blocks (PrefixHasher), and which engines were sent each (BlockIndex).
+
+Both work on a whole prompt at once, in numpy: an event loop waits for each decision. Used by router.py.
+"""
+
+import hashlib
+import secrets
+from typing import NamedTuple
+
+import numpy as np
+
+MAX_TOKENS = 1 << 18  # of a prompt that are hashed; what is alike in more than that will do
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+_HALF, _THIRD = np.uint64(32), np.uint64(29)
+NUM_WAYS = 8
+NUM_HOLDERS = 8  # engines that are remembered of a block, those that were sent it last
+_FOREVER = 1 << 31  # blocks
+
+
+class PrefixHasher:
+    """Hashes of all beginnings of a prompt that end with a full block: each names all tokens before its end, and the salt.
+
+    h(i) = mix(root(salt) + sum over the tokens t before the block's end of (id(t) + 1) * key(t)), modulo 2^64, with a random
+    key for each position (multilinear hashing; Carter and Wegman). So two prompts that differ meet by chance only, however
+    they were made: with 2^-46 at worst, for who does not know the keys. A chain of cryptographic hashes would take longer,
+    and has no purpose here: who is misled computes a prompt, and never reads another's.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self._secret = secrets.token_bytes(32)
+        self._keys = np.random.default_rng().integers(0, 1 << 64, MAX_TOKENS, np.uint64)
+
+    def hashes(self, token_ids: np.ndarray, *parts: bytes) -> np.ndarray:
+        """uint64 [full blocks] of token_ids (integers [n]); parts: what else must be equal."""
+        size = self.block_size
+        end = min(len(token_ids), MAX_TOKENS) // size * size
+        products = (token_ids[:end].astype(np.uint64) + np.uint64(1)) * self._keys[:end]
+        sums = np.cumsum(products.reshape(-1, size).sum(axis=1, dtype=np.uint64), dtype=np.uint64)
+        sums += self._root(parts)
+        sums ^= sums >> _HALF
+        sums *= _MIX
+        sums ^= sums >> _THIRD
+        return sums
+
+    def _root(self, parts: tuple[bytes, ...]) -> np.uint64:
+        h = hashlib.blake2b(key=self._secret, digest_size=8)
+        for part in parts:
+            h.update(len(part).to_bytes(8, "little") + part)
+        return np.uint64(int.from_bytes(h.digest(), "little"))
+
+
+class Places(NamedTuple):
+    """Where a prompt's hashes are in the index, or may be put: of each its bucket and its place, and whether it is there."""
+
+    hashes: np.ndarray  # uint64 [n]
+    buckets: np.ndarray  # int64 [n]
+    places: np.ndarray  # int64 [n], meaningful where is_known
+    is_known: np.ndarray  # bool [n]
+
+
+class BlockIndex:
+    """A bounded table of block hashes and of the engines that were sent them.
+
+    It is made as a processor's cache is: a hash has NUM_WAYS places, and a new one takes that of the least recently used of
+    them. Nothing ever grows or is moved, so that no decision waits for it. Each of max_blocks takes 60 bytes.
+
+    An engine's clock counts the blocks that it had to compute, and so what has gone from its cache: a block that it was sent
+    longer ago than `set_capacity` of them is believed lost.
+    """
+
+    def __init__(self, num_engines: int, max_blocks: int) -> None:
+        """num_engines: at most 65535."""
+        num_buckets = max(1, -(-max_blocks // NUM_WAYS))
+        num_places = num_buckets * NUM_WAYS
+        self._num_buckets = np.uint64(num_buckets)
+        self._nobody = num_engines
+        self._hashes = np.zeros(num_places, np.uint64)
+        self._by_bucket = self._hashes.reshape(num_buckets, NUM_WAYS)
+        self._used = np.zeros(num_places, np.uint32)  # when: a count of `add`
+        self._used_by_bucket = self._used.reshape(num_buckets, NUM_WAYS)
+        self._holders = np.full((num_places, NUM_HOLDERS), self._nobody, np.uint16)
+        self._stamps = np.zeros((num_places, NUM_HOLDERS), np.uint32)  # of a holder's clock
+        self._clocks = np.zeros(num_engines + 1, np.uint32)  # they and their differences are modulo 2^32
+        self._capacities = np.full(num_engines + 1, _FOREVER, np.uint32)
+        self._capacities[self._nobody] = 0
+        self._depths = np.zeros(num_engines + 1, np.int32)  # all 0 between two calls
+        self._now = 0
+
+    def set_capacity(self, engine: int, num_blocks: int) -> None:
+        """How many blocks an engine's cache holds."""
+        self._capacities[engine] = num_blocks
+
+    def forget(self, engine: int) -> None:
+        """Its cache is empty: it was started anew."""
+        self._turn(engine, int(self._capacities[engine]))
+
+    def look_up(self, hashes: np.ndarray) -> Places:
+        buckets = ((hashes >> _HALF) * self._num_buckets >> _HALF).astype(np.int64)
+        ways = (self._by_bucket[buckets] == hashes[:, None]).argmax(axis=1)
+        places = buckets * NUM_WAYS + ways
+        return Places(hashes, buckets, places, self._hashes[places] == hashes)
+
+    def depths(self, found: Places) -> tuple[list[int], list[int]]:
+        """(engines, how many of the prompt's first blocks each was sent); those with none are left out.
+
+        The last block counts: who was sent it was sent all before it, though of a block that everybody has not all are known.
+        """
+        which = np.flatnonzero(found.is_known)
+        places = found.places[which]
+        holders = self._holders[places]
+        ages = self._clocks[holders] - self._stamps[places]
+        holders[ages >= self._capacities[holders]] = self._nobody
+        depths = self._depths
+        depths[holders] = which[:, None] + 1  # in this order: of an engine that comes several times the last one stays
+        depths[self._nobody] = 0
+        engines = np.flatnonzero(depths)
+        of_engines = depths[engines]
+        depths[engines] = 0
+        return engines.tolist(), of_engines.tolist()
+
+    def add(self, engine: int, found: Places, num_cached: int) -> None:
+        """The engine was sent this prompt, and is believed to have had its first num_cached blocks."""
+        places = found.places
+        if not len(places):
+            return
+        self._now = self._now + 1 & 0xFFFFFFFF
+        self._turn(engine, len(places) - num_cached)
+        new = np.flatnonzero(~found.is_known)
+        old = places[found.is_known]
+        if len(new):
+            buckets = found.buckets[new]
+            places[new] = added = buckets * NUM_WAYS + self._used_by_bucket[buckets].argmin(axis=1)
+            self._hashes[added] = found.hashes[new]
+            self._holders[added] = self._nobody
+            self._holders[added, 0] = engine
+            self._stamps[added, 0] = self._clocks[engine]
+        if len(old):
+            slots = self._slots(engine, old)
+            self._holders[old, slots] = engine
+            self._stamps[old, slots] = self._clocks[engine]
+        self._used[places] = self._now
+
+    def _turn(self, engine: int, num_blocks: int) -> None:
+        self._clocks[engine] = int(self._clocks[engine]) + num_blocks & 0xFFFFFFFF
+
+    def _slots(self, engine: int, places: np.ndarray) -> np.ndarray:
+        """Of each place the slot that is the engine's already, else nobody's, else whose holder has computed most since."""
+        holders = self._holders[places]
+        ages = (self._clocks[holders] - self._stamps[places]).astype(np.int64)
+        ages[holders == self._nobody] = 1 << 32
+        ages[holders == engine] = 1 << 33
+        return ages.argmax(axis=1)

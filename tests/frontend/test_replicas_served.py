@@ -1,0 +1,197 @@
+"""Replicas: engines that come, go, and are not of one model; and the routes over them."""
+
+import asyncio
+import tempfile
+from typing import Any
+
+import fake_client
+import pytest
+import toy_tokenizers
+from fake_core import LIMITS, FakeCore, echo
+from replica_cases import CAT, ENDLESS, THE, engine_of, heard, refuse, until, with_cores
+
+from quire.frontend import replicas as module
+from quire.frontend.client.async_client import AsyncClient
+from quire.frontend.client.stream import EngineDown, InvalidRequest
+from quire.frontend.replicas import Replicas, client_of
+from quire.ipc.messages import EngineLimits, Utility, UtilityResult
+from quire.ipc.sampling import SamplingParams
+from quire.ipc.utilities import (
+    GetServerInfo,
+    ProfileDone,
+    ResetDone,
+    ResetPrefixCache,
+    ServerInfo,
+    StopProfile,
+    UtilityFailed,
+)
+
+
+# --------------------------------------------------------------------------------------------------------- connections
+def test_one_engine_needs_no_replicas() -> None:
+    assert type(client_of(["ipc:///tmp/a"])) is AsyncClient
+    several = client_of(["ipc:///tmp/a", "ipc:///tmp/b"], policy="least-loaded")
+    assert isinstance(several, Replicas) and several.address == "ipc:///tmp/a, ipc:///tmp/b"
+    assert not several.is_connected and several.num_requests == 0 and several.health()
+    with pytest.raises(EngineDown):
+        several.submit([1], SamplingParams())
+    with pytest.raises(EngineDown):
+        _ = several.welcome
+
+
+@pytest.mark.parametrize(
+    ("other", "match"),
+    [
+        ({"name": "dog"}, r"the engine at ipc://\S+ serves '(toy|dog)', the one at ipc://\S+ '(toy|dog)'"),
+        (
+            {"files": {**toy_tokenizers.files(), "chat_template.jinja": b"{{ x }}"}},
+            "different models: their chat_template",
+        ),
+        ({"limits": EngineLimits(64, 401, 4, 20)}, "different models: their vocabularies"),
+        ({"eos": (3,)}, "vocabularies or end tokens differ"),
+    ],
+)
+def test_engines_of_different_models_are_refused_by_both_names(other: dict[str, Any], match: str) -> None:
+    async def main() -> None:
+        with FakeCore() as one, FakeCore(**other) as two:
+            client = Replicas([one.address, two.address], [None, None])
+            with pytest.raises(ValueError, match=match) as caught:
+                await client.connect()
+            assert one.address in str(caught.value) and two.address in str(caught.value)
+            assert not client.is_connected
+
+    asyncio.run(asyncio.wait_for(main(), 100))
+
+
+def test_an_engine_that_comes_back_as_another_model_gets_nothing(monkeypatch, caplog) -> None:
+    async def main() -> None:
+        folders = [tempfile.mkdtemp() for _ in range(2)]
+        addresses = [f"ipc://{folder}/s.sock" for folder in folders]
+        cores = [FakeCore(address=address) for address in addresses]
+        async with Replicas(addresses, [None, None]) as client:
+            cores[0].stop()
+            await until(lambda: not client.engines[0].is_connected)
+            cores[0] = FakeCore(address=addresses[0], name="dog")
+            await until(lambda: client.engines[0].is_connected)
+            assert "serves 'toy'" in client.engines[0].health() and client.health() is None
+            assert client.welcome.served_model_names == ["toy"]
+            streams = [client.submit([THE, i], ENDLESS) for i in range(8)]
+            assert {engine_of(client, stream) for stream in streams} == {1}
+            cores[1].stop()
+            await until(lambda: not client.engines[1].is_connected)
+            with pytest.raises(EngineDown):
+                client.submit([THE], ENDLESS)
+            cores[1] = FakeCore(address=addresses[1], name="dog")  # and so all have changed
+            await until(lambda: all(engine.health() is None for engine in client.engines))
+            assert client.welcome.served_model_names == ["dog"]
+            more = [client.submit([THE, i], ENDLESS) for i in range(8)]
+            assert {engine_of(client, stream) for stream in more} == {0, 1}
+        for core in cores:
+            core.stop()
+
+    asyncio.run(asyncio.wait_for(main(), 100))
+
+
+def test_one_that_is_not_there_yet_is_not_waited_for_long(monkeypatch, caplog) -> None:
+    monkeypatch.setattr(module, "OTHERS_S", 0.05)
+
+    async def main() -> None:
+        address = f"ipc://{tempfile.mkdtemp()}/s.sock"
+        with FakeCore() as one:
+            async with Replicas([address, one.address], [None, None]) as client:
+                assert client.health() is None and not client.engines[0].is_connected
+                await client.connect()  # nothing to do
+                with FakeCore(address=address):
+                    await until(lambda: client.engines[0].health() is None)
+                    client._looked = 0.0
+                    streams = [client.submit([THE, i], ENDLESS) for i in range(20)]
+                    assert {engine_of(client, stream) for stream in streams} == {0, 1}
+            with pytest.raises(EngineDown):
+                client.submit([THE], ENDLESS)
+
+    asyncio.run(asyncio.wait_for(main(), 100))
+
+
+def test_without_any_engine_in_time_there_is_no_client() -> None:
+    async def main() -> None:
+        addresses = [f"ipc://{tempfile.mkdtemp()}/s.sock" for _ in range(2)]
+        with pytest.raises(EngineDown, match=r"no engine at any of ipc://.*, ipc://.* for 0.05 s"):
+            await Replicas(addresses, [None, None]).connect(timeout_s=0.05)
+        with pytest.raises(ValueError, match="an address starts with"):
+            await Replicas([addresses[0], "nonsense"], [None, None]).connect()
+
+    asyncio.run(asyncio.wait_for(main(), 100))
+
+
+SMALL = EngineLimits(max_model_len=32, vocab_size=400, max_num_seqs=2, max_logprobs=5)
+
+
+@with_cores({}, {"limits": SMALL})
+async def test_what_holds_for_all_is_what_clients_are_told(cores: list[FakeCore], client: Replicas) -> None:
+    assert client.welcome.limits == EngineLimits(32, 400, LIMITS.max_num_seqs + 2, 5)
+    assert client.tokenizer is client.engines[0].tokenizer is client.engines[1].tokenizer
+    for core in cores:
+        core.announce(num_running=3, num_waiting=1)
+    await until(lambda: client.beat is not None and (client.beat.num_running, client.beat.num_waiting) == (6, 2))
+
+
+@with_cores({}, {})
+async def test_what_is_asked_beside_requests_is_asked_of_all(cores: list[FakeCore], client: Replicas) -> None:
+    async def answers(call: Any, kind: type, *said: Any) -> Any:
+        task = asyncio.create_task(client.utility(call, kind))
+        for core, answer in zip(cores, said, strict=True):
+            message = await heard(core, Utility)
+            assert message.call == call
+            core.say(UtilityResult(core.epoch, message.id, answer))
+        return await task
+
+    assert (await answers(ResetPrefixCache(), ResetDone, ResetDone(True), ResetDone(True))).complete
+    assert not (await answers(ResetPrefixCache(), ResetDone, ResetDone(True), ResetDone(False))).complete
+    assert (await answers(StopProfile(), ProfileDone, ProfileDone(["a"]), ProfileDone(["b"]))).traces == ["a", "b"]
+    info = await answers(GetServerInfo(), ServerInfo, ServerInfo({"model": "x"}), ServerInfo({"model": "x"}))
+    assert info.config == {"model": "x", "data_parallel_size": 2}
+    with pytest.raises(InvalidRequest, match="no folder"):
+        await answers(StopProfile(), ProfileDone, ProfileDone([]), UtilityFailed("invalid", "no folder"))
+
+
+# ---------------------------------------------------------------------------------------------------------------- HTTP
+@with_cores({"script": echo}, {"script": echo})
+async def test_routes_need_not_know(cores: list[FakeCore], client: Replicas) -> None:
+    api = fake_client.Api(client)
+    status, body = await api.json("POST", fake_client.COMPLETIONS, {"model": "toy", "prompt": [THE, CAT], "max_tokens": 3})
+    assert (status, body["usage"]["completion_tokens"]) == (200, 3)
+    for core in cores:
+        core.announce(num_running=int(core is cores[0]))
+    await until(lambda: all(engine.beat for engine in client.engines))
+    await until(lambda: client.engines[0].beat.num_running == 1)
+    text = (await api.ask("GET", "/metrics")).body.decode()
+    for engine in (0, 1):
+        assert f'vllm:num_requests_running{{model_name="toy",engine="{engine}"}} {1.0 - engine}' in text
+        assert f'quire:engine_up{{model_name="toy",engine="{engine}"}} 1.0' in text
+        assert f'vllm:cache_config_info{{engine="{engine}",' in text
+    assert 'vllm:request_success_total{model_name="toy",engine="all",finished_reason="length"} 1.0' in text
+    names = [line.split(" ")[0] for line in text.splitlines() if not line.startswith("#")]
+    assert len(names) == len({*names})
+    cores[0].stop()
+    await until(lambda: not client.engines[0].is_connected)
+    assert (await api.ask("GET", "/health")).status == (await api.ask("GET", "/ready")).status == 200
+    text = (await api.ask("GET", "/metrics")).body.decode()
+    assert 'quire:engine_up{model_name="toy",engine="1"} 1.0' in text
+    cores[1].stop()
+    await until(lambda: not client.is_connected)
+    assert (await api.ask("GET", "/health")).status == 503
+    status, body = await api.json("POST", fake_client.COMPLETIONS, {"model": "toy", "prompt": [THE]})
+    assert (status, body["error"]["code"]) == (503, "engine_down")
+
+
+@with_cores({}, {})
+async def test_a_request_that_all_have_refused_gets_503(cores: list[FakeCore], client: Replicas) -> None:
+    asked = asyncio.create_task(
+        fake_client.Api(client).ask("POST", fake_client.COMPLETIONS, {"model": "toy", "prompt": [THE], "max_tokens": 3})
+    )
+    await until(lambda: client.num_requests)
+    first = next(iter(client._sent.values())).engine
+    await refuse(cores[first])
+    await refuse(cores[1 - first])
+    answer = await asked
+    assert answer.status == 503 and b'"overloaded"' in answer.body and int(answer.headers["retry-after"]) > 0

@@ -1,0 +1,73 @@
+"""Tests of Replicas: cores in threads, a client of all of them, and what a test asks of both."""
+
+import asyncio
+import functools
+import inspect
+import tempfile
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import toy_tokenizers
+from fake_core import FakeCore
+
+from quire.frontend.client.stream import Stream
+from quire.frontend.replicas import Replicas
+from quire.frontend.text.tokenizer import Tokenizer
+from quire.ipc.engine_stats import CacheInfo
+from quire.ipc.messages import AddRequest, RequestError
+from quire.ipc.sampling import SamplingParams
+
+TOKENIZER = Tokenizer.from_files(toy_tokenizers.files())
+THE, CAT, WORLD = (TOKENIZER.encode(t)[0] for t in (" the", " cat", " world"))
+ENDLESS = SamplingParams(max_tokens=None)
+CACHE = CacheInfo(4, 1000, True, 0.9, "auto")  # blocks of 4 tokens
+
+
+def with_cores(*options: dict[str, Any]) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
+    """Run the test in a loop of its own with FakeCores, and a client of all of them; at its end nothing is left behind."""
+
+    def decorate(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+        async def run(**kwargs: Any) -> None:
+            folder = tempfile.mkdtemp()
+            cores = [FakeCore(**{"cache": CACHE, "address": f"ipc://{folder}/{i}", **each}) for i, each in enumerate(options)]
+            try:
+                async with Replicas([core.address for core in cores], [None] * len(cores)) as client:
+                    await test(cores, client, **kwargs)
+                    client.check()
+            finally:
+                for core in cores:
+                    core.stop()
+
+        @functools.wraps(test)
+        def start(**kwargs: Any) -> None:
+            asyncio.run(asyncio.wait_for(run(**kwargs), 100))
+
+        start.__signature__ = inspect.Signature(list(inspect.signature(test).parameters.values())[2:])  # type: ignore[attr-defined]
+        return start
+
+    return decorate
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():
+        await asyncio.sleep(0)
+
+
+async def heard(core: FakeCore, kind: type) -> Any:
+    return await asyncio.to_thread(core.next, kind)
+
+
+def engine_of(client: Replicas, stream: Stream) -> int:
+    return client._sent[stream.id].engine
+
+
+async def refuse(core: FakeCore) -> AddRequest:
+    request = await heard(core, AddRequest)
+    core.say(RequestError(core.epoch, request.id, "overloaded", "too many requests are waiting; try again later"))
+    return request
+
+
+async def ended(streams: Sequence[Stream]) -> None:
+    for stream in streams:
+        stream.cancel()
+    await asyncio.sleep(0)
