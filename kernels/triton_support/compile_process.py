@@ -156,6 +156,9 @@ def _kernels() -> dict[tuple[str, str], Any]:
     from quire.kernels.attention import (  # noqa: F401
         decode,
         decode_schedule,
+        latent_decode,
+        latent_lines,
+        latent_prefill,
         prefill,
         prefill_hopper,
         prefill_schedule,
@@ -163,6 +166,7 @@ def _kernels() -> dict[tuple[str, str], Any]:
     )
     from quire.kernels.elementwise import activation, embedding, logits, norm  # noqa: F401
     from quire.kernels.exchange import all_reduce_norm  # noqa: F401
+    from quire.kernels.experts import align, pairs, routing, tiles  # noqa: F401
     from quire.kernels.linear import linear, linear_hopper, norm_linear, split_linear  # noqa: F401
     from quire.kernels.sampling import sampler, sampler_filter, sampler_parts  # noqa: F401
     from quire.kernels.step import step_inputs  # noqa: F401

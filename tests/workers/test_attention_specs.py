@@ -12,7 +12,7 @@ from workers.test_models import PROMPT, DenseAttention
 
 from quire.ipc.sampling import SamplingParams
 from quire.workers.attention.kv_cache import KVCache, Place
-from quire.workers.models.config import AlibiConfig, RopeConfig
+from quire.workers.models.config import AlibiConfig, CacheSpec, RopeConfig
 from quire.workers.models.families import read_model_config
 from quire.workers.parallel import Parallel
 
@@ -52,9 +52,9 @@ def specs_of(*changes):
 def test_layers_share_a_block_table_if_window_and_cache_shape_are_equal():
     cache = KVCache(specs_of(*DIFFERENT), 16, torch.float32)
     assert [(group.spec, group.layers) for group in cache.groups] == [
-        ((0, 2, 16), [0, 5]),
-        ((0, 4, 8), [2, 4]),
-        ((10, 2, 16), [1, 3]),
+        (CacheSpec(0, 2, 16), [0, 5]),
+        (CacheSpec(0, 4, 8), [2, 4]),
+        (CacheSpec(10, 2, 16), [1, 3]),
     ]
     # of one shape, the i-th layers of all groups share a tensor: a block is one group's at a time
     assert cache.places == [Place(0, 0), Place(2, 0), Place(1, 2), Place(2, 1), Place(1, 3), Place(0, 1)]
