@@ -179,6 +179,7 @@ def worker_config(config: EngineConfig, folder: Path, summary: ModelSummary) -> 
         device=device,
         dtype=config.dtype,
         load_format=config.load_format,
+        model_impl=config.model_impl,
         quantization=config.quantization,
         kv_cache_dtype=config.kv_cache_dtype,
         kv_cache_dtype_skip_layers=config.kv_cache_dtype_skip_layers,

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from quire.ipc import quantization as quantizations
-from quire.ipc.process.flags import DTYPES, LOAD_FORMATS, JsonObject, Switch, human_int, model_len, one_of
+from quire.ipc.process.flags import DTYPES, LOAD_FORMATS, MODEL_IMPLS, JsonObject, Switch, human_int, model_len, one_of
 
 MAX_RANKS = 64  # that share a model
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
@@ -41,6 +41,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     device: Literal["auto", "cuda", "cpu"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     load_format: Literal["auto", "dummy"] = "auto"
+    model_impl: Literal["auto", "quire", "transformers"] = "auto"  # whose layers
     quantization: str | None = None  # of ipc/quantization.py; None: as the checkpoint says
     max_model_len: int | None = None
     gpu_memory_utilization: float = 0.9
@@ -151,6 +152,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     seed: int
     kv_cache_memory_bytes: int | None = None
     hf_overrides: dict[str, Any] = {}
+    model_impl: str = "auto"
     quantization: str | None = None
     kv_cache_dtype: str = "auto"
     kv_cache_dtype_skip_layers: list[str] = []
@@ -226,6 +228,13 @@ def _add_model(add: Add) -> None:
         type=one_of(("auto", "dummy"), LOAD_FORMATS),
         metavar="FORMAT",
         help="auto or safetensors; dummy makes random weights instead of reading any",
+    )
+    add(
+        "--model-impl",
+        type=one_of(("auto", "quire", "transformers"), MODEL_IMPLS),
+        metavar="IMPL",
+        help="whose model runs: quire (its own, or vllm), transformers (transformers', on Quire's attention, cache and "
+        "products), or auto: its own if there is one for the model, else transformers'",
     )
     add(
         "--quantization",
@@ -332,11 +341,7 @@ def _add_scheduling(add: Add) -> None:
         help="start a request if memory will do to its end, or as soon as there is room now (and preempt later)",
     )
     add("--step-timeout-s", type=float, help="a step older than this makes /health fail")
-    add(
-        "--collective-timeout-s",
-        type=float,
-        help="with several GPUs: so long one waits for another in a step, then all workers are replaced",
-    )
+    add("--collective-timeout-s", type=float, help="so long a GPU waits for others in a step; then all workers are replaced")
 
 
 def _add_logs(add: Add) -> None:
@@ -362,12 +367,7 @@ def _add_frontend_logs(add: Add) -> None:
 
 def _add_own_code(add: Add) -> None:
     """For who develops with it: classes of one's own, and where the time goes."""
-    add(
-        "--emulate-world-size",
-        type=int,
-        metavar="N",
-        help="run one rank's share of N GPUs alone, its exchanges for free, to measure it; needs --load-format dummy",
-    )
+    add("--emulate-world-size", type=int, metavar="N", help="one of N ranks alone, to measure it; needs --load-format dummy")
     add(
         "--logits-processors",
         nargs="+",

@@ -34,7 +34,7 @@ from quire.kernels.tuning.table import padded_sizes
 from quire.workers.attention.attention import ModelAttention
 from quire.workers.devices.device import DeviceContext
 from quire.workers.devices.masks import ReadMasks
-from quire.workers.models.decoder import CausalLM
+from quire.workers.models.language_model import LanguageModel
 
 if TYPE_CHECKING:  # CPU engines run where Triton cannot be imported
     from quire.workers.devices.cuda import CudaDevice
@@ -186,7 +186,7 @@ class GraphSizes:
 class StepRunner(Protocol):
     """What is captured: a step's forward and its tail, as runner.ModelRunner has them."""
 
-    model: CausalLM
+    model: LanguageModel
     weights_bytes: int
     ctx: DeviceContext
     attention: ModelAttention

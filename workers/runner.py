@@ -21,7 +21,7 @@ from quire.workers.devices.device import Device, DeviceContext
 from quire.workers.devices.masks import ReadMasks
 from quire.workers.graphs import StepGraphs
 from quire.workers.logits_processors.batch import CustomProcessors
-from quire.workers.models.decoder import CausalLM
+from quire.workers.models.language_model import LanguageModel
 
 NO_ROWS = np.zeros(0, np.int32)
 PROMPT_LOGPROB_ROWS = 512  # rows of logits that exist at once for prompt logprobs
@@ -46,7 +46,7 @@ class PromptRow(NamedTuple):
 class ModelRunner:
     def __init__(
         self,
-        model: CausalLM,
+        model: LanguageModel,
         ctx: DeviceContext,
         make_device: Callable[[DeviceContext], Device],
         custom_processors: CustomProcessors | None = None,

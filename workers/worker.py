@@ -60,8 +60,8 @@ from quire.workers.logits_processors.load import ProcessorError, load_classes
 from quire.workers.memory import Budget, OutOfMemory, cpu_budget, cpu_step_bytes, gpu_budget, graphs_bytes, largest_plan
 from quire.workers.models.build import build_model
 from quire.workers.models.config import ModelConfig, ModelConfigError
-from quire.workers.models.decoder import CausalLM
 from quire.workers.models.families import read_model_config
+from quire.workers.models.language_model import LanguageModel
 from quire.workers.parallel import Parallel
 from quire.workers.profiler import Profiler, ProfilerError
 from quire.workers.records import MASK_SPIN_S, Records
@@ -134,10 +134,15 @@ class Worker:
         model_config = read_model_config(
             c.model_dir,
             c.hf_overrides,
+            model_impl=c.model_impl,
             quantization=c.quantization,
             kv_cache_dtype=c.kv_cache_dtype,
             kv_cache_dtype_skip_layers=c.kv_cache_dtype_skip_layers,
         )
+        if model_config.longest is not None and c.max_model_len > model_config.longest:
+            raise ModelConfigError(
+                f"the model numbers {model_config.longest} tokens of a sequence: --max-model-len {model_config.longest} works"
+            )
         dtype = choose_dtype(c.dtype, model_config, c.device)
         if c.device == "cuda":
             torch.cuda.set_device(self.device)
@@ -180,7 +185,7 @@ class Worker:
             raise RuntimeError(f"the core sent {type(command).__name__} where its decision about the KV cache was due")
         return command
 
-    def _load(self, model_config: ModelConfig, dtype: torch.dtype) -> CausalLM:
+    def _load(self, model_config: ModelConfig, dtype: torch.dtype) -> LanguageModel:
         model = build_model(model_config, dtype, self.parallel)
         if self.config.device == "cpu":
             # before weights are packed, which depends on it

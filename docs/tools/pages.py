@@ -1,7 +1,8 @@
 """Writes the parts of docs/*.md that are made from the code; `python docs/tools/pages.py --check` says which are stale.
 
 A part stands between two comments in its page, <!-- made: NAME --> and <!-- end: NAME -->; the rest of the page is written by
-hand. Parts are functions that return Markdown: api_part.py, configuration_part.py, memory_part.py, migration_part.py.
+hand. Parts are functions that return Markdown: api_part.py, configuration_part.py, memory_part.py, migration_part.py,
+transformers_part.py.
 Called by whoever has changed a route, a field, a flag or a formula, and by tests/docs/test_pages.py.
 """
 
@@ -14,6 +15,7 @@ import api_part
 import configuration_part
 import memory_part
 import migration_part
+import transformers_part
 
 DOCS = Path(__file__).parents[1]
 PARTS = {
@@ -25,6 +27,7 @@ PARTS = {
     "flags-commands": configuration_part.commands,
     "templates": configuration_part.templates,
     "memory-examples": memory_part.examples,
+    "transformers-models": transformers_part.models,
     "vllm-commands": migration_part.commands,
     "vllm-flags": migration_part.flags,
     "vllm-routes": migration_part.routes,

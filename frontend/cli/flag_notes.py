@@ -98,6 +98,9 @@ FLAG_NOTES: dict[str, FlagNote] = {
     "--hf-overrides": FlagNote("what it changes of the model's size changes the memory", "a longer context by rope_scaling"),
     "--dtype": FlagNote("float32 takes twice the memory of bfloat16, and is several times slower on a GPU", "auto"),
     "--load-format": FlagNote("dummy starts without reading weights, to measure speed", "auto"),
+    "--model-impl": FlagNote(
+        "transformers' layers take some more time a step than Quire's own of the same model, and as much memory", "auto"
+    ),
     "--quantization": FlagNote(
         "on a CPU the memory and time of floats: weights are rounded, and computed with as floats. int4 gives worse answers, "
         "the others nearly the same",

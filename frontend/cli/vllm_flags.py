@@ -11,8 +11,8 @@ Kind = Literal["switch", "value", "list", "json"]  # takes nothing (--no-x, too)
 
 WORKING = """
 --model --tokenizer --tokenizer-revision --revision --download-dir --hf-token --hf-overrides --served-model-name --dtype
---load-format --quantization -q --max-model-len --max-logprobs --seed --enforce-eager --chat-template --generation-config
---override-generation-config --tensor-parallel-size -tp --data-parallel-size -dp --gpu-memory-utilization
+--load-format --model-impl --quantization -q --max-model-len --max-logprobs --seed --enforce-eager --chat-template
+--generation-config --override-generation-config --tensor-parallel-size -tp --data-parallel-size -dp --gpu-memory-utilization
 --kv-cache-memory-bytes --num-gpu-blocks-override --kv-cache-dtype --kv-cache-dtype-skip-layers
 --block-size --enable-prefix-caching --max-num-seqs --max-num-batched-tokens --max-num-queued-reqs
 --long-prefill-token-threshold --scheduling-policy --enable-log-requests --disable-log-stats --device --host --port --api-key
@@ -110,7 +110,6 @@ ROWS = (
     Row("--runner --task", "value", ("auto", "generate"), _POOL, "generate"),
     Row("--convert", "value", ("auto", "none"), _POOL, "none"),
     Row("--pooler-config --override-pooler-config", "json", (), _POOL),
-    Row("--model-impl", "value", ("auto", "vllm"), "models are Quire's own", "auto"),
     Row("--model-class-overrides", "json", (), _CODE),
     Row("--config-format", "value", ("auto", "hf"), "models are read in Hugging Face's format", "auto"),
     Row("--hf-config-path", "value", (), "config.json is the model's", "--hf-overrides"),

@@ -12,7 +12,7 @@ from typing import Any
 from quire.frontend.cli.vllm_compat import is_fine
 from quire.frontend.cli.vllm_flags import BY_FLAG, Row
 from quire.ipc.config import EngineConfig
-from quire.ipc.process.flags import profile_dir_of
+from quire.ipc.process.flags import MODEL_IMPLS, profile_dir_of
 from quire.ipc.quantization import OTHER_NAMES
 
 log = logging.getLogger("quire")
@@ -40,7 +40,6 @@ NOT_NEEDED: dict[str, tuple[Any, ...]] = {
     "limit_mm_per_prompt": (None, {}),
     "max_parallel_loading_workers": (ANY,),
     "max_seq_len_to_capture": (ANY,),
-    "model_impl": ("auto", "vllm"),
     "num_lookahead_slots": (0,),
     "pipeline_parallel_size": (1,),
     "runner": ("auto", "generate"),
@@ -78,6 +77,8 @@ def engine_options(options: dict[str, Any]) -> dict[str, Any]:
         found["dtype"] = _DTYPES.get(found["dtype"], found["dtype"])
     if isinstance(found.get("quantization"), str):
         found["quantization"] = OTHER_NAMES.get(found["quantization"], found["quantization"])
+    if isinstance(found.get("model_impl"), str):
+        found["model_impl"] = MODEL_IMPLS.get(found["model_impl"], found["model_impl"])
     if isinstance(found.get("kv_cache_dtype_skip_layers"), list | tuple):  # of numbers, too
         found["kv_cache_dtype_skip_layers"] = [str(layer) for layer in found["kv_cache_dtype_skip_layers"]]
     if isinstance(found.get("load_format"), str):

@@ -15,6 +15,7 @@ _NUMBER = re.compile(r"([+-]?\d{1,18}(?:\.\d{1,18})?)([kmgtKMGT]?)", re.ASCII)
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 DTYPES = {"half": "float16", "float": "float32"}  # vLLM's second names
 LOAD_FORMATS = {"safetensors": "auto"}  # nothing else is read
+MODEL_IMPLS = {"vllm": "quire"}
 
 
 def human_int(text: str) -> int:

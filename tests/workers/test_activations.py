@@ -56,7 +56,9 @@ def test_layers_side_by_side_keep_what_they_are():
         values[f"{name}.weight"] = q if schemes[name] else weights[name]
         values |= {f"{name}.weight_scale": s, f"{name}.input_scale": torch.tensor(inputs[name])} if schemes[name] else {}
     targets = dict(layer.format.targets("qkv_proj.format"))
-    assert targets.keys() == values.keys()
+    others = {f"{name}.activation_scale" for name in ("q_proj", "v_proj")}  # transformers' name, where the other is missing
+    assert targets.keys() == values.keys() | others
+    targets = {name: target for name, target in targets.items() if name not in others}
     for name, target in targets.items():
         assert target.fits(tuple(values[name].shape))
         target.write(values[name], 0)

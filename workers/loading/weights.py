@@ -8,7 +8,6 @@ named at once. Pickled checkpoints (.bin, .pt) are refused: reading one runs cod
 """
 
 import json
-import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -24,15 +23,12 @@ from tqdm import tqdm
 
 from quire.workers.layers.module import WeightOwner
 from quire.workers.loading.names import CheckpointNames
+from quire.workers.loading.source import Source
 from quire.workers.loading.target import Target, WeightsError
-from quire.workers.models.decoder import CausalLM
+from quire.workers.models.language_model import Fit, LanguageModel
 
 READERS = 4  # threads, each of which reads and copies by turns
 SLICE_BYTES = 64 << 20  # of a tensor, copied at once by a reader: bounds the temporary of a dtype conversion
-DTYPE_BYTES = {
-    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
-    "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
-}  # fmt: skip
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 INERT_SUFFIXES = (".rotary_emb.inv_freq", ".self_attn.masked_bias", ".attn.masked_bias")  # buffers of old transformers
 # of quantized keys and values, which a cache of 16 bits does not use
@@ -42,19 +38,6 @@ _of_reader = local()  # threads end with their load
 MAX_NAMES = 12  # shown of each kind of problem
 
 
-class Source(NamedTuple):
-    """A tensor in a checkpoint file."""
-
-    file: Path
-    name: str  # there
-    shape: tuple[int, ...]
-    dtype: str
-
-    @property
-    def num_bytes(self) -> int:
-        return math.prod(self.shape) * DTYPE_BYTES.get(self.dtype, 0)
-
-
 class Copy(NamedTuple):
     """A tensor on its way to its owner."""
 
@@ -62,14 +45,14 @@ class Copy(NamedTuple):
     num_bytes: int
 
 
-def load_weights(model: CausalLM, model_dir: str | Path, device: torch.device | str, progress: bool = True) -> int:
+def load_weights(model: LanguageModel, model_dir: str | Path, device: torch.device | str, progress: bool = True) -> int:
     """Fill and finish all parameters of `model`, which live on `device`, from the folder's safetensors. Returns the bytes read.
 
     Progress over bytes is shown on standard error where that is a terminal. Raises WeightsError.
     """
     files, device = checkpoint_files(Path(model_dir)), torch.device(device)
     sources = _sources(files, model.config.names)
-    targets, owners = checkpoint_targets(model), _owners(model)
+    sources, targets, owners = model.converted(Fit(sources, checkpoint_targets(model), _owners(model)))
     if model.config.tie_word_embeddings and HEAD in sources:
         if EMBED in sources:
             _check_tied(sources)
@@ -150,30 +133,30 @@ class _Loading:
             owner.finish()
 
     @torch.no_grad()
-    def finish_others(self, model: CausalLM) -> None:
+    def finish_others(self, model: LanguageModel) -> None:
         """Owners that take no tensor of their own: an LM head that is tied to the embedding."""
         for _, owner in weight_owners(model):
             if owner not in self._missing:
                 owner.finish()
 
 
-def weight_owners(model: CausalLM) -> Iterator[tuple[str, WeightOwner]]:
+def weight_owners(model: LanguageModel) -> Iterator[tuple[str, WeightOwner]]:
     """Everything that owns parameters, by its name in the model."""
     return ((name, module) for name, module in model.named_modules() if isinstance(module, WeightOwner))
 
 
-def checkpoint_targets(model: CausalLM) -> dict[str, Target]:
+def checkpoint_targets(model: LanguageModel) -> dict[str, Target]:
     """Checkpoint tensor name -> where it goes, for all tensors that a checkpoint of this model holds."""
     return {tensor: target for name, owner in weight_owners(model) for tensor, target in owner.targets(name)}
 
 
-def _owners(model: CausalLM) -> dict[str, WeightOwner]:
+def _owners(model: LanguageModel) -> dict[str, WeightOwner]:
     """Checkpoint tensor name -> whose it is."""
     return {tensor: owner for name, owner in weight_owners(model) for tensor, _ in owner.targets(name)}
 
 
 @torch.no_grad()
-def dummy_weights(model: CausalLM, seed: int) -> None:
+def dummy_weights(model: LanguageModel, seed: int) -> None:
     """Random parameters, made on the device and finished, the same for the same seed and device: norms 1, others uniform.
 
     Their standard deviation is config.initializer_range.

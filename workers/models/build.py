@@ -8,12 +8,13 @@ from quire.workers.layers.linear import Placement
 from quire.workers.models.config import ModelConfig, ModelConfigError
 from quire.workers.models.decoder import CausalLM
 from quire.workers.models.families import FAMILIES
+from quire.workers.models.language_model import LanguageModel
 from quire.workers.parallel import Parallel
 
 GPU_HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256)  # what the GPU kernels are built for; a CPU takes any even size
 
 
-def build_model(config: ModelConfig, dtype: torch.dtype, parallel: Parallel) -> CausalLM:
+def build_model(config: ModelConfig, dtype: torch.dtype, parallel: Parallel) -> LanguageModel:
     """The rank's part with uninitialised parameters; fill them with weights.load_weights or weights.dummy_weights.
 
     Raises ModelConfigError for a head size that the device's kernels are not built for, for a number of ranks that cannot
@@ -26,8 +27,13 @@ def build_model(config: ModelConfig, dtype: torch.dtype, parallel: Parallel) -> 
     if parallel.device.type == "cuda" and any(layer.attention.cache_dtype == "fp8_e4m3" for layer in config.layers):
         _check_e4m3(parallel.device)
     _check_size(config, parallel.size)
+    place = Placement(dtype, parallel, config.quantization)
     try:
-        return CausalLM(config, FAMILIES[config.architecture].make_block, Placement(dtype, parallel, config.quantization))
+        if config.transformers_config is not None:
+            from quire.workers.models.transformers.model import TransformersLM  # imports transformers, seconds
+
+            return TransformersLM(config, place)
+        return CausalLM(config, FAMILIES[config.architecture].make_block, place)
     except QuantizationError as error:
         raise ModelConfigError(str(error)) from None
 

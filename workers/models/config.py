@@ -167,7 +167,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A decoder-only transformer as its checkpoint describes it."""
 
-    architecture: str  # key of families.FAMILIES
+    architecture: str  # key of families.FAMILIES, if transformers_config is None
     vocab_size: int
     hidden_size: int
     layers: tuple[LayerSpec, ...]
@@ -178,6 +178,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     initializer_range: float
     dtype: str | None  # float32, bfloat16, float16; None: config.json does not say
     quantization: Quantization | None = None  # of the weights
+    transformers_config: str | None = None  # config.json, where transformers' model is run
+    longest: int | None = None  # tokens of a sequence that the model can number, where that is less than its config says
 
     @property
     def rms_norm_eps(self) -> float:

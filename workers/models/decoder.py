@@ -21,6 +21,7 @@ from quire.workers.loading.names import CheckpointNames
 from quire.workers.models.blocks import Attend, SelfAttention
 from quire.workers.models.config import LayerSpec, ModelConfig, ModelSpec
 from quire.workers.models.fields import SILU, Json, rms_norm_eps
+from quire.workers.models.language_model import LanguageModel
 from quire.workers.parallel import whole
 
 
@@ -82,8 +83,8 @@ class Decoder(Module):
         return self.norm.add(x, residual)
 
 
-class CausalLM(Module):
-    """A decoder and its language-model head: the interface that the runner and loading/ use, whatever the family."""
+class CausalLM(LanguageModel):
+    """A family's decoder and its language-model head."""
 
     def __init__(self, config: ModelConfig, make_block: MakeBlock, place: Placement):
         super().__init__()
@@ -115,10 +116,6 @@ class CausalLM(Module):
         """By layer, of those whose cache has 8 bits."""
         modules = (module for module in self.modules() if isinstance(module, SelfAttention))
         return {module.layer: module.kv_scales for module in modules if module.kv_scales is not None}
-
-    @property
-    def weights_bytes(self) -> int:
-        return sum(p.numel() * p.element_size() for p in self.parameters())
 
     @contextmanager
     def short(self) -> Iterator[None]:

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from quire.ipc.quantization import WHILE_LOADING
 from quire.workers.layers.formats.config import read_quantization
 from quire.workers.layers.formats.config_floats import quantization_while_loading
@@ -136,15 +138,47 @@ def parse_model_config(
     quantization: str | None = None,
     kv_cache_dtype: str = "auto",
     kv_cache_dtype_skip_layers: Sequence[str] = (),
+    model_impl: str = "auto",
 ) -> ModelConfig:
     """ModelConfig from config.json's fields, and from the flags of these names.
 
     Raises ModelConfigError, naming the field, for what is not supported.
     """
-    architecture = _architecture(fields)
+    quantized = _quantization(quantization_config_of(fields), quantization)
+    config = _by_impl(fields, quantized, model_impl)
+    layers = with_cache_dtype(config.layers, kv_cache_dtype, kv_cache_dtype_skip_layers, quantized)
+    return msgspec.structs.replace(config, layers=layers)
+
+
+def _by_impl(fields: Json, quantized: Quantization | None, model_impl: str) -> ModelConfig:
+    """By a family's file, or by transformers' own model: `auto` is that of models without a family.
+
+    What a family refuses is refused: transformers would pass over a field that it does not know.
+    """
+    reason = ""
+    if model_impl != "transformers":
+        try:
+            architecture = _architecture(fields)
+        except ModelConfigError as error:
+            if model_impl == "quire" or not fields.get("architectures"):
+                raise
+            reason = str(error)
+        else:
+            return _of_family(fields, architecture, quantized)
+    first = f"{reason}. transformers' own model cannot be run either" if reason else "--model-impl transformers"
+    try:
+        from quire.workers.models.transformers.read import read_transformers_config  # imports transformers: seconds
+    except ImportError as error:
+        raise ModelConfigError(f"{first}: the transformers that is installed is too old for it ({error})") from None
+    try:
+        return read_transformers_config(fields, quantized)
+    except ModelConfigError as error:
+        raise ModelConfigError(f"{first}: {error}") from None
+
+
+def _of_family(fields: Json, architecture: str, quantized: Quantization | None) -> ModelConfig:
     family = FAMILIES[architecture]
     fields = family.plain_fields(fields)
-    quantized = _quantization(quantization_config_of(fields), quantization)
     if quantized is not None:
         quantized = _by_either_name(quantized, family.names)
     refuse_unknown(fields, family.name, family.fields, family.activations)
@@ -152,7 +186,7 @@ def parse_model_config(
         architecture=architecture,
         vocab_size=size(fields, "vocab_size"),
         hidden_size=size(fields, "hidden_size"),
-        layers=with_cache_dtype(family.read_layers(fields), kv_cache_dtype, kv_cache_dtype_skip_layers, quantized),
+        layers=family.read_layers(fields),
         model=family.read_model(fields),
         names=family.names._replace(ignored=(*family.names.ignored, *family.ignored(fields))),
         tie_word_embeddings=flag(fields, "tie_word_embeddings"),

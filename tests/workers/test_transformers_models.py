@@ -1,0 +1,231 @@
+"""Models that run by transformers' own code: tokens equal transformers', or the model is refused by its reason."""
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import tiny_models
+import torch
+from inline_engine import InlineEngine
+from quantized_models import FORMATS, quantized
+from safetensors.torch import load_file, save_file
+from transformers_tiny import NEW_TOKENS, TYPES, WISHES, outcome, prompts
+
+from quire.frontend.client.engine_options import engine_options
+from quire.ipc.config import add_engine_arguments
+from quire.ipc.sampling import SamplingParams
+from quire.workers.layers.experts import Experts
+from quire.workers.loading.target import WeightsError
+from quire.workers.loading.weights import dummy_weights
+from quire.workers.models.build import build_model
+from quire.workers.models.config import ModelConfigError
+from quire.workers.models.decoder import CausalLM
+from quire.workers.models.families import parse_model_config, read_model_config
+from quire.workers.models.transformers.experts import StackedExperts
+from quire.workers.models.transformers.layers import FlatRMSNorm, FusedMLP, JoinedLinear
+from quire.workers.models.transformers.mixing import OnlyAttentionMixes
+from quire.workers.models.transformers.model import TransformersLM
+from quire.workers.parallel import Parallel
+
+RESULTS = json.loads((Path(__file__).parents[2] / "docs/tools/transformers_models.json").read_text())
+ALWAYS = ("llama", "gpt2", "deepseek_v3", "opt", "mamba", "bart", "gemma2")  # heads, names and refusals of several kinds
+GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
+
+
+def built(name, dtype=torch.float32):
+    return build_model(read_model_config(tiny_models.tiny_model(name), model_impl="transformers"), dtype, Parallel())
+
+
+@pytest.mark.parametrize(
+    "model_type", [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.slow) for name in TYPES]
+)
+def test_a_model_of_transformers_is_what_the_documentation_says(model_type):
+    found = outcome(model_type)
+    assert found.result == RESULTS["models"][model_type]["result"], found.reason
+    assert found.result != "wrong"
+
+
+def test_at_least_110_of_transformers_models_run():
+    results = [row["result"] for row in RESULTS["models"].values()]
+    assert results.count("equal") >= 110 and "wrong" not in results
+    assert all(row["reason"] for row in RESULTS["models"].values() if row["result"] != "equal")
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3-moe", "gpt-oss"])
+def test_both_implementations_give_the_same_tokens(name):
+    folder = tiny_models.tiny_model(name)
+    outputs = [
+        InlineEngine(folder, wishes={"model_impl": impl}, budget=24).generate(prompts(), GREEDY)
+        for impl in ("quire", "transformers")
+    ]
+    assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "gptq",
+        "mixed",
+        *(pytest.param(form, marks=pytest.mark.slow) for form in FORMATS if form not in ("gptq", "mixed")),
+    ],
+)
+def test_quantized_checkpoints_give_the_same_tokens(form, tmp_path):
+    quantized("qwen2-mixed", form, tmp_path / "model")
+    outputs = [
+        InlineEngine(tmp_path / "model", wishes={"model_impl": impl}).generate(prompts(), GREEDY)
+        for impl in ("quire", "transformers")
+    ]
+    assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize("wishes", [{"quantization": "int8"}, {"kv_cache_dtype": "fp8"}])
+def test_wishes_are_heard(wishes):
+    folder = tiny_models.tiny_model("llama-tied")
+    outputs = [
+        InlineEngine(folder, wishes={**wishes, "model_impl": impl}).generate(prompts(), GREEDY)
+        for impl in ("quire", "transformers")
+    ]
+    assert outputs[0] == outputs[1]
+
+
+def test_a_short_model_runs_two_layers_of_each_kind():
+    model = built("qwen2-mixed")
+    dummy_weights(model, 0)
+    ids, seen = torch.arange(4, dtype=torch.int32), []
+
+    def attend(layer, qkv, q_norm, k_norm, sinks=None):
+        seen.append(layer)
+        spec = model.config.layers[layer].attention
+        return qkv[:, : spec.num_heads * spec.head_dim].clone()
+
+    windows = [layer.attention.window for layer in model.config.layers]
+    with torch.inference_mode(), model.short():
+        model.forward(ids, ids, attend)
+    assert seen == [i for i, window in enumerate(windows) if windows[:i].count(window) < 2]
+    with torch.inference_mode():
+        model.compute_logits(model.forward(ids, ids, attend))
+    assert seen[-len(windows) :] == list(range(len(windows)))
+
+
+def test_a_tied_head_of_two_values_is_refused(tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_models.tiny_model("llama-tied"), folder)
+    tensors = load_file(folder / "model.safetensors")
+    save_file({**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"] + 1}, folder / "model.safetensors")
+    with pytest.raises(WeightsError, match=r"ties lm_head.weight to model.embed_tokens.weight"):
+        InlineEngine(folder, wishes=WISHES)
+
+
+def test_missing_and_surplus_tensors_are_named(tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_models.tiny_model("llama"), folder)
+    tensors = load_file(folder / "model.safetensors")
+    moved = tensors.pop("model.layers.1.mlp.up_proj.weight")
+    save_file({**tensors, "model.layers.1.mlp.other.weight": moved}, folder / "model.safetensors")
+    with pytest.raises(WeightsError, match=r"missing: model.layers.1.mlp.up_proj.weight; surplus: model.layers.1.mlp.other"):
+        InlineEngine(folder, wishes=WISHES)
+
+
+def test_vllms_name_is_taken():
+    assert engine_options({"model_impl": "vllm"}) == {"model_impl": "quire"}
+    parser = argparse.ArgumentParser()
+    add_engine_arguments(parser)
+    assert parser.parse_args(["--model-impl", "vllm"]).model_impl == "quire"
+    assert parser.parse_args(["--model-impl", "transformers"]).model_impl == "transformers"
+
+
+def test_auto_takes_our_own_family_first():
+    assert isinstance(build_model(read_model_config(tiny_models.tiny_model("llama")), torch.float32, Parallel()), CausalLM)
+
+
+def test_layers_are_ours():
+    model = built("llama")
+    kinds = [type(module) for module in model.modules()]
+    layers = len(model.config.layers)
+    assert isinstance(model, TransformersLM)
+    assert (
+        kinds.count(JoinedLinear) == layers and kinds.count(FusedMLP) == layers and kinds.count(FlatRMSNorm) == 2 * layers + 1
+    )
+    assert {layer.attention.rope.type for layer in model.config.layers} == {"default"}
+    assert StackedExperts in [type(module) for module in built("qwen3-moe").modules()]
+    assert Experts not in kinds
+
+
+def test_norms_that_add_one_are_told_from_those_that_do_not():
+    norms = {module._weighs for module in built("gemma2", torch.bfloat16).modules() if isinstance(module, FlatRMSNorm)}
+    assert norms == {"plus_one"}
+    norms = {module._weighs for module in built("llama", torch.bfloat16).modules() if isinstance(module, FlatRMSNorm)}
+    assert norms == {"rounded"}
+
+
+def test_windows_softcaps_scales_and_sinks_are_the_models():
+    specs = [layer.attention for layer in built("gemma2").config.layers]
+    own = [layer.attention for layer in read_model_config(tiny_models.tiny_model("gemma2")).layers]
+    assert [(s.window, s.softcap, s.scale) for s in specs] == [(s.window, s.softcap, s.scale) for s in own]
+    assert all(layer.attention.has_sinks for layer in built("gpt-oss").config.layers)
+
+
+def fields_of(name, **changes):
+    return {**json.loads((tiny_models.tiny_model(name) / "config.json").read_text()), **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"model_type": "new_model", "auto_map": {"AutoModel": "x.Y"}}, "code that comes with a checkpoint is not run"),
+        ({"model_type": "new_model"}, "not known to transformers"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "not the causal language model"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rotary embedding is dynamic"),
+        ({"num_attention_heads": "four"}, "cannot read config.json"),
+    ],
+)
+def test_what_cannot_run_is_refused_by_its_reason(changes, reason):
+    with pytest.raises(ModelConfigError, match=reason):
+        parse_model_config(fields_of("llama", **changes), model_impl="transformers")
+
+
+def test_a_refusal_of_auto_names_both_reasons():
+    with pytest.raises(ModelConfigError, match=r"architecture MambaForCausalLM is not supported.*recurrent"):
+        parse_model_config({"architectures": ["MambaForCausalLM"], "model_type": "mamba"})
+
+
+def test_positions_that_begin_behind_the_padding_token_leave_fewer_tokens():
+    fields = {"model_type": "roberta", "architectures": ["RobertaForCausalLM"], "is_decoder": True, "num_hidden_layers": 1}
+    assert parse_model_config({**fields, "max_position_embeddings": 514, "pad_token_id": 1}).longest == 512
+    assert read_model_config(tiny_models.tiny_model("llama"), model_impl="transformers").longest is None
+
+
+def test_several_ranks_are_refused():
+    config = read_model_config(tiny_models.tiny_model("llama"), model_impl="transformers")
+    with pytest.raises(ModelConfigError, match="one GPU"):
+        build_model(config, torch.float32, Parallel(0, 2))
+
+
+@pytest.mark.parametrize(
+    "mix",
+    [
+        lambda x: x.cumsum(1),
+        lambda x: x.sum(1),
+        lambda x: x.mean(dim=(0, 1)),
+        lambda x: x.roll(1, 1),
+        lambda x: x[:, 1:],
+        lambda x: x[:, 0],
+        lambda x: x @ x.transpose(1, 2),
+        lambda x: torch.nn.functional.pad(x, (0, 0, 1, 0)),
+        lambda x: torch.nn.functional.conv1d(x.transpose(1, 2), torch.zeros(8, 8, 4, device="meta"), padding=3),
+        lambda x: x + torch.arange(37, device="meta")[None, :, None],
+    ],
+)
+def test_what_mixes_tokens_is_seen(mix):
+    x = torch.zeros(1, 37, 8, device="meta")
+    with pytest.raises(ModelConfigError, match="tokens meet outside attention"), OnlyAttentionMixes(37):
+        mix(x)
+
+
+def test_what_treats_tokens_alike_is_let_through():
+    x = torch.zeros(1, 37, 8, device="meta")
+    with OnlyAttentionMixes(37):
+        (x @ torch.zeros(8, 4, device="meta")).softmax(-1).sum(-1)
+        x.reshape(37, 8).topk(2, -1), x.transpose(1, 2).mean(1), x[..., :4], torch.cat((x, x), -1), x.var(-1)

@@ -1,0 +1,67 @@
+"""LanguageModel: what the runner, its graphs and loading/ know of a model, whether its layers are ours or transformers'.
+
+decoder.py has those of a family's blocks, transformers/model.py any other.
+"""
+
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+import torch
+
+from quire.workers.layers.kv_scales import KVScales
+from quire.workers.layers.module import Module, WeightOwner
+from quire.workers.loading.source import Source
+from quire.workers.loading.target import Target
+from quire.workers.models.blocks import Attend
+from quire.workers.models.config import ModelConfig
+
+
+class Fit(NamedTuple):
+    """A checkpoint's tensors, where they go, and whose they are, by the same names."""
+
+    sources: dict[str, Source]
+    targets: dict[str, Target]
+    owners: dict[str, WeightOwner]
+
+
+class LanguageModel(Module):
+    """A decoder and its language-model head."""
+
+    config: ModelConfig
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: Attend,
+        logits_indices: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """input_ids, positions int32 [T] -> hidden [T, H]; with logits_indices int32 [R], [R, H] of these."""
+        raise NotImplementedError
+
+    def compute_logits(self, hidden_rows: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """hidden_rows [R, H] -> logits of this rank's part of the vocabulary, in the model's dtype.
+
+        Into `out` if it is given (on a GPU).
+        """
+        raise NotImplementedError
+
+    def compute_all_logits(self, hidden_rows: torch.Tensor) -> torch.Tensor:
+        """hidden_rows [R, H] -> logits [R, vocab_size] on every rank."""
+        return self.compute_logits(hidden_rows)
+
+    def kv_scales(self) -> dict[int, KVScales]:
+        """By layer, of those whose cache has 8 bits."""
+        raise NotImplementedError
+
+    def short(self) -> AbstractContextManager[None]:
+        """Within, forward goes through two layers of each kind: to see each kernel, not to compute."""
+        raise NotImplementedError
+
+    def converted(self, fit: Fit) -> Fit:
+        """The same in the names of the checkpoint, where they are others than the owners'. Raises WeightsError."""
+        return fit
+
+    @property
+    def weights_bytes(self) -> int:
+        return sum(p.numel() * p.element_size() for p in self.parameters())

@@ -1,0 +1,153 @@
+"""A checkpoint's tensors -> those of transformers' model, by transformers' own table of conversions.
+
+Names are changed as transformers changes them. Where several tensors become one, or one several (experts that are stacked,
+layers that are joined), the sources are kept until all are read, then transformers' operations make the tensors of them.
+Called by model.py while weights are loaded (loading/weights.py).
+"""
+
+import copy
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import safetensors
+import torch
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+
+from quire.workers.layers.module import WeightOwner
+from quire.workers.loading.source import Source
+from quire.workers.loading.target import FLOATS, Target, WeightsError
+from quire.workers.models.language_model import Fit
+from quire.workers.models.transformers.skeleton import Model
+
+Convert = Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
+
+
+class Several(WeightOwner):
+    """Stands for owners whose tensors come of one conversion: they are finished when all else is."""
+
+
+class Group:
+    """Sources that are converted together. `then` of each of their targets."""
+
+    def __init__(self, convert: Convert, targets: dict[str, Target]):
+        self._convert, self._targets = convert, targets
+        self._pieces: dict[str, list[torch.Tensor]] = {}
+
+    def take(self, name: str, piece: torch.Tensor, row: int) -> None:
+        self._pieces.setdefault(name, []).append(piece)
+
+    def __call__(self) -> None:
+        tensors = {name: pieces[0] if len(pieces) == 1 else torch.cat(pieces) for name, pieces in self._pieces.items()}
+        self._pieces = {}
+        for name, tensor in self._convert(tensors).items():
+            target = self._targets[name]
+            if not target.fits(tuple(tensor.shape)):
+                raise WeightsError(f"{name} is {list(tensor.shape)} after its conversion, expected {list(target.shape)}")
+            target.write(tensor[target.part] if target.part else tensor, 0)
+
+
+class Names:
+    """How a model's tensors are called in checkpoints."""
+
+    def __init__(self, model: Model, known: set[str]):
+        """`known`: the model's tensors."""
+        self._model, self._known = model, dict.fromkeys(known, True)
+        mapping = get_model_conversion_mapping(model)
+        self._renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+        self._converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+        self._ignored = [re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
+
+    def converted(self, fit: Fit, tied: dict[str, str], transposed: set[str]) -> Fit:
+        """`fit` with a target for each of the checkpoint's tensors. `transposed` ones lie the other way in our parameters."""
+        sources: dict[str, Source] = {}
+        groups: dict[str, list[tuple[str, str, Source]]] = {}  # by the model's tensor: (the checkpoint's, pattern, source)
+        by_pattern = {pattern: c for c in self._converters for pattern in c.source_patterns}
+        for theirs in sorted(fit.sources, key=dot_natural_key):
+            name, pattern = self._renamed(theirs)
+            if name not in self._known and any(pattern.search(theirs) for pattern in self._ignored):
+                continue
+            if pattern is not None and name in self._known:
+                groups.setdefault(name, []).append((theirs, pattern, fit.sources[theirs]))
+            elif name in sources:
+                raise WeightsError(f"two tensors of the checkpoint are {name}: {sources[name].name} and {theirs}")
+            else:
+                sources[name] = fit.sources[theirs]
+        made = Fit(sources, dict(fit.targets), dict(fit.owners))
+        _untie(made, tied)
+        for name, members in groups.items():
+            converter = copy.deepcopy(by_pattern[members[0][1]])
+            self._add(made, [source for *_, source in members], *self._conversion(name, members, converter))
+        for name in transposed & made.sources.keys():
+            source = made.sources.pop(name)
+            self._add(made, [source], {name}, partial(_turned, name))
+        return made
+
+    def _renamed(self, theirs: str) -> tuple[str, str | None]:
+        prefix = self._model.base_model_prefix
+        name, pattern = rename_source_key(theirs, self._renamings, self._converters, prefix, self._known)
+        if name not in self._known and theirs in self._known:
+            return theirs, None
+        return name, pattern
+
+    def _conversion(self, name: str, members: list[tuple[str, str, Source]], converter: Any) -> tuple[set[str], Convert]:
+        """The model's tensors that come of a group, and how."""
+        order = [(theirs, pattern) for theirs, pattern, _ in members]
+
+        def convert(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            made = copy.deepcopy(converter)
+            for theirs, pattern in order:
+                made.collected_tensors.setdefault(pattern, []).append(tensors[theirs])
+            out = made.convert(name, model=self._model, config=self._model.config)
+            return {key: value[0] if isinstance(value, list) else value for key, value in out.items()}
+
+        shapes = {theirs: torch.empty(source.shape, device="meta") for theirs, _, source in members}
+        try:
+            names = set(convert(shapes))
+        except Exception as error:  # of transformers' operations on what a checkpoint holds
+            raise WeightsError(f"{name} cannot be made of {members[0][0]}: {type(error).__name__}: {error}") from None
+        return names, convert
+
+    def _add(self, fit: Fit, members: list[Source], names: set[str], convert: Convert) -> None:
+        """Targets that gather the members; what is made of them goes to the targets of `names`, which the checkpoint lacks."""
+        if missing := sorted(names - fit.targets.keys()):
+            raise WeightsError(f"a conversion gives {missing[0]}, which the model does not have")
+        targets = {name: fit.targets.pop(name) for name in names}
+        owners = {fit.owners.pop(name) for name in names}
+        group = Group(convert, targets)
+        owner = owners.pop() if len(owners) == 1 else Several()
+        for other in owners:
+            for name in [name for name, theirs in fit.owners.items() if theirs is other]:
+                fit.owners[name] = Several()
+        for source in members:
+            fit.sources[source.name] = source
+            write = partial(group.take, source.name)
+            fit.targets[source.name] = Target(source.shape, (), FLOATS, write, then=group)
+            fit.owners[source.name] = owner
+
+
+def _turned(name: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    [tensor] = tensors.values()
+    return {name: tensor.t()}
+
+
+def _untie(fit: Fit, tied: dict[str, str]) -> None:
+    """Of tied tensors a checkpoint may hold either or both, with equal values."""
+    for name, other in tied.items():
+        source = fit.sources.pop(name, None)
+        if source is None:
+            continue
+        if other not in fit.sources:
+            fit.sources[other] = source
+        elif not torch.equal(_read(source), _read(fit.sources[other])):
+            raise WeightsError(
+                f"config.json ties {name} to {other}, but the checkpoint holds both, which differ: "
+                "set tie_word_embeddings to false"
+            )
+
+
+def _read(source: Source) -> torch.Tensor:
+    with safetensors.safe_open(source.file, framework="pt", device="cpu") as tensors:
+        return tensors.get_tensor(source.name)  # type: ignore[no-any-return]

@@ -1,0 +1,129 @@
+"""Modules that take the place of a transformers model's: its linear layers, alone or side by side, and what is left of it.
+
+Module names stay those of transformers, so names of tensors do, too. Tensors come as [1, T, ...] and go so.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from quire.kernels.elementwise.activation_cpu import Activation
+from quire.workers.layers import ops
+from quire.workers.layers.linear import Linear
+from quire.workers.layers.module import Module, WeightOwner
+from quire.workers.layers.norm import RMSNorm
+from quire.workers.loading.target import FLOATS, Target, copied
+from quire.workers.parallel import whole
+
+INTEGERS = ("I64", "I32", "I16", "I8", "U8", "BOOL")
+
+
+class FlatLinear(Linear):
+    """A Linear for [..., in] -> [..., out]."""
+
+    def forward(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        y = self._products.product(x.reshape(-1, x.shape[-1]), out)
+        return y.view(*x.shape[:-1], y.shape[-1])
+
+
+class JoinedLinear(FlatLinear):
+    """Several layers of the same input as one product: its `parts` stand in their places and hand out their columns.
+
+    Whichever is called first computes; what is given the same tensor then gets its slice.
+    """
+
+    def share(self, sizes: list[int]) -> list["PartOfJoined"]:
+        """The parts, in the order of the product's columns."""
+        self._input: torch.Tensor | None = None
+        self._columns: tuple[torch.Tensor, ...] = ()
+        self._sizes, self._missing = sizes, 0
+        return [PartOfJoined(self, i) for i in range(len(sizes))]
+
+    def part(self, index: int, x: torch.Tensor) -> torch.Tensor:
+        if self._input is not x:
+            self._input, self._missing = x, len(self._sizes)
+            self._columns = self(x).split(self._sizes, -1)
+        y = self._columns[index]
+        self._missing -= 1
+        if not self._missing:
+            self._input, self._columns = None, ()
+        return y
+
+
+class PartOfJoined(Module):
+    """A layer of a JoinedLinear."""
+
+    def __init__(self, joined: JoinedLinear, index: int):
+        super().__init__()
+        self.__dict__["_joined"] = joined  # past nn.Module: it is its parent's child
+        self._index = index
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.__dict__["_joined"].part(self._index, x)  # type: ignore[no-any-return]
+
+
+class FlatRMSNorm(RMSNorm):
+    """An RMSNorm of [..., size]."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.reshape(-1, x.shape[-1])).view(x.shape)
+
+
+class FusedMLP(Module):
+    """down(activation(gate(x)) * up(x)); gate and up are one product."""
+
+    def __init__(self, gate_up: Linear, down: Linear, activation: Activation):
+        super().__init__()
+        self.gate_up, self.down = gate_up, down
+        self._activation, self._is_silu = activation, activation == "silu"
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = x.reshape(-1, x.shape[-1])
+        h = self.gate_up.gated(h) if self._is_silu else ops.activate_mul(self.gate_up(h), self._activation)
+        return self.down(h).view(*x.shape[:-1], -1)  # type: ignore[no-any-return]
+
+
+class Rest(WeightOwner):
+    """Parameters and buffers of a module that stays transformers' own; it is a child of that module, named `rest`."""
+
+    def __init__(self, module: nn.Module, device: torch.device, dtypes: dict[str, torch.dtype], shared: set[str]):
+        """`dtypes` of its parameters; `shared` are those that another module owns."""
+        super().__init__()
+        self._names = []
+        for name, dtype in dtypes.items():
+            tensor = nn.Parameter(torch.empty(module._parameters[name].shape, dtype=dtype, device=device), requires_grad=False)  # type: ignore[union-attr]
+            module._parameters[name] = tensor
+            if name not in shared:
+                self._names.append(name)
+                setattr(self, f"of_{name}", tensor)
+        self._buffers_kept: dict[str, torch.Tensor] = {}
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = buffer = buffer.to(device)
+                if name not in module._non_persistent_buffers_set:
+                    self._buffers_kept[name] = buffer
+
+    def targets(self, name: str) -> Iterator[tuple[str, Target]]:
+        prefix = name.removesuffix("rest")
+        for own in self._names:
+            tensor: Any = getattr(self, f"of_{own}")
+            yield prefix + own, _target(tensor)
+        for own, buffer in self._buffers_kept.items():
+            is_float = buffer.is_floating_point()
+            yield prefix + own, _target(buffer)._replace(dtypes=FLOATS if is_float else INTEGERS, is_optional=not is_float)
+
+    def fill_dummy(self, limit: float, generator: torch.Generator) -> None:
+        for name in self._names:
+            parameter = getattr(self, f"of_{name}")
+            if parameter.dim() == 1 and name == "weight":  # of a norm, most likely
+                parameter.fill_(1.0)
+            else:
+                parameter.uniform_(-limit, limit, generator=generator)
+
+
+def _target(tensor: torch.Tensor) -> Target:
+    if tensor.dim():
+        return copied(tensor, tuple(map(whole, tensor.shape)))
+    return Target((), (), FLOATS, lambda piece, row: tensor.copy_(piece.reshape(())), or_shapes=((1,),))  # type: ignore[arg-type, func-returns-value]

@@ -1,0 +1,83 @@
+"""config.json of a model that has no family of ours -> ModelConfig, by a recording of what transformers' model does.
+
+Called by families.py. Layers are described as far as kernels and cache need it; what they compute is transformers' own code.
+"""
+
+import json
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from quire.workers.layers.formats.schemes import Quantization
+from quire.workers.layers.norm import NormSpec
+from quire.workers.loading.names import CheckpointNames
+from quire.workers.models.config import LayerSpec, ModelConfig, ModelConfigError, ModelSpec
+from quire.workers.models.fields import Json, number, read_dtype
+from quire.workers.models.transformers.attention import spec_of
+from quire.workers.models.transformers.recorder import Recording, record
+from quire.workers.models.transformers.skeleton import build_skeleton, read_config, text_config
+
+CHANGING_ROPES = ("dynamic", "longrope")  # frequencies depend on the length of the sequence that is run
+POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+NO_LIMIT = 1 << 20  # positions, of a model whose config names no limit
+
+
+def read_transformers_config(fields: Json, quantization: Quantization | None) -> ModelConfig:
+    """ModelConfig of config.json's fields. Raises ModelConfigError with the reason for which the model cannot be run so."""
+    text = json.dumps(fields, sort_keys=True)
+    config = read_config(fields)
+    inner = text_config(config)
+    _refuse_changing_ropes(inner)
+    recording = recorded(text)
+    intermediate = getattr(inner, "intermediate_size", None)
+    mlp = intermediate if isinstance(intermediate, int) else 4 * recording.hidden_size
+    odd = [call.module for call in recording.attention if max(call.qk_dim, call.v_dim) % 2]
+    if odd:
+        raise ModelConfigError(f"{odd[0]} has heads of an odd size")
+    return ModelConfig(
+        architecture=_architecture(fields, config),
+        vocab_size=recording.vocab_size,
+        hidden_size=recording.hidden_size,
+        layers=tuple(LayerSpec(attention=spec_of(call), intermediate_size=mlp) for call in recording.attention),
+        model=ModelSpec(norm=NormSpec(eps=1e-5)),
+        names=CheckpointNames(),
+        tie_word_embeddings=False,  # what is tied, the model itself says
+        max_position_embeddings=_positions(inner),
+        initializer_range=number(fields, "initializer_range", 0.02),
+        dtype=read_dtype(fields),
+        quantization=quantization,
+        transformers_config=text,
+        longest=_positions(inner) - recording.first_position if recording.first_position else None,
+    )
+
+
+@lru_cache(1)
+def recorded(config_json: str) -> Recording:
+    """Of the model of a config.json: read once for its config, and once more for its construction."""
+    return record(build_skeleton(config_json, torch.float32))
+
+
+def _architecture(fields: Json, config: Any) -> str:
+    names = fields.get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else str(config.model_type)
+
+
+def _positions(config: Any) -> int:
+    for name in POSITIONS:
+        value = getattr(config, name, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    return NO_LIMIT
+
+
+def _refuse_changing_ropes(config: Any) -> None:
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    if not isinstance(rope, dict):
+        return
+    for parameters in (rope, *(value for value in rope.values() if isinstance(value, dict))):
+        kind = parameters.get("rope_type", parameters.get("type"))
+        if kind in CHANGING_ROPES:
+            raise ModelConfigError(
+                f"its rotary embedding is {kind}: frequencies that depend on the length of the sequence are not supported"
+            )

@@ -1,0 +1,190 @@
+"""Rotary embedding of a transformers model, left to our attention where that computes the same.
+
+While a model is recorded, RotaryWatch sees which cosines and sines its modules' apply_rotary_pos_emb was given, and whether its
+results went to attention as they were. Then both are tried on real numbers: the table against ours for each scaling that the
+config may mean, the rotation in its two layouts. In a module of transformers where all of that agrees for every call, the
+function does nothing while our model runs (`unrotated`), and the layers' specs say how attention is to rotate.
+"""
+
+import contextlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+from torch import nn
+
+from quire.workers.attention.rope import cos_sin_table
+from quire.workers.models.config import AttentionSpec, RopeConfig
+
+APPLY = "apply_rotary_pos_emb"
+TRIED = 600  # positions
+TYPES = ("default", "linear", "llama3", "yarn")
+OTHER_NAMES = {"rope_type": "type", "rope_theta": "theta"}
+
+
+class Ropes(NamedTuple):
+    of_layer: dict[str, RopeConfig]  # by the name of the attention module
+    python_modules: tuple[str, ...]
+
+
+class _Rotation(NamedTuple):
+    """A call of apply_rotary_pos_emb."""
+
+    python_module: str
+    apply: Callable[..., Any]
+    cos: torch.Tensor
+    sin: torch.Tensor
+    more: dict[str, Any]  # arguments besides q, k, cos, sin
+    results: tuple[torch.Tensor, torch.Tensor]
+    head_dim: int
+
+
+class _Table(NamedTuple):
+    """A call of a module that made cosines and sines."""
+
+    module: nn.Module
+    arguments: dict[str, Any]
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+
+class RotaryWatch:
+    def __init__(self, model: nn.Module):
+        self._modules = [m for m in model.modules() if any(name.endswith("inv_freq") for name in m._buffers)]
+        names = {type(module).__module__ for module in model.modules()}
+        self._python_modules = sorted(n for n in names if APPLY in vars(sys.modules[n]))
+        self._rotations: list[_Rotation] = []
+        self._tables: list[_Table] = []
+        self._layers: dict[str, _Rotation] = {}
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        kept = {name: vars(sys.modules[name])[APPLY] for name in self._python_modules}
+        hooks = [module.register_forward_hook(self._made, with_kwargs=True) for module in self._modules]
+        for name, apply in kept.items():
+            setattr(sys.modules[name], APPLY, self._watching(name, apply))
+        try:
+            yield
+        finally:
+            for name, apply in kept.items():
+                setattr(sys.modules[name], APPLY, apply)
+            for hook in hooks:
+                hook.remove()
+
+    def _made(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
+        if isinstance(out, tuple) and len(out) == 2 and all(isinstance(x, torch.Tensor) for x in out):
+            bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+            self._tables.append(_Table(module, bound, *out))
+
+    def _watching(self, name: str, apply: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(apply)
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            out = apply(*args, **kwargs)
+            given = dict(signature.bind(*args, **kwargs).arguments)
+            four = [given.pop(key, None) for key in ("q", "k", "cos", "sin")]
+            is_pair = isinstance(out, tuple) and len(out) == 2
+            if is_pair and all(isinstance(x, torch.Tensor) for x in (*four, *out)):
+                self._rotations.append(_Rotation(name, apply, four[2], four[3], given, out, four[0].shape[-1]))  # type: ignore[arg-type, union-attr]
+            else:
+                self._python_modules = [other for other in self._python_modules if other != name]
+            return out
+
+        return watched
+
+    def attended(self, layer: str, query: torch.Tensor, key: torch.Tensor) -> None:
+        """A layer's attention was called with these."""
+        for rotation in self._rotations:
+            if rotation.results[0] is query and rotation.results[1] is key:
+                self._layers[layer] = rotation
+
+    def found(self) -> Ropes:
+        """To be asked when buffers have their values."""
+        tried: dict[tuple[int, str], RopeConfig | None] = {}
+        ropes: dict[str, RopeConfig] = {}
+        for layer, rotation in self._layers.items():
+            at = id(rotation.cos), f"{rotation.python_module} {rotation.more} {rotation.head_dim}"
+            if at not in tried:
+                tried[at] = self._tried(rotation)
+            if (rope := tried[at]) is not None:
+                ropes[layer] = rope
+        used = {id(rotation) for layer, rotation in self._layers.items() if layer in ropes}
+        called = {rotation.python_module for rotation in self._rotations}
+        spoilt = {rotation.python_module for rotation in self._rotations if id(rotation) not in used}
+        good = tuple(name for name in self._python_modules if name in called - spoilt)
+        return Ropes({layer: rope for layer, rope in ropes.items() if self._layers[layer].python_module in good}, good)
+
+    def _tried(self, rotation: _Rotation) -> RopeConfig | None:
+        table = next((t for t in self._tables if t.cos is rotation.cos and t.sin is rotation.sin), None)
+        if table is None or any(isinstance(x, torch.Tensor) for x in rotation.more.values()):
+            return None
+        positions = torch.arange(TRIED)[None]
+        real = {"position_ids": positions, "x": torch.zeros(1, TRIED, 8)}
+        arguments = {name: real.get(name, value) for name, value in table.arguments.items()}
+        generator = torch.Generator().manual_seed(0)
+        q = torch.randn(1, 2, TRIED, rotation.head_dim, generator=generator)
+        try:
+            with torch.inference_mode():
+                cos, sin = table.module(**arguments)
+                theirs, k = rotation.apply(q, q.clone(), cos, sin, **rotation.more)
+        except Exception:  # of transformers' code on what it may not expect: attention gets what is rotated then
+            return None
+        if not torch.equal(theirs, k) or theirs.shape != q.shape:
+            return None
+        for rope in _candidates(table.module, rotation.head_dim, cos.shape[-1]):
+            if torch.allclose(theirs, _rotated(q, rope), rtol=1e-5, atol=1e-5):
+                return rope
+        return None
+
+
+@contextlib.contextmanager
+def unrotated(python_modules: tuple[str, ...]) -> Iterator[None]:
+    """Within, apply_rotary_pos_emb of these gives back what it was given."""
+    modules = [sys.modules[name] for name in python_modules]
+    kept = [vars(module)[APPLY] for module in modules]
+    for module in modules:
+        setattr(module, APPLY, _as_it_is)
+    try:
+        yield
+    finally:
+        for module, apply in zip(modules, kept, strict=True):
+            setattr(module, APPLY, apply)
+
+
+def _as_it_is(q: torch.Tensor, k: torch.Tensor, *others: Any, **more: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return q, k
+
+
+def _candidates(module: nn.Module, head_dim: int, columns: int) -> Iterator[RopeConfig]:
+    """What the config of a rotary module may mean, each scaling of it in both layouts."""
+    parameters = getattr(getattr(module, "config", None), "rope_parameters", None)
+    if not isinstance(parameters, dict):
+        return
+    for some in (parameters, *(value for value in parameters.values() if isinstance(value, dict))):
+        fields = {OTHER_NAMES.get(name, name): value for name, value in some.items() if value is not None}
+        if fields.get("type") not in TYPES:
+            continue
+        fields = {name: value for name, value in fields.items() if name in RopeConfig.__struct_fields__}
+        for rotary_dim in {columns, 2 * columns}:
+            if rotary_dim <= head_dim:
+                for interleaved in (False, True):
+                    own = {"rotary_dim": 0 if rotary_dim == head_dim else rotary_dim, "interleaved": interleaved}
+                    with contextlib.suppress(msgspec.ValidationError):
+                        yield msgspec.convert({**fields, **own}, RopeConfig, strict=False)
+
+
+def _rotated(x: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
+    """x [1, heads, T, D], at positions 0 to T - 1, as attention rotates it."""
+    spec = AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=x.shape[-1], scale=1.0, window=0, rope=rope)
+    cos, sin = cos_sin_table(spec, x.shape[2]).chunk(2, -1)
+    turned, rest = x[..., : 2 * cos.shape[-1]], x[..., 2 * cos.shape[-1] :]
+    if rope.interleaved:
+        x1, x2 = turned[..., ::2], turned[..., 1::2]
+        turned = torch.stack((x1 * cos - x2 * sin, x2 * cos + x1 * sin), -1).flatten(-2)
+    else:
+        x1, x2 = turned.chunk(2, -1)
+        turned = torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), -1)
+    return torch.cat((turned, rest), -1)

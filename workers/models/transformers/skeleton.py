@@ -1,0 +1,113 @@
+"""config.json's fields -> a model of transformers without weights: parameters on the meta device, buffers computed.
+
+Buffers (rotary frequencies, tables of positions) are what the model's own constructor makes of them, on the CPU. Nothing is
+initialised, and no code of a checkpoint's is run. Attention and experts are asked of the interfaces where interface.py is.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers.initialization import no_init_weights
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from quire.workers.models.config import ModelConfigError
+from quire.workers.models.transformers.interface import NAME, register
+
+Model = transformers.PreTrainedModel
+QUANTIZATION = ("quantization_config", "compression_config")  # ours to read: a model that knew of it would change its layers
+
+
+def read_config(fields: dict[str, Any]) -> Any:
+    """transformers' config. Raises ModelConfigError."""
+    model_type = fields.get("model_type")
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
+        if fields.get("auto_map"):
+            raise ModelConfigError(
+                f"config.json has an auto_map, and model_type {model_type!r:.80} is not known to transformers "
+                f"{transformers.__version__}: code that comes with a checkpoint is not run"
+            )
+        raise ModelConfigError(f"model_type {model_type!r:.80} is not known to transformers {transformers.__version__}")
+    plain = {name: value for name, value in fields.items() if name not in (*QUANTIZATION, "auto_map")}
+    cls = CONFIG_MAPPING[model_type]
+    try:
+        return cls.from_dict(cls._decode_special_floats(plain))  # as from a file
+    except Exception as error:  # of validators and constructors of two hundred models: whatever they raise is about config.json
+        raise ModelConfigError(f"transformers cannot read config.json: {one_line(error)}") from None
+
+
+def model_class(config: Any, architectures: object) -> type[Model]:
+    """The causal language model of a config, if config.json asks for no other. Raises ModelConfigError."""
+    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelConfigError(f"transformers has no causal language model of model_type {config.model_type}")
+    found: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    classes: tuple[type[Model], ...] = found if isinstance(found, tuple) else (found,)
+    names = [cls.__name__ for cls in classes]
+    if not isinstance(architectures, list) or not architectures:
+        return classes[0]
+    for cls, name in zip(classes, names, strict=True):
+        if name in architectures:
+            return cls
+    raise ModelConfigError(
+        f"architecture {architectures[0]!s:.80} is not the causal language model of its model_type, which is {names[0]}"
+    )
+
+
+def build_skeleton(config_json: str, dtype: torch.dtype) -> Model:
+    """The model of a config.json in evaluation mode. Raises ModelConfigError."""
+    register()
+    fields = json.loads(config_json)
+    config = read_config(fields)
+    cls = model_class(config, fields.get("architectures"))
+    if getattr(cls, "_is_stateful", False):
+        raise ModelConfigError("it is recurrent: its layers keep a state that is not keys and values")
+    try:
+        with no_init_weights(), _parameters_on_meta(), torch.inference_mode(False):
+            model = cls._from_config(config, dtype=dtype, attn_implementation=NAME, experts_implementation=NAME)
+    except Exception as error:  # as in read_config
+        if isinstance(error, KeyError) and error.args == (NAME,):
+            raise ModelConfigError("its attention does not go through transformers' attention interface") from None
+        raise ModelConfigError(f"transformers cannot build {cls.__name__} from config.json: {one_line(error)}") from None
+    for module in model.modules():
+        if isinstance(module, Model):  # would look at the ids to warn of padding, of which there is none
+            module.warn_if_padding_and_no_attention_mask = _nothing  # type: ignore[assignment]
+    return model.eval().requires_grad_(False)
+
+
+def text_config(config: Any) -> Any:
+    """The config of the text model, where it is nested. Raises ModelConfigError."""
+    try:
+        return config.get_text_config(decoder=True)
+    except ValueError as error:
+        raise ModelConfigError(one_line(error)) from None
+
+
+def _nothing(*args: object, **kwargs: object) -> None:
+    pass
+
+
+@contextlib.contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Within, what a module registers as a parameter has no values, and what its constructor made of them is dropped."""
+    register_parameter = nn.Module.register_parameter
+
+    def on_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and param.device.type != "meta":
+            param = nn.Parameter(torch.empty_like(param, device="meta"), requires_grad=False)
+        register_parameter(module, name, param)
+
+    nn.Module.register_parameter = on_meta  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register_parameter  # type: ignore[method-assign]
+
+
+def one_line(error: BaseException) -> str:
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) <= 300 else text[:297] + "..."
