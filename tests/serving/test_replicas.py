@@ -52,6 +52,7 @@ def running(served: Served) -> tuple[float, float]:
 
 def two_streams(served: Served) -> list[EventStream]:
     """On both engines, in the order of their numbers."""
+    until(lambda: running(served) == (0, 0))  # what ran before is told of half a second late
     first = served.stream(PROMPT, **LONG)
     first.wait_for_text()
     seen = [running(served)]
