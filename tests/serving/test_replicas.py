@@ -53,6 +53,7 @@ def running(served: Served) -> tuple[float, float]:
 
 def two_streams(served: Served) -> list[EventStream]:
     """One on each engine: the second goes where less is to be done."""
+    until(lambda: [metric(served, "engine_up", number) for number in (0, 1)] == [1, 1])  # known half a second late
     streams = [served.stream(text, **LONG) for text in (PROMPT, f"{PROMPT} and a cat")]
     for stream in streams:
         stream.wait_for_text()
