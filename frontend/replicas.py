@@ -110,7 +110,7 @@ class Replicas(Client):
                 task.result()
             if self.foreign:
                 raise ValueError(next(iter(self.foreign.values())))
-        except BaseException:
+        except BaseException:  # passed on, whatever it is: the engines that did connect would stay so
             await self.close()
             raise
         self._has_started = True

@@ -89,7 +89,7 @@ def _small_mlp(module: nn.Module, gate_up: list[str], down: str) -> nn.Module | 
         for parameter in layer.parameters():
             parameter.data = torch.randn(parameter.shape, generator=_generator(len(name)))
         setattr(small, name, layer)
-    return small.eval()
+    return small.train(False)
 
 
 def _with_parameters(module: nn.Module, dtype: torch.dtype) -> nn.Module:

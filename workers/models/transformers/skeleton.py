@@ -76,7 +76,7 @@ def build_skeleton(config_json: str, dtype: torch.dtype) -> Model:
     for module in model.modules():
         if isinstance(module, Model):  # would look at the ids to warn of padding, of which there is none
             module.warn_if_padding_and_no_attention_mask = _nothing  # type: ignore[assignment]
-    return model.eval().requires_grad_(False)
+    return model.train(False).requires_grad_(False)
 
 
 def text_config(config: Any) -> Any:
