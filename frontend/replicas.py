@@ -17,9 +17,9 @@ from typing import cast
 import msgspec
 import numpy as np
 
-from quire.frontend.client.async_client import WATCH_S, AsyncClient
-from quire.frontend.client.client import Client, check_priority
-from quire.frontend.client.stream import ClientError, EngineDown, Overloaded, RequestState, Stream
+from quire.frontend.client.async_client import AsyncClient
+from quire.frontend.client.client import Client
+from quire.frontend.client.stream import ClientError, EngineDown, Overloaded
 from quire.frontend.client.utility_calls import A
 from quire.frontend.replica import Replica
 from quire.frontend.replica_answers import different_models, holds_for_all, together
@@ -27,11 +27,9 @@ from quire.frontend.router import Policy, Router
 from quire.ipc.links.curve import FrontendKeys
 from quire.ipc.messages import (
     Beat,
-    Candidates,
     Generate,
     TokenInputs,
 )
-from quire.ipc.sampling import SamplingParams
 from quire.ipc.utilities import UtilityAnswer, UtilityCall
 
 log = logging.getLogger("quire.replicas")
@@ -215,35 +213,14 @@ class Replicas(Client):
         self.beat, self.beat_time = msgspec.structs.replace(beat, num_running=running, num_waiting=waiting), time.monotonic()
 
     # ------------------------------------------------------------------------------------------------- requests
-    def submit(
-        self,
-        prompt_token_ids: Sequence[int] | np.ndarray,
-        params: SamplingParams,
-        *,
-        priority: int = 0,
-        cache_salt: str = "",
-        request_name: str = "",
-        candidates: Candidates | None = None,
-    ) -> Stream:
+    def _check_connected(self) -> None:
         if self._router is None:
             raise EngineDown("there is no connection to an engine")
-        ids = self._check_prompt(prompt_token_ids)
-        params = self._check_params(params, len(ids))
-        check_priority(priority)
-        self._next_id += 1
-        request_id, arrival = self._next_id, time.time()
-        task = Generate(params, candidates)
-        sent = Sent(-1, 0, TokenInputs(ids.tobytes()), task, priority, cache_salt, arrival)
-        engine = self._send(request_id, sent)
-        try:
-            state = RequestState(request_id, request_name or str(request_id), ids, params, self._tokenizer, arrival)
-        except BaseException:  # passed on, whatever it is: nobody would listen to the answer
-            engine._dispatcher.disown(request_id, params)
-            raise
-        engine._dispatcher.add(state)
-        if engine._may_spin and engine._link is not None and len(self._sent) == 1:
-            engine._link.watch(WATCH_S)
-        return Stream(state, self._cancel)
+
+    def _send_to_one(
+        self, request_id: int, inputs: TokenInputs, task: Generate, priority: int, cache_salt: str, arrival: float
+    ) -> Replica:
+        return self._send(request_id, Sent(-1, 0, inputs, task, priority, cache_salt, arrival))
 
     def _send(self, request_id: int, sent: Sent) -> Replica:
         """To the best of those who have not refused it. Raises Overloaded, EngineDown if there is none; InvalidRequest."""

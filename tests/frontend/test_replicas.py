@@ -8,6 +8,7 @@ from fake_core import FakeCore, echo, outputs
 from replica_cases import CACHE, CAT, ENDLESS, THE, WORLD, ended, engine_of, heard, refuse, until, with_cores
 
 from quire.frontend import replicas as module
+from quire.frontend.client import client as client_module
 from quire.frontend.client.beam_search import BeamSearchParams, search_all
 from quire.frontend.client.stream import EngineDown, InvalidRequest, Overloaded
 from quire.frontend.replicas import Replicas
@@ -153,7 +154,7 @@ async def test_what_cannot_be_sent_is_refused_before_it_is(cores: list[FakeCore]
     ):
         with pytest.raises(InvalidRequest):
             call()
-    monkeypatch.setattr(module, "RequestState", lambda *_: 1 // 0)
+    monkeypatch.setattr(client_module, "RequestState", lambda *_: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         client.submit([THE], ENDLESS)
     assert client._sent == {}
