@@ -7,8 +7,8 @@ cost.
 
 y = (q @ W^T) as `scaled_row` has it, [1, N]. Every program makes the row anew, beside its few output columns, as `norm_linear`
 does for 16 bits; of a norm the first also writes residual + x, to a buffer of its own, for the others still read the residual.
-Moves W once. Where W is large, the repetition costs more than the launches saved (`pays`), but for Hopper's ring, whose
-programs are few (`by_ring`). References: `quantize_reference`, `scaled.Scaled.dequantized`.
+Moves W once. Where W is large, the repetition costs more than the launches saved (`pays`). References: `quantize_reference`,
+`scaled.Scaled.dequantized`.
 """
 
 import torch
@@ -18,7 +18,6 @@ import triton.language as tl
 from quire.kernels.elementwise.activation import gated
 from quire.kernels.linear.quantize import LARGEST, cast, scale_of
 from quire.kernels.linear.scaled import BLOCK, Scaled
-from quire.kernels.triton_support import hopper
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
 from quire.kernels.tuning.current import current
 
@@ -97,17 +96,6 @@ def pays(rows: int, weight: Scaled) -> bool:
     return rows == 1 and is_small and weight.rows == (BLOCK if blocks else 1) and weight.data.stride(1) == 1
 
 
-def by_ring(rows: int, weight: Scaled, *, is_gated: bool = False) -> bool:
-    """Whether Hopper's ring does so for a large weight, gated too; SiLU times up it does not."""
-    tuning = current().scaled
-    is_large = tuning.fused_ring and weight.data.numel() >= tuning.ring_weight
-    if rows != 1 or not is_large or not hopper.available(weight.data.device):
-        return False
-    from quire.kernels.linear import scaled_fused_hopper  # imports Gluon, which other GPUs' Triton may not have
-
-    return scaled_fused_hopper.takes(rows, weight, is_gated=is_gated)
-
-
 def choose_columns(n: int, is_int8: bool) -> int:
     """Of a program, n in all: so few programs that the row, which each makes anew, costs less than W; reckoned.
 
@@ -126,18 +114,16 @@ def fused_linear(
     static_scale: torch.Tensor | None = None,
     is_gate_up: bool = False,
     norm: tuple[torch.Tensor, torch.Tensor, float] | None = None,
-    is_gated: bool = False,
     pdl: int = PLAIN,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(y [1, N] in dtype, residual + x), of one row x [1, K], or [1, 2 K] = gate | up if is_gate_up; y gated if is_gated.
+    """(y [1, N] in dtype, residual + x), of one row x [1, K], or [1, 2 K] = gate | up if is_gate_up.
 
     norm: (residual [1, K], weight [K], eps); x may be none then, and the sum is the residual itself. Without a norm there is
     no sum. Raises ValueError if shapes or types do not fit.
     """
     (n, k), blocks = weight.data.shape, weight.scales.shape[1]
     given = x if norm is None else norm[0]
-    ring = by_ring(1, weight, is_gated=is_gated) and not is_gate_up
-    if given is None or not (ring or (pays(1, weight) and not is_gated)) or given.shape != (1, 2 * k if is_gate_up else k):
+    if given is None or not pays(1, weight) or given.shape != (1, 2 * k if is_gate_up else k):
         raise ValueError(f"scaled_fused: weight {weight.data.shape} and its input do not fit, or are too large")
     if given.stride(1) != 1 or given.dtype != dtype or (by_block and blocks == 1 and k > BLOCK):
         raise ValueError(
@@ -147,16 +133,7 @@ def fused_linear(
     if norm is not None and (norm_weight.shape != (k,) or (x is not None and (x.shape != (1, k) or x.dtype != dtype))):
         raise ValueError(f"scaled_fused: {norm_weight.shape} and x do not fit a norm of {k}")
     total = None if norm is None else residual if x is None else torch.empty_like(residual)
-    out = given.new_empty((1, n // 2 if is_gated else n))
-    if ring:
-        from quire.kernels.linear import scaled_fused_hopper
-
-        config = scaled_fused_hopper.choose(out.shape[1], k, hopper.num_sms(out.device), is_gated=is_gated)
-        scaled_fused_hopper.launch(
-            x, weight, bias, out, config, by_block=by_block, static_scale=static_scale, norm=norm, total=total,
-            is_gated=is_gated, pdl=pdl,
-        )  # fmt: skip
-        return out, total
+    out = given.new_empty((1, n))
     block_k, block_n = max(BLOCK, triton.next_power_of_2(k)), choose_columns(n, weight.data.dtype == torch.int8)
     _kernel[(triton.cdiv(n, block_n),)](
         given if x is None else x, residual, norm_weight, out if static_scale is None else static_scale, weight.data,

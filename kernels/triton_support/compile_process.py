@@ -179,7 +179,6 @@ def _kernels() -> dict[tuple[str, str], Any]:
         quantize,
         scaled,
         scaled_fused,
-        scaled_fused_hopper,
         scaled_hopper,
         scaled_row,
         split_linear,

@@ -91,7 +91,6 @@ class ScaledTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     int4_rows: int  # by `int4_wide`; cuBLAS takes a weight that is dequantized first
     fused_weight: int  # elements up to which one row is brought to 8 bits within the product
     ring_weight: int = 1 << 24  # from which one row goes to Hopper's ring, and not to many small programs
-    fused_ring: bool = False  # whether that ring brings the row to 8 bits, too
 
 
 class DecodeRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

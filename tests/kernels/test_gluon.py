@@ -90,20 +90,6 @@ for rows, gated, parts, zeros in ((1, False, True, True), (16, True, False, Fals
     kernel.launch(meta(rows, 4096), weight, None, out, config, is_gated=gated, pdl=1)
 """
 
-FUSED = """
-from quire.kernels.linear import scaled_fused_hopper as kernel
-from quire.kernels.linear.scaled import Scaled
-E4M3, INT8 = torch.float8_e4m3fn, torch.int8
-for k, dtype, gated, block, norm in ((4096, E4M3, True, True, True), (14336, INT8, False, False, False),
-                                     (4096, E4M3, True, False, True), (14336, E4M3, False, True, False)):
-    n = 4096
-    columns, of = 2 * n if gated else n, 128 if block else 1
-    w = Scaled(meta(columns, k, dtype=dtype), meta(columns // of, k // 128 if block else 1, dtype=torch.float32), of)
-    before = (meta(1, k), meta(k), 1e-5) if norm else None
-    config = kernel.choose(n, k, 132, is_gated=gated)
-    kernel.launch(meta(1, k), w, None, meta(1, n), config, by_block=block, norm=before, total=meta(1, k), is_gated=gated, pdl=1)
-"""
-
 LINEAR = """
 from quire.kernels.linear import linear_hopper as kernel
 for rows, gated, parts in ((16, False, False), (64, True, False), (32, False, True)):
@@ -115,8 +101,8 @@ for rows, gated, parts in ((16, False, False), (64, True, False), (32, False, Tr
 
 @pytest.mark.parametrize(
     "body,count",
-    [(PREFILL, 1), (PREFILL_8_BITS, 2), (LINEAR, 3), (SCALED, 5), (INT4, 5), (W8A16, 3), (FUSED, 4)],
-    ids=["prefill", "prefill_8_bits", "linear", "scaled", "int4", "w8a16", "scaled_fused"],
+    [(PREFILL, 1), (PREFILL_8_BITS, 2), (LINEAR, 3), (SCALED, 5), (INT4, 5), (W8A16, 3)],
+    ids=["prefill", "prefill_8_bits", "linear", "scaled", "int4", "w8a16"],
 )
 def test_kernels_for_hopper_compile(body, count, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))

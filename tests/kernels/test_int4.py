@@ -14,7 +14,7 @@ from quire.kernels.linear.int4_weight import pack, stacked, unpack  # noqa: E402
 from quire.kernels.triton_support.dependent_launch import LATE, PLAIN  # noqa: E402
 
 SHAPES = [(3, 32, 32), (5, 128, 64), (33, 448, 64), (8, 448, 32), (6, 640, 128), (7, 320, 128), (9, 448, -1), (4, 384, 256)]
-TOLERANCE = {torch.float32: 3e-6, torch.float16: 6e-4, torch.bfloat16: 5e-3}  # of the largest value: one rounding
+TOLERANCE = {torch.float32: 5e-6, torch.float16: 6e-4, torch.bfloat16: 5e-3}  # of the largest value: one rounding
 
 
 def canonical(n, k, group, symmetric, seed=0):
@@ -255,7 +255,7 @@ def compare_hopper(rows, shape, symmetric, gated, dtype, config=None, parts=Fals
     if config.parts > 1:
         out = torch.full((config.parts, rows, n), float("nan"), dtype=torch.float32, device="cuda")
         kernel.launch(x, weight, bias, out, config, is_gated=gated, pdl=pdl)
-        got, tolerance = out.double().sum(0), 3e-6
+        got, tolerance = out.double().sum(0), 1e-5
     else:
         out = torch.full((rows + 1, n), 7.0, dtype=dtype, device="cuda")
         kernel.launch(x, weight, bias, out[:rows], config, is_gated=gated, pdl=pdl)

@@ -229,7 +229,8 @@ def test_gpu_parts_of_the_ring(rows, scaling, dtype, ring):
         out = torch.full((parts, rows, 1024), float("nan"), device="cuda")
         ring.launch(x, weight, None, out, ring.Config(64, 2, 3, 132, parts))
         want = expected(x, weight, None, False)
-        assert (out.double().sum(0) - want).abs().max() <= 1e-4 * want.abs().max()
+        # fp8: tensor cores keep some 14 bits of the 128 products that are summed before float32 takes over
+        assert (out.double().sum(0) - want).abs().max() <= 5e-4 * want.abs().max()
 
 
 @pytest.mark.gpu
@@ -266,7 +267,7 @@ def test_gpu_every_way_of_fp8_agrees(rows, scaling):
     for bias in (None, torch.randn(1024, device="cuda").bfloat16()):
         want = expected(x, weight, bias, False)
         got = fp8.fp8_linear(x, weight, bias, dtype=torch.bfloat16)
-        assert (got.double() - want).abs().max() <= 5e-3 * want.abs().max()
+        assert (got.double() - want).abs().max() <= 8e-3 * want.abs().max()  # torch rounds before it adds a bias, and again
     got = fp8.fp8_linear(x, weight, dtype=torch.bfloat16, is_gated=True)
     want = expected(x, weight, None, True)
     assert (got.double() - want).abs().max() <= 2e-2 * want.abs().max()

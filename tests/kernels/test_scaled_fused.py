@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from msgspec.structs import replace
 
 triton = pytest.importorskip("triton")
 
@@ -10,7 +9,7 @@ from quire.kernels.elementwise import activation_cpu, norm_reference  # noqa: E4
 from quire.kernels.linear import scaled_fused  # noqa: E402
 from quire.kernels.linear.quantize import quantize_reference  # noqa: E402
 from quire.kernels.linear.scaled import Scaled  # noqa: E402
-from quire.kernels.tuning.current import current, using  # noqa: E402
+from quire.kernels.tuning.current import using  # noqa: E402
 from quire.kernels.tuning.default import DEFAULT  # noqa: E402
 from quire.kernels.tuning.h200 import H200  # noqa: E402
 
@@ -95,51 +94,6 @@ def test_what_is_one_kernel_is_the_tables_choice():
         with using(table):
             found = [scaled_fused.pays(1, drawn(shape, torch.int8, "row", "meta")) for shape in WEIGHTS]
         assert found == [True, o_proj, False, False]
-
-
-@pytest.fixture
-def ring():
-    """Takes weights of any size."""
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("needs a Hopper GPU")
-    from quire.kernels.linear import scaled_fused_hopper
-
-    with using(replace(current(), scaled=replace(current().scaled, ring_weight=0, fused_ring=True))):
-        yield scaled_fused_hopper
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("scaling", ["row", "block", "static"])
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-@pytest.mark.parametrize("shape", [*SHAPES, (2048, 1024), (1000, 1344), (1024, 4096)], ids=str)
-def test_gpu_ring(shape, kind, scaling, ring):
-    assert scaled_fused.by_ring(1, drawn(shape, kind, scaling, "cuda"))
-    compare(shape, kind, scaling, "cuda", torch.bfloat16, 0.02)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("config", [(16, 4, 2, 8), (32, 1, 5, 500), (64, 2, 2, 132), (128, 1, 3, 5), (64, 4, 2, 7)], ids=str)
-@pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("scaling", ["row", "block", "static"])
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_gpu_configurations_of_the_ring(kind, scaling, gated, config, ring):
-    """Rows of one piece and of several, of whole blocks and not; several tiles a program."""
-    for n, k in ((384, 4224), (256, 14336), (128, 16384), (640, 448)):
-        weight = drawn((2 * n if gated else n, k), kind, scaling, "cuda")
-        x, bias = torch.randn(1, k, device="cuda").bfloat16(), torch.randn(2 * n if gated else n, device="cuda").bfloat16()
-        how = {
-            "by_block": scaling == "block",
-            "static_scale": torch.tensor([0.01], device="cuda") if scaling == "static" else None,
-        }
-        out = torch.empty(1, n, device="cuda", dtype=torch.bfloat16)
-        ring.launch(x, weight, bias, out, ring.Config(*config), is_gated=gated, pdl=1, **how)
-        want = (
-            quantize_reference(x, kind, **how).dequantized(torch.float64) @ weight.dequantized(torch.float64).T + bias.double()
-        )
-        if gated:
-            gate, up = want.chunk(2, -1)
-            want = torch.nn.functional.silu(gate) * up
-        assert (out.double() - want).abs().max() <= (0.02 if gated else 5e-3) * want.abs().max()
 
 
 @pytest.mark.gpu

@@ -106,8 +106,8 @@ class ScaledFormat(Quantized[Weight]):
     def _multiplied(
         self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, out: torch.Tensor | None, is_gated: bool
     ) -> torch.Tensor:
-        if self._fuses(len(x), weight, is_gated):
-            y = self._fused(x, weight, bias, is_gated=is_gated)
+        if not is_gated and self._fuses(len(x), weight):
+            y = self._fused(x, weight, bias)
         else:
             y = self._linear(self._quantized(x, weight), weight, bias, is_gated)
         return y if out is None else out.copy_(y)
@@ -115,21 +115,14 @@ class ScaledFormat(Quantized[Weight]):
     def _quantized(self, x: torch.Tensor, weight: Weight) -> Scaled:
         return quantize.quantize(x, self.kind, by_block=self.by_block, static_scale=weight.input_scale, pdl=mode_for(len(x)))
 
-    def _fuses(self, rows: int, weight: Weight, is_gated: bool = False) -> bool:
-        """Whether one kernel quantizes inputs and multiplies them."""
-        has_16_bits, is_plain = self.dtype.itemsize == 2, not is_gated and self._fuses_all(rows, weight)
-        return is_plain or (has_16_bits and scaled_fused.by_ring(rows, weight.scaled, is_gated=is_gated))
-
-    def _fuses_all(self, rows: int, weight: Weight) -> bool:
-        """Whether it does SiLU times up, too."""
+    def _fuses(self, rows: int, weight: Weight) -> bool:
+        """Whether one kernel quantizes inputs, SiLU times up too, and multiplies them."""
         return self.dtype.itemsize == 2 and scaled_fused.pays(rows, weight.scaled)
 
-    def _fused(
-        self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, *, is_gate_up: bool = False, is_gated: bool = False
-    ) -> torch.Tensor:
+    def _fused(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, *, is_gate_up: bool = False) -> torch.Tensor:
         y, _ = scaled_fused.fused_linear(
             x, weight.scaled, bias, dtype=self.dtype, by_block=self.by_block, static_scale=weight.input_scale,
-            is_gate_up=is_gate_up, is_gated=is_gated, pdl=mode_for(1),
+            is_gate_up=is_gate_up, pdl=mode_for(1),
         )  # fmt: skip
         return y
 
@@ -143,13 +136,13 @@ class ScaledFormat(Quantized[Weight]):
 
     def fuses_silu(self, rows: int) -> bool:
         """Not of few rows: a product gates itself, and 8 bits of that take less time. Of one, where a kernel does all of it."""
-        return rows > MAX_GATED_ROWS or (len(self.weights) == 1 and self._fuses_all(rows, self.weights[0][0]))
+        return rows > MAX_GATED_ROWS or (len(self.weights) == 1 and self._fuses(rows, self.weights[0][0]))
 
     def behind_silu(self, gate_up: torch.Tensor) -> torch.Tensor:
         if len(self.weights) > 1:
             return super().behind_silu(gate_up)
         (weight, bias), pdl = self.weights[0], mode_for(len(gate_up))
-        if self._fuses_all(len(gate_up), weight):
+        if self._fuses(len(gate_up), weight):
             return self._fused(gate_up, weight, bias, is_gate_up=True)
         h = quantize.silu_mul_quantize(gate_up, self.kind, by_block=self.by_block, static_scale=weight.input_scale, pdl=pdl)
         return self._linear(h, weight, bias, in_parts=True)
@@ -162,8 +155,8 @@ class ScaledFormat(Quantized[Weight]):
         weight, bias = self.weights[0]
         how: dict[str, Any] = {"by_block": self.by_block, "static_scale": weight.input_scale}
         is_in_parts = x is not None and x.dim() == 3
-        if self._fuses(len(residual), weight, is_gated) and not is_in_parts:
-            how.update(norm=(residual, norm.weight, norm.eps), is_gated=is_gated, pdl=mode_for(1))
+        if not is_gated and self._fuses(len(residual), weight) and not is_in_parts:
+            how.update(norm=(residual, norm.weight, norm.eps), pdl=mode_for(1))
             y, total = scaled_fused.fused_linear(x, weight.scaled, bias, dtype=self.dtype, **how)
             assert total is not None, "of a norm there is a sum"
             return y, total
