@@ -222,14 +222,15 @@ def _decode_kernel(
                     unit_starts_ptr, query_start_ptr, seq_lens_ptr, row_slots_ptr, row, num_rows, num_slots, num_tokens,
                     max_keys, MAX_QUERY,
                 )  # fmt: skip
-            row_max, row_sum = first_sums(sinks_ptr, kv_head, offs_m, first_index == 0, GROUP, SINKS)
+            head = kv_head * GROUP + offs_m % GROUP
+            row_max, row_sum = first_sums(sinks_ptr, head, first_index == 0, SINKS)
             acc, row_max, row_sum = attend_tiles(
                 tl.zeros([ROWS, HEAD_PAD], tl.float32),
                 row_max,
                 tl.where(tl.arange(0, TILE)[None, :] == 0, row_sum[:, None], 0.0),
                 q, positions, key_ptr + kv_head * stride_key_head, value_ptr + kv_head * stride_value_head, block_row_ptr,
                 tile_begin, tile_end, first_key, end_key, qk_scale, softcap, alibi_scale,
-                row_slopes(slopes_ptr, kv_head, offs_m, GROUP, ALIBI), window, num_blocks,
+                row_slopes(slopes_ptr, head, ALIBI), window, num_blocks,
                 stride_key_block, stride_key_token, stride_value_block, stride_value_token,
                 BLOCK_SIZE, TILE, HEAD_DIM, HEAD_PAD, True, True, WINDOWED, SOFTCAP, ALIBI, PRECISION,
             )  # fmt: skip

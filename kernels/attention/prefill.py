@@ -1,12 +1,12 @@
 """Paged attention for prefill rows: any number of query tokens a row, the last positions of its keys (chunked prefill).
 
-Formula and masks: tile.py. A unit of work is one query tile (64-128 rows: tokens x the group's heads, so that
-Hopper's wgmma is used) of one KV head. `prefill_schedule` lists the query tiles of a step on the device, once for all
+Formula and masks: tile.py. A unit of work is one query tile (64-128 rows: tokens x the group's heads or a part of them, so
+that Hopper's wgmma is used) of one KV head. `prefill_schedule` lists the query tiles of a step on the device, once for all
 layers, last tile of a row first, since it sees most keys. A fixed grid of programs then takes units from an atomic counter,
 so that unequal tiles and unused grid (graphs captured for more rows than there are) cost nothing. KV tiles that every query
 of the tile sees in full run in a loop without masks. Where query tiles are few and keys are many (a short prompt behind a
 long cached one), the schedule also splits the keys; whichever program is last reduces the split-KV partials, as in decode.py.
-On a Hopper GPU, what has no window goes to prefill_hopper.py.
+On a Hopper GPU, what has 16 bits and no ALiBi goes to prefill_hopper.py.
 
 FLOPs: 4 * Hq * D a visible (query, key) pair. Bytes: q and out once; keys and values once per query tile, mostly from L2.
 """
@@ -90,6 +90,8 @@ def _prefill_kernel(
     stride_table,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
+    HEADS: tl.constexpr,
+    TOKENS: tl.constexpr,
     ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_PAD: tl.constexpr,
@@ -105,12 +107,12 @@ def _prefill_kernel(
     NUM_LANES: tl.constexpr,
     MAY_SPLIT: tl.constexpr,
 ):
-    TOKENS: tl.constexpr = ROWS // GROUP
+    PARTS: tl.constexpr = (GROUP + HEADS - 1) // HEADS  # of a group, which query tiles share
     num_programs = tl.num_programs(0)
     splits = tl.program_id(0) * 0 + 1
     if MAY_SPLIT:
         splits = tl.load(header_ptr + 1)
-    num_units = tl.load(header_ptr) * NUM_KV_HEADS * splits
+    num_units = tl.load(header_ptr) * (NUM_KV_HEADS * PARTS) * splits
     qk_scale = scale_log2
     if HAS_KEY_SCALE:
         qk_scale = scale_log2 * tl.load(key_scale_ptr)
@@ -119,13 +121,13 @@ def _prefill_kernel(
         value_scale = tl.load(value_scale_ptr)
     offs_m = tl.arange(0, ROWS)
     offs_d = tl.arange(0, HEAD_PAD)
-    token = offs_m // GROUP
+    token = offs_m // HEADS
     lanes = tl.arange(0, NUM_LANES)
 
     unit = tl.program_id(0)
     first_token, query_begin, query_len, seq_len, slot = _load_unit(
         tile_rows_ptr, tile_indices_ptr, row_slots_ptr, query_start_ptr, seq_lens_ptr, unit, num_units, splits, num_slots,
-        num_tokens, max_keys, NUM_KV_HEADS, TOKENS,
+        num_tokens, max_keys, NUM_KV_HEADS * PARTS, TOKENS,
     )  # fmt: skip
     while unit < num_units:
         # Ask for the next unit now: the answer arrives while this one's queries are read. One lane asks, and adds no constant:
@@ -133,10 +135,15 @@ def _prefill_kernel(
         tickets = tl.atomic_add(counters_ptr + lanes * 0, 1 - lanes, mask=lanes == 0, sem="relaxed")
         split = unit % splits
         whole_unit = unit // splits
-        kv_head = whole_unit % NUM_KV_HEADS
+        kv_head = whole_unit % (NUM_KV_HEADS * PARTS) // PARTS
+        head = kv_head * GROUP + offs_m % HEADS
         live = (token < TOKENS) & (first_token + token < query_len)
+        if PARTS > 1:
+            head += whole_unit % PARTS * HEADS
+            live = live & (head < (kv_head + 1) * GROUP)
+            head = tl.minimum(head, (kv_head + 1) * GROUP - 1)
         line = (query_begin + first_token + token).to(tl.int64)
-        q_offset = line * stride_q_token + (kv_head * GROUP + offs_m % GROUP) * stride_q_head
+        q_offset = line * stride_q_token + head * stride_q_head
         mask = live[:, None] & (offs_d < HEAD_DIM)[None, :]
         q = compute_type(tl.load(q_ptr + q_offset[:, None] + offs_d[None, :], mask=mask, other=0.0), key_ptr)
 
@@ -161,11 +168,11 @@ def _prefill_kernel(
         unit = tl.sum(tl.where(lanes == 0, tickets, 0), 0) + num_programs
         first_token, query_begin, query_len, seq_len, slot = _load_unit(
             tile_rows_ptr, tile_indices_ptr, row_slots_ptr, query_start_ptr, seq_lens_ptr, unit, num_units, splits, num_slots,
-            num_tokens, max_keys, NUM_KV_HEADS, TOKENS,
+            num_tokens, max_keys, NUM_KV_HEADS * PARTS, TOKENS,
         )  # fmt: skip
         acc = tl.zeros([ROWS, HEAD_PAD], tl.float32)
-        row_max, row_sum = first_sums(sinks_ptr, kv_head, offs_m, split == 0, GROUP, SINKS)
-        slopes = row_slopes(slopes_ptr, kv_head, offs_m, GROUP, ALIBI)
+        row_max, row_sum = first_sums(sinks_ptr, head, split == 0, SINKS)
+        slopes = row_slopes(slopes_ptr, head, ALIBI)
         if WINDOWED:
             acc, row_max, row_sum = attend_tiles(
                 acc, row_max, row_sum, q, positions, key_head_ptr, value_head_ptr, block_row_ptr,
@@ -202,7 +209,7 @@ def _prefill_kernel(
                 )  # fmt: skip
         if last:
             values = acc * (value_scale / tl.where(row_sum == 0.0, 1.0, row_sum))[:, None]
-            out_offset = line * stride_out_token + (kv_head * GROUP + offs_m % GROUP) * stride_out_head
+            out_offset = line * stride_out_token + head * stride_out_head
             tl.store(out_ptr + out_offset[:, None] + offs_d[None, :], values.to(out_ptr.dtype.element_ty), mask=mask)
 
     # The last program to finish leaves the counters at 0 for the next launch.
@@ -243,13 +250,13 @@ def prefill_attention(
         raise ValueError(f"heads {num_heads}/{num_kv_heads} of {head_dim} do not fit the workspace")
     check_layout(q, k_cache, v_cache, block_table, out, scale)
     shape.check(num_heads)
-    if workspace.hopper and window == 0 and shape.is_plain:
+    if workspace.hopper and (hopper_config := workspace.hopper_config(window, shape)) is not None:
         from quire.kernels.attention import prefill_hopper as hopper
 
         if hopper.can_copy(q, k_cache, v_cache):
             return hopper.launch(
                 q, k_cache, v_cache, block_table, row_slots, query_start, seq_lens, out, scale=scale, workspace=workspace,
-                k_scale=k_scale, v_scale=v_scale,
+                config=hopper_config, window=window, shape=shape, k_scale=k_scale, v_scale=v_scale,
             )  # fmt: skip
     config = workspace.config
     _prefill_kernel[(workspace.num_programs,)](
@@ -287,6 +294,8 @@ def prefill_attention(
         block_table.stride(0),
         NUM_KV_HEADS=num_kv_heads,
         GROUP=num_heads // num_kv_heads,
+        HEADS=workspace.tile_heads,
+        TOKENS=workspace.tile_tokens,
         ROWS=config.query_rows,
         HEAD_DIM=head_dim,
         HEAD_PAD=triton.next_power_of_2(head_dim),

@@ -7,6 +7,7 @@ FLOPs: 4 * Hq * D a visible (query, key) pair. Bytes: q and out once; keys and v
 """
 
 import torch
+import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
@@ -14,31 +15,35 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from quire.kernels.attention.prefill_hopper_consumer import consume
 from quire.kernels.attention.prefill_hopper_producer import NUM_FIELDS, produce
 from quire.kernels.attention.prefill_hopper_widen import produce_widened
-from quire.kernels.attention.prefill_schedule import HOPPER_ROWS, PrefillWorkspace
+from quire.kernels.attention.prefill_schedule import PrefillWorkspace
+from quire.kernels.attention.score_shape import PLAIN_SCORES, ScoreShape
 from quire.kernels.attention.tile import LOG2_E
 from quire.kernels.triton_support import hopper, tma
+from quire.kernels.tuning.configs import HopperPrefillConfig
 
 WIDENING_REGISTERS = 40  # of a thread of the producer's, where it widens caches of 8 bits
 MAX_REGISTERS = gl.constexpr(65536 // (3 * 128) // 8 * 8)  # a thread, before they are shared out: three warpgroups fill an SM
 
 
 @gluon.jit(
-    do_not_specialize=["num_slots", "num_blocks", "num_tokens", "max_keys", "stride_table"],
+    do_not_specialize=["num_slots", "num_blocks", "num_tokens", "max_keys", "stride_table", "window"],
     do_not_specialize_on_alignment=["row_slots_ptr", "query_start_ptr", "seq_lens_ptr"],
 )
 def _kernel(
     q_desc, key_desc, value_desc, out_ptr, k_scale_ptr, v_scale_ptr, block_table_ptr, row_slots_ptr, query_start_ptr,
     seq_lens_ptr, header_ptr, tile_rows_ptr, tile_indices_ptr, partial_out_ptr, partial_max_ptr, partial_sum_ptr, counters_ptr,
     qk_scale, num_slots, num_blocks, num_tokens, max_keys, stride_out_token, stride_out_head, stride_table,
-    NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, TOKENS: gl.constexpr, HEAD_DIM: gl.constexpr,
-    BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr, PING_PONG: gl.constexpr,
+    sinks_ptr, softcap, window,
+    NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, HEADS: gl.constexpr, TOKENS: gl.constexpr, HEAD_DIM: gl.constexpr,
+    BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr, Q_STAGES: gl.constexpr, PING_PONG: gl.constexpr,
     PRODUCER_REGISTERS: gl.constexpr, KEY_SCALE: gl.constexpr, VALUE_SCALE: gl.constexpr,
 ):  # fmt: skip
+    HEAD_PAD: gl.constexpr = key_desc.block_type.shape[1]
     WIDEN: gl.constexpr = key_desc.dtype != q_desc.dtype
     layout: gl.constexpr = q_desc.layout
-    q_buffer = gl.allocate_shared_memory(q_desc.dtype, [2, GROUP * TOKENS, HEAD_DIM], layout)
-    key_buffer = gl.allocate_shared_memory(q_desc.dtype, [STAGES, TILE, HEAD_DIM], layout)
-    value_buffer = gl.allocate_shared_memory(q_desc.dtype, [STAGES, TILE, HEAD_DIM], layout)
+    q_buffer = gl.allocate_shared_memory(q_desc.dtype, [Q_STAGES, 128, HEAD_PAD], layout)
+    key_buffer = gl.allocate_shared_memory(q_desc.dtype, [STAGES, TILE, HEAD_PAD], layout)
+    value_buffer = gl.allocate_shared_memory(q_desc.dtype, [STAGES, TILE, HEAD_PAD], layout)
     bars: gl.constexpr = mbarrier.MBarrierLayout()
     records = gl.allocate_shared_memory(gl.int32, [2 * NUM_FIELDS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     q_full = gl.allocate_shared_memory(gl.int64, [2, 1], bars)
@@ -70,29 +75,30 @@ def _kernel(
     )  # fmt: skip
     registers: gl.constexpr = (3 * MAX_REGISTERS - PRODUCER_REGISTERS) // 16 * 8
     if WIDEN:
-        raw_keys = gl.allocate_shared_memory(key_desc.dtype, [TILE, HEAD_DIM], key_desc.layout)
-        raw_values = gl.allocate_shared_memory(value_desc.dtype, [TILE, HEAD_DIM], value_desc.layout)
+        raw_keys = gl.allocate_shared_memory(key_desc.dtype, [TILE, HEAD_PAD], key_desc.layout)
+        raw_values = gl.allocate_shared_memory(value_desc.dtype, [TILE, HEAD_PAD], value_desc.layout)
         raw_tiles = (raw_keys, raw_values, copied.index(0), copied.index(1))
         gl.warp_specialize(
             [
                 (
                     consume,
                     (
-                        shared, turns, output, partial, 0, GROUP, TOKENS, HEAD_DIM, TILE, STAGES, PING_PONG, KEY_SCALE,
-                        VALUE_SCALE,
+                        shared, turns, output, partial, (sinks_ptr, softcap, window), 0, GROUP, HEADS, TOKENS, HEAD_DIM,
+                        TILE, STAGES, PING_PONG, KEY_SCALE, VALUE_SCALE,
                     ),
                 ),
                 (
                     consume,
                     (
-                        shared, turns, output, partial, 1, GROUP, TOKENS, HEAD_DIM, TILE, STAGES, PING_PONG, KEY_SCALE,
-                        VALUE_SCALE,
+                        shared, turns, output, partial, (sinks_ptr, softcap, window), 1, GROUP, HEADS, TOKENS, HEAD_DIM,
+                        TILE, STAGES, PING_PONG, KEY_SCALE, VALUE_SCALE,
                     ),
                 ),
                 (
                     produce_widened,
                     (
-                        descs, shared, raw_tiles, step, NUM_KV_HEADS, GROUP, TOKENS, HEAD_DIM, BLOCK_SIZE, TILE, STAGES,
+                        descs, shared, raw_tiles, step, window, NUM_KV_HEADS, GROUP, HEADS, TOKENS, HEAD_DIM, BLOCK_SIZE,
+                        TILE, STAGES,
                     ),
                 ),
             ],
@@ -105,21 +111,22 @@ def _kernel(
                 (
                     consume,
                     (
-                        shared, turns, output, partial, 0, GROUP, TOKENS, HEAD_DIM, TILE, STAGES, PING_PONG, KEY_SCALE,
-                        VALUE_SCALE,
+                        shared, turns, output, partial, (sinks_ptr, softcap, window), 0, GROUP, HEADS, TOKENS, HEAD_DIM,
+                        TILE, STAGES, PING_PONG, KEY_SCALE, VALUE_SCALE,
                     ),
                 ),
                 (
                     consume,
                     (
-                        shared, turns, output, partial, 1, GROUP, TOKENS, HEAD_DIM, TILE, STAGES, PING_PONG, KEY_SCALE,
-                        VALUE_SCALE,
+                        shared, turns, output, partial, (sinks_ptr, softcap, window), 1, GROUP, HEADS, TOKENS, HEAD_DIM,
+                        TILE, STAGES, PING_PONG, KEY_SCALE, VALUE_SCALE,
                     ),
                 ),
                 (
                     produce,
                     (
-                        descs, shared, copied.index(0), step, NUM_KV_HEADS, GROUP, TOKENS, HEAD_DIM, BLOCK_SIZE, TILE, STAGES,
+                        descs, shared, copied.index(0), step, window, NUM_KV_HEADS, GROUP, HEADS, TOKENS, HEAD_DIM, BLOCK_SIZE,
+                        TILE, STAGES,
                     ),
                 ),
             ],
@@ -150,22 +157,25 @@ def launch(
     *,
     scale: float,
     workspace: PrefillWorkspace,
+    config: HopperPrefillConfig,
+    window: int = 0,
+    shape: ScoreShape = PLAIN_SCORES,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
 ) -> None:
-    """Arguments as in `prefill_attention`, for tensors of which `can_copy` is true."""
+    """Arguments as in `prefill_attention`, for tensors of which `can_copy` is true, without ALiBi."""
     num_tokens, num_heads, head_dim = q.shape
     num_blocks, num_kv_heads, block_size, _ = k_cache.shape
     num_slots, max_blocks = block_table.shape
-    config = workspace.hopper_config
-    tokens = HOPPER_ROWS // (num_heads // num_kv_heads)
+    head_pad = triton.next_power_of_2(head_dim)  # what is behind a line counts as 0
+    tokens = workspace.tile_tokens
 
     keys, values = (
-        tma.lines(cache, num_blocks * num_kv_heads * block_size, head_dim, head_dim, (min(block_size, config.tile), head_dim))
+        tma.lines(cache, num_blocks * num_kv_heads * block_size, head_dim, head_dim, (min(block_size, config.tile), head_pad))
         for cache in (k_cache, v_cache)
     )
     _kernel[(workspace.num_programs // workspace.config.programs_per_sm,)](
-        tma.lines(q, num_tokens, num_heads * head_dim, q.stride(0), (tokens, head_dim)),
+        tma.lines(q, num_tokens, num_heads * head_dim, q.stride(0), (tokens & -tokens, head_pad)),
         keys,
         values,
         out,
@@ -189,13 +199,18 @@ def launch(
         max_blocks * block_size,
         *out.stride()[:2],
         block_table.stride(0),
+        shape.sinks,
+        shape.softcap or None,
+        window or None,
         NUM_KV_HEADS=num_kv_heads,
         GROUP=num_heads // num_kv_heads,
+        HEADS=workspace.tile_heads,
         TOKENS=tokens,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
         TILE=config.tile,
         STAGES=config.stages,
+        Q_STAGES=2 if head_pad <= 128 else 1,
         PING_PONG=config.ping_pong,
         PRODUCER_REGISTERS=WIDENING_REGISTERS if k_cache.dtype != q.dtype else config.producer_registers,
         KEY_SCALE=k_scale is not None,

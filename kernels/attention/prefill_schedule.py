@@ -1,6 +1,7 @@
 """What prefill attention does in which order: the list of a step's query tiles, made on the device, once for all layers.
 
-A query tile is 64-128 rows (tokens x the heads of a group); the last tile of a row comes first, since it sees most keys.
+A query tile is 64-128 rows (tokens x the heads of a group or a part of them); the last tile of a row comes first, since it sees
+most keys.
 Where query tiles are few and keys are many (a short prompt behind a long cached one), the schedule also splits the keys.
 """
 
@@ -11,10 +12,12 @@ import triton
 import triton.language as tl
 from msgspec.structs import replace
 
+from quire.kernels.attention.score_shape import ScoreShape
 from quire.kernels.attention.tile import row_lengths
 from quire.kernels.triton_support import hopper
 from quire.kernels.tuning.configs import HopperPrefillConfig, PrefillConfig
 from quire.kernels.tuning.current import current
+from quire.kernels.tuning.table import HopperPrefillRule
 
 HOPPER_ROWS = 128  # of a query tile: two warpgroups of 64 rows, what one wgmma takes
 
@@ -95,6 +98,20 @@ def choose_prefill_config(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim
     return replace(config, query_rows=max(config.query_rows, triton.next_power_of_2(group)))
 
 
+def hopper_tile(group: int) -> tuple[int, int]:
+    """(heads, tokens) of a query tile of Hopper's kernel: of the ways to cut a group, the one that leaves fewest rows idle.
+
+    Tokens come in eights, in which TMA swizzles lines. One head and 128 tokens would suit any group, but not the rows that
+    have few queries.
+    """
+
+    def rows(heads: int) -> tuple[float, int]:
+        return group / -(-group // heads) * (HOPPER_ROWS // heads // 8 * 8), heads
+
+    heads = max(range(min(group, 3), min(group, 16) + 1), key=rows)
+    return heads, HOPPER_ROWS // heads // 8 * 8
+
+
 @dataclass(frozen=True)
 class PrefillWorkspace:
     """Device memory of prefill attention: the step's list of query tiles, shared by all layers (windows included)."""
@@ -103,17 +120,19 @@ class PrefillWorkspace:
     num_kv_heads: int
     head_dim: int
     config: PrefillConfig
-    hopper_config: HopperPrefillConfig
+    tile_heads: int  # of a query tile: a group's, or on a Hopper part of them
+    tile_tokens: int
+    hopper_rules: tuple[HopperPrefillRule, ...]
     min_split_tiles: int  # KV tiles of `config`: what a program must save for a reduction of partials to pay
     num_programs: int
     max_rows: int
-    hopper: bool  # without a window, prefill_hopper.py computes it
+    hopper: bool  # prefill_hopper.py computes what the rules leave it
     may_split: bool  # keys, where there are few queries; not for fp32: a row's result is to be the same in any batch
     header: torch.Tensor  # [2] int32: query tiles, ranges that the keys of each are split into
     tile_starts: torch.Tensor  # [max_rows + 1] int32
     tile_rows: torch.Tensor  # [entries] int32
     tile_indices: torch.Tensor  # [entries] int32
-    partial_out: torch.Tensor  # [programs, query_rows, D] fp32: of split keys
+    partial_out: torch.Tensor  # [programs, query_rows, D, up to a power of two] fp32: of split keys
     partial_max: torch.Tensor  # [programs, query_rows] fp32
     partial_sum: torch.Tensor  # [programs, query_rows] fp32
     counters: torch.Tensor  # [2 + programs] int32: next unit, finished programs, parts that are done; 0 between launches
@@ -143,10 +162,14 @@ class PrefillWorkspace:
         config = config or choose_prefill_config(dtype, cache_dtype or dtype, head_dim, group)
         if config.query_rows < group:
             raise ValueError(f"a tile of {config.query_rows} rows does not hold a group of {group} heads")
+        takes = _hopper_takes(device, dtype, cache_dtype or dtype, head_dim)
+        hopper = hopper and config.query_rows == HOPPER_ROWS and takes
+        heads, tokens = hopper_tile(group) if hopper else (group, config.query_rows // group)
+        rules = tuple(rule for rule in tuning.prefill_hopper if rule.fits((cache_dtype or dtype).itemsize, head_dim, group))
         if num_programs is None:
             num_programs = torch.cuda.get_device_properties(device).multi_processor_count * config.programs_per_sm
         # ceil(q / n) summed over rows is at most T // n + rows.
-        entries = max_tokens // (config.query_rows // group) + max_rows
+        entries = max_tokens // tokens + max_rows
 
         def ints(n: int) -> torch.Tensor:
             return torch.zeros(n, dtype=torch.int32, device=device)
@@ -157,16 +180,26 @@ class PrefillWorkspace:
             return torch.empty(num_programs if may_split else 0, config.query_rows, *shape, dtype=torch.float32, device=device)
 
         return cls(
-            num_heads, num_kv_heads, head_dim, config, tuning.prefill_hopper, tuning.min_split_tiles, num_programs, max_rows,
-            hopper and config.query_rows == HOPPER_ROWS and _hopper_takes(device, dtype, cache_dtype or dtype, head_dim, group),
-            may_split,
+            num_heads, num_kv_heads, head_dim, config, heads, tokens, rules, tuning.min_split_tiles, num_programs, max_rows,
+            hopper, may_split,
             ints(2), ints(max_rows + 1), ints(entries), ints(entries),
-            floats(head_dim), floats(), floats(), ints(2 + num_programs),
+            floats(triton.next_power_of_2(head_dim)), floats(), floats(), ints(2 + num_programs),
         )  # fmt: skip
 
+    @property
+    def group_parts(self) -> int:
+        """Query tiles that share a group's heads."""
+        return -(-(self.num_heads // self.num_kv_heads) // self.tile_heads)
 
-def _hopper_takes(device: torch.device, dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int, group: int) -> bool:
-    shape_fits = head_dim in (64, 128) and group in (1, 2, 4, 8, 16)
+    def hopper_config(self, window: int, shape: ScoreShape) -> HopperPrefillConfig | None:
+        """How Hopper's kernel is cut for layers of this window and shape of scores; None: they are the portable kernel's."""
+        if shape.slopes is not None:
+            return None
+        return next((rule.config for rule in self.hopper_rules if rule.fits_scores(window, shape.softcap > 0)), None)
+
+
+def _hopper_takes(device: torch.device, dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int) -> bool:
+    shape_fits = 64 <= head_dim <= 256 and head_dim % 16 == 0
     takes_cache = cache_dtype == dtype or cache_dtype.itemsize == 1
     return dtype.itemsize == 2 and takes_cache and shape_fits and hopper.available(device)
 
@@ -204,11 +237,11 @@ def prefill_schedule(
         workspace.tile_rows.shape[0],
         max(1, workspace.num_programs // workspace.config.programs_per_sm),
         window,
-        NUM_KV_HEADS=workspace.num_kv_heads,
+        NUM_KV_HEADS=workspace.num_kv_heads * workspace.group_parts,
         TILE=workspace.config.tile,
         MAY_SPLIT=workspace.may_split,
         MIN_SPLIT_TILES=workspace.min_split_tiles,
-        TOKENS=workspace.config.query_rows // (workspace.num_heads // workspace.num_kv_heads),
+        TOKENS=workspace.tile_tokens,
         HAS_LIMIT=num_decode_rows is not None,
         BLOCK=512,
         SEARCH_STEPS=workspace.max_rows.bit_length(),

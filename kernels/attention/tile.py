@@ -111,21 +111,21 @@ def _shaped_scores(scores, keys, positions, qk_scale, softcap, alibi_scale, slop
 
 
 @triton.jit
-def row_slopes(slopes_ptr, kv_head, offs_m, GROUP: tl.constexpr, ALIBI: tl.constexpr):
-    """ALiBi's slopes [M] of a tile's rows."""
+def row_slopes(slopes_ptr, head, ALIBI: tl.constexpr):
+    """ALiBi's slopes [M] of a tile's rows, of these heads [M]."""
     if ALIBI > 0:
-        return tl.load(slopes_ptr + kv_head * GROUP + offs_m % GROUP)
+        return tl.load(slopes_ptr + head)
     else:
         return 0.0
 
 
 @triton.jit
-def first_sums(sinks_ptr, kv_head, offs_m, is_first, GROUP: tl.constexpr, SINKS: tl.constexpr):
-    """(row_max, row_sum) [M] before the first tile: the sink's, in the range of a row's first keys."""
-    row_max = tl.full([offs_m.shape[0]], float("-inf"), tl.float32)
-    row_sum = tl.zeros([offs_m.shape[0]], tl.float32)
+def first_sums(sinks_ptr, head, is_first, SINKS: tl.constexpr):
+    """(row_max, row_sum) [M] before the first tile: the sinks' of these heads [M], in the range of a row's first keys."""
+    row_max = tl.full([head.shape[0]], float("-inf"), tl.float32)
+    row_sum = tl.zeros([head.shape[0]], tl.float32)
     if SINKS:
-        sink = tl.load(sinks_ptr + kv_head * GROUP + offs_m % GROUP).to(tl.float32) * 1.4426950408889634
+        sink = tl.load(sinks_ptr + head).to(tl.float32) * 1.4426950408889634
         row_max = tl.where(is_first, sink, row_max)
         row_sum = tl.where(is_first, 1.0, row_sum)
     return row_max, row_sum

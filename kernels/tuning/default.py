@@ -22,6 +22,7 @@ from quire.kernels.tuning.table import (
     DecodeRule,
     ElementwiseTuning,
     ExpertsTuning,
+    HopperPrefillRule,
     LinearTuning,
     PrefillRule,
     SkinnyRule,
@@ -80,6 +81,9 @@ PREFILL = (
     PrefillRule(query_bytes=2, config=PrefillConfig(128, 64, 8, 2, 1)),
 )
 
+# Of Hopper's prefill attention, for heads of over 128: what fits into shared memory, and a producer that does not spill.
+WIDE_HEADS = HopperPrefillConfig(tile=64, stages=2, ping_pong=False, producer_registers=40)
+
 # Of few rows an expert gets, reading its weights is all the work: narrow tiles, several programs an SM. Of many, wgmma.
 EXPERTS = ExpertsTuning(
     pair_rows=4,  # at 4 rows of Qwen3-30B-A3B 76 us, in tiles 84; at 16 rows 279 and 197
@@ -124,7 +128,18 @@ DEFAULT = Tuning(
     attention=AttentionTuning(
         decode=DECODE,
         prefill=PREFILL,
-        prefill_hopper=HopperPrefillConfig(tile=128, stages=2, ping_pong=True, producer_registers=24),
+        prefill_hopper=(
+            # not measured: a window of 128 keys, 16 tokens a tile: 206 keys on average, where tiles of 128 make it 270
+            HopperPrefillRule(
+                max_head_dim=128,
+                max_window=256,
+                config=HopperPrefillConfig(tile=64, stages=3, ping_pong=True, producer_registers=24),
+            ),
+            HopperPrefillRule(
+                max_head_dim=128, config=HopperPrefillConfig(tile=128, stages=2, ping_pong=True, producer_registers=24)
+            ),
+            HopperPrefillRule(config=WIDE_HEADS),
+        ),
         min_split_tiles=8,
         # Few tokens are quickest in many small programs. Where they are many, 8 elements a thread would make the SMs' issue
         # rate the limit, and not the memory: 0.78 instructions an element (with QK-norm 1.13), most of them for addresses. At

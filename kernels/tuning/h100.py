@@ -7,9 +7,9 @@ A slower memory wants more of a weight under way at one row, and fewer parts of 
 from msgspec.structs import replace
 
 from quire.kernels.tuning.configs import HopperPrefillConfig, SkinnyConfig
-from quire.kernels.tuning.default import SKINNY
+from quire.kernels.tuning.default import SKINNY, WIDE_HEADS
 from quire.kernels.tuning.h200 import H200
-from quire.kernels.tuning.table import BF16
+from quire.kernels.tuning.table import BF16, HopperPrefillRule
 
 _BASE = H200.linear[BF16]
 _ONE_ROW = (  # by K: over 4096, 4096, over 2048, over 1024, fewer
@@ -50,7 +50,12 @@ H100 = replace(
             replace(_DECODE, configs=(_DECODE.configs[0], replace(_DECODE.configs[1], num_stages=2), *_DECODE.configs[2:])),
             *H200.attention.decode[_DECODE_RULE + 1 :],
         ),
-        prefill_hopper=HopperPrefillConfig(tile=64, stages=3, ping_pong=False, producer_registers=24),
+        prefill_hopper=(
+            HopperPrefillRule(
+                max_head_dim=128, config=HopperPrefillConfig(tile=64, stages=3, ping_pong=False, producer_registers=24)
+            ),
+            HopperPrefillRule(config=WIDE_HEADS),
+        ),
     ),
     step=replace(H200.step, slow_sizes=(288, 448)),  # cuBLAS takes longer than at the next larger size
 )

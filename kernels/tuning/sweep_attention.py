@@ -21,7 +21,7 @@ from quire.kernels.triton_support import hopper
 from quire.kernels.tuning.bench import Bench, Call
 from quire.kernels.tuning.configs import DecodeConfig, HopperPrefillConfig, PrefillConfig
 from quire.kernels.tuning.current import using
-from quire.kernels.tuning.table import ANY, Tuning
+from quire.kernels.tuning.table import ANY, AttentionTuning, Tuning
 from quire.kernels.tuning.workload import Model, Workload
 
 BLOCK_SIZE = 64
@@ -112,14 +112,35 @@ def sweep_prefill(bench: Bench, workload: Workload, table: Tuning) -> Tuning:
     rules[number] = replace(rules[number], config=bench.fastest("prefill", config, _prefill_candidates(config), cases))
     attention = replace(attention, prefill=tuple(rules))
     if hopper.available(bench.device):
-        present = attention.prefill_hopper
-        candidates = [
-            replace(present, tile=tile, stages=stages, ping_pong=turns)
-            for (tile, stages), turns in itertools.product(((128, 2), (64, 4), (64, 3)), (True, False))
-        ]
-        on_hopper = [_hopper_case(bench, replace(table, attention=attention), rows) for rows in inputs]
-        attention = replace(attention, prefill_hopper=bench.fastest("prefill on Hopper", present, candidates, on_hopper))
+        attention = _sweep_hopper(bench, workload, replace(table, attention=attention), inputs)
     return replace(table, attention=attention)
+
+
+def _sweep_hopper(bench: Bench, workload: Workload, table: Tuning, inputs: list[Rows]) -> AttentionTuning:
+    """The rule for the model's layers without a window."""
+    heads, kv_heads, dim = workload.large.heads
+    rules = list(table.attention.prefill_hopper)
+    shape = (bench.dtype.itemsize, dim, heads // kv_heads)
+    number = next((n for n, rule in enumerate(rules) if rule.fits(*shape) and rule.fits_scores(0, False)), None)
+    if number is None or (present := rules[number].config) is None:
+        return table.attention
+    candidates = [
+        replace(present, tile=tile, stages=stages, ping_pong=turns)
+        for (tile, stages), turns in itertools.product(((128, 2), (64, 4), (64, 3), (64, 2)), (True, False))
+    ]
+
+    def with_config(config: HopperPrefillConfig) -> AttentionTuning:
+        changed = [*rules[:number], replace(rules[number], config=config), *rules[number + 1 :]]
+        return replace(table.attention, prefill_hopper=tuple(changed))
+
+    def case(rows: Rows) -> Callable[[HopperPrefillConfig], list[Call]]:
+        def calls(config: HopperPrefillConfig) -> list[Call]:
+            with using(replace(table, attention=with_config(config))):
+                return _prefill_calls(bench, rows, bench.num_sms, is_hopper=True, config=None)
+
+        return calls
+
+    return with_config(bench.fastest("prefill on Hopper", present, candidates, [case(rows) for rows in inputs]))
 
 
 def _prefill_candidates(config: PrefillConfig) -> list[PrefillConfig]:
@@ -144,14 +165,6 @@ def _prefill_case(bench: Bench, table: Tuning, rows: Rows) -> Callable[[PrefillC
     def calls(config: PrefillConfig) -> list[Call]:
         with using(table):
             return _prefill_calls(bench, rows, bench.num_sms, is_hopper=False, config=config)
-
-    return calls
-
-
-def _hopper_case(bench: Bench, table: Tuning, rows: Rows) -> Callable[[HopperPrefillConfig], list[Call]]:
-    def calls(config: HopperPrefillConfig) -> list[Call]:
-        with using(replace(table, attention=replace(table.attention, prefill_hopper=config))):
-            return _prefill_calls(bench, rows, bench.num_sms, is_hopper=True, config=None)
 
     return calls
 

@@ -120,10 +120,28 @@ class PrefillRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return query_bytes == self.query_bytes and self.cache_bytes in (None, cache_bytes) and head_dim <= self.max_head_dim
 
 
+class HopperPrefillRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Whether Hopper's own prefill attention computes layers, and how it is cut; None: the portable kernel is as fast."""
+
+    config: HopperPrefillConfig | None
+    cache_bytes: int | None = None  # of an element of the cache; None: any
+    max_head_dim: int = ANY
+    max_group: int = ANY  # query heads of a KV head
+    max_window: int = ANY
+    capped: bool | None = None  # only layers that cap their scores, or that do not; None: either
+
+    def fits(self, cache_bytes: int, head_dim: int, group: int) -> bool:
+        return self.cache_bytes in (None, cache_bytes) and head_dim <= self.max_head_dim and group <= self.max_group
+
+    def fits_scores(self, window: int, is_capped: bool) -> bool:
+        """window: 0 is the longest."""
+        return (window or ANY) <= self.max_window and self.capped in (None, is_capped)
+
+
 class AttentionTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     decode: tuple[DecodeRule, ...]
     prefill: tuple[PrefillRule, ...]
-    prefill_hopper: HopperPrefillConfig
+    prefill_hopper: tuple[HopperPrefillRule, ...]
     min_split_tiles: int  # KV tiles of the portable prefill: what a program must save for a reduction of partials to pay
     rope_tiles: tuple[tuple[int, int], ...]  # (tokens up to, elements of a program's tile of heads), tokens ascending
 

@@ -13,6 +13,7 @@ from attention_cases import (
     GPU_DTYPES,
     GPU_PREFILL_ROWS,
     ODD_HEADS,
+    SHAPES,
     Case,
     assert_matches,
     run_decode,
@@ -108,6 +109,23 @@ def test_interpreted_prefill_equals_reference(window, block_size, tile, num_head
     want = case.expected()
     got[47:50] = want[47:50] = 0  # a padded row: ignored
     assert_matches(got, want, case.dtype)
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("heads,shape", [((6, 2), {}), ((11, 1), SHAPES["all"]), ((9, 1), {"sinks": True})])
+def test_interpreted_prefill_takes_the_query_tiles_of_another_kernel(heads, shape, monkeypatch):
+    """Parts of a group, the last of which may be smaller, and rows of a tile that belong to nobody."""
+    from quire.kernels.attention import prefill_schedule
+    from quire.kernels.tuning.configs import PrefillConfig
+
+    monkeypatch.setattr(prefill_schedule, "_hopper_takes", lambda *args: True)
+    monkeypatch.setattr(prefill_schedule.PrefillWorkspace, "hopper_config", lambda *args: None)
+    case = Case([(60, 50), (9, 9), (100, 3)], *heads, 16, 16, 40, shape=shape)
+    got = run_prefill(case, hopper=True, config=PrefillConfig(128, 16, 4, 2, 1), num_programs=3)
+    assert_matches(got, case.expected(), case.dtype)
+    case = Case([(200, 3)], *heads, 16, 16, shape=shape, dtype=torch.float16)  # whose keys are in parts, too
+    got = run_prefill(case, hopper=True, config=PrefillConfig(128, 16, 4, 2, 1), num_programs=17)
+    assert_matches(got, case.expected(), case.dtype)
 
 
 @pytest.mark.interpret

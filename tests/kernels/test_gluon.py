@@ -24,17 +24,26 @@ for kernel in COMPILED:
 PREFILL = """
 from quire.kernels.attention import prefill_hopper as attention_prefill_hopper
 from quire.kernels.attention import prefill_schedule as attention_prefill_schedule
-workspace = attention_prefill_schedule.PrefillWorkspace.allocate(8, 1024, 32, 8, 128, "meta", torch.bfloat16)
-q = meta(1024, 48 * 128)[:, : 32 * 128].unflatten(1, (32, 128))
-cache = meta(100, 8, 64, 128)
-attention_prefill_hopper.launch(
-    q, cache, cache, ints(9, 64), ints(8), ints(9), ints(8), meta(1024, 32, 128), scale=0.1, workspace=workspace
-)
+from quire.kernels.attention.score_shape import PLAIN_SCORES, ScoreShape
+from quire.kernels.triton_support import hopper
+hopper.available = lambda device: True
+for heads, dim, window, shape in (
+    (32, 128, 0, PLAIN_SCORES), (16, 256, 1024, ScoreShape(softcap=50.0)), (64, 64, 128, ScoreShape(sinks=meta(64))),
+    (56, 96, 0, PLAIN_SCORES),
+):
+    workspace = attention_prefill_schedule.PrefillWorkspace.allocate(8, 1024, heads, 8, dim, "meta", torch.bfloat16)
+    q = meta(1024, (heads + 16) * dim)[:, : heads * dim].unflatten(1, (heads, dim))
+    cache, config = meta(100, 8, 64, dim), workspace.hopper_config(window, shape)
+    attention_prefill_hopper.launch(
+        q, cache, cache, ints(9, 64), ints(8), ints(9), ints(8), meta(1024, heads, dim), scale=0.1, workspace=workspace,
+        config=config, window=window, shape=shape,
+    )
 """
 
 PREFILL_8_BITS = """
 from quire.kernels.attention import prefill_hopper as attention_prefill_hopper
 from quire.kernels.attention import prefill_schedule as attention_prefill_schedule
+from quire.kernels.attention.score_shape import PLAIN_SCORES
 for heads, dim, dtype in ((32, 128, torch.float8_e4m3fn), (8, 64, torch.float8_e5m2)):
     workspace = attention_prefill_schedule.PrefillWorkspace.allocate(
         8, 1024, heads, 8, dim, "meta", torch.bfloat16, cache_dtype=dtype
@@ -43,7 +52,7 @@ for heads, dim, dtype in ((32, 128, torch.float8_e4m3fn), (8, 64, torch.float8_e
     cache, one = meta(100, 8, 64, dim, dtype=dtype), meta(1, dtype=torch.float32)
     attention_prefill_hopper.launch(
         q, cache, cache, ints(9, 64), ints(8), ints(9), ints(8), meta(1024, heads, dim), scale=0.1, workspace=workspace,
-        k_scale=one, v_scale=one,
+        config=workspace.hopper_config(0, PLAIN_SCORES), k_scale=one, v_scale=one,
     )
 """
 
@@ -101,7 +110,7 @@ for rows, gated, parts in ((16, False, False), (64, True, False), (32, False, Tr
 
 @pytest.mark.parametrize(
     "body,count",
-    [(PREFILL, 1), (PREFILL_8_BITS, 2), (LINEAR, 3), (SCALED, 5), (INT4, 5), (W8A16, 3)],
+    [(PREFILL, 4), (PREFILL_8_BITS, 2), (LINEAR, 3), (SCALED, 5), (INT4, 5), (W8A16, 3)],
     ids=["prefill", "prefill_8_bits", "linear", "scaled", "int4", "w8a16"],
 )
 def test_kernels_for_hopper_compile(body, count, tmp_path, monkeypatch):

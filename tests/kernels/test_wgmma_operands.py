@@ -29,8 +29,10 @@ from quire.kernels.attention.prefill import prefill_attention
 from quire.kernels.attention.prefill_schedule import PrefillWorkspace
 from quire.kernels.attention import prefill_hopper
 from quire.kernels.attention.score_shape import ScoreShape
+from quire.kernels.triton_support import hopper
 
 hopper_offline.compile_launches()
+hopper.available = lambda device: True
 kind, dim, group, window, cache_bytes, shape_name = sys.argv[1], *map(int, sys.argv[2:6]), sys.argv[6]
 heads, kv_heads, bf16 = 4 * group, 4, torch.bfloat16
 cache = meta(100, kv_heads, 64, dim, dtype=bf16 if cache_bytes == 2 else torch.float8_e4m3fn)
@@ -39,6 +41,7 @@ slopes, sinks = meta(heads, dtype=torch.float32), meta(heads)
 shape = {
     "plain": ScoreShape(),
     "softcap": ScoreShape(softcap=50.0),
+    "capped_sinks": ScoreShape(softcap=50.0, sinks=sinks),
     "alibi": ScoreShape(slopes=slopes),
     "rounded_alibi": ScoreShape(slopes=slopes, alibi_scale=0.1, rounds_alibi=True),
     "sinks": ScoreShape(sinks=sinks),
@@ -48,17 +51,24 @@ if kind == "decode":
     workspace = DecodeWorkspace.allocate(8, heads, kv_heads, dim, 8, "meta", bf16, cache_dtype=cache.dtype)
     decode_attention(*arguments, scale=0.1, workspace=workspace, schedule=workspace.new_schedule(), shape=shape)
 else:
-    workspace = PrefillWorkspace.allocate(8, 1024, heads, kv_heads, dim, "meta", bf16, cache_dtype=cache.dtype, hopper=False)
+    options = {"cache_dtype": cache.dtype, "hopper": kind == "hopper"}
+    workspace = PrefillWorkspace.allocate(8, 1024, heads, kv_heads, dim, "meta", bf16, **options)
+    given = {"scale": 0.1, "workspace": workspace, "window": window, "shape": shape}
     if kind == "hopper":
-        prefill_hopper.launch(*arguments, scale=0.1, workspace=workspace)
+        prefill_hopper.launch(*arguments, config=workspace.hopper_config(window, shape), **given)
     else:
-        prefill_attention(*arguments, scale=0.1, workspace=workspace, window=window, shape=shape)
+        prefill_attention(*arguments, **given)
+assert COMPILED[-1].metadata.shared <= hopper.SHARED_BYTES
 with tempfile.TemporaryDirectory() as folder:
     print(json.dumps(hazards(disassemble(COMPILED[-1].asm["cubin"], pathlib.Path(folder)))))
 """
 
 # Kind, head size, heads of a group, window, bytes of the cache's elements, what is done to scores.
 KERNELS = [("hopper", dim, group, 0, 2, "plain") for dim in (64, 128) for group in (1, 2, 4, 8, 16)]
+KERNELS += [("hopper", dim, group, 0, 2, "plain") for dim, group in ((128, 3), (64, 5), (128, 7), (64, 71), (80, 1), (256, 2))]
+KERNELS += [("hopper", 128, 4, 1024, 2, "plain"), ("hopper", 64, 8, 128, 2, "sinks"), ("hopper", 128, 2, 0, 2, "softcap")]
+KERNELS += [("hopper", 256, 2, window, 2, "softcap") for window in (0, 1024)]
+KERNELS += [("hopper", 128, 4, 0, 1, "plain"), ("hopper", 256, 6, 1024, 1, "capped_sinks")]
 KERNELS += [("portable", dim, 4, window, size, "plain") for dim in (64, 128, 256) for window in (0, 1024) for size in (1, 2)]
 KERNELS += [("decode", dim, 8, 0, 2, "plain") for dim in (64, 128, 256)]
 # as Gemma 2, gpt-oss, BLOOM, Falcon, and groups of three have it

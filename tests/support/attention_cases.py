@@ -107,9 +107,12 @@ class Case:
         given = dict(self.shape)
         gen = torch.Generator().manual_seed(self.num_heads)
         slopes, sinks = torch.rand(self.num_heads, generator=gen), torch.randn(self.num_heads, generator=gen)
+        sink = given.pop("sinks", False)
+        if isinstance(sink, float):  # of all heads
+            sinks.fill_(sink)
         return ScoreShape(
             slopes=slopes.to(self.device) if given.pop("alibi", False) else None,
-            sinks=sinks.to(self.device, self.dtype) if given.pop("sinks", False) else None,
+            sinks=sinks.to(self.device, self.dtype) if sink else None,
             **given,
         )
 
