@@ -1,8 +1,10 @@
-"""The batches that kernels_attention.py measures: rows of (keys, queries), with the heads of models people run."""
+"""The batches that the benchmarks of attention measure: rows of (keys, queries), with the heads of models people run."""
 
 from dataclasses import dataclass
 
 import torch
+
+from quire.kernels.attention.score_shape import ScoreShape
 
 LLAMA, QWEN_06B, SMALL_HEADS, WIDE_HEADS = (32, 8, 128), (16, 8, 128), (32, 8, 64), (16, 8, 256)
 
@@ -16,6 +18,14 @@ class AttentionShape:
     window: int = 0
     dtype: torch.dtype = torch.bfloat16
     cache_dtype: torch.dtype = torch.bfloat16
+    softcap: float = 0.0
+    sinks: bool = False
+
+    @property
+    def scores(self) -> ScoreShape:
+        return ScoreShape(
+            self.softcap, sinks=torch.zeros(self.heads[0], device="cuda", dtype=self.dtype) if self.sinks else None
+        )
 
     @property
     def uniform(self) -> bool:
@@ -85,6 +95,31 @@ PREFILL = [
     AttentionShape("0.6B: 8 x 1024", same(8, 1024, 1024), QWEN_06B),
     AttentionShape("D 64: 8 x 4096", same(8, 4096, 4096), SMALL_HEADS),
     AttentionShape("D 256: 8 x 4096", same(8, 4096, 4096), WIDE_HEADS),
+]
+GPT_OSS, GEMMA_9B, GEMMA_27B = (64, 8, 64), (16, 8, 256), (32, 16, 128)
+ODD_PREFILL = [  # what Hopper's kernel has features for
+    AttentionShape("8 x 4096, window 1024", same(8, 4096, 4096), window=1024),
+    AttentionShape("2 x 8192, window 4096", same(2, 8192, 8192), window=4096),
+    AttentionShape("64 behind 8128, window 1024", same(1, 8192, 64), window=1024),
+    AttentionShape("gpt-oss: 4 x 4096, sinks", same(4, 4096, 4096), GPT_OSS, sinks=True),
+    AttentionShape("gpt-oss: 4 x 4096, window 128", same(4, 4096, 4096), GPT_OSS, window=128, sinks=True),
+    AttentionShape("gpt-oss: 64 x 128, window 128", same(64, 128, 128), GPT_OSS, window=128, sinks=True),
+    AttentionShape("D 256: 4 x 4096", same(4, 4096, 4096), GEMMA_9B),
+    AttentionShape("D 256: 64 x 128", same(64, 128, 128), GEMMA_9B),
+    AttentionShape("Gemma 2 9B: 4 x 4096, capped", same(4, 4096, 4096), GEMMA_9B, softcap=50.0),
+    AttentionShape("Gemma 2 9B: window 4096", same(2, 8192, 8192), GEMMA_9B, window=4096, softcap=50.0),
+    AttentionShape("Gemma 2 27B: 4 x 4096, capped", same(4, 4096, 4096), GEMMA_27B, softcap=50.0),
+    AttentionShape("Gemma 3 12B: window 1024", same(4, 4096, 4096), GEMMA_9B, window=1024),
+    AttentionShape("Gemma 3 12B: fp8 cache", same(4, 4096, 4096), GEMMA_9B, window=1024, cache_dtype=torch.float8_e4m3fn),
+    AttentionShape("group of 3: 4 x 4096", same(4, 4096, 4096), (24, 8, 128)),
+    AttentionShape("group of 3: 80 x 100", same(80, 100, 100), (24, 8, 128)),
+    AttentionShape("group of 5: 4 x 4096", same(4, 4096, 4096), (40, 8, 128)),
+    AttentionShape("group of 6: 4 x 4096", same(4, 4096, 4096), (12, 2, 128)),
+    AttentionShape("group of 7: 4 x 4096", same(4, 4096, 4096), (28, 4, 128)),
+    AttentionShape("Falcon 7B: 4 x 2048", same(4, 2048, 2048), (71, 1, 64)),
+    AttentionShape("Falcon 7B: 64 behind 1984", same(4, 2048, 64), (71, 1, 64)),
+    AttentionShape("D 96: 4 x 4096", same(4, 4096, 4096), (32, 32, 96)),
+    AttentionShape("D 80: 4 x 2048", same(4, 2048, 2048), (32, 32, 80)),
 ]
 
 

@@ -155,8 +155,10 @@ def decode_us(inputs: Inputs, config: DecodeConfig | None = None) -> tuple[float
     return graph_us(calls), graph_us([plan] * 8)
 
 
-def prefill_us(inputs: Inputs, config: PrefillConfig | None = None, hopper: bool = True) -> tuple[float, float]:
-    """(attention, schedule) in microseconds; with a configuration, of the portable kernel."""
+def prefill_calls(
+    inputs: Inputs, config: PrefillConfig | None = None, hopper: bool = True
+) -> tuple[list[Callable[[], None]], Callable]:
+    """(attention, one call a layer; schedule, which has run once); with a configuration, of the portable kernel."""
     shape, rows = inputs.shape, len(inputs.shape.rows)
     options = {"cache_dtype": shape.cache_dtype, "config": config, "hopper": hopper and config is None}
     workspace = PrefillWorkspace.allocate(rows, inputs.tokens, *shape.heads, "cuda", shape.dtype, **options)
@@ -165,10 +167,18 @@ def prefill_us(inputs: Inputs, config: PrefillConfig | None = None, hopper: bool
         prefill_schedule(workspace, inputs.starts, inputs.seq_lens, inputs.tokens, inputs.max_keys, window=shape.window)
 
     def call(layer: int) -> Callable[[], None]:
-        return lambda: prefill_attention(*inputs.tensors(layer), scale=inputs.scale, workspace=workspace, window=shape.window)
+        given = {"scale": inputs.scale, "workspace": workspace, "window": shape.window, "shape": scores}
+        return lambda: prefill_attention(*inputs.tensors(layer), **given)
 
+    scores = shape.scores
     plan()
-    return graph_us([call(layer) for layer in range(inputs.num_layers)]), graph_us([plan] * 8)
+    return [call(layer) for layer in range(inputs.num_layers)], plan
+
+
+def prefill_us(inputs: Inputs, config: PrefillConfig | None = None, hopper: bool = True) -> tuple[float, float]:
+    """(attention, schedule) in microseconds."""
+    calls, plan = prefill_calls(inputs, config, hopper)
+    return graph_us(calls), graph_us([plan] * 8)
 
 
 def torch_us(shape: AttentionShape, backend: SDPBackend) -> float | None:
