@@ -128,6 +128,8 @@ CLASSES = {  # (config, model), of transformers
     "deepseek_v3": ("DeepseekV3Config", "DeepseekV3ForCausalLM"),
     "glm4_moe": ("Glm4MoeConfig", "Glm4MoeForCausalLM"),
     "gpt_oss": ("GptOssConfig", "GptOssForCausalLM"),
+    "mistral4": ("Mistral4Config", "Mistral4ForCausalLM"),
+    "mistral4-images": ("Mistral3Config", "Mistral3ForConditionalGeneration"),
     "minimax_m2": ("MiniMaxM2Config", "MiniMaxM2ForCausalLM"),
     "olmoe": ("OlmoeConfig", "OlmoeForCausalLM"),
     "mixtral": ("MixtralConfig", "MixtralForCausalLM"),
@@ -198,10 +200,10 @@ def make(family: str, fields: dict[str, Any]) -> Any:
         vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
                   "image_size": 28, "patch_size": 14}  # fmt: skip
         config = config_class(text_config=fields, vision_config=vision, mm_tokens_per_image=4)
-    elif family == "ministral3-images":
+    elif family in ("ministral3-images", "mistral4-images"):
         vision = {"model_type": "pixtral", "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
                   "num_attention_heads": 2, "image_size": 28, "patch_size": 14, "head_dim": 16}  # fmt: skip
-        text = {"model_type": "ministral3", **fields}
+        text = {"model_type": family.removesuffix("-images"), **fields}
         config = config_class(text_config=text, vision_config=vision, tie_word_embeddings=False)
     else:
         config = config_class(**fields)

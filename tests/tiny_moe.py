@@ -121,6 +121,37 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
         },
     ),
+    "mistral4": (
+        "mistral4",
+        {
+            **_DEEPSEEK,
+            "q_lora_rank": 40,
+            "n_routed_experts": 24,
+            "n_group": 3,
+            "topk_group": 1,
+            "num_experts_per_tok": 5,
+            "routed_scaling_factor": 1.5,
+            "first_k_dense_replace": 1,
+            "rope_parameters": {
+                **_MSCALE,
+                "mscale": 1.2,
+                "original_max_position_embeddings": 20,
+                "llama_4_scaling_beta": 0.3,
+            },
+        },
+    ),
+    "mistral4-plain": (
+        "mistral4",
+        {
+            **_DEEPSEEK,
+            "q_lora_rank": None,
+            "norm_topk_prob": False,
+            "rope_interleave": False,
+            "tie_word_embeddings": True,
+            "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.2},
+        },
+    ),
+    "mistral4-images": ("mistral4-images", {**_DEEPSEEK, "q_lora_rank": 24, "tie_word_embeddings": False}),
     "olmoe": ("olmoe", {"num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 64, "norm_topk_prob": False}),
     "qwen2-moe": ("qwen2_moe", {**_QWEN2_MOE, "norm_topk_prob": False}),
     "qwen2-moe-mixed": (

@@ -70,6 +70,8 @@ class DenseAttention:
         """Of queries and keys [T, (Hq + 1) D], values being the last of the keys."""
         c, length = self.specs[layer], len(lines)
         q, k = self.rotate(layer, lines.view(length, -1, c.head_dim)).split([c.num_heads, 1], 1)
+        if c.temperature is not None:
+            q = q * query_scales(c, length)[:, None, None]
         scores = torch.einsum("qhd,kd->hqk", q, k[:, 0]) * c.scale
         scores = scores.masked_fill(torch.arange(length)[:, None] < torch.arange(length), float("-inf"))
         return torch.einsum("hqk,kd->qhd", scores.softmax(-1), k[:, 0, -c.latent_dim :])

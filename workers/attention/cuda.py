@@ -87,7 +87,7 @@ class CudaModelAttention(ModelAttention):
             for spec in specs
             if not spec.latent_dim
         }
-        latents = {spec: CudaLatentAttention(spec, cache, rotary[spec]) for spec in specs if spec.latent_dim}
+        latents = {spec: CudaLatentAttention(spec, cache, rotary[spec], ctx.max_model_len) for spec in specs if spec.latent_dim}
         self._layers = [kinds.get(spec) for spec in cache.specs]
         self._latent_layers = [latents.get(spec) for spec in cache.specs]
         self._latent_heads = {spec.num_heads for spec in latents}
@@ -131,8 +131,9 @@ class CudaModelAttention(ModelAttention):
 class CudaLatentAttention:
     """Latent attention of the layers of one spec."""
 
-    def __init__(self, spec: AttentionSpec, cache: KVCache, cos_sin: torch.Tensor):
+    def __init__(self, spec: AttentionSpec, cache: KVCache, cos_sin: torch.Tensor, max_positions: int):
         self._spec, self._cache, self._cos_sin = spec, cache, cos_sin
+        self._q_scales = query_scales(spec, max_positions, cos_sin.device)
         self._interleaved = spec.rope is not None and spec.rope.interleaved
 
     def attend(self, step: Step, layer: int, x: Latents) -> torch.Tensor:
@@ -141,7 +142,9 @@ class CudaLatentAttention:
         lines, positions = self._cache.k[place.tensor], step.buffers.positions[:t]
         mapping = step.buffers.slot_mapping[place.group, :t]
         at = (self._cos_sin, positions, mapping, lines)
-        q = latent_lines(x.q, x.q_latent, x.kv, x.norm_weight, x.eps, *at, interleaved=self._interleaved, pdl=pdl)
+        q = latent_lines(
+            x.q, x.q_latent, x.kv, x.norm_weight, x.eps, *at, interleaved=self._interleaved, q_scales=self._q_scales, pdl=pdl
+        )
         out = torch.empty_like(x.q_latent).view(t, self._spec.num_heads, -1)
         arguments = (q, lines, step.block_table[place.group], step.rows, *step.lengths, out)
         if step.has_decode:

@@ -30,8 +30,9 @@ def query_scales(spec: AttentionSpec, max_positions: int, device: torch.device |
     """float32 [max_positions]: what queries are multiplied with by their positions, None: nothing."""
     if spec.temperature is None:
         return None
-    periods = torch.floor(torch.arange(max_positions) / spec.temperature.original_max_position_embeddings)
-    return (1 + spec.temperature.beta * torch.log(1 + periods)).to(device)
+    t = spec.temperature
+    periods = torch.floor((torch.arange(max_positions) + t.first) / t.original_max_position_embeddings)
+    return (1 + t.beta * torch.log(1 + periods)).to(device)
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int, max_positions: int = 0) -> torch.Tensor:

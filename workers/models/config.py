@@ -55,10 +55,11 @@ class AlibiConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TemperatureConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Queries times 1 + beta * log(1 + floor(position / original_max_position_embeddings)): Llama 4's temperature."""
+    """Queries times 1 + beta * log(1 + floor((position + first) / original_max_position_embeddings)): Llama 4's temperature."""
 
     beta: float
     original_max_position_embeddings: int
+    first: int = 0  # the number of the first position
 
 
 class CacheSpec(NamedTuple):
