@@ -130,6 +130,8 @@ CLASSES = {  # (config, model), of transformers
     "gpt_oss": ("GptOssConfig", "GptOssForCausalLM"),
     "mistral4": ("Mistral4Config", "Mistral4ForCausalLM"),
     "mistral4-images": ("Mistral3Config", "Mistral3ForConditionalGeneration"),
+    "llama4": ("Llama4TextConfig", "Llama4ForCausalLM"),
+    "llama4-images": ("Llama4Config", "Llama4ForConditionalGeneration"),
     "minimax_m2": ("MiniMaxM2Config", "MiniMaxM2ForCausalLM"),
     "olmoe": ("OlmoeConfig", "OlmoeForCausalLM"),
     "mixtral": ("MixtralConfig", "MixtralForCausalLM"),
@@ -200,6 +202,11 @@ def make(family: str, fields: dict[str, Any]) -> Any:
         vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
                   "image_size": 28, "patch_size": 14}  # fmt: skip
         config = config_class(text_config=fields, vision_config=vision, mm_tokens_per_image=4)
+    elif family == "llama4-images":
+        vision = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
+                  "image_size": 28, "patch_size": 14, "vision_output_dim": 16, "projector_input_dim": 16,
+                  "projector_output_dim": 16}  # fmt: skip
+        config = config_class(text_config=fields, vision_config=vision)
     elif family in ("ministral3-images", "mistral4-images"):
         vision = {"model_type": "pixtral", "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
                   "num_attention_heads": 2, "image_size": 28, "patch_size": 14, "head_dim": 16}  # fmt: skip

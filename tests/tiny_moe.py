@@ -5,7 +5,7 @@ tiny_models.py makes them. The first of each family runs always, the others wher
 
 from typing import Any
 
-from tiny_families import YARN
+from tiny_families import LLAMA3, YARN
 
 _MOE: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 _QWEN2_MOE: dict[str, Any] = {**_MOE, "shared_expert_intermediate_size": 80}
@@ -109,6 +109,49 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["full_attention"] * 3,
             "attention_bias": False,
             "tie_word_embeddings": True,
+        },
+    ),
+    "llama4": (
+        "llama4",
+        {
+            "num_hidden_layers": 5,
+            "no_rope_layer_interval": 3,
+            "attention_chunk_size": 24,
+            "floor_scale": 3,
+            "attn_scale": 0.7,
+            "interleave_moe_layer_step": 2,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 1,
+            "intermediate_size": 96,
+            "intermediate_size_mlp": 80,
+        },
+    ),
+    "llama4-top3": (
+        "llama4",
+        {
+            "num_hidden_layers": 4,
+            "no_rope_layers": [1, 0, 1, 1],
+            "layer_types": ["chunked_attention", "chunked_attention", "full_attention", "chunked_attention"],
+            "attention_chunk_size": 7,
+            "attn_temperature_tuning": False,
+            "use_qk_norm": False,
+            "attention_bias": True,
+            "moe_layers": [1, 2],
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "intermediate_size": 64,
+            "tie_word_embeddings": True,
+            "rope_parameters": LLAMA3,
+        },
+    ),
+    "llama4-images": (
+        "llama4-images",
+        {
+            "attention_chunk_size": 16,
+            "num_local_experts": 4,
+            "num_hidden_layers": 4,
+            "num_experts_per_tok": 1,
+            "intermediate_size_mlp": 64,
         },
     ),
     "minimax-m2": (

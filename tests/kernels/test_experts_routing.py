@@ -13,6 +13,7 @@ ROUTINGS = {
     "all": Routing(num_experts=5, top_k=5, is_normalized=True),
     "odd": Routing(num_experts=60, top_k=4, scale=2.0),
     "sigmoid": Routing(num_experts=16, top_k=1, scores="sigmoid"),
+    "by logits": Routing(num_experts=16, top_k=2, scores="sigmoid", by_logits=True),
     "groups": Routing(num_experts=160, top_k=6, num_groups=8, top_groups=3, scale=16.0),
     "groups of two": Routing(
         num_experts=256, top_k=8, scores="sigmoid", is_normalized=True, eps=1e-20, scale=2.5, num_groups=8, top_groups=4,

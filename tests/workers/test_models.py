@@ -60,7 +60,10 @@ class DenseAttention:
             scores = c.softcap * torch.tanh(scores / c.softcap)
         if c.alibi is not None:
             scores = scores + self.biases(c.alibi, length)
-        hidden = (distance < 0) | ((distance >= c.window) if c.window else False)
+        hidden = (distance < 0) | ((distance >= c.window) if c.window and not c.is_chunked else False)
+        if c.is_chunked:
+            chunks = torch.arange(length) // c.window
+            hidden |= chunks[:, None] != chunks
         scores = scores.masked_fill(hidden, float("-inf"))
         if sinks is not None:
             scores = torch.cat((scores, sinks[:, None, None].expand(-1, length, 1)), -1)

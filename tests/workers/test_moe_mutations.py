@@ -5,7 +5,7 @@ import pytest
 import tiny_models
 import tiny_moe
 import torch
-from workers.test_family_mutations import assert_seen, attention, layers, rope, window
+from workers.test_family_mutations import assert_seen, attention, layers, rope, rotates_everywhere, window
 
 from quire.kernels.experts import routing_reference
 from quire.kernels.experts.experts_reference import SwiGLU
@@ -144,6 +144,24 @@ MUTATIONS = {
     ("deepseek-v3", "weights not normalized"): routing(is_normalized=False),
     ("deepseek-v3-plain", "rotation interleaved"): rope(interleaved=True),
     ("deepseek-v3-plain", "weights normalized"): routing(is_normalized=True),
+    ("llama4", "chunk + 1"): window(1),
+    ("llama4", "windows for chunks"): attention(is_chunked=False),
+    ("llama4", "everything seen everywhere"): attention(window=0, is_chunked=False),
+    ("llama4", "all layers rotate"): rotates_everywhere,
+    ("llama4", "rotation not interleaved"): rope(interleaved=False),
+    ("llama4", "temperature dropped"): attention(temperature=None),
+    ("llama4", "positions counted from 0"): (
+        attention(temperature=lambda spec: spec.temperature and replace(spec.temperature, first=0)),
+        None,
+        True,
+    ),
+    ("llama4", "QK-norm dropped"): attention(qk_norm_eps=None),
+    ("llama4", "QK-norm everywhere"): attention(qk_norm_eps=1e-5, has_qk_weights=False),
+    ("llama4", "experts' outputs weighed"): experts(weighs_input=False),
+    ("llama4", "softmax for sigmoids"): routing(scores="softmax"),
+    ("llama4", "shared expert dropped"): each(MoE, without_shared),
+    ("llama4-top3", "experts' outputs weighed"): experts(weighs_input=False),
+    ("llama4-top3", "one expert too few"): routing(top_k=2),
     ("minimax-m2", "correction weighs"): each(MoE, weighed_by_correction),
     ("minimax-m2", "weights not normalized"): routing(is_normalized=False),
     ("minimax-m2", "whole heads rotated"): rope(rotary_dim=0),
@@ -172,7 +190,7 @@ def test_what_is_wrong_is_seen(name, wrong):
 
 def test_every_family_has_a_mutation():
     families = {tiny_models.ALL_MODELS[name][0] for name, _ in MUTATIONS}
-    assert families | {"mistral4-images"} == {family for family, _ in tiny_moe.MODELS.values()}
+    assert families | {"llama4-images", "mistral4-images"} == {family for family, _ in tiny_moe.MODELS.values()}
 
 
 def test_what_is_as_it_was_is_not_seen():

@@ -49,6 +49,7 @@ class CpuModelAttention(ModelAttention):
                 cache.k[tensor],
                 dtype=self._dtype,
                 window=cache.groups[g].spec.window,
+                is_chunked=cache.groups[g].spec.is_chunked,
                 scratch=self._scratch,
             )
             for (g, dtype), tensor in self._tensors.items()

@@ -44,16 +44,24 @@ class Kind(NamedTuple):
     cache_dtype: torch.dtype
 
 
+class Window(NamedTuple):
+    """What a decode schedule depends on beside them."""
+
+    keys: int
+    is_chunked: bool
+
+
 class Workspace:
     """Of all layers of one shape and dtype: device memory, and a decode schedule for each of their windows."""
 
-    def __init__(self, kind: Kind, windows: list[int], ctx: DeviceContext):
+    def __init__(self, kind: Kind, windows: list[Window], ctx: DeviceContext):
         rows, device, dtype = ctx.max_rows, ctx.device, ctx.dtype
         shape, cached = kind
         self.decode = DecodeWorkspace.allocate(rows, *shape, TOKENS_PER_ROW, device, dtype, cache_dtype=cached)
-        self.schedules: dict[int, DecodeSchedule] = {window: self.decode.new_schedule(window) for window in windows}
+        self.schedules: dict[Window, DecodeSchedule] = {window: self.decode.new_schedule(*window) for window in windows}
         self.prefill = PrefillWorkspace.allocate(rows, ctx.max_tokens, *shape, device, dtype, cache_dtype=cached)
-        self.prefill_window = max(windows) if all(windows) else 0
+        sizes = [window.keys for window in windows]
+        self.prefill_window = max(sizes) if all(sizes) else 0
 
 
 class Step(NamedTuple):
@@ -77,10 +85,10 @@ class CudaModelAttention(ModelAttention):
         def kind_of(spec: AttentionSpec) -> Kind:
             return Kind(HeadShape(spec.num_heads, spec.num_kv_heads, spec.head_dim), cache.dtype_of(spec))
 
-        windows: dict[Kind, list[int]] = {}
+        windows: dict[Kind, list[Window]] = {}
         for spec in sorted(specs, key=lambda spec: spec.cache):  # in the order of the cache's groups
             if not spec.latent_dim:
-                windows.setdefault(kind_of(spec), []).append(spec.window)
+                windows.setdefault(kind_of(spec), []).append(Window(spec.window, spec.is_chunked))
         self.workspaces = {kind: Workspace(kind, list(dict.fromkeys(some)), ctx) for kind, some in windows.items()}
         kinds = {
             spec: CudaAttention(spec, cache, rotary[spec], ctx.max_model_len, self.workspaces[kind_of(spec)])
@@ -165,7 +173,7 @@ class CudaAttention:
         self._interleaved = spec.rope is not None and spec.rope.interleaved
         self._q_scales = query_scales(spec, max_positions, cos_sin.device)
         self._shape = score_shape(spec, cos_sin.device)
-        self._schedule = workspace.schedules[spec.window]
+        self._schedule = workspace.schedules[Window(spec.window, spec.is_chunked)]
 
     def attend(
         self,
@@ -222,6 +230,7 @@ class CudaAttention:
                 scale=spec.scale,
                 workspace=space.prefill,
                 window=spec.window,
+                is_chunked=spec.is_chunked,
                 shape=shape,
                 k_scale=k_scale,
                 v_scale=v_scale,

@@ -1,6 +1,7 @@
 """KVCache: the device memory that KV blocks stand for, and where each layer keeps its part. Block ids are the core's business.
 
-Layers whose cache spec is equal (window and shape) are a group and share a block table. All groups draw block ids from one
+Layers whose cache spec is equal (window and shape) are a group and share a block table. Of chunked layers a sequence keeps what
+it would behind a window of the chunk's size, which is never less than they see. All groups draw block ids from one
 pool, and a block belongs to one group at a time, so the i-th layers of all groups of one shape share one tensor: there are as
 many tensors of a shape as its largest group has layers. Layers that are left out of an 8-bit cache have
 tensors of their own, and share the table all the same.

@@ -17,7 +17,7 @@ from quire.workers.layers import ops
 from quire.workers.layers.kv_scales import KVScales
 from quire.workers.layers.linear import Linear, Placement
 from quire.workers.layers.module import Module, WeightOwner, fill_cut, new_parameter
-from quire.workers.layers.norm import Norm, RMSNorm
+from quire.workers.layers.norm import Norm, RMSNorm, UnweightedRMSNorm
 from quire.workers.loading.target import Target, copied
 from quire.workers.models.config import AttentionSpec
 from quire.workers.models.fused import HeadRows, RowsByName, RowsOf, pair, separate
@@ -66,6 +66,11 @@ class Names(NamedTuple):
 LLAMA = Names()
 
 
+def of_heads(spec: AttentionSpec) -> type[RMSNorm]:
+    """The norm of each head of q and k."""
+    return RMSNorm if spec.has_qk_weights else UnweightedRMSNorm
+
+
 class SelfAttention(Module):
     """The projections around attention; q, k and v are one matrix product. Ranks have heads of their own.
 
@@ -95,9 +100,9 @@ class SelfAttention(Module):
         self.qkv_proj = Linear(hidden, rows, qkv_bias, place)
         self.o_proj = Linear(heads.times(spec.head_dim), {names.o_proj: hidden}, o_bias, place)
         if spec.qk_norm_eps is not None:
-            norm = (spec.head_dim, spec.qk_norm_eps, place.dtype, place.device)
-            self.q_norm: Norm = RMSNorm(*norm, weighs=spec.qk_norm_weighs)
-            self.k_norm: Norm = RMSNorm(*norm, weighs=spec.qk_norm_weighs)
+            make, norm = of_heads(spec), (spec.head_dim, spec.qk_norm_eps, place.dtype, place.device)
+            self.q_norm: Norm = make(*norm, weighs=spec.qk_norm_weighs)
+            self.k_norm: Norm = make(*norm, weighs=spec.qk_norm_weighs)
         elif make_qk_norm is not None:
             self.q_norm, self.k_norm = make_qk_norm(heads, place), make_qk_norm(kv_heads, place)
         if spec.has_sinks:
@@ -141,7 +146,7 @@ class SelfAttention(Module):
 
 
 class GatedMLP(Module):
-    """down(activation(gate(x)) · up(x)); gate and up are one matrix product. In a block, and in the checkpoint, it is `mlp`.
+    """down(activation(gate(x)) · up(x)); gate and up are one matrix product. In a block, and in the checkpoint, it is `name`.
 
     `gate_up` says how the checkpoint holds the two; is_added as in SelfAttention.
     """
@@ -152,13 +157,14 @@ class GatedMLP(Module):
         intermediate_size: int,
         place: Placement,
         *,
+        name: str = "mlp",
         has_bias: bool = False,
         activation: Activation = "silu",
         gate_up: Callable[[Part], RowsByName] = pair,
         is_added: bool = True,
     ):
         super().__init__()
-        place = place.at("mlp")
+        place = place.at(name)
         hidden, inner = whole(hidden_size), place.parallel.split(intermediate_size)
         self.gate_up_proj = Linear(hidden, gate_up(inner), has_bias, place)
         self.down_proj = Linear(inner, {"down_proj": hidden}, has_bias, place)

@@ -68,6 +68,7 @@ class CacheSpec(NamedTuple):
     window: int
     num_kv_heads: int
     head_dim: int
+    is_chunked: bool = False  # see AttentionSpec
     latent_dim: int = 0  # not 0: of a line of head_dim, values are the last so many, and no line of values is kept
 
 
@@ -82,9 +83,11 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     head_dim: int
     scale: float  # of the products q·k
     window: int  # 0 sees everything, otherwise the last `window` tokens, the token itself included
+    is_chunked: bool = False  # then a token sees what its chunk of `window` tokens has up to itself
     rope: RopeConfig | None  # None: nothing is rotated
     qk_norm_eps: float | None = None  # of an RMSNorm of each head of q and k before the rotation; None: there is none
     qk_norm_weighs: Weighs = "rounded"  # how that norm's weights are applied
+    has_qk_weights: bool = True  # that norm has any
     softcap: float = 0.0  # scores are softcap * tanh(score / softcap); 0: none
     alibi: AlibiConfig | None = None
     temperature: TemperatureConfig | None = None  # of queries, by their positions, after the rotation
@@ -102,7 +105,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cache(self) -> CacheSpec:
-        return CacheSpec(self.window, self.num_kv_heads, self.head_dim, self.latent_dim)
+        return CacheSpec(self.window, self.num_kv_heads, self.head_dim, self.is_chunked, self.latent_dim)
 
     def on_rank(self, parallel: Parallel) -> "AttentionSpec":
         """The same with the heads that this rank holds."""
@@ -128,6 +131,7 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True):
     intermediate_size: int  # of each expert
     shared_size: int = 0  # of the experts that every token passes, together
     act: SwiGLU = SwiGLU()
+    weighs_input: bool = False  # of each expert, not its output
 
 
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
