@@ -61,6 +61,22 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "gemma4-moe": (
+        "gemma4",
+        {
+            "sliding_window": 12,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "global_head_dim": 24,
+            "hidden_size_per_layer_input": 0,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "enable_moe_block": True,
+            "num_experts": 8,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 48,
+            "tie_word_embeddings": False,
+        },
+    ),
     "glm4-moe": (
         "glm4_moe",
         {

@@ -40,7 +40,8 @@ def correction_of(routing):
 def by_hand(logits, routing, correction):
     """One token, as the papers write it."""
     scores = (logits.softmax(-1) if routing.scores == "softmax" else logits.sigmoid()).tolist()
-    choice = scores if correction is None else [s + c for s, c in zip(scores, correction.tolist(), strict=True)]
+    choice = logits.tolist() if routing.by_logits else scores
+    choice = choice if correction is None else [s + c for s, c in zip(choice, correction.tolist(), strict=True)]
     size = routing.num_experts // routing.num_groups
     groups = [list(range(g * size, (g + 1) * size)) for g in range(routing.num_groups)]
     groups.sort(key=lambda group: -sum(sorted((choice[e] for e in group), reverse=True)[: routing.group_top]))

@@ -7,7 +7,17 @@ import torch
 from quire.kernels.attention.attention_reference import attention_reference
 from quire.kernels.attention.score_shape import ScoreShape
 
-ODD_HEADS = [(1, 1, 64), (3, 1, 80), (5, 5, 96), (10, 2, 112), (7, 1, 128), (16, 1, 192), (6, 2, 256), (32, 8, 128)]
+ODD_HEADS = [
+    (1, 1, 64),
+    (3, 1, 80),
+    (5, 5, 96),
+    (10, 2, 112),
+    (7, 1, 128),
+    (16, 1, 192),
+    (6, 2, 256),
+    (8, 1, 512),
+    (32, 8, 128),
+]
 # what a layer may do to its scores, apart and together, by name
 SHAPES = {
     "softcap": {"softcap": 1.5},

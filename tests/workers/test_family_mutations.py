@@ -108,6 +108,24 @@ MUTATIONS = {
     ("gemma3", "w for 1 + w in QK-norm"): attention(qk_norm_weighs="wide"),
     ("gemma3", "window + 1"): window(1),
     ("gemma3-scaled", "scaling dropped"): rope(factor=1.0),
+    ("gemma4", "window + 1"): window(1),
+    ("gemma4", "window - 1"): window(-1),
+    ("gemma4", "bases swapped"): swapped_bases,
+    ("gemma4", "all of a head's pairs rotated"): rope(proportion=1.0),
+    ("gemma4", "frequencies of a smaller head"): rope(type="default", rotary_dim=6),
+    ("gemma4", "scale of the head size"): attention(scale=lambda spec: spec.head_dim**-0.5),
+    ("gemma4", "1 + w for w"): norms(weighs="plus_one"),
+    ("gemma4", "1 + w for w in QK-norm"): attention(qk_norm_weighs="plus_one"),
+    ("gemma4", "norm of values dropped"): (None, without(("_norms_values", False))),
+    ("gemma4", "keys and values of another layer"): attention(shares=lambda spec: spec.shares and spec.shares - 2),
+    ("gemma4", "embedding not scaled"): around(embedding_scale=1.0),
+    ("gemma4", "logits not capped"): (around(logit_softcap=0.0), None, True),
+    ("gemma4", "layers' inputs dropped"): (None, without(("_has_input", False))),
+    ("gemma4", "layers' inputs of the first"): (None, without(("_layer", 0))),
+    ("gemma4", "layers' scalars dropped"): (None, ones("layer_scalar.weight")),
+    ("gemma4", "SiLU"): layers(activation="silu"),
+    ("gemma4-joint", "scaling dropped"): rope(factor=1.0),
+    ("gemma4-joint", "norm of values dropped"): (None, without(("_norms_values", False))),
     ("phi3-longrope", "long factors"): rope(original_max_position_embeddings=16),
     ("phi3-longrope", "attention factor dropped"): (rope(attention_factor=1.0), None, True),
     ("phi4-mini", "whole heads rotated"): attention(rope=RopeConfig()),
@@ -193,7 +211,7 @@ def assert_seen(name, entry):
 
 def test_every_family_has_a_mutation():
     families = {tiny_models.ALL_MODELS[name][0] for name, _ in MUTATIONS}
-    plain = {"llama", "mistral", "qwen2", "qwen3", "glm", "cohere", "gemma3-images", "ministral3-images"}
+    plain = {"llama", "mistral", "qwen2", "qwen3", "glm", "cohere", "gemma3-images", "gemma4-images", "ministral3-images"}
     others = {family for name, (family, _) in tiny_models.ALL_MODELS.items() if name not in tiny_moe.MODELS}
     assert families | plain == others
     assert RMSNorm.is_plain is False  # a norm says so itself, or kernels take it for Llama's

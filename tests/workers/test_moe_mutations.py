@@ -5,7 +5,7 @@ import pytest
 import tiny_models
 import tiny_moe
 import torch
-from workers.test_family_mutations import assert_seen, attention, layers, rope, rotates_everywhere, window
+from workers.test_family_mutations import assert_seen, attention, layers, ones, rope, rotates_everywhere, window, without
 
 from quire.kernels.experts import routing_reference
 from quire.kernels.experts.experts_reference import SwiGLU
@@ -125,6 +125,11 @@ MUTATIONS = {
     ("gpt-oss", "yarn truncated"): (rope(truncate=True), None, True),
     ("gpt-oss", "experts' biases dropped"): each(Experts, drop("gate_up_bias", "down_bias")),
     ("gpt-oss", "router's bias dropped"): each(Router, drop("bias")),
+    ("gemma4-moe", "one expert too few"): routing(top_k=2),
+    ("gemma4-moe", "SiLU"): experts(act=SwiGLU()),
+    ("gemma4-moe", "router's scale dropped"): (None, ones("router.scale")),
+    ("gemma4-moe", "experts' scales dropped"): (None, ones("per_expert_scale")),
+    ("gemma4-moe", "experts dropped"): (None, without(("_has_experts", False))),
     ("glm4-moe", "correction weighs"): each(MoE, weighed_by_correction),
     ("glm4-moe", "correction dropped"): each(Router, drop("correction")),
     ("glm4-moe", "groups ignored"): routing(top_groups=4),

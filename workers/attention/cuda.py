@@ -185,15 +185,14 @@ class CudaAttention:
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         spec, cache, space, buffers = self._spec, self._cache, self._workspace, step.buffers
-        place, t = cache.places[layer], qkv.shape[0]
+        place, t, pdl = cache.places[layer], qkv.shape[0], mode_for(qkv.shape[0])
         k, v = cache.k[place.tensor], cache.v[place.tensor]
         k_scale, v_scale = cache.scale_tensors.get(layer, NO_SCALES)
         mapping = buffers.slot_mapping[place.group, :t]
-        pdl = mode_for(t)
         cos_sin, rope, interleaved = self._cos_sin, None, self._interleaved
         shape = self._shape if sinks is None else self._shape._replace(sinks=sinks)
         # one row, and QK-norm, take less time with rotation and KV write in a kernel of their own (benchmarks/LOG.md)
-        is_plain = q_norm is None and self._q_scales is None
+        is_plain = q_norm is None and self._q_scales is None and spec.shares is None
         if not step.has_prefill and t > 1 and is_plain and can_fuse(space.decode, k, cos_sin, interleaved):
             rope = Rope(qkv, cos_sin, mapping)
         else:

@@ -11,7 +11,7 @@ from quire.workers.models.families import FAMILIES
 from quire.workers.models.language_model import LanguageModel
 from quire.workers.parallel import Parallel
 
-GPU_HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256)  # what the GPU kernels are built for; a CPU takes any even size
+GPU_HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256, 512)  # what the GPU kernels are built for; a CPU takes any even size
 
 
 def build_model(config: ModelConfig, dtype: torch.dtype, parallel: Parallel) -> LanguageModel:

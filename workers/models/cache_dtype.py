@@ -29,6 +29,7 @@ def with_cache_dtype(
         raise ModelConfigError(f"--kv-cache-dtype {asked}: of latent attention the cache has the model's dtype: auto works")
 
     def is_skipped(index: int, layer: LayerSpec) -> bool:
+        index = index if layer.attention.shares is None else layer.attention.shares
         return index in indices or (SLIDING in skipped and layer.attention.window > 0)
 
     replace = msgspec.structs.replace
