@@ -24,7 +24,7 @@ _LONG = {"original_max_position_embeddings": 512, "max_position_embeddings": 204
 _GEMMA = {"sliding_window": 12, "num_hidden_layers": 4, "initializer_range": 0.25, "tie_word_embeddings": False}
 _GEMMA4 = {
     "sliding_window": 12, "num_hidden_layers": 4, "initializer_range": 0.25, "global_head_dim": 24,
-    "vocab_size_per_layer_input": 512, "hidden_size_per_layer_input": 12,
+    "vocab_size_per_layer_input": 512, "hidden_size_per_layer_input": 16,
 }  # fmt: skip
 _OLMO3_ROPE = {FULL: {**YARN, "rope_theta": 5000.0}, LOCAL: {"rope_type": "default", "rope_theta": 5000.0}}
 

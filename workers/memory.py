@@ -64,7 +64,8 @@ def sizes_of(model: ModelConfig, parallel: Parallel | None = None) -> ModelSizes
     ranks = parallel or Parallel()
     specs = [(layer.attention.on_rank(ranks), layer.mlp_width(model.hidden_size) // ranks.size) for layer in model.layers]
     layers = tuple(
-        LayerSizes(s.num_heads, s.num_kv_heads, s.head_dim, s.window, mlp, 1 if s.cache_dtype else 0) for s, mlp in specs
+        LayerSizes(s.num_heads, s.num_kv_heads, s.head_dim, s.window, mlp, 1 if s.cache_dtype else 0, s.shares is None)
+        for s, mlp in specs
     )
     return ModelSizes(model.vocab_size, model.hidden_size, layers)
 

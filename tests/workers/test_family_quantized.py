@@ -17,7 +17,15 @@ from quire.workers.parallel import Parallel
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(
     ("name", "form"),
-    [("falcon-40b", "nf4"), ("phi3", "gptq"), ("phi3", "awq"), ("glm4", "nf4"), ("gpt-neox", "gptq")],
+    [
+        ("falcon-40b", "nf4"),
+        ("phi3", "gptq"),
+        ("phi3", "awq"),
+        ("glm4", "nf4"),
+        ("gpt-neox", "gptq"),
+        ("gemma4-joint", "nf4"),
+        ("gemma4", "gptq"),
+    ],
 )
 def test_fused_layers_are_sorted(name, form, ranks, tmp_path):
     theirs = quantized(name, form, tmp_path / "model")
