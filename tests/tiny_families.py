@@ -41,6 +41,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             **_GEMMA,
             "num_hidden_layers": 6,
             "num_key_value_heads": 1,
+            "attn_logit_softcapping": 3.0,
             "rope_parameters": {
                 FULL: {"rope_type": "linear", "factor": 8.0, "rope_theta": 100.0},
                 LOCAL: {"rope_type": "default", "rope_theta": 1000.0},
@@ -144,6 +145,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom": ("bloom", {**_OLD, "num_attention_heads": 12, "hidden_size": 192, "tie_word_embeddings": False}),
     "bloom-tied": ("bloom", {**_OLD, "num_attention_heads": 16, "hidden_size": 256}),
     "gptj": ("gptj", {**_OLD, "rotary_dim": 8}),
+    "gptj-tied": ("gptj", {**_OLD, "rotary_dim": 8, "tie_word_embeddings": True}),
     "gptj-inner": ("gptj", {**_OLD, "rotary_dim": 16, "n_inner": 80}),
 }  # fmt: skip
 
@@ -215,7 +217,7 @@ GPU_MODELS = {f"gpu-{name}": (MODELS[name][0], _for_gpu(MODELS[name][1])) for na
 _LOUD = {
     "gemma2-uncapped": 3.5, "olmo2": 2.5, "falcon-7b": 2.0, "exaone4": 2.5, "exaone4-full": 3.0, "gemma3-images": 7.0,
     "granite": 4.0, "gptj": 2.0, "olmo2-mha-bias": 3.0, "gpt-neox-sequential": 3.0, "gpt-neox": 2.0, "phi": 1.5,
-    "gemma4-images": 3.5,
+    "gemma4-images": 3.5, "gptj-tied": 3.0,
 }  # fmt: skip
 
 
