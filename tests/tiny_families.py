@@ -206,7 +206,7 @@ def _for_gpu(changes: dict[str, Any]) -> dict[str, Any]:
     return with_heads(changes, 256 if "attn_logit_softcapping" in changes else 64)
 
 
-def with_heads(changes: dict[str, Any], head_dim: int) -> dict[str, Any]:
+def with_heads(changes: dict[str, Any], head_dim: Any) -> dict[str, Any]:
     """Of this size; Gemma 4's second kind has its own."""
     return {**changes, "head_dim": head_dim, **({"global_head_dim": 512} if "global_head_dim" in changes else {})}
 

@@ -6,7 +6,7 @@ import torch
 from quire.kernels.elementwise import activation_cpu
 
 SHAPES = [(1, 1), (1, 3072), (3, 77), (5, 128), (2, 1500)]
-TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+TOLERANCE = {torch.float32: 4e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 
 def gate_up(shape, dtype, device):
