@@ -33,6 +33,25 @@ def compare(shape, dtype, device):
     torch.testing.assert_close(activation.silu_mul(x), activation_cpu.silu_mul(x), **tolerance)
 
 
+def compare_order(device):
+    from quire.kernels.elementwise import activation
+
+    x = gate_up((3, 300), torch.float32, device)
+    perm = torch.randperm(300, device=device).to(torch.int32)
+    assert torch.equal(activation.silu_mul(x, perm=perm), activation.silu_mul(x)[:, perm.long()])
+    assert torch.equal(activation.gather(x[:, :300], perm), x[:, perm.long()])
+
+
+@pytest.mark.interpret
+def test_columns_come_in_an_order_in_the_interpreter():
+    compare_order("cpu")
+
+
+@pytest.mark.gpu
+def test_columns_come_in_an_order():
+    compare_order("cuda")
+
+
 @pytest.mark.interpret
 @pytest.mark.parametrize("shape", SHAPES)
 def test_kernel_in_the_interpreter(shape):
