@@ -71,7 +71,7 @@ def test_static_scales_of_inputs_have_two_names(tmp_path):
 @pytest.mark.parametrize(
     ("family", "form"),
     [("phi3", "gptq"), ("falcon-40b", "awq"), ("gpt-neox", "w8a8"), ("gpt-neox", "int4"), ("glm4", "fp8")]
-    + [("qwen2-moe", "int8"), ("deepseek-v3", "int4")],
+    + [("qwen2-moe", "int8"), ("deepseek-v3", "int4"), ("gemma4-joint", "int4"), ("gemma4", "fp8")],
 )
 def test_what_a_gpu_keeps_stands_for_the_same_values(family, form, ranks, tmp_path, monkeypatch):
     """Of layers that are several in one tensor, and beside experts, which are dequantized."""
