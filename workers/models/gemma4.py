@@ -13,18 +13,19 @@ from collections.abc import Iterator
 
 import torch
 
+from quire.kernels.experts.routing_reference import Routing
 from quire.workers.layers import ops
-from quire.workers.layers.experts import Experts, Names
+from quire.workers.layers.experts import Experts, Names, Router
 from quire.workers.layers.linear import Linear, Placement
 from quire.workers.layers.module import Module, WeightOwner, new_parameter
 from quire.workers.layers.norm import make_norm
 from quire.workers.loading.target import Target, copied
 from quire.workers.models.blocks import Attend, GatedMLP, SelfAttention
-from quire.workers.models.config import ExpertsSpec, LayerSpec, ModelConfig
+from quire.workers.models.config import LayerSpec, ModelConfig
 from quire.workers.models.decoder import Family
 from quire.workers.models.fused import keys_twice, queries_alone, separate
 from quire.workers.models.gemma4_fields import ACTIVATIONS, FIELDS, NAMES, read_layers, read_model, shared_tensors, text_fields
-from quire.workers.parallel import whole
+from quire.workers.parallel import Part, whole
 
 
 class Scalar(WeightOwner):
@@ -41,34 +42,38 @@ class Scalar(WeightOwner):
         self.weight.fill_(1.0)
 
 
-class Router(WeightOwner):
-    """Experts of x [T, H] by norm(x) · scale / √H, their weights normalized and times a scale of each expert."""
+class Scales(WeightOwner):
+    """Of a router: what its input is multiplied with, and each expert's weight; by their own names in the checkpoint."""
 
-    def __init__(self, spec: ExpertsSpec, config: ModelConfig, place: Placement):
+    def __init__(self, hidden_size: int, experts: Part, place: Placement):
         super().__init__()
-        self._routing, self._eps, hidden = spec.routing, config.rms_norm_eps, config.hidden_size
-        experts, dtype = spec.routing.num_experts, torch.float32 if place.device.type == "cpu" else place.dtype
-        self._root = hidden**-0.5
-        self.scale = new_parameter((hidden,), place.dtype, place.device)
-        self.weight = new_parameter((experts, hidden), dtype, place.device)
-        self.per_expert_scale = new_parameter((experts,), torch.float32, place.device)
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(ids int32 [T, k], weights float32 [T, k])"""
-        h = ops.rms_norm(x, self.scale, self._eps).mul_(self._root)
-        ids, weights = ops.route(h, self.weight, None, None, self._routing)
-        return ids, weights.mul_(self.per_expert_scale[ids.long()])
+        self._experts = experts
+        self.scale = new_parameter((hidden_size,), place.dtype, place.device)
+        self.per_expert = new_parameter((experts.size + 1,), torch.float32, place.device)  # the last: of other ranks'
+        self.per_expert.fill_(1.0)
 
     def targets(self, name: str) -> Iterator[tuple[str, Target]]:
-        experts, hidden = map(whole, self.weight.shape)
-        yield f"{name}.scale", copied(self.scale, (hidden,))
-        yield f"{name}.proj.weight", copied(self.weight, (experts, hidden))
-        yield f"{name}.per_expert_scale", copied(self.per_expert_scale, (experts,))
+        router = name.rpartition(".")[0]
+        yield f"{router}.scale", copied(self.scale, (whole(len(self.scale)),))
+        yield f"{router}.per_expert_scale", copied(self.per_expert[: self._experts.size], (self._experts,))
 
     def fill_dummy(self, limit: float, generator: torch.Generator) -> None:
-        self.weight.uniform_(-limit, limit, generator=generator)
         self.scale.fill_(1.0)
-        self.per_expert_scale.fill_(1.0)
+
+
+class Gemma4Router(Module):
+    """Experts of x [T, H] by norm(x) · scale / √H, their weights normalized and times a scale of each expert."""
+
+    def __init__(self, routing: Routing, experts: Part, config: ModelConfig, place: Placement):
+        super().__init__()
+        self._eps, self._root = config.rms_norm_eps, config.hidden_size**-0.5
+        self.scales = Scales(config.hidden_size, experts, place)
+        self.proj = Router(routing, config.hidden_size, place)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As layers.experts.Router."""
+        ids, weights = self.proj(ops.rms_norm(x, self.scales.scale, self._eps).mul_(self._root))
+        return ids, weights.mul_(self.scales.per_expert[ids.long()])
 
 
 class Gemma4Block(Module):
@@ -95,9 +100,9 @@ class Gemma4Block(Module):
             self.per_layer_projection = Linear(own, {"per_layer_projection": hidden}, False, place)
             self.post_per_layer_input_norm = make_norm(*norm)
         if (e := spec.experts) is not None:
-            inner, count = place.parallel.split(e.intermediate_size), e.routing.num_experts
-            self.router = Router(e, config, place)
-            self.experts = Experts(count, hidden_size, inner, place.at("experts"), act=e.act, names=Names())
+            inner, own = place.parallel.split(e.intermediate_size), whole(e.routing.num_experts)
+            self.router = Gemma4Router(e.routing, own, config, place)
+            self.experts = Experts(own.size, hidden_size, inner, place.at("experts"), act=e.act, names=Names())
             self.post_feedforward_layernorm_1 = make_norm(*norm)
             self.pre_feedforward_layernorm_2 = make_norm(*norm)
             self.post_feedforward_layernorm_2 = make_norm(*norm)
