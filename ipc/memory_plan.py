@@ -28,6 +28,7 @@ class LayerSizes(NamedTuple):
     window: int  # 0 sees everything
     intermediate_size: int
     cache_itemsize: int = 0  # bytes of an element in the KV cache; 0: as many as an activation's
+    has_cache: bool = True  # False: it reads another layer's keys and values
 
     @property
     def q_size(self) -> int:
@@ -115,6 +116,8 @@ def kv_groups(model: ModelSizes) -> dict[tuple[int, int, int], int]:
     """Layers of each (window, KV heads, head size): such layers share a block table."""
     groups: dict[tuple[int, int, int], int] = {}
     for layer in model.layers:
+        if not layer.has_cache:
+            continue
         kind = (layer.window, layer.num_kv_heads, layer.head_dim)
         groups[kind] = groups.get(kind, 0) + 1
     return groups
@@ -122,7 +125,8 @@ def kv_groups(model: ModelSizes) -> dict[tuple[int, int, int], int]:
 
 def kv_block_bytes(model: ModelSizes, block_size: int, itemsize: int) -> int:
     """Groups share tensors of a shape and dtype, as many as the largest has layers; a block has its part of each."""
-    layers = Counter((layer.window, layer.num_kv_heads, layer.head_dim, layer.cache_itemsize) for layer in model.layers)
+    makers = [layer for layer in model.layers if layer.has_cache]
+    layers = Counter((layer.window, layer.num_kv_heads, layer.head_dim, layer.cache_itemsize) for layer in makers)
     most: dict[tuple[int, int, int], int] = {}
     for (_, heads, dim, cached), count in layers.items():
         most[heads, dim, cached] = max(most.get((heads, dim, cached), 0), count)

@@ -5,6 +5,7 @@ tiny_models.py makes them. The first of each family runs always, the others wher
 
 from typing import Any
 
+BOS = 0
 LOCAL, FULL = "sliding_attention", "full_attention"
 THREE = [LOCAL, LOCAL, FULL]
 LLAMA3 = {
@@ -21,6 +22,10 @@ YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max
 _OLD = {"num_key_value_heads": ..., "intermediate_size": ..., "head_dim": ...}
 _LONG = {"original_max_position_embeddings": 512, "max_position_embeddings": 2048}
 _GEMMA = {"sliding_window": 12, "num_hidden_layers": 4, "initializer_range": 0.25, "tie_word_embeddings": False}
+_GEMMA4 = {
+    "sliding_window": 12, "num_hidden_layers": 4, "initializer_range": 0.25, "global_head_dim": 24,
+    "vocab_size_per_layer_input": 512, "hidden_size_per_layer_input": 16,
+}  # fmt: skip
 _OLMO3_ROPE = {FULL: {**YARN, "rope_theta": 5000.0}, LOCAL: {"rope_type": "default", "rope_theta": 5000.0}}
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -36,6 +41,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             **_GEMMA,
             "num_hidden_layers": 6,
             "num_key_value_heads": 1,
+            "attn_logit_softcapping": 3.0,
             "rope_parameters": {
                 FULL: {"rope_type": "linear", "factor": 8.0, "rope_theta": 100.0},
                 LOCAL: {"rope_type": "default", "rope_theta": 1000.0},
@@ -43,6 +49,25 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gemma3-images": ("gemma3-images", {**_GEMMA, "layer_types": [*THREE, LOCAL], "tie_word_embeddings": True}),
+    "gemma4": (
+        "gemma4",
+        {**_GEMMA4, "num_hidden_layers": 6, "layer_types": [LOCAL, FULL] * 3, "num_kv_shared_layers": 2, "head_dim": 32,
+         "final_logit_softcapping": 8.0, "use_double_wide_mlp": True, "tie_word_embeddings": False},
+    ),
+    "gemma4-joint": (
+        "gemma4",
+        {**_GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1, "global_head_dim": 48,
+         "tie_word_embeddings": False, "hidden_size_per_layer_input": 0, "layer_types": THREE,
+         "num_hidden_layers": 3, "attention_bias": True,
+         "rope_parameters": {
+            FULL: {"rope_type": "linear", "factor": 4.0, "rope_theta": 1000.0},
+            LOCAL: {"rope_type": "default", "rope_theta": 500.0},
+        }},
+    ),
+    "gemma4-images": (
+        "gemma4-images",
+        {**_GEMMA4, "num_kv_shared_layers": 1, "layer_types": [LOCAL, FULL, LOCAL, FULL], "pad_token_id": BOS},
+    ),
     "phi3": ("phi3", {"num_attention_heads": 6, "hidden_size": 96, "num_key_value_heads": 2}),
     "phi3-sliding": ("phi3", {"sliding_window": 14, "num_key_value_heads": 4, "head_dim": ...}),
     "phi3-longrope": ("phi3", {**_LONG, "rope_parameters": LONGROPE, "head_dim": ...}),
@@ -120,6 +145,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom": ("bloom", {**_OLD, "num_attention_heads": 12, "hidden_size": 192, "tie_word_embeddings": False}),
     "bloom-tied": ("bloom", {**_OLD, "num_attention_heads": 16, "hidden_size": 256}),
     "gptj": ("gptj", {**_OLD, "rotary_dim": 8}),
+    "gptj-tied": ("gptj", {**_OLD, "rotary_dim": 8, "tie_word_embeddings": True}),
     "gptj-inner": ("gptj", {**_OLD, "rotary_dim": 16, "n_inner": 80}),
 }  # fmt: skip
 
@@ -128,6 +154,10 @@ CLASSES = {  # (config, model), of transformers
     "deepseek_v3": ("DeepseekV3Config", "DeepseekV3ForCausalLM"),
     "glm4_moe": ("Glm4MoeConfig", "Glm4MoeForCausalLM"),
     "gpt_oss": ("GptOssConfig", "GptOssForCausalLM"),
+    "mistral4": ("Mistral4Config", "Mistral4ForCausalLM"),
+    "mistral4-images": ("Mistral3Config", "Mistral3ForConditionalGeneration"),
+    "llama4": ("Llama4TextConfig", "Llama4ForCausalLM"),
+    "llama4-images": ("Llama4Config", "Llama4ForConditionalGeneration"),
     "minimax_m2": ("MiniMaxM2Config", "MiniMaxM2ForCausalLM"),
     "olmoe": ("OlmoeConfig", "OlmoeForCausalLM"),
     "mixtral": ("MixtralConfig", "MixtralForCausalLM"),
@@ -139,6 +169,8 @@ CLASSES = {  # (config, model), of transformers
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
     "gemma2": ("Gemma2Config", "Gemma2ForCausalLM"),
     "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
+    "gemma4": ("Gemma4TextConfig", "Gemma4ForCausalLM"),
+    "gemma4-images": ("Gemma4Config", "Gemma4ForConditionalGeneration"),
     "gemma3-images": ("Gemma3Config", "Gemma3ForConditionalGeneration"),
     "phi3": ("Phi3Config", "Phi3ForCausalLM"),
     "olmo2": ("Olmo2Config", "Olmo2ForCausalLM"),
@@ -171,7 +203,12 @@ def _for_gpu(changes: dict[str, Any]) -> dict[str, Any]:
     if changes.get("head_dim", 16) is ...:
         heads = min(changes.get("num_attention_heads", 4), 7)  # wider models round so much that near-ties decide
         return {**changes, "num_attention_heads": heads, "hidden_size": 64 * heads}
-    return {**changes, "head_dim": 256 if "attn_logit_softcapping" in changes else 64}
+    return with_heads(changes, 256 if "attn_logit_softcapping" in changes else 64)
+
+
+def with_heads(changes: dict[str, Any], head_dim: Any) -> dict[str, Any]:
+    """Of this size; Gemma 4's second kind has its own."""
+    return {**changes, "head_dim": head_dim, **({"global_head_dim": 512} if "global_head_dim" in changes else {})}
 
 
 GPU_MODELS = {f"gpu-{name}": (MODELS[name][0], _for_gpu(MODELS[name][1])) for name in (*FIRST, "falcon-rw", "falcon-7b")}
@@ -180,12 +217,15 @@ GPU_MODELS = {f"gpu-{name}": (MODELS[name][0], _for_gpu(MODELS[name][1])) for na
 _LOUD = {
     "gemma2-uncapped": 3.5, "olmo2": 2.5, "falcon-7b": 2.0, "exaone4": 2.5, "exaone4-full": 3.0, "gemma3-images": 7.0,
     "granite": 4.0, "gptj": 2.0, "olmo2-mha-bias": 3.0, "gpt-neox-sequential": 3.0, "gpt-neox": 2.0, "phi": 1.5,
+    "gemma4-images": 3.5, "gptj-tied": 3.0,
 }  # fmt: skip
 
 
-def norm_mean(name: str, family: str) -> float:
-    """Gemma's are less 1."""
-    return _LOUD.get(name.removeprefix("gpu-"), 1.0) - family.startswith("gemma")
+def norm_mean(name: str, family: str, key: str = "") -> float:
+    """Of Gemma up to 3 they are less 1. Gemma 4 scales scores by those of queries and keys alone."""
+    if family.startswith("gemma4") and key.endswith(("q_norm.weight", "k_norm.weight")):
+        return 1.0
+    return _LOUD.get(name.removeprefix("gpu-"), 1.0) - family.startswith(("gemma2", "gemma3"))
 
 
 def make(family: str, fields: dict[str, Any]) -> Any:
@@ -198,10 +238,19 @@ def make(family: str, fields: dict[str, Any]) -> Any:
         vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
                   "image_size": 28, "patch_size": 14}  # fmt: skip
         config = config_class(text_config=fields, vision_config=vision, mm_tokens_per_image=4)
-    elif family == "ministral3-images":
+    elif family == "gemma4-images":
+        vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+                  "num_key_value_heads": 2, "head_dim": 16, "position_embedding_size": 64}  # fmt: skip
+        config = config_class(text_config=fields, vision_config=vision, audio_config=None)
+    elif family == "llama4-images":
+        vision = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
+                  "image_size": 28, "patch_size": 14, "vision_output_dim": 16, "projector_input_dim": 16,
+                  "projector_output_dim": 16}  # fmt: skip
+        config = config_class(text_config=fields, vision_config=vision)
+    elif family in ("ministral3-images", "mistral4-images"):
         vision = {"model_type": "pixtral", "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
                   "num_attention_heads": 2, "image_size": 28, "patch_size": 14, "head_dim": 16}  # fmt: skip
-        text = {"model_type": "ministral3", **fields}
+        text = {"model_type": family.removesuffix("-images"), **fields}
         config = config_class(text_config=text, vision_config=vision, tie_word_embeddings=False)
     else:
         config = config_class(**fields)

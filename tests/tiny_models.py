@@ -107,7 +107,10 @@ HEAD_DIMS = {
     "llama": 64, "llama-mha": 80, "llama-mqa-bias": 96, "qwen2-mixed": 112, "mistral-sliding": 128, "qwen3": 256, "olmoe": 16,
 }  # fmt: skip
 GPU_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    f"gpu-{name}": (family, {**changes, "head_dim": HEAD_DIMS.get(name, ... if changes.get("head_dim") is ... else 64)})
+    f"gpu-{name}": (
+        family,
+        tiny_families.with_heads(changes, HEAD_DIMS.get(name, ... if changes.get("head_dim") is ... else 64)),
+    )
     for name, (family, changes) in {**MODELS, **tiny_moe.MODELS}.items()
 } | tiny_families.GPU_MODELS
 GPU_MODELS["gpu-gpt-oss"][1]["swiglu_limit"] = 7.0  # what 5.17 takes whatever the config says
@@ -155,13 +158,19 @@ def reference(name: str) -> Any:
                 parameter.normal_(0.0, 0.25)
             elif key.endswith("bias"):  # transformers starts biases at 0: a model that forgot them would pass
                 parameter.normal_(0.0, 0.2)
+            elif key.endswith(("router.scale", "per_expert_scale")):
+                parameter.normal_(1.0, 0.3)
+            elif key.endswith("router.proj.weight"):  # Gemma 4's: its input is small
+                parameter.normal_(0.0, 3.0)
             elif "norm" in key or ".ln_" in key:
-                parameter.normal_(tiny_families.norm_mean(name, family), 0.2 if parameter.dim() == 1 else 0.3)
+                parameter.normal_(tiny_families.norm_mean(name, family, key), 0.2 if parameter.dim() == 1 else 0.3)
             elif key.endswith(("gate.weight", "router.weight")):  # of experts: far apart, so that rounding chooses no other
                 parameter.normal_(0.0, 0.4)
         for key, buffer in model.named_buffers():
             if key.endswith("e_score_correction_bias"):
                 buffer.normal_(0.0, 0.3)
+            elif key.endswith("layer_scalar"):
+                buffer.uniform_(0.5, 1.2)
     return model
 
 

@@ -5,7 +5,7 @@ tiny_models.py makes them. The first of each family runs always, the others wher
 
 from typing import Any
 
-from tiny_families import YARN
+from tiny_families import LLAMA3, YARN
 
 _MOE: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 _QWEN2_MOE: dict[str, Any] = {**_MOE, "shared_expert_intermediate_size": 80}
@@ -61,6 +61,22 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "gemma4-moe": (
+        "gemma4",
+        {
+            "sliding_window": 12,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "global_head_dim": 24,
+            "hidden_size_per_layer_input": 0,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "enable_moe_block": True,
+            "num_experts": 8,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 48,
+            "tie_word_embeddings": False,
+        },
+    ),
     "glm4-moe": (
         "glm4_moe",
         {
@@ -111,6 +127,49 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "llama4": (
+        "llama4",
+        {
+            "num_hidden_layers": 5,
+            "no_rope_layer_interval": 3,
+            "attention_chunk_size": 24,
+            "floor_scale": 3,
+            "attn_scale": 0.7,
+            "interleave_moe_layer_step": 2,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 1,
+            "intermediate_size": 96,
+            "intermediate_size_mlp": 80,
+        },
+    ),
+    "llama4-top3": (
+        "llama4",
+        {
+            "num_hidden_layers": 4,
+            "no_rope_layers": [1, 0, 1, 1],
+            "layer_types": ["chunked_attention", "chunked_attention", "full_attention", "chunked_attention"],
+            "attention_chunk_size": 7,
+            "attn_temperature_tuning": False,
+            "use_qk_norm": False,
+            "attention_bias": True,
+            "moe_layers": [1, 2],
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "intermediate_size": 64,
+            "tie_word_embeddings": True,
+            "rope_parameters": LLAMA3,
+        },
+    ),
+    "llama4-images": (
+        "llama4-images",
+        {
+            "attention_chunk_size": 16,
+            "num_local_experts": 4,
+            "num_hidden_layers": 4,
+            "num_experts_per_tok": 1,
+            "intermediate_size_mlp": 64,
+        },
+    ),
     "minimax-m2": (
         "minimax_m2",
         {
@@ -121,6 +180,37 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
         },
     ),
+    "mistral4": (
+        "mistral4",
+        {
+            **_DEEPSEEK,
+            "q_lora_rank": 40,
+            "n_routed_experts": 24,
+            "n_group": 3,
+            "topk_group": 1,
+            "num_experts_per_tok": 5,
+            "routed_scaling_factor": 1.5,
+            "first_k_dense_replace": 1,
+            "rope_parameters": {
+                **_MSCALE,
+                "mscale": 1.2,
+                "original_max_position_embeddings": 20,
+                "llama_4_scaling_beta": 0.3,
+            },
+        },
+    ),
+    "mistral4-plain": (
+        "mistral4",
+        {
+            **_DEEPSEEK,
+            "q_lora_rank": None,
+            "norm_topk_prob": False,
+            "rope_interleave": False,
+            "tie_word_embeddings": True,
+            "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.2},
+        },
+    ),
+    "mistral4-images": ("mistral4-images", {**_DEEPSEEK, "q_lora_rank": 24, "tie_word_embeddings": False}),
     "olmoe": ("olmoe", {"num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 64, "norm_topk_prob": False}),
     "qwen2-moe": ("qwen2_moe", {**_QWEN2_MOE, "norm_topk_prob": False}),
     "qwen2-moe-mixed": (

@@ -54,7 +54,9 @@ def cpu_step_bytes(
 
     Computed, not measured as on a GPU: the largest step of a 0.5B model would take a second of every start.
     """
-    return memory_plan.cpu_step_bytes(sizes_of(model, parallel), max_tokens, max_rows, dtype.itemsize)
+    own = 0 if model.model.per_layer is None else len(model.layers) * model.model.per_layer.size
+    inputs = 3 * max_tokens * own * dtype.itemsize  # of each layer: two parts and, for a moment, a normed one
+    return inputs + memory_plan.cpu_step_bytes(sizes_of(model, parallel), max_tokens, max_rows, dtype.itemsize)
 
 
 def sizes_of(model: ModelConfig, parallel: Parallel | None = None) -> ModelSizes:
@@ -62,7 +64,8 @@ def sizes_of(model: ModelConfig, parallel: Parallel | None = None) -> ModelSizes
     ranks = parallel or Parallel()
     specs = [(layer.attention.on_rank(ranks), layer.mlp_width(model.hidden_size) // ranks.size) for layer in model.layers]
     layers = tuple(
-        LayerSizes(s.num_heads, s.num_kv_heads, s.head_dim, s.window, mlp, 1 if s.cache_dtype else 0) for s, mlp in specs
+        LayerSizes(s.num_heads, s.num_kv_heads, s.head_dim, s.window, mlp, 1 if s.cache_dtype else 0, s.shares is None)
+        for s, mlp in specs
     )
     return ModelSizes(model.vocab_size, model.hidden_size, layers)
 

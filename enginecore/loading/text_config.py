@@ -8,14 +8,21 @@ from typing import Any
 
 # What transformers takes for absent fields, by model_type: of models whose published configs leave them out.
 _GEMMA3 = {"vocab_size": 262208, "max_position_embeddings": 131072}
+_GEMMA4 = {"vocab_size": 262144, "max_position_embeddings": 131072}
+_LLAMA4 = {"vocab_size": 202048, "max_position_embeddings": 131072}
 _DEFAULTS: dict[str, dict[str, int]] = {
     "bloom": {"max_position_embeddings": 2048},
     "falcon": {"max_position_embeddings": 2048},
     "gemma3": _GEMMA3,
     "gemma3_text": _GEMMA3,
+    "gemma4": _GEMMA4,
+    "gemma4_text": _GEMMA4,
+    "llama4": _LLAMA4,
+    "llama4_text": _LLAMA4,
+    "mistral4": {"vocab_size": 131072, "max_position_embeddings": 1048576},
 }
 _POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "seq_length")
-_NOT_STRETCHED = ("gemma3", "gemma3_text")  # max_position_embeddings is what scaling makes of it
+_NOT_STRETCHED = ("gemma3", "gemma3_text", "gemma4", "gemma4_text")  # max_position_embeddings is what scaling makes of it
 
 
 def text_fields(config: dict[str, Any]) -> dict[str, Any]:

@@ -97,17 +97,19 @@ class CpuAttentionPlan:
         *,
         dtype: torch.dtype,
         window: int = 0,
+        is_chunked: bool = False,
         scratch: Scratch | None = None,
     ) -> None:
         """block_tables [R, max_blocks] int, by row; `k_cache` gives shape and strides (V's must be the same), dtype is q's.
 
-        query_lens are laid out in q one after another. A row of seq_len 0 is padding: its queries get zeros.
+        query_lens are laid out in q one after another. A row of seq_len 0 is padding: its queries get zeros. A query sees its
+        last `window` keys, or with is_chunked what its chunk of so many has; 0: all.
         """
         _blocks, self.num_kv_heads, self.block_size, self.head_dim = k_cache.shape
         self.lines = line_strides(k_cache)
         self.strides = k_cache.stride()
         self.cache_dtype = k_cache.dtype
-        self.window = window
+        self.window, self.is_chunked = window, is_chunked
         self.dtype = dtype
         self._tables = np.asarray(block_tables)
         self.padding: list[tuple[int, int]] = []
@@ -122,7 +124,7 @@ class CpuAttentionPlan:
             elif query_len > seq_len:
                 raise ValueError(f"row {row} has {query_len} queries but {seq_len} keys")
             elif query_len:
-                first_key = max(0, seq_len - query_len - window + 1) if window else 0
+                first_key = self._first_key(seq_len - query_len)
                 if query_len == 1:
                     length = min(_padded_length(seq_len - first_key), self._tables.shape[1] * self.block_size)
                     buckets.setdefault(length, []).append((row, begin, first_key, seq_len))
@@ -138,6 +140,12 @@ class CpuAttentionPlan:
         self.batches = [self._plan_batch(part, length) for length, part in batches]
         self.rows = [self._plan_row(*row) for row in several]
         self.is_one_batch = not self.rows and not self.padding and len(self.batches) == 1
+
+    def _first_key(self, position: int) -> int:
+        """That a query there sees."""
+        if not self.window:
+            return 0
+        return position // self.window * self.window if self.is_chunked else max(0, position - self.window + 1)
 
     def _parts(self, members: list[tuple[int, int, int, int]], length: int) -> list[list[tuple[int, int, int, int]]]:
         n = max(1, _BATCH_ELEMENTS // (self.num_kv_heads * length * self.head_dim))
@@ -191,7 +199,7 @@ class CpuAttentionPlan:
     def slice_keys(self, row: _Row, query: int) -> tuple[int, int, int]:
         """(last query + 1, first key, last key + 1) of the slice of queries from `query`; keys count from row.first_key."""
         last = min(query + _QUERY_SLICE, row.end - row.begin)
-        first_key = max(0, row.num_cached + query - self.window + 1 - row.first_key) if self.window else 0
+        first_key = self._first_key(row.num_cached + query) - row.first_key
         return last, first_key, row.num_cached + last - row.first_key
 
     def slice_mask(self, row: _Row, query: int) -> torch.Tensor:
@@ -200,7 +208,9 @@ class CpuAttentionPlan:
         positions = torch.arange(query, last)[:, None] + row.num_cached
         keys = torch.arange(first_key, end_key)[None, :] + row.first_key
         hidden = keys > positions
-        if self.window:
+        if self.window and self.is_chunked:
+            hidden |= keys < positions // self.window * self.window
+        elif self.window:
             hidden |= keys <= positions - self.window
         return torch.zeros(hidden.shape, dtype=self.dtype).masked_fill_(hidden, float("-inf"))
 

@@ -2,7 +2,8 @@
 
 For row r with queries at positions p = seq_len - query_len .. seq_len - 1 and query head h over KV head h // group:
 
-    out[p, h] = v_scale * sum_n softmax_n(s[p, n]) v[n],   n <= p, and p - n < window if window > 0
+    out[p, h] = v_scale * sum_n softmax_n(s[p, n]) v[n],   n <= p, and p - n < window if window > 0, or, where
+                                                              rows are chunked, n // window == p // window
     s[p, n]   = scale * k_scale * <q[p, h], k[n]>, then softcap, ALiBi and, in the softmax's sum alone, a sink: see tile.py
 
 Tests and benchmarks call this on any device; nothing that serves does. No Triton here.
@@ -25,6 +26,7 @@ def attention_reference(
     *,
     scale: float,
     window: int = 0,
+    is_chunked: bool = False,
     shape: ScoreShape = PLAIN_SCORES,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
@@ -40,7 +42,8 @@ def attention_reference(
         if seq_len == 0 or begin == end:
             continue
         positions = torch.arange(seq_len - (end - begin), seq_len, device=q.device)
-        first_key = max(0, int(positions[0]) - window + 1) if window else 0
+        first_keys = positions // window * window if window and is_chunked else (positions - (window or seq_len) + 1).clamp(0)
+        first_key = int(first_keys[0])
         keys = torch.arange(first_key, seq_len, device=q.device)
         blocks = block_table[slots[row], keys // block_size].long()
         k = k_cache[blocks, :, keys % block_size].double()  # [n, Hkv, D]
@@ -49,9 +52,7 @@ def attention_reference(
             k = k * k_scale.double()
         if v_scale is not None:
             v = v * v_scale.double()
-        visible = keys[None, :] <= positions[:, None]
-        if window:
-            visible &= keys[None, :] > positions[:, None] - window
+        visible = (keys[None, :] <= positions[:, None]) & (keys[None, :] >= first_keys[:, None])
         for head in range(q.shape[1]):
             scores = scale * q[begin:end, head].double() @ k[:, head // group].T
             if shape.softcap:

@@ -378,7 +378,7 @@ def decode_attention(
         SPLIT_TILES=workspace.split_tokens // config.tile,
         FIXED_SPLITS=workspace.fixed_splits,
         PARTIALS_AT_ONCE=max(1, min(8, 4096 // (rows * head_pad))),
-        WINDOWED=schedule.window > 0,
+        WINDOWED=schedule.windowed,
         **shape.flags,
         HAS_KEY_SCALE=k_scale is not None,
         HAS_VALUE_SCALE=v_scale is not None,

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from quire.kernels.attention.tile import first_visible_key, row_lengths
+from quire.kernels.attention.tile import first_visible_key, row_lengths, windowed
 from quire.kernels.tuning.configs import DecodeConfig
 from quire.kernels.tuning.current import current
 
@@ -183,13 +183,19 @@ def choose_decode_configs(
 
 @dataclass(frozen=True)
 class DecodeSchedule:
-    """What `decode_schedule` writes and `decode_attention` reads: one per window size in the model, rewritten every step."""
+    """What `decode_schedule` writes and `decode_attention` reads: one per window in the model, rewritten every step."""
 
     header: torch.Tensor  # [4] int32: units a program, programs with one more, all units, padded rows
     unit_starts: torch.Tensor  # [max_rows + 1] int32: units of one KV head before each row
     first_rows: torch.Tensor  # [programs] int32: the row in which each program starts
     padded_rows: torch.Tensor  # [max_rows] int32: rows to be written as zeros
     window: int
+    is_chunked: bool  # a query sees what its chunk of `window` keys has, not the last so many
+
+    @property
+    def windowed(self) -> int:
+        """WINDOWED of the kernels."""
+        return windowed(self.window, self.is_chunked)
 
 
 @dataclass(frozen=True)
@@ -280,11 +286,12 @@ class DecodeWorkspace:
         pairs = num_rows * self.num_kv_heads
         return next((choice for choice in self.configs if pairs <= choice[1]), self.configs[-1])
 
-    def new_schedule(self, window: int = 0) -> DecodeSchedule:
+    def new_schedule(self, window: int = 0, is_chunked: bool = False) -> DecodeSchedule:
         def ints(n: int) -> torch.Tensor:
             return torch.zeros(n, dtype=torch.int32, device=self.arrivals.device)
 
-        return DecodeSchedule(ints(4), ints(self.max_rows + 1), ints(self.configs[-1][1]), ints(self.max_rows), window)
+        tables = ints(4), ints(self.max_rows + 1), ints(self.configs[-1][1]), ints(self.max_rows)
+        return DecodeSchedule(*tables, window, is_chunked)
 
 
 def decode_schedule(
@@ -324,7 +331,7 @@ def decode_schedule(
         TILE=config.tile,
         SPLIT_TILES=workspace.split_tokens // config.tile,
         FIXED_SPLITS=workspace.fixed_splits,
-        WINDOWED=schedule.window > 0,
+        WINDOWED=schedule.windowed,
         HAS_LIMIT=num_decode_rows is not None,
         BLOCK=512,
         SEARCH_STEPS=workspace.max_rows.bit_length(),

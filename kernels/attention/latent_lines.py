@@ -1,6 +1,7 @@
 """What latent attention reads: queries rotated and joined with their part for latents, a token's line normed and written.
 
     out[t, h] = rotate(q[t, h, N:]) | q_latent[h, t]            q [T, Hq, N + R], q_latent [Hq, T, L], out [T, Hq, R + L]
+                                                          times q_scales[position], float32 [P], if they are given
     line[t] = rotate(kv[t, L:]) | norm(kv[t, :L])               kv [T, L + R], to the cache at slot_mapping[t], -1: nowhere
 
 One launch; a program a token and head, and one a token for its line. Pairs that are neighbours in q and kv (interleaved) lie as
@@ -16,7 +17,7 @@ from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options,
 
 
 @triton.jit
-def _rotate(x_ptr, out_ptr, cos_sin_ptr, i, inside, R: tl.constexpr, INTERLEAVED: tl.constexpr, may_store):
+def _rotate(x_ptr, out_ptr, cos_sin_ptr, i, inside, factor, R: tl.constexpr, INTERLEAVED: tl.constexpr, may_store):
     half: tl.constexpr = R // 2
     cos = tl.load(cos_sin_ptr + i, inside, other=0.0)
     sin = tl.load(cos_sin_ptr + half + i, inside, other=0.0)
@@ -27,33 +28,39 @@ def _rotate(x_ptr, out_ptr, cos_sin_ptr, i, inside, R: tl.constexpr, INTERLEAVED
         a = tl.load(x_ptr + i, inside, other=0.0).to(tl.float32)
         b = tl.load(x_ptr + half + i, inside, other=0.0).to(tl.float32)
     dtype: tl.constexpr = out_ptr.dtype.element_ty
-    tl.store(out_ptr + i, (a * cos - b * sin).to(dtype), inside & may_store)
-    tl.store(out_ptr + half + i, (b * cos + a * sin).to(dtype), inside & may_store)
+    tl.store(out_ptr + i, ((a * cos - b * sin) * factor).to(dtype), inside & may_store)
+    tl.store(out_ptr + half + i, ((b * cos + a * sin) * factor).to(dtype), inside & may_store)
 
 
 @triton.jit(do_not_specialize=["T"])
 def _lines_kernel(
-    q_ptr, q_latent_ptr, kv_ptr, weight_ptr, cos_sin_ptr, positions_ptr, mapping_ptr, cache_ptr, out_ptr,
+    q_ptr, q_latent_ptr, kv_ptr, weight_ptr, cos_sin_ptr, q_scales_ptr, positions_ptr, mapping_ptr, cache_ptr, out_ptr,
     q_stride, head_stride, kv_stride, eps, T,
     HEADS: tl.constexpr, NOPE: tl.constexpr, R: tl.constexpr, L: tl.constexpr, HALF_2: tl.constexpr, L_2: tl.constexpr,
-    INTERLEAVED: tl.constexpr, PDL: tl.constexpr,
+    INTERLEAVED: tl.constexpr, Q_SCALED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     i, j = tl.arange(0, HALF_2), tl.arange(0, L_2)
     wait_for_previous(PDL)
-    cos_sin = cos_sin_ptr + tl.load(positions_ptr + token).to(tl.int64) * R
+    position = tl.load(positions_ptr + token).to(tl.int64)
+    cos_sin = cos_sin_ptr + position * R
     half, latent = i < R // 2, j < L
     if head < HEADS:
         out = out_ptr + (token * HEADS + head) * (R + L)
-        _rotate(q_ptr + token * q_stride + head * head_stride + NOPE, out, cos_sin, i, half, R, INTERLEAVED, True)
+        factor = 1.0
+        if Q_SCALED:
+            factor = tl.load(q_scales_ptr + position)
+        _rotate(q_ptr + token * q_stride + head * head_stride + NOPE, out, cos_sin, i, half, factor, R, INTERLEAVED, True)
         x = tl.load(q_latent_ptr + (head.to(tl.int64) * T + token) * L + j, latent, other=0.0)
+        if Q_SCALED:
+            x = (x.to(tl.float32) * factor).to(x.dtype)
         tl.store(out + R + j, x, latent)
     else:
         place = tl.load(mapping_ptr + token).to(tl.int64)
         line = cache_ptr + tl.maximum(place, 0) * (R + L)
         kv = kv_ptr + token * kv_stride
-        _rotate(kv + L, line, cos_sin, i, half, R, INTERLEAVED, place >= 0)
+        _rotate(kv + L, line, cos_sin, i, half, 1.0, R, INTERLEAVED, place >= 0)
         c = tl.load(kv + j, latent, other=0.0)
         wide = c.to(tl.float32)
         wide = wide * tl.rsqrt(tl.sum(wide * wide, 0) / L + eps)
@@ -74,6 +81,7 @@ def latent_lines(
     cache: torch.Tensor,
     *,
     interleaved: bool,
+    q_scales: torch.Tensor | None = None,
     pdl: int = PLAIN,
 ) -> torch.Tensor:
     """Queries [T, Hq, R + L]; cos_sin float32 [P, R], positions int [T], slot_mapping int64 [T]. See the module."""
@@ -87,8 +95,9 @@ def latent_lines(
     out = q.new_empty(tokens, heads, rotary + latent)
     if tokens:
         _lines_kernel[(tokens, heads + 1)](
-            q, q_latent, kv, norm_weight, cos_sin, positions, slot_mapping, cache, out, q.stride(0), q.stride(1), kv.stride(0),
-            eps, tokens, heads, width - rotary, rotary, latent, triton.next_power_of_2(max(rotary // 2, 1)),
-            triton.next_power_of_2(latent), interleaved, pdl, num_warps=4, **launch_options(pdl),
+            q, q_latent, kv, norm_weight, cos_sin, cos_sin if q_scales is None else q_scales, positions, slot_mapping, cache,
+            out, q.stride(0), q.stride(1), kv.stride(0), eps, tokens,
+            heads, width - rotary, rotary, latent, triton.next_power_of_2(max(rotary // 2, 1)),
+            triton.next_power_of_2(latent), interleaved, q_scales is not None, pdl, num_warps=4, **launch_options(pdl),
         )  # fmt: skip
     return out

@@ -22,6 +22,7 @@ def latent_lines(
     cache: torch.Tensor,
     *,
     interleaved: bool,
+    q_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Queries [T, Hq, R + L] of q [T, Hq, N + R] and q_latent [Hq, T, L]; lines of kv [T, L + R] are written to the cache."""
     latent, rotary = q_latent.shape[2], kv.shape[1] - q_latent.shape[2]
@@ -37,8 +38,9 @@ def latent_lines(
     lines = torch.cat((rotated(kv[:, latent:], cos, sin), c), -1)
     written = slot_mapping >= 0
     cache.view(-1, cache.shape[3])[slot_mapping[written]] = lines[written]
-    q_rotated = rotated(q[:, :, -rotary:], cos[:, None], sin[:, None])
-    return torch.cat((q_rotated, q_latent.transpose(0, 1)), -1)
+    factor = torch.ones(len(q), 1, 1, device=q.device) if q_scales is None else q_scales[positions.long()][:, None, None]
+    q_rotated = rotated(q[:, :, -rotary:], cos[:, None] * factor, sin[:, None] * factor)
+    return torch.cat((q_rotated, (q_latent.transpose(0, 1).float() * factor).to(q.dtype)), -1)
 
 
 def latent_attention(

@@ -28,6 +28,7 @@ from quire.kernels.attention.tile import (
     row_lengths,
     row_slopes,
     store_partial,
+    windowed,
 )
 
 
@@ -232,6 +233,7 @@ def prefill_attention(
     scale: float,
     workspace: PrefillWorkspace,
     window: int = 0,
+    is_chunked: bool = False,
     shape: ScoreShape = PLAIN_SCORES,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
@@ -240,7 +242,8 @@ def prefill_attention(
 
     q, out [T, Hq, D]; k_cache, v_cache [num_blocks, Hkv, block_size, D]; block_table [num_slots, max_blocks] int32, by slot;
     row_slots [R], query_start [R + 1] (offsets in q), seq_lens [R] int32, keys of this step included: query i of a row
-    stands at seq_len - query_len + i. `shape`: softcap, ALiBi and sinks. k_scale, v_scale [1] fp32 multiply what the cache
+    stands at seq_len - query_len + i, and sees all before it, its `window` last keys, or, with is_chunked, what its chunk of
+    `window` keys has. `shape`: softcap, ALiBi and sinks. k_scale, v_scale [1] fp32 multiply what the cache
     holds.
     """
     num_tokens, num_heads, head_dim = q.shape
@@ -250,7 +253,8 @@ def prefill_attention(
         raise ValueError(f"heads {num_heads}/{num_kv_heads} of {head_dim} do not fit the workspace")
     check_layout(q, k_cache, v_cache, block_table, out, scale)
     shape.check(num_heads)
-    if workspace.hopper and (hopper_config := workspace.hopper_config(window, shape)) is not None:
+    takes_hopper = workspace.hopper and not is_chunked
+    if takes_hopper and (hopper_config := workspace.hopper_config(window, shape)) is not None:
         from quire.kernels.attention import prefill_hopper as hopper
 
         if hopper.can_copy(q, k_cache, v_cache):
@@ -301,7 +305,7 @@ def prefill_attention(
         HEAD_PAD=triton.next_power_of_2(head_dim),
         BLOCK_SIZE=block_size,
         TILE=config.tile,
-        WINDOWED=window > 0,
+        WINDOWED=windowed(window, is_chunked),
         **shape.flags,
         HAS_KEY_SCALE=k_scale is not None,
         HAS_VALUE_SCALE=v_scale is not None,

@@ -7,6 +7,7 @@
     k_cache[block, h, offset] <- k / k_scale, likewise v      block * block_size + offset = slot_mapping[t]
 
 qkv [T, (Hq + 2 * Hkv) * D] = q | k | v, any row stride; float32, float16 or bfloat16; q is rotated in place, k stays as it was.
+It may be q alone; then nothing is written.
 positions int32 [T], clamped to the table;  cos_sin float32 [max_position, rotary_dim] = cos | sin, rotary_dim <= D, even,
 0 where nothing is rotated.  q_scales float32 [max_position].
 slot_mapping int64 [T], negative: nothing is written.
@@ -169,7 +170,8 @@ def _check(
 ) -> None:  # fmt: skip
     _, num_kv_heads, _, head_dim = k_cache.shape
     tokens = qkv.shape[0]
-    if qkv.dim() != 2 or qkv.shape[1] != (num_q_heads + 2 * num_kv_heads) * head_dim or v_cache.shape != k_cache.shape:
+    widths = num_q_heads * head_dim, (num_q_heads + 2 * num_kv_heads) * head_dim
+    if qkv.dim() != 2 or qkv.shape[1] not in widths or v_cache.shape != k_cache.shape:
         raise ValueError(f"rope_kv: qkv {qkv.shape}, caches {k_cache.shape}, {v_cache.shape}, {num_q_heads} q heads do not fit")
     if positions.shape != (tokens,) or slots.shape != (tokens,) or cos_sin.shape[1] > head_dim or cos_sin.shape[1] % 2:
         raise ValueError(f"rope_kv: positions {positions.shape}, slots {slots.shape}, cos_sin {cos_sin.shape} do not fit")
@@ -210,6 +212,7 @@ def rope_kv(
     _check(qkv, positions, cos_sin, slot_mapping, k_cache, v_cache, num_q_heads, (q_weight, k_weight))
     num_blocks, num_kv_heads, block_size, head_dim = k_cache.shape
     tokens, rotary = qkv.shape[0], cos_sin.shape[1]
+    num_kv_heads = num_kv_heads if qkv.shape[1] > num_q_heads * head_dim else 0
     if tokens == 0:
         return
     if (k_scale is None) != (v_scale is None):

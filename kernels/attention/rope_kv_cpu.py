@@ -72,7 +72,7 @@ def rope_kv(
     """Write k and v of qkv [T, (Hq + 2 Hkv) D] to the cache, in its dtype; returns the rotated q [T, Hq, D], strided.
 
     `weights` are those of QK-norm by head (`head_weights`), q_scales float32 [T] the tokens'; qkv stays as it was.
-    v_lines None: there is no v in qkv.
+    v_lines None: there is no v in qkv. Of a layer that reads another's keys and values qkv is q alone: nothing is written.
     """
     num_rotated = num_q_heads + writes.lines.shape[1]
     shape = (qkv.shape[0], -1, k_lines.shape[1])
@@ -80,7 +80,8 @@ def rope_kv(
     if qkv.dtype == torch.float32 and weights is None:
         x = heads[:, :num_rotated]
     else:
-        x = _normed(qkv.view(shape)[:, :num_rotated], weights, eps, weighs).float().numpy()
+        wide = qkv.view(shape)[:, :num_rotated]
+        x = _normed(wide, None if weights is None else weights[: wide.shape[1]], eps, weighs).float().numpy()
     rotated = _rotate(x, at)
     if q_scales is not None:
         rotated[:, :num_q_heads] *= q_scales[:, None, None]
@@ -89,6 +90,8 @@ def rope_kv(
     else:
         narrow = torch.from_numpy(rotated).to(qkv.dtype)
         q, k = narrow[:, :num_q_heads], as_numpy(narrow)[:, num_q_heads:]
+    if heads.shape[1] == num_q_heads:
+        return q
     v = heads[:, num_rotated:]
     if writes.tokens is not None:
         k, v = k[writes.tokens], v[writes.tokens]

@@ -48,10 +48,17 @@ def compute_type(q, key_ptr):
         return q
 
 
+def windowed(window: int, is_chunked: bool) -> int:
+    """WINDOWED of the kernels: 0, a query sees all before it; 1, the last `window` keys; 2, what its chunk of `window` has."""
+    return (2 if is_chunked else 1) if window else 0
+
+
 @triton.jit
 def first_visible_key(position, window, WINDOWED: tl.constexpr):
-    """The first key that a query at `position` sees: exactly `window` keys, its own included."""
-    if WINDOWED:
+    """The first key that a query at `position` sees: exactly `window` keys, its own included, or its chunk's first."""
+    if WINDOWED == 2:
+        return tl.maximum(position - position % window, 0)
+    elif WINDOWED:
         return tl.maximum(position - window + 1, 0)
     else:
         return position * 0
@@ -216,7 +223,9 @@ def attend_tiles(
             scores = _shaped_scores(scores, keys, positions, qk_scale, softcap, alibi_scale, slopes, SOFTCAP, ALIBI)
         if MASKED:
             visible = keys[None, :] <= positions[:, None]  # which also leaves out keys past the row's end
-            if WINDOWED:
+            if WINDOWED == 2:
+                visible = visible & (keys[None, :] >= first_visible_key(positions, window, WINDOWED)[:, None])
+            elif WINDOWED:
                 visible = visible & (keys[None, :] > positions[:, None] - window)
             scores = tl.where(visible, scores, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(scores, 1) * log2_scale)

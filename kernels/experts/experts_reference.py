@@ -4,11 +4,11 @@
 
 x [T, H], gate_up [E, 2 I, H] (gate's rows, then up's), down [E, H, I], biases [E, 2 I] and [E, H] or none, weights float32
 [T, k].
-    act(g | u) = g' · sigmoid(α g') · (u' + offset),    g' = min(g, limit), u' between ±limit
+    act(g | u) = g' · sigmoid(α (g' + cubic g'³)) · (u' + offset),    g' = min(g, limit), u' between ±limit
 
-which is silu(g) · u as `SwiGLU` is by default. Products are rounded to x's dtype, as torch does; the sum over j is in float32,
-in the order of j, `shared` [T, H] first, where it is given. A row's result depends on no other row, but for what torch's
-product of an expert's rows does to last bits.
+which is silu(g) · u as `SwiGLU` is by default, and gelu(g) · u, by tanh, with α √(8 / π) and cubic 0.044715. Products are
+rounded to x's dtype, as torch does; the sum over j is in float32, in the order of j, `shared` [T, H] first, where it is given.
+A row's result depends on no other row, but for what torch's product of an expert's rows does to last bits.
 """
 
 from typing import NamedTuple
@@ -24,6 +24,7 @@ class SwiGLU(msgspec.Struct, frozen=True, kw_only=True):
     limit: float = 0.0  # 0: there is none
     alpha: float = 1.0
     offset: float = 0.0
+    cubic: float = 0.0
 
 
 class Weights(NamedTuple):
@@ -43,7 +44,8 @@ def activate(gate_up: torch.Tensor, act: SwiGLU) -> torch.Tensor:
     gate, up = gate.float(), up.float()
     if act.limit:
         gate, up = gate.clamp(max=act.limit), up.clamp(-act.limit, act.limit)
-    return (gate * torch.sigmoid(act.alpha * gate) * (up + act.offset)).to(gate_up.dtype)
+    inner = gate + act.cubic * gate**3 if act.cubic else gate
+    return (gate * torch.sigmoid(act.alpha * inner) * (up + act.offset)).to(gate_up.dtype)
 
 
 def experts(

@@ -36,7 +36,7 @@ def _row_times(acc, w_row, x_row, k, inside, K: tl.constexpr):
 def _gate_up_kernel(
     x_ptr, w_ptr, bias_ptr, ids_ptr, out_ptr, x_stride, N,
     K: tl.constexpr, TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr,
-    LIMIT: tl.constexpr, ALPHA: tl.constexpr, OFFSET: tl.constexpr, PDL: tl.constexpr,
+    LIMIT: tl.constexpr, ALPHA: tl.constexpr, OFFSET: tl.constexpr, CUBIC: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     pair = tl.program_id(1).to(tl.int64)
@@ -53,7 +53,7 @@ def _gate_up_kernel(
         gate += tl.load(bias, n < N, other=0.0).to(tl.float32)
         up += tl.load(bias + N, n < N, other=0.0).to(tl.float32)
     dtype: tl.constexpr = out_ptr.dtype.element_ty
-    tl.store(out_ptr + pair * N + n, swiglu(gate, up, dtype, LIMIT, ALPHA, OFFSET).to(dtype), n < N)
+    tl.store(out_ptr + pair * N + n, swiglu(gate, up, dtype, LIMIT, ALPHA, OFFSET, CUBIC).to(dtype), n < N)
 
 
 @triton.jit
@@ -101,7 +101,8 @@ def experts(
     block_k = min(config.block_k, triton.next_power_of_2(hidden))
     _gate_up_kernel[(triton.cdiv(inner, config.gate_up_n), rows * top_k)](
         x, w.gate_up, x if w.gate_up_bias is None else w.gate_up_bias, ids, h, x.stride(0), inner,
-        hidden, top_k, config.gate_up_n, block_k, w.gate_up_bias is not None, act.limit, act.alpha, act.offset, pdl, **options,
+        hidden, top_k, config.gate_up_n, block_k, w.gate_up_bias is not None, act.limit, act.alpha, act.offset,
+        act.cubic, pdl, **options,
     )  # fmt: skip
     block_k = min(config.block_k, triton.next_power_of_2(inner))
     _down_kernel[(triton.cdiv(hidden, config.down_n), rows)](

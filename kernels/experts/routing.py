@@ -87,7 +87,8 @@ def _route_kernel(
     logits_ptr, bias_ptr, correction_ptr, ids_ptr, weights_ptr, parts, part_stride, scale, eps,
     E: tl.constexpr, GROUPS: tl.constexpr, GROUPS_2: tl.constexpr, SIZE_2: tl.constexpr, TOP_K: tl.constexpr,
     TOP_K_2: tl.constexpr, TOP_GROUPS: tl.constexpr, GROUP_TOP: tl.constexpr, IS_SIGMOID: tl.constexpr,
-    IS_NORMALIZED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CORRECTION: tl.constexpr, PDL: tl.constexpr,
+    BY_LOGITS: tl.constexpr, IS_NORMALIZED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CORRECTION: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     size: tl.constexpr = E // GROUPS
@@ -109,7 +110,7 @@ def _route_kernel(
     else:
         exps = tl.exp(logits - tl.max(tl.max(logits, 1), 0))
         scores = exps / tl.sum(tl.sum(exps, 1), 0)
-    choice = scores
+    choice = logits if BY_LOGITS else scores
     if HAS_CORRECTION:
         choice += tl.load(correction_ptr + e, valid, other=0.0)
     choice = tl.where(choice == choice, choice, LOSES)
@@ -176,7 +177,7 @@ def route(
             logits, logits if bias is None else bias, logits if correction is None else correction, ids, weights, parts,
             rows * n, routing.scale, routing.eps, n, groups, triton.next_power_of_2(groups),
             triton.next_power_of_2(n // groups), top_k, triton.next_power_of_2(top_k), min(routing.top_groups, groups),
-            routing.group_top, routing.scores == "sigmoid", routing.is_normalized, bias is not None, correction is not None,
-            pdl, num_warps=1, **launch_options(pdl),
+            routing.group_top, routing.scores == "sigmoid", routing.by_logits, routing.is_normalized,
+            bias is not None, correction is not None, pdl, num_warps=1, **launch_options(pdl),
         )  # fmt: skip
     return ids, weights

@@ -1,7 +1,7 @@
 """Routing of tokens to experts in plain torch: the oracle of `routing`, the CPU path, and what a router computes (`Routing`).
 
     s = softmax(l) or sigmoid(l)        l float32 [T, E], the router's logits
-    c = s + correction                  chooses, and does not weigh
+    c = s + correction, or l            chooses, and does not weigh
     ids = top k of c, of the experts of the best groups where there are groups
     w = s[ids],  w / (sum of w + eps) if normalized,  w · scale
 
@@ -20,6 +20,7 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True):
     num_experts: int
     top_k: int
     scores: Literal["softmax", "sigmoid"] = "softmax"
+    by_logits: bool = False  # l chooses: sigmoids of large ones are equal
     is_normalized: bool = False
     eps: float = 0.0
     scale: float = 1.0
@@ -35,7 +36,8 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True):
 def route(logits: torch.Tensor, routing: Routing, correction: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """(ids int32 [T, top_k], best first; weights float32 [T, top_k]) of logits float32 [T, E]; correction float32 [E]."""
     scores = logits.softmax(-1) if routing.scores == "softmax" else logits.sigmoid()
-    choice = scores if correction is None else scores + correction
+    choice = logits if routing.by_logits else scores
+    choice = choice if correction is None else choice + correction
     if routing.top_groups < routing.num_groups:
         grouped = choice.unflatten(1, (routing.num_groups, routing.group_size))
         ranks = grouped.topk(routing.group_top, -1).values.sum(-1)

@@ -7,12 +7,15 @@ from quire.kernels.elementwise.activation import gated
 
 
 @triton.jit
-def swiglu(gate, up, dtype: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr, OFFSET: tl.constexpr):
+def swiglu(gate, up, dtype: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr, OFFSET: tl.constexpr, CUBIC: tl.constexpr):
     """In float32, of sums that are rounded to dtype first. LIMIT 0: there is none."""
-    if LIMIT == 0.0 and ALPHA == 1.0 and OFFSET == 0.0:
+    if LIMIT == 0.0 and ALPHA == 1.0 and OFFSET == 0.0 and CUBIC == 0.0:
         return gated(gate, up, dtype)
     gate, up = gate.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32)
     if LIMIT > 0.0:
         gate = tl.minimum(gate, LIMIT)
         up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
-    return gate / (1.0 + tl.exp(-ALPHA * gate)) * (up + OFFSET)
+    inner = gate
+    if CUBIC != 0.0:
+        inner = gate + CUBIC * gate * gate * gate
+    return gate / (1.0 + tl.exp(-ALPHA * inner)) * (up + OFFSET)

@@ -56,7 +56,7 @@ def _gate_up_kernel(
     x_ptr, w_ptr, bias_ptr, out_ptr, order_ptr, tiles_ptr, x_stride, slots, N,
     K: tl.constexpr, TOP_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     BAND: tl.constexpr, ONCE: tl.constexpr, BIAS: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr,
-    OFFSET: tl.constexpr, PDL: tl.constexpr,
+    OFFSET: tl.constexpr, CUBIC: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     slot, column = _place(slots, tl.cdiv(N, BLOCK_N), BAND)
     wait_for_previous(PDL)
@@ -84,7 +84,7 @@ def _gate_up_kernel(
         gate += tl.load(bias, n < N, other=0.0).to(tl.float32)[None, :]
         up += tl.load(bias + N, n < N, other=0.0).to(tl.float32)[None, :]
     dtype: tl.constexpr = out_ptr.dtype.element_ty
-    h = swiglu(gate, up, dtype, LIMIT, ALPHA, OFFSET).to(dtype)
+    h = swiglu(gate, up, dtype, LIMIT, ALPHA, OFFSET, CUBIC).to(dtype)
     tl.store(out_ptr + (begin + m)[:, None] * N + n[None, :], h, (m < size)[:, None] & (n < N)[None, :])
 
 
@@ -157,7 +157,7 @@ def gate_up(
     _gate_up_kernel[grid](
         x, w.gate_up, x if w.gate_up_bias is None else w.gate_up_bias, h, at.order, at.tiles, x.stride(0), at.num_slots, inner,
         hidden, top_k, ONCE=config.streams, BIAS=w.gate_up_bias is not None, LIMIT=act.limit, ALPHA=act.alpha,
-        OFFSET=act.offset, **options,
+        OFFSET=act.offset, CUBIC=act.cubic, **options,
     )  # fmt: skip
     return h
 

@@ -60,25 +60,29 @@ _FOUR = DecodeConfig(tile=64, num_warps=4, num_stages=2, programs_per_sm=4)
 DECODE = (
     DecodeRule(query_bytes=4, max_head_dim=128, min_query_rows=33, configs=(DecodeConfig(32, 8, 2, 2),)),
     DecodeRule(query_bytes=4, max_head_dim=128, configs=(DecodeConfig(32, 4, 2, 2),)),
-    DecodeRule(query_bytes=4, min_query_rows=33, configs=(DecodeConfig(16, 8, 2, 2),)),
-    DecodeRule(query_bytes=4, configs=(DecodeConfig(16, 4, 2, 2),)),
+    DecodeRule(query_bytes=4, max_head_dim=256, min_query_rows=33, configs=(DecodeConfig(16, 8, 2, 2),)),
+    DecodeRule(query_bytes=4, max_head_dim=256, configs=(DecodeConfig(16, 4, 2, 2),)),
+    DecodeRule(query_bytes=4, configs=(DecodeConfig(16, 8, 2, 1),)),
     DecodeRule(query_bytes=2, max_head_dim=128, min_query_rows=33, configs=(DecodeConfig(64, 4, 3, 1),)),
     DecodeRule(query_bytes=2, max_head_dim=128, cache_bytes=1, configs=(_ONE, _TWO, _THREE)),
     DecodeRule(query_bytes=2, max_head_dim=128, configs=(_ONE, _TWO, _FOUR)),
-    DecodeRule(query_bytes=2, min_query_rows=33, configs=(DecodeConfig(64, 8, 2, 1),)),
-    DecodeRule(query_bytes=2, configs=(DecodeConfig(64, 4, 3, 1),)),
+    DecodeRule(query_bytes=2, max_head_dim=256, min_query_rows=33, configs=(DecodeConfig(64, 8, 2, 1),)),
+    DecodeRule(query_bytes=2, max_head_dim=256, configs=(DecodeConfig(64, 4, 3, 1),)),
+    DecodeRule(query_bytes=2, configs=(DecodeConfig(32, 8, 2, 1),)),  # heads of 512: not measured
 )
 
 PREFILL = (
     # No tensor cores here: ieee dots are unrolled FMAs over operands in shared memory.
     PrefillRule(query_bytes=4, max_head_dim=128, config=PrefillConfig(32, 32, 4, 2, 2)),
-    PrefillRule(query_bytes=4, config=PrefillConfig(16, 16, 4, 2, 2)),
+    PrefillRule(query_bytes=4, max_head_dim=256, config=PrefillConfig(16, 16, 4, 2, 2)),
+    PrefillRule(query_bytes=4, config=PrefillConfig(16, 16, 8, 2, 1)),
     # Two programs an SM, though with 128 registers a thread they spill and wait for each wgmma: one computes its softmax while
     # the other multiplies. One program with 3 stages: 426 TFLOP/s at 8 x 4096 tokens; two: 470; and 8 % less time at 512.
     PrefillRule(query_bytes=2, max_head_dim=64, config=PrefillConfig(128, 64, 8, 3, 2)),
     PrefillRule(query_bytes=2, max_head_dim=128, cache_bytes=1, config=PrefillConfig(128, 64, 8, 3, 2)),
     PrefillRule(query_bytes=2, max_head_dim=128, config=PrefillConfig(128, 64, 8, 2, 2)),
-    PrefillRule(query_bytes=2, config=PrefillConfig(128, 64, 8, 2, 1)),
+    PrefillRule(query_bytes=2, max_head_dim=256, config=PrefillConfig(128, 64, 8, 2, 1)),
+    PrefillRule(query_bytes=2, config=PrefillConfig(64, 32, 8, 2, 1)),  # heads of 512, whose sums fill the registers
 )
 
 # Of Hopper's prefill attention, for heads of over 128: what fits into shared memory, and a producer that does not spill.

@@ -19,6 +19,7 @@ def run_cpu(case: Case) -> torch.Tensor:
         case.k_cache,
         dtype=case.dtype,
         window=case.window,
+        is_chunked=case.is_chunked,
     )
     given = {"scale": case.scale, "shape": case.score_shape}
     attention_cpu(case.q, case.k_cache, case.v_cache, case.out, plan, **given, **case.scales)

@@ -13,6 +13,7 @@ ROUTINGS = {
     "all": Routing(num_experts=5, top_k=5, is_normalized=True),
     "odd": Routing(num_experts=60, top_k=4, scale=2.0),
     "sigmoid": Routing(num_experts=16, top_k=1, scores="sigmoid"),
+    "by logits": Routing(num_experts=16, top_k=2, scores="sigmoid", by_logits=True),
     "groups": Routing(num_experts=160, top_k=6, num_groups=8, top_groups=3, scale=16.0),
     "groups of two": Routing(
         num_experts=256, top_k=8, scores="sigmoid", is_normalized=True, eps=1e-20, scale=2.5, num_groups=8, top_groups=4,
@@ -39,7 +40,8 @@ def correction_of(routing):
 def by_hand(logits, routing, correction):
     """One token, as the papers write it."""
     scores = (logits.softmax(-1) if routing.scores == "softmax" else logits.sigmoid()).tolist()
-    choice = scores if correction is None else [s + c for s, c in zip(scores, correction.tolist(), strict=True)]
+    choice = logits.tolist() if routing.by_logits else scores
+    choice = choice if correction is None else [s + c for s, c in zip(choice, correction.tolist(), strict=True)]
     size = routing.num_experts // routing.num_groups
     groups = [list(range(g * size, (g + 1) * size)) for g in range(routing.num_groups)]
     groups.sort(key=lambda group: -sum(sorted((choice[e] for e in group), reverse=True)[: routing.group_top]))

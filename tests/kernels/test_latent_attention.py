@@ -68,10 +68,11 @@ def compare_lines(shape, dtype, device, tokens=5):
     mapping[tokens // 2] = -1
     caches = [torch.zeros(blocks, 1, size, rotary + latent, **make) for _ in range(2)]
     tolerance = {"rtol": TOLERANCE[dtype], "atol": TOLERANCE[dtype]}
-    for interleaved in (True, False):
+    q_scales = 1 + random(64, seed=9, device=device).abs()
+    for how in ({"interleaved": True}, {"interleaved": False}, {"interleaved": True, "q_scales": q_scales}):
         arguments = (q, q_latent, kv, weight, 1e-6, cos_sin, positions, mapping)
-        got = latent_lines(*arguments, caches[0], interleaved=interleaved)
-        want = latent_reference.latent_lines(*arguments, caches[1], interleaved=interleaved)
+        got = latent_lines(*arguments, caches[0], **how)
+        want = latent_reference.latent_lines(*arguments, caches[1], **how)
         torch.testing.assert_close(got, want, **tolerance)
         torch.testing.assert_close(caches[0], caches[1], **tolerance)
 

@@ -149,6 +149,31 @@ def test_the_quick_cpu_path_is_the_reference(shape, how):
         torch.testing.assert_close(got, expected, rtol=2e-6, atol=2e-6)
 
 
+def compare_queries_alone(shape, dtype, device):
+    """Of a layer that reads the keys and values of another: as they are with keys beside them, and nothing is written."""
+    from quire.kernels.attention import rope_kv
+
+    whole, alone = (case(shape, dtype, device, scales=False) for _ in range(2))
+    width = whole["num_q_heads"] * shape[3]
+    alone["qkv"], before = alone["qkv"][:, :width].clone(), alone["k_cache"].clone()
+    rope_kv.rope_kv(**whole)
+    rope_kv.rope_kv(**alone)
+    assert torch.equal(alone["qkv"], whole["qkv"][:, :width]) and torch.equal(alone["k_cache"], before)
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("shape", SHAPES[:3])
+def test_queries_alone_in_the_interpreter(shape):
+    compare_queries_alone(shape, torch.float32, "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("shape", [*SHAPES, (5, 8, 1, 512, 512, 64)])
+def test_queries_alone(shape, dtype):
+    compare_queries_alone((*shape[:5], max(shape[5], shape[0])), dtype, "cuda")
+
+
 @pytest.mark.interpret
 def test_the_tile_of_heads_changes_nothing():
     from quire.kernels.attention import rope_kv

@@ -7,7 +7,17 @@ import torch
 from quire.kernels.attention.attention_reference import attention_reference
 from quire.kernels.attention.score_shape import ScoreShape
 
-ODD_HEADS = [(1, 1, 64), (3, 1, 80), (5, 5, 96), (10, 2, 112), (7, 1, 128), (16, 1, 192), (6, 2, 256), (32, 8, 128)]
+ODD_HEADS = [
+    (1, 1, 64),
+    (3, 1, 80),
+    (5, 5, 96),
+    (10, 2, 112),
+    (7, 1, 128),
+    (16, 1, 192),
+    (6, 2, 256),
+    (8, 1, 512),
+    (32, 8, 128),
+]
 # what a layer may do to its scores, apart and together, by name
 SHAPES = {
     "softcap": {"softcap": 1.5},
@@ -45,6 +55,7 @@ class Case:
     head_dim: int = 16
     block_size: int = 16
     window: int = 0
+    is_chunked: bool = False
     dtype: torch.dtype = torch.float32
     cache_dtype: torch.dtype | None = None
     device: str = "cpu"
@@ -82,6 +93,8 @@ class Case:
             block_table[slot, : needed[row]] = blocks
             # As the engine does: blocks that the row's window has left behind are freed, and their entries point to block 0.
             first_key = max(0, keys - queries - self.window + 1) if self.window else 0
+            if self.window and self.is_chunked:
+                first_key = max(0, keys - queries) // self.window * self.window
             block_table[slot, : first_key // self.block_size] = 0
             positions = torch.arange(first_key // self.block_size * self.block_size, keys)
             where = (ids.new_tensor(blocks.tolist())[positions // self.block_size], slice(None), positions % self.block_size)
@@ -126,7 +139,7 @@ class Case:
 
     def expected(self) -> torch.Tensor:
         want = torch.full(self.out.shape, float("nan"), device=self.device, dtype=torch.float32)
-        given = {"scale": self.scale, "window": self.window, "shape": self.score_shape}
+        given = {"scale": self.scale, "window": self.window, "is_chunked": self.is_chunked, "shape": self.score_shape}
         attention_reference(*self.tensors[:-1], want, **given, **self.scales)
         return want
 
@@ -150,8 +163,8 @@ def run_prefill(case: Case, num_decode_rows: torch.Tensor | None = None, hopper:
     prefill_schedule(workspace, case.query_start, case.seq_lens, tokens, max_keys, num_decode_rows, window=case.window)
     for _layer in range(2):
         case.out.fill_(float("nan"))
-        given = {"scale": case.scale, "workspace": workspace, "window": case.window, "shape": case.score_shape}
-        prefill_attention(*case.tensors, **given, **case.scales)
+        given = {"scale": case.scale, "workspace": workspace, "window": case.window, "is_chunked": case.is_chunked}
+        prefill_attention(*case.tensors, **given, shape=case.score_shape, **case.scales)
     assert not workspace.counters.any()
     return case.out
 
@@ -165,7 +178,7 @@ def run_decode(case: Case, max_query_len: int | None = None, num_decode_rows: to
         len(case.rows) + 1, case.num_heads, case.num_kv_heads, case.head_dim, max_query_len, case.device, case.dtype, **options
     )
     workspace.partial_out.fill_(float("nan"))
-    schedule = workspace.new_schedule(case.window)
+    schedule = workspace.new_schedule(case.window, case.is_chunked)
     max_keys = case.max_blocks * case.block_size
     decode_schedule(workspace, schedule, case.query_start, case.seq_lens, case.q.shape[0], max_keys, num_decode_rows)
     for _layer in range(2):

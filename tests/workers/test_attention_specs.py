@@ -42,6 +42,8 @@ SHAPED = (
     {"alibi": AlibiConfig(slopes=(0.5, 0.1, 0.3, 0.01), scale=0.5, is_rounded=True), "rope": None, "softcap": 5.0},
     {"qk_norm_eps": 1e-3, "qk_norm_weighs": "plus_one", "rope": RopeConfig(interleaved=True)},
     {"qk_norm_eps": 1e-3, "qk_norm_weighs": "wide", "rope": RopeConfig(rotary_dim=4)},
+    {"window": 10, "is_chunked": True},
+    {"rope": RopeConfig(type="proportional", proportion=0.25)},
 )
 
 
@@ -61,6 +63,18 @@ def test_layers_share_a_block_table_if_window_and_cache_shape_are_equal():
     cache.allocate(3, torch.device("cpu"))
     assert [tuple(k.shape) for k in cache.k] == [(3, 2, 16, 16)] * 2 + [(3, 4, 16, 8)] * 2
     assert cache.block_bytes == sum(x[0].nbytes for x in (*cache.k, *cache.v)) and cache.windows == (0, 0, 10)
+
+
+def test_a_layer_that_reads_anothers_keys_and_values_has_its_place_and_no_memory():
+    specs = specs_of({}, {"window": 10}, {"window": 10, "shares": 1}, {"window": 10, "is_chunked": True}, {"shares": 0})
+    cache = KVCache(specs, 16, torch.float32)
+    assert [(group.spec, group.layers) for group in cache.groups] == [
+        (CacheSpec(0, 2, 16), [0]),
+        (CacheSpec(10, 2, 16), [1]),
+        (CacheSpec(10, 2, 16, True), [3]),
+    ]
+    assert cache.places == [Place(0, 0), Place(1, 0), Place(1, 0), Place(2, 0), Place(0, 0)]
+    assert cache.block_bytes == KVCache(specs[:1], 16, torch.float32).block_bytes
 
 
 @pytest.mark.parametrize("changes", [DIFFERENT, SHAPED], ids=["different", "shaped"])
@@ -96,7 +110,9 @@ def cuda(monkeypatch):
 
         return call
 
-    decode = functools.partial(space, new_schedule=lambda window: ("schedule", window), launch=lambda rows: rows > 4)
+    decode = functools.partial(
+        space, new_schedule=lambda window, is_chunked: ("schedule", window), launch=lambda rows: rows > 4
+    )
     monkeypatch.setattr(cuda, "DecodeWorkspace", space(allocate=lambda rows, *shape, cache_dtype: decode(shape=shape[:3])))
     monkeypatch.setattr(
         cuda, "PrefillWorkspace", space(allocate=lambda rows, tokens, *shape, cache_dtype: space(shape=shape[:3]))

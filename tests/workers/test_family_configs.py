@@ -281,7 +281,7 @@ def test_rotary_embeddings_by_layer():
         (PHI_2, {"partial_rotary_factor": 0.01}, "must be even"),
         (SMOLLM3, {"no_rope_layers": [1]}, "no_rope_layers"),
         (EXAONE4_32B, {"layer_types": None, "sliding_window_pattern": "LX"}, "sliding_window_pattern"),
-        (MINISTRAL3_8B, {"text_config": {**MINISTRAL3_8B["text_config"], "model_type": "mistral4"}}, "mistral4"),
+        (MINISTRAL3_8B, {"text_config": {**MINISTRAL3_8B["text_config"], "model_type": "mistral9"}}, "mistral9"),
         (BLOOM_560M, {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm"),
         (GPTJ_6B, {"rotary_dim": 63}, "rotary_dim 63"),
         (GPTJ_6B, {"scale_attn_weights": False}, "scale_attn_weights"),

@@ -93,6 +93,35 @@ def ones(*ends):
     return change
 
 
+def reordered(name, rows_of):
+    """Rows of each layer of this name in another order, as if the checkpoint's had been taken for another one."""
+
+    def change(model):
+        for module in model.modules():
+            if (layer := getattr(module, "_modules", {}).get(name)) is not None:
+                rows = rows_of(model.config.layers[0].attention, len(layer.format.weight))
+                layer.format.weight = torch.nn.Parameter(layer.format.weight[rows].contiguous(), requires_grad=False)
+                if layer.format.bias is not None:
+                    layer.format.bias.copy_(layer.format.bias[rows])
+                layer.format.finish()
+
+    return change
+
+
+def group_by_group(spec, count):
+    """Of q|k|v, where each group's queries lie before its key and value."""
+    group = spec.num_heads // spec.num_kv_heads
+    heads = [h for g in range(spec.num_kv_heads) for h in (*range(g * group, (g + 1) * group), -1, -2)]
+    k, v = spec.num_heads, spec.num_heads + spec.num_kv_heads
+    found = [h if h >= 0 else (k if h == -1 else v) + i // (group + 2) for i, h in enumerate(heads)]
+    return torch.arange(count).view(-1, spec.head_dim)[found].flatten()
+
+
+def halves_swapped(spec, count):
+    return torch.arange(count).roll(count // 2)
+
+
+BY_GROUP, SWAPPED = reordered("qkv_proj", group_by_group), reordered("gate_up_proj", halves_swapped)
 NOT_PARALLEL = without(("_is_parallel", False))
 # (model, what is wrong): a change of its config, or, as a second, of the model that is made; True: no token shows it, logits do
 MUTATIONS = {
@@ -104,14 +133,37 @@ MUTATIONS = {
     ("gemma2", "embedding not scaled"): around(embedding_scale=1.0),
     ("gemma2", "logits not capped"): (around(logit_softcap=0.0), None, True),
     ("gemma2", "SiLU"): layers(activation="silu"),
+    ("gemma2", "windows everywhere"): attention(window=12),
+    ("gemma2", "weights of the norms behind dropped"): (None, ones("post_feedforward_layernorm.weight")),
     ("gemma3", "bases swapped"): swapped_bases,
     ("gemma3", "w for 1 + w in QK-norm"): attention(qk_norm_weighs="wide"),
     ("gemma3", "window + 1"): window(1),
+    ("gemma3", "windows everywhere"): attention(window=12),
     ("gemma3-scaled", "scaling dropped"): rope(factor=1.0),
+    ("gemma4", "window + 1"): window(1),
+    ("gemma4", "window - 1"): window(-1),
+    ("gemma4", "bases swapped"): swapped_bases,
+    ("gemma4", "all of a head's pairs rotated"): rope(proportion=1.0),
+    ("gemma4", "frequencies of a smaller head"): rope(type="default", rotary_dim=6),
+    ("gemma4", "scale of the head size"): attention(scale=lambda spec: spec.head_dim**-0.5),
+    ("gemma4", "1 + w for w"): norms(weighs="plus_one"),
+    ("gemma4", "1 + w for w in QK-norm"): attention(qk_norm_weighs="plus_one"),
+    ("gemma4", "norm of values dropped"): (None, without(("_norms_values", False))),
+    ("gemma4", "keys and values of another layer"): attention(shares=lambda spec: spec.shares and spec.shares - 2),
+    ("gemma4", "embedding not scaled"): around(embedding_scale=1.0),
+    ("gemma4", "logits not capped"): (around(logit_softcap=0.0), None, True),
+    ("gemma4", "layers' inputs dropped"): (None, without(("_has_input", False))),
+    ("gemma4", "layers' inputs of the first"): (None, without(("_layer", 0))),
+    ("gemma4", "layers' scalars dropped"): (None, ones("layer_scalar.weight")),
+    ("gemma4", "SiLU"): layers(activation="silu"),
+    ("gemma4-joint", "scaling dropped"): rope(factor=1.0),
+    ("gemma4-joint", "norm of values dropped"): (None, without(("_norms_values", False))),
     ("phi3-longrope", "long factors"): rope(original_max_position_embeddings=16),
     ("phi3-longrope", "attention factor dropped"): (rope(attention_factor=1.0), None, True),
     ("phi4-mini", "whole heads rotated"): attention(rope=RopeConfig()),
     ("phi3-sliding", "window - 1"): window(-1),
+    ("phi3", "rows group by group"): (None, BY_GROUP),
+    ("phi3", "gate and up swapped"): (None, SWAPPED),
     ("olmo2", "QK-norm dropped"): (None, without(("_norms_all", False))),
     ("olmo2", "QK-norm's weights dropped"): (None, ones("q_norm.weight", "k_norm.weight")),
     ("olmo3", "bases swapped"): swapped_bases,
@@ -124,13 +176,19 @@ MUTATIONS = {
     ("cohere2", "all layers rotate"): rotates_everywhere,
     ("cohere2", "window + 1"): window(1),
     ("cohere2", "logits not scaled"): (around(logit_scale=1.0), None, True),
+    ("cohere", "rotation not interleaved"): rope(interleaved=False),
     ("cohere-qk-norm", "QK-norm dropped"): (None, without(("_norms_all", False))),
     ("cohere-qk-norm", "QK-norm's weights dropped"): (None, ones("q_norm.weight", "k_norm.weight")),
     ("gpt-neox", "one after the other"): (None, NOT_PARALLEL),
     ("gpt-neox", "whole heads rotated"): rope(rotary_dim=0),
+    ("gpt-neox", "rows not by head"): (None, BY_GROUP),
     ("gpt-neox", "biases dropped"): (None, ones("bias")),
     ("gpt-neox-sequential", "side by side"): (None, without(("_is_parallel", True), ("_is_added", False))),
     ("falcon-40b", "one norm for both"): (None, without(("_mlp_norm", None))),
+    ("falcon-40b", "rows not by group"): (None, BY_GROUP),
+    ("falcon-11b", "rows not by group"): (None, BY_GROUP),
+    ("falcon-rw", "side by side"): (None, without(("_is_parallel", True), ("_is_added", False))),
+    ("falcon-rw", "biases dropped"): (None, ones("format.bias")),
     ("falcon-7b", "SiLU"): layers(activation="silu"),
     ("falcon-rw", "ALiBi dropped"): attention(alibi=None),
     ("falcon-rw", "ALiBi not rounded"): (alibi(is_rounded=False), None, True),
@@ -142,6 +200,10 @@ MUTATIONS = {
     ("glm4", "rotation not interleaved"): rope(interleaved=False),
     ("glm4", "whole heads rotated"): rope(rotary_dim=0),
     ("glm4", "weights of the norm after attention dropped"): (None, ones("post_self_attn_layernorm.weight")),
+    ("glm", "rotation not interleaved"): rope(interleaved=False),
+    ("glm", "whole heads rotated"): rope(rotary_dim=0),
+    ("seed-oss", "biases of q, k and v dropped"): (None, ones("qkv_proj.format.bias")),
+    ("seed-oss-bias", "the MLP's biases dropped"): (None, ones("gate_up_proj.format.bias")),
     ("seed-oss-bias", "output's bias dropped"): (None, ones("o_proj.format.bias")),
     ("exaone4", "all layers rotate"): rotates_everywhere,
     ("exaone4", "QK-norm's weights dropped"): (None, ones("q_norm.weight", "k_norm.weight")),
@@ -150,9 +212,11 @@ MUTATIONS = {
     ("ministral3", "yarn dropped"): rope(type="default"),
     ("bloom", "ALiBi dropped"): attention(alibi=None),
     ("bloom", "ALiBi rounded"): (alibi(is_rounded=True), None, True),
+    ("bloom", "rows not by head"): (None, BY_GROUP),
     ("bloom", "the embedding's norm dropped"): (None, without(("_has_embed_norm", False))),
     ("gptj", "rotation not interleaved"): rope(interleaved=False),
     ("gptj", "whole heads rotated"): rope(rotary_dim=0),
+    ("gptj", "head's bias dropped"): (None, ones("lm_head.format.bias")),
 }
 ALWAYS = ("gemma2", "gemma3", "olmo2", "falcon-rw")
 
@@ -193,7 +257,7 @@ def assert_seen(name, entry):
 
 def test_every_family_has_a_mutation():
     families = {tiny_models.ALL_MODELS[name][0] for name, _ in MUTATIONS}
-    plain = {"llama", "mistral", "qwen2", "qwen3", "glm", "cohere", "gemma3-images", "ministral3-images"}
+    plain = {"llama", "mistral", "qwen2", "qwen3", "gemma3-images", "gemma4-images", "ministral3-images"}
     others = {family for name, (family, _) in tiny_models.ALL_MODELS.items() if name not in tiny_moe.MODELS}
     assert families | plain == others
     assert RMSNorm.is_plain is False  # a norm says so itself, or kernels take it for Llama's

@@ -21,7 +21,15 @@ from quire.workers.parallel import Parallel
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(
     ("name", "form"),
-    [("falcon-40b", "nf4"), ("phi3", "gptq"), ("phi3", "awq"), ("glm4", "nf4"), ("gpt-neox", "gptq")],
+    [
+        ("falcon-40b", "nf4"),
+        ("phi3", "gptq"),
+        ("phi3", "awq"),
+        ("glm4", "nf4"),
+        ("gpt-neox", "gptq"),
+        ("gemma4-joint", "nf4"),
+        ("gemma4", "gptq"),
+    ],
 )
 def test_fused_layers_are_sorted(name, form, ranks, tmp_path):
     theirs = quantized(name, form, tmp_path / "model")
@@ -63,7 +71,7 @@ def test_static_scales_of_inputs_have_two_names(tmp_path):
 @pytest.mark.parametrize(
     ("family", "form"),
     [("phi3", "gptq"), ("falcon-40b", "awq"), ("gpt-neox", "w8a8"), ("gpt-neox", "int4"), ("glm4", "fp8")]
-    + [("qwen2-moe", "int8"), ("deepseek-v3", "int4")],
+    + [("qwen2-moe", "int8"), ("deepseek-v3", "int4"), ("gemma4-joint", "int4"), ("gemma4", "fp8")],
 )
 def test_what_a_gpu_keeps_stands_for_the_same_values(family, form, ranks, tmp_path, monkeypatch):
     """Of layers that are several in one tensor, and beside experts, which are dequantized."""

@@ -96,6 +96,7 @@ def reference_logits(name, ids, ours, dtype, scales):
         ("qwen2-mixed", "fp8_e4m3", ["sliding_window"], True),
         ("qwen3-tied", "fp8_e5m2", ["1"], False),
         pytest.param("qwen3", "fp8", [], True, marks=pytest.mark.slow),
+        pytest.param("llama4-top3", "fp8", [], True, marks=pytest.mark.slow),
         pytest.param("mistral-sliding", "fp8_e4m3", ["0", "2"], False, marks=pytest.mark.slow),
         pytest.param("llama-mqa-bias", "fp8_e5m2", [], True, marks=pytest.mark.slow),
         pytest.param("qwen3-mixed", "fp8", ["0", "sliding_window"], False, marks=pytest.mark.slow),
@@ -186,8 +187,8 @@ def test_layers_that_cannot_be_left_out_are_refused():
         EngineConfig(kv_cache_dtype_skip_layers=["-1"])
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2-mixed", "qwen3-mixed"])
-@pytest.mark.parametrize("skipped", [[], ["0"], ["sliding_window"]])
+@pytest.mark.parametrize("name", ["llama", "qwen2-mixed", "qwen3-mixed", "gemma4"])
+@pytest.mark.parametrize("skipped", [[], ["0"], ["2"], ["sliding_window"]])
 def test_a_block_has_the_bytes_of_its_tensors(name, skipped):
     config = read_model_config(tiny_model(name), kv_cache_dtype="fp8", kv_cache_dtype_skip_layers=skipped)
     cache = KVCache(config.attention_specs(Parallel()), 16, torch.bfloat16)

@@ -36,6 +36,7 @@ class DenseAttention:
 
     def __init__(self, specs):
         self.specs = specs
+        self.kept = {}  # keys and values by layer, for those that share them
         self.tables = [cos_sin_table(spec, tiny_models.MAX_POSITIONS) for spec in specs]
 
     def __call__(self, layer, qkv, q_norm, k_norm, sinks=None):
@@ -43,13 +44,24 @@ class DenseAttention:
         if isinstance(qkv, Latents):
             return self.of_latents(layer, qkv.lines())
         length = qkv.shape[0]
+        if c.shares is not None:
+            return self.attend(
+                layer, self.prepared(layer, qkv.view(length, -1, c.head_dim), q_norm), *self.kept[c.shares], sinks
+            )
         q, k, v = qkv.split([c.q_size, c.kv_size, c.kv_size], dim=-1)
         q, k, v = (x.view(length, -1, c.head_dim) for x in (q, k, v))
-        if q_norm is not None:
-            plus = 1.0 if c.qk_norm_weighs == "plus_one" else 0.0
-            q = F.rms_norm(q, (c.head_dim,), q_norm + plus, c.qk_norm_eps)
-            k = F.rms_norm(k, (c.head_dim,), k_norm + plus, c.qk_norm_eps)
-        q, k = self.rotate(layer, q), self.rotate(layer, k)
+        self.kept[layer] = self.prepared(layer, k, k_norm), v
+        return self.attend(layer, self.prepared(layer, q, q_norm), *self.kept[layer], sinks)
+
+    def prepared(self, layer, x, weight):
+        """Normed and rotated."""
+        c = self.specs[layer]
+        if weight is not None:
+            x = F.rms_norm(x, (c.head_dim,), weight + (1.0 if c.qk_norm_weighs == "plus_one" else 0.0), c.qk_norm_eps)
+        return self.rotate(layer, x)
+
+    def attend(self, layer, q, k, v, sinks):
+        c, length = self.specs[layer], q.shape[0]
         if c.temperature is not None:
             q = q * query_scales(c, length)[:, None, None]
         groups = c.num_heads // c.num_kv_heads
@@ -60,7 +72,10 @@ class DenseAttention:
             scores = c.softcap * torch.tanh(scores / c.softcap)
         if c.alibi is not None:
             scores = scores + self.biases(c.alibi, length)
-        hidden = (distance < 0) | ((distance >= c.window) if c.window else False)
+        hidden = (distance < 0) | ((distance >= c.window) if c.window and not c.is_chunked else False)
+        if c.is_chunked:
+            chunks = torch.arange(length) // c.window
+            hidden |= chunks[:, None] != chunks
         scores = scores.masked_fill(hidden, float("-inf"))
         if sinks is not None:
             scores = torch.cat((scores, sinks[:, None, None].expand(-1, length, 1)), -1)
@@ -70,6 +85,8 @@ class DenseAttention:
         """Of queries and keys [T, (Hq + 1) D], values being the last of the keys."""
         c, length = self.specs[layer], len(lines)
         q, k = self.rotate(layer, lines.view(length, -1, c.head_dim)).split([c.num_heads, 1], 1)
+        if c.temperature is not None:
+            q = q * query_scales(c, length)[:, None, None]
         scores = torch.einsum("qhd,kd->hqk", q, k[:, 0]) * c.scale
         scores = scores.masked_fill(torch.arange(length)[:, None] < torch.arange(length), float("-inf"))
         return torch.einsum("hqk,kd->qhd", scores.softmax(-1), k[:, 0, -c.latent_dim :])

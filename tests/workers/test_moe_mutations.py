@@ -5,7 +5,7 @@ import pytest
 import tiny_models
 import tiny_moe
 import torch
-from workers.test_family_mutations import assert_seen, attention, layers, rope, window
+from workers.test_family_mutations import assert_seen, attention, layers, ones, rope, rotates_everywhere, window, without
 
 from quire.kernels.experts import routing_reference
 from quire.kernels.experts.experts_reference import SwiGLU
@@ -111,6 +111,7 @@ MUTATIONS = {
     ("qwen2-moe", "shared expert's gate dropped"): each(MoE, without_shared_gate),
     ("qwen2-moe-mixed", "weights not normalized"): routing(is_normalized=False),
     ("qwen2-moe-mixed", "window - 1"): window(-1),
+    ("qwen2-moe-mixed", "windows everywhere"): attention(window=12),
     ("qwen3-moe", "weights not normalized"): routing(is_normalized=False),
     ("qwen3-moe", "QK-norm's eps"): attention(qk_norm_eps=1.0),
     ("qwen3-moe-mixed", "weights normalized"): routing(is_normalized=True),
@@ -125,10 +126,17 @@ MUTATIONS = {
     ("gpt-oss", "yarn truncated"): (rope(truncate=True), None, True),
     ("gpt-oss", "experts' biases dropped"): each(Experts, drop("gate_up_bias", "down_bias")),
     ("gpt-oss", "router's bias dropped"): each(Router, drop("bias")),
+    ("gemma4-moe", "one expert too few"): routing(top_k=2),
+    ("gemma4-moe", "SiLU"): experts(act=SwiGLU()),
+    ("gemma4-moe", "router's scale dropped"): (None, ones("scales.scale")),
+    ("gemma4-moe", "experts' scales dropped"): (None, ones("scales.per_expert")),
+    ("gemma4-moe", "experts dropped"): (None, without(("_has_experts", False))),
     ("glm4-moe", "correction weighs"): each(MoE, weighed_by_correction),
     ("glm4-moe", "correction dropped"): each(Router, drop("correction")),
     ("glm4-moe", "groups ignored"): routing(top_groups=4),
     ("glm4-moe", "groups ranked by their best"): routing(group_top=1),
+    ("glm4-moe", "QK-norm's eps"): attention(qk_norm_eps=1.0),
+    ("glm4-moe", "whole heads rotated"): rope(rotary_dim=0),
     ("glm4-moe", "scale dropped"): routing(scale=1.0),
     ("glm4-moe", "shared expert dropped"): each(MoE, without_shared),
     ("glm4-moe-plain", "weights normalized"): routing(is_normalized=True),
@@ -142,12 +150,41 @@ MUTATIONS = {
     ("deepseek-v3", "correction dropped"): each(Router, drop("correction")),
     ("deepseek-v3", "groups ranked by their best"): routing(group_top=1),
     ("deepseek-v3", "weights not normalized"): routing(is_normalized=False),
+    ("deepseek-v3", "shared expert dropped"): each(MoE, without_shared),
     ("deepseek-v3-plain", "rotation interleaved"): rope(interleaved=True),
     ("deepseek-v3-plain", "weights normalized"): routing(is_normalized=True),
+    ("llama4", "chunk + 1"): window(1),
+    ("llama4", "windows for chunks"): attention(is_chunked=False),
+    ("llama4", "everything seen everywhere"): attention(window=0, is_chunked=False),
+    ("llama4", "all layers rotate"): rotates_everywhere,
+    ("llama4", "rotation not interleaved"): rope(interleaved=False),
+    ("llama4", "temperature dropped"): attention(temperature=None),
+    ("llama4", "positions counted from 0"): (
+        attention(temperature=lambda spec: spec.temperature and replace(spec.temperature, first=0)),
+        None,
+        True,
+    ),
+    ("llama4", "QK-norm dropped"): attention(qk_norm_eps=None),
+    ("llama4", "QK-norm everywhere"): attention(qk_norm_eps=1e-5, has_qk_weights=False),
+    ("llama4", "experts' outputs weighed"): experts(weighs_input=False),
+    ("llama4", "softmax for sigmoids"): routing(scores="softmax"),
+    ("llama4", "shared expert dropped"): each(MoE, without_shared),
+    ("llama4-top3", "experts' outputs weighed"): experts(weighs_input=False),
+    ("llama4-top3", "one expert too few"): routing(top_k=2),
     ("minimax-m2", "correction weighs"): each(MoE, weighed_by_correction),
     ("minimax-m2", "weights not normalized"): routing(is_normalized=False),
     ("minimax-m2", "whole heads rotated"): rope(rotary_dim=0),
     ("minimax-m2", "QK-norm of each head"): (None, by_head),
+    ("mistral4", "mscale left out"): attention(scale=40**-0.5),
+    ("mistral4", "temperature dropped"): attention(temperature=None),
+    ("mistral4", "rotation not interleaved"): rope(interleaved=False),
+    ("mistral4", "groups ignored"): routing(top_groups=3),
+    ("mistral4", "groups ranked by their best"): routing(group_top=1),
+    ("mistral4", "weights not normalized"): routing(is_normalized=False),
+    ("mistral4", "scale dropped"): routing(scale=1.0),
+    ("mistral4", "shared expert dropped"): each(MoE, without_shared),
+    ("mistral4-plain", "rotation interleaved"): rope(interleaved=True),
+    ("mistral4-plain", "weights normalized"): routing(is_normalized=True),
     ("olmoe", "weights normalized"): routing(is_normalized=True),
     ("olmoe", "QK-norm of each head"): (None, by_head),
 }
@@ -162,7 +199,7 @@ def test_what_is_wrong_is_seen(name, wrong):
 
 def test_every_family_has_a_mutation():
     families = {tiny_models.ALL_MODELS[name][0] for name, _ in MUTATIONS}
-    assert families == {family for family, _ in tiny_moe.MODELS.values()}
+    assert families | {"llama4-images", "mistral4-images"} == {family for family, _ in tiny_moe.MODELS.values()}
 
 
 def test_what_is_as_it_was_is_not_seen():

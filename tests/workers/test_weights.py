@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from threading import Event
 
 import pytest
 import tiny_models
@@ -242,3 +243,27 @@ def test_dummy_weights_depend_on_the_seed_alone():
     assert not torch.equal(first, second)
     norms = [module.weight for module in model.modules() if isinstance(module, RMSNorm)]
     assert len(norms) == 4 * 3 + 1 and all(torch.equal(w, torch.ones_like(w)) for w in norms)
+
+
+def test_a_tied_head_with_a_bias_is_finished_behind_the_embedding(monkeypatch):
+    """Its bias is read first, by another thread: the table that it shares has no values yet."""
+    bias_is_there, copy, arrived = Event(), weights._copy, weights._Loading.arrived
+
+    def late(tensors, name, *more):
+        if "wte" in name:
+            assert bias_is_there.wait(20)
+        return copy(tensors, name, *more)
+
+    def seen(self, owner, copied):
+        arrived(self, owner, copied)
+        if owner is model.lm_head.format:
+            bias_is_there.set()
+
+    monkeypatch.setattr(weights, "_copy", late)
+    monkeypatch.setattr(weights._Loading, "arrived", seen)
+    folder = tiny_models.tiny_model("gptj-tied")
+    model = build_model(read_model_config(folder), torch.float32, Parallel())
+    load_weights(model, folder, "cpu", progress=False)
+    x = torch.randn(3, 64)
+    head = tiny_models.reference("gptj-tied").lm_head
+    torch.testing.assert_close(model.compute_logits(x), torch.nn.functional.linear(x, head.weight, head.bias))

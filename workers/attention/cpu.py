@@ -49,6 +49,7 @@ class CpuModelAttention(ModelAttention):
                 cache.k[tensor],
                 dtype=self._dtype,
                 window=cache.groups[g].spec.window,
+                is_chunked=cache.groups[g].spec.is_chunked,
                 scratch=self._scratch,
             )
             for (g, dtype), tensor in self._tensors.items()
@@ -143,7 +144,7 @@ class CpuAttention:
         if cached is None:
             cached = self._lines[layer] = self._lines_of(layer)
         lines, _ = cached
-        q = rope_kv(latents.lines(), self._rotations, self._writes, lines, None, spec.num_heads)
+        q = rope_kv(latents.lines(), self._rotations, self._writes, lines, None, spec.num_heads, q_scales=self._q_scales)
         return attend_lines(q, lines, lines, self._plan, spec.scale)[..., -spec.latent_dim :]
 
     def _attend_eight_bits(

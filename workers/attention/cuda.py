@@ -44,16 +44,24 @@ class Kind(NamedTuple):
     cache_dtype: torch.dtype
 
 
+class Window(NamedTuple):
+    """What a decode schedule depends on beside them."""
+
+    keys: int
+    is_chunked: bool
+
+
 class Workspace:
     """Of all layers of one shape and dtype: device memory, and a decode schedule for each of their windows."""
 
-    def __init__(self, kind: Kind, windows: list[int], ctx: DeviceContext):
+    def __init__(self, kind: Kind, windows: list[Window], ctx: DeviceContext):
         rows, device, dtype = ctx.max_rows, ctx.device, ctx.dtype
         shape, cached = kind
         self.decode = DecodeWorkspace.allocate(rows, *shape, TOKENS_PER_ROW, device, dtype, cache_dtype=cached)
-        self.schedules: dict[int, DecodeSchedule] = {window: self.decode.new_schedule(window) for window in windows}
+        self.schedules: dict[Window, DecodeSchedule] = {window: self.decode.new_schedule(*window) for window in windows}
         self.prefill = PrefillWorkspace.allocate(rows, ctx.max_tokens, *shape, device, dtype, cache_dtype=cached)
-        self.prefill_window = max(windows) if all(windows) else 0
+        sizes = [window.keys for window in windows]
+        self.prefill_window = max(sizes) if all(sizes) else 0
 
 
 class Step(NamedTuple):
@@ -77,17 +85,17 @@ class CudaModelAttention(ModelAttention):
         def kind_of(spec: AttentionSpec) -> Kind:
             return Kind(HeadShape(spec.num_heads, spec.num_kv_heads, spec.head_dim), cache.dtype_of(spec))
 
-        windows: dict[Kind, list[int]] = {}
+        windows: dict[Kind, list[Window]] = {}
         for spec in sorted(specs, key=lambda spec: spec.cache):  # in the order of the cache's groups
             if not spec.latent_dim:
-                windows.setdefault(kind_of(spec), []).append(spec.window)
+                windows.setdefault(kind_of(spec), []).append(Window(spec.window, spec.is_chunked))
         self.workspaces = {kind: Workspace(kind, list(dict.fromkeys(some)), ctx) for kind, some in windows.items()}
         kinds = {
             spec: CudaAttention(spec, cache, rotary[spec], ctx.max_model_len, self.workspaces[kind_of(spec)])
             for spec in specs
             if not spec.latent_dim
         }
-        latents = {spec: CudaLatentAttention(spec, cache, rotary[spec]) for spec in specs if spec.latent_dim}
+        latents = {spec: CudaLatentAttention(spec, cache, rotary[spec], ctx.max_model_len) for spec in specs if spec.latent_dim}
         self._layers = [kinds.get(spec) for spec in cache.specs]
         self._latent_layers = [latents.get(spec) for spec in cache.specs]
         self._latent_heads = {spec.num_heads for spec in latents}
@@ -131,8 +139,9 @@ class CudaModelAttention(ModelAttention):
 class CudaLatentAttention:
     """Latent attention of the layers of one spec."""
 
-    def __init__(self, spec: AttentionSpec, cache: KVCache, cos_sin: torch.Tensor):
+    def __init__(self, spec: AttentionSpec, cache: KVCache, cos_sin: torch.Tensor, max_positions: int):
         self._spec, self._cache, self._cos_sin = spec, cache, cos_sin
+        self._q_scales = query_scales(spec, max_positions, cos_sin.device)
         self._interleaved = spec.rope is not None and spec.rope.interleaved
 
     def attend(self, step: Step, layer: int, x: Latents) -> torch.Tensor:
@@ -141,7 +150,9 @@ class CudaLatentAttention:
         lines, positions = self._cache.k[place.tensor], step.buffers.positions[:t]
         mapping = step.buffers.slot_mapping[place.group, :t]
         at = (self._cos_sin, positions, mapping, lines)
-        q = latent_lines(x.q, x.q_latent, x.kv, x.norm_weight, x.eps, *at, interleaved=self._interleaved, pdl=pdl)
+        q = latent_lines(
+            x.q, x.q_latent, x.kv, x.norm_weight, x.eps, *at, interleaved=self._interleaved, q_scales=self._q_scales, pdl=pdl
+        )
         out = torch.empty_like(x.q_latent).view(t, self._spec.num_heads, -1)
         arguments = (q, lines, step.block_table[place.group], step.rows, *step.lengths, out)
         if step.has_decode:
@@ -162,7 +173,7 @@ class CudaAttention:
         self._interleaved = spec.rope is not None and spec.rope.interleaved
         self._q_scales = query_scales(spec, max_positions, cos_sin.device)
         self._shape = score_shape(spec, cos_sin.device)
-        self._schedule = workspace.schedules[spec.window]
+        self._schedule = workspace.schedules[Window(spec.window, spec.is_chunked)]
 
     def attend(
         self,
@@ -174,15 +185,14 @@ class CudaAttention:
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         spec, cache, space, buffers = self._spec, self._cache, self._workspace, step.buffers
-        place, t = cache.places[layer], qkv.shape[0]
+        place, t, pdl = cache.places[layer], qkv.shape[0], mode_for(qkv.shape[0])
         k, v = cache.k[place.tensor], cache.v[place.tensor]
         k_scale, v_scale = cache.scale_tensors.get(layer, NO_SCALES)
         mapping = buffers.slot_mapping[place.group, :t]
-        pdl = mode_for(t)
         cos_sin, rope, interleaved = self._cos_sin, None, self._interleaved
         shape = self._shape if sinks is None else self._shape._replace(sinks=sinks)
         # one row, and QK-norm, take less time with rotation and KV write in a kernel of their own (benchmarks/LOG.md)
-        is_plain = q_norm is None and self._q_scales is None
+        is_plain = q_norm is None and self._q_scales is None and spec.shares is None
         if not step.has_prefill and t > 1 and is_plain and can_fuse(space.decode, cos_sin, interleaved):
             rope = Rope(qkv, cos_sin, mapping)
         else:
@@ -219,6 +229,7 @@ class CudaAttention:
                 scale=spec.scale,
                 workspace=space.prefill,
                 window=spec.window,
+                is_chunked=spec.is_chunked,
                 shape=shape,
                 k_scale=k_scale,
                 v_scale=v_scale,

@@ -1,9 +1,10 @@
 """KVCache: the device memory that KV blocks stand for, and where each layer keeps its part. Block ids are the core's business.
 
-Layers whose cache spec is equal (window and shape) are a group and share a block table. All groups draw block ids from one
+Layers whose cache spec is equal (window and shape) are a group and share a block table. Of chunked layers a sequence keeps what
+it would behind a window of the chunk's size, which is never less than they see. All groups draw block ids from one
 pool, and a block belongs to one group at a time, so the i-th layers of all groups of one shape share one tensor: there are as
 many tensors of a shape as its largest group has layers. Layers that are left out of an 8-bit cache have
-tensors of their own, and share the table all the same.
+tensors of their own, and share the table all the same. A layer that reads another's keys and values has that one's place.
 """
 
 from collections.abc import Mapping
@@ -60,7 +61,8 @@ class KVCache:
         self.dtype = dtype
         self._kinds: list[Kind] = []  # of the tensors
         self.places = [Place(0, 0)] * len(specs)
-        of_kind = [[i for i, spec in enumerate(specs) if self._kind(spec) == kind] for kind in self._all_kinds()]
+        makers = [i for i, spec in enumerate(specs) if spec.shares is None]
+        of_kind = [[i for i in makers if self._kind(specs[i]) == kind] for kind in self._all_kinds()]
         for layers in of_kind:
             first, placed = len(self._kinds), [0] * len(self.groups)
             for layer in layers:
@@ -69,6 +71,10 @@ class KVCache:
                 placed[group] += 1
             self._kinds += [self._kind(specs[layers[0]])] * max(placed)
         self.scales = {layer: (found.k or 1.0, found.v or 1.0) for layer, found in scales.items()}
+        for layer, maker in ((i, spec.shares) for i, spec in enumerate(specs) if spec.shares is not None):
+            self.places[layer] = self.places[maker]
+            if maker in self.scales:
+                self.scales[layer] = self.scales[maker]
         self.scale_tensors: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # float32 [1], of the same, for kernels
         self.num_blocks = 0
         self.k: list[torch.Tensor] = []
@@ -114,6 +120,6 @@ class KVCache:
 
 
 def cache_groups(specs: list[AttentionSpec]) -> list[CacheGroup]:
-    """Layers that share a block table, full attention (window 0) first where there is any."""
-    kinds = sorted({spec.cache for spec in specs})
-    return [CacheGroup(kind, [i for i, spec in enumerate(specs) if spec.cache == kind]) for kind in kinds]
+    """Layers that share a block table and write it, full attention (window 0) first where there is any."""
+    makers = {i: spec.cache for i, spec in enumerate(specs) if spec.shares is None}
+    return [CacheGroup(kind, [i for i, cache in makers.items() if cache == kind]) for kind in sorted(set(makers.values()))]

@@ -2,9 +2,10 @@
 
 Computed once at start, in float32 on the CPU, in the order of operations of transformers, so that both agree to the last bit.
 Types: default (RoFormer, arXiv:2104.09864), linear (position interpolation, arXiv:2306.15595), llama3 (Llama 3.1's
-wavelength-wise interpolation), yarn (arXiv:2309.00071, section 3.4), longrope (arXiv:2402.13753): factors of short or of long
-sequences, by the length that is served. `dynamic` depends on the length of the sequence that is being run, and models/fields.py
-refuses it. Attention owns the tables; the models never see them.
+wavelength-wise interpolation), proportional (Gemma 4's: a part of the pairs, as they would be in a whole head), yarn
+(arXiv:2309.00071, section 3.4), longrope (arXiv:2402.13753): factors of short or of long sequences, by the length that is
+served. `dynamic` depends on the length of the sequence that is being run, and models/fields.py refuses it. Attention owns the
+tables; the models never see them.
 """
 
 import math
@@ -30,8 +31,9 @@ def query_scales(spec: AttentionSpec, max_positions: int, device: torch.device |
     """float32 [max_positions]: what queries are multiplied with by their positions, None: nothing."""
     if spec.temperature is None:
         return None
-    periods = torch.floor(torch.arange(max_positions) / spec.temperature.original_max_position_embeddings)
-    return (1 + spec.temperature.beta * torch.log(1 + periods)).to(device)
+    t = spec.temperature
+    periods = torch.floor((torch.arange(max_positions) + t.first) / t.original_max_position_embeddings)
+    return (1 + t.beta * torch.log(1 + periods)).to(device)
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int, max_positions: int = 0) -> torch.Tensor:
@@ -41,6 +43,9 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int, max_positions: int = 0)
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     powers = rope.theta**exponents
+    if rope.type == "proportional":
+        rotated = torch.arange(head_dim // 2) < int(rope.proportion * head_dim // 2)
+        return torch.where(rotated, 1.0 / powers / rope.factor, 0.0)
     if rope.type == "default":
         return 1.0 / powers
     if rope.type == "linear":

@@ -61,8 +61,12 @@ class CudaDevice(Device):
         """Steps of so many tokens with equal answers run the same compiled kernels, but for attention."""
         ranks = self.ctx.parallel.size
         is_exchanged_by_us = num_tokens <= current().exchange.max_rows(ranks) and ranks > 1
-        routings = {layer.experts.routing for layer in self.ctx.config.layers if layer.experts is not None}
-        by_experts = {experts.kernel_specialization(num_tokens, r.top_k, r.num_experts) for r in routings}
+        specs = {layer.experts for layer in self.ctx.config.layers if layer.experts is not None}
+        pairs = {(e.weighs_input, e.routing.top_k, e.routing.num_experts) for e in specs}
+        by_experts = {
+            (experts.kernel_specialization(num_tokens, k, n), weighs and experts.kernel_specialization(num_tokens * k, 1, n))
+            for weighs, k, n in pairs
+        }
         few, many = split_linear.kernel_specialization(num_tokens), scaled.kernel_specialization(num_tokens)
         return mode_for(num_tokens), few, many, frozenset(by_experts), is_exchanged_by_us
 

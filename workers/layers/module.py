@@ -24,6 +24,8 @@ class Module(nn.Module):
 class WeightOwner(Module):
     """A module with parameters of its own."""
 
+    is_tied = False  # to another owner's, which must be there before it is finished
+
     def targets(self, name: str) -> Iterator[tuple[str, Target]]:
         """(checkpoint name, target) of every tensor this owner takes; `name` is its own in the model."""
         raise NotImplementedError

@@ -70,6 +70,20 @@ class RMSNorm(Norm):
         self.weight.fill_(0.0 if self._weighs == "plus_one" else 1.0)
 
 
+class UnweightedRMSNorm(RMSNorm):
+    """RMSNorm without a weight: kernels get ones, and the checkpoint has none."""
+
+    def __init__(self, size: int, eps: float, dtype: torch.dtype, device: torch.device, *, weighs: Weighs = "rounded"):
+        super().__init__(size, eps, dtype, device)
+        self.weight.fill_(1.0)
+
+    def targets(self, name: str) -> Iterator[tuple[str, Target]]:
+        yield from ()
+
+    def fill_dummy(self, limit: float, generator: torch.Generator) -> None:
+        """It has its values."""
+
+
 class LayerNorm(Norm):
     """LayerNorm with a weight [size] and, maybe, a bias."""
 

@@ -129,14 +129,14 @@ class _Loading:
         if copied is not None:
             torch.cuda.current_stream(self._device).wait_event(copied)
         self._missing[owner] -= 1
-        if not self._missing[owner]:
+        if not self._missing[owner] and not owner.is_tied:
             owner.finish()
 
     @torch.no_grad()
     def finish_others(self, model: LanguageModel) -> None:
-        """Owners that take no tensor of their own: an LM head that is tied to the embedding."""
+        """An LM head that is tied to the embedding, which may have a bias of its own, and owners that take no tensor."""
         for _, owner in weight_owners(model):
-            if owner not in self._missing:
+            if owner not in self._missing or owner.is_tied:
                 owner.finish()
 
 

@@ -17,7 +17,7 @@ from quire.workers.layers import ops
 from quire.workers.layers.kv_scales import KVScales
 from quire.workers.layers.linear import Linear, Placement
 from quire.workers.layers.module import Module, WeightOwner, fill_cut, new_parameter
-from quire.workers.layers.norm import Norm, RMSNorm
+from quire.workers.layers.norm import Norm, RMSNorm, UnweightedRMSNorm
 from quire.workers.loading.target import Target, copied
 from quire.workers.models.config import AttentionSpec
 from quire.workers.models.fused import HeadRows, RowsByName, RowsOf, pair, separate
@@ -27,8 +27,9 @@ from quire.workers.parallel import Part, whole
 class Attend(Protocol):
     """Attention of `layer`: qkv [T, (Hq + 2 Hkv) D] = q|k|v -> [T, Hq D], keys and values written to the cache.
 
-    Norm weights [D] are those of QK-norm (applied to each head before the rotation), sinks [Hq] those of attention sinks, None
-    where the model has none. Latent attention (mla.py) gives `Latents` and gets [T, Hq, L].
+    Of a layer that reads the keys and values of another (`shares`) qkv is q alone. Norm weights [D] are those of QK-norm
+    (applied to each head before the rotation), sinks [Hq] those of attention sinks, None where the model has none. Latent
+    attention (mla.py) gives `Latents` and gets [T, Hq, L].
     """
 
     def __call__(
@@ -66,12 +67,17 @@ class Names(NamedTuple):
 LLAMA = Names()
 
 
+def of_heads(spec: AttentionSpec) -> type[RMSNorm]:
+    """The norm of each head of q and k."""
+    return RMSNorm if spec.has_qk_weights else UnweightedRMSNorm
+
+
 class SelfAttention(Module):
     """The projections around attention; q, k and v are one matrix product. Ranks have heads of their own.
 
     `qkv` says how the checkpoint holds the three. `make_qk_norm` makes a norm of all queries, or keys, of a rank's heads, where
-    the spec's is not it: it changes x [T, H D] in place. is_added: the output goes to a norm's `add` and nowhere else, which
-    may take it in parts.
+    the spec's is not it: it changes x [T, H D] in place. v_norm_eps: of an RMSNorm of each head's values, without weights.
+    is_added: the output goes to a norm's `add` and nowhere else, which may take it in parts.
     """
 
     def __init__(
@@ -86,6 +92,7 @@ class SelfAttention(Module):
         qkv: RowsOf = separate,
         names: Names = LLAMA,
         make_qk_norm: Callable[[Part, Placement], Norm] | None = None,
+        v_norm_eps: float | None = None,
         is_added: bool = True,
     ):
         super().__init__()
@@ -95,18 +102,21 @@ class SelfAttention(Module):
         self.qkv_proj = Linear(hidden, rows, qkv_bias, place)
         self.o_proj = Linear(heads.times(spec.head_dim), {names.o_proj: hidden}, o_bias, place)
         if spec.qk_norm_eps is not None:
-            norm = (spec.head_dim, spec.qk_norm_eps, place.dtype, place.device)
-            self.q_norm: Norm = RMSNorm(*norm, weighs=spec.qk_norm_weighs)
-            self.k_norm: Norm = RMSNorm(*norm, weighs=spec.qk_norm_weighs)
+            make, norm = of_heads(spec), (spec.head_dim, spec.qk_norm_eps, place.dtype, place.device)
+            self.q_norm: Norm = make(*norm, weighs=spec.qk_norm_weighs)
+            if spec.shares is None:
+                self.k_norm: Norm = make(*norm, weighs=spec.qk_norm_weighs)
         elif make_qk_norm is not None:
             self.q_norm, self.k_norm = make_qk_norm(heads, place), make_qk_norm(kv_heads, place)
         if spec.has_sinks:
             self.sinks = Sinks(heads, place)
-        self.kv_scales = KVScales() if spec.cache_dtype is not None else None
+        if v_norm_eps is not None:
+            self.v_norm = UnweightedRMSNorm(spec.head_dim, v_norm_eps, place.dtype, place.device)
+        self.kv_scales = KVScales() if spec.cache_dtype is not None and spec.shares is None else None
         self.has_qk_norm, self.has_sinks = spec.qk_norm_eps is not None, spec.has_sinks
         self._norms_all = make_qk_norm is not None and not self.has_qk_norm
         self._q_end, self._k_end = heads.size * spec.head_dim, (heads.size + kv_heads.size) * spec.head_dim
-        self._is_added = is_added
+        self._is_added, self._shares, self._norms_values = is_added, spec.shares is not None, v_norm_eps is not None
 
     def forward(
         self,
@@ -127,7 +137,11 @@ class SelfAttention(Module):
         return self._attended(self.qkv_proj(h), attend, logits_indices)
 
     def _attended(self, qkv: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None) -> torch.Tensor:
-        q_norm, k_norm = (self.q_norm.weight, self.k_norm.weight) if self.has_qk_norm else (None, None)
+        q_norm = self.q_norm.weight if self.has_qk_norm else None
+        k_norm = q_norm if self._shares or q_norm is None else self.k_norm.weight
+        if self._norms_values:
+            v = qkv[:, self._k_end :].unflatten(1, (-1, self.v_norm.weight.shape[0]))
+            ops.rms_norm(v, self.v_norm.weight, self.v_norm.eps, v)
         if self._norms_all:
             self.q_norm(qkv[:, : self._q_end])
             self.k_norm(qkv[:, self._q_end : self._k_end])
@@ -141,7 +155,7 @@ class SelfAttention(Module):
 
 
 class GatedMLP(Module):
-    """down(activation(gate(x)) · up(x)); gate and up are one matrix product. In a block, and in the checkpoint, it is `mlp`.
+    """down(activation(gate(x)) · up(x)); gate and up are one matrix product. In a block, and in the checkpoint, it is `name`.
 
     `gate_up` says how the checkpoint holds the two; is_added as in SelfAttention.
     """
@@ -152,13 +166,14 @@ class GatedMLP(Module):
         intermediate_size: int,
         place: Placement,
         *,
+        name: str = "mlp",
         has_bias: bool = False,
         activation: Activation = "silu",
         gate_up: Callable[[Part], RowsByName] = pair,
         is_added: bool = True,
     ):
         super().__init__()
-        place = place.at("mlp")
+        place = place.at(name)
         hidden, inner = whole(hidden_size), place.parallel.split(intermediate_size)
         self.gate_up_proj = Linear(hidden, gate_up(inner), has_bias, place)
         self.down_proj = Linear(inner, {"down_proj": hidden}, has_bias, place)

@@ -16,7 +16,7 @@ from quire.workers.parallel import Parallel
 
 log = logging.getLogger("quire.workers")
 
-GPU_HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256)  # what the GPU kernels are built for; a CPU takes any even size
+GPU_HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256, 512)  # what the GPU kernels are built for; a CPU takes any even size
 
 
 def build_model(config: ModelConfig, dtype: torch.dtype, parallel: Parallel) -> LanguageModel:

@@ -32,6 +32,7 @@ def with_cache_dtype(
         raise ModelConfigError(f"{who}: of latent attention the cache has the model's dtype{works}")
 
     def is_skipped(index: int, layer: LayerSpec) -> bool:
+        index = index if layer.attention.shares is None else layer.attention.shares
         return index in indices or (SLIDING in skipped and layer.attention.window > 0)
 
     replace = msgspec.structs.replace

@@ -17,7 +17,7 @@ from quire.workers.layers.norm import NormSpec
 from quire.workers.loading.names import CheckpointNames
 from quire.workers.parallel import Parallel
 
-RopeType = Literal["default", "linear", "llama3", "yarn", "longrope"]
+RopeType = Literal["default", "linear", "llama3", "yarn", "longrope", "proportional"]
 CacheDtype = Literal["fp8_e4m3", "fp8_e5m2"]
 
 
@@ -44,6 +44,7 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     truncate: bool = True  # yarn
     short_factor: tuple[float, ...] = ()  # longrope, where no sequence may be longer than the original positions
     long_factor: tuple[float, ...] = ()  # longrope otherwise
+    proportion: float = 1.0  # proportional: of a head's pairs, the first, are rotated, with frequencies of the whole head
 
 
 class AlibiConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,10 +56,11 @@ class AlibiConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TemperatureConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Queries times 1 + beta * log(1 + floor(position / original_max_position_embeddings)): Llama 4's temperature."""
+    """Queries times 1 + beta * log(1 + floor((position + first) / original_max_position_embeddings)): Llama 4's temperature."""
 
     beta: float
     original_max_position_embeddings: int
+    first: int = 0  # the number of the first position
 
 
 class CacheSpec(NamedTuple):
@@ -67,6 +69,7 @@ class CacheSpec(NamedTuple):
     window: int
     num_kv_heads: int
     head_dim: int
+    is_chunked: bool = False  # see AttentionSpec
     latent_dim: int = 0  # not 0: of a line of head_dim, values are the last so many, and no line of values is kept
 
 
@@ -81,14 +84,17 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     head_dim: int
     scale: float  # of the products q·k
     window: int  # 0 sees everything, otherwise the last `window` tokens, the token itself included
+    is_chunked: bool = False  # then a token sees what its chunk of `window` tokens has up to itself
     rope: RopeConfig | None  # None: nothing is rotated
     qk_norm_eps: float | None = None  # of an RMSNorm of each head of q and k before the rotation; None: there is none
     qk_norm_weighs: Weighs = "rounded"  # how that norm's weights are applied
+    has_qk_weights: bool = True  # that norm has any
     softcap: float = 0.0  # scores are softcap * tanh(score / softcap); 0: none
     alibi: AlibiConfig | None = None
     temperature: TemperatureConfig | None = None  # of queries, by their positions, after the rotation
     has_sinks: bool = False  # a learned logit for each head, which every query sees
     latent_dim: int = 0  # of latent attention (mla.py): values are the last so many elements of keys; 0: it is none
+    shares: int | None = None  # the layer whose keys and values are read; there are none of its own then
     cache_dtype: CacheDtype | None = None  # of keys and values in the cache; None: the activations'
 
     @property
@@ -101,7 +107,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cache(self) -> CacheSpec:
-        return CacheSpec(self.window, self.num_kv_heads, self.head_dim, self.latent_dim)
+        return CacheSpec(self.window, self.num_kv_heads, self.head_dim, self.is_chunked, self.latent_dim)
 
     def on_rank(self, parallel: Parallel) -> "AttentionSpec":
         """The same with the heads that this rank holds."""
@@ -127,6 +133,7 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True):
     intermediate_size: int  # of each expert
     shared_size: int = 0  # of the experts that every token passes, together
     act: SwiGLU = SwiGLU()
+    weighs_input: bool = False  # of each expert, not its output
 
 
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,6 +148,7 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     mlp_bias: bool = False
     activation: Activation = "silu"  # of the MLP
     norms_qk: bool = False  # by a norm of the block's, where the attention's spec says none
+    keys_are_values: bool = False  # before QK-norm and rotation
     is_parallel: bool = False  # attention and MLP see the same input
     has_mlp_norm: bool = True  # the MLP's own; without it a parallel block norms once for both
 
@@ -152,6 +160,13 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
         return e.shared_size + e.routing.top_k * (e.intermediate_size + hidden_size) // 2
 
 
+class PerLayerSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Inputs of each layer beside the residual stream (per_layer_inputs.py)."""
+
+    size: int  # of a layer's
+    vocab_size: int
+
+
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What surrounds the layers, and the norms within them: as its family's file reads it."""
 
@@ -159,6 +174,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     embedding_scale: float = 1.0
     rounds_embedding_scale: bool = False  # to the embedding's dtype
     embedding_norm: NormSpec | None = None
+    per_layer: PerLayerSpec | None = None
     head_bias: bool = False
     logit_scale: float = 1.0
     logit_softcap: float = 0.0  # logits are softcap * tanh(logit / softcap); 0: none

@@ -22,6 +22,7 @@ from quire.workers.models.blocks import Attend, SelfAttention
 from quire.workers.models.config import LayerSpec, ModelConfig, ModelSpec
 from quire.workers.models.fields import SILU, Json, rms_norm_eps
 from quire.workers.models.language_model import LanguageModel
+from quire.workers.models.per_layer_inputs import PerLayerInputs
 from quire.workers.parallel import whole
 
 
@@ -29,6 +30,7 @@ class MakeBlock(Protocol):
     """Makes layer number `layer`: a module whose forward is
 
     (output of the last sublayer or None, residual without it [T, H], attend, logits_indices=None) -> the same of this block.
+    Where the model has inputs of each layer (PerLayerInputs), they come last.
     The residual may change in place. With logits_indices int32 [R], both are of these tokens only, [R, H].
     """
 
@@ -67,6 +69,9 @@ class Decoder(Module):
         if model.embedding_norm is not None:
             self.embed_norm = make_norm(model.embedding_norm, size, place.dtype, place.device)
         self._has_embed_norm = model.embedding_norm is not None
+        self._has_inputs = model.per_layer is not None
+        if model.per_layer is not None:
+            self.per_layer_inputs = PerLayerInputs(config, model.per_layer, place)
         self.layers = nn.ModuleList(
             make_block(config, spec, place.at(f"model.layers.{i}"), i) for i, spec in enumerate(config.layers)
         )
@@ -76,11 +81,12 @@ class Decoder(Module):
         x, residual = None, self.embed_tokens(input_ids)
         if self._has_embed_norm:
             residual = self.embed_norm(residual)
+        inputs = (self.per_layer_inputs(input_ids, residual),) if self._has_inputs else ()
         *layers, last = self.layers
         for layer in layers:
-            x, residual = layer(x, residual, attend)
-        x, residual = last(x, residual, attend, logits_indices)
-        return self.norm.add(x, residual)
+            x, residual = layer(x, residual, attend, None, *inputs)
+        x, residual = last(x, residual, attend, logits_indices, *inputs)
+        return self.norm(residual) if x is None else self.norm.add(x, residual)
 
 
 class CausalLM(LanguageModel):

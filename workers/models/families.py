@@ -24,6 +24,7 @@ from quire.workers.models import (
     falcon,
     gemma2,
     gemma3,
+    gemma4,
     glm,
     glm4_moe,
     gpt_neox,
@@ -31,9 +32,11 @@ from quire.workers.models import (
     gptj,
     granite,
     llama,
+    llama4,
     minimax_m2,
     ministral3,
     mistral,
+    mistral4,
     mixtral,
     olmo2,
     olmoe,
@@ -65,15 +68,20 @@ FAMILIES: dict[str, Family] = {
     "Gemma2ForCausalLM": gemma2.FAMILY,
     "Gemma3ForCausalLM": gemma3.FAMILY,
     "Gemma3ForConditionalGeneration": gemma3.FAMILY,
+    "Gemma4ForCausalLM": gemma4.FAMILY,
+    "Gemma4ForConditionalGeneration": gemma4.FAMILY,
     "Glm4ForCausalLM": glm.GLM4,
     "Glm4MoeForCausalLM": glm4_moe.FAMILY,
     "GlmForCausalLM": glm.GLM,
     "GptOssForCausalLM": gpt_oss.FAMILY,
     "GraniteForCausalLM": granite.FAMILY,
+    "Llama4ForCausalLM": llama4.FAMILY,
+    "Llama4ForConditionalGeneration": llama4.FAMILY,
     "LlamaForCausalLM": llama.FAMILY,
     "MiniMaxM2ForCausalLM": minimax_m2.FAMILY,
     "Ministral3ForCausalLM": ministral3.FAMILY,
     "Mistral3ForConditionalGeneration": ministral3.FAMILY,
+    "Mistral4ForCausalLM": mistral4.FAMILY,
     "MistralForCausalLM": mistral.FAMILY,
     "MixtralForCausalLM": mixtral.FAMILY,
     "Olmo2ForCausalLM": olmo2.OLMO2,
@@ -89,6 +97,8 @@ FAMILIES: dict[str, Family] = {
     "SmolLM3ForCausalLM": smollm3.FAMILY,
 }
 
+# Of a multimodal model's architecture and its text_config's model_type, where the latter decides.
+BY_TEXT = {("Mistral3ForConditionalGeneration", mistral4.KIND): "Mistral4ForCausalLM"}
 
 # Families with layers that keep a state instead of keys and values, all or some of them.
 RECURRENT = words(
@@ -241,7 +251,8 @@ def _architecture(fields: Json) -> str:
         raise ModelConfigError('config.json lacks "architectures", which names the model class')
     for name in names:
         if isinstance(name, str) and name in FAMILIES:
-            return name
+            text = fields.get("text_config")
+            return BY_TEXT.get((name, str(text.get("model_type"))), name) if isinstance(text, dict) else name
     if isinstance(names[0], str) and names[0] in RECURRENT:
         raise ModelConfigError(f"architecture {names[0]} is not supported: it has recurrent layers, which are not served")
     raise ModelConfigError(f"architecture {names[0]} is not supported; supported are {', '.join(FAMILIES)}")

@@ -36,6 +36,17 @@ def separate(of: HeadRows) -> RowsByName:
     return {"q_proj": q, "k_proj": kv, "v_proj": kv}
 
 
+def keys_twice(of: HeadRows) -> RowsByName:
+    """q_proj and k_proj, whose keys are the values, too."""
+    kv = of.kv_heads.times(of.head_dim)
+    return {"q_proj": of.heads.times(of.head_dim), "k_proj": Stretches(kv.full, ((kv.start, kv.stop), (kv.start, kv.stop)))}
+
+
+def queries_alone(of: HeadRows) -> RowsByName:
+    """Of a layer that reads the keys and values of another."""
+    return {"q_proj": of.heads.times(of.head_dim)}
+
+
 def stacked(name: str) -> RowsOf:
     """All queries, then all keys, then all values."""
 

@@ -22,6 +22,7 @@ from quire.workers.models.gemma2 import FIELDS as GEMMA_FIELDS
 from quire.workers.models.gemma2 import GemmaBlock, gemma_layers, gemma_model, plain_fields, read_gemma_attention
 from quire.workers.models.spellings import ACTIVATIONS, text_config, windows_but_every
 
+# attn_logit_softcapping is in configs, and transformers' model passes over it
 FIELDS = GEMMA_FIELDS | {"rope_local_base_freq", "sliding_window_pattern", "_sliding_window_pattern"}
 DEFAULTS = {
     "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8,
@@ -66,7 +67,7 @@ def by_layer_type(fields: Json, head_dim: int, local: Json, theta: float) -> dic
 def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
     plain = {name: value for name, value in fields.items() if name not in ("rope_scaling", "rope_parameters")}
     attention = msgspec.structs.replace(
-        read_gemma_attention(plain), qk_norm_eps=rms_norm_eps(fields), qk_norm_weighs="plus_one"
+        read_gemma_attention(plain), softcap=0.0, qk_norm_eps=rms_norm_eps(fields), qk_norm_weighs="plus_one"
     )
     local = {"rope_theta": fields.get("rope_local_base_freq") or 10000.0}
     ropes = by_layer_type(fields, attention.head_dim, local, 1000000.0)

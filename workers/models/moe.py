@@ -2,6 +2,8 @@
 
     y = Σ_j w_j expert_j(h) [ + s · shared(h) ],   h = norm(residual + x),   s = 1 or sigmoid(gate · h)
 
+or expert_j(w_j h), where the spec says so.
+
 Called as blocks.GatedMLP is. Modules have the checkpoint's names: a family says how it calls them. Ranks sum once, in the end.
 """
 
@@ -54,6 +56,7 @@ class MoE(Module):
     ):
         super().__init__()
         self._parallel, place = place.parallel, place.at(name)
+        self._weighs_input = spec.weighs_input
         inner = place.parallel.split(spec.intermediate_size)
         self.add_module(router, Router(spec.routing, hidden_size, place, has_bias=has_bias, correction=correction))
         self.experts = Experts(
@@ -76,4 +79,16 @@ class MoE(Module):
             if self._shared_gate is not None:
                 shared = shared * torch.sigmoid(self._shared_gate(h))
         ids, weights = self._router(h)
-        return self._parallel.all_reduce(self.experts(h, ids, weights, shared)), residual
+        routed = self._of_weighted if self._weighs_input else self.experts
+        return self._parallel.all_reduce(routed(h, ids, weights, shared)), residual
+
+    def _of_weighted(
+        self, h: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, shared: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Σ_j expert_j(w_j h), w_j rounded to h's dtype: each pair is a row of its own, weighed by 1."""
+        pairs = (h[:, None] * weights.to(h.dtype)[:, :, None]).flatten(0, 1)
+        one, top_k = torch.ones_like(weights).view(-1, 1), ids.shape[1]
+        if top_k == 1:
+            return self.experts(pairs, ids, one, shared)
+        out = self.experts(pairs, ids.view(-1, 1), one).unflatten(0, (-1, top_k)).float().sum(1)
+        return (out if shared is None else out + shared).to(h.dtype)

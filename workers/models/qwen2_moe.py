@@ -16,7 +16,7 @@ from quire.workers.models.config import ExpertsSpec, LayerSpec, ModelConfig
 from quire.workers.models.decoder import Family
 from quire.workers.models.fields import Json, flag, read_attention, size, sliding_window, windows_by_type, with_windows
 from quire.workers.models.moe import MoE
-from quire.workers.models.moe_fields import MOE_FIELDS, read_routing, sparse_layers
+from quire.workers.models.moe_fields import MOE_FIELDS, count, read_routing, sparse_layers
 
 
 class Qwen2MoeBlock(Module):
@@ -42,7 +42,7 @@ class Qwen2MoeBlock(Module):
 def windows(fields: Json) -> tuple[int, ...]:
     """Of each layer, 0 for none. `layer_types` goes first where it is there."""
     window = sliding_window(fields) if flag(fields, "use_sliding_window") else 0
-    below = size(fields, "max_window_layers", 28)
+    below = count(fields, "max_window_layers", 28)
     by_type = windows_by_type(fields, window)
     return by_type or tuple(window if i % 2 == 0 and i < below else 0 for i in range(size(fields, "num_hidden_layers")))
 

@@ -1,0 +1,87 @@
+"""What checkpoints hold besides a model's tensors and is passed over: layers that predict further tokens, keys and values of
+layers that read others', towers of images. And latent attention's weights in blocks of fp8.
+"""
+
+import json
+import shutil
+
+import pytest
+import tiny_models
+import torch
+from safetensors.torch import load_file, save_file
+from workers.test_experts import fp8
+from workers.test_models import PROMPT, DenseAttention
+
+from quire.workers.loading.target import WeightsError
+from quire.workers.loading.weights import load_weights
+from quire.workers.models.build import build_model
+from quire.workers.models.families import read_model_config
+from quire.workers.parallel import Parallel
+
+
+def logits(folder):
+    config = read_model_config(folder)
+    model = build_model(config, torch.float32, Parallel())
+    load_weights(model, folder, "cpu", progress=False)
+    with torch.inference_mode():
+        attention = DenseAttention(config.attention_specs(Parallel()))
+        return model.compute_logits(model(PROMPT, torch.arange(len(PROMPT)), attention))
+
+
+def with_more(name, folder, tensors, **fields):
+    """A copy of a tiny model with these tensors and fields."""
+    shutil.copytree(tiny_models.tiny_model(name), folder)
+    save_file(load_file(folder / "model.safetensors") | tensors, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_bytes())
+    (folder / "config.json").write_text(json.dumps(config | fields))
+    return folder
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "glm4-moe", pytest.param("mistral4", marks=pytest.mark.slow)])
+def test_the_layer_behind_the_last_is_passed_over(name, tmp_path):
+    more = ("eh_proj.weight", "enorm.weight", "shared_head.norm.weight", "self_attn.o_proj.weight", "embed_tokens.weight")
+    layers = read_model_config(tiny_models.tiny_model(name)).layers
+    tensors = {f"model.layers.{len(layers)}.{part}": torch.ones(3) for part in more}
+    folder = with_more(name, tmp_path / "mtp", tensors, num_nextn_predict_layers=1)
+    assert torch.equal(logits(folder), logits(tiny_models.tiny_model(name)))
+    with pytest.raises(WeightsError, match=f"surplus: model.layers.{len(layers)}"):
+        logits(with_more(name, tmp_path / "none", tensors, num_nextn_predict_layers=0))
+
+
+@pytest.mark.parametrize(("name", "prefix"), [("gemma4", "model."), ("gemma4-images", "model.language_model.")])
+def test_keys_and_values_that_no_layer_makes_are_passed_over(name, prefix, tmp_path):
+    last = len(read_model_config(tiny_models.tiny_model(name)).layers) - 1
+    parts = ("k_proj.weight", "v_proj.weight", "k_norm.weight")
+    folder = with_more(name, tmp_path / "m", {f"{prefix}layers.{last}.self_attn.{part}": torch.ones(3) for part in parts})
+    assert torch.equal(logits(folder), logits(tiny_models.tiny_model(name)))
+    with pytest.raises(WeightsError, match=r"surplus: model\.layers\.0\.self_attn\.x_proj"):
+        logits(with_more(name, tmp_path / "n", {f"{prefix}layers.0.self_attn.x_proj.weight": torch.ones(3)}))
+
+
+@pytest.mark.parametrize("name", ["gemma3-images", "gemma4-images", "llama4-images", "mistral4-images", "ministral3-images"])
+def test_towers_are_passed_over(name):
+    with_towers = load_file(tiny_models.tiny_model(name) / "model.safetensors")
+    assert any("vision" in tensor for tensor in with_towers)
+    assert torch.isfinite(logits(tiny_models.tiny_model(name))).all()
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "mistral4"])
+def test_latent_attention_in_blocks_of_fp8_is_dequantized(name, tmp_path):
+    """And so are the experts: what transformers calls kv_b_proj is no Linear here."""
+    tensors = load_file(tiny_models.tiny_model(name) / "model.safetensors")
+    some = {key: w for key, w in tensors.items() if "kv_b_proj" in key}
+    assert len(some) == 3
+    renamed = {key.replace("self_attn", "experts"): w for key, w in some.items()}  # `fp8` takes experts' alone
+    found = []
+    for is_plain in (False, True):
+        made = {key.replace(".experts.", ".self_attn."): w for key, w in fp8(renamed, plain=is_plain).items()}
+        others = {
+            f"model.layers.{i}.{part}"
+            for i in range(3)
+            for part in ("self_attn.q_a_proj", "self_attn.q_b_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.o_proj", "mlp")
+        }
+        config = {"quant_method": "fp8", "weight_block_size": [16, 16], "modules_to_not_convert": sorted(others)}
+        fields = {} if is_plain else {"quantization_config": config}
+        found.append(logits(with_more(name, tmp_path / str(is_plain), made, **fields)))
+    torch.testing.assert_close(*found)
+    assert not torch.equal(found[0], logits(tiny_models.tiny_model(name)))

@@ -1,0 +1,163 @@
+"""Llama 4: pre-norm blocks, x += attention(norm(x)); x += feed_forward(norm(x)). Layers that rotate see their chunk alone, and
+norm each head of q and k, without weights; the others, every fourth, see everything, and their queries grow with their
+positions. Every so many layers have experts in place of the MLP, and a shared one.
+
+The router's choice is weighed by its sigmoid, what goes into the expert and not what comes out. As in transformers the norm of
+q and k comes behind the rotation; here it comes before, which leaves lengths as they are. The text part of the multimodal model
+is served as well: its config is nested, what it leaves out has Llama4TextConfig's defaults, the tensors of images are ignored.
+"""
+
+from typing import Any
+
+import msgspec
+import torch
+
+from quire.workers.layers.experts import Names
+from quire.workers.layers.linear import Placement
+from quire.workers.layers.module import Module
+from quire.workers.layers.norm import make_norm
+from quire.workers.loading.names import CheckpointNames
+from quire.workers.models.blocks import Attend, GatedMLP, SelfAttention
+from quire.workers.models.config import (
+    AttentionSpec,
+    ExpertsSpec,
+    LayerSpec,
+    ModelConfig,
+    ModelConfigError,
+    TemperatureConfig,
+)
+from quire.workers.models.decoder import Family
+from quire.workers.models.fields import Json, flag, number, read_attention, rms_norm_eps, size, words
+from quire.workers.models.moe import MoE
+from quire.workers.models.moe_fields import MOE_FIELDS, read_routing
+from quire.workers.models.spellings import text_config
+
+NAME = "feed_forward"
+FIELDS = MOE_FIELDS | words(
+    "intermediate_size_mlp moe_layers interleave_moe_layer_step use_qk_norm no_rope_layers no_rope_layer_interval",
+    "attention_chunk_size attn_temperature_tuning floor_scale attn_scale attention_bias for_llm_compressor",
+)
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 202048, "hidden_size": 5120, "intermediate_size": 8192, "intermediate_size_mlp": 16384,
+    "num_hidden_layers": 48, "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 131072, "num_experts_per_tok": 1, "num_local_experts": 16, "use_qk_norm": True,
+    "attention_chunk_size": 8192, "attn_temperature_tuning": True,
+}  # fmt: skip
+OF_IMAGES = words("vision_config boi_token_index eoi_token_index image_token_index boi_token_id eoi_token_id image_token_id")
+CHECKPOINT = CheckpointNames(
+    prefixes=(
+        ("language_model.model.", "model."),
+        ("model.language_model.", "model."),
+        ("language_model.lm_head.", "lm_head."),
+    ),
+    ignored=("vision_model.", "multi_modal_projector.", "model.vision_model.", "model.multi_modal_projector."),
+)
+KEEPS_LENGTHS = ("default", "linear", "llama3")  # of rotations
+
+
+class Llama4Block(Module):
+    def __init__(self, config: ModelConfig, spec: LayerSpec, place: Placement, layer: int):
+        super().__init__()
+        hidden_size, norm = config.hidden_size, (config.model.norm, config.hidden_size, place.dtype, place.device)
+        bias = spec.attention_bias
+        self.input_layernorm = make_norm(*norm)
+        self.self_attn = SelfAttention(spec.attention, hidden_size, place, layer, qkv_bias=bias, o_bias=bias)
+        self.post_attention_layernorm = make_norm(*norm)
+        self.feed_forward: Module
+        if spec.experts is None:
+            self.feed_forward = GatedMLP(hidden_size, spec.intermediate_size, place, name=NAME)
+        else:
+            stacked = {"router": "router", "shared": "shared_expert", "names": Names(are_stacked=True)}
+            self.feed_forward = MoE(spec.experts, hidden_size, place, name=NAME, **stacked)  # type: ignore[arg-type]
+
+    def forward(
+        self, x: torch.Tensor | None, residual: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        x, residual = self.self_attn(x, residual, self.input_layernorm, attend, logits_indices)
+        return self.feed_forward(x, residual, self.post_attention_layernorm)
+
+
+def text_fields(fields: Json) -> Json:
+    """Of either config, with transformers' defaults: with text_config it is the multimodal one."""
+    return {**DEFAULTS, **(text_config(fields, OF_IMAGES) if "text_config" in fields else fields)}
+
+
+def read_rotates(fields: Json) -> tuple[bool, ...]:
+    """Of each layer, whether it does."""
+    num_layers, flags = size(fields, "num_hidden_layers"), fields.get("no_rope_layers")
+    if not flags:
+        every = size(fields, "no_rope_layer_interval", 4)
+        return tuple((i + 1) % every != 0 for i in range(num_layers))
+    if not isinstance(flags, list) or len(flags) < num_layers or any(x not in (0, 1) for x in flags):
+        raise ModelConfigError(f"config.json: no_rope_layers must list 0 or 1 for each of {num_layers} layers")
+    return tuple(bool(x) for x in flags[:num_layers])
+
+
+def read_chunks(fields: Json, rotates: tuple[bool, ...]) -> tuple[int, ...]:
+    """Of each layer, the size of its chunks, 0 where it sees everything."""
+    types, names = fields.get("layer_types"), ("full_attention", "chunked_attention")
+    if types is None:
+        types = [names[yes] for yes in rotates]
+    if not isinstance(types, list) or len(types) != len(rotates) or any(name not in names for name in types):
+        raise ModelConfigError(f"config.json: layer_types must list {' or '.join(names)} for each of {len(rotates)} layers")
+    if names[1] in types and fields.get("attention_chunk_size") is None:
+        raise ModelConfigError("config.json: layer_types has chunked_attention, but attention_chunk_size is not set")
+    return tuple(size(fields, "attention_chunk_size") if name == names[1] else 0 for name in types)
+
+
+def read_sparse(fields: Json) -> tuple[bool, ...]:
+    """Of each layer, whether it has experts."""
+    num_layers, listed = size(fields, "num_hidden_layers"), fields.get("moe_layers")
+    if listed is None:
+        step = size(fields, "interleave_moe_layer_step", 1)
+        listed = list(range(step - 1, num_layers, step))
+    if not isinstance(listed, list) or not all(type(layer) is int for layer in listed):
+        raise ModelConfigError("config.json: moe_layers must list numbers of layers")
+    return tuple(layer in listed for layer in range(num_layers))
+
+
+def read_temperature(fields: Json) -> TemperatureConfig | None:
+    """attn_temperature_tuning was a number once."""
+    tuned = fields.get("attn_temperature_tuning")
+    if type(tuned) not in (bool, int):
+        raise ModelConfigError(f"config.json: attn_temperature_tuning must be true or false, not {tuned!r:.80}")
+    if not tuned:
+        return None
+    return TemperatureConfig(
+        beta=number(fields, "attn_scale", 0.1), original_max_position_embeddings=size(fields, "floor_scale", 8192), first=1
+    )
+
+
+def read_attentions(fields: Json) -> list[AttentionSpec]:
+    plain = {name: value for name, value in fields.items() if name != "layer_types"}
+    attention, replace = read_attention(plain, may_lack_kv_heads=True, theta=500000.0), msgspec.structs.replace
+    rope, temperature, rotates = attention.rope, read_temperature(fields), read_rotates(fields)
+    assert rope is not None
+    has_norm = flag(fields, "use_qk_norm")
+    if has_norm and rope.type not in KEEPS_LENGTHS:
+        raise ModelConfigError(f"config.json: rope type {rope.type} with use_qk_norm is not supported for llama4 models")
+    normed = replace(
+        attention,
+        rope=replace(rope, interleaved=True),
+        qk_norm_eps=rms_norm_eps(fields) if has_norm else None,
+        has_qk_weights=False,
+    )
+    still = replace(attention, rope=None, temperature=temperature)
+    return [
+        replace(normed if yes else still, window=chunk, is_chunked=chunk > 0)
+        for yes, chunk in zip(rotates, read_chunks(fields, rotates), strict=True)
+    ]
+
+
+def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
+    inner, bias = size(fields, "intermediate_size"), flag(fields, "attention_bias")
+    routing = read_routing(fields, scores="sigmoid", by_logits=True)
+    experts = ExpertsSpec(routing=routing, intermediate_size=inner, shared_size=inner, weighs_input=True)
+    width = size(fields, "intermediate_size_mlp")
+    return tuple(
+        LayerSpec(attention=a, intermediate_size=width, experts=experts if is_sparse else None, attention_bias=bias)
+        for a, is_sparse in zip(read_attentions(fields), read_sparse(fields), strict=True)
+    )
+
+
+FAMILY = Family("llama4", FIELDS, read_layers, Llama4Block, plain_fields=text_fields, names=CHECKPOINT)
