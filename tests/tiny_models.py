@@ -104,7 +104,7 @@ ALWAYS = {*MODELS, *tiny_families.FIRST, *tiny_moe.FIRST}  # in every run; the o
 
 # The same for a GPU, whose kernels are built for certain head sizes; and as transformers 5.17 and later ones read them alike.
 HEAD_DIMS = {
-    "llama": 64, "llama-mha": 80, "llama-mqa-bias": 96, "qwen2-mixed": 112, "mistral-sliding": 128, "qwen3": 256, "olmoe": 16,
+    "llama": 64, "llama-mha": 80, "llama-mqa-bias": 96, "qwen2-mixed": 112, "mistral-sliding": 128, "qwen3": 256,
 }  # fmt: skip
 GPU_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     f"gpu-{name}": (
@@ -113,6 +113,7 @@ GPU_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     )
     for name, (family, changes) in {**MODELS, **tiny_moe.MODELS}.items()
 } | tiny_families.GPU_MODELS
+GPU_MODELS["gpu-olmoe"][1]["hidden_size"] = 256  # whose norms are of all heads, and so wide
 GPU_MODELS["gpu-gpt-oss"][1]["swiglu_limit"] = 7.0  # what 5.17 takes whatever the config says
 
 _WIDE = {
