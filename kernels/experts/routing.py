@@ -82,7 +82,10 @@ def _of_best_groups(choice, e, g, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr
     return tl.where(is_best[:, None], choice, float("-inf"))
 
 
-@triton.jit(do_not_specialize=["parts", "part_stride", "first", "held"])
+@triton.jit(
+    do_not_specialize=["parts", "part_stride", "first", "held"],
+    do_not_specialize_on_alignment=["num_rows_ptr"],  # a slice of a step's buffers
+)
 def _route_kernel(
     logits_ptr, bias_ptr, correction_ptr, ids_ptr, weights_ptr, counts_ptr, num_rows_ptr, parts, part_stride, first, held,
     scale, eps,
