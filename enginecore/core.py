@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import zmq
 
+from quire.enginecore.expert_load import ExpertLoad
 from quire.enginecore.grammar.compiler import GrammarCompiler
 from quire.enginecore.grammar.steps import GrammarSteps
 from quire.enginecore.intake import Intake, IntakeConfig, in_words
@@ -128,6 +129,7 @@ class EngineCore:
         self._next_beat = 0.0
         self._on_beat = on_beat
         self.stats = Statistics(config.log_stats, s.max_num_seqs)
+        self.expert_load = ExpertLoad(workers)
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # of signal handlers: a poll goes on after them
         self._poller = self._make_poller()
 
@@ -361,7 +363,8 @@ class EngineCore:
         if now < self._next_beat:
             return
         self._next_beat = now + BEAT_INTERVAL_S
-        self.link.broadcast(self.stats.beat(self.link.epoch, self.scheduler, self.preparing, self.supervisor, self.workers))
+        parts = self.scheduler, self.preparing, self.supervisor, self.workers, self.expert_load
+        self.link.broadcast(self.stats.beat(self.link.epoch, *parts))
         self.stats.log(now)
         self._on_beat()
 
@@ -373,6 +376,7 @@ class EngineCore:
         if is_overdue and not self._is_done(self._in_flight[0]):
             self.supervisor.fail_step()
         self._grammar.turn(self.supervisor.now)
+        self.expert_load.turn(self.stats.num_steps, self.supervisor.now)
         if self._wants_stacks:
             self._wants_stacks = False
             self.utilities.log_stacks()

@@ -202,6 +202,7 @@ def worker_config(config: EngineConfig, folder: Path, summary: ModelSummary) -> 
         logits_processors_path=config.logits_processors_path,
         collective_timeout_s=config.collective_timeout_s,
         emulate_world_size=config.emulate_world_size,
+        enable_expert_parallel=config.enable_expert_parallel,
         device_index=config.device_index,
     )
 

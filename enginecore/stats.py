@@ -9,6 +9,7 @@ import os
 from bisect import bisect_left
 from collections.abc import Sequence
 
+from quire.enginecore.expert_load import ExpertLoad
 from quire.enginecore.preparation import PreparingRequests
 from quire.enginecore.scheduling.scheduler import Scheduler
 from quire.enginecore.worker_supervisor import WorkerSupervisor
@@ -20,6 +21,7 @@ from quire.ipc.engine_stats import (
     STEP_SECONDS,
     Distribution,
     EngineStats,
+    ExpertStats,
 )
 from quire.ipc.messages import Beat
 from quire.ipc.process.usage import process_usage
@@ -59,9 +61,11 @@ class Statistics:
         self._mask_time = Counted(HOST_SECONDS)
         self._batch_fill = Counted(BATCH_FILL)
         self._last_beat: Beat | None = None
+        self.num_steps = 0
 
     def step(self, num_rows: int, num_tokens: int, seconds: float, host_s: float) -> None:
         """A step whose result is published. seconds: it took on the workers; host_s: the loop spent on it since."""
+        self.num_steps += 1
         self._line.step(num_rows, num_tokens)
         self._iteration_tokens.observe(num_tokens)
         self._step_time.observe(seconds)
@@ -79,6 +83,7 @@ class Statistics:
         preparing: PreparingRequests,
         supervisor: WorkerSupervisor,
         workers: WorkerGroup,
+        expert_load: ExpertLoad,
     ) -> Beat:
         c = scheduler.counters
         self._last_beat = Beat(
@@ -93,11 +98,11 @@ class Statistics:
             preemptions=c.preemptions,
             worker_restarts=supervisor.num_restarts,
             ready=workers.is_ready,
-            stats=self._message(preparing.num_sequences, workers.pids),
+            stats=self._message(preparing.num_sequences, workers.pids, expert_load.so_far()),
         )
         return self._last_beat
 
-    def _message(self, num_deferred: int, worker_pids: Sequence[int]) -> EngineStats:
+    def _message(self, num_deferred: int, worker_pids: Sequence[int], experts: ExpertStats | None) -> EngineStats:
         names = {os.getpid(): "engine"} | {pid: f"worker-{rank}" for rank, pid in enumerate(worker_pids)}
         return EngineStats(
             num_deferred=num_deferred,
@@ -107,6 +112,7 @@ class Statistics:
             mask_time=self._mask_time.so_far(),
             batch_fill=self._batch_fill.so_far(),
             processes=[usage for pid, name in names.items() if (usage := process_usage(pid, name)) is not None],
+            experts=experts,
         )
 
     def log(self, now: float) -> None:

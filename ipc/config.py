@@ -62,6 +62,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_logprobs: int = 20
     seed: int = 0
     tensor_parallel_size: int = 1
+    enable_expert_parallel: bool = False  # whole experts are dealt over these ranks, not a part of each
     collective_timeout_s: float = 10.0
     emulate_world_size: int = 1  # run one rank of so many, alone
     data_parallel_size: int = 1  # engines that frontends use as one; each is told how many there are, and is one of them
@@ -165,6 +166,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     device_index: int = 0  # which of the GPUs that the engine sees
     collective_timeout_s: float = 10.0
     emulate_world_size: int = 1
+    enable_expert_parallel: bool = False
 
 
 # ------------------------------------------------------------------------------------------------------------- flags
@@ -277,6 +279,7 @@ def _add_defaults(add: Add) -> None:
 def _add_memory(add: Add) -> None:
     add("--device", choices=["auto", "cuda", "cpu"], help="where to run; auto: cuda if there is a GPU, else cpu")
     add("--tensor-parallel-size", "-tp", type=int, metavar="N", help="GPUs of this host that share the model, or processes")
+    add("--enable-expert-parallel", "-ep", action=Switch, help="whole experts for each of these GPUs, not parts (default: off)")
     add("--data-parallel-size", "-dp", type=int, metavar="N", help="whole engines, to which requests are dealt (--router)")
     add("--gpu-memory-utilization", type=float, help="part of the GPU's memory to fill, what other processes have included")
     add("--cpu-kv-cache-gib", type=float, help="size of the KV cache on a CPU, GiB")

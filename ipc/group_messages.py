@@ -1,7 +1,8 @@
 """What the ranks of a model say to the core of each other: how they find one another, and that one keeps them waiting.
 
 The rendezvous of torch.distributed is a store of keys and values. It is the core's (enginecore/group_store.py), and travels on
-the worker channel, which only the core's own workers can reach. Part of WorkerMessage and WorkerCommand, see messages.py.
+the worker channel, which only the core's own workers can reach. Part of WorkerMessage, WorkerCommand and ControlRequest, see
+messages.py.
 """
 
 from typing import Literal
@@ -38,3 +39,9 @@ class PeerSilent(GroupMessage, tag="peer_silent", frozen=True):
 
     rank: int
     message: str
+
+
+class TellExpertLoad(GroupMessage, tag="tell_expert_load", frozen=True):
+    """How many tokens the experts of each rank got: answered by engine_stats.ExpertTokens, by the output rank."""
+
+    id: int

@@ -7,7 +7,9 @@ estimate; the constants of that are fitted to what an H100 measured (tests/front
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import msgspec
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -29,6 +31,7 @@ class LayerSizes(NamedTuple):
     intermediate_size: int
     cache_itemsize: int = 0  # bytes of an element in the KV cache; 0: as many as an activation's
     has_cache: bool = True  # False: it reads another layer's keys and values
+    has_values: bool = True  # False: a cached key holds its value, as in latent attention
 
     @property
     def q_size(self) -> int:
@@ -43,6 +46,23 @@ class ModelSizes(NamedTuple):
     vocab_size: int
     hidden_size: int
     layers: tuple[LayerSizes, ...]
+
+
+class SizesAsked(msgspec.Struct, frozen=True):
+    """Of a model by its config.json, on one of so many ranks: what workers/sizes.py is asked."""
+
+    config: dict[str, Any]
+    tensor_parallel_size: int = 1
+    enable_expert_parallel: bool = False
+
+
+class RankSizes(msgspec.Struct, frozen=True):
+    """What it answers; a text is why it cannot."""
+
+    sizes: ModelSizes
+    num_parameters: int
+    expert_parameters: int  # of these, experts'
+    packed_elements: list[int]  # of a head that is the embedding, and of float32 weights that a CPU keeps twice
 
 
 # ------------------------------------------------------------------------------------------------------------ defaults
@@ -126,12 +146,14 @@ def kv_groups(model: ModelSizes) -> dict[tuple[int, int, int], int]:
 def kv_block_bytes(model: ModelSizes, block_size: int, itemsize: int) -> int:
     """Groups share tensors of a shape and dtype, as many as the largest has layers; a block has its part of each."""
     makers = [layer for layer in model.layers if layer.has_cache]
-    layers = Counter((layer.window, layer.num_kv_heads, layer.head_dim, layer.cache_itemsize) for layer in makers)
-    most: dict[tuple[int, int, int], int] = {}
-    for (_, heads, dim, cached), count in layers.items():
-        most[heads, dim, cached] = max(most.get((heads, dim, cached), 0), count)
+    layers = Counter((x.window, x.num_kv_heads, x.head_dim, x.cache_itemsize, x.has_values) for x in makers)
+    most: dict[tuple[int, int, int, bool], int] = {}
+    for (_, *kind), count in layers.items():
+        heads, dim, cached, has_values = kind
+        most[heads, dim, cached, bool(has_values)] = max(most.get((heads, dim, cached, bool(has_values)), 0), count)
     return sum(
-        count * block_bytes([(heads, block_size, dim, cached or itemsize)]) for (heads, dim, cached), count in most.items()
+        count * block_bytes([(heads, block_size, dim, cached or itemsize)]) // (1 if has_values else 2)
+        for (heads, dim, cached, has_values), count in most.items()
     )
 
 

@@ -62,9 +62,12 @@ def cpu_step_bytes(
 def sizes_of(model: ModelConfig, parallel: Parallel | None = None) -> ModelSizes:
     """What the formulas of memory need to know of a model, or of what this rank has of it."""
     ranks = parallel or Parallel()
-    specs = [(layer.attention.on_rank(ranks), layer.mlp_width(model.hidden_size) // ranks.size) for layer in model.layers]
+    specs = [(layer.attention.on_rank(ranks), layer.mlp_width(model.hidden_size, ranks)) for layer in model.layers]
     layers = tuple(
-        LayerSizes(s.num_heads, s.num_kv_heads, s.head_dim, s.window, mlp, 1 if s.cache_dtype else 0, s.shares is None)
+        LayerSizes(
+            s.num_heads, s.num_kv_heads, s.head_dim, s.window, mlp, 1 if s.cache_dtype else 0, has_cache=s.shares is None,
+            has_values=not s.latent_dim,
+        )
         for s, mlp in specs
     )
     return ModelSizes(model.vocab_size, model.hidden_size, layers)

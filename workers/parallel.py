@@ -42,6 +42,13 @@ def whole(n: int) -> Part:
     return Part(n, 0, n)
 
 
+def dealt(n: int, rank: int, size: int) -> Part:
+    """A rank's of n things in a row, one more on each of the first ranks where they do not divide."""
+    each, more = divmod(n, size)
+    start = rank * each + min(rank, more)
+    return Part(n, start, start + each + (rank < more))
+
+
 class Exchange(Protocol):
     """What the ranks of a group do together. Every rank calls the same, in the same order."""
 
@@ -82,6 +89,26 @@ class Partial(NamedTuple):
         return self.parallel.all_reduce(self.x.sum(0).to(dtype) if self.x.dim() == 3 else self.x)
 
 
+class ExpertCounts(Protocol):
+    """Where a rank counts how many tokens each expert gets (expert_load.py)."""
+
+    def new(self, num_experts: int) -> torch.Tensor:
+        """A layer's counts, int32 [num_experts], to be added to."""
+        ...
+
+    def begin(self, tokens: torch.Tensor, rows: torch.Tensor, num_tokens: int) -> None:
+        """A step whose tokens, padded to num_tokens, and rows are so many: int32 [1] each, on the device."""
+        ...
+
+    def real_rows(self, num_rows: int) -> torch.Tensor:
+        """int32 [1]: how many of a layer's num_rows rows in this step are tokens, not padding."""
+        ...
+
+    def take(self) -> bytes:
+        """What was counted since the last call, for the core (ipc.engine_stats.ExpertTokens)."""
+        ...
+
+
 class Parallel:
     """Rank `rank` of `size`, on `device`. Without an exchange a model of several ranks can be built and loaded, but not run."""
 
@@ -92,7 +119,10 @@ class Parallel:
         device: torch.device | str = "cpu",
         exchange: Exchange | None = None,
         norm_exchange: NormExchange | None = None,
+        *,
+        deals_experts: bool = False,
     ) -> None:
+        """deals_experts: each rank has whole experts, not a part of each (--enable-expert-parallel)."""
         if not 0 <= rank < size:
             raise ValueError(f"there is no rank {rank} among {size}")
         self.rank = rank
@@ -100,6 +130,8 @@ class Parallel:
         self.device = torch.device(device)
         self._exchange = exchange
         self.norm_exchange = norm_exchange
+        self.deals_experts = deals_experts
+        self.expert_load: ExpertCounts | None = None  # of the rank that counts for all
 
     def split(self, n: int) -> Part:
         """This rank's part of a dimension of n. Raises ValueError if it does not divide evenly."""
@@ -107,6 +139,14 @@ class Parallel:
             raise ValueError(f"a dimension of {n} cannot be split over {self.size} ranks")
         size = n // self.size
         return Part(n, self.rank * size, (self.rank + 1) * size)
+
+    def experts(self, n: int) -> Part:
+        """This rank's of n experts: all, of which it has a part each, or its share of whole ones."""
+        return dealt(n, self.rank, self.size) if self.deals_experts else whole(n)
+
+    def of_each_expert(self, n: int) -> Part:
+        """This rank's of n, an expert's width. Raises ValueError as `split`."""
+        return whole(n) if self.deals_experts else self.split(n)
 
     def kv_heads(self, n: int) -> Part:
         """This rank's of n KV heads; where they are fewer than ranks, neighbours hold the same one. Query heads are split."""

@@ -159,6 +159,8 @@ class ModelRunner:
         step = self.buffers
         self.device.prepare(device_plan, self.tables, step, num_tokens, num_rows)
         self.attention.begin(self.tables, step, num_tokens, num_rows, num_decode_rows)
+        if (load := self.ctx.parallel.expert_load) is not None:
+            load.begin(step.query_start[num_rows : num_rows + 1], step.num_rows, num_tokens)
         is_decode = num_decode_rows == num_rows  # rows have one token each
         logits_indices = None if is_decode or every_token else step.logits_indices[:num_rows]
         return self.model(step.input_ids[:num_tokens], step.positions[:num_tokens], self.attention.attend, logits_indices)

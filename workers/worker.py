@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from quire.ipc.config import WorkerConfig
-from quire.ipc.group_messages import PeerSilent
+from quire.ipc.group_messages import PeerSilent, TellExpertLoad
 from quire.ipc.links.core_and_workers import WorkerToCore
 from quire.ipc.messages import (
     MAX_CONTROL_PAYLOAD,
@@ -46,11 +46,12 @@ from quire.workers.attention.kv_cache import KVCache
 from quire.workers.devices.cpu import CpuDevice
 from quire.workers.devices.device import Device, DeviceContext
 from quire.workers.devices.threads import choose_num_threads
+from quire.workers.expert_load import ExpertLoad
 from quire.workers.group.alone import Alone
 from quire.workers.group.group import Group
 from quire.workers.group.place import ExchangeFailed, Place
 from quire.workers.group.store import ChannelStore
-from quire.workers.layers.kv_scales import KVScales
+from quire.workers.layers.kv_scales import warn_of_scales
 from quire.workers.loading.prepare_cpu import quicken_attributes
 from quire.workers.loading.target import WeightsError
 from quire.workers.loading.weights import dummy_weights, load_weights
@@ -88,7 +89,7 @@ class Worker:
         self.reader = PlanReader.attach(own_fds(config.plan_ring_fds))
         self.ring = ResultRing.attach(own_fds(config.result_ring_fds)) if config.result_ring_fds else None
         self.device = torch.device("cuda", config.device_index) if config.device == "cuda" else torch.device("cpu")
-        self.parallel = Parallel(config.rank, config.world_size, self.device)
+        self.parallel = Parallel(config.rank, config.world_size, self.device, deals_experts=config.enable_expert_parallel)
         self.custom_processors: CustomProcessors | None = None
         self.profiler = Profiler(config.profile_dir, config.rank, config.device)
 
@@ -173,10 +174,13 @@ class Worker:
         if c.world_size > 1:
             place = Place(c.rank, c.world_size, self.device, c.collective_timeout_s)
             self.group = Group(ChannelStore(self.link, c.rank), place, model_config.hidden_size, dtype)
-            self.parallel = Parallel(c.rank, c.world_size, self.device, self.group.exchange, self.group.norm_exchange)
+            exchanges = self.group.exchange, self.group.norm_exchange
+            self.parallel = Parallel(c.rank, c.world_size, self.device, *exchanges, deals_experts=c.enable_expert_parallel)
         elif c.emulate_world_size > 1:
             alone = Alone(c.emulate_world_size)
-            self.parallel = Parallel(0, c.emulate_world_size, self.device, alone, alone)
+            self.parallel = Parallel(0, c.emulate_world_size, self.device, alone, alone, deals_experts=c.enable_expert_parallel)
+        if c.enable_expert_parallel and c.world_size > 1 and c.rank == c.output_rank:
+            self.parallel.expert_load = ExpertLoad(c.world_size, self.device)
 
     def _await_allocation(self) -> AllocateKV:
         while (command := self.link.receive(timeout_s=60.0)) is None:
@@ -285,6 +289,8 @@ class Worker:
         if self.config.device == "cuda":
             torch.cuda.synchronize()
         runner.device.results.fill_(-1)
+        if (load := self.parallel.expert_load) is not None:
+            load.take()
 
     # ------------------------------------------------------------------------------------------------------ serving
     def _serve(self, runner: ModelRunner) -> None:
@@ -348,6 +354,8 @@ class Worker:
                     self.profiler.start()
                 case CheckParams() if self.custom_processors is not None:
                     payload = self.custom_processors.check(request.params).encode(errors="replace")
+                case TellExpertLoad() if (load := self.parallel.expert_load) is not None:
+                    payload = load.take()
                 case StopProfiler():
                     payload = self.profiler.stop().encode()
         except ProfilerError as failure:
@@ -374,17 +382,6 @@ def _reason(error: BaseException) -> str:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip(" ^~") and not line.startswith("Repro command")]
     return f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__
-
-
-def warn_of_scales(scales: dict[int, KVScales]) -> None:
-    """Of layers whose cache has 8 bits."""
-    if absent := [layer for layer, found in scales.items() if found.k is None or found.v is None]:
-        log.warning(
-            "the KV cache has 8 bits, and the checkpoint has no scales of keys and values for %d of %d layers: 1.0 is taken, "
-            "which may cost accuracy",
-            len(absent),
-            len(scales),
-        )
 
 
 def choose_dtype(name: str, config: ModelConfig, device: str) -> torch.dtype:

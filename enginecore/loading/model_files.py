@@ -21,8 +21,8 @@ from typing import Any
 
 import msgspec
 
-from quire.enginecore.loading.text_config import is_stretched, text_fields
 from quire.ipc.generation_config import check_overrides, generation_defaults
+from quire.ipc.text_config import is_stretched, text_fields
 
 BUNDLED = Path(__file__).parent / "bundled"
 

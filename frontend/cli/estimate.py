@@ -10,7 +10,8 @@ import re
 import sys
 from typing import NamedTuple
 
-from quire.frontend.cli.estimate_model import BUNDLED, ITEMSIZE, EstimateError, Model, on_rank, read_model
+from quire.frontend.cli.estimate_model import BUNDLED, ITEMSIZE, Model, on_rank, read_model
+from quire.frontend.cli.estimate_sizes import EstimateError
 from quire.frontend.cli.estimate_weights import WITHOUT_FP8, weights_bytes
 from quire.ipc import memory_plan as plan
 from quire.ipc.config import EngineConfig, add_engine_arguments, engine_config_from
@@ -132,7 +133,7 @@ def _bytes(text: str) -> int:
 # ----------------------------------------------------------------------------------------------------------- the plan
 def estimate(model: Model, config: EngineConfig, memory: int, gpu: str = "") -> Estimate:
     """memory: of the GPU, bytes; 0 for a CPU. Raises EstimateError."""
-    model = model if config.tensor_parallel_size == 1 else on_rank(model, config.tensor_parallel_size)
+    model = on_one(model, config)
     is_gpu, sizes = memory > 0, with_cache_dtype(model, config)
     dtype = config.dtype if config.dtype != "auto" else (model.dtype or "bfloat16") if is_gpu else "float32"
     if dtype not in ITEMSIZE:
@@ -158,7 +159,7 @@ def estimate(model: Model, config: EngineConfig, memory: int, gpu: str = "") -> 
         room = int(config.gpu_memory_utilization * memory) - weights - step - graphs - tables
         blocks = max(room // block, 0)
     else:
-        weights += plan.cpu_packed_bytes(sizes, model.is_tied, item)
+        weights += cpu_packed_bytes(model, item)
         step, graphs, tables = plan.cpu_step_bytes(sizes, max(tokens, rows), rows, item), 0, 0
         most = plan.most_useful_blocks(groups, rows, length, block_size)
         blocks = min(int(config.cpu_kv_cache_gib * GIB) // block, most)
@@ -185,6 +186,20 @@ def estimate(model: Model, config: EngineConfig, memory: int, gpu: str = "") -> 
     )
 
 
+def on_one(model: Model, config: EngineConfig) -> Model:
+    """What one of the GPUs holds that share the model. Raises EstimateError."""
+    size, deals_experts = config.tensor_parallel_size, config.enable_expert_parallel
+    return model if size == 1 and not deals_experts else on_rank(model, size, deals_experts=deals_experts)
+
+
+def cpu_packed_bytes(model: Model, item: int) -> int:
+    """Second copies of weights."""
+    if model.packed_elements is None:
+        return plan.cpu_packed_bytes(model.sizes, model.is_tied, item)
+    of_head, small = model.packed_elements
+    return item * of_head + (item * small if item == 4 else 0)
+
+
 def with_cache_dtype(model: Model, config: EngineConfig) -> plan.ModelSizes:
     """The model's sizes with the layers' --kv-cache-dtype, as workers/models/cache_dtype.py chooses it."""
     if config.kv_cache_dtype == "auto" and not model.has_kv_cache_scheme:
@@ -200,7 +215,7 @@ def with_cache_dtype(model: Model, config: EngineConfig) -> plan.ModelSizes:
 
 def text_of(found: Estimate, model: Model, config: EngineConfig) -> str:
     ranks = config.tensor_parallel_size
-    each, model = (f", each of {ranks}", on_rank(model, ranks)) if ranks > 1 else ("", model)
+    each, model = f", each of {ranks}" if ranks > 1 else "", on_one(model, config)
     counted = "" if model.is_counted else ", computed from config.json"
     if found.total_bytes and (model.stored_bytes or config.quantization in WHILE_LOADING):
         counted += ", quantized"

@@ -2,7 +2,7 @@
 
 A local folder, or a repository of the hub, of which a few kilobytes are fetched. Whether the model can be served at all is the
 worker's to say (workers/models/); of its families the plainest are named here, and windows and head sizes are read as it reads
-them, which a test holds the two to.
+them, which a test holds the two to. All others are counted by its own code (estimate_sizes.py).
 """
 
 import json
@@ -10,20 +10,16 @@ import math
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from quire.frontend.cli.estimate_sizes import EstimateError, Json, sizes_on_rank
 from quire.ipc.memory_plan import LayerSizes, ModelSizes
+from quire.ipc.text_config import is_stretched, text_fields
 
 _MAX_HEADER_BYTES = 100 << 20
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
-ESTIMATED = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-
-Json = dict[str, Any]
-
-
-class EstimateError(ValueError):
-    """No estimate can be made; the text is for the user."""
+BY_HAND = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
 
 class Model(NamedTuple):
@@ -37,6 +33,9 @@ class Model(NamedTuple):
     has_kv_cache_scheme: bool = False  # the checkpoint was made for a KV cache of 8 bits
     stored_bytes: int = 0  # of a quantized checkpoint's tensors
     quantization: Json | None = None  # its quantization_config, {} of one that is elsewhere
+    asked: Json | None = None  # its config, where a worker's code counts what a rank holds
+    expert_parameters: int = 0  # of num_parameters those that are never quantized
+    packed_elements: list[int] | None = None  # RankSizes'
 
 
 class Tensor(NamedTuple):
@@ -60,12 +59,8 @@ def read_model(name: str, revision: str | None, download_dir: str | None, token:
     else:
         config, tensors = _of_hub(name, revision, download_dir, token)
     config = {**config, **overrides}
-    for field in ("num_experts", "num_local_experts", "n_routed_experts"):
-        if config.get(field):
-            raise EstimateError(f"{name}: config.json sets {field}: no estimates are made of mixtures of experts")
-    architectures = config.get("architectures")
-    if isinstance(architectures, list) and architectures and not set(map(str, architectures)) & set(ESTIMATED):
-        raise EstimateError(f"{name}: no estimates are made of {architectures[0]}, only of {', '.join(ESTIMATED)}")
+    if not _is_plain(config):
+        return _asked(name, config, tensors)
     sizes = sizes_of(config)
     tied = bool(config.get("tie_word_embeddings"))
     tensors = [tensor for tensor in tensors if not (tied and tensor.name == "lm_head.weight")]
@@ -80,6 +75,37 @@ def read_model(name: str, revision: str | None, download_dir: str | None, token:
     dtype = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.") or None
     length = _max_model_len(config)
     return Model(name, sizes, length, dtype, parameters, tied, bool(counted), scheme, stored, found)
+
+
+def _is_plain(config: Json) -> bool:
+    architectures = config.get("architectures")
+    if any(config.get(field) for field in ("num_experts", "num_local_experts", "n_routed_experts")):
+        return False
+    return not isinstance(architectures, list) or not architectures or bool(set(map(str, architectures)) & set(BY_HAND))
+
+
+def _asked(name: str, config: Json, tensors: list[Tensor]) -> Model:
+    """Of any other model: a worker's code counts. Experts' weights are plain ones, however a checkpoint holds them."""
+    found, fields = sizes_on_rank(name, config), text_fields(config)
+    quantization = fields.get("quantization_config") or fields.get("compression_config")
+    is_quantized = bool(quantization) or any(tensor.name.endswith(".qweight") for tensor in tensors)
+    packed = quantization if isinstance(quantization, dict) else {}
+    dtype = str(fields.get("dtype") or fields.get("torch_dtype") or "").removeprefix("torch.") or None
+    return Model(
+        name=name,
+        sizes=found.sizes,
+        max_model_len=_max_model_len(fields),
+        dtype=dtype,
+        num_parameters=found.num_parameters,
+        is_tied=found.packed_elements[0] > 0,
+        is_counted=False,
+        has_kv_cache_scheme=bool(packed.get("kv_cache_scheme")),
+        stored_bytes=sum(t.num_bytes for t in tensors if ".experts." not in t.name) if is_quantized else 0,
+        quantization=packed if is_quantized else None,
+        asked=config,
+        expert_parameters=found.expert_parameters,
+        packed_elements=found.packed_elements,
+    )
 
 
 def sizes_of(config: Json) -> ModelSizes:
@@ -103,11 +129,23 @@ def computed_parameters(sizes: ModelSizes, tied: bool) -> int:
     return total
 
 
-def on_rank(model: Model, size: int) -> Model:
+def on_rank(model: Model, size: int, *, deals_experts: bool = False) -> Model:
     """What one of `size` GPUs holds: heads and MLP split, the head of an untied model, too; the embedding whole.
 
     Raises EstimateError where the model cannot be split so.
     """
+    if model.asked is not None:
+        found = sizes_on_rank(model.name, model.asked, size, deals_experts=deals_experts)
+        plain = model.num_parameters - model.expert_parameters
+        return model._replace(
+            sizes=found.sizes,
+            num_parameters=found.num_parameters,
+            expert_parameters=found.expert_parameters,
+            packed_elements=found.packed_elements,
+            stored_bytes=model.stored_bytes * (found.num_parameters - found.expert_parameters) // plain,
+        )
+    if deals_experts:
+        raise EstimateError(f"{model.name}: --enable-expert-parallel: the model has no experts; leave the flag out")
 
     def of(layer: LayerSizes) -> LayerSizes:
         kv_heads = layer.num_kv_heads
@@ -125,7 +163,9 @@ def on_rank(model: Model, size: int) -> Model:
     sizes = model.sizes._replace(layers=tuple(of(layer) for layer in model.sizes.layers))
     head = 0 if model.is_tied else model.sizes.vocab_size * model.sizes.hidden_size
     fewer = computed_parameters(model.sizes, model.is_tied) - computed_parameters(sizes, model.is_tied) + head - head // size
-    return model._replace(sizes=sizes, num_parameters=model.num_parameters - fewer)
+    kept = model.num_parameters - fewer
+    stored = model.stored_bytes * kept // model.num_parameters
+    return model._replace(sizes=sizes, num_parameters=kept, stored_bytes=stored)
 
 
 def _size(config: Json, name: str, default: int | None = None) -> int:
@@ -159,7 +199,9 @@ def _max_model_len(config: Json) -> int:
     positions = _size(config, "max_position_embeddings")
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     kind, factor = rope.get("rope_type", rope.get("type")), rope.get("factor")
-    if kind not in ("linear", "yarn") or not isinstance(factor, int | float) or not 1 <= factor <= 1 << 20:
+    if kind not in ("linear", "yarn") or not is_stretched(config) or not isinstance(factor, int | float):
+        return positions
+    if not 1 <= factor <= 1 << 20:
         return positions
     original = config.get("original_max_position_embeddings", rope.get("original_max_position_embeddings"))
     if kind == "yarn" and isinstance(original, int) and original > 0:

@@ -4,7 +4,8 @@ Which formats a GPU computes with is the worker's to say (workers/layers/formats
 4 bits from 16. Sizes that a config has for some of its layers are taken for all.
 """
 
-from quire.frontend.cli.estimate_model import Json, Model
+from quire.frontend.cli.estimate_model import Model
+from quire.frontend.cli.estimate_sizes import Json
 from quire.ipc.quantization import OTHER_NAMES, WHILE_LOADING
 
 # before compute capability 8.9, whose tensor cores are the first with fp8; as users write them, without spaces and dashes
@@ -15,17 +16,18 @@ PLAIN = 0.0
 
 
 def weights_bytes(model: Model, quantization: str | None, item: int, *, has_fp8: bool) -> int:
-    """quantization: --quantization; item: bytes of a plain weight. Head and embedding are not quantized."""
+    """quantization: --quantization; item: bytes of a plain weight. Head, embedding and experts are not quantized."""
     if model.quantization is not None:
         bits = bits_on_gpu(model.quantization, has_fp8=has_fp8)
     else:
         is_plain = quantization not in WHILE_LOADING or (quantization.startswith("fp8") and not has_fp8)
         bits = PLAIN if is_plain else INT4_BITS if quantization == "int4" else 8.0
     if bits is None:
-        return model.stored_bytes
+        return model.stored_bytes + model.expert_parameters * item
     if bits == PLAIN:
         return model.num_parameters * item
-    kept = min(model.sizes.vocab_size * model.sizes.hidden_size * (1 if model.is_tied else 2), model.num_parameters)
+    head = model.sizes.vocab_size * model.sizes.hidden_size * (1 if model.is_tied else 2)
+    kept = min(head + model.expert_parameters, model.num_parameters)
     return kept * item + int((model.num_parameters - kept) * bits / 8)
 
 

@@ -181,6 +181,10 @@ FLAG_NOTES: dict[str, FlagNote] = {
     # ------------------------------------------------------------------------------------------- own code and profiles
     "--logits-processors": FlagNote("requests that use one take a slower end of a step; others keep theirs", "leave it out"),
     "--logits-processors-path": _NONE,
+    "--enable-expert-parallel": FlagNote(
+        "per-GPU expert weights whole, the same in sum; steps wait for the GPU whose experts are asked most",
+        "off; on where an expert's width does not divide by the GPUs, or its parts would be narrow",
+    ),
     "--emulate-world-size": FlagNote("a rank's part of weights and KV cache", "1; 4 or 8 to measure a share"),
     "--profile-dir": FlagNote(
         "nothing until /start_profile; then steps get slower, and traces are large", "leave it out in production"

@@ -12,7 +12,8 @@ Kind = Literal["switch", "value", "list", "json"]  # takes nothing (--no-x, too)
 WORKING = """
 --model --tokenizer --tokenizer-revision --revision --download-dir --hf-token --hf-overrides --served-model-name --dtype
 --load-format --model-impl --quantization -q --max-model-len --max-logprobs --seed --enforce-eager --chat-template
---generation-config --override-generation-config --tensor-parallel-size -tp --data-parallel-size -dp --gpu-memory-utilization
+--generation-config --override-generation-config --tensor-parallel-size -tp --enable-expert-parallel -ep
+--data-parallel-size -dp --gpu-memory-utilization
 --kv-cache-memory-bytes --num-gpu-blocks-override --kv-cache-dtype --kv-cache-dtype-skip-layers
 --block-size --enable-prefix-caching --max-num-seqs --max-num-batched-tokens --max-num-queued-reqs
 --long-prefill-token-threshold --scheduling-policy --enable-log-requests --disable-log-stats --device --host --port --api-key
@@ -40,7 +41,7 @@ ANY = ("*",)
 OFF, ON = ("off",), ("on",)
 _TEXT = "models of text only are served"
 _LORA = "LoRA adapters are not served"
-_MOE = "each expert is split over the tensor-parallel ranks"
+_MOE = "whole experts are dealt out in a row, or each is split, over the tensor-parallel ranks"
 _DP = "replicas know nothing of each other, and are all of one host"
 _HOSTS = "an engine has one host"
 _MAMBA = "state-space models are not served"
@@ -171,7 +172,8 @@ ROWS = (
     Row("--numa-bind-nodes --numa-bind-cpus", "list", (), "processes are not bound", "numactl before the command"),
     Row("--worker-use-ray --engine-use-ray --ray-workers-use-nsight", "switch", OFF, "there is no Ray"),
     Row("--disable-custom-all-reduce", "switch", ("off",), "the tuning table says which exchange is used"),
-    Row("--enable-expert-parallel -ep --enable-ep-weight-filter --enable-eplb --enable-elastic-ep", "switch", OFF, _MOE, _TP),
+    Row("--enable-ep-weight-filter", "switch", ANY, "a rank reads its own experts' weights only"),
+    Row("--enable-eplb --enable-elastic-ep", "switch", OFF, _MOE, "--enable-expert-parallel"),
     Row("--eplb-config --ir-op-priority --kernel-config", "json", (), _KERNELS),
     Row("--all2all-backend --expert-placement-strategy --moe-backend", "value", ANY, _MOE),
     Row("--enable-dbo", "switch", OFF, "batches are not split in two", _STEP),

@@ -30,7 +30,6 @@ NOT_NEEDED: dict[str, tuple[Any, ...]] = {
     "disable_sliding_window": (False,),
     "distributed_executor_backend": (ANY,),  # ours
     "enable_chunked_prefill": (None, True),  # always
-    "enable_expert_parallel": (False,),
     "enable_lora": (False,),
     "enable_prompt_embeds": (False,),
     "enable_sleep_mode": (False,),

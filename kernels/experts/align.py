@@ -5,7 +5,8 @@
 
 A program an expert; none waits for another, for slots are dealt out with room: expert e, which has `before` pairs before its
 own, begins at slot before // tile + e, which is beyond the last of expert e - 1. So there are P // tile + E slots, as many for
-every batch of a size, and grids over them can be captured. Nothing is atomic: the order depends on the ids alone.
+every batch of a size, and grids over them can be captured. Nothing is atomic: the order depends on the ids alone. Ids from E
+on are none of ours: they are in no tile, and `order` ends before it is full.
 Moves E reads of the ids, from L2. Reference: `align_reference`.
 """
 
@@ -50,6 +51,8 @@ def _align_kernel(ids_ptr, order_ptr, tiles_ptr, pairs, slots, TILE: tl.constexp
         at += tl.sum(is_own.to(tl.int32), 0)
     first = before // TILE + expert
     end = (before + count) // TILE + expert + 1
+    if expert == tl.num_programs(0) - 1:  # pairs may be others': what is left is empty
+        end = slots
     for start in range(0, pairs // TILE + 1, BLOCK):
         slot = first + start + lane
         begin = before + (start + lane) * TILE
@@ -60,7 +63,7 @@ def _align_kernel(ids_ptr, order_ptr, tiles_ptr, pairs, slots, TILE: tl.constexp
 
 
 def align(ids: torch.Tensor, num_experts: int, tile: int, *, pdl: int = PLAIN) -> Alignment:
-    """Of ids int32 [T, k] below num_experts; `tile` rows to a tile."""
+    """Of ids int32 [T, k]; `tile` rows to a tile."""
     if ids.dtype != torch.int32 or not ids.is_contiguous():
         raise ValueError("align: ids must be int32, row after row")
     pairs = ids.numel()

@@ -41,10 +41,13 @@ def experts(
     act: SwiGLU,
     shared: torch.Tensor | None = None,
     *,
+    num_routed: int = 0,
     pdl: int = PLAIN,
     config: PairConfig | TilesConfig | None = None,
 ) -> torch.Tensor:
     """[T, H] of x [T, H] and its experts, ids int32 [T, k] with weights float32 [T, k]; `shared` [T, H] is added.
+
+    num_routed: of how many experts these are some; ids are then numbers among these, or their number for any other. 0: all.
 
     `config` is for tests and tuning.
     """
@@ -57,9 +60,9 @@ def experts(
         raise ValueError("experts: weights, ids and their weights must be contiguous")
     if rows == 0:
         return torch.empty_like(x)
-    config = config or choose(rows, ids.shape[1], num_experts, x.element_size())
+    config = config or choose(rows, ids.shape[1], num_routed or num_experts, x.element_size())
     if isinstance(config, PairConfig):
         if rows > pairs.MAX_ROWS:
             raise ValueError(f"experts: {rows} rows are too many for a product a pair")
-        return pairs.experts(x, w, ids, weights, act, shared, config, pdl=pdl)
-    return tiles.experts(x, w, ids, weights, act, shared, config, pdl=pdl)
+        return pairs.experts(x, w, ids, weights, act, shared, config, are_some=num_routed > 0, pdl=pdl)
+    return tiles.experts(x, w, ids, weights, act, shared, config, are_some=num_routed > 0, pdl=pdl)

@@ -6,9 +6,10 @@ x [T, H], gate_up [E, 2 I, H] (gate's rows, then up's), down [E, H, I], biases [
 [T, k].
     act(g | u) = g' · sigmoid(α (g' + cubic g'³)) · (u' + offset),    g' = min(g, limit), u' between ±limit
 
-which is silu(g) · u as `SwiGLU` is by default, and gelu(g) · u, by tanh, with α √(8 / π) and cubic 0.044715. Products are
-rounded to x's dtype, as torch does; the sum over j is in float32, in the order of j, `shared` [T, H] first, where it is given.
-A row's result depends on no other row, but for what torch's product of an expert's rows does to last bits.
+which is silu(g) · u as `SwiGLU` is by default, and gelu(g) · u, by tanh, with α √(8 / π) and cubic 0.044715. Where some of the
+experts are here alone, an id of E is any other's, who adds nothing. Products are rounded to x's dtype, as torch does; the sum
+over j is in float32, in the order of j, `shared` [T, H] first, where it is given. A row's result depends on no other row, but
+for what torch's product of an expert's rows does to last bits.
 """
 
 from typing import NamedTuple
@@ -28,7 +29,7 @@ class SwiGLU(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Weights(NamedTuple):
-    """Of all experts of a layer, or what one rank holds of them."""
+    """Of all experts of a layer, or what one rank holds of them: a part of each, or some of them."""
 
     gate_up: torch.Tensor
     down: torch.Tensor
@@ -55,14 +56,19 @@ def experts(
     weights: torch.Tensor,
     act: SwiGLU,
     shared: torch.Tensor | None = None,
+    *,
+    num_routed: int = 0,
 ) -> torch.Tensor:
-    """[T, H] of the module's formula."""
+    """[T, H] of the module's formula; num_routed: of how many experts these are some, 0: they are all."""
     top_k = ids.shape[1]
-    parts = torch.empty(*ids.shape, x.shape[1], dtype=torch.float32, device=x.device)
+    new = torch.zeros if num_routed else torch.empty
+    parts = new(*ids.shape, x.shape[1], dtype=torch.float32, device=x.device)
     flat, order = ids.flatten().sort(stable=True)
     experts, counts = flat.unique_consecutive(return_counts=True)
     scale = weights.flatten()
     for expert, pairs in zip(experts.tolist(), order.split(counts.tolist()), strict=True):
+        if expert == len(w.gate_up):
+            continue
         rows = pairs // top_k
         bias, down_bias = (None if b is None else b[expert] for b in (w.gate_up_bias, w.down_bias))
         h = activate(F.linear(x.index_select(0, rows), w.gate_up[expert], bias), act)

@@ -5,7 +5,8 @@
 
 The sum over j is one program's, in float32 and in order; `shared` [T, H] goes first. Moves each pair's weights once, marked
 evict-first: rows that share an expert read it twice, from L2 at best, so from a few rows on `tiles` is faster (the tuning
-table says where). All of K lies within a program. Reference: `experts_reference.experts`.
+table says where). All of K lies within a program. Pairs of experts that are not here are skipped.
+Reference: `experts_reference.experts`.
 """
 
 import torch
@@ -35,14 +36,17 @@ def _row_times(acc, w_row, x_row, k, inside, K: tl.constexpr):
 @triton.jit
 def _gate_up_kernel(
     x_ptr, w_ptr, bias_ptr, ids_ptr, out_ptr, x_stride, N,
-    K: tl.constexpr, TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr,
-    LIMIT: tl.constexpr, ALPHA: tl.constexpr, OFFSET: tl.constexpr, CUBIC: tl.constexpr, PDL: tl.constexpr,
+    K: tl.constexpr, TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, HELD: tl.constexpr,
+    BIAS: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr, OFFSET: tl.constexpr, CUBIC: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     pair = tl.program_id(1).to(tl.int64)
     k = tl.arange(0, BLOCK_K)
     wait_for_previous(PDL)
     expert = tl.load(ids_ptr + pair).to(tl.int64)
+    if HELD:  # noqa: SIM102 - a constant
+        if expert >= HELD:
+            return
     x_row = x_ptr + (pair // TOP_K) * x_stride
     w_row = w_ptr + (expert * 2 * N + n)[:, None] * K
     zeros = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
@@ -57,29 +61,41 @@ def _gate_up_kernel(
 
 
 @triton.jit
+def _weighted(
+    h_ptr, w_ptr, bias_ptr, weights_ptr, pair, expert, n, N, k,
+    K: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    """One pair's part of a row's result."""
+    w_row = w_ptr + (expert * N + n)[:, None] * K
+    zeros = tl.zeros([n.shape[0], k.shape[0]], tl.float32)
+    y = tl.sum(_row_times(zeros, w_row, h_ptr + pair * K, k, n < N, K), 1)
+    if BIAS:
+        y += tl.load(bias_ptr + expert * N + n, n < N, other=0.0).to(tl.float32)
+    return y.to(h_ptr.dtype.element_ty).to(tl.float32) * tl.load(weights_ptr + pair)
+
+
+@triton.jit
 def _down_kernel(
     h_ptr, w_ptr, bias_ptr, shared_ptr, ids_ptr, weights_ptr, out_ptr, shared_stride, N,
-    K: tl.constexpr, TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr,
-    SHARED: tl.constexpr, PDL: tl.constexpr,
+    K: tl.constexpr, TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, HELD: tl.constexpr,
+    BIAS: tl.constexpr, SHARED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     row = tl.program_id(1).to(tl.int64)
     k = tl.arange(0, BLOCK_K)
     wait_for_previous(PDL)
-    dtype: tl.constexpr = out_ptr.dtype.element_ty
     total = tl.zeros([BLOCK_N], tl.float32)
     if SHARED:
         total += tl.load(shared_ptr + row * shared_stride + n, n < N, other=0.0).to(tl.float32)
     for j in tl.static_range(TOP_K):
         pair = row * TOP_K + j
         expert = tl.load(ids_ptr + pair).to(tl.int64)
-        w_row = w_ptr + (expert * N + n)[:, None] * K
-        zeros = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
-        y = tl.sum(_row_times(zeros, w_row, h_ptr + pair * K, k, n < N, K), 1)
-        if BIAS:
-            y += tl.load(bias_ptr + expert * N + n, n < N, other=0.0).to(tl.float32)
-        total += y.to(dtype).to(tl.float32) * tl.load(weights_ptr + pair)
-    tl.store(out_ptr + row * N + n, total.to(dtype), n < N)
+        if HELD:
+            if expert < HELD:
+                total += _weighted(h_ptr, w_ptr, bias_ptr, weights_ptr, pair, expert, n, N, k, K, BIAS)
+        else:
+            total += _weighted(h_ptr, w_ptr, bias_ptr, weights_ptr, pair, expert, n, N, k, K, BIAS)
+    tl.store(out_ptr + row * N + n, total.to(out_ptr.dtype.element_ty), n < N)
 
 
 def experts(
@@ -91,23 +107,25 @@ def experts(
     shared: torch.Tensor | None,
     config: PairConfig,
     *,
+    are_some: bool = False,
     pdl: int = PLAIN,
 ) -> torch.Tensor:
     """[T, H] of x [T, H], 1 to 16 rows, whose experts are ids [T, k]; all that `experts.experts` has checked."""
     (rows, hidden), inner, top_k = x.shape, w.down.shape[2], ids.shape[1]
     h = x.new_empty(rows * top_k, inner)
     out = x.new_empty(rows, hidden)
+    held = len(w.gate_up) if are_some else 0
     options = {"num_warps": config.num_warps, **launch_options(pdl)}
     block_k = min(config.block_k, triton.next_power_of_2(hidden))
     _gate_up_kernel[(triton.cdiv(inner, config.gate_up_n), rows * top_k)](
         x, w.gate_up, x if w.gate_up_bias is None else w.gate_up_bias, ids, h, x.stride(0), inner,
-        hidden, top_k, config.gate_up_n, block_k, w.gate_up_bias is not None, act.limit, act.alpha, act.offset,
+        hidden, top_k, config.gate_up_n, block_k, held, w.gate_up_bias is not None, act.limit, act.alpha, act.offset,
         act.cubic, pdl, **options,
     )  # fmt: skip
     block_k = min(config.block_k, triton.next_power_of_2(inner))
     _down_kernel[(triton.cdiv(hidden, config.down_n), rows)](
         h, w.down, x if w.down_bias is None else w.down_bias, x if shared is None else shared, ids, weights, out,
         0 if shared is None else shared.stride(0), hidden,
-        inner, top_k, config.down_n, block_k, w.down_bias is not None, shared is not None, pdl, **options,
+        inner, top_k, config.down_n, block_k, held, w.down_bias is not None, shared is not None, pdl, **options,
     )  # fmt: skip
     return out

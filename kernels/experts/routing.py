@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from quire.kernels.experts.routing_reference import Routing
+from quire.kernels.experts.routing_reference import Counting, Routing
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
 
 FEW_ROWS = 64  # up to which tiles have 16 rows
@@ -82,13 +82,17 @@ def _of_best_groups(choice, e, g, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr
     return tl.where(is_best[:, None], choice, float("-inf"))
 
 
-@triton.jit(do_not_specialize=["parts", "part_stride"])
+@triton.jit(
+    do_not_specialize=["parts", "part_stride", "first", "held"],
+    do_not_specialize_on_alignment=["num_rows_ptr"],  # a slice of a step's buffers
+)
 def _route_kernel(
-    logits_ptr, bias_ptr, correction_ptr, ids_ptr, weights_ptr, parts, part_stride, scale, eps,
+    logits_ptr, bias_ptr, correction_ptr, ids_ptr, weights_ptr, counts_ptr, num_rows_ptr, parts, part_stride, first, held,
+    scale, eps,
     E: tl.constexpr, GROUPS: tl.constexpr, GROUPS_2: tl.constexpr, SIZE_2: tl.constexpr, TOP_K: tl.constexpr,
     TOP_K_2: tl.constexpr, TOP_GROUPS: tl.constexpr, GROUP_TOP: tl.constexpr, IS_SIGMOID: tl.constexpr,
     BY_LOGITS: tl.constexpr, IS_NORMALIZED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CORRECTION: tl.constexpr,
-    PDL: tl.constexpr,
+    COUNTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     size: tl.constexpr = E // GROUPS
@@ -130,7 +134,12 @@ def _route_kernel(
     if IS_NORMALIZED:
         weights = weights / (tl.sum(weights, 0) + eps)
     weights = weights * scale
-    tl.store(ids_ptr + row * TOP_K + lane, tl.minimum(ids, E - 1), lane < TOP_K)
+    ids = tl.minimum(ids, E - 1)
+    if COUNTS:  # integers: the sum is the same in any order
+        is_real = row < tl.load(num_rows_ptr)
+        tl.atomic_add(counts_ptr + ids, tl.full([TOP_K_2], 1, tl.int32), (lane < TOP_K) & is_real, sem="relaxed")
+    ids = tl.where((ids >= first) & (ids < first + held), ids - first, held)
+    tl.store(ids_ptr + row * TOP_K + lane, ids, lane < TOP_K)
     tl.store(weights_ptr + row * TOP_K + lane, weights, lane < TOP_K)
 
 
@@ -161,9 +170,14 @@ def route(
     bias: torch.Tensor | None = None,
     correction: torch.Tensor | None = None,
     *,
+    held: tuple[int, int] | None = None,
+    counting: Counting | None = None,
     pdl: int = PLAIN,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(ids int32 [T, top_k], weights float32 [T, top_k]) of logits float32 [S, T, E]; bias [E], correction float32 [E]."""
+    """(ids int32 [T, top_k], weights float32 [T, top_k]) of logits float32 [S, T, E]; bias [E], correction float32 [E].
+
+    held: the first expert that this rank has, and how many: ids are numbers among these, or as many for any other.
+    """
     parts, rows, n = logits.shape
     if n != routing.num_experts or not logits.is_contiguous():
         raise ValueError(f"route: logits of shape {tuple(logits.shape)} are not those of {routing.num_experts} experts")
@@ -172,12 +186,13 @@ def route(
     weights = torch.empty(rows, top_k, dtype=torch.float32, device=device)
     # all experts are one group where groups do not matter
     groups = routing.num_groups if routing.top_groups < routing.num_groups else 1
+    counts, num_rows = (ids, ids) if counting is None else counting
     if rows:
         _route_kernel[(rows,)](
-            logits, logits if bias is None else bias, logits if correction is None else correction, ids, weights, parts,
-            rows * n, routing.scale, routing.eps, n, groups, triton.next_power_of_2(groups),
+            logits, logits if bias is None else bias, logits if correction is None else correction, ids, weights, counts,
+            num_rows, parts, rows * n, *(held or (0, n)), routing.scale, routing.eps, n, groups, triton.next_power_of_2(groups),
             triton.next_power_of_2(n // groups), top_k, triton.next_power_of_2(top_k), min(routing.top_groups, groups),
-            routing.group_top, routing.scores == "sigmoid", routing.by_logits, routing.is_normalized,
-            bias is not None, correction is not None, pdl, num_warps=1, **launch_options(pdl),
+            routing.group_top, routing.scores == "sigmoid", routing.by_logits, routing.is_normalized, bias is not None,
+            correction is not None, counting is not None, pdl, num_warps=1, **launch_options(pdl),
         )  # fmt: skip
     return ids, weights

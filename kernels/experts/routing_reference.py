@@ -8,7 +8,7 @@
 A group's rank is the sum of its best `group_top` values of c. Softmax over the chosen logits alone is a normalized softmax.
 """
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 import torch
@@ -31,6 +31,24 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def group_size(self) -> int:
         return self.num_experts // self.num_groups
+
+
+class Counting(NamedTuple):
+    """Where it is counted how many rows each expert gets."""
+
+    counts: torch.Tensor  # int32 [E], added to
+    num_rows: torch.Tensor  # int32 [1]: the first rows that count
+
+
+def own_ids(ids: torch.Tensor, first: int, held: int) -> torch.Tensor:
+    """By their numbers among the `held` experts from `first` on; `held`: any other."""
+    return torch.where((ids >= first) & (ids < first + held), ids - first, held)
+
+
+def count(ids: torch.Tensor, counting: Counting) -> None:
+    """Adds the experts ids [T, k] of the rows that count."""
+    real = ids[: int(counting.num_rows)].flatten()
+    counting.counts.add_(torch.bincount(real, minlength=len(counting.counts)))
 
 
 def route(logits: torch.Tensor, routing: Routing, correction: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:

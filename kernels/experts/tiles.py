@@ -5,7 +5,8 @@
     add_up    out[t] = Σ_j y[t, j], in float32 and in order, `shared` [T, H] first
 
 bfloat16 or float16 (float32: exact products, one configuration for all numbers of rows, so that a row in a batch equals the row
-alone), sums in float32, h and y rounded. An empty slot's programs end at once. Programs go by columns within bands of BAND
+alone), sums in float32, h and y rounded. An empty slot's programs end at once. Pairs of experts that are not here are in no
+tile, and add nothing. Programs go by columns within bands of BAND
 slots: what runs at the same time shares columns of an expert's weights and rows of x in L2. With few rows an expert's weights
 are moved once, marked evict-first. Reference: `experts_reference.experts`.
 """
@@ -122,8 +123,8 @@ def _down_kernel(
 
 @triton.jit
 def _add_up_kernel(
-    y_ptr, shared_ptr, out_ptr, shared_stride, N,
-    TOP_K: tl.constexpr, BLOCK: tl.constexpr, SHARED: tl.constexpr, PDL: tl.constexpr,
+    y_ptr, shared_ptr, ids_ptr, out_ptr, shared_stride, N,
+    TOP_K: tl.constexpr, BLOCK: tl.constexpr, HELD: tl.constexpr, SHARED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -132,7 +133,10 @@ def _add_up_kernel(
     if SHARED:
         total += tl.load(shared_ptr + row * shared_stride + n, n < N, other=0.0).to(tl.float32)
     for j in tl.static_range(TOP_K):
-        total += tl.load(y_ptr + (row * TOP_K + j) * N + n, n < N, other=0.0).to(tl.float32)
+        there = n < N
+        if HELD:
+            there = there & (tl.load(ids_ptr + row * TOP_K + j) < HELD)
+        total += tl.load(y_ptr + (row * TOP_K + j) * N + n, there, other=0.0).to(tl.float32)
     tl.store(out_ptr + row * N + n, total.to(out_ptr.dtype.element_ty), n < N)
 
 
@@ -176,13 +180,14 @@ def down(
     return y
 
 
-def add_up(y: torch.Tensor, top_k: int, shared: torch.Tensor | None, *, pdl: int = PLAIN) -> torch.Tensor:
-    """[T, H] of y [T k, H]."""
+def add_up(y: torch.Tensor, ids: torch.Tensor, shared: torch.Tensor | None, *, held: int = 0, pdl: int = PLAIN) -> torch.Tensor:
+    """[T, H] of y [T k, H], whose experts are ids [T, k]; held: how many of these are here, 0: all."""
+    top_k = ids.shape[1]
     rows, hidden = len(y) // top_k, y.shape[1]
     out = y.new_empty(rows, hidden)
     block = min(ADD_BLOCK, triton.next_power_of_2(hidden))
     _add_up_kernel[(rows, triton.cdiv(hidden, block))](
-        y, y if shared is None else shared, out, 0 if shared is None else shared.stride(0), hidden, top_k, block,
+        y, y if shared is None else shared, ids, out, 0 if shared is None else shared.stride(0), hidden, top_k, block, held,
         shared is not None, pdl, num_warps=4, **launch_options(pdl),
     )  # fmt: skip
     return out
@@ -197,11 +202,12 @@ def experts(
     shared: torch.Tensor | None,
     config: TilesConfig,
     *,
+    are_some: bool = False,
     pdl: int = PLAIN,
 ) -> torch.Tensor:
     """[T, H] of x [T, H], whose experts are ids [T, k]; all that `experts.experts` has checked."""
-    top_k = ids.shape[1]
+    top_k, held = ids.shape[1], len(w.gate_up) if are_some else 0
     at = align(ids, len(w.gate_up), config.rows, pdl=pdl)
     h = gate_up(x, w, act, at, top_k, config, pdl=pdl)
     y = down(h, w, weights, at, config, pdl=pdl)
-    return add_up(y, top_k, shared, pdl=pdl)
+    return add_up(y, ids, shared, held=held, pdl=pdl)

@@ -5,6 +5,7 @@ import functools
 import pytest
 import torch
 from inline_engine import InlineEngine
+from test_greedy_equality import is_behind_tie
 from tiny_models import GPU_MODELS, WIDE_MODELS, reference, tiny_model
 
 from quire.ipc.sampling import SamplingParams
@@ -39,7 +40,8 @@ def wrong_rows(name, got):
         logits = reference_logits(name, p, out)
         chosen = logits.gather(1, torch.tensor(out)[:, None])[:, 0]
         scale = max(1.0, float(logits.abs().max()) / 8)
-        if not (chosen >= logits.max(-1).values - ROUNDING * scale).all():
+        others = (chosen < logits.max(-1).values - ROUNDING * scale).nonzero()
+        if len(others) and not is_behind_tie(name, (*p, *out), len(p) + int(others[0])):
             wrong.append(n)
     return wrong
 

@@ -42,6 +42,26 @@ def test_fp32_on_two_equals_transformers(name, eager):
         llm.shutdown()
 
 
+@pytest.mark.parametrize("deals_experts", [False, True])
+@pytest.mark.parametrize(
+    ("name", "eager"), [("gpu-qwen2-moe", False), ("gpu-mixtral-sliding-tied", False), ("gpu-gpt-oss", True)]
+)
+def test_parts_of_experts_and_whole_ones_give_the_tokens_of_one(name, eager, deals_experts):
+    llm = LLM(
+        str(tiny_model(name)),
+        tensor_parallel_size=2,
+        enable_expert_parallel=deals_experts,
+        enforce_eager=eager,
+        **OPTIONS,
+    )
+    try:
+        greedy = SamplingParams(temperature=0.0, max_tokens=GREEDY.max_tokens, ignore_eos=True)
+        assert wrong_rows(name, tokens(llm, greedy)) == []
+        assert wrong_rows(name, tokens(llm, greedy)) == []  # from the prefix cache
+    finally:
+        llm.shutdown()
+
+
 @pytest.fixture(scope="module")
 def served():
     arguments = ("--dtype", "float32", "--max-num-seqs", "8", "--kv-cache-memory-bytes", "64M", "-tp", "2")

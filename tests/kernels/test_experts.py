@@ -98,6 +98,36 @@ def test_experts_that_nobody_wants_in_the_interpreter(config):
 
 
 @pytest.mark.interpret
+@pytest.mark.parametrize("config", [TILES, LARGE, PAIRS])
+@pytest.mark.parametrize("shape", [(5, 32, 16, 7, 3), (1, 16, 16, 4, 2), (16, 24, 20, 5, 1), (3, 16, 16, 2, 2)])
+def test_some_of_the_experts_in_the_interpreter(shape, config):
+    assert_parts_add_up(shape, torch.float32, "cpu", config)
+
+
+def held(w, ids, first, stop):
+    """What a rank has that these experts were dealt to, and its ids."""
+    own = Weights(*(None if t is None else t[first:stop] for t in w))
+    return own, torch.where((ids >= first) & (ids < stop), ids - first, stop - first).int()
+
+
+def assert_parts_add_up(shape, dtype, device, config):
+    """Experts dealt over two ranks, one of which may have none that are wanted; what others have is never looked at."""
+    from quire.kernels.experts import experts
+
+    x, w, ids, weights, shared = operands(shape, dtype, device, has_bias=shape[0] % 2 == 1)
+    want, num_experts = experts_reference.experts(x, w, ids, weights, CLAMPED, shared), shape[3]
+    for middle in sorted({1, num_experts // 2, num_experts - 1}):
+        total = torch.zeros_like(want, dtype=torch.float32)
+        for first, stop, add in ((0, middle, shared), (middle, num_experts, None)):
+            own, own_ids = held(w, ids, first, stop)
+            reference = experts_reference.experts(x, own, own_ids, weights, CLAMPED, add, num_routed=num_experts)
+            got = experts.experts(x, own, own_ids, weights, CLAMPED, add, num_routed=num_experts, config=config)
+            assert (got - reference).abs().max() <= TOLERANCE[dtype] * max(1.0, reference.abs().max().item())
+            total += got
+        assert (total - want).abs().max() <= 2 * TOLERANCE[dtype] * max(1.0, want.abs().max().item())
+
+
+@pytest.mark.interpret
 def test_a_row_in_a_batch_equals_the_row_alone_in_the_interpreter():
     assert_rows_are_independent("cpu", (12, 32, 16, 5, 2))
 
@@ -180,6 +210,13 @@ def test_pairs(shape, dtype):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "config"), [(1, EXPERTS.pair), (16, EXPERTS.pair), (64, None), (777, None)])
+def test_some_of_the_experts(rows, config, dtype):
+    assert_parts_add_up((rows, *QWEN), dtype, "cuda", config)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("tile", [16, 128])
 @pytest.mark.parametrize(
     ("rows", "top_k", "num_experts"), [(1, 8, 128), (64, 8, 128), (512, 8, 256), (777, 6, 64), (8192, 8, 128), (4096, 2, 8)]
@@ -227,15 +264,20 @@ def test_dependent_launches_and_graphs_change_nothing(rows):
 def test_a_captured_graph_follows_the_ids_on_the_device():
     from quire.kernels.experts import experts
 
-    x, w, ids, weights, _ = operands((48, *QWEN), torch.bfloat16, "cuda")
-    experts.experts(x, w, ids, weights, SwiGLU())
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = experts.experts(x, w, ids, weights, SwiGLU())
-    for step in range(3):
-        ids.copy_((ids + 31 * step) % 128 if step < 2 else torch.arange(8).expand(48, -1))
-        graph.replay()
-        assert torch.equal(captured, experts.experts(x, w, ids, weights, SwiGLU()))
+    for rows, some in ((48, 0), (48, 64), (4, 64)):
+        x, w, ids, weights, _ = operands((rows, *QWEN), torch.bfloat16, "cuda")
+        if some:  # every second one is another rank's
+            w, ids = Weights(w.gate_up[:some], w.down[:some]), ids.clamp(max=some)
+        options = {"num_routed": 128 if some else 0}
+        experts.experts(x, w, ids, weights, SwiGLU(), **options)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = experts.experts(x, w, ids, weights, SwiGLU(), **options)
+        for step in range(3):
+            now = (ids + 31 * step) % 128 if step < 2 else torch.arange(8, device="cuda").expand(rows, -1)
+            ids.copy_(now.clamp(max=some) if some else now)
+            graph.replay()
+            assert torch.equal(captured, experts.experts(x, w, ids, weights, SwiGLU(), **options))
 
 
 @pytest.mark.gpu

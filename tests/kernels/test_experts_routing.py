@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from quire.kernels.experts.routing_reference import Routing, route
+from quire.kernels.experts.routing_reference import Counting, Routing, count, own_ids, route
 
 ROUTINGS = {
     "softmax": Routing(num_experts=8, top_k=2),
@@ -126,6 +126,38 @@ def no_numbers(device):
             logits[0, 1, ::2] = 1.0
             ids, _ = kernels.route(logits, routing)
             assert ((ids >= 0) & (ids < routing.num_experts)).all()
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("name", ["softmax", "odd", "groups of two"])
+def test_a_rank_s_own_numbers_and_counts_in_the_interpreter(name):
+    own_numbers(name, "cpu")
+
+
+def own_numbers(name, device):
+    """The rank's numbers are those of all experts, moved; padding behind the real rows is not counted."""
+    from quire.kernels.experts import routing as kernels
+
+    routing = ROUTINGS[name]
+    logits = logits_of(routing, 11).to(device)[None]
+    ids, weights = kernels.route(logits, routing)
+    counts = torch.zeros(routing.num_experts, dtype=torch.int32, device=device)
+    counting = Counting(counts, torch.tensor([7], dtype=torch.int32, device=device))
+    first, held = routing.num_experts // 3, routing.num_experts // 2
+    for _ in range(2):
+        own, same = kernels.route(logits, routing, held=(first, held), counting=counting)
+    assert torch.equal(own, own_ids(ids, first, held)) and torch.equal(same, weights)
+    assert set(own.unique().tolist()) <= set(range(held + 1)) and (own == held).any() and (own < held).any()
+    want = torch.zeros_like(counts)
+    count(ids, Counting(want, counting.num_rows))
+    assert torch.equal(counts, 2 * want) and int(want.sum()) == 7 * routing.top_k
+
+
+@pytest.mark.gpu
+@BY_NAME
+def test_a_rank_s_own_numbers_and_counts(name):
+    if ROUTINGS[name].num_experts > ROUTINGS[name].top_k:
+        own_numbers(name, "cuda")
 
 
 @pytest.mark.interpret

@@ -7,6 +7,7 @@ import torch
 from inline_engine import InlineEngine
 
 from quire.kernels.elementwise import norm_reference
+from quire.workers.expert_load import ExpertLoad
 from quire.workers.parallel import Parallel
 
 TIMEOUT_S = 60.0
@@ -57,11 +58,12 @@ class RankOfThreads:
         return norm_reference.add_rms_norm(sum(self.exchange(x)), residual, weight, eps)
 
 
-def on_every_rank(size, run):
-    """run(parallel) of each rank at the same time -> (results, the group)."""
+def on_every_rank(size, run, **options):
+    """run(parallel) of each rank at the same time -> (results, the group); options are Parallel's."""
     group = Threads(size)
     with ThreadPoolExecutor(size) as pool:
-        futures = [pool.submit(run, Parallel(rank, size, exchange=group.rank(rank))) for rank in range(size)]
+        ranks = [Parallel(rank, size, exchange=group.rank(rank), **options) for rank in range(size)]
+        futures = [pool.submit(run, rank) for rank in ranks]
         return [future.result(timeout=2 * TIMEOUT_S) for future in futures], group
 
 
@@ -84,15 +86,20 @@ class Together:
         return getattr(self.first, name)
 
 
-def engine_of_ranks(folder, size, exchange=None, for_norms=False, **options):
+def engine_of_ranks(folder, size, exchange=None, for_norms=False, deals_experts=False, **options):
     """An InlineEngine of so many ranks. exchange(group, rank): what a rank exchanges by, in place of RankOfThreads.
 
-    for_norms: sums of few rows are formed with the norms behind them."""
+    for_norms: sums of few rows are formed with the norms behind them. deals_experts: the first rank counts, too."""
     if size == 1:
         return InlineEngine(folder, **options)
     group, make = Threads(size), exchange or Threads.rank
     exchanges = [make(group, rank) for rank in range(size)]
-    ranks = [Parallel(rank, size, exchange=e, norm_exchange=e if for_norms else None) for rank, e in enumerate(exchanges)]
+    ranks = [
+        Parallel(rank, size, exchange=e, norm_exchange=e if for_norms else None, deals_experts=deals_experts)
+        for rank, e in enumerate(exchanges)
+    ]
+    if deals_experts:
+        ranks[0].expert_load = ExpertLoad(size, torch.device("cpu"))
     first, *others = (InlineEngine(folder, parallel=rank, **options) for rank in ranks)
     first.group = group
     first.runner = Together([first.runner, *(other.runner for other in others)])

@@ -3,21 +3,27 @@
 import json
 import shutil
 
+import msgspec
 import pytest
 import tiny_models
 import tiny_moe
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from workers.test_models import PROMPT, DenseAttention
 from workers.test_parallel import on_every_rank
 
-from quire.workers.layers.experts import Experts
+from quire.ipc.engine_stats import ExpertTokens
+from quire.kernels.experts import routing_reference
+from quire.workers.expert_load import ExpertLoad
+from quire.workers.layers.experts import Experts, Router
 from quire.workers.loading.target import WeightsError
 from quire.workers.loading.weights import dummy_weights, load_weights
+from quire.workers.models import build
 from quire.workers.models.build import build_model
 from quire.workers.models.config import ModelConfigError
 from quire.workers.models.families import read_model_config
-from quire.workers.parallel import Parallel
+from quire.workers.parallel import Parallel, Part
 
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 
@@ -42,10 +48,15 @@ def experts_of(model):
     return [module for module in model.modules() if isinstance(module, Experts)]
 
 
-def assert_same_experts(model, other):
+def assert_same_experts(model, other, part=slice(None)):
+    """part: which of the other's."""
     for a, b in zip(experts_of(model), experts_of(other), strict=True):
         for one, two in zip(a.weights, b.weights, strict=True):
-            assert (one is None) == (two is None) and (one is None or torch.equal(one, two))
+            assert (one is None) == (two is None) and (one is None or torch.equal(one, two[part]))
+
+
+def dealing(rank, size):
+    return Parallel(rank, size, deals_experts=True)
 
 
 def stacked(tensors):
@@ -69,6 +80,97 @@ def test_stacked_tensors_are_those_of_each_expert(name, size, tmp_path):
     for rank in range(size):
         parallel = Parallel(rank, size)
         assert_same_experts(model_of(folder, parallel), model_of(tiny_models.tiny_model(name), parallel))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_hold_whole_experts_of_every_way_to_store_them(size, tmp_path):
+    fp8_config = {"quant_method": "fp8", "weight_block_size": [16, 16]}
+    fp8_config["modules_to_not_convert"] = [f"model.layers.{i}.self_attn" for i in range(3)] + ["gate", "mlp.gate"]
+    folders = [
+        tiny_models.tiny_model("qwen3-moe"),
+        tiny_models.tiny_model("gpt-oss"),
+        changed("qwen3-moe", tmp_path / "stacked", stacked),
+        changed("gpt-oss", tmp_path / "mxfp4", as_mxfp4, quantization_config=QUANTIZED),
+        changed("qwen3-moe", tmp_path / "fp8", fp8, quantization_config=fp8_config),
+    ]
+    for folder in folders:
+        whole, config, stop = model_of(folder), read_model_config(folder), 0
+        for rank in range(size):
+            model = build_experts_alone(config, dealing(rank, size), folder)
+            held = len(experts_of(model)[0].down)
+            assert_same_experts(model, whole, slice(stop, stop + held))
+            stop += held
+        assert stop == 8
+
+
+def build_experts_alone(config, parallel, folder):
+    """The model of a rank, whose attention is whole: three ranks cannot share four heads."""
+    parallel.split = parallel.kv_heads = lambda n: Part(n, 0, n)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "_check_size", lambda *_: None)
+        model = build_model(config, torch.float32, parallel)
+    load_weights(model, folder, "cpu", progress=False)
+    return model
+
+
+def test_a_rank_reads_its_own_experts_alone(tmp_path):
+    """Those of others need only fit, by the headers of the files."""
+    folder, kinds = tiny_models.tiny_model("qwen3-moe"), load_file(tiny_models.tiny_model("qwen3-moe") / "model.safetensors")
+    of_experts = sum(t.numel() * 4 for key, t in kinds.items() if ".experts." in key)
+    config, loaded = read_model_config(folder), []
+    for parallel in (Parallel(), dealing(0, 2), dealing(1, 2)):
+        model = build_model(config, torch.float32, parallel)
+        loaded.append(load_weights(model, folder, "cpu", progress=False))
+    assert loaded[0] - loaded[1] == loaded[0] - loaded[2] == of_experts // 2
+
+    def misshapen(tensors):
+        key = "model.layers.1.mlp.experts.7.up_proj.weight"
+        return tensors | {key: tensors[key][:3]}
+
+    with pytest.raises(WeightsError, match=r"misshapen: model\.layers\.1\.mlp\.experts\.7\.up_proj\.weight"):
+        model_of(changed("qwen3-moe", tmp_path / "misshapen", misshapen), dealing(0, 2))
+
+
+def test_what_experts_cannot_be_dealt_over_is_refused():
+    for parallel in (dealing(0, 1), dealing(0, 2)):
+        with pytest.raises(ModelConfigError, match=r"--enable-expert-parallel: the model has no experts"):
+            build_model(read_model_config(tiny_models.tiny_model("llama")), torch.float32, parallel)
+    config = read_model_config(tiny_models.tiny_model("gpt-oss-plain"))
+    with pytest.raises(ModelConfigError, match="its 4 attention heads cannot be split over 8 ranks"):
+        build_model(config, torch.float32, dealing(0, 8))
+    wide = msgspec.structs.replace(config.layers[0].attention, num_heads=8, num_kv_heads=8)
+    layers = tuple(msgspec.structs.replace(layer, attention=wide) for layer in config.layers)
+    with pytest.raises(ModelConfigError, match="its 4 experts cannot be split over 8 ranks; 1, 2, 4 would do"):
+        build_model(msgspec.structs.replace(config, layers=layers), torch.float32, dealing(0, 8))
+    odd = msgspec.structs.replace(config.layers[0].experts, intermediate_size=47)
+    layers = tuple(msgspec.structs.replace(layer, experts=odd) for layer in config.layers)
+    with pytest.raises(ModelConfigError, match="its moe_intermediate_size 47 cannot be split over 2 ranks"):
+        build_model(msgspec.structs.replace(config, layers=layers), torch.float32, Parallel(0, 2))
+    assert build_model(msgspec.structs.replace(config, layers=layers), torch.float32, dealing(0, 2)) is not None
+
+
+def test_tokens_are_counted_by_rank():
+    """Of every layer with experts, real rows alone; the busiest of each layer."""
+    load = ExpertLoad(2, torch.device("cpu"))
+    parallel = dealing(0, 2)
+    parallel.expert_load = load
+    model = build_model(read_model_config(tiny_models.tiny_model("mixtral-sliding-tied")), torch.float32, parallel)
+    dummy_weights(model, 1)
+    routers = [module for module in model.modules() if isinstance(module, Router)]
+    told = [ExpertTokens([0, 0], 0)]
+    for rows, real in ((7, 7), (5, 3)):
+        h = torch.randn(rows, 64, generator=torch.Generator().manual_seed(rows))
+        load.begin(torch.tensor([real], dtype=torch.int32), torch.tensor([1], dtype=torch.int32), rows)
+        by_layer = []
+        for router in routers:
+            ids, _ = routing_reference.route(F.linear(h, router.weight), router.routing)
+            by_layer.append([int((ids[:real] < 3).sum()), int((ids[:real] >= 3).sum())])
+            router(h)
+        told.append(ExpertTokens([sum(some) for some in zip(*by_layer, strict=True)], sum(map(max, by_layer))))
+        assert msgspec.msgpack.decode(load.take(), type=ExpertTokens) == told[-1]
+    assert msgspec.msgpack.decode(load.take(), type=ExpertTokens) == told[0]
+    routers[0](torch.randn(1, 64))  # of a step's last tokens: one row
+    assert sum(msgspec.msgpack.decode(load.take(), type=ExpertTokens).by_rank) == 3
 
 
 def test_an_expert_that_is_missing_is_named(tmp_path):
@@ -151,9 +253,10 @@ def test_stacked_experts_of_another_format_are_refused(tmp_path):
         build_model(read_model_config(folder), torch.float32, Parallel())
 
 
+@pytest.mark.parametrize("deals_experts", [False, True])
 @pytest.mark.parametrize("name", tiny_moe.FIRST)
-def test_the_ranks_together_are_the_whole_model(name):
-    """Parts of each expert, and of shared ones, summed once; biases that are added once."""
+def test_the_ranks_together_are_the_whole_model(name, deals_experts):
+    """Parts of each expert, or whole ones, and parts of shared ones, summed once; biases that are added once."""
     folder = tiny_models.tiny_model(name)
     config = read_model_config(folder)
 
@@ -165,7 +268,7 @@ def test_the_ranks_together_are_the_whole_model(name):
             )
 
     [alone], _ = on_every_rank(1, logits)
-    parts, group = on_every_rank(2, logits)
+    parts, group = on_every_rank(2, logits, deals_experts=deals_experts)
     assert torch.equal(*parts)
     torch.testing.assert_close(parts[0], alone, atol=2e-4, rtol=1e-4)
     of_norms = 2 if name in ("minimax-m2", "olmoe") else 0

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.enginecore.loading.text_config import is_stretched, text_fields
+from quire.ipc.text_config import is_stretched, text_fields
 from quire.workers.models.config import ModelConfigError
 from quire.workers.models.families import FAMILIES, parse_model_config
 

@@ -33,6 +33,7 @@ from quire.workers import graphs
 from quire.workers.attention.cuda import CudaLatentAttention, CudaModelAttention, Step
 from quire.workers.attention.kv_cache import Place
 from quire.workers.devices.cuda import CudaDevice
+from quire.workers.expert_load import ExpertLoad
 from quire.workers.models.build import build_model
 from quire.workers.models.families import read_model_config
 from quire.workers.parallel import Parallel
@@ -65,7 +66,10 @@ with torch.device("meta"):
         most = current().exchange.max_rows(size)
         places = meta(3, size, most, config.hidden_size, dtype=torch.int16)
         buffers = PeerNormExchange(Buffers(0, size, most, places, meta(size, dtype=torch.int64), ints(most), 1), None)
-    ranks = Parallel(0, size, "meta", exchange, buffers)
+    deals = size > 1 and any(layer.experts is not None for layer in config.layers)
+    ranks = Parallel(0, size, "meta", exchange, buffers, deals_experts=deals)
+    if deals:
+        ranks.expert_load, starts = ExpertLoad(size, torch.device("meta")), ints(4096)
     model = build_model(config, torch.bfloat16, ranks)
 for module in model.modules():
     if isinstance(module, quantized.Quantized):
@@ -102,6 +106,8 @@ def met(batch):
     if spec.latent_dim:
         attend = latent_attention(tokens, rows, mixed)
     KEYS.clear()
+    if deals:
+        ranks.expert_load.begin(starts[rows : rows + 1], ints(1), tokens)
     hidden = model(ints(tokens), ints(tokens), attend, ints(rows) if mixed else None)
     model.compute_logits(hidden, logits[:rows])
     return set(KEYS)
@@ -199,6 +205,7 @@ def test_no_step_compiles_with_quantized_weights(form, shape, max_rows, max_toke
         ("30B-A3B", 1024, 8192, 1),
         ("V2-Lite", 256, 8192, 1),
         ("8B", 1024, 8192, 2),
+        ("30B-A3B", 256, 2048, 2),
     ],
 )
 def test_no_step_compiles_while_serving(shape, max_rows, max_tokens, size, streams, tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from workers.test_family_mutations import assert_seen, attention, layers, ones, 
 from quire.kernels.experts import routing_reference
 from quire.kernels.experts.experts_reference import SwiGLU
 from quire.workers.layers.experts import Experts, Router
-from quire.workers.models.blocks import Sinks
+from quire.workers.models.blocks import SelfAttention, Sinks
 from quire.workers.models.moe import MoE
 from quire.workers.models.qk_norms import AllHeadsNorm
 
@@ -83,6 +83,18 @@ def drop(*names):
     return change
 
 
+def without_attention_bias(module):
+    for linear in (module.qkv_proj, module.o_proj):
+        linear.format.bias.data.zero_()
+
+
+def windows_behind(config):
+    """Qwen2's: those that have a window are the last layers."""
+    windows = sorted(layer.attention.window for layer in config.layers)
+    pairs = zip(config.layers, windows, strict=True)
+    return replace(config, layers=tuple(replace(x, attention=replace(x.attention, window=w)) for x, w in pairs))
+
+
 def without_sinks(module):
     module.weight.data.fill_(-1e9)
 
@@ -112,6 +124,7 @@ MUTATIONS = {
     ("qwen2-moe-mixed", "weights not normalized"): routing(is_normalized=False),
     ("qwen2-moe-mixed", "window - 1"): window(-1),
     ("qwen2-moe-mixed", "windows everywhere"): attention(window=12),
+    ("qwen2-moe-mixed", "Qwen2's windows"): windows_behind,
     ("qwen3-moe", "weights not normalized"): routing(is_normalized=False),
     ("qwen3-moe", "QK-norm's eps"): attention(qk_norm_eps=1.0),
     ("qwen3-moe-mixed", "weights normalized"): routing(is_normalized=True),
@@ -131,6 +144,7 @@ MUTATIONS = {
     ("gemma4-moe", "router's scale dropped"): (None, ones("scales.scale")),
     ("gemma4-moe", "experts' scales dropped"): (None, ones("scales.per_expert")),
     ("gemma4-moe", "experts dropped"): (None, without(("_has_experts", False))),
+    ("gpt-oss", "attention's biases dropped"): each(SelfAttention, without_attention_bias),
     ("glm4-moe", "correction weighs"): each(MoE, weighed_by_correction),
     ("glm4-moe", "correction dropped"): each(Router, drop("correction")),
     ("glm4-moe", "groups ignored"): routing(top_groups=4),
@@ -143,14 +157,17 @@ MUTATIONS = {
     ("deepseek-v2-lite", "mscale left out"): attention(scale=40**-0.5),
     ("deepseek-v2-lite", "rotation not interleaved"): rope(interleaved=False),
     ("deepseek-v2-lite", "weights normalized"): routing(is_normalized=True),
+    ("deepseek-v2-lite", "shared experts dropped"): each(MoE, without_shared),
     ("deepseek-v2", "groups ignored"): routing(top_groups=4),
     ("deepseek-v2", "scale dropped"): routing(scale=1.0),
     ("deepseek-v3", "mscale left out"): attention(scale=40**-0.5),
     ("deepseek-v3", "correction weighs"): each(MoE, weighed_by_correction),
     ("deepseek-v3", "correction dropped"): each(Router, drop("correction")),
+    ("deepseek-v3", "scale dropped"): routing(scale=1.0),
+    ("deepseek-v3", "groups ignored"): routing(top_groups=4),
+    ("deepseek-v3", "shared experts dropped"): each(MoE, without_shared),
     ("deepseek-v3", "groups ranked by their best"): routing(group_top=1),
     ("deepseek-v3", "weights not normalized"): routing(is_normalized=False),
-    ("deepseek-v3", "shared expert dropped"): each(MoE, without_shared),
     ("deepseek-v3-plain", "rotation interleaved"): rope(interleaved=True),
     ("deepseek-v3-plain", "weights normalized"): routing(is_normalized=True),
     ("llama4", "chunk + 1"): window(1),
@@ -172,6 +189,7 @@ MUTATIONS = {
     ("llama4-top3", "experts' outputs weighed"): experts(weighs_input=False),
     ("llama4-top3", "one expert too few"): routing(top_k=2),
     ("minimax-m2", "correction weighs"): each(MoE, weighed_by_correction),
+    ("minimax-m2", "correction dropped"): each(Router, drop("correction")),
     ("minimax-m2", "weights not normalized"): routing(is_normalized=False),
     ("minimax-m2", "whole heads rotated"): rope(rotary_dim=0),
     ("minimax-m2", "QK-norm of each head"): (None, by_head),

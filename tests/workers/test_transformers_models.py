@@ -11,6 +11,7 @@ import torch
 from inline_engine import InlineEngine
 from quantized_models import FORMATS, quantized
 from safetensors.torch import load_file, save_file
+from torch import nn
 from transformers_tiny import NEW_TOKENS, TYPES, WISHES, outcome, prompts
 
 from quire.frontend.client.engine_options import engine_options
@@ -24,9 +25,10 @@ from quire.workers.models.config import ModelConfigError
 from quire.workers.models.decoder import CausalLM
 from quire.workers.models.families import parse_model_config, read_model_config
 from quire.workers.models.transformers.experts import StackedExperts
-from quire.workers.models.transformers.layers import FlatRMSNorm, FusedMLP, JoinedLinear
+from quire.workers.models.transformers.layers import FlatEmbedding, FlatLayerNorm, FlatRMSNorm, FusedMLP, JoinedLinear
 from quire.workers.models.transformers.mixing import OnlyAttentionMixes
 from quire.workers.models.transformers.model import TransformersLM
+from quire.workers.models.transformers.recognise import layer_norm_of
 from quire.workers.parallel import Parallel
 
 RESULTS = json.loads((Path(__file__).parents[2] / "docs/tools/transformers_models.json").read_text())
@@ -150,7 +152,29 @@ def test_layers_are_ours():
     )
     assert {layer.attention.rope.type for layer in model.config.layers} == {"default"}
     assert StackedExperts in [type(module) for module in built("qwen3-moe").modules()]
-    assert Experts not in kinds
+    assert Experts not in kinds and kinds.count(FlatEmbedding) == 1 and nn.Embedding not in kinds
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("name", "has_bias"), [("gpt-neox", True), ("phi", True), ("cohere", False)])
+def test_layer_norms_are_ours(name, has_bias, dtype):
+    model = built(name, dtype)
+    norms = [module for module in model.modules() if isinstance(module, FlatLayerNorm)]
+    assert len(norms) >= len(model.config.layers) + 1
+    assert {module.bias is not None for module in norms} == {has_bias}
+
+
+def test_what_is_almost_a_layer_norm_is_none():
+    assert layer_norm_of(nn.LayerNorm(16), torch.bfloat16) == (16, 1e-5, True)
+    assert layer_norm_of(nn.LayerNorm(16, eps=1e-3, bias=False), torch.float16) == (16, 1e-3, False)
+    for wrong in (nn.LayerNorm((4, 4)), nn.LayerNorm(16, elementwise_affine=False), nn.BatchNorm1d(16), nn.RMSNorm(16)):
+        assert layer_norm_of(wrong, torch.float32) is None
+
+    class PlusOne(nn.LayerNorm):
+        def forward(self, x):
+            return nn.functional.layer_norm(x, x.shape[-1:], self.weight + 1, self.bias, self.eps)
+
+    assert layer_norm_of(PlusOne(16), torch.float32) is None
 
 
 def test_norms_that_add_one_are_told_from_those_that_do_not():

@@ -2,7 +2,8 @@
 
 The checkpoint has a tensor for each expert, or all of a kind in one. Both become gate_up [E, 2 I, H] and down [E, H, I] in the
 dtype of the activations; what the checkpoint has quantized is dequantized while it is loaded, whatever the device. Ranks hold a
-part of each expert's intermediate dimension and sum what they get: the router is every rank's own, and all choose alike.
+part of each expert's intermediate dimension, or whole experts (--enable-expert-parallel), and sum what they get. The router
+is every rank's own, and all choose alike.
 Arithmetic is in ops.py. Families' mixtures are made of these in models/moe.py.
 """
 
@@ -13,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from quire.kernels.experts.experts_reference import SwiGLU, Weights
-from quire.kernels.experts.routing_reference import Routing
+from quire.kernels.experts.routing_reference import Counting, Routing
 from quire.workers.layers import ops
 from quire.workers.layers.formats.layouts_experts import StackedMxFp4Layout, halves
 from quire.workers.layers.formats.schemes import MxFp4, QuantizationError, Scheme
@@ -27,6 +28,7 @@ from quire.workers.parallel import Part, whole
 class Router(WeightOwner):
     """h [T, H] -> the experts of each row and their weights. `correction` is the name of its tensor beside the router's.
 
+    Where whole experts are dealt over ranks, ids are numbers among this rank's, or their number for any other.
     On a CPU its weight is float32: logits are never rounded to 16 bits (kernels/experts/routing.py).
     """
 
@@ -39,10 +41,16 @@ class Router(WeightOwner):
         self.weight = new_parameter((experts, hidden_size), dtype, place.device)
         self.bias = new_parameter((experts,), dtype, place.device) if has_bias else None
         self.correction = new_parameter((experts,), torch.float32, place.device) if correction else None
+        own, self._load = place.parallel.experts(experts), place.parallel.expert_load
+        self._held = None if own.is_whole else (own.start, own.size)
+        self._counts = self._load.new(experts) if self._load is not None else None
 
     def forward(self, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(ids int32 [T, k], weights float32 [T, k])"""
-        return ops.route(h, self.weight, self.bias, self.correction, self.routing)
+        counting = None
+        if self._load is not None and self._counts is not None:
+            counting = Counting(self._counts, self._load.real_rows(len(h)))
+        return ops.route(h, self.weight, self.bias, self.correction, self.routing, self._held, counting)
 
     def targets(self, name: str) -> Iterator[tuple[str, Target]]:
         experts, hidden_size = map(whole, self.weight.shape)
@@ -73,7 +81,7 @@ class Experts(WeightOwner):
 
     def __init__(
         self,
-        num_experts: int,
+        experts: Part,
         hidden_size: int,
         inner: Part,
         place: Placement,
@@ -83,9 +91,11 @@ class Experts(WeightOwner):
         has_bias: bool = False,
     ):
         super().__init__()
-        self._act, self._names, self._inner = act, names, inner
+        self._act, self._names, self._experts, self._inner = act, names, experts, inner
+        self._num_routed = 0 if experts.is_whole else experts.full
         self._adds_bias = inner.is_whole or place.parallel.rank == 0
         dtype, device = place.dtype, place.device
+        num_experts = experts.size
         self.gate_up = new_parameter((num_experts, 2 * inner.size, hidden_size), dtype, device)
         self.down = new_parameter((num_experts, hidden_size, inner.size), dtype, device)
         self.gate_up_bias = new_parameter((num_experts, 2 * inner.size), dtype, device) if has_bias else None
@@ -96,7 +106,7 @@ class Experts(WeightOwner):
     def forward(
         self, h: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, shared: torch.Tensor | None = None
     ) -> torch.Tensor:
-        return ops.experts(h, self.weights, ids, weights, self._act, shared)
+        return ops.experts(h, self.weights, ids, weights, self._act, shared, self._num_routed)
 
     @property
     def weights(self) -> Weights:
@@ -118,7 +128,7 @@ class Experts(WeightOwner):
             (names.down, hidden_size, self._inner),
         )
         found = {}
-        for expert in range(len(self.gate_up)):
+        for expert in range(self._experts.full):
             for kind, rows, columns in kinds:
                 layer = f"{place.prefix}{expert}.{kind}"
                 if (scheme := place.quantization.scheme_of(layer)) is None:
@@ -130,13 +140,14 @@ class Experts(WeightOwner):
     def _stacked_mxfp4(self, scheme: Scheme, layer: str) -> dict[str, StoredLayer]:
         if not isinstance(scheme, MxFp4):
             raise QuantizationError(f"quantization_config: {layer} holds all experts: only mxfp4 is supported there")
-        experts, hidden_size, inner = len(self.gate_up), self.gate_up.shape[2], self._inner
+        experts, hidden_size, inner = self._experts.full, self.gate_up.shape[2], self._inner
         interleaved = self._names.are_interleaved
         gate_up = StackedMxFp4Layout("gate_up_proj", experts, 2 * inner.full, hidden_size, parts=2, are_interleaved=interleaved)
         down = StackedMxFp4Layout("down_proj", experts, hidden_size, inner.full)
+        own = (self._experts.slice,)
         return {
-            "gate_up_proj": StoredLayer(Source(gate_up, None), inner, whole(hidden_size), self._device),
-            "down_proj": StoredLayer(Source(down, None), whole(hidden_size), inner, self._device),
+            "gate_up_proj": StoredLayer(Source(gate_up, None), inner, whole(hidden_size), self._device, own),
+            "down_proj": StoredLayer(Source(down, None), whole(hidden_size), inner, self._device, own),
         }
 
     # ------------------------------------------------------------------------------------------------------ loading
@@ -152,19 +163,29 @@ class Experts(WeightOwner):
             for tensor, target in self._stacked_targets(name):
                 yield tensor, target._replace(is_optional=True)
         if self.gate_up_bias is not None and self.down_bias is not None:
-            experts, hidden_size = map(whole, self.down_bias.shape)
+            experts, hidden_size = self._experts, whole(self.down_bias.shape[1])
             yield f"{name}.gate_up_proj_bias", self._target((experts.full, 2 * self._inner.full), self._take_gate_up_bias)
             yield f"{name}.down_proj_bias", copied(self.down_bias, (experts, hidden_size))
 
     def _targets_of_each(self, name: str) -> Iterator[tuple[str, Target]]:
         names, inner, hidden_size = self._names, self._inner, whole(self.gate_up.shape[2])
-        for expert, (gate_up, down) in enumerate(zip(self.gate_up, self.down, strict=True)):
-            yield f"{name}.{expert}.{names.gate}.weight", copied(gate_up[: inner.size], (inner, hidden_size))
-            yield f"{name}.{expert}.{names.up}.weight", copied(gate_up[inner.size :], (inner, hidden_size))
-            yield f"{name}.{expert}.{names.down}.weight", copied(down, (hidden_size, inner))
+        for expert in range(self._experts.full):
+            own = self._own(expert)
+            gate_up, down = self.gate_up[own or 0], self.down[own or 0]
+            for kind, target in (
+                (names.gate, copied(gate_up[: inner.size], (inner, hidden_size))),
+                (names.up, copied(gate_up[inner.size :], (inner, hidden_size))),
+                (names.down, copied(down, (hidden_size, inner))),
+            ):
+                yield f"{name}.{expert}.{kind}.weight", target._replace(is_read=own is not None)
+
+    def _own(self, expert: int) -> int | None:
+        """The number here of one of all experts; None: it is another rank's."""
+        experts = self._experts
+        return expert - experts.start if experts.start <= expert < experts.stop else None
 
     def _stacked_targets(self, name: str) -> Iterator[tuple[str, Target]]:
-        experts, hidden_size, inner = len(self.gate_up), self.gate_up.shape[2], self._inner.full
+        experts, hidden_size, inner = self._experts.full, self.gate_up.shape[2], self._inner.full
         gate_up, down = (experts, 2 * inner, hidden_size), (experts, hidden_size, inner)
         if self._names.are_stacked:
             gate_up, down = (experts, hidden_size, 2 * inner), (experts, inner, hidden_size)
@@ -176,15 +197,17 @@ class Experts(WeightOwner):
         for layer, stored in self._stored.items():
             expert, _, kind = layer.rpartition(".")
             into: torch.Tensor = self.down if kind == self._names.down else self.gate_up
+            own = self._own(int(expert)) if expert else 0
             if expert:
                 part = {self._names.gate: slice(size), self._names.up: slice(size, None)}.get(kind, slice(None))
-                into = into[int(expert), part]
+                into = into[own or 0, part]
             where = f"{name}.{layer}" if expert else name
-            yield from stored.targets(where, has_bias or not expert, partial(stored.dequantize_into, into, where))
+            for tensor, target in stored.targets(where, has_bias or not expert, partial(stored.dequantize_into, into, where)):
+                yield tensor, target._replace(is_read=own is not None)
 
     def _target(self, shape: tuple[int, ...], write: Callable[[torch.Tensor, int], None]) -> Target:
-        """Of a tensor with all experts, whose rows are experts: it is cut by `write`."""
-        return Target(shape, (), FLOATS, write)
+        """Of a tensor with all experts, whose rows are experts: those of this rank are cut by `write`."""
+        return Target(shape, (self._experts.slice,), FLOATS, write)
 
     def _take_gate_up(self, piece: torch.Tensor, row: int) -> None:
         piece = piece.to(self._device)
@@ -206,18 +229,18 @@ class Experts(WeightOwner):
         self.down[row : row + len(piece)].copy_(down[:, :, self._inner.slice])
 
     def fill_dummy(self, limit: float, generator: torch.Generator) -> None:
-        if self._inner.is_whole:
+        if self._inner.is_whole and self._experts.is_whole:
             return super().fill_dummy(limit, generator)
-        experts, hidden, inner = len(self.down), self.down.shape[1], self._inner
+        own, experts, hidden, inner = self._experts.slice, self._experts.full, self.down.shape[1], self._inner
 
         def both(whole: torch.Tensor) -> torch.Tensor:
-            return torch.cat([half[:, inner.slice] for half in whole.chunk(2, 1)], 1)
+            return torch.cat([half[:, inner.slice] for half in whole[own].chunk(2, 1)], 1)
 
         fill_cut(self.gate_up, (experts, 2 * inner.full, hidden), both, limit, generator)
-        fill_cut(self.down, (experts, hidden, inner.full), lambda whole: whole[:, :, inner.slice], limit, generator)
+        fill_cut(self.down, (experts, hidden, inner.full), lambda whole: whole[own, :, inner.slice], limit, generator)
         if self.gate_up_bias is not None and self.down_bias is not None:
             fill_cut(self.gate_up_bias, (experts, 2 * inner.full), both, limit, generator)
-            self.down_bias.uniform_(-limit, limit, generator=generator)
+            fill_cut(self.down_bias, (experts, hidden), lambda whole: whole[own], limit, generator)
         return None
 
     def finish(self) -> None:

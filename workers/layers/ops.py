@@ -16,7 +16,7 @@ from quire.kernels.elementwise.activation_cpu import Activation
 from quire.kernels.elementwise.norm_reference import Weighs
 from quire.kernels.experts import experts_reference, routing_reference
 from quire.kernels.experts.experts_reference import SwiGLU, Weights
-from quire.kernels.experts.routing_reference import Routing
+from quire.kernels.experts.routing_reference import Counting, Routing
 from quire.workers.parallel import Partial
 
 
@@ -196,19 +196,42 @@ def norm_linear(
 
 
 def route(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, correction: torch.Tensor | None, routing: Routing
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    correction: torch.Tensor | None,
+    routing: Routing,
+    held: tuple[int, int] | None = None,
+    counting: Counting | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Experts of x [T, H], ids int32 [T, k] and their weights float32 [T, k], by a router's weight [E, H] and bias [E]."""
+    """Experts of x [T, H], ids int32 [T, k] and their weights float32 [T, k], by a router's weight [E, H] and bias [E].
+
+    held: the first expert that this rank has, and how many: ids are numbers among these, or as many for any other.
+    """
     if x.is_cuda:
         kernels, mode = _kernels().routing, _launch_mode(x)
-        return kernels.route(kernels.router_logits(x, weight, pdl=mode), routing, bias, correction, pdl=mode)  # type: ignore[no-any-return]
-    return routing_reference.route(F.linear(x.float(), weight, bias), routing, correction)
+        logits = kernels.router_logits(x, weight, pdl=mode)
+        return kernels.route(logits, routing, bias, correction, held=held, counting=counting, pdl=mode)  # type: ignore[no-any-return]
+    ids, weights = routing_reference.route(F.linear(x.float(), weight, bias), routing, correction)
+    if counting is not None:
+        routing_reference.count(ids, counting)
+    return ids if held is None else routing_reference.own_ids(ids, *held), weights
 
 
 def experts(
-    x: torch.Tensor, w: Weights, ids: torch.Tensor, weights: torch.Tensor, act: SwiGLU, shared: torch.Tensor | None
+    x: torch.Tensor,
+    w: Weights,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    act: SwiGLU,
+    shared: torch.Tensor | None,
+    num_routed: int = 0,
 ) -> torch.Tensor:
-    """The weighted sum of the experts' results [T, H], `shared` added; x [T, H], ids and weights of `route`."""
+    """The weighted sum of the experts' results [T, H], `shared` added; x [T, H], ids and weights of `route`.
+
+    num_routed: of how many experts these are some, 0: they are all.
+    """
     if x.is_cuda:
-        return _kernels().experts.experts(x, w, ids, weights, act, shared, pdl=_launch_mode(x))  # type: ignore[no-any-return]
-    return experts_reference.experts(x, w, ids, weights, act, shared)
+        mode = _launch_mode(x)
+        return _kernels().experts.experts(x, w, ids, weights, act, shared, num_routed=num_routed, pdl=mode)  # type: ignore[no-any-return]
+    return experts_reference.experts(x, w, ids, weights, act, shared, num_routed=num_routed)

@@ -33,6 +33,7 @@ class Target(NamedTuple):
     write: Callable[[torch.Tensor, int], None]
     or_shapes: tuple[tuple[int, ...], ...] = ()  # that the tensor may have as well
     is_optional: bool = False
+    is_read: bool = True  # False: it must fit, and is another rank's
     instead: tuple[str, ...] = ()  # tensors any of which may take its place
     # called when all targets with the same one are written, as `write` is: what it makes must be whole before it is kept
     then: Callable[[], None] | None = None

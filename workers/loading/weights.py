@@ -60,6 +60,8 @@ def load_weights(model: LanguageModel, model_dir: str | Path, device: torch.devi
         else:
             targets[HEAD], owners[HEAD] = targets.pop(EMBED), owners.pop(EMBED)
     _check_fit(sources, targets)
+    targets = {name: target for name, target in targets.items() if target.is_read}
+    owners = {name: owner for name, owner in owners.items() if name in targets}
     loading = _Loading({name: owner for name, owner in owners.items() if name in sources}, device)
     num_bytes = sum(source.num_bytes for name, source in sources.items() if name in targets)
     with (

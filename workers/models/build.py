@@ -31,7 +31,7 @@ def build_model(config: ModelConfig, dtype: torch.dtype, parallel: Parallel) -> 
         raise ModelConfigError(f"head_dim {other[0]} is not supported on a GPU; supported are {sizes}")
     if parallel.device.type == "cuda" and any(layer.attention.cache_dtype == "fp8_e4m3" for layer in config.layers):
         _check_e4m3(parallel.device)
-    _check_size(config, parallel.size)
+    _check_size(config, parallel)
     place = Placement(dtype, parallel, config.quantization)
     try:
         if config.transformers_config is not None:
@@ -60,16 +60,19 @@ def _say_what_is_dequantized(model: LanguageModel, dtype: torch.dtype) -> None:
         )  # fmt: skip
 
 
-def _check_size(config: ModelConfig, size: int) -> None:
-    """Query heads and the MLP are split evenly; KV heads, too, or each is held by several ranks."""
-    if fits := _misfit(config, size):
-        do = ", ".join(str(n) for n in range(1, MAX_RANKS + 1) if not _misfit(config, n))
+def _check_size(config: ModelConfig, parallel: Parallel) -> None:
+    """Query heads and MLPs are split evenly; KV heads, too, or each is held by several ranks; whole experts are dealt out."""
+    size, deals = parallel.size, parallel.deals_experts
+    if deals and config.transformers_config is None and all(layer.experts is None for layer in config.layers):
+        raise ModelConfigError("--enable-expert-parallel: the model has no experts; leave the flag out")
+    if fits := _misfit(config, size, deals):
+        do = ", ".join(str(n) for n in range(1, MAX_RANKS + 1) if not _misfit(config, n, deals))
         raise ModelConfigError(
             f"--tensor-parallel-size {size} does not fit the model: its {fits} cannot be split over {size} ranks; {do} would do"
         )
 
 
-def _misfit(config: ModelConfig, size: int) -> str | None:
+def _misfit(config: ModelConfig, size: int, deals_experts: bool) -> str | None:
     """What of the model cannot be split so."""
     for layer in dict.fromkeys(config.layers):
         heads, kv_heads = layer.attention.num_heads, layer.attention.num_kv_heads
@@ -79,7 +82,10 @@ def _misfit(config: ModelConfig, size: int) -> str | None:
             return f"{kv_heads} KV heads"
         widths = {"intermediate_size": layer.intermediate_size}
         if (experts := layer.experts) is not None:
-            widths = {"moe_intermediate_size": experts.intermediate_size, "shared experts' size": experts.shared_size}
+            if deals_experts and experts.routing.num_experts < size:
+                return f"{experts.routing.num_experts} experts"
+            of_each = 0 if deals_experts else experts.intermediate_size
+            widths = {"moe_intermediate_size": of_each, "shared experts' size": experts.shared_size}
         for name, width in widths.items():
             if width % size:
                 return f"{name} {width}"

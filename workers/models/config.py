@@ -152,12 +152,14 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     is_parallel: bool = False  # attention and MLP see the same input
     has_mlp_norm: bool = True  # the MLP's own; without it a parallel block norms once for both
 
-    def mlp_width(self, hidden_size: int) -> int:
-        """Of an MLP that takes as much memory for a token, about: of experts, what is computed of each of the token's."""
+    def mlp_width(self, hidden_size: int, parallel: Parallel) -> int:
+        """Of an MLP that takes as much memory for a token on this rank, about: of experts, what is computed of each of the
+        token's, which may all be here."""
         if self.experts is None:
-            return self.intermediate_size
+            return self.intermediate_size // parallel.size
         e = self.experts
-        return e.shared_size + e.routing.top_k * (e.intermediate_size + hidden_size) // 2
+        inner = parallel.of_each_expert(e.intermediate_size).size
+        return e.shared_size // parallel.size + e.routing.top_k * (inner + hidden_size) // 2
 
 
 class PerLayerSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -100,9 +100,9 @@ class Gemma4Block(Module):
             self.per_layer_projection = Linear(own, {"per_layer_projection": hidden}, False, place)
             self.post_per_layer_input_norm = make_norm(*norm)
         if (e := spec.experts) is not None:
-            inner, own = place.parallel.split(e.intermediate_size), whole(e.routing.num_experts)
+            inner, own = place.parallel.of_each_expert(e.intermediate_size), place.parallel.experts(e.routing.num_experts)
             self.router = Gemma4Router(e.routing, own, config, place)
-            self.experts = Experts(own.size, hidden_size, inner, place.at("experts"), act=e.act, names=Names())
+            self.experts = Experts(own, hidden_size, inner, place.at("experts"), act=e.act, names=Names())
             self.post_feedforward_layernorm_1 = make_norm(*norm)
             self.pre_feedforward_layernorm_2 = make_norm(*norm)
             self.post_feedforward_layernorm_2 = make_norm(*norm)

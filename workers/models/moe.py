@@ -57,11 +57,9 @@ class MoE(Module):
         super().__init__()
         self._parallel, place = place.parallel, place.at(name)
         self._weighs_input = spec.weighs_input
-        inner = place.parallel.split(spec.intermediate_size)
+        own, inner = place.parallel.experts(spec.routing.num_experts), place.parallel.of_each_expert(spec.intermediate_size)
         self.add_module(router, Router(spec.routing, hidden_size, place, has_bias=has_bias, correction=correction))
-        self.experts = Experts(
-            spec.routing.num_experts, hidden_size, inner, place.at("experts"), act=spec.act, names=names, has_bias=has_bias
-        )
+        self.experts = Experts(own, hidden_size, inner, place.at("experts"), act=spec.act, names=names, has_bias=has_bias)
         if spec.shared_size and shared:
             self.add_module(shared, SharedExpert(hidden_size, spec.shared_size, place.at(shared)))
             if shared_gate:

@@ -78,6 +78,11 @@ COUNTERS: tuple[tuple[str, str, Callable[[Beat], float]], ...] = (
     ("vllm:mm_cache_queries", "Multimodal items looked up in a cache: none.", lambda b: 0),
     ("vllm:mm_cache_hits", "Multimodal items found in a cache: none.", lambda b: 0),
 )
+# Where an engine has such a value; of others there are no samples.
+OPTIONAL_GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float | None]], ...] = (
+    ("quire:expert_parallel_imbalance", "Tokens of the busiest rank's experts by the mean rank's, lately; 1 is even.",
+     lambda s: None if s.experts is None else s.experts.imbalance),
+)  # fmt: skip
 # With one more label: name, help, label, and values by label value
 LABELLED_GAUGES: tuple[tuple[str, str, str, Callable[[Beat], dict[str, float]]], ...] = (
     ("vllm:num_requests_waiting_by_reason", "Sequences that wait: for room, or for what must be ready first.", "reason",
@@ -89,6 +94,8 @@ LABELLED_COUNTERS: tuple[tuple[str, str, str, Callable[[Beat], dict[str, float]]
     ("vllm:prompt_tokens_by_source", "Prompt tokens by where their KV comes from.", "source",
      lambda b: {"local_compute": b.prompt_tokens - b.cached_tokens, "local_cache_hit": b.cached_tokens,
                 "external_kv_transfer": 0}),
+    ("quire:expert_parallel_tokens", "Tokens that a rank's experts got, over all layers.", "rank",
+     lambda b: _by_rank(b.stats)),
 )  # fmt: skip
 ENGINE_HISTOGRAMS: tuple[tuple[str, str, Sequence[float], Callable[[EngineStats], Distribution]], ...] = (
     ("vllm:iteration_tokens_total", "Tokens computed in a step.", ITERATION_TOKENS, lambda s: s.iteration_tokens),
@@ -97,6 +104,12 @@ ENGINE_HISTOGRAMS: tuple[tuple[str, str, Sequence[float], Callable[[EngineStats]
     ("quire:mask_time_seconds", "To compute the grammar masks of a step that has some.", HOST_SECONDS, lambda s: s.mask_time),
     ("quire:batch_fill_ratio", "Rows of a step as a part of --max-num-seqs.", BATCH_FILL, lambda s: s.batch_fill),
 )
+
+
+def _by_rank(stats: EngineStats | None) -> dict[str, float]:
+    if stats is None or stats.experts is None:
+        return {}
+    return {str(rank): tokens for rank, tokens in enumerate(stats.experts.tokens)}
 
 
 def _waiting(num_waiting: int, stats: EngineStats | None) -> dict[str, float]:

@@ -87,6 +87,9 @@ def _engines(text: "Text", engines: Sequence[_Beating]) -> None:
         samples = [s for e in engines for s in _by_label(e.labels, label, by_label(e.beat))]
         text.family(f"{name}_total", "counter", help_text, samples)
     counted = [(e.labels, e.beat.stats) for e in engines if e.beat.stats is not None]
+    for name, help_text, of_optional in names.OPTIONAL_GAUGES:
+        found_values = [(who, value) for who, stats in counted if (value := of_optional(stats)) is not None]
+        text.family(name, "gauge", help_text, found_values)
     if counted:
         for name, help_text, bounds, of_stats in names.ENGINE_HISTOGRAMS:
             found: list[tuple[str, Distribution]] = [(who, of_stats(stats)) for who, stats in counted]

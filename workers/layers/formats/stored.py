@@ -60,13 +60,14 @@ def source_of(scheme: Scheme, layer: str, n: int, k: int) -> Source:
 
 
 class StoredLayer:
-    """The tensors of one layer, of which `rows` and `columns` are this rank's."""
+    """The tensors of one layer, of which `rows` and `columns` are this rank's, and `part` is what it reads of each."""
 
     input_scale: float | None = None  # numbers, not tensors: a product that is captured may not wait for the device
     input_zero_point: float | None = None
 
-    def __init__(self, source: Source, rows: Rows, columns: Part, device: torch.device):
+    def __init__(self, source: Source, rows: Rows, columns: Part, device: torch.device, part: tuple[slice, ...] = ()):
         self.layout, self.activations = source
+        self._part = part
         self._rows, self._columns, self._device = rows, columns, device
         self._pieces: dict[str, list[torch.Tensor]] = {}
 
@@ -85,7 +86,7 @@ class StoredLayer:
         first, *others = stored.shapes
         return Target(
             first,
-            (),
+            self._part,
             stored.dtypes,
             partial(self._take, name),
             or_shapes=tuple(others),

@@ -11,9 +11,10 @@ from torch import nn
 
 from quire.kernels.elementwise.activation_cpu import Activation
 from quire.workers.layers import ops
+from quire.workers.layers.embedding import Embedding
 from quire.workers.layers.linear import Linear
 from quire.workers.layers.module import Module, WeightOwner
-from quire.workers.layers.norm import RMSNorm
+from quire.workers.layers.norm import LayerNorm, RMSNorm
 from quire.workers.loading.target import FLOATS, Target, copied
 from quire.workers.parallel import whole
 
@@ -69,6 +70,26 @@ class FlatRMSNorm(RMSNorm):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x.reshape(-1, x.shape[-1])).view(x.shape)
+
+
+class FlatLayerNorm(LayerNorm):
+    """A LayerNorm of [..., size]."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.reshape(-1, x.shape[-1])).view(x.shape)
+
+
+class FlatEmbedding(Embedding):
+    """Rows for ids [...]; transformers' models ask it for the sizes and the padding of the module whose place it takes."""
+
+    def __init__(self, module: nn.Embedding, dtype: torch.dtype, device: torch.device):
+        super().__init__(module.num_embeddings, module.embedding_dim, dtype, device)
+        self.num_embeddings, self.embedding_dim, self.padding_idx = (
+            module.num_embeddings, module.embedding_dim, module.padding_idx,
+        )  # fmt: skip
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return super().forward(ids.reshape(-1).int()).view(*ids.shape, self.embedding_dim)
 
 
 class FusedMLP(Module):

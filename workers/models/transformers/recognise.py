@@ -18,6 +18,7 @@ from quire.kernels.elementwise.norm_reference import Weighs
 
 SIZE, INNER = 8, 12  # of an MLP that is tried
 ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu", "gelu_tanh", "relu2")
+LAST_BITS = {torch.float32: 1e-5, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}  # a LayerNorm's sums go in another order
 WEIGHS: tuple[Weighs, ...] = ("rounded", "wide", "plus_one")
 
 
@@ -25,6 +26,12 @@ class RMSNormFound(NamedTuple):
     size: int
     eps: float
     weighs: Weighs
+
+
+class LayerNormFound(NamedTuple):
+    size: int
+    eps: float
+    has_bias: bool
 
 
 class GatedMLPFound(NamedTuple):
@@ -50,6 +57,27 @@ def rms_norm_of(module: nn.Module, dtype: torch.dtype) -> RMSNormFound | None:
             ours = norm_reference.rms_norm(x, tried._parameters["weight"], eps, weighs=weighs)  # type: ignore[arg-type]
             if _is_close(theirs, ours):
                 return RMSNormFound(len(weight), eps, weighs)
+    return None
+
+
+def layer_norm_of(module: nn.Module, dtype: torch.dtype) -> LayerNormFound | None:
+    """A LayerNorm over the last dimension with a weight, and a bias or none."""
+    own = {name: p for name, p in module._parameters.items() if p is not None}
+    weight = own.get("weight")
+    if weight is None or weight.dim() != 1 or not set(own) <= {"weight", "bias"} or not _is_leaf(module):
+        return None
+    if any(p.shape != weight.shape for p in own.values()) or not _takes_one(module):
+        return None
+    tried = _with_parameters(module, dtype)
+    x = 3 * torch.randn(7, len(weight), generator=_generator()).to(dtype) + 1
+    theirs, bias = _called(tried, x), tried._parameters.get("bias")
+    if theirs is None or theirs.shape != x.shape or theirs.dtype != dtype:
+        return None
+    for eps in sorted({value for value in vars(module).values() if isinstance(value, float) and 0 < value < 1e-2}):
+        ours = norm_reference.layer_norm(x, tried._parameters["weight"], eps, bias=bias)
+        close = LAST_BITS[dtype]
+        if torch.allclose(theirs.float(), ours.float(), rtol=close, atol=close):
+            return LayerNormFound(len(weight), eps, bias is not None)
     return None
 
 

@@ -1,6 +1,7 @@
-"""Gives a skeleton its layers: linear ones and experts of ours where a recording says that they may be, and memory to the rest.
+"""Gives a skeleton its layers, linear ones and experts of ours where a recording says that they may be, and memory to the rest.
 
-Linear layers that take the same tensor side by side become one product. What is not recognised stays transformers' own.
+Norms that compute what ours do, and embeddings, are ours; linear layers that take the same tensor side by side become one
+product. What is not recognised stays transformers' own.
 """
 
 import re
@@ -14,8 +15,16 @@ from transformers.pytorch_utils import Conv1D
 from quire.workers.layers.linear import Linear, Placement
 from quire.workers.models.transformers.experts import StackedExperts, recognised, transformers_own
 from quire.workers.models.transformers.interface import EXPERTS
-from quire.workers.models.transformers.layers import FlatLinear, FlatRMSNorm, FusedMLP, JoinedLinear, Rest
-from quire.workers.models.transformers.recognise import gated_mlp_of, rms_norm_of
+from quire.workers.models.transformers.layers import (
+    FlatEmbedding,
+    FlatLayerNorm,
+    FlatLinear,
+    FlatRMSNorm,
+    FusedMLP,
+    JoinedLinear,
+    Rest,
+)
+from quire.workers.models.transformers.recognise import gated_mlp_of, layer_norm_of, rms_norm_of
 from quire.workers.models.transformers.recorder import Recording
 from quire.workers.models.transformers.skeleton import Model
 from quire.workers.parallel import Part, whole
@@ -45,6 +54,7 @@ def replace_layers(model: Model, recording: Recording, place: Placement) -> Repl
     for name, module in list(model.named_modules()):
         if name not in fixed and (norm := rms_norm_of(module, place.dtype)) is not None:
             _set(model, name, FlatRMSNorm(norm.size, norm.eps, place.dtype, place.device, weighs=norm.weighs))
+    _replace_layer_norms_and_embeddings(model, fixed, set(tied), place)
     for name, module in list(model.named_modules()):
         _replace_mlp(model, name, module, inputs, place)
     groups: dict[tuple[str, int], list[str]] = {}
@@ -61,6 +71,19 @@ def replace_layers(model: Model, recording: Recording, place: Placement) -> Repl
     _make_rest(model, tied, place)
     _replace_tied_head(model, recording, tied, place)
     return Replacement(tied, transposed)
+
+
+def _replace_layer_norms_and_embeddings(model: Model, fixed: set[str], tied: set[str], place: Placement) -> None:
+    """An embedding that owns a weight which others share stays its owner."""
+    exact = _kept_in_float32(model, place.dtype)
+    for name, module in list(model.named_modules()):
+        if exact.search(f"{name}.weight"):
+            continue
+        if name not in fixed and (norm := layer_norm_of(module, place.dtype)) is not None:
+            made = FlatLayerNorm(norm.size, norm.eps, place.dtype, place.device, has_bias=norm.has_bias)
+            _set(model, name, made)
+        elif type(module) is nn.Embedding and f"{name}.weight" not in tied and module.max_norm is None:
+            _set(model, name, FlatEmbedding(module, place.dtype, place.device))
 
 
 def _shape(module: nn.Module) -> Shape:

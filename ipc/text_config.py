@@ -1,7 +1,7 @@
-"""What the core reads of a config.json, whatever a family calls it: vocabulary and positions, of the text part if it is nested.
+"""What is read of a config.json without torch, whatever a family calls it: vocabulary and positions, of a nested text part.
 
-The whole of a config is read by the worker (quire.workers.models); the two must agree on these. No torch. Called by
-model_files.py.
+The whole of a config is read by the worker (quire.workers.models); the two must agree on these. Called by the core
+(enginecore/loading/model_files.py) and by `quire estimate`.
 """
 
 from typing import Any

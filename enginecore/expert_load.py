@@ -1,0 +1,60 @@
+"""ExpertLoad: how evenly tokens go to the ranks that whole experts are dealt over; asked of the workers, shown by /metrics.
+
+Asked by a control record (workers/expert_load.py answers) twice a second while there are steps, so that no step waits for it.
+Nothing of it happens without --enable-expert-parallel. Owned by the core's loop.
+"""
+
+import logging
+from collections import deque
+
+import msgspec
+
+from quire.enginecore.workers import WorkerGroup
+from quire.ipc.engine_stats import ExpertStats, ExpertTokens
+from quire.ipc.group_messages import TellExpertLoad
+from quire.ipc.messages import ControlReply
+
+log = logging.getLogger("quire.enginecore")
+
+INTERVAL_S = 0.5
+RECENT = 20  # answers that the ratio is of: ten seconds of work
+
+
+class ExpertLoad:
+    def __init__(self, workers: WorkerGroup) -> None:
+        self._workers = workers
+        size = workers.world_size
+        self._is_on = workers.template.enable_expert_parallel and size > 1
+        self._tokens = [0] * size
+        self._recent: deque[ExpertTokens] = deque(maxlen=RECENT)
+        self._asked_at_step = 0
+        self._next = 0.0
+        self._waits = False
+
+    def turn(self, num_steps: int, now: float) -> None:
+        """Ask, if it is time. num_steps: how many there were; now: seconds. Raises WorkersFailed."""
+        if not self._is_on or num_steps == self._asked_at_step or now < self._next or self._waits:
+            return
+        if self._workers.is_ready:
+            self._asked_at_step, self._next, self._waits = num_steps, now + INTERVAL_S, True
+            self._workers.send_control(TellExpertLoad, self._take)
+
+    def _take(self, reply: ControlReply) -> None:
+        if reply.rank != self._workers.template.output_rank:
+            return
+        self._waits = False
+        if reply.error:
+            return log.warning("tokens of experts could not be counted: %s", reply.error)
+        told = msgspec.msgpack.decode(reply.payload, type=ExpertTokens)
+        if any(told.by_rank):
+            self._tokens = [a + b for a, b in zip(self._tokens, told.by_rank, strict=True)]
+            self._recent.append(told)
+        return None
+
+    def so_far(self) -> ExpertStats | None:
+        """None where experts are not dealt out."""
+        if not self._is_on:
+            return None
+        mean = sum(sum(told.by_rank) for told in self._recent) / len(self._tokens)
+        busiest = sum(told.busiest for told in self._recent)
+        return ExpertStats(self._tokens, busiest / mean if mean else 1.0)

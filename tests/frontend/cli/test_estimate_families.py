@@ -1,0 +1,127 @@
+"""`quire estimate` of families that a worker's code counts: weights, KV blocks and ranks' parts as they are built."""
+
+import json
+
+import msgspec
+import pytest
+import torch
+from frontend.cli.test_estimate import QWEN3_06B, folder_of, read
+from tiny_models import ALL_MODELS, MODELS, tiny_model
+
+from quire.enginecore import daemon
+from quire.enginecore.loading.model_files import model_summary
+from quire.frontend.cli import estimate_sizes
+from quire.frontend.cli import main as cli
+from quire.frontend.cli.estimate import estimate, gpu_bytes
+from quire.frontend.cli.estimate_model import on_rank
+from quire.frontend.cli.estimate_sizes import EstimateError
+from quire.frontend.cli.estimate_weights import weights_bytes
+from quire.ipc.config import EngineConfig
+from quire.ipc.memory_plan import RankSizes
+from quire.workers.attention.kv_cache import KVCache
+from quire.workers.loading.weights import load_weights
+from quire.workers.memory import cpu_budget, cpu_step_bytes
+from quire.workers.memory import sizes_of as workers_sizes_of
+from quire.workers.models.build import build_model
+from quire.workers.models.families import read_model_config
+from quire.workers.parallel import Parallel
+from quire.workers.sizes import answer
+
+
+@pytest.fixture
+def asked_here(monkeypatch):
+    """A worker's code counts in this process."""
+    decode = msgspec.json.Decoder(RankSizes | str).decode
+    monkeypatch.setattr(estimate_sizes, "_answer", lambda asked: decode(answer(asked)))
+
+
+OTHERS = [name for name in ALL_MODELS if name not in MODELS]
+ALWAYS = ("gemma3-images", "falcon-7b", "bloom", "gptj", "deepseek-v3", "gpt-oss", "qwen2-moe")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in ALWAYS else pytest.mark.slow) for n in OTHERS])
+def test_a_cpu_engine_of_any_family_counts_the_same(name, asked_here):
+    """Weights, those that are packed twice too, KV blocks and the longest sequence to the byte."""
+    folder, config = tiny_model(name), EngineConfig(device="cpu", cpu_kv_cache_gib=0.01)
+    found, worker_config = estimate(read(folder), config, 0), read_model_config(folder)
+    worker = daemon.worker_config(config, folder, model_summary(folder))
+    cache = KVCache(worker_config.attention_specs(Parallel()), worker.block_size, torch.float32)
+    assert (found.num_blocks, found.kv_cache_bytes) == (n := cpu_budget(worker, cache, 0).num_blocks, n * cache.block_bytes)
+    rows, tokens = worker.max_num_seqs, max(worker.max_num_batched_tokens, worker.max_num_seqs)
+    assert found.activation_bytes == cpu_step_bytes(worker_config, tokens, rows, torch.float32)
+    assert found.max_model_len == worker.max_model_len
+    loaded = build_model(worker_config, torch.float32, Parallel())
+    load_weights(loaded, folder, torch.device("cpu"), progress=False)
+    assert found.weights_bytes == loaded.weights_bytes
+
+
+SHARED = [
+    (name, size, deals)
+    for name, (size, *ways) in {
+        "gpt-oss": (2, False, True), "qwen2-moe": (4, False, True), "deepseek-v3": (2, False, True), "olmo2": (4, False),
+        "mixtral-sliding-tied": (2, False, True), "bloom": (2, False), "falcon-11b": (2, False), "gemma3": (2, False),
+    }.items()
+    for deals in ways
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "size", "deals"), SHARED)
+def test_one_of_several_ranks_of_any_family_is_counted_as_it_is_built(name, size, deals, asked_here):
+    folder, ranks = tiny_model(name), Parallel(0, size, deals_experts=deals)
+    config = EngineConfig(device="cpu", tensor_parallel_size=size, enable_expert_parallel=deals)
+    worker_config = read_model_config(folder)
+    model = on_rank(read(folder), size, deals_experts=deals)
+    built = build_model(worker_config, torch.float32, ranks)
+    cache = KVCache(worker_config.attention_specs(ranks), 16, torch.float32)
+    assert model.num_parameters == sum(p.numel() for p in built.parameters())
+    assert model.sizes == workers_sizes_of(worker_config, ranks)
+    assert estimate(read(folder), config, 0).kv_bytes_per_token == cache.block_bytes * len(cache.groups) // 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_bfloat16_is_counted_to_a_thousandth(name, asked_here):
+    """Routers' corrections stay float32."""
+    found = estimate(read(tiny_model(name)), EngineConfig(dtype="bfloat16"), gpu_bytes("H100", None))
+    built = build_model(read_model_config(tiny_model(name)), torch.bfloat16, Parallel(device="meta"))
+    assert found.weights_bytes == pytest.approx(built.weights_bytes, rel=1e-3)
+
+
+def test_a_worker_is_asked_in_a_process_of_its_own(capsys):
+    folder = str(tiny_model("qwen3-moe"))
+    assert cli.main(["estimate", folder, "--gpu", "L4", "-tp", "2", "--enable-expert-parallel", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    config = read_model_config(folder)
+    built = build_model(config, torch.float32, Parallel(0, 2, deals_experts=True))
+    assert found["weights_bytes"] == sum(p.numel() for p in built.parameters()) * 4
+
+
+def test_what_ranks_cannot_share_is_named(capsys, asked_here):
+    folder = str(tiny_model("qwen3-moe"))
+    assert cli.main(["estimate", folder, "--gpu", "L4", "-tp", "3"]) == 1
+    assert "4 attention heads cannot be split over 3 ranks" in capsys.readouterr().err
+    assert cli.main(["estimate", str(tiny_model("llama")), "--gpu", "L4", "-ep"]) == 1
+    assert "the model has no experts" in capsys.readouterr().err
+
+
+def test_other_models_are_counted_by_transformers_path(tmp_path, asked_here):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(n_embd=64, n_head=4, n_layer=2, n_positions=128, vocab_size=300)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    found = estimate(read(tmp_path), EngineConfig(dtype="float32"), gpu_bytes("L4", None))
+    built = build_model(read_model_config(tmp_path), torch.float32, Parallel(device="meta"))
+    assert found.weights_bytes == built.weights_bytes and found.max_model_len == 128
+    assert found.kv_bytes_per_token == 2 * 2 * 64 * 4
+
+
+def test_experts_of_a_quantized_checkpoint_count_as_plain_weights(tmp_path, asked_here):
+    config = json.loads((tiny_model("gpt-oss") / "config.json").read_bytes())
+    found = read(folder_of(tmp_path, {**config, "quantization_config": {"quant_method": "mxfp4"}}))
+    whole = weights_bytes(found, None, 2, has_fp8=True)
+    assert 2 * found.expert_parameters < whole < 2 * found.num_parameters
+
+
+def test_what_no_worker_can_run_is_not_estimated(tmp_path, asked_here):
+    with pytest.raises(EstimateError, match="Mamba"):
+        read(folder_of(tmp_path, {**QWEN3_06B, "architectures": ["MambaForCausalLM"]}))
