@@ -166,7 +166,7 @@ def reference(name: str) -> Any:
             elif "norm" in key or ".ln_" in key:
                 parameter.normal_(tiny_families.norm_mean(name, family, key), 0.2 if parameter.dim() == 1 else 0.3)
             elif key.endswith(("gate.weight", "router.weight")):  # of experts: far apart, so that rounding chooses no other
-                parameter.normal_(0.0, 0.4)
+                parameter.normal_(0.0, 0.1 if family.startswith("mistral4") else 0.4)  # a flat softmax over its groups
         for key, buffer in model.named_buffers():
             if key.endswith("e_score_correction_bias"):
                 buffer.normal_(0.0, 0.3)

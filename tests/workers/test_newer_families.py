@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from quire.enginecore.loading.text_config import text_fields
+from quire.ipc.text_config import text_fields
 from quire.kernels.experts.routing_reference import Routing, route
 from quire.workers.models.build import build_model
 from quire.workers.models.config import ModelConfigError
