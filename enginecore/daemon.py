@@ -22,6 +22,10 @@ from quire.enginecore.device import Gpu, find_gpus, unfit_for_ranks
 from quire.enginecore.garbage import keep_pauses_short
 from quire.enginecore.grammar.compiler import GrammarCompiler
 from quire.enginecore.grammar.mask_threads import mask_threads
+from quire.enginecore.hosts.placement import PlacementError
+from quire.enginecore.hosts.remote_host import HostFailed
+from quire.enginecore.hosts.remote_ranks import RemoteRanks
+from quire.enginecore.hosts.setup import is_spread, place_ranks
 from quire.enginecore.kv.manager import KVManager
 from quire.enginecore.loading.model_files import (
     ModelFilesError,
@@ -39,7 +43,7 @@ from quire.enginecore.workers import WorkerGroup, WorkersFailed
 from quire.ipc.config import EngineConfig, WorkerConfig
 from quire.ipc.engine_stats import CacheInfo
 from quire.ipc.links.core_to_frontends import CoreToFrontends, file_infos, new_epoch
-from quire.ipc.links.curve import CoreKeys, load_core_keys, load_keys, make_keys, write_keys
+from quire.ipc.links.curve import CoreKeys, load_core_keys, load_or_make_keys
 from quire.ipc.memory_plan import (
     GIB,
     cached_tokens,
@@ -117,12 +121,13 @@ def _run(
         files = frontend_files(folder, tokenizer, config.chat_template, defaults, overrides, form)
     except ModelFilesError as error:
         raise StartupError(str(error)) from error
-    workers = WorkerGroup(worker_config(config, folder, summary), [prespawned])
+    template, ranks = _place_ranks(config, worker_config(config, folder, summary), folder)
+    workers = WorkerGroup(template, [prespawned], ranks)
     eos, threads = tuple(summary.eos_token_ids), mask_threads(cpu_share())
     grammars = GrammarCompiler(files.get("tokenizer.json"), summary.vocab_size, eos, threads)
     link = _bind(config)  # before anything slow: an address in use is said at once
     try:
-        workers.start()
+        _start(workers)
         grammars.start()  # while the workers load the model
         profile = _wait_until_ready(workers, link, early)
         core_config = core_config_of(config, summary, workers.template, profile)
@@ -142,6 +147,7 @@ def _run(
             core.run()
     finally:
         workers.stop()
+        ranks.close()
         grammars.close()
         link.close()
 
@@ -159,7 +165,7 @@ def worker_config(config: EngineConfig, folder: Path, summary: ModelSummary) -> 
         raise StartupError("--device cuda: no CUDA device was found; leave --device out to run on the CPU")
     gpus = _own_gpus(config, gpus)
     device: Literal["cuda", "cpu"] = "cuda" if gpus else "cpu"
-    if gpus and (problem := unfit_for_ranks(gpus, config.tensor_parallel_size)):
+    if gpus and not is_spread(config) and (problem := unfit_for_ranks(gpus, config.tensor_parallel_size)):
         raise StartupError(problem)
     max_model_len = config.max_model_len or summary.max_model_len
     if max_model_len > summary.max_model_len:
@@ -204,6 +210,13 @@ def worker_config(config: EngineConfig, folder: Path, summary: ModelSummary) -> 
         emulate_world_size=config.emulate_world_size,
         device_index=config.device_index,
     )
+
+
+def _place_ranks(config: EngineConfig, template: WorkerConfig, folder: Path) -> tuple[WorkerConfig, RemoteRanks]:
+    try:
+        return place_ranks(config, template, folder)
+    except (HostFailed, PlacementError) as error:
+        raise StartupError(str(error)) from error
 
 
 def _own_gpus(config: EngineConfig, gpus: list[Gpu]) -> list[Gpu]:
@@ -266,7 +279,7 @@ def core_config_of(config: EngineConfig, summary: ModelSummary, worker: WorkerCo
 
 def server_info(config: EngineConfig, worker: WorkerConfig, profile: WorkerProfile, capacity: int) -> ServerInfo:
     """What the engine runs with, defaults resolved: nothing of keys, no address, no template's text."""
-    hidden = ("key", "secret", "password", "hf_token", "curve_", "listen", "chat_template")
+    hidden = ("key", "secret", "password", "hf_token", "curve_", "listen", "hosts", "chat_template")
     names = [n for n in EngineConfig.__struct_fields__ if not any(word in n for word in hidden)]
     values = {name: getattr(worker, name, getattr(config, name)) for name in names}
     values |= {
@@ -308,6 +321,13 @@ def _log_sizes(worker: WorkerConfig, profile: WorkerProfile, capacity: int) -> N
 
 
 # ------------------------------------------------------------------------------------------------------- start-up
+def _start(workers: WorkerGroup) -> None:
+    try:
+        workers.start()
+    except WorkersFailed as error:
+        raise StartupError(str(error)) from error
+
+
 def _wait_until_ready(
     workers: WorkerGroup, link: CoreToFrontends, early: EarlyStop, say_every_s: float = SAY_EVERY_S
 ) -> WorkerProfile:
@@ -370,8 +390,6 @@ def _core_keys(config: EngineConfig) -> CoreKeys | None:
         return None
     if not config.curve_secret_key_file or not config.curve_allow_file:
         raise ValueError("--curve-secret-key-file and --curve-allow-file go together")
-    if not Path(config.curve_secret_key_file).exists():
-        write_keys(config.curve_secret_key_file, make_keys())
     # said before the list is read: a frontend that is to be on the list needs it for its own first start
-    log.info("the engine's public key, for frontends: %s", load_keys(config.curve_secret_key_file).public.decode())
+    log.info("the engine's public key, for frontends: %s", load_or_make_keys(config.curve_secret_key_file).public.decode())
     return load_core_keys(config.curve_secret_key_file, config.curve_allow_file)

@@ -11,12 +11,12 @@ from typing import Any, Literal
 import msgspec
 
 from quire.ipc import quantization as quantizations
+from quire.ipc.hosts_flags import add_hosts_arguments, check_hosts
+from quire.ipc.log_flags import add_frontend_logs
 from quire.ipc.process.flags import DTYPES, LOAD_FORMATS, MODEL_IMPLS, JsonObject, Switch, human_int, model_len, one_of
 
 MAX_RANKS = 64  # that share a model
-LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
 MAX_ENGINES = 64  # of --data-parallel-size
-_OTHER_LEVELS = {"trace": "debug"}
 Add = Callable[..., None]
 
 
@@ -64,6 +64,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tensor_parallel_size: int = 1
     collective_timeout_s: float = 10.0
     emulate_world_size: int = 1  # run one rank of so many, alone
+    distributed_executor_backend: Literal["mp", "ray"] = "mp"  # who starts workers: we and the agents of `hosts`, or Ray
+    hosts: str | None = None  # a file with the other hosts of a model whose workers are on several
+    hosts_key_file: str | None = None  # the engine's key pair, for them
+    interface: str | None = None  # that workers' sockets are bound to, or its address; None: loopback
     data_parallel_size: int = 1  # engines that frontends use as one; each is told how many there are, and is one of them
     device_index: int = 0  # of its first GPU, among those that it sees
     step_timeout_s: float = 60.0
@@ -121,6 +125,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "--emulate-world-size runs one rank alone, whose answers mean nothing: it needs --load-format dummy, and "
             "--tensor-parallel-size 1",
         )
+        check_hosts(self, need)
         need(1 <= self.data_parallel_size <= MAX_ENGINES, f"--data-parallel-size must be between 1 and {MAX_ENGINES}")
         need(self.device_index >= 0, "device_index must be at least 0")
         need(self.step_timeout_s > 0, "--step-timeout-s must be greater than 0")
@@ -161,8 +166,11 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     profile_dir: str | None = None
     logits_processors: list[str] = []
     logits_processors_path: list[str] = []
-    device_index: int = 0  # which of the GPUs that the engine sees
+    device_index: int = 0  # which of the GPUs that the engine, or its host's agent, sees
     collective_timeout_s: float = 10.0
+    group_on_one_host: bool = True  # all ranks that share this one's layers are on its host
+    interface: str = "lo"  # that the ranks' sockets, which know no keys, are bound to,
+    interface_address: str = "127.0.0.1"  # and its address
     emulate_world_size: int = 1
 
 
@@ -185,7 +193,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_log_arguments(parser: argparse.ArgumentParser) -> None:
     """Of the engine's flags those that mean something to a frontend alone, too."""
-    _add_frontend_logs(_adder(parser.add_argument_group("logs")))
+    add_frontend_logs(_adder(parser.add_argument_group("logs")))
 
 
 def _adder(group: Any) -> Add:
@@ -275,8 +283,9 @@ def _add_defaults(add: Add) -> None:
 
 def _add_memory(add: Add) -> None:
     add("--device", choices=["auto", "cuda", "cpu"], help="where to run; auto: cuda if there is a GPU, else cpu")
-    add("--tensor-parallel-size", "-tp", type=int, metavar="N", help="GPUs of this host that share the model, or processes")
+    add("--tensor-parallel-size", "-tp", type=int, metavar="N", help="GPUs that share the model, or processes on a CPU")
     add("--data-parallel-size", "-dp", type=int, metavar="N", help="whole engines, to which requests are dealt (--router)")
+    add_hosts_arguments(add)
     add("--gpu-memory-utilization", type=float, help="part of the GPU's memory to fill, what other processes have included")
     add("--cpu-kv-cache-gib", type=float, help="size of the KV cache on a CPU, GiB")
     add(
@@ -345,24 +354,8 @@ def _add_scheduling(add: Add) -> None:
 
 
 def _add_logs(add: Add) -> None:
-    _add_frontend_logs(add)
+    add_frontend_logs(add)
     add("--disable-log-stats", action=Switch, help="no statistics line every 10 s (default: off)")
-
-
-def _add_frontend_logs(add: Add) -> None:
-    add(
-        "--log-level",
-        "--uvicorn-log-level",
-        type=one_of(LOG_LEVELS, _OTHER_LEVELS),
-        metavar="LEVEL",
-        help="critical, error, warning, info or debug",
-    )
-    add("--log-format", choices=["text", "json"], help="json: an object a line")
-    add(
-        "--enable-log-requests",
-        action=Switch,
-        help="log each request's id, lengths and parameters, never its text (default: off)",
-    )
 
 
 def _add_own_code(add: Add) -> None:

@@ -171,7 +171,8 @@ class Worker:
         """Meet the other ranks, if there are any. Raises ExchangeFailed."""
         c = self.config
         if c.world_size > 1:
-            place = Place(c.rank, c.world_size, self.device, c.collective_timeout_s)
+            bound_to = c.interface, c.interface_address
+            place = Place(c.rank, c.world_size, self.device, c.collective_timeout_s, *bound_to, c.group_on_one_host)
             self.group = Group(ChannelStore(self.link, c.rank), place, model_config.hidden_size, dtype)
             self.parallel = Parallel(c.rank, c.world_size, self.device, self.group.exchange, self.group.norm_exchange)
         elif c.emulate_world_size > 1:

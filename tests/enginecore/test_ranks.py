@@ -34,19 +34,11 @@ def test_sums():
     assert said == [(2, b"1"), (0, b"1"), (1, b"5")]
 
 
-class Process:
-    def __init__(self, stopped: bool = False) -> None:
-        self.stopped = stopped
-
-    def is_stopped(self) -> bool:
-        return self.stopped
-
-
 def verdict(spoken: list[int], stopped: list[int], size: int = 3, after_s: float = 0.0) -> str | None:
     silent = SilentRanks(10.0)
     for rank in spoken:
         silent.heard(rank, f"{rank} waits", 100.0)
-    return silent.verdict([Process(rank in stopped) for rank in range(size)], 100.0 + after_s)  # type: ignore[misc]
+    return silent.verdict(stopped, size, 100.0 + after_s)
 
 
 def test_who_says_nothing_is_at_fault():

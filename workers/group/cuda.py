@@ -1,9 +1,10 @@
-"""What GPUs of one host exchange: NCCL through torch.distributed, and for few rows our own kernel over symmetric memory.
+"""What GPUs exchange: NCCL through torch.distributed, and on one host, for few rows, our own kernel over symmetric memory.
 
-Of any number of rows NCCL sums; where each GPU can read the others' memory, sums of few rows are formed together with the norm
-behind them (kernels/exchange/all_reduce_norm.py). Which is which follows from the number of rows and the tuning table, so all
-ranks agree. Nothing here decides that a peer is lost: NCCL's own watchdog is off, a worker's loop looks at its device
-(`Device.waited_s`) and the core decides. NVLink multicast stays off: it can put a host's GPUs out of service for others.
+Of any number of rows NCCL sums, and over several hosts nothing else does; where each GPU can read the others' memory, sums of
+few rows are formed together with the norm behind them (kernels/exchange/all_reduce_norm.py). Which is which follows from the
+number of rows and the tuning table, so all ranks agree. Nothing here decides that a peer is lost: NCCL's own watchdog is off, a
+worker's loop looks at its device (`Device.waited_s`) and the core decides. NVLink multicast stays off: it can put a host's GPUs
+out of service for others.
 """
 
 import logging
@@ -33,7 +34,6 @@ ENVIRONMENT = {  # read when NCCL and symmetric memory are first used; whatever 
     "NCCL_NVLS_ENABLE": "0",  # no multicast, here and in the next two
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     "NVSHMEM_DISABLE_NVLS": "1",
-    "NCCL_SOCKET_IFNAME": "lo",  # where ranks meet: unauthenticated
     "NCCL_RUNTIME_CONNECT": "0",  # all connections at the start: a capture may make none
     "NCCL_GRAPH_REGISTER": "0",  # ranks would talk while one of them captures
     "TORCH_NCCL_USE_COMM_NONBLOCKING": "0",
@@ -53,6 +53,7 @@ class NcclExchange:
     def __init__(self, store: Store, place: Place) -> None:
         """Raises ExchangeFailed."""
         os.environ.update(ENVIRONMENT)
+        os.environ["NCCL_SOCKET_IFNAME"] = f"={place.interface}"  # where ranks meet: unauthenticated
         self._size = place.size
         try:
             dist.init_process_group(

@@ -27,7 +27,8 @@ class Group:
             from quire.workers.group.cuda import NcclExchange, make_norm_exchange
 
             self.exchange = NcclExchange(store, place)
-            self.norm_exchange = make_norm_exchange(place, hidden_size, dtype)
+            if place.one_host:  # by the layout alone, so all ranks agree
+                self.norm_exchange = make_norm_exchange(place, hidden_size, dtype)
 
     def most(self, name: str, value: int) -> int:
         """The largest of all ranks' values, once each has said its own, however long some take. A name is for one time."""

@@ -10,12 +10,18 @@ class ExchangeFailed(Exception):
 
 
 class Place(NamedTuple):
-    """Of a rank among the others; exchanges that take longer than timeout_s have failed."""
+    """Of a rank among the others; exchanges that take longer than timeout_s have failed.
+
+    interface, interface_address: what sockets are bound to. one_host: all ranks are on one host, by the engine's layout.
+    """
 
     rank: int
     size: int
     device: torch.device
     timeout_s: float
+    interface: str = "lo"
+    interface_address: str = "127.0.0.1"
+    one_host: bool = True
 
 
 def first_sentence(error: RuntimeError) -> str:
