@@ -184,6 +184,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         ("model", _add_model),
         ("chat template and sampling defaults", _add_defaults),
         ("device and memory", _add_memory),
+        ("several hosts", add_hosts_arguments),
         ("batching and scheduling", _add_scheduling),
         ("logs", _add_logs),
         ("own code and profiles", _add_own_code),
@@ -285,7 +286,6 @@ def _add_memory(add: Add) -> None:
     add("--device", choices=["auto", "cuda", "cpu"], help="where to run; auto: cuda if there is a GPU, else cpu")
     add("--tensor-parallel-size", "-tp", type=int, metavar="N", help="GPUs that share the model, or processes on a CPU")
     add("--data-parallel-size", "-dp", type=int, metavar="N", help="whole engines, to which requests are dealt (--router)")
-    add_hosts_arguments(add)
     add("--gpu-memory-utilization", type=float, help="part of the GPU's memory to fill, what other processes have included")
     add("--cpu-kv-cache-gib", type=float, help="size of the KV cache on a CPU, GiB")
     add(
