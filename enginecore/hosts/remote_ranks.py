@@ -37,11 +37,14 @@ class RemoteRanks:
         gpu_name: str | None = None,
         find: Find | None = None,
         silence_s: float = 10.0,
+        on_close: Callable[[], None] = lambda: None,
     ) -> None:
-        """keys, model: needed where there are other hosts. find: None if hosts stay where the placement has them."""
+        """keys, model: needed where there are other hosts. find: None if hosts stay where the placement has them. on_close: of
+        whoever found them."""
         self.placement = placement
         self.here = placement.ranks_of(None)
         self._keys, self._model, self._gpu_name, self._find, self._silence_s = keys, model, gpu_name, find, silence_s
+        self._on_close = on_close
         self._engine = secrets.token_hex(16)
         self._context: zmq.Context | None = None
         self._hosts: list[RemoteHost] = []
@@ -87,12 +90,14 @@ class RemoteRanks:
         self._hosts, self._by_rank, self._found = [], {}, None
 
     def close(self) -> None:
-        """After the last `end`."""
+        """After the last `end`. May be called again."""
         if self._finder is not None:
             self._finder.shutdown(wait=False, cancel_futures=True)
         if self._context is not None:
             self._context.term()
             self._context = None
+        on_close, self._on_close = self._on_close, lambda: None
+        on_close()
 
     # --------------------------------------------------------------------------------------------------- every turn
     def sockets(self) -> Iterator[zmq.Socket]:
@@ -146,8 +151,7 @@ class RemoteRanks:
         """Words behind a worker's number; nothing where there is one host."""
         if not self.placement.hosts:
             return ""
-        number = self.placement.seats[rank].host
-        return " on this host" if number is None else f" on host {self.placement.hosts[number].address}"
+        return f" on {self._by_rank[rank].where}" if rank in self._by_rank else " on this host"
 
 
 def no_others(world_size: int, first_device: int = 0) -> RemoteRanks:

@@ -5,17 +5,19 @@ user.
 """
 
 import logging
+import os
 from pathlib import Path
 
 import msgspec
 
 from quire.enginecore.device import find_gpus, unfit_for_ranks
-from quire.enginecore.hosts.placement import HostEntry, Placement, PlacementError, place, read_hosts_file
+from quire.enginecore.hosts.placement import HostEntry, PlacementError, place, read_hosts_file
+from quire.enginecore.hosts.ray_hosts import RayHosts, own_devices
 from quire.enginecore.hosts.remote_ranks import RemoteRanks, no_others
 from quire.enginecore.hosts.same_model import model_files
 from quire.ipc.config import EngineConfig, WorkerConfig
 from quire.ipc.interfaces import LOOPBACK, Interface, find_interface
-from quire.ipc.links.curve import KeyPair, load_or_make_keys
+from quire.ipc.links.curve import KeyPair, load_or_make_keys, make_keys
 from quire.ipc.links.paths import check_address, is_loopback
 
 log = logging.getLogger("quire.enginecore")
@@ -28,25 +30,40 @@ def is_spread(config: EngineConfig) -> bool:
 
 def place_ranks(config: EngineConfig, template: WorkerConfig, folder: Path) -> tuple[WorkerConfig, RemoteRanks]:
     """The template with what all ranks must know of it, and where each rank runs. Raises PlacementError, HostFailed."""
-    if not is_spread(config):
+    if config.distributed_executor_backend == "ray":
+        return _by_ray(config, template, folder)
+    if config.hosts is None or config.hosts_key_file is None:
         return _bound_to(template, _interface(config)), no_others(template.world_size, template.device_index)
-    assert config.hosts is not None and config.hosts_key_file is not None
     hosts = read_hosts_file(config.hosts)
     interface = _interface(config, hosts)
-    placement, gpu_name = _place(config, template, hosts)
-    keys = _keys(config.hosts_key_file)
-    model, silence_s = model_files(config, folder), config.collective_timeout_s
-    return _bound_to(template, interface), RemoteRanks(placement, keys, model, gpu_name, silence_s=silence_s)
-
-
-def _place(config: EngineConfig, template: WorkerConfig, hosts: list[HostEntry]) -> tuple[Placement, str | None]:
-    """And the name that all GPUs must have."""
     gpus = find_gpus()[template.device_index :] if template.device == "cuda" else []
     devices = range(template.device_index, template.device_index + len(gpus)) if gpus else None
     placement = place(hosts, template.world_size, config.tensor_parallel_size, template.output_rank, devices)
     if gpus and (problem := unfit_for_ranks(gpus, len(placement.ranks_of(None)))):
         raise PlacementError(problem)
-    return placement, gpus[0].name if gpus else None
+    keys, model, name = _keys(config.hosts_key_file), model_files(config, folder), gpus[0].name if gpus else None
+    return _bound_to(template, interface), RemoteRanks(placement, keys, model, name, silence_s=config.collective_timeout_s)
+
+
+def _by_ray(config: EngineConfig, template: WorkerConfig, folder: Path) -> tuple[WorkerConfig, RemoteRanks]:
+    keys, size = make_keys(), config.tensor_parallel_size
+    actor = keys.public.decode(), config.interface or "", config.log_level, config.log_format
+    resource = "GPU" if template.device == "cuda" else "CPU"
+    ray = RayHosts(template.world_size // size, size, template.output_rank // size, resource, actor)
+    try:
+        if resource == "CPU" and config.device == "auto" and ray.num_gpus:
+            raise PlacementError("Ray's cluster has GPUs, and this host has none: run the engine on a host with GPUs")
+        given, hosts = ray.place()
+        gpus = find_gpus() if resource == "GPU" else []
+        devices = own_devices(given, os.environ.get("CUDA_VISIBLE_DEVICES")) if gpus else None
+        placement = place(hosts, template.world_size, size, template.output_rank, devices)
+        own = _interface(config) if config.interface or not hosts else find_interface(ray.node_address)
+        model, name = model_files(config, folder), gpus[(devices or [0])[0]].name if gpus else None
+    except BaseException:  # Ctrl-C, too
+        ray.close()
+        raise
+    ranks = RemoteRanks(placement, keys, model, name, ray.find if hosts else None, config.collective_timeout_s, ray.close)
+    return _bound_to(template, own), ranks
 
 
 def _interface(config: EngineConfig, hosts: list[HostEntry] | None = None) -> Interface:

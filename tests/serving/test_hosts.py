@@ -1,5 +1,5 @@
-"""`quire host` and `--hosts`: a model's ranks on several hosts, which are agents on loopback; what dies there, and what is wrong
-at the start."""
+"""`quire host` and `--hosts`: a model's ranks on several hosts, which are agents on loopback; what dies there, and what cannot
+be."""
 
 from collections.abc import Iterator
 from pathlib import Path
