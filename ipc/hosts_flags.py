@@ -6,11 +6,14 @@ EngineConfig holds their values; what they mean together is checked here, for th
 from collections.abc import Callable
 from typing import Any
 
+from quire.ipc.process.flags import one_of
+
 
 def add_hosts_arguments(add: Callable[..., None]) -> None:
     add(
         "--distributed-executor-backend",
-        choices=["mp", "ray"],
+        type=one_of(("mp", "ray"), {"uni": "mp"}),
+        metavar="BACKEND",
         help="who starts workers: mp, the engine and the agents of --hosts; ray, actors of a Ray cluster (quire[ray])",
     )
     add(

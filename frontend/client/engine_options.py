@@ -28,7 +28,6 @@ NOT_NEEDED: dict[str, tuple[Any, ...]] = {
     "disable_custom_all_reduce": (ANY,),
     "disable_log_requests": (ANY,),
     "disable_sliding_window": (False,),
-    "distributed_executor_backend": (ANY,),  # ours
     "enable_chunked_prefill": (None, True),  # always
     "enable_expert_parallel": (False,),
     "enable_lora": (False,),
@@ -77,6 +76,8 @@ def engine_options(options: dict[str, Any]) -> dict[str, Any]:
         found["dtype"] = _DTYPES.get(found["dtype"], found["dtype"])
     if isinstance(found.get("quantization"), str):
         found["quantization"] = OTHER_NAMES.get(found["quantization"], found["quantization"])
+    if found.get("distributed_executor_backend") == "uni":
+        found["distributed_executor_backend"] = "mp"
     if isinstance(found.get("model_impl"), str):
         found["model_impl"] = MODEL_IMPLS.get(found["model_impl"], found["model_impl"])
     if isinstance(found.get("kv_cache_dtype_skip_layers"), list | tuple):  # of numbers, too
