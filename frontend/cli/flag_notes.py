@@ -126,6 +126,10 @@ FLAG_NOTES: dict[str, FlagNote] = {
         "as many times the memory, and nearly as many tokens a second; one request is no quicker",
         "the number of GPUs, for a model that fits into one",
     ),
+    "--distributed-executor-backend": FlagNote("", "mp; ray where a Ray cluster has the GPUs"),
+    "--hosts": FlagNote("exchanges cross the network: InfiniBand or RoCE, or they are most of a step", "leave it out"),
+    "--hosts-key-file": FlagNote("", "a file of the server's user, mode 0600"),
+    "--interface": FlagNote("", "with --hosts the interface of the private network that joins the hosts"),
     "--gpu-memory-utilization": FlagNote(
         "the KV cache gets what weights, a step and graphs leave of this part: more of it is more requests at once and more "
         "prefix hits",
