@@ -24,7 +24,6 @@ from quire.enginecore.grammar.compiler import GrammarCompiler
 from quire.enginecore.grammar.mask_threads import mask_threads
 from quire.enginecore.hosts.placement import PlacementError
 from quire.enginecore.hosts.remote_host import HostFailed
-from quire.enginecore.hosts.remote_ranks import RemoteRanks
 from quire.enginecore.hosts.setup import is_spread, place_ranks
 from quire.enginecore.kv.manager import KVManager
 from quire.enginecore.loading.model_files import (
@@ -119,15 +118,15 @@ def _run(
         summary = model_summary(folder, tokenizer, defaults, config.hf_overrides, overrides)
         form = config.chat_template_content_format
         files = frontend_files(folder, tokenizer, config.chat_template, defaults, overrides, form)
-    except ModelFilesError as error:
+        template, ranks = place_ranks(config, worker_config(config, folder, summary), folder)
+    except (HostFailed, ModelFilesError, PlacementError) as error:
         raise StartupError(str(error)) from error
-    template, ranks = _place_ranks(config, worker_config(config, folder, summary), folder)
     workers = WorkerGroup(template, [prespawned], ranks)
     eos, threads = tuple(summary.eos_token_ids), mask_threads(cpu_share())
     grammars = GrammarCompiler(files.get("tokenizer.json"), summary.vocab_size, eos, threads)
     link = _bind(config)  # before anything slow: an address in use is said at once
     try:
-        _start(workers)
+        workers.start()
         grammars.start()  # while the workers load the model
         profile = _wait_until_ready(workers, link, early)
         core_config = core_config_of(config, summary, workers.template, profile)
@@ -210,13 +209,6 @@ def worker_config(config: EngineConfig, folder: Path, summary: ModelSummary) -> 
         emulate_world_size=config.emulate_world_size,
         device_index=config.device_index,
     )
-
-
-def _place_ranks(config: EngineConfig, template: WorkerConfig, folder: Path) -> tuple[WorkerConfig, RemoteRanks]:
-    try:
-        return place_ranks(config, template, folder)
-    except (HostFailed, PlacementError) as error:
-        raise StartupError(str(error)) from error
 
 
 def _own_gpus(config: EngineConfig, gpus: list[Gpu]) -> list[Gpu]:
@@ -321,13 +313,6 @@ def _log_sizes(worker: WorkerConfig, profile: WorkerProfile, capacity: int) -> N
 
 
 # ------------------------------------------------------------------------------------------------------- start-up
-def _start(workers: WorkerGroup) -> None:
-    try:
-        workers.start()
-    except WorkersFailed as error:
-        raise StartupError(str(error)) from error
-
-
 def _wait_until_ready(
     workers: WorkerGroup, link: CoreToFrontends, early: EarlyStop, say_every_s: float = SAY_EVERY_S
 ) -> WorkerProfile:

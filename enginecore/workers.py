@@ -64,6 +64,7 @@ class WorkerGroup:
         self.template = template
         self._ranks = ranks or no_others(template.world_size, template.device_index)
         self._here = self._ranks.here
+        self._is_spread = bool(self._ranks.placement.hosts)
         self._prespawned = list(prespawned)
         self.world_size = template.world_size
         self.generation = 0
@@ -181,8 +182,9 @@ class WorkerGroup:
                 raise WorkersFailed(f"worker {rank}{self._ranks.where(rank)} ended unexpectedly ({how_it_ended(code)})")
         if not self._children:
             return
-        with _as_failure():
-            self._ranks.check(self._silent.has_heard)
+        if self._is_spread:
+            with _as_failure():
+                self._ranks.check(self._silent.has_heard)
         if self._silent.has_heard and (verdict := self._silent.verdict(self.stopped(), self.world_size, time.monotonic())):
             raise WorkersFailed(verdict)
 
@@ -198,9 +200,10 @@ class WorkerGroup:
         results: list[SideResults] = []
         for _, message in self._link.receive():
             self._handle(message, results)
-        with _as_failure():
-            for message in self._ranks.messages():
-                self._handle(message, results)
+        if self._is_spread:
+            with _as_failure():
+                for message in self._ranks.messages():
+                    self._handle(message, results)
         return results
 
     def _send(self, rank: int, command: WorkerCommand) -> None:
@@ -299,9 +302,11 @@ class WorkerGroup:
 
     def _write(self, kind: int, *parts: np.ndarray) -> None:
         try:
-            with _as_failure():
+            if self._is_spread:
                 self._ranks.write(kind, parts)
             self.plan_ring.write_parts(kind, parts, RING_TIMEOUT_S)
+        except HostFailed as error:
+            raise WorkersFailed(str(error)) from error
         except (RingFull, RingCorrupt) as error:
             raise WorkersFailed(f"a worker does not take its plans: {error}") from error
         except ValueError as error:  # too long for the ring; the scheduler's limits should not let it come to this
