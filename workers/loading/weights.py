@@ -7,6 +7,7 @@ meanwhile. Names, dtypes and shapes are all checked before the first byte is cop
 named at once. Pickled checkpoints (.bin, .pt) are refused: reading one runs code of whoever wrote it.
 """
 
+import hashlib
 import json
 import sys
 from collections import Counter
@@ -25,6 +26,7 @@ from quire.workers.layers.module import WeightOwner
 from quire.workers.loading.names import CheckpointNames
 from quire.workers.loading.source import Source
 from quire.workers.loading.target import Target, WeightsError
+from quire.workers.models.between_stages import Elsewhere
 from quire.workers.models.language_model import Fit, LanguageModel
 
 READERS = 4  # threads, each of which reads and copies by turns
@@ -57,8 +59,10 @@ def load_weights(model: LanguageModel, model_dir: str | Path, device: torch.devi
         if EMBED in sources:
             _check_tied(sources)
             del sources[HEAD]
-        else:
+        elif EMBED in targets:
             targets[HEAD], owners[HEAD] = targets.pop(EMBED), owners.pop(EMBED)
+    for name in [name for name in sources if name not in targets and name.startswith(_elsewhere(model))]:
+        del sources[name]
     _check_fit(sources, targets)
     loading = _Loading({name: owner for name, owner in owners.items() if name in sources}, device)
     num_bytes = sum(source.num_bytes for name, source in sources.items() if name in targets)
@@ -145,6 +149,11 @@ def weight_owners(model: LanguageModel) -> Iterator[tuple[str, WeightOwner]]:
     return ((name, module) for name, module in model.named_modules() if isinstance(module, WeightOwner))
 
 
+def _elsewhere(model: LanguageModel) -> tuple[str, ...]:
+    """How the names of tensors begin that other stages have."""
+    return tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, Elsewhere))
+
+
 def checkpoint_targets(model: LanguageModel) -> dict[str, Target]:
     """Checkpoint tensor name -> where it goes, for all tensors that a checkpoint of this model holds."""
     return {tensor: target for name, owner in weight_owners(model) for tensor, target in owner.targets(name)}
@@ -159,14 +168,16 @@ def _owners(model: LanguageModel) -> dict[str, WeightOwner]:
 def dummy_weights(model: LanguageModel, seed: int) -> None:
     """Random parameters, made on the device and finished, the same for the same seed and device: norms 1, others uniform.
 
-    Their standard deviation is config.initializer_range.
+    Their standard deviation is config.initializer_range. Each owner's follow from the seed and its name, so that they do not
+    depend on what else is on this rank.
     """
     limit = model.config.initializer_range * 3**0.5  # uniform on ±limit: much faster than normal on a CPU
-    owners = [owner for _, owner in weight_owners(model)]
-    generator = torch.Generator(next(model.parameters()).device).manual_seed(seed)
-    for owner in owners:
-        owner.fill_dummy(limit, generator)
-    for owner in owners:
+    owners = dict(weight_owners(model))
+    generator = torch.Generator(next(model.parameters()).device)
+    for name, owner in owners.items():
+        digest = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest()
+        owner.fill_dummy(limit, generator.manual_seed(int.from_bytes(digest, "little") >> 1))
+    for owner in owners.values():
         owner.finish()
 
 
