@@ -1,5 +1,10 @@
-"""How a model is laid out over workers: what sizes there may be. Checked by EngineConfig (config.py), whose fields they are."""
+"""How a model is laid out over workers: what sizes there may be, and which layers a stage has.
 
+Sizes are fields of EngineConfig, which has them checked (config.py); workers deal out layers, and `quire estimate` as they do.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 MAX_RANKS = 64  # that share a model
@@ -28,3 +33,27 @@ def check_layout(config: Any) -> None:
         "--tensor-parallel-size and --pipeline-parallel-size 1",
     )
     need(1 <= config.data_parallel_size <= MAX_ENGINES, f"--data-parallel-size must be between 1 and {MAX_ENGINES}")
+
+
+def split_layers(first: int, layers: Sequence[int], last: int, count: int) -> list[range]:
+    """Layers of each stage, one at least, so that their sums of squared bytes are least: as equal as can be.
+
+    first, last: bytes that the first and the last stage have besides.
+    """
+    total = [0]
+    for num_bytes in layers:
+        total.append(total[-1] + num_bytes)
+    best: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}  # layers dealt out -> (cost, the ends of their stages)
+    for stage in range(count):
+        more = (first if stage == 0 else 0) + (last if stage == count - 1 else 0)
+        ends = range(stage + 1, len(layers) - (count - stage - 1) + 1)
+        best = {
+            end: min(
+                (cost + (total[end] - total[begin] + more) ** 2, (*cuts, end))
+                for begin, (cost, cuts) in best.items()
+                if begin < end
+            )
+            for end in ends
+        }
+    _, cuts = best[len(layers)]
+    return [range(begin, end) for begin, end in pairwise((0, *cuts))]

@@ -3,11 +3,9 @@
 All ranks compute the same from the model's configuration alone. Called by a worker before it builds its part.
 """
 
-from collections.abc import Sequence
-from itertools import pairwise
-
 import torch
 
+from quire.ipc.layout import split_layers
 from quire.workers.models.build import build_model
 from quire.workers.models.config import ModelConfig, ModelConfigError
 from quire.workers.parallel import Parallel, Stage
@@ -24,7 +22,7 @@ def stage_of(config: ModelConfig, dtype: torch.dtype, index: int, count: int) ->
     if config.transformers_config is not None:
         raise ModelConfigError("--model-impl transformers runs a model in one piece: --pipeline-parallel-size 1")
     first, layers_bytes, last = module_bytes(config, dtype)
-    return Stage(index, count, split(first, layers_bytes, last, count)[index])
+    return Stage(index, count, split_layers(first, layers_bytes, last, count)[index])
 
 
 def module_bytes(config: ModelConfig, dtype: torch.dtype) -> tuple[int, list[int], int]:
@@ -41,27 +39,3 @@ def module_bytes(config: ModelConfig, dtype: torch.dtype) -> tuple[int, list[int
     if config.tie_word_embeddings:
         ends["head"] += ends["embed"]
     return ends["embed"], layers, ends["head"]
-
-
-def split(first: int, layers: Sequence[int], last: int, count: int) -> list[range]:
-    """Layers of each stage, one at least, so that their sums of squared bytes are least: as equal as can be.
-
-    first, last: bytes that the first and the last stage have besides.
-    """
-    total = [0]
-    for num_bytes in layers:
-        total.append(total[-1] + num_bytes)
-    best: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}  # layers dealt out -> (cost, the ends of their stages)
-    for stage in range(count):
-        more = (first if stage == 0 else 0) + (last if stage == count - 1 else 0)
-        ends = range(stage + 1, len(layers) - (count - stage - 1) + 1)
-        best = {
-            end: min(
-                (cost + (total[end] - total[begin] + more) ** 2, (*cuts, end))
-                for begin, (cost, cuts) in best.items()
-                if begin < end
-            )
-            for end in ends
-        }
-    _, cuts = best[len(layers)]
-    return [range(begin, end) for begin, end in pairwise((0, *cuts))]
