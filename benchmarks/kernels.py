@@ -1,7 +1,7 @@
-"""All kernels on one GPU against the roofline, beside torch's own: kernels_attention.py, then kernels_small.py.
+"""All kernels on one GPU against the roofline, beside torch's own: kernels_attention, kernels_small, kernels_quantized.py.
 
 python benchmarks/kernels.py                                     every kernel, at the shapes of Llama-3.1-8B and Qwen3-0.6B
-python benchmarks/kernels.py attention --only decode             one of the two with its own options: see `--help` of each
+python benchmarks/kernels.py attention --only decode             one of the three with its own options: see `--help` of each
 python benchmarks/kernels.py small --only linear --model 8B
 """
 
@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-PARTS = ("attention", "small")
+PARTS = ("attention", "small", "quantized")
 
 
 def main() -> int:
@@ -21,7 +21,10 @@ def main() -> int:
     if options and options[0] in PARTS:
         parts, options = (options[0],), options[1:]
     elif options:
-        print(f"{options[0]!r}: options belong to one part, `attention` or `small`, which comes first", file=sys.stderr)
+        print(
+            f"{options[0]!r}: options belong to one part, `attention`, `small` or `quantized`, which comes first",
+            file=sys.stderr,
+        )
         return 2
     for part in parts:
         script = Path(__file__).with_name(f"kernels_{part}.py")

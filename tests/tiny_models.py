@@ -102,12 +102,15 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 ALL_MODELS = {**MODELS, **tiny_families.MODELS, **tiny_moe.MODELS}
 ALWAYS = {*MODELS, *tiny_families.FIRST, *tiny_moe.FIRST}  # in every run; the others where there is time
 
-# The same for a GPU, whose kernels are built for certain head sizes.
-HEAD_DIMS = {"llama": 64, "llama-mha": 80, "llama-mqa-bias": 96, "qwen2-mixed": 112, "mistral-sliding": 128, "qwen3": 256}
+# The same for a GPU, whose kernels are built for certain head sizes; and as transformers 5.17 and later ones read them alike.
+HEAD_DIMS = {
+    "llama": 64, "llama-mha": 80, "llama-mqa-bias": 96, "qwen2-mixed": 112, "mistral-sliding": 128, "qwen3": 256, "olmoe": 16,
+}  # fmt: skip
 GPU_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    f"gpu-{name}": (family, {**changes, "head_dim": HEAD_DIMS.get(name, 64)})
+    f"gpu-{name}": (family, {**changes, "head_dim": HEAD_DIMS.get(name, ... if changes.get("head_dim") is ... else 64)})
     for name, (family, changes) in {**MODELS, **tiny_moe.MODELS}.items()
 } | tiny_families.GPU_MODELS
+GPU_MODELS["gpu-gpt-oss"][1]["swiglu_limit"] = 7.0  # what 5.17 takes whatever the config says
 
 _WIDE = {
     "hidden_size": 1024, "intermediate_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 64,

@@ -178,7 +178,8 @@ class Worker:
         c = self.config
         if c.world_size > 1:
             place = Place(c.rank, c.world_size, self.device, c.collective_timeout_s, c.pipeline_parallel_size)
-            stage = stage_of(model_config, dtype, place.stage, place.stages)
+            checkpoint = None if c.load_format == "dummy" else Path(c.model_dir)
+            stage = stage_of(model_config, dtype, place.stage, place.stages, checkpoint)
             group = self.group = Group(ChannelStore(self.link, c.rank), place, model_config.hidden_size, dtype)
             rank, size = place.within_stage[:2]
             self.parallel = Parallel(rank, size, self.device, group.exchange, group.norm_exchange, stage)

@@ -11,10 +11,12 @@ import sys
 from typing import NamedTuple
 
 from quire.frontend.cli.estimate_model import BUNDLED, ITEMSIZE, EstimateError, Model, on_rank, read_model
+from quire.frontend.cli.estimate_weights import WITHOUT_FP8, weights_bytes
 from quire.ipc import memory_plan as plan
 from quire.ipc.config import EngineConfig, add_engine_arguments, engine_config_from
 from quire.ipc.memory_plan import GIB
 from quire.ipc.process.command import CommandParser
+from quire.ipc.quantization import WHILE_LOADING
 
 # GiB that the driver has for us, which is less than the name says
 GPUS = {
@@ -142,7 +144,9 @@ def estimate(model: Model, config: EngineConfig, memory: int, gpu: str = "") -> 
     rows = config.max_num_seqs or plan.default_max_num_seqs(memory)
     tokens = config.max_num_batched_tokens or plan.default_max_num_batched_tokens(is_gpu)
     block_size = config.block_size or plan.default_block_size(is_gpu)
-    weights = model.num_parameters * item
+    weights, has_fp8 = model.num_parameters * item, not _plain(gpu).startswith(WITHOUT_FP8)
+    if is_gpu:
+        weights = weights_bytes(model, config.quantization, item, has_fp8=has_fp8)
     block = plan.kv_block_bytes(sizes, block_size, item)
     groups = len(plan.kv_groups(sizes))
     if is_gpu:
@@ -198,6 +202,8 @@ def text_of(found: Estimate, model: Model, config: EngineConfig) -> str:
     ranks = config.tensor_parallel_size
     each, model = (f", each of {ranks}", on_rank(model, ranks)) if ranks > 1 else ("", model)
     counted = "" if model.is_counted else ", computed from config.json"
+    if found.total_bytes and (model.stored_bytes or config.quantization in WHILE_LOADING):
+        counted += ", quantized"
     size = f" ({found.total_bytes / GIB:.1f} GiB)" if found.total_bytes else ""
     rows = [
         ("weights", found.weights_bytes, f"{model.num_parameters:,} parameters{counted}"),

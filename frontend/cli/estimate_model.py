@@ -35,6 +35,16 @@ class Model(NamedTuple):
     is_tied: bool  # the head is the embedding
     is_counted: bool  # from the files' headers; otherwise computed from config.json
     has_kv_cache_scheme: bool = False  # the checkpoint was made for a KV cache of 8 bits
+    stored_bytes: int = 0  # of a quantized checkpoint's tensors
+    quantization: Json | None = None  # its quantization_config, {} of one that is elsewhere
+
+
+class Tensor(NamedTuple):
+    """Of a safetensors file."""
+
+    name: str
+    num_elements: int
+    num_bytes: int
 
 
 BUNDLED = Path(__file__).parents[2] / "enginecore" / "loading" / "bundled"  # what is served without a model
@@ -58,14 +68,18 @@ def read_model(name: str, revision: str | None, download_dir: str | None, token:
         raise EstimateError(f"{name}: no estimates are made of {architectures[0]}, only of {', '.join(ESTIMATED)}")
     sizes = sizes_of(config)
     tied = bool(config.get("tie_word_embeddings"))
-    counted = sum(count for tensor, count in tensors if not (tied and tensor == "lm_head.weight"))
+    tensors = [tensor for tensor in tensors if not (tied and tensor.name == "lm_head.weight")]
+    counted, stored = sum(tensor.num_elements for tensor in tensors), 0
     quantization = config.get("quantization_config") or config.get("compression_config")
-    if quantization:
-        counted = 0  # tensors are packed, and dequantized while they are loaded
-    scheme = isinstance(quantization, dict) and bool(quantization.get("kv_cache_scheme"))
+    found: Json | None = None
+    if quantization or any(tensor.name.endswith(".qweight") for tensor in tensors):  # GPTQ and AWQ of old have another file
+        counted, stored = 0, sum(tensor.num_bytes for tensor in tensors)  # they are packed
+        found = quantization if isinstance(quantization, dict) else {}
+    scheme = found is not None and bool(found.get("kv_cache_scheme"))
+    parameters = counted or computed_parameters(sizes, tied)
     dtype = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.") or None
     length = _max_model_len(config)
-    return Model(name, sizes, length, dtype, counted or computed_parameters(sizes, tied), tied, bool(counted), scheme)
+    return Model(name, sizes, length, dtype, parameters, tied, bool(counted), scheme, stored, found)
 
 
 def sizes_of(config: Json) -> ModelSizes:
@@ -164,8 +178,7 @@ def _json(path: Path) -> Json:
     return value
 
 
-def _local_tensors(folder: Path) -> Iterator[tuple[str, int]]:
-    """Name and number of elements of each tensor."""
+def _local_tensors(folder: Path) -> Iterator[Tensor]:
     paths = [folder / "model.safetensors"]
     index = folder / "model.safetensors.index.json"
     if index.is_file():
@@ -175,7 +188,7 @@ def _local_tensors(folder: Path) -> Iterator[tuple[str, int]]:
             yield from _tensors(path)
 
 
-def _tensors(path: Path) -> Iterator[tuple[str, int]]:
+def _tensors(path: Path) -> Iterator[Tensor]:
     try:
         with path.open("rb") as file:
             (size,) = struct.unpack("<Q", file.read(8))
@@ -184,12 +197,13 @@ def _tensors(path: Path) -> Iterator[tuple[str, int]]:
             header = json.loads(file.read(size))
         for name, tensor in header.items():
             if name != "__metadata__":
-                yield name, math.prod(tensor["shape"])
+                start, stop = tensor["data_offsets"]
+                yield Tensor(name, math.prod(tensor["shape"]), stop - start)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise EstimateError(f"{path} is not a safetensors file: {error}") from None
 
 
-def _of_hub(name: str, revision: str | None, download_dir: str | None, token: str | None) -> tuple[Json, list[tuple[str, int]]]:
+def _of_hub(name: str, revision: str | None, download_dir: str | None, token: str | None) -> tuple[Json, list[Tensor]]:
     import huggingface_hub
     from huggingface_hub import errors
 
@@ -216,4 +230,7 @@ def _of_hub(name: str, revision: str | None, download_dir: str | None, token: st
     except Exception as error:  # of the hub's answers, of whichever HTTP library huggingface_hub has today
         reason = (str(error).strip().splitlines() or [""])[0]
         raise EstimateError(f"{name} is no local folder, and of the hub: {type(error).__name__}: {reason}") from None
-    return config, [(tensor, math.prod(info.shape)) for file in files for tensor, info in file.tensors.items()]
+    found_tensors = ((tensor, info) for file in files for tensor, info in file.tensors.items())
+    return config, [
+        Tensor(tensor, math.prod(info.shape), info.data_offsets[1] - info.data_offsets[0]) for tensor, info in found_tensors
+    ]

@@ -35,6 +35,7 @@ from quire.kernels.attention.decode_schedule import (
     row_tiles,
     tiles_per_split,
 )
+from quire.kernels.attention.rope_kv import largest
 from quire.kernels.attention.score_shape import PLAIN_SCORES, ScoreShape
 from quire.kernels.attention.tile import (
     LOG2_E,
@@ -121,6 +122,7 @@ def _decode_kernel(
     PREFETCH_BYTES: tl.constexpr,
     DEPENDENT_LAUNCH: tl.constexpr,
     ROPE: tl.constexpr,
+    ROPE_TOP: tl.constexpr,
 ):
     program = tl.program_id(0)
     units = tl.load(header_ptr)
@@ -158,9 +160,10 @@ def _decode_kernel(
     offs_m = tl.arange(0, ROWS)
     offs_d = tl.arange(0, HEAD_PAD)
     token = offs_m // GROUP
-    qk_scale = scale_log2
+    key_scale = 1.0
     if HAS_KEY_SCALE:
-        qk_scale = scale_log2 * tl.load(key_scale_ptr)
+        key_scale = tl.load(key_scale_ptr)
+    qk_scale = scale_log2 * key_scale
     value_scale = 1.0
     if HAS_VALUE_SCALE:
         value_scale = tl.load(value_scale_ptr)
@@ -196,9 +199,10 @@ def _decode_kernel(
                 )  # fmt: skip
                 q = rotate_group(
                     a, b, cos, sin, new_slot, key_ptr + kv_head * stride_key_head, value_ptr + kv_head * stride_value_head,
-                    num_blocks, stride_key_block, stride_key_token, stride_value_block, stride_value_token,
-                    GROUP, ROPE, ROWS, HEAD_DIM, BLOCK_SIZE,
+                    key_scale, value_scale, num_blocks, stride_key_block, stride_key_token, stride_value_block,
+                    stride_value_token, GROUP, ROPE, ROWS, HEAD_DIM, BLOCK_SIZE, ROPE_TOP,
                 )  # fmt: skip
+                q = compute_type(q, key_ptr)
             else:
                 q_offset = (query_begin + token).to(tl.int64) * stride_q_token
                 q_offset += (kv_head * GROUP + offs_m % GROUP) * stride_q_head
@@ -304,8 +308,8 @@ def decode_attention(
     q, out [T, Hq, D]; k_cache, v_cache [num_blocks, Hkv, block_size, D]; block_table [num_slots, max_blocks] int32, by slot;
     row_slots [R], query_start [R + 1], seq_lens [R] int32. The row's queries are its last positions. A row of seq_len 0 gets
     zeros. `shape`: softcap, ALiBi and sinks. k_scale, v_scale [1] fp32 multiply what the cache holds. With `rope` (see
-    `can_fuse`), q is rotated here and k and v written to the cache, as `rope_kv` would have done before; without k_scale and
-    v_scale.
+    `can_fuse`), q is rotated here and k and v written to the cache, as `rope_kv` would have done before; k_scale and v_scale
+    are then for 8 bits alone.
     """
     num_tokens, num_heads, head_dim = q.shape
     num_blocks, num_kv_heads, block_size, _ = k_cache.shape
@@ -316,8 +320,8 @@ def decode_attention(
     shape.check(num_heads)
     if rope is not None:
         check_rope(rope, q, k_cache, v_cache, workspace)
-        if k_scale is not None or v_scale is not None:
-            raise ValueError("rope does not write scaled caches")
+        if (k_scale is not None or v_scale is not None) and k_cache.dtype.itemsize > 1:
+            raise ValueError("rope writes scaled caches of 8 bits alone")
     num_rows = seq_lens.shape[0]
     config, num_programs = workspace.launch(num_rows)
     rows = triton.next_power_of_2(workspace.max_query_len * num_heads // num_kv_heads)
@@ -381,6 +385,7 @@ def decode_attention(
         PREFETCH_BYTES=prefetch_bytes(k_cache, v_cache, config) if prefetches else 0,
         DEPENDENT_LAUNCH=dependent_launch,
         ROPE=rope_lines(num_heads // num_kv_heads, head_dim) if rope else 0,
+        ROPE_TOP=largest(k_cache.dtype) if rope else 0.0,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         maxnreg=config.max_registers,

@@ -18,6 +18,7 @@ import triton.language as tl
 
 from quire.kernels.attention.decode_rows import COMPILED
 from quire.kernels.attention.decode_schedule import DecodeWorkspace
+from quire.kernels.attention.rope_kv import to_cache
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,9 @@ def rope_lines(group: int, head_dim: int) -> int:
     return min(max(rows // 2, 1024 // head_dim, triton.next_power_of_2(group + 2)), rows)
 
 
-def can_fuse(workspace: DecodeWorkspace, k_cache: torch.Tensor, cos_sin: torch.Tensor, interleaved: bool = False) -> bool:
-    """Whether decode attention takes `rope`: one query a row, whole heads rotated, half against half, no 8-bit cache, room in
-    the query tile.
+def can_fuse(workspace: DecodeWorkspace, cos_sin: torch.Tensor, interleaved: bool = False) -> bool:
+    """Whether decode attention takes `rope`: one query a row, whole heads rotated, half against half, room in the query
+    tile.
     """
     head_dim, group = workspace.head_dim, workspace.num_heads // workspace.num_kv_heads
     return (
@@ -51,7 +52,6 @@ def can_fuse(workspace: DecodeWorkspace, k_cache: torch.Tensor, cos_sin: torch.T
         and cos_sin.shape[1] == head_dim
         and head_dim >= 16
         and head_dim & (head_dim - 1) == 0
-        and k_cache.dtype.itemsize > 1
         and group + 2 <= tile_rows(group)
     )
 
@@ -59,7 +59,7 @@ def can_fuse(workspace: DecodeWorkspace, k_cache: torch.Tensor, cos_sin: torch.T
 def check_rope(rope: Rope, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, workspace: DecodeWorkspace) -> None:
     """Refuse what the kernel would read or write wrongly."""
     tokens, num_heads, head_dim = q.shape
-    if not can_fuse(workspace, k_cache, rope.cos_sin) or k_cache.dtype != v_cache.dtype:
+    if not can_fuse(workspace, rope.cos_sin) or k_cache.dtype != v_cache.dtype:
         raise ValueError("rope: these shapes and types are for rope_kv; see can_fuse")
     if rope.qkv.shape != (tokens, (num_heads + 2 * k_cache.shape[1]) * head_dim) or rope.qkv.stride(1) != 1:
         raise ValueError(f"rope: qkv {rope.qkv.shape} does not fit q {q.shape} and the cache {k_cache.shape}")
@@ -119,14 +119,15 @@ def load_group(
 
 @triton.jit
 def rotate_group(
-    raw_a, raw_b, cos, sin, slot, key_ptr, value_ptr, num_blocks,
+    raw_a, raw_b, cos, sin, slot, key_ptr, value_ptr, key_scale, value_scale, num_blocks,
     stride_key_block, stride_key_token, stride_value_block, stride_value_token,
     GROUP: tl.constexpr, LINES: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    TOP: tl.constexpr,
 ):  # fmt: skip
     """The queries, rotated, as a tile [ROWS, D]; the key and the value are then in the cache, if slot is in it.
 
-    raw_a, raw_b, cos, sin, slot: from load_group; key_ptr, value_ptr: the head's part of block 0. Rows from GROUP on are for
-    nobody, but finite where qkv is.
+    raw_a, raw_b, cos, sin, slot: from load_group; key_ptr, value_ptr: the head's part of block 0; TOP: the cache's largest
+    number, 0 if it has more than 8 bits. Rows from GROUP on are for nobody, but finite where qkv is.
     """
     HALF: tl.constexpr = HEAD_DIM // 2
     line = tl.arange(0, LINES)
@@ -145,8 +146,13 @@ def rotate_group(
     value_ptr += block * stride_value_block + offset * stride_value_token
     place = tl.where(line == GROUP, key_ptr, value_ptr)[:, None] + cols
     mask = ((line >= GROUP) & (line < GROUP + 2))[:, None] & write
-    tl.store(place, rotated_a.to(key_ptr.dtype.element_ty), mask)
-    tl.store(place + HALF, rotated_b.to(key_ptr.dtype.element_ty), mask)
+    if TOP > 0:
+        scale = tl.where(line == GROUP, key_scale, value_scale)[:, None]
+        tl.store(place, to_cache(rotated_a.to(tl.float32), scale, TOP, key_ptr.dtype.element_ty), mask)
+        tl.store(place + HALF, to_cache(rotated_b.to(tl.float32), scale, TOP, key_ptr.dtype.element_ty), mask)
+    else:
+        tl.store(place, rotated_a.to(key_ptr.dtype.element_ty), mask)
+        tl.store(place + HALF, rotated_b.to(key_ptr.dtype.element_ty), mask)
     tl.debug_barrier()  # attention reads them with other threads
     # The halves side by side, and rows of zeros below.
     if LINES < ROWS:

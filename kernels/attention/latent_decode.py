@@ -87,8 +87,8 @@ def _combine_kernel(
     out = tl.zeros([L_2], tl.float32)
     for p in range(parts):
         own = tl.sum(tl.where(part == p, weight, 0.0), 0)
-        x = tl.load(partial_ptr + (at + p * HEADS) * L + j, j < L, other=0.0)
-        out += tl.where(own > 0, own * x, 0.0)  # an empty part's sums were never written
+        width = tl.where(own > 0, L, 0)  # an empty part's sums were never written
+        out += own * tl.load(partial_ptr + (at + p * HEADS) * L + j, j < width, other=0.0)
     token = (tl.load(starts_ptr + row + 1) - 1).to(tl.int64)
     tl.store(out_ptr + (token * HEADS + head) * L + j, (out / total).to(out_ptr.dtype.element_ty), j < L)
 

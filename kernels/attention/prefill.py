@@ -243,13 +243,14 @@ def prefill_attention(
         raise ValueError(f"heads {num_heads}/{num_kv_heads} of {head_dim} do not fit the workspace")
     check_layout(q, k_cache, v_cache, block_table, out, scale)
     shape.check(num_heads)
-    if workspace.hopper and window == 0 and shape.is_plain and k_scale is None and v_scale is None:
+    if workspace.hopper and window == 0 and shape.is_plain:
         from quire.kernels.attention import prefill_hopper as hopper
 
         if hopper.can_copy(q, k_cache, v_cache):
             return hopper.launch(
-                q, k_cache, v_cache, block_table, row_slots, query_start, seq_lens, out, scale=scale, workspace=workspace
-            )
+                q, k_cache, v_cache, block_table, row_slots, query_start, seq_lens, out, scale=scale, workspace=workspace,
+                k_scale=k_scale, v_scale=v_scale,
+            )  # fmt: skip
     config = workspace.config
     _prefill_kernel[(workspace.num_programs,)](
         q,

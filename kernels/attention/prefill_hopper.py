@@ -1,7 +1,8 @@
 """Prefill attention written for Hopper's TMA and wgmma (Gluon): what prefill.py computes, for long steps.
 
 The same units, listed by the same schedule: one query tile of one KV head. A program is a producer warp and two consumer
-warpgroups (prefill_hopper_producer.py, prefill_hopper_consumer.py) that talk through barriers in shared memory.
+warpgroups (prefill_hopper_producer.py, prefill_hopper_consumer.py) that talk through barriers in shared memory. A cache of 8
+bits is widened on its way, by a producer of four warps (prefill_hopper_widen.py).
 FLOPs: 4 * Hq * D a visible (query, key) pair. Bytes: q and out once; keys and values once per query tile, mostly from L2.
 """
 
@@ -12,10 +13,12 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from quire.kernels.attention.prefill_hopper_consumer import consume
 from quire.kernels.attention.prefill_hopper_producer import NUM_FIELDS, produce
+from quire.kernels.attention.prefill_hopper_widen import produce_widened
 from quire.kernels.attention.prefill_schedule import HOPPER_ROWS, PrefillWorkspace
 from quire.kernels.attention.tile import LOG2_E
 from quire.kernels.triton_support import hopper, tma
 
+WIDENING_REGISTERS = 40  # of a thread of the producer's, where it widens caches of 8 bits
 MAX_REGISTERS = gl.constexpr(65536 // (3 * 128) // 8 * 8)  # a thread, before they are shared out: three warpgroups fill an SM
 
 
@@ -24,17 +27,18 @@ MAX_REGISTERS = gl.constexpr(65536 // (3 * 128) // 8 * 8)  # a thread, before th
     do_not_specialize_on_alignment=["row_slots_ptr", "query_start_ptr", "seq_lens_ptr"],
 )
 def _kernel(
-    q_desc, key_desc, value_desc, out_ptr, block_table_ptr, row_slots_ptr, query_start_ptr, seq_lens_ptr, header_ptr,
-    tile_rows_ptr, tile_indices_ptr, partial_out_ptr, partial_max_ptr, partial_sum_ptr, counters_ptr, qk_scale, num_slots,
-    num_blocks, num_tokens, max_keys, stride_out_token, stride_out_head, stride_table,
+    q_desc, key_desc, value_desc, out_ptr, k_scale_ptr, v_scale_ptr, block_table_ptr, row_slots_ptr, query_start_ptr,
+    seq_lens_ptr, header_ptr, tile_rows_ptr, tile_indices_ptr, partial_out_ptr, partial_max_ptr, partial_sum_ptr, counters_ptr,
+    qk_scale, num_slots, num_blocks, num_tokens, max_keys, stride_out_token, stride_out_head, stride_table,
     NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, TOKENS: gl.constexpr, HEAD_DIM: gl.constexpr,
     BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr, PING_PONG: gl.constexpr,
-    PRODUCER_REGISTERS: gl.constexpr,
+    PRODUCER_REGISTERS: gl.constexpr, KEY_SCALE: gl.constexpr, VALUE_SCALE: gl.constexpr,
 ):  # fmt: skip
-    layout: gl.constexpr = key_desc.layout
+    WIDEN: gl.constexpr = key_desc.dtype != q_desc.dtype
+    layout: gl.constexpr = q_desc.layout
     q_buffer = gl.allocate_shared_memory(q_desc.dtype, [2, GROUP * TOKENS, HEAD_DIM], layout)
-    key_buffer = gl.allocate_shared_memory(key_desc.dtype, [STAGES, TILE, HEAD_DIM], layout)
-    value_buffer = gl.allocate_shared_memory(value_desc.dtype, [STAGES, TILE, HEAD_DIM], layout)
+    key_buffer = gl.allocate_shared_memory(q_desc.dtype, [STAGES, TILE, HEAD_DIM], layout)
+    value_buffer = gl.allocate_shared_memory(q_desc.dtype, [STAGES, TILE, HEAD_DIM], layout)
     bars: gl.constexpr = mbarrier.MBarrierLayout()
     records = gl.allocate_shared_memory(gl.int32, [2 * NUM_FIELDS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     q_full = gl.allocate_shared_memory(gl.int64, [2, 1], bars)
@@ -44,9 +48,9 @@ def _kernel(
     key_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
     value_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
     value_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
-    value_copied = gl.allocate_shared_memory(gl.int64, [1], bars)
-    mbarrier.init(value_copied, count=1)
+    copied = gl.allocate_shared_memory(gl.int64, [2, 1], bars)
     for i in gl.static_range(2):
+        mbarrier.init(copied.index(i), count=1)
         mbarrier.init(q_full.index(i), count=1)
         mbarrier.init(q_empty.index(i), count=2)
         mbarrier.init(turns.index(i), count=1)
@@ -57,29 +61,78 @@ def _kernel(
         mbarrier.init(value_empty.index(i), count=2)
     fence_async_shared()
     shared = (q_buffer, key_buffer, value_buffer, records, q_full, q_empty, key_full, key_empty, value_full, value_empty)
-    output = (out_ptr, qk_scale, stride_out_token, stride_out_head)
+    output = (out_ptr, qk_scale, k_scale_ptr, v_scale_ptr, stride_out_token, stride_out_head)
     partial = (header_ptr, counters_ptr, partial_out_ptr, partial_max_ptr, partial_sum_ptr)
-    gl.warp_specialize(
-        [
-            (consume, (shared, turns, output, partial, 0, GROUP, TOKENS, HEAD_DIM, TILE, STAGES, PING_PONG)),
-            (consume, (shared, turns, output, partial, 1, GROUP, TOKENS, HEAD_DIM, TILE, STAGES, PING_PONG)),
-            (
-                produce,
-                (
-                    (q_desc, key_desc, value_desc), shared, value_copied, block_table_ptr, row_slots_ptr, query_start_ptr,
-                    seq_lens_ptr, header_ptr, tile_rows_ptr, tile_indices_ptr, counters_ptr, num_slots, num_blocks, num_tokens,
-                    max_keys, stride_table, NUM_KV_HEADS, GROUP, TOKENS, HEAD_DIM, BLOCK_SIZE, TILE, STAGES,
-                ),
-            ),
-        ],
-        [4, 1],
-        [(3 * MAX_REGISTERS - PRODUCER_REGISTERS) // 16 * 8, PRODUCER_REGISTERS],
+    descs = (q_desc, key_desc, value_desc)
+    step = (
+        block_table_ptr, row_slots_ptr, query_start_ptr, seq_lens_ptr, header_ptr, tile_rows_ptr, tile_indices_ptr,
+        counters_ptr, num_slots, num_blocks, num_tokens, max_keys, stride_table,
     )  # fmt: skip
+    registers: gl.constexpr = (3 * MAX_REGISTERS - PRODUCER_REGISTERS) // 16 * 8
+    if WIDEN:
+        raw_keys = gl.allocate_shared_memory(key_desc.dtype, [TILE, HEAD_DIM], key_desc.layout)
+        raw_values = gl.allocate_shared_memory(value_desc.dtype, [TILE, HEAD_DIM], value_desc.layout)
+        raw_tiles = (raw_keys, raw_values, copied.index(0), copied.index(1))
+        gl.warp_specialize(
+            [
+                (
+                    consume,
+                    (
+                        shared, turns, output, partial, 0, GROUP, TOKENS, HEAD_DIM, TILE, STAGES, PING_PONG, KEY_SCALE,
+                        VALUE_SCALE,
+                    ),
+                ),
+                (
+                    consume,
+                    (
+                        shared, turns, output, partial, 1, GROUP, TOKENS, HEAD_DIM, TILE, STAGES, PING_PONG, KEY_SCALE,
+                        VALUE_SCALE,
+                    ),
+                ),
+                (
+                    produce_widened,
+                    (
+                        descs, shared, raw_tiles, step, NUM_KV_HEADS, GROUP, TOKENS, HEAD_DIM, BLOCK_SIZE, TILE, STAGES,
+                    ),
+                ),
+            ],
+            [4, 4],
+            [registers, PRODUCER_REGISTERS],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (
+                    consume,
+                    (
+                        shared, turns, output, partial, 0, GROUP, TOKENS, HEAD_DIM, TILE, STAGES, PING_PONG, KEY_SCALE,
+                        VALUE_SCALE,
+                    ),
+                ),
+                (
+                    consume,
+                    (
+                        shared, turns, output, partial, 1, GROUP, TOKENS, HEAD_DIM, TILE, STAGES, PING_PONG, KEY_SCALE,
+                        VALUE_SCALE,
+                    ),
+                ),
+                (
+                    produce,
+                    (
+                        descs, shared, copied.index(0), step, NUM_KV_HEADS, GROUP, TOKENS, HEAD_DIM, BLOCK_SIZE, TILE, STAGES,
+                    ),
+                ),
+            ],
+            [4, 1],
+            [registers, PRODUCER_REGISTERS],
+        )  # fmt: skip
 
 
 def can_copy(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> bool:
-    """Whether TMA can read these: a token's heads side by side, whole caches of q's type, lines aligned to 16 bytes."""
-    if not q.dtype == k_cache.dtype == v_cache.dtype or k_cache.shape[2] < 8 or q.stride(1) != q.shape[2]:
+    """Whether TMA can read these: a token's heads side by side, whole caches of q's type or of 8 bits, lines aligned."""
+    if k_cache.dtype != v_cache.dtype or not (k_cache.dtype == q.dtype or k_cache.dtype.itemsize == 1):
+        return False
+    if k_cache.shape[2] < 8 or q.stride(1) != q.shape[2]:
         return False
     whole = k_cache.is_contiguous() and v_cache.is_contiguous()
     return whole and all(hopper.can_copy(t) for t in (q, k_cache, v_cache))
@@ -97,6 +150,8 @@ def launch(
     *,
     scale: float,
     workspace: PrefillWorkspace,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
 ) -> None:
     """Arguments as in `prefill_attention`, for tensors of which `can_copy` is true."""
     num_tokens, num_heads, head_dim = q.shape
@@ -114,6 +169,8 @@ def launch(
         keys,
         values,
         out,
+        workspace.header if k_scale is None else k_scale,
+        workspace.header if v_scale is None else v_scale,
         block_table,
         row_slots,
         query_start,
@@ -140,7 +197,9 @@ def launch(
         TILE=config.tile,
         STAGES=config.stages,
         PING_PONG=config.ping_pong,
-        PRODUCER_REGISTERS=config.producer_registers,
+        PRODUCER_REGISTERS=WIDENING_REGISTERS if k_cache.dtype != q.dtype else config.producer_registers,
+        KEY_SCALE=k_scale is not None,
+        VALUE_SCALE=v_scale is not None,
         num_warps=4,
         maxnreg=MAX_REGISTERS.value,
     )

@@ -113,14 +113,17 @@ def _reduce_partials(partial, first_slot, parts, WARPGROUP: gl.constexpr, HEAD_D
 def consume(
     shared, turns, output, partial,
     WARPGROUP: gl.constexpr, GROUP: gl.constexpr, TOKENS: gl.constexpr, HEAD_DIM: gl.constexpr, TILE: gl.constexpr,
-    STAGES: gl.constexpr, PING_PONG: gl.constexpr,
+    STAGES: gl.constexpr, PING_PONG: gl.constexpr, KEY_SCALE: gl.constexpr, VALUE_SCALE: gl.constexpr,
 ):  # fmt: skip
     """Warpgroup 0 or 1: rows 64 * WARPGROUP and on of each unit's query tile.
 
-    shared: as in `produce`. output: out and its strides, log2(e) * scale. partial: header, counters and the parts' memory.
+    shared: as in `produce`. output: out and its strides, log2(e) * scale, the cache's scales. partial: header, counters and
+    the parts' memory.
     """
     q_buffer, key_buffer, value_buffer, records, q_full, q_empty, key_full, key_empty, value_full, value_empty = shared
-    out_ptr, qk_scale, stride_out_token, stride_out_head = output
+    out_ptr, qk_scale, k_scale_ptr, v_scale_ptr, stride_out_token, stride_out_head = output
+    if KEY_SCALE:
+        qk_scale = qk_scale * gl.load(k_scale_ptr)
     header_ptr, counters_ptr, _partial_out_ptr, _partial_max_ptr, _partial_sum_ptr = partial
     splits = gl.load(header_ptr + 1)
     scores_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
@@ -207,7 +210,10 @@ def consume(
         if last:
             # Each thread stores the pairs that it holds: wider stores would need a trip through shared memory, and what lay
             # there for them was now and then another's when processes take turns on a GPU (benchmarks/LOG.md, 2026-11-22).
-            values = (acc / gl.where(row_sum == 0.0, 1.0, row_sum)[:, None]).to(out_ptr.dtype.element_ty)
+            values = acc / gl.where(row_sum == 0.0, 1.0, row_sum)[:, None]
+            if VALUE_SCALE:
+                values = values * gl.load(v_scale_ptr)
+            values = values.to(out_ptr.dtype.element_ty)
             out_rows = WARPGROUP * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, out_layout))
             columns = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, out_layout))
             line = (first_line + out_rows % TOKENS).to(gl.int64)

@@ -30,13 +30,13 @@ def read_field(records, stage, field: gl.constexpr):
 
 
 @gluon.jit
-def _write_field(records, stage, field: gl.constexpr, value):
-    """By one warp; records int32 [2 * NUM_FIELDS, 1], of the two stages of Q."""
-    records.index(stage * NUM_FIELDS + field).store(gl.full([1], value, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
+def _write_field(records, stage, field: gl.constexpr, value, WARPS: gl.constexpr):
+    """By each of WARPS warps; records int32 [2 * NUM_FIELDS, 1], of the two stages of Q."""
+    records.index(stage * NUM_FIELDS + field).store(gl.full([1], value, gl.int32, gl.BlockedLayout([1], [32], [WARPS], [0])))
 
 
 @gluon.jit
-def _load_tile(
+def copy_tile(
     desc, buffer, full, block_row_ptr, tile, end_key, num_blocks, kv_head,
     NUM_KV_HEADS: gl.constexpr, BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr,
 ):  # fmt: skip
@@ -53,9 +53,67 @@ def _load_tile(
 
 
 @gluon.jit
+def next_unit(
+    unit, splits, tile_rows_ptr, tile_indices_ptr, query_start_ptr, seq_lens_ptr, row_slots_ptr, block_table_ptr,
+    num_slots, num_tokens, max_keys, stride_table, NUM_KV_HEADS: gl.constexpr, TOKENS: gl.constexpr, TILE: gl.constexpr,
+):  # fmt: skip
+    """(KV head, the row's block table, its keys, keys that the last query sees, KV tiles [begin, end), the unit's record)."""
+    whole_unit = unit // splits
+    split = unit % splits
+    entry = whole_unit // NUM_KV_HEADS
+    kv_head = whole_unit % NUM_KV_HEADS
+    row = gl.load(tile_rows_ptr + entry)
+    first_token = gl.load(tile_indices_ptr + entry) * TOKENS
+    begin = gl.minimum(gl.maximum(gl.load(query_start_ptr + row), 0), num_tokens)
+    query_len = gl.minimum(gl.maximum(gl.load(query_start_ptr + row + 1), begin), num_tokens) - begin
+    seq_len = gl.minimum(gl.maximum(gl.load(seq_lens_ptr + row), 0), max_keys)
+    slot = gl.minimum(gl.maximum(gl.load(row_slots_ptr + row), 0), num_slots - 1)
+    block_row_ptr = block_table_ptr + slot.to(gl.int64) * stride_table
+    first_position = gl.maximum(seq_len - query_len + first_token, 0)
+    live = gl.minimum(TOKENS, query_len - first_token)
+    end_key = gl.minimum(first_position + live, seq_len)
+    split_tiles = gl.cdiv(gl.cdiv(end_key, TILE), splits)
+    tile_begin = split * split_tiles
+    tile_end = gl.minimum(tile_begin + split_tiles, gl.cdiv(end_key, TILE))
+    fields = (tile_end, first_position, end_key, begin + first_token, live, kv_head, tile_begin, whole_unit)
+    return kv_head, block_row_ptr, seq_len, end_key, tile_begin, tile_end, fields
+
+
+@gluon.jit
+def write_unit(
+    q_desc, q_buffer, records, q_full, q_empty, turn, fields,
+    GROUP: gl.constexpr, TOKENS: gl.constexpr, HEAD_DIM: gl.constexpr, WARPS: gl.constexpr,
+):  # fmt: skip
+    """Hand over a unit's record, and have its queries copied, as soon as a stage of Q is free."""
+    q_stage = turn % 2
+    mbarrier.wait(q_empty.index(q_stage), (turn // 2 & 1) ^ 1)
+    for field in gl.static_range(NUM_FIELDS):
+        _write_field(records, q_stage, field, fields[field], WARPS)
+    first_line, kv_head = fields[FIRST_TOKEN], fields[KV_HEAD]
+    mbarrier.expect(q_full.index(q_stage), GROUP * TOKENS * HEAD_DIM * q_desc.dtype.primitive_bitwidth // 8)
+    for head in gl.static_range(GROUP):
+        _copy(
+            q_desc, [first_line, (kv_head * GROUP + head) * HEAD_DIM], q_full.index(q_stage),
+            q_buffer.index(q_stage).slice(head * TOKENS, TOKENS),
+        )  # fmt: skip
+
+
+@gluon.jit
+def write_last_record(records, q_full, q_empty, counters_ptr, turn, num_programs, WARPS: gl.constexpr):
+    """Say that there are no more units. The last program to finish leaves the counters at 0 for the next launch."""
+    q_stage = turn % 2
+    mbarrier.wait(q_empty.index(q_stage), (turn // 2 & 1) ^ 1)
+    _write_field(records, q_stage, TILE_END, 0, WARPS)
+    mbarrier.arrive(q_full.index(q_stage), count=1)
+    finished = gl.atomic_add(counters_ptr + 1, 1, sem="acq_rel", scope="gpu")
+    if finished == num_programs - 1:
+        gl.store(counters_ptr, 0)
+        gl.store(counters_ptr + 1, 0)
+
+
+@gluon.jit
 def produce(
-    descs, shared, value_copied, block_table_ptr, row_slots_ptr, query_start_ptr, seq_lens_ptr, header_ptr,
-    tile_rows_ptr, tile_indices_ptr, counters_ptr, num_slots, num_blocks, num_tokens, max_keys, stride_table,
+    descs, shared, value_copied, step_pointers,
     NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, TOKENS: gl.constexpr, HEAD_DIM: gl.constexpr,
     BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
@@ -63,6 +121,10 @@ def produce(
 
     A full barrier is passed when a stage's copy is there, an empty one when both consumers have read it.
     """
+    (
+        block_table_ptr, row_slots_ptr, query_start_ptr, seq_lens_ptr, header_ptr, tile_rows_ptr, tile_indices_ptr,
+        counters_ptr, num_slots, num_blocks, num_tokens, max_keys, stride_table,
+    ) = step_pointers  # fmt: skip
     q_desc, key_desc, value_desc = descs
     q_buffer, key_buffer, value_buffer, records, q_full, q_empty, key_full, key_empty, value_full, value_empty = shared
     num_programs = gl.num_programs(0)
@@ -73,47 +135,19 @@ def produce(
     step = 0
     copies = 0
     while unit < num_units:
-        whole_unit = unit // splits
-        split = unit % splits
-        entry = whole_unit // NUM_KV_HEADS
-        kv_head = whole_unit % NUM_KV_HEADS
-        row = gl.load(tile_rows_ptr + entry)
-        first_token = gl.load(tile_indices_ptr + entry) * TOKENS
+        kv_head, block_row_ptr, seq_len, end_key, tile_begin, tile_end, fields = next_unit(
+            unit, splits, tile_rows_ptr, tile_indices_ptr, query_start_ptr, seq_lens_ptr, row_slots_ptr, block_table_ptr,
+            num_slots, num_tokens, max_keys, stride_table, NUM_KV_HEADS, TOKENS, TILE,
+        )  # fmt: skip
         unit = gl.atomic_add(counters_ptr, 1, sem="relaxed") + num_programs
-        begin = gl.minimum(gl.maximum(gl.load(query_start_ptr + row), 0), num_tokens)
-        query_len = gl.minimum(gl.maximum(gl.load(query_start_ptr + row + 1), begin), num_tokens) - begin
-        seq_len = gl.minimum(gl.maximum(gl.load(seq_lens_ptr + row), 0), max_keys)
-        slot = gl.minimum(gl.maximum(gl.load(row_slots_ptr + row), 0), num_slots - 1)
-        block_row_ptr = block_table_ptr + slot.to(gl.int64) * stride_table
-        first_position = gl.maximum(seq_len - query_len + first_token, 0)
-        live = gl.minimum(TOKENS, query_len - first_token)
-        end_key = gl.minimum(first_position + live, seq_len)
-        split_tiles = gl.cdiv(gl.cdiv(end_key, TILE), splits)
-        tile_begin = split * split_tiles
-        tile_end = gl.minimum(tile_begin + split_tiles, gl.cdiv(end_key, TILE))
         if tile_begin < tile_end:  # else the row is too short for a part of its own
-            tile = tile_end - 1
-            q_stage = turn % 2
-            mbarrier.wait(q_empty.index(q_stage), (turn // 2 & 1) ^ 1)
-            _write_field(records, q_stage, TILE_END, tile_end)
-            _write_field(records, q_stage, FIRST_POSITION, first_position)
-            _write_field(records, q_stage, END_KEY, end_key)
-            _write_field(records, q_stage, FIRST_TOKEN, begin + first_token)
-            _write_field(records, q_stage, LIVE_TOKENS, live)
-            _write_field(records, q_stage, KV_HEAD, kv_head)
-            _write_field(records, q_stage, TILE_BEGIN, tile_begin)
-            _write_field(records, q_stage, WHOLE_UNIT, whole_unit)
-            mbarrier.expect(q_full.index(q_stage), GROUP * TOKENS * HEAD_DIM * q_desc.dtype.primitive_bitwidth // 8)
-            for head in gl.static_range(GROUP):
-                _copy(
-                    q_desc, [begin + first_token, (kv_head * GROUP + head) * HEAD_DIM], q_full.index(q_stage),
-                    q_buffer.index(q_stage).slice(head * TOKENS, TOKENS),
-                )  # fmt: skip
+            write_unit(q_desc, q_buffer, records, q_full, q_empty, turn, fields, GROUP, TOKENS, HEAD_DIM, 1)
             turn += 1
+            tile = tile_end - 1
 
             stage = step % STAGES
             mbarrier.wait(key_empty.index(stage), (step // STAGES & 1) ^ 1)
-            _load_tile(
+            copy_tile(
                 key_desc, key_buffer.index(stage), key_full.index(stage), block_row_ptr, tile, end_key, num_blocks, kv_head,
                 NUM_KV_HEADS, BLOCK_SIZE, TILE,
             )  # fmt: skip
@@ -123,19 +157,19 @@ def produce(
                 if tile > tile_begin:
                     next_stage = (step + 1) % STAGES
                     mbarrier.wait(key_empty.index(next_stage), ((step + 1) // STAGES & 1) ^ 1)
-                    _load_tile(
+                    copy_tile(
                         key_desc, key_buffer.index(next_stage), key_full.index(next_stage), block_row_ptr, tile - 1, end_key,
                         num_blocks, kv_head, NUM_KV_HEADS, BLOCK_SIZE, TILE,
                     )  # fmt: skip
                 stage = step % STAGES
                 mbarrier.wait(value_empty.index(stage), (step // STAGES & 1) ^ 1)
                 if valid_keys >= TILE:
-                    _load_tile(
+                    copy_tile(
                         value_desc, value_buffer.index(stage), value_full.index(stage), block_row_ptr, tile, end_key,
                         num_blocks, kv_head, NUM_KV_HEADS, BLOCK_SIZE, TILE,
                     )  # fmt: skip
                 else:
-                    _load_tile(
+                    copy_tile(
                         value_desc, value_buffer.index(stage), value_copied, block_row_ptr, tile, end_key, num_blocks, kv_head,
                         NUM_KV_HEADS, BLOCK_SIZE, TILE,
                     )  # fmt: skip
@@ -154,13 +188,4 @@ def produce(
                 valid_keys = TILE
                 step += 1
                 tile -= 1
-
-    q_stage = turn % 2
-    mbarrier.wait(q_empty.index(q_stage), (turn // 2 & 1) ^ 1)
-    _write_field(records, q_stage, TILE_END, 0)
-    mbarrier.arrive(q_full.index(q_stage), count=1)
-    # The last program to finish leaves the counters at 0 for the next launch.
-    finished = gl.atomic_add(counters_ptr + 1, 1, sem="acq_rel", scope="gpu")
-    if finished == num_programs - 1:
-        gl.store(counters_ptr, 0)
-        gl.store(counters_ptr + 1, 0)
+    write_last_record(records, q_full, q_empty, counters_ptr, turn, num_programs, 1)

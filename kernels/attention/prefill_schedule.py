@@ -167,7 +167,8 @@ class PrefillWorkspace:
 
 def _hopper_takes(device: torch.device, dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int, group: int) -> bool:
     shape_fits = head_dim in (64, 128) and group in (1, 2, 4, 8, 16)
-    return dtype.itemsize == 2 and cache_dtype == dtype and shape_fits and hopper.available(device)
+    takes_cache = cache_dtype == dtype or cache_dtype.itemsize == 1
+    return dtype.itemsize == 2 and takes_cache and shape_fits and hopper.available(device)
 
 
 def prefill_schedule(

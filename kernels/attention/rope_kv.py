@@ -51,7 +51,8 @@ def _weights(q_weight, k_weight, is_q, cols, first, end: tl.constexpr):
 
 
 @triton.jit
-def _to_cache(x, scale, TOP: tl.constexpr, dtype: tl.constexpr):
+def to_cache(x, scale, TOP: tl.constexpr, dtype: tl.constexpr):
+    """x / scale, float32, in the cache's dtype; TOP: its largest number, at which 8 bits saturate, else 0."""
     x = x / scale
     if TOP > 0:
         x = tl.minimum(tl.maximum(x, -TOP), TOP)
@@ -70,9 +71,9 @@ def _store_part(
     tl.store(qkv_row + heads[:, None] * D + col, x, is_q[:, None] & inside)
     wide = x.to(tl.float32)
     k_at = k_out + (heads - HQ).to(tl.int64)[:, None] * k_head_stride + col
-    tl.store(k_at, _to_cache(wide, k_scale, TOP, k_out.dtype.element_ty), writes_k[:, None] & inside)
+    tl.store(k_at, to_cache(wide, k_scale, TOP, k_out.dtype.element_ty), writes_k[:, None] & inside)
     v_at = v_out + (heads - HQ - HKV).to(tl.int64)[:, None] * v_head_stride + col
-    tl.store(v_at, _to_cache(wide, v_scale, TOP, v_out.dtype.element_ty), writes_v[:, None] & inside)
+    tl.store(v_at, to_cache(wide, v_scale, TOP, v_out.dtype.element_ty), writes_v[:, None] & inside)
 
 
 @triton.jit
@@ -157,6 +158,11 @@ def _rope_kv_kernel(
         )  # fmt: skip
 
 
+def largest(dtype: torch.dtype) -> float:
+    """What an 8-bit cache saturates at; 0 for others, which do not."""
+    return torch.finfo(dtype).max if dtype.itemsize == 1 else 0.0
+
+
 def _check(
     qkv: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor, slots: torch.Tensor, k_cache: torch.Tensor,
     v_cache: torch.Tensor, num_q_heads: int, weights: tuple[torch.Tensor | None, ...],
@@ -213,7 +219,7 @@ def rope_kv(
     rest_pad = triton.next_power_of_2(head_dim - rotary) if head_dim > rotary else 0
     tile = tile or choose_tile(tokens)
     heads = max(1, min(triton.next_power_of_2(total_heads), tile // triton.next_power_of_2(head_dim)))
-    top = torch.finfo(k_cache.dtype).max if k_cache.dtype.itemsize == 1 else 0.0
+    top = largest(k_cache.dtype)
     _rope_kv_kernel[(tokens, triton.cdiv(total_heads, heads))](
         qkv, qkv.stride(0), positions, cos_sin, cos_sin.shape[0], slot_mapping, k_cache, v_cache,
         k_cache.stride(0), k_cache.stride(1), k_cache.stride(2), v_cache.stride(0), v_cache.stride(1), v_cache.stride(2),

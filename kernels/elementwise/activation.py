@@ -5,7 +5,8 @@
 
 act: silu(x) = x / (1 + exp(-x)), gelu exact (by erf) or by tanh, relu(x)^2. Inputs have unit stride in their last dimension and
 any row stride; float32, float16 or bfloat16. Moves 3 * T * I elements, alone 2 * T * I. act is computed in float32 and rounded
-before the product, as torch does. Reference: `activation_cpu`.
+before the product, as torch does. `perm` int32 [I]: column i of the result is that of perm[i], for a product whose weight has
+its inputs in an order of their own; `gather` is that order alone. Reference: `activation_cpu`.
 """
 
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options,
 from quire.kernels.tuning.current import cached, current
 
 ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu2": 3}  # as the kernel's constant
+NONE = tl.constexpr(-1)
 
 
 @triton.jit
@@ -44,18 +46,22 @@ def _activate(x, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def _activation_kernel(
-    x_ptr, out_ptr, x_stride, out_stride, width, ACTIVATION: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
+    x_ptr, perm_ptr, out_ptr, x_stride, out_stride, width, ACTIVATION: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr,
+    PERM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = cols < width
+    of = cols
+    if PERM:
+        of = tl.load(perm_ptr + cols, mask, other=0)
     wait_for_previous(PDL)
-    x = tl.load(x_ptr + row * x_stride + cols, mask, other=0.0)
-    y = _activate(x.to(tl.float32), ACTIVATION).to(x.dtype)
+    y = tl.load(x_ptr + row * x_stride + of, mask, other=0.0)
+    if ACTIVATION != NONE:
+        y = _activate(y.to(tl.float32), ACTIVATION).to(y.dtype)
     if GATED:
-        up = tl.load(x_ptr + row * x_stride + width + cols, mask, other=0.0)
-        y = (y.to(tl.float32) * up.to(tl.float32)).to(x.dtype)
+        up = tl.load(x_ptr + row * x_stride + width + of, mask, other=0.0)
+        y = (y.to(tl.float32) * up.to(tl.float32)).to(y.dtype)
     tl.store(out_ptr + row * out_stride + cols, y, mask)
 
 
@@ -73,19 +79,28 @@ def choose(width: int) -> Config:
 
 
 def _launch(
-    x: torch.Tensor, out: torch.Tensor | None, activation: Activation, is_gated: bool, pdl: int, config: Config | None
+    x: torch.Tensor,
+    out: torch.Tensor | None,
+    activation: Activation | None,
+    is_gated: bool,
+    pdl: int,
+    config: Config | None = None,
+    perm: torch.Tensor | None = None,
 ) -> torch.Tensor:
     rows, width = x.shape[0], x.shape[1] // 2 if is_gated else x.shape[1]
     out = x.new_empty((rows, width)) if out is None else out
     if x.dim() != 2 or x.shape[1] != (2 * width if is_gated else width) or out.shape != (rows, width):
         raise ValueError(f"{activation}: shapes {x.shape}, {out.shape} do not fit")
+    if perm is not None and (perm.shape != (width,) or perm.dtype != torch.int32):
+        raise ValueError(f"{activation}: an order {perm.shape} of {perm.dtype} does not fit {width} columns")
     if x.dtype != out.dtype or x.stride(1) != 1 or out.stride(1) != 1:
         raise ValueError(f"{activation}: out must have the input's dtype, and both unit stride in the last dimension")
     if rows == 0:
         return out
     block, num_warps = config or choose(width)
+    which = NONE.value if activation is None else ACTIVATIONS[activation]
     _activation_kernel[(rows, triton.cdiv(width, block))](
-        x, out, x.stride(0), out.stride(0), width, ACTIVATIONS[activation], is_gated, block, pdl,
+        x, perm, out, x.stride(0), out.stride(0), width, which, is_gated, block, perm is not None, pdl,
         num_warps=num_warps, **launch_options(pdl),
     )  # fmt: skip
     return out
@@ -105,11 +120,21 @@ def activate_mul(
 
 def activate(x: torch.Tensor, out: torch.Tensor | None = None, *, activation: Activation, pdl: int = PLAIN) -> torch.Tensor:
     """act(x) of x [T, I]; `out` may be x itself."""
-    return _launch(x, out, activation, False, pdl, None)
+    return _launch(x, out, activation, False, pdl)
 
 
 def silu_mul(
-    gate_up: torch.Tensor, out: torch.Tensor | None = None, *, pdl: int = PLAIN, config: Config | None = None
+    gate_up: torch.Tensor,
+    out: torch.Tensor | None = None,
+    *,
+    perm: torch.Tensor | None = None,
+    pdl: int = PLAIN,
+    config: Config | None = None,
 ) -> torch.Tensor:
-    """silu(gate) * up, as activate_mul."""
-    return activate_mul(gate_up, out, activation="silu", pdl=pdl, config=config)
+    """silu(gate) * up, as activate_mul; with column perm[i] in place i."""
+    return _launch(gate_up, out, "silu", True, pdl, config, perm)
+
+
+def gather(x: torch.Tensor, perm: torch.Tensor, *, pdl: int = PLAIN) -> torch.Tensor:
+    """x [T, I] with column perm[i] in place i."""
+    return _launch(x, None, None, False, pdl, perm=perm)

@@ -5,8 +5,10 @@
     add_rms_norm:  residual += scale * x (in place); y as above, of it    reads x and residual, writes both: 4 * T * H elements
 
 x, residual, out [T, H] with unit stride in H and any row stride; weight, bias [H]; float32, float16 or bfloat16, all of one
-dtype. x may be [T, N, H], N heads with a norm each; weight [N, H] then weighs each in its own way. add_rms_norm's x may also be
-float32 parts [S, T, H], of which it reads all.
+dtype. x may be [T, N, H], N heads with a norm each; weight [N, H] then weighs each in its own way.
+add_rms_norm's x may also be parts of it, of which it reads all: float32 [S, T, H], or sums of int8 as `scaled_hopper` has them,
+int32 [S + 2, T, H], in the last two of which lie scales that their total is multiplied by; so may add_layer_norm's. `places`
+int32 [H]: column c of y goes to places[c], for a product whose weight has its inputs in an order of their own.
 One program a row, which fits into registers: H up to 32768. Math in float32; `weighs` says how RMSNorm's weight is applied
 (norm_reference.py, which is the reference): by default the normalised value is rounded to x's dtype before the product, as in
 transformers' LlamaRMSNorm. `pdl` is a mode of `dependent_launch`: the weights are loaded before the wait.
@@ -36,12 +38,32 @@ def weighed(normed, weight, dtype: tl.constexpr, WEIGHS: tl.constexpr):
         return normed * weight
 
 
+@triton.jit
+def total_of_parts(x_ptr, row, cols, mask, x_stride, part_stride, PARTS: tl.constexpr):
+    """Columns of a row of x, of its parts' total where there are several: float32, or of x's dtype."""
+    at = x_ptr + row * x_stride + cols
+    x = tl.load(at, mask, other=0)
+    for part in tl.static_range(1, PARTS):
+        x += tl.load(at + part * part_stride, mask, other=0)
+    if x_ptr.dtype.element_ty == tl.int32:  # exact; float32 bits of scales begin the next two: the columns', the rows'
+        scales = (x_ptr + PARTS * part_stride).to(tl.pointer_type(tl.float32), bitcast=True)
+        x = x.to(tl.float32) * tl.load(scales + part_stride + row) * tl.load(scales + cols, mask, other=0.0)
+    return x
+
+
+def parts_of(x: torch.Tensor) -> int:
+    """How many parts the kernels add up of x [T, H], 1, or in parts. Raises TypeError for parts of another dtype."""
+    if x.dim() == 3 and x.dtype not in (torch.float32, torch.int32):
+        raise TypeError(f"parts of x must be float32 or int32, not {x.dtype}")
+    return 1 if x.dim() == 2 else len(x) - 2 * (x.dtype == torch.int32)
+
+
 @triton.jit(do_not_specialize=["part_stride"])
 def _norm_kernel(
-    x_ptr, residual_ptr, weight_ptr, bias_ptr, out_ptr, x_stride, residual_stride, out_stride, part_stride, weight_stride,
-    scale, eps,
+    x_ptr, residual_ptr, weight_ptr, bias_ptr, places_ptr, out_ptr, x_stride, residual_stride, out_stride, part_stride,
+    weight_stride, scale, eps,
     H: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, SCALED: tl.constexpr, PARTS: tl.constexpr, WEIGHS: tl.constexpr,
-    WEIGHT: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr,
+    WEIGHT: tl.constexpr, BIAS: tl.constexpr, PLACED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -51,13 +73,14 @@ def _norm_kernel(
         weight = tl.load(weight_ptr + head * weight_stride + cols, mask, other=0.0).to(tl.float32)
     if BIAS:
         bias = tl.load(bias_ptr + cols, mask, other=0.0).to(tl.float32)
+    places = cols + head * H
+    if PLACED:
+        places = tl.load(places_ptr + cols, mask, other=0)
     cols += head * H
     wait_for_previous(PDL)
-    x = tl.load(x_ptr + row * x_stride + cols, mask, other=0.0)
+    x = total_of_parts(x_ptr, row, cols, mask, x_stride, part_stride, PARTS)
     if ADD:
         residual = tl.load(residual_ptr + row * residual_stride + cols, mask, other=0.0)
-        for part in tl.static_range(1, PARTS):
-            x += tl.load(x_ptr + part * part_stride + row * x_stride + cols, mask, other=0.0)
         x = x.to(residual.dtype)
         if SCALED:
             x = (x.to(tl.float32) * scale).to(residual.dtype)
@@ -71,7 +94,7 @@ def _norm_kernel(
         y = weighed(y, weight, x.dtype, WEIGHS)
     if BIAS:
         y += bias
-    tl.store(out_ptr + row * out_stride + cols, y.to(x.dtype), mask)
+    tl.store(out_ptr + row * out_stride + places, y.to(x.dtype), mask)
 
 
 def _launch(
@@ -83,14 +106,13 @@ def _launch(
     pdl: int,
     *,
     bias: torch.Tensor | None = None,
+    places: torch.Tensor | None = None,
     scale: float = 1.0,
     weighs: int = 1,
 ) -> torch.Tensor:
     parts, part_stride = 1, 0
     if x.dim() == 3 and residual is not None:
-        if x.dtype != torch.float32:
-            raise TypeError(f"add_rms_norm: parts of x must be float32, not {x.dtype}")
-        parts, part_stride = x.shape[0], x.stride(0)
+        parts, part_stride = parts_of(x), x.stride(0)
         out = torch.empty_like(residual) if out is None else out
         x = x[0]
         if x.shape != residual.shape:
@@ -100,6 +122,8 @@ def _launch(
     second = x if residual is None else residual
     if not part_stride:
         _check(x, second, weight, bias, out)
+    if places is not None and (x.dim() != 2 or places.shape != x.shape[1:] or places.dtype != torch.int32):
+        raise ValueError(f"norm: places {places.shape} of {places.dtype} do not fit")
     rows, width = x.shape[0], x.shape[-1]
     if rows == 0:
         return out
@@ -107,9 +131,9 @@ def _launch(
     num_warps = min(max(block // current().elementwise.norm_warp_elements, 1), MAX_WARPS)
     of_heads = 0 if weight is None or weight.dim() == 1 else weight.stride(0)
     _norm_kernel[(rows, x.shape[1] if x.dim() == 3 else 1)](
-        x, second, weight, bias, out, x.stride(0), second.stride(0), out.stride(0), part_stride, of_heads, scale, eps,
-        width, block, residual is not None, scale != 1.0, parts, weighs, weight is not None, bias is not None, pdl,
-        num_warps=num_warps, **launch_options(pdl),
+        x, second, weight, bias, places, out, x.stride(0), second.stride(0), out.stride(0), part_stride, of_heads, scale, eps,
+        width, block, residual is not None, scale != 1.0, parts, weighs, weight is not None, bias is not None,
+        places is not None, pdl, num_warps=num_warps, **launch_options(pdl),
     )  # fmt: skip
     return out
 
@@ -136,10 +160,11 @@ def rms_norm(
     out: torch.Tensor | None = None,
     *,
     weighs: Weighs = "rounded",
+    places: torch.Tensor | None = None,
     pdl: int = PLAIN,
 ) -> torch.Tensor:
     """The normalised rows of x, written to `out` if given (which may be x itself)."""
-    return _launch(x, None, weight, eps, out, pdl, weighs=WEIGHS[weighs])
+    return _launch(x, None, weight, eps, out, pdl, weighs=WEIGHS[weighs], places=places)
 
 
 def add_rms_norm(
@@ -151,13 +176,14 @@ def add_rms_norm(
     *,
     scale: float = 1.0,
     weighs: Weighs = "rounded",
+    places: torch.Tensor | None = None,
     pdl: int = PLAIN,
 ) -> torch.Tensor:
     """Add scale * x to the residual in place and return the norm of the sum; `out` may be x itself, unless that is in parts.
 
-    x may be float32 [S, T, H], parts whose sum, rounded to the residual's dtype, is added (`split_linear`).
+    x may be parts whose sum, rounded to the residual's dtype, is added: float32 [S, T, H] (`split_linear`), or int32.
     """
-    return _launch(x, residual, weight, eps, out, pdl, scale=scale, weighs=WEIGHS[weighs])
+    return _launch(x, residual, weight, eps, out, pdl, scale=scale, weighs=WEIGHS[weighs], places=places)
 
 
 def layer_norm(

@@ -167,7 +167,25 @@ def _kernels() -> dict[tuple[str, str], Any]:
     from quire.kernels.elementwise import activation, embedding, logits, norm  # noqa: F401
     from quire.kernels.exchange import all_reduce_norm  # noqa: F401
     from quire.kernels.experts import align, pairs, routing, tiles  # noqa: F401
-    from quire.kernels.linear import linear, linear_hopper, norm_linear, split_linear  # noqa: F401
+    from quire.kernels.linear import (  # noqa: F401
+        int4,
+        int4_hopper,
+        int4_norm,
+        int4_wide,
+        int8,
+        linear,
+        linear_hopper,
+        norm_linear,
+        quantize,
+        scaled,
+        scaled_fused,
+        scaled_hopper,
+        scaled_row,
+        split_linear,
+        w8a16,
+        w8a16_hopper,
+        w8a16_row,
+    )
     from quire.kernels.sampling import sampler, sampler_filter, sampler_parts  # noqa: F401
     from quire.kernels.step import step_inputs  # noqa: F401
 

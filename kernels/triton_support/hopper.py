@@ -16,6 +16,7 @@ log = logging.getLogger("quire.kernels")
 
 # 3.6 has run them, 3.7 compiles them (tests/kernels/test_gluon.py), 3.9 has other names for what they call.
 FIRST_TRITON, END_TRITON = (3, 6), (3, 8)
+SHARED_BYTES = 227 * 1024  # that a program may have on a Hopper
 MAX_ROWS = 64  # that linear_hopper computes; where it pays for fewer only, the tuning table says so
 
 
@@ -61,5 +62,15 @@ def block_rows(rows: int) -> int:
 
 
 @functools.cache
+def shared_bytes(device: torch.device) -> int:
+    """That a program may have on this GPU, a Hopper or not."""
+    if device.type != "cuda":
+        return SHARED_BYTES
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)  # type: ignore[attr-defined]
+
+
+@functools.cache
 def num_sms(device: torch.device) -> int:
+    if device.type == "cpu":  # the interpreter
+        return 1
     return torch.cuda.get_device_properties(device).multi_processor_count

@@ -9,6 +9,7 @@ copy = tma.async_copy_global_to_shared
 
 
 def lines(tensor: torch.Tensor, count: int, width: int, stride: int, box: tuple[int, int]) -> TensorDescriptor:
-    """A 16-bit tensor as `count` lines of `width` elements, `stride` apart, to be copied in boxes; outside are zeros."""
-    layout = gl.NVMMASharedLayout(min(128, 2 * box[1]), 16)
+    """A 16- or 8-bit tensor as `count` lines of `width` elements, `stride` apart, to be copied in boxes; outside are zeros."""
+    size = tensor.element_size()
+    layout = gl.NVMMASharedLayout(min(128, size * box[1]), 8 * size)
     return TensorDescriptor(tensor, [count, width], [stride, 1], list(box), layout)

@@ -82,6 +82,17 @@ class LinearTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     norm_linear_tiles: tuple[tuple[int, int, int], ...]  # (K up to, output columns of a program, warps), K ascending
 
 
+class ScaledTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Products with quantized weights: the rows up to which our kernels are faster than cuBLAS, where that can compute them."""
+
+    fp8_rows: int
+    fp8_block_rows: int  # with scales for blocks of 128
+    int8_rows: int
+    int4_rows: int  # by `int4_wide`; cuBLAS takes a weight that is dequantized first
+    fused_weight: int  # elements up to which one row is brought to 8 bits within the product
+    ring_weight: int = 1 << 24  # from which one row goes to Hopper's ring, and not to many small programs
+
+
 class DecodeRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Configurations of decode attention, by programs an SM, ascending (`decode_schedule`)."""
 
@@ -164,6 +175,7 @@ class Tuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     devices: tuple[str, ...]  # as CUDA calls them; none: of any
     linear: dict[str, LinearTuning]  # by weight format
+    scaled: ScaledTuning = ScaledTuning(fp8_rows=64, fp8_block_rows=64, int8_rows=512, int4_rows=512, fused_weight=1 << 23)
     attention: AttentionTuning
     experts: ExpertsTuning
     elementwise: ElementwiseTuning

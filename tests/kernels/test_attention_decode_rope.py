@@ -39,14 +39,14 @@ class Step:
         return qkv, q, case.k_cache.clone(), case.v_cache.clone(), torch.full_like(case.out, float("nan"))
 
     def _rope_kv(self, module: ModuleType, qkv: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        module.rope_kv(qkv, self.positions, self.cos_sin, self.slots, k, v, self.case.num_heads)
+        module.rope_kv(qkv, self.positions, self.cos_sin, self.slots, k, v, self.case.num_heads, **self.case.scales)
 
     def expected(self) -> Result:
         qkv, q, k, v, out = self._copy()
         self._rope_kv(rope_kv_reference, qkv, k, v)
         c, want = self.case, out.float()
         attention_reference(
-            q, k, v, c.block_table, c.row_slots, c.query_start, c.seq_lens, want, scale=c.scale, window=c.window
+            q, k, v, c.block_table, c.row_slots, c.query_start, c.seq_lens, want, scale=c.scale, window=c.window, **c.scales
         )
         return want, k, v
 
@@ -58,7 +58,9 @@ class Step:
 
         c = self.case
         heads = c.num_heads, c.num_kv_heads, c.head_dim
-        workspace = DecodeWorkspace.allocate(len(c.rows) + 1, *heads, 1, c.device, c.dtype, **options)
+        workspace = DecodeWorkspace.allocate(
+            len(c.rows) + 1, *heads, 1, c.device, c.dtype, cache_dtype=c.k_cache.dtype, **options
+        )
         workspace.partial_out.fill_(float("nan"))
         schedule = workspace.new_schedule(c.window)
         qkv, q, k, v, out = self._copy()
@@ -74,6 +76,7 @@ class Step:
                 schedule=schedule,
                 rope=rope,
                 dependent_launch=mode,
+                **c.scales,
             )
         assert not workspace.arrivals.any()
         assert not fused or torch.equal(qkv, self.qkv)
@@ -82,7 +85,7 @@ class Step:
 
 def assert_same(got: Result, want: Result) -> None:
     for a, b in zip(got, want, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(a.float(), b.float(), rtol=0, atol=0, equal_nan=True)
 
 
 def assert_close(got: Result, want: Result, dtype: torch.dtype) -> None:
@@ -145,6 +148,22 @@ def test_interpreted_half_precision_and_positions_beyond_the_table():
     assert_close(got, step.expected(), torch.float16)
 
 
+EIGHT_BITS = [torch.float8_e4m3fn, torch.float8_e5m2]
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("cache_dtype", EIGHT_BITS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_interpreted_8_bit_caches(dtype, cache_dtype, scaled):
+    """Written and read as `rope_kv` and attention do, to the bit; large values saturate."""
+    step = Step(LENGTHS, dtype=dtype, cache_dtype=cache_dtype, scaled=scaled)
+    step.qkv[:, -3:] = 1e6
+    options = {"config": tiles_of(16), "num_programs": 4, "split_tokens": 0}
+    got = step.run(fused=True, layers=2, **options)
+    assert_same(got, step.run(fused=False, **options))
+
+
 @pytest.mark.interpret
 def test_interpreted_writes_nothing_where_no_slot_is():
     """Attention then sees what the cache holds there, as it does after `rope_kv`."""
@@ -162,15 +181,14 @@ def test_what_does_not_fit_is_refused():
     from quire.kernels.attention.decode_rope import can_fuse
     from quire.kernels.attention.decode_schedule import DecodeWorkspace
 
-    def fits(num_heads=4, head_dim=16, max_query_len=1, cache_dtype=torch.float32, rotary_dim=None):
+    def fits(num_heads=4, head_dim=16, max_query_len=1, rotary_dim=None):
         workspace = DecodeWorkspace.allocate(
             2, num_heads, 1, head_dim, max_query_len, "cpu", torch.float32, config=tiles_of(16), num_programs=1
         )
-        cache = torch.zeros(1, 1, 16, head_dim, dtype=cache_dtype)
-        return can_fuse(workspace, cache, torch.zeros(3, rotary_dim or head_dim))
+        return can_fuse(workspace, torch.zeros(3, rotary_dim or head_dim))
 
-    assert fits() and fits(num_heads=14) and fits(num_heads=30, head_dim=128) and fits(cache_dtype=torch.float16)
-    assert not (fits(head_dim=24) or fits(max_query_len=2) or fits(rotary_dim=8) or fits(cache_dtype=torch.float8_e4m3fn))
+    assert fits() and fits(num_heads=14) and fits(num_heads=30, head_dim=128)
+    assert not (fits(head_dim=24) or fits(max_query_len=2) or fits(rotary_dim=8))
     assert not (fits(num_heads=15) or fits(num_heads=16) or fits(num_heads=32))
 
     def refused(match, **changes):
@@ -189,8 +207,8 @@ GPU_HEADS = [(32, 8, 128), (16, 8, 128), (14, 2, 64)]
 ROWS = {name: [keys for keys, _queries in rows] for name, rows in GPU_DECODE_ROWS.items() if name != "queries"}
 
 
-def gpu_step(lengths, heads, dtype, window=0) -> Step:
-    shape = {"num_heads": heads[0], "num_kv_heads": heads[1], "head_dim": heads[2], "window": window}
+def gpu_step(lengths, heads, dtype, window=0, **cached) -> Step:
+    shape = {"num_heads": heads[0], "num_kv_heads": heads[1], "head_dim": heads[2], "window": window, **cached}
     return Step(lengths, block_size=64, dtype=dtype, device="cuda", **shape)
 
 
@@ -203,6 +221,18 @@ def test_gpu_equals_rope_kv_then_attention(lengths, dtype, heads):
     got = step.run(fused=True, layers=2)
     assert_close(got, step.expected(), dtype)
     assert_same(got, step.run(fused=False))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("cache_dtype", EIGHT_BITS, ids=str)
+@pytest.mark.parametrize("heads", GPU_HEADS)
+@pytest.mark.parametrize("lengths", [ROWS["skewed"], ROWS["lengths"]], ids=["skewed", "lengths"])
+def test_gpu_8_bit_caches(lengths, heads, cache_dtype, scaled):
+    step = gpu_step(lengths, heads, torch.bfloat16, cache_dtype=cache_dtype, scaled=scaled)
+    got = step.run(fused=True, layers=2)
+    assert_same(got, step.run(fused=False))
+    assert_matches(got[0], step.expected()[0], torch.bfloat16)
 
 
 @pytest.mark.gpu

@@ -65,6 +65,17 @@ def test_gpu_hopper_prefill_is_the_same_for_any_number_of_programs(num_programs,
     assert torch.equal(run_prefill(case, hopper=True, num_programs=num_programs), want)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("cache_dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("rows", [*GPU_PREFILL_ROWS.values(), [(9000, 5)], [(513, 1), (8192, 64), (2, 2)]])
+@pytest.mark.parametrize("heads", [(32, 8, 128), (16, 16, 128), (16, 1, 64)])
+def test_gpu_hopper_prefill_widens_caches_of_8_bits(heads, rows, cache_dtype, dtype, scaled, on_hopper):
+    case = Case(rows, *heads, 64, dtype=dtype, cache_dtype=cache_dtype, device="cuda", scaled=scaled)
+    assert_matches(run_prefill(case, hopper=True), case.expected(), dtype)
+
+
 # ----------------------------------------------------------------------------------------------------- without a GPU
 @pytest.mark.parametrize(
     "dtype,cache_dtype,head_dim,group,taken",
@@ -72,7 +83,9 @@ def test_gpu_hopper_prefill_is_the_same_for_any_number_of_programs(num_programs,
         (torch.bfloat16, torch.bfloat16, 128, 4, True),
         (torch.float16, torch.float16, 64, 16, True),
         (torch.float32, torch.float32, 128, 4, False),
-        (torch.bfloat16, torch.float8_e4m3fn, 128, 4, False),
+        (torch.bfloat16, torch.float8_e4m3fn, 128, 4, True),
+        (torch.bfloat16, torch.float16, 128, 4, False),
+        (torch.float32, torch.float8_e4m3fn, 128, 4, False),
         (torch.bfloat16, torch.bfloat16, 80, 4, False),
         (torch.bfloat16, torch.bfloat16, 128, 7, False),
     ],
@@ -107,7 +120,8 @@ def test_only_plain_calls_that_tma_can_read_go_to_hopper(monkeypatch):
 
     one = torch.ones(1)
     assert run() == "hopper"
-    assert run(window=5) == run(k_scale=one) == run(v_scale=one) == "portable"
+    assert run(window=5) == "portable" and run(k_scale=one) == run(v_scale=one) == "hopper"
+    assert run(cache=torch.zeros(4, 2, 16, 64).to(torch.float8_e4m3fn)) == "hopper"
     assert run(cache=torch.zeros(4, 2, 16, 64).half()) == "portable"  # of another type
     assert run(torch.zeros(8, 5, 64).bfloat16()[:, :4]) == "hopper"  # a slice of qkv
     assert run(torch.zeros(8, 4 * 64 + 4).bfloat16()[:, : 4 * 64].unflatten(1, (4, 64))) == "portable"  # lines not aligned

@@ -17,7 +17,8 @@ from hopper_offline import COMPILED, ints, meta
 hopper_offline.compile_launches()
 {body}
 for kernel in COMPILED:
-    print(kernel.metadata.shared <= 232448, "wgmma" in kernel.asm["ptx"], "cp.async.bulk.tensor" in kernel.asm["ptx"])
+    ptx = kernel.asm["ptx"]
+    print(kernel.metadata.shared <= 232448, "wgmma" in ptx or "mma.sync" in ptx, "cp.async.bulk.tensor" in ptx)
 """
 
 PREFILL = """
@@ -31,6 +32,64 @@ attention_prefill_hopper.launch(
 )
 """
 
+PREFILL_8_BITS = """
+from quire.kernels.attention import prefill_hopper as attention_prefill_hopper
+from quire.kernels.attention import prefill_schedule as attention_prefill_schedule
+for heads, dim, dtype in ((32, 128, torch.float8_e4m3fn), (8, 64, torch.float8_e5m2)):
+    workspace = attention_prefill_schedule.PrefillWorkspace.allocate(
+        8, 1024, heads, 8, dim, "meta", torch.bfloat16, cache_dtype=dtype
+    )
+    q = meta(1024, (heads + 16) * dim)[:, : heads * dim].unflatten(1, (heads, dim))
+    cache, one = meta(100, 8, 64, dim, dtype=dtype), meta(1, dtype=torch.float32)
+    attention_prefill_hopper.launch(
+        q, cache, cache, ints(9, 64), ints(8), ints(9), ints(8), meta(1024, heads, dim), scale=0.1, workspace=workspace,
+        k_scale=one, v_scale=one,
+    )
+"""
+
+SCALED = """
+from quire.kernels.linear import scaled_hopper as kernel
+from quire.kernels.linear.scaled import Scaled
+for rows, dtype, gated, parts, blocks in ((1, torch.float8_e4m3fn, False, False, 1), (64, torch.float8_e4m3fn, True, False, 32),
+                                          (16, torch.float8_e4m3fn, False, True, 32), (16, torch.int8, False, False, 1),
+                                          (1, torch.int8, False, True, 1)):
+    config = kernel.choose(rows, 4096, 4096, 132, is_gated=gated, in_parts=parts)
+    sums = torch.int32 if dtype == torch.int8 else torch.float32
+    out = meta(config.parts + 2 * (sums == torch.int32), rows, 4096, dtype=sums) if config.parts > 1 else meta(rows, 4096)
+    x = Scaled(meta(rows, 4096, dtype=dtype), meta(rows, blocks, dtype=torch.float32))
+    n = 8192 if gated else 4096
+    of = 128 if blocks > 1 else 1
+    w = Scaled(meta(n, 4096, dtype=dtype), meta(n // of, blocks, dtype=torch.float32), of)
+    kernel.launch(x, w, None, out, config, is_gated=gated, pdl=1)
+"""
+
+W8A16 = """
+from quire.kernels.linear import w8a16_hopper as kernel
+from quire.kernels.linear.w8a16_weight import Weight8
+for rows, dtype, gated, parts, group in ((17, torch.float8_e4m3fn, False, False, 4096), (64, torch.int8, True, False, 128),
+                                         (33, torch.int8, False, True, 32)):
+    config = kernel.choose(rows, 4096, 4096, 132, is_gated=gated, in_parts=parts)
+    out = meta(config.parts, rows, 4096, dtype=torch.float32) if config.parts > 1 else meta(rows, 4096)
+    n = 8192 if gated else 4096
+    zeros = meta(n, 4096 // group, dtype=torch.int16) if parts else None
+    weight = Weight8(meta(n, 4096, dtype=dtype), meta(n, 4096 // group, dtype=torch.float32), zeros, group)
+    kernel.launch(meta(rows, 4096), weight, None, out, config, is_gated=gated, pdl=1)
+"""
+
+INT4 = """
+from quire.kernels.linear import int4_hopper, int4_wide
+from quire.kernels.linear.int4_weight import Int4Weight
+for rows, gated, parts, zeros in ((1, False, True, True), (16, True, False, False), (64, True, False, True),
+                                  (100, True, False, False), (256, False, True, True)):
+    kernel = int4_wide if rows > 64 else int4_hopper
+    config = kernel.choose(rows, 4096, 4096, 132, is_gated=gated, in_parts=parts)
+    out = meta(config.parts, rows, 4096, dtype=torch.float32) if config.parts > 1 else meta(rows, 4096)
+    n = 8192 if gated else 4096
+    zeros = meta(32, n, dtype=torch.uint8) if zeros else None
+    weight = Int4Weight(meta(n, 512, dtype=torch.int32), meta(32, n), zeros, 128, 4096)
+    kernel.launch(meta(rows, 4096), weight, None, out, config, is_gated=gated, pdl=1)
+"""
+
 LINEAR = """
 from quire.kernels.linear import linear_hopper as kernel
 for rows, gated, parts in ((16, False, False), (64, True, False), (32, False, True)):
@@ -40,7 +99,11 @@ for rows, gated, parts in ((16, False, False), (64, True, False), (32, False, Tr
 """
 
 
-@pytest.mark.parametrize("body,count", [(PREFILL, 1), (LINEAR, 3)], ids=["prefill", "linear"])
+@pytest.mark.parametrize(
+    "body,count",
+    [(PREFILL, 1), (PREFILL_8_BITS, 2), (LINEAR, 3), (SCALED, 5), (INT4, 5), (W8A16, 3)],
+    ids=["prefill", "prefill_8_bits", "linear", "scaled", "int4", "w8a16"],
+)
 def test_kernels_for_hopper_compile(body, count, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)

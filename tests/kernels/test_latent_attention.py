@@ -63,9 +63,10 @@ def compare_lines(shape, dtype, device, tokens=5):
     q_latent, weight = random(heads, tokens, latent, **make), random(latent, seed=2, **make)
     cos_sin = random(64, rotary, device=device)
     positions = torch.randint(64, (tokens,), generator=torch.Generator().manual_seed(0)).int().to(device)
-    mapping = torch.randperm(3 * size, generator=torch.Generator().manual_seed(0))[:tokens].to(device)
+    blocks = -(-tokens // size) + 2
+    mapping = torch.randperm(blocks * size, generator=torch.Generator().manual_seed(0))[:tokens].to(device)
     mapping[tokens // 2] = -1
-    caches = [torch.zeros(3, 1, size, rotary + latent, **make) for _ in range(2)]
+    caches = [torch.zeros(blocks, 1, size, rotary + latent, **make) for _ in range(2)]
     tolerance = {"rtol": TOLERANCE[dtype], "atol": TOLERANCE[dtype]}
     for interleaved in (True, False):
         arguments = (q, q_latent, kv, weight, 1e-6, cos_sin, positions, mapping)

@@ -51,6 +51,66 @@ def compare(shape, dtype, device):
     assert torch.equal(ours, theirs)
 
 
+def parts_of_integers(device):
+    """(parts as `scaled_hopper` writes them, the product that they are)"""
+    g = torch.Generator().manual_seed(5)
+    sums = torch.randint(-(2**22), 2**22, (3, 4, 200), generator=g, dtype=torch.int32)
+    xs, ws = (torch.rand(n, generator=g) / 2**20 for n in (4, 200))
+    behind = torch.full((2, 4, 200), 2**30, dtype=torch.int32)
+    behind[0, 0], behind[1, 0, :4] = ws.view(torch.int32), xs.view(torch.int32)
+    return torch.cat([sums, behind]).to(device), (sums.sum(0).float() * xs[:, None] * ws).to(device)
+
+
+def compare_parts_of_integers(device, dtype):
+    from quire.kernels.elementwise import norm
+    from quire.kernels.linear import quantize
+
+    (parts, y), residual = parts_of_integers(device), torch.randn(4, 200, device=device).to(dtype)
+    weight, plain, ours = torch.ones(200, device=device, dtype=dtype), residual.clone(), residual.clone()
+    want, got = norm.add_rms_norm(y.to(dtype), plain, weight, 1e-6), norm.add_rms_norm(parts, ours, weight, 1e-6)
+    assert torch.equal(got, want) and torch.equal(ours, plain)
+    plain, ours = residual.clone(), residual.clone()
+    want = quantize.rms_norm_quantize(y.to(dtype), plain, weight, 1e-6, torch.int8)
+    got = quantize.rms_norm_quantize(parts, ours, weight, 1e-6, torch.int8)
+    assert torch.equal(got.data, want.data) and torch.equal(got.scales, want.scales) and torch.equal(ours, plain)
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_sums_of_integers_are_exact_in_parts(dtype):
+    compare_parts_of_integers("cpu", dtype)
+
+
+@pytest.mark.gpu
+def test_gpu_sums_of_integers_are_exact_in_parts():
+    compare_parts_of_integers("cuda", torch.bfloat16)
+
+
+def compare_places(device):
+    from quire.kernels.elementwise import norm
+
+    x, residual, weight = inputs((3, 200), torch.float32, device)
+    places = torch.randperm(200, device=device).to(torch.int32)
+    for first in (None, x):
+        plain, placed = (residual.clone() for _ in range(2))
+        if first is None:
+            want, got = norm.rms_norm(plain, weight, 1e-6), norm.rms_norm(placed, weight, 1e-6, places=places)
+        else:
+            want = norm.add_rms_norm(x, plain, weight, 1e-6)
+            got = norm.add_rms_norm(x, placed, weight, 1e-6, places=places)
+        assert torch.equal(got[:, places.long()], want) and torch.equal(placed, plain)
+
+
+@pytest.mark.interpret
+def test_columns_go_to_their_places_in_the_interpreter():
+    compare_places("cpu")
+
+
+@pytest.mark.gpu
+def test_columns_go_to_their_places():
+    compare_places("cuda")
+
+
 @pytest.mark.interpret
 @pytest.mark.parametrize("shape", SHAPES)
 def test_kernel_in_the_interpreter(shape):

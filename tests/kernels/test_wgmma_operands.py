@@ -86,6 +86,99 @@ def test_no_register_of_a_wgmma_under_way_is_written(kernel, tmp_path, monkeypat
     assert count >= 4 and found == []
 
 
+WEIGHTS = """
+import json, pathlib, sys, tempfile
+import hopper_offline
+from hopper_offline import COMPILED, meta
+import torch
+from sass import disassemble, hazards
+from quire.kernels.linear import int4, scaled, w8a16, w8a16_hopper
+from quire.kernels.linear.int4_weight import Int4Weight
+from quire.kernels.linear.w8a16_weight import Weight8
+
+hopper_offline.compile_launches()
+rows, x, out = 64, meta(64, 1024), meta(64, 512)
+if sys.argv[1] == "int4":
+    weight = Int4Weight(meta(1024, 128, dtype=torch.int32), meta(8, 1024), meta(8, 1024, dtype=torch.uint8), 128, 1024)
+    int4.launch(x, weight, None, out, int4.choose(64, 512, 128), is_gated=True)
+else:
+    zeros = meta(1024, 8, dtype=torch.int16)
+    weight = Weight8(meta(1024, 1024, dtype=torch.int8), meta(1024, 8, dtype=torch.float32), zeros, 128)
+    if sys.argv[1] == "w8a16":
+        w8a16.launch(x, weight, None, out, scaled.choose(64, 512), is_gated=True)
+    else:
+        w8a16_hopper.launch(x, weight, None, out, w8a16_hopper.choose(64, 512, 1024, 132, is_gated=True), is_gated=True)
+with tempfile.TemporaryDirectory() as folder:
+    code = disassemble(COMPILED[-1].asm["cubin"], pathlib.Path(folder))
+print(json.dumps(["HGMMA" in code, *hazards(code)]))
+"""
+
+
+@pytest.mark.slow  # seconds of compiling each
+@pytest.mark.parametrize("kind", ["int4", "w8a16", "w8a16_hopper"])
+def test_dequantized_weights_stay_while_a_wgmma_reads_them(kind, tmp_path, monkeypatch):
+    """The portable kernels have none in registers; Hopper's wait for each, for int4 see below."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+    child = subprocess.run([sys.executable, "-c", WEIGHTS, kind], capture_output=True, text=True, timeout=300)
+    if "FileNotFoundError" in child.stderr and "nvdisasm" in child.stderr:
+        pytest.skip("this Triton has no disassembler")
+    assert child.returncode == 0, child.stderr[-3000:]
+    uses_wgmma, operands, found = json.loads(child.stdout)
+    assert uses_wgmma and found == [] and (operands > 0) == ("hopper" in kind)
+
+
+INT4 = """
+import json, pathlib, sys, tempfile
+import hopper_offline
+from hopper_offline import COMPILED, meta
+import torch
+from sass import disassemble, hazards
+from quire.kernels.linear import int4_hopper, int4_wide
+from quire.kernels.linear.int4_weight import Int4Weight
+
+hopper_offline.compile_launches()
+rows, group, gated, has_zeros, scales, *config = json.loads(sys.argv[1])
+zeros = meta(1024 // group, 1024, dtype=torch.uint8) if has_zeros else None
+scales = meta(1024 // group, 1024, dtype=getattr(torch, scales))
+weight = Int4Weight(meta(1024, 128, dtype=torch.int32), scales, zeros, group, 1024)
+kernel = int4_wide if rows > 64 else int4_hopper
+n = 512 if gated else 1024
+config = kernel.Config(*config) if config else kernel.choose(rows, n, 1024, 132, is_gated=gated)
+out = meta(config.parts, rows, n, dtype=torch.float32) if config.parts > 1 else meta(rows, n)
+kernel.launch(meta(rows, 1024), weight, meta(1024), out, config, is_gated=gated)
+with tempfile.TemporaryDirectory() as folder:
+    code = disassemble(COMPILED[-1].asm["cubin"], pathlib.Path(folder))
+print(json.dumps([COMPILED[-1].metadata.shared <= 232448, *hazards(code)]))
+"""
+
+# Rows, group, whether gated, whether there are zero points, the scales' type; a configuration.
+INT4_CASES = [
+    (64, 128, True, False, "bfloat16"),
+    (33, 32, False, True, "bfloat16"),
+    (256, 128, True, False, "bfloat16", 256, 1, 3, 132),
+    (256, 128, False, True, "bfloat16", 256, 1, 3, 132, 4),
+    (300, 32, True, True, "bfloat16", 128, 2, 4, 132),
+    (128, 64, False, False, "float16", 128, 1, 5, 132, 2),
+    (65, 1024, True, True, "float32", 64, 4, 4, 132),
+]
+
+
+@pytest.mark.slow  # seconds of compiling each
+@pytest.mark.parametrize("case", INT4_CASES, ids=str)
+def test_no_register_of_a_wgmma_on_4_bit_weights_is_written(case, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+    child = subprocess.run([sys.executable, "-c", INT4, json.dumps(case)], capture_output=True, text=True, timeout=300)
+    if "FileNotFoundError" in child.stderr and "nvdisasm" in child.stderr:
+        pytest.skip("this Triton has no disassembler")
+    assert child.returncode == 0, child.stderr[-3000:]
+    fits, count, found = json.loads(child.stdout)
+    assert fits and count >= 8 and found == []
+
+
 CODE = """
 .text.kernel:
         /*0000*/                   WARPGROUP.ARRIVE ;
@@ -114,8 +207,10 @@ CODE = """
     ],
 )
 def test_what_is_written_too_early_is_seen(early, between, count):
-    operands, found = hazards(CODE.format(early=early, between=between))
-    assert operands == 1 and len(found) == count
+    code = CODE.format(early=early, between=between)
+    for kind in ("HGMMA.64x16x16.F32.BF16", "IGMMA.64x16x32.S8.S8", "QGMMA.64x16x32.F32.E4M3.E4M3"):
+        operands, found = hazards(code.replace("HGMMA.64x16x16.F32.BF16", kind))
+        assert operands == 1 and len(found) == count
 
 
 def integers(case: Case) -> Case:

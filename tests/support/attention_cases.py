@@ -141,7 +141,7 @@ def run_prefill(case: Case, num_decode_rows: torch.Tensor | None = None, hopper:
     tokens = case.q.shape[0]
     workspace = PrefillWorkspace.allocate(
         len(case.rows) + 1, tokens, case.num_heads, case.num_kv_heads, case.head_dim, case.device, case.dtype, hopper=hopper,
-        **options,
+        cache_dtype=case.k_cache.dtype, **options,
     )  # fmt: skip
     max_keys = case.max_blocks * case.block_size
     prefill_schedule(workspace, case.query_start, case.seq_lens, tokens, max_keys, num_decode_rows, window=case.window)

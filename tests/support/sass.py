@@ -1,7 +1,8 @@
 """Machine code of a kernel for Hopper, read for one mistake: a register written that an unfinished wgmma still reads.
 
-An HGMMA is asynchronous: its operand A, where it lies in registers, and its accumulators are its own until a WARPGROUP.DEPBAR
-has waited for its group (`gsb0` ends one). Instructions are followed along every branch, with the groups that are under way.
+A wgmma (HGMMA, of 8-bit operands IGMMA or QGMMA) is asynchronous: its operand A, where it lies in registers, and its
+accumulators are its own until a WARPGROUP.DEPBAR has waited for its group (`gsb0` ends one). Instructions are followed along
+every branch, with the groups that are under way.
 """
 
 import re
@@ -18,7 +19,7 @@ NO_RESULT += ("BSYNC", "BREAK", "CALL", "RET", "R2UR", "BMOV", "LDGDEPBAR", "LDG
 
 
 class Pending(NamedTuple):
-    """An HGMMA under way: its line, the registers it reads as A, those of its accumulators."""
+    """A wgmma under way: its line, the registers it reads as A, those of its accumulators."""
 
     address: str
     operand: frozenset[int]
@@ -34,13 +35,14 @@ class Instruction(NamedTuple):
 
     @property
     def is_wgmma(self) -> bool:
-        return self.opcode.startswith("HGMMA")
+        return self.opcode.startswith(("HGMMA", "IGMMA", "QGMMA"))
 
     def written(self) -> frozenset[int]:
         """General registers."""
         if self.is_wgmma:
-            columns = int(re.match(r"HGMMA\.64x(\d+)x", self.opcode).group(1))
-            return _registers(self.operands[0], columns // (2 if ".F32" in self.opcode else 4))
+            columns = int(re.match(r"\wGMMA\.64x(\d+)x", self.opcode).group(1))
+            is_wide = ".F32" in self.opcode or self.opcode.startswith("IGMMA")
+            return _registers(self.operands[0], columns // (2 if is_wide else 4))
         if not self.operands or self.opcode.startswith(NO_RESULT):
             return frozenset()
         first = self.operands[0]
@@ -63,7 +65,7 @@ def disassemble(cubin: bytes, folder: Path) -> str:
 
 
 def hazards(sass: str) -> tuple[int, list[str]]:
-    """(HGMMAs with an operand in registers, what writes registers of one that is under way)"""
+    """(wgmmas with an operand in registers, what writes registers of one that is under way)"""
     code, labels = _parse(sass)
     found: set[str] = set()
     seen = set()

@@ -1,12 +1,16 @@
-"""Quantized checkpoints whose layers are several in one tensor: rows are sorted after they were dequantized, on every rank."""
+"""Quantized checkpoints whose layers are several in one tensor: rows are sorted after they were dequantized, on every rank,
+and where a GPU keeps what is quantized."""
 
 import pytest
 import torch
-from quantized_models import quantized
+from quantized_models import WHILE_LOADING, quantized
 from safetensors.torch import load_file, save_file
+from tiny_models import tiny_model
 from workers.test_models import PROMPT, DenseAttention
 from workers.test_parallel import on_every_rank
 
+from quire.workers.layers import linear
+from quire.workers.layers.formats.dense import Dense
 from quire.workers.layers.formats.layouts import Integers, joined
 from quire.workers.loading.weights import load_weights
 from quire.workers.models.build import build_model
@@ -53,6 +57,37 @@ def test_static_scales_of_inputs_have_two_names(tmp_path):
     assert renamed.keys() != tensors.keys()
     save_file(renamed, file, metadata={"format": "pt"})
     assert torch.equal(logits(), want)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("family", "form"),
+    [("phi3", "gptq"), ("falcon-40b", "awq"), ("gpt-neox", "w8a8"), ("gpt-neox", "int4"), ("glm4", "fp8")]
+    + [("qwen2-moe", "int8"), ("deepseek-v3", "int4")],
+)
+def test_what_a_gpu_keeps_stands_for_the_same_values(family, form, ranks, tmp_path, monkeypatch):
+    """Of layers that are several in one tensor, and beside experts, which are dequantized."""
+    kept = pytest.importorskip("kept_weights", exc_type=ImportError)  # Triton, which a CPU may not have
+    kept.keep_quantized(monkeypatch)
+    folder = tiny_model(family)
+    if form not in WHILE_LOADING:
+        quantized(family, form, folder := tmp_path / "model")
+    config = read_model_config(folder, quantization=form if form in WHILE_LOADING else None)
+    for rank in range(ranks):
+        ours = build_model(config, torch.float32, Parallel(rank, ranks))
+        with monkeypatch.context() as plain:
+            plain.setattr(linear, "choose_format", lambda place: Dense)
+            theirs = build_model(config, torch.float32, Parallel(rank, ranks))
+        for model in (ours, theirs):
+            load_weights(model, folder, "cpu", progress=False)
+        of_ours, others = kept.linears(ours), dict(ours.named_parameters())
+        kinds = {name: isinstance(layer.format, Dense) for name, layer in of_ours.items()}
+        assert not any(plain for name, plain in kinds.items() if name.endswith(("qkv_proj", "gate_up_proj")))
+        for name, parameter in theirs.named_parameters():
+            assert ".format." in name or torch.equal(others[name], parameter), name
+        for name, layer in kept.linears(theirs).items():
+            torch.testing.assert_close(kept.in_order(of_ours[name]), layer.format.weight, rtol=1e-6, atol=0)
+            assert (layer.format.bias is None) or torch.equal(of_ours[name].format.bias, layer.format.bias)
 
 
 @pytest.mark.parametrize("block", [(1, 8), (12, 16), (4, 8), (3, 16)])

@@ -16,7 +16,7 @@ from quire.kernels.linear.linear_cpu import can_pack
 from quire.workers.layers import linear, ops
 from quire.workers.layers.formats import packed_cpu
 from quire.workers.layers.formats.dense import Dense
-from quire.workers.layers.formats.format import Format, checkpoint_prefix
+from quire.workers.layers.formats.format import Format, Partition, checkpoint_prefix
 from quire.workers.layers.formats.packed_cpu import PackedCpu, padded_rows
 from quire.workers.layers.linear import Linear, Placement
 from quire.workers.layers.module import WeightOwner, new_parameter
@@ -78,6 +78,22 @@ def test_all_products_are_one_product_in_different_dress(is_packed, packed, monk
 class Doubled:
     def apply(self, x, y):
         return y + x.sum(-1, keepdim=True)
+
+
+def test_parts_of_one_row_are_added_by_a_norm_of_its_own(monkeypatch):
+    """A quantized product may be in parts at one row, which the norm within a plain product does not add up."""
+    dense = Dense(Partition(whole(8), {"q_proj": whole(4)}), False, torch.float32, torch.device("cpu"))
+    dense.weight.data.normal_()
+    norm, residual, parts = RMSNorm(8, 1e-5, torch.float32, torch.device("cpu")), torch.randn(1, 8), torch.randn(3, 1, 8)
+    norm.weight.data.fill_(1)
+    monkeypatch.setattr(ops, "fuses_norm", lambda residual, weight: True)
+    monkeypatch.setattr(ops, "norm_linear", lambda *arguments: "fused")
+    monkeypatch.setattr(RMSNorm, "add", lambda self, x, residual: self(residual.add_(x.sum(0) if x.dim() == 3 else x)))
+    want = torch.nn.functional.linear(norm(residual + parts.sum(0)), dense.weight)
+    got, total = dense.normed(parts, residual.clone(), norm)
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(total, residual + parts.sum(0))
+    assert dense.normed(parts[0], residual, norm) == dense.normed(None, residual, norm) == "fused"
 
 
 def test_an_adapter_adds_to_every_product_and_an_empty_slot_is_the_format_itself():

@@ -26,7 +26,9 @@ from quire.kernels.attention.decode_schedule import DecodeWorkspace, choose_deco
 from quire.kernels.triton_support.dependent_launch import mode_for
 from quire.kernels.tuning.current import current
 from quire.kernels.attention.rope_kv import rope_kv
-from quire.workers.layers import ops
+from quire.kernels.linear import fp8
+from quire.workers.layers import linear, ops
+from quire.workers.layers.formats import choice, quantized
 from quire.workers import graphs
 from quire.workers.attention.cuda import CudaLatentAttention, CudaModelAttention, Step
 from quire.workers.attention.kv_cache import Place
@@ -48,6 +50,13 @@ blas.prefer = lambda library: None
 blas.batched_parts = lambda x, w, parts: meta(parts, len(x), len(w), dtype=torch.float32)
 
 config = read_model_config(folder)
+if config.quantization is not None:
+    linear.choose_format = lambda place: choice.quantized_format
+    choice.capability_of = lambda device: (9, 0)
+    fp8._multiplies_blocks = lambda device: True
+    fp8.cublas = lambda x, weight, bias, dtype: meta(len(x.data), len(weight.data), dtype=dtype)
+    torch.Tensor.__bool__ = lambda self: False  # of zero points and scales, which have no values here
+    torch.equal = lambda a, b: True
 with torch.device("meta"):
     buffers, exchange = None, types.SimpleNamespace(all_reduce=lambda x: x)
     if size > 1:
@@ -58,6 +67,10 @@ with torch.device("meta"):
         buffers = PeerNormExchange(Buffers(0, size, most, places, meta(size, dtype=torch.int64), ints(most), 1), None)
     ranks = Parallel(0, size, "meta", exchange, buffers)
     model = build_model(config, torch.bfloat16, ranks)
+for module in model.modules():
+    if isinstance(module, quantized.Quantized):
+        module.fill_dummy(0.1, torch.Generator())
+        module.finish()
 spec = config.attention_specs(ranks)[0]
 def latent_attention(tokens, rows, mixed):
     places, lines = [Place(0, 0)] * len(config.layers), [meta(9, 1, 64, spec.head_dim)]
@@ -152,6 +165,28 @@ SHAPES = {
     },
 }
 
+TOKENS = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": True}
+ROWS = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}
+QUANTIZED = {
+    "int4": {"quant_method": "gptq", "bits": 4, "group_size": 64},
+    "w8a16": {"quant_method": "gptq", "bits": 8, "group_size": -1},
+    "fp8": {"quant_method": "fp8"},
+    "fp8-block": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    "int8": {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": ROWS, "input_activations": TOKENS}},
+        "ignore": ["lm_head"],
+    },
+}
+
+
+@pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize("shape,max_rows,max_tokens", [("0.6B", 256, 8192), ("0.5B", 37, 512)])
+@pytest.mark.parametrize("form", QUANTIZED)
+def test_no_step_compiles_with_quantized_weights(form, shape, max_rows, max_tokens, streams, tmp_path, monkeypatch):
+    compiles_nothing_late({"quantization_config": QUANTIZED[form]}, shape, max_rows, max_tokens, streams, tmp_path, monkeypatch)
+
 
 @pytest.mark.parametrize("streams", [True, False])
 @pytest.mark.parametrize(
@@ -167,9 +202,13 @@ SHAPES = {
     ],
 )
 def test_no_step_compiles_while_serving(shape, max_rows, max_tokens, size, streams, tmp_path, monkeypatch):
+    compiles_nothing_late({}, shape, max_rows, max_tokens, streams, tmp_path, monkeypatch, size)
+
+
+def compiles_nothing_late(more, shape, max_rows, max_tokens, streams, tmp_path, monkeypatch, size=1):
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 2, "vocab_size": 32_003}
     config |= {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "hidden_act": "silu", "torch_dtype": "bfloat16"}
-    check({**config, **SHAPES[shape]}, max_rows, max_tokens, streams, tmp_path, monkeypatch, size)
+    check({**config, **SHAPES[shape], **more}, max_rows, max_tokens, streams, tmp_path, monkeypatch, size)
 
 
 @pytest.mark.parametrize("streams", [True, False])

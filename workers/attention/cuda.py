@@ -183,7 +183,7 @@ class CudaAttention:
         shape = self._shape if sinks is None else self._shape._replace(sinks=sinks)
         # one row, and QK-norm, take less time with rotation and KV write in a kernel of their own (benchmarks/LOG.md)
         is_plain = q_norm is None and self._q_scales is None
-        if not step.has_prefill and t > 1 and is_plain and can_fuse(space.decode, k, cos_sin, interleaved):
+        if not step.has_prefill and t > 1 and is_plain and can_fuse(space.decode, cos_sin, interleaved):
             rope = Rope(qkv, cos_sin, mapping)
         else:
             eps = spec.qk_norm_eps or 0.0

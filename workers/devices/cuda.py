@@ -19,7 +19,7 @@ import torch
 from quire.ipc.step.result_ring import ResultRing
 from quire.ipc.step.sections import HEADER, result_words
 from quire.kernels.experts import experts
-from quire.kernels.linear import split_linear
+from quire.kernels.linear import scaled, split_linear
 from quire.kernels.sampling import sampler, sampler_parts
 from quire.kernels.step import step_inputs
 from quire.kernels.triton_support.dependent_launch import mode_for
@@ -64,8 +64,8 @@ class CudaDevice(Device):
         is_exchanged_by_us = num_tokens <= current().exchange.max_rows(ranks) and ranks > 1
         routings = {layer.experts.routing for layer in self.ctx.config.layers if layer.experts is not None}
         by_experts = {experts.kernel_specialization(num_tokens, r.top_k, r.num_experts) for r in routings}
-        linear = split_linear.kernel_specialization(num_tokens)
-        return mode_for(num_tokens), linear, frozenset(by_experts), is_exchanged_by_us
+        few, many = split_linear.kernel_specialization(num_tokens), scaled.kernel_specialization(num_tokens)
+        return mode_for(num_tokens), few, many, frozenset(by_experts), is_exchanged_by_us
 
     def new_attention(self) -> CudaModelAttention:
         return CudaModelAttention(self.ctx)

@@ -66,7 +66,7 @@ class Normed(Protocol):
 
 
 class Linear(Module):
-    """y = x Wᵀ + b, x [T, in] -> y [T, out], in the four ways of `Products`.
+    """y = x Wᵀ + b, x [T, in] -> y [T, out], in the ways of `Products`.
 
     `inputs` is this rank's part of the input dimension, `outputs` of the checkpoint's layers by name, in the order of y:
     {"q_proj": ..., "k_proj": ..., "v_proj": ...}. If the input is split, y is summed over the ranks, unless it `is_partial`.
@@ -75,6 +75,7 @@ class Linear(Module):
     _products: Products
     gated: Callable[[torch.Tensor], torch.Tensor]
     in_parts: Callable[[torch.Tensor], torch.Tensor]
+    behind_silu: Callable[[torch.Tensor], torch.Tensor]
     normed: Normed
 
     def __init__(
@@ -112,8 +113,12 @@ class Linear(Module):
             products = Summed(products, self._parallel)
         if self._parallel.norm_exchange is not None:
             products = BehindSums(products)
-        # past nn.Module, which would take a format for a second child
-        self.__dict__.update(_products=products, gated=products.gated, in_parts=products.in_parts, normed=products.normed)
+        methods = {name: getattr(products, name) for name in ("gated", "in_parts", "behind_silu", "normed")}
+        self.__dict__.update(_products=products, **methods)  # past nn.Module, which would take a format for a second child
+
+    def fuses_silu(self, rows: int) -> bool:
+        """Whether for so many rows `behind_silu` is to be called, with what is not gated."""
+        return self._products.fuses_silu(rows)
 
 
 class Adapted(Products):
@@ -162,6 +167,10 @@ class BehindSums(Products):
 
 
 def choose_format(place: Placement) -> Callable[..., Format]:
-    """The format of a model's linear layers, in its dtype on its device."""
+    """The format of a model's linear layers, in its dtype on its device; called as `Format` says."""
+    if place.quantization is not None and place.device.type == "cuda":
+        from quire.workers.layers.formats.choice import quantized_format  # imports Triton, which a CPU may not have
+
+        return quantized_format
     is_packed = place.device.type == "cpu" and can_pack(torch.empty(0, dtype=place.dtype, device=place.device))
     return PackedCpu if is_packed else Dense

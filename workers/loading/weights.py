@@ -52,8 +52,7 @@ def load_weights(model: LanguageModel, model_dir: str | Path, device: torch.devi
 
     Progress over bytes is shown on standard error where that is a terminal. Raises WeightsError.
     """
-    files, device = checkpoint_files(Path(model_dir)), torch.device(device)
-    sources = _sources(files, model.config.names)
+    device, sources = torch.device(device), checkpoint_sources(Path(model_dir), model.config.names)
     sources, targets, owners = model.converted(Fit(sources, checkpoint_targets(model), _owners(model)))
     if model.config.tie_word_embeddings and HEAD in sources:
         if EMBED in sources:
@@ -74,6 +73,7 @@ def load_weights(model: LanguageModel, model_dir: str | Path, device: torch.devi
         ExitStack() as opened,
         ThreadPoolExecutor(READERS, "weights") as readers,
     ):  # fmt: skip
+        files = {source.file for name, source in sources.items() if name in targets}
         maps = {file: opened.enter_context(_open(file)) for file in files}
         together = _Together([targets[name] for name in sources if name in targets])
         copies: dict[Future[Any], Copy] = {
@@ -218,10 +218,10 @@ def _open(file: Path) -> Any:
         raise WeightsError(f"{file} cannot be read as safetensors: {error}") from None
 
 
-def _sources(files: list[Path], names: CheckpointNames) -> dict[str, Source]:
-    """By their names in the model."""
+def checkpoint_sources(model_dir: Path, names: CheckpointNames) -> dict[str, Source]:
+    """Tensors of a folder's files by their names in the model. Raises WeightsError."""
     sources: dict[str, Source] = {}
-    for file in files:
+    for file in checkpoint_files(model_dir):
         with _open(file) as tensors:
             for theirs in tensors.keys():  # noqa: SIM118 - not a dict
                 if names.is_ignored(theirs):

@@ -165,6 +165,9 @@ class GatedMLP(Module):
         self._activation, self._is_silu, self._is_added = activation, activation == "silu", is_added
 
     def forward(self, x: torch.Tensor | None, residual: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._is_silu and self._is_added and self.down_proj.fuses_silu(len(residual)):
+            gate_up, residual = self.gate_up_proj.normed(x, residual, norm)
+            return self.down_proj.behind_silu(gate_up), residual
         h, residual = self.gate_up_proj.normed(x, residual, norm, self._is_silu)
         if not self._is_silu:
             h = ops.activate_mul(h, self._activation)

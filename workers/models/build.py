@@ -1,8 +1,11 @@
 """ModelConfig -> model: the construction of one rank's part with empty parameters on its device."""
 
+import logging
+
 import torch
 
 from quire.ipc.layout import MAX_RANKS
+from quire.workers.layers.formats.format import Format, checkpoint_prefix
 from quire.workers.layers.formats.schemes import QuantizationError
 from quire.workers.layers.linear import Placement
 from quire.workers.models.config import ModelConfig, ModelConfigError
@@ -10,6 +13,8 @@ from quire.workers.models.decoder import CausalLM
 from quire.workers.models.families import FAMILIES
 from quire.workers.models.language_model import LanguageModel
 from quire.workers.parallel import Parallel
+
+log = logging.getLogger("quire.workers")
 
 GPU_HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256)  # what the GPU kernels are built for; a CPU takes any even size
 
@@ -34,10 +39,27 @@ def build_model(config: ModelConfig, dtype: torch.dtype, parallel: Parallel) -> 
         if config.transformers_config is not None:
             from quire.workers.models.transformers.model import TransformersLM  # imports transformers, seconds
 
-            return TransformersLM(config, place)
-        return CausalLM(config, FAMILIES[config.architecture].make_block, place)
+            model: LanguageModel = TransformersLM(config, place)
+        else:
+            model = CausalLM(config, FAMILIES[config.architecture].make_block, place)
     except QuantizationError as error:
         raise ModelConfigError(str(error)) from None
+    _say_what_is_dequantized(model, dtype)
+    return model
+
+
+def _say_what_is_dequantized(model: LanguageModel, dtype: torch.dtype) -> None:
+    """A line for each reason why layers that the checkpoint holds quantized take a plain weight's memory and time."""
+    layers: dict[str, list[str]] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, Format):
+            for layer, why in module.not_computed.items():
+                layers.setdefault(why, []).append(f"{checkpoint_prefix(name)}{layer}")
+    for why, names in layers.items():
+        log.warning(
+            "%d layers, from %s to %s, are dequantized to %s, for no kernel computes %s",
+            len(names), names[0], names[-1], str(dtype).removeprefix("torch."), why,
+        )  # fmt: skip
 
 
 def _check_size(config: ModelConfig, size: int) -> None:

@@ -38,7 +38,9 @@ def _dynamic(x: torch.Tensor, how: Activations) -> tuple[torch.Tensor, torch.Ten
         low, high = x.amin(-1, keepdim=True).clamp(max=0), x.amax(-1, keepdim=True).clamp(min=0)
         scale = no_zeros((high - low) / 255)
         return scale, (-128 - low / scale).round().clamp(-128, 127)
-    return no_zeros(x.abs().amax(-1, keepdim=True) / (FP8_MAX if how.dtype == "fp8" else INT8_MAX)), None
+    largest = x.abs().amax(-1, keepdim=True)
+    # on a GPU torch divides by a number in Python by its reciprocal, and rounds twice
+    return no_zeros(largest / torch.full_like(largest, FP8_MAX if how.dtype == "fp8" else INT8_MAX)), None
 
 
 def _round_to(

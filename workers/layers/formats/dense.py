@@ -102,6 +102,7 @@ class Dense(Unquantized):
     def normed(
         self, x: torch.Tensor | None, residual: torch.Tensor, norm: Norm, is_gated: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if norm.is_plain and ops.fuses_norm(residual, self.weight):
+        is_in_parts = x is not None and x.dim() == 3  # of a quantized product, which may be in parts at one row, too
+        if norm.is_plain and not is_in_parts and ops.fuses_norm(residual, self.weight):
             return ops.norm_linear(x, residual, norm.weight, norm.eps, self.weight, self.bias, is_gated)
         return super().normed(x, residual, norm, is_gated)

@@ -4,12 +4,14 @@
     gated      silu(first half of y) · second half of y
     in_parts   y for a norm's `add` alone: in parts [S, T, out] that it adds up, where that pays
     normed     y of norm(residual + x), and residual + x
+    behind_silu    in_parts of silu(first half of x) · second half, for formats that fuse just that
 
 A format implements `product`, and of the others those that it can fuse: here they are made of `product`. What lies around the
 format, an adapter or a sum over ranks, has the same products (layers/linear.py). Nobody asks which format a layer has.
 """
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -23,7 +25,7 @@ from quire.workers.parallel import Part
 
 
 class Products:
-    """x [T, in] -> y [T, out] in four ways, each made of `product` unless there is a faster one."""
+    """x [T, in] -> y [T, out] in several ways, each made of `product` unless there is a faster one."""
 
     def product(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """x Wᵀ + b, in `out` [T, out] if it is given."""
@@ -34,8 +36,16 @@ class Products:
         return ops.silu_mul(self.product(x))
 
     def in_parts(self, x: torch.Tensor) -> torch.Tensor:
-        """y [T, out], or float32 [S, T, out] whose sum is y: `RMSNorm.add` takes both."""
+        """y [T, out], or parts [S, T, out] whose sum it is, as kernels/elementwise/norm has them: `RMSNorm.add` takes both."""
         return self.product(x)
+
+    def fuses_silu(self, rows: int) -> bool:
+        """Whether for so many rows `behind_silu` is faster than a `gated` product in front."""
+        return False
+
+    def behind_silu(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """`in_parts` of silu(gate) · up; gate_up [T, 2 in] = gate|up."""
+        return self.in_parts(ops.silu_mul(gate_up))
 
     def normed(
         self, x: torch.Tensor | None, residual: torch.Tensor, norm: Norm, is_gated: bool = False
@@ -77,11 +87,13 @@ def fill_part(parameter: torch.Tensor, partition: Partition, limit: float, gener
 
 
 class Format(WeightOwner, Products):
-    """A weight in memory. Its constructor takes (partition, has_bias, dtype, device, tied_to).
+    """A weight in memory. What makes one takes (partition, has_bias, dtype, device, tied_to).
 
     `tied_to` is another owner's weight [out, in] to share, None to own one. Its name ends in `.<layer>.format`: the
-    checkpoint's layers are the siblings of that layer.
+    checkpoint's layers are the siblings of that layer; so are those of a format within a format.
     """
+
+    not_computed: Mapping[str, str] = MappingProxyType({})  # layer -> why no kernel computes it as the checkpoint has it
 
     def products(self) -> Products:
         """What the layer offers: the format itself, or what must lie around it."""
@@ -90,4 +102,5 @@ class Format(WeightOwner, Products):
 
 def checkpoint_prefix(name: str) -> str:
     """Of a format's own name in the model, what precedes the names of the checkpoint's layers: "" or "…self_attn."."""
-    return "".join(f"{word}." for word in name.split(".")[:-2])
+    words = name.split(".")
+    return "".join(f"{word}." for word in words[: words.index("format") - 1])

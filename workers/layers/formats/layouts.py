@@ -65,10 +65,17 @@ class Integers(NamedTuple):
 
     def by_rows(self) -> "Integers":
         """With scales of each output."""
-        n, height = len(self.q), self.block[0]
-        scales, zeros = (t if t is None else t.repeat_interleave(height, 0)[:n] for t in (self.scales, self.zeros))
+        n, (height, width), full = len(self.q), self.block, self.with_all_scales()
+        scales, zeros = (t if t is None else t.repeat_interleave(height, 0)[:n] for t in (full.scales, full.zeros))
         assert scales is not None
-        return self._replace(scales=scales, zeros=zeros, block=(1, self.block[1]))
+        return self._replace(scales=scales, zeros=zeros, block=(1, width))
+
+    def with_all_scales(self) -> "Integers":
+        """With a row of scales for each block of outputs, where one may stand for all."""
+        blocks = -(-len(self.q) // self.block[0])
+        return self._replace(
+            scales=self.scales.expand(blocks, -1), zeros=None if self.zeros is None else self.zeros.expand(blocks, -1)
+        )
 
     def dequantize_into(self, out: torch.Tensor, rows: slice = ALL, columns: slice = ALL) -> None:
         """These rows and columns, in the inputs' own order, into out, of any float dtype. Computed in float32."""
@@ -100,7 +107,9 @@ class Integers(NamedTuple):
 
 def joined(pieces: list[Integers]) -> Integers:
     """Pieces of one layer's outputs, one after another; with a scale for each output where blocks would be of several."""
-    height, width = pieces[0].block
+    if len(pieces) == 1:
+        return pieces[0]
+    pieces, (height, width) = [piece.with_all_scales() for piece in pieces], pieces[0].block
     if any(piece.block[0] != height for piece in pieces) or any(len(piece.q) % height for piece in pieces[:-1]):
         pieces, height = [piece.by_rows() for piece in pieces], 1
     zeros = [piece.zeros for piece in pieces if piece.zeros is not None]
@@ -128,8 +137,11 @@ class Layout(Protocol):
     @property
     def form(self) -> Form | None: ...
 
-    def unpacked(self, tensors: Tensors) -> Integers:
-        """Of a layout with a form. Tensors and result may share memory."""
+    def stretches(self, tensors: Tensors, rows: slice, columns: slice) -> Iterator[Integers]:
+        """These outputs and inputs of a layout with a form, some outputs at a time where unpacking takes memory.
+
+        Tensors and results may share memory. Raises ValueError for values that contradict each other.
+        """
         ...
 
     def stored(self) -> dict[str, Stored]:
@@ -161,6 +173,9 @@ class IntegerLayout(ABC):
     @abstractmethod
     def unpacked(self, tensors: Tensors) -> Integers:
         """On the tensors' device. Raises ValueError for values that contradict each other."""
+
+    def stretches(self, tensors: Tensors, rows: slice, columns: slice) -> Iterator[Integers]:
+        yield self.unpacked(tensors).part(rows, columns)
 
     def dequantize_into(self, tensors: Tensors, out: torch.Tensor, rows: slice, columns: slice) -> None:
         self.unpacked(tensors).dequantize_into(out, rows, columns)

@@ -7,6 +7,7 @@ nested_absmax + offset. Offset and sizes stand in a JSON of their own, quant_sta
 
 import json
 import math
+from collections.abc import Iterator
 
 import torch
 
@@ -50,7 +51,7 @@ class FourBitLayout:
             found["weight.nested_quant_map"] = Stored(((256,),), ("F32",))
         return found
 
-    def unpacked(self, tensors: Tensors) -> Integers:
+    def stretches(self, tensors: Tensors, rows: slice, columns: slice) -> Iterator[Integers]:
         raise NotImplementedError("codes are no integers")
 
     def dequantize_into(self, tensors: Tensors, out: torch.Tensor, rows: slice, columns: slice) -> None:

@@ -1,5 +1,7 @@
 """Tensors that hold all experts of a layer: mxfp4's, as gpt-oss has them, and rows of gate and up in turn."""
 
+from collections.abc import Iterator
+
 import torch
 
 from quire.workers.layers.formats.layouts import Integers, Stored, Tensors
@@ -35,7 +37,7 @@ class StackedMxFp4Layout:
             f"{self.name}_scales": Stored((shape,), ("U8", "F8_E8M0")),
         }
 
-    def unpacked(self, tensors: Tensors) -> Integers:
+    def stretches(self, tensors: Tensors, rows: slice, columns: slice) -> Iterator[Integers]:
         raise NotImplementedError("several weights are not one")
 
     def dequantize_into(self, tensors: Tensors, out: torch.Tensor, rows: slice, columns: slice) -> None:

@@ -4,6 +4,7 @@ Words are int32, little-endian; of a byte the low nibble comes first. Nothing lo
 a byte as two nibbles, and AWQ's places are eight.
 """
 
+from collections.abc import Iterator
 from typing import Literal
 
 import torch
@@ -19,10 +20,12 @@ from quire.workers.layers.formats.layouts import (
     parts,
     refuse,
     refuse_groups,
+    row_stretches,
 )
 from quire.workers.layers.formats.schemes import Awq, Gptq, PackQuantized
 
 I32 = ("I32",)
+WORD = 8  # values of four bits in a word, a multiple of those of eight
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where, counted from the low end of a word, columns 0 to 7 lie
 
 
@@ -39,7 +42,26 @@ def ones_per_value(bits: int) -> int:
     return 0x11111111 if bits == 4 else 0x01010101
 
 
-class GptqLayout(IntegerLayout):
+class PackedLayout(IntegerLayout):
+    """A layout whose outputs can be unpacked some at a time: whole words of them, where they are packed along N."""
+
+    n: int
+    k: int
+
+    def outputs(self, tensors: Tensors, start: int, stop: int) -> Tensors:
+        """The tensors of these outputs alone, from a multiple of eight to one, or beyond the last."""
+        raise NotImplementedError
+
+    def stretches(self, tensors: Tensors, rows: slice, columns: slice) -> Iterator[Integers]:
+        device = next(iter(tensors.values())).device
+        first = rows.start // WORD * WORD
+        for part in row_stretches(parts(rows.stop - first, WORD), WORD * self.k, device):
+            start, stop = first + part.start * WORD, first + part.stop * WORD
+            integers = self.unpacked(self.outputs(tensors, start, stop))
+            yield integers.part(slice(max(start, rows.start) - start, min(stop, rows.stop) - start), columns)
+
+
+class GptqLayout(PackedLayout):
     """qweight [⌈K·b/32⌉, N], qzeros [G, N·b/32], scales [G, N], g_idx [K]."""
 
     def __init__(self, scheme: Gptq, layer: str, n: int, k: int):
@@ -58,6 +80,11 @@ class GptqLayout(IntegerLayout):
             "scales": Stored(((groups, self.n),), SCALES),
             "g_idx": Stored(((self.k,),), I32, is_optional=not self.scheme.desc_act),
         }
+
+    def outputs(self, tensors: Tensors, start: int, stop: int) -> Tensors:
+        of_words = slice(start // self.per_word, stop // self.per_word)
+        cut = {"qweight": slice(start, stop), "qzeros": of_words, "scales": slice(start, stop)}
+        return {name: tensor[:, cut[name]] if name in cut else tensor for name, tensor in tensors.items()}
 
     def unpacked(self, tensors: Tensors) -> Integers:
         """z = stored + 1 is added to whole words, as GPTQModel subtracts it: a zero point of 0 borrows from its neighbour."""
@@ -91,7 +118,7 @@ def group_order(g_idx: torch.Tensor | None, group_size: int) -> torch.Tensor | N
     return order
 
 
-class AwqLayout(IntegerLayout):
+class AwqLayout(PackedLayout):
     """qweight [K, N/8], qzeros [K/g, N/8], scales [K/g, N], all along N."""
 
     def __init__(self, scheme: Awq, layer: str, n: int, k: int):
@@ -110,6 +137,10 @@ class AwqLayout(IntegerLayout):
             "scales": Stored(((groups, self.n),), SCALES),
         }
 
+    def outputs(self, tensors: Tensors, start: int, stop: int) -> Tensors:
+        words = slice(start // 8, stop // 8)
+        return {name: tensor[:, slice(start, stop) if name == "scales" else words] for name, tensor in tensors.items()}
+
     def unpacked(self, tensors: Tensors) -> Integers:
         q, zeros = (_awq_values(tensors[name]) for name in ("qweight", "qzeros"))
         return Integers(q, tensors["scales"].t(), (1, self.group_size), zeros.to(torch.int32))
@@ -124,7 +155,7 @@ def _awq_values(words: torch.Tensor) -> torch.Tensor:
     return values.flatten(0, 1)
 
 
-class PackQuantizedLayout(IntegerLayout):
+class PackQuantizedLayout(PackedLayout):
     """weight_packed [N, ⌈K·b/32⌉] along K, weight_zero_point [⌈N·b/32⌉, G] along N, both plus 2^(b-1), weight_scale [N, G]."""
 
     def __init__(self, scheme: PackQuantized, layer: str, n: int, k: int):
@@ -150,6 +181,13 @@ class PackQuantizedLayout(IntegerLayout):
             found["weight_g_idx"] = Stored(((self.k,),), ("I32", "I64"))
         return found | input_tensors(s.activations)
 
+    def outputs(self, tensors: Tensors, start: int, stop: int) -> Tensors:
+        zeros, scales = tensors.get("weight_zero_point"), tensors["weight_scale"]
+        found = tensors | {"weight_packed": tensors["weight_packed"][start:stop]}
+        if scales.dim() and len(scales) == self.n:
+            found["weight_scale"] = scales[start:stop]
+        return found if zeros is None else found | {"weight_zero_point": zeros[start // self.per_word : stop // self.per_word]}
+
     def unpacked(self, tensors: Tensors) -> Integers:
         bits, groups = self.scheme.bits, self.k // self.group_size
         q = unpack_words(tensors["weight_packed"], bits)[:, : self.k]
@@ -158,6 +196,6 @@ class PackQuantizedLayout(IntegerLayout):
         if self.scheme.is_symmetric:
             zeros = torch.full_like(scales, 1 << bits - 1, dtype=torch.int32)
         else:
-            zeros = unpack_words(tensors["weight_zero_point"].t(), bits)[:, : self.n].t().to(torch.int32)
+            zeros = unpack_words(tensors["weight_zero_point"].t(), bits)[:, : len(q)].t().to(torch.int32)
         order = group_order(tensors.get("weight_g_idx"), self.group_size)
         return Integers(q if order is None else q.index_select(1, order), scales, (1, self.group_size), zeros, order)

@@ -1,9 +1,9 @@
-"""A quantized layer of the checkpoint on its way into a plain weight: kept as it comes, dequantized at once.
+"""A quantized layer of the checkpoint on its way into a format: kept as it comes, then dequantized or unpacked at once.
 
-This is what a CPU does with every format, and a GPU with those that no kernel takes as they are. The formats of dense.py and
-packed_cpu.py own one `StoredLayer` for each of their quantized layers. Tensors are taken whole, and this rank's part is cut out
-of the weight: groups and words end where ranks do not. The reader that brings a layer's last tensor does the work, on its own
-thread and stream, side by side with the others.
+Dequantized it is on a CPU, and on a GPU where no kernel takes it as it is: the formats of dense.py and packed_cpu.py. The
+reader that brings a layer's last tensor does that, on its own thread and stream, side by side with the others. Unpacked, as
+`Integers`, it goes to the formats that keep it (quantized.py). All own one `StoredLayer` for each of their quantized layers.
+Tensors are taken whole, and this rank's part is cut out of what they hold: groups and words end where ranks do not.
 """
 
 from collections.abc import Callable, Iterator
@@ -113,16 +113,26 @@ class StoredLayer:
         self.layout.dequantize_into(tensors, whole, slice(0, self._rows.full), self._columns.slice)
         weight.copy_(cut(whole, self._rows))
 
-    def integers(self, layer: str) -> Integers:
-        """This rank's part of a layer whose layout has a form; the tensors are released. Raises WeightsError, as `taken`."""
+    def stretches(self, layer: str) -> Iterator[Integers]:
+        """This rank's part of a layer whose layout has a form, some outputs at a time, and the tensors are released.
+
+        Raises WeightsError, as `taken`.
+        """
         tensors = self.taken(layer)
         try:
-            found = self.layout.unpacked(tensors)
             if isinstance(self._rows, Part):
-                return found.part(self._rows.slice, self._columns.slice)
-            return joined([found.part(slice(*stretch), self._columns.slice) for stretch in self._rows.ranges])
+                yield from self.layout.stretches(tensors, self._rows.slice, self._columns.slice)
+            else:
+                yield self._joined(list(self.layout.stretches(tensors, slice(0, self._rows.full), self._columns.slice)))
         except (ValueError, RuntimeError) as error:
             raise WeightsError(f"{layer} cannot be unpacked: {error}") from None
+
+    def _joined(self, pieces: list[Integers]) -> Integers:
+        """Our rows of pieces that are the whole layer's: they may be many and small, so what is unpacked is so once."""
+        assert not isinstance(self._rows, Part)
+        whole = joined(pieces)
+        columns = slice(0, whole.q.shape[1])
+        return joined([whole.part(slice(*stretch), columns) for stretch in self._rows.ranges])
 
     def taken(self, layer: str) -> Tensors:
         """The whole layer's tensors, for the current stream, and nobody's any more; scales of inputs are kept here.

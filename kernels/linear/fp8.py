@@ -1,0 +1,134 @@
+"""Products of fp8 weights (e4m3) with fp8 activations: which kernel computes what, and prompts by cuBLAS.
+
+Operands, scales and results as in `scaled`. On a Hopper up to 64 rows, of a small W two: its own ring (`scaled_hopper`); one
+row: `scaled_row`; few rows elsewhere: the portable kernel; beyond what the tuning table says: torch._scaled_mm, which takes a
+scale a row of W and a token, or, on a Hopper with CUDA 12.9, squares of 128 and 1 x 128. Activations' scales are per token or
+block of it, never over the batch (`quantize`). Where cuBLAS does not take a shape, the portable kernel does.
+"""
+
+import functools
+
+import torch
+import torch.nn.functional as F
+
+from quire.kernels.elementwise.activation import silu_mul
+from quire.kernels.linear import scaled, scaled_row
+from quire.kernels.linear.scaled import BLOCK, Scaled
+from quire.kernels.triton_support import hopper
+from quire.kernels.triton_support.dependent_launch import LATE, PLAIN
+from quire.kernels.tuning.current import current
+
+
+def multiplies_blocks(capability: tuple[int, int], cuda: str | None) -> bool:
+    """Whether torch._scaled_mm takes scales of 1 x 128 by 128 x 128 on such a GPU, as built with this version of CUDA."""
+    return capability == (9, 0) and cuda is not None and tuple(map(int, cuda.split(".")[:2])) >= (12, 9)
+
+
+@functools.cache
+def _multiplies_blocks(device: torch.device) -> bool:
+    return device.type == "cuda" and multiplies_blocks(torch.cuda.get_device_capability(device), torch.version.cuda)
+
+
+def cublas_takes(x: Scaled, weight: Scaled, *, with_blocks: bool) -> bool:
+    """Whether torch._scaled_mm computes it: sizes that cuBLAS divides, scales alike on both sides, squares of 128.
+
+    with_blocks: as `multiplies_blocks` says of the GPU.
+    """
+    n, k = weight.data.shape
+    blocks = weight.scales.shape[1] > 1
+    if x.scales.shape[1] != weight.scales.shape[1] or weight.rows != (BLOCK if blocks else 1) or (blocks and not with_blocks):
+        return False
+    # Some versions of torch want the rows of W's scales padded to fours: four blocks of K at a time look alike to all.
+    return n % (BLOCK if blocks else 16) == 0 and k % (4 * BLOCK if blocks else 16) == 0
+
+
+def cublas(x: Scaled, weight: Scaled, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    """x @ W^T + bias [M, N] by torch._scaled_mm, for what `cublas_takes`."""
+    rows, data = len(x.data), x.data
+    if weight.scales.shape[1] > 1:
+        # 1 x 128 scales lie with tokens side by side, a multiple of four of them, and W's as its transpose
+        missing = -rows % 4
+        lying = F.pad(x.scales.t(), (0, missing)) if missing else x.scales.t().contiguous()
+        scales = (lying.t(), weight.scales.t())
+        data = F.pad(data.view(torch.uint8), (0, 0, 0, missing)).view(data.dtype) if missing else data
+        y = torch._scaled_mm(data, weight.data.t(), *scales, out_dtype=dtype, use_fast_accum=False)[:rows]
+        return y if bias is None else y.add_(bias)
+    scales = (x.scales, weight.scales.t())
+    return torch._scaled_mm(data, weight.data.t(), *scales, bias=bias, out_dtype=dtype, use_fast_accum=False)
+
+
+def fp8_linear(
+    x: Scaled,
+    weight: Scaled,
+    bias: torch.Tensor | None = None,
+    *,
+    dtype: torch.dtype,
+    is_gated: bool = False,
+    pdl: int = PLAIN,
+) -> torch.Tensor:
+    """x @ W^T + bias in dtype [M, N]; gated: silu(g) * u of its halves, [M, N / 2]."""
+    rows, columns = len(x.data), len(weight.data)
+    # torch's product with a scale a row gives bfloat16 alone
+    is_ours = scaled.is_ours(rows, False, weight.scales.shape[1] > 1)
+    if not is_ours and dtype == torch.bfloat16 and cublas_takes(x, weight, with_blocks=_multiplies_blocks(x.data.device)):
+        y = cublas(x, weight, bias, dtype)
+        return silu_mul(y, pdl=pdl) if is_gated else y
+    out = torch.empty(rows, columns // 2 if is_gated else columns, dtype=dtype, device=x.data.device)
+    launch_few(x, weight, bias, out, is_gated=is_gated, pdl=pdl)
+    return out
+
+
+def fp8_linear_in_parts(
+    x: Scaled, weight: Scaled, bias: torch.Tensor | None = None, *, dtype: torch.dtype, pdl: int = PLAIN
+) -> torch.Tensor:
+    """As `fp8_linear`, or parts for a norm to add up (`scaled_hopper`), where one product has too few tiles for the GPU."""
+    parts = in_parts(x, weight, bias, pdl=pdl)
+    return fp8_linear(x, weight, bias, dtype=dtype, pdl=pdl) if parts is None else parts
+
+
+def in_parts(x: Scaled, weight: Scaled, bias: torch.Tensor | None, *, pdl: int) -> torch.Tensor | None:
+    """The parts, fp8 or int8, of which what is exact stays so; None where there is one."""
+    (rows, k), n, exact = x.data.shape, len(weight.data), scaled.is_exact(x, weight)
+    if not streams(x, weight) or is_one_row(x, weight, n, is_gated=False) or (exact and bias is not None):
+        return None
+    from quire.kernels.linear import scaled_hopper
+
+    config = scaled_hopper.choose(rows, n, k, hopper.num_sms(x.data.device), in_parts=True)
+    if config.parts == 1:
+        return None
+    dtype = torch.int32 if exact else torch.float32
+    out = torch.empty(config.parts + 2 * exact, rows, n, dtype=dtype, device=x.data.device)
+    scaled_hopper.launch(x, weight, bias, out, config, pdl=min(pdl, LATE))
+    return out
+
+
+def streams(x: Scaled, weight: Scaled) -> bool:
+    """Whether Hopper's ring computes it."""
+    few = 1 <= len(x.data) <= hopper.MAX_ROWS and hopper.available(x.data.device)
+    return few and hopper.can_copy(x.data) and hopper.can_copy(weight.data)
+
+
+def is_one_row(x: Scaled, weight: Scaled, n: int, *, is_gated: bool) -> bool:
+    """Whether one row's own kernel computes it: Hopper's ring is faster where W is large.
+
+    Of the 8B's gate_up it takes 31 us with squares of scales where the plain cores take 53.
+    """
+    is_large = weight.data.numel() >= current().scaled.ring_weight
+    return scaled_row.takes(x, weight, n, is_gated=is_gated) and not (is_large and streams(x, weight))
+
+
+def launch_few(
+    x: Scaled, weight: Scaled, bias: torch.Tensor | None, out: torch.Tensor, *, is_gated: bool = False, pdl: int = PLAIN
+) -> None:
+    """By a kernel of ours, fp8 or int8, any number of rows: few by Hopper's ring where it can, one on the plain cores."""
+    (rows, k), n = x.data.shape, out.shape[1]
+    if is_one_row(x, weight, n, is_gated=is_gated):
+        scaled_row.launch(x, weight, bias, out, scaled_row.choose(n, k), is_gated=is_gated, pdl=pdl)
+    elif streams(x, weight):
+        from quire.kernels.linear import scaled_hopper
+
+        config = scaled_hopper.choose(rows, n, k, hopper.num_sms(x.data.device), is_gated=is_gated)
+        scaled_hopper.launch(x, weight, bias, out, config, is_gated=is_gated, pdl=min(pdl, LATE))
+    elif rows:
+        portable = scaled.choose(rows, n, is_gated=is_gated, shared_bytes=hopper.shared_bytes(x.data.device))
+        scaled.launch(x, weight, bias, out, portable, is_gated=is_gated, pdl=pdl)

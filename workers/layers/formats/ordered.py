@@ -1,0 +1,99 @@
+"""Weights with 16-bit activations whose inputs may be in an order of their own (desc_act): what their formats share.
+
+Columns of such a weight stay in the checkpoint's order: a norm in front writes its result in it, SiLU times up does, and other
+inputs are gathered by a launch. Layers with the same inputs share an order, and so one weight; where they do not, each is one.
+int4.py and w8a16.py have the formats.
+"""
+
+from typing import Protocol, TypeVar
+
+import torch
+
+from quire.kernels.elementwise import activation
+from quire.kernels.elementwise import norm as norms
+from quire.kernels.triton_support.dependent_launch import late, mode_for
+from quire.workers.layers.formats.quantized import Quantized
+from quire.workers.layers.norm import Norm
+
+
+class Ordered(Protocol):
+    """A weight: column i is for input perm[i], places is perm's inverse; None: they are in order."""
+
+    @property
+    def perm(self) -> torch.Tensor | None: ...
+
+    @property
+    def places(self) -> torch.Tensor | None: ...
+
+    @property
+    def outputs(self) -> int: ...
+
+
+W = TypeVar("W", bound=Ordered)
+
+
+class OrderedFormat(Quantized[W]):
+    """The subclass makes weights, joins those of one order, and multiplies."""
+
+    def _linear(
+        self, x: torch.Tensor, weight: W, bias: torch.Tensor | None, out: torch.Tensor | None, is_gated: bool, pdl: int
+    ) -> torch.Tensor:
+        """y, columns of x in the weight's order."""
+        raise NotImplementedError
+
+    def _linear_in_parts(self, x: torch.Tensor, weight: W, bias: torch.Tensor | None, pdl: int) -> torch.Tensor:
+        """y, or parts of it for a norm."""
+        return self._linear(x, weight, bias, None, False, pdl)
+
+    def _joined(self, above: W, below: W) -> W:
+        raise NotImplementedError
+
+    def _stacked(self, above: W, below: W) -> W | None:
+        first, second = above.perm, below.perm
+        if first is None or second is None:
+            is_same = first is second
+        else:
+            is_same = torch.equal(first, second)
+        return self._joined(above, below) if is_same else None
+
+    def _outputs(self, weight: W) -> int:
+        return weight.outputs
+
+    def _multiplied(
+        self, x: torch.Tensor, weight: W, bias: torch.Tensor | None, out: torch.Tensor | None, is_gated: bool
+    ) -> torch.Tensor:
+        pdl = mode_for(len(x))
+        if weight.perm is not None:
+            x = activation.gather(x, weight.perm, pdl=pdl)
+        return self._linear(x, weight, bias, out, is_gated, pdl)
+
+    def fuses_silu(self, rows: int) -> bool:
+        """Whether SiLU times up is to bring its result into the weight's order."""
+        return len(self.weights) == 1 and self.weights[0][0].perm is not None
+
+    def behind_silu(self, gate_up: torch.Tensor) -> torch.Tensor:
+        if not self.fuses_silu(len(gate_up)):
+            return super().behind_silu(gate_up)
+        (weight, bias), pdl = self.weights[0], mode_for(len(gate_up))
+        return self._linear_in_parts(activation.silu_mul(gate_up, perm=weight.perm, pdl=pdl), weight, bias, pdl)
+
+    def in_parts(self, x: torch.Tensor) -> torch.Tensor:
+        if len(self.weights) > 1:
+            return self.product(x)
+        (weight, bias), pdl = self.weights[0], mode_for(len(x))
+        if weight.perm is not None:
+            x = activation.gather(x, weight.perm, pdl=pdl)
+        return self._linear_in_parts(x, weight, bias, pdl)
+
+    def normed(
+        self, x: torch.Tensor | None, residual: torch.Tensor, norm: Norm, is_gated: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if len(self.weights) > 1 or not norm.is_plain or self.weights[0][0].places is None:
+            return super().normed(x, residual, norm, is_gated)
+        (weight, bias), pdl = self.weights[0], mode_for(len(residual))
+        if x is None:
+            h = norms.rms_norm(residual, norm.weight, norm.eps, places=weight.places, pdl=pdl)
+        else:
+            mode = late() if x.dim() == 3 else pdl
+            h = norms.add_rms_norm(x, residual, norm.weight, norm.eps, places=weight.places, pdl=mode)
+        return self._linear(h, weight, bias, None, is_gated, pdl), residual

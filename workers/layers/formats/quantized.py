@@ -1,0 +1,204 @@
+"""Formats that keep a quantized weight as kernels take it, on a GPU: what they share, and layers side by side that differ.
+
+The reader that brings a layer's last tensor makes the kernel's weight of it, a stretch of outputs after the other, before it
+reads on: the device holds the final weights and what a few readers are at. In the end layers of one Linear are stacked into one
+weight; where their inputs must be treated differently (another order, another static scale), they are a weight each. Dummy
+values are integers, too, drawn and packed the same way. int4.py, w8a16.py, fp8.py and int8.py have formats; choice.py chooses.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import nn
+
+from quire.workers.layers import ops
+from quire.workers.layers.formats.format import Format, Partition, checkpoint_prefix
+from quire.workers.layers.formats.layouts import Form, Integers, row_stretches
+from quire.workers.layers.formats.stored import StoredLayer
+from quire.workers.layers.module import new_parameter
+from quire.workers.layers.stretches import copied_rows
+from quire.workers.loading.target import Target, WeightsError
+
+DRAWN_AT_ONCE = 1 << 26  # elements of a dummy weight
+LARGEST = {"uint4": 8.0, "uint8": 128.0, "int8": 127.0, "fp8": 448.0}  # about, of what a scale multiplies
+ONE_STEP = 1.0  # static scale of dummy weights
+
+W = TypeVar("W")
+
+
+class Quantized(Format, Generic[W]):
+    """Owns weights W, which are named tuples, and a bias; the subclass makes them and multiplies.
+
+    All layers of the partition are quantized, to forms that the subclass takes.
+    """
+
+    bias: nn.Parameter | None
+
+    def __init__(self, partition: Partition, has_bias: bool, dtype: torch.dtype, device: torch.device):
+        super().__init__()
+        self.partition, self.dtype, self.device = partition, dtype, device
+        self.bias = new_parameter(partition.shape[:1], dtype, device) if has_bias else None
+        self.stored = {
+            layer: StoredLayer(partition.sources[layer], rows, partition.columns, device)
+            for layer, rows in partition.rows.items()
+        }
+        self._made: dict[str, W] = {}  # layers whose weights are there, until all are
+        self.weights: list[tuple[W, torch.Tensor | None]] = []  # each with its part of the bias, in the order of y
+
+    # ------------------------------------------------------------------------------------------------- the subclass's
+    def _weight_of(self, integers: Integers, stored: StoredLayer) -> W:
+        """Of some outputs of a layer; what it does not take raises ValueError. `integers` may be kept, or a part of them."""
+        raise NotImplementedError
+
+    def _stacked(self, above: W, below: W) -> W | None:
+        """Both as one weight; None: their inputs differ."""
+        raise NotImplementedError
+
+    def _outputs(self, weight: W) -> int:
+        raise NotImplementedError
+
+    def _multiplied(
+        self, x: torch.Tensor, weight: W, bias: torch.Tensor | None, out: torch.Tensor | None, is_gated: bool
+    ) -> torch.Tensor:
+        """y of one of the weights, gated if so asked, in `out` if it is given."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------------------------------------------- products
+    def product(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        if len(self.weights) == 1:
+            weight, bias = self.weights[0]
+            return self._multiplied(x, weight, bias, out, False)
+        return torch.cat([self._multiplied(x, weight, bias, None, False) for weight, bias in self.weights], -1, out=out)
+
+    def gated(self, x: torch.Tensor) -> torch.Tensor:
+        if len(self.weights) == 1:
+            weight, bias = self.weights[0]
+            return self._multiplied(x, weight, bias, None, True)
+        return super().gated(x)
+
+    # -------------------------------------------------------------------------------------------------------- loading
+    def targets(self, name: str) -> Iterator[tuple[str, Target]]:
+        prefix, start = checkpoint_prefix(name), 0
+        for layer, rows in self.partition.rows.items():
+            then = partial(self._load, layer, f"{prefix}{layer}")
+            yield from self.stored[layer].targets(f"{prefix}{layer}", self.bias is not None, then)
+            if self.bias is not None:
+                yield f"{prefix}{layer}.bias", copied_rows(self.bias[start : start + rows.size], rows, None)
+            start += rows.size
+
+    def fill_dummy(self, limit: float, generator: torch.Generator) -> None:
+        """Integers of all sizes, and scales by which values are about uniform on ±limit."""
+        if self.bias is not None:
+            self.bias.uniform_(-limit, limit, generator=generator)
+        for layer in self.partition.rows:
+            self._make(layer, self._dummy(layer, limit, generator))
+
+    def finish(self) -> None:
+        self._join()
+        if self.bias is not None and not self.partition.adds_bias:
+            self.bias.zero_()
+
+    def _load(self, layer: str, name: str) -> None:
+        """Of a layer whose tensors are all there, by its name in the checkpoint; on a reader's thread and stream."""
+        try:
+            self._make(layer, self.stored[layer].stretches(name))
+        except WeightsError:
+            raise
+        except ValueError as error:
+            raise WeightsError(f"{name}: {error}") from None
+
+    def _make(self, layer: str, stretches: Iterator[Integers]) -> None:
+        weight: W | None = None
+        for integers in stretches:
+            below = self._weight_of(integers, self.stored[layer])
+            weight = below if weight is None else self._stacked(weight, below)
+            assert weight is not None, "outputs of one layer have the same inputs"
+        assert weight is not None, "a layer has outputs"
+        self._made[layer] = weight
+
+    def _join(self) -> None:
+        """All layers are there: those of the same inputs become one weight. On the main thread."""
+        joined: list[W] = []
+        for layer in self.partition.rows:
+            weight = self._made.pop(layer)
+            _use_here(weight)
+            both = self._stacked(joined[-1], weight) if joined else None
+            joined[-1:] = [both] if both is not None else [*joined[-1:], weight]
+        start = 0
+        for i, weight in enumerate(joined):
+            stop = start + self._outputs(weight)
+            self.weights.append((self._owned(weight, i), None if self.bias is None else self.bias[start:stop]))
+            start = stop
+
+    def _owned(self, weight: Any, i: int) -> Any:
+        """The same with parameters of this format in place of tensors."""
+        owned = {
+            field: nn.Parameter(value, requires_grad=False)
+            for field, value in weight._asdict().items()
+            if isinstance(value, torch.Tensor)
+        }
+        for field, parameter in owned.items():
+            self.register_parameter(f"{field}{i}", parameter)
+        return weight._replace(**owned)
+
+    def _dummy(self, layer: str, limit: float, generator: torch.Generator) -> Iterator[Integers]:
+        form, activations = self._form(layer), self.stored[layer].activations
+        if activations is not None and activations.is_static:
+            self.stored[layer].input_scale = ONE_STEP
+        n, k = self.partition.rows[layer].size, self.partition.columns.size
+        is_packed = form.values == "uint4"  # what is drawn is not what is kept
+        for part in row_stretches(n, k, self.device) if is_packed else [slice(0, n)]:
+            yield drawn(form, (part.stop - part.start, k), limit, generator, self.device)
+
+    def _form(self, layer: str) -> Form:
+        form = self.partition.sources[layer].layout.form
+        assert form is not None, "what has no integers is dequantized"
+        return form
+
+
+def _use_here(weight: Any) -> None:
+    """Tensors came on a reader's stream, and their memory may not go back to it before the current one is done with them."""
+    for tensor in weight:
+        if isinstance(tensor, torch.Tensor) and tensor.is_cuda:
+            tensor.record_stream(torch.cuda.current_stream(tensor.device))
+
+
+def drawn(form: Form, shape: tuple[int, int], limit: float, generator: torch.Generator, device: torch.device) -> Integers:
+    """Random `Integers` of a form, [N, K]; no more than a stretch of them is ever held in another dtype."""
+    n, k = shape
+    grid = (-(-n // form.block[0]), -(-k // form.block[1]))
+    largest, dtypes = LARGEST[form.values], {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+    q = torch.empty(shape, dtype=dtypes.get(form.values, torch.uint8), device=device)
+    if form.values == "fp8":
+        for part in q.split(max(1, DRAWN_AT_ONCE // k)):
+            part.copy_(torch.empty(part.shape, device=device).uniform_(-largest, largest, generator=generator))
+    elif form.values == "int8":
+        q.random_(-127, 128, generator=generator)
+    else:
+        q.random_(0, round(2 * largest), generator=generator)
+    zeros = torch.full(grid, round(largest), dtype=torch.int32, device=device) if q.dtype == torch.uint8 else None
+    scales = torch.full(grid, limit / largest, dtype=torch.bfloat16, device=device).float()  # 16 bits, as checkpoints have
+    return Integers(q, scales, form.block, zeros)
+
+
+class SideBySide(Format):
+    """Layers of one Linear that are held in different formats: a product each, their results side by side.
+
+    The formats are children, which own all parameters.
+    """
+
+    def __init__(self, formats: list[Format]):
+        super().__init__()
+        self.formats = nn.ModuleList(formats)
+        self._products = [form.products() for form in formats]
+
+    def product(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return torch.cat([products.product(x) for products in self._products], -1, out=out)
+
+    def gated(self, x: torch.Tensor) -> torch.Tensor:
+        return ops.silu_mul(self.product(x))
+
+    def targets(self, name: str) -> Iterator[tuple[str, Target]]:
+        return iter(())

@@ -1,0 +1,165 @@
+"""8-bit weights with 8-bit activations, fp8 or int8: what both formats share. Operands are as kernels/linear/scaled has them.
+
+Scales of a whole layer become its rows', so layers stack without a change of any value. Inputs are quantized as the checkpoint
+says, a dynamic scale to a token or to 128 of its numbers, at every number of rows: by the norm in front, by SiLU times up, or,
+for what attention gives, by a launch of its own. Layers side by side with static scales that differ are a product each.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+
+from quire.kernels.linear import quantize, scaled_fused
+from quire.kernels.linear.scaled import BLOCK, Scaled
+from quire.kernels.triton_support.dependent_launch import late, mode_for
+from quire.workers.layers.formats.format import Partition
+from quire.workers.layers.formats.layouts import Form, Integers
+from quire.workers.layers.formats.quantized import Quantized
+from quire.workers.layers.formats.schemes import Activations
+from quire.workers.layers.formats.stored import StoredLayer
+from quire.workers.layers.norm import Norm
+
+
+def refusal(form: Form, activations: Activations, inputs: int) -> str | None:
+    """Why a layer of 8-bit values with such activations is not computed; None: it is."""
+    _, width = form.block
+    if form.values != activations.dtype:
+        return f"{form.values} weights with {activations.dtype} activations (kernels take both alike)"
+    if form.has_zeros or not activations.is_symmetric:
+        return "8-bit values with zero points (kernels take symmetric ones)"
+    if activations.group_size not in (0, BLOCK) and activations.group_size < inputs:
+        return f"activations in groups of {activations.group_size} (kernels take a token's and {BLOCK})"
+    if width < inputs and width % BLOCK:
+        return f"weights in blocks of {width} inputs (kernels take multiples of {BLOCK}, and all)"
+    return None
+
+
+MAX_GATED_ROWS = 64  # of products that gate for nothing, the memory being what they wait for
+
+
+class Weight(NamedTuple):
+    """A `Scaled`, taken apart so that its tensors can be parameters, and the scale of its inputs if that is static."""
+
+    data: torch.Tensor
+    scales: torch.Tensor
+    rows: int
+    input_scale: torch.Tensor | None = None  # float32 [1]
+
+    @property
+    def scaled(self) -> Scaled:
+        return Scaled(self.data, self.scales, self.rows)
+
+
+def spread(weight: Weight) -> Weight:
+    """The same with a scale to each row."""
+    if weight.rows == 1:
+        return weight
+    return weight._replace(scales=weight.scales.repeat_interleave(weight.rows, 0)[: len(weight.data)].contiguous(), rows=1)
+
+
+class ScaledFormat(Quantized[Weight]):
+    """The subclass names the dtype and the product."""
+
+    kind: torch.dtype
+
+    def __init__(self, partition: Partition, has_bias: bool, dtype: torch.dtype, device: torch.device):
+        super().__init__(partition, has_bias, dtype, device)
+        sizes = {source.activations.group_size for source in partition.sources.values() if source.activations}
+        self.by_block = any(0 < size < partition.columns.size for size in sizes)
+
+    def _linear(
+        self, x: Scaled, weight: Weight, bias: torch.Tensor | None, is_gated: bool = False, *, in_parts: bool = False
+    ) -> torch.Tensor:
+        raise NotImplementedError
+
+    # -------------------------------------------------------------------------------------------------------- loading
+    def _weight_of(self, integers: Integers, stored: StoredLayer) -> Weight:
+        (n, k), (height, width) = integers.q.shape, integers.block
+        if (integers.zeros is not None and bool(integers.zeros.any())) or stored.input_zero_point:
+            raise ValueError("zero points, of what quantization_config calls symmetric")
+        blocks, scales = -(-k // BLOCK), integers.scales.to(torch.float32)
+        scales = scales.expand(-(-n // height), -1)
+        if width < k:
+            scales = scales.repeat_interleave(width // BLOCK, 1)[:, :blocks]
+        elif self.by_block:
+            scales = scales.expand(-1, blocks)
+        scale = None if stored.input_scale is None else torch.tensor([stored.input_scale], device=integers.q.device)
+        weight = Weight(integers.q.contiguous(), scales.contiguous(), height, scale)
+        return weight if height == BLOCK and weight.scales.shape[1] > 1 else spread(weight)
+
+    def _stacked(self, above: Weight, below: Weight) -> Weight | None:
+        first, second = (w.input_scale for w in (above, below))
+        if first is not None and second is not None and float(first) != float(second):
+            return None
+        if above.rows != below.rows or len(above.data) % above.rows:
+            above, below = spread(above), spread(below)
+        if above.scales.shape[1] != below.scales.shape[1]:
+            blocks = max(above.scales.shape[1], below.scales.shape[1])
+            above, below = (w._replace(scales=w.scales.expand(-1, blocks)) for w in (above, below))
+        data, scales = torch.cat([above.data, below.data]), torch.cat([above.scales, below.scales])
+        return above._replace(data=data, scales=scales)
+
+    def _outputs(self, weight: Weight) -> int:
+        return len(weight.data)
+
+    # ------------------------------------------------------------------------------------------------------- products
+    def _multiplied(
+        self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, out: torch.Tensor | None, is_gated: bool
+    ) -> torch.Tensor:
+        if not is_gated and self._fuses(len(x), weight):
+            y = self._fused(x, weight, bias)
+        else:
+            y = self._linear(self._quantized(x, weight), weight, bias, is_gated)
+        return y if out is None else out.copy_(y)
+
+    def _quantized(self, x: torch.Tensor, weight: Weight) -> Scaled:
+        return quantize.quantize(x, self.kind, by_block=self.by_block, static_scale=weight.input_scale, pdl=mode_for(len(x)))
+
+    def _fuses(self, rows: int, weight: Weight) -> bool:
+        """Whether one kernel quantizes inputs, SiLU times up too, and multiplies them."""
+        return self.dtype.itemsize == 2 and scaled_fused.pays(rows, weight.scaled)
+
+    def _fused(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, *, is_gate_up: bool = False) -> torch.Tensor:
+        y, _ = scaled_fused.fused_linear(
+            x, weight.scaled, bias, dtype=self.dtype, by_block=self.by_block, static_scale=weight.input_scale,
+            is_gate_up=is_gate_up, pdl=mode_for(1),
+        )  # fmt: skip
+        return y
+
+    def in_parts(self, x: torch.Tensor) -> torch.Tensor:
+        if len(self.weights) > 1:
+            return self.product(x)
+        weight, bias = self.weights[0]
+        if self._fuses(len(x), weight):
+            return self._fused(x, weight, bias)
+        return self._linear(self._quantized(x, weight), weight, bias, in_parts=True)
+
+    def fuses_silu(self, rows: int) -> bool:
+        """Not of few rows: a product gates itself, and 8 bits of that take less time. Of one, where a kernel does all of it."""
+        return rows > MAX_GATED_ROWS or (len(self.weights) == 1 and self._fuses(rows, self.weights[0][0]))
+
+    def behind_silu(self, gate_up: torch.Tensor) -> torch.Tensor:
+        if len(self.weights) > 1:
+            return super().behind_silu(gate_up)
+        (weight, bias), pdl = self.weights[0], mode_for(len(gate_up))
+        if self._fuses(len(gate_up), weight):
+            return self._fused(gate_up, weight, bias, is_gate_up=True)
+        h = quantize.silu_mul_quantize(gate_up, self.kind, by_block=self.by_block, static_scale=weight.input_scale, pdl=pdl)
+        return self._linear(h, weight, bias, in_parts=True)
+
+    def normed(
+        self, x: torch.Tensor | None, residual: torch.Tensor, norm: Norm, is_gated: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if len(self.weights) > 1 or not norm.is_plain:
+            return super().normed(x, residual, norm, is_gated)
+        weight, bias = self.weights[0]
+        how: dict[str, Any] = {"by_block": self.by_block, "static_scale": weight.input_scale}
+        is_in_parts = x is not None and x.dim() == 3
+        if not is_gated and self._fuses(len(residual), weight) and not is_in_parts:
+            how.update(norm=(residual, norm.weight, norm.eps), pdl=mode_for(1))
+            y, total = scaled_fused.fused_linear(x, weight.scaled, bias, dtype=self.dtype, **how)
+            assert total is not None, "of a norm there is a sum"
+            return y, total
+        pdl = late() if is_in_parts else mode_for(len(residual))
+        h = quantize.rms_norm_quantize(x, residual, norm.weight, norm.eps, self.kind, pdl=pdl, **how)
+        return self._linear(h, weight, bias, is_gated), residual

@@ -1,0 +1,57 @@
+"""8-bit weights with 16-bit activations, as kernels/linear/w8a16 computes them: GPTQ of 8 bits, pack-quantized, bitsandbytes'
+int8, and int8 or fp8 whose activations the checkpoint leaves alone.
+
+Unsigned values become signed ones, less 128, and so do their zero points.
+"""
+
+import torch
+
+from quire.kernels.linear.w8a16 import w8a16_linear, w8a16_linear_in_parts
+from quire.kernels.linear.w8a16_weight import GROUPS, Weight8, stacked, takes
+from quire.workers.layers.formats.layouts import Form, Integers
+from quire.workers.layers.formats.ordered import OrderedFormat
+from quire.workers.layers.formats.stored import StoredLayer
+
+MIDDLE = 128
+
+
+def refusal(form: Form, inputs: int) -> str | None:
+    """Why a layer of 8-bit values is not computed; None: it is."""
+    width = form.block[1]
+    if not takes(width, inputs):
+        return f"8-bit weights in groups of {width} (kernels take {GROUPS})"
+    return None
+
+
+def _to_rows(grid: torch.Tensor, height: int, n: int) -> torch.Tensor:
+    """[N, G] of a row for each `height` outputs."""
+    grid = grid.expand(-(-n // height), -1)
+    return grid if height == 1 else grid.repeat_interleave(height, 0)[:n]
+
+
+class W8A16(OrderedFormat[Weight8]):
+    def _weight_of(self, integers: Integers, stored: StoredLayer) -> Weight8:
+        q, scales, (height, width), zeros, order = integers
+        n, k = q.shape
+        scales = _to_rows(scales, height, n)
+        zeros = None if zeros is None else _to_rows(zeros, height, n)
+        if q.dtype == torch.uint8:
+            q = (q ^ MIDDLE).view(torch.int8)
+            zeros = torch.full_like(scales, -MIDDLE, dtype=torch.int32) if zeros is None else zeros - MIDDLE
+        if zeros is not None:
+            zeros = zeros.to(torch.int16).contiguous() if bool(zeros.any()) else None
+        weight = Weight8(q.contiguous(), scales.contiguous(), zeros, min(width, k))
+        if order is None:
+            return weight
+        return weight._replace(perm=order.to(torch.int32), places=order.argsort().to(torch.int32))
+
+    def _joined(self, above: Weight8, below: Weight8) -> Weight8:
+        return stacked([above, below])
+
+    def _linear(
+        self, x: torch.Tensor, weight: Weight8, bias: torch.Tensor | None, out: torch.Tensor | None, is_gated: bool, pdl: int
+    ) -> torch.Tensor:
+        return w8a16_linear(x, weight, bias, out, is_gated=is_gated, pdl=pdl)
+
+    def _linear_in_parts(self, x: torch.Tensor, weight: Weight8, bias: torch.Tensor | None, pdl: int) -> torch.Tensor:
+        return w8a16_linear_in_parts(x, weight, bias, pdl=pdl)
