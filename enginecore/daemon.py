@@ -18,7 +18,7 @@ from typing import Literal
 import zmq
 
 from quire.enginecore.core import BEAT_INTERVAL_S, CoreConfig, EngineCore
-from quire.enginecore.device import Gpu, find_gpus, unfit_for_ranks
+from quire.enginecore.device import Gpu, find_gpus, sizes_in_words, unfit_for_ranks
 from quire.enginecore.garbage import keep_pauses_short
 from quire.enginecore.grammar.compiler import GrammarCompiler
 from quire.enginecore.grammar.mask_threads import mask_threads
@@ -164,7 +164,8 @@ def worker_config(config: EngineConfig, folder: Path, summary: ModelSummary) -> 
         raise StartupError("--device cuda: no CUDA device was found; leave --device out to run on the CPU")
     gpus = _own_gpus(config, gpus)
     device: Literal["cuda", "cpu"] = "cuda" if gpus else "cpu"
-    if gpus and not is_spread(config) and (problem := unfit_for_ranks(gpus, config.tensor_parallel_size)):
+    shape = config.tensor_parallel_size, config.pipeline_parallel_size
+    if gpus and not is_spread(config) and (problem := unfit_for_ranks(gpus, *shape)):
         raise StartupError(problem)
     max_model_len = config.max_model_len or summary.max_model_len
     if max_model_len > summary.max_model_len:
@@ -174,13 +175,13 @@ def worker_config(config: EngineConfig, folder: Path, summary: ModelSummary) -> 
     max_num_seqs = config.max_num_seqs or default_max_num_seqs(gpus[0].memory_bytes if gpus else 0)
     return WorkerConfig(
         rank=0,
-        world_size=config.tensor_parallel_size,
+        world_size=config.world_size,
         generation=0,
         model_dir=str(folder),
         control_address="",
         plan_ring_fds=[],
         result_ring_fds=[],
-        output_rank=0,
+        output_rank=config.world_size - config.tensor_parallel_size,  # the last stage's first
         device=device,
         dtype=config.dtype,
         load_format=config.load_format,
@@ -207,16 +208,17 @@ def worker_config(config: EngineConfig, folder: Path, summary: ModelSummary) -> 
         logits_processors_path=config.logits_processors_path,
         collective_timeout_s=config.collective_timeout_s,
         emulate_world_size=config.emulate_world_size,
+        pipeline_parallel_size=config.pipeline_parallel_size,
         device_index=config.device_index,
     )
 
 
 def _own_gpus(config: EngineConfig, gpus: list[Gpu]) -> list[Gpu]:
     """Those from this engine's first on. Raises StartupError if there are too few for all engines."""
-    size, ranks = config.data_parallel_size, config.tensor_parallel_size
-    needed = max(size * ranks, config.device_index + 1)
+    size, shared_by = config.data_parallel_size, sizes_in_words(config.tensor_parallel_size, config.pipeline_parallel_size)
+    needed = max(size * config.world_size, config.device_index + 1)
     if gpus and size > 1 and needed > len(gpus):
-        wish = f"--data-parallel-size {size}" + (f" with --tensor-parallel-size {ranks}" if ranks > 1 else "")
+        wish = f"--data-parallel-size {size}" + (f" with {shared_by}" if config.world_size > 1 else "")
         there = "is 1" if len(gpus) == 1 else f"are {len(gpus)}"
         raise StartupError(f"{wish} needs {needed} GPUs, and there {there} (CUDA_VISIBLE_DEVICES counts)")
     if gpus and config.device_index >= len(gpus):
@@ -241,6 +243,7 @@ def core_config_of(config: EngineConfig, summary: ModelSummary, worker: WorkerCo
         eos_token_ids=tuple(summary.eos_token_ids),
         vocab_size=profile.vocab_size,
         mixed_step_tokens=mixed_step_tokens(profile.weights_bytes, worker.device),
+        num_cohorts=config.pipeline_parallel_size,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
     )
     capacity = kv_capacity_tokens(windows, worker.block_size, profile.num_blocks, worker.max_model_len)

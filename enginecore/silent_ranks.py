@@ -1,7 +1,8 @@
 """SilentRanks: which of a model's ranks the others wait for, once some of them say that they wait too long.
 
 A rank whose exchange fails says so (PeerSilent) and waits for its end. Who is at fault says nothing: it is dead, which
-WorkerGroup sees first; or stopped; or stuck, and then it has not spoken when all others have had their time to.
+WorkerGroup sees first; or stopped; or stuck, and then it has not spoken when all others have had their time to. Of a model in
+stages not all others need wait for it: a stage may have done its part, and then says nothing, either.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,12 +11,12 @@ GRACE_S = 1.0  # from the first that speaks to the last: they began to wait with
 
 
 class SilentRanks:
-    """Of one generation."""
+    """Of one generation. stage_size: ranks of a stage, None: of all, there is one."""
 
-    def __init__(self, timeout_s: float, where: Callable[[int], str] = lambda rank: "") -> None:
+    def __init__(self, timeout_s: float, stage_size: int | None = None, where: Callable[[int], str] = lambda rank: "") -> None:
         """where: words behind a worker's number, for models on several hosts."""
         self._timeout_s = timeout_s
-        self._where = where
+        self._stage_size, self._where = stage_size, where
         self._said: dict[int, str] = {}
         self._since = 0.0
 
@@ -36,7 +37,7 @@ class SilentRanks:
             return None
         if stopped:
             return f"{self._workers(stopped)} stopped by a signal; the others waited in an exchange"
-        mute = [rank for rank in range(size) if rank not in self._said]
+        mute = self._mute(size)
         if mute and now - self._since < GRACE_S:
             return None
         rank, message = next(iter(self._said.items()))
@@ -44,6 +45,15 @@ class SilentRanks:
         if mute:
             return f"{self._workers(mute)} silent in an exchange for --collective-timeout-s ({self._timeout_s:g} s); {says}"
         return f"the exchange between the workers failed: {says}"
+
+    def _mute(self, num_ranks: int) -> list[int]:
+        """Of the ranks that have said nothing those that the others wait for: in their own stages, or else in the stages before
+        these, where the first one's is the last, whose tokens it needs."""
+        size = self._stage_size or num_ranks
+        speaking = {rank // size for rank in self._said}
+        mute = [rank for rank in range(num_ranks) if rank not in self._said]
+        own = [rank for rank in mute if rank // size in speaking]
+        return own or [rank for rank in mute if (rank // size + 1) % (num_ranks // size) in speaking]
 
     def _workers(self, ranks: Sequence[int]) -> str:
         names = [f"{rank}{self._where(rank)}" for rank in ranks]

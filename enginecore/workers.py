@@ -88,13 +88,16 @@ class WorkerGroup:
         with contextlib.ExitStack() as on_failure:  # of an attempt that lacks descriptors nothing stays open
             plan_ring = PlanRing.create(RING_WORDS, len(self._here))
             on_failure.callback(plan_ring.close)
-            result_ring = ResultRing.create(self.template.max_num_seqs)
+            result_ring = ResultRing.create(
+                self.template.max_num_seqs, depth=result_depth(self.template.pipeline_parallel_size)
+            )
             on_failure.callback(result_ring.close)
             self._link = CoreToWorkers(self.generation)
             on_failure.pop_all()
         self.plan_ring, self.result_ring = plan_ring, result_ring
         self._store = GroupStore(self._send)
-        self._silent = SilentRanks(self.template.collective_timeout_s, self._ranks.where)
+        limits = self.template.collective_timeout_s, self.template.tensor_parallel_size
+        self._silent = SilentRanks(*limits, self._ranks.where)
         for _ in self._here:  # they all load their modules before the first is told what for
             self._children.append(self._prespawned.pop(0) if self._prespawned else prespawn(WORKER_MODULE))
         with _as_failure():
@@ -238,7 +241,7 @@ class WorkerGroup:
                 self._replied(message)
 
     def _allocate(self) -> None:
-        self.profile = profile_of_all([self._profiles[rank] for rank in range(self.world_size)])
+        self.profile = profile_of_all([self._profiles[rank] for rank in range(self.world_size)], self.template.output_rank)
         for rank in range(self.world_size):
             self._send(rank, AllocateKV(self.profile.num_blocks))
 
@@ -321,10 +324,16 @@ def _as_failure() -> Iterator[None]:
         raise WorkersFailed(str(error)) from error
 
 
-def profile_of_all(profiles: Sequence[WorkerProfile]) -> WorkerProfile:
+def result_depth(num_stages: int) -> int:
+    """Steps that the ring of results remembers: twice those in flight, and 8 at least. A power of two."""
+    return max(8, 4 << (num_stages - 1).bit_length())
+
+
+def profile_of_all(profiles: Sequence[WorkerProfile], output_rank: int = 0) -> WorkerProfile:
     """What all ranks can hold: the least of their blocks, the most of what they take. Raises WorkersFailed if they differ.
 
-    Blocks are the same for all: block tables of the same layers, in blocks of the same number of tokens.
+    Blocks are the same for all: block tables of the same layers, whether they are on this rank or on another stage's, in blocks
+    of the same number of tokens. Sampling is the output rank's business.
     """
     first = profiles[0]
     for profile in profiles[1:]:
@@ -337,6 +346,7 @@ def profile_of_all(profiles: Sequence[WorkerProfile]) -> WorkerProfile:
         num_blocks=min(p.num_blocks for p in profiles),
         weights_bytes=max(p.weights_bytes for p in profiles),
         activation_bytes=max(p.activation_bytes for p in profiles),
-        num_processor_rows=min(p.num_processor_rows for p in profiles),
+        block_bytes=max(p.block_bytes for p in profiles),
+        num_processor_rows=profiles[output_rank].num_processor_rows,
         device=first.device if len(profiles) == 1 else f"{len(profiles)} x {first.device}",
     )

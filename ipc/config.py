@@ -12,11 +12,10 @@ import msgspec
 
 from quire.ipc import quantization as quantizations
 from quire.ipc.hosts_flags import add_hosts_arguments, check_hosts
+from quire.ipc.layout import check_layout
 from quire.ipc.log_flags import add_frontend_logs
 from quire.ipc.process.flags import DTYPES, LOAD_FORMATS, MODEL_IMPLS, JsonObject, Switch, human_int, model_len, one_of
 
-MAX_RANKS = 64  # that share a model
-MAX_ENGINES = 64  # of --data-parallel-size
 Add = Callable[..., None]
 
 
@@ -62,6 +61,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_logprobs: int = 20
     seed: int = 0
     tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
     collective_timeout_s: float = 10.0
     emulate_world_size: int = 1  # run one rank of so many, alone
     distributed_executor_backend: Literal["mp", "ray"] = "mp"  # who starts workers: we and the agents of `hosts`, or Ray
@@ -117,24 +117,21 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             self.quantization is None or self.quantization in quantizations.NAMES,
             f"--quantization must be one of {', '.join(quantizations.NAMES)}, not {self.quantization!r:.40}",
         )
-        need(1 <= self.tensor_parallel_size <= MAX_RANKS, f"--tensor-parallel-size must be between 1 and {MAX_RANKS}")
-        need(0.1 <= self.collective_timeout_s <= 86400, "--collective-timeout-s must be between 0.1 and 86400")
-        need(1 <= self.emulate_world_size <= MAX_RANKS, f"--emulate-world-size must be between 1 and {MAX_RANKS}")
-        need(
-            self.emulate_world_size == 1 or (self.load_format == "dummy" and self.tensor_parallel_size == 1),
-            "--emulate-world-size runs one rank alone, whose answers mean nothing: it needs --load-format dummy, and "
-            "--tensor-parallel-size 1",
-        )
+        check_layout(self)
         check_hosts(self, need)
-        need(1 <= self.data_parallel_size <= MAX_ENGINES, f"--data-parallel-size must be between 1 and {MAX_ENGINES}")
         need(self.device_index >= 0, "device_index must be at least 0")
         need(self.step_timeout_s > 0, "--step-timeout-s must be greater than 0")
+
+    @property
+    def world_size(self) -> int:
+        """Workers of one engine."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the core tells a worker at its start. File descriptors are the core's numbers: see process.own_fds."""
 
-    rank: int
+    rank: int  # of a stage's tensor-parallel ranks one after the other, stage by stage
     world_size: int
     generation: int  # which one of the workers that the core has started, one after another; in the result ring's header
     model_dir: str
@@ -172,6 +169,11 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     interface: str = "lo"  # that the ranks' sockets, which know no keys, are bound to,
     interface_address: str = "127.0.0.1"  # and its address
     emulate_world_size: int = 1
+    pipeline_parallel_size: int = 1
+
+    @property
+    def tensor_parallel_size(self) -> int:
+        return self.world_size // self.pipeline_parallel_size
 
 
 # ------------------------------------------------------------------------------------------------------------- flags
@@ -284,7 +286,10 @@ def _add_defaults(add: Add) -> None:
 
 def _add_memory(add: Add) -> None:
     add("--device", choices=["auto", "cuda", "cpu"], help="where to run; auto: cuda if there is a GPU, else cpu")
-    add("--tensor-parallel-size", "-tp", type=int, metavar="N", help="GPUs that share the model, or processes on a CPU")
+    add("--tensor-parallel-size", "-tp", type=int, metavar="N", help="GPUs that share each layer, or processes on a CPU")
+    add(
+        "--pipeline-parallel-size", "-pp", type=int, metavar="N", help="stages of layers, each on GPUs of its own, or processes"
+    )
     add("--data-parallel-size", "-dp", type=int, metavar="N", help="whole engines, to which requests are dealt (--router)")
     add("--gpu-memory-utilization", type=float, help="part of the GPU's memory to fill, what other processes have included")
     add("--cpu-kv-cache-gib", type=float, help="size of the KV cache on a CPU, GiB")

@@ -2,9 +2,11 @@
 
 `build_model` is given a `Parallel`, and layers ask it for their sizes. A layer whose results are partial (its input dimension
 is split) sums them over the ranks by `all_reduce`; the LM head is split over the vocabulary, and who needs all of it asks for
-`all_logits`. How tensors travel is the `Exchange`'s business.
+`all_logits`. How tensors travel is the `Exchange`'s business. Of a model in stages (pipeline parallelism) the ranks here are
+those of one `Stage`, which has some of the layers; stages.py deals them out.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
@@ -40,6 +42,23 @@ class Part(NamedTuple):
 def whole(n: int) -> Part:
     """A dimension of n that is not split."""
     return Part(n, 0, n)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One of `count` parts of a model, one after the other. The first has the embedding, too, and the last the head."""
+
+    index: int = 0
+    count: int = 1
+    layers: range = range(1 << 30)  # of the model's
+
+    @property
+    def is_first(self) -> bool:
+        return self.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.index == self.count - 1
 
 
 class Exchange(Protocol):
@@ -83,7 +102,7 @@ class Partial(NamedTuple):
 
 
 class Parallel:
-    """Rank `rank` of `size`, on `device`. Without an exchange a model of several ranks can be built and loaded, but not run."""
+    """Rank `rank` of `size` of a stage, on `device`. Without an exchange a model of several ranks can be built, but not run."""
 
     def __init__(
         self,
@@ -92,6 +111,7 @@ class Parallel:
         device: torch.device | str = "cpu",
         exchange: Exchange | None = None,
         norm_exchange: NormExchange | None = None,
+        stage: Stage = Stage(),
     ) -> None:
         if not 0 <= rank < size:
             raise ValueError(f"there is no rank {rank} among {size}")
@@ -100,6 +120,7 @@ class Parallel:
         self.device = torch.device(device)
         self._exchange = exchange
         self.norm_exchange = norm_exchange
+        self.stage = stage
 
     def split(self, n: int) -> Part:
         """This rank's part of a dimension of n. Raises ValueError if it does not divide evenly."""

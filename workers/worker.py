@@ -50,7 +50,7 @@ from quire.workers.group.alone import Alone
 from quire.workers.group.group import Group
 from quire.workers.group.place import ExchangeFailed, Place
 from quire.workers.group.store import ChannelStore
-from quire.workers.layers.kv_scales import KVScales
+from quire.workers.layers.kv_scales import warn_of_scales
 from quire.workers.loading.prepare_cpu import quicken_attributes
 from quire.workers.loading.target import WeightsError
 from quire.workers.loading.weights import dummy_weights, load_weights
@@ -66,6 +66,7 @@ from quire.workers.parallel import Parallel
 from quire.workers.profiler import Profiler, ProfilerError
 from quire.workers.records import MASK_SPIN_S, Records
 from quire.workers.runner import ModelRunner, PromptRow, no_masks
+from quire.workers.stages import stage_of
 
 log = logging.getLogger("quire.workers")
 
@@ -88,7 +89,7 @@ class Worker:
         self.reader = PlanReader.attach(own_fds(config.plan_ring_fds))
         self.ring = ResultRing.attach(own_fds(config.result_ring_fds)) if config.result_ring_fds else None
         self.device = torch.device("cuda", config.device_index) if config.device == "cuda" else torch.device("cpu")
-        self.parallel = Parallel(config.rank, config.world_size, self.device)
+        self.parallel = Parallel(device=self.device)
         self.custom_processors: CustomProcessors | None = None
         self.profiler = Profiler(config.profile_dir, config.rank, config.device)
 
@@ -121,7 +122,7 @@ class Worker:
             self._serve(runner)
         runner.device.close()
         if self.group is not None:
-            self.group.exchange.close()
+            self.group.close()
 
     def _fail(self, message: str) -> None:
         self.link.send(WorkerFailed(self.config.rank, message))
@@ -154,13 +155,18 @@ class Worker:
             log.info("weights are quantized: %s", model_config.quantization.method)
         if c.load_format != "dummy":
             warn_of_scales(model.kv_scales())
-        cache = KVCache(model_config.attention_specs(self.parallel), c.block_size, dtype, model.kv_scales())
+        specs, stage = model_config.attention_specs(self.parallel), self.parallel.stage
+        layers = None if stage.count == 1 else stage.layers
+        cache = KVCache(specs, c.block_size, dtype, model.kv_scales(), layers)
         weights_bytes = model.weights_bytes
         if classes:
             self.custom_processors = CustomProcessors(classes, vllm_config(c, model_config, dtype, self.device), self.device)
-        runner = ModelRunner(model, self._context(model_config, cache, dtype), self._make_device, self.custom_processors)
+        processors = self.custom_processors if stage.is_last else None
+        runner = ModelRunner(model, self._context(model_config, cache, dtype), self._make_device, processors)
         if self.group is not None:  # sizes of steps follow from it, and so what ranks exchange; and all are there now
             runner.weights_bytes = self.group.most("weights_bytes", weights_bytes)
+            if stage.count > 1:
+                runner.join(self.group.links(runner.ctx.max_tokens, runner.ctx.max_rows))
         budget = self._measure(runner, weights_bytes)
         self._report(runner, budget, weights_bytes)
         command = self._await_allocation()
@@ -168,13 +174,16 @@ class Worker:
         return runner
 
     def _join(self, model_config: ModelConfig, dtype: torch.dtype) -> None:
-        """Meet the other ranks, if there are any. Raises ExchangeFailed."""
+        """Meet the other ranks, if there are any. Raises ExchangeFailed, and ModelConfigError for more stages than layers."""
         c = self.config
         if c.world_size > 1:
-            bound_to = c.interface, c.interface_address
-            place = Place(c.rank, c.world_size, self.device, c.collective_timeout_s, *bound_to, c.group_on_one_host)
-            self.group = Group(ChannelStore(self.link, c.rank), place, model_config.hidden_size, dtype)
-            self.parallel = Parallel(c.rank, c.world_size, self.device, self.group.exchange, self.group.norm_exchange)
+            bound_to, stages = (c.interface, c.interface_address), c.pipeline_parallel_size
+            place = Place(c.rank, c.world_size, self.device, c.collective_timeout_s, stages, *bound_to, c.group_on_one_host)
+            checkpoint = None if c.load_format == "dummy" else Path(c.model_dir)
+            stage = stage_of(model_config, dtype, place.stage, place.stages, checkpoint)
+            group = self.group = Group(ChannelStore(self.link, c.rank), place, model_config.hidden_size, dtype)
+            rank, size = place.within_stage[:2]
+            self.parallel = Parallel(rank, size, self.device, group.exchange, group.norm_exchange, stage)
         elif c.emulate_world_size > 1:
             alone = Alone(c.emulate_world_size)
             self.parallel = Parallel(0, c.emulate_world_size, self.device, alone, alone)
@@ -207,7 +216,7 @@ class Worker:
         return DeviceContext(
             config=model_config,
             cache=cache,
-            pool=LogitsProcessorPool.allocate(rows, vocab, c.max_model_len, self.device),
+            pool=LogitsProcessorPool.allocate(rows if self.parallel.stage.is_last else 0, vocab, c.max_model_len, self.device),
             max_model_len=c.max_model_len,
             device=self.device,
             dtype=dtype,
@@ -298,6 +307,8 @@ class Worker:
         while True:
             record = records.read(timeout_s, spin_s if record is not None else 0.0)
             if record is None:
+                if runner.pipeline is not None and runner.pipeline.rest():
+                    runner.device.signal()
                 self._check_exchange(runner)
                 runner.capture_masked_tail()
                 more_to_capture = more_to_capture and runner.capture_ahead()
@@ -375,17 +386,6 @@ def _reason(error: BaseException) -> str:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip(" ^~") and not line.startswith("Repro command")]
     return f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__
-
-
-def warn_of_scales(scales: dict[int, KVScales]) -> None:
-    """Of layers whose cache has 8 bits."""
-    if absent := [layer for layer, found in scales.items() if found.k is None or found.v is None]:
-        log.warning(
-            "the KV cache has 8 bits, and the checkpoint has no scales of keys and values for %d of %d layers: 1.0 is taken, "
-            "which may cost accuracy",
-            len(absent),
-            len(scales),
-        )
 
 
 def choose_dtype(name: str, config: ModelConfig, device: str) -> torch.dtype:

@@ -122,6 +122,10 @@ FLAG_NOTES: dict[str, FlagNote] = {
         "each GPU holds a part of the weights and of the KV cache; an exchange twice a layer costs time",
         "1 where the model fits into one GPU, else 2, 4 or 8",
     ),
+    "--pipeline-parallel-size": FlagNote(
+        "each GPU holds some of the layers and their KV cache; throughput grows, one answer comes no sooner",
+        "1; 2 or more where GPUs are joined too slowly for --tensor-parallel-size, or its sizes do not divide the model",
+    ),
     "--data-parallel-size": FlagNote(
         "as many times the memory, and nearly as many tokens a second; one request is no quicker",
         "the number of GPUs, for a model that fits into one",

@@ -12,8 +12,8 @@ Kind = Literal["switch", "value", "list", "json"]  # takes nothing (--no-x, too)
 WORKING = """
 --model --tokenizer --tokenizer-revision --revision --download-dir --hf-token --hf-overrides --served-model-name --dtype
 --load-format --model-impl --quantization -q --max-model-len --max-logprobs --seed --enforce-eager --chat-template
---generation-config --override-generation-config --tensor-parallel-size -tp --data-parallel-size -dp --gpu-memory-utilization
---distributed-executor-backend
+--generation-config --override-generation-config --tensor-parallel-size -tp --pipeline-parallel-size -pp
+--data-parallel-size -dp --gpu-memory-utilization --distributed-executor-backend
 --kv-cache-memory-bytes --num-gpu-blocks-override --kv-cache-dtype --kv-cache-dtype-skip-layers
 --block-size --enable-prefix-caching --max-num-seqs --max-num-batched-tokens --max-num-queued-reqs
 --long-prefill-token-threshold --scheduling-policy --enable-log-requests --disable-log-stats --device --host --port --api-key
@@ -146,7 +146,7 @@ ROWS = (
     Row("--safetensors-prefetch-num-threads --safetensors-prefetch-block-size", "value", ANY, _STRAIGHT),
     Row("--max-parallel-loading-workers", "value", ANY, _STRAIGHT),
     # ------------------------------------------------------------------------------------- several GPUs, several hosts
-    Row("--pipeline-parallel-size -pp --prefill-context-parallel-size -pcp", "value", ("1",), "layers stay together", _TP),
+    Row("--prefill-context-parallel-size -pcp", "value", ("1",), _WHOLE, _TP),
     Row("--decode-context-parallel-size -dcp", "value", ("1",), _WHOLE, _TP),
     Row("--dcp-comm-backend --dcp-kv-cache-interleave-size --cp-kv-cache-interleave-size", "value", ANY, _WHOLE),
     Row("--dcp-q-replicate --enable-batch-sharded-sampling", "switch", OFF, _WHOLE),

@@ -40,7 +40,6 @@ NOT_NEEDED: dict[str, tuple[Any, ...]] = {
     "max_parallel_loading_workers": (ANY,),
     "max_seq_len_to_capture": (ANY,),
     "num_lookahead_slots": (0,),
-    "pipeline_parallel_size": (1,),
     "runner": ("auto", "generate"),
     "skip_tokenizer_init": (False,),
     "speculative_config": (None,),

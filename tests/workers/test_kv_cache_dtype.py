@@ -19,13 +19,13 @@ from quire.ipc.config import EngineConfig
 from quire.ipc.sampling import SamplingParams
 from quire.kernels.attention import rope_kv_cpu
 from quire.workers.attention.kv_cache import KVCache
+from quire.workers.layers.kv_scales import warn_of_scales
 from quire.workers.loading.weights import load_weights
 from quire.workers.memory import sizes_of
 from quire.workers.models.build import build_model
 from quire.workers.models.config import ModelConfigError
 from quire.workers.models.families import read_model_config
 from quire.workers.parallel import Parallel
-from quire.workers.worker import warn_of_scales
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=32, ignore_eos=True)
 DTYPES = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}

@@ -2,9 +2,10 @@
 
 A layer owns one (`kv_scales`) where its cache has 8 bits; with 16 the same tensors are passed over (loading/weights.py). They
 are numbers on the host; the cache has them for the kernels (attention/kv_cache.py). What the checkpoint lacks is 1.0, of which
-the worker warns.
+the worker warns (`warn_of_scales`).
 """
 
+import logging
 import math
 from collections.abc import Iterator
 from functools import partial
@@ -13,6 +14,8 @@ import torch
 
 from quire.workers.layers.module import WeightOwner
 from quire.workers.loading.target import FLOATS, Target
+
+log = logging.getLogger("quire.workers")
 
 # behind "…self_attn.", the first that is there counts: compressed-tensors' and vLLM's, ModelOpt's, AutoFP8's, and one for both
 K_NAMES = ("k_scale", "attn.k_scale", "k_proj.k_scale", "k_proj.output_scale", "kv_scale", "attn.kv_scale")
@@ -45,3 +48,14 @@ class KVScales(WeightOwner):
         usable = {name: scale for name, scale in self._found.items() if scale > 0 and math.isfinite(scale)}
         self.k = next((usable[name] for name in K_NAMES if name in usable), None)
         self.v = next((usable[name] for name in V_NAMES if name in usable), None)
+
+
+def warn_of_scales(scales: dict[int, KVScales]) -> None:
+    """Of layers whose cache has 8 bits."""
+    if absent := [layer for layer, found in scales.items() if found.k is None or found.v is None]:
+        log.warning(
+            "the KV cache has 8 bits, and the checkpoint has no scales of keys and values for %d of %d layers: 1.0 is taken, "
+            "which may cost accuracy",
+            len(absent),
+            len(scales),
+        )

@@ -4,7 +4,7 @@ import logging
 
 import torch
 
-from quire.ipc.config import MAX_RANKS
+from quire.ipc.layout import MAX_RANKS
 from quire.workers.layers.formats.format import Format, checkpoint_prefix
 from quire.workers.layers.formats.schemes import QuantizationError
 from quire.workers.layers.linear import Placement
@@ -32,6 +32,8 @@ def build_model(config: ModelConfig, dtype: torch.dtype, parallel: Parallel) -> 
     if parallel.device.type == "cuda" and any(layer.attention.cache_dtype == "fp8_e4m3" for layer in config.layers):
         _check_e4m3(parallel.device)
     _check_size(config, parallel.size)
+    if parallel.stage.count > 1 and config.transformers_config is not None:
+        raise ModelConfigError("--model-impl transformers runs a model in one piece: --pipeline-parallel-size 1")
     place = Placement(dtype, parallel, config.quantization)
     try:
         if config.transformers_config is not None:
