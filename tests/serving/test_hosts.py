@@ -72,7 +72,7 @@ def test_two_hosts_give_the_tokens_of_one_and_a_killed_rank_is_named_with_its_ho
     stream = spread.running()
     before.kill()
     assert error_of(stream) == "engine_error"
-    served.line(rf"worker 1 on host {other.address} ended unexpectedly \(signal SIGKILL\); 1 sequences in flight failed")
+    served.line(rf"worker 1 on host {other.address} ended unexpectedly \(signal SIGKILL\); 1 sequences in flight")
     spread.assert_replaced(restarts)
     assert other.worker().pid != before.pid
 
@@ -210,3 +210,26 @@ def test_what_is_wrong_with_a_command_is_said_in_a_line(keys: Keys, tmp_path: Pa
         with Launched("quire.frontend.cli.main", "host", *flags) as host:
             assert host.wait() in (1, 2)
             assert line in host.lines[-1], host.lines
+
+
+@pytest.mark.slow
+def test_two_stages_on_two_hosts(keys: Keys) -> None:
+    """The last one is the engine's: it says the results."""
+    ids = [5, 600, 7, 1900, 2000, 40]
+    (alone,) = InlineEngine(BUNDLED).generate([ids], [SamplingParams(max_tokens=24, ignore_eos=True, temperature=0.0)])
+    with Agent(keys, "stage") as other:
+        with Served(*SMALL, "-pp", "2", *keys.flags(other), "--collective-timeout-s", "5") as served:
+            served.ready()
+            answer = served.complete(ids, max_tokens=24, ignore_eos=True, return_token_ids=True)
+            assert answer["choices"][0]["token_ids"] == alone
+            stream = served.stream(PROMPT, **LONG)
+            stream.wait_for_text()
+            other.worker().kill()
+            assert error_of(stream) == "engine_error"
+            served.line(
+                rf"worker 0 on host {other.address} ended unexpectedly \(signal SIGKILL\); 1 sequences in flight failed"
+            )
+            until(lambda: served.health() == 200)
+            assert served.complete(ids, max_tokens=24, ignore_eos=True, return_token_ids=True)["choices"] == answer["choices"]
+            assert served.end() == 0
+        assert other.end() == 0

@@ -3,7 +3,6 @@
 Ray itself runs in processes of its own, and is not imported here: its warnings are its own business.
 """
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,11 +10,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-import ray_cluster_engine
-from hosts import WORKER
-from serving import SMALL, Launched, Served, until
+import serving
+from hosts import AGENT, WORKER
+from serving import SMALL, Served, until
 
-SUPPORT = Path(ray_cluster_engine.__file__).parent
+CLUSTER = Path(serving.__file__).with_name("ray_cluster.py")
 BY_RAY = "--distributed-executor-backend", "ray"
 PROMPT = "Once upon a time there was a little dog"
 
@@ -36,7 +35,7 @@ def test_ray_that_is_missing_is_named_with_what_to_install(tmp_path: Path) -> No
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[dict[str, str]]:
     """The environment of processes that find it: two CPUs on this node, two on another."""
-    command = [sys.executable, str(SUPPORT / "ray_cluster.py"), "2", "2"]
+    command = [sys.executable, str(CLUSTER), "2", "2"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as ray:
         assert ray.stdout is not None and ray.stdin is not None
         said = ray.stdout.readline()
@@ -66,16 +65,28 @@ def test_a_group_on_the_engines_node_is_served(cluster: dict[str, str]) -> None:
 
 
 @pytest.mark.ray
-def test_a_group_on_another_node_has_an_agent_which_is_started_again(cluster: dict[str, str]) -> None:
-    env = {**cluster, "PYTHONPATH": os.pathsep.join([str(SUPPORT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])}
-    with Launched("ray_cluster_engine", env=env) as engine:
-        for generation in (1, 2):
-            pid = int(engine.line(rf"generation {generation} is ready; its agent is (\d+)")[1])
-            agent = psutil.Process(pid)
-            (worker,) = agent.children()
-            assert WORKER in worker.cmdline()
-            if generation == 1:
-                agent.kill()
-                engine.line(r"failed: host tcp://\S+ with worker 1: its agent, or the connection to it, is gone")
-        until(lambda: not worker.is_running(), 60.0)
-        assert engine.wait() == 0
+def test_a_stage_of_another_group_has_an_agent_which_is_started_again(cluster: dict[str, str]) -> None:
+    with Served(*SMALL, "-pp", "2", *BY_RAY, env=cluster) as served:
+        text = served.ready().text(PROMPT, max_tokens=10)
+        first = agent_process()
+        (worker,) = first.children()
+        assert WORKER in worker.cmdline() and len(served.pids(WORKER)) == 1
+        stream = served.stream(PROMPT, max_tokens=1500, min_tokens=1500)
+        stream.wait_for_text()
+        first.kill()
+        with stream:
+            *_, last = stream
+            assert last["error"]["code"] == "engine_error"
+        served.line(r"host tcp://\S+ with worker 0: its agent, or the connection to it, is gone; 1 sequences in flight failed")
+        until(lambda: served.health() == 200 and not worker.is_running())
+        assert served.text(PROMPT, max_tokens=10) == text
+        second = agent_process()
+        assert second.pid != first.pid
+        assert served.end() == 0
+    until(lambda: not second.is_running(), 60.0)
+
+
+def agent_process() -> psutil.Process:
+    """The agent that lives: a child of Ray's, not of ours."""
+    (agent,) = [p for p in psutil.process_iter(["cmdline", "status"]) if AGENT in (p.info["cmdline"] or [])]
+    return agent
