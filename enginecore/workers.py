@@ -116,6 +116,7 @@ class WorkerGroup:
             self.template,
             rank=rank,
             device_index=seat.device_index,
+            one_host=not self._is_spread,
             group_on_one_host=seat.group_on_one_host,
             generation=self.generation,
             control_address=self._link.address if is_here else "",

@@ -165,7 +165,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     logits_processors_path: list[str] = []
     device_index: int = 0  # which of the GPUs that the engine, or its host's agent, sees
     collective_timeout_s: float = 10.0
-    group_on_one_host: bool = True  # all ranks that share this one's layers are on its host
+    one_host: bool = True  # all ranks are on one host,
+    group_on_one_host: bool = True  # those that share this one's layers are
     interface: str = "lo"  # that the ranks' sockets, which know no keys, are bound to,
     interface_address: str = "127.0.0.1"  # and its address
     emulate_world_size: int = 1

@@ -178,7 +178,8 @@ class Worker:
         c = self.config
         if c.world_size > 1:
             bound_to, stages = (c.interface, c.interface_address), c.pipeline_parallel_size
-            place = Place(c.rank, c.world_size, self.device, c.collective_timeout_s, stages, *bound_to, c.group_on_one_host)
+            where = *bound_to, c.group_on_one_host, c.one_host
+            place = Place(c.rank, c.world_size, self.device, c.collective_timeout_s, stages, *where)
             checkpoint = None if c.load_format == "dummy" else Path(c.model_dir)
             stage = stage_of(model_config, dtype, place.stage, place.stages, checkpoint)
             group = self.group = Group(ChannelStore(self.link, c.rank), place, model_config.hidden_size, dtype)

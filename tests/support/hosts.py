@@ -35,10 +35,17 @@ class Keys:
 class Agent(Launched):
     """`quire host` on a free port, or on that of one before it."""
 
-    def __init__(self, keys: Keys, name: str, *arguments: str, listen: str = "tcp://127.0.0.1:*") -> None:
+    def __init__(
+        self,
+        keys: Keys,
+        name: str,
+        *arguments: str,
+        listen: str = "tcp://127.0.0.1:*",
+        env: dict[str, str] | None = None,
+    ) -> None:
         self.key_file = keys.folder / f"{name}.key"
         files = "--key-file", str(self.key_file), "--allow-file", str(keys.allow_file)
-        super().__init__("quire.frontend.cli.main", "host", "--listen", listen, *files, *arguments)
+        super().__init__("quire.frontend.cli.main", "host", "--listen", listen, *files, *arguments, env=env)
 
     @property
     def address(self) -> str:

@@ -40,6 +40,10 @@ class Group:
         """To the stages before and behind, for steps of this size: all ranks make theirs now, once. Raises ExchangeFailed."""
         if self._nccl is None:
             return GlooLinks(PrefixStore("links", self._store), self._place)
+        if not self._place.one_host:
+            from quire.workers.group.nccl_links import NcclLinks
+
+            return NcclLinks(self._place, max_tokens, self._hidden_size, self._dtype, max_rows)
         from quire.workers.group.peer_links import PeerLinks
 
         return PeerLinks(self._place, max_tokens, self._hidden_size * self._dtype.itemsize, max_rows)

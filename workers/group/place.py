@@ -13,7 +13,8 @@ class Place(NamedTuple):
     """Of a rank among the others; exchanges that take longer than timeout_s have failed.
 
     Ranks are numbered stage by stage: of `size` there are `stages` times as many as share a stage's layers. interface,
-    interface_address: what sockets are bound to. stage_on_one_host: all ranks of the stage are, by the engine's layout.
+    interface_address: what sockets are bound to. stage_on_one_host, one_host: all ranks of the stage, or all, are on one host,
+    by the engine's layout.
     """
 
     rank: int
@@ -24,6 +25,7 @@ class Place(NamedTuple):
     interface: str = "lo"
     interface_address: str = "127.0.0.1"
     stage_on_one_host: bool = True
+    one_host: bool = True
 
     @property
     def stage(self) -> int:
