@@ -40,9 +40,7 @@ def test_fp32_on_two_hosts_equals_transformers(layout, eager, tmp_path):
             assert last["error"]["code"] == "engine_error"
             served.line(f"on host {other.address} ended unexpectedly")
             until(lambda: served.health() == 200)
-            assert (
-                wrong_rows(name, [c["token_ids"] for c in served.complete([list(p) for p in prompts()], **body)["choices"]])
-                == []
-            )
+            answer = served.complete([list(p) for p in prompts()], **body)
+            assert wrong_rows(name, [choice["token_ids"] for choice in answer["choices"]]) == []
             assert served.end() == 0
         assert other.end() == 0
