@@ -10,7 +10,8 @@ import re
 import sys
 from typing import NamedTuple
 
-from quire.frontend.cli.estimate_model import BUNDLED, ITEMSIZE, EstimateError, Model, on_rank, read_model
+from quire.frontend.cli.estimate_model import BUNDLED, ITEMSIZE, EstimateError, Model, read_model
+from quire.frontend.cli.estimate_stage import share_of
 from quire.frontend.cli.estimate_weights import WITHOUT_FP8, weights_bytes
 from quire.ipc import memory_plan as plan
 from quire.ipc.config import EngineConfig, add_engine_arguments, engine_config_from
@@ -132,7 +133,7 @@ def _bytes(text: str) -> int:
 # ----------------------------------------------------------------------------------------------------------- the plan
 def estimate(model: Model, config: EngineConfig, memory: int, gpu: str = "") -> Estimate:
     """memory: of the GPU, bytes; 0 for a CPU. Raises EstimateError."""
-    model = model if config.tensor_parallel_size == 1 else on_rank(model, config.tensor_parallel_size)
+    model = share_of(model, config.tensor_parallel_size, config.pipeline_parallel_size)
     is_gpu, sizes = memory > 0, with_cache_dtype(model, config)
     dtype = config.dtype if config.dtype != "auto" else (model.dtype or "bfloat16") if is_gpu else "float32"
     if dtype not in ITEMSIZE:
@@ -199,8 +200,8 @@ def with_cache_dtype(model: Model, config: EngineConfig) -> plan.ModelSizes:
 
 
 def text_of(found: Estimate, model: Model, config: EngineConfig) -> str:
-    ranks = config.tensor_parallel_size
-    each, model = (f", each of {ranks}", on_rank(model, ranks)) if ranks > 1 else ("", model)
+    ranks, model = config.world_size, share_of(model, config.tensor_parallel_size, config.pipeline_parallel_size)
+    each = f", each of {ranks}" if ranks > 1 else ""
     counted = "" if model.is_counted else ", computed from config.json"
     if found.total_bytes and (model.stored_bytes or config.quantization in WHILE_LOADING):
         counted += ", quantized"
