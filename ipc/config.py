@@ -117,6 +117,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             self.quantization is None or self.quantization in quantizations.NAMES,
             f"--quantization must be one of {', '.join(quantizations.NAMES)}, not {self.quantization!r:.40}",
         )
+        need(0 <= self.seed < 1 << 63, "--seed must be at least 0 and less than 2^63")
         check_layout(self)
         check_hosts(self, need)
         need(self.device_index >= 0, "device_index must be at least 0")
@@ -124,8 +125,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def world_size(self) -> int:
-        """Workers of one engine."""
-        return self.tensor_parallel_size * self.pipeline_parallel_size
+        return self.tensor_parallel_size * self.pipeline_parallel_size  # workers of one engine
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -7,12 +7,13 @@ and the core alone bounds what is in flight. Owned by DecodeRows (decode.py); th
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 STEPS_OF_COHORT = 2  # in flight
 NO_SLOTS = np.zeros(0, np.int32)
+ONE = (0,)
 
 
 class Cohort:
@@ -35,14 +36,14 @@ class Cohorts:
         """Rows."""
         return sum(len(cohort.rows) for cohort in self._all) if self.are_several else len(self.now.rows)
 
-    def turns(self, returned: int) -> Iterator[int]:
+    def turns(self, returned: int) -> Iterable[int]:
         """Whose turn it is, one after the other until one has something to do; `returned` is the last step that is back.
 
         An empty one has its turn, too: with prompts alone, which so follow each other through the stages.
         """
-        if not self.are_several:
-            yield 0
-            return
+        return self._around(returned) if self.are_several else ONE
+
+    def _around(self, returned: int) -> Iterator[int]:
         first = self._turn + 1
         for turn in range(first, first + len(self._all)):
             number = turn % len(self._all)
@@ -54,9 +55,8 @@ class Cohorts:
                 yield number
 
     def begin(self, step: int) -> None:
-        """A step of the cohort whose turn it is goes to the workers."""
-        if self.are_several:
-            self.now.steps.append(step)
+        """A step of the cohort whose turn it is goes to the workers; of several."""
+        self.now.steps.append(step)
 
     def deal(self, slots: np.ndarray) -> None:
         """New rows, whose last token is of the step that is being made.

@@ -141,7 +141,8 @@ class Scheduler:
         else:
             return None
         self._step = build.step
-        cohorts.begin(build.step)
+        if cohorts.are_several:
+            cohorts.begin(build.step)
         same = self._decode.are_as_sent(decode)
         rows, samples, sampling = decode, np.ones(len(decode), bool), decode
         if build.prefills:

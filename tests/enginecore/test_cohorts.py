@@ -73,7 +73,7 @@ def test_rows_stay_where_they_came_from_while_cohorts_are_about_equal():
 
     def deal(rows: int) -> int:
         """-> how many of them stayed"""
-        next(cohorts.turns(returned=0))
+        next(iter(cohorts.turns(returned=0)))
         before, first = len(cohorts.now.rows), 1000 * len(cohorts)
         cohorts.deal(np.arange(first, first + rows, dtype=np.int32))
         cohorts.check()

@@ -24,7 +24,9 @@ SCHEMA = {
 @pytest.fixture(scope="module")
 def two() -> Iterator[Served]:
     with Served(*SMALL, "-pp", "2", "--collective-timeout-s", str(TIMEOUT_S)) as served:
-        yield served.ready()
+        served.ready()
+        until(lambda: served.metric("worker_restarts_total") == 0)  # its first sign of life is there
+        yield served
         assert served.end() == 0
 
 
