@@ -253,6 +253,8 @@ class Worker:
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
             runner.step(words, no_masks)
+            if runner.pipeline is not None:
+                runner.pipeline.rest()  # its kernels are compiled with that, too
         torch.cuda.synchronize()
         peak = torch.cuda.max_memory_allocated() - before
         if self.custom_processors is not None:  # may see a whole batch, copied, as float32, and once more

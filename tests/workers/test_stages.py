@@ -4,9 +4,13 @@ import shutil
 
 import pytest
 import torch
+from inline_engine import InlineEngine
+from quantized_models import quantized
 from safetensors.torch import load_file, save_file
+from thread_stages import engine_of_stages
 from tiny_models import tiny_model
 
+from quire.ipc.sampling import SamplingParams
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.loading.target import WeightsError
 from quire.workers.loading.weights import load_weights
@@ -14,7 +18,7 @@ from quire.workers.models.build import build_model
 from quire.workers.models.config import ModelConfigError
 from quire.workers.models.families import read_model_config
 from quire.workers.parallel import Parallel, Stage
-from quire.workers.stages import module_bytes, stage_of
+from quire.workers.stages import module_bytes, stage_of, stored_bytes
 
 
 def part(folder, index, count):
@@ -92,3 +96,17 @@ def test_groups_are_the_models_and_tensors_the_stages():
         cache.allocate(3, torch.device("cpu"))
         assert len(cache.k) == 1 and cache.places[i].group == whole.places[i].group
         assert cache.block_bytes < whole.block_bytes
+
+
+@pytest.mark.parametrize("form", ["gptq", pytest.param("awq", marks=pytest.mark.slow)])
+def test_a_quantized_model_is_cut_by_the_bytes_that_are_stored(form, tmp_path):
+    """Its embedding is not quantized, so it weighs more; tokens are those of one piece."""
+    folder = tmp_path / "model"
+    quantized("llama", form, folder)
+    config = read_model_config(folder)
+    stored = sum(t.nbytes for t in load_file(folder / "model.safetensors").values())
+    first, layers, last = stored_bytes(config, folder)
+    assert first + sum(layers) + last == stored and layers[0] < module_bytes(config, torch.float32)[1][0]
+    asked = [list(range(5, 25)), [7, 8, 9]]
+    params = SamplingParams(temperature=0.8, seed=2, max_tokens=12, ignore_eos=True)
+    assert engine_of_stages(folder, 2).generate(asked, params) == InlineEngine(folder).generate(asked, params)
