@@ -12,6 +12,7 @@ BIN := $(VENV)/bin
 # A mark left by a finished installation: what a server needs, and what the tests need besides.
 FOR_RUN := $(VENV)/.installed-run
 FOR_TEST := $(VENV)/.installed-test
+FOR_RAY := $(VENV)/.installed-test-ray
 FOR_DEPLOY := $(VENV)/.installed-test-deploy
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 # One OpenMP thread: the tensors are tiny, and several wait for each other by spinning (on two busy cores the tests took five
@@ -21,7 +22,7 @@ PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --nu
 	-o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all test-browser test-deploy lint types clean
+.PHONY: help run test test-all test-browser test-ray test-deploy lint types clean
 .DELETE_ON_ERROR:
 
 help:
@@ -29,6 +30,7 @@ help:
 	@echo "make test      run the tests but the slow ones            (PYTEST_ARGS='tests/ipc -x', JOBS=2 at a time)"
 	@echo "make test-all  run all that needs no GPU and no browser"
 	@echo "make test-browser  run the tests of the page in an installed Chromium"
+	@echo "make test-ray  run the tests with a Ray cluster of this machine, for which Ray is installed"
 	@echo "make test-deploy  check and run what is in deploy/ with HAProxy, nginx, promtool, systemd-analyze, which must be installed"
 	@echo "make lint      check style and formatting with ruff"
 	@echo "make types     check types with mypy"
@@ -53,6 +55,9 @@ test test-all: $(FOR_TEST)
 test-browser: $(FOR_TEST)
 	$(PYTEST) -m browser $(PYTEST_ARGS)
 
+test-ray: $(FOR_RAY)
+	$(PYTEST) -m ray tests/serving/test_ray.py
+
 test-deploy: $(FOR_DEPLOY)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(PYTEST) -m deploy
 
@@ -73,6 +78,10 @@ $(FOR_RUN): pyproject.toml constraints.txt
 $(FOR_TEST): pyproject.toml constraints.txt
 	$(call install,.[test])
 	@touch $(FOR_RUN)
+
+$(FOR_RAY): pyproject.toml constraints.txt
+	$(call install,.[test$(comma)ray])
+	@touch $(FOR_RUN) $(FOR_TEST)
 
 $(FOR_DEPLOY): pyproject.toml constraints.txt
 	$(call install,.[test$(comma)test-deploy])

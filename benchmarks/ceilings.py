@@ -1,6 +1,6 @@
 """The least time that a workload could take on this GPU, from what its parts cost here when measured alone.
 
-    python benchmarks/ceilings.py MODEL_DIR [--workloads NAME ...] [--tokens 1 16 32 ...]
+    python benchmarks/ceilings.py MODEL_DIR [--workloads NAME ...] [--tokens 1 16 32 ...] [--tensor-parallel-size N ...]
 
 Measured: every matrix product of the model, as torch does it or as Quire would, whichever is faster, one captured graph for
 each number of tokens, over as many weights as the model has (so that L2 holds none of the next layer's); the rate of a copy
@@ -11,6 +11,10 @@ measured sizes time is interpolated, and never more than at the next size, to wh
 A workload is played step by step as an engine with continuous batching would run it: at most 1024 rows and --budget tokens a
 step, running rows first, prompts cut into chunks. A step costs products + head + attention (its bytes or its arithmetic, the
 larger) + elementwise + sampler. Launch gaps, scheduling and the sampler's arithmetic cost nothing: nobody reaches this.
+
+Of several GPUs: one rank's share of the products is measured on this one, and an exchange, two a layer, costs what
+--exchange-us says (as benchmarks/collectives.py has measured it). Stages share a step's time evenly and never wait, but
+for a request that has nobody beside it; engines share the requests. What passes between stages costs nothing.
 Prints tables and a last line `RESULT {json}`. `--device cpu` is for trying the script, not for learning anything.
 """
 
@@ -30,15 +34,18 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).parent))
 import workloads
+from layout import SIZES, add_layout_arguments, layout_in_words, layout_options
 from servers import machine
 
 from quire.workers.models.config import ModelConfig
 from quire.workers.models.families import read_model_config
+from quire.workers.parallel import Parallel
 
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]  # x [M, K], w [N, K], out [M, N]
 
 TOKENS = (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 MAX_ROWS = 1024
+PARTS = ("products", "head", "attention", "elementwise", "sampler", "exchange")
 BYTES = 2  # bfloat16
 COPY_BYTES = 2 << 30
 
@@ -86,6 +93,7 @@ class Measured:
     body: dict[int, float] = field(default_factory=dict)
     head: dict[int, float] = field(default_factory=dict)
     dense_flop_s: float = 0.0
+    exchange: dict[int, float] = field(default_factory=dict)  # of one, by rows
 
     @staticmethod
     def at(times: dict[int, float], size: int) -> float:
@@ -104,15 +112,19 @@ class Measured:
         return min(between, above)
 
 
-def measure_machine(config: ModelConfig, tokens: list[int], device: torch.device, repeats: int) -> Measured:
+def measure_machine(config: ModelConfig, tokens: list[int], device: torch.device, repeats: int, ranks: int) -> Measured:
+    """Of one rank's share of the model."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     found = Measured(copy_rate(device, repeats))
     print(f"copy: {found.copy_bytes_s / 1e12:.3f} TB/s (read + written)", flush=True)
-    h, i, attention = config.hidden_size, config.layers[0].intermediate_size, config.layers[0].attention  # of all layers
+    h, i = config.hidden_size, config.layers[0].intermediate_size // ranks
+    attention = config.layers[0].attention.on_rank(Parallel(0, ranks))  # of all layers
     shapes = [(attention.q_size + 2 * attention.kv_size, h), (h, attention.q_size), (2 * i, h), (h, i)]
     layers = [[random(n, k, device=device, dtype=dtype) for n, k in shapes] for _ in config.layers]
-    head = random(config.vocab_size, h, device=device, dtype=dtype)
-    spare = random(config.vocab_size, h, device=device, dtype=dtype)  # two in turn: 0.3 GB would half stay in an L2 of 50 MB
+    vocab = Parallel(0, ranks).vocabulary(config.vocab_size).size
+    head, spare = (
+        random(vocab, h, device=device, dtype=dtype) for _ in range(2)
+    )  # in turn: 0.3 GB half stays in an L2 of 50 MB
     flops = 2 * sum(n * k for n, k in shapes) * len(config.layers)
     print(f"\n{'tokens':>7} {'products ms':>12} {'TB/s':>7} {'TFLOP/s':>8} {'head ms':>9} {'TB/s':>7} {'TFLOP/s':>8}")
     for count in tokens:
@@ -131,7 +143,7 @@ def measure_machine(config: ModelConfig, tokens: list[int], device: torch.device
         del inputs, outputs
         if count <= MAX_ROWS:
             x = random(count, h, device=device, dtype=dtype)
-            logits = torch.empty(count, config.vocab_size, device=device, dtype=dtype)
+            logits = torch.empty(count, vocab, device=device, dtype=dtype)
 
             def heads(product: Product, x=x, logits=logits) -> None:
                 for w in (head, spare):
@@ -199,12 +211,13 @@ def attention_rate(config: ModelConfig, device: torch.device, repeats: int) -> f
 class Costs:
     """Seconds of a step's parts, from a Measured and the model's shape."""
 
-    def __init__(self, config: ModelConfig, found: Measured) -> None:
+    def __init__(self, config: ModelConfig, found: Measured, ranks: int = 1) -> None:
         self.config, self.found = config, found
         c, layer = config, config.layers[0]  # all layers are alike but for their windows
-        attention = layer.attention
+        attention = layer.attention.on_rank(Parallel(0, ranks))
+        self._vocab = Parallel(0, ranks).vocabulary(c.vocab_size).size
         per_layer = 8 * c.hidden_size  # two norms, each: read x and residual, write both
-        per_layer += 3 * layer.intermediate_size  # gate and up read, product written
+        per_layer += 3 * layer.intermediate_size // ranks  # gate and up read, product written
         per_layer += (
             2 * (attention.q_size + 2 * attention.kv_size) + 2 * attention.q_size
         )  # qkv read, q and KV written; attention's q and output
@@ -230,7 +243,8 @@ class Costs:
             "head": self.found.at(self.found.head, num_samples),
             "attention": max(kv_bytes / rate, flops / self.found.dense_flop_s),
             "elementwise": self._elementwise * tokens / rate,
-            "sampler": BYTES * c.vocab_size * num_samples / rate,
+            "sampler": BYTES * self._vocab * num_samples / rate,
+            "exchange": 2 * len(c.layers) * self.found.at(self.found.exchange, tokens) if self.found.exchange else 0.0,
         }
 
 
@@ -239,6 +253,18 @@ def _pairs(before: int, count: int, window: int) -> float:
     if not window:
         return count * before + count * (count + 1) / 2
     return float(sum(min(before + i + 1, window) for i in range(count)))
+
+
+def play_shared(costs: Costs, n_in: list[int], n_out: list[int], budget: int, stages: int, engines: int) -> dict[str, Any]:
+    """The slowest engine's; a stage works on each cohort's steps in turn, at its part of their time."""
+    of_engines = []
+    for engine in range(engines):
+        shares = [slice(engine + engines * cohort, None, engines * stages) for cohort in range(stages)]
+        cohorts = [play(costs, n_in[share], n_out[share], budget) for share in shares]
+        parts = {name: round(sum(c["parts"].get(name, 0.0) for c in cohorts) / stages, 4) for name in PARTS}
+        seconds = max(sum(c["seconds"] for c in cohorts) / stages, max(c["seconds"] for c in cohorts))
+        of_engines.append({"steps": sum(c["steps"] for c in cohorts), "parts": parts, "seconds": seconds})
+    return max(of_engines, key=lambda played: played["seconds"])
 
 
 def play(costs: Costs, n_in: list[int], n_out: list[int], budget: int) -> dict[str, Any]:
@@ -280,34 +306,54 @@ def main() -> None:
     parser.add_argument("--budget", type=int, default=8192, help="most tokens of a step (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument(
+        "--exchange-us", nargs="+", type=_rows_and_us, default=[], metavar="ROWS:US",
+        help="what one exchange takes for so many rows, like 1:6.5 64:9.5 256:19; needed beside --tensor-parallel-size",
+    )  # fmt: skip
+    add_layout_arguments(parser)
     args = parser.parse_args()
+    ranks, stages, engines = (getattr(args, name) for name in SIZES)
+    if ranks > 1 and not args.exchange_us:
+        parser.error("--tensor-parallel-size needs --exchange-us: what an exchange takes, measured by collectives.py")
     config, device = read_model_config(args.model), torch.device(args.device)
     if device.type == "cuda":  # as the engine's workers have it
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     with torch.inference_mode():
-        found = measure_machine(config, sorted(args.tokens), device, args.repeats)
+        found = measure_machine(config, sorted(args.tokens), device, args.repeats, ranks)
         attention = attention_rate(config, device, args.repeats)
     print(f"\ndense {found.dense_flop_s / 1e12:.1f} TFLOP/s; torch's attention {attention / 1e12:.1f} TFLOP/s")
-    costs = Costs(config, found)
+    found.exchange = dict(args.exchange_us) if ranks > 1 else {}
+    costs = Costs(config, found, ranks)
     result: dict[str, Any] = {
-        "model": Path(args.model).name, "machine": machine(), "copy_tb_s": round(found.copy_bytes_s / 1e12, 3),
+        "model": Path(args.model).name, **layout_options(args), "machine": machine(),
+        "copy_tb_s": round(found.copy_bytes_s / 1e12, 3),
         "dense_tflop_s": round(found.dense_flop_s / 1e12, 1), "attention_tflop_s": round(attention / 1e12, 1),
         "products_ms": {n: round(1e3 * t, 4) for n, t in found.body.items()},
         "head_ms": {n: round(1e3 * t, 4) for n, t in found.head.items()},
     }  # fmt: skip
-    names = ("products", "head", "attention", "elementwise", "sampler")
-    print(f"\n{'workload':22} {'seconds':>9} {'out tok/s':>11} {'tok/s':>11} {'ms/step':>9} {'steps':>6}   " + " ".join(names))
+    print(
+        f"\n{layout_in_words(args):22} {'seconds':>9} {'out tok/s':>11} {'tok/s':>11} {'ms/step':>9} {'steps':>6}   "
+        + " ".join(PARTS)
+    )
     for name in args.workloads:
         n_in, n_out = workloads.lengths(name)
-        played = play(costs, n_in, n_out, args.budget)
+        played = play_shared(costs, n_in, n_out, args.budget, stages, engines)
         seconds = played.pop("seconds")
         row = result[name] = {**workloads.figures(seconds, n_in, n_out), "seconds": round(seconds, 4), **played}
-        shares = " ".join(f"{played['parts'][p] / seconds:{len(p)}.0%}" for p in names)
+        shares = " ".join(f"{played['parts'][p] / seconds:{len(p)}.0%}" for p in PARTS)
         print(
             f"{name:22} {seconds:9.3f} {row['output_tok_s']:11,.0f} {row['total_tok_s']:11,.0f} "
             f"{row['ms_per_step_at_least']:9.3f} {row['steps']:6}   {shares}"
         )
     print("RESULT " + json.dumps(result))
+
+
+def _rows_and_us(text: str) -> tuple[int, float]:
+    rows, _, us = text.partition(":")
+    try:
+        return int(rows), float(us) / 1e6
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not ROWS:US, like 64:9.5") from None
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 import workloads
+from layout import add_layout_arguments, layout_in_words, layout_options
 
 Ids = list[list[int]]
 Run = Callable[[Ids, list[int]], tuple[float, Ids]]  # prompts, output lengths -> seconds, answers
@@ -33,7 +34,7 @@ def open_quire(args: argparse.Namespace) -> tuple[Run, Callable[[], None], int]:
 
     options = {"load_format": args.load_format, "dtype": args.dtype, "device": args.device}
     options["enable_prefix_caching"] = args.prefix_caching
-    options |= json.loads(args.options)
+    options |= layout_options(args) | json.loads(args.options)
     llm = LLM(args.model, max_model_len=args.max_model_len, gpu_memory_utilization=0.9, **options)
 
     def run(prompts: Ids, outputs: list[int]) -> tuple[float, Ids]:
@@ -59,6 +60,7 @@ def open_vllm(args: argparse.Namespace) -> tuple[Run, Callable[[], None], int]:
         enable_prefix_caching=args.prefix_caching,
         disable_log_stats=True,
         dtype=args.dtype,
+        **layout_options(args),
     )
 
     def run(prompts: Ids, outputs: list[int]) -> tuple[float, Ids]:
@@ -181,7 +183,7 @@ def append_csv(path: Path, model: str, results: list[dict[str, Any]], where: dic
         if new:
             writer.writerow(fields)
         today = datetime.date.today().isoformat()
-        head = [today, where["gpu"], where["torch"], Path(model).name]
+        head = [today, where["gpu"], where["torch"], model]
         for result in results:
             writer.writerow([*head, result["engine"], "startup", result["startup_s"], "", "", ""])
             for name in workloads.NAMES:
@@ -215,6 +217,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--cold", action="store_true", help="no warm-up before a workload")
     parser.add_argument("--options", default="{}", help="more options of LLM for quire, as JSON")
+    add_layout_arguments(parser)
     parser.add_argument("--csv", type=Path)
     parser.add_argument("--prefix-caching", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--child", help=argparse.SUPPRESS)
@@ -234,8 +237,9 @@ def main() -> None:
     print_table(results)
     where = machine()
     if args.csv:
-        append_csv(args.csv, args.model, results, where)
-    print("RESULT " + json.dumps({"model": args.model, "machine": where, "results": results}))
+        name = " ".join(filter(None, (Path(args.model).name, layout_in_words(args))))
+        append_csv(args.csv, name, results, where)
+    print("RESULT " + json.dumps({"model": args.model, **layout_options(args), "machine": where, "results": results}))
 
 
 def run_in_children(name: str, args: argparse.Namespace) -> dict[str, Any]:

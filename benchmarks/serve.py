@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
+from layout import add_layout_arguments, layout_flags, layout_in_words, layout_options
 from load_generator import MAX_ID, Load, Options, run_load
 from servers import Command, Server, end_by_signal, engine_command, machine
 from sse_sink import Sink
@@ -181,10 +182,16 @@ def main() -> None:
     finally:  # also of a run that is cut off
         print_table(results)
         if args.csv:
-            append_csv(args.csv, Path(args.model).name, results, where)
-        print("RESULT " + json.dumps({"model": args.model, "machine": where, "results": results}), flush=True)
+            name = " ".join(filter(None, (Path(args.model).name, layout_in_words(args))))
+            append_csv(args.csv, name, results, where)
+        found = {"model": args.model, **layout_options(args), "machine": where, "results": results}
+        print("RESULT " + json.dumps(found), flush=True)
     if any("error" in r or any(load["failures"] for load in r["loads"]) for r in results):
         sys.exit(1)
+
+
+def _options_of(args: argparse.Namespace) -> dict[str, str]:
+    return {"quire": args.quire_options, "vllm": args.vllm_options, "vllm-rust": args.vllm_options}
 
 
 def run(args: argparse.Namespace, loads: list[Load], options: Options, results: list[dict[str, Any]]) -> None:
@@ -192,7 +199,8 @@ def run(args: argparse.Namespace, loads: list[Load], options: Options, results: 
     commands: list[Command] = []
     if args.table:
         shared = {"port": args.port, "load_format": args.load_format, "max_model_len": args.max_model_len}
-        more = {"quire": args.quire_options, "vllm": args.vllm_options, "vllm-rust": args.vllm_options}
+        layout = " ".join(layout_flags(args))
+        more = {name: f"{layout} {options}" for name, options in _options_of(args).items()}
         commands = [
             engine_command(e, args.model, memory=args.gpu_memory_utilization, site=args.vllm_site, options=more[e], **shared)
             for e in args.table
@@ -241,6 +249,7 @@ def parse_arguments() -> argparse.Namespace:
     engines.add_argument("--port", type=int, default=8000)
     engines.add_argument("--load-format", default="dummy")
     engines.add_argument("--max-model-len", type=int, default=8192)
+    add_layout_arguments(engines)
     engines.add_argument("--gpu-memory-utilization", type=float, default=0.85)
     engines.add_argument("--quire-options", default="", help="appended to `quire serve`")
     engines.add_argument("--vllm-options", default="", help="appended to `vllm serve`")

@@ -1,7 +1,7 @@
 """EngineCore: the loop. Requests in from frontends, plans out to workers, results in, tokens out to frontends. One thread.
 
-A turn: take messages -> fill the pipeline (two steps in flight) -> take finished results -> publish -> wait for whatever comes
-next. Nothing that a frontend sends can end the loop; a worker that dies fails the requests in flight and is replaced.
+A turn: take messages -> fill the pipeline (two steps in flight a stage) -> take finished results -> publish -> wait.
+Nothing that a frontend sends can end the loop; a worker that dies fails the requests in flight and is replaced.
 """
 
 import logging
@@ -50,7 +50,7 @@ from quire.ipc.utilities import ServerInfo
 
 log = logging.getLogger("quire.enginecore")
 
-MAX_STEPS_IN_FLIGHT = 2
+STEPS_OF_STAGE = 2  # in flight: one that it works on, and one that it finds when that is done
 BEAT_INTERVAL_S = 0.5
 SPIN_S = 2e-3  # the poller's resolution is a millisecond: closer to a step's expected end the loop spins
 SPIN_LOOKS = 100  # at the result between two looks at everything else, which takes as long as these
@@ -119,6 +119,7 @@ class EngineCore:
         self.owners = Owners(link)
         self.utilities = Utilities(self.owners, workers, self.scheduler, config.info, config.has_profiler)
         self._in_flight: deque[InFlight] = deque()
+        self._most_in_flight = STEPS_OF_STAGE * s.num_cohorts
         self._side_results: dict[int, SideResults] = {}  # step -> not yet passed on
         self._masks = StepMasks(config.step_timeout_s)
         self._grammar = GrammarSteps(self.scheduler, workers, self.owners, self._masks, grammars, link.epoch)
@@ -249,7 +250,7 @@ class EngineCore:
 
     # ------------------------------------------------------------------------------------------------------ steps
     def _fill(self) -> None:
-        while self.workers.is_ready and len(self._in_flight) < MAX_STEPS_IN_FLIGHT and self.scheduler.has_work:
+        while self.workers.is_ready and len(self._in_flight) < self._most_in_flight and self.scheduler.has_work:
             if self._masks or (made := self.scheduler.schedule(time.time())) is None:
                 return
             plan, scheduled = made

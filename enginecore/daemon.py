@@ -18,10 +18,13 @@ from typing import Literal
 import zmq
 
 from quire.enginecore.core import BEAT_INTERVAL_S, CoreConfig, EngineCore
-from quire.enginecore.device import Gpu, find_gpus, unfit_for_ranks
+from quire.enginecore.device import Gpu, find_gpus, sizes_in_words, unfit_for_ranks
 from quire.enginecore.garbage import keep_pauses_short
 from quire.enginecore.grammar.compiler import GrammarCompiler
 from quire.enginecore.grammar.mask_threads import mask_threads
+from quire.enginecore.hosts.placement import PlacementError
+from quire.enginecore.hosts.remote_host import HostFailed
+from quire.enginecore.hosts.setup import is_spread, place_ranks
 from quire.enginecore.kv.manager import KVManager
 from quire.enginecore.loading.model_files import (
     ModelFilesError,
@@ -39,7 +42,7 @@ from quire.enginecore.workers import WorkerGroup, WorkersFailed
 from quire.ipc.config import EngineConfig, WorkerConfig
 from quire.ipc.engine_stats import CacheInfo
 from quire.ipc.links.core_to_frontends import CoreToFrontends, file_infos, new_epoch
-from quire.ipc.links.curve import CoreKeys, load_core_keys, load_keys, make_keys, write_keys
+from quire.ipc.links.curve import CoreKeys, load_core_keys, load_or_make_keys
 from quire.ipc.memory_plan import (
     GIB,
     cached_tokens,
@@ -115,9 +118,10 @@ def _run(
         summary = model_summary(folder, tokenizer, defaults, config.hf_overrides, overrides)
         form = config.chat_template_content_format
         files = frontend_files(folder, tokenizer, config.chat_template, defaults, overrides, form)
-    except ModelFilesError as error:
+        template, ranks = place_ranks(config, worker_config(config, folder, summary), folder)
+    except (HostFailed, ModelFilesError, PlacementError) as error:
         raise StartupError(str(error)) from error
-    workers = WorkerGroup(worker_config(config, folder, summary), [prespawned])
+    workers = WorkerGroup(template, [prespawned], ranks)
     eos, threads = tuple(summary.eos_token_ids), mask_threads(cpu_share())
     grammars = GrammarCompiler(files.get("tokenizer.json"), summary.vocab_size, eos, threads)
     link = _bind(config)  # before anything slow: an address in use is said at once
@@ -142,6 +146,7 @@ def _run(
             core.run()
     finally:
         workers.stop()
+        ranks.close()
         grammars.close()
         link.close()
 
@@ -159,7 +164,8 @@ def worker_config(config: EngineConfig, folder: Path, summary: ModelSummary) -> 
         raise StartupError("--device cuda: no CUDA device was found; leave --device out to run on the CPU")
     gpus = _own_gpus(config, gpus)
     device: Literal["cuda", "cpu"] = "cuda" if gpus else "cpu"
-    if gpus and (problem := unfit_for_ranks(gpus, config.tensor_parallel_size)):
+    shape = config.tensor_parallel_size, config.pipeline_parallel_size
+    if gpus and not is_spread(config) and (problem := unfit_for_ranks(gpus, *shape)):
         raise StartupError(problem)
     max_model_len = config.max_model_len or summary.max_model_len
     if max_model_len > summary.max_model_len:
@@ -169,13 +175,13 @@ def worker_config(config: EngineConfig, folder: Path, summary: ModelSummary) -> 
     max_num_seqs = config.max_num_seqs or default_max_num_seqs(gpus[0].memory_bytes if gpus else 0)
     return WorkerConfig(
         rank=0,
-        world_size=config.tensor_parallel_size,
+        world_size=config.world_size,
         generation=0,
         model_dir=str(folder),
         control_address="",
         plan_ring_fds=[],
         result_ring_fds=[],
-        output_rank=0,
+        output_rank=config.world_size - config.tensor_parallel_size,  # the last stage's first
         device=device,
         dtype=config.dtype,
         load_format=config.load_format,
@@ -203,6 +209,7 @@ def worker_config(config: EngineConfig, folder: Path, summary: ModelSummary) -> 
         collective_timeout_s=config.collective_timeout_s,
         emulate_world_size=config.emulate_world_size,
         enable_expert_parallel=config.enable_expert_parallel,
+        pipeline_parallel_size=config.pipeline_parallel_size,
         device_index=config.device_index,
     )
 
@@ -215,10 +222,10 @@ def _requests_seed(config: EngineConfig) -> int:
 
 def _own_gpus(config: EngineConfig, gpus: list[Gpu]) -> list[Gpu]:
     """Those from this engine's first on. Raises StartupError if there are too few for all engines."""
-    size, ranks = config.data_parallel_size, config.tensor_parallel_size
-    needed = max(size * ranks, config.device_index + 1)
+    size, shared_by = config.data_parallel_size, sizes_in_words(config.tensor_parallel_size, config.pipeline_parallel_size)
+    needed = max(size * config.world_size, config.device_index + 1)
     if gpus and size > 1 and needed > len(gpus):
-        wish = f"--data-parallel-size {size}" + (f" with --tensor-parallel-size {ranks}" if ranks > 1 else "")
+        wish = f"--data-parallel-size {size}" + (f" with {shared_by}" if config.world_size > 1 else "")
         there = "is 1" if len(gpus) == 1 else f"are {len(gpus)}"
         raise StartupError(f"{wish} needs {needed} GPUs, and there {there} (CUDA_VISIBLE_DEVICES counts)")
     if gpus and config.device_index >= len(gpus):
@@ -243,6 +250,7 @@ def core_config_of(config: EngineConfig, summary: ModelSummary, worker: WorkerCo
         eos_token_ids=tuple(summary.eos_token_ids),
         vocab_size=profile.vocab_size,
         mixed_step_tokens=mixed_step_tokens(profile.weights_bytes, worker.device),
+        num_cohorts=config.pipeline_parallel_size,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
     )
     capacity = kv_capacity_tokens(windows, worker.block_size, profile.num_blocks, worker.max_model_len)
@@ -273,7 +281,7 @@ def core_config_of(config: EngineConfig, summary: ModelSummary, worker: WorkerCo
 
 def server_info(config: EngineConfig, worker: WorkerConfig, profile: WorkerProfile, capacity: int) -> ServerInfo:
     """What the engine runs with, defaults resolved: nothing of keys, no address, no template's text."""
-    hidden = ("key", "secret", "password", "hf_token", "curve_", "listen", "chat_template")
+    hidden = ("key", "secret", "password", "hf_token", "curve_", "listen", "hosts", "chat_template")
     names = [n for n in EngineConfig.__struct_fields__ if not any(word in n for word in hidden)]
     values = {name: getattr(worker, name, getattr(config, name)) for name in names}
     values |= {
@@ -377,8 +385,6 @@ def _core_keys(config: EngineConfig) -> CoreKeys | None:
         return None
     if not config.curve_secret_key_file or not config.curve_allow_file:
         raise ValueError("--curve-secret-key-file and --curve-allow-file go together")
-    if not Path(config.curve_secret_key_file).exists():
-        write_keys(config.curve_secret_key_file, make_keys())
     # said before the list is read: a frontend that is to be on the list needs it for its own first start
-    log.info("the engine's public key, for frontends: %s", load_keys(config.curve_secret_key_file).public.decode())
+    log.info("the engine's public key, for frontends: %s", load_or_make_keys(config.curve_secret_key_file).public.decode())
     return load_core_keys(config.curve_secret_key_file, config.curve_allow_file)

@@ -22,15 +22,23 @@ def find_gpus() -> list[Gpu]:
     return [_describe(cuda, i) for i in range(count.value)]
 
 
-def unfit_for_ranks(gpus: Sequence[Gpu], size: int) -> str | None:
+def unfit_for_ranks(gpus: Sequence[Gpu], tensor_parallel: int, pipeline_parallel: int = 1) -> str | None:
     """Why so many ranks cannot share a model on the first of these GPUs, for the user; None if they can."""
+    size, wish = tensor_parallel * pipeline_parallel, sizes_in_words(tensor_parallel, pipeline_parallel)
     if size > len(gpus):
         there = "1 is" if len(gpus) == 1 else f"{len(gpus)} are"
-        return f"--tensor-parallel-size {size}: so many GPUs are needed, and {there} there (CUDA_VISIBLE_DEVICES counts)"
+        needed = "so many GPUs are" if pipeline_parallel == 1 or tensor_parallel == 1 else f"{size} GPUs are"
+        return f"{wish}: {needed} needed, and {there} there (CUDA_VISIBLE_DEVICES counts)"
     if len({gpu.name for gpu in gpus[:size]}) > 1:
         names = ", ".join(gpu.name for gpu in gpus[:size])
-        return f"--tensor-parallel-size {size}: these GPUs differ ({names}); choose equal ones by CUDA_VISIBLE_DEVICES"
+        return f"{wish}: these GPUs differ ({names}); choose equal ones by CUDA_VISIBLE_DEVICES"
     return None
+
+
+def sizes_in_words(tensor_parallel: int, pipeline_parallel: int) -> str:
+    """The flags by which a model is shared."""
+    flags = {"--tensor-parallel-size": tensor_parallel, "--pipeline-parallel-size": pipeline_parallel}
+    return " and ".join(f"{flag} {size}" for flag, size in flags.items() if size > 1 or max(flags.values()) == 1)
 
 
 def _describe(cuda: ctypes.CDLL, index: int) -> Gpu:

@@ -1,21 +1,22 @@
 """SilentRanks: which of a model's ranks the others wait for, once some of them say that they wait too long.
 
 A rank whose exchange fails says so (PeerSilent) and waits for its end. Who is at fault says nothing: it is dead, which
-WorkerGroup sees first; or stopped; or stuck, and then it has not spoken when all others have had their time to.
+WorkerGroup sees first; or stopped; or stuck, and then it has not spoken when all others have had their time to. Of a model in
+stages not all others need wait for it: a stage may have done its part, and then says nothing, either.
 """
 
-from collections.abc import Sequence
-
-from quire.ipc.process.children import Child
+from collections.abc import Callable, Sequence
 
 GRACE_S = 1.0  # from the first that speaks to the last: they began to wait within milliseconds of each other
 
 
 class SilentRanks:
-    """Of one generation."""
+    """Of one generation. stage_size: ranks of a stage, None: of all, there is one."""
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, stage_size: int | None = None, where: Callable[[int], str] = lambda rank: "") -> None:
+        """where: words behind a worker's number, for models on several hosts."""
         self._timeout_s = timeout_s
+        self._stage_size, self._where = stage_size, where
         self._said: dict[int, str] = {}
         self._since = 0.0
 
@@ -25,28 +26,37 @@ class SilentRanks:
             self._since = now
         self._said.setdefault(rank, message)
 
-    def verdict(self, children: Sequence[Child], now: float) -> str | None:
-        """Who is at fault, for the user, once that is clear. `children`: the ranks' processes, all of which live."""
+    @property
+    def has_heard(self) -> bool:
+        """Whether some rank waits for others for too long."""
+        return bool(self._said)
+
+    def verdict(self, stopped: Sequence[int], size: int, now: float) -> str | None:
+        """Who is at fault, for the user, once that is clear. All `size` ranks live; stopped: those whose processes are."""
         if not self._said:
             return None
-        if stopped := stopped_ranks(children):
-            return f"{_workers(stopped)} stopped by a signal; the others waited in an exchange"
-        mute = [rank for rank in range(len(children)) if rank not in self._said]
+        if stopped:
+            return f"{self._workers(stopped)} stopped by a signal; the others waited in an exchange"
+        mute = self._mute(size)
         if mute and now - self._since < GRACE_S:
             return None
         rank, message = next(iter(self._said.items()))
-        says = f"worker {rank} says: {message}"
+        says = f"worker {rank}{self._where(rank)} says: {message}"
         if mute:
-            return f"{_workers(mute)} silent in an exchange for --collective-timeout-s ({self._timeout_s:g} s); {says}"
+            return f"{self._workers(mute)} silent in an exchange for --collective-timeout-s ({self._timeout_s:g} s); {says}"
         return f"the exchange between the workers failed: {says}"
 
+    def _mute(self, num_ranks: int) -> list[int]:
+        """Of the ranks that have said nothing those that the others wait for: in their own stages, or else in the stages before
+        these, where the first one's is the last, whose tokens it needs."""
+        size = self._stage_size or num_ranks
+        speaking = {rank // size for rank in self._said}
+        mute = [rank for rank in range(num_ranks) if rank not in self._said]
+        own = [rank for rank in mute if rank // size in speaking]
+        return own or [rank for rank in mute if (rank // size + 1) % (num_ranks // size) in speaking]
 
-def stopped_ranks(children: Sequence[Child]) -> list[int]:
-    """Ranks whose processes are stopped."""
-    return [rank for rank, child in enumerate(children) if child.is_stopped()]
-
-
-def _workers(ranks: list[int]) -> str:
-    if len(ranks) == 1:
-        return f"worker {ranks[0]} was"
-    return f"workers {', '.join(map(str, ranks[:-1]))} and {ranks[-1]} were"
+    def _workers(self, ranks: Sequence[int]) -> str:
+        names = [f"{rank}{self._where(rank)}" for rank in ranks]
+        if len(names) == 1:
+            return f"worker {names[0]} was"
+        return f"workers {', '.join(names[:-1])} and {names[-1]} were"

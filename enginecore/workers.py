@@ -5,7 +5,8 @@ Starting is a small state machine, driven by messages, so that the core's loop g
     spawn -> WorkerProfile of every rank -> AllocateKV with the least of their blocks -> WorkerReady of every rank
 
 A generation of workers has rings of its own; after a death the group is closed as a whole and a new generation is spawned.
-When, and whether they hang, is WorkerSupervisor's business.
+When, and whether they hang, is WorkerSupervisor's business. Ranks on other hosts are RemoteRanks' (hosts/): they are told what
+those on this host are told, and what they say comes together with what these say.
 """
 
 import contextlib
@@ -18,7 +19,9 @@ import numpy as np
 import zmq
 
 from quire.enginecore.group_store import GroupStore
-from quire.enginecore.silent_ranks import SilentRanks, stopped_ranks
+from quire.enginecore.hosts.remote_host import HostFailed
+from quire.enginecore.hosts.remote_ranks import RemoteRanks, no_others
+from quire.enginecore.silent_ranks import SilentRanks
 from quire.ipc.config import WorkerConfig
 from quire.ipc.group_messages import PeerSilent, StoreRequest
 from quire.ipc.links.core_and_workers import CoreToWorkers
@@ -27,6 +30,7 @@ from quire.ipc.messages import (
     ControlReply,
     ControlRequest,
     SideResults,
+    WorkerCommand,
     WorkerFailed,
     WorkerMessage,
     WorkerProfile,
@@ -53,10 +57,14 @@ class WorkersFailed(Exception):
 
 class WorkerGroup:
     """`template` says everything about the workers but rank, device, generation, address and descriptors. `prespawned`:
-    workers' processes that load their modules already and wait for their configuration, as many as there will be, or fewer."""
+    workers' processes that load their modules already and wait for their configuration, as many as there will be, or fewer.
+    ranks: where each of them runs; on this host, if nothing else is said."""
 
-    def __init__(self, template: WorkerConfig, prespawned: Sequence[Child] = ()):
+    def __init__(self, template: WorkerConfig, prespawned: Sequence[Child] = (), ranks: RemoteRanks | None = None):
         self.template = template
+        self._ranks = ranks or no_others(template.world_size, template.device_index)
+        self._here = self._ranks.here
+        self._is_spread = bool(self._ranks.placement.hosts)
         self._prespawned = list(prespawned)
         self.world_size = template.world_size
         self.generation = 0
@@ -64,7 +72,7 @@ class WorkerGroup:
         self.profile: WorkerProfile | None = None
         self.start_s = 0.0  # what the last start that succeeded took
         self._started_at = 0.0
-        self._children: list[Child] = []
+        self._children: list[Child] = []  # of the ranks on this host, in their order
         self._dying: list[Child] = []  # killed, of earlier generations, and not gone yet
         self._link: CoreToWorkers | None = None
         self._last_control = 0
@@ -72,39 +80,47 @@ class WorkerGroup:
 
     # --------------------------------------------------------------------------------------------------- life cycle
     def start(self) -> None:
-        """Spawn a new generation. Raises OSError or ZMQError if the system has no room for it."""
+        """Spawn a new generation. Raises OSError or ZMQError if the system has no room for it, WorkersFailed."""
         self.generation += 1
         self.is_ready, self._started_at = False, time.monotonic()
         self._profiles: dict[int, WorkerProfile] = {}
         self._ready: set[int] = set()
         with contextlib.ExitStack() as on_failure:  # of an attempt that lacks descriptors nothing stays open
-            plan_ring = PlanRing.create(RING_WORDS, self.world_size)
+            plan_ring = PlanRing.create(RING_WORDS, len(self._here))
             on_failure.callback(plan_ring.close)
-            result_ring = ResultRing.create(self.template.max_num_seqs)
+            result_ring = ResultRing.create(
+                self.template.max_num_seqs, depth=result_depth(self.template.pipeline_parallel_size)
+            )
             on_failure.callback(result_ring.close)
             self._link = CoreToWorkers(self.generation)
             on_failure.pop_all()
         self.plan_ring, self.result_ring = plan_ring, result_ring
-        self._store = GroupStore(self._link.send)
-        self._silent = SilentRanks(self.template.collective_timeout_s)
-        for _ in range(self.world_size):  # they all load their modules before the first is told what for
+        self._store = GroupStore(self._send)
+        limits = self.template.collective_timeout_s, self.template.tensor_parallel_size
+        self._silent = SilentRanks(*limits, self._ranks.where)
+        for _ in self._here:  # they all load their modules before the first is told what for
             self._children.append(self._prespawned.pop(0) if self._prespawned else prespawn(WORKER_MODULE))
-        for rank, child in enumerate(self._children):
+        with _as_failure():
+            self._ranks.begin({rank: self._config(rank) for rank in range(self.world_size) if rank not in self._here})
+        for rank, child in zip(self._here, self._children, strict=True):
             config = self._config(rank)
             child.configure(config, [*config.plan_ring_fds, *config.result_ring_fds])
 
     def _config(self, rank: int) -> WorkerConfig:
         assert self._link is not None
+        is_here, seat = rank in self._here, self._ranks.placement.seats[rank]
         override = self.template.num_gpu_blocks_override
         if self.profile is not None:  # a later generation must have the KV cache that frontends were told of
             override = self.profile.num_blocks
         return msgspec.structs.replace(
             self.template,
             rank=rank,
-            device_index=self.template.device_index + rank,
+            device_index=seat.device_index,
+            one_host=not self._is_spread,
+            group_on_one_host=seat.group_on_one_host,
             generation=self.generation,
-            control_address=self._link.address,
-            plan_ring_fds=self.plan_ring.fds(rank),
+            control_address=self._link.address if is_here else "",
+            plan_ring_fds=self.plan_ring.fds(self._here.index(rank)) if is_here else [],
             result_ring_fds=self.result_ring.fds() if rank == self.template.output_rank else [],
             num_gpu_blocks_override=override,
         )
@@ -113,19 +129,22 @@ class WorkerGroup:
         """End the generation, politely if it still listens."""
         if self._link is None:
             return
-        with contextlib.suppress(RingFull, RingCorrupt):  # who does not read any more is not asked
+        with contextlib.suppress(RingFull, RingCorrupt, HostFailed):  # who does not read any more is not asked
+            self._ranks.write(KIND_SHUTDOWN, ())
             self.plan_ring.write(KIND_SHUTDOWN, np.zeros(0, np.int32), 0.1)
         wait_for_all(self._children, STOP_GRACE_S if self.is_ready else 0.0)
         self.kill()
 
     def dump_stacks(self) -> None:
         """Make workers that hang write their threads' stacks to stderr; serving ones are asked by DumpStacks."""
+        self._ranks.dump_stacks()
         for child in self._children:
             child.send_signal(signal.SIGUSR1)
         wait_for_all(self._children, STACKS_S)
 
     def kill(self) -> None:
         """End the generation now; who is not gone at once (its memory is being freed, or the kernel holds it) is `dying`."""
+        self._ranks.end()  # told before any is waited for
         for child in self._children:
             child.send_signal(signal.SIGKILL)
         self._dying += wait_for_all(self._children, KILL_WAIT_S)
@@ -146,7 +165,7 @@ class WorkerGroup:
 
     @property
     def pids(self) -> list[int]:
-        """By rank; none between two generations."""
+        """Of the ranks on this host, in their order; none between two generations."""
         return [child.pid for child in self._children]
 
     # ------------------------------------------------------------------------------------------------------- events
@@ -156,20 +175,27 @@ class WorkerGroup:
             return
         yield from (child.fileno() for child in self._children)
         yield from self._link.sockets()
+        yield from self._ranks.sockets()
         yield self.result_ring.fileno()
 
     def check_alive(self) -> None:
-        """Raises WorkersFailed if a worker has ended, or keeps the others waiting for too long."""
-        for rank, child in enumerate(self._children):
+        """Raises WorkersFailed if a worker has ended, its host is lost, or it keeps the others waiting for too long."""
+        for rank, child in zip(self._here, self._children):  # noqa: B905  # none of them between two generations
             code = child.poll()
             if code is not None:
-                raise WorkersFailed(f"worker {rank} ended unexpectedly ({how_it_ended(code)})")
-        if self._children and (verdict := self._silent.verdict(self._children, time.monotonic())):
+                raise WorkersFailed(f"worker {rank}{self._ranks.where(rank)} ended unexpectedly ({how_it_ended(code)})")
+        if not self._children:
+            return
+        if self._is_spread:
+            with _as_failure():
+                self._ranks.check(self._silent.has_heard)
+        if self._silent.has_heard and (verdict := self._silent.verdict(self.stopped(), self.world_size, time.monotonic())):
             raise WorkersFailed(verdict)
 
     def stopped(self) -> list[int]:
         """Ranks whose processes were stopped by a signal."""
-        return stopped_ranks(self._children)
+        here = [rank for rank, child in zip(self._here, self._children) if child.is_stopped()]  # noqa: B905
+        return sorted([*here, *filter(self._ranks.is_stopped, range(self.world_size))])
 
     def messages(self) -> list[SideResults]:
         """Take what the workers have said; start-up and replies are handled here. Raises WorkersFailed."""
@@ -178,7 +204,17 @@ class WorkerGroup:
         results: list[SideResults] = []
         for _, message in self._link.receive():
             self._handle(message, results)
+        if self._is_spread:
+            with _as_failure():
+                for message in self._ranks.messages():
+                    self._handle(message, results)
         return results
+
+    def _send(self, rank: int, command: WorkerCommand) -> None:
+        assert self._link is not None
+        with _as_failure():
+            if not self._ranks.send(rank, command):
+                self._link.send(rank, command)
 
     def _handle(self, message: WorkerMessage, results: list[SideResults]) -> None:
         match message:
@@ -193,7 +229,9 @@ class WorkerGroup:
                         raise WorkersFailed("the workers are ready, but none of them has taken the ring of results")
                     self.is_ready, self.start_s = True, time.monotonic() - self._started_at
             case WorkerFailed():
-                raise WorkersFailed(message.message)
+                elsewhere = message.rank not in self._here
+                by = f" (worker {message.rank}{self._ranks.where(message.rank)})" if elsewhere else ""
+                raise WorkersFailed(message.message + by)
             case StoreRequest():
                 self._store.handle(message)
             case PeerSilent():
@@ -204,10 +242,9 @@ class WorkerGroup:
                 self._replied(message)
 
     def _allocate(self) -> None:
-        assert self._link is not None
-        self.profile = profile_of_all([self._profiles[rank] for rank in range(self.world_size)])
+        self.profile = profile_of_all([self._profiles[rank] for rank in range(self.world_size)], self.template.output_rank)
         for rank in range(self.world_size):
-            self._link.send(rank, AllocateKV(self.profile.num_blocks))
+            self._send(rank, AllocateKV(self.profile.num_blocks))
 
     @property
     def start_stage(self) -> str:
@@ -269,17 +306,35 @@ class WorkerGroup:
 
     def _write(self, kind: int, *parts: np.ndarray) -> None:
         try:
+            if self._is_spread:
+                self._ranks.write(kind, parts)
             self.plan_ring.write_parts(kind, parts, RING_TIMEOUT_S)
+        except HostFailed as error:
+            raise WorkersFailed(str(error)) from error
         except (RingFull, RingCorrupt) as error:
             raise WorkersFailed(f"a worker does not take its plans: {error}") from error
         except ValueError as error:  # too long for the ring; the scheduler's limits should not let it come to this
             raise WorkersFailed(f"a plan cannot be sent: {error}") from error
 
 
-def profile_of_all(profiles: Sequence[WorkerProfile]) -> WorkerProfile:
+@contextlib.contextmanager
+def _as_failure() -> Iterator[None]:
+    try:
+        yield
+    except HostFailed as error:
+        raise WorkersFailed(str(error)) from error
+
+
+def result_depth(num_stages: int) -> int:
+    """Steps that the ring of results remembers: twice those in flight, and 8 at least. A power of two."""
+    return max(8, 4 << (num_stages - 1).bit_length())
+
+
+def profile_of_all(profiles: Sequence[WorkerProfile], output_rank: int = 0) -> WorkerProfile:
     """What all ranks can hold: the least of their blocks, the most of what they take. Raises WorkersFailed if they differ.
 
-    Blocks are the same for all: block tables of the same layers, in blocks of the same number of tokens.
+    Blocks are the same for all: block tables of the same layers, whether they are on this rank or on another stage's, in blocks
+    of the same number of tokens. Sampling is the output rank's business.
     """
     first = profiles[0]
     for profile in profiles[1:]:
@@ -292,6 +347,7 @@ def profile_of_all(profiles: Sequence[WorkerProfile]) -> WorkerProfile:
         num_blocks=min(p.num_blocks for p in profiles),
         weights_bytes=max(p.weights_bytes for p in profiles),
         activation_bytes=max(p.activation_bytes for p in profiles),
-        num_processor_rows=min(p.num_processor_rows for p in profiles),
+        block_bytes=max(p.block_bytes for p in profiles),
+        num_processor_rows=profiles[output_rank].num_processor_rows,
         device=first.device if len(profiles) == 1 else f"{len(profiles)} x {first.device}",
     )

@@ -72,7 +72,7 @@ def engine_configs(config: EngineConfig) -> list[EngineConfig]:
     if config.data_parallel_size > 1 and config.listen is not None:
         raise ValueError("--listen is one engine's address, and --data-parallel-size says that there are several")
     return [
-        msgspec.structs.replace(config, device_index=config.device_index + i * config.tensor_parallel_size)
+        msgspec.structs.replace(config, device_index=config.device_index + i * config.world_size)
         for i in range(config.data_parallel_size)
     ]
 

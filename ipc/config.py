@@ -11,12 +11,11 @@ from typing import Any, Literal
 import msgspec
 
 from quire.ipc import quantization as quantizations
+from quire.ipc.hosts_flags import add_hosts_arguments, check_hosts
+from quire.ipc.layout import check_layout
+from quire.ipc.log_flags import add_frontend_logs
 from quire.ipc.process.flags import DTYPES, LOAD_FORMATS, MODEL_IMPLS, JsonObject, Switch, human_int, model_len, one_of
 
-MAX_RANKS = 64  # that share a model
-LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
-MAX_ENGINES = 64  # of --data-parallel-size
-_OTHER_LEVELS = {"trace": "debug"}
 Add = Callable[..., None]
 
 
@@ -63,8 +62,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     seed: int = 0
     tensor_parallel_size: int = 1
     enable_expert_parallel: bool = False  # whole experts are dealt over these ranks, not a part of each
+    pipeline_parallel_size: int = 1
     collective_timeout_s: float = 10.0
     emulate_world_size: int = 1  # run one rank of so many, alone
+    distributed_executor_backend: Literal["mp", "ray"] = "mp"  # who starts workers: we and the agents of `hosts`, or Ray
+    hosts: str | None = None  # a file with the other hosts of a model whose workers are on several
+    hosts_key_file: str | None = None  # the engine's key pair, for them
+    interface: str | None = None  # that workers' sockets are bound to, or its address; None: loopback
     data_parallel_size: int = 1  # engines that frontends use as one; each is told how many there are, and is one of them
     device_index: int = 0  # of its first GPU, among those that it sees
     step_timeout_s: float = 60.0
@@ -115,23 +119,20 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             f"--quantization must be one of {', '.join(quantizations.NAMES)}, not {self.quantization!r:.40}",
         )
         need(0 <= self.seed < 1 << 63, "--seed must be at least 0 and less than 2^63")
-        need(1 <= self.tensor_parallel_size <= MAX_RANKS, f"--tensor-parallel-size must be between 1 and {MAX_RANKS}")
-        need(0.1 <= self.collective_timeout_s <= 86400, "--collective-timeout-s must be between 0.1 and 86400")
-        need(1 <= self.emulate_world_size <= MAX_RANKS, f"--emulate-world-size must be between 1 and {MAX_RANKS}")
-        need(
-            self.emulate_world_size == 1 or (self.load_format == "dummy" and self.tensor_parallel_size == 1),
-            "--emulate-world-size runs one rank alone, whose answers mean nothing: it needs --load-format dummy, and "
-            "--tensor-parallel-size 1",
-        )
-        need(1 <= self.data_parallel_size <= MAX_ENGINES, f"--data-parallel-size must be between 1 and {MAX_ENGINES}")
+        check_layout(self)
+        check_hosts(self, need)
         need(self.device_index >= 0, "device_index must be at least 0")
         need(self.step_timeout_s > 0, "--step-timeout-s must be greater than 0")
+
+    @property
+    def world_size(self) -> int:
+        return self.tensor_parallel_size * self.pipeline_parallel_size  # workers of one engine
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the core tells a worker at its start. File descriptors are the core's numbers: see process.own_fds."""
 
-    rank: int
+    rank: int  # of a stage's tensor-parallel ranks one after the other, stage by stage
     world_size: int
     generation: int  # which one of the workers that the core has started, one after another; in the result ring's header
     model_dir: str
@@ -163,10 +164,19 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     profile_dir: str | None = None
     logits_processors: list[str] = []
     logits_processors_path: list[str] = []
-    device_index: int = 0  # which of the GPUs that the engine sees
+    device_index: int = 0  # which of the GPUs that the engine, or its host's agent, sees
     collective_timeout_s: float = 10.0
+    one_host: bool = True  # all ranks are on one host,
+    group_on_one_host: bool = True  # those that share this one's layers are
+    interface: str = "lo"  # that the ranks' sockets, which know no keys, are bound to,
+    interface_address: str = "127.0.0.1"  # and its address
     emulate_world_size: int = 1
     enable_expert_parallel: bool = False
+    pipeline_parallel_size: int = 1
+
+    @property
+    def tensor_parallel_size(self) -> int:
+        return self.world_size // self.pipeline_parallel_size
 
 
 # ------------------------------------------------------------------------------------------------------------- flags
@@ -179,6 +189,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         ("model", _add_model),
         ("chat template and sampling defaults", _add_defaults),
         ("device and memory", _add_memory),
+        ("several hosts", add_hosts_arguments),
         ("batching and scheduling", _add_scheduling),
         ("logs", _add_logs),
         ("own code and profiles", _add_own_code),
@@ -188,7 +199,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_log_arguments(parser: argparse.ArgumentParser) -> None:
     """Of the engine's flags those that mean something to a frontend alone, too."""
-    _add_frontend_logs(_adder(parser.add_argument_group("logs")))
+    add_frontend_logs(_adder(parser.add_argument_group("logs")))
 
 
 def _adder(group: Any) -> Add:
@@ -278,8 +289,11 @@ def _add_defaults(add: Add) -> None:
 
 def _add_memory(add: Add) -> None:
     add("--device", choices=["auto", "cuda", "cpu"], help="where to run; auto: cuda if there is a GPU, else cpu")
-    add("--tensor-parallel-size", "-tp", type=int, metavar="N", help="GPUs of this host that share the model, or processes")
+    add("--tensor-parallel-size", "-tp", type=int, metavar="N", help="GPUs that share each layer, or processes on a CPU")
     add("--enable-expert-parallel", "-ep", action=Switch, help="whole experts for each of these GPUs, not parts (default: off)")
+    add(
+        "--pipeline-parallel-size", "-pp", type=int, metavar="N", help="stages of layers, each on GPUs of its own, or processes"
+    )
     add("--data-parallel-size", "-dp", type=int, metavar="N", help="whole engines, to which requests are dealt (--router)")
     add("--gpu-memory-utilization", type=float, help="part of the GPU's memory to fill, what other processes have included")
     add("--cpu-kv-cache-gib", type=float, help="size of the KV cache on a CPU, GiB")
@@ -349,24 +363,8 @@ def _add_scheduling(add: Add) -> None:
 
 
 def _add_logs(add: Add) -> None:
-    _add_frontend_logs(add)
+    add_frontend_logs(add)
     add("--disable-log-stats", action=Switch, help="no statistics line every 10 s (default: off)")
-
-
-def _add_frontend_logs(add: Add) -> None:
-    add(
-        "--log-level",
-        "--uvicorn-log-level",
-        type=one_of(LOG_LEVELS, _OTHER_LEVELS),
-        metavar="LEVEL",
-        help="critical, error, warning, info or debug",
-    )
-    add("--log-format", choices=["text", "json"], help="json: an object a line")
-    add(
-        "--enable-log-requests",
-        action=Switch,
-        help="log each request's id, lengths and parameters, never its text (default: off)",
-    )
 
 
 def _add_own_code(add: Add) -> None:

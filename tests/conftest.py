@@ -19,7 +19,7 @@ hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=No
 hypothesis.settings.load_profile("repeatable")
 
 # What needs a machine or an environment of its own runs only where `-m` names it: `-m "not slow"` has none of these either.
-ON_REQUEST = {"gpu", "interpret", "browser", "deploy"}
+ON_REQUEST = {"gpu", "interpret", "browser", "deploy", "ray"}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

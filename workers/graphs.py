@@ -190,6 +190,7 @@ class StepRunner(Protocol):
     weights_bytes: int
     ctx: DeviceContext
     attention: ModelAttention
+    samples: bool  # otherwise a step is its forward alone
 
     def forward(
         self, device_plan: torch.Tensor, num_tokens: int, num_rows: int, num_decode_rows: int | None
@@ -215,7 +216,7 @@ class StepGraphs:
         ctx = runner.ctx
         self.sizes = GraphSizes(ctx.max_rows, ctx.max_tokens, runner.weights_bytes)
         own_vocab = ctx.parallel.vocabulary(ctx.config.vocab_size).size
-        self._logits = torch.empty(ctx.max_rows, own_vocab, dtype=ctx.dtype, device=ctx.device)
+        self._logits = torch.empty(ctx.sampled_rows, own_vocab, dtype=ctx.dtype, device=ctx.device)
         self._pool = torch.cuda.graph_pool_handle()
         self._forward: dict[BatchDescriptor, torch.cuda.CUDAGraph] = {}
         self._tail: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}  # (rows, variant)
@@ -230,9 +231,11 @@ class StepGraphs:
         rows = batch.rows
         own = plan.variant & ~VARIANT_CUSTOM
         variant = own | VARIANT_MASK if plan.late_mask else own & ~VARIANT_MASK
-        if batch not in self._forward or (rows, variant) not in self._tail:
+        if batch not in self._forward or not self._has_tail(rows, variant):
             self._capture_met(batch, variant)
         self._forward[batch].replay()
+        if not self._runner.samples:
+            return True
         if plan.variant & VARIANT_CUSTOM:
             self._runner.processed_tail(plan, self._device.plan, self._logits[:rows], read_masks)
         elif plan.late_mask and len(without := self._runner.load_masks(plan, read_masks)):
@@ -241,12 +244,15 @@ class StepGraphs:
             self._tail[rows, variant].replay()
         return True
 
+    def _has_tail(self, rows: int, variant: int) -> bool:
+        return (rows, variant) in self._tail or not self._runner.samples
+
     def capture(self, batch: BatchDescriptor, variant: int) -> None:
         """Capture what is missing. Capturing runs nothing, so no state changes."""
         rows = batch.rows
         if batch not in self._forward:
             self._forward[batch] = self._captured(lambda: self._run_forward(batch))
-        if (rows, variant) not in self._tail:
+        if not self._has_tail(rows, variant):
             self._tail[rows, variant] = self._captured(lambda: self._run_tail(rows, variant))
 
     def _capture_met(self, batch: BatchDescriptor, variant: int) -> None:
@@ -274,7 +280,9 @@ class StepGraphs:
     def run_kernels(self) -> None:
         """Run every kernel that a step may need, by eager steps of padding: compiling while serving would stop all requests."""
         self._device.load_plan(_no_rows().encode())
-        for variant in reversed(WARM_VARIANTS):  # first what takes longest to compile: the filter kernel with processors
+        for variant in (
+            reversed(WARM_VARIANTS) if self._runner.samples else ()
+        ):  # first what takes longest to compile: the filter kernel with processors
             self._run_tail(1, variant)
         sizes, decode = self.sizes, self.sizes.decode
         mixed = mixed_specializations(sizes.mixed_tokens, sizes.mixed_rows, self._specialization)
@@ -307,6 +315,8 @@ class StepGraphs:
 
     def expect_masks(self) -> None:
         """The first grammar was admitted: have tails with masks captured, those of few rows first."""
+        if not self._runner.samples:
+            return
         rows = sorted({*self.sizes.decode, prompt_rows(self.sizes.mixed_rows), *self.sizes.mixed_rows})
         self._masked = deque((r, v | VARIANT_MASK) for r in rows if r <= MAX_ROWS_AHEAD for v in COMMON_VARIANTS)
 
@@ -357,7 +367,8 @@ class StepGraphs:
         r = self._runner
         num_decode_rows = 0 if prompts_only else None if mixed else rows
         hidden = r.forward(self._device.plan, tokens, rows, num_decode_rows)
-        r.model.compute_logits(hidden, self._logits[:rows])
+        if r.samples:
+            r.model.compute_logits(hidden, self._logits[:rows])
 
     def _run_tail(self, rows: int, variant: int) -> None:
         self._runner.tail(self._device.plan, self._logits[:rows], variant)

@@ -2,9 +2,11 @@
 
 `build_model` is given a `Parallel`, and layers ask it for their sizes. A layer whose results are partial (its input dimension
 is split) sums them over the ranks by `all_reduce`; the LM head is split over the vocabulary, and who needs all of it asks for
-`all_logits`. How tensors travel is the `Exchange`'s business.
+`all_logits`. How tensors travel is the `Exchange`'s business. Of a model in stages (pipeline parallelism) the ranks here are
+those of one `Stage`, which has some of the layers; stages.py deals them out.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
@@ -47,6 +49,23 @@ def dealt(n: int, rank: int, size: int) -> Part:
     each, more = divmod(n, size)
     start = rank * each + min(rank, more)
     return Part(n, start, start + each + (rank < more))
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One of `count` parts of a model, one after the other. The first has the embedding, too, and the last the head."""
+
+    index: int = 0
+    count: int = 1
+    layers: range = range(1 << 30)  # of the model's
+
+    @property
+    def is_first(self) -> bool:
+        return self.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.index == self.count - 1
 
 
 class Exchange(Protocol):
@@ -110,7 +129,7 @@ class ExpertCounts(Protocol):
 
 
 class Parallel:
-    """Rank `rank` of `size`, on `device`. Without an exchange a model of several ranks can be built and loaded, but not run."""
+    """Rank `rank` of `size` of a stage, on `device`. Without an exchange a model of several ranks can be built, but not run."""
 
     def __init__(
         self,
@@ -119,6 +138,7 @@ class Parallel:
         device: torch.device | str = "cpu",
         exchange: Exchange | None = None,
         norm_exchange: NormExchange | None = None,
+        stage: Stage = Stage(),
         *,
         deals_experts: bool = False,
     ) -> None:
@@ -132,6 +152,7 @@ class Parallel:
         self.norm_exchange = norm_exchange
         self.deals_experts = deals_experts
         self.expert_load: ExpertCounts | None = None  # of the rank that counts for all
+        self.stage = stage
 
     def split(self, n: int) -> Part:
         """This rank's part of a dimension of n. Raises ValueError if it does not divide evenly."""

@@ -13,7 +13,7 @@ import torch
 from quire.ipc.process.cpus import cpu_share
 from quire.ipc.step.masks import RowsAndMasks
 from quire.ipc.step.plan import StepPlan, decode_logits_processors, decode_plan
-from quire.ipc.step.sections import PREFILL_CANDIDATES, PREFILL_PROMPT_LOGPROBS, VARIANT_CUSTOM, VARIANT_MASK
+from quire.ipc.step.sections import HEADER, PREFILL_CANDIDATES, PREFILL_PROMPT_LOGPROBS, VARIANT_CUSTOM, VARIANT_MASK
 from quire.kernels.sampling.logits_processors import apply_logits_processors
 from quire.kernels.sampling.sampler_cpu import prompt_logprobs
 from quire.kernels.step.tables import SlotTables, StepBuffers
@@ -22,8 +22,10 @@ from quire.workers.devices.masks import ReadMasks
 from quire.workers.graphs import StepGraphs
 from quire.workers.logits_processors.batch import CustomProcessors
 from quire.workers.models.language_model import LanguageModel
+from quire.workers.pipeline import Links, Pipeline, advance
 
 NO_ROWS = np.zeros(0, np.int32)
+COHORT = HEADER.at["cohort"]
 PROMPT_LOGPROB_ROWS = 512  # rows of logits that exist at once for prompt logprobs
 CANDIDATE_ROWS = 64  # rows of logits that are copied at once for candidates
 
@@ -58,29 +60,48 @@ class ModelRunner:
         self.device = make_device(ctx)
         self.attention = self.device.new_attention()
         self.graphs: StepGraphs | None = None
-        num_groups = len(ctx.cache.groups)
-        self.tables = SlotTables.allocate(ctx.max_rows, num_groups, ctx.max_blocks, ctx.device)
+        self.pipeline: Pipeline | None = None  # of a model in stages
+        num_groups, stage = len(ctx.cache.groups), ctx.parallel.stage
+        self.samples = stage.is_last
+        self.tables = SlotTables.allocate(ctx.max_rows, num_groups, ctx.max_blocks, ctx.device, stage.count)
         self.buffers = StepBuffers.allocate(ctx.max_tokens, ctx.max_rows, num_groups, ctx.device)
-        self._decode_rows = np.zeros(0, np.int32)  # as the core knows them
-        self._appliers = {  # of the sections applied on the host
+        if stage.count > 1:
+            model.between.hidden = torch.zeros(ctx.max_tokens, ctx.config.hidden_size, dtype=ctx.dtype, device=ctx.device)
+        self._decode_rows = [NO_ROWS] * stage.count  # of each cohort, as the core knows them
+        self._appliers = {  # of the sections applied on the host, where tokens are sampled
             "logits_processors": self._apply_logits_processors,
             "custom_processors": self._take_in_custom_processors,
         }
+        if not self.samples:
+            self._appliers.clear()
         if ctx.device.type == "cuda":
             torch.cuda.synchronize()  # all of this was filled on another stream than the steps' own
+
+    def join(self, links: Links) -> None:
+        """The stages before and behind are there."""
+        stage = self.ctx.parallel.stage
+        self.pipeline = Pipeline(stage, links, self.model.between.hidden, self.tables, self.buffers)
 
     @torch.inference_mode()
     def step(self, words: np.ndarray, read_masks: ReadMasks) -> list[PromptRow]:
         """Run one plan, int32 words; returns what it yields beside its tokens."""
-        plan = decode_plan(words, self._decode_rows)
+        plan = decode_plan(words, self._decode_rows[words[COHORT]])
         if not plan.same_decode_rows:
-            self._decode_rows = plan.decode_rows.copy()
+            self._decode_rows[plan.cohort] = plan.decode_rows.copy()
         device_plan = self.device.load_plan(words)
         if self.custom_processors is not None:
             self.custom_processors.begin_step(plan)
         for name, apply in self._appliers.items():
             if name in plan.sections:
                 apply(plan.sections[name])
+        if self.pipeline is None:
+            return self._compute(plan, device_plan, read_masks)
+        self.pipeline.begin(plan)
+        prompt_rows = self._compute(plan, device_plan, read_masks)
+        self.pipeline.end(plan)
+        return prompt_rows
+
+    def _compute(self, plan: StepPlan, device_plan: torch.Tensor, read_masks: ReadMasks) -> list[PromptRow]:
         if self.graphs is not None and self.graphs.run(plan, read_masks):
             return []
         return self._run(plan, device_plan, read_masks)
@@ -100,7 +121,7 @@ class ModelRunner:
         with compile_only(cpu_share()), self.model.short():
             if graphs:
                 StepGraphs(self, self.device).run_kernels()  # type: ignore[arg-type]
-            self._run(decode_plan(words, self._decode_rows), self.device.load_plan(words), no_masks)
+            self._run(decode_plan(words, NO_ROWS), self.device.load_plan(words), no_masks)
 
     @torch.inference_mode()
     def capture_graphs(self) -> float:
@@ -127,7 +148,9 @@ class ModelRunner:
     def _run(self, plan: StepPlan, device_plan: torch.Tensor, read_masks: ReadMasks) -> list[PromptRow]:
         rows, decode_rows = plan.num_rows, len(plan.decode_rows)
         hidden = self.forward(device_plan, plan.num_tokens, rows, decode_rows, every_token=plan.wants_prompt_logprobs)
-        prompt_rows = []
+        prompt_rows: list[PromptRow] = []
+        if not self.samples:
+            return prompt_rows
         if plan.wants_prompt_logprobs:
             prompt_rows = self._prompt_logprobs(plan, hidden)
             hidden = hidden.index_select(0, self.buffers.logits_indices[:rows])
@@ -154,7 +177,7 @@ class ModelRunner:
     ) -> torch.Tensor:
         """Inputs and hidden states of a step padded to these sizes; num_decode_rows None: the device knows.
 
-        [num_rows, H], of each row's last token, or [num_tokens, H] if every_token.
+        [num_rows, H], of each row's last token, or [num_tokens, H] if every_token. Where nothing is sampled this is all of it.
         """
         step = self.buffers
         self.device.prepare(device_plan, self.tables, step, num_tokens, num_rows)
@@ -163,7 +186,10 @@ class ModelRunner:
             load.begin(step.query_start[num_rows : num_rows + 1], step.num_rows, num_tokens)
         is_decode = num_decode_rows == num_rows  # rows have one token each
         logits_indices = None if is_decode or every_token else step.logits_indices[:num_rows]
-        return self.model(step.input_ids[:num_tokens], step.positions[:num_tokens], self.attention.attend, logits_indices)
+        hidden = self.model(step.input_ids[:num_tokens], step.positions[:num_tokens], self.attention.attend, logits_indices)
+        if not self.samples:
+            advance(self.tables, step, num_rows)
+        return hidden
 
     def tail(
         self, device_plan: torch.Tensor, logits: torch.Tensor, variant: int, step: int = 0, without: np.ndarray = NO_ROWS

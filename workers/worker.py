@@ -67,6 +67,7 @@ from quire.workers.parallel import Parallel
 from quire.workers.profiler import Profiler, ProfilerError
 from quire.workers.records import MASK_SPIN_S, Records
 from quire.workers.runner import ModelRunner, PromptRow, no_masks
+from quire.workers.stages import stage_of
 
 log = logging.getLogger("quire.workers")
 
@@ -89,7 +90,7 @@ class Worker:
         self.reader = PlanReader.attach(own_fds(config.plan_ring_fds))
         self.ring = ResultRing.attach(own_fds(config.result_ring_fds)) if config.result_ring_fds else None
         self.device = torch.device("cuda", config.device_index) if config.device == "cuda" else torch.device("cpu")
-        self.parallel = Parallel(config.rank, config.world_size, self.device, deals_experts=config.enable_expert_parallel)
+        self.parallel = Parallel(device=self.device)
         self.custom_processors: CustomProcessors | None = None
         self.profiler = Profiler(config.profile_dir, config.rank, config.device)
 
@@ -122,7 +123,7 @@ class Worker:
             self._serve(runner)
         runner.device.close()
         if self.group is not None:
-            self.group.exchange.close()
+            self.group.close()
 
     def _fail(self, message: str) -> None:
         self.link.send(WorkerFailed(self.config.rank, message))
@@ -155,13 +156,18 @@ class Worker:
             log.info("weights are quantized: %s", model_config.quantization.method)
         if c.load_format != "dummy":
             warn_of_scales(model.kv_scales())
-        cache = KVCache(model_config.attention_specs(self.parallel), c.block_size, dtype, model.kv_scales())
+        specs, stage = model_config.attention_specs(self.parallel), self.parallel.stage
+        layers = None if stage.count == 1 else stage.layers
+        cache = KVCache(specs, c.block_size, dtype, model.kv_scales(), layers)
         weights_bytes = model.weights_bytes
         if classes:
             self.custom_processors = CustomProcessors(classes, vllm_config(c, model_config, dtype, self.device), self.device)
-        runner = ModelRunner(model, self._context(model_config, cache, dtype), self._make_device, self.custom_processors)
+        processors = self.custom_processors if stage.is_last else None
+        runner = ModelRunner(model, self._context(model_config, cache, dtype), self._make_device, processors)
         if self.group is not None:  # sizes of steps follow from it, and so what ranks exchange; and all are there now
             runner.weights_bytes = self.group.most("weights_bytes", weights_bytes)
+            if stage.count > 1:
+                runner.join(self.group.links(runner.ctx.max_tokens, runner.ctx.max_rows))
         budget = self._measure(runner, weights_bytes)
         self._report(runner, budget, weights_bytes)
         command = self._await_allocation()
@@ -169,18 +175,25 @@ class Worker:
         return runner
 
     def _join(self, model_config: ModelConfig, dtype: torch.dtype) -> None:
-        """Meet the other ranks, if there are any. Raises ExchangeFailed."""
+        """Meet the other ranks, if there are any. Raises ExchangeFailed, and ModelConfigError for more stages than layers."""
         c = self.config
         if c.world_size > 1:
-            place = Place(c.rank, c.world_size, self.device, c.collective_timeout_s)
-            self.group = Group(ChannelStore(self.link, c.rank), place, model_config.hidden_size, dtype)
-            exchanges = self.group.exchange, self.group.norm_exchange
-            self.parallel = Parallel(c.rank, c.world_size, self.device, *exchanges, deals_experts=c.enable_expert_parallel)
+            bound_to, stages = (c.interface, c.interface_address), c.pipeline_parallel_size
+            where = *bound_to, c.group_on_one_host, c.one_host
+            place = Place(c.rank, c.world_size, self.device, c.collective_timeout_s, stages, *where)
+            checkpoint = None if c.load_format == "dummy" else Path(c.model_dir)
+            stage = stage_of(model_config, dtype, place.stage, place.stages, checkpoint)
+            group = self.group = Group(ChannelStore(self.link, c.rank), place, model_config.hidden_size, dtype)
+            (rank, size), deals = place.within_stage[:2], c.enable_expert_parallel
+            exchanges = group.exchange, group.norm_exchange
+            self.parallel = Parallel(rank, size, self.device, *exchanges, stage, deals_experts=deals)
         elif c.emulate_world_size > 1:
             alone = Alone(c.emulate_world_size)
             self.parallel = Parallel(0, c.emulate_world_size, self.device, alone, alone, deals_experts=c.enable_expert_parallel)
-        if c.enable_expert_parallel and c.world_size > 1 and c.rank == c.output_rank:
-            self.parallel.expert_load = ExpertLoad(c.world_size, self.device)
+        own = (layer for i, layer in enumerate(model_config.layers) if i in self.parallel.stage.layers)
+        counts = c.enable_expert_parallel and c.tensor_parallel_size > 1 and c.rank == c.output_rank
+        if counts and any(layer.experts is not None for layer in own):
+            self.parallel.expert_load = ExpertLoad(c.tensor_parallel_size, self.device)
 
     def _await_allocation(self) -> AllocateKV:
         while (command := self.link.receive(timeout_s=60.0)) is None:
@@ -210,7 +223,7 @@ class Worker:
         return DeviceContext(
             config=model_config,
             cache=cache,
-            pool=LogitsProcessorPool.allocate(rows, vocab, c.max_model_len, self.device),
+            pool=LogitsProcessorPool.allocate(rows if self.parallel.stage.is_last else 0, vocab, c.max_model_len, self.device),
             max_model_len=c.max_model_len,
             device=self.device,
             dtype=dtype,
@@ -246,6 +259,8 @@ class Worker:
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
             runner.step(words, no_masks)
+            if runner.pipeline is not None:
+                runner.pipeline.rest()  # its kernels are compiled with that, too
         torch.cuda.synchronize()
         peak = torch.cuda.max_memory_allocated() - before
         if self.custom_processors is not None:  # may see a whole batch, copied, as float32, and once more
@@ -303,6 +318,8 @@ class Worker:
         while True:
             record = records.read(timeout_s, spin_s if record is not None else 0.0)
             if record is None:
+                if runner.pipeline is not None and runner.pipeline.rest():
+                    runner.device.signal()
                 self._check_exchange(runner)
                 runner.capture_masked_tail()
                 more_to_capture = more_to_capture and runner.capture_ahead()

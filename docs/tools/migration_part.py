@@ -49,9 +49,11 @@ FLAGS_DIFFER = {
     "--reasoning-parser": "found by the chat template, unless it is named; the names are in configuration.md",
     "--seed": "the same noise at every start, but not vLLM's",
     "--shutdown-timeout": "default 30 s (vLLM: 0); also --shutdown-grace-s",
-    "--tensor-parallel-size": "GPUs of one host",
+    "--pipeline-parallel-size": "GPUs of one host, or of several by --hosts or Ray",
+    "--tensor-parallel-size": "GPUs of one host, or of several by --hosts or Ray",
     "-dp": "as --data-parallel-size",
-    "-tp": "GPUs of one host",
+    "-pp": "GPUs of one host, or of several by --hosts or Ray",
+    "-tp": "GPUs of one host, or of several by --hosts or Ray",
     "--tool-call-parser": "found by the chat template, unless it is named; the names are in configuration.md",
     "--uvicorn-log-level": "of the engine, too; also --log-level",
 }

@@ -9,7 +9,8 @@ Whatever of the scheduler takes for granted that a decode row computes one token
     a step's results     are one id a row, in row order; that of a row that does not sample is nobody's
     a step's budget      is spent by a decode row as by one token of a prompt
 
-The scheduler calls it for every step, once to schedule and once to take results; a steady step is a few numpy calls.
+The scheduler calls it for every step, once to schedule and once to take results; a steady step is a few numpy calls. Of a model
+in stages the rows are dealt into cohorts (cohorts.py): a step has the rows of the one whose turn it is.
 """
 
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from collections.abc import Callable
 import numpy as np
 
 from quire.enginecore.kv.manager import KVManager
+from quire.enginecore.scheduling.cohorts import Cohort, Cohorts
 from quire.enginecore.scheduling.plan_builder import PlanBuilder
 from quire.enginecore.scheduling.sequence import Sequence, SequenceState, Slots
 from quire.enginecore.scheduling.step import ScheduledStep
@@ -31,50 +33,51 @@ def num_tokens_of(rows: np.ndarray) -> int:
 
 
 class DecodeRows:
-    def __init__(self, slots: Slots, kv: KVManager):
+    def __init__(self, slots: Slots, kv: KVManager, num_cohorts: int = 1):
         self._slots = slots
         self._kv = kv
-        self._rows = np.zeros(0, np.int32)  # slots, in row order
-        self._sent: np.ndarray | None = None  # the decode rows that the workers hold
+        self.cohorts = Cohorts(num_cohorts)
         self._filled: list[tuple[Sequence, int]] = []  # rows that filled a block, and their computed tokens
         self.num_stalled = 0  # rows left out of this step for want of blocks
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.cohorts)
 
     def add(self, sequences: list[Sequence]) -> None:
         """Rows from the next step on."""
         for seq in sequences:
             seq.state = SequenceState.DECODE
         if sequences:
-            self._rows = np.concatenate([self._rows, np.asarray([s.slot for s in sequences], np.int32)])
+            self.cohorts.deal(np.asarray([s.slot for s in sequences], np.int32))
 
     def remove(self, seq: Sequence) -> None:
-        self._rows = self._rows[self._rows != seq.slot]
+        self.cohorts.remove(seq.slot)
 
     # -------------------------------------------------------------------------------------------------- schedule
     def schedule(self, build: PlanBuilder, budget: int, make_room: MakeRoom) -> np.ndarray:
-        """Slots of the step's decode rows, which take `budget` tokens at most."""
-        t = self._slots
+        """Slots of the step's decode rows, those of the cohort whose turn it is, which take `budget` tokens at most."""
+        t, cohort = self._slots, self.cohorts.now
         self.num_stalled = 0
-        if not len(self._rows):
-            return self._rows
-        left = t.sched_tokens[self._rows] < t.final_len[self._rows]
+        rows, most = cohort.rows, budget // TOKENS_PER_ROW
+        if not len(rows):
+            return rows
+        left = t.sched_tokens[rows] < t.final_len[rows]
         if not left.all():
-            self._rows = self._rows[left]  # their last token is in flight
-        rows, most = self._rows, budget // TOKENS_PER_ROW
+            rows = cohort.rows = rows[left]  # their last token is in flight
         if len(rows) > most:  # take turns
-            self._rows = np.concatenate([rows[most:], rows[:most]])
+            cohort.rows = np.concatenate([rows[most:], rows[:most]])
             rows = rows[:most]
         short = t.sched_tokens[rows] > t.capacity[rows]
         if short.any():
-            rows = self._grow(rows, short, build, make_room)
+            rows = self._grow(cohort, rows, short, build, make_room)
+        if self.cohorts.are_several and len(rows):
+            build.lag = build.step - int(t.last_step[rows].max())
         t.last_step[rows] = build.step
         return rows
 
-    def _grow(self, rows: np.ndarray, short: np.ndarray, build: PlanBuilder, make_room: MakeRoom) -> np.ndarray:
+    def _grow(self, cohort: Cohort, rows: np.ndarray, short: np.ndarray, build: PlanBuilder, make_room: MakeRoom) -> np.ndarray:
         """Give the rows at the end of their last block another one; who gets none is left out, or preempted."""
-        t, before = self._slots, self._rows
+        t, before = self._slots, cohort.rows
         needy = [t.sequence(slot) for slot in rows[short]]
         needy.sort(key=lambda s: s.order)
         stalled: set[int] = set()
@@ -88,9 +91,9 @@ class DecodeRows:
             build.block_updates += self._kv.grow(seq.blocks, seq.slot, 1)
             t.capacity[seq.slot] += self._kv.block_size
         self.num_stalled = len(stalled)
-        if not stalled and self._rows is before:
+        if not stalled and cohort.rows is before:
             return rows
-        running = set(self._rows.tolist()) - stalled
+        running = set(cohort.rows.tolist()) - stalled
         return np.asarray([slot for slot in rows.tolist() if slot in running], np.int32)
 
     def advance(self, sampling: np.ndarray, lengths: np.ndarray) -> None:
@@ -98,13 +101,10 @@ class DecodeRows:
         self._slots.sched_tokens[sampling] = lengths + TOKENS_PER_ROW
 
     def are_as_sent(self, rows: np.ndarray) -> bool:
-        """Whether the step's decode rows are the last step's, which the workers hold. They hold these from now on."""
-        sent, self._sent = self._sent, rows
+        """Whether the step's decode rows are its cohort's last step's, which the workers hold. They hold these from now on."""
+        cohort = self.cohorts.now
+        sent, cohort.sent = cohort.sent, rows
         return rows is sent or (sent is not None and np.array_equal(rows, sent))
-
-    def forget_sent(self) -> None:
-        """The workers hold nothing any more."""
-        self._sent = None
 
     # --------------------------------------------------------------------------------------------------- results
     def take(self, step: ScheduledStep, sampled: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -147,5 +147,5 @@ class DecodeRows:
 
     def check(self, held: list[Sequence]) -> None:
         """Assert that the rows are sequences in this state, each once. Those whose last token is in flight have none."""
-        rows = set(self._rows.tolist())
-        assert rows <= {s.slot for s in held if s.state is SequenceState.DECODE} and len(rows) == len(self._rows)
+        rows = self.cohorts.check()
+        assert rows <= {s.slot for s in held if s.state is SequenceState.DECODE}

@@ -40,6 +40,7 @@ class PlanBuilder:
     def __init__(self, step: int, now: float) -> None:
         self.step = step
         self.now = now
+        self.cohort = self.lag = 0  # see sections.HEADER
         self.slot_updates: list[bytes] = []  # of slot_words
         self.block_updates: list[tuple[int, int, int]] = []  # fields of BLOCK
         self.prefills: list[tuple[Sequence, int]] = []
@@ -102,6 +103,8 @@ class PlanBuilder:
             variant=int(np.bitwise_or.reduce(variants)) if len(variants) else 0,
             same_decode_rows=same,
             max_seq_len=max([longest, *(end for _, end in self.prefills)]),
+            cohort=self.cohort,
+            lag=self.lag,
         )
 
     def side_rows(self, first_prefill_row: int) -> dict[int, SideTarget]:

@@ -10,8 +10,9 @@ import re
 import sys
 from typing import NamedTuple
 
-from quire.frontend.cli.estimate_model import BUNDLED, ITEMSIZE, Model, on_rank, read_model
+from quire.frontend.cli.estimate_model import BUNDLED, ITEMSIZE, Model, read_model
 from quire.frontend.cli.estimate_sizes import EstimateError
+from quire.frontend.cli.estimate_stage import share_of
 from quire.frontend.cli.estimate_weights import WITHOUT_FP8, weights_bytes
 from quire.ipc import memory_plan as plan
 from quire.ipc.config import EngineConfig, add_engine_arguments, engine_config_from
@@ -188,8 +189,8 @@ def estimate(model: Model, config: EngineConfig, memory: int, gpu: str = "") -> 
 
 def on_one(model: Model, config: EngineConfig) -> Model:
     """What one of the GPUs holds that share the model. Raises EstimateError."""
-    size, deals_experts = config.tensor_parallel_size, config.enable_expert_parallel
-    return model if size == 1 and not deals_experts else on_rank(model, size, deals_experts=deals_experts)
+    ranks, stages = config.tensor_parallel_size, config.pipeline_parallel_size
+    return share_of(model, ranks, stages, deals_experts=config.enable_expert_parallel)
 
 
 def cpu_packed_bytes(model: Model, item: int) -> int:
@@ -214,8 +215,8 @@ def with_cache_dtype(model: Model, config: EngineConfig) -> plan.ModelSizes:
 
 
 def text_of(found: Estimate, model: Model, config: EngineConfig) -> str:
-    ranks = config.tensor_parallel_size
-    each, model = f", each of {ranks}" if ranks > 1 else "", on_one(model, config)
+    ranks, model = config.world_size, on_one(model, config)
+    each = f", each of {ranks}" if ranks > 1 else ""
     counted = "" if model.is_counted else ", computed from config.json"
     if found.total_bytes and (model.stored_bytes or config.quantization in WHILE_LOADING):
         counted += ", quantized"

@@ -122,10 +122,18 @@ FLAG_NOTES: dict[str, FlagNote] = {
         "each GPU holds a part of the weights and of the KV cache; an exchange twice a layer costs time",
         "1 where the model fits into one GPU, else 2, 4 or 8",
     ),
+    "--pipeline-parallel-size": FlagNote(
+        "each GPU holds some of the layers and their KV cache; throughput grows, one answer comes no sooner",
+        "1; 2 or more where GPUs are joined too slowly for --tensor-parallel-size, or its sizes do not divide the model",
+    ),
     "--data-parallel-size": FlagNote(
         "as many times the memory, and nearly as many tokens a second; one request is no quicker",
         "the number of GPUs, for a model that fits into one",
     ),
+    "--distributed-executor-backend": FlagNote("", "mp; ray where a Ray cluster has the GPUs"),
+    "--hosts": FlagNote("exchanges cross the network: InfiniBand or RoCE, or they are most of a step", "leave it out"),
+    "--hosts-key-file": FlagNote("", "a file of the server's user, mode 0600"),
+    "--interface": FlagNote("", "with --hosts the interface of the private network that joins the hosts"),
     "--gpu-memory-utilization": FlagNote(
         "the KV cache gets what weights, a step and graphs leave of this part: more of it is more requests at once and more "
         "prefix hits",

@@ -129,7 +129,7 @@ def _route(args: argparse.Namespace) -> int:
 
 def check_engines(addresses: list[str]) -> None:
     """Raises ValueError for an address that cannot be one, and for one that is there twice."""
-    from quire.ipc.config import MAX_ENGINES
+    from quire.ipc.layout import MAX_ENGINES
     from quire.ipc.links.paths import check_address
 
     if len(addresses) > MAX_ENGINES:

@@ -12,8 +12,8 @@ Kind = Literal["switch", "value", "list", "json"]  # takes nothing (--no-x, too)
 WORKING = """
 --model --tokenizer --tokenizer-revision --revision --download-dir --hf-token --hf-overrides --served-model-name --dtype
 --load-format --model-impl --quantization -q --max-model-len --max-logprobs --seed --enforce-eager --chat-template
---generation-config --override-generation-config --tensor-parallel-size -tp --enable-expert-parallel -ep
---data-parallel-size -dp --gpu-memory-utilization
+--generation-config --override-generation-config --tensor-parallel-size -tp --pipeline-parallel-size -pp
+--enable-expert-parallel -ep --data-parallel-size -dp --gpu-memory-utilization --distributed-executor-backend
 --kv-cache-memory-bytes --num-gpu-blocks-override --kv-cache-dtype --kv-cache-dtype-skip-layers
 --block-size --enable-prefix-caching --max-num-seqs --max-num-batched-tokens --max-num-queued-reqs
 --long-prefill-token-threshold --scheduling-policy --enable-log-requests --disable-log-stats --device --host --port --api-key
@@ -43,7 +43,9 @@ _TEXT = "models of text only are served"
 _LORA = "LoRA adapters are not served"
 _MOE = "whole experts are dealt out in a row, or each is split, over the tensor-parallel ranks"
 _DP = "replicas know nothing of each other, and are all of one host"
-_HOSTS = "an engine has one host"
+_HOSTS = "other hosts run `quire host`, and one `quire serve` names them"
+_AGENTS = "--hosts FILE, or --distributed-executor-backend ray"
+_RAY, _BY_RAY = "Ray is used where it is asked for by name", "--distributed-executor-backend ray"
 _MAMBA = "state-space models are not served"
 _SPEC = "there is no speculative decoding"
 _OFFLOAD = "weights and KV cache stay on the GPU"
@@ -144,7 +146,7 @@ ROWS = (
     Row("--safetensors-prefetch-num-threads --safetensors-prefetch-block-size", "value", ANY, _STRAIGHT),
     Row("--max-parallel-loading-workers", "value", ANY, _STRAIGHT),
     # ------------------------------------------------------------------------------------- several GPUs, several hosts
-    Row("--pipeline-parallel-size -pp --prefill-context-parallel-size -pcp", "value", ("1",), "layers stay together", _TP),
+    Row("--prefill-context-parallel-size -pcp", "value", ("1",), _WHOLE, _TP),
     Row("--decode-context-parallel-size -dcp", "value", ("1",), _WHOLE, _TP),
     Row("--dcp-comm-backend --dcp-kv-cache-interleave-size --cp-kv-cache-interleave-size", "value", ANY, _WHOLE),
     Row("--dcp-q-replicate --enable-batch-sharded-sampling", "switch", OFF, _WHOLE),
@@ -156,7 +158,6 @@ ROWS = (
     Row("--data-parallel-multi-port-external-lb -dpm", "switch", OFF, _DP, _REPLICAS),
     Row("--dp-sync-interval", "value", ANY, _DP),
     Row("--disable-nccl-for-dp-synchronization", "switch", ANY, _DP),
-    Row("--distributed-executor-backend", "value", ("mp", "uni"), "workers are processes of the engine's host", "mp"),
     Row(
         "--distributed-timeout-seconds --cpu-distributed-timeout-seconds",
         "value",
@@ -164,13 +165,14 @@ ROWS = (
         "a worker that hangs is replaced",
         "--collective-timeout-s",
     ),
-    Row("--nnodes -n", "value", ("1",), _HOSTS, _REPLICAS),
-    Row("--node-rank -r", "value", ("0",), _HOSTS, _REPLICAS),
-    Row("--master-addr --master-port", "value", ANY, _HOSTS),
+    Row("--nnodes -n", "value", ("1",), _HOSTS, _AGENTS),
+    Row("--node-rank -r", "value", ("0",), _HOSTS, _AGENTS),
+    Row("--master-addr", "value", ("127.0.0.1", "localhost"), _HOSTS, _AGENTS),
+    Row("--master-port", "value", ("29501",), _HOSTS, _AGENTS),
     Row("--device-ids", "value", (), "the first GPUs are used", "CUDA_VISIBLE_DEVICES"),
     Row("--numa-bind", "switch", OFF, "processes are not bound", "numactl before the command"),
     Row("--numa-bind-nodes --numa-bind-cpus", "list", (), "processes are not bound", "numactl before the command"),
-    Row("--worker-use-ray --engine-use-ray --ray-workers-use-nsight", "switch", OFF, "there is no Ray"),
+    Row("--worker-use-ray --engine-use-ray --ray-workers-use-nsight", "switch", OFF, _RAY, _BY_RAY),
     Row("--disable-custom-all-reduce", "switch", ("off",), "the tuning table says which exchange is used"),
     Row("--enable-ep-weight-filter", "switch", ANY, "a rank reads its own experts' weights only"),
     Row("--enable-eplb --enable-elastic-ep", "switch", OFF, _MOE, "--enable-expert-parallel"),

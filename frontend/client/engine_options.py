@@ -28,7 +28,6 @@ NOT_NEEDED: dict[str, tuple[Any, ...]] = {
     "disable_custom_all_reduce": (ANY,),
     "disable_log_requests": (ANY,),
     "disable_sliding_window": (False,),
-    "distributed_executor_backend": (ANY,),  # ours
     "enable_chunked_prefill": (None, True),  # always
     "enable_lora": (False,),
     "enable_prompt_embeds": (False,),
@@ -40,7 +39,6 @@ NOT_NEEDED: dict[str, tuple[Any, ...]] = {
     "max_parallel_loading_workers": (ANY,),
     "max_seq_len_to_capture": (ANY,),
     "num_lookahead_slots": (0,),
-    "pipeline_parallel_size": (1,),
     "runner": ("auto", "generate"),
     "skip_tokenizer_init": (False,),
     "speculative_config": (None,),
@@ -76,6 +74,8 @@ def engine_options(options: dict[str, Any]) -> dict[str, Any]:
         found["dtype"] = _DTYPES.get(found["dtype"], found["dtype"])
     if isinstance(found.get("quantization"), str):
         found["quantization"] = OTHER_NAMES.get(found["quantization"], found["quantization"])
+    if found.get("distributed_executor_backend") == "uni":
+        found["distributed_executor_backend"] = "mp"
     if isinstance(found.get("model_impl"), str):
         found["model_impl"] = MODEL_IMPLS.get(found["model_impl"], found["model_impl"])
     if isinstance(found.get("kv_cache_dtype_skip_layers"), list | tuple):  # of numbers, too

@@ -72,15 +72,28 @@ def load_keys(path: str | Path) -> KeyPair:
     return keys
 
 
-def load_allow_list(path: str | Path) -> frozenset[bytes]:
-    """Read public keys, one a line. Raises ValueError for a malformed line, an empty list, or none at all."""
+def load_or_make_keys(path: str | Path) -> KeyPair:
+    """The pair in a key file, which is made where there is none. Raises ValueError or OSError."""
+    if not Path(path).exists():
+        write_keys(path, make_keys())
+    return load_keys(path)
+
+
+FRONTENDS = (
+    "the frontends that may connect into it, one a line (a frontend says its own when it is started with --curve-key-file)"
+)
+ENGINES = "the engines that may connect into it, one a line (an engine says its own when it is started with --hosts-key-file)"
+
+
+def load_allow_list(path: str | Path, of: str = FRONTENDS) -> frozenset[bytes]:
+    """Read public keys, one a line. Raises ValueError for a malformed line, an empty list, or none at all.
+
+    of: FRONTENDS or ENGINES, whose keys are missing where there is no such file.
+    """
     try:
         lines = [line.strip() for line in Path(path).read_text().splitlines()]
     except FileNotFoundError:
-        raise ValueError(
-            f"{path} is not there: write the public keys of the frontends that may connect into it, one a line "
-            "(a frontend says its own when it is started with --curve-key-file)"
-        ) from None
+        raise ValueError(f"{path} is not there: write the public keys of {of}") from None
     keys = frozenset(parse_key(line.split()[0], path) for line in lines if line and line != "#" and not line.startswith("# "))
     if not keys:
         raise ValueError(f"{path}: no key in this list: nobody could connect")

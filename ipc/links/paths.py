@@ -170,14 +170,15 @@ def check_address(address: str) -> str | None:
 def check_listen_address(address: str, has_keys: bool) -> None:
     """As check_address, and tcp without keys only on loopback."""
     host = check_address(address)
-    if host is not None and not has_keys and not _is_loopback(host):
+    if host is not None and not has_keys and not is_loopback(host):
         raise ValueError(
             f"{address}: listening beyond this machine needs --curve-secret-key-file and --curve-allow-file;"
             " without keys only ipc:// and loopback addresses are allowed"
         )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Of a tcp address's host."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:

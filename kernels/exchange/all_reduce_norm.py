@@ -22,6 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
+from quire.kernels.exchange.waiting import trap
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
 from quire.kernels.tuning.current import current
 
@@ -63,12 +64,6 @@ def empty(places: torch.Tensor) -> None:
 
 
 @triton.jit
-def _trap():
-    """The end of this process's use of the GPU."""
-    tl.inline_asm_elementwise("trap; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
-
-
-@triton.jit
 def _received(at, mask, empty, limit_ns):
     """What arrives at these places, once all of it has."""
     words = tl.load(at, mask, other=0, volatile=True)
@@ -79,7 +74,7 @@ def _received(at, mask, empty, limit_ns):
             words = tl.load(at, mask, other=0, volatile=True)
             missing = tl.max((words == empty).to(tl.int32), 0)
             if tl.extra.cuda.globaltimer() - begin > limit_ns:
-                _trap()
+                trap()
     return words
 
 

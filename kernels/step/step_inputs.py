@@ -2,7 +2,7 @@
 
     prepare_step  1. slot updates, block updates and decode rows of the plan go into the tables (`SlotTables`)
                   2. ids, positions, slot mapping, row offsets, lengths (`StepBuffers`), padded to num_tokens and num_rows:
-                     decode row r: slot = decode_slots[r], id = last_token[slot], position = seq_len[slot];
+                     decode row r: slot = decode_slots[cohort, r], id = last_token[slot], position = seq_len[slot];
                      prefill rows: slot, start, length and ids from the plan, laid out after the decode rows.
                      Padded rows have the dummy slot, length 0, and start at the last token; padded tokens map to slot -1.
     finish_step   seq_len, last_token, history and counts of the rows, then one 64-bit word a row: step << 32 | token. With
@@ -33,7 +33,7 @@ H_NUM_BLOCK_UPDATES, H_BLOCK_UPDATES = tl.constexpr(HEADER.at["num_block_updates
 H_NUM_DECODE_ROWS, H_DECODE_ROWS = tl.constexpr(HEADER.at["num_decode_rows"]), tl.constexpr(HEADER.at["decode_rows"])
 H_NUM_PREFILL_ROWS, H_PREFILL_ROWS = tl.constexpr(HEADER.at["num_prefill_rows"]), tl.constexpr(HEADER.at["prefill_rows"])
 H_NUM_PREFILL_TOKENS = tl.constexpr(HEADER.at["num_prefill_tokens"])
-H_PREFILL_TOKENS = tl.constexpr(HEADER.at["prefill_tokens"])
+H_PREFILL_TOKENS, H_COHORT = tl.constexpr(HEADER.at["prefill_tokens"]), tl.constexpr(HEADER.at["cohort"])
 FLAG_SAME_DECODE_ROWS = tl.constexpr(sections.FLAG_SAME_DECODE_ROWS)
 SLOT_WORDS, BLOCK_WORDS, PREFILL_WORDS = tl.constexpr(SLOT.width), tl.constexpr(BLOCK_UPDATE.width), tl.constexpr(PREFILL.width)
 S_SLOT, S_PROCESSOR_ROW = tl.constexpr(SLOT.at["slot"]), tl.constexpr(SLOT.at["processor_row"])
@@ -61,6 +61,14 @@ def _clamp(x, most):
 
 
 @triton.jit
+def _slots_of_cohort(plan, decode_slots, num_slots, COHORTS: tl.constexpr):
+    """The decode rows of the plan's cohort; of a model in one piece there is one."""
+    if COHORTS > 1:
+        decode_slots += _clamp(tl.load(plan + H_COHORT), COHORTS - 1) * num_slots
+    return decode_slots
+
+
+@triton.jit
 def _section(plan, count_word: tl.constexpr, at_word: tl.constexpr, width: tl.constexpr, plan_len):
     """(count, offset) of a section, kept inside the plan."""
     at = _clamp(tl.load(plan + at_word), plan_len)
@@ -70,7 +78,7 @@ def _section(plan, count_word: tl.constexpr, at_word: tl.constexpr, width: tl.co
 @triton.jit
 def _apply_kernel(
     plan, plan_len, slot_params, block_table, decode_slots, num_slots, num_tables, max_blocks, num_blocks,
-    PROGRAMS: tl.constexpr, BLOCK: tl.constexpr,
+    PROGRAMS: tl.constexpr, BLOCK: tl.constexpr, COHORTS: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
     lanes = tl.arange(0, BLOCK)
@@ -95,6 +103,7 @@ def _apply_kernel(
     if (tl.load(plan + H_FLAGS) & FLAG_SAME_DECODE_ROWS) == 0:
         n, at = _section(plan, H_NUM_DECODE_ROWS, H_DECODE_ROWS, 1, plan_len)
         n = tl.minimum(n, num_slots)
+        decode_slots = _slots_of_cohort(plan, decode_slots, num_slots, COHORTS)
         for i in range(pid * BLOCK, n, PROGRAMS * BLOCK):
             inside = i + lanes < n
             slot = tl.load(plan + at + i + lanes, inside, other=0)
@@ -105,7 +114,7 @@ def _apply_kernel(
 def _build_kernel(
     plan, plan_len, decode_slots, seq_len, last_token, block_table, input_ids, positions, slot_mapping, row_slots, query_start,
     seq_lens, logits_indices, samples, num_decode_rows, num_rows, T, R, num_slots, max_blocks, vocab, mapping_stride,
-    GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+    GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, COHORTS: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
     i = pid * BLOCK + tl.arange(0, BLOCK)  # a token, and a row
@@ -138,6 +147,7 @@ def _build_kernel(
     is_decode = i < decode_rows
     is_prefill = (i >= decode_rows) & (i < rows)
     row_words = plan + rows_at + j_row * PREFILL_WORDS
+    decode_slots = _slots_of_cohort(plan, decode_slots, num_slots, COHORTS)
     decode_slot = tl.load(decode_slots + i, is_decode, other=0)
     slot = tl.where(is_decode, decode_slot, tl.load(row_words + P_SLOT, is_prefill, other=num_slots - 1))
     slot = _clamp(slot, num_slots - 1)
@@ -245,13 +255,13 @@ def prepare_step(
         raise ValueError(f"prepare_step: {num_tokens} tokens, {num_rows} rows, {groups} groups do not fit the buffers")
     _apply_kernel[(APPLY_PROGRAMS,)](
         plan, plan.numel(), tables.params, tables.block_table, tables.decode_slots, num_slots, groups * num_slots, max_blocks,
-        num_blocks, APPLY_PROGRAMS, APPLY_BLOCK,
+        num_blocks, APPLY_PROGRAMS, APPLY_BLOCK, len(tables.decode_slots),
     )  # fmt: skip
     _build_kernel[(triton.cdiv(max(num_tokens, num_rows + 1), BUILD_BLOCK),)](
         plan, plan.numel(), tables.decode_slots, tables.seq_len, tables.last_token, tables.block_table,
         step.input_ids, step.positions, step.slot_mapping, step.row_slots, step.query_start, step.seq_lens, step.logits_indices,
         step.samples, step.num_decode_rows, step.num_rows, num_tokens, num_rows, num_slots, max_blocks, vocab,
-        step.slot_mapping.stride(0), groups, block_size, BUILD_BLOCK, BUILD_CHUNK,
+        step.slot_mapping.stride(0), groups, block_size, BUILD_BLOCK, BUILD_CHUNK, len(tables.decode_slots),
     )  # fmt: skip
 
 

@@ -28,6 +28,7 @@ from doc_commands import (
     words_of,
     yaml_kind,
 )
+from hosts import Agent, Keys
 from launch_lines import parsed, serve_parser
 from serving import SMALL, Daemon, Launched, Served
 
@@ -172,7 +173,7 @@ def test_launch_lines_are_understood(command, place, monkeypatch):
     program, *words = launch_words(command, place)
     if program == "quire":
         args = parsed(*words[1:], name=words[0])
-        assert not args.engine or getattr(args, "model", None) is None
+        assert not getattr(args, "engine", None) or getattr(args, "model", None) is None
     else:
         parser = command_parser()
         parser.parse_args(normal_words(words, json_flags(parser)))
@@ -212,7 +213,17 @@ def test_launch_lines_start(command, place, request, tmp_path, monkeypatch):
         text = re.sub(r"ipc:///\S+", f"ipc://{tmp_path}/engine.sock", text)
         text = re.sub(r"tcp://[\w.]+:\d+", f"tcp://127.0.0.1:{free_port()}", text)
         return started("quire.enginecore.cli", [*shlex.split(text), *SMALL], "Quire engine ready")
-    text = re.sub(r"--port \d+", "", text)
+    text = re.sub(r"--interface eth\d", "", re.sub(r"--port \d+", "", text))
+    if words[0] == "host":
+        return started(
+            "quire.frontend.cli.main", shlex.split(re.sub(r"tcp://\S+", "tcp://127.0.0.1:*", text)), "Quire host ready"
+        )
+    if "--hosts " in text:
+        keys = Keys(tmp_path)
+        with Agent(keys, "host") as agent:
+            text = re.sub(r"--hosts \S+ --hosts-key-file \S+", shlex.join(keys.flags(agent)), text)
+            text = re.sub(r"--tensor-parallel-size \d+", "--tensor-parallel-size 2", text)
+            return started("quire.frontend.cli.main", [*shlex.split(text), "--port", "0", *SMALL], "Quire serves")
     if "--engine" in text and "tcp://" in text:
         engine = request.getfixturevalue("daemon_with_keys")
         text = text.replace(shlex.quote("--curve-engine-key=KEY"), "--curve-engine-key=KEY").replace(

@@ -45,9 +45,10 @@ events = st.lists(
     eos=st.booleans(),
     look_ahead=st.booleans(),
     target=st.sampled_from([MIXED_STEP_TOKENS, 4]),
+    cohorts=st.sampled_from([1, 1, 2, 3]),
 )
 def test_any_history_ends_every_request_once_with_its_own_tokens(
-    events, blocks, windows, budget, seqs, caching, policy, processors, eos, look_ahead, target
+    events, blocks, windows, budget, seqs, caching, policy, processors, eos, look_ahead, target, cohorts
 ):
     h = Harness(
         num_blocks=blocks * len(windows),
@@ -60,6 +61,7 @@ def test_any_history_ends_every_request_once_with_its_own_tokens(
         look_ahead=look_ahead,
         eos=range(0, VOCAB, 11) if eos else (),
         mixed_step_tokens=target,
+        num_cohorts=cohorts,
     )
     aborted = set()
     for what, arg in events:
@@ -80,7 +82,7 @@ def test_any_history_ends_every_request_once_with_its_own_tokens(
             h.scheduler.finish(0, h.sequences[name].key)
             aborted |= {name} - set(h.finished)
             h.scheduler.check()
-        elif what == "schedule" and len(h.in_flight) < 2:
+        elif what == "schedule" and len(h.in_flight) < h.depth:
             h.schedule()
         elif what == "collect" and h.in_flight:
             h.collect()

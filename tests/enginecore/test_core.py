@@ -106,7 +106,7 @@ def test_few_rows_are_published_before_the_next_step_is_planned(by_hand, monkeyp
     monkeypatch.setattr(core_module, "PUBLISH_FIRST_ROWS", 4 if few else 0)
     frontend, core = by_hand.frontend(), by_hand.core
     frontend.send(add(1, max_tokens=40))
-    by_hand.until(lambda: len(core._in_flight) == core_module.MAX_STEPS_IN_FLIGHT)
+    by_hand.until(lambda: len(core._in_flight) == core_module.STEPS_OF_STAGE)
     order = []
     for name in ("_publish", "_fill"):
         call = getattr(core, name)

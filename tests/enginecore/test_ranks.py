@@ -3,10 +3,11 @@
 import msgspec
 import pytest
 
+from quire.enginecore.core import STEPS_OF_STAGE
 from quire.enginecore.device import Gpu, unfit_for_ranks
 from quire.enginecore.group_store import GroupStore
 from quire.enginecore.silent_ranks import GRACE_S, SilentRanks
-from quire.enginecore.workers import WorkersFailed, profile_of_all
+from quire.enginecore.workers import WorkersFailed, profile_of_all, result_depth
 from quire.ipc.group_messages import StoreRequest
 from quire.ipc.messages import KVGroup, WorkerProfile
 
@@ -34,19 +35,13 @@ def test_sums():
     assert said == [(2, b"1"), (0, b"1"), (1, b"5")]
 
 
-class Process:
-    def __init__(self, stopped: bool = False) -> None:
-        self.stopped = stopped
-
-    def is_stopped(self) -> bool:
-        return self.stopped
-
-
-def verdict(spoken: list[int], stopped: list[int], size: int = 3, after_s: float = 0.0) -> str | None:
-    silent = SilentRanks(10.0)
+def verdict(
+    spoken: list[int], stopped: list[int], size: int = 3, after_s: float = 0.0, stage_size: int | None = None
+) -> str | None:
+    silent = SilentRanks(10.0, stage_size)
     for rank in spoken:
         silent.heard(rank, f"{rank} waits", 100.0)
-    return silent.verdict([Process(rank in stopped) for rank in range(size)], 100.0 + after_s)  # type: ignore[misc]
+    return silent.verdict(stopped, size, 100.0 + after_s)
 
 
 def test_who_says_nothing_is_at_fault():
@@ -60,6 +55,23 @@ def test_who_says_nothing_is_at_fault():
         "workers 1, 2 and 3 were silent in an exchange for --collective-timeout-s (10 s); worker 0 says: 0 waits"
     )
     assert verdict([0, 1, 2], []) == "the exchange between the workers failed: worker 0 says: 0 waits"
+
+
+@pytest.mark.parametrize(
+    ("stage_size", "spoken", "named"),
+    [
+        (1, [2], "worker 1 was"),  # the third stage waits for the second; the first has done its part
+        (1, [1, 2], "worker 0 was"),
+        (1, [0], "worker 3 was"),  # the first waits for tokens
+        (1, [0, 2, 3], "worker 1 was"),
+        (2, [3], "worker 2 was"),  # of a stage itself one waits for the other
+        (2, [2, 3], "workers 0 and 1 were"),
+        (2, [0, 1, 3], "worker 2 was"),
+        (4, [0, 3], "workers 1 and 2 were"),
+    ],
+)
+def test_of_a_model_in_stages_those_are_at_fault_that_are_waited_for(stage_size, spoken, named):
+    assert str(verdict(spoken, [], 4, GRACE_S + 0.1, stage_size)).startswith(f"{named} silent in an exchange")
 
 
 def test_who_is_stopped_is_at_fault_at_once():
@@ -76,6 +88,32 @@ def test_gpus_that_cannot_share_a_model_are_named():
     assert unfit_for_ranks([h200, h100], 2) == (
         "--tensor-parallel-size 2: these GPUs differ (NVIDIA H200, NVIDIA H100); choose equal ones by CUDA_VISIBLE_DEVICES"
     )
+
+
+def test_gpus_that_cannot_hold_stages_are_named():
+    h200, h100 = Gpu("NVIDIA H200", 1), Gpu("NVIDIA H100", 1)
+    assert unfit_for_ranks([h200] * 4, 2, 2) is None
+    assert unfit_for_ranks([h200] * 2, 1, 4) == (
+        "--pipeline-parallel-size 4: so many GPUs are needed, and 2 are there (CUDA_VISIBLE_DEVICES counts)"
+    )
+    assert unfit_for_ranks([h200] * 2, 2, 3) == (
+        "--tensor-parallel-size 2 and --pipeline-parallel-size 3: 6 GPUs are needed, and 2 are there "
+        "(CUDA_VISIBLE_DEVICES counts)"
+    )
+    assert str(unfit_for_ranks([h200, h100], 1, 2)).startswith("--pipeline-parallel-size 2: these GPUs differ")
+
+
+def test_the_output_ranks_rows_of_processors_count():
+    """Other stages have none."""
+    first = WorkerProfile(0, 70, 16, [KVGroup(0, [0, 1])], 512, "CPU, float32", 10, 5, 100, 0)
+    last = msgspec.structs.replace(first, rank=1, num_processor_rows=8, block_bytes=150)
+    both = profile_of_all([first, last], output_rank=1)
+    assert (both.num_processor_rows, both.block_bytes) == (8, 150)
+
+
+@pytest.mark.parametrize(("stages", "depth"), [(1, 8), (2, 8), (3, 16), (4, 16), (5, 32), (64, 256)])
+def test_the_ring_of_results_remembers_twice_what_is_in_flight(stages, depth):
+    assert result_depth(stages) == depth >= 2 * STEPS_OF_STAGE * stages
 
 
 def test_blocks_are_the_least_and_bytes_the_most_of_all_ranks():

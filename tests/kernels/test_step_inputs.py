@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from quire.ipc.step import plan as wire
-from quire.ipc.step.sections import NO_TOKEN, SLOT_VALUES
+from quire.ipc.step.sections import HEADER, NO_TOKEN, SLOT_VALUES
 from quire.kernels.step import step_inputs_cpu, tables
 from quire.kernels.step.tables import LogitsProcessorPool, SlotTables, StepBuffers
 
@@ -276,6 +276,27 @@ def compare_steps(device, steps, capture=False):
     assert (theirs[1].entries[:, tables.ENTRY_KEY] != 0).any()
 
 
+def compare_cohorts(device):
+    """Each has its own decode rows, sent or held; both paths."""
+    from quire.kernels.step import step_inputs
+
+    ours, theirs = (SlotTables.allocate(MAX_SEQS, GROUPS, MAX_BLOCKS, d, num_cohorts=3) for d in (device, "cpu"))
+    buffers = [StepBuffers.allocate(40, MAX_SEQS, GROUPS, d) for d in (device, "cpu")]
+    sent = {0: [2, 4], 1: [1], 2: [0, 3, 5]}
+    for step, cohort in enumerate([0, 1, 2, 1, 0, 2, 1, 0], 1):
+        plan = make_plan(step, decode_rows=sent[cohort], same=step > 3)
+        plan[HEADER.at["cohort"]] = cohort
+        step_inputs.prepare_step(plan.to(device), ours, buffers[0], 8, 5, **SIZES)
+        step_inputs_cpu.prepare_step(plan, theirs, buffers[1], 8, 5, **SIZES)
+        for side in buffers:
+            assert side.row_slots[: len(sent[cohort])].tolist() == sent[cohort]
+        assert torch.equal(ours.decode_slots.cpu(), theirs.decode_slots)
+    for wild in (3, -1, 2**31 - 1):
+        plan = make_plan(9, decode_rows=[1])
+        plan[HEADER.at["cohort"]] = wild
+        step_inputs.prepare_step(plan.to(device), ours, buffers[0], 8, 5, **SIZES)
+
+
 def check_wild_plan(device):
     """Every index out of range: nothing outside the tables is touched (the interpreter and the allocator would notice)."""
     from quire.kernels.step import step_inputs
@@ -306,6 +327,17 @@ def check_wild_plan(device):
 @pytest.mark.interpret
 def test_kernels_agree_with_the_cpu_path_in_the_interpreter():
     compare_steps("cpu", 12)
+
+
+@pytest.mark.interpret
+def test_cohorts_have_decode_rows_of_their_own_in_the_interpreter():
+    compare_cohorts("cpu")
+
+
+@pytest.mark.gpu
+def test_cohorts_have_decode_rows_of_their_own():
+    compare_cohorts("cuda")
+    torch.cuda.synchronize()
 
 
 @pytest.mark.interpret

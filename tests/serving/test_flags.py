@@ -29,7 +29,7 @@ ALL_FLAGS = {
     "--num-gpu-blocks-override": ["100"], "--block-size": ["32"], "--max-num-seqs": ["4"], "--max-num-batched-tokens": ["64"],
     "--max-num-waiting": ["2"], "--no-enable-prefix-caching": [], "--scheduling-policy": ["priority"],
     "--admission": ["lookahead"], "--enforce-eager": [], "--max-logprobs": ["3"], "--seed": ["5"],
-    "--tensor-parallel-size": ["1"], "--step-timeout-s": ["30"], "--enable-log-requests": [],
+    "--tensor-parallel-size": ["1"], "--pipeline-parallel-size": ["1"], "--step-timeout-s": ["30"], "--enable-log-requests": [],
     "--long-prefill-token-threshold": ["16"], "--log-level": ["info"], "--log-format": ["text"],
     "--kv-cache-memory-bytes": ["1G"], "--hf-overrides": ['{"rms_norm_eps": 1e-6}'],
     "--override-generation-config": ['{"top_k": 50}'],

@@ -2,21 +2,17 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
 from inline_engine import InlineEngine
-from serving import SMALL, EventStream, Served, until
+from served_ranks import LONG, PROMPT, WORKER, assert_replaced, error_of, running, worker
+from serving import SMALL, Served
 from tiny_models import tiny_model
 
 from quire.enginecore.loading.model_files import BUNDLED
 from quire.ipc.sampling import SamplingParams
 
-PROMPT = "Once upon a time there was a little dog"
-LONG = {"max_tokens": 1500, "min_tokens": 1500}
 TIMEOUT_S = 2
-WORKER = "quire.workers"
 
 
 @pytest.fixture(scope="module")
@@ -24,37 +20,6 @@ def two() -> Iterator[Served]:
     with Served(*SMALL, "-tp", "2", "--collective-timeout-s", str(TIMEOUT_S)) as served:
         yield served.ready()
         assert served.end() == 0
-
-
-def rank_of(pid: int) -> int:
-    """Workers' rank, in the order in which they were started."""
-    parent = psutil.Process(pid).parent()
-    assert parent is not None
-    workers = [p for p in parent.children() if WORKER in p.cmdline()]
-    return [p.pid for p in sorted(workers, key=lambda p: (p.create_time(), p.pid))].index(pid)
-
-
-def worker(served: Served, rank: int) -> psutil.Process:
-    until(lambda: len(served.pids(WORKER)) == 2)
-    return next(psutil.Process(pid) for pid in served.pids(WORKER) if rank_of(pid) == rank)
-
-
-def running(served: Served) -> EventStream:
-    stream = served.stream(PROMPT, **LONG)
-    stream.wait_for_text()
-    return stream
-
-
-def error_of(stream: EventStream) -> dict[str, Any]:
-    with stream:
-        *_, last = stream
-        return last["error"]
-
-
-def assert_replaced(served: Served, before: list[int], text: str, restarts: float) -> None:
-    until(lambda: served.metric("worker_restarts_total") == restarts + 1 and served.health() == 200)
-    assert not set(served.pids(WORKER)) & set(before) and len(served.pids(WORKER)) == 2
-    assert served.text(PROMPT, max_tokens=10) == text
 
 
 def test_two_processes_give_the_tokens_of_one_and_a_killed_one_is_named_and_both_are_replaced(two: Served) -> None:

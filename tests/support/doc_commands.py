@@ -25,7 +25,7 @@ PAGES = [ROOT / "README.md", ROOT / "deploy/README.md", *sorted((ROOT / "docs").
 SCRIPTS = {"openssl", "cp", "export", "mkdir"}
 LINTED = {
     "docker", "kubectl", "helm", "systemctl", "journalctl", "nvidia-smi", "kill", "vllm", "pip", "haproxy", "nginx", "promtool",
-    "git", "sudo", "apt-get",
+    "git", "sudo", "apt-get", "ray",
 }  # fmt: skip
 HUB_ID = re.compile(r"(?<![\w./-])(?:path/or/hub-id|(?:Qwen|meta-llama|mistralai)/[\w.-]+)")
 LARGE = {
@@ -111,6 +111,7 @@ def kind_of(words: list[str], place: str = "") -> str:
     first, *rest = words_of(shlex.join(words))
     if first in ("quire", "enginecore"):
         is_server = first == "enginecore" or rest[:1] in (["serve"], ["route"])
+        is_server |= rest[:1] == ["host"] and "--generate-keys" not in rest
         return "server" if is_server and not any(word.partition("=")[0] in ("--help", "-h") for word in rest) else "client"
     if first == "python" and rest[:1] == ["-c"]:
         return "script"
@@ -166,6 +167,7 @@ class Place:
         write_keys(folder / "engine.key", self.engine_keys)
         write_keys(folder / "frontend.key", frontend_keys)
         (folder / "frontends.allow").write_text(frontend_keys.public.decode() + "\n")
+        (folder / "engines.allow").write_text(self.engine_keys.public.decode() + "\n")
 
     def of_this_place(self, text: str, url: str = "", engine: str = "") -> str:
         """A command or code as it runs here: against this server, this engine, a model that is on the disk."""

@@ -48,12 +48,15 @@ class FakeWorker:
         self.cache: list[dict[tuple[int, int], tuple[int, ...]]] = [{} for _ in windows]  # (block, offset) -> prefix up to it
         self.prefix: dict[int, list[int]] = {}  # slot -> computed tokens
         self.last_token: dict[int, int] = {}
-        self.decode_rows = np.zeros(0, np.int32)
+        self.sampled_in: dict[int, int] = {}  # slot -> the last step
+        self.decode_rows: dict[int, np.ndarray] = {}  # by cohort
 
     def run(self, plan: StepPlan) -> np.ndarray:
         """One sampled id per row. The plan goes through its wire form."""
-        plan = decode_plan(plan.encode(), self.decode_rows)
-        self.decode_rows = plan.decode_rows.copy()
+        plan = decode_plan(plan.encode(), self.decode_rows.get(plan.cohort, np.zeros(0, np.int32)))
+        self.decode_rows[plan.cohort] = plan.decode_rows.copy()
+        ages = [plan.step - self.sampled_in[slot] for slot in plan.decode_rows.tolist()]
+        assert not plan.lag or plan.lag == min(ages), "a row's last token is younger than the plan says"
         updates, new = plan.section("block_updates"), plan.section("slot_updates")["slot"].tolist()
         rows, indices = updates["table"], updates["index"]
         assert len({*zip(rows.tolist(), indices.tolist(), strict=True)}) == len(rows), "a table entry is written twice"
@@ -72,9 +75,11 @@ class FakeWorker:
             if start != len(self.prefix[slot]):  # begins behind a cached prefix: read it from the cache
                 self.prefix[slot] = list(self._read(self._longest_group(), slot, start - 1))
             at += length
-        for slot, start, tokens, _ in work:
+        for slot, start, tokens, samples in work:
             assert len(self.prefix[slot]) == start
             self._write(slot, tokens)
+            if samples:
+                self.sampled_in[slot] = plan.step
         return np.asarray([self._sample(slot, samples) for slot, _, _, samples in work], np.int32)
 
     def _longest_group(self) -> int:

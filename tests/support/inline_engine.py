@@ -57,7 +57,8 @@ class InlineEngine:
             load_weights(self.model, model_dir, self.device, progress=False)
         if self.device.type == "cpu":
             quicken_attributes(self.model)
-        cache = KVCache(config.attention_specs(parallel), block_size, dtype, self.model.kv_scales())
+        layers = parallel.stage.layers if parallel.stage.count > 1 else None
+        cache = KVCache(config.attention_specs(parallel), block_size, dtype, self.model.kv_scales(), layers)
         cache.allocate(num_blocks, self.device)
         self.processors = CustomProcessors(processors, None, self.device) if processors else None
         self.runner = self._make_runner(config, cache, dtype, max_num_seqs, budget, max_model_len, parallel)
@@ -73,6 +74,7 @@ class InlineEngine:
                 num_blocks=num_blocks,
                 windows=cache.windows,
                 num_processor_rows=max_num_seqs,
+                num_cohorts=parallel.stage.count,
                 eos_token_ids=tuple(eos),
                 vocab_size=config.vocab_size,
                 **scheduling,
@@ -83,15 +85,16 @@ class InlineEngine:
         info = self.processors.info if self.processors is not None else None
         self.intake = Intake(IntakeConfig(limits, tuple(eos), caching, False, 0, 10_000, info), self.scheduler.kv.hasher)
         self.masks: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}  # step -> what a worker's ring would bring
-        self.count = 0
-        self.prompt_rows: list = []
+        self.count, self.prompt_rows = 0, []
 
     def _make_runner(self, config, cache, dtype, max_num_seqs, budget, max_model_len, parallel):
         max_blocks = -(-max_model_len // cache.block_size)
         ctx = DeviceContext(
             config=config,
             cache=cache,
-            pool=LogitsProcessorPool.allocate(max_num_seqs, config.vocab_size, max_model_len, self.device),
+            pool=LogitsProcessorPool.allocate(
+                max_num_seqs if parallel.stage.is_last else 0, config.vocab_size, max_model_len, self.device
+            ),
             max_model_len=max_model_len,
             device=self.device,
             dtype=dtype,

@@ -15,7 +15,8 @@ def parsed(*words: str, name: str = "serve") -> argparse.Namespace:
     """The arguments of `quire serve WORDS`, or of `quire NAME WORDS`. Raises SystemExit where it would end with an error."""
     parser = cli._parser()
     command, _ = cli.command_of(parser, [name])
-    words = command.get_default("prepare")(command, normal_words(words, json_flags(command)))
+    words, prepare = normal_words(words, json_flags(command)), command.get_default("prepare")
+    words = prepare(command, words) if prepare is not None else words
     args, unknown = parser.parse_known_args([name, *words])
     assert unknown == []
     return args

@@ -5,6 +5,7 @@ from collections import deque
 import numpy as np
 from fake_worker import FakeWorker, solo_output
 
+from quire.enginecore.core import STEPS_OF_STAGE
 from quire.enginecore.kv.sequence_blocks import SequenceBlocks
 from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.scheduler import Scheduler
@@ -16,7 +17,7 @@ VOCAB = 50
 
 
 class Harness:
-    """Scheduler and fake worker joined as the core joins them: up to two steps in flight, results in order."""
+    """Scheduler and fake worker joined as the core joins them: up to two steps in flight a stage, results in order."""
 
     def __init__(
         self, *, num_blocks=40, block_size=4, windows=(0,), max_num_seqs=4, budget=16, max_model_len=64, eos=(), **more
@@ -36,6 +37,7 @@ class Harness:
         self.scheduler = Scheduler(self.config)
         self.worker = FakeWorker(max_num_seqs + 1, max_model_len // block_size + 1, block_size, windows, VOCAB)
         self.in_flight: deque = deque()
+        self.depth = STEPS_OF_STAGE * self.config.num_cohorts
         self.outputs: dict[int, list[int]] = {}
         self.finished: dict[int, str] = {}
         self.sequences: dict[int, Sequence] = {}
@@ -82,6 +84,7 @@ class Harness:
         if made is not None:
             plan, step = made
             assert plan.num_tokens <= self.config.max_num_batched_tokens
+            assert not len(plan.decode_rows) or bool(plan.lag) == (self.config.num_cohorts > 1)
             self.plans.append(plan)
             self.in_flight.append((step, self.worker.run(plan)))
         return made
@@ -97,16 +100,16 @@ class Harness:
             assert self.names[f.key] not in self.finished, "ended twice"
             self.finished[self.names[f.key]] = f.reason
 
-    def turn(self, depth=2):
+    def turn(self, depth=None):
         """As the core's loop: fill the pipeline, then take the oldest result."""
-        while len(self.in_flight) < depth and self.schedule() is not None:
+        while len(self.in_flight) < (depth or self.depth) and self.schedule() is not None:
             pass
         if self.in_flight:
             self.collect()
             return True
         return False
 
-    def run(self, depth=2, limit=10_000):
+    def run(self, depth=None, limit=10_000):
         for _ in range(limit):
             if not self.turn(depth):
                 break

@@ -214,7 +214,7 @@ def graphs(monkeypatch):
         yield
         made.is_short = False
 
-    made._runner = SimpleNamespace(model=SimpleNamespace(short=short), attention=attention)
+    made._runner = SimpleNamespace(model=SimpleNamespace(short=short), attention=attention, samples=True)
     made._forward, made._tail = {}, {}
     made._pool, made.pools, made.failed = "first pool", [], None
 
@@ -337,3 +337,16 @@ def test_a_capture_that_fails_is_ended_and_its_own_error_told(monkeypatch):
     with pytest.raises(torch.OutOfMemoryError):
         graphs._captured(fail)
     assert [graph.calls for graph in made] == [["begin", "run", "end"], ["begin", "failed", "end"]] and gc.isenabled()
+
+
+def test_of_a_stage_that_does_not_sample_the_forward_is_all(graphs, monkeypatch):
+    graphs._runner.samples = False
+    graphs.warm_up()
+    assert graphs._forward and not graphs._tail
+    graphs.expect_masks()
+    assert not graphs._masked
+    batch = BatchDescriptor(8, 8, False)
+    replayed = []
+    graphs._forward[batch] = SimpleNamespace(replay=lambda: replayed.append(batch))
+    plan = SimpleNamespace(num_tokens=7, num_rows=7, prefill_rows=[], variant=0, late_mask=True)
+    assert graphs.run(plan, None) and replayed == [batch]

@@ -25,6 +25,7 @@ class Loop:
         cores: int = 16,
         num_captures: int = 0,
         waits_s: float | None = None,
+        pipeline: object = None,
     ) -> None:
         self.spun, self.waited, self.steps, self.captured = [], [], 0, 0
         self._records, self._num_captures = iter(records), num_captures
@@ -38,8 +39,10 @@ class Loop:
             loop.group = SimpleNamespace()
         loop.profiler = SimpleNamespace(is_active=False)
         loop.reader = SimpleNamespace(read=self._read)
-        device = SimpleNamespace(signal=lambda: None, waited_s=lambda: waits_s)
-        runner = SimpleNamespace(step=self._step, capture_ahead=self._capture, capture_masked_tail=lambda: None, device=device)
+        self.signals = 0
+        device = SimpleNamespace(signal=self._signal, waited_s=lambda: waits_s)
+        captures = {"capture_ahead": self._capture, "capture_masked_tail": lambda: None}
+        runner = SimpleNamespace(step=self._step, device=device, pipeline=pipeline, **captures)
         loop._serve(runner)
 
     def _read(self, timeout_s, spin_s):
@@ -47,6 +50,9 @@ class Loop:
         self.spun.append(spin_s)
         record = next(self._records, "end")
         return None if record == "-" else (KIND_PLAN if record == "P" else KIND_SHUTDOWN, self._plan)
+
+    def _signal(self):
+        self.signals += 1
 
     def _step(self, words, mask):
         self.steps += 1
@@ -74,3 +80,10 @@ def test_a_step_that_waits_for_other_ranks_for_too_long_is_told(monkeypatch):
     Loop(monkeypatch, "P--", waits_s=9.0)
     with pytest.raises(ExchangeFailed, match="a step has not come to its end on the GPU for 10 s"):
         Loop(monkeypatch, "P-", waits_s=10.5)
+
+
+def test_tokens_that_are_due_are_asked_for_while_there_is_nothing_to_do(monkeypatch):
+    """So that the device waits for them, which is seen, though no plan needs them."""
+    due = iter([True, False, True])
+    loop = Loop(monkeypatch, "P--P-", pipeline=SimpleNamespace(rest=lambda: next(due)))
+    assert loop.steps == 2 and loop.signals == 2 + 2

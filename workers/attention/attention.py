@@ -60,7 +60,7 @@ class RotaryTables:
 
     def __init__(self, cache: KVCache, max_positions: int, device: torch.device):
         self._tables: dict[tuple[RopeConfig | None, int], torch.Tensor] = {}
-        for spec in dict.fromkeys(cache.specs):
+        for spec in cache.own_specs:
             if (spec.rope, spec.head_dim) not in self._tables:
                 self._tables[spec.rope, spec.head_dim] = cos_sin_table(spec, max_positions, device)
 

@@ -25,14 +25,14 @@ class CpuModelAttention(ModelAttention):
     def __init__(self, ctx: DeviceContext):
         self._cache, self._dtype = ctx.cache, ctx.dtype
         self._scratch = Scratch()
-        rotary, specs = RotaryTables(ctx.cache, ctx.max_model_len, ctx.device), dict.fromkeys(ctx.cache.specs)
-        self._kinds = {spec: CpuAttention(spec, ctx.cache, rotary[spec], ctx.max_model_len) for spec in specs}
-        self._layers = [self._kinds[spec] for spec in ctx.cache.specs]
+        cache = ctx.cache
+        rotary, specs = RotaryTables(cache, ctx.max_model_len, ctx.device), cache.own_specs
+        self._kinds = {spec: CpuAttention(spec, cache, rotary[spec], ctx.max_model_len) for spec in specs}
+        self._layers = {i: self._kinds[cache.specs[i]] for i in cache.layers}
+        places = {i: cache.places[i] for i in cache.layers}
         # one of each group and dtype: all of these have the same shape and strides
-        self._tensors = {
-            (place.group, ctx.cache.dtype_of(spec)): place.tensor
-            for spec, place in zip(ctx.cache.specs, ctx.cache.places, strict=True)
-        }
+        self._tensors = {(place.group, cache.dtype_of(cache.specs[i])): place.tensor for i, place in places.items()}
+        self._of_group = {place.group: place.tensor for place in places.values()}  # those that have layers here
 
     def begin(self, tables: SlotTables, step: StepBuffers, num_tokens: int, num_rows: int, num_decode_rows: int | None) -> None:
         cache, host = self._cache, step.host
@@ -40,7 +40,7 @@ class CpuModelAttention(ModelAttention):
         seq_lens = host["seq_lens"][:num_rows].tolist()
         starts = host["query_start"][: num_rows + 1].tolist()
         query_lens = [end - begin for begin, end in pairwise(starts)]
-        writes = [self._writes(g, mapping) for g, mapping in enumerate(host["slot_mapping"][:, :num_tokens])]
+        writes = {g: self._writes(g, host["slot_mapping"][g, :num_tokens]) for g in self._of_group}
         plans = {
             (g, dtype): CpuAttentionPlan(
                 block_table[g],
@@ -76,7 +76,7 @@ class CpuModelAttention(ModelAttention):
 
     def _first_keys(self, group: int) -> torch.Tensor:
         """A tensor of the group's, of which all have the same shape and strides, whatever their dtypes."""
-        return self._cache.k[self._cache.places[self._cache.groups[group].layers[0]].tensor]
+        return self._cache.k[self._of_group[group]]
 
     def _writes(self, group: int, mapping: np.ndarray) -> Writes:
         tokens = None

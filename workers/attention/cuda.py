@@ -80,7 +80,7 @@ class CudaModelAttention(ModelAttention):
     def __init__(self, ctx: DeviceContext):
         cache = ctx.cache
         self._max_keys = ctx.max_blocks * cache.block_size
-        rotary, specs = RotaryTables(cache, ctx.max_model_len, ctx.device), dict.fromkeys(cache.specs)
+        rotary, specs = RotaryTables(cache, ctx.max_model_len, ctx.device), cache.own_specs
 
         def kind_of(spec: AttentionSpec) -> Kind:
             return Kind(HeadShape(spec.num_heads, spec.num_kv_heads, spec.head_dim), cache.dtype_of(spec))

@@ -4,10 +4,11 @@ Layers whose cache spec is equal (window and shape) are a group and share a bloc
 it would behind a window of the chunk's size, which is never less than they see. All groups draw block ids from one
 pool, and a block belongs to one group at a time, so the i-th layers of all groups of one shape share one tensor: there are as
 many tensors of a shape as its largest group has layers. Layers that are left out of an 8-bit cache have
-tensors of their own, and share the table all the same. A layer that reads another's keys and values has that one's place.
+tensors of their own, and share the table all the same. A layer that reads another's keys and values has that one's place. A
+stage has tensors for its own layers alone, but the groups of the whole model: all stages get the same block tables.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -48,28 +49,35 @@ NO_SCALES: Mapping[int, KVScales] = MappingProxyType({})
 class KVCache:
     """k, v: tensors [num_blocks, Hkv, block_size, D], one for each layer of a kind's largest group, once allocated.
 
-    Where keys hold the values (latent attention), v is k. `specs` are the layers' attention, with the heads of this rank. An
-    8-bit cache holds k / k_scale and v / v_scale; `scales` are the checkpoint's, by layer, 1.0 where it has none.
+    Where keys hold the values (latent attention), v is k. `specs` are the attention of all of the model's layers, with the
+    heads of this rank; `layers` those that it has. An 8-bit cache holds k / k_scale and v / v_scale; `scales` are the
+    checkpoint's, by layer, 1.0 where it has none.
     """
 
     def __init__(
-        self, specs: list[AttentionSpec], block_size: int, dtype: torch.dtype, scales: Mapping[int, KVScales] = NO_SCALES
+        self,
+        specs: list[AttentionSpec],
+        block_size: int,
+        dtype: torch.dtype,
+        scales: Mapping[int, KVScales] = NO_SCALES,
+        layers: range | None = None,
     ):
         self.specs = specs
+        self.layers: Sequence[int] = range(len(specs)) if layers is None else layers
         self.groups = cache_groups(specs)
         self.block_size = block_size
         self.dtype = dtype
         self._kinds: list[Kind] = []  # of the tensors
         self.places = [Place(0, 0)] * len(specs)
-        makers = [i for i, spec in enumerate(specs) if spec.shares is None]
+        makers = [i for i in self.layers if specs[i].shares is None]
         of_kind = [[i for i in makers if self._kind(specs[i]) == kind] for kind in self._all_kinds()]
-        for layers in of_kind:
+        for alike in of_kind:
             first, placed = len(self._kinds), [0] * len(self.groups)
-            for layer in layers:
+            for layer in alike:
                 group = next(g for g, group in enumerate(self.groups) if layer in group.layers)
                 self.places[layer] = Place(group, first + placed[group])
                 placed[group] += 1
-            self._kinds += [self._kind(specs[layers[0]])] * max(placed)
+            self._kinds += [self._kind(specs[alike[0]])] * max(placed)
         self.scales = {layer: (found.k or 1.0, found.v or 1.0) for layer, found in scales.items()}
         for layer, maker in ((i, spec.shares) for i, spec in enumerate(specs) if spec.shares is not None):
             self.places[layer] = self.places[maker]
@@ -82,10 +90,16 @@ class KVCache:
 
     def _all_kinds(self) -> dict[Kind, None]:
         """In the order of the groups."""
-        return dict.fromkeys(self._kind(self.specs[layer]) for group in self.groups for layer in group.layers)
+        own = set(self.layers)
+        return dict.fromkeys(self._kind(self.specs[i]) for group in self.groups for i in group.layers if i in own)
 
     def _kind(self, spec: AttentionSpec) -> Kind:
         return Kind(spec.num_kv_heads, spec.head_dim, self.dtype_of(spec), not spec.latent_dim)
+
+    @property
+    def own_specs(self) -> list[AttentionSpec]:
+        """Of the layers that are here, each once."""
+        return list(dict.fromkeys(self.specs[i] for i in self.layers))
 
     def dtype_of(self, spec: AttentionSpec) -> torch.dtype:
         """Of the keys and values of layers with this spec."""

@@ -19,7 +19,9 @@ from quire.workers.devices.masks import CpuMasks
 
 class CpuDevice(Device):
     def __init__(self, ctx: DeviceContext, ring: ResultRing | None):
-        super().__init__(ctx, step_inputs_cpu, sampler_cpu, sampler_parts_cpu, CpuMasks(ctx.max_rows, ctx.config.vocab_size))
+        super().__init__(
+            ctx, step_inputs_cpu, sampler_cpu, sampler_parts_cpu, CpuMasks(ctx.sampled_rows, ctx.config.vocab_size)
+        )
         self._ring = ring
         if ring is None:
             words = np.zeros((RESULT_DEPTH, result_words(ctx.max_rows)), np.int64)

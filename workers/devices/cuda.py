@@ -27,21 +27,22 @@ from quire.kernels.tuning.current import current
 from quire.workers.attention.cuda import CudaModelAttention
 from quire.workers.devices.device import RESULT_DEPTH, Device, DeviceContext
 from quire.workers.devices.masks import CudaMasks
+from quire.workers.pipeline import most_in_flight
 
 log = logging.getLogger("quire.workers")
 
 DEVICE_WORDS = HEADER.at["device_words"]
-STAGING_DEPTH = 4  # plans whose copy may be under way; the core has at most two steps in flight
 
 
 class CudaDevice(Device):
     def __init__(self, ctx: DeviceContext, ring: ResultRing | None):
-        masks = CudaMasks(ctx.max_rows, ctx.config.vocab_size, ctx.device)
+        masks = CudaMasks(ctx.sampled_rows, ctx.config.vocab_size, ctx.device)
         super().__init__(ctx, step_inputs, sampler, sampler_parts, masks)
         self._ring = ring
         self._stream = torch.cuda.Stream(ctx.device)
         self.plan = torch.zeros(ctx.max_device_words, dtype=torch.int32, device=ctx.device)
-        self._staging = [torch.zeros(ctx.max_device_words, dtype=torch.int32).pin_memory() for _ in range(STAGING_DEPTH)]
+        depth = 2 * most_in_flight(ctx.parallel.stage.count)  # plans whose copy may be under way are half of that
+        self._staging = [torch.zeros(ctx.max_device_words, dtype=torch.int32).pin_memory() for _ in range(depth)]
         self._staging_views = [s.numpy() for s in self._staging]
         self._turn = 0
         self.results = _mapped_results(ring) if ring is not None else _private_results(ctx)
@@ -52,7 +53,7 @@ class CudaDevice(Device):
 
     def load_plan(self, words: np.ndarray) -> torch.Tensor:
         """One asynchronous copy to the plan's place on the device, the same every step."""
-        n, self._turn = int(words[DEVICE_WORDS]), (self._turn + 1) % STAGING_DEPTH  # the other sections stay here
+        n, self._turn = int(words[DEVICE_WORDS]), (self._turn + 1) % len(self._staging)  # the other sections stay here
         self._staging_views[self._turn][:n] = words[:n]
         self.plan[:n].copy_(self._staging[self._turn][:n], non_blocking=True)
         return self.plan

@@ -36,6 +36,11 @@ class DeviceContext:
     max_device_words: int  # of a plan
     parallel: Parallel = field(default_factory=Parallel)
 
+    @property
+    def sampled_rows(self) -> int:
+        """Most rows of a step that are sampled here: none in stages but the last."""
+        return self.max_rows if self.parallel.stage.is_last else 0
+
 
 RESULT_DEPTH = 8
 
@@ -52,8 +57,8 @@ class Device(ABC):
         self._sampler = sampler
         self._sampler_parts = sampler_parts
         self._own = ctx.parallel.vocabulary(ctx.config.vocab_size)  # tokens whose logits this rank computes
-        self._parts = PartsWorkspace.allocate(0 if self._own.is_whole else ctx.max_rows, self._own.size, ctx.device)
-        self._workspace = SamplerWorkspace.allocate(ctx.max_rows, ctx.config.vocab_size, ctx.device)
+        self._parts = PartsWorkspace.allocate(0 if self._own.is_whole else ctx.sampled_rows, self._own.size, ctx.device)
+        self._workspace = SamplerWorkspace.allocate(ctx.sampled_rows, ctx.config.vocab_size, ctx.device)
 
     # ------------------------------------------------------------------------------------------- the same everywhere
     def prepare(self, plan: torch.Tensor, tables: SlotTables, step: StepBuffers, num_tokens: int, num_rows: int) -> None:

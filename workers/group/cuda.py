@@ -1,9 +1,10 @@
-"""What GPUs of one host exchange: NCCL through torch.distributed, and for few rows our own kernel over symmetric memory.
+"""What GPUs exchange: NCCL through torch.distributed, and on one host, for few rows, our own kernel over symmetric memory.
 
-Of any number of rows NCCL sums; where each GPU can read the others' memory, sums of few rows are formed together with the norm
-behind them (kernels/exchange/all_reduce_norm.py). Which is which follows from the number of rows and the tuning table, so all
-ranks agree. Nothing here decides that a peer is lost: NCCL's own watchdog is off, a worker's loop looks at its device
-(`Device.waited_s`) and the core decides. NVLink multicast stays off: it can put a host's GPUs out of service for others.
+Of any number of rows NCCL sums, and over several hosts nothing else does; where each GPU can read the others' memory, sums of
+few rows are formed together with the norm behind them (kernels/exchange/all_reduce_norm.py). Which is which follows from the
+number of rows and the tuning table, so all ranks agree. Nothing here decides that a peer is lost: NCCL's own watchdog is off, a
+worker's loop looks at its device (`Device.waited_s`) and the core decides. NVLink multicast stays off: it can put a host's GPUs
+out of service for others.
 """
 
 import logging
@@ -33,7 +34,6 @@ ENVIRONMENT = {  # read when NCCL and symmetric memory are first used; whatever 
     "NCCL_NVLS_ENABLE": "0",  # no multicast, here and in the next two
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     "NVSHMEM_DISABLE_NVLS": "1",
-    "NCCL_SOCKET_IFNAME": "lo",  # where ranks meet: unauthenticated
     "NCCL_RUNTIME_CONNECT": "0",  # all connections at the start: a capture may make none
     "NCCL_GRAPH_REGISTER": "0",  # ranks would talk while one of them captures
     "TORCH_NCCL_USE_COMM_NONBLOCKING": "0",
@@ -51,25 +51,27 @@ class NcclExchange:
     """Tensors between GPUs; launched on the current stream, and captured with it."""
 
     def __init__(self, store: Store, place: Place) -> None:
-        """Raises ExchangeFailed."""
+        """All ranks meet; then those of a stage exchange, if they are several. Raises ExchangeFailed."""
         os.environ.update(ENVIRONMENT)
-        self._size = place.size
+        os.environ["NCCL_SOCKET_IFNAME"] = f"={place.interface}"  # where ranks meet: unauthenticated
+        self._size = place.stage_size
         try:
             dist.init_process_group(
                 "nccl", store=store, rank=place.rank, world_size=place.size, timeout=NEVER, device_id=place.device
             )
             dist.all_reduce(torch.zeros(1, device=place.device))
+            self.group = _group_of_stage(place)
             torch.cuda.synchronize(place.device)
         except RuntimeError as error:
             raise ExchangeFailed(f"NCCL cannot connect the GPUs: {first_sentence(error)}") from error
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        dist.all_reduce(x)
+        dist.all_reduce(x, group=self.group)
         return x
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         out = x.new_empty((self._size, *x.shape))
-        _all_gather(out.view(-1), x.contiguous().view(-1))
+        _all_gather(out.view(-1), x.contiguous().view(-1), group=self.group)
         return out
 
     def close(self) -> None:
@@ -96,39 +98,64 @@ class PeerNormExchange:
         return all_reduce_norm(x, residual, weight, eps, self.buffers, pdl=pdl)
 
 
-def make_norm_exchange(place: Place, hidden_size: int, dtype: torch.dtype) -> PeerNormExchange | None:
-    """The same answer on all ranks; None, and a line in the log, where one GPU cannot reach another's memory."""
+def make_norm_exchange(
+    place: Place, hidden_size: int, dtype: torch.dtype, group: dist.ProcessGroup | None = None
+) -> PeerNormExchange | None:
+    """The same answer on all ranks of the group; None, and a line in the log, where one GPU cannot reach another's memory.
+
+    group: of the stage's ranks, None: all of them. place: of this rank in it.
+    """
     max_rows = current().exchange.max_rows(place.size)
     if max_rows == 0:
         return None
-    if not _all_agree(_reaches_all(place), place.device):
+    if not all_agree(reaches_all(place, group), place.device, group):
         if place.rank == 0:
             log.warning("the GPUs cannot reach each other's memory: NCCL carries all exchanges, which is slower")
         return None
-    if symm_mem.get_backend(place.device) != "CUDA":  # whatever a newer torch prefers: this one gives addresses
-        symm_mem.set_backend("CUDA")
     shape = places_shape(place.size, max_rows, hidden_size)
-    places = symm_mem.empty(shape, dtype=word_dtype(dtype), device=place.device)
+    places = new_shared(shape, word_dtype(dtype), place.device)
     empty(places)
     torch.cuda.synchronize(place.device)
-    handle = symm_mem.rendezvous(places, dist.group.WORLD)  # type: ignore[arg-type]
+    handle = symm_mem.rendezvous(places, group or dist.group.WORLD)  # type: ignore[arg-type]
     peers = torch.tensor(list(handle.buffer_ptrs), dtype=torch.int64, device=place.device)
     turns = torch.zeros(max_rows, dtype=torch.int32, device=place.device)
     limit_ns = int(PATIENCE * place.timeout_s * 1e9)
-    _all_agree(True, place.device)  # whoever stores first finds all places empty
+    all_agree(True, place.device, group)  # whoever stores first finds all places empty
     return PeerNormExchange(Buffers(place.rank, place.size, max_rows, places, peers, turns, limit_ns), handle)
 
 
-def _reaches_all(place: Place) -> bool:
+def new_shared(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Memory that other GPUs can reach, once all have met by it (symm_mem.rendezvous)."""
+    if symm_mem.get_backend(device) != "CUDA":  # whatever a newer torch prefers: this one gives addresses
+        symm_mem.set_backend("CUDA")
+    return symm_mem.empty(shape, dtype=dtype, device=device)
+
+
+def reaches_all(place: Place, group: dist.ProcessGroup | None = None) -> bool:
+    """Whether this GPU can reach the memory of all others of the group."""
     mine = torch.tensor([place.device.index], device=place.device)
     everyone = mine.new_empty(place.size)
-    _all_gather(everyone, mine)
+    _all_gather(everyone, mine, group=group)
     others = (index for index in everyone.tolist() if index != place.device.index)
     return all(torch.cuda.can_device_access_peer(place.device, other) for other in others)
 
 
-def _all_agree(mine: bool, device: torch.device) -> bool:
-    """Whether it is so on all ranks."""
+def all_agree(mine: bool, device: torch.device, group: dist.ProcessGroup | None = None) -> bool:
+    """Whether it is so on all ranks of the group."""
     flag = torch.tensor([int(mine)], device=device)
-    dist.all_reduce(flag, op=dist.ReduceOp.MIN)
+    dist.all_reduce(flag, op=dist.ReduceOp.MIN, group=group)
     return bool(flag.item())
+
+
+def _group_of_stage(place: Place) -> dist.ProcessGroup | None:
+    """Of the ranks of this one's stage; None if these are all, or this one alone. All ranks make all groups, in one order."""
+    if place.stages == 1 or place.stage_size == 1:
+        return None
+    own = None
+    for first in range(0, place.size, place.stage_size):
+        ranks = list(range(first, first + place.stage_size))
+        group = dist.new_group(ranks, timeout=NEVER, device_id=place.device)
+        if place.rank in ranks:
+            own = group
+            dist.all_reduce(torch.zeros(1, device=place.device), group=own)
+    return own

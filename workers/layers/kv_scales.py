@@ -2,7 +2,7 @@
 
 A layer owns one (`kv_scales`) where its cache has 8 bits; with 16 the same tensors are passed over (loading/weights.py). They
 are numbers on the host; the cache has them for the kernels (attention/kv_cache.py). What the checkpoint lacks is 1.0, of which
-the worker warns.
+the worker warns (`warn_of_scales`).
 """
 
 import logging

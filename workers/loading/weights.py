@@ -7,6 +7,7 @@ meanwhile. Names, dtypes and shapes are all checked before the first byte is cop
 named at once. Pickled checkpoints (.bin, .pt) are refused: reading one runs code of whoever wrote it.
 """
 
+import hashlib
 import json
 import sys
 from collections import Counter
@@ -25,6 +26,7 @@ from quire.workers.layers.module import WeightOwner
 from quire.workers.loading.names import CheckpointNames
 from quire.workers.loading.source import Source
 from quire.workers.loading.target import Target, WeightsError
+from quire.workers.models.between_stages import Elsewhere
 from quire.workers.models.language_model import Fit, LanguageModel
 
 READERS = 4  # threads, each of which reads and copies by turns
@@ -50,15 +52,16 @@ def load_weights(model: LanguageModel, model_dir: str | Path, device: torch.devi
 
     Progress over bytes is shown on standard error where that is a terminal. Raises WeightsError.
     """
-    files, device = checkpoint_files(Path(model_dir)), torch.device(device)
-    sources = _sources(files, model.config.names)
+    device, sources = torch.device(device), checkpoint_sources(Path(model_dir), model.config.names)
     sources, targets, owners = model.converted(Fit(sources, checkpoint_targets(model), _owners(model)))
     if model.config.tie_word_embeddings and HEAD in sources:
         if EMBED in sources:
             _check_tied(sources)
             del sources[HEAD]
-        else:
+        elif EMBED in targets:
             targets[HEAD], owners[HEAD] = targets.pop(EMBED), owners.pop(EMBED)
+    for name in [name for name in sources if name not in targets and name.startswith(_elsewhere(model))]:
+        del sources[name]
     _check_fit(sources, targets)
     targets = {name: target for name, target in targets.items() if target.is_read}
     owners = {name: owner for name, owner in owners.items() if name in targets}
@@ -72,6 +75,7 @@ def load_weights(model: LanguageModel, model_dir: str | Path, device: torch.devi
         ExitStack() as opened,
         ThreadPoolExecutor(READERS, "weights") as readers,
     ):  # fmt: skip
+        files = {source.file for name, source in sources.items() if name in targets}
         maps = {file: opened.enter_context(_open(file)) for file in files}
         together = _Together([targets[name] for name in sources if name in targets])
         copies: dict[Future[Any], Copy] = {
@@ -147,6 +151,11 @@ def weight_owners(model: LanguageModel) -> Iterator[tuple[str, WeightOwner]]:
     return ((name, module) for name, module in model.named_modules() if isinstance(module, WeightOwner))
 
 
+def _elsewhere(model: LanguageModel) -> tuple[str, ...]:
+    """How the names of tensors begin that other stages have."""
+    return tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, Elsewhere))
+
+
 def checkpoint_targets(model: LanguageModel) -> dict[str, Target]:
     """Checkpoint tensor name -> where it goes, for all tensors that a checkpoint of this model holds."""
     return {tensor: target for name, owner in weight_owners(model) for tensor, target in owner.targets(name)}
@@ -161,14 +170,16 @@ def _owners(model: LanguageModel) -> dict[str, WeightOwner]:
 def dummy_weights(model: LanguageModel, seed: int) -> None:
     """Random parameters, made on the device and finished, the same for the same seed and device: norms 1, others uniform.
 
-    Their standard deviation is config.initializer_range.
+    Their standard deviation is config.initializer_range. Each owner's follow from the seed and its name, so that they do not
+    depend on what else is on this rank.
     """
     limit = model.config.initializer_range * 3**0.5  # uniform on ±limit: much faster than normal on a CPU
-    owners = [owner for _, owner in weight_owners(model)]
-    generator = torch.Generator(next(model.parameters()).device).manual_seed(seed)
-    for owner in owners:
-        owner.fill_dummy(limit, generator)
-    for owner in owners:
+    owners = dict(weight_owners(model))
+    generator = torch.Generator(next(model.parameters()).device)
+    for name, owner in owners.items():
+        digest = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest()
+        owner.fill_dummy(limit, generator.manual_seed(int.from_bytes(digest, "little") >> 1))
+    for owner in owners.values():
         owner.finish()
 
 
@@ -209,10 +220,10 @@ def _open(file: Path) -> Any:
         raise WeightsError(f"{file} cannot be read as safetensors: {error}") from None
 
 
-def _sources(files: list[Path], names: CheckpointNames) -> dict[str, Source]:
-    """By their names in the model."""
+def checkpoint_sources(model_dir: Path, names: CheckpointNames) -> dict[str, Source]:
+    """Tensors of a folder's files by their names in the model. Raises WeightsError."""
     sources: dict[str, Source] = {}
-    for file in files:
+    for file in checkpoint_files(model_dir):
         with _open(file) as tensors:
             for theirs in tensors.keys():  # noqa: SIM118 - not a dict
                 if names.is_ignored(theirs):

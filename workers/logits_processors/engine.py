@@ -33,7 +33,11 @@ def vllm_config(config: WorkerConfig, model: ModelConfig, dtype: torch.dtype, de
             async_scheduling=True,
         ),
         cache_config=SimpleNamespace(block_size=config.block_size),
-        parallel_config=SimpleNamespace(tensor_parallel_size=config.world_size, rank=config.rank),
+        parallel_config=SimpleNamespace(
+            tensor_parallel_size=config.tensor_parallel_size,
+            pipeline_parallel_size=config.pipeline_parallel_size,
+            rank=config.rank,
+        ),
         device_config=SimpleNamespace(device=device, device_type=device.type),
         speculative_config=None,
         additional_config={},

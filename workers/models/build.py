@@ -4,7 +4,7 @@ import logging
 
 import torch
 
-from quire.ipc.config import MAX_RANKS
+from quire.ipc.layout import MAX_RANKS
 from quire.workers.layers.formats.format import Format, checkpoint_prefix
 from quire.workers.layers.formats.schemes import QuantizationError
 from quire.workers.layers.linear import Placement
@@ -32,6 +32,8 @@ def build_model(config: ModelConfig, dtype: torch.dtype, parallel: Parallel) -> 
     if parallel.device.type == "cuda" and any(layer.attention.cache_dtype == "fp8_e4m3" for layer in config.layers):
         _check_e4m3(parallel.device)
     _check_size(config, parallel)
+    if parallel.stage.count > 1:
+        _check_pieces(config)
     place = Placement(dtype, parallel, config.quantization)
     try:
         if config.transformers_config is not None:
@@ -58,6 +60,15 @@ def _say_what_is_dequantized(model: LanguageModel, dtype: torch.dtype) -> None:
             "%d layers, from %s to %s, are dequantized to %s, for no kernel computes %s",
             len(names), names[0], names[-1], str(dtype).removeprefix("torch."), why,
         )  # fmt: skip
+
+
+def _check_pieces(config: ModelConfig) -> None:
+    """What hands more than hidden states from layer to layer stays in one piece."""
+    one = "--pipeline-parallel-size 1"
+    if config.transformers_config is not None:
+        raise ModelConfigError(f"--model-impl transformers runs a model in one piece: {one}")
+    if config.model.per_layer is not None or any(layer.attention.shares is not None for layer in config.layers):
+        raise ModelConfigError(f"layers that share keys and values, or read inputs of their own, run in one piece: {one}")
 
 
 def _check_size(config: ModelConfig, parallel: Parallel) -> None:

@@ -6,7 +6,7 @@ and loading/ use `CausalLM`, whatever the family.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import nn
@@ -16,8 +16,9 @@ from quire.workers.layers.embedding import Embedding
 from quire.workers.layers.kv_scales import KVScales
 from quire.workers.layers.linear import Linear, Placement
 from quire.workers.layers.module import Module
-from quire.workers.layers.norm import NormSpec, make_norm
+from quire.workers.layers.norm import Norm, NormSpec, make_norm
 from quire.workers.loading.names import CheckpointNames
+from quire.workers.models.between_stages import Between, Elsewhere, HandOver, Received
 from quire.workers.models.blocks import Attend, SelfAttention
 from quire.workers.models.config import LayerSpec, ModelConfig, ModelSpec
 from quire.workers.models.fields import SILU, Json, rms_norm_eps
@@ -57,28 +58,39 @@ class Family(NamedTuple):
 
 
 class Decoder(Module):
-    """Embedding, blocks, final norm: token ids int32 [T] -> hidden states [T, H], or [R, H] of logits_indices."""
+    """Embedding, blocks, final norm: token ids int32 [T] -> hidden states [T, H], or [R, H] of logits_indices.
 
-    def __init__(self, config: ModelConfig, make_block: MakeBlock, place: Placement):
+    Of a stage, what it has of these: what comes from the stage before, and goes to the next one, is `between`'s.
+    """
+
+    _begin: Module
+
+    def __init__(self, config: ModelConfig, make_block: MakeBlock, place: Placement, between: Between):
         super().__init__()
-        model, size = config.model, config.hidden_size
+        model, size, stage = config.model, config.hidden_size, place.parallel.stage
         scale = model.embedding_scale
         if model.rounds_embedding_scale:
             scale = float(torch.tensor(scale, dtype=place.dtype, device="cpu"))
-        self.embed_tokens = Embedding(config.vocab_size, size, place.dtype, place.device, scale)
+        on_device = size, place.dtype, place.device
+        has_table = stage.is_first or (stage.is_last and config.tie_word_embeddings)
+        self.embed_tokens: Module = Embedding(config.vocab_size, *on_device, scale) if has_table else Elsewhere()
         if model.embedding_norm is not None:
-            self.embed_norm = make_norm(model.embedding_norm, size, place.dtype, place.device)
-        self._has_embed_norm = model.embedding_norm is not None
+            self.embed_norm: Module = make_norm(model.embedding_norm, *on_device) if stage.is_first else Elsewhere()
+        self._has_embed_norm = model.embedding_norm is not None and stage.is_first
         self._has_inputs = model.per_layer is not None
         if model.per_layer is not None:
             self.per_layer_inputs = PerLayerInputs(config, model.per_layer, place)
         self.layers = nn.ModuleList(
-            make_block(config, spec, place.at(f"model.layers.{i}"), i) for i, spec in enumerate(config.layers)
+            make_block(config, spec, place.at(f"model.layers.{i}"), i) if i in stage.layers else Elsewhere()
+            for i, spec in enumerate(config.layers)
         )
-        self.norm = make_norm(model.norm, size, place.dtype, place.device)
+        norm = make_norm(model.norm, *on_device)
+        self.norm: Norm | HandOver = norm if stage.is_last else HandOver(norm, between)
+        # past nn.Module, for which it would be a child by two names
+        self.__dict__["_begin"] = self.embed_tokens if stage.is_first else Received(between)
 
     def forward(self, input_ids: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None) -> torch.Tensor:
-        x, residual = None, self.embed_tokens(input_ids)
+        x, residual = None, self._begin(input_ids)
         if self._has_embed_norm:
             residual = self.embed_norm(residual)
         inputs = (self.per_layer_inputs(input_ids, residual),) if self._has_inputs else ()
@@ -95,14 +107,17 @@ class CausalLM(LanguageModel):
     def __init__(self, config: ModelConfig, make_block: MakeBlock, place: Placement):
         super().__init__()
         self.config = config
-        self.model = Decoder(config, make_block, place)
-        vocab = place.parallel.vocabulary(config.vocab_size)
-        tied_to = self.model.embed_tokens.weight if config.tie_word_embeddings else None
-        outputs = {"lm_head": vocab}
-        hidden, has_bias = whole(config.hidden_size), config.model.head_bias
-        self.lm_head = Linear(hidden, outputs, has_bias, place, tied_to=tied_to)
+        self.between = Between()
+        self.model = Decoder(config, make_block, place, self.between)
+        self.lm_head = self._make_head(place) if place.parallel.stage.is_last else Elsewhere()
         self._parallel = place.parallel
         self._logits = config.model.logit_scale, config.model.logit_softcap
+
+    def _make_head(self, place: Placement) -> Linear:
+        config = self.config
+        outputs = {"lm_head": place.parallel.vocabulary(config.vocab_size)}
+        tied_to = cast(Embedding, self.model.embed_tokens).weight if config.tie_word_embeddings else None
+        return Linear(whole(config.hidden_size), outputs, config.model.head_bias, place, tied_to=tied_to)
 
     def forward(
         self,
@@ -112,6 +127,7 @@ class CausalLM(LanguageModel):
         logits_indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """input_ids, positions int32 [T] -> hidden [T, H] after the final norm; with logits_indices int32 [R], [R, H] of these.
+        Of a stage that is not the last, [T, H] as it goes to the next.
 
         After the last layer's attention nobody needs the others: of a prompt that is most of a layer, 3 % of a model of 28.
         Rotary families leave `positions` to `attention`; a family with learned positions would read them here.
@@ -130,7 +146,9 @@ class CausalLM(LanguageModel):
         The first of all has nothing to add to its residual; the last goes on with a step's last tokens alone.
         """
         whole_model, specs = self.model.layers, self.config.layers
-        self.model.layers = nn.ModuleList(whole_model[i] for i in two_of_each(specs))
+        own = [i for i in range(len(specs)) if i in self._parallel.stage.layers]
+        kept = [own[i] for i in two_of_each([specs[i] for i in own])]
+        self.model.layers = nn.ModuleList(whole_model[i] for i in kept)
         try:
             yield
         finally:

@@ -12,6 +12,7 @@ from quire.workers.layers.kv_scales import KVScales
 from quire.workers.layers.module import Module, WeightOwner
 from quire.workers.loading.source import Source
 from quire.workers.loading.target import Target
+from quire.workers.models.between_stages import Between
 from quire.workers.models.blocks import Attend
 from quire.workers.models.config import ModelConfig
 
@@ -28,6 +29,7 @@ class LanguageModel(Module):
     """A decoder and its language-model head."""
 
     config: ModelConfig
+    between: Between  # of a model that may be in stages
 
     def forward(
         self,

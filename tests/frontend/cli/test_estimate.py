@@ -14,6 +14,7 @@ from quire.frontend.cli import main as cli
 from quire.frontend.cli.estimate import GPUS, estimate, gpu_bytes, text_of
 from quire.frontend.cli.estimate_model import BY_HAND, on_rank, read_model, sizes_of
 from quire.frontend.cli.estimate_sizes import EstimateError
+from quire.frontend.cli.estimate_stage import share_of
 from quire.frontend.cli.estimate_weights import PLAIN, bits_on_gpu
 from quire.ipc import memory_plan
 from quire.ipc.config import EngineConfig
@@ -27,6 +28,7 @@ from quire.workers.memory import sizes_of as workers_sizes_of
 from quire.workers.models.build import build_model
 from quire.workers.models.families import FAMILIES, read_model_config
 from quire.workers.parallel import Parallel
+from quire.workers.stages import stage_of
 
 LLAMA_8B = {
     "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
@@ -109,6 +111,21 @@ def test_one_of_several_ranks_is_counted_as_it_is_built(name, size):
     assert f"each of {size}" in text_of(estimate(read(folder), config, 0), read(folder), config)
     with pytest.raises(EstimateError, match="--tensor-parallel-size 3 does not divide attention heads"):
         on_rank(read(folder), 3)
+
+
+@pytest.mark.parametrize(("name", "stages", "size"), [("split-qwen2", 2, 1), ("llama", 3, 1), ("split-llama", 2, 2)])
+def test_the_largest_of_several_stages_is_counted_as_it_is_built(name, stages, size):
+    folder = tiny_model(name)
+    config = EngineConfig(device="cpu", tensor_parallel_size=size, pipeline_parallel_size=stages)
+    worker_config, model = read_model_config(folder), share_of(read(folder), size, stages)
+    parts = [stage_of(worker_config, torch.float32, i, stages) for i in range(stages)]
+    built = [build_model(worker_config, torch.float32, Parallel(0, size, stage=part)) for part in parts]
+    assert model.num_parameters == pytest.approx(max(sum(p.numel() for p in m.parameters()) for m in built), rel=0.05 * size**2)
+    assert len(model.sizes.layers) in {len(part.layers) for part in parts}
+    text = text_of(estimate(read(folder), config, 0), read(folder), config)
+    assert f"each of {stages * size}" in text
+    with pytest.raises(EstimateError, match="--pipeline-parallel-size 9 is more than the layers of"):
+        share_of(read(folder), size, 9)
 
 
 def test_the_constants_are_the_tuning_tables():

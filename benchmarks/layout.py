@@ -1,0 +1,31 @@
+"""Flags by which benchmarks lay a model out over GPUs, under the names that Quire and vLLM share."""
+
+import argparse
+from typing import Any
+
+SIZES = {
+    "tensor_parallel_size": "GPUs that share each layer",
+    "pipeline_parallel_size": "stages of layers",
+    "data_parallel_size": "whole engines",
+}
+
+
+def add_layout_arguments(parser: Any) -> None:
+    """parser: or a group of its arguments."""
+    for name, what in SIZES.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=1, metavar="N", help=f"{what} (default: 1)")
+
+
+def layout_options(args: argparse.Namespace) -> dict[str, int]:
+    """As options of LLM, of Quire's or vLLM's; those that are 1 left out."""
+    return {name: getattr(args, name) for name in SIZES if getattr(args, name) != 1}
+
+
+def layout_flags(args: argparse.Namespace) -> list[str]:
+    """The same as flags of `serve`."""
+    return [word for name, n in layout_options(args).items() for word in (f"--{name.replace('_', '-')}", str(n))]
+
+
+def layout_in_words(args: argparse.Namespace) -> str:
+    """For tables: "TP2 PP2", "" for one GPU."""
+    return " ".join(f"{name[0].upper()}P{n}" for name, n in layout_options(args).items())

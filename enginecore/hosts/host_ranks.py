@@ -1,0 +1,96 @@
+"""HostRanks: the workers of one generation on an agent's host: started, told what the core says, heard, killed.
+
+They have what workers have on the core's own host: a plan ring, into which the agent copies the core's records, and a channel,
+whose messages it passes on. Their results nobody reads here: the output rank is on the core's host. Used by agent.py.
+"""
+
+import contextlib
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import zmq
+
+from quire.ipc.config import WorkerConfig
+from quire.ipc.host_messages import RankEnded
+from quire.ipc.interfaces import Interface
+from quire.ipc.links.core_and_workers import CoreToWorkers
+from quire.ipc.messages import WorkerCommand, WorkerMessage
+from quire.ipc.process.children import WORKER_MODULE, Child, prespawn, wait_for_all
+from quire.ipc.step.plan_ring import PlanRing
+
+RING_WORDS = 8 << 20  # as the core's own
+WRITE_TIMEOUT_S = 1.0  # a ring holds many steps and two or so are in flight: who leaves no room for so long reads no more
+KILL_WAIT_S = 1.0
+
+
+class HostRanks:
+    """configs: as the core sent them; at least one, all of one generation."""
+
+    def __init__(self, configs: Sequence[WorkerConfig], folder: Path, interface: Interface) -> None:
+        """Start them. Raises OSError or zmq.ZMQError if the system has no room for them."""
+        with contextlib.ExitStack() as on_failure:
+            self._ring = PlanRing.create(RING_WORDS, len(configs))
+            on_failure.callback(self._ring.close)
+            self._link = CoreToWorkers(configs[0].generation)
+            on_failure.callback(self._link.close)
+            children = [prespawn(WORKER_MODULE) for _ in configs]
+            on_failure.pop_all()
+        self._children = {config.rank: child for config, child in zip(configs, children, strict=True)}
+        self._said_ended: set[int] = set()
+        for reader, config in enumerate(configs):
+            fds = self._ring.fds(reader)
+            here = msgspec.structs.replace(
+                config,
+                model_dir=str(folder),
+                control_address=self._link.address,
+                plan_ring_fds=fds,
+                result_ring_fds=[],
+                interface=interface.name,
+                interface_address=interface.address,
+            )
+            self._children[config.rank].configure(here, fds)
+
+    def pollables(self) -> Iterator[int | zmq.Socket]:
+        yield from (child.fileno() for rank, child in self._children.items() if rank not in self._said_ended)
+        yield from self._link.sockets()
+
+    def messages(self) -> list[WorkerMessage]:
+        return [message for _, message in self._link.receive()]
+
+    def ended(self) -> list[RankEnded]:
+        """Of those that have ended since this was last asked."""
+        codes = {rank: child.poll() for rank, child in self._children.items() if rank not in self._said_ended}
+        ended = [RankEnded(rank, code) for rank, code in codes.items() if code is not None]
+        self._said_ended |= {end.rank for end in ended}
+        return ended
+
+    def stopped(self) -> list[int]:
+        return [rank for rank, child in self._children.items() if child.is_stopped()]
+
+    def write(self, kind: int, words: bytes) -> None:
+        """Raises RingFull, RingCorrupt, or ValueError for what is no record."""
+        self._ring.write(kind, np.frombuffer(words, np.int32), WRITE_TIMEOUT_S)
+
+    def tell(self, rank: int, command: WorkerCommand) -> None:
+        if rank in self._children:
+            self._link.send(rank, command)
+
+    def dump_stacks(self) -> None:
+        self._signal(signal.SIGUSR1)
+
+    def kill(self) -> list[Child]:
+        """End them now; returns those that are not gone at once. Nothing else may be called after this."""
+        self._signal(signal.SIGKILL)
+        left = wait_for_all(list(self._children.values()), KILL_WAIT_S)
+        for child in self._children.values():
+            child.close()
+        self._link.close()
+        self._ring.close()
+        return left
+
+    def _signal(self, number: signal.Signals) -> None:
+        for child in self._children.values():
+            child.send_signal(number)

@@ -1,0 +1,119 @@
+"""Which rank runs where: on the core's own host or on another one, and on which of its GPUs. Pure; decided once, at the start.
+
+Ranks lie on hosts in one run each, in the order of the hosts: then ranks that share layers are next to each other. The output
+rank is on the core's own host, for its results come through shared memory; so that host has the first ranks, or the last.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from quire.ipc.links.core_and_hosts import check_host_address
+from quire.ipc.links.curve import parse_key
+
+
+class HostEntry(NamedTuple):
+    """Another host: where its agent listens, the agent's public key, how many of its GPUs (or processes, on a CPU) are ours."""
+
+    address: str
+    public_key: bytes
+    num_gpus: int
+
+
+class Seat(NamedTuple):
+    """Of a rank. host: an index into Placement.hosts, None for the core's own."""
+
+    host: int | None
+    device_index: int  # among the GPUs that the host's agent, or the core, sees
+    group_on_one_host: bool  # whether all ranks that share this one's layers are
+
+
+class Placement(NamedTuple):
+    hosts: list[HostEntry]
+    seats: list[Seat]  # by rank
+
+    def ranks_of(self, host: int | None) -> list[int]:
+        return [rank for rank, seat in enumerate(self.seats) if seat.host == host]
+
+
+class PlacementError(ValueError):
+    """The ranks cannot be placed; the text is for the user."""
+
+
+def all_here(world_size: int, first_device: int = 0) -> Placement:
+    """Every rank on the core's own host."""
+    return Placement([], [Seat(None, first_device + rank, True) for rank in range(world_size)])
+
+
+def place(
+    hosts: Sequence[HostEntry], world_size: int, group_size: int, output_rank: int, devices: Sequence[int] | None
+) -> Placement:
+    """Ranks on other hosts, and the rest here. devices: the GPUs here by their numbers, None for processes on a CPU.
+
+    group_size: how many ranks, one after another, share their layers. Raises PlacementError.
+    """
+    elsewhere = sum(host.num_gpus for host in hosts)
+    num_here = world_size - elsewhere
+    if num_here < 1:
+        raise PlacementError(
+            f"--hosts: {_count(elsewhere)} on other hosts for {world_size} workers: at least one, which says the results, runs "
+            "on this host; list fewer"
+        )
+    if devices is not None and num_here > len(devices):
+        listed = ", ".join(f"{host.num_gpus} on {host.address}" for host in hosts)
+        raise PlacementError(
+            f"{world_size} workers need as many GPUs, and there are {len(devices) + elsewhere}: {len(devices)} on this host "
+            f"(CUDA_VISIBLE_DEVICES counts), {listed}"
+        )
+    here: list[tuple[int | None, int]] = [(None, devices[i] if devices is not None else i) for i in range(num_here)]
+    others: list[tuple[int | None, int]] = [(number, i) for number, host in enumerate(hosts) for i in range(host.num_gpus)]
+    places = [*here, *others] if output_rank < num_here else [*others, *here]
+    if places[output_rank][0] is not None:
+        raise PlacementError(
+            f"worker {output_rank}, which says the results, must be on this host; {num_here} of {world_size} are left"
+        )
+    seats = []
+    for rank, (number, device) in enumerate(places):
+        first = rank // group_size * group_size
+        group = places[first : first + group_size]
+        seats.append(Seat(number, device, all(member[0] == number for member in group)))
+    return Placement(list(hosts), seats)
+
+
+def _count(gpus: int) -> str:
+    return f"{gpus} GPU" if gpus == 1 else f"{gpus} GPUs"
+
+
+def read_hosts_file(path: str) -> list[HostEntry]:
+    """The file of --hosts: a line for each other host, `ADDRESS PUBLIC_KEY GPUS`; empty lines and those with # first count not.
+
+    Raises PlacementError, naming the line.
+    """
+    try:
+        lines = Path(path).read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlacementError(f"--hosts {path} cannot be read: {getattr(error, 'strerror', None) or 'it is no text'}") from None
+    hosts: list[HostEntry] = []
+    for number, line in enumerate(lines, 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        try:
+            hosts.append(_entry(words))
+            if hosts[-1].address in [host.address for host in hosts[:-1]]:
+                raise ValueError(f"{hosts[-1].address} is named twice")
+        except ValueError as error:
+            raise PlacementError(f"--hosts {path}, line {number}: {error}") from None
+    if not hosts:
+        raise PlacementError(f"--hosts {path} names no host: a line is ADDRESS PUBLIC_KEY GPUS")
+    return hosts
+
+
+def _entry(words: list[str]) -> HostEntry:
+    if len(words) != 3:
+        raise ValueError("a line is ADDRESS PUBLIC_KEY GPUS: tcp://10.0.0.2:7000, the key that `quire host` says, and 8")
+    address, key, gpus = words
+    check_host_address(address)
+    if not gpus.isascii() or not gpus.isdecimal() or not 1 <= int(gpus[:4]) <= 64 or len(gpus) > 4:
+        raise ValueError(f"{gpus!r:.20} is no number of GPUs (1 to 64)")
+    return HostEntry(address, parse_key(key), int(gpus))

@@ -1,0 +1,100 @@
+"""`quire host`: this host's GPUs for an engine that runs on another one. The agent itself is quire.enginecore.hosts, a child.
+
+Keys can be made ahead (`--generate-keys`), or by the first start, which says the public one.
+"""
+
+import argparse
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+from quire.ipc.host_config import HostConfig, add_host_arguments
+from quire.ipc.process.command import CommandParser, quiet_interrupts
+
+if TYPE_CHECKING:
+    from quire.ipc.process.children import Child
+
+AGENT_MODULE = "quire.enginecore.hosts"
+STOP_GRACE_S = 10.0
+
+
+def add_host(commands: "argparse._SubParsersAction[CommandParser]") -> None:
+    host = commands.add_parser(
+        "host",
+        help="lend this host's GPUs to an engine on another host",
+        description="Hold a part of a model for an engine that runs on another host: `quire serve --hosts FILE` there starts "
+        "workers on this host's GPUs through this agent, which watches them and ends them with the engine. "
+        "CUDA_VISIBLE_DEVICES says which GPUs. Only engines whose keys are in --allow-file are heard.",
+        epilog="example: quire host --listen tcp://10.0.0.2:7000 --key-file host.key --allow-file engines.allow",
+        usage="quire host --listen ADDRESS --key-file FILE --allow-file FILE [FLAGS]",
+    )
+    add_host_arguments(host)
+    host.set_defaults(run=_host, parser=host)
+
+
+def _host(args: argparse.Namespace) -> int:
+    from quire.ipc.links.core_and_hosts import check_host_address
+    from quire.ipc.links.curve import ENGINES, load_allow_list, load_or_make_keys
+
+    parser: CommandParser = args.parser
+    if args.generate_keys is not None:
+        return _generate(args.generate_keys)
+    for name in ("listen", "key_file", "allow_file"):
+        if getattr(args, name) is None:
+            parser.error(f"--{name.replace('_', '-')} is needed")
+    try:
+        check_host_address(args.listen, listens=True)
+        # said before the list is read: an engine's operator needs it, whatever is still missing here
+        print(f"this host's public key: {load_or_make_keys(args.key_file).public.decode()}", flush=True)
+        load_allow_list(args.allow_file, ENGINES)
+    except (OSError, ValueError) as error:
+        return _failed(str(error))
+    fields = {name: getattr(args, name) for name in HostConfig.__struct_fields__ if hasattr(args, name)}
+    return _run(HostConfig(**fields))
+
+
+def _generate(path: str) -> int:
+    from quire.ipc.links.curve import make_keys, write_keys
+
+    keys = make_keys()
+    try:
+        write_keys(path, keys)
+    except FileExistsError:
+        return _failed(f"{path} is there already: a key is not replaced")
+    except OSError as error:
+        return _failed(f"{path} cannot be written: {error.strerror}")
+    print(f"public key: {keys.public.decode()}")
+    return 0
+
+
+def _run(config: HostConfig) -> int:
+    with quiet_interrupts():
+        from quire.ipc.process.children import spawn
+    agent = spawn(AGENT_MODULE, config)
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: agent.send_signal(signal.SIGTERM))
+        return _watch(agent)
+    finally:
+        agent.terminate(STOP_GRACE_S)
+
+
+def _watch(agent: "Child") -> int:
+    from quire.ipc.process.children import how_it_ended
+
+    said = None
+    while said is None and agent.poll() is None:
+        said = agent.receive(1.0)
+    if said is not None and "error" in said:
+        return _failed(said["error"])
+    if said is not None:
+        gpus = "no GPU" if said["gpus"] == "0" else "1 GPU" if said["gpus"] == "1" else f"{said['gpus']} GPUs"
+        print(f"Quire host ready at {said['ready']} with {gpus}", flush=True)
+    while (code := agent.wait(3600.0)) is None:
+        pass
+    return 0 if code == 0 else _failed(f"the agent ended unexpectedly ({how_it_ended(code)})")
+
+
+def _failed(why: str) -> int:
+    print(f"quire host: {why}", file=sys.stderr)
+    return 1

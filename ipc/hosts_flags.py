@@ -1,0 +1,51 @@
+"""The engine's flags about where its workers run: other hosts, Ray, the network between them. Part of config.py.
+
+EngineConfig holds their values; what they mean together is checked here, for the command line and for `LLM` alike.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from quire.ipc.process.flags import one_of
+
+
+def add_hosts_arguments(add: Callable[..., None]) -> None:
+    add(
+        "--distributed-executor-backend",
+        type=one_of(("mp", "ray"), {"uni": "mp"}),
+        metavar="BACKEND",
+        help="who starts workers: mp, the engine and the agents of --hosts; ray, actors of a Ray cluster (quire[ray])",
+    )
+    add(
+        "--hosts",
+        metavar="FILE",
+        help="other hosts, which run `quire host`, with a part of the model: a line ADDRESS PUBLIC_KEY GPUS for each "
+        "(default: all workers are here)",
+    )
+    add("--hosts-key-file", metavar="FILE", help="the engine's key pair, for --hosts; made if the file is not there")
+    add(
+        "--interface",
+        metavar="NAME",
+        help="network interface, or its address, that the sockets of NCCL and gloo are bound to, which know no keys "
+        "(default: lo, on one host)",
+    )
+
+
+def check_hosts(config: Any, need: Callable[[bool, str], None]) -> None:
+    """What can never work, of an EngineConfig."""
+    has_ray = config.distributed_executor_backend == "ray"
+    need(config.hosts is not None or config.hosts_key_file is None, "--hosts-key-file is for --hosts, which is not given")
+    if config.hosts is None and not has_ray:
+        return
+    elsewhere = "--hosts" if config.hosts is not None else "--distributed-executor-backend ray"
+    need(
+        config.hosts is None or not has_ray,
+        "--hosts: with --distributed-executor-backend ray, Ray knows the hosts; leave one of the two out",
+    )
+    need(
+        has_ray or config.hosts_key_file is not None,
+        "--hosts needs --hosts-key-file, the engine's key pair, whose public key is in the hosts' --allow-file; "
+        "`quire host --generate-keys FILE` makes one",
+    )
+    need(config.data_parallel_size == 1, f"{elsewhere} is one engine's, and --data-parallel-size says that there are several")
+    need(config.emulate_world_size == 1, f"{elsewhere}: --emulate-world-size runs one rank alone")

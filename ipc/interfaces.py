@@ -1,0 +1,55 @@
+"""Network interfaces of this host and their addresses, as the kernel tells them: where sockets without keys may be bound.
+
+Used where `--interface` is checked (enginecore/hosts/), before workers are told the answer. Standard library only.
+"""
+
+import fcntl
+import ipaddress
+import socket
+import struct
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+_SIOCGIFADDR = 0x8915
+_IF_INET6 = Path("/proc/net/if_inet6")
+
+
+class Interface(NamedTuple):
+    """A network interface, and that one of its addresses which sockets are bound to."""
+
+    name: str
+    address: str
+
+
+LOOPBACK = Interface("lo", "127.0.0.1")
+
+
+def find_interface(wish: str) -> Interface:
+    """The interface of this name or with this address. Raises ValueError, with those that there are."""
+    names = {name: _addresses(name) for _, name in socket.if_nameindex()}
+    if names.get(wish):
+        return Interface(wish, names[wish][0])
+    with suppress(ValueError):
+        address = ipaddress.ip_address(wish)
+        if address.version == 4 and address.is_loopback:  # all of 127.0.0.0/8 is there, and not listed
+            return Interface(LOOPBACK.name, wish)
+        for name, addresses in names.items():
+            if str(address) in addresses:
+                return Interface(name, str(address))
+    there = ", ".join(f"{name} ({', '.join(addresses)})" for name, addresses in names.items() if addresses)
+    raise ValueError(f"--interface {wish}: no network interface here has this name or address; there are {there}")
+
+
+def _addresses(name: str) -> list[str]:
+    """IPv4 first: an interface may be chosen by any, and is bound by the first."""
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
+        answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+        found.append(socket.inet_ntoa(answer[20:24]))
+    with suppress(OSError):
+        for line in _IF_INET6.read_text().splitlines():
+            digits, _, _, scope, _, owner = line.split()
+            if owner == name and int(scope, 16) != 0x20:  # not of the link alone
+                found.append(str(ipaddress.IPv6Address(int(digits, 16))))
+    return found

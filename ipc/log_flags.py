@@ -1,0 +1,23 @@
+"""Flags of logs that mean the same to every process of ours that is started by hand: engines, frontends, agents of hosts."""
+
+from collections.abc import Callable
+
+from quire.ipc.process.flags import Switch, one_of
+
+LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
+
+
+def add_frontend_logs(add: Callable[..., None]) -> None:
+    add(
+        "--log-level",
+        "--uvicorn-log-level",
+        type=one_of(LOG_LEVELS, {"trace": "debug"}),
+        metavar="LEVEL",
+        help="critical, error, warning, info or debug",
+    )
+    add("--log-format", choices=["text", "json"], help="json: an object a line")
+    add(
+        "--enable-log-requests",
+        action=Switch,
+        help="log each request's id, lengths and parameters, never its text (default: off)",
+    )

@@ -1,0 +1,82 @@
+"""A model in two stages on two GPUs: fp32 tokens equal transformers', in graphs and eagerly; stages killed and stopped in
+mid-stream. tests/kernels/test_peer_link.py has the link alone."""
+
+import psutil
+import pytest
+import torch
+from gpu.test_gpu_engine import GREEDY, prompts, wrong_rows
+from gpu.test_two_gpus import OPTIONS, WORKER, running, tokens
+from serving import Served, until
+from tiny_models import tiny_model
+
+from quire import LLM, SamplingParams
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
+]
+
+
+@pytest.mark.parametrize(("name", "eager"), [("gpu-llama", False), ("gpu-qwen3", True), ("split-gpu-llama", False)])
+def test_fp32_in_two_stages_equals_transformers(name, eager):
+    llm = LLM(str(tiny_model(name)), pipeline_parallel_size=2, enforce_eager=eager, **OPTIONS)
+    try:
+        greedy = SamplingParams(temperature=0.0, max_tokens=GREEDY.max_tokens, ignore_eos=True)
+        assert wrong_rows(name, tokens(llm, greedy)) == []
+        assert wrong_rows(name, tokens(llm, greedy)) == []  # from the prefix cache
+        seeded = SamplingParams(temperature=0.8, top_p=0.9, seed=3, n=2, max_tokens=20, ignore_eos=True, presence_penalty=0.3)
+        assert tokens(llm, seeded) == tokens(llm, seeded)
+    finally:
+        llm.shutdown()
+
+
+def test_two_stages_sample_what_one_gpu_samples():
+    """Penalties, logprobs, prompt logprobs, filters: all at the last stage."""
+    asked = SamplingParams(
+        temperature=0.7, seed=6, top_k=40, frequency_penalty=0.3, repetition_penalty=1.2, max_tokens=24, ignore_eos=True,
+        logprobs=3, prompt_logprobs=2,
+    )  # fmt: skip
+    found = []
+    for stages in (1, 2):
+        llm = LLM(str(tiny_model("gpu-llama")), pipeline_parallel_size=stages, **OPTIONS)
+        try:
+            outputs = llm.generate([{"prompt_token_ids": p} for p in prompts()], asked, use_tqdm=False)
+            found.append([(list(o.outputs[0].token_ids), len(o.prompt_logprobs), len(o.outputs[0].logprobs)) for o in outputs])
+        finally:
+            llm.shutdown()
+    assert found[0] == found[1]
+
+
+@pytest.fixture(scope="module")
+def served():
+    arguments = ("--dtype", "float32", "--max-num-seqs", "8", "--kv-cache-memory-bytes", "64M", "-pp", "2")
+    with Served(str(tiny_model("gpu-llama")), *arguments, "--collective-timeout-s", "3", "--max-model-len", "512") as served:
+        yield served.ready()
+
+
+@pytest.mark.parametrize("signal", ["kill", "suspend"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_stage_lost_is_named_and_all_are_replaced(served, signal, rank):
+    body = {"max_tokens": 20, "ignore_eos": True, "return_token_ids": True}
+    before, want = served.pids(WORKER), served.complete([5, 6, 7], **body)["choices"][0]["token_ids"]
+    restarts = served.metric("worker_restarts_total")
+    processes = sorted((psutil.Process(pid) for pid in before), key=lambda p: (p.create_time(), p.pid))
+    stream = running(served)
+    getattr(processes[rank], signal)()
+    with stream:
+        *_, last = stream
+    assert last["error"]["code"] == "engine_error"
+    served.line(f"worker {rank} (ended unexpectedly|was stopped by a signal)", 1)
+    until(lambda: served.metric("worker_restarts_total") == restarts + 1 and served.health() == 200)
+    assert not set(served.pids(WORKER)) & set(before)
+    assert served.complete([5, 6, 7], **body)["choices"][0]["token_ids"] == want
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 4, reason="needs four GPUs")
+def test_two_stages_of_two_ranks_equal_transformers():
+    llm = LLM(str(tiny_model("gpu-llama")), pipeline_parallel_size=2, tensor_parallel_size=2, **OPTIONS)
+    try:
+        greedy = SamplingParams(temperature=0.0, max_tokens=GREEDY.max_tokens, ignore_eos=True)
+        assert wrong_rows("gpu-llama", tokens(llm, greedy)) == []
+    finally:
+        llm.shutdown()

@@ -1,0 +1,58 @@
+"""Sizes of a layout that can be, and how layers are dealt out to stages."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.ipc.config import EngineConfig, WorkerConfig
+from quire.ipc.layout import split_layers
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"pipeline_parallel_size": 0}, "--pipeline-parallel-size must be between 1 and 64"),
+        ({"pipeline_parallel_size": 65}, "--pipeline-parallel-size must be between 1 and 64"),
+        (
+            {"pipeline_parallel_size": 16, "tensor_parallel_size": 8},
+            "--tensor-parallel-size 8 times --pipeline-parallel-size 16 must be at most 64",
+        ),
+        (
+            {"pipeline_parallel_size": 2, "emulate_world_size": 2, "load_format": "dummy"},
+            "--emulate-world-size runs one rank alone",
+        ),
+    ],
+)
+def test_sizes_that_can_never_work_are_named(sizes, message):
+    with pytest.raises(ValueError, match=message):
+        EngineConfig(**sizes)
+
+
+def test_workers_of_an_engine():
+    assert EngineConfig(tensor_parallel_size=2, pipeline_parallel_size=3).world_size == 6
+    assert "tensor_parallel_size" not in WorkerConfig.__struct_fields__  # it follows from the others
+
+
+def test_stages_have_about_equal_bytes_with_embedding_and_head():
+    assert split_layers(0, [1] * 6, 0, 3) == [range(2), range(2, 4), range(4, 6)]
+    assert split_layers(10, [5] * 8, 10, 4) == [range(1), range(1, 4), range(4, 7), range(7, 8)]
+    assert split_layers(0, [1, 1, 1, 9], 0, 2) == [range(3), range(3, 4)]
+    assert split_layers(100, [1, 1, 1], 100, 3) == [range(1), range(1, 2), range(2, 3)]
+    assert split_layers(5, [3, 3], 5, 1) == [range(2)]
+
+
+@given(st.integers(0, 30), st.lists(st.integers(1, 30), min_size=1, max_size=7), st.integers(0, 30), st.integers(1, 7))
+def test_no_other_way_is_more_equal(first, layers, last, count):
+    count = min(count, len(layers))
+    stages = split_layers(first, layers, last, count)
+    assert [i for stage in stages for i in stage] == list(range(len(layers))) and all(len(stage) for stage in stages)
+
+    def cost(cuts):
+        held = [sum(layers[a:b]) for a, b in itertools.pairwise((0, *cuts, len(layers)))]
+        held[0], held[-1] = held[0] + first, held[-1] + last
+        return sum(n * n for n in held)
+
+    found = cost([stage.stop for stage in stages[:-1]])
+    assert found == min(cost(cuts) for cuts in itertools.combinations(range(1, len(layers)), count - 1))

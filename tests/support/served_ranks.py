@@ -1,0 +1,41 @@
+"""Workers of a served model as processes: which is which rank, a stream that they are amid, and that all have been replaced."""
+
+from typing import Any
+
+import psutil
+from serving import EventStream, Served, until
+
+PROMPT = "Once upon a time there was a little dog"
+LONG = {"max_tokens": 1500, "min_tokens": 1500}
+WORKER = "quire.workers"
+
+
+def rank_of(pid: int) -> int:
+    """Workers' rank, in the order in which they were started."""
+    parent = psutil.Process(pid).parent()
+    assert parent is not None
+    workers = [p for p in parent.children() if WORKER in p.cmdline()]
+    return [p.pid for p in sorted(workers, key=lambda p: (p.create_time(), p.pid))].index(pid)
+
+
+def worker(served: Served, rank: int, size: int = 2) -> psutil.Process:
+    until(lambda: len(served.pids(WORKER)) == size)
+    return next(psutil.Process(pid) for pid in served.pids(WORKER) if rank_of(pid) == rank)
+
+
+def running(served: Served) -> EventStream:
+    stream = served.stream(PROMPT, **LONG)
+    stream.wait_for_text()
+    return stream
+
+
+def error_of(stream: EventStream) -> dict[str, Any]:
+    with stream:
+        *_, last = stream
+        return last["error"]
+
+
+def assert_replaced(served: Served, before: list[int], text: str, restarts: float) -> None:
+    until(lambda: served.metric("worker_restarts_total") == restarts + 1 and served.health() == 200)
+    assert not set(served.pids(WORKER)) & set(before) and len(served.pids(WORKER)) == len(before)
+    assert served.text(PROMPT, max_tokens=10) == text

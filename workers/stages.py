@@ -1,0 +1,61 @@
+"""Which layers each stage of a model has: consecutive ones, dealt out by their bytes, embedding and head counted.
+
+All ranks compute the same from the model's configuration alone. Called by a worker before it builds its part.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+from quire.ipc.layout import split_layers
+from quire.workers.loading.weights import checkpoint_sources
+from quire.workers.models.build import build_model
+from quire.workers.models.config import ModelConfig, ModelConfigError
+from quire.workers.parallel import Parallel, Stage
+
+
+def stage_of(config: ModelConfig, dtype: torch.dtype, index: int, count: int, checkpoint: Path | None = None) -> Stage:
+    """Stage `index` of `count`. checkpoint: its folder, whose bytes count if it is quantized.
+
+    Raises ModelConfigError for more stages than layers and for a model that cannot be cut, WeightsError for no checkpoint.
+    """
+    if count == 1:
+        return Stage()
+    num_layers = len(config.layers)
+    if count > num_layers:
+        layers = "1 layer" if num_layers == 1 else f"{num_layers} layers"
+        raise ModelConfigError(f"--pipeline-parallel-size {count}: the model has {layers}, and each stage needs one at least")
+    if config.transformers_config is not None:
+        raise ModelConfigError("--model-impl transformers runs a model in one piece: --pipeline-parallel-size 1")
+    if checkpoint is not None and config.quantization is not None:
+        first, layers_bytes, last = stored_bytes(config, checkpoint)
+    else:
+        first, layers_bytes, last = module_bytes(config, dtype)
+    return Stage(index, count, split_layers(first, layers_bytes, last, count)[index])
+
+
+def module_bytes(config: ModelConfig, dtype: torch.dtype) -> tuple[int, list[int], int]:
+    """Bytes of the parameters before the layers, of each layer, and behind them; a table tied to the head is in both ends."""
+    model = build_model(config, dtype, Parallel(device="meta"))
+    sizes = ((name, parameter.numel() * parameter.element_size()) for name, parameter in model.named_parameters())
+    return _by_place(config, sizes)
+
+
+def stored_bytes(config: ModelConfig, checkpoint: Path) -> tuple[int, list[int], int]:
+    """The same of a checkpoint's tensors, as they are stored."""
+    sources = checkpoint_sources(checkpoint, config.names)
+    return _by_place(config, ((name, source.num_bytes) for name, source in sources.items()))
+
+
+def _by_place(config: ModelConfig, sizes: Iterable[tuple[str, int]]) -> tuple[int, list[int], int]:
+    layers, embed, head = [0] * len(config.layers), 0, 0
+    for name, num_bytes in sizes:
+        layer = name.removeprefix("model.layers.").partition(".")[0]
+        if layer != name and layer.isdecimal() and int(layer) < len(layers):
+            layers[int(layer)] += num_bytes
+        elif name.startswith("model.embed"):
+            embed += num_bytes
+        else:
+            head += num_bytes
+    return embed, layers, head + embed if config.tie_word_embeddings else head
