@@ -23,7 +23,7 @@ RECENT = 20  # answers that the ratio is of: ten seconds of work
 class ExpertLoad:
     def __init__(self, workers: WorkerGroup) -> None:
         self._workers = workers
-        size = workers.world_size
+        size = workers.world_size // workers.template.pipeline_parallel_size
         self._is_on = workers.template.enable_expert_parallel and size > 1
         self._tokens = [0] * size
         self._recent: deque[ExpertTokens] = deque(maxlen=RECENT)
