@@ -6,11 +6,13 @@ bit in any batch.
 """
 
 from collections.abc import Hashable
+from typing import Any
 
 import torch
 
-from quire.kernels.experts import align, pairs, routing, tiles
+from quire.kernels.experts import align, four_bits, pairs, routing, tiles
 from quire.kernels.experts.experts_reference import SwiGLU, Weights
+from quire.kernels.experts.four_bits_weight import FourBitWeights
 from quire.kernels.triton_support.dependent_launch import PLAIN
 from quire.kernels.tuning.configs import PairConfig, TilesConfig
 from quire.kernels.tuning.current import cached, current
@@ -35,31 +37,37 @@ def kernel_specialization(rows: int, top_k: int, num_experts: int) -> Hashable:
 
 def experts(
     x: torch.Tensor,
-    w: Weights,
+    w: Weights | FourBitWeights,
     ids: torch.Tensor,
     weights: torch.Tensor,
     act: SwiGLU,
     shared: torch.Tensor | None = None,
     *,
     pdl: int = PLAIN,
-    config: PairConfig | TilesConfig | None = None,
+    config: Any = None,
 ) -> torch.Tensor:
     """[T, H] of x [T, H] and its experts, ids int32 [T, k] with weights float32 [T, k]; `shared` [T, H] is added.
 
-    `config` is for tests and tuning.
+    `config`, of the weights' kernels, is for tests and tuning.
     """
+    _check(x, w, ids, weights)
+    if len(x) == 0:
+        return torch.empty_like(x)
+    if isinstance(w, FourBitWeights):
+        return four_bits.experts(x, w, ids, weights, act, shared, config=config, pdl=pdl)
+    if not x.dtype == w.gate_up.dtype == w.down.dtype:
+        raise ValueError(f"experts: x {x.dtype} and weights {w.gate_up.dtype}, {w.down.dtype} need one dtype")
+    if not (w.gate_up.is_contiguous() and w.down.is_contiguous()):
+        raise ValueError("experts: weights must be contiguous")
+    config = config or choose(len(x), ids.shape[1], len(w.down), x.element_size())
+    if isinstance(config, PairConfig):
+        return pairs.experts(x, w, ids, weights, act, shared, config, pdl=pdl)
+    return tiles.experts(x, w, ids, weights, act, shared, config, pdl=pdl)
+
+
+def _check(x: torch.Tensor, w: Weights | FourBitWeights, ids: torch.Tensor, weights: torch.Tensor) -> None:
     (rows, hidden), (num_experts, inner2, k) = x.shape, w.gate_up.shape
     if k != hidden or w.down.shape != (num_experts, hidden, inner2 // 2) or ids.shape != weights.shape or len(ids) != rows:
         raise ValueError(f"experts: x {x.shape}, weights {w.gate_up.shape}, {w.down.shape}, ids {ids.shape} do not fit")
-    if not x.dtype == w.gate_up.dtype == w.down.dtype or x.stride(1) != 1:
-        raise ValueError(f"experts: x {x.dtype} and weights {w.gate_up.dtype}, {w.down.dtype} need one dtype, rows unit stride")
-    if not (w.gate_up.is_contiguous() and w.down.is_contiguous() and ids.is_contiguous() and weights.is_contiguous()):
-        raise ValueError("experts: weights, ids and their weights must be contiguous")
-    if rows == 0:
-        return torch.empty_like(x)
-    config = config or choose(rows, ids.shape[1], num_experts, x.element_size())
-    if isinstance(config, PairConfig):
-        if rows > pairs.MAX_ROWS:
-            raise ValueError(f"experts: {rows} rows are too many for a product a pair")
-        return pairs.experts(x, w, ids, weights, act, shared, config, pdl=pdl)
-    return tiles.experts(x, w, ids, weights, act, shared, config, pdl=pdl)
+    if x.stride(1) != 1 or not ids.is_contiguous() or not weights.is_contiguous():
+        raise ValueError("experts: rows of x need unit stride, ids and their weights must be contiguous")
