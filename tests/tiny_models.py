@@ -117,7 +117,11 @@ _WIDE = {
     "num_hidden_layers": 2, "initializer_range": 0.05,
 }  # fmt: skip
 # Wide enough for the kernels that a full batch of a real model gets.
-WIDE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {"wide-llama": ("llama", _WIDE), "wide-qwen3": ("qwen3", _WIDE)}
+WIDE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "wide-llama": ("llama", _WIDE),
+    "wide-qwen3": ("qwen3", _WIDE),
+    **tiny_moe.WIDE_MODELS,
+}
 # With a head that four ranks share by whole blocks of the sampler's, the last of them a short one.
 _SPLIT = {"vocab_size": 1700}
 SPLIT_MODELS: dict[str, tuple[str, dict[str, Any]]] = {

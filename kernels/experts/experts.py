@@ -2,7 +2,7 @@
 
 Every launch of a way depends on shapes alone, so a step with experts can be captured. What decides is the tuning table: rows,
 and rows an expert gets on average. float32 has one way and one configuration, so that a row's result is the same to the last
-bit in any batch.
+bit in any batch. Weights of 4 bits have kernels of their own (`four_bits`).
 """
 
 from collections.abc import Hashable
@@ -32,7 +32,8 @@ def choose(rows: int, top_k: int, num_experts: int, itemsize: int = 2) -> PairCo
 
 def kernel_specialization(rows: int, top_k: int, num_experts: int) -> Hashable:
     """Steps of numbers of rows with equal answers run the same compiled kernels."""
-    return choose(rows, top_k, num_experts), rows * top_k > align.LARGE, rows > routing.FEW_ROWS
+    of_four_bits = four_bits.choose(rows, top_k, num_experts)
+    return choose(rows, top_k, num_experts), of_four_bits, rows * top_k > align.LARGE, rows > routing.FEW_ROWS
 
 
 def experts(

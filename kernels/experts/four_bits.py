@@ -2,8 +2,8 @@
 
 The formula is `experts_reference`'s on the dequantized weights, which are rounded to x's type (mxfp4's are exact in bfloat16).
 One row and few: a product a pair of row and expert on the plain cores (`four_bits_pairs`); more: tiles of one expert's rows on
-tensor cores (`four_bits_tiles`). Weights move as they are, once for a pair or a tile. float32 has one way and one configuration,
-so that a row's result is the same to the last bit in any batch.
+tensor cores (`four_bits_tiles`). Weights move as they are, once for a pair or a tile. float32 has one way and one
+configuration, so that a row's result is the same to the last bit in any batch.
 """
 
 import torch

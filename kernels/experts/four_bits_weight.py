@@ -1,11 +1,11 @@
 """Experts' weights of 4 bits as the kernels of `four_bits` read them: integers with scales of groups, or mxfp4's small floats.
 
-    integers    W[e, n, k] = (q - z) * s                  as `linear/int4_weight` has them, words and groups, an expert after another
+    integers    W[e, n, k] = (q - z) * s                  as `linear/int4_weight` has them, expert by expert
     mxfp4       W[e, n, k] = code * 2^(exponent - 127)    code e2m1, exponent e8m0 of 32 of K
 
 Both have words of 32 bits with 8 weights of a row, 16 words to a block of 128 of K (zeros behind its end); word j has in its
-halves h the weights k = 32 t + 2 j + h, t in 0..3. An integer stands at bit 4 t of its half. A code's sign, exponent and fraction
-stand where few instructions move them to bits 15 and 8 to 6, and then the half *is* bfloat16, code * 2^-126:
+halves h the weights k = 32 t + 2 j + h, t in 0..3. An integer stands at bit 4 t of its half. A code's sign, exponent and
+fraction stand where few instructions move them to bits 15 and 8 to 6, and then the half *is* bfloat16, code * 2^-126:
 
     t = 0   bits 15, 8 7 6       t = 1   12, 5 4 3 (shifted by 3)       t = 2   9, 2 1 0 (by 6)       t = 3   14, 13 11 10
 
@@ -84,7 +84,10 @@ def new_int(experts: int, outputs: int, inputs: int, group: int, dtype: torch.dt
 
 
 def put_mx(into: FourBits, experts: slice, rows: slice, octets: torch.Tensor, exponents: torch.Tensor) -> None:
-    """Codes as `mx_words` has them, [E', N', K / 2], exponents uint8 [E', N', K / 32] of some experts' rows. Raises ValueError for a NaN."""
+    """Codes as `mx_words` has them, [E', N', K / 2], exponents uint8 [E', N', K / 32] of some rows.
+
+    Raises ValueError for a NaN.
+    """
     if bool((exponents == E8M0_NAN).any()):
         raise ValueError("a scale is NaN (255)")
     blocks = into.scales.shape[1]
