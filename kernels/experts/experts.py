@@ -2,7 +2,7 @@
 
 Every launch of a way depends on shapes alone, so a step with experts can be captured. What decides is the tuning table: rows,
 and rows an expert gets on average. float32 has one way and one configuration, so that a row's result is the same to the last
-bit in any batch. Weights of 4 bits have kernels of their own (`four_bits`).
+bit in any batch. Weights of 4 and of 8 bits have kernels of their own (`four_bits`, `scaled`).
 """
 
 from collections.abc import Hashable
@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-from quire.kernels.experts import align, four_bits, pairs, routing, tiles
+from quire.kernels.experts import align, four_bits, pairs, routing, scaled, tiles
 from quire.kernels.experts.experts_reference import SwiGLU, Weights
 from quire.kernels.experts.four_bits_weight import FourBitWeights
+from quire.kernels.experts.scaled_weight import ScaledWeights
 from quire.kernels.triton_support.dependent_launch import PLAIN
 from quire.kernels.tuning.configs import PairConfig, TilesConfig
 from quire.kernels.tuning.current import cached, current
@@ -33,12 +34,18 @@ def choose(rows: int, top_k: int, num_experts: int, itemsize: int = 2) -> PairCo
 def kernel_specialization(rows: int, top_k: int, num_experts: int) -> Hashable:
     """Steps of numbers of rows with equal answers run the same compiled kernels."""
     of_four_bits = four_bits.choose(rows, top_k, num_experts)
-    return choose(rows, top_k, num_experts), of_four_bits, rows * top_k > align.LARGE, rows > routing.FEW_ROWS
+    return (
+        choose(rows, top_k, num_experts),
+        of_four_bits,
+        scaled.choose(rows, top_k, num_experts),
+        rows * top_k > align.LARGE,
+        rows > routing.FEW_ROWS,
+    )
 
 
 def experts(
     x: torch.Tensor,
-    w: Weights | FourBitWeights,
+    w: Weights | FourBitWeights | ScaledWeights,
     ids: torch.Tensor,
     weights: torch.Tensor,
     act: SwiGLU,
@@ -56,6 +63,8 @@ def experts(
         return torch.empty_like(x)
     if isinstance(w, FourBitWeights):
         return four_bits.experts(x, w, ids, weights, act, shared, config=config, pdl=pdl)
+    if isinstance(w, ScaledWeights):
+        return scaled.experts(x, w, ids, weights, act, shared, config=config, pdl=pdl)
     if not x.dtype == w.gate_up.dtype == w.down.dtype:
         raise ValueError(f"experts: x {x.dtype} and weights {w.gate_up.dtype}, {w.down.dtype} need one dtype")
     if not (w.gate_up.is_contiguous() and w.down.is_contiguous()):
@@ -66,7 +75,7 @@ def experts(
     return tiles.experts(x, w, ids, weights, act, shared, config, pdl=pdl)
 
 
-def _check(x: torch.Tensor, w: Weights | FourBitWeights, ids: torch.Tensor, weights: torch.Tensor) -> None:
+def _check(x: torch.Tensor, w: Weights | FourBitWeights | ScaledWeights, ids: torch.Tensor, weights: torch.Tensor) -> None:
     (rows, hidden), (num_experts, inner2, k) = x.shape, w.gate_up.shape
     if k != hidden or w.down.shape != (num_experts, hidden, inner2 // 2) or ids.shape != weights.shape or len(ids) != rows:
         raise ValueError(f"experts: x {x.shape}, weights {w.gate_up.shape}, {w.down.shape}, ids {ids.shape} do not fit")

@@ -16,7 +16,7 @@ import torch
 from quire.kernels.experts.experts_reference import SwiGLU, Weights
 from quire.kernels.experts.routing_reference import Routing
 from quire.workers.layers import ops
-from quire.workers.layers.formats.experts import KeptExperts, Place, Sizes, choose, keeps_quantized
+from quire.workers.layers.formats.experts import KeptExperts, Place, Sizes, capability_of, choose
 from quire.workers.layers.formats.layouts_experts import StackedMxFp4Layout, halves
 from quire.workers.layers.formats.schemes import MxFp4, QuantizationError, Scheme
 from quire.workers.layers.formats.stored import Source, StoredLayer, source_of
@@ -148,11 +148,11 @@ class Experts(WeightOwner):
 
     def _keeps(self) -> tuple[KeptExperts | None, dict[str, str]]:
         """What keeps the weights quantized, on a GPU; None: nothing does, and why, by the layers that are dequantized."""
-        if not self._stored or not keeps_quantized(self._device):
+        if not self._stored or (capability := capability_of(self._device)) is None:
             return None, {}
         is_down = {layer: layer.rpartition(".")[2] in (self._names.down, "down_proj") for layer in self._stored}
         gate_up, down = ([s for layer, s in self._stored.items() if is_down[layer] == kind] for kind in (False, True))
-        found = choose(gate_up, down, self._sizes)
+        found = choose(gate_up, down, self._sizes, capability)
         if isinstance(found, str):
             return None, dict.fromkeys(self._stored, found)
         return found.make(self._sizes, self._dtype, self._device), {}

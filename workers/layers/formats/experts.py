@@ -23,16 +23,19 @@ from quire.kernels.experts.four_bits_weight import (
     put_int,
     put_mx,
 )
+from quire.kernels.experts.scaled_weight import BLOCK, ScaledExperts, ScaledWeights
 from quire.kernels.linear import int4_weight
 from quire.workers.layers.formats.layouts import Form
 from quire.workers.layers.formats.layouts_codes import MxFp4Layout
 from quire.workers.layers.formats.layouts_experts import StackedMxFp4Layout
+from quire.workers.layers.formats.schemes import FP8_MAX, INT8_MAX, Activations
 from quire.workers.layers.formats.stored import StoredLayer
 from quire.workers.layers.module import Module
 from quire.workers.loading.target import WeightsError
 from quire.workers.parallel import Part
 
 CODE_DEVIATION = 2.93  # of random codes of e2m1
+FIRST_FP8 = (8, 9)  # compute capability
 Forms = tuple[Form | None, Form | None]  # of gate|up and of down
 MIDDLE = 8.0  # about, the largest number that a 4-bit scale multiplies
 
@@ -172,22 +175,72 @@ class Int4Experts(FourBitExperts):
         self._own([narrowed(weight, self._dtype) for weight in self.kept])
 
 
+class ScaledExpertsFormat(KeptExperts):
+    """fp8 or int8 with scales of rows or of 128 inputs, and inputs of the same 8 bits, with scales of tokens or of 128."""
+
+    def __init__(self, sizes: Sizes, forms: Forms, dtype: torch.dtype, device: torch.device, activations: Activations):
+        super().__init__()
+        experts, hidden, inner = sizes
+        small = torch.float8_e4m3fn if activations.dtype == "fp8" else torch.int8
+        kinds, made = ((2 * inner.size, hidden, hidden), (hidden, inner.size, inner.full)), []
+        by_block = any(0 < activations.group_size < full for _, _, full in kinds)
+        for (n, k, full), form in zip(kinds, forms, strict=True):
+            assert form is not None
+            blocks = -(-k // BLOCK) if by_block or form.block[1] < full else 1
+            data = torch.empty(experts, n, k, dtype=small, device=device)
+            made.append(ScaledExperts(data, torch.empty(experts, blocks, n, device=device), by_block))
+        self._own(made)
+
+    def _put(self, into: ScaledExperts, stored: StoredLayer, tensors: dict[str, torch.Tensor], place: Place) -> None:
+        start, blocks = place.rows.start, into.scales.shape[1]
+        for integers in stored.layout.stretches(tensors, *stored.slices):
+            if integers.zeros is not None and bool(integers.zeros.any()):
+                raise ValueError("zero points, of what quantization_config calls symmetric")
+            (q, scales, (_, width), _, _), some = integers.by_rows(), slice(start, start + len(integers.q))
+            if width < q.shape[1]:
+                scales = scales.repeat_interleave(width // BLOCK, 1)[:, :blocks]
+            into.data[place.experts, some] = q
+            into.scales[place.experts, :, some] = scales.t()
+            start += len(q)
+
+    def fill_dummy(self, limit: float, generator: torch.Generator) -> None:
+        for weight in self.kept:
+            is_fp8 = weight.data.dtype.is_floating_point
+            for expert in weight.data:
+                if is_fp8:
+                    expert.copy_(
+                        torch.empty(expert.shape, device=expert.device).uniform_(-FP8_MAX, FP8_MAX, generator=generator)
+                    )
+                else:
+                    expert.random_(-127, 128, generator=generator)
+            weight.scales.fill_(limit / (FP8_MAX if is_fp8 else INT8_MAX))
+
+    def weights(self, gate_up_bias: torch.Tensor | None, down_bias: torch.Tensor | None) -> ScaledWeights:
+        return ScaledWeights(self.kept[0], self.kept[1], gate_up_bias, down_bias)
+
+
 class Choice(NamedTuple):
     """Who keeps the experts, and the forms of gate|up and of down."""
 
-    kind: type["MxFp4Experts | Int4Experts"]
+    kind: type[MxFp4Experts] | type[Int4Experts] | type[ScaledExpertsFormat]
     forms: Forms
+    activations: Activations | None = None
 
     def make(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> KeptExperts:
-        return self.kind(sizes, self.forms, dtype, device)
+        if self.activations is None:
+            return self.kind(sizes, self.forms, dtype, device)  # type: ignore[call-arg]
+        return ScaledExpertsFormat(sizes, self.forms, dtype, device, self.activations)
 
 
-def keeps_quantized(device: torch.device) -> bool:
-    return device.type == "cuda"
+def capability_of(device: torch.device) -> tuple[int, int] | None:
+    """Of a GPU; None: a CPU, which keeps nothing quantized."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
 
 
-def choose(gate_up: Iterable[StoredLayer], down: Iterable[StoredLayer], sizes: Sizes) -> Choice | str:
-    """Who keeps experts whose layers are stored so; or why they are dequantized."""
+def choose(
+    gate_up: Iterable[StoredLayer], down: Iterable[StoredLayer], sizes: Sizes, capability: tuple[int, int]
+) -> Choice | str:
+    """Who keeps experts whose layers are stored so, on such a GPU; or why they are dequantized."""
     inner, kinds = sizes.inner, [{(type(s.layout), s.layout.form, s.activations) for s in layers} for layers in (gate_up, down)]
     if any(len(kind) > 1 for kind in kinds):
         return "experts of one layer in several formats"
@@ -208,8 +261,26 @@ def choose(gate_up: Iterable[StoredLayer], down: Iterable[StoredLayer], sizes: S
             if not int4_weight.takes(each.block[1], inputs):
                 return f"4-bit weights in groups of {each.block[1]} (kernels take {int4_weight.GROUPS}, of an even number)"
         return Choice(Int4Experts, (form, down_form))
-    how = "16-bit" if activations is None else activations.dtype
-    return f"experts of {form.values} values with {how} activations (kernels take 4-bit integers and mxfp4)"
+    if form.values == "fp8" and capability < FIRST_FP8:
+        return "fp8 values on this GPU (one of compute capability 8.9 or later has kernels; they take integers on all)"
+    if activations is None or activations.dtype != form.values:
+        how = "16-bit" if activations is None else activations.dtype
+        return f"experts of {form.values} values with {how} activations (kernels take 4-bit integers, mxfp4, fp8 and int8)"
+    return _scaled(form, down_form, activations, sizes) or Choice(ScaledExpertsFormat, (form, down_form), activations)
+
+
+def _scaled(form: Form, down_form: Form, activations: Activations, sizes: Sizes) -> str | None:
+    """Why 8-bit experts with 8-bit inputs are not computed; None: they are."""
+    if activations.is_static:
+        return "8-bit experts whose inputs have static scales (kernels take dynamic ones)"
+    if form.has_zeros or not activations.is_symmetric:
+        return "8-bit values with zero points (kernels take symmetric ones)"
+    for each, inputs in ((form, sizes.hidden), (down_form, sizes.inner.full)):
+        if activations.group_size not in (0, BLOCK) and activations.group_size < inputs:
+            return f"activations in groups of {activations.group_size} (kernels take a token's and {BLOCK})"
+        if each.block[1] < inputs and each.block[1] % BLOCK:
+            return f"weights in blocks of {each.block[1]} inputs (kernels take multiples of {BLOCK}, and all)"
+    return None
 
 
 def _is_within(inner: Part, width: int) -> bool:
