@@ -5,17 +5,38 @@ import triton.language as tl
 
 
 @triton.jit
+def codes(words, t: tl.constexpr):
+    """Of stretch t of blocks' words: pairs of codes times 2^-126 in bfloat16, as bits."""
+    if t == 0:
+        bits = words & -2118090304  # 0x81C081C0
+    elif t == 1:
+        bits = (words << 3) & -2118090304
+    elif t == 2:
+        bits = (words << 6) & -2118090304
+    else:
+        bits = ((words << 1) & -2147450880) | ((words >> 5) & 0x01000100) | ((words >> 4) & 0x00C000C0)
+    return bits
+
+
+@triton.jit
+def times(pairs, factors):
+    """Products of pairs of bfloat16, as bits; in assembly, for else the compiler takes pairs apart."""
+    asm: tl.constexpr = "{ .reg .b32 z; mov.b32 z, 0x80008000; fma.rn.bf16x2 $0, $1, $2, z; }"
+    return tl.inline_asm_elementwise(asm, "=r,r,r", [pairs, factors], dtype=tl.int32, is_pure=True, pack=1)
+
+
+@triton.jit
+def less(pairs, others):
+    """Differences of pairs of positive bfloat16, as `times`."""
+    asm: tl.constexpr = "{ .reg .b32 o, m; mov.b32 o, 0x3f803f80; xor.b32 m, $2, 0x80008000; fma.rn.bf16x2 $0, $1, o, m; }"
+    return tl.inline_asm_elementwise(asm, "=r,r,r", [pairs, others], dtype=tl.int32, is_pure=True, pack=1)
+
+
+@triton.jit
 def numbers(words, t: tl.constexpr, MX: tl.constexpr):
     """Of stretch t of blocks' words, of even and of odd k, in float32: codes times 2^-126, or 128 + q."""
     if MX:
-        if t == 0:
-            bits = words & -2118090304  # 0x81C081C0
-        elif t == 1:
-            bits = (words << 3) & -2118090304
-        elif t == 2:
-            bits = (words << 6) & -2118090304
-        else:
-            bits = ((words << 1) & -2147450880) | ((words >> 5) & 0x01000100) | ((words >> 4) & 0x00C000C0)
+        bits = codes(words, t)
         low, high = (bits << 16).to(tl.float32, bitcast=True), (bits & -65536).to(tl.float32, bitcast=True)
     else:
         bits = words >> (4 * t)

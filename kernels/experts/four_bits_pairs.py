@@ -35,11 +35,12 @@ class Pairs(NamedTuple):
 
 
 @triton.jit
-def _words(w_row, columns, inside, WORDS: tl.constexpr):
-    """Four words for each of `columns`, [BLOCK_N, BLOCK, 4]."""
-    at = 4 * columns[:, None] + tl.arange(0, 4)[None, :]
-    mask = inside[:, None, None] & (columns < WORDS // 4)[None, :, None]
-    return tl.load(w_row[:, None, None] + at[None, :, :], mask, other=0, eviction_policy="evict_first")
+def _words(w_row, start, inside, BLOCK: tl.constexpr, WORDS: tl.constexpr):
+    """Four words for each of BLOCK columns from `start` on, [BLOCK_N, BLOCK, 4]."""
+    at = 4 * start + tl.arange(0, 4 * BLOCK)
+    mask = inside[:, None] & (at < WORDS)[None, :]
+    words = tl.load(w_row[:, None] + at[None, :], mask, other=0, eviction_policy="evict_first")
+    return words.reshape(inside.shape[0], BLOCK, 4)  # loaded flat: else the compiler deals W's rows out to threads
 
 
 @triton.jit
@@ -58,21 +59,24 @@ def _added(
 ):  # fmt: skip
     """acc [BLOCK_N, BLOCK] with the products of stretch t, x's [BLOCK, 4]; k [BLOCK] is the stretch's first."""
     first, second = numbers(words, t, MX)
-    if MX:
-        return acc + tl.sum(first * low[None, :, :] + second * high[None, :, :], 2) * scale_of(fours, t)
-    scale, offset = scale_and_offset(s_ptr, z_ptr, (k // GROUP)[None, :] * total + at[:, None], mask, ZEROS)
     part = tl.sum(first * low[None, :, :] + second * high[None, :, :], 2)
-    return acc + (part - offset * tl.sum(low + high, 1)[None, :]) * scale
+    if MX:
+        scale = scale_of(fours, t)
+    else:
+        scale, offset = scale_and_offset(s_ptr, z_ptr, (k // GROUP)[None, :] * total + at[:, None], mask, ZEROS)
+        part -= offset * tl.sum(low + high, 1)[None, :]
+    return acc + part * scale
 
 
 @triton.jit
-def _x_pair(x_row, columns, t: tl.constexpr, K: tl.constexpr, MX: tl.constexpr):
+def _x_pair(x_row, start, t: tl.constexpr, BLOCK: tl.constexpr, K: tl.constexpr, MX: tl.constexpr):
     """x of the columns' words and stretch t, [BLOCK, 4] of even and of odd k."""
-    pair = (columns // 4 * 64 + 16 * t + columns % 4 * 4)[:, None] + tl.arange(0, 4)[None, :]
+    word = 4 * start + tl.arange(0, 4 * BLOCK)
+    pair = word // 16 * 64 + 16 * t + word % 16
     low, high = inputs(x_row, pair, pair < K // 2)
     if MX:
         low, high = low * LARGE, high * LARGE
-    return low, high
+    return low.reshape(BLOCK, 4), high.reshape(BLOCK, 4)
 
 
 @triton.jit
@@ -107,11 +111,11 @@ def _gate_up_kernel(
     for start in tl.static_range(0, WORDS // 4, BLOCK):
         columns = start + tl.arange(0, BLOCK)
         mask = live[:, None] & (columns < WORDS // 4)[None, :]
-        words, up_words = _words(w_row, columns, live, WORDS), _words(up_row, columns, live, WORDS)
+        words, up_words = _words(w_row, start, live, BLOCK, WORDS), _words(up_row, start, live, BLOCK, WORDS)
         block = columns // 4
         fours, up_fours = _fours(s_ptr, at, block, 2 * N, mask, MX), _fours(s_ptr, at + N, block, 2 * N, mask, MX)
         for t in tl.static_range(4):
-            low, high = _x_pair(x_row, columns, t, K, MX)
+            low, high = _x_pair(x_row, start, t, BLOCK, K, MX)
             k = block * 128 + 32 * t
             gate = _added(gate, words, fours, low, high, s_ptr, z_ptr, at, k, 2 * N, mask, t, GROUP, MX, ZEROS)
             up = _added(up, up_words, up_fours, low, high, s_ptr, z_ptr, at + N, k, 2 * N, mask, t, GROUP, MX, ZEROS)
@@ -137,7 +141,7 @@ def _down_kernel(
     total = tl.zeros([BLOCK_N], tl.float32)
     if SHARED:
         total += tl.load(shared_ptr + row * shared_stride + n, live, other=0.0).to(tl.float32)
-    for j in tl.static_range(TOP_K):
+    for j in range(TOP_K):  # not unrolled: the code would outgrow the cache
         pair = row * TOP_K + j
         expert = tl.load(ids_ptr + pair).to(tl.int64)
         w_row = w_ptr + (expert * N + n) * WORDS
@@ -146,9 +150,9 @@ def _down_kernel(
         for start in tl.static_range(0, WORDS // 4, BLOCK):
             columns = start + tl.arange(0, BLOCK)
             mask = live[:, None] & (columns < WORDS // 4)[None, :]
-            words, fours = _words(w_row, columns, live, WORDS), _fours(s_ptr, at, columns // 4, N, mask, MX)
+            words, fours = _words(w_row, start, live, BLOCK, WORDS), _fours(s_ptr, at, columns // 4, N, mask, MX)
             for t in tl.static_range(4):
-                low, high = _x_pair(h_ptr + pair * K, columns, t, K, MX)
+                low, high = _x_pair(h_ptr + pair * K, start, t, BLOCK, K, MX)
                 k = columns // 4 * 128 + 32 * t
                 acc = _added(acc, words, fours, low, high, s_ptr, z_ptr, at, k, N, mask, t, GROUP, MX, ZEROS)
         y = _finished(acc, factor_ptr, bias_ptr, expert * N + n, live, MX, BIAS)

@@ -17,7 +17,7 @@ import triton.language as tl
 from quire.kernels.experts import tiles
 from quire.kernels.experts.align import Alignment, align
 from quire.kernels.experts.experts_reference import SwiGLU
-from quire.kernels.experts.four_bits_numbers import numbers, scale_and_offset, scale_of
+from quire.kernels.experts.four_bits_numbers import codes, less, numbers, scale_and_offset, scale_of, times
 from quire.kernels.experts.four_bits_weight import FourBits, FourBitWeights
 from quire.kernels.experts.swiglu import swiglu
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
@@ -40,6 +40,19 @@ class Tiles(NamedTuple):
 def _pair(words, s_ptr, z_ptr, at, four, first, total, live, t: tl.constexpr, GROUP: tl.constexpr, MX: tl.constexpr,
           ZEROS: tl.constexpr, dtype: tl.constexpr):  # fmt: skip
     """Stretch t of a block as dtype, [BLOCK_N, 16, 2]; first: the block's first k."""
+    if dtype == tl.bfloat16 and (MX or s_ptr.dtype.element_ty == tl.bfloat16):
+        if MX:
+            pairs = times(codes(words, t), (((four >> (8 * t)) & 0xFF) * 0x00800080)[:, None])
+        else:
+            group = (first + 32 * t) // GROUP * total + at
+            zero = tl.full([words.shape[0]], 8, tl.int32)
+            if ZEROS:
+                zero = tl.load(z_ptr + group, live, other=0).to(tl.int32)
+            scale = tl.load(s_ptr + group, live, other=0.0).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+            numbers_and_128 = ((words >> (4 * t)) & 0x000F000F) | 0x43004300
+            pairs = times(less(numbers_and_128, (zero * 0x10001 | 0x43004300)[:, None]), (scale * 0x10001)[:, None])
+        low = (pairs & 0xFFFF).to(tl.int16).to(dtype, bitcast=True)
+        return tl.join(low, (pairs >> 16).to(tl.int16).to(dtype, bitcast=True))
     low, high = numbers(words, t, MX)
     if MX:
         scale = scale_of(four, t)

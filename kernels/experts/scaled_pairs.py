@@ -33,22 +33,23 @@ class Pairs(NamedTuple):
 
 
 @triton.jit
-def _inputs(x_row, xs_row, columns, K: tl.constexpr, X_BLOCKS: tl.constexpr):
+def _inputs(x_row, xs_row, columns, start, K: tl.constexpr, X_BLOCKS: tl.constexpr):
     """16 of x for each of `columns`, [BLOCK, 16] in float32, times their scale where there are several."""
-    k = NEIGHBOURS * columns[:, None] + tl.arange(0, NEIGHBOURS)[None, :]
-    x = tl.load(x_row + k, k < K, other=0.0).to(tl.float32)
+    k = NEIGHBOURS * start + tl.arange(0, NEIGHBOURS * columns.shape[0])
+    x = tl.load(x_row + k, k < K, other=0.0).to(tl.float32).reshape(columns.shape[0], NEIGHBOURS)
     if X_BLOCKS > 1:
         x *= tl.load(xs_row + columns // 8, columns * NEIGHBOURS < K, other=0.0)[:, None]
     return x
 
 
 @triton.jit
-def _added(acc, x, w_row, s_ptr, at, columns, total, live, K: tl.constexpr, BLOCKS: tl.constexpr):
-    """acc [BLOCK_N, BLOCK] with the products of these columns."""
-    k = NEIGHBOURS * columns[:, None] + tl.arange(0, NEIGHBOURS)[None, :]
-    mask = live[:, None, None] & (k < K)[None, :, :]
-    w = tl.load(w_row[:, None, None] + k[None, :, :], mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
-    part = tl.sum(w * x[None, :, :], 2)
+def _added(acc, x, w_row, s_ptr, at, columns, start, total, live, K: tl.constexpr, BLOCKS: tl.constexpr):
+    """acc [BLOCK_N, BLOCK] with the products of these columns, from `start` on."""
+    k = NEIGHBOURS * start + tl.arange(0, NEIGHBOURS * columns.shape[0])
+    mask = live[:, None] & (k < K)[None, :]
+    w = tl.load(w_row[:, None] + k[None, :], mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
+    # loaded flat: else the compiler deals W's rows out to threads
+    part = tl.sum(w.reshape(live.shape[0], columns.shape[0], NEIGHBOURS) * x[None, :, :], 2)
     if BLOCKS > 1:
         inside = live[:, None] & (columns * NEIGHBOURS < K)[None, :]
         part *= tl.load(s_ptr + (columns // 8)[None, :] * total + at[:, None], inside, other=0.0)
@@ -89,9 +90,9 @@ def _gate_up_kernel(
     up = gate
     for start in tl.static_range(0, (K + 15) // 16, BLOCK):
         columns = start + tl.arange(0, BLOCK)
-        x = _inputs(x_ptr + row * K, xs_ptr + row * X_BLOCKS, columns, K, X_BLOCKS)
-        gate = _added(gate, x, w_ptr + first * K, s_ptr, at, columns, 2 * N, live, K, BLOCKS)
-        up = _added(up, x, w_ptr + (first + N) * K, s_ptr, at + N, columns, 2 * N, live, K, BLOCKS)
+        x = _inputs(x_ptr + row * K, xs_ptr + row * X_BLOCKS, columns, start, K, X_BLOCKS)
+        gate = _added(gate, x, w_ptr + first * K, s_ptr, at, columns, start, 2 * N, live, K, BLOCKS)
+        up = _added(up, x, w_ptr + (first + N) * K, s_ptr, at + N, columns, start, 2 * N, live, K, BLOCKS)
     xs_row = xs_ptr + row * X_BLOCKS
     gate_y = _finished(gate, s_ptr, at, bias_ptr, first, xs_row, live, X_BLOCKS, BLOCKS, BIAS)
     up_y = _finished(up, s_ptr, at + N, bias_ptr, first + N, xs_row, live, X_BLOCKS, BLOCKS, BIAS)
@@ -113,7 +114,7 @@ def _down_kernel(
     total = tl.zeros([BLOCK_N], tl.float32)
     if SHARED:
         total += tl.load(shared_ptr + row * shared_stride + n, live, other=0.0).to(tl.float32)
-    for j in tl.static_range(TOP_K):
+    for j in range(TOP_K):  # not unrolled: the code would outgrow the cache
         pair = row * TOP_K + j
         expert = tl.load(ids_ptr + pair).to(tl.int64)
         first = expert * N + n
@@ -121,8 +122,8 @@ def _down_kernel(
         acc = tl.zeros([BLOCK_N, BLOCK], tl.float32)
         for start in tl.static_range(0, (K + 15) // 16, BLOCK):
             columns = start + tl.arange(0, BLOCK)
-            h = _inputs(h_ptr + pair * K, hs_ptr + pair * X_BLOCKS, columns, K, X_BLOCKS)
-            acc = _added(acc, h, w_ptr + first * K, s_ptr, at, columns, N, live, K, BLOCKS)
+            h = _inputs(h_ptr + pair * K, hs_ptr + pair * X_BLOCKS, columns, start, K, X_BLOCKS)
+            acc = _added(acc, h, w_ptr + first * K, s_ptr, at, columns, start, N, live, K, BLOCKS)
         y = _finished(acc, s_ptr, at, bias_ptr, first, hs_ptr + pair * X_BLOCKS, live, X_BLOCKS, BLOCKS, BIAS)
         total += y.to(dtype).to(tl.float32) * tl.load(weights_ptr + pair)
     tl.store(out_ptr + row * N + n, total.to(dtype), live)

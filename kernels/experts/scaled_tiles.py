@@ -40,12 +40,14 @@ def _added(acc, x, w_at, s_ptr, at, xs, block, total, k_left, live, INT: tl.cons
     """acc [BLOCK_M, BLOCK_N] with the products of 128 of K."""
     w = tl.load(w_at + block * 128, k_left[:, None] & live[None, :], other=0.0, eviction_policy="evict_first")
     if INT and BLOCKS == 1:
-        return tl.dot(x, w, acc, out_dtype=tl.int32)
-    part = tl.dot(x, w, out_dtype=tl.int32 if INT else tl.float32).to(tl.float32)
-    scale = xs[:, None]  # here, and not at the end: a bare sum would be made one with the product before
-    if BLOCKS > 1:
-        scale = scale * tl.load(s_ptr + block * total + at, live, other=0.0)[None, :]
-    return acc + part * scale
+        acc = tl.dot(x, w, acc, out_dtype=tl.int32)
+    else:
+        part = tl.dot(x, w, out_dtype=tl.int32 if INT else tl.float32).to(tl.float32)
+        scale = xs[:, None]  # here, and not at the end: a bare sum would be made one with the product before
+        if BLOCKS > 1:
+            scale = scale * tl.load(s_ptr + block * total + at, live, other=0.0)[None, :]
+        acc += part * scale
+    return acc
 
 
 @triton.jit
