@@ -121,7 +121,11 @@ _WIDE = {
     "num_hidden_layers": 2, "initializer_range": 0.05,
 }  # fmt: skip
 # Wide enough for the kernels that a full batch of a real model gets.
-WIDE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {"wide-llama": ("llama", _WIDE), "wide-qwen3": ("qwen3", _WIDE)}
+WIDE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "wide-llama": ("llama", _WIDE),
+    "wide-qwen3": ("qwen3", _WIDE),
+    **tiny_moe.WIDE_MODELS,
+}
 # With a head that four ranks share by whole blocks of the sampler's, the last of them a short one.
 _SPLIT = {"vocab_size": 1700}
 SPLIT_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -166,7 +170,7 @@ def reference(name: str) -> Any:
             elif "norm" in key or ".ln_" in key:
                 parameter.normal_(tiny_families.norm_mean(name, family, key), 0.2 if parameter.dim() == 1 else 0.3)
             elif key.endswith(("gate.weight", "router.weight")):  # of experts: far apart, so that rounding chooses no other
-                parameter.normal_(0.0, 0.1 if family.startswith("mistral4") else 0.4)  # a flat softmax over its groups
+                parameter.normal_(0.0, 0.21 if family.startswith("mistral4") else 0.4)  # a flat softmax over its groups
         for key, buffer in model.named_buffers():
             if key.endswith("e_score_correction_bias"):
                 buffer.normal_(0.0, 0.3)

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from quire.ipc.engine_stats import ExpertTokens
-from quire.workers.parallel import dealt
+from quire.workers.models.config import ModelConfig
+from quire.workers.parallel import Parallel, dealt
 
 
 class ExpertLoad:
@@ -51,3 +52,9 @@ class ExpertLoad:
             return torch.cat(self._layers).numpy()
         with torch.cuda.stream(self._stream):
             return torch.cat(self._layers).cpu().numpy()
+
+
+def expert_load_of(model: ModelConfig, parallel: Parallel) -> ExpertLoad | None:
+    """None where one rank has all experts, and where the layers of this stage have none."""
+    has_experts = any(layer.experts is not None for i, layer in enumerate(model.layers) if i in parallel.stage.layers)
+    return ExpertLoad(parallel.size, parallel.device) if has_experts and parallel.size > 1 else None

@@ -65,7 +65,13 @@ def sizes_of(model: ModelConfig, parallel: Parallel | None = None) -> ModelSizes
     specs = [(layer.attention.on_rank(ranks), layer.mlp_width(model.hidden_size, ranks)) for layer in model.layers]
     layers = tuple(
         LayerSizes(
-            s.num_heads, s.num_kv_heads, s.head_dim, s.window, mlp, 1 if s.cache_dtype else 0, has_cache=s.shares is None,
+            s.num_heads,
+            s.num_kv_heads,
+            s.head_dim,
+            s.window,
+            mlp,
+            1 if s.cache_dtype else 0,
+            has_cache=s.shares is None,
             has_values=not s.latent_dim,
         )
         for s, mlp in specs

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from quire.ipc.messages import PromptLogprobsOfRow
 from quire.ipc.process.cpus import cpu_share
 from quire.ipc.step.masks import RowsAndMasks
 from quire.ipc.step.plan import StepPlan, decode_logits_processors, decode_plan
@@ -43,6 +44,10 @@ class PromptRow(NamedTuple):
     ranks: torch.Tensor
     top_ids: torch.Tensor
     top_logprobs: torch.Tensor
+
+    def message(self) -> PromptLogprobsOfRow:
+        arrays = self.logprobs.float(), self.ranks.int(), self.top_ids.int(), self.top_logprobs.float()
+        return PromptLogprobsOfRow(self.row, *(a.contiguous().numpy().tobytes() for a in arrays))
 
 
 class ModelRunner:

@@ -10,7 +10,6 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from quire.ipc.config import WorkerConfig
@@ -25,7 +24,6 @@ from quire.ipc.messages import (
     ControlRequest,
     DumpStacks,
     KVGroup,
-    PromptLogprobsOfRow,
     SideResults,
     StartProfiler,
     StopProfiler,
@@ -46,7 +44,7 @@ from quire.workers.attention.kv_cache import KVCache
 from quire.workers.devices.cpu import CpuDevice
 from quire.workers.devices.device import Device, DeviceContext
 from quire.workers.devices.threads import choose_num_threads
-from quire.workers.expert_load import ExpertLoad
+from quire.workers.expert_load import expert_load_of
 from quire.workers.group.alone import Alone
 from quire.workers.group.group import Group
 from quire.workers.group.place import ExchangeFailed, Place
@@ -90,7 +88,7 @@ class Worker:
         self.reader = PlanReader.attach(own_fds(config.plan_ring_fds))
         self.ring = ResultRing.attach(own_fds(config.result_ring_fds)) if config.result_ring_fds else None
         self.device = torch.device("cuda", config.device_index) if config.device == "cuda" else torch.device("cpu")
-        self.parallel = Parallel(device=self.device)
+        self.parallel = Parallel(device=self.device, deals_experts=config.enable_expert_parallel)
         self.custom_processors: CustomProcessors | None = None
         self.profiler = Profiler(config.profile_dir, config.rank, config.device)
 
@@ -190,10 +188,8 @@ class Worker:
         elif c.emulate_world_size > 1:
             alone = Alone(c.emulate_world_size)
             self.parallel = Parallel(0, c.emulate_world_size, self.device, alone, alone, deals_experts=c.enable_expert_parallel)
-        own = (layer for i, layer in enumerate(model_config.layers) if i in self.parallel.stage.layers)
-        counts = c.enable_expert_parallel and c.tensor_parallel_size > 1 and c.rank == c.output_rank
-        if counts and any(layer.experts is not None for layer in own):
-            self.parallel.expert_load = ExpertLoad(c.tensor_parallel_size, self.device)
+        if c.enable_expert_parallel and c.rank == c.output_rank:
+            self.parallel.expert_load = expert_load_of(model_config, self.parallel)
 
     def _await_allocation(self) -> AllocateKV:
         while (command := self.link.receive(timeout_s=60.0)) is None:
@@ -385,12 +381,7 @@ class Worker:
     def _send_side_results(self, step: int, results: list[PromptRow]) -> None:
         if self.ring is None:  # every rank has them, and one speaks
             return
-        self.link.send(SideResults(self.config.rank, step, [_side_result(row) for row in results]))
-
-
-def _side_result(row: PromptRow) -> PromptLogprobsOfRow:
-    arrays = [row.logprobs.float(), row.ranks.int(), row.top_ids.int(), row.top_logprobs.float()]
-    return PromptLogprobsOfRow(row.row, *(np.ascontiguousarray(a.numpy()).tobytes() for a in arrays))
+        self.link.send(SideResults(self.config.rank, step, [row.message() for row in results]))
 
 
 def _reason(error: BaseException) -> str:

@@ -2,15 +2,18 @@
 
 Every launch of a way depends on shapes alone, so a step with experts can be captured. What decides is the tuning table: rows,
 and rows an expert gets on average. float32 has one way and one configuration, so that a row's result is the same to the last
-bit in any batch.
+bit in any batch. Weights of 4 and of 8 bits have kernels of their own (`four_bits`, `scaled`).
 """
 
 from collections.abc import Hashable
+from typing import Any
 
 import torch
 
-from quire.kernels.experts import align, pairs, routing, tiles
+from quire.kernels.experts import align, four_bits, pairs, routing, scaled, tiles
 from quire.kernels.experts.experts_reference import SwiGLU, Weights
+from quire.kernels.experts.four_bits_weight import FourBitWeights
+from quire.kernels.experts.scaled_weight import ScaledWeights
 from quire.kernels.triton_support.dependent_launch import PLAIN
 from quire.kernels.tuning.configs import PairConfig, TilesConfig
 from quire.kernels.tuning.current import cached, current
@@ -30,12 +33,19 @@ def choose(rows: int, top_k: int, num_experts: int, itemsize: int = 2) -> PairCo
 
 def kernel_specialization(rows: int, top_k: int, num_experts: int) -> Hashable:
     """Steps of numbers of rows with equal answers run the same compiled kernels."""
-    return choose(rows, top_k, num_experts), rows * top_k > align.LARGE, rows > routing.FEW_ROWS
+    of_four_bits = four_bits.choose(rows, top_k, num_experts)
+    return (
+        choose(rows, top_k, num_experts),
+        of_four_bits,
+        scaled.choose(rows, top_k, num_experts),
+        rows * top_k > align.LARGE,
+        rows > routing.FEW_ROWS,
+    )
 
 
 def experts(
     x: torch.Tensor,
-    w: Weights,
+    w: Weights | FourBitWeights | ScaledWeights,
     ids: torch.Tensor,
     weights: torch.Tensor,
     act: SwiGLU,
@@ -43,26 +53,37 @@ def experts(
     *,
     num_routed: int = 0,
     pdl: int = PLAIN,
-    config: PairConfig | TilesConfig | None = None,
+    config: Any = None,
 ) -> torch.Tensor:
     """[T, H] of x [T, H] and its experts, ids int32 [T, k] with weights float32 [T, k]; `shared` [T, H] is added.
 
     num_routed: of how many experts these are some; ids are then numbers among these, or their number for any other. 0: all.
+    Weights of fewer bits are always all.
 
-    `config` is for tests and tuning.
+    `config`, of the weights' kernels, is for tests and tuning.
     """
+    _check(x, w, ids, weights)
+    if len(x) == 0:
+        return torch.empty_like(x)
+    if num_routed and not isinstance(w, Weights):
+        raise ValueError("experts: some of all experts need weights in floats")
+    if isinstance(w, FourBitWeights):
+        return four_bits.experts(x, w, ids, weights, act, shared, config=config, pdl=pdl)
+    if isinstance(w, ScaledWeights):
+        return scaled.experts(x, w, ids, weights, act, shared, config=config, pdl=pdl)
+    if not x.dtype == w.gate_up.dtype == w.down.dtype:
+        raise ValueError(f"experts: x {x.dtype} and weights {w.gate_up.dtype}, {w.down.dtype} need one dtype")
+    if not (w.gate_up.is_contiguous() and w.down.is_contiguous()):
+        raise ValueError("experts: weights must be contiguous")
+    config, are_some = config or choose(len(x), ids.shape[1], num_routed or len(w.down), x.element_size()), num_routed > 0
+    if isinstance(config, PairConfig):
+        return pairs.experts(x, w, ids, weights, act, shared, config, are_some=are_some, pdl=pdl)
+    return tiles.experts(x, w, ids, weights, act, shared, config, are_some=are_some, pdl=pdl)
+
+
+def _check(x: torch.Tensor, w: Weights | FourBitWeights | ScaledWeights, ids: torch.Tensor, weights: torch.Tensor) -> None:
     (rows, hidden), (num_experts, inner2, k) = x.shape, w.gate_up.shape
     if k != hidden or w.down.shape != (num_experts, hidden, inner2 // 2) or ids.shape != weights.shape or len(ids) != rows:
         raise ValueError(f"experts: x {x.shape}, weights {w.gate_up.shape}, {w.down.shape}, ids {ids.shape} do not fit")
-    if not x.dtype == w.gate_up.dtype == w.down.dtype or x.stride(1) != 1:
-        raise ValueError(f"experts: x {x.dtype} and weights {w.gate_up.dtype}, {w.down.dtype} need one dtype, rows unit stride")
-    if not (w.gate_up.is_contiguous() and w.down.is_contiguous() and ids.is_contiguous() and weights.is_contiguous()):
-        raise ValueError("experts: weights, ids and their weights must be contiguous")
-    if rows == 0:
-        return torch.empty_like(x)
-    config = config or choose(rows, ids.shape[1], num_routed or num_experts, x.element_size())
-    if isinstance(config, PairConfig):
-        if rows > pairs.MAX_ROWS:
-            raise ValueError(f"experts: {rows} rows are too many for a product a pair")
-        return pairs.experts(x, w, ids, weights, act, shared, config, are_some=num_routed > 0, pdl=pdl)
-    return tiles.experts(x, w, ids, weights, act, shared, config, are_some=num_routed > 0, pdl=pdl)
+    if x.stride(1) != 1 or not ids.is_contiguous() or not weights.is_contiguous():
+        raise ValueError("experts: rows of x need unit stride, ids and their weights must be contiguous")

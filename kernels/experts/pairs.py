@@ -112,6 +112,8 @@ def experts(
 ) -> torch.Tensor:
     """[T, H] of x [T, H], 1 to 16 rows, whose experts are ids [T, k]; all that `experts.experts` has checked."""
     (rows, hidden), inner, top_k = x.shape, w.down.shape[2], ids.shape[1]
+    if rows > MAX_ROWS:
+        raise ValueError(f"experts: {rows} rows are too many for a product a pair")
     h = x.new_empty(rows * top_k, inner)
     out = x.new_empty(rows, hidden)
     held = len(w.gate_up) if are_some else 0

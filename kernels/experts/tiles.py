@@ -26,7 +26,7 @@ ADD_BLOCK = 1024
 
 
 @triton.jit
-def _place(slots, columns, BAND: tl.constexpr):
+def place(slots, columns, BAND: tl.constexpr):
     """This program's slot and its number among the tiles of columns."""
     pid = tl.program_id(0)
     band = pid // (BAND * columns)
@@ -59,7 +59,7 @@ def _gate_up_kernel(
     BAND: tl.constexpr, ONCE: tl.constexpr, BIAS: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr,
     OFFSET: tl.constexpr, CUBIC: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    slot, column = _place(slots, tl.cdiv(N, BLOCK_N), BAND)
+    slot, column = place(slots, tl.cdiv(N, BLOCK_N), BAND)
     wait_for_previous(PDL)
     size = tl.load(tiles_ptr + 2 * slots + slot)
     if size <= 0:
@@ -95,7 +95,7 @@ def _down_kernel(
     K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BAND: tl.constexpr,
     ONCE: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    slot, column = _place(slots, tl.cdiv(N, BLOCK_N), BAND)
+    slot, column = place(slots, tl.cdiv(N, BLOCK_N), BAND)
     wait_for_previous(PDL)
     size = tl.load(tiles_ptr + 2 * slots + slot)
     if size <= 0:

@@ -165,8 +165,17 @@ def _kernels() -> dict[tuple[str, str], Any]:
         rope_kv,
     )
     from quire.kernels.elementwise import activation, embedding, logits, norm  # noqa: F401
-    from quire.kernels.exchange import all_reduce_norm  # noqa: F401
-    from quire.kernels.experts import align, pairs, routing, tiles  # noqa: F401
+    from quire.kernels.exchange import all_reduce_norm, peer_link  # noqa: F401
+    from quire.kernels.experts import (  # noqa: F401
+        align,
+        four_bits_pairs,
+        four_bits_tiles,
+        pairs,
+        routing,
+        scaled_pairs,
+        scaled_tiles,
+        tiles,
+    )
     from quire.kernels.linear import (  # noqa: F401
         int4,
         int4_hopper,

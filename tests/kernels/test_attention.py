@@ -12,6 +12,7 @@ from attention_cases import (
     GPU_DECODE_ROWS,
     GPU_DTYPES,
     GPU_PREFILL_ROWS,
+    INTERPRET_DECODE_ROWS,
     ODD_HEADS,
     SHAPES,
     Case,
@@ -51,13 +52,6 @@ def run_mixed(case: Case, num_decode: int, decode_options: dict, prefill_options
     assert both[:tokens].isnan().all()
     both[:tokens] = out[:tokens]
     return both
-
-
-INTERPRET_DECODE_ROWS = {
-    "one_token": [(1, 1)],
-    "lengths": [(1, 1), (40, 1), (16, 1), (0, 1), (17, 1)],
-    "queries": [(5, 2), (0, 1), (33, 3), (3, 3)],
-}
 
 
 @pytest.mark.interpret

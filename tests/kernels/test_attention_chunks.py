@@ -2,9 +2,19 @@
 
 import pytest
 import torch
-from attention_cases import GPU_DECODE_ROWS, GPU_DTYPES, GPU_PREFILL_ROWS, SHAPES, Case, assert_matches, run_decode, run_prefill
-from kernels.test_attention import INTERPRET_DECODE_ROWS
-from kernels.test_attention_cpu import CPU_ROWS, run_cpu
+from attention_cases import (
+    CPU_ROWS,
+    GPU_DECODE_ROWS,
+    GPU_DTYPES,
+    GPU_PREFILL_ROWS,
+    INTERPRET_DECODE_ROWS,
+    SHAPES,
+    Case,
+    assert_matches,
+    run_cpu,
+    run_decode,
+    run_prefill,
+)
 
 
 def chunked(rows, size, *args, **changes) -> Case:

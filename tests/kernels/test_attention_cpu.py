@@ -6,34 +6,9 @@ nobody) is NaN, and so is `out` before a call.
 
 import pytest
 import torch
-from attention_cases import ODD_HEADS, SHAPES, Case, assert_matches
+from attention_cases import CPU_ROWS, ODD_HEADS, SHAPES, Case, assert_matches, run_cpu
 
 from quire.kernels.attention.attention_cpu import CpuAttentionPlan, attention_cpu
-
-
-def run_cpu(case: Case) -> torch.Tensor:
-    plan = CpuAttentionPlan(
-        case.block_table[case.row_slots.long()],
-        [keys for keys, _queries in case.rows],
-        [queries for _keys, queries in case.rows],
-        case.k_cache,
-        dtype=case.dtype,
-        window=case.window,
-        is_chunked=case.is_chunked,
-    )
-    given = {"scale": case.scale, "shape": case.score_shape}
-    attention_cpu(case.q, case.k_cache, case.v_cache, case.out, plan, **given, **case.scales)
-    return case.out
-
-
-CPU_ROWS = {
-    "one_token": [(1, 1)],
-    "decode": [(1, 1), (16, 1), (17, 1), (100, 1), (3, 1), (65, 1), (101, 1), (102, 1)],
-    "prefill": [(1, 1), (17, 17), (40, 40)],
-    "chunks": [(50, 7), (64, 32), (33, 32), (300, 290)],
-    "speculative": [(9, 3), (80, 8), (2, 2)],
-    "mixed_and_padded": [(70, 1), (0, 1), (20, 1), (33, 33), (0, 0), (90, 45), (5, 1)],
-}
 
 
 @pytest.mark.parametrize("window", [0, 1, 13, 64])

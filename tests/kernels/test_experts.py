@@ -4,20 +4,18 @@ import itertools
 
 import pytest
 import torch
+from experts_cases import CLAMPED, DEEPSEEK, GELU, GPT_OSS, QWEN, TOLERANCE
 
 from quire.kernels.experts import experts_reference
 from quire.kernels.experts.experts_reference import SwiGLU, Weights
 from quire.kernels.tuning.configs import PairConfig, TileConfig, TilesConfig
 from quire.kernels.tuning.default import EXPERTS
 
-CLAMPED = SwiGLU(limit=1.0, alpha=1.702, offset=1.0)
-GELU = SwiGLU(alpha=1.5957691216057308, cubic=0.044715)
 # rows, hidden, intermediate, experts, top k
 SHAPES = [(1, 16, 16, 1, 1), (3, 48, 24, 5, 2), (7, 33, 17, 4, 4), (16, 64, 32, 3, 1), (40, 40, 72, 6, 3)]
 TILES = TilesConfig(16, True, TileConfig(16, 32, 4, 2), TileConfig(32, 16, 4, 2))
 LARGE = TilesConfig(32, False, TileConfig(32, 16, 4, 2), TileConfig(16, 32, 4, 3))
 PAIRS = PairConfig(2, 4, 32, 4)
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
 
 def operands(shape, dtype=torch.float32, device="cpu", has_bias=False, skewed=False):
@@ -183,7 +181,6 @@ def test_what_does_not_fit_is_refused():
 
 
 # -------------------------------------------------------------------------------------------------------------- a GPU
-QWEN, GPT_OSS, DEEPSEEK = (2048, 768, 128, 8), (2880, 2880, 32, 4), (2048, 1408, 64, 6)
 REAL = [(5, *QWEN), (64, *QWEN), (300, *QWEN), (33, *GPT_OSS), (70, *DEEPSEEK)]
 ALL_TILES = [config for _, config in EXPERTS.tiles]
 

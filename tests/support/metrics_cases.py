@@ -14,6 +14,7 @@ from quire.ipc.engine_stats import (
     CacheInfo,
     Distribution,
     EngineStats,
+    ExpertStats,
 )
 from quire.ipc.messages import Beat, Welcome
 from quire.ipc.process.usage import process_usage
@@ -33,6 +34,7 @@ def engine_stats(**changes) -> EngineStats:
             "mask_time": spread(HOST_SECONDS),
             "batch_fill": spread(BATCH_FILL, *[0] * len(BATCH_FILL), 4),
             "processes": [process_usage(os.getpid(), "engine")],
+            "experts": ExpertStats([300, 100], 1.5),
             **changes,
         }
     )

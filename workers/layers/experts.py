@@ -1,21 +1,22 @@
 """A layer's experts and their router: what owns the weights of all experts, stacked, and the choice among them.
 
 The checkpoint has a tensor for each expert, or all of a kind in one. Both become gate_up [E, 2 I, H] and down [E, H, I] in the
-dtype of the activations; what the checkpoint has quantized is dequantized while it is loaded, whatever the device. Ranks hold a
-part of each expert's intermediate dimension, or whole experts (--enable-expert-parallel), and sum what they get. The router
-is every rank's own, and all choose alike.
-Arithmetic is in ops.py. Families' mixtures are made of these in models/moe.py.
+dtype of the activations. What the checkpoint has quantized is kept so on a GPU where a kernel computes with it
+(formats/experts.py), else dequantized while it is loaded. Ranks hold a part of each expert's intermediate dimension, or whole
+experts (--enable-expert-parallel), and sum what they get. The router is every rank's own, and all choose alike. Arithmetic is
+in ops.py, families' mixtures are made of these in models/moe.py.
 """
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from quire.kernels.experts.experts_reference import SwiGLU, Weights
 from quire.kernels.experts.routing_reference import Counting, Routing
 from quire.workers.layers import ops
+from quire.workers.layers.formats.experts import KeptExperts, Place, Sizes, capability_of, choose
 from quire.workers.layers.formats.layouts_experts import StackedMxFp4Layout, halves
 from quire.workers.layers.formats.schemes import MxFp4, QuantizationError, Scheme
 from quire.workers.layers.formats.stored import Source, StoredLayer, source_of
@@ -96,12 +97,15 @@ class Experts(WeightOwner):
         self._adds_bias = inner.is_whole or place.parallel.rank == 0
         dtype, device = place.dtype, place.device
         num_experts = experts.size
-        self.gate_up = new_parameter((num_experts, 2 * inner.size, hidden_size), dtype, device)
-        self.down = new_parameter((num_experts, hidden_size, inner.size), dtype, device)
+        self._dtype = dtype
+        self._device, self._sizes = device, Sizes(experts.full, hidden_size, inner)
+        self._stored = self._quantized(place)
+        self._kept, self.not_computed = self._keeps()
+        if self._kept is None:
+            self.gate_up = new_parameter((num_experts, 2 * inner.size, hidden_size), dtype, device)
+            self.down = new_parameter((num_experts, hidden_size, inner.size), dtype, device)
         self.gate_up_bias = new_parameter((num_experts, 2 * inner.size), dtype, device) if has_bias else None
         self.down_bias = new_parameter((num_experts, hidden_size), dtype, device) if has_bias else None
-        self._device = device
-        self._stored = self._quantized(place)
 
     def forward(
         self, h: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, shared: torch.Tensor | None = None
@@ -109,14 +113,16 @@ class Experts(WeightOwner):
         return ops.experts(h, self.weights, ids, weights, self._act, shared, self._num_routed)
 
     @property
-    def weights(self) -> Weights:
+    def weights(self) -> Any:
+        if self._kept is not None:
+            return self._kept.weights(self.gate_up_bias, self.down_bias)
         return Weights(self.gate_up, self.down, self.gate_up_bias, self.down_bias)
 
     def _quantized(self, place: Placement) -> dict[str, StoredLayer]:
         """The layers that the checkpoint has quantized, by name behind our own. Raises QuantizationError."""
         if place.quantization is None:
             return {}
-        hidden_size, names = whole(self.gate_up.shape[2]), self._names
+        hidden_size, names = whole(self._sizes.hidden), self._names
         first = "gate_up_proj" if names.are_stacked else f"0.{names.gate}"
         if (scheme := place.quantization.scheme_of(f"{place.prefix}{first}")) is None:
             return {}
@@ -128,7 +134,7 @@ class Experts(WeightOwner):
             (names.down, hidden_size, self._inner),
         )
         found = {}
-        for expert in range(self._experts.full):
+        for expert in range(self._sizes.experts):
             for kind, rows, columns in kinds:
                 layer = f"{place.prefix}{expert}.{kind}"
                 if (scheme := place.quantization.scheme_of(layer)) is None:
@@ -140,7 +146,7 @@ class Experts(WeightOwner):
     def _stacked_mxfp4(self, scheme: Scheme, layer: str) -> dict[str, StoredLayer]:
         if not isinstance(scheme, MxFp4):
             raise QuantizationError(f"quantization_config: {layer} holds all experts: only mxfp4 is supported there")
-        experts, hidden_size, inner = self._experts.full, self.gate_up.shape[2], self._inner
+        experts, hidden_size, inner = self._sizes
         interleaved = self._names.are_interleaved
         gate_up = StackedMxFp4Layout("gate_up_proj", experts, 2 * inner.full, hidden_size, parts=2, are_interleaved=interleaved)
         down = StackedMxFp4Layout("down_proj", experts, hidden_size, inner.full)
@@ -149,6 +155,19 @@ class Experts(WeightOwner):
             "gate_up_proj": StoredLayer(Source(gate_up, None), inner, whole(hidden_size), self._device, own),
             "down_proj": StoredLayer(Source(down, None), whole(hidden_size), inner, self._device, own),
         }
+
+    def _keeps(self) -> tuple[KeptExperts | None, dict[str, str]]:
+        """What keeps the weights quantized, on a GPU; None: nothing does, and why, by the layers that are dequantized."""
+        if not self._stored or (capability := capability_of(self._device)) is None:
+            return None, {}
+        is_down = {layer: layer.rpartition(".")[2] in (self._names.down, "down_proj") for layer in self._stored}
+        gate_up, down = ([s for layer, s in self._stored.items() if is_down[layer] == kind] for kind in (False, True))
+        if not self._experts.is_whole:
+            return None, dict.fromkeys(self._stored, "of some of all experts")
+        found = choose(gate_up, down, self._sizes, capability)
+        if isinstance(found, str):
+            return None, dict.fromkeys(self._stored, found)
+        return found.make(self._sizes, self._dtype, self._device), {}
 
     # ------------------------------------------------------------------------------------------------------ loading
     def targets(self, name: str) -> Iterator[tuple[str, Target]]:
@@ -196,14 +215,27 @@ class Experts(WeightOwner):
         size, has_bias = self._inner.size, self.gate_up_bias is not None
         for layer, stored in self._stored.items():
             expert, _, kind = layer.rpartition(".")
+            where = f"{name}.{layer}" if expert else name
+            if self._kept is not None:
+                then = partial(self._kept.put, stored, f"{name}.{layer}", self._place(expert, kind))
+                yield from stored.targets(where, has_bias or not expert, then)
+                continue
             into: torch.Tensor = self.down if kind == self._names.down else self.gate_up
             own = self._own(int(expert)) if expert else 0
             if expert:
                 part = {self._names.gate: slice(size), self._names.up: slice(size, None)}.get(kind, slice(None))
                 into = into[own or 0, part]
-            where = f"{name}.{layer}" if expert else name
             for tensor, target in stored.targets(where, has_bias or not expert, partial(stored.dequantize_into, into, where)):
                 yield tensor, target._replace(is_read=own is not None)
+
+    def _place(self, expert: str, kind: str) -> Place:
+        """Where a quantized layer is kept; without an expert's number all experts'."""
+        size, hidden = self._inner.size, self._sizes.hidden
+        experts = slice(int(expert), int(expert) + 1) if expert else slice(0, self._sizes.experts)
+        if kind in (self._names.down, "down_proj"):
+            return Place(True, experts, slice(0, hidden))
+        rows = {self._names.gate: slice(0, size), self._names.up: slice(size, 2 * size)}
+        return Place(False, experts, rows.get(kind, slice(0, 2 * size)))
 
     def _target(self, shape: tuple[int, ...], write: Callable[[torch.Tensor, int], None]) -> Target:
         """Of a tensor with all experts, whose rows are experts: those of this rank are cut by `write`."""
@@ -229,6 +261,9 @@ class Experts(WeightOwner):
         self.down[row : row + len(piece)].copy_(down[:, :, self._inner.slice])
 
     def fill_dummy(self, limit: float, generator: torch.Generator) -> None:
+        if self._kept is not None:
+            self._kept.fill_dummy(limit, generator)
+            return super().fill_dummy(limit, generator)  # biases
         if self._inner.is_whole and self._experts.is_whole:
             return super().fill_dummy(limit, generator)
         own, experts, hidden, inner = self._experts.slice, self._experts.full, self.down.shape[1], self._inner
@@ -245,5 +280,7 @@ class Experts(WeightOwner):
 
     def finish(self) -> None:
         """As a Linear's: of ranks whose results are summed, one adds the bias."""
+        if self._kept is not None:
+            self._kept.finish()
         if self.down_bias is not None and not self._adds_bias:
             self.down_bias.zero_()

@@ -5,6 +5,7 @@ import logging
 import torch
 
 from quire.ipc.layout import MAX_RANKS
+from quire.workers.layers.experts import Experts
 from quire.workers.layers.formats.format import Format, checkpoint_prefix
 from quire.workers.layers.formats.schemes import QuantizationError
 from quire.workers.layers.linear import Placement
@@ -52,9 +53,10 @@ def _say_what_is_dequantized(model: LanguageModel, dtype: torch.dtype) -> None:
     """A line for each reason why layers that the checkpoint holds quantized take a plain weight's memory and time."""
     layers: dict[str, list[str]] = {}
     for name, module in model.named_modules():
-        if isinstance(module, Format):
+        if isinstance(module, Format | Experts):
+            prefix = f"{name}." if isinstance(module, Experts) else checkpoint_prefix(name)
             for layer, why in module.not_computed.items():
-                layers.setdefault(why, []).append(f"{checkpoint_prefix(name)}{layer}")
+                layers.setdefault(why, []).append(f"{prefix}{layer}")
     for why, names in layers.items():
         log.warning(
             "%d layers, from %s to %s, are dequantized to %s, for no kernel computes %s",

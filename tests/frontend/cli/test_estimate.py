@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from estimate_cases import QWEN3_06B, folder_of, read
 from quantized_models import quantized
 from tiny_models import MODELS, tiny_model
 
@@ -35,20 +36,6 @@ LLAMA_8B = {
     "num_key_value_heads": 8, "num_hidden_layers": 32, "vocab_size": 128256, "max_position_embeddings": 131072,
     "torch_dtype": "bfloat16",
 }  # fmt: skip
-QWEN3_06B = {
-    "architectures": ["Qwen3ForCausalLM"], "hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16,
-    "num_key_value_heads": 8, "head_dim": 128, "num_hidden_layers": 28, "vocab_size": 151936, "max_position_embeddings": 40960,
-    "tie_word_embeddings": True, "torch_dtype": "bfloat16",
-}  # fmt: skip
-
-
-def folder_of(tmp_path, config):
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    return str(tmp_path)
-
-
-def read(name, **overrides):
-    return read_model(str(name), None, None, None, overrides)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 import torch
-from frontend.cli.test_estimate import QWEN3_06B, folder_of, read
+from estimate_cases import QWEN3_06B, folder_of, read
 from tiny_models import ALL_MODELS, MODELS, tiny_model
 
 from quire.enginecore import daemon

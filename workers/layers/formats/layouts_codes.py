@@ -143,10 +143,13 @@ class MxFp4Layout(IntegerLayout):
             self.scheme.scales_name: Stored(((n, groups),), ("U8", "F8_E8M0")),
         }
 
+    def codes(self, tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
+        """As they are: two codes a byte uint8 [N, K / 2], exponents uint8 [N, K / 32]."""
+        return tensors[self.scheme.codes_name].reshape(self.n, -1), tensors[self.scheme.scales_name].view(torch.uint8)
+
     def unpacked(self, tensors: Tensors) -> Integers:
         """Values are whole halves: q has twice them, scales half. Raises ValueError for a scale that is NaN."""
-        octets, exponents = tensors[self.scheme.codes_name].reshape(self.n, -1), tensors[self.scheme.scales_name]
-        exponents = exponents.view(torch.uint8)
+        octets, exponents = self.codes(tensors)
         if (exponents == E8M0_NAN).any():
             raise ValueError(f"{self.scheme.scales_name} has a NaN (255)")
         table = torch.tensor([*E2M1_HALVES, *(-x for x in E2M1_HALVES)], dtype=torch.int8, device=octets.device)

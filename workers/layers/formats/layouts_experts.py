@@ -40,6 +40,18 @@ class StackedMxFp4Layout:
     def stretches(self, tensors: Tensors, rows: slice, columns: slice) -> Iterator[Integers]:
         raise NotImplementedError("several weights are not one")
 
+    def codes(self, tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
+        """As they are: two codes a byte uint8 [E, N, K / 2], exponents uint8 [E, N, K / 32]."""
+        blocks, scales = tensors[f"{self.name}_blocks"], tensors[f"{self.name}_scales"]
+        return blocks.reshape(self.experts, self.n, -1), scales.view(torch.uint8)
+
+    def of_expert(self, tensor: torch.Tensor, expert: int) -> tuple[torch.Tensor, ...]:
+        """An expert's rows of a tensor [E, N, ...], in parts."""
+        if self._parts == 1:
+            return (tensor[expert],)
+        gate, up = halves(tensor[expert : expert + 1], self._are_interleaved)
+        return gate[0], up[0]
+
     def dequantize_into(self, tensors: Tensors, out: torch.Tensor, rows: slice, columns: slice) -> None:
         """Into out [E, parts of the rows, columns]; raises ValueError as MxFp4Layout."""
         blocks, scales = tensors[f"{self.name}_blocks"], tensors[f"{self.name}_scales"]

@@ -71,6 +71,12 @@ class StoredLayer:
         self._rows, self._columns, self._device = rows, columns, device
         self._pieces: dict[str, list[torch.Tensor]] = {}
 
+    @property
+    def slices(self) -> tuple[slice, slice]:
+        """This rank's rows and columns, of a layer whose rows are in one piece."""
+        assert isinstance(self._rows, Part)
+        return self._rows.slice, self._columns.slice
+
     def targets(self, layer: str, has_bias: bool, then: Callable[[], None] | None = None) -> Iterator[tuple[str, Target]]:
         """`then` is called by a reader when the layer's tensors are all there.
 

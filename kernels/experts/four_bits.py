@@ -1,0 +1,52 @@
+"""Experts with weights of 4 bits (`four_bits_weight`): which way a number of rows goes.
+
+The formula is `experts_reference`'s on the dequantized weights, which are rounded to x's type (mxfp4's are exact in bfloat16).
+One row and few: a product a pair of row and expert on the plain cores (`four_bits_pairs`); more: tiles of one expert's rows on
+tensor cores (`four_bits_tiles`). Weights move as they are, once for a pair or a tile. float32 has one way and one
+configuration, so that a row's result is the same to the last bit in any batch.
+"""
+
+import torch
+
+from quire.kernels.experts import four_bits_pairs, four_bits_tiles
+from quire.kernels.experts.experts_reference import SwiGLU
+from quire.kernels.experts.four_bits_pairs import Pairs
+from quire.kernels.experts.four_bits_tiles import Tiles
+from quire.kernels.experts.four_bits_weight import FourBitWeights
+from quire.kernels.triton_support.dependent_launch import PLAIN
+from quire.kernels.tuning.current import cached, current
+
+PAIR_ROWS = 2  # up to which a product a pair is taken
+PAIRS, EXACT = Pairs(2, 4, 0, 0), Tiles(16, 32, 32, 4, 2)
+
+
+@cached
+def choose(rows: int, top_k: int, num_experts: int, itemsize: int = 2) -> Pairs | Tiles:
+    """The configuration for x [rows, H], k of E experts a row: reckoned, not measured."""
+    if itemsize == 4:
+        return EXACT
+    if rows <= PAIR_ROWS:
+        return PAIRS
+    per_expert = rows * top_k / num_experts
+    tile = next(config.rows for limit, config in current().experts.tiles if per_expert <= limit)
+    if tile <= 32:
+        return Tiles(tile, 32, 64, 4, 4)
+    return Tiles(tile, 32, 64, 4, 3) if tile == 64 else Tiles(tile, 64, 128, 8, 3)
+
+
+def experts(
+    x: torch.Tensor,
+    w: FourBitWeights,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    act: SwiGLU,
+    shared: torch.Tensor | None,
+    *,
+    pdl: int = PLAIN,
+    config: Pairs | Tiles | None = None,
+) -> torch.Tensor:
+    """[T, H] of x [T, H], whose experts are ids [T, k]; all that `experts.experts` has checked."""
+    config = config or choose(len(x), ids.shape[1], len(w.gate_up.words), x.element_size())
+    if isinstance(config, Pairs):
+        return four_bits_pairs.experts(x, w, ids, weights, act, shared, config, pdl=pdl)
+    return four_bits_tiles.experts(x, w, ids, weights, act, shared, config, pdl=pdl)

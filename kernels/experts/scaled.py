@@ -1,0 +1,63 @@
+"""Experts with weights of 8 bits and 8-bit inputs (`scaled_weight`), fp8 or int8: which way a number of rows goes.
+
+The formula is `experts_reference`'s on the dequantized weights, x and h rounded to 8 bits, a scale a token or 128 of its
+numbers, never over the batch: each by a launch of `linear/quantize`. Few rows: a product a pair of row and expert
+(`scaled_pairs`); more: tiles of one expert's rows on tensor cores (`scaled_tiles`). float32, of tests, has one configuration
+for all numbers of rows.
+"""
+
+import torch
+
+from quire.kernels.experts import scaled_pairs, scaled_tiles, tiles
+from quire.kernels.experts.align import align
+from quire.kernels.experts.experts_reference import SwiGLU
+from quire.kernels.experts.scaled_pairs import Pairs
+from quire.kernels.experts.scaled_tiles import Tiles
+from quire.kernels.experts.scaled_weight import ScaledWeights
+from quire.kernels.linear import quantize
+from quire.kernels.triton_support.dependent_launch import PLAIN
+from quire.kernels.tuning.current import cached, current
+
+PAIRS, EXACT = Pairs(2, 4, 1024, 2), Tiles(16, 32, 32, 4, 2)
+
+
+@cached
+def choose(rows: int, top_k: int, num_experts: int, itemsize: int = 2) -> Pairs | Tiles:
+    """The configuration for x [rows, H], k of E experts a row: of 16-bit experts the rows, the rest reckoned, not measured."""
+    tuning = current().experts
+    if itemsize == 4:
+        return EXACT
+    if rows <= tuning.pair_rows:
+        return PAIRS
+    per_expert = rows * top_k / num_experts
+    tile = next(config.rows for limit, config in tuning.tiles if per_expert <= limit)
+    if tile <= 32:
+        return Tiles(tile, 32, 64, 4, 4)
+    return Tiles(tile, 64, 128, 4, 4) if tile == 64 else Tiles(tile, 64, 128, 8, 3)
+
+
+def experts(
+    x: torch.Tensor,
+    w: ScaledWeights,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    act: SwiGLU,
+    shared: torch.Tensor | None,
+    *,
+    pdl: int = PLAIN,
+    config: Pairs | Tiles | None = None,
+) -> torch.Tensor:
+    """[T, H] of x [T, H], whose experts are ids [T, k]; all that `experts.experts` has checked."""
+    (num_experts, _, _), top_k, dtype = w.gate_up.shape, ids.shape[1], x.dtype
+    config = config or choose(len(x), top_k, num_experts, x.element_size())
+    small, by_block = w.gate_up.data.dtype, w.gate_up.by_block
+    quantized = quantize.quantize(x, small, by_block=by_block, pdl=pdl)
+    if isinstance(config, Pairs):
+        h = scaled_pairs.gate_up(quantized, w, ids, act, config, dtype, pdl=pdl)
+        h8 = quantize.quantize(h, small, by_block=by_block, pdl=pdl)
+        return scaled_pairs.down(h8, w, ids, weights, shared, config, dtype, pdl=pdl)
+    at = align(ids, num_experts, config.rows, pdl=pdl)
+    h = scaled_tiles.gate_up(quantized, w, act, at, top_k, config, dtype, pdl=pdl)
+    h8 = quantize.quantize(h, small, by_block=by_block, pdl=pdl)
+    y = scaled_tiles.down(h8, w, weights, at, config, dtype, pdl=pdl)
+    return tiles.add_up(y, ids, shared, pdl=pdl)

@@ -1,0 +1,38 @@
+"""Experts' weights of 8 bits with 8-bit inputs, as the kernels of `scaled` read them."""
+
+from typing import NamedTuple
+
+import torch
+
+BLOCK = 128  # of K
+
+
+class ScaledExperts(NamedTuple):
+    """data [E, N, K], float8_e4m3fn or int8; scales float32 [E, S, N], S = 1 (a row's) or ceil(K / 128).
+
+    by_block: inputs have a scale for each 128 of K, else for each token; then S is ceil(K / 128).
+    """
+
+    data: torch.Tensor
+    scales: torch.Tensor
+    by_block: bool
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.data.shape
+
+    def dequantized(self) -> torch.Tensor:
+        """float32 [E, N, K], in plain torch: the kernels' oracle."""
+        scales = self.scales.transpose(1, 2)
+        if scales.shape[2] > 1:
+            scales = scales.repeat_interleave(BLOCK, 2)[..., : self.data.shape[2]]
+        return self.data.float() * scales
+
+
+class ScaledWeights(NamedTuple):
+    """Of all experts of a layer, or what one rank holds of them; as `experts_reference.Weights`."""
+
+    gate_up: ScaledExperts
+    down: ScaledExperts
+    gate_up_bias: torch.Tensor | None = None
+    down_bias: torch.Tensor | None = None

@@ -1,0 +1,59 @@
+"""Kernels of quantized experts compile for a Hopper: no spills, shared memory that fits, no wgmma whose registers are written.
+
+The interpreter takes programs that the compiler refuses, and has no bfloat16.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.slow
+
+PROGRAM = """
+import pathlib, sys, tempfile
+import hopper_offline
+from hopper_offline import COMPILED, ints, meta
+import torch
+from sass import disassemble, hazards
+from quire.kernels.experts import experts
+from quire.kernels.experts.experts_reference import SwiGLU
+from quire.kernels.experts.four_bits_weight import FourBits, FourBitWeights
+from quire.kernels.experts.scaled_weight import ScaledExperts, ScaledWeights
+
+hopper_offline.compile_launches()
+form, rows, bf16, f32 = sys.argv[1], int(sys.argv[2]), torch.bfloat16, torch.float32
+
+def weight(n, k):
+    blocks = -(-k // 128)
+    if form == "mx":
+        return FourBits(ints(8, n, blocks * 16), ints(8, blocks, n), None, meta(8, n, dtype=f32), 32, k)
+    if form.startswith("int4"):
+        zeros = meta(8, blocks, n, dtype=torch.uint8) if form == "int4-zeros" else None
+        return FourBits(ints(8, n, blocks * 16), meta(8, blocks, n), zeros, None, 128, k)
+    by_block, small = form == "fp8-block", torch.int8 if form == "int8" else torch.float8_e4m3fn
+    return ScaledExperts(meta(8, n, k, dtype=small), meta(8, blocks if by_block else 1, n, dtype=f32), by_block)
+
+kind = FourBitWeights if form == "mx" or form.startswith("int4") else ScaledWeights
+w = kind(weight(2 * 736, 416), weight(416, 736), meta(8, 2 * 736), meta(8, 416))
+x, act = meta(rows, 416), SwiGLU(limit=7.0, offset=1.0)
+experts.experts(x, w, ints(rows, 2), meta(rows, 2, dtype=f32), act, meta(rows, 416), pdl=1)
+for kernel in COMPILED:
+    with tempfile.TemporaryDirectory() as folder:
+        code = disassemble(kernel.asm["cubin"], pathlib.Path(folder))
+    print(kernel.metadata.shared <= 232448, "STL" not in code, hazards(code)[1] == [])
+"""
+
+
+@pytest.mark.parametrize("rows", [1, 16, 100, 2000])
+@pytest.mark.parametrize("form", ["mx", "int4", "int4-zeros", "fp8", "fp8-block", "int8"])
+def test_kernels_of_quantized_experts_compile(form, rows, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+    child = subprocess.run([sys.executable, "-c", PROGRAM, form, str(rows)], capture_output=True, text=True, timeout=300)
+    assert child.returncode == 0, child.stderr[-3000:]
+    said = child.stdout.split()
+    assert len(said) >= 6 and set(said) == {"True"}

@@ -1,0 +1,288 @@
+"""Experts' weights kept quantized on a GPU: what owns them, and which of the checkpoint's formats they are kept in.
+
+As `Quantized` has linear layers, for all experts of a layer stacked: parameters have their final size from the start, a reader
+that brings an expert's last tensor unpacks and packs just that, and dummy values are drawn in the kept form. What no kernel
+takes is dequantized (layers/experts.py).
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from quire.kernels.experts.four_bits_weight import (
+    HALF_EXPONENT,
+    MX_GROUP,
+    FourBits,
+    FourBitWeights,
+    narrowed,
+    new_int,
+    new_mx,
+    put_int,
+    put_mx,
+)
+from quire.kernels.experts.scaled_weight import BLOCK, ScaledExperts, ScaledWeights
+from quire.kernels.linear import int4_weight
+from quire.workers.layers.formats.layouts import Form
+from quire.workers.layers.formats.layouts_codes import MxFp4Layout
+from quire.workers.layers.formats.layouts_experts import StackedMxFp4Layout
+from quire.workers.layers.formats.schemes import FP8_MAX, INT8_MAX, Activations
+from quire.workers.layers.formats.stored import StoredLayer
+from quire.workers.layers.module import Module
+from quire.workers.loading.target import WeightsError
+from quire.workers.parallel import Part
+
+CODE_DEVIATION = 2.93  # of random codes of e2m1
+FIRST_FP8 = (8, 9)  # compute capability
+Forms = tuple[Form | None, Form | None]  # of gate|up and of down
+MIDDLE = 8.0  # about, the largest number that a 4-bit scale multiplies
+
+
+class Sizes(NamedTuple):
+    """Of a layer of experts; `inner` is this rank's part of their intermediate dimension."""
+
+    experts: int
+    hidden: int
+    inner: Part
+
+
+class Place(NamedTuple):
+    """Where a layer of the checkpoint lies: some experts' rows of gate|up, or of down."""
+
+    is_down: bool
+    experts: slice
+    rows: slice
+
+
+class KeptExperts(Module):
+    """Parameters of gate|up [E, 2 I, H] and down [E, H, I] as kernels take them; the subclass fills them.
+
+    `kept` are named tuples of tensors, which are this module's parameters.
+    """
+
+    kept: list[Any]  # gate|up's, down's
+
+    def put(self, stored: StoredLayer, layer: str, place: Place) -> None:
+        """A layer whose tensors are all there, on a reader's thread and stream. Raises WeightsError."""
+        tensors = stored.taken(layer)
+        try:
+            self._put(self.kept[place.is_down], stored, tensors, place)
+        except (ValueError, RuntimeError) as error:
+            raise WeightsError(f"{layer}: {error}") from None
+
+    def _put(self, into: Any, stored: StoredLayer, tensors: dict[str, torch.Tensor], place: Place) -> None:
+        raise NotImplementedError
+
+    def fill_dummy(self, limit: float, generator: torch.Generator) -> None:
+        """Numbers of all sizes, and scales by which values are about as wide as uniform ones on ±limit."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """All values are there."""
+
+    def weights(self, gate_up_bias: torch.Tensor | None, down_bias: torch.Tensor | None) -> Any:
+        """What ops.experts takes."""
+        raise NotImplementedError
+
+    def _own(self, kept: list[Any]) -> None:
+        self.kept = []
+        for name, weight in zip(("gate_up", "down"), kept, strict=True):
+            parts = {}
+            for field, value in weight._asdict().items():
+                self._parameters.pop(f"{name}_{field}", None)
+                if isinstance(value, torch.Tensor):
+                    parts[field] = nn.Parameter(value, requires_grad=False)
+                    self.register_parameter(f"{name}_{field}", parts[field])
+            self.kept.append(weight._replace(**parts))
+
+
+class FourBitExperts(KeptExperts):
+    kept: list[FourBits]
+
+    def weights(self, gate_up_bias: torch.Tensor | None, down_bias: torch.Tensor | None) -> FourBitWeights:
+        return FourBitWeights(self.kept[0], self.kept[1], gate_up_bias, down_bias)
+
+    def _draw_words(self, generator: torch.Generator) -> None:
+        for weight in self.kept:
+            weight.words.random_(-(2**31), 2**31 - 1, generator=generator)
+
+
+class MxFp4Experts(FourBitExperts):
+    """Codes of e2m1 with a power of two for 32 of them."""
+
+    def __init__(self, sizes: Sizes, forms: Forms, dtype: torch.dtype, device: torch.device):
+        super().__init__()
+        experts, hidden, inner = sizes
+        self._own([new_mx(experts, 2 * inner.size, hidden, device), new_mx(experts, hidden, inner.size, device)])
+
+    def _put(self, into: FourBits, stored: StoredLayer, tensors: dict[str, torch.Tensor], place: Place) -> None:
+        layout, (rows, columns) = stored.layout, stored.slices
+        octets, groups = (slice(columns.start // per, columns.stop // per) for per in (2, MX_GROUP))
+        if isinstance(layout, MxFp4Layout):
+            codes, exponents = layout.codes(tensors)
+            put_mx(into, place.experts, place.rows, codes[None, rows, octets], exponents[None, rows, groups])
+            return
+        assert isinstance(layout, StackedMxFp4Layout)
+        for expert in range(layout.experts):
+            parts = zip(*(layout.of_expert(tensor, expert) for tensor in layout.codes(tensors)), strict=True)
+            for number, (codes, exponents) in enumerate(parts):
+                start, one = number * (rows.stop - rows.start), slice(expert, expert + 1)
+                some = slice(start, start + rows.stop - rows.start)
+                put_mx(into, one, some, codes[None, rows, octets], exponents[None, rows, groups])
+
+    def fill_dummy(self, limit: float, generator: torch.Generator) -> None:
+        self._draw_words(generator)
+        exponent = 127 + HALF_EXPONENT + round(math.log2(limit / 3**0.5 / CODE_DEVIATION))
+        for weight in self.kept:
+            assert weight.factors is not None
+            weight.scales.fill_(exponent * 0x01010101 - (1 << 32))
+            weight.factors.fill_(1.0)
+
+
+class Int4Experts(FourBitExperts):
+    """Integers with scales of groups, and zero points or none."""
+
+    def __init__(self, sizes: Sizes, forms: Forms, dtype: torch.dtype, device: torch.device):
+        super().__init__()
+        (experts, hidden, inner), self._dtype = sizes, dtype
+        kinds = ((2 * inner.size, hidden), (hidden, inner.size))
+        groups = [form.block[1] for form in forms if form is not None]
+        self._own([
+            new_int(experts, n, k, group, torch.float32, device) for (n, k), group in zip(kinds, groups, strict=True)
+        ])  # fmt: skip
+
+    def _put(self, into: FourBits, stored: StoredLayer, tensors: dict[str, torch.Tensor], place: Place) -> None:
+        start, (rows, columns) = place.rows.start, stored.slices
+        for integers in stored.layout.stretches(tensors, rows, columns):
+            if integers.order is not None:
+                raise ValueError("inputs are in an order of their own, which quantization_config does not say")
+            q, full = integers.q, integers.with_all_scales()
+            some = slice(start, start + len(q))
+            zeros = None if full.zeros is None else full.zeros[None]
+            put_int(into, place.experts, some, q[None], zeros, full.scales[None])
+            start += len(q)
+
+    def fill_dummy(self, limit: float, generator: torch.Generator) -> None:
+        self._draw_words(generator)
+        for weight in self.kept:
+            assert weight.zeros is not None
+            weight.scales.fill_(torch.tensor(limit / MIDDLE).bfloat16().item())
+            weight.zeros.fill_(int4_weight.SYMMETRIC_ZERO)
+
+    def finish(self) -> None:
+        self._own([narrowed(weight, self._dtype) for weight in self.kept])
+
+
+class ScaledExpertsFormat(KeptExperts):
+    """fp8 or int8 with scales of rows or of 128 inputs, and inputs of the same 8 bits, with scales of tokens or of 128."""
+
+    def __init__(self, sizes: Sizes, forms: Forms, dtype: torch.dtype, device: torch.device, activations: Activations):
+        super().__init__()
+        experts, hidden, inner = sizes
+        small = torch.float8_e4m3fn if activations.dtype == "fp8" else torch.int8
+        kinds, made = ((2 * inner.size, hidden, hidden), (hidden, inner.size, inner.full)), []
+        by_block = any(0 < activations.group_size < full for _, _, full in kinds)
+        for (n, k, full), form in zip(kinds, forms, strict=True):
+            assert form is not None
+            blocks = -(-k // BLOCK) if by_block or form.block[1] < full else 1
+            data = torch.empty(experts, n, k, dtype=small, device=device)
+            made.append(ScaledExperts(data, torch.empty(experts, blocks, n, device=device), by_block))
+        self._own(made)
+
+    def _put(self, into: ScaledExperts, stored: StoredLayer, tensors: dict[str, torch.Tensor], place: Place) -> None:
+        start, blocks = place.rows.start, into.scales.shape[1]
+        for integers in stored.layout.stretches(tensors, *stored.slices):
+            if integers.zeros is not None and bool(integers.zeros.any()):
+                raise ValueError("zero points, of what quantization_config calls symmetric")
+            (q, scales, (_, width), _, _), some = integers.by_rows(), slice(start, start + len(integers.q))
+            if width < q.shape[1]:
+                scales = scales.repeat_interleave(width // BLOCK, 1)[:, :blocks]
+            into.data[place.experts, some] = q
+            into.scales[place.experts, :, some] = scales.t()
+            start += len(q)
+
+    def fill_dummy(self, limit: float, generator: torch.Generator) -> None:
+        for weight in self.kept:
+            is_fp8 = weight.data.dtype.is_floating_point
+            for expert in weight.data:
+                if is_fp8:
+                    expert.copy_(
+                        torch.empty(expert.shape, device=expert.device).uniform_(-FP8_MAX, FP8_MAX, generator=generator)
+                    )
+                else:
+                    expert.random_(-127, 128, generator=generator)
+            weight.scales.fill_(limit / (FP8_MAX if is_fp8 else INT8_MAX))
+
+    def weights(self, gate_up_bias: torch.Tensor | None, down_bias: torch.Tensor | None) -> ScaledWeights:
+        return ScaledWeights(self.kept[0], self.kept[1], gate_up_bias, down_bias)
+
+
+class Choice(NamedTuple):
+    """Who keeps the experts, and the forms of gate|up and of down."""
+
+    kind: type[MxFp4Experts] | type[Int4Experts] | type[ScaledExpertsFormat]
+    forms: Forms
+    activations: Activations | None = None
+
+    def make(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> KeptExperts:
+        if self.activations is None:
+            return self.kind(sizes, self.forms, dtype, device)  # type: ignore[call-arg]
+        return ScaledExpertsFormat(sizes, self.forms, dtype, device, self.activations)
+
+
+def capability_of(device: torch.device) -> tuple[int, int] | None:
+    """Of a GPU; None: a CPU, which keeps nothing quantized."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+
+
+def choose(
+    gate_up: Iterable[StoredLayer], down: Iterable[StoredLayer], sizes: Sizes, capability: tuple[int, int]
+) -> Choice | str:
+    """Who keeps experts whose layers are stored so, on such a GPU; or why they are dequantized."""
+    inner, kinds = sizes.inner, [{(type(s.layout), s.layout.form, s.activations) for s in layers} for layers in (gate_up, down)]
+    if any(len(kind) > 1 for kind in kinds):
+        return "experts of one layer in several formats"
+    [(layout, form, activations)], [(_, down_form, down_activations)] = kinds
+    if issubclass(layout, MxFp4Layout | StackedMxFp4Layout):
+        if _is_within(inner, MX_GROUP):
+            return f"inputs split among GPUs within groups of {MX_GROUP}"
+        return Choice(MxFp4Experts, (None, None))
+    if form is None or down_form is None:
+        return "experts of 4-bit codes (kernels take integers and mxfp4)"
+    if activations != down_activations or form.values != down_form.values:
+        return "experts of one layer in several formats"
+    width = down_form.block[1]
+    if form.has_order or down_form.has_order or (width < inner.full and _is_within(inner, width)):
+        return f"inputs split among GPUs within groups of {width}, or in an order of their own"
+    if form.values == "uint4" and activations is None:
+        for each, inputs in ((form, sizes.hidden), (down_form, inner.size)):
+            if not int4_weight.takes(each.block[1], inputs):
+                return f"4-bit weights in groups of {each.block[1]} (kernels take {int4_weight.GROUPS}, of an even number)"
+        return Choice(Int4Experts, (form, down_form))
+    if form.values == "fp8" and capability < FIRST_FP8:
+        return "fp8 values on this GPU (one of compute capability 8.9 or later has kernels; they take integers on all)"
+    if activations is None or activations.dtype != form.values:
+        how = "16-bit" if activations is None else activations.dtype
+        return f"experts of {form.values} values with {how} activations (kernels take 4-bit integers, mxfp4, fp8 and int8)"
+    return _scaled(form, down_form, activations, sizes) or Choice(ScaledExpertsFormat, (form, down_form), activations)
+
+
+def _scaled(form: Form, down_form: Form, activations: Activations, sizes: Sizes) -> str | None:
+    """Why 8-bit experts with 8-bit inputs are not computed; None: they are."""
+    if activations.is_static:
+        return "8-bit experts whose inputs have static scales (kernels take dynamic ones)"
+    if form.has_zeros or not activations.is_symmetric:
+        return "8-bit values with zero points (kernels take symmetric ones)"
+    for each, inputs in ((form, sizes.hidden), (down_form, sizes.inner.full)):
+        if activations.group_size not in (0, BLOCK) and activations.group_size < inputs:
+            return f"activations in groups of {activations.group_size} (kernels take a token's and {BLOCK})"
+        if each.block[1] < inputs and each.block[1] % BLOCK:
+            return f"weights in blocks of {each.block[1]} inputs (kernels take multiples of {BLOCK}, and all)"
+    return None
+
+
+def _is_within(inner: Part, width: int) -> bool:
+    """Whether ranks' parts do not end where groups do."""
+    return not inner.is_whole and bool(inner.start % width or inner.size % width)
