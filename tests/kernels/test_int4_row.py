@@ -85,3 +85,23 @@ def test_configurations_fit_into_an_sm(shape, is_gated, in_parts):
     assert int4_row.shared_bytes(config, k) <= int4.hopper.SHARED_BYTES and config.stages >= int4_row.MIN_STAGES
     assert not is_gated or config.parts * config.split == 1
     assert in_parts or config.parts == 1
+
+
+def test_one_row_of_much_is_its_own(monkeypatch):
+    """Not of little, of other groups or rows, or of scales in float32."""
+    pytest.importorskip("triton.experimental.gluon")
+    from quire.kernels.linear import int4_row
+
+    monkeypatch.setattr(int4.hopper, "available", lambda device: True)
+    monkeypatch.setattr(int4_row, "LITTLE", 256 * 512 - 1)
+    seen = []
+    monkeypatch.setattr(int4_row, "launch", lambda x, weight, bias, out, config, **how: seen.append(config.parts))
+    q, s = torch.randint(0, 16, (256, 512), dtype=torch.uint8), torch.ones(256, 4).bfloat16()
+    weight, x = pack(q, None, s, 128), torch.zeros(1, 512).bfloat16()
+    assert int4.int4_linear(x, weight).shape == (1, 256) and seen == [1]
+    assert int4.int4_linear(x, weight, is_gated=True).shape == (1, 128) and seen == [1, 1]
+    for other in (pack(q, None, s.float(), 128), pack(q, None, torch.ones(256, 8).bfloat16(), 64)):
+        assert not int4_row.takes(x, other)
+    assert not int4_row.takes(torch.zeros(2, 512).bfloat16(), weight) and not int4_row.takes(x.float(), weight)
+    monkeypatch.setattr(int4_row, "LITTLE", 256 * 512)
+    assert not int4_row.takes(x, weight)
