@@ -72,19 +72,22 @@ def _load_weights(
 
 @gluon.jit
 def _scales_of(s_ptr, z_ptr, row, total, live, block, limit, ZEROS: gl.constexpr):
-    """Of rows of W [1, n] and blocks [k, 1]: float32 bits of scales, zero points in their last bits."""
+    """Of rows of W [1, n] and blocks [k, 1]."""
     mask = live & (block < limit)
-    scales = gl.load(s_ptr + block * total + row, mask, other=0.0).to(gl.float32).to(gl.int32, bitcast=True)
-    if ZEROS:
-        scales = scales | gl.load(z_ptr + block * total + row, mask, other=0).to(gl.int32)
-    else:
-        scales = scales | 8
-    return scales
+    scales = gl.load(s_ptr + block * total + row, mask, other=0.0)
+    return scales, gl.load(z_ptr + block * total + row, mask, other=0) if ZEROS else 8
+
+
+@gluon.jit
+def _packed(scales, ZEROS: gl.constexpr):
+    """Float32 bits of scales, which end in zeros, for they have 16, and in those the zero points."""
+    bits = scales[0].to(gl.float32).to(gl.int32, bitcast=True)
+    return bits | (scales[1].to(gl.int32) if ZEROS else scales[1])
 
 
 @gluon.jit
 def _add_block(acc, w, x_low, x_high, sums, s, layout: gl.constexpr):
-    """acc [TILE, 8] with a block's products. w [TILE, 64] bytes, an operand; s [TILE] as of `_scales_of`, sums: x's."""
+    """acc [TILE, 8] with a block's products. w [TILE, 64] bytes, an operand; s [TILE] as of `_packed`, sums: x's."""
     x_layout: gl.constexpr = gl.DotOperandLayout(1, layout, 4)
     column: gl.constexpr = gl.SliceLayout(0, layout)
     low = gl.inline_asm_elementwise("and.b32 $0, $1, 0x0F0F0F0F;", "=r,r", [w], dtype=gl.int8, is_pure=True, pack=4)
@@ -157,12 +160,13 @@ def _kernel(
         first_pair = x_ptr.to(gl.pointer_type(gl.int32)) + pair
         low, high = gl.load(first_pair, pair * 2 < K, other=0), gl.load(first_pair + 32, pair * 2 + 64 < K, other=0)
         pairs = pairs + ((low, high),)  # type: ignore[assignment]
+    # Not before the row is asked for.
     all_scales = s_buffer.index(0)._reinterpret(gl.int32, [KB // SPLIT, TILE], plain)
     if TWO:
-        all_scales.slice(0, WIDTH, dim=1).store(scales)
-        all_scales.slice(WIDTH, WIDTH, dim=1).store(more_scales)
+        all_scales.slice(0, WIDTH, dim=1).store(_packed(scales, ZEROS))
+        all_scales.slice(WIDTH, WIDTH, dim=1).store(_packed(more_scales, ZEROS))
     else:
-        all_scales.store(scales)
+        all_scales.store(_packed(scales, ZEROS))
     for i in gl.static_range(CHUNKS):
         store_row(pairs[i], x_buffer, sums_buffer, i * CHUNK, x_ptr.dtype.element_ty, CHUNK, SPLIT, pairs_layout)
     tl.debug_barrier()
