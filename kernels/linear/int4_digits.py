@@ -76,9 +76,11 @@ def store_row(
     none = gl.zeros([CHUNK, 32], gl.int32, layout)
     words = gl.join(gl.join(_word(a0, b0, c0, d0), _word(a2, b2, c2, d2)), gl.join(_word(a1, b1, c1, d1), none))
     # [line, 32, lower or higher digit, pair of digits] -> [block, u, stretch, digit, word]
-    words = words.reshape([CHUNK // SPLIT, SPLIT, 2, 16, 2, 2]).permute((0, 2, 1, 4, 5, 3)).reshape([CHUNK * 2, DIGITS, 16])
+    words = words.reshape([CHUNK // SPLIT, SPLIT, 2, 16, 2, 2]).permute((0, 2, 1, 4, 5, 3))
     three: gl.constexpr = gl.SwizzledSharedLayout(4, 2, 4, [2, 1, 0])
-    x_buffer.index(first * 2)._reinterpret(gl.int32, [CHUNK * 2, DIGITS, 16], three).store(words)
+    # Rows that mma reads together are rows of one entry, for where they lie depends on their numbers in it.
+    shape: gl.constexpr = [CHUNK * 2 // SPLIT, SPLIT * DIGITS, 16]
+    x_buffer.index(first * 2)._reinterpret(gl.int32, shape, three).store(words.reshape(shape))
 
     each = a + b + c + d
     column = gl.arange(0, 32, layout=gl.SliceLayout(0, layout))[None, :]
