@@ -206,6 +206,12 @@ def worker_config(config: EngineConfig, folder: Path, summary: ModelSummary) -> 
     )
 
 
+def _requests_seed(config: EngineConfig) -> int:
+    """Of requests without one of their own. Engines of --data-parallel-size have different ones: with the same, a prompt that
+    is asked many times would get each answer once from every engine."""
+    return config.seed + (config.device_index if config.data_parallel_size > 1 else 0)
+
+
 def _own_gpus(config: EngineConfig, gpus: list[Gpu]) -> list[Gpu]:
     """Those from this engine's first on. Raises StartupError if there are too few for all engines."""
     size, ranks = config.data_parallel_size, config.tensor_parallel_size
@@ -252,7 +258,7 @@ def core_config_of(config: EngineConfig, summary: ModelSummary, worker: WorkerCo
         scheduler=scheduler,
         limits=limits,
         max_num_waiting=config.max_num_waiting,
-        seed=config.seed,
+        seed=_requests_seed(config),
         step_timeout_s=config.step_timeout_s,
         # its own, and one for each rank
         spins=worker.device == "cuda" and cpu_share() > (1 + worker.world_size) * config.data_parallel_size,

@@ -17,9 +17,9 @@ from typing import cast
 import msgspec
 import numpy as np
 
-from quire.frontend.client.async_client import WATCH_S, AsyncClient
-from quire.frontend.client.client import Client, check_priority
-from quire.frontend.client.stream import EngineDown, Overloaded, RequestState, Stream
+from quire.frontend.client.async_client import AsyncClient
+from quire.frontend.client.client import Client
+from quire.frontend.client.stream import ClientError, EngineDown, Overloaded
 from quire.frontend.client.utility_calls import A
 from quire.frontend.replica import Replica
 from quire.frontend.replica_answers import different_models, holds_for_all, together
@@ -27,12 +27,10 @@ from quire.frontend.router import Policy, Router
 from quire.ipc.links.curve import FrontendKeys
 from quire.ipc.messages import (
     Beat,
-    Candidates,
     Generate,
     TokenInputs,
 )
-from quire.ipc.sampling import SamplingParams
-from quire.ipc.utilities import UtilityCall
+from quire.ipc.utilities import UtilityAnswer, UtilityCall
 
 log = logging.getLogger("quire.replicas")
 
@@ -85,6 +83,7 @@ class Replicas(Client):
         self._has_started = False
         self._refusal = ""  # why an engine that is there does not take us
         self._looked = 0.0
+        self._well = [False] * len(addresses)  # when it was looked
         self._counts: dict[int, tuple[int, int]] = {}  # by engine: running, waiting, of its latest Beat
 
     # ---------------------------------------------------------------------------------------------------- connections
@@ -146,6 +145,8 @@ class Replicas(Client):
     def connected(self, number: int) -> None:
         here = [e for e in self._replicas if e.is_connected]
         engine = self._replicas[number]
+        if engine not in here:
+            return  # lost before this was heard of: it will be told again
         ours = next((e for e in here if e.number != number and e.number not in self.foreign), engine)
         self.foreign = {e.number: problem for e in here if (problem := different_models(ours, e))}
         if problem := self.foreign.get(number):
@@ -180,7 +181,7 @@ class Replicas(Client):
         if now - self._looked < LOOK_S:
             return
         self._looked = now
-        well = [engine.health() is None for engine in self._replicas]
+        self._well = well = [engine.health() is None for engine in self._replicas]
         if not any(well):
             well = [engine.is_connected and engine.number not in self.foreign for engine in self._replicas]
         for engine, is_available in enumerate(well):
@@ -205,68 +206,50 @@ class Replicas(Client):
 
     def add_up(self, number: int, beat: Beat) -> None:
         """A Beat of all: this one, with everybody's sequences."""
+        if self._well[number] != (self._replicas[number].health() is None):
+            self._looked = 0.0
         self._counts[number] = beat.num_running, beat.num_waiting
         running, waiting = map(sum, zip(*self._counts.values(), strict=True))
         self.beat, self.beat_time = msgspec.structs.replace(beat, num_running=running, num_waiting=waiting), time.monotonic()
 
     # ------------------------------------------------------------------------------------------------- requests
-    def submit(
-        self,
-        prompt_token_ids: Sequence[int] | np.ndarray,
-        params: SamplingParams,
-        *,
-        priority: int = 0,
-        cache_salt: str = "",
-        request_name: str = "",
-        candidates: Candidates | None = None,
-    ) -> Stream:
+    def _check_connected(self) -> None:
         if self._router is None:
             raise EngineDown("there is no connection to an engine")
-        ids = self._check_prompt(prompt_token_ids)
-        params = self._check_params(params, len(ids))
-        check_priority(priority)
-        self._next_id += 1
-        request_id, arrival = self._next_id, time.time()
-        task = Generate(params, candidates)
-        sent = Sent(-1, 0, TokenInputs(ids.tobytes()), task, priority, cache_salt, arrival)
-        engine = self._send(request_id, sent)
-        try:
-            state = RequestState(request_id, request_name or str(request_id), ids, params, self._tokenizer, arrival)
-        except BaseException:  # passed on, whatever it is: nobody would listen to the answer
-            engine._dispatcher.disown(request_id, params)
-            raise
-        engine._dispatcher.add(state)
-        if engine._may_spin and engine._link is not None and len(self._sent) == 1:
-            engine._link.watch(WATCH_S)
-        return Stream(state, self._cancel)
+
+    def _send_to_one(
+        self, request_id: int, inputs: TokenInputs, task: Generate, priority: int, cache_salt: str, arrival: float
+    ) -> Replica:
+        return self._send(request_id, Sent(-1, 0, inputs, task, priority, cache_salt, arrival))
 
     def _send(self, request_id: int, sent: Sent) -> Replica:
         """To the best of those who have not refused it. Raises Overloaded, EngineDown if there is none; InvalidRequest."""
         router, params, candidates = self._router, sent.task.params, sent.task.candidates
+        is_refused = bool(sent.refused)
         assert router is not None and sent.inputs is not None
         ids = np.frombuffer(sent.inputs.token_ids, np.int32)
         self._look(router)
         only = self._searches.get(candidates.search) if candidates is not None else None
         may_hit = params.prompt_logprobs is None and not params.skip_reading_prefix_cache  # as the core's intake has it
-        salt, last_error = sent.cache_salt.encode(errors="replace"), None
+        salt = sent.cache_salt.encode(errors="replace")
         while choice := router.send(ids, salt, num_rows=params.n, may_hit=may_hit, refused=sent.refused, only=only):
+            sent.engine, sent.num_uncached = choice
+            self._sent[request_id] = sent  # before it is sent: sending may find that the engine is lost
             engine = self._replicas[choice.engine]
             try:
                 engine.send(request_id, sent.inputs, sent.task, sent.priority, sent.cache_salt, sent.arrival)
             except (Overloaded, EngineDown) as error:
-                last_error = error
+                is_refused |= isinstance(error, Overloaded)
                 sent.refused.add(choice.engine)
-                self._give_back(choice.engine, choice.num_uncached, params.n)
+                self.ended(request_id)
                 continue
             except BaseException:  # the request's own mistake
-                self._give_back(choice.engine, choice.num_uncached, params.n)
+                self.ended(request_id)
                 raise
-            sent.engine, sent.num_uncached = choice.engine, choice.num_uncached
-            self._sent[request_id] = sent
             if candidates is not None:
                 self._pin(candidates.search, choice.engine)
             return engine
-        if isinstance(last_error, Overloaded) or sent.refused:
+        if is_refused:
             raise Overloaded("no engine takes requests as fast as they come: try again later")
         raise EngineDown("there is no connection to an engine")
 
@@ -276,22 +259,16 @@ class Replicas(Client):
         while len(self._searches) > MAX_SEARCHES:
             self._searches.popitem(last=False)
 
-    def _give_back(self, engine: int, num_uncached: int, num_rows: int) -> None:
-        assert self._router is not None
-        self._router.computed(engine, num_uncached)
-        self._router.ended(engine, num_rows)
-
     def send_elsewhere(self, number: int, request_id: int) -> bool:
         engine = self._replicas[number]
         sent = self._sent.get(request_id)
         if sent is None or sent.inputs is None or (state := engine._dispatcher.release(request_id)) is None:
             return False
-        self._give_back(sent.engine, sent.num_uncached, sent.task.params.n)
-        del self._sent[request_id]
+        self.ended(request_id)
         sent.refused.add(number)
         try:
             other = self._send(request_id, sent)
-        except (Overloaded, EngineDown):
+        except ClientError:
             engine._dispatcher.add(state)  # which tells it
             return False
         other._dispatcher.add(state)
@@ -305,8 +282,9 @@ class Replicas(Client):
 
     def ended(self, request_id: int) -> None:
         sent = self._sent.pop(request_id, None)
-        if sent is not None:
-            self._give_back(sent.engine, sent.num_uncached, sent.task.params.n)
+        if sent is not None and self._router is not None:
+            self._router.computed(sent.engine, sent.num_uncached)
+            self._router.ended(sent.engine, sent.task.params.n)
 
     def _cancel(self, request_id: int) -> None:
         sent = self._sent.get(request_id)
@@ -330,9 +308,11 @@ class Replicas(Client):
         there = [engine for engine in self._replicas if engine.is_connected]
         if not there:
             raise EngineDown("there is no connection to an engine")
-        asked = [asyncio.ensure_future(engine.utility(call, kind)) for engine in there]
-        await asyncio.wait(asked)
-        return cast(A, together([answer.result() for answer in asked]))
+        answers = await asyncio.gather(*(engine.utility(call, kind) for engine in there), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        return cast(A, together(cast(list[UtilityAnswer], answers)))
 
     def check(self) -> None:
         """Assert that what runs is what the engines' clients know, and that the router's work is theirs."""

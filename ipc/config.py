@@ -113,6 +113,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             self.quantization is None or self.quantization in quantizations.NAMES,
             f"--quantization must be one of {', '.join(quantizations.NAMES)}, not {self.quantization!r:.40}",
         )
+        need(0 <= self.seed < 1 << 63, "--seed must be at least 0 and less than 2^63")
         need(1 <= self.tensor_parallel_size <= MAX_RANKS, f"--tensor-parallel-size must be between 1 and {MAX_RANKS}")
         need(0.1 <= self.collective_timeout_s <= 86400, "--collective-timeout-s must be between 0.1 and 86400")
         need(1 <= self.emulate_world_size <= MAX_RANKS, f"--emulate-world-size must be between 1 and {MAX_RANKS}")

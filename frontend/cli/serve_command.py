@@ -111,6 +111,7 @@ def _serve(args: argparse.Namespace) -> int:
 def _route(args: argparse.Namespace) -> int:
     parser: CommandParser = args.parser
     _check_server(parser, args)
+    args.engine = [*args.engine, *args.engines]
     if not args.engine:
         parser.error("the addresses of engines are needed: quire route ADDRESS [ADDRESS ...]")
     try:

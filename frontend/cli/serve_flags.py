@@ -48,6 +48,7 @@ def add_route_arguments(route: CommandParser) -> None:
     """Of `quire route`: what `quire serve` has, without an engine's."""
     route.add_argument("-h", "--help", action=HelpTopics, help="this help; =listgroup, =GROUP or =FLAG for less of it")
     route.add_argument("engine", nargs="*", metavar="ADDRESS", help="engines of one model: ipc:///path or tcp://host:port")
+    route.add_argument("--engine", dest="engines", nargs="+", default=[], metavar="ADDRESS", help="the same as in quire serve")
     route.add_argument(
         "--config",
         metavar="FILE",

@@ -12,10 +12,9 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Sequence
+from typing import Self
 
-import numpy as np
-
-from quire.frontend.client.client import Client, check_priority
+from quire.frontend.client.client import Client
 from quire.frontend.client.dispatch import Dispatcher
 from quire.frontend.client.prompt import Prompt
 from quire.frontend.client.stream import (
@@ -36,7 +35,6 @@ from quire.ipc.links.frontend_to_core import FrontendToCore, LinkBusy, LinkDown
 from quire.ipc.messages import (
     AddRequest,
     Beat,
-    Candidates,
     CoreMessage,
     FrontendMessage,
     Generate,
@@ -149,33 +147,25 @@ class AsyncClient(Client):
         return None
 
     # ------------------------------------------------------------------------------------------------- requests
-    def submit(
-        self,
-        prompt_token_ids: Sequence[int] | np.ndarray,
-        params: SamplingParams,
-        *,
-        priority: int = 0,
-        cache_salt: str = "",
-        request_name: str = "",
-        candidates: Candidates | None = None,
-    ) -> Stream:
+    def _check_connected(self) -> None:
         self._connected_link()
-        ids = self._check_prompt(prompt_token_ids)
-        params = self._check_params(params, len(ids))
-        check_priority(priority)
-        self._next_id += 1
-        request_id, arrival = self._next_id, time.time()
-        link = self.send(request_id, TokenInputs(ids.tobytes()), Generate(params, candidates), priority, cache_salt, arrival)
-        # made while the request travels: answers come by the event loop, in a later turn
-        try:
-            state = RequestState(request_id, request_name or str(request_id), ids, params, self._tokenizer, arrival)
-        except BaseException:  # passed on, whatever it is: nobody would listen to the answer
-            self._dispatcher.disown(request_id, params)
-            raise
+
+    def _send_to_one(
+        self, request_id: int, inputs: TokenInputs, task: Generate, priority: int, cache_salt: str, arrival: float
+    ) -> Self:
+        self.send(request_id, inputs, task, priority, cache_salt, arrival)
+        return self
+
+    def take_up(self, state: RequestState, is_alone: bool) -> None:
         self._dispatcher.add(state)
-        if self._may_spin and self.num_requests == 1:
-            link.watch(WATCH_S)
-        return Stream(state, self._dispatcher.cancel)
+        if is_alone and self._may_spin and self._link is not None:
+            self._link.watch(WATCH_S)
+
+    def disown(self, request_id: int, params: SamplingParams) -> None:
+        self._dispatcher.disown(request_id, params)
+
+    def _cancel(self, request_id: int) -> None:
+        self._dispatcher.cancel(request_id)
 
     def _connected_link(self) -> FrontendToCore:
         link = self._link
@@ -185,7 +175,7 @@ class AsyncClient(Client):
 
     def send(
         self, request_id: int, inputs: TokenInputs, task: Generate, priority: int, cache_salt: str, arrival: float
-    ) -> FrontendToCore:
+    ) -> None:
         """Send a request that was checked. Raises Overloaded, EngineDown; InvalidRequest if it cannot be encoded."""
         link = self._connected_link()
         try:
@@ -198,7 +188,6 @@ class AsyncClient(Client):
             raise InvalidRequest("a string of the request is not valid Unicode") from error
         except ValueError as error:
             raise InvalidRequest(str(error)) from error
-        return link
 
     def abort(self, request: str | int) -> None:
         for state in [s for s in self._dispatcher.requests.values() if request in (s.name, s.id)]:

@@ -4,9 +4,10 @@ From text to ids, bounds, RequestOutputs. Whom requests go to is its subclasses'
 several (frontend/replicas.py). Routes, `LLM` and its like know this class only. Everything happens in the event loop's thread.
 """
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import msgspec
 import numpy as np
@@ -15,14 +16,24 @@ from quire.frontend.client.encoding import checked_ids, encode_prompt
 from quire.frontend.client.outputs import RequestOutput
 from quire.frontend.client.prompt import Prompt, split_prompt
 from quire.frontend.client.request_outputs import request_outputs
-from quire.frontend.client.stream import EngineDown, InvalidRequest, Stream
+from quire.frontend.client.stream import EngineDown, InvalidRequest, RequestState, Stream
 from quire.frontend.client.utility_calls import A
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.engine_stats import CacheInfo
 from quire.ipc.limits import output_room
-from quire.ipc.messages import Beat, Candidates, Welcome
+from quire.ipc.messages import Beat, Candidates, Generate, TokenInputs, Welcome
 from quire.ipc.sampling import SamplingParams, check_against
 from quire.ipc.utilities import UtilityCall
+
+
+class Engine(Protocol):
+    """The one that a request was sent to."""
+
+    def take_up(self, state: RequestState, is_alone: bool) -> None:
+        """What comes of the request is this state's. is_alone: nothing else runs."""
+
+    def disown(self, request_id: int, params: SamplingParams) -> None:
+        """Nobody takes what comes of the request."""
 
 
 class Client(ABC):
@@ -96,7 +107,6 @@ class Client(ABC):
         return SamplingParams(**(self._tokenizer.generation_defaults if self._tokenizer is not None else {}))
 
     # ------------------------------------------------------------------------------------------------- requests
-    @abstractmethod
     def submit(
         self,
         prompt_token_ids: Sequence[int] | np.ndarray,
@@ -111,6 +121,36 @@ class Client(ABC):
         max_tokens is cut to what the context leaves. Raises InvalidRequest, TooLong, Overloaded (our queue to the core is
         full), EngineDown. What the core finds wrong is raised by the Stream.
         """
+        self._check_connected()
+        ids = self._check_prompt(prompt_token_ids)
+        params = self._check_params(params, len(ids))
+        check_priority(priority)
+        self._next_id += 1
+        request_id, arrival = self._next_id, time.time()
+        inputs, task = TokenInputs(ids.tobytes()), Generate(params, candidates)
+        engine = self._send_to_one(request_id, inputs, task, priority, cache_salt, arrival)
+        # made while the request travels: answers come by the event loop, in a later turn
+        try:
+            state = RequestState(request_id, request_name or str(request_id), ids, params, self._tokenizer, arrival)
+        except BaseException:  # passed on, whatever it is: nobody would listen to the answer
+            engine.disown(request_id, params)
+            raise
+        engine.take_up(state, is_alone=self.num_requests == 0)
+        return Stream(state, self._cancel)
+
+    @abstractmethod
+    def _check_connected(self) -> None:
+        """Raises EngineDown where no request can be sent."""
+
+    @abstractmethod
+    def _send_to_one(
+        self, request_id: int, inputs: TokenInputs, task: Generate, priority: int, cache_salt: str, arrival: float
+    ) -> "Engine":
+        """Send a request that was checked; whose it is now. Raises Overloaded, EngineDown, InvalidRequest."""
+
+    @abstractmethod
+    def _cancel(self, request_id: int) -> None:
+        """Abort a request; nothing if it has ended."""
 
     @abstractmethod
     def abort(self, request: str | int) -> None:

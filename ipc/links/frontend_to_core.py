@@ -113,7 +113,7 @@ class FrontendToCore:
 
         on_message gets StepOutputs, RequestError, PromptLogprobs and Beat of the present epoch. on_lost gets a reason, once per
         loss; every request sent before is then void. Raises LinkDown after timeout_s without a core (None: waits for ever),
-        or as soon as one refuses us; ValueError or zmq.ZMQError for an address that cannot be used.
+        or as soon as one refuses us; ValueError for an address that cannot be used.
         """
         link = cls(address, on_message, on_lost, on_connected, keys, silence_s)
         link._task = asyncio.get_running_loop().create_task(link._run(), name="core-link")
@@ -195,8 +195,8 @@ class FrontendToCore:
             try:
                 connection = _Connection(self)
             except zmq.ZMQError as error:
-                if self.welcome is None:
-                    raise  # the address cannot be used
+                if self.welcome is None:  # the address cannot be used
+                    raise ValueError(f"no connection can be made to {self.address}: {error.strerror}") from error
                 self._reason = f"no connection can be made: {error}"  # no descriptors are left, for now
             else:
                 with closing(connection):

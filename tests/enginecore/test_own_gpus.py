@@ -1,9 +1,10 @@
-"""Which GPUs an engine of several takes: those from its first on, if there are enough for all."""
+"""What is an engine's own among several: GPUs from its first on, if there are enough for all, and the seed of its requests."""
 
 import pytest
 
-from quire.enginecore.daemon import StartupError, _own_gpus
+from quire.enginecore.daemon import StartupError, _own_gpus, _requests_seed
 from quire.enginecore.device import Gpu
+from quire.frontend.launcher import engine_configs
 from quire.ipc.config import EngineConfig
 
 GPUS = [Gpu(f"GPU {i}", 1 << 30) for i in range(4)]
@@ -29,3 +30,10 @@ def test_a_gpu_that_is_not_there_is_said() -> None:
 
 def test_on_a_cpu_there_is_nothing_to_share() -> None:
     assert _own_gpus(EngineConfig(data_parallel_size=8, device_index=7), []) == []
+
+
+def test_engines_of_one_model_draw_different_noise() -> None:
+    configs = engine_configs(EngineConfig(data_parallel_size=3, tensor_parallel_size=2, seed=7))
+    assert len({_requests_seed(config) for config in configs}) == 3
+    assert {config.seed for config in configs} == {7}  # their dummy weights are the same
+    assert _requests_seed(EngineConfig(seed=7, device_index=3)) == 7

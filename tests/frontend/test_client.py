@@ -221,7 +221,7 @@ async def test_a_request_whose_state_cannot_be_made_is_aborted_and_its_rows_are_
         raise OSError("no memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr("quire.frontend.client.async_client.RequestState", broken)
+        patch.setattr("quire.frontend.client.client.RequestState", broken)
         with pytest.raises(OSError, match="no memory"):
             client.submit([THE], SamplingParams(max_tokens=2, n=2, logprobs=1))
         assert client.num_requests == 0 and len(client._dispatcher._dropped_sequences) == 2  # until their ends have come

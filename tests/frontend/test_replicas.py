@@ -8,10 +8,11 @@ from fake_core import FakeCore, echo, outputs
 from replica_cases import CACHE, CAT, ENDLESS, THE, WORLD, ended, engine_of, heard, refuse, until, with_cores
 
 from quire.frontend import replicas as module
+from quire.frontend.client import client as client_module
 from quire.frontend.client.beam_search import BeamSearchParams, search_all
 from quire.frontend.client.stream import EngineDown, InvalidRequest, Overloaded
 from quire.frontend.replicas import Replicas
-from quire.ipc.links.frontend_to_core import LinkBusy
+from quire.ipc.links.frontend_to_core import LinkBusy, LinkDown
 from quire.ipc.messages import Abort, AddRequest, Candidates, Finish, RequestError
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.utilities import (
@@ -153,7 +154,7 @@ async def test_what_cannot_be_sent_is_refused_before_it_is(cores: list[FakeCore]
     ):
         with pytest.raises(InvalidRequest):
             call()
-    monkeypatch.setattr(module, "RequestState", lambda *_: 1 // 0)
+    monkeypatch.setattr(client_module, "RequestState", lambda *_: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         client.submit([THE], ENDLESS)
     assert client._sent == {}
@@ -195,21 +196,67 @@ async def test_without_any_engine_requests_are_told_so(cores: list[FakeCore], cl
     with pytest.raises(EngineDown):
         await client.utility(ResetPrefixCache(), ResetDone)
     assert client.health() == "there is no connection to the engine"
+    client.connected(0)  # heard of too late
+    with pytest.raises(EngineDown):
+        client.submit([THE], ENDLESS)
 
 
 @with_cores({}, {})
 async def test_engines_that_are_not_well_get_nothing_while_others_are(cores: list[FakeCore], client: Replicas) -> None:
     cores[0].announce(ready=False)
     await until(lambda: client.engines[0].health() == "the engine's workers are starting")
-    client._looked = 0.0
     streams = [client.submit([THE, i], ENDLESS) for i in range(8)]
     assert {engine_of(client, stream) for stream in streams} == {1} and client.health() is None
     cores[1].announce(ready=False)
     await until(lambda: client.health() == "the engine's workers are starting")
-    client._looked = 0.0
     streams += [client.submit([THE, i], ENDLESS) for i in range(8)]  # they wait for the workers
     assert {engine_of(client, stream) for stream in streams} == {0, 1}
+    cores[1].announce(ready=True)
+    await until(lambda: client.health() is None)
+    streams += (more := [client.submit([THE, i], ENDLESS) for i in range(8)])
+    assert {engine_of(client, stream) for stream in more} == {1}
     await ended(streams)
+
+
+@with_cores({}, {})
+async def test_an_engine_found_lost_while_a_request_is_sent_is_passed_over(cores: list[FakeCore], client: Replicas) -> None:
+    link = client._replicas[0]._link
+
+    def lost(message: object) -> None:
+        link._connection.end("gone")
+        raise LinkDown
+
+    link.send = lost
+    streams = [client.submit([THE, i], ENDLESS) for i in range(8)]
+    assert {engine_of(client, stream) for stream in streams} == {1}
+    assert client._router.work[0] == 0 < client._router.work[1]
+    await ended(streams)
+
+
+@with_cores({}, {})
+async def test_engines_that_are_all_lost_are_no_overload(cores: list[FakeCore], client: Replicas, monkeypatch) -> None:
+    def lost(message: object) -> None:
+        raise LinkDown
+
+    for engine in client._replicas:
+        monkeypatch.setattr(engine._link, "send", lost)
+    with pytest.raises(EngineDown, match="no connection"):
+        client.submit([THE], ENDLESS)
+    monkeypatch.undo()
+
+
+@with_cores({}, {})
+async def test_a_request_that_the_next_engine_cannot_be_sent_ends(cores: list[FakeCore], client: Replicas, monkeypatch) -> None:
+    def too_long(message: object) -> None:
+        raise ValueError("a message of so many bytes")
+
+    stream = client.submit([THE], ENDLESS)
+    first = engine_of(client, stream)
+    monkeypatch.setattr(client._replicas[1 - first]._link, "send", too_long)
+    await refuse(cores[first])
+    with pytest.raises(Overloaded):
+        await stream.collect()
+    monkeypatch.undo()
 
 
 @with_cores({"script": echo}, {"script": echo})

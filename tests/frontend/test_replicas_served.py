@@ -1,6 +1,7 @@
 """Replicas: engines that come, go, and are not of one model; and the routes over them."""
 
 import asyncio
+import gc
 import tempfile
 from typing import Any
 
@@ -117,8 +118,9 @@ def test_without_any_engine_in_time_there_is_no_client() -> None:
         addresses = [f"ipc://{tempfile.mkdtemp()}/s.sock" for _ in range(2)]
         with pytest.raises(EngineDown, match=r"no engine at any of ipc://.*, ipc://.* for 0.05 s"):
             await Replicas(addresses, [None, None]).connect(timeout_s=0.05)
-        with pytest.raises(ValueError, match="an address starts with"):
-            await Replicas([addresses[0], "nonsense"], [None, None]).connect()
+        for wrong, match in (("nonsense", "an address starts with"), ("tcp://a b:1", "no connection can be made to tcp://a b")):
+            with pytest.raises(ValueError, match=match):
+                await Replicas([addresses[0], wrong], [None, None]).connect()
 
     asyncio.run(asyncio.wait_for(main(), 100))
 
@@ -152,6 +154,12 @@ async def test_what_is_asked_beside_requests_is_asked_of_all(cores: list[FakeCor
     assert info.config == {"model": "x", "data_parallel_size": 2}
     with pytest.raises(InvalidRequest, match="no folder"):
         await answers(StopProfile(), ProfileDone, ProfileDone([]), UtilityFailed("invalid", "no folder"))
+    told: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    with pytest.raises(InvalidRequest, match="first"):
+        await answers(StopProfile(), ProfileDone, UtilityFailed("invalid", "first"), UtilityFailed("invalid", "second"))
+    gc.collect()
+    assert not told
 
 
 # ---------------------------------------------------------------------------------------------------------------- HTTP

@@ -89,7 +89,7 @@ def test_a_value_that_cannot_be_is_refused_by_name(wrong):
     assert f"argument {wrong[0]}" in said.getvalue()
 
 
-@pytest.mark.parametrize("field", ["kv_cache_memory_bytes", "long_prefill_token_threshold"])
+@pytest.mark.parametrize("field", ["kv_cache_memory_bytes", "long_prefill_token_threshold", "seed"])
 def test_bounds(field):
     with pytest.raises(ValueError, match=f"--{field.replace('_', '-')}"):
         EngineConfig(**{field: -1})

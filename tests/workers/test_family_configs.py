@@ -286,6 +286,8 @@ def test_rotary_embeddings_by_layer():
         (GPTJ_6B, {"rotary_dim": 63}, "rotary_dim 63"),
         (GPTJ_6B, {"scale_attn_weights": False}, "scale_attn_weights"),
         (GLM4_9B, {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
+        (GLM4_9B, {"rope_scaling": {"rope_type": []}}, "rope type"),
+        (GLM4_9B, {"num_hidden_layers": 1 << 29}, "num_hidden_layers is 536870912: at most"),
     ],
 )  # fmt: skip
 def test_what_is_not_implemented_is_refused_by_name(fields, changes, said):

@@ -20,8 +20,8 @@ NAMES = [
 ]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_two_ranks_together_are_the_whole_model(name):
+def on_ranks(name, size):
+    """The prompt's logits as each of so many ranks has them."""
     folder = tiny_models.tiny_model(name)
     config = read_model_config(folder)
 
@@ -32,8 +32,13 @@ def test_two_ranks_together_are_the_whole_model(name):
             attention = DenseAttention(config.attention_specs(parallel))
             return model.compute_all_logits(model(PROMPT, torch.arange(len(PROMPT)), attention))
 
-    [alone], _ = on_every_rank(1, logits)
-    parts, _ = on_every_rank(2, logits)
+    return on_every_rank(size, logits)[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_ranks_together_are_the_whole_model(name):
+    [alone] = on_ranks(name, 1)
+    parts = on_ranks(name, 2)
     assert torch.equal(*parts)
     scale = max(1.0, float(alone.abs().max()) / 4)
     torch.testing.assert_close(parts[0], alone, atol=1.2e-4 * scale, rtol=1e-5)
@@ -41,16 +46,6 @@ def test_two_ranks_together_are_the_whole_model(name):
 
 def test_four_ranks_hold_kv_heads_twice():
     """A norm over all heads counts each of them as often."""
-    folder = tiny_models.tiny_model("olmo2")
-    config = read_model_config(folder)
-
-    def logits(parallel):
-        model = build_model(config, torch.float32, parallel)
-        load_weights(model, folder, "cpu", progress=False)
-        with torch.inference_mode():
-            attention = DenseAttention(config.attention_specs(parallel))
-            return model.compute_all_logits(model(PROMPT, torch.arange(len(PROMPT)), attention))
-
-    [alone], _ = on_every_rank(1, logits)
-    parts, _ = on_every_rank(4, logits)
+    [alone] = on_ranks("olmo2", 1)
+    parts = on_ranks("olmo2", 4)
     torch.testing.assert_close(parts[0], alone, atol=1e-4, rtol=1e-5)

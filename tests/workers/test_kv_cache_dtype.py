@@ -177,9 +177,11 @@ def test_schemes_of_a_cache_that_are_refused(change, said, tmp_path):
         read_model_config(tmp_path)
 
 
-def test_layers_that_a_model_has_not_are_refused():
+def test_layers_that_cannot_be_left_out_are_refused():
     with pytest.raises(ModelConfigError, match="skip-layers 3: the model has layers 0 to 2"):
         read_model_config(tiny_model("llama"), kv_cache_dtype="fp8", kv_cache_dtype_skip_layers=["1", "3"])
+    with pytest.raises(ModelConfigError, match="skip-layers: no layer's cache has 8 bits without --kv-cache-dtype fp8"):
+        read_model_config(tiny_model("llama"), kv_cache_dtype_skip_layers=["1"])
     with pytest.raises(ValueError, match="--kv-cache-dtype-skip-layers takes indices"):
         EngineConfig(kv_cache_dtype_skip_layers=["-1"])
 

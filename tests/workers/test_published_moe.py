@@ -65,3 +65,8 @@ def test_an_unknown_field_is_refused(name):
 def test_what_cannot_be_served_is_said(changes, words):
     with pytest.raises(ModelConfigError, match=words):
         parse_model_config({**fields_of("Qwen3-30B-A3B"), **changes})
+
+
+def test_layers_without_end_are_refused():
+    with pytest.raises(ModelConfigError, match="num_nextn_predict_layers must be an integer from 0 to"):
+        parse_model_config({**fields_of("DeepSeek-V3"), "num_nextn_predict_layers": 1 << 40})

@@ -18,15 +18,18 @@ SLIDING = "sliding_window"
 def with_cache_dtype(
     layers: tuple[LayerSpec, ...], asked: str, skipped: Sequence[str], quantization: Quantization | None
 ) -> tuple[LayerSpec, ...]:
-    """The layers with the dtype of their cache. Raises ModelConfigError for a layer that the model has not."""
+    """The layers with the dtype of their cache. Raises ModelConfigError for what cannot be had, or would change nothing."""
     dtype = quantization.kv_cache_dtype if asked == "auto" and quantization is not None else DTYPES.get(asked)
     indices = {int(name) for name in skipped if name != SLIDING}
     if absent := sorted(index for index in indices if index >= len(layers)):
         raise ModelConfigError(f"--kv-cache-dtype-skip-layers {absent[0]}: the model has layers 0 to {len(layers) - 1}")
     if dtype is None:
+        if skipped:
+            raise ModelConfigError("--kv-cache-dtype-skip-layers: no layer's cache has 8 bits without --kv-cache-dtype fp8")
         return layers
     if any(layer.attention.latent_dim for layer in layers):
-        raise ModelConfigError(f"--kv-cache-dtype {asked}: of latent attention the cache has the model's dtype: auto works")
+        who, works = (f"--kv-cache-dtype {asked}", ": auto works") if asked != "auto" else ("config.json's kv_cache_scheme", "")
+        raise ModelConfigError(f"{who}: of latent attention the cache has the model's dtype{works}")
 
     def is_skipped(index: int, layer: LayerSpec) -> bool:
         return index in indices or (SLIDING in skipped and layer.attention.window > 0)

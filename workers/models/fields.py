@@ -63,6 +63,8 @@ SILU = frozenset({"silu", "swish"})  # names of hidden_act
 
 DTYPES = ("float32", "bfloat16", "float16")
 
+MAX_LAYERS = 10_000  # each is described by itself
+
 ROPE_FIELDS = words(
     "rope_theta factor original_max_position_embeddings attention_factor beta_fast beta_slow mscale mscale_all_dim truncate",
     "low_freq_factor high_freq_factor short_factor long_factor",
@@ -102,6 +104,7 @@ def _short(value: Any) -> str:
 
 
 def size(fields: Json, name: str, default: int | None = None) -> int:
+    """A positive integer; of num_hidden_layers one within bounds."""
     value = fields.get(name)
     if value is None:
         value = default
@@ -109,6 +112,8 @@ def size(fields: Json, name: str, default: int | None = None) -> int:
         raise ModelConfigError(f"config.json lacks {name}")
     if type(value) is not int or not 1 <= value <= 1 << 30:
         raise ModelConfigError(f"config.json: {name} must be a positive integer, not {_short(value)}")
+    if name == "num_hidden_layers" and value > MAX_LAYERS:
+        raise ModelConfigError(f"config.json: num_hidden_layers is {value}: at most {MAX_LAYERS} are supported")
     return value
 
 
@@ -261,7 +266,7 @@ def read_rope(
     where, found = rope_parameters(fields)
     params = found if params is None else params
     type_name = params.get("rope_type", params.get("type", "default"))
-    if type_name not in ROPE_NEEDS:
+    if not isinstance(type_name, str) or type_name not in ROPE_NEEDS:
         raise ModelConfigError(f"rope type {_short(type_name)} is not supported; supported are {', '.join(ROPE_NEEDS)}")
     unknown = sorted(params.keys() - ROPE_FIELDS - ROPE_IRRELEVANT)
     if unknown:

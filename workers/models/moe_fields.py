@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.kernels.experts.routing_reference import Routing
 from quire.workers.models.config import ModelConfigError
-from quire.workers.models.fields import Json, flag, number, size
+from quire.workers.models.fields import MAX_LAYERS, Json, flag, number, size
 
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")  # transformers 5 writes the first for all families
 MAX_EXPERTS = 1024
@@ -65,8 +65,8 @@ def count(fields: Json, name: str, default: int) -> int:
     """A number of layers, which may be 0."""
     value = fields.get(name)
     value = default if value is None else value
-    if type(value) is not int or value < 0:
-        raise ModelConfigError(f"config.json: {name} must be an integer from 0 up, not {value!r:.80}")
+    if type(value) is not int or not 0 <= value <= MAX_LAYERS:
+        raise ModelConfigError(f"config.json: {name} must be an integer from 0 to {MAX_LAYERS}, not {value!r:.80}")
     return value
 
 

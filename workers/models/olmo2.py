@@ -30,6 +30,9 @@ OLMO3_THETA = 500000.0
 
 
 class OlmoBlock(Module):
+    """Norms after the sublayers. q and k are normed over all their heads, or each head by itself where the attention's spec
+    says so (exaone4.py)."""
+
     def __init__(self, config: ModelConfig, spec: LayerSpec, place: Placement, layer: int):
         super().__init__()
         hidden_size, norm = config.hidden_size, (config.model.norm, config.hidden_size, place.dtype, place.device)

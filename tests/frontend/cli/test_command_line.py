@@ -74,6 +74,7 @@ def test_wrong_starts_say_why(tmp_path):
         ([], "ADDRESS"),
         (["nonsense"], "nonsense: an address starts with"),
         (["ipc:///x", "ipc:///x"], "the engine at ipc:///x is named twice"),
+        (["ipc:///x", "--engine", "ipc:///y", "ipc:///x"], "the engine at ipc:///x is named twice"),
         (["ipc:///x", "--max-num-seqs", "3"], "unrecognized arguments: --max-num-seqs"),
         (["ipc:///x", "--frontends", "0"], "--frontends"),
         ([f"ipc:///x{i}" for i in range(65)], "65 engines: there may be 64 at most"),

@@ -4,7 +4,6 @@ import asyncio
 import time
 
 import pytest
-import zmq
 from frontend_to_core_cases import Listener, add, outputs
 from ipc_cores import FILES, LoopingCore, make_welcome
 
@@ -144,10 +143,12 @@ def test_no_core_is_told_after_the_time_out(run, tmp_path):
     run(main())
 
 
-@pytest.mark.parametrize("address", ["", "ipc://relative", "tcp://127.0.0.1", "tcp://nowhere:1:2:3:x", "tcp://a b:1"])
+@pytest.mark.parametrize(
+    "address", ["ipc:", "ipc://relative", "tcp://127.0.0.1", "tcp://nowhere:1:2:3:x", "tcp://a b:1", "tcp://*:1"]
+)
 def test_address_that_cannot_be_used_is_an_error_at_once(run, address):
     async def main() -> None:
-        with pytest.raises((ValueError, zmq.ZMQError)):
+        with pytest.raises(ValueError, match=address.replace("*", r"\*")):
             await FrontendToCore.connect(address, on_message=print)
 
     run(main())
