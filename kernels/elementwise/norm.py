@@ -58,7 +58,7 @@ def parts_of(x: torch.Tensor) -> int:
     return 1 if x.dim() == 2 else len(x) - 2 * (x.dtype == torch.int32)
 
 
-@triton.jit(do_not_specialize=["part_stride"])
+@triton.jit
 def _norm_kernel(
     x_ptr, residual_ptr, weight_ptr, bias_ptr, places_ptr, out_ptr, x_stride, residual_stride, out_stride, part_stride,
     weight_stride, scale, eps,

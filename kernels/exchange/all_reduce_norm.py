@@ -78,7 +78,7 @@ def _received(at, mask, empty, limit_ns):
     return words
 
 
-@triton.jit(do_not_specialize=["part_stride", "max_rows", "limit_ns"])
+@triton.jit(do_not_specialize=["max_rows", "limit_ns"])
 def _all_reduce_norm_kernel(
     x_ptr, residual_ptr, weight_ptr, out_ptr, places_ptr, peers_ptr, turns_ptr, x_stride, residual_stride, out_stride,
     part_stride, max_rows, limit_ns, eps,

@@ -10,8 +10,8 @@ them. Here bits become 128 + q by a mask, which the sum over the group of x take
 and a product each. 2 to 64 rows: tensor cores, x in front and W behind. wgmma takes its second operand from shared memory
 alone and mma is synchronous, so W's numbers are in no register that an asynchronous wgmma reads (what ptxas before CUDA 13.3
 may give away too early; tests/kernels/test_wgmma_operands.py). Reference: `int4_weight.unpack`. A Hopper has kernels of its
-own for 2 to 64 rows, and one that is gated or in parts (`int4_hopper`), and for hundreds (`int4_wide`), in which W's numbers
-are such registers.
+own for one row of much of W (`int4_row`), for 2 to 64, and one that is gated or in parts (`int4_hopper`), and for hundreds
+(`int4_wide`), in which W's numbers are such registers.
 """
 
 from typing import NamedTuple
@@ -341,8 +341,10 @@ def int4_linear_in_parts(
     """
     is_little = len(x) == 1 and weight.outputs * weight.inputs <= linear_tuning().norm_linear_weight
     if hopper.available(x.device) and not is_little:
-        from quire.kernels.linear import int4_hopper, int4_wide
+        from quire.kernels.linear import int4_hopper, int4_row, int4_wide
 
+        if int4_row.takes(x, weight):
+            return int4_row.linear_in_parts(x, weight, bias, pdl=pdl)
         if int4_wide.takes(x, weight):
             if int4_wide.num_parts(x, weight) > 1:
                 return int4_wide.linear_in_parts(x, weight, bias, pdl=pdl)
@@ -369,8 +371,10 @@ def int4_linear(
     if not len(x):
         return x.new_empty((0, n)) if out is None else out
     if hopper.available(x.device):
-        from quire.kernels.linear import int4_hopper, int4_wide  # import Gluon, which other GPUs' Triton may not have
+        from quire.kernels.linear import int4_hopper, int4_row, int4_wide  # import Gluon, which other GPUs' Triton may not have
 
+        if int4_row.takes(x, weight):
+            return int4_row.linear(x, weight, bias, out, is_gated=is_gated, pdl=pdl)
         if int4_wide.takes(x, weight):
             return int4_wide.linear(x, weight, bias, out, is_gated=is_gated, pdl=pdl)
         # the 8B's qkv_proj, for one row: 9.6 us by the ring, which has no parts to cut it in here, 7.6 on the plain cores

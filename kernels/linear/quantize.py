@@ -99,7 +99,7 @@ def _store_quantized(
     tl.store(q_ptr + cols, q.reshape(y.shape[0]), mask)
 
 
-@triton.jit(do_not_specialize=["part_stride"])
+@triton.jit
 def _norm_kernel(
     x_ptr, residual_ptr, weight_ptr, q_ptr, s_ptr, static_ptr, x_stride, residual_stride, q_stride, part_stride, eps,
     H: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr, LARGEST: tl.constexpr, STATIC: tl.constexpr,

@@ -195,6 +195,9 @@ def _kernel(
         if W_BLOCKS > 1:
             xs, ws = _scales(xs_ptr, xs_at, x_live, ws_ptr, at, are_there, first_block, K_BLOCKS, X_BLOCKS, BLOCKS)
             xs1, ws1 = _scales(xs_ptr, xs_at, x_live, ws_ptr, at, are_there, first_block + BLOCKS, K_BLOCKS, X_BLOCKS, BLOCKS)
+        else:  # asked for here, for it comes from memory, and behind the loop nothing is left to hide that
+            xs = gl.load(xs_ptr + m, x_live, other=0.0)
+            ws = gl.load(ws_ptr + ws_at, w_live, other=0.0)
         for k_step in range(K_STEPS):
             if W_BLOCKS > 1:
                 block = first_block + (k_step + 2) * BLOCKS
@@ -223,8 +226,6 @@ def _kernel(
 
         values = acc if BARE else acc.to(gl.float32)
         if W_BLOCKS == 1:
-            xs = gl.load(xs_ptr + m, x_live, other=0.0)
-            ws = gl.load(ws_ptr + ws_at, w_live, other=0.0)
             if BARE:
                 scales_at = out_ptr + gl.num_programs(1).to(gl.int64) * M * out_stride
                 gl.store(scales_at + rows, ws.to(gl.int32, bitcast=True), w_live & (part == 0))

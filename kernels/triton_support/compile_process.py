@@ -180,6 +180,7 @@ def _kernels() -> dict[tuple[str, str], Any]:
         int4,
         int4_hopper,
         int4_norm,
+        int4_row,
         int4_wide,
         int8,
         linear,

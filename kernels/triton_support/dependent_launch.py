@@ -51,6 +51,11 @@ def mode_for(rows: int) -> int:
     return EARLY if rows <= current().step.early_rows else LATE
 
 
+def mode_for_parts(rows: int) -> int:
+    """Of a norm that adds up parts, which come in any step: LATE where others are PLAIN."""
+    return max(late(), mode_for(rows))
+
+
 @triton.jit
 def wait_for_previous(MODE: tl.constexpr):
     """For kernels in whose stead the next one may begin at any time, the grid being small or of small programs."""

@@ -86,8 +86,15 @@ for rows, dtype, gated, parts, group in ((17, torch.float8_e4m3fn, False, False,
 """
 
 INT4 = """
-from quire.kernels.linear import int4_hopper, int4_wide
+from quire.kernels.linear import int4_hopper, int4_row, int4_wide
 from quire.kernels.linear.int4_weight import Int4Weight
+for gated, zeros in ((False, True), (True, False)):
+    config = int4_row.choose(4096, 4096, 132, is_gated=gated, in_parts=not gated)
+    out = meta(1, 4096) if gated else meta(config.parts, 1, 4096, dtype=torch.float32)
+    n = 8192 if gated else 4096
+    zeros = meta(32, n, dtype=torch.uint8) if zeros else None
+    weight = Int4Weight(meta(n, 512, dtype=torch.int32), meta(32, n), zeros, 128, 4096)
+    int4_row.launch(meta(1, 4096), weight, None, out, config, is_gated=gated, pdl=1)
 for rows, gated, parts, zeros in ((1, False, True, True), (16, True, False, False), (64, True, False, True),
                                   (100, True, False, False), (256, False, True, True)):
     kernel = int4_wide if rows > 64 else int4_hopper
@@ -110,7 +117,7 @@ for rows, gated, parts in ((16, False, False), (64, True, False), (32, False, Tr
 
 @pytest.mark.parametrize(
     "body,count",
-    [(PREFILL, 4), (PREFILL_8_BITS, 2), (LINEAR, 3), (SCALED, 5), (INT4, 5), (W8A16, 3)],
+    [(PREFILL, 4), (PREFILL_8_BITS, 2), (LINEAR, 3), (SCALED, 5), (INT4, 7), (W8A16, 3)],
     ids=["prefill", "prefill_8_bits", "linear", "scaled", "int4", "w8a16"],
 )
 def test_kernels_for_hopper_compile(body, count, tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ import torch
 
 from quire.kernels.linear import quantize, scaled_fused
 from quire.kernels.linear.scaled import BLOCK, Scaled
-from quire.kernels.triton_support.dependent_launch import late, mode_for
+from quire.kernels.triton_support.dependent_launch import mode_for, mode_for_parts
 from quire.workers.layers.formats.format import Partition
 from quire.workers.layers.formats.layouts import Form, Integers
 from quire.workers.layers.formats.quantized import Quantized
@@ -160,6 +160,6 @@ class ScaledFormat(Quantized[Weight]):
             y, total = scaled_fused.fused_linear(x, weight.scaled, bias, dtype=self.dtype, **how)
             assert total is not None, "of a norm there is a sum"
             return y, total
-        pdl = late() if is_in_parts else mode_for(len(residual))
+        pdl = mode_for_parts(len(residual)) if is_in_parts else mode_for(len(residual))
         h = quantize.rms_norm_quantize(x, residual, norm.weight, norm.eps, self.kind, pdl=pdl, **how)
         return self._linear(h, weight, bias, is_gated), residual
