@@ -266,7 +266,7 @@ def _chunks(config: Config, k: int) -> tuple[int, int]:
 def choose(n: int, k: int, sms: int, *, is_gated: bool = False, in_parts: bool = False) -> Config:
     """The configuration for n output columns on so many SMs, as measured for an 8B's layers on an H200.
 
-    A program's warps share the work on the row, so they are eight; without parts each has half of K where there are not enough of
+    A program's warps share the work on the row, so they are eight; without parts each has half of K where there are too few of
     them. Four blocks a stage are faster than two where a program has K for several such stages.
     """
     tiles, parts = triton.cdiv(n, 64), 1
