@@ -252,7 +252,7 @@ _WIDE: dict[str, Any] = {
     "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "num_hidden_layers": 2,
 }  # fmt: skip
 WIDE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "wide-gpt-oss": ("gpt_oss", {**MODELS["gpt-oss"][1], **_WIDE, "intermediate_size": 192}),
+    "wide-gpt-oss": ("gpt_oss", {**MODELS["gpt-oss"][1], **_WIDE, "intermediate_size": 192, "swiglu_limit": 7.0}),
     "wide-qwen3-moe": ("qwen3_moe", {**MODELS["qwen3-moe"][1], **_WIDE, "moe_intermediate_size": 256}),
     "wide-deepseek-v3": (
         "deepseek_v3",

@@ -58,7 +58,9 @@ def test_tokens_are_those_of_the_dequantized_experts(case, tmp_path):
     name, pack, unpack, config, kind, near = CASES[case]
     folder = changed(name, tmp_path / "packed", pack, quantization_config=config)
     model = AutoModelForCausalLM.from_pretrained(changed(name, tmp_path / "plain", unpack), dtype=torch.float32)
-    eager, graphs = (InlineEngine(folder, graphs=graphs, **HOW) for graphs in (False, True))
+    # tiny gpt-oss' tokens lie up to 0.3 of the range off in bfloat16, quantized or not
+    how = {**HOW, "dtype": torch.float16} if case == "mxfp4" else HOW
+    eager, graphs = (InlineEngine(folder, graphs=graphs, **how) for graphs in (False, True))
     for engine in (eager, graphs):
         assert all(isinstance(module.weights, kind) for module in experts_of(engine.model))
         assert below_the_maximum(model, prompts(), engine.generate(prompts(), GREEDY), share=True) < near
@@ -92,7 +94,7 @@ def test_dummy_experts_take_no_more_than_they_do_in_the_end():
     place = Placement(torch.bfloat16, parallel, read_quantization(QUANTIZED), "model.layers.0.mlp.experts.")
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    layer = Experts(32, 2880, whole(2880), place, act=SwiGLU(), names=NAMES, has_bias=True)
+    layer = Experts(whole(32), 2880, whole(2880), place, act=SwiGLU(), names=NAMES, has_bias=True)
     layer.fill_dummy(0.03, torch.Generator("cuda").manual_seed(0))
     layer.finish()
     assert torch.cuda.max_memory_allocated() - before < 0.55 * 32 * 3 * 2880**2 * 1.03 + 50e6
