@@ -130,12 +130,13 @@ def test_one_row_of_16_bits_is_one_kernel_with_what_is_before(form, tmp_path, on
     for name in ("quantize", "rms_norm_quantize", "silu_mul_quantize") if form == "w8a8" else ():
         monkeypatch.setattr(quantize, name, None)
     norm, plain_norm = (RMSNorm(64, 1e-5, dtype, torch.device("cpu")) for dtype in (torch.bfloat16, torch.float32))
-    norm.weight.data.uniform_(0.5, 1.5)
+    g = torch.Generator().manual_seed(0)
+    norm.weight.data.uniform_(0.5, 1.5, generator=g)
     plain_norm.weight.data.copy_(norm.weight)
     qkv, o, _, down = list(linears(ours).values())[:4]
     qkv_plain, o_plain, _, down_plain = list(linears(plain).values())[:4]
-    x, residual, inner = (torch.randn(1, n).bfloat16() for n in (64, 64, 2 * down.format.partition.columns.size))
-    near = {"rtol": 0.05, "atol": 0.05}
+    x, residual, inner = (torch.randn(1, n, generator=g).bfloat16() for n in (64, 64, 2 * down.format.partition.columns.size))
+    near = {"rtol": 0.05, "atol": 0.1}  # an input that bfloat16 rounds to another of 8 bits
     if form == "w8a8":
         torch.testing.assert_close(o.in_parts(x).float(), o_plain(x.float()), **near)
         torch.testing.assert_close(o(x).float(), o_plain(x.float()), **near)

@@ -98,7 +98,9 @@ class Decoder(Module):
         for layer in layers:
             x, residual = layer(x, residual, attend, None, *inputs)
         x, residual = last(x, residual, attend, logits_indices, *inputs)
-        return self.norm(residual) if x is None else self.norm.add(x, residual)
+        if x is None and isinstance(self.norm, Norm):
+            return self.norm(residual)
+        return self.norm.add(x, residual)
 
 
 class CausalLM(LanguageModel):
