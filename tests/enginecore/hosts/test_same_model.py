@@ -54,7 +54,7 @@ def test_dummy_weights_need_no_files(folder: Path) -> None:
 
 
 def test_a_name_that_is_neither_folder_nor_hub_id_is_refused() -> None:
-    model = ModelFiles("../../etc", None, None, True, {})
+    model = ModelFiles("../../no/such/folder", None, None, True, {})
     with pytest.raises(ModelFilesError, match="neither a folder nor a hub id"):
         find_same_model(model)
     assert msgspec.structs.asdict(model)["files"] == {}
