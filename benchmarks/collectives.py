@@ -14,8 +14,8 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 import torch
@@ -158,11 +158,11 @@ def main() -> None:
 
 def wait_for(ranks: list[subprocess.Popen[bytes]]) -> list[int]:
     """Who failed: one that does takes the others with it, which would wait for it for ever."""
-    while any(process.poll() is None for process in ranks):
-        if any(process.poll() for process in ranks):
-            for process in ranks:
-                process.kill()
-        time.sleep(0.1)
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        for ended in as_completed([pool.submit(process.wait) for process in ranks]):
+            if ended.result():
+                for process in ranks:
+                    process.kill()
     return [rank for rank, process in enumerate(ranks) if process.returncode]
 
 

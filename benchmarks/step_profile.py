@@ -1,4 +1,4 @@
-"""Where a decode step's GPU time goes: `step_profile.py MODEL --rows 1 64 256 --context 256 [--kernels]`, dummy weights.
+"""Where a decode step's GPU time goes: `step_profile.py MODEL --rows 1 64 256 [--quantization fp8] [--kernels]`, dummy weights.
 
 Times the forward and tail graphs of each padded size by replaying them back to back, and, with --kernels, lists what the
 kernels within take (torch.profiler over replays: those of dependent launches include their wait). The state is that of
@@ -20,13 +20,16 @@ from quire.ipc.sampling import SamplingParams  # noqa: E402
 from quire.workers.graphs import BatchDescriptor  # noqa: E402
 
 
-def prepared(model: str, rows: int, context: int, engine: InlineEngine | None, most_rows: int = 0) -> InlineEngine:
+def prepared(
+    model: str, rows: int, context: int, engine: InlineEngine | None, most_rows: int = 0, quantization: str | None = None
+) -> InlineEngine:
     """An engine whose first `rows` slots hold sequences of `context` tokens and a few more, all decoding."""
     if engine is None:
         blocks = 2 + max(rows, most_rows) * (context // 64 + 2)
         engine = InlineEngine(
             model, device="cuda", dtype=torch.bfloat16, max_num_seqs=1024, budget=8192, block_size=64, num_blocks=blocks,
-            max_model_len=8192, graphs=True, dummy=True, enable_prefix_caching=False, look_ahead=False,
+            max_model_len=8192, graphs=True, dummy=True, wishes={"quantization": quantization}, enable_prefix_caching=False,
+            look_ahead=False,
         )  # fmt: skip
         engine.scheduler.check = lambda: None
     engine.scheduler.abort_owner(0)
@@ -72,11 +75,14 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 64, 256])
     parser.add_argument("--context", type=int, default=256)
-    parser.add_argument("--kernels", action="store_true")
+    parser.add_argument("--quantization", help="of the weights, as quire serve takes it")
+    parser.add_argument(
+        "--kernels", type=int, nargs="?", const=16, default=0, metavar="N", help="list the N longest (default: 16)"
+    )
     args = parser.parse_args()
     engine, result = None, {}
     for rows in args.rows:
-        engine = prepared(args.model, rows, args.context, engine, max(args.rows))
+        engine = prepared(args.model, rows, args.context, engine, max(args.rows), args.quantization)
         graphs = engine.runner.graphs
         size = next(s for s in graphs.sizes.decode if s >= rows)
         with engine.runner.device.stream():
@@ -87,7 +93,7 @@ def main() -> None:
             print(f"{rows:5} rows: " + ", ".join(f"{k} {v:.3f}" for k, v in result[rows].items()), flush=True)
             if args.kernels:
                 times = kernel_times([forward, tail])
-                for name, (us, count) in sorted(times.items(), key=lambda x: -x[1][0])[:16]:
+                for name, (us, count) in sorted(times.items(), key=lambda x: -x[1][0])[: args.kernels]:
                     print(f"      {us:9.1f} µs {count:5} x  {name}")
     print("RESULT " + json.dumps({"model": args.model, "context": args.context, "rows": result}))
 

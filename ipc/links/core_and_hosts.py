@@ -141,7 +141,7 @@ class HostToCore:
         self._router.set(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
         try:
             self._router.bind(address)
-        except BaseException:
+        except (ValueError, zmq.ZMQError):
             self.close()
             raise
         self.address = self._router.getsockopt_string(zmq.LAST_ENDPOINT)

@@ -1,12 +1,11 @@
 """A model in two stages on two GPUs: fp32 tokens equal transformers', in graphs and eagerly; stages killed and stopped in
 mid-stream. tests/kernels/test_peer_link.py has the link alone."""
 
-import psutil
 import pytest
 import torch
 from gpu.test_gpu_engine import GREEDY, prompts, wrong_rows
-from gpu.test_two_gpus import OPTIONS, WORKER, running, tokens
-from serving import Served, until
+from gpu.test_two_gpus import OPTIONS, assert_lost_and_replaced, tokens
+from serving import Served
 from tiny_models import tiny_model
 
 from quire import LLM, SamplingParams
@@ -57,19 +56,7 @@ def served():
 @pytest.mark.parametrize("signal", ["kill", "suspend"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_stage_lost_is_named_and_all_are_replaced(served, signal, rank):
-    body = {"max_tokens": 20, "ignore_eos": True, "return_token_ids": True}
-    before, want = served.pids(WORKER), served.complete([5, 6, 7], **body)["choices"][0]["token_ids"]
-    restarts = served.metric("worker_restarts_total")
-    processes = sorted((psutil.Process(pid) for pid in before), key=lambda p: (p.create_time(), p.pid))
-    stream = running(served)
-    getattr(processes[rank], signal)()
-    with stream:
-        *_, last = stream
-    assert last["error"]["code"] == "engine_error"
-    served.line(f"worker {rank} (ended unexpectedly|was stopped by a signal)", 1)
-    until(lambda: served.metric("worker_restarts_total") == restarts + 1 and served.health() == 200)
-    assert not set(served.pids(WORKER)) & set(before)
-    assert served.complete([5, 6, 7], **body)["choices"][0]["token_ids"] == want
+    assert_lost_and_replaced(served, signal, rank)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 4, reason="needs four GPUs")

@@ -75,9 +75,8 @@ def running(served: Served) -> EventStream:
     return stream
 
 
-@pytest.mark.parametrize("signal", ["kill", "suspend"])
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_lost_is_named_and_all_are_replaced(served, signal, rank):
+def assert_lost_and_replaced(served: Served, signal: str, rank: int) -> None:
+    """A rank that is killed or stopped amid a stream is named, and what replaces all says what they said."""
     body = {"max_tokens": 20, "ignore_eos": True, "return_token_ids": True}
     before, want = served.pids(WORKER), served.complete([5, 6, 7], **body)["choices"][0]["token_ids"]
     restarts = served.metric("worker_restarts_total")
@@ -91,3 +90,9 @@ def test_a_rank_lost_is_named_and_all_are_replaced(served, signal, rank):
     until(lambda: served.metric("worker_restarts_total") == restarts + 1 and served.health() == 200)
     assert not set(served.pids(WORKER)) & set(before)
     assert served.complete([5, 6, 7], **body)["choices"][0]["token_ids"] == want
+
+
+@pytest.mark.parametrize("signal", ["kill", "suspend"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_lost_is_named_and_all_are_replaced(served, signal, rank):
+    assert_lost_and_replaced(served, signal, rank)

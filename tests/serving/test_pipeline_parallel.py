@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 from inline_engine import InlineEngine
-from served_ranks import PROMPT, WORKER, assert_replaced, error_of, running, worker
-from serving import SMALL, Served, until
+from served_ranks import PROMPT, WORKER, assert_lost_and_replaced, assert_replaced, killed, restarts_of, stopped, worker
+from serving import SMALL, Served
 from tiny_models import tiny_model
 
 from quire.enginecore.loading.model_files import BUNDLED
@@ -25,7 +25,6 @@ SCHEMA = {
 def two() -> Iterator[Served]:
     with Served(*SMALL, "-pp", "2", "--collective-timeout-s", str(TIMEOUT_S)) as served:
         served.ready()
-        until(lambda: served.metric("worker_restarts_total") == 0)  # its first sign of life is there
         yield served
         assert served.end() == 0
 
@@ -43,12 +42,7 @@ def test_two_stages_give_the_tokens_of_one_and_a_killed_one_is_named_and_both_ar
     assert len(two.pids(WORKER)) == 2
     for params in ({"temperature": 0.0}, {"temperature": 0.9, "seed": 3, "top_p": 0.9, "presence_penalty": 0.4}):
         assert tokens_of(two, **params) == alone(**params)
-    text, restarts, before = two.text(PROMPT, max_tokens=10), two.metric("worker_restarts_total"), two.pids(WORKER)
-    stream = running(two)
-    worker(two, 1).kill()
-    assert error_of(stream)["code"] == "engine_error"
-    two.line(r"worker 1 ended unexpectedly \(signal SIGKILL\); 1 sequences in flight failed")
-    assert_replaced(two, before, text, restarts)
+    assert_lost_and_replaced(two, 1, "kill", killed(1))
 
 
 def test_a_grammar_binds_and_prompts_tell_their_logprobs(two: Served) -> None:
@@ -60,35 +54,23 @@ def test_a_grammar_binds_and_prompts_tell_their_logprobs(two: Served) -> None:
 
 @pytest.mark.slow
 def test_the_first_stage_killed(two: Served) -> None:
-    text, restarts, before = two.text(PROMPT, max_tokens=10), two.metric("worker_restarts_total"), two.pids(WORKER)
-    stream = running(two)
-    worker(two, 0).kill()
-    assert error_of(stream)["code"] == "engine_error"
-    two.line(r"worker 0 ended unexpectedly \(signal SIGKILL\); 1 sequences in flight failed")
-    assert_replaced(two, before, text, restarts)
+    assert_lost_and_replaced(two, 0, "kill", killed(0))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_stopped_stage_is_named_after_the_timeout_and_all_are_replaced(two: Served, rank: int) -> None:
-    text, restarts, before = two.text(PROMPT, max_tokens=10), two.metric("worker_restarts_total"), two.pids(WORKER)
-    stream = running(two)
-    stopped = worker(two, rank)
-    stopped.suspend()
-    assert error_of(stream)["code"] == "engine_error"
-    two.line(f"worker {rank} was stopped by a signal; the others waited in an exchange; 1 sequences in flight failed")
-    assert_replaced(two, before, text, restarts)
-    assert not stopped.is_running()
+    assert_lost_and_replaced(two, rank, "suspend", stopped(rank))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_stage_that_is_stopped_before_a_prompt_comes_is_named(two: Served, rank: int) -> None:
     """Nobody waits for the last stage's tokens but the first one, while it has nothing else to do."""
-    text, restarts, before = two.text(PROMPT, max_tokens=10), two.metric("worker_restarts_total"), two.pids(WORKER)
+    text, restarts, before = two.text(PROMPT, max_tokens=10), restarts_of(two), two.pids(WORKER)
     worker(two, rank).suspend()
     assert two.ask("POST", "/v1/completions", {"prompt": PROMPT, "max_tokens": 1}).error["code"] == "engine_error"
-    two.line(f"worker {rank} was stopped by a signal; the others waited in an exchange; 1 sequences in flight failed")
+    two.line(stopped(rank))
     assert_replaced(two, before, text, restarts)
 
 
@@ -100,11 +82,7 @@ def test_three_stages_and_two_of_two_ranks_and_each_of_these_killed() -> None:
             assert len(served.pids(WORKER)) == size
             assert tokens_of(served, temperature=0.9, seed=3) == alone(temperature=0.9, seed=3)
             for rank in range(size):
-                restarts, stream = served.metric("worker_restarts_total"), running(served)
-                worker(served, rank, size).kill()
-                assert error_of(stream)["code"] == "engine_error"
-                served.line(rf"worker {rank} ended unexpectedly \(signal SIGKILL\); 1 sequences in flight failed")
-                until(lambda: served.metric("worker_restarts_total") == restarts + 1 and served.health() == 200)  # noqa: B023
+                assert_lost_and_replaced(served, rank, "kill", killed(rank), size)
             assert served.end() == 0
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from inline_engine import InlineEngine
-from served_ranks import LONG, PROMPT, WORKER, assert_replaced, error_of, running, worker
+from served_ranks import LONG, PROMPT, WORKER, assert_lost_and_replaced, assert_replaced, error_of, killed, stopped
 from serving import SMALL, Served
 from tiny_models import tiny_model
 
@@ -29,35 +29,18 @@ def test_two_processes_give_the_tokens_of_one_and_a_killed_one_is_named_and_both
     for params, tokens in zip(asked, alone, strict=True):
         answer = two.complete(ids, max_tokens=24, ignore_eos=True, return_token_ids=True, **params)
         assert answer["choices"][0]["token_ids"] == tokens
-    text, restarts, before = two.text(PROMPT, max_tokens=10), two.metric("worker_restarts_total"), two.pids(WORKER)
-    stream = running(two)
-    worker(two, 1).kill()
-    assert error_of(stream)["code"] == "engine_error"
-    two.line(r"worker 1 ended unexpectedly \(signal SIGKILL\); 1 sequences in flight failed")
-    assert_replaced(two, before, text, restarts)
+    assert_lost_and_replaced(two, 1, "kill", killed(1))
 
 
 @pytest.mark.slow
 def test_the_first_rank_killed(two: Served) -> None:
-    text, restarts, before = two.text(PROMPT, max_tokens=10), two.metric("worker_restarts_total"), two.pids(WORKER)
-    stream = running(two)
-    worker(two, 0).kill()
-    assert error_of(stream)["code"] == "engine_error"
-    two.line(r"worker 0 ended unexpectedly \(signal SIGKILL\); 1 sequences in flight failed")
-    assert_replaced(two, before, text, restarts)
+    assert_lost_and_replaced(two, 0, "kill", killed(0))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_stopped_rank_is_named_after_the_timeout_and_all_are_replaced(two: Served, rank: int) -> None:
-    text, restarts, before = two.text(PROMPT, max_tokens=10), two.metric("worker_restarts_total"), two.pids(WORKER)
-    stream = running(two)
-    stopped = worker(two, rank)
-    stopped.suspend()
-    assert error_of(stream)["code"] == "engine_error"
-    two.line(f"worker {rank} was stopped by a signal; the others waited in an exchange; 1 sequences in flight failed")
-    assert_replaced(two, before, text, restarts)
-    assert not stopped.is_running()
+    assert_lost_and_replaced(two, rank, "suspend", stopped(rank))
 
 
 PROCESSOR = """

@@ -1,5 +1,6 @@
 """Workers of a served model as processes: which is which rank, a stream that they are amid, and that all have been replaced."""
 
+import math
 from typing import Any
 
 import psutil
@@ -35,7 +36,32 @@ def error_of(stream: EventStream) -> dict[str, Any]:
         return last["error"]
 
 
+def restarts_of(served: Served) -> float:
+    """How often all ranks have been replaced, known from the engine's first Beat on."""
+    until(lambda: not math.isnan(served.metric("worker_restarts_total")))
+    return served.metric("worker_restarts_total")
+
+
 def assert_replaced(served: Served, before: list[int], text: str, restarts: float) -> None:
     until(lambda: served.metric("worker_restarts_total") == restarts + 1 and served.health() == 200)
     assert not set(served.pids(WORKER)) & set(before) and len(served.pids(WORKER)) == len(before)
     assert served.text(PROMPT, max_tokens=10) == text
+
+
+def assert_lost_and_replaced(served: Served, rank: int, how: str, said: str, size: int = 2) -> None:
+    """how: "kill" or "suspend" it amid a stream. The engine says `said`, a regular expression; all ranks are new then."""
+    text, restarts, before = served.text(PROMPT, max_tokens=10), restarts_of(served), served.pids(WORKER)
+    stream, lost = running(served), worker(served, rank, size)
+    getattr(lost, how)()
+    assert error_of(stream)["code"] == "engine_error"
+    served.line(said)
+    assert_replaced(served, before, text, restarts)
+    assert not lost.is_running()
+
+
+def killed(rank: int) -> str:
+    return rf"worker {rank} ended unexpectedly \(signal SIGKILL\); 1 sequences in flight failed"
+
+
+def stopped(rank: int) -> str:
+    return f"worker {rank} was stopped by a signal; the others waited in an exchange; 1 sequences in flight failed"
