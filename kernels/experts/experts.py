@@ -1,8 +1,9 @@
-"""A layer's experts on a GPU: which way a number of rows goes, `pairs` or `tiles`. The formula is `experts_reference`'s.
+"""A layer's experts on a GPU: which way a number of rows goes, `pairs`, `tiles` or, on a Hopper, `wide`.
 
-Every launch of a way depends on shapes alone, so a step with experts can be captured. What decides is the tuning table: rows,
-and rows an expert gets on average. float32 has one way and one configuration, so that a row's result is the same to the last
-bit in any batch. Weights of 4 and of 8 bits have kernels of their own (`four_bits`, `scaled`).
+The formula is `experts_reference`'s. Every launch of a way depends on shapes alone, so a step with experts can be captured.
+What decides is the tuning table: rows, and rows an expert gets on average. float32 has one way and one configuration, so that
+a row's result is the same to the last bit in any batch. Weights of 4 and of 8 bits have kernels of their own (`four_bits`,
+`scaled`).
 """
 
 from collections.abc import Hashable
@@ -10,12 +11,12 @@ from typing import Any
 
 import torch
 
-from quire.kernels.experts import align, four_bits, pairs, routing, scaled, tiles
+from quire.kernels.experts import align, four_bits, grouped, pairs, routing, scaled, tiles
 from quire.kernels.experts.experts_reference import SwiGLU, Weights
 from quire.kernels.experts.four_bits_weight import FourBitWeights
 from quire.kernels.experts.scaled_weight import ScaledWeights
 from quire.kernels.triton_support.dependent_launch import PLAIN
-from quire.kernels.tuning.configs import PairConfig, TilesConfig
+from quire.kernels.tuning.configs import PairConfig, TilesConfig, WideConfig
 from quire.kernels.tuning.current import cached, current
 
 
@@ -31,12 +32,20 @@ def choose(rows: int, top_k: int, num_experts: int, itemsize: int = 2) -> PairCo
     return next(config for limit, config in tuning.tiles if per_expert <= limit)
 
 
+@cached
+def choose_wide(rows: int, top_k: int, num_experts: int) -> WideConfig | None:
+    """The configuration of `wide`, which computes 16 bits on a Hopper; None: what `choose` says is as fast."""
+    tuning = current().experts
+    return None if rows <= tuning.pair_rows else grouped.rule(tuning.wide, rows * top_k / num_experts)
+
+
 def kernel_specialization(rows: int, top_k: int, num_experts: int) -> Hashable:
     """Steps of numbers of rows with equal answers run the same compiled kernels."""
-    of_four_bits = four_bits.choose(rows, top_k, num_experts)
     return (
         choose(rows, top_k, num_experts),
-        of_four_bits,
+        choose_wide(rows, top_k, num_experts),
+        four_bits.choose(rows, top_k, num_experts),
+        four_bits.choose_wide(rows, top_k, num_experts),
         scaled.choose(rows, top_k, num_experts),
         rows * top_k > align.LARGE,
         rows > routing.FEW_ROWS,
@@ -75,10 +84,21 @@ def experts(
         raise ValueError(f"experts: x {x.dtype} and weights {w.gate_up.dtype}, {w.down.dtype} need one dtype")
     if not (w.gate_up.is_contiguous() and w.down.is_contiguous()):
         raise ValueError("experts: weights must be contiguous")
-    config, are_some = config or choose(len(x), ids.shape[1], num_routed or len(w.down), x.element_size()), num_routed > 0
+    config, are_some = config or _configuration(x, w, ids.shape[1], num_routed or len(w.down)), num_routed > 0
+    if isinstance(config, WideConfig):
+        from quire.kernels.experts import wide  # imports Gluon, which other GPUs' Triton may not have
+
+        return wide.experts(x, w, ids, weights, act, shared, config, are_some=are_some, pdl=pdl)
     if isinstance(config, PairConfig):
         return pairs.experts(x, w, ids, weights, act, shared, config, are_some=are_some, pdl=pdl)
     return tiles.experts(x, w, ids, weights, act, shared, config, are_some=are_some, pdl=pdl)
+
+
+def _configuration(x: torch.Tensor, w: Weights, top_k: int, num_experts: int) -> PairConfig | TilesConfig | WideConfig:
+    config = choose_wide(len(x), top_k, num_experts)
+    if config and grouped.takes(x, w.gate_up, w.down, (torch.bfloat16, torch.float16), w.down.shape[2]):
+        return config
+    return choose(len(x), top_k, num_experts, x.element_size())
 
 
 def _check(x: torch.Tensor, w: Weights | FourBitWeights | ScaledWeights, ids: torch.Tensor, weights: torch.Tensor) -> None:

@@ -2,18 +2,19 @@
 
 The formula is `experts_reference`'s on the dequantized weights, which are rounded to x's type (mxfp4's are exact in bfloat16).
 One row and few: a product a pair of row and expert on the plain cores (`four_bits_pairs`); more: tiles of one expert's rows on
-tensor cores (`four_bits_tiles`). Weights move as they are, once for a pair or a tile. float32 has one way and one
-configuration, so that a row's result is the same to the last bit in any batch.
+tensor cores (`four_bits_tiles`, on a Hopper `four_bits_wide`). Weights move as they are, once for a pair or a tile. float32
+has one way and one configuration, so that a row's result is the same to the last bit in any batch.
 """
 
 import torch
 
-from quire.kernels.experts import four_bits_pairs, four_bits_tiles
+from quire.kernels.experts import four_bits_pairs, four_bits_tiles, grouped
 from quire.kernels.experts.experts_reference import SwiGLU
 from quire.kernels.experts.four_bits_pairs import Pairs
 from quire.kernels.experts.four_bits_tiles import Tiles
 from quire.kernels.experts.four_bits_weight import FourBitWeights
 from quire.kernels.triton_support.dependent_launch import PLAIN
+from quire.kernels.tuning.configs import WideConfig
 from quire.kernels.tuning.current import cached, current
 
 PAIR_ROWS = 2  # up to which a product a pair is taken
@@ -34,6 +35,18 @@ def choose(rows: int, top_k: int, num_experts: int, itemsize: int = 2) -> Pairs 
     return Tiles(tile, 32, 64, 4, 3) if tile == 64 else Tiles(tile, 64, 128, 8, 3)
 
 
+@cached
+def choose_wide(rows: int, top_k: int, num_experts: int) -> WideConfig | None:
+    """The configuration of `four_bits_wide`, on a Hopper; None: what `choose` says is as fast."""
+    return None if rows <= PAIR_ROWS else grouped.rule(current().experts.wide_four_bits, rows * top_k / num_experts)
+
+
+def _takes_wide(x: torch.Tensor, w: FourBitWeights) -> bool:
+    """mxfp4 in bfloat16 alone, whose exponents hold all of its numbers."""
+    dtypes = (torch.bfloat16,) if w.gate_up.is_mx else (torch.bfloat16, torch.float16)
+    return w.gate_up.is_mx == w.down.is_mx and grouped.takes(x, w.gate_up.words, w.down.words, dtypes, w.down.inputs)
+
+
 def experts(
     x: torch.Tensor,
     w: FourBitWeights,
@@ -43,10 +56,17 @@ def experts(
     shared: torch.Tensor | None,
     *,
     pdl: int = PLAIN,
-    config: Pairs | Tiles | None = None,
+    config: Pairs | Tiles | WideConfig | None = None,
 ) -> torch.Tensor:
     """[T, H] of x [T, H], whose experts are ids [T, k]; all that `experts.experts` has checked."""
-    config = config or choose(len(x), ids.shape[1], len(w.gate_up.words), x.element_size())
+    top_k, num_experts = ids.shape[1], len(w.gate_up.words)
+    if config is None and _takes_wide(x, w):
+        config = choose_wide(len(x), top_k, num_experts)
+    config = config or choose(len(x), top_k, num_experts, x.element_size())
+    if isinstance(config, WideConfig):
+        from quire.kernels.experts import four_bits_wide  # imports Gluon, which other GPUs' Triton may not have
+
+        return four_bits_wide.experts(x, w, ids, weights, act, shared, config, pdl=pdl)
     if isinstance(config, Pairs):
         return four_bits_pairs.experts(x, w, ids, weights, act, shared, config, pdl=pdl)
     return four_bits_tiles.experts(x, w, ids, weights, act, shared, config, pdl=pdl)

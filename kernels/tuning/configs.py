@@ -99,5 +99,22 @@ class TilesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     down: TileConfig
 
 
+class WideTile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of one of experts' products on Hopper: stripes of 64 rows of W of each of a program's two warpgroups, blocks of 128 of K
+    in a stage of its ring, programs that share an SM."""
+
+    stripes: int
+    blocks: int
+    sharing: int
+
+
+class WideConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of experts' products on Hopper in tiles of `rows` rows of one expert: 16 to 256, a power of two."""
+
+    rows: int
+    gate_up: WideTile
+    down: WideTile
+
+
 def _max_registers(programs: int, num_warps: int) -> int:
     return min(255, REGISTERS // (programs * num_warps * 32) // 8 * 8)

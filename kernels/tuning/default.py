@@ -14,6 +14,8 @@ from quire.kernels.tuning.configs import (
     SplitConfig,
     TileConfig,
     TilesConfig,
+    WideConfig,
+    WideTile,
 )
 from quire.kernels.tuning.table import (
     ANY,
@@ -99,6 +101,20 @@ EXPERTS = ExpertsTuning(
         (float(ANY), TilesConfig(128, False, TileConfig(64, 64, 8, 3), TileConfig(128, 64, 8, 3))),
     ),
     exact=TilesConfig(16, True, TileConfig(32, 32, 4, 2), TileConfig(32, 32, 4, 2)),
+    # Reckoned: a program an SM for large tiles, two for small ones, of which up to 22 rows (16 bits: 26) are bound by bytes.
+    wide=(
+        (7.0, None),
+        (10.0, WideConfig(16, WideTile(2, 1, 2), WideTile(1, 1, 2))),
+        (26.0, WideConfig(32, WideTile(2, 1, 2), WideTile(1, 1, 2))),
+        (52.0, WideConfig(64, WideTile(2, 1, 1), WideTile(2, 1, 1))),
+        (float(ANY), WideConfig(128, WideTile(2, 1, 1), WideTile(2, 1, 1))),
+    ),
+    wide_four_bits=(
+        (10.0, WideConfig(16, WideTile(2, 1, 2), WideTile(1, 1, 2))),
+        (22.0, WideConfig(32, WideTile(1, 1, 2), WideTile(1, 1, 2))),
+        (80.0, WideConfig(64, WideTile(1, 1, 2), WideTile(1, 1, 2))),
+        (float(ANY), WideConfig(128, WideTile(2, 1, 1), WideTile(2, 1, 1))),
+    ),
 )
 
 DEFAULT = Tuning(

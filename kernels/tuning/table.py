@@ -18,6 +18,7 @@ from quire.kernels.tuning.configs import (
     SkinnyConfig,
     SplitConfig,
     TilesConfig,
+    WideConfig,
 )
 
 BF16 = "bf16"  # dense weights of 16 bits, bfloat16 or float16
@@ -146,6 +147,9 @@ class AttentionTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     rope_tiles: tuple[tuple[int, int], ...]  # (tokens up to, elements of a program's tile of heads), tokens ascending
 
 
+WideRules = tuple[tuple[float, WideConfig | None], ...]  # (rows an expert gets on average, up to), ascending
+
+
 class ExpertsTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Which way a layer of experts takes."""
 
@@ -153,6 +157,9 @@ class ExpertsTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     pair: PairConfig
     tiles: tuple[tuple[float, TilesConfig], ...]  # (rows an expert gets on average, up to), ascending; the last has no limit
     exact: TilesConfig  # of float32
+    # On Hopper, where no rule fits, or it is None, `tiles` and `four_bits_tiles` are as fast.
+    wide: WideRules = ()
+    wide_four_bits: WideRules = ()
 
 
 class ElementwiseTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
