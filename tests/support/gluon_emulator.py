@@ -120,12 +120,15 @@ def copy(desc, at, cell, buffer):
 
 
 LAYOUTS = ("NVMMADistributedLayout", "SliceLayout", "BlockedLayout", "DotOperandLayout", "SwizzledSharedLayout")
+LAYOUTS += ("DistributedLinearLayout",)
 
 
 class Emulator:
     """Stands for a kernel: `emulator[grid](*args, **kwargs)` runs it, all programs at once."""
 
-    def __init__(self, kernel: JITFunction):
+    def __init__(self, kernel: JITFunction, replaced: dict | None = None):
+        """replaced: what takes the place of functions that are in assembly, by their names."""
+        self._replaced = replaced or {}
         self._functions: dict[JITFunction, types.FunctionType] = {}
         self._atomics, self._condition, self._local = threading.Lock(), threading.Condition(), threading.local()
         self.gl, self.tl, self.mbarrier = self._language(), self._triton_language(), self._barriers()
@@ -170,7 +173,7 @@ class Emulator:
                 elif type(value).__name__ == "constexpr":
                     names[name] = value.value
             own = {"gl": self.gl, "tl": self.tl, "mbarrier": self.mbarrier, "_copy": copy, "fence_async_shared": lambda: None}
-            names.update(own, warpgroup_mma=product, warpgroup_mma_wait=lambda pending, deps: deps[0])
+            names.update(own, warpgroup_mma=product, warpgroup_mma_wait=waited, **self._replaced)
         return self._functions[jitted]
 
     def _language(self):
@@ -197,7 +200,8 @@ class Emulator:
         )  # fmt: skip
 
     def _triton_language(self):
-        return types.SimpleNamespace(exp2=lambda x: torch.exp2(tensor(x)), debug_barrier=lambda: None)
+        names = {"exp": lambda x: torch.exp(tensor(x)), "exp2": lambda x: torch.exp2(tensor(x)), "float32": torch.float32}
+        return types.SimpleNamespace(**names, debug_barrier=lambda: None)
 
     def _barriers(self):
         def init(cell, count):
@@ -207,7 +211,7 @@ class Emulator:
             MBarrierLayout=lambda: None,
             init=init,
             expect=lambda cell, num_bytes: cell.barrier.change(1, num_bytes),
-            arrive=lambda cell, count: cell.barrier.change(count),
+            arrive=lambda cell, count, pred=True: cell.barrier.change(count) if pred else None,
             wait=lambda cell, parity: cell.barrier.wait(int(parity)),
         )
 
@@ -222,6 +226,10 @@ def product(a, b, acc, use_acc=True, is_async=False):
     a, b = (x.memory if isinstance(x, Buffer) else x for x in (a, b))
     result = torch.as_tensor(a).float() @ b.float()
     return tensor(acc + result if use_acc else result)
+
+
+def waited(pending, deps):
+    return deps[0] if len(deps) == 1 else tuple(deps)
 
 
 def load(pointer, mask=None, other=0, cache_modifier=""):
@@ -239,7 +247,8 @@ def store(pointer, value, mask=None):
 
 
 OPERATIONS = types.SimpleNamespace(
-    int32=torch.int32, int64=torch.int64, float32=torch.float32, load=load, store=store,
+    int16=torch.int16, int32=torch.int32, int64=torch.int64, float32=torch.float32, bfloat16=torch.bfloat16,
+    load=load, store=store,
     arange=lambda start, end, layout=None: tensor(torch.arange(start, end)),
     zeros=lambda shape, dtype, layout=None: tensor(torch.zeros(shape, dtype=dtype)),
     full=lambda shape, value, dtype, layout=None: tensor(torch.full(shape, value, dtype=dtype)),
@@ -250,6 +259,9 @@ OPERATIONS = types.SimpleNamespace(
     sum=lambda x, axis: x.sum(axis),
     cdiv=lambda a, b: -(-a // b),
     static_range=range,
-    convert_layout=lambda x, layout: x,
+    convert_layout=lambda x, layout, assert_trivial=False: x,
+    join=lambda a, b: tensor(torch.stack((a, b), -1)),
+    split=lambda x: x.unbind(-1),
+    exp=lambda x: x.exp(),
     inline_asm_elementwise=lambda text, constraints, args, **options: 1 / args[0],
 )  # fmt: skip
