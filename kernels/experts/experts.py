@@ -15,16 +15,20 @@ from quire.kernels.experts.experts_reference import SwiGLU, Weights
 from quire.kernels.experts.four_bits_weight import FourBitWeights
 from quire.kernels.experts.scaled_weight import ScaledWeights
 from quire.kernels.triton_support.dependent_launch import PLAIN
-from quire.kernels.tuning.configs import PairConfig, TilesConfig
+from quire.kernels.tuning.configs import PairConfig, RowConfig, TilesConfig
 from quire.kernels.tuning.current import cached, current
 
 
 @cached
-def choose(rows: int, top_k: int, num_experts: int, itemsize: int = 2) -> PairConfig | TilesConfig:
-    """The configuration for x [rows, H], k of E experts a row."""
+def choose(
+    rows: int, top_k: int, num_experts: int, itemsize: int = 2, on_mma: bool = False
+) -> RowConfig | PairConfig | TilesConfig:
+    """The configuration for x [rows, H], k of E experts a row; on_mma: `pairs_row` takes them."""
     tuning = current().experts
     if itemsize == 4:
         return tuning.exact
+    if on_mma and rows <= tuning.row.max_rows:
+        return tuning.row
     if rows <= tuning.pair_rows:
         return tuning.pair
     per_expert = rows * top_k / num_experts
@@ -37,6 +41,8 @@ def kernel_specialization(rows: int, top_k: int, num_experts: int) -> Hashable:
     return (
         choose(rows, top_k, num_experts),
         of_four_bits,
+        rows <= current().experts.row.max_rows,
+        rows <= current().experts.four_bits_row.max_rows,
         scaled.choose(rows, top_k, num_experts),
         rows * top_k > align.LARGE,
         rows > routing.FEW_ROWS,
@@ -75,7 +81,14 @@ def experts(
         raise ValueError(f"experts: x {x.dtype} and weights {w.gate_up.dtype}, {w.down.dtype} need one dtype")
     if not (w.gate_up.is_contiguous() and w.down.is_contiguous()):
         raise ValueError("experts: weights must be contiguous")
-    config, are_some = config or choose(len(x), ids.shape[1], num_routed or len(w.down), x.element_size()), num_routed > 0
+    are_some = num_routed > 0
+    config = config or choose(
+        len(x), ids.shape[1], num_routed or len(w.down), x.element_size(), pairs.can_use_mma(x, w.down.shape[2])
+    )
+    if isinstance(config, RowConfig):
+        from quire.kernels.experts import pairs_row
+
+        return pairs_row.experts(x, w, ids, weights, act, shared, config, are_some=are_some, pdl=pdl)
     if isinstance(config, PairConfig):
         return pairs.experts(x, w, ids, weights, act, shared, config, are_some=are_some, pdl=pdl)
     return tiles.experts(x, w, ids, weights, act, shared, config, are_some=are_some, pdl=pdl)

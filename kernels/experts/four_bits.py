@@ -1,7 +1,8 @@
 """Experts with weights of 4 bits (`four_bits_weight`): which way a number of rows goes.
 
 The formula is `experts_reference`'s on the dequantized weights, which are rounded to x's type (mxfp4's are exact in bfloat16).
-One row and few: a product a pair of row and expert on the plain cores (`four_bits_pairs`); more: tiles of one expert's rows on
+One row and few: a product a pair of row and expert, on mma where it is known (`four_bits_row`), else on the plain cores
+(`four_bits_pairs`); more: tiles of one expert's rows on
 tensor cores (`four_bits_tiles`). Weights move as they are, once for a pair or a tile. float32 has one way and one
 configuration, so that a row's result is the same to the last bit in any batch.
 """
@@ -13,7 +14,9 @@ from quire.kernels.experts.experts_reference import SwiGLU
 from quire.kernels.experts.four_bits_pairs import Pairs
 from quire.kernels.experts.four_bits_tiles import Tiles
 from quire.kernels.experts.four_bits_weight import FourBitWeights
+from quire.kernels.triton_support import hopper
 from quire.kernels.triton_support.dependent_launch import PLAIN
+from quire.kernels.tuning.configs import RowConfig
 from quire.kernels.tuning.current import cached, current
 
 PAIR_ROWS = 2  # up to which a product a pair is taken
@@ -21,10 +24,12 @@ PAIRS, EXACT = Pairs(2, 4, 0, 0), Tiles(16, 32, 32, 4, 2)
 
 
 @cached
-def choose(rows: int, top_k: int, num_experts: int, itemsize: int = 2) -> Pairs | Tiles:
-    """The configuration for x [rows, H], k of E experts a row: reckoned, not measured."""
+def choose(rows: int, top_k: int, num_experts: int, itemsize: int = 2, on_mma: bool = False) -> RowConfig | Pairs | Tiles:
+    """The configuration for x [rows, H], k of E experts a row; on_mma: `four_bits_row` takes them."""
     if itemsize == 4:
         return EXACT
+    if on_mma and rows <= current().experts.four_bits_row.max_rows:
+        return current().experts.four_bits_row
     if rows <= PAIR_ROWS:
         return PAIRS
     per_expert = rows * top_k / num_experts
@@ -32,6 +37,12 @@ def choose(rows: int, top_k: int, num_experts: int, itemsize: int = 2) -> Pairs 
     if tile <= 32:
         return Tiles(tile, 32, 64, 4, 4)
     return Tiles(tile, 32, 64, 4, 3) if tile == 64 else Tiles(tile, 64, 128, 8, 3)
+
+
+def _can_use_mma(x: torch.Tensor, w: FourBitWeights) -> bool:
+    """Whether `four_bits_row` is for these: bfloat16, rows that 16 bytes divide, a GPU and a Triton it knows."""
+    fits = x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0 and w.gate_up.inputs % 8 == w.down.inputs % 8 == 0
+    return x.dtype == torch.bfloat16 and fits and hopper.available(x.device)
 
 
 def experts(
@@ -43,10 +54,14 @@ def experts(
     shared: torch.Tensor | None,
     *,
     pdl: int = PLAIN,
-    config: Pairs | Tiles | None = None,
+    config: RowConfig | Pairs | Tiles | None = None,
 ) -> torch.Tensor:
     """[T, H] of x [T, H], whose experts are ids [T, k]; all that `experts.experts` has checked."""
-    config = config or choose(len(x), ids.shape[1], len(w.gate_up.words), x.element_size())
+    config = config or choose(len(x), ids.shape[1], len(w.gate_up.words), x.element_size(), _can_use_mma(x, w))
+    if isinstance(config, RowConfig):
+        from quire.kernels.experts import four_bits_row
+
+        return four_bits_row.experts(x, w, ids, weights, act, shared, config, pdl=pdl)
     if isinstance(config, Pairs):
         return four_bits_pairs.experts(x, w, ids, weights, act, shared, config, pdl=pdl)
     return four_bits_tiles.experts(x, w, ids, weights, act, shared, config, pdl=pdl)

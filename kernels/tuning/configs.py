@@ -81,6 +81,16 @@ class PairConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_warps: int
 
 
+class RowConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of experts' kernels on mma, for at most max_rows rows: warps of a program of either product, 4 or 8; how many blocks of
+    its weights, 1 KB a warp, it asks for ahead. gate_up_warps 0: gate and up are `pairs`'s; max_rows 0: all is."""
+
+    max_rows: int
+    gate_up_warps: int
+    down_warps: int
+    ahead: int
+
+
 class TileConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of one of experts' products on tensor cores. Gate and up have block_n columns each."""
 

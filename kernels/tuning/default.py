@@ -10,6 +10,7 @@ from quire.kernels.tuning.configs import (
     HopperPrefillConfig,
     PairConfig,
     PrefillConfig,
+    RowConfig,
     SkinnyConfig,
     SplitConfig,
     TileConfig,
@@ -99,6 +100,9 @@ EXPERTS = ExpertsTuning(
         (float(ANY), TilesConfig(128, False, TileConfig(64, 64, 8, 3), TileConfig(128, 64, 8, 3))),
     ),
     exact=TilesConfig(16, True, TileConfig(32, 32, 4, 2), TileConfig(32, 32, 4, 2)),
+    row=RowConfig(max_rows=4, gate_up_warps=4, down_warps=4, ahead=8),
+    four_bits_row=RowConfig(max_rows=4, gate_up_warps=4, down_warps=4, ahead=12),
+    router_rows=4,
 )
 
 DEFAULT = Tuning(

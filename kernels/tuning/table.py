@@ -15,6 +15,7 @@ from quire.kernels.tuning.configs import (
     HopperPrefillConfig,
     PairConfig,
     PrefillConfig,
+    RowConfig,
     SkinnyConfig,
     SplitConfig,
     TilesConfig,
@@ -153,6 +154,9 @@ class ExpertsTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     pair: PairConfig
     tiles: tuple[tuple[float, TilesConfig], ...]  # (rows an expert gets on average, up to), ascending; the last has no limit
     exact: TilesConfig  # of float32
+    row: RowConfig = RowConfig(0, 0, 4, 8)  # of 16-bit weights on a Hopper
+    four_bits_row: RowConfig = RowConfig(0, 4, 4, 12)
+    router_rows: int = 0  # whose logits and choice are one launch
 
 
 class ElementwiseTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

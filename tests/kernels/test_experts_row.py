@@ -1,0 +1,111 @@
+"""Experts of very few rows on mma: the kernels' source on the CPU (`gluon_emulator`), and on a GPU against the CPU path."""
+
+import itertools
+
+import pytest
+import torch
+from experts_cases import CLAMPED, DEEPSEEK, GPT_OSS, QWEN, TOLERANCE
+
+pytest.importorskip("triton.experimental.gluon")
+
+from gluon_emulator import Emulator
+
+from quire.kernels.experts import experts_reference, four_bits_row, pairs_row
+from quire.kernels.experts.experts_reference import SwiGLU, Weights
+from quire.kernels.experts.four_bits_weight import FourBitWeights, new_int, new_mx, put_mx, unpack
+from quire.kernels.tuning.configs import RowConfig
+
+BF16 = torch.bfloat16
+# rows, hidden, intermediate, experts, top k
+SHAPES = [(1, 32, 32, 1, 1), (2, 160, 96, 5, 2), (1, 96, 288, 9, 8), (1, 416, 64, 6, 6), (3, 64, 160, 4, 3)]
+EMULATED = ("_gate_up_kernel", "_down_kernel")
+
+
+@pytest.fixture
+def emulated(monkeypatch):
+    for module, name in itertools.product((four_bits_row, pairs_row), EMULATED):
+        monkeypatch.setattr(module, name, Emulator(getattr(module, name)))
+
+
+def assert_close(got, want):
+    assert got.dtype == want.dtype and (got - want).abs().max() <= TOLERANCE[BF16] * max(1.0, want.abs().max().item())
+
+
+def four_bits_of(form, shape, device):
+    """Random; form: mx, mx-wide with scales that no byte holds, groups of so many, zero points where these are even."""
+    experts, n, k = shape
+    if isinstance(form, str):
+        weight = new_mx(*shape, device)
+        high = 160 if form == "mx-wide" else 122
+        exponents = torch.randint(high - 10, high, (experts, n, k // 32), dtype=torch.uint8, device=device)
+        put_mx(
+            weight,
+            slice(None),
+            slice(None),
+            torch.randint(256, (experts, n, k // 2), dtype=torch.uint8, device=device),
+            exponents,
+        )
+        return weight
+    weight = new_int(*shape, form, torch.float32, device)
+    weight.words.random_(-(2**31), 2**31 - 1)
+    scales = torch.rand(weight.scales.shape, device=device) / (4 * k**0.5)
+    if form == 64:
+        return weight._replace(scales=scales.bfloat16(), zeros=None)
+    return weight._replace(scales=scales, zeros=torch.randint_like(weight.zeros, 17))
+
+
+def routed(shape, device, dtype):
+    """x, whose rows are apart, ids, their weights, what is added."""
+    rows, hidden, _, num_experts, top_k = shape
+    x = torch.randn(rows, hidden + 8, device=device).to(dtype)[:, :hidden]
+    ids = torch.stack([torch.randperm(num_experts, device=device)[:top_k] for _ in range(rows)]).int()
+    return x, ids, torch.rand(rows, top_k, device=device), torch.randn(rows, hidden, device=device).to(dtype)
+
+
+def biases(shape, device, dtype):
+    _, hidden, inner, num_experts, _ = shape
+    return [torch.randn(num_experts, n, device=device).to(dtype) / 2 if shape[0] % 2 else None for n in (2 * inner, hidden)]
+
+
+def compare_four(shape, form, warps, device, **options):
+    torch.manual_seed(sum(shape))
+    _, hidden, inner, num_experts, _ = shape
+    x, ids, weights, shared = routed(shape, device, BF16)
+    both = [four_bits_of(form, (num_experts, *size), device) for size in ((2 * inner, hidden), (hidden, inner))]
+    added = biases(shape, device, BF16)
+    w, plain = FourBitWeights(*both, *added), Weights(*(unpack(each, torch.float64) for each in both), *added)
+    act = CLAMPED if shape[0] % 2 else SwiGLU()
+    plain = Weights(*(None if each is None else each.float() for each in plain))
+    for add in (None, shared):
+        got = four_bits_row.experts(x, w, ids, weights, act, add, RowConfig(8, *warps, 3), **options)
+        want = experts_reference.experts(x.float(), plain, ids, weights, act, None if add is None else add.float())
+        assert_close(got, want.to(BF16))
+
+
+def compare_sixteen(shape, warps, ahead, device, held=0, dtype=BF16, **options):
+    torch.manual_seed(sum(shape))
+    _, hidden, inner, num_experts, _ = shape
+    x, ids, weights, shared = routed(shape, device, dtype)
+    sizes = (num_experts, 2 * inner, hidden), (num_experts, hidden, inner)
+    w = Weights(
+        *((torch.randn(size, device=device) / size[2] ** 0.5).to(dtype) for size in sizes), *biases(shape, device, dtype)
+    )
+    if held:
+        w, ids = Weights(*(None if each is None else each[:held].contiguous() for each in w)), ids.clamp(max=held)
+    act = CLAMPED if shape[0] % 2 else SwiGLU()
+    for add in (None, shared):
+        h = pairs_row.gate_up(x, w, ids, act, warps, ahead, held=held, **options)
+        got = pairs_row.down(h, w, ids, weights, add, warps, ahead, held=held, **options)
+        assert_close(got, experts_reference.experts(x, w, ids, weights, act, add, num_routed=num_experts if held else 0))
+
+
+@pytest.mark.parametrize("form", ["mx", "mx-wide", 32, 64, 128, 0])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_four_bits_emulated(shape, form, emulated):
+    compare_four(shape, form, (4, 8) if shape[0] == 2 else (4, 4), "cpu")
+
+
+@pytest.mark.parametrize("held", [0, 1])
+@pytest.mark.parametrize("shape", SHAPES[1:], ids=str)
+def test_sixteen_bits_emulated(shape, held, emulated):
+    compare_sixteen(shape, 8 if shape[0] == 2 else 4, 2, "cpu", held and shape[3] // 2)
