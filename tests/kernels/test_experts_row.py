@@ -109,3 +109,70 @@ def test_four_bits_emulated(shape, form, emulated):
 @pytest.mark.parametrize("shape", SHAPES[1:], ids=str)
 def test_sixteen_bits_emulated(shape, held, emulated):
     compare_sixteen(shape, 8 if shape[0] == 2 else 4, 2, "cpu", held and shape[3] // 2)
+
+
+# -------------------------------------------------------------------------------------------------------------- a GPU
+REAL = [(1, *GPT_OSS), (1, *QWEN), (2, *DEEPSEEK), (4, *QWEN)]
+
+
+@pytest.fixture
+def on_hopper():
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a Hopper GPU")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("warps", [(4, 4), (8, 8), (4, 8)], ids=str)
+@pytest.mark.parametrize("form", ["mx", "mx-wide", 32, 64, 128, 0])
+@pytest.mark.parametrize("shape", [*SHAPES, *REAL], ids=str)
+def test_four_bits(shape, form, warps, on_hopper):
+    compare_four(shape, form, warps, "cuda", pdl=shape[0] % 3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, BF16])
+@pytest.mark.parametrize(("warps", "ahead"), [(4, 2), (4, 8), (8, 5), (8, 16)])
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("shape", [*SHAPES[1:], *REAL], ids=str)
+def test_sixteen_bits(shape, held, warps, ahead, dtype, on_hopper):
+    compare_sixteen(shape, warps, ahead, "cuda", shape[3] // 2 if held else 0, dtype, pdl=shape[0] % 3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("form", ["mx", None])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_dependent_launches_and_graphs_change_nothing(rows, form, on_hopper):
+    """The choice of experts is made in the chain, just before: `down` must not read an older one."""
+    from quire.kernels.experts import experts, routing
+    from quire.kernels.experts.routing_reference import Routing
+    from quire.kernels.triton_support.dependent_launch import EARLY, LATE, PLAIN
+
+    torch.manual_seed(rows)
+    hidden, inner, num_experts, top_k = 2048, 768, 32, 8
+    if form is None:
+        w = Weights(
+            *(torch.randn(size, device="cuda").to(BF16) / 32 for size in ((32, 2 * inner, hidden), (32, hidden, inner)))
+        )
+    else:
+        w = FourBitWeights(*(four_bits_of(form, size, "cuda") for size in ((32, 2 * inner, hidden), (32, hidden, inner))))
+    routers = [torch.randn(num_experts, hidden, device="cuda").to(BF16) / 16 for _ in range(6)]
+    config = RowConfig(16, 4, 4, 6)
+    start = torch.randn(rows, hidden, device="cuda").to(BF16)
+
+    def chain(pdl):
+        x = start
+        for router in routers:
+            ids, weights = routing.router(x, router, Routing(num_experts=num_experts, top_k=top_k), pdl=pdl)
+            x = torch.nn.functional.normalize(experts.experts(x, w, ids, weights, SwiGLU(), config=config, pdl=pdl), dim=1) * 32
+        return x
+
+    want = chain(PLAIN)
+    assert torch.isfinite(want).all()
+    for pdl in (LATE, EARLY)[: 2 if rows == 1 else 1]:
+        assert torch.equal(chain(pdl), want)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = chain(pdl)
+        for _ in range(3):
+            graph.replay()
+        assert torch.equal(captured, want)
