@@ -81,6 +81,7 @@ class LinearTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     cublaslt_rows: Ranges  # which cuBLASLt computes faster than cuBLAS
     norm_linear_weight: int  # elements up to which one row's norm and product are faster in one kernel
     norm_linear_tiles: tuple[tuple[int, int, int], ...]  # (K up to, output columns of a program, warps), K ascending
+    prefetch_weight: int = 0  # elements up to which W of few rows is asked into L2 ahead of the programs that read it
 
 
 class ScaledTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
