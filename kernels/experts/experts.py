@@ -43,6 +43,8 @@ def kernel_specialization(rows: int, top_k: int, num_experts: int) -> Hashable:
         of_four_bits,
         rows <= current().experts.row.max_rows,
         rows <= current().experts.four_bits_row.max_rows,
+        rows <= current().experts.scaled_row.max_rows,
+        rows <= current().experts.router_rows,
         scaled.choose(rows, top_k, num_experts),
         rows * top_k > align.LARGE,
         rows > routing.FEW_ROWS,

@@ -15,16 +15,16 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
-from quire.kernels.experts import four_bits_numbers
+from quire.kernels.experts import four_bits_warp
 from quire.kernels.experts.experts_reference import SwiGLU
 from quire.kernels.experts.four_bits_tiles import operands, sizes
 from quire.kernels.experts.four_bits_weight import FourBits, FourBitWeights
+from quire.kernels.experts.row_four_bits import codes, less, load_block, span, times
 from quire.kernels.experts.row_operands import (
     OUTPUTS,
     WORDS,
     inputs_layout,
     load_inputs,
-    load_words,
     over_stretches,
     own,
     parts_of,
@@ -39,45 +39,7 @@ from quire.kernels.triton_support import dependent_launch
 from quire.kernels.triton_support.dependent_launch import LATE, PLAIN, launch_options
 from quire.kernels.tuning.configs import RowConfig
 
-_codes = gluon.jit(four_bits_numbers.codes.fn)
-_times = gluon.jit(four_bits_numbers.times.fn)
 _wait_for_previous = gluon.jit(dependent_launch.wait_for_previous.fn)
-
-
-@gluon.constexpr_function
-def _span(group: int) -> int:
-    """Stretches of a block that have one scale."""
-    return 4 if group % 128 == 0 else 2 if group == 64 else 1
-
-
-@gluon.jit
-def _load_block(
-    w_ptr, s_ptr, z_ptr, w_at, s_at, total, block,
-    BLOCKS: gl.constexpr, MASKED: gl.constexpr, GROUP: gl.constexpr, MX: gl.constexpr, ZEROS: gl.constexpr,
-):  # fmt: skip
-    """(words, their scales, their zero points) of a block, block [n] for each row."""
-    inside = block < BLOCKS
-    words = load_words(w_ptr, w_at + block * WORDS, inside, MASKED)
-    scales = ()
-    zeros = ()
-    if MX:
-        scales = (gl.load(s_ptr + s_at + block * total, inside, other=0),)  # type: ignore[assignment]
-    else:
-        SPAN: gl.constexpr = _span(GROUP)
-        for u in gl.static_range(0, 4, SPAN):
-            at = s_at + (block * 128 + 32 * u) // GROUP * total
-            scales = scales + (gl.load(s_ptr + at, inside, other=0.0),)  # type: ignore[assignment]
-            zeros = zeros + (gl.load(z_ptr + at, inside, other=0) if ZEROS else 8,)  # type: ignore[assignment]
-    return words, scales, zeros
-
-
-@gluon.jit
-def _less(words, zero, t: gl.constexpr):
-    """q - z of stretch t, pairs of bfloat16; q with the bits of 128 in front is 128 + q."""
-    pairs = ((words >> (4 * t)) & 0x000F000F) | 0x43004300
-    ASM: gl.constexpr = "sub.rn.bf16x2 $0, $1, $2;"
-    offset = zero * 0x00010001 + 0x43004300
-    return gl.inline_asm_elementwise(ASM, "=r,r,r", [pairs, offset], dtype=gl.int32, is_pure=True, pack=1)
 
 
 @gluon.jit
@@ -89,21 +51,21 @@ def _multiply(
     """Two sums [8 * streams, streams] with a block's products."""
     words, scales, zeros = loaded
     even, odd = sums
-    SPAN: gl.constexpr = 1 if MX else _span(GROUP)
+    SPAN: gl.constexpr = 1 if MX else span(GROUP)
     for u in gl.static_range(0, 4, SPAN):
         part = gl.zeros(even.shape, gl.float32, layout)
         for t in gl.static_range(u, u + SPAN):
-            x = load_inputs(x_ptr, x_at, x_pair + 16 * t, PAIRS, MASKED, gl.bfloat16, layout)
+            x = load_inputs(x_ptr, x_at, x_pair + 16 * t, PAIRS, MASKED, sums[0].shape[0] // 16, gl.bfloat16, layout)
             if MX:
                 factor = ((scales[0] >> (8 * t)) & 0xFF) * 0x00800080
-                w = weights_operand(_times(_codes(words, t), factor[:, None]), gl.bfloat16, layout)
+                w = weights_operand(times(codes(words, t), factor[:, None]), gl.bfloat16, layout)
                 if t % 2 == 0:
                     even = mma_v2(w, x, even)
                 else:
                     odd = mma_v2(w, x, odd)
             else:
                 zero = zeros[u // SPAN].to(gl.int32)[:, None] if ZEROS else gl.full([1, 1], 8, gl.int32, words.type.layout)
-                part = mma_v2(weights_operand(_less(words, zero, t), gl.bfloat16, layout), x, part)
+                part = mma_v2(weights_operand(less(words, zero, t), gl.bfloat16, layout), x, part)
         if not MX:
             scale = gl.convert_layout(scales[u // SPAN].to(gl.float32), gl.SliceLayout(1, layout), assert_trivial=True)
             even = even + part * scale[:, None]
@@ -136,7 +98,7 @@ def _gate_up_kernel(
     s_at = expert * SCALES * 2 * N + w_n
     loaded = ()
     for i in gl.static_range(min(AHEAD, STEPS)):
-        loaded = loaded + (_load_block(w_ptr, s_ptr, z_ptr, w_at, s_at, 2 * N, first + i, BLOCKS, MASKED, GROUP, MX, ZEROS),)  # type: ignore[assignment]
+        loaded = loaded + (load_block(w_ptr, s_ptr, z_ptr, w_at, s_at, 2 * N, first + i, BLOCKS, MASKED, GROUP, MX, ZEROS),)  # type: ignore[assignment]
     F: gl.constexpr = results_layout(2, WARPS)
     n = first_n + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(0, F))
     both = expert * 2 * N + gl.arange(0, 2, layout=gl.SliceLayout(1, F))[:, None] * N + n[None, :]
@@ -151,7 +113,7 @@ def _gate_up_kernel(
         sums = _multiply(sums, loaded[i], x_ptr, x_at, x_pair + 64 * i, K // 2, X_MASKED, GROUP, MX, ZEROS, layout)
         if i + AHEAD < STEPS:
             ahead = first + (i + AHEAD)
-            loaded = loaded + (_load_block(w_ptr, s_ptr, z_ptr, w_at, s_at, 2 * N, ahead, BLOCKS, MASKED, GROUP, MX, ZEROS),)  # type: ignore[assignment]
+            loaded = loaded + (load_block(w_ptr, s_ptr, z_ptr, w_at, s_at, 2 * N, ahead, BLOCKS, MASKED, GROUP, MX, ZEROS),)  # type: ignore[assignment]
     buffer = gl.allocate_shared_memory(gl.float32, [16 * WARPS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     y = over_stretches(buffer, own(sums[0] + sums[1], layout), 2, F) * factors + bias
     gate, up = gl.split(y.permute((1, 0)))
@@ -192,7 +154,7 @@ def _down_kernel(
     loaded = ()
     for i in gl.static_range(min(AHEAD, ALL)):
         loaded = loaded + (  # type: ignore[assignment]
-            _load_block(
+            load_block(
                 w_ptr, s_ptr, z_ptr, w_at[i // STEPS], s_at[i // STEPS], N, first + i % STEPS, BLOCKS, MASKED, GROUP, MX, ZEROS
             ),
         )
@@ -220,7 +182,7 @@ def _down_kernel(
         if i + AHEAD < ALL:
             ahead = first + (i + AHEAD) % STEPS
             loaded = loaded + (  # type: ignore[assignment]
-                _load_block(
+                load_block(
                     w_ptr,
                     s_ptr,
                     z_ptr,
@@ -248,11 +210,26 @@ def _down_kernel(
     gl.store(out_ptr + gl.program_id(1).to(gl.int64) * N + n, total.to(out_ptr.dtype.element_ty), live)
 
 
-def _options(w: FourBits, warps: int, ahead: int, pdl: int) -> dict[str, Any]:
-    return {
-        "WARPS": warps, "AHEAD": ahead, "MX": w.is_mx, "ZEROS": w.zeros is not None, "PDL": pdl, "num_warps": warps,
+def _options(w: FourBits, warps: int, pairs: int, config: RowConfig, pdl: int) -> dict[str, Any]:
+    """What either product's kernels are given by name: those of a warp to a program how many pairs of rows it has."""
+    options = {
+        "AHEAD": config.ahead, "MX": w.is_mx, "ZEROS": w.zeros is not None, "PDL": pdl, "num_warps": warps,
         **launch_options(pdl),
     }  # fmt: skip
+    return {"ROW_PAIRS": pairs, **options} if warps == 1 else {"WARPS": warps, **options}
+
+
+def _gate_up(x: torch.Tensor, w: FourBitWeights, ids: torch.Tensor, act: SwiGLU, config: RowConfig, pdl: int) -> torch.Tensor:
+    """h [T k, I]"""
+    inner, bias, warps = w.down.inputs, w.gate_up_bias, config.gate_up_warps
+    h = x.new_empty(ids.numel(), inner)
+    kernel, columns = (four_bits_warp.gate_up_kernel, config.gate_up_pairs) if warps == 1 else (_gate_up_kernel, OUTPUTS.value)
+    kernel[(triton.cdiv(inner, columns), ids.numel())](
+        x, *operands(w.gate_up), x if bias is None else bias, ids, h, x.stride(0) // 2, inner, *sizes(w.gate_up), ids.shape[1],
+        BIAS=bias is not None, LIMIT=act.limit, ALPHA=act.alpha, OFFSET=act.offset, CUBIC=act.cubic,
+        **_options(w.gate_up, warps, config.gate_up_pairs, config, pdl),
+    )  # fmt: skip
+    return h
 
 
 def experts(
@@ -267,18 +244,17 @@ def experts(
     pdl: int = PLAIN,
 ) -> torch.Tensor:
     """[T, H] of x [T, H], few rows of bfloat16, whose experts are ids [T, k]; all that `experts.experts` has checked."""
-    (rows, hidden), inner, top_k = x.shape, w.down.inputs, ids.shape[1]
-    h, out = x.new_empty(rows * top_k, inner), x.new_empty(rows, hidden)
-    bias, down_bias = w.gate_up_bias, w.down_bias
-    pdl = min(pdl, LATE)
-    _gate_up_kernel[(triton.cdiv(inner, OUTPUTS.value), rows * top_k)](
-        x, *operands(w.gate_up), x if bias is None else bias, ids, h, x.stride(0) // 2, inner, *sizes(w.gate_up), top_k,
-        BIAS=bias is not None, LIMIT=act.limit, ALPHA=act.alpha, OFFSET=act.offset, CUBIC=act.cubic,
-        **_options(w.gate_up, config.gate_up_warps, config.ahead, pdl),
-    )  # fmt: skip
-    _down_kernel[(triton.cdiv(hidden, OUTPUTS.value), rows)](
-        h, *operands(w.down), x if down_bias is None else down_bias, x if shared is None else shared, ids, weights, out,
-        0 if shared is None else shared.stride(0), hidden, *sizes(w.down), top_k, parts_of(top_k, 2 * config.down_warps),
-        BIAS=down_bias is not None, SHARED=shared is not None, **_options(w.down, config.down_warps, config.ahead, pdl),
+    (rows, hidden), top_k, bias, warps, pdl = x.shape, ids.shape[1], w.down_bias, config.down_warps, min(pdl, LATE)
+    h = _gate_up(x, w, ids, act, config, pdl)
+    out = x.new_empty(rows, hidden)
+    kernel, columns = (four_bits_warp.down_kernel, 2 * config.down_pairs) if warps == 1 else (_down_kernel, OUTPUTS.value)
+    kernel[(triton.cdiv(hidden, columns), rows)](
+        h, *operands(w.down), x if bias is None else bias, x if shared is None else shared, ids, weights, out,
+        0 if shared is None else shared.stride(0), hidden, *sizes(w.down), top_k, **_parts(top_k, warps),
+        BIAS=bias is not None, SHARED=shared is not None, **_options(w.down, warps, config.down_pairs, config, pdl),
     )  # fmt: skip
     return out
+
+
+def _parts(top_k: int, warps: int) -> dict[str, int]:
+    return {} if warps == 1 else {"PARTS": parts_of(top_k, 2 * warps)}

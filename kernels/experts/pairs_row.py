@@ -42,7 +42,7 @@ def _added(
     sums, words, x_ptr, x_at, x_pair, PAIRS: gl.constexpr, MASKED: gl.constexpr, dtype: gl.constexpr, layout: gl.constexpr
 ):  # fmt: skip
     """Two sums [8 * streams, streams] in turn: the first with the products of 32 of K."""
-    x = load_inputs(x_ptr, x_at, x_pair, PAIRS, MASKED, dtype, layout)
+    x = load_inputs(x_ptr, x_at, x_pair, PAIRS, MASKED, sums[0].shape[0] // 16, dtype, layout)
     return sums[1], mma_v2(weights_operand(words, dtype, layout), x, sums[0])
 
 

@@ -33,10 +33,11 @@ def words_layout(warps: int) -> gl.DistributedLinearLayout:
 
 @gluon.constexpr_function
 def inputs_layout(warps: int) -> gl.DistributedLinearLayout:
-    """Of inputs [streams, 16], which every warp has."""
-    more = [[8 << i, 0] for i in range(_bits(warps) - 2)]
+    """Of inputs [columns of mma, 16], which every warp has: a column a stream, or 8."""
+    columns = max(8, 2 * warps)
+    more = [[8 << i, 0] for i in range(_bits(columns) - 3)]
     return gl.DistributedLinearLayout(
-        [[0, 1], [0, 2], *more], [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]], [[0, 0]] * _bits(warps), [], [2 * warps, 16]
+        [[0, 1], [0, 2], *more], [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]], [[0, 0]] * _bits(warps), [], [columns, 16]
     )
 
 
@@ -69,10 +70,11 @@ def load_words(w_ptr, at, inside, MASKED: gl.constexpr):
 
 @gluon.jit
 def load_inputs(
-    x_ptr, at, pair, PAIRS: gl.constexpr, MASKED: gl.constexpr, dtype: gl.constexpr, layout: gl.constexpr
+    x_ptr, at, pair, PAIRS: gl.constexpr, MASKED: gl.constexpr, WARPS: gl.constexpr, dtype: gl.constexpr,
+    layout: gl.constexpr,
 ):  # fmt: skip
-    """mma's second operand [32, streams]: of each stream's row, at `at` [streams], 16 pairs of numbers from `pair` on."""
-    mine = pair[:, None] + gl.arange(0, WORDS, layout=gl.SliceLayout(0, inputs_layout(at.shape[0] // 2)))[None, :]
+    """mma's second operand [32, n]: of each column's row, at `at` [n], 16 pairs of numbers from `pair` on."""
+    mine = pair[:, None] + gl.arange(0, WORDS, layout=gl.SliceLayout(0, inputs_layout(WARPS)))[None, :]
     x = x_ptr.to(gl.pointer_type(gl.int32)) + at[:, None] + mine
     pairs = gl.load(x, mine < PAIRS, other=0) if MASKED else gl.load(x)
     return gl.convert_layout(operand(pairs, dtype).permute((1, 0)), gl.DotOperandLayout(1, layout, 2), assert_trivial=True)

@@ -157,6 +157,7 @@ class ExpertsTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     exact: TilesConfig  # of float32
     row: RowConfig = RowConfig(0, 0, 4, 8)  # of 16-bit weights on a Hopper
     four_bits_row: RowConfig = RowConfig(0, 4, 4, 12)
+    scaled_row: RowConfig = RowConfig(0, 0, 4, 6)
     router_rows: int = 0  # whose logits and choice are one launch
 
 

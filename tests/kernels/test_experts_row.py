@@ -10,9 +10,11 @@ pytest.importorskip("triton.experimental.gluon")
 
 from gluon_emulator import Emulator
 
-from quire.kernels.experts import experts_reference, four_bits_row, pairs_row
+from quire.kernels.experts import experts_reference, four_bits_row, four_bits_warp, pairs_row, scaled_row
 from quire.kernels.experts.experts_reference import SwiGLU, Weights
 from quire.kernels.experts.four_bits_weight import FourBitWeights, new_int, new_mx, put_mx, unpack
+from quire.kernels.experts.scaled_weight import ScaledExperts, ScaledWeights
+from quire.kernels.linear.quantize import quantize_reference
 from quire.kernels.tuning.configs import RowConfig
 
 BF16 = torch.bfloat16
@@ -23,12 +25,14 @@ EMULATED = ("_gate_up_kernel", "_down_kernel")
 
 @pytest.fixture
 def emulated(monkeypatch):
-    for module, name in itertools.product((four_bits_row, pairs_row), EMULATED):
+    for module, name in itertools.product((four_bits_row, pairs_row, scaled_row), EMULATED):
         monkeypatch.setattr(module, name, Emulator(getattr(module, name)))
+    for name in ("gate_up_kernel", "down_kernel"):
+        monkeypatch.setattr(four_bits_warp, name, Emulator(getattr(four_bits_warp, name)))
 
 
-def assert_close(got, want):
-    assert got.dtype == want.dtype and (got - want).abs().max() <= TOLERANCE[BF16] * max(1.0, want.abs().max().item())
+def assert_close(got, want, times=1):
+    assert got.dtype == want.dtype and (got - want).abs().max() <= times * TOLERANCE[BF16] * max(1.0, want.abs().max().item())
 
 
 def four_bits_of(form, shape, device):
@@ -77,7 +81,7 @@ def compare_four(shape, form, warps, device, **options):
     act = CLAMPED if shape[0] % 2 else SwiGLU()
     plain = Weights(*(None if each is None else each.float() for each in plain))
     for add in (None, shared):
-        got = four_bits_row.experts(x, w, ids, weights, act, add, RowConfig(8, *warps, 3), **options)
+        got = four_bits_row.experts(x, w, ids, weights, act, add, RowConfig(8, *warps, 3, 3, 2), **options)
         want = experts_reference.experts(x.float(), plain, ids, weights, act, None if add is None else add.float())
         assert_close(got, want.to(BF16))
 
@@ -99,10 +103,33 @@ def compare_sixteen(shape, warps, ahead, device, held=0, dtype=BF16, **options):
         assert_close(got, experts_reference.experts(x, w, ids, weights, act, add, num_routed=num_experts if held else 0))
 
 
+def compare_scaled(shape, small, by_block, config, device, **options):
+    """Beside the CPU path on the dequantized weights, x and h rounded to 8 bits as they are for the kernels."""
+    torch.manual_seed(sum(shape))
+    _, hidden, inner, num_experts, _ = shape
+    x, ids, weights, shared = routed(shape, device, BF16)
+    added, both = biases(shape, device, BF16), []
+    for n, k in ((2 * inner, hidden), (hidden, inner)):
+        numbers = torch.randn(num_experts, n, k, device=device) * 40
+        data = numbers.clamp(-127, 127).round().to(small) if small == torch.int8 else numbers.to(small)
+        scales = torch.rand(num_experts, -(-k // 128) if by_block else 1, n, device=device) / (40 * k**0.5)
+        both.append(ScaledExperts(data, scales, by_block))
+    w, act = ScaledWeights(*both, *added), CLAMPED if shape[0] % 2 else SwiGLU()
+    plain = Weights(*(each.dequantized() for each in both), *(None if each is None else each.float() for each in added))
+    quantized = quantize_reference(x, small, by_block=by_block)
+    for add in (None, shared):
+        h = scaled_row.gate_up(quantized, w, ids, act, config, BF16, **options)
+        h8 = quantize_reference(h, small, by_block=by_block)
+        got = scaled_row.down(h8, w, ids, weights, add, config, BF16, **options)
+        wide = None if add is None else add.float()
+        want = experts_reference.experts(quantized.dequantized().float(), plain, ids, weights, act, wide)
+        assert_close(got, want.to(BF16), 3)  # h is rounded to 8 bits
+
+
 @pytest.mark.parametrize("form", ["mx", "mx-wide", 32, 64, 128, 0])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_four_bits_emulated(shape, form, emulated):
-    compare_four(shape, form, (4, 8) if shape[0] == 2 else (4, 4), "cpu")
+    compare_four(shape, form, (1, 1) if shape[3] % 2 else (4, 8) if shape[0] == 2 else (4, 4), "cpu")
 
 
 @pytest.mark.parametrize("held", [0, 1])
@@ -111,7 +138,25 @@ def test_sixteen_bits_emulated(shape, held, emulated):
     compare_sixteen(shape, 8 if shape[0] == 2 else 4, 2, "cpu", held and shape[3] // 2)
 
 
+EIGHT = [(torch.float8_e4m3fn, False), (torch.float8_e4m3fn, True), (torch.int8, False)]
+SCALED_SHAPES = [(1, 192, 128, 4, 2), (2, 64, 448, 5, 3), (1, 576, 64, 9, 8)]
+
+
+@pytest.mark.parametrize(("small", "by_block"), EIGHT)
+@pytest.mark.parametrize("shape", SCALED_SHAPES, ids=str)
+def test_eight_bits_emulated(shape, small, by_block, emulated):
+    compare_scaled(shape, small, by_block, RowConfig(8, 4, 8 if shape[0] == 2 else 4, 1), "cpu")
+
+
 # -------------------------------------------------------------------------------------------------------------- a GPU
+@pytest.mark.gpu
+@pytest.mark.parametrize(("small", "by_block"), EIGHT)
+@pytest.mark.parametrize("config", [RowConfig(8, 4, 4, 2), RowConfig(8, 8, 8, 6), RowConfig(8, 4, 8, 12)])
+@pytest.mark.parametrize("shape", [*SCALED_SHAPES, (1, *GPT_OSS), (2, *DEEPSEEK)], ids=str)
+def test_eight_bits(shape, config, small, by_block, on_hopper):
+    compare_scaled(shape, small, by_block, config, "cuda", pdl=shape[0] % 3)
+
+
 REAL = [(1, *GPT_OSS), (1, *QWEN), (2, *DEEPSEEK), (4, *QWEN)]
 
 
@@ -122,7 +167,7 @@ def on_hopper():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("warps", [(4, 4), (8, 8), (4, 8)], ids=str)
+@pytest.mark.parametrize("warps", [(4, 4), (8, 8), (4, 8), (1, 1)], ids=str)
 @pytest.mark.parametrize("form", ["mx", "mx-wide", 32, 64, 128, 0])
 @pytest.mark.parametrize("shape", [*SHAPES, *REAL], ids=str)
 def test_four_bits(shape, form, warps, on_hopper):

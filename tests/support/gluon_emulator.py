@@ -257,6 +257,8 @@ def assembly(text, constraints, args, **options):
 
 def load(pointer, mask=None, other=0, cache_modifier="", eviction_policy=""):
     offset = torch.as_tensor(pointer.offset).long()
+    if pointer.memory.dtype == torch.float8_e4m3fn:  # torch knows few operations on these
+        return load(pointer.to(torch.int8), mask).view(torch.float8_e4m3fn)
     if mask is None:
         return tensor(pointer.memory[offset])
     return tensor(torch.where(mask, pointer.memory[torch.where(mask, offset, 0)], other))
@@ -270,8 +272,10 @@ def store(pointer, value, mask=None):
 
 
 OPERATIONS = types.SimpleNamespace(
-    int16=torch.int16, int32=torch.int32, int64=torch.int64, float32=torch.float32, bfloat16=torch.bfloat16,
+    int8=torch.int8, int16=torch.int16, float16=torch.float16, int32=torch.int32, int64=torch.int64, float32=torch.float32,
+    bfloat16=torch.bfloat16,
     pointer_type=lambda dtype: dtype, load=load, store=store,
+    to_tensor=tensor,
     join=lambda a, b: tensor(torch.stack((a, b), -1)),
     split=lambda x: (x[..., 0], x[..., 1]),
     exp=torch.exp,
