@@ -19,7 +19,9 @@ from quire.kernels.tuning.configs import RowConfig
 
 BF16 = torch.bfloat16
 # rows, hidden, intermediate, experts, top k
-SHAPES = [(1, 32, 32, 1, 1), (2, 160, 96, 5, 2), (1, 96, 288, 9, 8), (1, 416, 64, 6, 6), (3, 64, 160, 4, 3)]
+SHAPES = [(1, 32, 32, 1, 1), (2, 160, 96, 5, 2), (1, 64, 160, 9, 8), (1, 416, 32, 6, 6), (3, 32, 160, 4, 3)]
+LONG = (1, 1184, 32, 2, 1)  # two turns of a warp's eight blocks
+FORMS = ["mx", "mx-wide", 32, 64, 128, 0]
 EMULATED = ("_gate_up_kernel", "_down_kernel")
 
 
@@ -126,10 +128,17 @@ def compare_scaled(shape, small, by_block, config, device, **options):
         assert_close(got, want.to(BF16), 3)  # h is rounded to 8 bits
 
 
-@pytest.mark.parametrize("form", ["mx", "mx-wide", 32, 64, 128, 0])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_four_bits_emulated(shape, form, emulated):
-    compare_four(shape, form, (1, 1) if shape[3] % 2 else (4, 8) if shape[0] == 2 else (4, 4), "cpu")
+# a form's shapes: in each run one with warps of one program and one with a warp to a program, in the full matrix all
+WARPS = [(4, 4), (1, 1), (8, 4)]
+EMULATIONS = [
+    pytest.param(shape, form, warps, marks=[] if (i - j) % 5 == 0 and (i + j + k) % 2 == 0 else pytest.mark.slow)
+    for (i, shape), (j, form), (k, warps) in itertools.product(enumerate(SHAPES), enumerate(FORMS), enumerate(WARPS))
+]
+
+
+@pytest.mark.parametrize(("shape", "form", "warps"), [*EMULATIONS, (LONG, "mx", (1, 1))], ids=str)
+def test_four_bits_emulated(shape, form, warps, emulated):
+    compare_four(shape, form, warps, "cpu")
 
 
 @pytest.mark.parametrize("held", [0, 1])
@@ -168,8 +177,8 @@ def on_hopper():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("warps", [(4, 4), (8, 8), (4, 8), (1, 1)], ids=str)
-@pytest.mark.parametrize("form", ["mx", "mx-wide", 32, 64, 128, 0])
-@pytest.mark.parametrize("shape", [*SHAPES, *REAL], ids=str)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("shape", [*SHAPES, LONG, *REAL], ids=str)
 def test_four_bits(shape, form, warps, on_hopper):
     compare_four(shape, form, warps, "cuda", pdl=shape[0] % 3)
 
