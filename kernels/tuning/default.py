@@ -103,7 +103,7 @@ EXPERTS = ExpertsTuning(
     # of 16 bits and 8 its gate and up take half as long again as `pairs`'s, which read longer pieces of a row
     row=RowConfig(max_rows=4, gate_up_warps=0, down_warps=4, ahead=16),
     scaled_row=RowConfig(max_rows=4, gate_up_warps=0, down_warps=4, ahead=6),
-    four_bits_row=RowConfig(max_rows=4, gate_up_warps=4, down_warps=4, ahead=12),
+    four_bits_row=RowConfig(max_rows=8, gate_up_warps=4, down_warps=4, ahead=12),
     router_rows=4,
 )
 
