@@ -17,6 +17,8 @@ from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options,
 
 MAX_HEADS = 64  # of a program
 MAX_PARTS = 32
+FEW_PARTS = 8  # up to which they are combined with room for so many
+COMBINED = 2048  # numbers that a program combines
 PROGRAMS = 264  # enough to fill a GPU
 LOG2E = math.log2(math.e)
 
@@ -69,28 +71,27 @@ def _decode_kernel(
 @triton.jit(do_not_specialize=["parts"])
 def _combine_kernel(
     partial_ptr, lse_ptr, starts_ptr, lens_ptr, limit_ptr, out_ptr, parts,
-    HEADS: tl.constexpr, L: tl.constexpr, L_2: tl.constexpr, MAX_PARTS: tl.constexpr, HAS_LIMIT: tl.constexpr,
+    HEADS: tl.constexpr, L: tl.constexpr, BLOCK_L: tl.constexpr, PARTS_2: tl.constexpr, HAS_LIMIT: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
+    """Program (r, h, c): BLOCK_L numbers of a head's result, of whose parts all are under way at once."""
     row, head = tl.program_id(0), tl.program_id(1)
-    j, part = tl.arange(0, L_2), tl.arange(0, MAX_PARTS)
+    j, part = tl.program_id(2) * BLOCK_L + tl.arange(0, BLOCK_L), tl.arange(0, PARTS_2)
     wait_for_previous(PDL)
     if HAS_LIMIT:  # noqa: SIM102 - a constant, and then a value
         if row >= tl.load(limit_ptr):
             return
     if tl.load(lens_ptr + row) == 0:
         return
-    at = row.to(tl.int64) * parts * HEADS + head
-    lse = tl.load(lse_ptr + at + part * HEADS, part < parts, other=float("-inf"))
+    at = (row.to(tl.int64) * parts + part) * HEADS + head
+    lse = tl.load(lse_ptr + at, part < parts, other=float("-inf"))
     weight = tl.exp2(lse - tl.max(lse, 0))
-    total = tl.sum(weight, 0)
-    out = tl.zeros([L_2], tl.float32)
-    for p in range(parts):
-        own = tl.sum(tl.where(part == p, weight, 0.0), 0)
-        width = tl.where(own > 0, L, 0)  # an empty part's sums were never written
-        out += own * tl.load(partial_ptr + (at + p * HEADS) * L + j, j < width, other=0.0)
+    # an empty part's sums were never written
+    mask = (weight > 0)[:, None] & (j < L)[None, :]
+    sums = tl.load(partial_ptr + at[:, None] * L + j[None, :], mask, other=0.0)
+    out = tl.sum(weight[:, None] * sums, 0) / tl.sum(weight, 0)
     token = (tl.load(starts_ptr + row + 1) - 1).to(tl.int64)
-    tl.store(out_ptr + (token * HEADS + head) * L + j, (out / total).to(out_ptr.dtype.element_ty), j < L)
+    tl.store(out_ptr + (token * HEADS + head) * L + j, out.to(out_ptr.dtype.element_ty), j < L)
 
 
 def latent_decode(
@@ -127,7 +128,9 @@ def latent_decode(
         num_warps=4 if block_m <= 16 else 8, num_stages=2, **options,
     )  # fmt: skip
     if parts > 1:
-        _combine_kernel[(count, heads)](
+        parts_2 = MAX_PARTS if parts > FEW_PARTS else FEW_PARTS
+        block_l = min(COMBINED // parts_2, latent_2)
+        _combine_kernel[(count, heads, triton.cdiv(latent, block_l))](
             partial, lse, query_start, seq_lens, limit if limit is not None else rows, out, parts,
-            heads, latent, latent_2, MAX_PARTS, has_limit, pdl, num_warps=4, **options,
+            heads, latent, block_l, parts_2, has_limit, pdl, num_warps=4, **options,
         )  # fmt: skip

@@ -16,16 +16,20 @@ from quire.kernels.experts.experts_reference import SwiGLU, Weights
 from quire.kernels.experts.four_bits_weight import FourBitWeights
 from quire.kernels.experts.scaled_weight import ScaledWeights
 from quire.kernels.triton_support.dependent_launch import PLAIN
-from quire.kernels.tuning.configs import PairConfig, TilesConfig, WideConfig
+from quire.kernels.tuning.configs import PairConfig, RowConfig, TilesConfig, WideConfig
 from quire.kernels.tuning.current import cached, current
 
 
 @cached
-def choose(rows: int, top_k: int, num_experts: int, itemsize: int = 2) -> PairConfig | TilesConfig:
-    """The configuration for x [rows, H], k of E experts a row."""
+def choose(
+    rows: int, top_k: int, num_experts: int, itemsize: int = 2, on_mma: bool = False
+) -> RowConfig | PairConfig | TilesConfig:
+    """The configuration for x [rows, H], k of E experts a row; on_mma: `pairs_row` takes them."""
     tuning = current().experts
     if itemsize == 4:
         return tuning.exact
+    if on_mma and rows <= tuning.row.max_rows:
+        return tuning.row
     if rows <= tuning.pair_rows:
         return tuning.pair
     per_expert = rows * top_k / num_experts
@@ -46,6 +50,10 @@ def kernel_specialization(rows: int, top_k: int, num_experts: int) -> Hashable:
         choose_wide(rows, top_k, num_experts),
         four_bits.choose(rows, top_k, num_experts),
         four_bits.choose_wide(rows, top_k, num_experts),
+        rows <= current().experts.row.max_rows,
+        rows <= current().experts.four_bits_row.max_rows,
+        rows <= current().experts.scaled_row.max_rows,
+        rows <= current().experts.router_rows,
         scaled.choose(rows, top_k, num_experts),
         rows * top_k > align.LARGE,
         rows > routing.FEW_ROWS,
@@ -85,6 +93,10 @@ def experts(
     if not (w.gate_up.is_contiguous() and w.down.is_contiguous()):
         raise ValueError("experts: weights must be contiguous")
     config, are_some = config or _configuration(x, w, ids.shape[1], num_routed or len(w.down)), num_routed > 0
+    if isinstance(config, RowConfig):
+        from quire.kernels.experts import pairs_row
+
+        return pairs_row.experts(x, w, ids, weights, act, shared, config, are_some=are_some, pdl=pdl)
     if isinstance(config, WideConfig):
         from quire.kernels.experts import wide  # imports Gluon, which other GPUs' Triton may not have
 
@@ -94,11 +106,13 @@ def experts(
     return tiles.experts(x, w, ids, weights, act, shared, config, are_some=are_some, pdl=pdl)
 
 
-def _configuration(x: torch.Tensor, w: Weights, top_k: int, num_experts: int) -> PairConfig | TilesConfig | WideConfig:
+def _configuration(
+    x: torch.Tensor, w: Weights, top_k: int, num_experts: int
+) -> RowConfig | PairConfig | TilesConfig | WideConfig:
     config = choose_wide(len(x), top_k, num_experts)
     if config and grouped.takes(x, w.gate_up, w.down, (torch.bfloat16, torch.float16), w.down.shape[2]):
         return config
-    return choose(len(x), top_k, num_experts, x.element_size())
+    return choose(len(x), top_k, num_experts, x.element_size(), pairs.can_use_mma(x, w.down.shape[2]))
 
 
 def _check(x: torch.Tensor, w: Weights | FourBitWeights | ScaledWeights, ids: torch.Tensor, weights: torch.Tensor) -> None:

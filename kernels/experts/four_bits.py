@@ -1,9 +1,10 @@
 """Experts with weights of 4 bits (`four_bits_weight`): which way a number of rows goes.
 
 The formula is `experts_reference`'s on the dequantized weights, which are rounded to x's type (mxfp4's are exact in bfloat16).
-One row and few: a product a pair of row and expert on the plain cores (`four_bits_pairs`); more: tiles of one expert's rows on
-tensor cores (`four_bits_tiles`, on a Hopper `four_bits_wide`). Weights move as they are, once for a pair or a tile. float32
-has one way and one configuration, so that a row's result is the same to the last bit in any batch.
+One row and few: a product a pair of row and expert, on mma where it is known (`four_bits_row`), else on the plain cores
+(`four_bits_pairs`); more: tiles of one expert's rows on tensor cores (`four_bits_tiles`, on a Hopper `four_bits_wide`). Weights
+move as they are, once for a pair or a tile. float32 has one way and one configuration, so that a row's result is the same to the
+last bit in any batch.
 """
 
 import torch
@@ -13,8 +14,9 @@ from quire.kernels.experts.experts_reference import SwiGLU
 from quire.kernels.experts.four_bits_pairs import Pairs
 from quire.kernels.experts.four_bits_tiles import Tiles
 from quire.kernels.experts.four_bits_weight import FourBitWeights
+from quire.kernels.triton_support import hopper
 from quire.kernels.triton_support.dependent_launch import PLAIN
-from quire.kernels.tuning.configs import WideConfig
+from quire.kernels.tuning.configs import RowConfig, WideConfig
 from quire.kernels.tuning.current import cached, current
 
 PAIR_ROWS = 2  # up to which a product a pair is taken
@@ -22,10 +24,12 @@ PAIRS, EXACT = Pairs(2, 4, 0, 0), Tiles(16, 32, 32, 4, 2)
 
 
 @cached
-def choose(rows: int, top_k: int, num_experts: int, itemsize: int = 2) -> Pairs | Tiles:
-    """The configuration for x [rows, H], k of E experts a row: reckoned, not measured."""
+def choose(rows: int, top_k: int, num_experts: int, itemsize: int = 2, on_mma: bool = False) -> RowConfig | Pairs | Tiles:
+    """The configuration for x [rows, H], k of E experts a row; on_mma: `four_bits_row` takes them."""
     if itemsize == 4:
         return EXACT
+    if on_mma and rows <= current().experts.four_bits_row.max_rows:
+        return current().experts.four_bits_row
     if rows <= PAIR_ROWS:
         return PAIRS
     per_expert = rows * top_k / num_experts
@@ -38,13 +42,20 @@ def choose(rows: int, top_k: int, num_experts: int, itemsize: int = 2) -> Pairs 
 @cached
 def choose_wide(rows: int, top_k: int, num_experts: int) -> WideConfig | None:
     """The configuration of `four_bits_wide`, on a Hopper; None: what `choose` says is as fast."""
-    return None if rows <= PAIR_ROWS else grouped.rule(current().experts.wide_four_bits, rows * top_k / num_experts)
+    few = max(PAIR_ROWS, current().experts.four_bits_row.max_rows)
+    return None if rows <= few else grouped.rule(current().experts.wide_four_bits, rows * top_k / num_experts)
 
 
 def _takes_wide(x: torch.Tensor, w: FourBitWeights) -> bool:
     """mxfp4 in bfloat16 alone, whose exponents hold all of its numbers."""
     dtypes = (torch.bfloat16,) if w.gate_up.is_mx else (torch.bfloat16, torch.float16)
     return w.gate_up.is_mx == w.down.is_mx and grouped.takes(x, w.gate_up.words, w.down.words, dtypes, w.down.inputs)
+
+
+def _can_use_mma(x: torch.Tensor, w: FourBitWeights) -> bool:
+    """Whether `four_bits_row` is for these: bfloat16, rows that 16 bytes divide, a GPU and a Triton it knows."""
+    fits = x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0 and w.gate_up.inputs % 8 == w.down.inputs % 8 == 0
+    return x.dtype == torch.bfloat16 and fits and hopper.available(x.device)
 
 
 def experts(
@@ -56,13 +67,14 @@ def experts(
     shared: torch.Tensor | None,
     *,
     pdl: int = PLAIN,
-    config: Pairs | Tiles | WideConfig | None = None,
+    config: RowConfig | Pairs | Tiles | WideConfig | None = None,
 ) -> torch.Tensor:
     """[T, H] of x [T, H], whose experts are ids [T, k]; all that `experts.experts` has checked."""
-    top_k, num_experts = ids.shape[1], len(w.gate_up.words)
-    if config is None and _takes_wide(x, w):
-        config = choose_wide(len(x), top_k, num_experts)
-    config = config or choose(len(x), top_k, num_experts, x.element_size())
+    config = config or _configuration(x, w, ids.shape[1])
+    if isinstance(config, RowConfig):
+        from quire.kernels.experts import four_bits_row
+
+        return four_bits_row.experts(x, w, ids, weights, act, shared, config, pdl=pdl)
     if isinstance(config, WideConfig):
         from quire.kernels.experts import four_bits_wide  # imports Gluon, which other GPUs' Triton may not have
 
@@ -70,3 +82,10 @@ def experts(
     if isinstance(config, Pairs):
         return four_bits_pairs.experts(x, w, ids, weights, act, shared, config, pdl=pdl)
     return four_bits_tiles.experts(x, w, ids, weights, act, shared, config, pdl=pdl)
+
+
+def _configuration(x: torch.Tensor, w: FourBitWeights, top_k: int) -> RowConfig | Pairs | Tiles | WideConfig:
+    num_experts = len(w.gate_up.words)
+    if _takes_wide(x, w) and (config := choose_wide(len(x), top_k, num_experts)):
+        return config
+    return choose(len(x), top_k, num_experts, x.element_size(), _can_use_mma(x, w))

@@ -15,6 +15,7 @@ import triton.language as tl
 
 from quire.kernels.experts.experts_reference import SwiGLU, Weights
 from quire.kernels.experts.swiglu import swiglu
+from quire.kernels.triton_support import hopper
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
 from quire.kernels.tuning.configs import PairConfig
 
@@ -98,6 +99,27 @@ def _down_kernel(
     tl.store(out_ptr + row * N + n, total.to(out_ptr.dtype.element_ty), n < N)
 
 
+def can_use_mma(x: torch.Tensor, inner: int) -> bool:
+    """Whether `pairs_row` is for these: 16 bits, K in units of 32, rows that 16 bytes divide, a GPU and a Triton it knows."""
+    fits = x.shape[1] % 32 == inner % 32 == 0 and x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0
+    return x.dtype.itemsize == 2 and fits and hopper.available(x.device)
+
+
+def gate_up(
+    x: torch.Tensor, w: Weights, ids: torch.Tensor, act: SwiGLU, config: PairConfig, *, held: int = 0, pdl: int = PLAIN
+) -> torch.Tensor:
+    """h [T k, I] of x [T, H]; held: how many experts are here, 0: all."""
+    (_, hidden), inner, top_k = x.shape, w.down.shape[2], ids.shape[1]
+    h = x.new_empty(ids.numel(), inner)
+    block_k = min(config.block_k, triton.next_power_of_2(hidden))
+    _gate_up_kernel[(triton.cdiv(inner, config.gate_up_n), ids.numel())](
+        x, w.gate_up, x if w.gate_up_bias is None else w.gate_up_bias, ids, h, x.stride(0), inner,
+        hidden, top_k, config.gate_up_n, block_k, held, w.gate_up_bias is not None, act.limit, act.alpha, act.offset,
+        act.cubic, pdl, num_warps=config.num_warps, **launch_options(pdl),
+    )  # fmt: skip
+    return h
+
+
 def experts(
     x: torch.Tensor,
     w: Weights,
@@ -114,20 +136,14 @@ def experts(
     (rows, hidden), inner, top_k = x.shape, w.down.shape[2], ids.shape[1]
     if rows > MAX_ROWS:
         raise ValueError(f"experts: {rows} rows are too many for a product a pair")
-    h = x.new_empty(rows * top_k, inner)
     out = x.new_empty(rows, hidden)
     held = len(w.gate_up) if are_some else 0
-    options = {"num_warps": config.num_warps, **launch_options(pdl)}
-    block_k = min(config.block_k, triton.next_power_of_2(hidden))
-    _gate_up_kernel[(triton.cdiv(inner, config.gate_up_n), rows * top_k)](
-        x, w.gate_up, x if w.gate_up_bias is None else w.gate_up_bias, ids, h, x.stride(0), inner,
-        hidden, top_k, config.gate_up_n, block_k, held, w.gate_up_bias is not None, act.limit, act.alpha, act.offset,
-        act.cubic, pdl, **options,
-    )  # fmt: skip
+    h = gate_up(x, w, ids, act, config, held=held, pdl=pdl)
     block_k = min(config.block_k, triton.next_power_of_2(inner))
     _down_kernel[(triton.cdiv(hidden, config.down_n), rows)](
         h, w.down, x if w.down_bias is None else w.down_bias, x if shared is None else shared, ids, weights, out,
         0 if shared is None else shared.stride(0), hidden,
-        inner, top_k, config.down_n, block_k, held, w.down_bias is not None, shared is not None, pdl, **options,
+        inner, top_k, config.down_n, block_k, held, w.down_bias is not None, shared is not None, pdl,
+        num_warps=config.num_warps, **launch_options(pdl),
     )  # fmt: skip
     return out

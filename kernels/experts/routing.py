@@ -2,6 +2,7 @@
 
     router_logits   float32 [S, T, E], whose sum over S is x @ W^T         x [T, H], W [E, H]
     route           ids int32 [T, k], weights float32 [T, k]               of these logits + bias, see `routing_reference`
+    router          both; of few rows in one launch, in which the program of a row that finishes last chooses
 
 Logits are never rounded to 16 bits: of nearly equal experts the same one is chosen for the same token, whatever its company.
 They are few columns for much reading, so K is cut into S stretches, which `route` adds up on its way; in float32 S depends on
@@ -9,30 +10,37 @@ K alone. Moves W once for 16 (64) rows. `route` is a program a row: k times the 
 that are no numbers lose against all others, and no id is ever beyond the last expert. Reference: `routing_reference`.
 """
 
+import functools
+import threading
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 
 from quire.kernels.experts.routing_reference import Counting, Routing
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
+from quire.kernels.tuning.current import current
 
 FEW_ROWS = 64  # up to which tiles have 16 rows
 MAX_PARTS = 16
 ENOUGH_PROGRAMS = 512
+MAX_ROWS_AT_ONCE = 64  # whose logits and choice may be one launch
+ROUTER_COLUMNS = 2  # of a program of that
 LOSES = tl.constexpr(-1e30)
 
 
-@triton.jit(do_not_specialize=["T", "k_part"])
+@triton.jit(do_not_specialize=["T", "part_blocks"])
 def _logits_kernel(
-    x_ptr, w_ptr, out_ptr, x_stride, T, E, k_part,
+    x_ptr, w_ptr, out_ptr, x_stride, T, E, part_blocks,
     K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     FIRST_W: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     part = tl.program_id(2)
-    first = part * k_part
-    end = tl.minimum(first + k_part, K)
+    first = part * part_blocks * BLOCK_K  # in this order: else loads are of single numbers, which 16 bytes may not divide
+    end = tl.minimum(first + part_blocks * BLOCK_K, K)
     k = tl.arange(0, BLOCK_K)
     even: tl.constexpr = K % BLOCK_K == 0  # stretches are whole blocks but for the last: with masks nothing is loaded ahead
     w_at = w_ptr + n[None, :] * K + k[:, None]
@@ -60,9 +68,11 @@ def _logits_kernel(
 
 @triton.jit
 def _best(choice, e, E: tl.constexpr):
-    """The first of the greatest: its value and its number."""
-    value = tl.max(tl.max(choice, 1), 0)
-    return value, tl.min(tl.min(tl.where(choice == value, e, E), 1), 0)
+    """The number of the first of the greatest. As integers in the same order, for a warp finds their greatest at once."""
+    bits = (choice + 0.0).to(tl.int32, bitcast=True)  # -0 is 0
+    keys = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    greatest = tl.max(tl.max(keys, 1), 0)
+    return tl.min(tl.min(tl.where(keys == greatest, e, E), 1), 0)
 
 
 @triton.jit
@@ -82,30 +92,14 @@ def _of_best_groups(choice, e, g, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr
     return tl.where(is_best[:, None], choice, float("-inf"))
 
 
-@triton.jit(
-    do_not_specialize=["parts", "part_stride", "first", "held"],
-    do_not_specialize_on_alignment=["num_rows_ptr"],  # a slice of a step's buffers
-)
-def _route_kernel(
-    logits_ptr, bias_ptr, correction_ptr, ids_ptr, weights_ptr, counts_ptr, num_rows_ptr, parts, part_stride, first, held,
-    scale, eps,
-    E: tl.constexpr, GROUPS: tl.constexpr, GROUPS_2: tl.constexpr, SIZE_2: tl.constexpr, TOP_K: tl.constexpr,
-    TOP_K_2: tl.constexpr, TOP_GROUPS: tl.constexpr, GROUP_TOP: tl.constexpr, IS_SIGMOID: tl.constexpr,
-    BY_LOGITS: tl.constexpr, IS_NORMALIZED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CORRECTION: tl.constexpr,
-    COUNTS: tl.constexpr, PDL: tl.constexpr,
+@triton.jit
+def _choose(
+    logits, correction_ptr, ids_ptr, weights_ptr, counts_ptr, num_rows_ptr, row, e, g, valid, first, held, scale, eps,
+    E: tl.constexpr, GROUPS: tl.constexpr, TOP_K: tl.constexpr, TOP_K_2: tl.constexpr, TOP_GROUPS: tl.constexpr,
+    GROUP_TOP: tl.constexpr, IS_SIGMOID: tl.constexpr, BY_LOGITS: tl.constexpr, IS_NORMALIZED: tl.constexpr,
+    HAS_CORRECTION: tl.constexpr, COUNTS: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    size: tl.constexpr = E // GROUPS
-    g, j = tl.arange(0, GROUPS_2), tl.arange(0, SIZE_2)
-    e = g[:, None] * size + j[None, :]
-    valid = (g < GROUPS)[:, None] & (j < size)[None, :]
-    e = tl.where(valid, e, E)
-    logits = tl.zeros([GROUPS_2, SIZE_2], tl.float32)
-    if HAS_BIAS:
-        logits += tl.load(bias_ptr + e, valid, other=0.0).to(tl.float32)
-    wait_for_previous(PDL)
-    for part in range(parts):
-        logits += tl.load(logits_ptr + part * part_stride + row * E + e, valid, other=0.0)
+    """A row's experts and their weights, of logits [groups, experts of one] with numbers e."""
     logits = tl.where(logits == logits, tl.minimum(tl.maximum(logits, LOSES), -LOSES), LOSES)
     logits = tl.where(valid, logits, float("-inf"))
     if IS_SIGMOID:
@@ -123,14 +117,16 @@ def _route_kernel(
         choice = _of_best_groups(choice, e, g, GROUPS, TOP_GROUPS, GROUP_TOP, E)
     lane = tl.arange(0, TOP_K_2)
     ids = tl.zeros([TOP_K_2], tl.int32)
-    weights = tl.zeros([TOP_K_2], tl.float32)
+    weights = tl.zeros([TOP_K_2], tl.int32)
     for i in tl.static_range(TOP_K):
-        _, best = _best(choice, e, E)
+        best = _best(choice, e, E)
         is_it = e == best
-        weight = tl.sum(tl.sum(tl.where(is_it, scores, 0.0), 1), 0)
+        # scores are 0 or above: their bits have their order
+        weight = tl.max(tl.max(tl.where(is_it, scores.to(tl.int32, bitcast=True), 0), 1), 0)
         ids = tl.where(lane == i, best, ids)
         weights = tl.where(lane == i, weight, weights)
         choice = tl.where(is_it, float("-inf"), choice)
+    weights = weights.to(tl.float32, bitcast=True)
     if IS_NORMALIZED:
         weights = weights / (tl.sum(weights, 0) + eps)
     weights = weights * scale
@@ -143,25 +139,144 @@ def _route_kernel(
     tl.store(weights_ptr + row * TOP_K + lane, weights, lane < TOP_K)
 
 
+@triton.jit
+def _numbers(E: tl.constexpr, GROUPS: tl.constexpr, GROUPS_2: tl.constexpr, SIZE_2: tl.constexpr):
+    """Experts' numbers [groups, experts of one], groups', and whether there are such."""
+    size: tl.constexpr = E // GROUPS
+    g, j = tl.arange(0, GROUPS_2), tl.arange(0, SIZE_2)
+    valid = (g < GROUPS)[:, None] & (j < size)[None, :]
+    return tl.where(valid, g[:, None] * size + j[None, :], E), g, valid
+
+
+@triton.jit(
+    do_not_specialize=["parts", "part_stride", "first", "held"],
+    do_not_specialize_on_alignment=["num_rows_ptr"],  # a slice of a step's buffers
+)
+def _route_kernel(
+    logits_ptr, bias_ptr, correction_ptr, ids_ptr, weights_ptr, counts_ptr, num_rows_ptr, first, held, scale, eps,
+    parts, part_stride,
+    E: tl.constexpr, GROUPS: tl.constexpr, GROUPS_2: tl.constexpr, SIZE_2: tl.constexpr, TOP_K: tl.constexpr,
+    TOP_K_2: tl.constexpr, TOP_GROUPS: tl.constexpr, GROUP_TOP: tl.constexpr, IS_SIGMOID: tl.constexpr,
+    BY_LOGITS: tl.constexpr, IS_NORMALIZED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CORRECTION: tl.constexpr,
+    COUNTS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    e, g, valid = _numbers(E, GROUPS, GROUPS_2, SIZE_2)
+    logits = tl.zeros([GROUPS_2, SIZE_2], tl.float32)
+    if HAS_BIAS:
+        logits += tl.load(bias_ptr + e, valid, other=0.0).to(tl.float32)
+    wait_for_previous(PDL)
+    for part in range(parts):
+        logits += tl.load(logits_ptr + part * part_stride + row * E + e, valid, other=0.0)
+    _choose(
+        logits, correction_ptr, ids_ptr, weights_ptr, counts_ptr, num_rows_ptr, row, e, g, valid, first, held, scale, eps,
+        E, GROUPS, TOP_K, TOP_K_2, TOP_GROUPS, GROUP_TOP, IS_SIGMOID, BY_LOGITS, IS_NORMALIZED, HAS_CORRECTION, COUNTS,
+    )  # fmt: skip
+
+
+@triton.jit(
+    do_not_specialize=["first", "held"],
+    do_not_specialize_on_alignment=["num_rows_ptr"],
+)
+def _router_kernel(
+    logits_ptr, bias_ptr, correction_ptr, ids_ptr, weights_ptr, counts_ptr, num_rows_ptr, first, held, scale, eps,
+    x_ptr, w_ptr, done_ptr, x_stride,
+    E: tl.constexpr, GROUPS: tl.constexpr, GROUPS_2: tl.constexpr, SIZE_2: tl.constexpr, TOP_K: tl.constexpr,
+    TOP_K_2: tl.constexpr, TOP_GROUPS: tl.constexpr, GROUP_TOP: tl.constexpr, IS_SIGMOID: tl.constexpr,
+    BY_LOGITS: tl.constexpr, IS_NORMALIZED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CORRECTION: tl.constexpr,
+    COUNTS: tl.constexpr, PDL: tl.constexpr,
+    K: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Program (r, p): BLOCK_E logits of row r. The last to finish, whichever it is, chooses among all."""
+    row = tl.program_id(0).to(tl.int64)
+    n = tl.program_id(1) * BLOCK_E + tl.arange(0, BLOCK_E)
+    k = tl.arange(0, BLOCK_K)
+    w_at = w_ptr + n[:, None] * K + k[None, :]
+    w = tl.load(w_at, (n < E)[:, None] & (k < K)[None, :], other=0.0)  # before the wait: most of it
+    e, g, valid = _numbers(E, GROUPS, GROUPS_2, SIZE_2)
+    bias = tl.zeros([GROUPS_2, SIZE_2], tl.float32)
+    if HAS_BIAS:
+        bias += tl.load(bias_ptr + e, valid, other=0.0).to(tl.float32)
+    wait_for_previous(PDL)
+    acc = tl.zeros([BLOCK_E, BLOCK_K], tl.float32)
+    for start in tl.static_range(0, K, BLOCK_K):
+        if start > 0:
+            w = tl.load(w_at + start, (n < E)[:, None] & (start + k < K)[None, :], other=0.0)
+        x = tl.load(x_ptr + row * x_stride + start + k, start + k < K, other=0.0)
+        acc += w.to(tl.float32) * x.to(tl.float32)[None, :]
+    tl.store(logits_ptr + row * E + n, tl.sum(acc, 1), n < E)
+    tl.debug_barrier()  # a thread's release is of what all of its program have stored
+    before = tl.atomic_add(done_ptr + row, 1, sem="acq_rel")
+    if before == tl.num_programs(1) - 1:
+        tl.store(done_ptr + row, 0)
+        logits = bias + tl.load(logits_ptr + row * E + e, valid, other=0.0, cache_modifier=".cg")
+        _choose(
+            logits, correction_ptr, ids_ptr, weights_ptr, counts_ptr, num_rows_ptr, row, e, g, valid, first, held, scale, eps,
+            E, GROUPS, TOP_K, TOP_K_2, TOP_GROUPS, GROUP_TOP, IS_SIGMOID, BY_LOGITS, IS_NORMALIZED, HAS_CORRECTION, COUNTS,
+        )  # fmt: skip
+
+
+def _check(x: torch.Tensor, weight: torch.Tensor) -> None:
+    fits = weight.shape[1] == x.shape[1] and x.dtype == weight.dtype
+    if not fits or x.stride(1) != 1 or not weight.is_contiguous():
+        raise ValueError(f"router_logits: x {x.shape} {x.dtype} and weight {weight.shape} {weight.dtype} do not fit")
+
+
 def router_logits(x: torch.Tensor, weight: torch.Tensor, *, pdl: int = PLAIN) -> torch.Tensor:
     """float32 [S, T, E]; x [T, H] and weight [E, H] of one dtype, unit stride in the last dimension."""
+    _check(x, weight)
     (rows, k), n = x.shape, weight.shape[0]
-    if weight.shape != (n, k) or x.dtype != weight.dtype or x.stride(1) != 1 or not weight.is_contiguous():
-        raise ValueError(f"router_logits: x {x.shape} {x.dtype} and weight {weight.shape} {weight.dtype} do not fit")
     exact = x.dtype == torch.float32
     block_m = 16 if exact or rows <= FEW_ROWS else 64
     block_n, block_k = (32, 32) if exact else (32, 128) if block_m == 16 else (64, 64)
     tiles = triton.cdiv(rows, block_m), triton.cdiv(n, block_n)
     parts = 4 if exact else max(1, min(MAX_PARTS, ENOUGH_PROGRAMS // (tiles[0] * tiles[1])))
-    k_part = triton.cdiv(triton.cdiv(k, parts), block_k) * block_k
-    parts = triton.cdiv(k, k_part)
+    part_blocks = triton.cdiv(triton.cdiv(k, parts), block_k)
+    parts = triton.cdiv(k, part_blocks * block_k)
     out = torch.empty(parts, rows, n, dtype=torch.float32, device=x.device)
     if rows:
         _logits_kernel[(*tiles, parts)](
-            x, weight, out, x.stride(0), rows, n, k_part, k, block_m, block_n, block_k, block_m == 16, pdl,
+            x, weight, out, x.stride(0), rows, n, part_blocks, k, block_m, block_n, block_k, block_m == 16, pdl,
             num_warps=4, num_stages=3, **launch_options(pdl),
         )  # fmt: skip
     return out
+
+
+class _Choice(NamedTuple):
+    """What both kernels that choose are given first and last, and what they write."""
+
+    tensors: tuple[torch.Tensor, ...]
+    numbers: tuple[float, ...]
+    constants: tuple[int, ...]
+
+    @property
+    def result(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.tensors[3], self.tensors[4]
+
+
+def _choice(
+    logits: torch.Tensor,
+    routing: Routing,
+    bias: torch.Tensor | None,
+    correction: torch.Tensor | None,
+    held: tuple[int, int] | None,
+    counting: Counting | None,
+) -> _Choice:
+    rows, n = logits.shape[-2:]
+    top_k, device = routing.top_k, logits.device
+    ids = torch.empty(rows, top_k, dtype=torch.int32, device=device)
+    weights = torch.empty(rows, top_k, dtype=torch.float32, device=device)
+    # all experts are one group where groups do not matter
+    groups = routing.num_groups if routing.top_groups < routing.num_groups else 1
+    counts, num_rows = (ids, ids) if counting is None else counting
+    given = logits if bias is None else bias, logits if correction is None else correction
+    constants = (
+        n, groups, triton.next_power_of_2(groups), triton.next_power_of_2(n // groups), top_k, triton.next_power_of_2(top_k),
+        min(routing.top_groups, groups), routing.group_top, routing.scores == "sigmoid", routing.by_logits,
+        routing.is_normalized, bias is not None, correction is not None, counting is not None,
+    )  # fmt: skip
+    numbers = (*(held or (0, n)), routing.scale, routing.eps)
+    return _Choice((logits, *given, ids, weights, counts, num_rows), numbers, constants)
 
 
 def route(
@@ -181,18 +296,43 @@ def route(
     parts, rows, n = logits.shape
     if n != routing.num_experts or not logits.is_contiguous():
         raise ValueError(f"route: logits of shape {tuple(logits.shape)} are not those of {routing.num_experts} experts")
-    top_k, device = routing.top_k, logits.device
-    ids = torch.empty(rows, top_k, dtype=torch.int32, device=device)
-    weights = torch.empty(rows, top_k, dtype=torch.float32, device=device)
-    # all experts are one group where groups do not matter
-    groups = routing.num_groups if routing.top_groups < routing.num_groups else 1
-    counts, num_rows = (ids, ids) if counting is None else counting
+    choice = _choice(logits, routing, bias, correction, held, counting)
     if rows:
         _route_kernel[(rows,)](
-            logits, logits if bias is None else bias, logits if correction is None else correction, ids, weights, counts,
-            num_rows, parts, rows * n, *(held or (0, n)), routing.scale, routing.eps, n, groups, triton.next_power_of_2(groups),
-            triton.next_power_of_2(n // groups), top_k, triton.next_power_of_2(top_k), min(routing.top_groups, groups),
-            routing.group_top, routing.scores == "sigmoid", routing.by_logits, routing.is_normalized, bias is not None,
-            correction is not None, counting is not None, pdl, num_warps=1, **launch_options(pdl),
-        )  # fmt: skip
-    return ids, weights
+            *choice.tensors, *choice.numbers, parts, rows * n, *choice.constants, pdl, num_warps=1, **launch_options(pdl)
+        )
+    return choice.result
+
+
+@functools.cache
+def _done(device: torch.device, thread: int) -> torch.Tensor:
+    """Programs of each row that have finished: 0 between launches, of which a thread has one at a time on a device."""
+    return torch.zeros(MAX_ROWS_AT_ONCE, dtype=torch.int32, device=device)
+
+
+def router(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    routing: Routing,
+    bias: torch.Tensor | None = None,
+    correction: torch.Tensor | None = None,
+    *,
+    held: tuple[int, int] | None = None,
+    counting: Counting | None = None,
+    pdl: int = PLAIN,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`route` of the `router_logits` of x [T, H], of few rows in one launch; weight [E, H]."""
+    (rows, k), n = x.shape, len(weight)
+    done = _done(x.device, threading.get_ident())  # of any number of rows, so that it is there before a graph is captured
+    if not 0 < rows <= min(current().experts.router_rows, MAX_ROWS_AT_ONCE) or x.dtype == torch.float32:
+        return route(router_logits(x, weight, pdl=pdl), routing, bias, correction, held=held, counting=counting, pdl=pdl)
+    _check(x, weight)
+    if n != routing.num_experts:
+        raise ValueError(f"router: weight {weight.shape} is not that of {routing.num_experts} experts")
+    choice = _choice(x.new_empty(rows, n, dtype=torch.float32), routing, bias, correction, held, counting)
+    block_k = min(2048, triton.next_power_of_2(k))
+    _router_kernel[(rows, triton.cdiv(n, ROUTER_COLUMNS))](
+        *choice.tensors, *choice.numbers, x, weight, done, x.stride(0), *choice.constants, pdl,
+        k, ROUTER_COLUMNS, block_k, num_warps=1, **launch_options(pdl),
+    )  # fmt: skip
+    return choice.result

@@ -1,9 +1,9 @@
 """Experts with weights of 8 bits and 8-bit inputs (`scaled_weight`), fp8 or int8: which way a number of rows goes.
 
 The formula is `experts_reference`'s on the dequantized weights, x and h rounded to 8 bits, a scale a token or 128 of its
-numbers, never over the batch: each by a launch of `linear/quantize`. Few rows: a product a pair of row and expert
-(`scaled_pairs`); more: tiles of one expert's rows on tensor cores (`scaled_tiles`). float32, of tests, has one configuration
-for all numbers of rows.
+numbers, never over the batch: each by a launch of `linear/quantize`. Few rows: a product a pair of row and
+expert (`scaled_pairs`, on mma `scaled_row`); more: tiles of one expert's rows on tensor cores (`scaled_tiles`). float32, of
+tests, has one configuration for all numbers of rows.
 """
 
 import torch
@@ -15,18 +15,25 @@ from quire.kernels.experts.scaled_pairs import Pairs
 from quire.kernels.experts.scaled_tiles import Tiles
 from quire.kernels.experts.scaled_weight import ScaledWeights
 from quire.kernels.linear import quantize
-from quire.kernels.triton_support.dependent_launch import PLAIN
+from quire.kernels.triton_support import hopper
+from quire.kernels.triton_support.dependent_launch import LATE, PLAIN
+from quire.kernels.tuning.configs import RowConfig
 from quire.kernels.tuning.current import cached, current
 
 PAIRS, EXACT = Pairs(2, 4, 1024, 2), Tiles(16, 32, 32, 4, 2)
 
 
 @cached
-def choose(rows: int, top_k: int, num_experts: int, itemsize: int = 2) -> Pairs | Tiles:
-    """The configuration for x [rows, H], k of E experts a row: of 16-bit experts the rows, the rest reckoned, not measured."""
+def choose(rows: int, top_k: int, num_experts: int, itemsize: int = 2, on_mma: bool = False) -> RowConfig | Pairs | Tiles:
+    """The configuration for x [rows, H], k of E experts a row: of 16-bit experts the rows, the rest reckoned, not measured.
+
+    on_mma: `scaled_row` takes them.
+    """
     tuning = current().experts
     if itemsize == 4:
         return EXACT
+    if on_mma and rows <= tuning.scaled_row.max_rows:
+        return tuning.scaled_row
     if rows <= tuning.pair_rows:
         return PAIRS
     per_expert = rows * top_k / num_experts
@@ -34,6 +41,33 @@ def choose(rows: int, top_k: int, num_experts: int, itemsize: int = 2) -> Pairs 
     if tile <= 32:
         return Tiles(tile, 32, 64, 4, 4)
     return Tiles(tile, 64, 128, 4, 4) if tile == 64 else Tiles(tile, 64, 128, 8, 3)
+
+
+def _can_use_mma(x: torch.Tensor, w: ScaledWeights) -> bool:
+    """Whether `scaled_row` is for these: K in units of 64, a GPU and a Triton it knows."""
+    return w.gate_up.shape[2] % 64 == w.down.shape[2] % 64 == 0 and hopper.available(x.device)
+
+
+def _of_few_rows(
+    x: torch.Tensor,
+    w: ScaledWeights,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    act: SwiGLU,
+    shared: torch.Tensor | None,
+    config: RowConfig,
+    pdl: int,
+) -> torch.Tensor:
+    from quire.kernels.experts import scaled_row
+
+    small, by_block, late = w.gate_up.data.dtype, w.gate_up.by_block, min(pdl, LATE)
+    quantized = quantize.quantize(x, small, by_block=by_block, pdl=pdl)
+    if config.gate_up_warps:
+        h = scaled_row.gate_up(quantized, w, ids, act, config, x.dtype, pdl=late)
+    else:
+        h = scaled_pairs.gate_up(quantized, w, ids, act, PAIRS, x.dtype, pdl=late)
+    h8 = quantize.quantize(h, small, by_block=by_block, pdl=late)  # not EARLY: the next reads ids before it waits
+    return scaled_row.down(h8, w, ids, weights, shared, config, x.dtype, pdl=late)
 
 
 def experts(
@@ -45,12 +79,14 @@ def experts(
     shared: torch.Tensor | None,
     *,
     pdl: int = PLAIN,
-    config: Pairs | Tiles | None = None,
+    config: RowConfig | Pairs | Tiles | None = None,
 ) -> torch.Tensor:
     """[T, H] of x [T, H], whose experts are ids [T, k]; all that `experts.experts` has checked."""
     (num_experts, _, _), top_k, dtype = w.gate_up.shape, ids.shape[1], x.dtype
-    config = config or choose(len(x), top_k, num_experts, x.element_size())
+    config = config or choose(len(x), top_k, num_experts, x.element_size(), _can_use_mma(x, w))
     small, by_block = w.gate_up.data.dtype, w.gate_up.by_block
+    if isinstance(config, RowConfig):
+        return _of_few_rows(x, w, ids, weights, act, shared, config, pdl)
     quantized = quantize.quantize(x, small, by_block=by_block, pdl=pdl)
     if isinstance(config, Pairs):
         h = scaled_pairs.gate_up(quantized, w, ids, act, config, dtype, pdl=pdl)

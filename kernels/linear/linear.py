@@ -23,11 +23,12 @@ from msgspec.structs import replace
 from quire.kernels.elementwise.activation import gated, silu_mul
 from quire.kernels.linear.blas import blas_linear
 from quire.kernels.triton_support import hopper
-from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
+from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, prefetch, wait_for_previous
 from quire.kernels.tuning.configs import SkinnyConfig
 from quire.kernels.tuning.current import cached, linear_tuning
 
 MAX_ROWS = 16  # a tile of the kernel on tensor cores; beyond it cuBLAS is as fast, of small weights, too (benchmarks/LOG.md)
+WARPS_OF_SM = 64
 MAX_VECTOR_ROWS = 4  # of the kernel without tensor cores
 
 
@@ -51,10 +52,18 @@ def _store_row(out, gate, up, bias, up_bias, mask, GATED: tl.constexpr):
 
 
 @triton.jit
+def _prefetch_row(w_ptr, first, rows, w_stride, ROWS: tl.constexpr, K: tl.constexpr, LINES: tl.constexpr):
+    """Ask ROWS rows of W from `first` on into L2."""
+    row = tl.minimum(first + tl.arange(0, ROWS), rows - 1).to(tl.int64)
+    line = tl.minimum(tl.arange(0, LINES) * 64, K - 1)
+    prefetch(w_ptr + row[:, None] * w_stride + line[None, :])
+
+
+@triton.jit
 def _vector_kernel(
     x_ptr, w_ptr, bias_ptr, out_ptr, x_stride, w_stride, out_stride, N,
     K: tl.constexpr, M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr,
-    PDL: tl.constexpr,
+    PDL: tl.constexpr, ROOM: tl.constexpr, BEHIND: tl.constexpr, LINES: tl.constexpr,
 ):  # fmt: skip
     """M = 1 to 4 rows: one accumulator tile [BLOCK_N, BLOCK_K] a row, summed over K at the end; N columns of the output."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -66,6 +75,12 @@ def _vector_kernel(
     up = w
     if GATED:
         up = _tile(up_row, k, inside, K)
+    for turn in tl.static_range(BEHIND):  # programs that find no room yet
+        behind = (tl.program_id(0) + (turn + 1) * ROOM) * BLOCK_N
+        if tl.program_id(0) < ROOM and behind < N:
+            _prefetch_row(w_ptr, behind, N, w_stride, BLOCK_N, K, LINES)
+            if GATED:
+                _prefetch_row(w_ptr + N.to(tl.int64) * w_stride, behind, N, w_stride, BLOCK_N, K, LINES)
     wait_for_previous(2 if PDL > 0 else 0)  # many small programs, always: EARLY
     acc0 = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     acc1 = acc0
@@ -163,6 +178,16 @@ def fit(config: SkinnyConfig, k: int) -> SkinnyConfig:
     return replace(config, block_k=min(config.block_k, max(triton.next_power_of_2(k), least)))
 
 
+def _behind(n: int, k: int, config: SkinnyConfig, pdl: int, device: torch.device) -> tuple[int, int]:
+    """Programs that there is room for, and how often so many come behind them.
+
+    Those behind have their weights asked into L2 while what is before all of them computes, where they stay there; else none.
+    """
+    room = hopper.num_sms(device) * (WARPS_OF_SM // config.num_warps)
+    is_little = n * k <= linear_tuning().prefetch_weight
+    return (room, triton.cdiv(n, room * config.block_n) - 1) if pdl != PLAIN and is_little else (room, 0)
+
+
 def launch_skinny(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -190,7 +215,9 @@ def launch_skinny(
         options = {"num_warps": config.num_warps, "num_stages": config.num_stages, **extra}
         _dot_kernel[grid](*arguments, rows, n, k, *shape, MAX_ROWS, **options)
     elif rows <= MAX_VECTOR_ROWS:
-        _vector_kernel[grid](*arguments, n, k, rows, *shape, num_warps=config.num_warps, **extra)
+        ahead = _behind(n, k, config, pdl, x.device)
+        lines = triton.next_power_of_2(triton.cdiv(k, 64))
+        _vector_kernel[grid](*arguments, n, k, rows, *shape, *ahead, lines, num_warps=config.num_warps, **extra)
     else:
         raise ValueError(f"skinny_linear: {rows} rows need the kernel on tensor cores")
 

@@ -81,6 +81,21 @@ class PairConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_warps: int
 
 
+class RowConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of experts' kernels on mma, for at most max_rows rows: warps of a program of either product, and how many of its pieces
+    of weights, 1 KB a warp, it asks for ahead. max_rows 0: all is `pairs`'s; gate_up_warps 0: gate and up are.
+
+    warps: 4 or 8; of 4 bits 1, too, where a program has so many pairs of W's rows of either product.
+    """
+
+    max_rows: int
+    gate_up_warps: int
+    down_warps: int
+    ahead: int
+    gate_up_pairs: int = 2
+    down_pairs: int = 1
+
+
 class TileConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of one of experts' products on tensor cores. Gate and up have block_n columns each."""
 

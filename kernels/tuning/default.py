@@ -10,6 +10,7 @@ from quire.kernels.tuning.configs import (
     HopperPrefillConfig,
     PairConfig,
     PrefillConfig,
+    RowConfig,
     SkinnyConfig,
     SplitConfig,
     TileConfig,
@@ -115,6 +116,11 @@ EXPERTS = ExpertsTuning(
         (80.0, WideConfig(64, WideTile(1, 1, 2), WideTile(1, 1, 2))),
         (float(ANY), WideConfig(128, WideTile(2, 1, 1), WideTile(2, 1, 1))),
     ),
+    # of 16 bits and 8 its gate and up take half as long again as `pairs`'s, which read longer pieces of a row
+    row=RowConfig(max_rows=4, gate_up_warps=0, down_warps=4, ahead=16),
+    scaled_row=RowConfig(max_rows=4, gate_up_warps=0, down_warps=4, ahead=6),
+    four_bits_row=RowConfig(max_rows=4, gate_up_warps=4, down_warps=4, ahead=12),
+    router_rows=4,
 )
 
 DEFAULT = Tuning(

@@ -15,6 +15,7 @@ from quire.kernels.tuning.configs import (
     HopperPrefillConfig,
     PairConfig,
     PrefillConfig,
+    RowConfig,
     SkinnyConfig,
     SplitConfig,
     TilesConfig,
@@ -81,6 +82,7 @@ class LinearTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     cublaslt_rows: Ranges  # which cuBLASLt computes faster than cuBLAS
     norm_linear_weight: int  # elements up to which one row's norm and product are faster in one kernel
     norm_linear_tiles: tuple[tuple[int, int, int], ...]  # (K up to, output columns of a program, warps), K ascending
+    prefetch_weight: int = 0  # elements up to which W of few rows is asked into L2 ahead of the programs that read it
 
 
 class ScaledTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -160,6 +162,10 @@ class ExpertsTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     # On Hopper, where no rule fits, or it is None, `tiles` and `four_bits_tiles` are as fast.
     wide: WideRules = ()
     wide_four_bits: WideRules = ()
+    row: RowConfig = RowConfig(0, 0, 4, 8)  # of 16-bit weights on a Hopper
+    four_bits_row: RowConfig = RowConfig(0, 4, 4, 12)
+    scaled_row: RowConfig = RowConfig(0, 0, 4, 6)
+    router_rows: int = 0  # whose logits and choice are one launch
 
 
 class ElementwiseTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

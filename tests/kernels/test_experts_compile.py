@@ -22,7 +22,9 @@ from quire.kernels.experts import experts
 from quire.kernels.experts.experts_reference import SwiGLU
 from quire.kernels.experts.four_bits_weight import FourBits, FourBitWeights
 from quire.kernels.experts.scaled_weight import ScaledExperts, ScaledWeights
+from quire.kernels.triton_support import hopper
 
+hopper.available = lambda device: sys.argv[3] == "hopper"
 hopper_offline.compile_launches()
 form, rows, bf16, f32 = sys.argv[1], int(sys.argv[2]), torch.bfloat16, torch.float32
 
@@ -72,20 +74,46 @@ for kernel in COMPILED:
 @pytest.mark.parametrize("rows", [1, 16, 100, 2000])
 @pytest.mark.parametrize("form", ["mx", "int4", "int4-zeros", "fp8", "fp8-block", "int8"])
 def test_kernels_of_quantized_experts_compile(form, rows, tmp_path, monkeypatch):
-    assert_compiled(PROGRAM, form, rows, tmp_path, monkeypatch)
+    assert_compiles(PROGRAM, (form, rows, "portable"), tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("form", ["mx", "int4", "int4-zeros", "fp8", "fp8-block", "int8"])
+def test_kernels_of_one_row_compile(form, tmp_path, monkeypatch):
+    assert_compiles(PROGRAM, (form, 1, "hopper"), tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("rows", [16, 32, 64, 128])
 @pytest.mark.parametrize("form", ["16", "mx", "int4", "int4-zeros"])
 def test_kernels_for_many_rows_on_a_hopper_compile(form, rows, tmp_path, monkeypatch):
-    assert_compiled(WIDE, form, rows, tmp_path, monkeypatch)
+    assert_compiles(WIDE, (form, rows, "hopper"), tmp_path, monkeypatch)
 
 
-def assert_compiled(program, form, rows, tmp_path, monkeypatch):
+LOGITS = """
+import pathlib, tempfile
+import hopper_offline
+from hopper_offline import COMPILED, meta
+from sass import disassemble
+from quire.kernels.experts import routing
+
+hopper_offline.compile_launches()
+for rows in (1, 64, 256):
+    routing.router_logits(meta(rows, 2880), meta(32, 2880), pdl=1)
+for kernel in COMPILED:
+    with tempfile.TemporaryDirectory() as folder:
+        code = disassemble(kernel.asm["cubin"], pathlib.Path(folder))
+    print(*(line in code for line in ("LDGSTS.E.BYPASS.128",)), "LDG.E.U16" not in code)
+"""
+
+
+def test_logits_are_loaded_by_16_bytes_and_ahead(tmp_path, monkeypatch):
+    assert_compiles(LOGITS, (), tmp_path, monkeypatch)
+
+
+def assert_compiles(program, arguments, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
-    child = subprocess.run([sys.executable, "-c", program, form, str(rows)], capture_output=True, text=True, timeout=300)
+    child = subprocess.run([sys.executable, "-c", program, *map(str, arguments)], capture_output=True, text=True, timeout=300)
     assert child.returncode == 0, child.stderr[-3000:]
     said = child.stdout.split()
     assert len(said) >= 6 and set(said) == {"True"}

@@ -1,5 +1,6 @@
 """Routing: the torch path against what each family's formula says, the kernels against the torch path."""
 
+import msgspec
 import pytest
 import torch
 import torch.nn.functional as F
@@ -109,6 +110,44 @@ def products(rows, experts, hidden, dtype, device):
 @pytest.mark.parametrize(("rows", "experts", "hidden"), [(1, 1, 16), (3, 60, 130), (17, 33, 64), (70, 8, 257)])
 def test_logits_in_the_interpreter(rows, experts, hidden):
     products(rows, experts, hidden, torch.float32, "cpu")
+
+
+def in_one_launch(name, rows, dtype, device):
+    """The router's launch for few rows gives the same choice, again and again; held and counted, too."""
+    from quire.kernels.experts import routing as kernels
+    from quire.kernels.tuning.current import current, using
+
+    routing = ROUTINGS[name]
+    n, g = routing.num_experts, torch.Generator().manual_seed(rows)
+    x = torch.randn(rows, 136, generator=g).to(device, dtype)[:, :130]
+    weight = torch.randn(n, 130, generator=g).to(device, dtype) / 4
+    bias, correction = torch.randn(n, generator=g).to(device, dtype), correction_of(routing)
+    correction = None if correction is None else correction.to(device)
+    table = current()
+    one = msgspec.structs.replace(table, experts=msgspec.structs.replace(table.experts, router_rows=rows))
+    logits = F.linear(x.double(), weight.double(), bias.double()).float()
+    want_ids, want = route(logits, routing, correction)
+    counts = torch.zeros(n, dtype=torch.int32, device=device)
+    counting = Counting(counts, torch.tensor([rows], dtype=torch.int32, device=device))
+    for _ in range(3):
+        with using(one):
+            ids, weights = kernels.router(x, weight, routing, bias, correction, held=(1, n), counting=counting)
+        assert torch.equal(ids, own_ids(want_ids, 1, n))
+        torch.testing.assert_close(weights, want, rtol=1e-4, atol=1e-5)
+    assert int(counts.sum()) == 3 * rows * routing.top_k
+
+
+@pytest.mark.interpret
+@BY_NAME
+def test_a_choice_in_one_launch_in_the_interpreter(name):
+    in_one_launch(name, 2, torch.float16, "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 3, 8])
+@BY_NAME
+def test_a_choice_in_one_launch(name, rows):
+    in_one_launch(name, rows, torch.bfloat16, "cuda")
 
 
 @pytest.mark.interpret

@@ -5,6 +5,7 @@ mbarriers count arrivals and bytes, TMA copies boxes at once and fills with zero
 are begun. Shared memory is NaN at first. What is slower, races within a warpgroup, or is the machine's alone is not seen.
 """
 
+import itertools
 import sys
 import threading
 import types
@@ -21,6 +22,9 @@ class Tensor(torch.Tensor):
     @property
     def type(self):
         return types.SimpleNamespace(layout=None)
+
+    def to(self, dtype, bitcast=False):
+        return self.view(dtype) if bitcast else super().to(getattr(dtype, "torch", dtype))
 
 
 def tensor(value):
@@ -44,12 +48,22 @@ class Pointer:
         self.dtype = DType(memory.dtype)
 
     @classmethod
-    def to(cls, x):
+    def of(cls, x):
         size = x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()
         return cls(x.as_strided((size,), (1,)))
 
+    def to(self, dtype):
+        return Pointer(self.memory.view(dtype), self.offset)
+
     def __add__(self, offset):
         return Pointer(self.memory, self.offset + offset)
+
+
+class Program(int):
+    """The number of a program."""
+
+    def to(self, dtype):
+        return tensor(int(self))
 
 
 class Barrier:
@@ -91,6 +105,9 @@ class Buffer:
 
     def store(self, value):
         self.memory.copy_(value)
+
+    def _reinterpret(self, dtype, shape, layout):
+        return Buffer(self.memory.view(dtype).view(shape))
 
 
 class Barriers:
@@ -137,8 +154,9 @@ class Emulator:
     def __getitem__(self, grid):
         self._num_programs = grid[0]
 
-        def launch(*args, num_warps, maxnreg, **constants):
-            self._run([(self._kernel, tuple(map(argument, args)), constants, i) for i in range(grid[0])])
+        def launch(*args, num_warps, maxnreg=None, launch_pdl=False, **constants):
+            programs = itertools.product(*map(range, grid))
+            self._run([(self._kernel, tuple(map(argument, args)), constants, tuple(map(Program, i))) for i in programs])
 
         return launch
 
@@ -173,7 +191,7 @@ class Emulator:
                 elif type(value).__name__ == "constexpr":
                     names[name] = value.value
             own = {"gl": self.gl, "tl": self.tl, "mbarrier": self.mbarrier, "_copy": copy, "fence_async_shared": lambda: None}
-            names.update(own, warpgroup_mma=product, warpgroup_mma_wait=waited, **self._replaced)
+            names.update(own, warpgroup_mma=product, mma_v2=product, warpgroup_mma_wait=waited, **self._replaced)
         return self._functions[jitted]
 
     def _language(self):
@@ -196,12 +214,14 @@ class Emulator:
         return types.SimpleNamespace(
             **nothing, **vars(OPERATIONS), atomic_add=atomic_add, warp_specialize=warp_specialize,
             allocate_shared_memory=allocate_shared_memory,
-            program_id=lambda axis: self._local.program, num_programs=lambda axis: self._num_programs,
+            program_id=lambda axis: self._local.program[axis], num_programs=lambda axis: self._num_programs,
         )  # fmt: skip
 
     def _triton_language(self):
-        names = {"exp": lambda x: torch.exp(tensor(x)), "exp2": lambda x: torch.exp2(tensor(x)), "float32": torch.float32}
-        return types.SimpleNamespace(**names, debug_barrier=lambda: None)
+        return types.SimpleNamespace(
+            exp=lambda x: torch.exp(tensor(x)), exp2=lambda x: torch.exp2(tensor(x)), debug_barrier=lambda: None,
+            inline_asm_elementwise=assembly, int32=torch.int32, float32=torch.float32,
+        )  # fmt: skip
 
     def _barriers(self):
         def init(cell, count):
@@ -218,7 +238,7 @@ class Emulator:
 
 def argument(given):
     if isinstance(given, torch.Tensor):
-        return Pointer.to(given)
+        return Pointer.of(given)
     return Descriptor(given) if hasattr(given, "block_shape") else given
 
 
@@ -232,8 +252,20 @@ def waited(pending, deps):
     return deps[0] if len(deps) == 1 else tuple(deps)
 
 
-def load(pointer, mask=None, other=0, cache_modifier=""):
+def assembly(text, constraints, args, **options):
+    """The instructions that kernels have."""
+    if "bf16x2" not in text:
+        return 1 / args[0]
+    a, b = (torch.as_tensor(x).expand(torch.broadcast_shapes(*(x.shape for x in args))).contiguous() for x in args)
+    a, b = (torch.Tensor.view(x.unsqueeze(-1), torch.bfloat16) for x in (a, b))
+    found = a - b if text.startswith("sub") else a * b
+    return tensor(torch.Tensor.view(found, torch.int32).squeeze(-1))
+
+
+def load(pointer, mask=None, other=0, cache_modifier="", eviction_policy=""):
     offset = torch.as_tensor(pointer.offset).long()
+    if pointer.memory.dtype == torch.float8_e4m3fn:  # torch knows few operations on these
+        return load(pointer.to(torch.int8), mask).view(torch.float8_e4m3fn)
     if mask is None:
         return tensor(pointer.memory[offset])
     return tensor(torch.where(mask, pointer.memory[torch.where(mask, offset, 0)], other))
@@ -247,8 +279,14 @@ def store(pointer, value, mask=None):
 
 
 OPERATIONS = types.SimpleNamespace(
-    int16=torch.int16, int32=torch.int32, int64=torch.int64, float32=torch.float32, bfloat16=torch.bfloat16,
-    load=load, store=store,
+    int8=torch.int8, int16=torch.int16, float16=torch.float16, int32=torch.int32, int64=torch.int64, float32=torch.float32,
+    bfloat16=torch.bfloat16,
+    pointer_type=lambda dtype: dtype, load=load, store=store,
+    to_tensor=tensor,
+    join=lambda a, b: tensor(torch.stack((a, b), -1)),
+    split=lambda x: (x[..., 0], x[..., 1]),
+    exp=torch.exp,
+    reduce=lambda x, axis, combine: x.sum(axis),
     arange=lambda start, end, layout=None: tensor(torch.arange(start, end)),
     zeros=lambda shape, dtype, layout=None: tensor(torch.zeros(shape, dtype=dtype)),
     full=lambda shape, value, dtype, layout=None: tensor(torch.full(shape, value, dtype=dtype)),
@@ -260,8 +298,5 @@ OPERATIONS = types.SimpleNamespace(
     cdiv=lambda a, b: -(-a // b),
     static_range=range,
     convert_layout=lambda x, layout, assert_trivial=False: x,
-    join=lambda a, b: tensor(torch.stack((a, b), -1)),
-    split=lambda x: x.unbind(-1),
-    exp=lambda x: x.exp(),
-    inline_asm_elementwise=lambda text, constraints, args, **options: 1 / args[0],
+    inline_asm_elementwise=assembly,
 )  # fmt: skip

@@ -210,8 +210,7 @@ def route(
     """
     if x.is_cuda:
         kernels, mode = _kernels().routing, _launch_mode(x)
-        logits = kernels.router_logits(x, weight, pdl=mode)
-        return kernels.route(logits, routing, bias, correction, held=held, counting=counting, pdl=mode)  # type: ignore[no-any-return]
+        return kernels.router(x, weight, routing, bias, correction, held=held, counting=counting, pdl=mode)  # type: ignore[no-any-return]
     ids, weights = routing_reference.route(F.linear(x.float(), weight, bias), routing, correction)
     if counting is not None:
         routing_reference.count(ids, counting)
