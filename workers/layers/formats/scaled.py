@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from quire.kernels.linear import quantize, scaled_fused
+from quire.kernels.linear.fp8 import wide_rows
 from quire.kernels.linear.scaled import BLOCK, Scaled
 from quire.kernels.triton_support.dependent_launch import mode_for, mode_for_parts
 from quire.workers.layers.formats.format import Partition
@@ -136,7 +137,9 @@ class ScaledFormat(Quantized[Weight]):
 
     def fuses_silu(self, rows: int) -> bool:
         """Not of few rows: a product gates itself, and 8 bits of that take less time. Of one, where a kernel does all of it."""
-        return rows > MAX_GATED_ROWS or (len(self.weights) == 1 and self._fuses(rows, self.weights[0][0]))
+        return rows > max(MAX_GATED_ROWS, wide_rows(self.weights[0][0].scaled)) or (
+            len(self.weights) == 1 and self._fuses(rows, self.weights[0][0])
+        )
 
     def behind_silu(self, gate_up: torch.Tensor) -> torch.Tensor:
         if len(self.weights) > 1:
