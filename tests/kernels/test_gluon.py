@@ -76,7 +76,7 @@ SCALED_WIDE = """
 from quire.kernels.linear import scaled_wide as kernel
 from quire.kernels.linear.scaled import Scaled
 E4M3 = torch.float8_e4m3fn
-for rows, dtype, gated, parts, blocks in ((256, E4M3, True, False, 1), (100, E4M3, False, True, 1), (256, E4M3, True, False, 32),
+for rows, dtype, gated, parts, blocks in ((256, E4M3, True, False, 1), (100, E4M3, False, True, 1), (256, E4M3, True, 0, 32),
                                           (256, torch.int8, False, True, 1)):
     config = kernel.choose(rows, 4096, 4096, 132, is_gated=gated, in_parts=parts, by_block=blocks > 1)
     sums = torch.int32 if dtype == torch.int8 else torch.float32
