@@ -41,6 +41,7 @@ PRODUCER_REGISTERS = gl.constexpr(24)
 SM_BYTES, L2_BYTES, MEMORY_BYTES, PRODUCT, AROUND = 60.0, 44.0, 16.0, 290, 4000
 
 _copy = tma.copy
+_copy_tile = tma.copy_tile
 _gated = gluon.jit(activation.gated.fn)
 _wait_for_previous = gluon.jit(dependent_launch.wait_for_previous.fn)
 
@@ -64,16 +65,10 @@ def _load_weights(
     w_desc, buffer, full, stage, tile, k, N, BYTES: gl.constexpr, ROWS: gl.constexpr, PIECES: gl.constexpr, GATED: gl.constexpr
 ):  # fmt: skip
     """Start the copy of a tile of W; a piece is ROWS of its rows, or half as many of the gate's with up's below."""
-    HALF: gl.constexpr = ROWS // 2
     mbarrier.expect(full.index(stage), BYTES)
     for j in gl.static_range(PIECES):
-        piece = tile * PIECES + j
         at = buffer.index(stage * PIECES + j)
-        if GATED:
-            _copy(w_desc, [piece * HALF, k], full.index(stage), at.slice(0, HALF))
-            _copy(w_desc, [N + piece * HALF, k], full.index(stage), at.slice(HALF, HALF))
-        else:
-            _copy(w_desc, [piece * ROWS, k], full.index(stage), at)
+        _copy_tile(w_desc, at, full.index(stage), tile * PIECES + j, k, N, ROWS, GATED)
 
 
 @gluon.jit
