@@ -11,7 +11,7 @@ copy = tma.async_copy_global_to_shared
 
 @gluon.jit
 def copy_tile(w_desc, buffer, ready, tile, k, N, ROWS: gl.constexpr, GATED: gl.constexpr):
-    """Start the copy of a tile of W [N, K] from column k on: ROWS of its rows, or half as many of the gate's with up's below."""
+    """Start the copy of a tile of W from column k on: ROWS of its rows, or half as many of the gate's with up's below."""
     HALF: gl.constexpr = ROWS // 2
     if GATED:
         copy(w_desc, [tile * HALF, k], ready, buffer.slice(0, HALF))
