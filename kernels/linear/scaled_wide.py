@@ -30,7 +30,8 @@ STRIPE = gl.constexpr(64)  # rows of x of a wgmma
 BLOCK_K = gl.constexpr(BLOCK)
 PIECE = 128  # rows of W of a wgmma, at most
 SHARED_BYTES = 224 * 1024  # of an SM, for rings
-SMALL_TILES, LARGE_TILES = ((128, 64), (128, 128), (256, 64)), ((128, 256), (256, 128))  # rows of x, of W
+FEW_TILES = ((64, 128), (64, 256))  # rows of x, of W
+SMALL_TILES, LARGE_TILES = ((128, 64), (128, 128), (256, 64)), ((128, 256), (256, 128))
 MAX_REGISTERS = 65536 // (3 * 128) // 8 * 8  # a thread, before they are shared out: three warpgroups fill an SM
 MAX_STAGES = 8
 MIN_STEPS = 4  # of a part of K
@@ -47,8 +48,8 @@ _wait_for_previous = gluon.jit(dependent_launch.wait_for_previous.fn)
 
 
 class Config(NamedTuple):
-    block_m: int  # rows of x of a tile, 128 or 256
-    block_n: int  # rows of W of a tile: 64, 128, or, of 128 rows of x, 256
+    block_m: int  # rows of x of a tile: 64, 128 or 256
+    block_n: int  # rows of W of a tile, 64 to 256; block_m * block_n is 64 x 128 to 128 x 256: sums are registers
     stages: int
     programs: int  # at most
     parts: int = 1  # stretches of K
@@ -113,27 +114,27 @@ def _halves(values, HALF: gl.constexpr):
 
 
 @gluon.jit
-def _lines(row_tile, i, WARPGROUP: gl.constexpr, STRIPES: gl.constexpr, layout: gl.constexpr):
-    """Rows of x of a warpgroup's stripe."""
-    return (row_tile * (2 * STRIPES) + 2 * i + WARPGROUP) * STRIPE + gl.arange(0, STRIPE, layout=gl.SliceLayout(1, layout))
+def _lines(row_tile, stripe, X_STRIPES: gl.constexpr, layout: gl.constexpr):
+    """Rows of x of a tile's stripe."""
+    return (row_tile * X_STRIPES + stripe) * STRIPE + gl.arange(0, STRIPE, layout=gl.SliceLayout(1, layout))
 
 
 @gluon.jit
 def _scales_of_block(
-    x_scales, w_scales, row_tile, tile, block, M, N, WARPGROUP: gl.constexpr, LIMIT: gl.constexpr, STRIPES: gl.constexpr,
+    x_scales, w_scales, row_tile, tile, block, M, N, WARPGROUP: gl.constexpr, LIMIT: gl.constexpr, X_STRIPES: gl.constexpr,
     PIECES: gl.constexpr, WIDTH: gl.constexpr, GATED: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
-    """Of a block of K, tuples: x's [STRIPE] for each stripe; a number of the gate's square, and of up's, for each piece."""
+    """Of a block of K and a warpgroup, tuples: x's [STRIPE] for each stripe; the gate's square's, and up's, for each piece."""
     xs_ptr, X_BLOCKS = x_scales
     ws_ptr, W_BLOCKS = w_scales
     xs = ()
     ws = ()
-    for i in gl.static_range(STRIPES):
-        lines = _lines(row_tile, i, WARPGROUP, STRIPES, layout)
+    for i in gl.static_range(max(X_STRIPES // 2, 1)):
+        lines = _lines(row_tile, 2 * i + WARPGROUP if X_STRIPES > 1 else 0, X_STRIPES, layout)
         at = xs_ptr + lines * X_BLOCKS + (block if X_BLOCKS > 1 else 0)
         xs = xs + (gl.load(at, (lines < M) & (block < LIMIT), other=0.0),)  # type: ignore[assignment]
-    for j in gl.static_range(PIECES):
-        column = (tile * PIECES + j) * WIDTH
+    for j in gl.static_range(PIECES if X_STRIPES > 1 else PIECES // 2):
+        column = (tile * PIECES + (j if X_STRIPES > 1 else 2 * j + WARPGROUP)) * WIDTH
         is_there = (column < N) & (block < LIMIT)
         first = gl.load(ws_ptr + column // BLOCK_K * W_BLOCKS + block, is_there, other=0.0)
         second = gl.load(ws_ptr + (N + column) // BLOCK_K * W_BLOCKS + block, is_there, other=0.0) if GATED else first
@@ -189,15 +190,16 @@ def _store(
 @gluon.jit
 def _consume(
     shared, x_scales, w_scales, output, M, N, row_tiles, tiles, items, WARPGROUP: gl.constexpr, K_BLOCKS: gl.constexpr,
-    K_STEPS: gl.constexpr, STRIPES: gl.constexpr, ROWS: gl.constexpr, PIECES: gl.constexpr, STAGES: gl.constexpr,
+    K_STEPS: gl.constexpr, X_STRIPES: gl.constexpr, ROWS: gl.constexpr, PIECES: gl.constexpr, STAGES: gl.constexpr,
     PARTS: gl.constexpr, SQUARES: gl.constexpr, BIAS: gl.constexpr, GATED: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Warpgroup 0 or 1: the even or the odd stripes of each tile's rows of x."""
+    """Warpgroup 0 or 1: the even or the odd stripes of each tile's rows of x; of one stripe the even or the odd pieces of W."""
     x_buffer, w_buffer, full, empty = shared
     WIDTH: gl.constexpr = ROWS // 2 if GATED else ROWS
     INT: gl.constexpr = x_buffer.dtype == gl.int8
     DEEP: gl.constexpr = INT and not SQUARES
-    COUNT: gl.constexpr = STRIPES * PIECES
+    STRIPES: gl.constexpr = max(X_STRIPES // 2, 1)  # of this warpgroup
+    COUNT: gl.constexpr = X_STRIPES * PIECES // 2
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 32])
     _wait_for_previous(PDL)  # for x's scales
     sums = gl.zeros([STRIPE, ROWS], gl.int32 if INT else gl.float32, layout)  # of a block, which begin with nothing anyway
@@ -210,15 +212,17 @@ def _consume(
         for k_step in range(K_STEPS):
             if SQUARES:  # asked for before the barrier, behind which the compiler would leave it until it is needed
                 xs, ws = _scales_of_block(
-                    x_scales, w_scales, row_tile, tile, part * K_STEPS + k_step, M, N, WARPGROUP, K_BLOCKS, STRIPES, PIECES,
+                    x_scales, w_scales, row_tile, tile, part * K_STEPS + k_step, M, N, WARPGROUP, K_BLOCKS, X_STRIPES, PIECES,
                     WIDTH, GATED, layout,
                 )  # fmt: skip
             stage = step % STAGES
             mbarrier.wait(full.index(stage), step // STAGES & 1)
             added = ()  # type: tuple[gl.tensor, ...]
             for c in gl.static_range(COUNT):
-                x = x_buffer.index(stage * (2 * STRIPES) + c % STRIPES * 2 + WARPGROUP)
-                w = w_buffer.index(stage * PIECES + c // STRIPES).permute((1, 0))
+                stripe = c % STRIPES * 2 + WARPGROUP if X_STRIPES > 1 else 0
+                piece = c // STRIPES if X_STRIPES > 1 else c * 2 + WARPGROUP
+                x = x_buffer.index(stage * X_STRIPES + stripe)
+                w = w_buffer.index(stage * PIECES + piece).permute((1, 0))
                 if DEEP:
                     added = added + (warpgroup_mma(x, w, accs[c], is_async=True),)
                 else:
@@ -240,8 +244,8 @@ def _consume(
             accs = added
             step += 1
         for c in gl.static_range(COUNT):
-            lines = _lines(row_tile, c % STRIPES, WARPGROUP, STRIPES, layout)
-            piece = tile * PIECES + c // STRIPES
+            lines = _lines(row_tile, c % STRIPES * 2 + WARPGROUP if X_STRIPES > 1 else 0, X_STRIPES, layout)
+            piece = tile * PIECES + (c // STRIPES if X_STRIPES > 1 else c * 2 + WARPGROUP)
             _store(accs[c], x_scales, w_scales, output, lines, piece, part, M, N, ROWS, PARTS, SQUARES, BIAS, GATED, layout)
 
 
@@ -254,7 +258,6 @@ def _kernel(
 ):  # fmt: skip
     """Program p: items p, p + programs, ... of row tiles x tiles of W x parts of K, which are K_STEPS blocks long."""
     X_STRIPES: gl.constexpr = BLOCK_M // STRIPE
-    STRIPES: gl.constexpr = X_STRIPES // 2
     SQUARES: gl.constexpr = W_BLOCKS > 1
     x_buffer = gl.allocate_shared_memory(x_desc.dtype, [STAGES * X_STRIPES, STRIPE, BLOCK_K], x_desc.layout)
     w_buffer = gl.allocate_shared_memory(w_desc.dtype, [STAGES * PIECES, ROWS, BLOCK_K], w_desc.layout)
@@ -274,14 +277,14 @@ def _kernel(
             (
                 _consume,
                 (
-                    shared, x_scales, w_scales, output, M, N, row_tiles, tiles, items, 0, K_BLOCKS, K_STEPS, STRIPES, ROWS,
+                    shared, x_scales, w_scales, output, M, N, row_tiles, tiles, items, 0, K_BLOCKS, K_STEPS, X_STRIPES, ROWS,
                     PIECES, STAGES, PARTS, SQUARES, BIAS, GATED, PDL,
                 ),
             ),
             (
                 _consume,
                 (
-                    shared, x_scales, w_scales, output, M, N, row_tiles, tiles, items, 1, K_BLOCKS, K_STEPS, STRIPES, ROWS,
+                    shared, x_scales, w_scales, output, M, N, row_tiles, tiles, items, 1, K_BLOCKS, K_STEPS, X_STRIPES, ROWS,
                     PIECES, STAGES, PARTS, SQUARES, BIAS, GATED, PDL,
                 ),
             ),
@@ -298,14 +301,19 @@ def _kernel(
     )  # fmt: skip
 
 
+def piece_of(config: Config) -> int:
+    """Rows of W of a wgmma."""
+    return min(config.block_n if config.block_m > STRIPE.value else config.block_n // 2, PIECE)
+
+
 def stage_bytes(block_m: int, block_n: int) -> int:
     """Of a stage of the ring."""
     return (block_m + block_n) * BLOCK
 
 
 def bucket(rows: int) -> int:
-    """Numbers of rows that get one configuration: up to each multiple of 128."""
-    return triton.cdiv(rows, 128) * 128
+    """Numbers of rows that get one configuration: up to 64, and to each multiple of 128."""
+    return 64 if rows <= 64 else triton.cdiv(rows, 128) * 128
 
 
 def choose(
@@ -328,7 +336,7 @@ def configs(rows: int, k: int, sms: int, *, in_parts: bool, by_block: bool = Fal
     product before it has added the last one.
     """
     found = []
-    shapes = SMALL_TILES if by_block else SMALL_TILES + LARGE_TILES
+    shapes = FEW_TILES if rows <= STRIPE.value else SMALL_TILES if by_block else SMALL_TILES + LARGE_TILES
     for (block_m, block_n), parts in itertools.product(shapes, (1, 2, 4, 8) if in_parts else (1,)):
         if block_m < 2 * rows and (parts == 1 or k >= parts * MIN_STEPS * BLOCK):
             stages = min(SHARED_BYTES // stage_bytes(block_m, block_n), MAX_STAGES)
@@ -372,7 +380,7 @@ def launch(
         raise ValueError(f"scaled_wide: {config.parts} parts in {out.shape} of {out.dtype} are not for this kernel")
     if out.dtype == torch.int32 and not (in_parts and bias is None and is_exact(x, weight) and rows <= n):
         raise ValueError("scaled_wide: bare sums are of int8 with a scale a token and a row, without bias")
-    blocks, piece = weight.scales.shape[1], min(config.block_n, PIECE)
+    blocks, piece = weight.scales.shape[1], piece_of(config)
     width = piece // 2 if is_gated else piece
     if weight.rows != (BLOCK if blocks > 1 else 1) or (blocks > 1 and is_gated and n % width):
         raise ValueError(f"scaled_wide: scales {weight.scales.shape} of {weight.rows} rows are not for this kernel")

@@ -23,6 +23,7 @@ LAYERS = [
     (3072, 1024, True),
     (1024, 3072, False),
 ]
+FEW = [(64, 128), (64, 256)]
 SMALL, LARGE = [(128, 64), (128, 128), (256, 64)], [(128, 256), (256, 128)]
 
 
@@ -33,7 +34,7 @@ def wide(monkeypatch):
     return scaled_wide
 
 
-@pytest.mark.parametrize("rows", [65, 128, 129, 300, 512])
+@pytest.mark.parametrize("rows", [33, 64, 65, 128, 129, 300, 512])
 def test_tiles_fit_into_an_sm(rows, wide):
     for (n, k, gated), in_parts, by_block in ((layer, p, b) for layer in LAYERS for p in (False, True) for b in (False, True)):
         how = {"is_gated": gated, "in_parts": in_parts and not gated, "by_block": by_block}
@@ -116,7 +117,7 @@ def tiled(kernel, tile, parts=1, programs=132):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("tile", SMALL + LARGE, ids=str)
+@pytest.mark.parametrize("tile", FEW + SMALL + LARGE, ids=str)
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize(("scaling", "dtype"), [("row", KINDS[0]), ("block", KINDS[0]), ("row", KINDS[1]), ("block", KINDS[1])])
 def test_gpu_tiles(scaling, dtype, gated, tile, on_hopper):
@@ -135,7 +136,7 @@ def test_gpu_tiles(scaling, dtype, gated, tile, on_hopper):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("tile", SMALL + LARGE, ids=str)
+@pytest.mark.parametrize("tile", FEW + SMALL + LARGE, ids=str)
 @pytest.mark.parametrize("scaling", SCALINGS)
 @pytest.mark.parametrize("dtype", KINDS, ids=str)
 def test_gpu_parts(dtype, scaling, tile, on_hopper):
@@ -150,7 +151,7 @@ def test_gpu_parts(dtype, scaling, tile, on_hopper):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("tile", SMALL + LARGE, ids=str)
+@pytest.mark.parametrize("tile", FEW + SMALL + LARGE, ids=str)
 def test_gpu_long_sums_of_positive_numbers_keep_their_bits(tile, on_hopper):
     k = 14336
     x = Scaled((torch.rand(130, k, device="cuda") * 448).to(KINDS[0]), torch.ones(130, 1, device="cuda"))
@@ -162,7 +163,7 @@ def test_gpu_long_sums_of_positive_numbers_keep_their_bits(tile, on_hopper):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("tile", SMALL + LARGE, ids=str)
+@pytest.mark.parametrize("tile", FEW + SMALL + LARGE, ids=str)
 def test_gpu_int8_is_the_reference_to_the_bit(tile, on_hopper):
     x, weight = operands(200, 640, 4096, "row", torch.int8, "cuda")
     out = torch.empty(200, 640, device="cuda", dtype=torch.bfloat16)
