@@ -87,24 +87,24 @@ def _produce(
     x_desc, w_desc = descs
     x_buffer, w_buffer, full, empty = shared
     BYTES: gl.constexpr = (X_STRIPES * STRIPE + PIECES * ROWS) * BLOCK_K
+    EARLY: gl.constexpr = STAGES if STAGES < K_STEPS else K_STEPS  # stages of the first tile, whose weights need not wait
     program = gl.program_id(0)
-    programs = gl.num_programs(0)
-    steps = gl.cdiv(items - program, programs) * K_STEPS
-    for step in range(gl.minimum(steps, STAGES)):
-        _, tile, part = _place(program + step // K_STEPS * programs, row_tiles, tiles)
-        k = (part * K_STEPS + step % K_STEPS) * BLOCK_K
+    _, tile, part = _place(program, row_tiles, tiles)
+    for step in range(EARLY):
+        k = (part * K_STEPS + step) * BLOCK_K
         _load_weights(w_desc, w_buffer, full, step, tile, k, N, BYTES, ROWS, PIECES, GATED)
     _wait_for_previous(PDL)
-    for step in range(gl.minimum(steps, STAGES)):
-        row_tile, _, part = _place(program + step // K_STEPS * programs, row_tiles, tiles)
-        _load_x(x_desc, x_buffer, full, step, row_tile, (part * K_STEPS + step % K_STEPS) * BLOCK_K, X_STRIPES)
-    for step in range(STAGES, steps):
-        row_tile, tile, part = _place(program + step // K_STEPS * programs, row_tiles, tiles)
-        k = (part * K_STEPS + step % K_STEPS) * BLOCK_K
-        stage = step % STAGES
-        mbarrier.wait(empty.index(stage), (step // STAGES & 1) ^ 1)
-        _load_weights(w_desc, w_buffer, full, stage, tile, k, N, BYTES, ROWS, PIECES, GATED)
-        _load_x(x_desc, x_buffer, full, stage, row_tile, k, X_STRIPES)
+    step = 0
+    for item in range(program, items, gl.num_programs(0)):
+        row_tile, tile, part = _place(item, row_tiles, tiles)  # once a tile: a division takes as long as a block's product
+        for k_step in range(K_STEPS):
+            k = (part * K_STEPS + k_step) * BLOCK_K
+            stage = step % STAGES
+            mbarrier.wait(empty.index(stage), (step // STAGES & 1) ^ 1)
+            if step >= EARLY:
+                _load_weights(w_desc, w_buffer, full, stage, tile, k, N, BYTES, ROWS, PIECES, GATED)
+            _load_x(x_desc, x_buffer, full, stage, row_tile, k, X_STRIPES)
+            step += 1
 
 
 @gluon.jit
