@@ -97,7 +97,7 @@ def in_parts(x: Scaled, weight: Scaled, bias: torch.Tensor | None, *, pdl: int) 
     from quire.kernels.linear import scaled_hopper, scaled_wide
 
     kernel: Any = scaled_wide if is_wide else scaled_hopper
-    more = {"by_block": weight.scales.shape[1] > 1} if is_wide else {}
+    more = {"by_block": weight.scales.shape[1] > 1, "exact": exact} if is_wide else {}
     config = kernel.choose(rows, n, k, hopper.num_sms(x.data.device), in_parts=True, **more)
     if config.parts == 1:
         return None
@@ -156,8 +156,8 @@ def launch_few(
     elif widens(x, weight, is_gated=is_gated):
         from quire.kernels.linear import scaled_wide
 
-        sms, by_block = hopper.num_sms(x.data.device), weight.scales.shape[1] > 1
-        wide = scaled_wide.choose(rows, n, k, sms, is_gated=is_gated, by_block=by_block)
+        how = {"is_gated": is_gated, "by_block": weight.scales.shape[1] > 1, "exact": scaled.is_exact(x, weight)}
+        wide = scaled_wide.choose(rows, n, k, hopper.num_sms(x.data.device), **how)
         scaled_wide.launch(x, weight, bias, out, wide, is_gated=is_gated, pdl=late())
     elif rows:
         portable = scaled.choose(rows, n, is_gated=is_gated, shared_bytes=hopper.shared_bytes(x.data.device))

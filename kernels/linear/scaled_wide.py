@@ -1,14 +1,7 @@
-"""Products of scaled 8-bit operands of many rows for Hopper (Gluon): 65 to 512, where cuBLAS's tiles do not fill the GPU.
+"""Products of scaled 8-bit operands of many rows for Hopper: 65 to 512, where cuBLAS's tiles do not fill the GPU.
 
 Operands, scales, results and parts as in `scaled_hopper`; scales of W are of rows, or of squares of 128 in which a tile's
-pieces lie (`fp8.widens`). Tiles and parts are chosen for the GPU's SMs (`choose`).
-
-A program is a producer warp, which has rows of x and of W copied by TMA into a ring of stages of 128 of K, and two warpgroups,
-each with every other stripe of 64 rows of x, and pieces of up to 128 rows of W, which both read. wgmma multiplies them from
-shared memory; a stage's product is summed by itself, waited for, and added to float32 (64 x 128 of it are 64 registers beside
-the tile's 128), while the other warpgroup's is under way. int8 without blocks of scales is summed in int32 over all of K.
-W's rows are the tensor core's columns: gate and up meet in a thread, and of blocks of scales there is one number to a piece.
-No register that an asynchronous wgmma reads is ever computed.
+pieces lie (`fp8.widens`). Tiles and parts are chosen for the GPU's SMs (`choose`); the kernel is `scaled_wide_kernel`'s.
 """
 
 import itertools
@@ -16,35 +9,23 @@ from typing import NamedTuple
 
 import torch
 import triton
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
 
-from quire.kernels.elementwise import activation
 from quire.kernels.linear.scaled import BLOCK, Scaled, check, is_exact
-from quire.kernels.triton_support import dependent_launch, tma
+from quire.kernels.linear.scaled_wide_kernel import STRIPE, kernel
+from quire.kernels.triton_support import tma
 from quire.kernels.triton_support.dependent_launch import LATE, PLAIN, launch_options
 from quire.kernels.tuning.current import cached
 
-STRIPE = gl.constexpr(64)  # rows of x of a wgmma
-BLOCK_K = gl.constexpr(BLOCK)
 PIECE = 128  # rows of W of a wgmma, at most
 SHARED_BYTES = 224 * 1024  # of an SM, for rings
 FEW_TILES = ((64, 128), (64, 256))  # rows of x, of W
-SMALL_TILES, LARGE_TILES = ((128, 64), (128, 128), (256, 64)), ((128, 256), (256, 128))
+SMALL_TILES, LARGE_TILES = ((128, 64), (128, 128)), ((128, 256), (256, 128))
 MAX_REGISTERS = 65536 // (3 * 128) // 8 * 8  # a thread, before they are shared out: three warpgroups fill an SM
 MAX_STAGES = 8
 MIN_STEPS = 4  # of a part of K
-CONSUMER_REGISTERS = gl.constexpr(240)
-PRODUCER_REGISTERS = gl.constexpr(24)
 # For choices alone, of H100 and H200 alike: bytes a clock of an SM's ring, of L2 and of memory for each of all SMs; clocks of
-# the tensor cores for 64 x 128 x 128, with what two warpgroups lose between them; of a tile's begin and end.
-SM_BYTES, L2_BYTES, MEMORY_BYTES, PRODUCT, AROUND = 60.0, 44.0, 16.0, 290, 4000
-
-_copy = tma.copy
-_copy_tile = tma.copy_tile
-_gated = gluon.jit(activation.gated.fn)
-_wait_for_previous = gluon.jit(dependent_launch.wait_for_previous.fn)
+# the tensor cores for 64 x 128 x 128, and where products have to wait for each other; of a tile's begin and end.
+SM_BYTES, L2_BYTES, MEMORY_BYTES, PRODUCT, ALONE, AROUND = 60.0, 50.0, 16.0, 280, 350, 4000
 
 
 class Config(NamedTuple):
@@ -55,255 +36,20 @@ class Config(NamedTuple):
     parts: int = 1  # stretches of K
 
 
-@gluon.jit
-def _place(item, row_tiles, tiles):
-    """(row tile, tile of W, part) of an item: neighbours have the same rows of W, of which memory is asked once."""
-    return item % row_tiles, item // row_tiles % tiles, item // row_tiles // tiles
-
-
-@gluon.jit
-def _load_weights(
-    w_desc, buffer, full, stage, tile, k, N, BYTES: gl.constexpr, ROWS: gl.constexpr, PIECES: gl.constexpr, GATED: gl.constexpr
-):  # fmt: skip
-    """Start the copy of a tile of W; a piece is ROWS of its rows, or half as many of the gate's with up's below."""
-    mbarrier.expect(full.index(stage), BYTES)
-    for j in gl.static_range(PIECES):
-        at = buffer.index(stage * PIECES + j)
-        _copy_tile(w_desc, at, full.index(stage), tile * PIECES + j, k, N, ROWS, GATED)
-
-
-@gluon.jit
-def _load_x(x_desc, buffer, full, stage, row_tile, k, X_STRIPES: gl.constexpr):
-    for i in gl.static_range(X_STRIPES):
-        _copy(x_desc, [(row_tile * X_STRIPES + i) * STRIPE, k], full.index(stage), buffer.index(stage * X_STRIPES + i))
-
-
-@gluon.jit
-def _produce(
-    descs, shared, N, row_tiles, tiles, items, K_STEPS: gl.constexpr, X_STRIPES: gl.constexpr, ROWS: gl.constexpr,
-    PIECES: gl.constexpr, STAGES: gl.constexpr, GATED: gl.constexpr, PDL: gl.constexpr,
-):  # fmt: skip
-    """One warp. `full` is passed when a stage's copies are there, `empty` when both warpgroups have read it."""
-    x_desc, w_desc = descs
-    x_buffer, w_buffer, full, empty = shared
-    BYTES: gl.constexpr = (X_STRIPES * STRIPE + PIECES * ROWS) * BLOCK_K
-    EARLY: gl.constexpr = STAGES if STAGES < K_STEPS else K_STEPS  # stages of the first tile, whose weights need not wait
-    program = gl.program_id(0)
-    _, tile, part = _place(program, row_tiles, tiles)
-    for step in range(EARLY):
-        k = (part * K_STEPS + step) * BLOCK_K
-        _load_weights(w_desc, w_buffer, full, step, tile, k, N, BYTES, ROWS, PIECES, GATED)
-    _wait_for_previous(PDL)
-    step = 0
-    for item in range(program, items, gl.num_programs(0)):
-        row_tile, tile, part = _place(item, row_tiles, tiles)  # once a tile: a division takes as long as a block's product
-        for k_step in range(K_STEPS):
-            k = (part * K_STEPS + k_step) * BLOCK_K
-            stage = step % STAGES
-            mbarrier.wait(empty.index(stage), (step // STAGES & 1) ^ 1)
-            if step >= EARLY:
-                _load_weights(w_desc, w_buffer, full, stage, tile, k, N, BYTES, ROWS, PIECES, GATED)
-            _load_x(x_desc, x_buffer, full, stage, row_tile, k, X_STRIPES)
-            step += 1
-
-
-@gluon.jit
-def _halves(values, HALF: gl.constexpr):
-    """Gate's columns and up's, which a thread has both of."""
-    return gl.split(values.reshape([STRIPE, 2, HALF]).permute((0, 2, 1)))
-
-
-@gluon.jit
-def _lines(row_tile, stripe, X_STRIPES: gl.constexpr, layout: gl.constexpr):
-    """Rows of x of a tile's stripe."""
-    return (row_tile * X_STRIPES + stripe) * STRIPE + gl.arange(0, STRIPE, layout=gl.SliceLayout(1, layout))
-
-
-@gluon.jit
-def _scales_of_block(
-    x_scales, w_scales, row_tile, tile, block, M, N, WARPGROUP: gl.constexpr, LIMIT: gl.constexpr, X_STRIPES: gl.constexpr,
-    PIECES: gl.constexpr, WIDTH: gl.constexpr, GATED: gl.constexpr, layout: gl.constexpr,
-):  # fmt: skip
-    """Of a block of K and a warpgroup, tuples: x's [STRIPE] for each stripe; the gate's square's, and up's, for each piece."""
-    xs_ptr, X_BLOCKS = x_scales
-    ws_ptr, W_BLOCKS = w_scales
-    xs = ()
-    ws = ()
-    for i in gl.static_range(max(X_STRIPES // 2, 1)):
-        lines = _lines(row_tile, 2 * i + WARPGROUP if X_STRIPES > 1 else 0, X_STRIPES, layout)
-        at = xs_ptr + lines * X_BLOCKS + (block if X_BLOCKS > 1 else 0)
-        xs = xs + (gl.load(at, (lines < M) & (block < LIMIT), other=0.0),)  # type: ignore[assignment]
-    for j in gl.static_range(PIECES if X_STRIPES > 1 else PIECES // 2):
-        column = (tile * PIECES + (j if X_STRIPES > 1 else 2 * j + WARPGROUP)) * WIDTH
-        is_there = (column < N) & (block < LIMIT)
-        first = gl.load(ws_ptr + column // BLOCK_K * W_BLOCKS + block, is_there, other=0.0)
-        second = gl.load(ws_ptr + (N + column) // BLOCK_K * W_BLOCKS + block, is_there, other=0.0) if GATED else first
-        ws = ws + ((first, second),)  # type: ignore[assignment]
-    return xs, ws
-
-
-@gluon.jit
-def _add_scaled(acc, sums, xs, ws, HALF: gl.constexpr, GATED: gl.constexpr, layout: gl.constexpr):
-    """acc [STRIPE, ROWS] with a block's sums by its scales."""
-    scale = (xs * ws[0])[:, None]
-    if GATED:
-        is_up = gl.arange(0, 2 * HALF, layout=gl.SliceLayout(0, layout)) >= HALF
-        scale = gl.where(is_up[None, :], (xs * ws[1])[:, None], scale)
-    return acc + sums.to(gl.float32) * scale
-
-
-@gluon.jit
-def _store(
-    acc, x_scales, w_scales, output, lines, piece, part, M, N, ROWS: gl.constexpr, PARTS: gl.constexpr, SQUARES: gl.constexpr,
-    BIAS: gl.constexpr, GATED: gl.constexpr, layout: gl.constexpr,
-):  # fmt: skip
-    """A stripe's results of a piece. Each thread stores what it holds."""
-    bias_ptr, out_ptr, out_stride, part_stride = output
-    WIDTH: gl.constexpr = ROWS // 2 if GATED else ROWS
-    BARE: gl.constexpr = out_ptr.dtype.element_ty == gl.int32  # sums, for a norm to add up and to scale
-    i = gl.arange(0, ROWS, layout=gl.SliceLayout(0, layout))
-    column = piece * WIDTH + i % WIDTH
-    rows = column + i // WIDTH * N
-    live = column < N
-    values = acc if BARE else acc.to(gl.float32)
-    if not SQUARES:
-        xs = gl.load(x_scales[0] + lines, lines < M, other=0.0)
-        ws = gl.load(w_scales[0] + rows, live, other=0.0)
-        if BARE:
-            scales_at = out_ptr + gl.to_tensor(PARTS).to(gl.int64) * part_stride
-            gl.store(scales_at + rows, ws.to(gl.int32, bitcast=True), live & (part == 0))
-            gl.store(scales_at + part_stride + lines, xs.to(gl.int32, bitcast=True), (lines < M) & (piece + part == 0))
-        else:
-            values = values * xs[:, None] * ws[None, :]
-    if BIAS:
-        values += gl.load(bias_ptr + rows, live & (part == 0), other=0.0).to(gl.float32)[None, :]
-    if GATED:
-        gate, up = _halves(values, WIDTH)
-        values = _gated(gate, up, out_ptr.dtype.element_ty)
-    out_layout: gl.constexpr = values.type.layout
-    lines = gl.convert_layout(lines, gl.SliceLayout(1, out_layout))
-    columns = piece * WIDTH + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, out_layout))
-    at = out_ptr + part.to(gl.int64) * part_stride + lines.to(gl.int64)[:, None] * out_stride + columns[None, :]
-    gl.store(at, values.to(out_ptr.dtype.element_ty), (lines < M)[:, None] & (columns < N)[None, :])
-
-
-@gluon.jit
-def _consume(
-    shared, x_scales, w_scales, output, M, N, row_tiles, tiles, items, WARPGROUP: gl.constexpr, K_BLOCKS: gl.constexpr,
-    K_STEPS: gl.constexpr, X_STRIPES: gl.constexpr, ROWS: gl.constexpr, PIECES: gl.constexpr, STAGES: gl.constexpr,
-    PARTS: gl.constexpr, SQUARES: gl.constexpr, BIAS: gl.constexpr, GATED: gl.constexpr, PDL: gl.constexpr,
-):  # fmt: skip
-    """Warpgroup 0 or 1: the even or the odd stripes of each tile's rows of x; of one stripe the even or the odd pieces of W."""
-    x_buffer, w_buffer, full, empty = shared
-    WIDTH: gl.constexpr = ROWS // 2 if GATED else ROWS
-    INT: gl.constexpr = x_buffer.dtype == gl.int8
-    DEEP: gl.constexpr = INT and not SQUARES
-    STRIPES: gl.constexpr = max(X_STRIPES // 2, 1)  # of this warpgroup
-    COUNT: gl.constexpr = X_STRIPES * PIECES // 2
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 32])
-    _wait_for_previous(PDL)  # for x's scales
-    sums = gl.zeros([STRIPE, ROWS], gl.int32 if INT else gl.float32, layout)  # of a block, which begin with nothing anyway
-    step = 0
-    for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        row_tile, tile, part = _place(item, row_tiles, tiles)
-        accs = ()
-        for _ in gl.static_range(COUNT):
-            accs = accs + (gl.zeros([STRIPE, ROWS], gl.int32 if DEEP else gl.float32, layout),)  # type: ignore[assignment]
-        for k_step in range(K_STEPS):
-            if SQUARES:  # asked for before the barrier, behind which the compiler would leave it until it is needed
-                xs, ws = _scales_of_block(
-                    x_scales, w_scales, row_tile, tile, part * K_STEPS + k_step, M, N, WARPGROUP, K_BLOCKS, X_STRIPES, PIECES,
-                    WIDTH, GATED, layout,
-                )  # fmt: skip
-            stage = step % STAGES
-            mbarrier.wait(full.index(stage), step // STAGES & 1)
-            added = ()  # type: tuple[gl.tensor, ...]
-            for c in gl.static_range(COUNT):
-                stripe = c % STRIPES * 2 + WARPGROUP if X_STRIPES > 1 else 0
-                piece = c // STRIPES if X_STRIPES > 1 else c * 2 + WARPGROUP
-                x = x_buffer.index(stage * X_STRIPES + stripe)
-                w = w_buffer.index(stage * PIECES + piece).permute((1, 0))
-                if DEEP:
-                    added = added + (warpgroup_mma(x, w, accs[c], is_async=True),)
-                else:
-                    sums = warpgroup_mma(x, w, sums, use_acc=False, is_async=True)
-                    sums = warpgroup_mma_wait(0, deps=[sums])
-                    if c == COUNT - 1:
-                        mbarrier.arrive(empty.index(stage), count=1)
-                    if SQUARES:
-                        acc = _add_scaled(accs[c], sums, xs[c % STRIPES], ws[c // STRIPES], ROWS // 2, GATED, layout)
-                    else:
-                        acc = accs[c] + sums.to(gl.float32)
-                    added = added + (acc,)
-            if DEEP:
-                if COUNT == 1:
-                    added = (warpgroup_mma_wait(0, deps=[added[0]]),)
-                else:
-                    added = warpgroup_mma_wait(0, deps=[added[0], added[1]])
-                mbarrier.arrive(empty.index(stage), count=1)
-            accs = added
-            step += 1
-        for c in gl.static_range(COUNT):
-            lines = _lines(row_tile, c % STRIPES * 2 + WARPGROUP if X_STRIPES > 1 else 0, X_STRIPES, layout)
-            piece = tile * PIECES + (c // STRIPES if X_STRIPES > 1 else c * 2 + WARPGROUP)
-            _store(accs[c], x_scales, w_scales, output, lines, piece, part, M, N, ROWS, PARTS, SQUARES, BIAS, GATED, layout)
-
-
-@gluon.jit(do_not_specialize=["M", "row_tiles", "items"])
-def _kernel(
-    x_desc, xs_ptr, w_desc, ws_ptr, bias_ptr, out_ptr, M, N, out_stride, part_stride, row_tiles, items,
-    K_BLOCKS: gl.constexpr, X_BLOCKS: gl.constexpr, W_BLOCKS: gl.constexpr, K_STEPS: gl.constexpr, BLOCK_M: gl.constexpr,
-    ROWS: gl.constexpr, PIECES: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, BIAS: gl.constexpr,
-    GATED: gl.constexpr, PDL: gl.constexpr,
-):  # fmt: skip
-    """Program p: items p, p + programs, ... of row tiles x tiles of W x parts of K, which are K_STEPS blocks long."""
-    X_STRIPES: gl.constexpr = BLOCK_M // STRIPE
-    SQUARES: gl.constexpr = W_BLOCKS > 1
-    x_buffer = gl.allocate_shared_memory(x_desc.dtype, [STAGES * X_STRIPES, STRIPE, BLOCK_K], x_desc.layout)
-    w_buffer = gl.allocate_shared_memory(w_desc.dtype, [STAGES * PIECES, ROWS, BLOCK_K], w_desc.layout)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES):
-        mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=2)
-    fence_async_shared()
-    tiles = gl.cdiv(N, PIECES * (ROWS // 2 if GATED else ROWS))
-    shared = (x_buffer, w_buffer, full, empty)
-    x_scales = (xs_ptr, X_BLOCKS)
-    w_scales = (ws_ptr, W_BLOCKS)
-    output = (bias_ptr, out_ptr, out_stride, part_stride)
-    gl.warp_specialize(
-        [
-            (
-                _consume,
-                (
-                    shared, x_scales, w_scales, output, M, N, row_tiles, tiles, items, 0, K_BLOCKS, K_STEPS, X_STRIPES, ROWS,
-                    PIECES, STAGES, PARTS, SQUARES, BIAS, GATED, PDL,
-                ),
-            ),
-            (
-                _consume,
-                (
-                    shared, x_scales, w_scales, output, M, N, row_tiles, tiles, items, 1, K_BLOCKS, K_STEPS, X_STRIPES, ROWS,
-                    PIECES, STAGES, PARTS, SQUARES, BIAS, GATED, PDL,
-                ),
-            ),
-            (
-                _produce,
-                (
-                    (x_desc, w_desc), shared, N, row_tiles, tiles, items, K_STEPS, X_STRIPES, ROWS, PIECES, STAGES, GATED,
-                    PDL,
-                ),
-            ),
-        ],
-        [4, 1],
-        [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
-    )  # fmt: skip
-
-
 def piece_of(config: Config) -> int:
     """Rows of W of a wgmma."""
     return min(config.block_n if config.block_m > STRIPE.value else config.block_n // 2, PIECE)
+
+
+def blocks_at_once(config: Config, exact: bool) -> int:
+    """Blocks of K of which one is added while the next is under way, where there are registers for both; 1 where not."""
+    return 4 if exact or config.block_m * config.block_n <= 128 * 128 else 1
+
+
+def k_steps(k: int, config: Config, exact: bool) -> int:
+    """Blocks of a part of K; beyond K are zeros."""
+    blocks = blocks_at_once(config, exact)
+    return triton.cdiv(k, BLOCK * config.parts * blocks) * blocks
 
 
 def stage_bytes(block_m: int, block_n: int) -> int:
@@ -317,23 +63,33 @@ def bucket(rows: int) -> int:
 
 
 def choose(
-    rows: int, n: int, k: int, sms: int, *, is_gated: bool = False, in_parts: bool = False, by_block: bool = False
+    rows: int,
+    n: int,
+    k: int,
+    sms: int,
+    *,
+    is_gated: bool = False,
+    in_parts: bool = False,
+    by_block: bool = False,
+    exact: bool = False,
 ) -> Config:
-    """The configuration for n output columns on so many SMs: that of least `cycles`."""
-    return _choose(bucket(rows), n, k, sms, is_gated, in_parts, by_block)
+    """The configuration for n output columns on so many SMs: that of least `cycles`.
+
+    by_block: W's scales are of blocks; exact: as `scaled.is_exact` says.
+    """
+    return _choose(bucket(rows), n, k, sms, is_gated, in_parts, by_block, exact)
 
 
 @cached
-def _choose(rows: int, n: int, k: int, sms: int, is_gated: bool, in_parts: bool, by_block: bool) -> Config:
+def _choose(rows: int, n: int, k: int, sms: int, is_gated: bool, in_parts: bool, by_block: bool, exact: bool) -> Config:
     found = configs(rows, k, sms, in_parts=in_parts, by_block=by_block)
-    return min(found, key=lambda config: cycles(config, rows, n, k, sms, is_gated=is_gated))
+    return min(found, key=lambda config: cycles(config, rows, n, k, sms, is_gated=is_gated, exact=exact))
 
 
 def configs(rows: int, k: int, sms: int, *, in_parts: bool, by_block: bool = False) -> list[Config]:
     """What there is to choose from; the ring is as deep as fits.
 
-    Of blocks of scales only tiles whose sums are half of the registers: of larger ones the compiler spills, for it begins a
-    product before it has added the last one.
+    Of blocks of scales only tiles whose sums are half of the registers: of larger ones the compiler spills.
     """
     found = []
     shapes = FEW_TILES if rows <= STRIPE.value else SMALL_TILES if by_block else SMALL_TILES + LARGE_TILES
@@ -344,17 +100,17 @@ def configs(rows: int, k: int, sms: int, *, in_parts: bool, by_block: bool = Fal
     return found
 
 
-def cycles(config: Config, rows: int, n: int, k: int, sms: int, *, is_gated: bool) -> float:
+def cycles(config: Config, rows: int, n: int, k: int, sms: int, *, is_gated: bool, exact: bool = False) -> float:
     """About how many clocks of the GPU a product takes: reckoned, from what a block of K needs of each unit."""
     block_m, block_n, _, programs, parts = config
     row_tiles, columns = triton.cdiv(rows, block_m), 2 * n if is_gated else n
     items = row_tiles * triton.cdiv(columns, block_n) * parts
     busy = min(items, programs)
-    product = block_m * block_n / (STRIPE.value * PIECE) * PRODUCT
+    product = block_m * block_n / (STRIPE.value * PIECE) * (PRODUCT if blocks_at_once(config, exact) > 1 else ALONE)
     copied = stage_bytes(block_m, block_n) * max(busy / sms / L2_BYTES, 1 / SM_BYTES)
     streamed = block_n * BLOCK * busy / min(row_tiles, programs) / sms / MEMORY_BYTES
     step = max(product, copied, streamed)
-    steps = triton.cdiv(k, BLOCK * parts)
+    steps = k_steps(k, config, exact)
     moved = 8 * parts * rows * n / sms / SM_BYTES if parts > 1 else 0.0  # float32, written and read
     stored = block_m * block_n / 16
     return triton.cdiv(items, programs) * (steps * step + stored) + AROUND + moved
@@ -384,14 +140,16 @@ def launch(
     width = piece // 2 if is_gated else piece
     if weight.rows != (BLOCK if blocks > 1 else 1) or (blocks > 1 and is_gated and n % width):
         raise ValueError(f"scaled_wide: scales {weight.scales.shape} of {weight.rows} rows are not for this kernel")
+    exact = is_exact(x, weight)
     mode = LATE if pdl else PLAIN  # EARLY is for small programs
     row_tiles = triton.cdiv(rows, config.block_m)
     items = row_tiles * triton.cdiv(n, config.block_n // piece * width) * config.parts
-    _kernel[(min(items, config.programs),)](
+    kernel[(min(items, config.programs),)](
         tma.lines(x.data, rows, k, x.data.stride(0), (STRIPE.value, BLOCK)), x.scales,
         tma.lines(weight.data, len(weight.data), k, weight.data.stride(0), (width, BLOCK)), weight.scales,
         weight.scales if bias is None else bias, out, rows, n, out.stride(-2), out.stride(0) if in_parts else 0,
-        row_tiles, items, triton.cdiv(k, BLOCK), x.scales.shape[1], blocks, triton.cdiv(k, BLOCK * config.parts),
+        row_tiles, items, triton.cdiv(k, BLOCK), x.scales.shape[1], blocks,
+        k_steps(k, config, exact), blocks_at_once(config, exact),
         config.block_m, piece, config.block_n // piece, config.stages, config.parts, bias is not None, is_gated, mode,
         num_warps=4, maxnreg=MAX_REGISTERS, **launch_options(mode),
     )  # fmt: skip
