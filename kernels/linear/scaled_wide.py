@@ -41,15 +41,16 @@ def piece_of(config: Config) -> int:
     return min(config.block_n if config.block_m > STRIPE.value else config.block_n // 2, PIECE)
 
 
-def blocks_at_once(config: Config, exact: bool) -> int:
-    """Blocks of K of which one is added while the next is under way, where there are registers for both; 1 where not."""
-    return 4 if exact or config.block_m * config.block_n <= 128 * 128 else 1
+def k_blocks(k: int, config: Config, exact: bool) -> tuple[int, int]:
+    """Blocks of a part of K, beyond which are zeros; and of how many one is added while the next is under way.
 
-
-def k_steps(k: int, config: Config, exact: bool) -> int:
-    """Blocks of a part of K; beyond K are zeros."""
-    blocks = blocks_at_once(config, exact)
-    return triton.cdiv(k, BLOCK * config.parts * blocks) * blocks
+    1: there are not the registers for two. More of float32 would be more registers, too.
+    """
+    blocks = triton.cdiv(k, BLOCK * config.parts)
+    if not exact and config.block_m * config.block_n > 128 * 128:
+        return blocks, 1
+    at_once = 8 if exact and blocks % 8 == 0 else 4
+    return triton.cdiv(blocks, at_once) * at_once, at_once
 
 
 def stage_bytes(block_m: int, block_n: int) -> int:
@@ -106,11 +107,11 @@ def cycles(config: Config, rows: int, n: int, k: int, sms: int, *, is_gated: boo
     row_tiles, columns = triton.cdiv(rows, block_m), 2 * n if is_gated else n
     items = row_tiles * triton.cdiv(columns, block_n) * parts
     busy = min(items, programs)
-    product = block_m * block_n / (STRIPE.value * PIECE) * (PRODUCT if blocks_at_once(config, exact) > 1 else ALONE)
+    steps, at_once = k_blocks(k, config, exact)
+    product = block_m * block_n / (STRIPE.value * PIECE) * (PRODUCT if at_once > 1 else ALONE)
     copied = stage_bytes(block_m, block_n) * max(busy / sms / L2_BYTES, 1 / SM_BYTES)
     streamed = block_n * BLOCK * busy / min(row_tiles, programs) / sms / MEMORY_BYTES
     step = max(product, copied, streamed)
-    steps = k_steps(k, config, exact)
     moved = 8 * parts * rows * n / sms / SM_BYTES if parts > 1 else 0.0  # float32, written and read
     stored = block_m * block_n / 16
     return triton.cdiv(items, programs) * (steps * step + stored) + AROUND + moved
@@ -140,7 +141,6 @@ def launch(
     width = piece // 2 if is_gated else piece
     if weight.rows != (BLOCK if blocks > 1 else 1) or (blocks > 1 and is_gated and n % width):
         raise ValueError(f"scaled_wide: scales {weight.scales.shape} of {weight.rows} rows are not for this kernel")
-    exact = is_exact(x, weight)
     mode = LATE if pdl else PLAIN  # EARLY is for small programs
     row_tiles = triton.cdiv(rows, config.block_m)
     items = row_tiles * triton.cdiv(n, config.block_n // piece * width) * config.parts
@@ -149,7 +149,7 @@ def launch(
         tma.lines(weight.data, len(weight.data), k, weight.data.stride(0), (width, BLOCK)), weight.scales,
         weight.scales if bias is None else bias, out, rows, n, out.stride(-2), out.stride(0) if in_parts else 0,
         row_tiles, items, triton.cdiv(k, BLOCK), x.scales.shape[1], blocks,
-        k_steps(k, config, exact), blocks_at_once(config, exact),
-        config.block_m, piece, config.block_n // piece, config.stages, config.parts, bias is not None, is_gated, mode,
+        *k_blocks(k, config, is_exact(x, weight)), config.block_m, piece, config.block_n // piece, config.stages, config.parts,
+        bias is not None, is_gated, mode,
         num_warps=4, maxnreg=MAX_REGISTERS, **launch_options(mode),
     )  # fmt: skip
