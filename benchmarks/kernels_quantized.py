@@ -217,6 +217,13 @@ def sweep_8(x: Scaled, weights: list[Scaled], n: int, is_gated: bool) -> list[tu
                 ring = scaled_hopper.Config(tile, blocks, stages, hopper.num_sms(x.data.device) * sharing)
                 launches[ring] = scaled_hopper.launch
 
+    elif hopper.available(x.data.device):
+        from quire.kernels.linear import scaled_wide
+
+        sms, by_block = hopper.num_sms(x.data.device), weights[0].scales.shape[1] > 1
+        wide = scaled_wide.configs(scaled_wide.bucket(rows), x.data.shape[1], sms, in_parts=False, by_block=by_block)
+        launches.update(dict.fromkeys(wide, scaled_wide.launch))
+
     def calls(config: Any) -> list[Call]:
         return [functools.partial(launches[config], x, w, None, out, config, is_gated=is_gated) for w in weights]
 

@@ -1,10 +1,10 @@
 """Experts with weights of 4 bits (`four_bits_weight`): which way a number of rows goes.
 
 The formula is `experts_reference`'s on the dequantized weights, which are rounded to x's type (mxfp4's are exact in bfloat16).
-One row and few: a product a pair of row and expert, on mma where it is known (`four_bits_row`), else on the plain cores
-(`four_bits_pairs`); more: tiles of one expert's rows on tensor cores (`four_bits_tiles`, on a Hopper `four_bits_wide`). Weights
-move as they are, once for a pair or a tile. float32 has one way and one configuration, so that a row's result is the same to the
-last bit in any batch.
+One row and few: a product a pair of row and expert, on mma where it is known (`four_bits_row`), else on plain cores
+(`four_bits_pairs`); more: tiles of one expert's rows on tensor cores (`four_bits_tiles`, on a Hopper `four_bits_wide`).
+Weights move as they are, once for a pair or a tile. float32 has one way and one configuration, so that a row's result is the
+same to the last bit in any batch.
 """
 
 import torch

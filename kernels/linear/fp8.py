@@ -1,12 +1,14 @@
 """Products of fp8 weights (e4m3) with fp8 activations: which kernel computes what, and prompts by cuBLAS.
 
-Operands, scales and results as in `scaled`. On a Hopper up to 64 rows, of a small W two: its own ring (`scaled_hopper`); one
-row: `scaled_row`; few rows elsewhere: the portable kernel; beyond what the tuning table says: torch._scaled_mm, which takes a
-scale a row of W and a token, or, on a Hopper with CUDA 12.9, squares of 128 and 1 x 128. Activations' scales are per token or
-block of it, never over the batch (`quantize`). Where cuBLAS does not take a shape, the portable kernel does.
+Operands, scales and results as in `scaled`. On a Hopper up to 64 rows, of a small W two: its own ring (`scaled_hopper`), and
+up to 512 `scaled_wide`; one row: `scaled_row`; few rows elsewhere: the portable kernel; beyond what the tuning table says:
+torch._scaled_mm, which takes a scale a row of W and a token, or, on a Hopper with CUDA 12.9, squares of 128 and 1 x 128.
+Activations' scales are per token or block of it, never over the batch (`quantize`). Where cuBLAS does not take a shape, the
+portable kernel does.
 """
 
 import functools
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +17,7 @@ from quire.kernels.elementwise.activation import silu_mul
 from quire.kernels.linear import scaled, scaled_row
 from quire.kernels.linear.scaled import BLOCK, Scaled
 from quire.kernels.triton_support import hopper
-from quire.kernels.triton_support.dependent_launch import LATE, PLAIN
+from quire.kernels.triton_support.dependent_launch import LATE, PLAIN, late
 from quire.kernels.tuning.current import current
 
 
@@ -69,7 +71,7 @@ def fp8_linear(
     """x @ W^T + bias in dtype [M, N]; gated: silu(g) * u of its halves, [M, N / 2]."""
     rows, columns = len(x.data), len(weight.data)
     # torch's product with a scale a row gives bfloat16 alone
-    is_ours = scaled.is_ours(rows, False, weight.scales.shape[1] > 1)
+    is_ours = scaled.is_ours(rows, False, weight.scales.shape[1] > 1) or widens(x, weight, is_gated=is_gated)
     if not is_ours and dtype == torch.bfloat16 and cublas_takes(x, weight, with_blocks=_multiplies_blocks(x.data.device)):
         y = cublas(x, weight, bias, dtype)
         return silu_mul(y, pdl=pdl) if is_gated else y
@@ -81,7 +83,7 @@ def fp8_linear(
 def fp8_linear_in_parts(
     x: Scaled, weight: Scaled, bias: torch.Tensor | None = None, *, dtype: torch.dtype, pdl: int = PLAIN
 ) -> torch.Tensor:
-    """As `fp8_linear`, or parts for a norm to add up (`scaled_hopper`), where one product has too few tiles for the GPU."""
+    """As `fp8_linear`, or parts for a norm to add up, where one product has too few tiles for the GPU (`scaled_hopper`)."""
     parts = in_parts(x, weight, bias, pdl=pdl)
     return fp8_linear(x, weight, bias, dtype=dtype, pdl=pdl) if parts is None else parts
 
@@ -89,16 +91,19 @@ def fp8_linear_in_parts(
 def in_parts(x: Scaled, weight: Scaled, bias: torch.Tensor | None, *, pdl: int) -> torch.Tensor | None:
     """The parts, fp8 or int8, of which what is exact stays so; None where there is one."""
     (rows, k), n, exact = x.data.shape, len(weight.data), scaled.is_exact(x, weight)
-    if not streams(x, weight) or is_one_row(x, weight, n, is_gated=False) or (exact and bias is not None):
+    is_wide = widens(x, weight, is_gated=False)
+    if not (is_wide or streams(x, weight)) or is_one_row(x, weight, n, is_gated=False) or (exact and bias is not None):
         return None
-    from quire.kernels.linear import scaled_hopper
+    from quire.kernels.linear import scaled_hopper, scaled_wide
 
-    config = scaled_hopper.choose(rows, n, k, hopper.num_sms(x.data.device), in_parts=True)
+    kernel: Any = scaled_wide if is_wide else scaled_hopper
+    more = {"by_block": weight.scales.shape[1] > 1, "exact": exact} if is_wide else {}
+    config = kernel.choose(rows, n, k, hopper.num_sms(x.data.device), in_parts=True, **more)
     if config.parts == 1:
         return None
     dtype = torch.int32 if exact else torch.float32
     out = torch.empty(config.parts + 2 * exact, rows, n, dtype=dtype, device=x.data.device)
-    scaled_hopper.launch(x, weight, bias, out, config, pdl=min(pdl, LATE))
+    kernel.launch(x, weight, bias, out, config, pdl=late() if is_wide else min(pdl, LATE))
     return out
 
 
@@ -106,6 +111,25 @@ def streams(x: Scaled, weight: Scaled) -> bool:
     """Whether Hopper's ring computes it."""
     few = 1 <= len(x.data) <= hopper.MAX_ROWS and hopper.available(x.data.device)
     return few and hopper.can_copy(x.data) and hopper.can_copy(weight.data)
+
+
+def wide_rows(weight: Scaled) -> int:
+    """Rows up to which `scaled_wide` computes products with such a weight, by the tuning table; 0: on this GPU none."""
+    tuning = current().scaled
+    if not hopper.available(weight.data.device):
+        return 0
+    if weight.data.dtype == torch.int8:
+        return tuning.int8_wide_rows
+    return tuning.fp8_block_wide_rows if weight.scales.shape[1] > 1 else tuning.fp8_wide_rows
+
+
+def widens(x: Scaled, weight: Scaled, *, is_gated: bool) -> bool:
+    """Whether `scaled_wide` computes it: a tile of gate and up, 64 columns of each, needs its scales to be of one square."""
+    if not hopper.MAX_ROWS < len(x.data) <= wide_rows(weight):
+        return False
+    blocks = weight.scales.shape[1] > 1
+    in_squares = weight.rows == (BLOCK if blocks else 1) and not (blocks and is_gated and len(weight.data) % BLOCK)
+    return in_squares and hopper.can_copy(x.data) and hopper.can_copy(weight.data)
 
 
 def is_one_row(x: Scaled, weight: Scaled, n: int, *, is_gated: bool) -> bool:
@@ -120,7 +144,7 @@ def is_one_row(x: Scaled, weight: Scaled, n: int, *, is_gated: bool) -> bool:
 def launch_few(
     x: Scaled, weight: Scaled, bias: torch.Tensor | None, out: torch.Tensor, *, is_gated: bool = False, pdl: int = PLAIN
 ) -> None:
-    """By a kernel of ours, fp8 or int8, any number of rows: few by Hopper's ring where it can, one on the plain cores."""
+    """By a kernel of ours, fp8 or int8, any number of rows: on a Hopper by its own where they can, one on the plain cores."""
     (rows, k), n = x.data.shape, out.shape[1]
     if is_one_row(x, weight, n, is_gated=is_gated):
         scaled_row.launch(x, weight, bias, out, scaled_row.choose(n, k), is_gated=is_gated, pdl=pdl)
@@ -129,6 +153,12 @@ def launch_few(
 
         config = scaled_hopper.choose(rows, n, k, hopper.num_sms(x.data.device), is_gated=is_gated)
         scaled_hopper.launch(x, weight, bias, out, config, is_gated=is_gated, pdl=min(pdl, LATE))
+    elif widens(x, weight, is_gated=is_gated):
+        from quire.kernels.linear import scaled_wide
+
+        how = {"is_gated": is_gated, "by_block": weight.scales.shape[1] > 1, "exact": scaled.is_exact(x, weight)}
+        wide = scaled_wide.choose(rows, n, k, hopper.num_sms(x.data.device), **how)
+        scaled_wide.launch(x, weight, bias, out, wide, is_gated=is_gated, pdl=late())
     elif rows:
         portable = scaled.choose(rows, n, is_gated=is_gated, shared_bytes=hopper.shared_bytes(x.data.device))
         scaled.launch(x, weight, bias, out, portable, is_gated=is_gated, pdl=pdl)

@@ -54,6 +54,7 @@ MAX_PARTS = 8
 MAX_STAGES = 12  # the first copies are unrolled
 
 _copy = tma.copy
+_copy_tile = tma.copy_tile
 _gated = gluon.jit(activation.gated.fn)
 _wait_for_previous = gluon.jit(dependent_launch.wait_for_previous.fn)
 
@@ -64,20 +65,6 @@ class Config(NamedTuple):
     stages: int
     programs: int  # at most, of all parts together
     parts: int = 1  # stretches of K
-
-
-@gluon.jit
-def _load_weights(
-    w_desc, buffer, ready, stage, tile, word, N, BYTES: gl.constexpr, TILE: gl.constexpr, GATED: gl.constexpr
-):  # fmt: skip
-    """Start the copy of a stage of W: TILE of its rows, or half as many of the gate's with up's below."""
-    mbarrier.expect(ready.index(stage), BYTES)
-    if GATED:
-        HALF: gl.constexpr = TILE // 2
-        _copy(w_desc, [tile * HALF, word], ready.index(stage), buffer.index(stage).slice(0, HALF))
-        _copy(w_desc, [N + tile * HALF, word], ready.index(stage), buffer.index(stage).slice(HALF, HALF))
-    else:
-        _copy(w_desc, [tile * TILE, word], ready.index(stage), buffer.index(stage))
 
 
 @gluon.jit
@@ -178,7 +165,9 @@ def _kernel(
     for i in gl.static_range(STAGES):
         if i < steps:
             word = (first_block + i % K_STEPS * BLOCKS) * WORDS
-            _load_weights(w_desc, w_buffer, ready, i, program + i // K_STEPS * programs, word, N, BYTES, TILE, GATED)
+            mbarrier.expect(ready.index(i), BYTES)
+            tile = program + i // K_STEPS * programs
+            _copy_tile(w_desc, w_buffer.index(i), ready.index(i), tile, word, N, TILE, GATED)
     MANY: gl.constexpr = BLOCK_M > FEW
     layout: gl.constexpr = gl.NVMMADistributedLayout([3 if MANY else 2, 0], [WARPS, 1], [16, BLOCK_M, 16] if MANY else [16, 8])
     total = N * 2 if GATED else N  # rows of W
@@ -213,7 +202,8 @@ def _kernel(
             if ahead < steps:
                 block = first_block + ahead % K_STEPS * BLOCKS
                 ahead_tile = program + ahead // K_STEPS * programs
-                _load_weights(w_desc, w_buffer, ready, stage, ahead_tile, block * WORDS, N, BYTES, TILE, GATED)
+                mbarrier.expect(ready.index(stage), BYTES)
+                _copy_tile(w_desc, w_buffer.index(stage), ready.index(stage), ahead_tile, block * WORDS, N, TILE, GATED)
                 _copy(x_desc, [0, block * BLOCK_K], ready.index(stage), x_buffer.index(stage))
             step += 1
 

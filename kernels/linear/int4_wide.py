@@ -50,6 +50,7 @@ CONSUMER_REGISTERS = gl.constexpr(240)
 PRODUCER_REGISTERS = gl.constexpr(24)
 
 _copy = tma.copy
+_copy_tile = tma.copy_tile
 _gated = gluon.jit(activation.gated.fn)
 _wait_for_previous = gluon.jit(dependent_launch.wait_for_previous.fn)
 
@@ -73,16 +74,10 @@ def _load_weights(
     w_desc, buffer, full, stage, tile, word, N, BYTES: gl.constexpr, STRIPES: gl.constexpr, GATED: gl.constexpr
 ):  # fmt: skip
     """Start the copy of a block of W for both warpgroups; a stripe is 64 rows, or 32 of the gate's with 32 of up's below."""
-    HALF: gl.constexpr = STRIPE // 2
     mbarrier.expect(full.index(stage), BYTES)
     for i in gl.static_range(2 * STRIPES):
-        stripe = tile * (2 * STRIPES) + i
         at = buffer.index(stage * (2 * STRIPES) + i)
-        if GATED:
-            _copy(w_desc, [stripe * HALF, word], full.index(stage), at.slice(0, HALF))
-            _copy(w_desc, [N + stripe * HALF, word], full.index(stage), at.slice(HALF, HALF))
-        else:
-            _copy(w_desc, [stripe * STRIPE, word], full.index(stage), at)
+        _copy_tile(w_desc, at, full.index(stage), tile * (2 * STRIPES) + i, word, N, STRIPE, GATED)
 
 
 @gluon.jit

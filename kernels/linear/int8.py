@@ -11,7 +11,7 @@ import triton.language as tl
 
 from quire.kernels.elementwise.activation import gated
 from quire.kernels.linear import scaled
-from quire.kernels.linear.fp8 import in_parts, launch_few
+from quire.kernels.linear.fp8 import in_parts, launch_few, widens
 from quire.kernels.linear.scaled import Scaled, is_exact
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
 
@@ -34,7 +34,8 @@ def int8_linear(
 ) -> torch.Tensor:
     """x @ W^T + bias in dtype [M, N]; gated: silu(g) * u of its halves, [M, N / 2]."""
     (rows, k), columns = x.data.shape, len(weight.data)
-    if not scaled.is_ours(rows, True, False) and int_mm_takes(rows, columns, k) and is_exact(x, weight):
+    is_ours = scaled.is_ours(rows, True, False) or widens(x, weight, is_gated=is_gated)
+    if not is_ours and int_mm_takes(rows, columns, k) and is_exact(x, weight):
         sums = torch._int_mm(x.data, weight.data.t())
         return scale(sums, x.scales, weight.scales, bias, dtype=dtype, is_gated=is_gated, pdl=pdl)
     out = torch.empty(rows, columns // 2 if is_gated else columns, dtype=dtype, device=x.data.device)

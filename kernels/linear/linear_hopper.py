@@ -31,6 +31,7 @@ SHARED_BYTES = 224 * 1024  # of an SM, for rings
 MIN_PART = 256  # of K
 
 _copy = tma.copy
+_copy_tile = tma.copy_tile
 _gated = gluon.jit(activation.gated.fn)
 _wait_for_previous = gluon.jit(dependent_launch.wait_for_previous.fn)
 
@@ -40,20 +41,6 @@ class Config(NamedTuple):
     stages: int  # tiles in the ring
     programs: int  # at most, of all parts together
     parts: int = 1  # stretches of K
-
-
-@gluon.jit
-def _load_weights(
-    w_desc, w_buffer, ready, stage, tile, k, N, BYTES: gl.constexpr, GATED: gl.constexpr,
-):  # fmt: skip
-    """Start the copy of a tile of W: 64 of its rows, or 32 of the gate's with 32 of up's below."""
-    mbarrier.expect(ready.index(stage), BYTES)
-    if GATED:
-        HALF: gl.constexpr = TILE // 2
-        _copy(w_desc, [tile * HALF, k], ready.index(stage), w_buffer.index(stage).slice(0, HALF))
-        _copy(w_desc, [N + tile * HALF, k], ready.index(stage), w_buffer.index(stage).slice(HALF, HALF))
-    else:
-        _copy(w_desc, [tile * TILE, k], ready.index(stage), w_buffer.index(stage))
 
 
 @gluon.jit(do_not_specialize=["M", "part_stride"])
@@ -80,7 +67,8 @@ def _kernel(
     for i in gl.static_range(STAGES):
         if i < steps:
             tile = program + i // K_STEPS * programs
-            _load_weights(w_desc, w_buffer, ready, i, tile, first_k + i % K_STEPS * BLOCK_K, N, BYTES, GATED)
+            mbarrier.expect(ready.index(i), BYTES)
+            _copy_tile(w_desc, w_buffer.index(i), ready.index(i), tile, first_k + i % K_STEPS * BLOCK_K, N, TILE, GATED)
     _wait_for_previous(PDL)
     for i in gl.static_range(STAGES):
         if i < steps:
@@ -99,7 +87,9 @@ def _kernel(
             ahead = step + STAGES
             if ahead < steps:
                 k = first_k + ahead % K_STEPS * BLOCK_K
-                _load_weights(w_desc, w_buffer, ready, stage, program + ahead // K_STEPS * programs, k, N, BYTES, GATED)
+                ahead_tile = program + ahead // K_STEPS * programs
+                mbarrier.expect(ready.index(stage), BYTES)
+                _copy_tile(w_desc, w_buffer.index(stage), ready.index(stage), ahead_tile, k, N, TILE, GATED)
                 _copy(x_desc, [0, k], ready.index(stage), x_buffer.index(stage))
             step += 1
 

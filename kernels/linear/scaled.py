@@ -7,7 +7,8 @@ ceil(K / 128)], or [ceil(N / 128), ceil(K / 128)] for squares of 128. y bfloat16
 
 Hopper's tensor cores keep some 14 bits of a running sum of fp8 products, so every 128 of K the sum goes to float32. Sums of
 int8 are exact in int32: with scales per token and row y is the reference's to the bit. On a Hopper, 1 to 64 rows go to
-`scaled_hopper`; `fp8` and `int8` choose. Operands stay in shared memory: no wgmma here reads a register that was computed.
+`scaled_hopper`, more to `scaled_wide`; `fp8` and `int8` choose. Operands stay in shared memory: no wgmma here reads a register
+that was computed.
 """
 
 from typing import NamedTuple
@@ -161,8 +162,10 @@ def is_ours(rows: int, is_int8: bool, by_block: bool) -> bool:
 def kernel_specialization(rows: int) -> tuple[int, ...]:
     """Numbers of rows beyond 64 with equal answers run the same kernels of products with quantized weights."""
     tuning = current().scaled
-    limits = (256, tuning.fp8_rows, tuning.fp8_block_rows, tuning.int8_rows)
-    return *(rows <= limit for limit in limits), min(rows, tuning.int4_rows + 1) // -128  # int4_wide's buckets
+    wide = (tuning.fp8_wide_rows, tuning.fp8_block_wide_rows, tuning.int8_wide_rows)
+    limits = (256, tuning.fp8_rows, tuning.fp8_block_rows, tuning.int8_rows, *wide)
+    most = max(tuning.int4_rows, *wide)
+    return *(rows <= limit for limit in limits), min(rows, most + 1) // -128  # buckets of int4_wide and scaled_wide
 
 
 def launch(

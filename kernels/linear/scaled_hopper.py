@@ -36,6 +36,7 @@ MAX_PARTS = 8
 MAX_STAGES = 12  # the first copies are unrolled
 
 _copy = tma.copy
+_copy_tile = tma.copy_tile
 _gated = gluon.jit(activation.gated.fn)
 _wait_for_previous = gluon.jit(dependent_launch.wait_for_previous.fn)
 
@@ -56,11 +57,7 @@ def _load_weights(
     mbarrier.expect(ready.index(stage), BYTES)
     for i in gl.static_range(BLOCKS):
         at = buffer.index(stage * BLOCKS + i)
-        if GATED:
-            _copy(w_desc, [tile * (TILE // 2), k + i * BLOCK_K], ready.index(stage), at.slice(0, TILE // 2))
-            _copy(w_desc, [N + tile * (TILE // 2), k + i * BLOCK_K], ready.index(stage), at.slice(TILE // 2, TILE // 2))
-        else:
-            _copy(w_desc, [tile * TILE, k + i * BLOCK_K], ready.index(stage), at)
+        _copy_tile(w_desc, at, ready.index(stage), tile, k + i * BLOCK_K, N, TILE, GATED)
 
 
 @gluon.jit

@@ -73,6 +73,7 @@ mul.rn.bf16x2 $1, t, p;
 }""")
 
 _copy = tma.copy
+_copy_tile = tma.copy_tile
 _gated = gluon.jit(activation.gated.fn)
 _wait_for_previous = gluon.jit(dependent_launch.wait_for_previous.fn)
 
@@ -83,20 +84,6 @@ class Config(NamedTuple):
     stages: int
     programs: int  # at most, of all parts together
     parts: int = 1  # stretches of K
-
-
-@gluon.jit
-def _load_weights(
-    w_desc, buffer, ready, stage, tile, k, N, BYTES: gl.constexpr, TILE: gl.constexpr, GATED: gl.constexpr
-):  # fmt: skip
-    """Start the copy of a stage of W: TILE of its rows, or half as many of the gate's with up's below."""
-    mbarrier.expect(ready.index(stage), BYTES)
-    if GATED:
-        HALF: gl.constexpr = TILE // 2
-        _copy(w_desc, [tile * HALF, k], ready.index(stage), buffer.index(stage).slice(0, HALF))
-        _copy(w_desc, [N + tile * HALF, k], ready.index(stage), buffer.index(stage).slice(HALF, HALF))
-    else:
-        _copy(w_desc, [tile * TILE, k], ready.index(stage), buffer.index(stage))
 
 
 @gluon.jit
@@ -214,7 +201,9 @@ def _kernel(
     for i in gl.static_range(STAGES):
         if i < steps:
             k = (first_block + i % K_STEPS * BLOCKS) * BLOCK_K
-            _load_weights(w_desc, w_buffer, ready, i, program + i // K_STEPS * programs, k, N, BYTES, TILE, GATED)
+            mbarrier.expect(ready.index(i), BYTES)
+            tile = program + i // K_STEPS * programs
+            _copy_tile(w_desc, w_buffer.index(i), ready.index(i), tile, k, N, TILE, GATED)
     _wait_for_previous(PDL)
     for i in gl.static_range(STAGES):
         if i < steps:
@@ -244,7 +233,8 @@ def _kernel(
             if ahead < steps:
                 k = (first_block + ahead % K_STEPS * BLOCKS) * BLOCK_K
                 ahead_tile = program + ahead // K_STEPS * programs
-                _load_weights(w_desc, w_buffer, ready, stage, ahead_tile, k, N, BYTES, TILE, GATED)
+                mbarrier.expect(ready.index(stage), BYTES)
+                _copy_tile(w_desc, w_buffer.index(stage), ready.index(stage), ahead_tile, k, N, TILE, GATED)
                 _copy(x_desc, [0, k], ready.index(stage), x_buffer.index(stage))
             step += 1
 

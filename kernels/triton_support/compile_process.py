@@ -191,6 +191,7 @@ def _kernels() -> dict[tuple[str, str], Any]:
         scaled_fused,
         scaled_hopper,
         scaled_row,
+        scaled_wide,
         split_linear,
         w8a16,
         w8a16_hopper,

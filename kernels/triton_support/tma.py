@@ -1,11 +1,23 @@
 """Boxes of a matrix copied to shared memory by Hopper's Tensor Memory Accelerator: what our Gluon kernels share."""
 
 import torch
+from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 copy = tma.async_copy_global_to_shared
+
+
+@gluon.jit
+def copy_tile(w_desc, buffer, ready, tile, k, N, ROWS: gl.constexpr, GATED: gl.constexpr):
+    """Start the copy of a tile of W from column k on: ROWS of its rows, or half as many of the gate's with up's below."""
+    HALF: gl.constexpr = ROWS // 2
+    if GATED:
+        copy(w_desc, [tile * HALF, k], ready, buffer.slice(0, HALF))
+        copy(w_desc, [N + tile * HALF, k], ready, buffer.slice(HALF, HALF))
+    else:
+        copy(w_desc, [tile * ROWS, k], ready, buffer)
 
 
 def lines(tensor: torch.Tensor, count: int, width: int, stride: int, box: tuple[int, int]) -> TensorDescriptor:

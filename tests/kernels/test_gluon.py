@@ -72,6 +72,22 @@ for rows, dtype, gated, parts, blocks in ((1, torch.float8_e4m3fn, False, False,
     kernel.launch(x, w, None, out, config, is_gated=gated, pdl=1)
 """
 
+SCALED_WIDE = """
+from quire.kernels.linear import scaled_wide as kernel
+from quire.kernels.linear.scaled import Scaled
+E4M3 = torch.float8_e4m3fn
+for rows, dtype, gated, parts, blocks in ((256, E4M3, True, False, 1), (100, E4M3, False, True, 1), (256, E4M3, True, 0, 32),
+                                          (256, torch.int8, False, True, 1)):
+    config = kernel.choose(rows, 4096, 4096, 132, is_gated=gated, in_parts=parts, by_block=blocks > 1)
+    sums = torch.int32 if dtype == torch.int8 else torch.float32
+    out = meta(config.parts + 2 * (sums == torch.int32), rows, 4096, dtype=sums) if config.parts > 1 else meta(rows, 4096)
+    x = Scaled(meta(rows, 4096, dtype=dtype), meta(rows, blocks, dtype=torch.float32))
+    n = 8192 if gated else 4096
+    of = 128 if blocks > 1 else 1
+    w = Scaled(meta(n, 4096, dtype=dtype), meta(n // of, blocks, dtype=torch.float32), of)
+    kernel.launch(x, w, None, out, config, is_gated=gated, pdl=1)
+"""
+
 W8A16 = """
 from quire.kernels.linear import w8a16_hopper as kernel
 from quire.kernels.linear.w8a16_weight import Weight8
@@ -117,8 +133,8 @@ for rows, gated, parts in ((16, False, False), (64, True, False), (32, False, Tr
 
 @pytest.mark.parametrize(
     "body,count",
-    [(PREFILL, 4), (PREFILL_8_BITS, 2), (LINEAR, 3), (SCALED, 5), (INT4, 7), (W8A16, 3)],
-    ids=["prefill", "prefill_8_bits", "linear", "scaled", "int4", "w8a16"],
+    [(PREFILL, 4), (PREFILL_8_BITS, 2), (LINEAR, 3), (SCALED, 5), (SCALED_WIDE, 4), (INT4, 7), (W8A16, 3)],
+    ids=["prefill", "prefill_8_bits", "linear", "scaled", "scaled_wide", "int4", "w8a16"],
 )
 def test_kernels_for_hopper_compile(body, count, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from quire.kernels.linear import quantize, scaled_fused
+from quire.kernels.linear.fp8 import wide_rows
 from quire.kernels.linear.scaled import BLOCK, Scaled
 from quire.kernels.triton_support.dependent_launch import mode_for, mode_for_parts
 from quire.workers.layers.formats.format import Partition
@@ -113,7 +114,9 @@ class ScaledFormat(Quantized[Weight]):
         return y if out is None else out.copy_(y)
 
     def _quantized(self, x: torch.Tensor, weight: Weight) -> Scaled:
-        return quantize.quantize(x, self.kind, by_block=self.by_block, static_scale=weight.input_scale, pdl=mode_for(len(x)))
+        # LATE where other kernels of the step are PLAIN: behind it `scaled_wide` begins with its weights
+        pdl = mode_for_parts(len(x))
+        return quantize.quantize(x, self.kind, by_block=self.by_block, static_scale=weight.input_scale, pdl=pdl)
 
     def _fuses(self, rows: int, weight: Weight) -> bool:
         """Whether one kernel quantizes inputs, SiLU times up too, and multiplies them."""
@@ -136,12 +139,14 @@ class ScaledFormat(Quantized[Weight]):
 
     def fuses_silu(self, rows: int) -> bool:
         """Not of few rows: a product gates itself, and 8 bits of that take less time. Of one, where a kernel does all of it."""
-        return rows > MAX_GATED_ROWS or (len(self.weights) == 1 and self._fuses(rows, self.weights[0][0]))
+        return rows > max(MAX_GATED_ROWS, wide_rows(self.weights[0][0].scaled)) or (
+            len(self.weights) == 1 and self._fuses(rows, self.weights[0][0])
+        )
 
     def behind_silu(self, gate_up: torch.Tensor) -> torch.Tensor:
         if len(self.weights) > 1:
             return super().behind_silu(gate_up)
-        (weight, bias), pdl = self.weights[0], mode_for(len(gate_up))
+        (weight, bias), pdl = self.weights[0], mode_for_parts(len(gate_up))
         if self._fuses(len(gate_up), weight):
             return self._fused(gate_up, weight, bias, is_gate_up=True)
         h = quantize.silu_mul_quantize(gate_up, self.kind, by_block=self.by_block, static_scale=weight.input_scale, pdl=pdl)
@@ -160,6 +165,6 @@ class ScaledFormat(Quantized[Weight]):
             y, total = scaled_fused.fused_linear(x, weight.scaled, bias, dtype=self.dtype, **how)
             assert total is not None, "of a norm there is a sum"
             return y, total
-        pdl = mode_for_parts(len(residual)) if is_in_parts else mode_for(len(residual))
-        h = quantize.rms_norm_quantize(x, residual, norm.weight, norm.eps, self.kind, pdl=pdl, **how)
+        how["pdl"] = mode_for_parts(len(residual))
+        h = quantize.rms_norm_quantize(x, residual, norm.weight, norm.eps, self.kind, **how)
         return self._linear(h, weight, bias, is_gated), residual
