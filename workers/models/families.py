@@ -190,7 +190,7 @@ def _of_family(fields: Json, architecture: str, quantized: Quantization | None) 
     family = FAMILIES[architecture]
     fields = family.plain_fields(fields)
     if quantized is not None:
-        quantized = _by_either_name(quantized, family.names)
+        quantized = _by_all_names(quantized, family.names)
     refuse_unknown(fields, family.name, family.fields, family.activations)
     return ModelConfig(
         architecture=architecture,
@@ -207,12 +207,11 @@ def _of_family(fields: Json, architecture: str, quantized: Quantization | None) 
     )
 
 
-def _by_either_name(quantized: Quantization, names: CheckpointNames) -> Quantization:
-    """A layer is quantized if it is by its name in the model and by all that it may have in the checkpoint."""
+def _by_all_names(quantized: Quantization, names: CheckpointNames) -> Quantization:
+    """Rules may say a layer's name in the model or any that it may have in the checkpoint."""
 
-    def scheme_of(layer: str) -> Scheme | None:
-        schemes = [quantized.scheme_of(name) for name in names.in_checkpoint(layer)]
-        return schemes[0] if None not in schemes else None
+    def scheme_of(*layer: str) -> Scheme | None:
+        return quantized.scheme_of(*(spelled for name in layer for spelled in names.in_checkpoint(name)))
 
     return quantized._replace(scheme_of=scheme_of)
 

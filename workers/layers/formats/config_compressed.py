@@ -4,7 +4,7 @@ A name goes before a regex, and that before a class, as compressed-tensors ranks
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Literal
 
 from quire.workers.layers.formats.names import checked
@@ -17,6 +17,7 @@ from quire.workers.layers.formats.schemes import (
     QuantizationError,
     Scaled,
     Scheme,
+    SchemeOf,
     field,
     group,
     one_of,
@@ -27,7 +28,7 @@ FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantize
 LINEAR = ("Linear", "LinearBase", "Module")  # classes that a linear layer is of
 
 
-def read_compressed(config: Json) -> Callable[[str], Scheme | None]:
+def read_compressed(config: Json) -> SchemeOf:
     """The scheme of a layer's group, unless it is ignored."""
     one_of((config.get("sparsity_config") or {}).get("format", "dense"), ("dense",), f"{WHERE}: sparsity_config.format")
     transforms = config.get("transform_config") or {}
@@ -45,10 +46,10 @@ def read_compressed(config: Json) -> Callable[[str], Scheme | None]:
     ranked.sort(key=lambda found: _rank(found[0]))
     ignored = _targets(config, "ignore", "ignore")
 
-    def scheme_of(layer: str) -> Scheme | None:
-        if any(_matches(pattern, layer) for pattern in ignored):
+    def scheme_of(*names: str) -> Scheme | None:
+        if any(_matches(pattern, names) for pattern in ignored):
             return None
-        return next((scheme for target, scheme in ranked if _matches(target, layer)), None)
+        return next((scheme for target, scheme in ranked if _matches(target, names)), None)
 
     return scheme_of
 
@@ -65,10 +66,10 @@ def _rank(target: str) -> int:
     return 2 if target in LINEAR else 1 if target.startswith("re:") else 0
 
 
-def _matches(target: str, layer: str) -> bool:
+def _matches(target: str, names: Sequence[str]) -> bool:
     if target.startswith("re:"):
-        return re.match(target[3:], layer) is not None
-    return target == layer or target in LINEAR
+        return any(re.match(target[3:], name) for name in names)
+    return target in names or target in LINEAR
 
 
 def _scheme(entry: Json, format_name: object, where: str) -> Scheme | None:

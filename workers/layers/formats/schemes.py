@@ -4,8 +4,7 @@ K are a layer's inputs, N its outputs; a group is a number of consecutive inputs
 values without torch, so that what cannot be served is refused before anything is loaded.
 """
 
-from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -85,11 +84,17 @@ class MxFp4(msgspec.Struct, frozen=True, kw_only=True):
 Scheme = Gptq | Awq | PackQuantized | Scaled | FourBitCodes | RowInt8 | MxFp4
 
 
+class SchemeOf(Protocol):
+    """The scheme of a linear layer, None: it is not quantized. A rule is for a layer if it is for any of the layer's names."""
+
+    def __call__(self, *names: str) -> Scheme | None: ...
+
+
 class Quantization(NamedTuple):
     """What a checkpoint says of its weights."""
 
     method: str  # quant_method
-    scheme_of: Callable[[str], Scheme | None]  # of a linear layer by its checkpoint name; None: it is not quantized
+    scheme_of: SchemeOf
     kv_cache_dtype: Literal["fp8_e4m3"] | None = None  # of the KV cache that the checkpoint was made for; None: it does not say
 
 
