@@ -15,6 +15,7 @@ from quire.ipc.quantization import WHILE_LOADING
 from quire.workers.layers.formats.config import read_quantization
 from quire.workers.layers.formats.config_floats import quantization_while_loading
 from quire.workers.layers.formats.schemes import Quantization, QuantizationError, Scheme
+from quire.workers.loading.files import plain_layers
 from quire.workers.loading.names import CheckpointNames
 from quire.workers.models import (
     bloom,
@@ -127,7 +128,21 @@ def read_model_config(model_dir: str | Path, overrides: Json | None = None, **wi
     beside = Path(model_dir) / "quantize_config.json"
     if quantization_config_of(fields) is None and beside.exists():
         fields["quantization_config"] = _beside(beside)
-    return parse_model_config({**fields, **(overrides or {})}, **wishes)
+    fields = {**fields, **(overrides or {})}
+    config = parse_model_config(fields, **wishes)
+    if config.quantization is None or quantization_config_of(fields) is None:
+        return config
+    return msgspec.structs.replace(config, quantization=_as_stored(config.quantization, Path(model_dir), config.names))
+
+
+def _as_stored(quantized: Quantization, model_dir: Path, names: CheckpointNames) -> Quantization:
+    """A layer of floats is taken as it is, whatever quantization_config says: few packers list all that they leave out."""
+    is_plain = plain_layers(model_dir, names)
+
+    def scheme_of(*layer: str) -> Scheme | None:
+        return None if any(map(is_plain, layer)) else quantized.scheme_of(*layer)
+
+    return quantized._replace(scheme_of=scheme_of)
 
 
 def _beside(path: Path) -> Json:
