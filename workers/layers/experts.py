@@ -22,6 +22,7 @@ from quire.workers.layers.formats.schemes import MxFp4, QuantizationError, Schem
 from quire.workers.layers.formats.stored import Source, StoredLayer, source_of
 from quire.workers.layers.linear import Placement
 from quire.workers.layers.module import WeightOwner, fill_cut, new_parameter
+from quire.workers.layers.rounded_experts import ExpertInputs, experts_of_rounded_inputs
 from quire.workers.loading.target import FLOATS, Target, copied
 from quire.workers.parallel import Part, whole
 
@@ -100,6 +101,7 @@ class Experts(WeightOwner):
         self._dtype = dtype
         self._device, self._sizes = device, Sizes(experts.full, hidden_size, inner)
         self._stored = self._quantized(place)
+        self._inputs = self._rounded_inputs()
         self._kept, self.not_computed = self._keeps()
         if self._kept is None:
             self.gate_up = new_parameter((num_experts, 2 * inner.size, hidden_size), dtype, device)
@@ -110,6 +112,8 @@ class Experts(WeightOwner):
     def forward(
         self, h: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, shared: torch.Tensor | None = None
     ) -> torch.Tensor:
+        if self._inputs:
+            return experts_of_rounded_inputs(h, self.weights, ids, weights, self._act, shared, self._inputs)
         return ops.experts(h, self.weights, ids, weights, self._act, shared, self._num_routed)
 
     @property
@@ -155,6 +159,14 @@ class Experts(WeightOwner):
             "gate_up_proj": StoredLayer(Source(gate_up, None), inner, whole(hidden_size), self._device, own),
             "down_proj": StoredLayer(Source(down, None), whole(hidden_size), inner, self._device, own),
         }
+
+    def _rounded_inputs(self) -> list[ExpertInputs]:
+        """Of the experts here, on a CPU; none where all inputs are taken as they are."""
+        if self._device.type != "cpu" or not any(stored.activations for stored in self._stored.values()):
+            return []
+        own, names = self._experts, self._names
+        kinds = (names.gate, names.up, names.down)
+        return [ExpertInputs(*(self._stored[f"{expert}.{kind}"] for kind in kinds)) for expert in range(own.start, own.stop)]
 
     def _keeps(self) -> tuple[KeptExperts | None, dict[str, str]]:
         """What keeps the weights quantized, on a GPU; None: nothing does, and why, by the layers that are dequantized."""
