@@ -16,6 +16,7 @@ import torch
 from quire.kernels.experts.experts_reference import SwiGLU, Weights
 from quire.kernels.experts.routing_reference import Counting, Routing
 from quire.workers.layers import ops
+from quire.workers.layers.formats.activations import rounded_for
 from quire.workers.layers.formats.experts import KeptExperts, Place, Sizes, capability_of, choose
 from quire.workers.layers.formats.layouts_experts import StackedMxFp4Layout, halves
 from quire.workers.layers.formats.schemes import MxFp4, QuantizationError, Scheme
@@ -35,11 +36,20 @@ class Router(WeightOwner):
     """
 
     def __init__(
-        self, routing: Routing, hidden_size: int, place: Placement, *, has_bias: bool = False, correction: str | None = None
+        self,
+        layer: str,
+        routing: Routing,
+        hidden_size: int,
+        place: Placement,
+        *,
+        has_bias: bool = False,
+        correction: str | None = None,
     ):
+        """layer: its own name in the place."""
         super().__init__()
         self.routing, self._correction_name = routing, correction
         experts, dtype = routing.num_experts, torch.float32 if place.device.type == "cpu" else place.dtype
+        self._stored = _stored_router(layer, whole(experts), whole(hidden_size), place)
         self.weight = new_parameter((experts, hidden_size), dtype, place.device)
         self.bias = new_parameter((experts,), dtype, place.device) if has_bias else None
         self.correction = new_parameter((experts,), torch.float32, place.device) if correction else None
@@ -49,6 +59,8 @@ class Router(WeightOwner):
 
     def forward(self, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(ids int32 [T, k], weights float32 [T, k])"""
+        if self._stored is not None:
+            h = rounded_for(h, self._stored)
         counting = None
         if self._load is not None and self._counts is not None:
             counting = Counting(self._counts, self._load.real_rows(len(h)))
@@ -56,7 +68,11 @@ class Router(WeightOwner):
 
     def targets(self, name: str) -> Iterator[tuple[str, Target]]:
         experts, hidden_size = map(whole, self.weight.shape)
-        yield f"{name}.weight", copied(self.weight, (experts, hidden_size))
+        if self._stored is None:
+            yield f"{name}.weight", copied(self.weight, (experts, hidden_size))
+        else:
+            then = partial(self._stored.dequantize_into, self.weight, name)
+            yield from self._stored.targets(name, self.bias is not None, then)
         if self.bias is not None:
             yield f"{name}.bias", copied(self.bias, (experts,))
         if self.correction is not None:
@@ -66,6 +82,14 @@ class Router(WeightOwner):
         super().fill_dummy(limit, generator)
         if self.correction is not None:
             self.correction.zero_()
+
+
+def _stored_router(layer: str, experts: Part, hidden_size: Part, place: Placement) -> StoredLayer | None:
+    """Of a router that the checkpoint's files hold quantized: to some packers it is a linear layer like any other."""
+    if place.quantization is None or not place.quantization.knows_files:
+        return None
+    source = place.sources(hidden_size, {layer: experts}).get(layer)
+    return None if source is None else StoredLayer(source, experts, hidden_size, place.device)
 
 
 class Names(NamedTuple):

@@ -1,7 +1,7 @@
-"""Experts whose inputs the checkpoint wants quantized, on a CPU: experts_reference's formula, inputs rounded before each product.
+"""Experts whose inputs the checkpoint wants quantized, on a CPU: experts_reference's formula, inputs rounded before products.
 
 They are rounded as those of a Linear (formats/activations.py). Gate, up and down of each expert may have static scales of
-their own; where those of gate and up are alike, they are one product. Called by experts.py; a GPU's kernels round by themselves.
+their own; where those of gate and up are alike, they are one product. Called by experts.py; a GPU's kernels round themselves.
 """
 
 from collections.abc import Sequence

@@ -70,15 +70,15 @@ def checkpoint_sources(model_dir: Path, names: CheckpointNames) -> dict[str, Sou
     return sources
 
 
-def plain_layers(model_dir: Path, names: CheckpointNames) -> Callable[[str], bool]:
+def plain_layers(model_dir: Path, names: CheckpointNames) -> Callable[[str], bool] | None:
     """Whether a layer, by any of its names, has a weight of floats in the folder, alone or in a tensor of all experts.
 
-    Of no layer where the folder has no files that can be read, of which those that load will speak.
+    None: the folder has no files that can be read, of which those that load will speak.
     """
     try:
         sources = checkpoint_sources(model_dir, names)
     except (WeightsError, OSError):
-        sources = {}
+        return None
     floats = {name for name, source in sources.items() if source.dtype in FLOATS}
 
     def is_plain(layer: str) -> bool:

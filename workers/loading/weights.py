@@ -195,7 +195,7 @@ def _check_fit(sources: dict[str, Source], targets: dict[str, Target]) -> None:
         if name in sources and not target.fits(sources[name].shape)
     ]
     foreign = [
-        f"{name} is {sources[name].dtype}"
+        f"{name} is {sources[name].dtype}, expected {' or '.join(target.dtypes)}"
         for name, target in targets.items()
         if name in sources and sources[name].dtype not in target.dtypes
     ]

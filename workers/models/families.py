@@ -138,11 +138,13 @@ def read_model_config(model_dir: str | Path, overrides: Json | None = None, **wi
 def _as_stored(quantized: Quantization, model_dir: Path, names: CheckpointNames) -> Quantization:
     """A layer of floats is taken as it is, whatever quantization_config says: few packers list all that they leave out."""
     is_plain = plain_layers(model_dir, names)
+    if is_plain is None:
+        return quantized
 
     def scheme_of(*layer: str) -> Scheme | None:
         return None if any(map(is_plain, layer)) else quantized.scheme_of(*layer)
 
-    return quantized._replace(scheme_of=scheme_of)
+    return quantized._replace(scheme_of=scheme_of, knows_files=True)
 
 
 def _beside(path: Path) -> Json:

@@ -68,7 +68,7 @@ class Gemma4Router(Module):
         super().__init__()
         self._eps, self._root = config.rms_norm_eps, config.hidden_size**-0.5
         self.scales = Scales(config.hidden_size, experts, place)
-        self.proj = Router(routing, config.hidden_size, place)
+        self.proj = Router("router.proj", routing, config.hidden_size, place)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """As layers.experts.Router."""

@@ -58,7 +58,7 @@ class MoE(Module):
         self._parallel, place = place.parallel, place.at(name)
         self._weighs_input = spec.weighs_input
         own, inner = place.parallel.experts(spec.routing.num_experts), place.parallel.of_each_expert(spec.intermediate_size)
-        self.add_module(router, Router(spec.routing, hidden_size, place, has_bias=has_bias, correction=correction))
+        self.add_module(router, Router(router, spec.routing, hidden_size, place, has_bias=has_bias, correction=correction))
         self.experts = Experts(own, hidden_size, inner, place.at("experts"), act=spec.act, names=names, has_bias=has_bias)
         if spec.shared_size and shared:
             self.add_module(shared, SharedExpert(hidden_size, spec.shared_size, place.at(shared)))

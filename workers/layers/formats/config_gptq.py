@@ -107,6 +107,9 @@ def read_awq(config: Json) -> SchemeOf:
 PACKINGS = ("auto_round:auto_gptq", "auto_round:gptq", "auto_round:auto_awq", "auto_round:awq", "auto_round", "auto_round:fp8")
 
 
+ROTATIONS = ("rotation_config", "spinquant_config", "hadamard_config", "transform_config")
+
+
 def read_auto_round(config: Json) -> SchemeOf:
     """Layers of the blocks to quantize, and those that extra_config names; what it says of a layer goes before the rest."""
     extra = field(config, "extra_config", dict, {})
@@ -152,6 +155,9 @@ def _blocks(config: Json) -> list[str]:
 
 def _auto_round(config: Json, changes: Json, where: str) -> Scheme | None:
     merged = {**config, **changes}
+    for name in ROTATIONS:
+        if merged.get(name):
+            raise QuantizationError(f"{where}: {name} is set: rotated weights are not supported, plain ones are")
     bits = merged.get("bits")
     if type(bits) is int and bits >= 16:
         return None
@@ -159,7 +165,8 @@ def _auto_round(config: Json, changes: Json, where: str) -> Scheme | None:
     if packing == "auto_round:fp8":
         return _auto_round_fp8(merged, where)
     one_of(merged.get("data_type") or "int", ("int",), f"{where}: data_type")
-    one_of(field(merged, "act_bits", int, 16, where) >= 16, (True,), f"{where}: act_bits of 16")
+    if (act_bits := field(merged, "act_bits", int, 16, where)) < 16:
+        raise QuantizationError(f"{where}: act_bits is {act_bits}: supported is 16, and 8 with packing_format auto_round:fp8")
     if packing in ("auto_round:auto_awq", "auto_round:awq"):
         one_of(bits, (4,), f"{where}: bits")
         return Awq(group_size=group(merged, where=where))

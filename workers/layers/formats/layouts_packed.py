@@ -190,6 +190,8 @@ class PackQuantizedLayout(PackedLayout):
 
     def unpacked(self, tensors: Tensors) -> Integers:
         bits, groups = self.scheme.bits, self.k // self.group_size
+        if "weight_shape" in tensors and (shape := tensors["weight_shape"].tolist()) != [self.n, self.k]:
+            raise ValueError(f"weight_shape says {shape}, expected {[self.n, self.k]}")
         q = unpack_words(tensors["weight_packed"], bits)[:, : self.k]
         scales = tensors["weight_scale"]
         scales = scales.reshape(-1, groups) if groups == 1 else scales

@@ -96,6 +96,7 @@ class Quantization(NamedTuple):
     method: str  # quant_method
     scheme_of: SchemeOf
     kv_cache_dtype: Literal["fp8_e4m3"] | None = None  # of the KV cache that the checkpoint was made for; None: it does not say
+    knows_files: bool = False  # scheme_of has seen which layers are plain; else routers, which few packers touch, are
 
 
 def field(config: Json, name: str, kind: type | tuple[type, ...], default: Any, where: str = "quantization_config") -> Any:
