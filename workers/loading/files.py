@@ -5,7 +5,6 @@ counts bytes, and models/families.py asks which layers of a quantized checkpoint
 """
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -70,20 +69,27 @@ def checkpoint_sources(model_dir: Path, names: CheckpointNames) -> dict[str, Sou
     return sources
 
 
-def plain_layers(model_dir: Path, names: CheckpointNames) -> Callable[[str], bool] | None:
-    """Whether a layer, by any of its names, has a weight of floats in the folder, alone or in a tensor of all experts.
+class StoredLayers:
+    """Which layers a folder holds, and which of them as floats; they are asked for by any of their names.
 
-    None: the folder has no files that can be read, of which those that load will speak.
+    Raises WeightsError for files that cannot be read.
     """
-    try:
-        sources = checkpoint_sources(model_dir, names)
-    except (WeightsError, OSError):
-        return None
-    floats = {name for name, source in sources.items() if source.dtype in FLOATS}
 
-    def is_plain(layer: str) -> bool:
+    def __init__(self, model_dir: Path, names: CheckpointNames):
+        sources, self._names = checkpoint_sources(model_dir, names), names
+        self._count = len(sources)
+        self._layers = {name.rpartition(".")[0] for name in sources}
+        self._floats = {name for name, source in sources.items() if source.dtype in FLOATS}
+
+    @property
+    def are_all_plain(self) -> bool:
+        return len(self._floats) == self._count
+
+    def holds(self, layer: str) -> bool:
+        return self._names.in_model(f"{layer}.").removesuffix(".") in self._layers
+
+    def is_plain(self, layer: str) -> bool:
+        """Whether its weight is floats, alone or in a tensor of all experts."""
         experts, _, number = layer.rpartition(".")[0].rpartition(".")
         stacked = f"{experts}.gate_up_proj" if number.isdecimal() else layer
-        return any(names.in_model(tensor) in floats for tensor in (f"{layer}.weight", stacked))
-
-    return is_plain
+        return any(self._names.in_model(tensor) in self._floats for tensor in (f"{layer}.weight", stacked))

@@ -5,6 +5,7 @@ A family is one file and one line of this table. Does not read generation_config
 """
 
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from quire.ipc.quantization import WHILE_LOADING
 from quire.workers.layers.formats.config import read_quantization
 from quire.workers.layers.formats.config_floats import quantization_while_loading
 from quire.workers.layers.formats.schemes import Quantization, QuantizationError, Scheme
-from quire.workers.loading.files import plain_layers
+from quire.workers.loading.files import StoredLayers
 from quire.workers.loading.names import CheckpointNames
+from quire.workers.loading.target import WeightsError
 from quire.workers.models import (
     bloom,
     cohere,
@@ -54,6 +56,8 @@ from quire.workers.models.cache_dtype import with_cache_dtype
 from quire.workers.models.config import ModelConfig, ModelConfigError
 from quire.workers.models.decoder import Family
 from quire.workers.models.fields import Json, flag, number, read_dtype, refuse_unknown, size, words
+
+log = logging.getLogger("quire.workers")
 
 # by config.json's "architectures"
 FAMILIES: dict[str, Family] = {
@@ -128,23 +132,26 @@ def read_model_config(model_dir: str | Path, overrides: Json | None = None, **wi
     beside = Path(model_dir) / "quantize_config.json"
     if quantization_config_of(fields) is None and beside.exists():
         fields["quantization_config"] = _beside(beside)
-    fields = {**fields, **(overrides or {})}
+    own, fields = quantization_config_of(fields), {**fields, **(overrides or {})}
     config = parse_model_config(fields, **wishes)
-    if config.quantization is None or quantization_config_of(fields) is None:
-        return config
+    if config.quantization is None or own is None or quantization_config_of(fields) is not own:
+        return config  # what a flag says of all layers is not the files' to say
     return msgspec.structs.replace(config, quantization=_as_stored(config.quantization, Path(model_dir), config.names))
 
 
 def _as_stored(quantized: Quantization, model_dir: Path, names: CheckpointNames) -> Quantization:
     """A layer of floats is taken as it is, whatever quantization_config says: few packers list all that they leave out."""
-    is_plain = plain_layers(model_dir, names)
-    if is_plain is None:
-        return quantized
+    try:
+        stored = StoredLayers(model_dir, names)
+    except (WeightsError, OSError):
+        return quantized  # there are no files, or those that load will speak of them
+    if stored.are_all_plain and quantized.kv_cache_dtype is None:
+        log.warning("quantization_config says %s, but all tensors are floats: they are taken as they are", quantized.method)
 
     def scheme_of(*layer: str) -> Scheme | None:
-        return None if any(map(is_plain, layer)) else quantized.scheme_of(*layer)
+        return None if any(map(stored.is_plain, layer)) else quantized.scheme_of(*layer)
 
-    return quantized._replace(scheme_of=scheme_of, knows_files=True)
+    return quantized._replace(scheme_of=scheme_of, holds=stored.holds)
 
 
 def _beside(path: Path) -> Json:

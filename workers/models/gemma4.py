@@ -15,10 +15,11 @@ import torch
 
 from quire.kernels.experts.routing_reference import Routing
 from quire.workers.layers import ops
-from quire.workers.layers.experts import Experts, Names, Router
+from quire.workers.layers.experts import Experts, Router
 from quire.workers.layers.linear import Linear, Placement
 from quire.workers.layers.module import Module, WeightOwner, new_parameter
 from quire.workers.layers.norm import make_norm
+from quire.workers.layers.stacked_experts import Names
 from quire.workers.loading.target import Target, copied
 from quire.workers.models.blocks import Attend, GatedMLP, SelfAttention
 from quire.workers.models.config import LayerSpec, ModelConfig

@@ -9,10 +9,11 @@ Called as blocks.GatedMLP is. Modules have the checkpoint's names: a family says
 
 import torch
 
-from quire.workers.layers.experts import Experts, Names, Router
+from quire.workers.layers.experts import Experts, Router
 from quire.workers.layers.linear import Linear, Placement
 from quire.workers.layers.module import Module
 from quire.workers.layers.norm import Norm
+from quire.workers.layers.stacked_experts import Names
 from quire.workers.models.config import ExpertsSpec
 from quire.workers.parallel import whole
 

@@ -4,6 +4,7 @@ K are a layer's inputs, N its outputs; a group is a number of consecutive inputs
 values without torch, so that what cannot be served is refused before anything is loaded.
 """
 
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
@@ -96,7 +97,8 @@ class Quantization(NamedTuple):
     method: str  # quant_method
     scheme_of: SchemeOf
     kv_cache_dtype: Literal["fp8_e4m3"] | None = None  # of the KV cache that the checkpoint was made for; None: it does not say
-    knows_files: bool = False  # scheme_of has seen which layers are plain; else routers, which few packers touch, are
+    # whether the checkpoint's files have a layer; None: scheme_of has not seen them, and takes none for plain
+    holds: Callable[[str], bool] | None = None
 
 
 def field(config: Json, name: str, kind: type | tuple[type, ...], default: Any, where: str = "quantization_config") -> Any:

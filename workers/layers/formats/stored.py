@@ -95,15 +95,18 @@ class StoredLayer:
             first,
             self._part,
             stored.dtypes,
-            partial(self._take, name),
+            partial(self.take, name),
             or_shapes=tuple(others),
             is_optional=stored.is_optional,
             instead=tuple(f"{layer}.{other}" for other in stored.instead),
             then=then,
         )
 
-    def _take(self, name: str, piece: torch.Tensor, row: int) -> None:
-        """On a CPU the piece stays in the mapped file, which is open until the readers are done."""
+    def take(self, name: str, piece: torch.Tensor, row: int = 0) -> None:
+        """A piece of the tensor of this name, behind those before it.
+
+        On a CPU the piece stays in the mapped file, which is open until the readers are done.
+        """
         self._pieces.setdefault(name, []).append(piece.to(self._device))
 
     def dequantize_into(self, weight: torch.Tensor, layer: str) -> None:
