@@ -105,6 +105,15 @@ def test_quantize_config_json_stands_in_for_the_field(tmp_path):
     load(folder)
 
 
+def test_a_multimodal_models_text_may_have_it(tmp_path):
+    quantized("gemma3-images", "nf4", tmp_path / "model")
+    fields = json.loads((tmp_path / "model" / "config.json").read_text())
+    fields["text_config"]["quantization_config"] = fields.pop("quantization_config")
+    (tmp_path / "model" / "config.json").write_text(json.dumps(fields))
+    assert read_model_config(tmp_path / "model").quantization.method == "bitsandbytes"
+    load(tmp_path / "model")
+
+
 def test_compression_config_is_its_old_name(tmp_path):
     folder = folder_of(tmp_path, "w8a8")
     fields = json.loads((folder / "config.json").read_text())

@@ -241,9 +241,12 @@ def _by_all_names(quantized: Quantization, names: CheckpointNames) -> Quantizati
 
 
 def quantization_config_of(fields: Json) -> object:
-    """compressed-tensors' first versions called it compression_config."""
-    found = fields.get("quantization_config")
-    return fields.get("compression_config") if found is None else found
+    """compressed-tensors' first versions called it compression_config; of a multimodal model it may be the text's."""
+    for place in (fields, fields.get("text_config")):
+        for name in ("quantization_config", "compression_config") if isinstance(place, dict) else ():
+            if place.get(name) is not None:
+                return place[name]
+    return None
 
 
 def _quantization(config: object, asked: str | None) -> Quantization | None:
