@@ -242,11 +242,10 @@ def _by_all_names(quantized: Quantization, names: CheckpointNames) -> Quantizati
 
 def quantization_config_of(fields: Json) -> object:
     """compressed-tensors' first versions called it compression_config; of a multimodal model it may be the text's."""
-    for place in (fields, fields.get("text_config")):
-        for name in ("quantization_config", "compression_config") if isinstance(place, dict) else ():
-            if place.get(name) is not None:
-                return place[name]
-    return None
+    text = fields.get("text_config")
+    places = (fields, text) if isinstance(text, dict) else (fields,)
+    found = (place.get(name) for place in places for name in ("quantization_config", "compression_config"))
+    return next((config for config in found if config is not None), None)
 
 
 def _quantization(config: object, asked: str | None) -> Quantization | None:
