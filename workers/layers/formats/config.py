@@ -56,6 +56,7 @@ def read_fp8(config: Json) -> SchemeOf:
     """DeepSeek's and transformers' blocks of 128 by 128, and one scale a tensor. The head is never quantized."""
     one_of(config.get("fmt") or "e4m3", ("e4m3", "float8_e4m3fn"), "quantization_config: fmt")
     one_of(config.get("scale_fmt") or "ue8m0", ("ue8m0", "float"), "quantization_config: scale_fmt")
+    one_of(config.get("expert_dtype") or "fp8", ("fp8",), "quantization_config: expert_dtype")
     is_static = one_of(
         config.get("activation_scheme") or "dynamic", ("dynamic", "static"), "quantization_config: activation_scheme"
     )

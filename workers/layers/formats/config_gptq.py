@@ -126,7 +126,7 @@ def read_auto_round(config: Json) -> SchemeOf:
             if any(re.search(pattern, name) for pattern in skipped for name in names):
                 return None
             changes = next((found for pattern, found in patterns if found and any(map(pattern.search, names))), None)
-        if changes is None and not any(name.startswith(f"{block}.") for block in blocks for name in names):
+        if changes is None and not any(name.startswith(block) for block in blocks for name in names):
             return None
         return _auto_round(config, changes or {}, f"{WHERE}: extra_config of {names[0]}" if changes else WHERE)
 
