@@ -84,7 +84,7 @@ def test_layers_of_floats_are_taken_as_they_are(tmp_path):
     assert torch.equal(weight[128:], plain[f"{name}.weight"].half())
 
 
-@pytest.mark.parametrize("family", ["llama4", "gemma4-moe", "gpt-oss", "qwen3-moe"])
+@pytest.mark.parametrize("family", ["llama4", "gemma4-moe", "gpt-oss", "qwen3-moe", "qwen2-moe"])
 def test_experts_of_floats_beside_quantized_layers(family, tmp_path):
     """And routers, which are linear layers to some packers, quantized or not."""
     quantized(family, "nf4", tmp_path / "model")

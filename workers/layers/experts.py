@@ -88,9 +88,7 @@ class Router(WeightOwner):
 
 def _stored_router(layer: str, experts: Part, hidden_size: Part, place: Placement) -> StoredLayer | None:
     """Of a router that the checkpoint's files hold quantized: to some packers it is a linear layer like any other."""
-    if place.quantization is None or place.quantization.holds is None:
-        return None
-    source = place.sources(hidden_size, {layer: experts}).get(layer)
+    source = place.of_router().sources(hidden_size, {layer: experts}).get(layer)
     return None if source is None else StoredLayer(source, experts, hidden_size, place.device)
 
 

@@ -64,8 +64,7 @@ class MoE(Module):
         if spec.shared_size and shared:
             self.add_module(shared, SharedExpert(hidden_size, spec.shared_size, place.at(shared)))
             if shared_gate:
-                plain = place._replace(quantization=None)
-                self.add_module(shared_gate, Linear(whole(hidden_size), {shared_gate: whole(1)}, False, plain))
+                self.add_module(shared_gate, Linear(whole(hidden_size), {shared_gate: whole(1)}, False, place.of_router()))
         # past nn.Module, which knows them by the checkpoint's names
         children = self._modules.get(router), self._modules.get(shared or ""), self._modules.get(shared_gate or "")
         self.__dict__.update(zip(("_router", "_shared", "_shared_gate"), children, strict=True))

@@ -97,7 +97,7 @@ class Quantization(NamedTuple):
     method: str  # quant_method
     scheme_of: SchemeOf
     kv_cache_dtype: Literal["fp8_e4m3"] | None = None  # of the KV cache that the checkpoint was made for; None: it does not say
-    # whether the checkpoint's files have a layer; None: scheme_of has not seen them, and takes none for plain
+    # whether the checkpoint's files have a layer; None: scheme_of has not seen them, and knows no plain ones
     holds: Callable[[str], bool] | None = None
 
 
