@@ -225,3 +225,15 @@ def test_one_zero_point_of_a_whole_packed_tensor_is_not_packed():
     assert torch.equal(out, (q - 8 + 3) * 0.5)
     whole = layouts.joined(list(layout.stretches(tensors, slice(0, 8), slice(0, 16))))
     assert torch.equal(whole.zeros.expand(8, 1), torch.full((8, 1), 5))
+
+
+def test_an_order_that_was_never_made_is_none():
+    layout = PackQuantizedLayout(PackQuantized(bits=4, group_size=8, has_order=True), "layer", 8, 16)
+    q = torch.randint(0, 16, (8, 16), generator=torch.Generator().manual_seed(0))
+    tensors = {
+        "weight_packed": words(q, 4),
+        "weight_scale": torch.full((8, 2), 0.5),
+        "weight_g_idx": torch.full((16,), -1, dtype=torch.int32),
+    }
+    [found] = layout.stretches(tensors, slice(0, 8), slice(0, 16))
+    assert found.order is None and torch.equal(found.q, q.to(torch.uint8))

@@ -206,5 +206,8 @@ class PackQuantizedLayout(PackedLayout):
             zeros = (tensors["weight_zero_point"].to(torch.int32) + (1 << bits - 1)).view(1, 1)
         else:
             zeros = unpack_words(tensors["weight_zero_point"].t(), bits)[:, : len(q)].t().to(torch.int32)
-        order = group_order(tensors.get("weight_g_idx"), self.group_size)
+        g_idx = tensors.get("weight_g_idx")
+        if g_idx is not None and (g_idx == -1).all():
+            g_idx = None  # as compressed-tensors writes what it has not ordered
+        order = group_order(g_idx, self.group_size)
         return Integers(q if order is None else q.index_select(1, order), scales, (1, self.group_size), zeros, order)
