@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from quire.ipc.layout import split_layers
-from quire.workers.loading.weights import checkpoint_sources
+from quire.workers.loading.files import checkpoint_sources
 from quire.workers.models.build import build_model
 from quire.workers.models.config import ModelConfig, ModelConfigError
 from quire.workers.parallel import Parallel, Stage

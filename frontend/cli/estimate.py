@@ -134,8 +134,8 @@ def _bytes(text: str) -> int:
 # ----------------------------------------------------------------------------------------------------------- the plan
 def estimate(model: Model, config: EngineConfig, memory: int, gpu: str = "") -> Estimate:
     """memory: of the GPU, bytes; 0 for a CPU. Raises EstimateError."""
-    model = on_one(model, config)
-    is_gpu, sizes = memory > 0, with_cache_dtype(model, config)
+    model = on_one(model._replace(sizes=with_cache_dtype(model, config)), config)
+    is_gpu, sizes = memory > 0, model.sizes
     dtype = config.dtype if config.dtype != "auto" else (model.dtype or "bfloat16") if is_gpu else "float32"
     if dtype not in ITEMSIZE:
         raise EstimateError(f"{model.name}: dtype {dtype} is not supported")
@@ -148,7 +148,7 @@ def estimate(model: Model, config: EngineConfig, memory: int, gpu: str = "") -> 
     block_size = config.block_size or plan.default_block_size(is_gpu)
     weights, has_fp8 = model.num_parameters * item, not _plain(gpu).startswith(WITHOUT_FP8)
     if is_gpu:
-        weights = weights_bytes(model, config.quantization, item, has_fp8=has_fp8)
+        weights = weights_bytes(model, config.quantization, item, has_fp8=has_fp8, deals_experts=config.enable_expert_parallel)
     block = plan.kv_block_bytes(sizes, block_size, item)
     groups = len(plan.kv_groups(sizes))
     if is_gpu:
@@ -202,10 +202,19 @@ def cpu_packed_bytes(model: Model, item: int) -> int:
 
 
 def with_cache_dtype(model: Model, config: EngineConfig) -> plan.ModelSizes:
-    """The model's sizes with the layers' --kv-cache-dtype, as workers/models/cache_dtype.py chooses it."""
+    """The model's sizes with the layers' --kv-cache-dtype, as workers/models/cache_dtype.py chooses it, and refuses it.
+
+    Raises EstimateError.
+    """
+    skipped, count = config.kv_cache_dtype_skip_layers, len(model.sizes.layers)
+    if absent := [name for name in skipped if name.isdecimal() and int(name) >= count]:
+        raise EstimateError(f"--kv-cache-dtype-skip-layers {absent[0]}: {model.name} has layers 0 to {count - 1}")
     if config.kv_cache_dtype == "auto" and not model.has_kv_cache_scheme:
+        if skipped:
+            raise EstimateError("--kv-cache-dtype-skip-layers: no layer's cache has 8 bits without --kv-cache-dtype fp8")
         return model.sizes
-    skipped = config.kv_cache_dtype_skip_layers
+    if any(not layer.has_values for layer in model.sizes.layers):
+        raise EstimateError(f"{model.name}: of latent attention the cache has the model's dtype: --kv-cache-dtype auto works")
 
     def itemsize(index: int, layer: plan.LayerSizes) -> int:
         return 0 if str(index) in skipped or (layer.window and "sliding_window" in skipped) else 1

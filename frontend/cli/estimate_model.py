@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from quire.frontend.cli.estimate_sizes import EstimateError, Json, sizes_on_rank
 from quire.ipc.memory_plan import LayerSizes, ModelSizes
+from quire.ipc.quantization import OTHER_NAMES
 from quire.ipc.text_config import is_stretched, text_fields
 
 _MAX_HEADER_BYTES = 100 << 20
@@ -31,11 +32,12 @@ class Model(NamedTuple):
     is_tied: bool  # the head is the embedding
     is_counted: bool  # from the files' headers; otherwise computed from config.json
     has_kv_cache_scheme: bool = False  # the checkpoint was made for a KV cache of 8 bits
-    stored_bytes: int = 0  # of a quantized checkpoint's tensors
+    stored_bytes: int = 0  # of a quantized checkpoint's tensors, but for experts
     quantization: Json | None = None  # its quantization_config, {} of one that is elsewhere
     asked: Json | None = None  # its config, where a worker's code counts what a rank holds
-    expert_parameters: int = 0  # of num_parameters those that are never quantized
+    expert_parameters: int = 0  # of num_parameters
     packed_elements: list[int] | None = None  # RankSizes'
+    stored_expert_bytes: int = 0  # of a quantized checkpoint's experts
 
 
 class Tensor(NamedTuple):
@@ -70,7 +72,7 @@ def read_model(name: str, revision: str | None, download_dir: str | None, token:
     if quantization or any(tensor.name.endswith(".qweight") for tensor in tensors):  # GPTQ and AWQ of old have another file
         counted, stored = 0, sum(tensor.num_bytes for tensor in tensors)  # they are packed
         found = quantization if isinstance(quantization, dict) else {}
-    scheme = found is not None and bool(found.get("kv_cache_scheme"))
+    scheme = found is not None and has_kv_cache_scheme(found)
     parameters = counted or computed_parameters(sizes, tied)
     dtype = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.") or None
     length = _max_model_len(config)
@@ -85,12 +87,15 @@ def _is_plain(config: Json) -> bool:
 
 
 def _asked(name: str, config: Json, tensors: list[Tensor]) -> Model:
-    """Of any other model: a worker's code counts. Experts' weights are plain ones, however a checkpoint holds them."""
+    """Of any other model: a worker's code counts, what a quantized checkpoint stands for."""
     found, fields = sizes_on_rank(name, config), text_fields(config)
     quantization = fields.get("quantization_config") or fields.get("compression_config")
     is_quantized = bool(quantization) or any(tensor.name.endswith(".qweight") for tensor in tensors)
     packed = quantization if isinstance(quantization, dict) else {}
     dtype = str(fields.get("dtype") or fields.get("torch_dtype") or "").removeprefix("torch.") or None
+    stored = dict.fromkeys((False, True), 0)
+    for tensor in tensors if is_quantized else ():
+        stored[".experts." in tensor.name] += tensor.num_bytes
     return Model(
         name=name,
         sizes=found.sizes,
@@ -99,13 +104,20 @@ def _asked(name: str, config: Json, tensors: list[Tensor]) -> Model:
         num_parameters=found.num_parameters,
         is_tied=found.packed_elements[0] > 0,
         is_counted=False,
-        has_kv_cache_scheme=bool(packed.get("kv_cache_scheme")),
-        stored_bytes=sum(t.num_bytes for t in tensors if ".experts." not in t.name) if is_quantized else 0,
+        has_kv_cache_scheme=has_kv_cache_scheme(packed),
+        stored_bytes=stored[False],
+        stored_expert_bytes=stored[True],
         quantization=packed if is_quantized else None,
         asked=config,
         expert_parameters=found.expert_parameters,
         packed_elements=found.packed_elements,
     )
+
+
+def has_kv_cache_scheme(quantization: Json) -> bool:
+    """Whether a checkpoint was made for a KV cache of 8 bits, as a worker reads its quantization_config."""
+    method = quantization.get("quant_method")
+    return OTHER_NAMES.get(str(method), method) == "compressed-tensors" and bool(quantization.get("kv_cache_scheme"))
 
 
 def sizes_of(config: Json) -> ModelSizes:
@@ -143,6 +155,7 @@ def on_rank(model: Model, size: int, *, deals_experts: bool = False) -> Model:
             expert_parameters=found.expert_parameters,
             packed_elements=found.packed_elements,
             stored_bytes=model.stored_bytes * (found.num_parameters - found.expert_parameters) // plain,
+            stored_expert_bytes=model.stored_expert_bytes * found.expert_parameters // max(1, model.expert_parameters),
         )
     if deals_experts:
         raise EstimateError(f"{model.name}: --enable-expert-parallel: the model has no experts; leave the flag out")

@@ -8,11 +8,13 @@ from quire.ipc.layout import split_layers
 def share_of(model: Model, ranks: int, stages: int, *, deals_experts: bool = False) -> Model:
     """Of `ranks` GPUs of each of `stages` stages, one of the stage that holds most. Raises EstimateError."""
     own = model if ranks == 1 and not deals_experts else on_rank(model, ranks, deals_experts=deals_experts)
+    pairs = zip(own.sizes.layers, model.sizes.layers, strict=True)
+    layers = tuple(layer._replace(cache_itemsize=whole.cache_itemsize) for layer, whole in pairs)
+    own = own._replace(sizes=own.sizes._replace(layers=layers))
     if stages == 1:
         return own
     if stages > len(model.sizes.layers):
-        layers = len(model.sizes.layers)
-        raise EstimateError(f"--pipeline-parallel-size {stages} is more than the layers of {model.name} ({layers})")
+        raise EstimateError(f"--pipeline-parallel-size {stages} is more than the layers of {model.name} ({len(layers)})")
     table = model.sizes.vocab_size * model.sizes.hidden_size
     parts = split_layers(table, _layers(model, table, table), table, stages)
     head = table if model.is_tied else table // ranks
@@ -26,6 +28,7 @@ def share_of(model: Model, ranks: int, stages: int, *, deals_experts: bool = Fal
         num_parameters=held[most],
         expert_parameters=own.expert_parameters * held[most] // own.num_parameters,
         stored_bytes=own.stored_bytes * held[most] // own.num_parameters,
+        stored_expert_bytes=own.stored_expert_bytes * held[most] // own.num_parameters,
     )
 
 

@@ -1,7 +1,7 @@
 """What a model's weights take on a GPU, for `quire estimate`: as their files hold them, rounded while loading, or dequantized.
 
-Which formats a GPU computes with is the worker's to say (workers/layers/formats/choice.py); here is as much of it as tells
-4 bits from 16. Sizes that a config has for some of its layers are taken for all.
+Which formats a GPU computes with is the worker's to say (workers/layers/formats/choice.py, and experts.py beside it); here is
+as much of it as tells 4 bits from 16. Sizes that a config has for some of its layers are taken for all.
 """
 
 from quire.frontend.cli.estimate_model import Model
@@ -13,22 +13,71 @@ WITHOUT_FP8 = ("a100", "a10", "a6000", "rtx3090")
 GROUPS, WIDE_GROUP = (32, 64), 128  # sizes that kernels of 16-bit inputs take, and what all take multiples of
 INT4_BITS, MXFP4_BITS = 4 + 3 / 16, 9  # with scales: of 128 weights 16 bits and a zero point of 8; of 32, in 8 bits each, 32
 PLAIN = 0.0
+WEIGHT_ONLY = "int8_per_channel_weight_only"  # of WHILE_LOADING, what no kernel of experts takes
 
 
-def weights_bytes(model: Model, quantization: str | None, item: int, *, has_fp8: bool) -> int:
-    """quantization: --quantization; item: bytes of a plain weight. Head, embedding and experts are not quantized."""
+def weights_bytes(model: Model, quantization: str | None, item: int, *, has_fp8: bool, deals_experts: bool = False) -> int:
+    """quantization: --quantization; item: bytes of a plain weight. Head and embedding are not quantized."""
+    others = model.num_parameters - model.expert_parameters
     if model.quantization is not None:
         bits = bits_on_gpu(model.quantization, has_fp8=has_fp8)
     else:
-        is_plain = quantization not in WHILE_LOADING or (quantization.startswith("fp8") and not has_fp8)
-        bits = PLAIN if is_plain else INT4_BITS if quantization == "int4" else 8.0
+        bits = _bits_while_loading(quantization, has_fp8)
+    if bits == MXFP4_BITS and model.expert_parameters:
+        bits = None  # a mixture's other layers are plain ones
+    experts = _experts_bytes(model, quantization, item, has_fp8, deals_experts)
     if bits is None:
-        return model.stored_bytes + model.expert_parameters * item
+        return model.stored_bytes + experts
     if bits == PLAIN:
-        return model.num_parameters * item
+        return others * item + experts
     head = model.sizes.vocab_size * model.sizes.hidden_size * (1 if model.is_tied else 2)
-    kept = min(head + model.expert_parameters, model.num_parameters)
-    return kept * item + int((model.num_parameters - kept) * bits / 8)
+    kept = min(head, others)
+    return kept * item + int((others - kept) * bits / 8) + experts
+
+
+def _bits_while_loading(quantization: str | None, has_fp8: bool) -> float:
+    if quantization not in WHILE_LOADING or (quantization.startswith("fp8") and not has_fp8):
+        return PLAIN
+    return INT4_BITS if quantization == "int4" else 8.0
+
+
+def _experts_bytes(model: Model, quantization: str | None, item: int, has_fp8: bool, deals_experts: bool) -> int:
+    """Whole experts of several GPUs' are plain, and those that no kernel takes."""
+    plain = model.expert_parameters * item
+    if deals_experts:
+        return plain
+    if model.quantization is None:
+        bits = PLAIN if quantization == WEIGHT_ONLY else _bits_while_loading(quantization, has_fp8)
+        return int(model.expert_parameters * bits / 8) or plain
+    keeps = experts_are_kept(model.quantization, has_fp8=has_fp8)
+    return min(model.stored_expert_bytes, plain) if keeps and model.stored_expert_bytes else plain
+
+
+def experts_are_kept(config: Json, *, has_fp8: bool) -> bool:
+    """Whether kernels compute with the experts of a checkpoint with this quantization_config."""
+    given = config.get("quant_method")
+    method = OTHER_NAMES.get(str(given), given)
+    if method == "mxfp4" or (method == "compressed-tensors" and "mxfp4" in str(config.get("format"))):
+        return True
+    if method == "fp8":
+        is_dynamic = config.get("activation_scheme") != "static"
+        return has_fp8 and is_dynamic and _is_taken(_last(config.get("weight_block_size")), ())
+    if method != "compressed-tensors":
+        is_int4 = config.get("bits") == 4 and not config.get("desc_act") and method not in (None, "bitsandbytes")
+        return is_int4 and _is_taken(config.get("group_size"), GROUPS)
+    groups = config.get("config_groups")
+    return isinstance(groups, dict) and all(_keeps_experts(group, has_fp8) for group in groups.values())
+
+
+def _keeps_experts(group: object, has_fp8: bool) -> bool:
+    """Of a group of compressed-tensors: 4-bit integers, or 8 bits with inputs of the same kind whose scales are dynamic."""
+    if not isinstance(group, dict) or not isinstance(weights := group.get("weights"), dict):
+        return True
+    inputs = group.get("input_activations")
+    if not isinstance(inputs, dict) or inputs.get("num_bits") == 16:
+        is_int4 = weights.get("num_bits") == 4 and weights.get("actorder") not in (True, "group", "dynamic")
+        return is_int4 and _is_computed(group, has_fp8)
+    return bool(inputs.get("dynamic")) and _is_computed(group, has_fp8)
 
 
 def bits_on_gpu(config: Json, *, has_fp8: bool) -> float | None:

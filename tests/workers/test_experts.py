@@ -246,9 +246,66 @@ def test_experts_quantized_one_by_one_are_dequantized(tmp_path):
         assert_same_experts(model_of(packed, parallel), model_of(plain, parallel))
 
 
+ONE_BY_ONE = {"num_bits": 8, "strategy": "channel"}
+
+
+@pytest.mark.parametrize("rank", [None, 1])
+@pytest.mark.parametrize("name", ["gpt-oss", "llama4", "gemma4-moe", "mistral4"])
+def test_experts_of_floats_in_one_tensor_are_rounded_while_they_are_loaded(name, rank, tmp_path):
+    """Each output by its own scale, in whichever order the tensor has inputs, outputs, gates and ups."""
+
+    def rounded(tensors):
+        found = dict(tensors)
+        for key in tensors:
+            if key.endswith(("experts.gate_up_proj", "experts.down_proj")):
+                inputs = 1 if name in ("gpt-oss", "llama4") else 2
+                scale = tensors[key].abs().amax(inputs, keepdim=True) / 127
+                found[key] = (tensors[key] / scale).round() * scale
+        return found
+
+    parallel = Parallel() if rank is None else Parallel(rank, 2)
+    config = read_model_config(tiny_models.tiny_model(name), quantization="int8_per_channel_weight_only")
+    ours = build_model(config, torch.float32, parallel)
+    load_weights(ours, tiny_models.tiny_model(name), "cpu", progress=False)
+    assert_same_experts(ours, model_of(changed(name, tmp_path / "rounded", rounded), parallel))
+
+
+def test_experts_one_by_one_of_a_family_that_stacks_them(tmp_path):
+    """As quantizers write Llama 4."""
+
+    def apart(tensors, *, plain=False):
+        found = dict(tensors)
+        for key in tensors:
+            if not key.endswith(("experts.gate_up_proj", "experts.down_proj")):
+                continue
+            prefix, kinds = key.rpartition(".")[0], ("gate_proj", "up_proj") if "gate_up" in key else ("down_proj",)
+            scale = tensors[key].abs().amax(1, keepdim=True) / 127
+            q = (tensors[key] / scale).round()
+            if plain:
+                found[key] = q * scale
+                continue
+            del found[key]
+            for expert, (values, scales) in enumerate(zip(q, scale, strict=True)):
+                parts = zip(values.t().chunk(len(kinds)), scales.t().chunk(len(kinds)), strict=True)
+                for kind, (part, own) in zip(kinds, parts, strict=True):
+                    layer = f"{prefix}.{expert}.{kind}"
+                    found |= {f"{layer}.weight": part.to(torch.int8).contiguous(), f"{layer}.weight_scale": own.contiguous()}
+        return found
+
+    group = {"targets": ["re:.*experts.*"], "weights": ONE_BY_ONE}
+    config = {"quant_method": "compressed-tensors", "format": "naive-quantized", "config_groups": {"group_0": group}}
+    packed = changed("llama4", tmp_path / "packed", apart, quantization_config=config)
+    plain = changed("llama4", tmp_path / "plain", lambda tensors: apart(tensors, plain=True))
+    assert_same_experts(model_of(packed), model_of(plain))
+
+
 def test_stacked_experts_of_another_format_are_refused(tmp_path):
     config = {"quant_method": "fp8", "weight_block_size": [16, 16]}
-    folder = changed("gpt-oss", tmp_path / "fp8", lambda tensors: tensors, quantization_config=config)
+
+    def small(tensors):
+        return {name: t.to(torch.float8_e4m3fn) if "experts" in name and t.dim() == 3 else t for name, t in tensors.items()}
+
+    folder = changed("gpt-oss", tmp_path / "fp8", small, quantization_config=config)
     with pytest.raises(ModelConfigError, match=r"gate_up_proj holds all experts: only mxfp4 is supported there"):
         build_model(read_model_config(folder), torch.float32, Parallel())
 

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from quantized_packers import words
 from safetensors.torch import load_file
 
 from quire.workers.layers.formats import layouts
 from quire.workers.layers.formats.layouts import ANY
-from quire.workers.layers.formats.layouts_packed import GptqLayout, unpack_words
+from quire.workers.layers.formats.layouts_packed import GptqLayout, PackQuantizedLayout, unpack_words
 from quire.workers.layers.formats.schemes import (
     Awq,
     FourBitCodes,
@@ -208,3 +209,31 @@ def test_words_are_unpacked_as_shifts_do(bits):
     plain = (words[:, :, None] >> shifts & (1 << bits) - 1).flatten(1)
     assert torch.equal(unpack_words(words, bits).to(torch.int32), plain)
     assert torch.equal(unpack_words(words.t(), bits), unpack_words(words.t().contiguous(), bits))
+
+
+def test_one_zero_point_of_a_whole_packed_tensor_is_not_packed():
+    layout = PackQuantizedLayout(PackQuantized(bits=4, group_size=0, is_symmetric=False), "layer", 8, 16)
+    q = torch.randint(0, 16, (8, 16), generator=torch.Generator().manual_seed(0))
+    tensors = {
+        "weight_packed": words(q, 4),
+        "weight_scale": torch.tensor([0.5]),
+        "weight_zero_point": torch.tensor([-3], dtype=torch.int8),
+    }
+    assert layout.stored()["weight_zero_point"].shapes == ((1, 1), (1,))
+    out = torch.empty(8, 16)
+    layout.dequantize_into(tensors, out, slice(0, 8), slice(0, 16))
+    assert torch.equal(out, (q - 8 + 3) * 0.5)
+    whole = layouts.joined(list(layout.stretches(tensors, slice(0, 8), slice(0, 16))))
+    assert torch.equal(whole.zeros.expand(8, 1), torch.full((8, 1), 5))
+
+
+def test_an_order_that_was_never_made_is_none():
+    layout = PackQuantizedLayout(PackQuantized(bits=4, group_size=8, has_order=True), "layer", 8, 16)
+    q = torch.randint(0, 16, (8, 16), generator=torch.Generator().manual_seed(0))
+    tensors = {
+        "weight_packed": words(q, 4),
+        "weight_scale": torch.full((8, 2), 0.5),
+        "weight_g_idx": torch.full((16,), -1, dtype=torch.int32),
+    }
+    [found] = layout.stretches(tensors, slice(0, 8), slice(0, 16))
+    assert found.order is None and torch.equal(found.q, q.to(torch.uint8))

@@ -100,6 +100,28 @@ def test_each_layer_has_its_format(config, expected):
     assert schemes(config) == expected
 
 
+@pytest.mark.parametrize(
+    ("config", "skips"),
+    [
+        ({**GPTQ, "dynamic": {r"-:transformer\.h\.0\.": {}}}, True),
+        ({**AWQ, "modules_to_not_convert": ["h.0.mlp"]}, True),
+        ({**ROUND, "block_name_to_quantize": "transformer.h"}, False),
+        ({**ROUND, "block_name_to_quantize": [["transformer.h.1"]]}, True),
+        ({**ROUND, "block_name_to_quantize": "transformer."}, False),
+        ({**ROUND, "extra_config": {"transformer.h.0.mlp.up": {"bits": 16}}}, True),
+        (groups(entry(INT4, r"re:transformer\.h\..*")), False),
+        (groups(entry(INT4, "transformer.h.0.mlp.up")), False),
+        (groups(entry(INT4), ignore=["transformer.h.0.mlp.up"]), True),
+        ({"quant_method": "fp8", "modules_to_not_convert": ["transformer.h.0"]}, True),
+        ({**BNB, "llm_int8_skip_modules": ["transformer.h.0"]}, True),
+    ],
+)
+def test_a_rule_may_say_any_name_that_a_layer_has(config, skips):
+    """That of the model or one in the checkpoint, whether it is a rule for a layer or against it."""
+    names = ("model.layers.0.mlp.up", "transformer.h.0.mlp.up")
+    assert (read_quantization(config).scheme_of(*names) is None) == skips
+
+
 def test_a_skipped_module_ends_at_a_boundary():
     found = read_quantization({"quant_method": "fp8", "ignored_layers": ["model.layers.1", "gate"]})
     names = (
@@ -144,9 +166,19 @@ def test_a_skipped_module_ends_at_a_boundary():
         (groups(entry({"num_bits": 4, "type": "float", "group_size": 16}), layout="mxfp4-pack-quantized"), "group_size is 16"),
         (groups(entry(INT4), sparsity_config={"format": "sparse-24-bitmask"}), "sparsity_config.format"),
         (groups(entry(INT4), transform_config={"config_groups": {"a": {}}}), "transform_config"),
+        (groups(entry(INT4), transform_config=3), "transform_config must be dict"),
+        (groups(entry(INT4), sparsity_config="x"), "sparsity_config must be dict"),
+        (groups(entry({**INT4, "rotated": True})), "config_groups.group_0.weights.rotated is not known"),
+        (
+            groups(entry(FP8, input_activations={**TOKEN, "scale": 2}), layout="float-quantized"),
+            "input_activations.scale is not",
+        ),
+        ({**ROUND, "rotation_config": {"hadamard_type": "hadamard"}}, "rotation_config is set"),
+        ({**ROUND, "act_bits": 8}, "act_bits is 8: supported is 16"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size"),
         ({"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "static"}, "'dynamic' is supported"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt is 'e5m2'"),
+        ({"quant_method": "fp8", "expert_dtype": "fp4"}, "expert_dtype is 'fp4': supported is 'fp8'"),
         ({**BNB, "bnb_4bit_quant_storage": "bfloat16"}, "bnb_4bit_quant_storage"),
         ({"quant_method": "bitsandbytes"}, "neither load_in_4bit nor load_in_8bit"),
     ],

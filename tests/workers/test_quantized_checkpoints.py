@@ -58,6 +58,42 @@ def test_values_that_contradict_each_other_name_the_layer(tmp_path):
         load(folder)
 
 
+@pytest.mark.parametrize(
+    ("form", "tensor", "value", "said"),
+    [
+        ("pack-quantized-order", "weight_shape", [64, 64], r"weight_shape says \[64, 64\], expected \[64, 128\]"),
+        ("fp8-tensor", "input_scale", 0.0, "input_scale of 0: a positive number"),
+        ("fp8-tensor", "input_scale", float("nan"), "input_scale of nan: a positive number"),
+        ("gptq", "qweight", [[1] * 64] * 16, r"qweight is I64, expected I32"),
+    ],
+)
+def test_tensors_that_say_what_cannot_be_name_the_layer(form, tensor, value, said, tmp_path):
+    folder = folder_of(tmp_path, form)
+    change(folder, **{f"model__layers__0__mlp__down_proj__{tensor}": torch.tensor(value)})
+    with pytest.raises(WeightsError, match=f"down_proj.*{said}"):
+        load(folder)
+
+
+def test_layers_of_floats_are_taken_as_they_are(tmp_path):
+    """Packers leave out what they do not list: here a projection, and all experts in one tensor."""
+    folder = folder_of(tmp_path)
+    name, plain = "model.layers.1.mlp.up_proj", load_file(tiny_model("llama") / "model.safetensors")
+    parts = [f"{name}.{part}" for part in ("qweight", "qzeros", "scales", "g_idx")]
+    change(folder, drop=parts, **{f"{name}.weight": plain[f"{name}.weight"]})
+    weight = load(folder).model.layers[1].mlp.gate_up_proj.format.weight
+    assert torch.equal(weight[128:], plain[f"{name}.weight"].half())
+
+
+@pytest.mark.parametrize("family", ["llama4", "gemma4-moe", "gpt-oss", "qwen3-moe", "qwen2-moe"])
+def test_experts_of_floats_beside_quantized_layers(family, tmp_path):
+    """And routers, which are linear layers to some packers, quantized or not."""
+    quantized(family, "nf4", tmp_path / "model")
+    model, plain = load(tmp_path / "model"), load(tiny_model(family))
+    values = dict(plain.named_parameters())
+    experts = {n: p for n, p in model.named_parameters() if n.endswith(("experts.gate_up", "experts.down"))}
+    assert experts and all(torch.equal(parameter, values[name]) for name, parameter in experts.items())
+
+
 def test_quantize_config_json_stands_in_for_the_field(tmp_path):
     folder = folder_of(tmp_path, "gptq")
     fields = json.loads((folder / "config.json").read_text())
@@ -67,6 +103,13 @@ def test_quantize_config_json_stands_in_for_the_field(tmp_path):
     (folder / "quantize_config.json").write_text(json.dumps(config))
     assert read_model_config(folder).quantization.method == "gptq"
     load(folder)
+
+
+def test_a_multimodal_models_text_may_have_it(tmp_path):
+    fields = json.loads((tiny_model("gemma3-images") / "config.json").read_text())
+    fields["text_config"]["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    assert read_model_config(tmp_path).quantization.method == "bitsandbytes"
 
 
 def test_compression_config_is_its_old_name(tmp_path):

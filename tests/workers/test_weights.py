@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire.workers.layers.norm import RMSNorm
-from quire.workers.loading import weights
+from quire.workers.loading import files, weights
 from quire.workers.loading.target import WeightsError
 from quire.workers.loading.weights import checkpoint_targets, dummy_weights, load_weights
 from quire.workers.models.build import build_model
@@ -87,7 +87,7 @@ def test_tensor_is_a_view_of_the_file_and_not_a_copy(tmp_path):
     size_kib = 64 << 10
     save_file({"x": torch.ones(size_kib << 8)}, tmp_path / "model.safetensors")
     before = anonymous_kib()
-    with weights._open(tmp_path / "model.safetensors") as tensors:
+    with files.open_file(tmp_path / "model.safetensors") as tensors:
         x = tensors.get_tensor("x")
         assert x.max() == 1.0  # every page is touched
         assert anonymous_kib() - before < size_kib // 4

@@ -5,6 +5,7 @@ and value are products. Weights that make keys of latents are multiplied into th
 into what comes out: so attention is that of many queries with one key of 576, whose last 512 elements are the value.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -20,11 +21,15 @@ class Latents(NamedTuple):
     kv: torch.Tensor  # [T, L + R], as projected: the latent, which is to be normed, and what is to be rotated
     norm_weight: torch.Tensor  # [L]
     eps: float
+    rounded: Callable[[torch.Tensor], torch.Tensor] | None = (
+        None  # what becomes of the normed latent; a GPU's kernels do not ask
+    )
 
     def lines(self) -> torch.Tensor:
         """Queries and keys, not rotated yet: [T, (Hq + 1) (R + L)], for devices without a kernel."""
         latent = self.q_latent.shape[2]
         c = norm_cpu.rms_norm(self.kv[:, :latent], self.norm_weight, self.eps)
+        c = c if self.rounded is None else self.rounded(c)
         rotary = self.kv.shape[1] - latent
         q = torch.cat((self.q[:, :, -rotary:], self.q_latent.transpose(0, 1)), -1)
         k = torch.cat((self.kv[:, latent:], c), -1)

@@ -9,19 +9,23 @@ in ops.py, families' mixtures are made of these in models/moe.py.
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from quire.kernels.experts.experts_reference import SwiGLU, Weights
 from quire.kernels.experts.routing_reference import Counting, Routing
 from quire.workers.layers import ops
+from quire.workers.layers.formats.activations import rounded_for
 from quire.workers.layers.formats.experts import KeptExperts, Place, Sizes, capability_of, choose
 from quire.workers.layers.formats.layouts_experts import StackedMxFp4Layout, halves
-from quire.workers.layers.formats.schemes import MxFp4, QuantizationError, Scheme
+from quire.workers.layers.formats.layouts_floats import FloatsLayout
+from quire.workers.layers.formats.schemes import MxFp4, PackQuantized, QuantizationError, Scaled, Scheme
 from quire.workers.layers.formats.stored import Source, StoredLayer, source_of
 from quire.workers.layers.linear import Placement
 from quire.workers.layers.module import WeightOwner, fill_cut, new_parameter
+from quire.workers.layers.rounded_experts import ExpertInputs, experts_of_rounded_inputs
+from quire.workers.layers.stacked_experts import Names, StackedFloats
 from quire.workers.loading.target import FLOATS, Target, copied
 from quire.workers.parallel import Part, whole
 
@@ -34,11 +38,20 @@ class Router(WeightOwner):
     """
 
     def __init__(
-        self, routing: Routing, hidden_size: int, place: Placement, *, has_bias: bool = False, correction: str | None = None
+        self,
+        layer: str,
+        routing: Routing,
+        hidden_size: int,
+        place: Placement,
+        *,
+        has_bias: bool = False,
+        correction: str | None = None,
     ):
+        """layer: its own name in the place."""
         super().__init__()
         self.routing, self._correction_name = routing, correction
         experts, dtype = routing.num_experts, torch.float32 if place.device.type == "cpu" else place.dtype
+        self._stored = _stored_router(layer, whole(experts), whole(hidden_size), place)
         self.weight = new_parameter((experts, hidden_size), dtype, place.device)
         self.bias = new_parameter((experts,), dtype, place.device) if has_bias else None
         self.correction = new_parameter((experts,), torch.float32, place.device) if correction else None
@@ -48,6 +61,8 @@ class Router(WeightOwner):
 
     def forward(self, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(ids int32 [T, k], weights float32 [T, k])"""
+        if self._stored is not None:
+            h = rounded_for(h, self._stored)
         counting = None
         if self._load is not None and self._counts is not None:
             counting = Counting(self._counts, self._load.real_rows(len(h)))
@@ -55,7 +70,11 @@ class Router(WeightOwner):
 
     def targets(self, name: str) -> Iterator[tuple[str, Target]]:
         experts, hidden_size = map(whole, self.weight.shape)
-        yield f"{name}.weight", copied(self.weight, (experts, hidden_size))
+        if self._stored is None:
+            yield f"{name}.weight", copied(self.weight, (experts, hidden_size))
+        else:
+            then = partial(self._stored.dequantize_into, self.weight, name)
+            yield from self._stored.targets(name, self.bias is not None, then)
         if self.bias is not None:
             yield f"{name}.bias", copied(self.bias, (experts,))
         if self.correction is not None:
@@ -67,14 +86,10 @@ class Router(WeightOwner):
             self.correction.zero_()
 
 
-class Names(NamedTuple):
-    """How a checkpoint calls its experts' tensors, and how it stacks them."""
-
-    gate: str = "gate_proj"  # of each expert; all in one are gate_up_proj and down_proj
-    up: str = "up_proj"
-    down: str = "down_proj"
-    are_stacked: bool = False  # always: [E, in, out], not [E, out, in]
-    are_interleaved: bool = False  # row 2i of gate and up is gate's, row 2i + 1 up's
+def _stored_router(layer: str, experts: Part, hidden_size: Part, place: Placement) -> StoredLayer | None:
+    """Of a router that the checkpoint's files hold quantized: to some packers it is a linear layer like any other."""
+    source = place.of_router().sources(hidden_size, {layer: experts}).get(layer)
+    return None if source is None else StoredLayer(source, experts, hidden_size, place.device)
 
 
 class Experts(WeightOwner):
@@ -100,6 +115,7 @@ class Experts(WeightOwner):
         self._dtype = dtype
         self._device, self._sizes = device, Sizes(experts.full, hidden_size, inner)
         self._stored = self._quantized(place)
+        self._inputs = self._rounded_inputs()
         self._kept, self.not_computed = self._keeps()
         if self._kept is None:
             self.gate_up = new_parameter((num_experts, 2 * inner.size, hidden_size), dtype, device)
@@ -110,6 +126,8 @@ class Experts(WeightOwner):
     def forward(
         self, h: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, shared: torch.Tensor | None = None
     ) -> torch.Tensor:
+        if self._inputs:
+            return experts_of_rounded_inputs(h, self.weights, ids, weights, self._act, shared, self._inputs)
         return ops.experts(h, self.weights, ids, weights, self._act, shared, self._num_routed)
 
     @property
@@ -123,11 +141,12 @@ class Experts(WeightOwner):
         if place.quantization is None:
             return {}
         hidden_size, names = whole(self._sizes.hidden), self._names
-        first = "gate_up_proj" if names.are_stacked else f"0.{names.gate}"
-        if (scheme := place.quantization.scheme_of(f"{place.prefix}{first}")) is None:
+        one, holds = f"{place.prefix}0.{names.gate}", place.quantization.holds
+        first = f"{place.prefix}gate_up_proj" if names.are_stacked and not (holds and holds(one)) else one
+        if (scheme := place.quantization.scheme_of(first)) is None:
             return {}
-        if names.are_stacked:
-            return self._stacked_mxfp4(scheme, place.prefix + first)
+        if first != one and not (isinstance(scheme, PackQuantized | Scaled) and scheme.from_floats):
+            return self._stacked_mxfp4(scheme, first)
         kinds = (
             (names.gate, self._inner, hidden_size),
             (names.up, self._inner, hidden_size),
@@ -155,6 +174,14 @@ class Experts(WeightOwner):
             "gate_up_proj": StoredLayer(Source(gate_up, None), inner, whole(hidden_size), self._device, own),
             "down_proj": StoredLayer(Source(down, None), whole(hidden_size), inner, self._device, own),
         }
+
+    def _rounded_inputs(self) -> list[ExpertInputs]:
+        """Of the experts here, on a CPU; none where all inputs are taken as they are."""
+        if self._device.type != "cpu" or not any(stored.activations for stored in self._stored.values()):
+            return []
+        own, names = self._experts, self._names
+        kinds = (names.gate, names.up, names.down)
+        return [ExpertInputs(*(self._stored[f"{expert}.{kind}"] for kind in kinds)) for expert in range(own.start, own.stop)]
 
     def _keeps(self) -> tuple[KeptExperts | None, dict[str, str]]:
         """What keeps the weights quantized, on a GPU; None: nothing does, and why, by the layers that are dequantized."""
@@ -212,21 +239,31 @@ class Experts(WeightOwner):
         yield f"{name}.down_proj", self._target(down, self._take_down)
 
     def _quantized_targets(self, name: str) -> Iterator[tuple[str, Target]]:
-        size, has_bias = self._inner.size, self.gate_up_bias is not None
-        for layer, stored in self._stored.items():
+        has_bias = self.gate_up_bias is not None
+        thens = {layer: self._then(name, layer) for layer in self._stored}
+        of_floats = any(isinstance(stored.layout, FloatsLayout) for stored in self._stored.values())
+        if of_floats:
+            feed = StackedFloats(self._stored, thens, self._names, self._experts, self._sizes)
+            for tensor, target in feed.targets(name):
+                yield tensor, target._replace(is_optional=not self._names.are_stacked)
+        for layer, stored in self._stored.items() if not (of_floats and self._names.are_stacked) else ():
             expert, _, kind = layer.rpartition(".")
-            where = f"{name}.{layer}" if expert else name
-            if self._kept is not None:
-                then = partial(self._kept.put, stored, f"{name}.{layer}", self._place(expert, kind))
-                yield from stored.targets(where, has_bias or not expert, then)
-                continue
-            into: torch.Tensor = self.down if kind == self._names.down else self.gate_up
             own = self._own(int(expert)) if expert else 0
-            if expert:
-                part = {self._names.gate: slice(size), self._names.up: slice(size, None)}.get(kind, slice(None))
-                into = into[own or 0, part]
-            for tensor, target in stored.targets(where, has_bias or not expert, partial(stored.dequantize_into, into, where)):
-                yield tensor, target._replace(is_read=own is not None)
+            stacked = (f"{name}.{'down' if kind == self._names.down else 'gate_up'}_proj",) if of_floats else ()
+            where = f"{name}.{layer}" if expert else name
+            for tensor, target in stored.targets(where, has_bias or not expert, thens[layer]):
+                yield tensor, target._replace(is_read=own is not None, instead=(*target.instead, *stacked))
+
+    def _then(self, name: str, layer: str) -> Callable[[], None]:
+        """What becomes of a quantized layer whose tensors are all there."""
+        (expert, _, kind), stored, size = layer.rpartition("."), self._stored[layer], self._inner.size
+        if self._kept is not None:
+            return partial(self._kept.put, stored, f"{name}.{layer}", self._place(expert, kind))
+        into: torch.Tensor = self.down if kind == self._names.down else self.gate_up
+        if expert:
+            part = {self._names.gate: slice(size), self._names.up: slice(size, None)}.get(kind, slice(None))
+            into = into[self._own(int(expert)) or 0, part]
+        return partial(stored.dequantize_into, into, f"{name}.{layer}" if expert else name)
 
     def _place(self, expert: str, kind: str) -> Place:
         """Where a quantized layer is kept; without an expert's number all experts'."""

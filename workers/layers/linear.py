@@ -39,6 +39,11 @@ class Placement(NamedTuple):
         """Of what lies within the child of this name."""
         return self._replace(prefix=f"{self.prefix}{name}.")
 
+    def of_router(self) -> "Placement":
+        """Of a layer that few packers touch: plain, unless the checkpoint's files say that it is not."""
+        knows = self.quantization is not None and self.quantization.holds is not None
+        return self if knows else self._replace(quantization=None)
+
     def sources(self, inputs: Part, outputs: Mapping[str, Rows]) -> dict[str, Source]:
         """How the checkpoint holds those of a Linear's layers that are quantized. Raises QuantizationError."""
         if self.quantization is None:

@@ -29,8 +29,8 @@ class CheckpointNames(NamedTuple):
         return name
 
     def in_checkpoint(self, name: str) -> Iterable[str]:
-        """What a layer of this name in the model may be called there, the name itself included."""
-        names = {name: None}
+        """What a layer of this name in the model may be called there, the name itself first."""
+        names = {f"{name}.": None}  # as its tensors begin: a prefix may be all of it
         for theirs, ours in reversed(self.prefixes):
             names |= {theirs + other.removeprefix(ours): None for other in names if other.startswith(ours)}
-        return names
+        return [other.removesuffix(".") for other in names]

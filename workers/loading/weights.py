@@ -8,7 +8,6 @@ named at once. Pickled checkpoints (.bin, .pt) are refused: reading one runs cod
 """
 
 import hashlib
-import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,12 +17,11 @@ from pathlib import Path
 from threading import Lock, local
 from typing import Any, NamedTuple
 
-import safetensors
 import torch
 from tqdm import tqdm
 
 from quire.workers.layers.module import WeightOwner
-from quire.workers.loading.names import CheckpointNames
+from quire.workers.loading.files import checkpoint_sources, open_file
 from quire.workers.loading.source import Source
 from quire.workers.loading.target import Target, WeightsError
 from quire.workers.models.between_stages import Elsewhere
@@ -31,7 +29,6 @@ from quire.workers.models.language_model import Fit, LanguageModel
 
 READERS = 4  # threads, each of which reads and copies by turns
 SLICE_BYTES = 64 << 20  # of a tensor, copied at once by a reader: bounds the temporary of a dtype conversion
-PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 INERT_SUFFIXES = (".rotary_emb.inv_freq", ".self_attn.masked_bias", ".attn.masked_bias")  # buffers of old transformers
 # of quantized keys and values, which a cache of 16 bits does not use
 KV_SCALES = (".k_scale", ".v_scale", ".kv_scale", ".q_scale", ".k_proj.output_scale", ".v_proj.output_scale")
@@ -76,7 +73,7 @@ def load_weights(model: LanguageModel, model_dir: str | Path, device: torch.devi
         ThreadPoolExecutor(READERS, "weights") as readers,
     ):  # fmt: skip
         files = {source.file for name, source in sources.items() if name in targets}
-        maps = {file: opened.enter_context(_open(file)) for file in files}
+        maps = {file: opened.enter_context(open_file(file)) for file in files}
         together = _Together([targets[name] for name in sources if name in targets])
         copies: dict[Future[Any], Copy] = {
             readers.submit(_copy, maps[source.file], source.name, targets[name], together, device): Copy(
@@ -183,58 +180,6 @@ def dummy_weights(model: LanguageModel, seed: int) -> None:
         owner.finish()
 
 
-def checkpoint_files(model_dir: Path) -> list[Path]:
-    """The safetensors files of a folder: model.safetensors, or those that its index names. Raises WeightsError."""
-    index = model_dir / "model.safetensors.index.json"
-    if index.exists():
-        return _indexed_files(index)
-    single = model_dir / "model.safetensors"
-    if single.exists():
-        return [single]
-    if any(path.suffix in PICKLED for path in model_dir.iterdir()):
-        raise WeightsError(
-            f"{model_dir} holds pickled weights (.bin, .pt) only. Quire reads safetensors, because unpickling runs code "
-            "from the file; convert the checkpoint first (transformers' save_pretrained writes safetensors)."
-        )
-    raise WeightsError(f"{model_dir} holds no model.safetensors and no model.safetensors.index.json")
-
-
-def _indexed_files(index: Path) -> list[Path]:
-    try:
-        weight_map = json.loads(index.read_bytes())["weight_map"]
-        names = sorted(set(weight_map.values()))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise WeightsError(f"{index} is not a safetensors index") from None
-    for name in names:
-        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            raise WeightsError(f"{index} names {name!r}, which is not a safetensors file of the same folder")
-        if not (index.parent / name).exists():
-            raise WeightsError(f"{index} names {name}, which is not there: the download may be incomplete")
-    return [index.parent / name for name in names]
-
-
-def _open(file: Path) -> Any:
-    try:
-        return safetensors.safe_open(file, framework="pt", device="cpu")
-    except (safetensors.SafetensorError, OSError) as error:
-        raise WeightsError(f"{file} cannot be read as safetensors: {error}") from None
-
-
-def checkpoint_sources(model_dir: Path, names: CheckpointNames) -> dict[str, Source]:
-    """Tensors of a folder's files by their names in the model. Raises WeightsError."""
-    sources: dict[str, Source] = {}
-    for file in checkpoint_files(model_dir):
-        with _open(file) as tensors:
-            for theirs in tensors.keys():  # noqa: SIM118 - not a dict
-                if names.is_ignored(theirs):
-                    continue
-                part, name = tensors.get_slice(theirs), names.in_model(theirs)
-                if name in sources:
-                    raise WeightsError(f"tensor {name} is in {sources[name].file.name} and in {file.name}")
-                sources[name] = Source(file, theirs, tuple(part.get_shape()), part.get_dtype())
-    return sources
-
-
 def _check_fit(sources: dict[str, Source], targets: dict[str, Target]) -> None:
     """Raise one WeightsError that names every tensor that is missing, surplus, of another shape or of another kind."""
     known = (*INERT_SUFFIXES, *KV_SCALES)
@@ -250,7 +195,7 @@ def _check_fit(sources: dict[str, Source], targets: dict[str, Target]) -> None:
         if name in sources and not target.fits(sources[name].shape)
     ]
     foreign = [
-        f"{name} is {sources[name].dtype}"
+        f"{name} is {sources[name].dtype}, expected {' or '.join(target.dtypes)}"
         for name, target in targets.items()
         if name in sources and sources[name].dtype not in target.dtypes
     ]
@@ -275,7 +220,7 @@ def _listed(names: list[str]) -> str:
 
 def _check_tied(sources: dict[str, Source]) -> None:
     """A tied checkpoint may hold both names, with equal values: else it is not tied, whatever its config.json says."""
-    with _open(sources[EMBED].file) as a, _open(sources[HEAD].file) as b:
+    with open_file(sources[EMBED].file) as a, open_file(sources[HEAD].file) as b:
         if not torch.equal(a.get_tensor(sources[EMBED].name), b.get_tensor(sources[HEAD].name)):
             raise WeightsError(
                 "config.json ties the word embeddings, but the checkpoint holds an lm_head.weight of its own that differs: "

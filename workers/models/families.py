@@ -5,6 +5,7 @@ A family is one file and one line of this table. Does not read generation_config
 """
 
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from quire.ipc.quantization import WHILE_LOADING
 from quire.workers.layers.formats.config import read_quantization
 from quire.workers.layers.formats.config_floats import quantization_while_loading
 from quire.workers.layers.formats.schemes import Quantization, QuantizationError, Scheme
+from quire.workers.loading.files import StoredLayers
 from quire.workers.loading.names import CheckpointNames
+from quire.workers.loading.target import WeightsError
 from quire.workers.models import (
     bloom,
     cohere,
@@ -53,6 +56,8 @@ from quire.workers.models.cache_dtype import with_cache_dtype
 from quire.workers.models.config import ModelConfig, ModelConfigError
 from quire.workers.models.decoder import Family
 from quire.workers.models.fields import Json, flag, number, read_dtype, refuse_unknown, size, words
+
+log = logging.getLogger("quire.workers")
 
 # by config.json's "architectures"
 FAMILIES: dict[str, Family] = {
@@ -127,7 +132,26 @@ def read_model_config(model_dir: str | Path, overrides: Json | None = None, **wi
     beside = Path(model_dir) / "quantize_config.json"
     if quantization_config_of(fields) is None and beside.exists():
         fields["quantization_config"] = _beside(beside)
-    return parse_model_config({**fields, **(overrides or {})}, **wishes)
+    own, fields = quantization_config_of(fields), {**fields, **(overrides or {})}
+    config = parse_model_config(fields, **wishes)
+    if config.quantization is None or own is None or quantization_config_of(fields) is not own:
+        return config  # what a flag says of all layers is not the files' to say
+    return msgspec.structs.replace(config, quantization=_as_stored(config.quantization, Path(model_dir), config.names))
+
+
+def _as_stored(quantized: Quantization, model_dir: Path, names: CheckpointNames) -> Quantization:
+    """A layer of floats is taken as it is, whatever quantization_config says: few packers list all that they leave out."""
+    try:
+        stored = StoredLayers(model_dir, names)
+    except (WeightsError, OSError):
+        return quantized  # there are no files, or those that load will speak of them
+    if stored.are_all_plain and quantized.kv_cache_dtype is None:
+        log.warning("quantization_config says %s, but all tensors are floats: they are taken as they are", quantized.method)
+
+    def scheme_of(*layer: str) -> Scheme | None:
+        return None if any(map(stored.is_plain, layer)) else quantized.scheme_of(*layer)
+
+    return quantized._replace(scheme_of=scheme_of, holds=stored.holds)
 
 
 def _beside(path: Path) -> Json:
@@ -190,7 +214,7 @@ def _of_family(fields: Json, architecture: str, quantized: Quantization | None) 
     family = FAMILIES[architecture]
     fields = family.plain_fields(fields)
     if quantized is not None:
-        quantized = _by_either_name(quantized, family.names)
+        quantized = _by_all_names(quantized, family.names)
     refuse_unknown(fields, family.name, family.fields, family.activations)
     return ModelConfig(
         architecture=architecture,
@@ -207,20 +231,21 @@ def _of_family(fields: Json, architecture: str, quantized: Quantization | None) 
     )
 
 
-def _by_either_name(quantized: Quantization, names: CheckpointNames) -> Quantization:
-    """A layer is quantized if it is by its name in the model and by all that it may have in the checkpoint."""
+def _by_all_names(quantized: Quantization, names: CheckpointNames) -> Quantization:
+    """Rules may say a layer's name in the model or any that it may have in the checkpoint."""
 
-    def scheme_of(layer: str) -> Scheme | None:
-        schemes = [quantized.scheme_of(name) for name in names.in_checkpoint(layer)]
-        return schemes[0] if None not in schemes else None
+    def scheme_of(*layer: str) -> Scheme | None:
+        return quantized.scheme_of(*(spelled for name in layer for spelled in names.in_checkpoint(name)))
 
     return quantized._replace(scheme_of=scheme_of)
 
 
 def quantization_config_of(fields: Json) -> object:
-    """compressed-tensors' first versions called it compression_config."""
-    found = fields.get("quantization_config")
-    return fields.get("compression_config") if found is None else found
+    """compressed-tensors' first versions called it compression_config; of a multimodal model it may be the text's."""
+    text = fields.get("text_config")
+    places = (fields, text) if isinstance(text, dict) else (fields,)
+    found = (place.get(name) for place in places for name in ("quantization_config", "compression_config"))
+    return next((config for config in found if config is not None), None)
 
 
 def _quantization(config: object, asked: str | None) -> Quantization | None:

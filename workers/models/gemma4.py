@@ -15,10 +15,11 @@ import torch
 
 from quire.kernels.experts.routing_reference import Routing
 from quire.workers.layers import ops
-from quire.workers.layers.experts import Experts, Names, Router
+from quire.workers.layers.experts import Experts, Router
 from quire.workers.layers.linear import Linear, Placement
 from quire.workers.layers.module import Module, WeightOwner, new_parameter
 from quire.workers.layers.norm import make_norm
+from quire.workers.layers.stacked_experts import Names
 from quire.workers.loading.target import Target, copied
 from quire.workers.models.blocks import Attend, GatedMLP, SelfAttention
 from quire.workers.models.config import LayerSpec, ModelConfig
@@ -68,7 +69,7 @@ class Gemma4Router(Module):
         super().__init__()
         self._eps, self._root = config.rms_norm_eps, config.hidden_size**-0.5
         self.scales = Scales(config.hidden_size, experts, place)
-        self.proj = Router(routing, config.hidden_size, place)
+        self.proj = Router("router.proj", routing, config.hidden_size, place)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """As layers.experts.Router."""

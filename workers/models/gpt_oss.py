@@ -10,10 +10,10 @@ import msgspec
 import torch
 
 from quire.kernels.experts.experts_reference import SwiGLU
-from quire.workers.layers.experts import Names
 from quire.workers.layers.linear import Placement
 from quire.workers.layers.module import Module
 from quire.workers.layers.norm import NormSpec, make_norm
+from quire.workers.layers.stacked_experts import Names
 from quire.workers.models.blocks import Attend, SelfAttention
 from quire.workers.models.config import ExpertsSpec, LayerSpec, ModelConfig, ModelConfigError, ModelSpec
 from quire.workers.models.decoder import Family

@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 import torch
 
-from quire.workers.layers.experts import Names
 from quire.workers.layers.linear import Placement
 from quire.workers.layers.module import Module
 from quire.workers.layers.norm import make_norm
+from quire.workers.layers.stacked_experts import Names
 from quire.workers.loading.names import CheckpointNames
 from quire.workers.models.blocks import Attend, GatedMLP, SelfAttention
 from quire.workers.models.config import (

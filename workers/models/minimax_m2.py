@@ -7,10 +7,10 @@ The router's sigmoids, plus a correction that chooses and does not weigh; the ch
 
 import torch
 
-from quire.workers.layers.experts import Names
 from quire.workers.layers.linear import Placement
 from quire.workers.layers.module import Module
 from quire.workers.layers.norm import RMSNorm
+from quire.workers.layers.stacked_experts import Names
 from quire.workers.models.blocks import Attend, SelfAttention
 from quire.workers.models.config import ExpertsSpec, LayerSpec, ModelConfig
 from quire.workers.models.decoder import Family

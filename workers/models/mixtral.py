@@ -6,10 +6,10 @@ if there is one, is every layer's.
 
 import torch
 
-from quire.workers.layers.experts import Names
 from quire.workers.layers.linear import Placement
 from quire.workers.layers.module import Module
 from quire.workers.layers.norm import RMSNorm
+from quire.workers.layers.stacked_experts import Names
 from quire.workers.models.blocks import Attend, SelfAttention
 from quire.workers.models.config import ExpertsSpec, LayerSpec, ModelConfig
 from quire.workers.models.decoder import Family

@@ -8,12 +8,13 @@ W_k is multiplied into q, W_v into the result: neither keys nor values are ever 
 and the cache of them, every rank has whole.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
 
 from quire.workers.attention.latent import Latents
+from quire.workers.layers.formats.activations import rounded_for
 from quire.workers.layers.formats.stored import StoredLayer
 from quire.workers.layers.linear import Linear, Placement
 from quire.workers.layers.module import Module, WeightOwner, fill_cut, new_parameter
@@ -36,6 +37,12 @@ class KeysAndValues(WeightOwner):
         self.weight = new_parameter((heads.size, sizes.nope + sizes.value, sizes.latent), place.dtype, place.device)
         sources = place.sources(self._columns, {"kv_b_proj": self._rows})
         self._stored = [StoredLayer(source, self._rows, self._columns, place.device) for source in sources.values()]
+
+    @property
+    def rounded(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """What becomes of latents where the checkpoint has kv_b_proj's inputs quantized: nothing else reads them."""
+        stored = next(iter(self._stored), None)
+        return None if stored is None or stored.activations is None else partial(rounded_for, layer=stored)
 
     def into_queries(self, q: torch.Tensor) -> torch.Tensor:
         """q [T, Hq, N] -> [Hq, T, L]"""
@@ -90,8 +97,9 @@ class LatentAttention(Module):
         if self._has_q_latent:
             q = self.q_b_proj(self.q_a_layernorm(q))
         q = q.unflatten(1, (self._heads, -1))
-        weight = self.kv_a_layernorm.weight
-        out = attend(self.layer, Latents(q, self.kv_b_proj.into_queries(q[..., : self._nope]), kv, weight, EPS), None, None)
+        weight, rounded = self.kv_a_layernorm.weight, self.kv_b_proj.rounded
+        latents = Latents(q, self.kv_b_proj.into_queries(q[..., : self._nope]), kv, weight, EPS, rounded)
+        out = attend(self.layer, latents, None, None)
         if logits_indices is not None:
             out, residual = out.index_select(0, logits_indices), residual.index_select(0, logits_indices)
         return self.o_proj.in_parts(self.kv_b_proj.values(out)), residual

@@ -9,10 +9,11 @@ Called as blocks.GatedMLP is. Modules have the checkpoint's names: a family says
 
 import torch
 
-from quire.workers.layers.experts import Experts, Names, Router
+from quire.workers.layers.experts import Experts, Router
 from quire.workers.layers.linear import Linear, Placement
 from quire.workers.layers.module import Module
 from quire.workers.layers.norm import Norm
+from quire.workers.layers.stacked_experts import Names
 from quire.workers.models.config import ExpertsSpec
 from quire.workers.parallel import whole
 
@@ -58,13 +59,12 @@ class MoE(Module):
         self._parallel, place = place.parallel, place.at(name)
         self._weighs_input = spec.weighs_input
         own, inner = place.parallel.experts(spec.routing.num_experts), place.parallel.of_each_expert(spec.intermediate_size)
-        self.add_module(router, Router(spec.routing, hidden_size, place, has_bias=has_bias, correction=correction))
+        self.add_module(router, Router(router, spec.routing, hidden_size, place, has_bias=has_bias, correction=correction))
         self.experts = Experts(own, hidden_size, inner, place.at("experts"), act=spec.act, names=names, has_bias=has_bias)
         if spec.shared_size and shared:
             self.add_module(shared, SharedExpert(hidden_size, spec.shared_size, place.at(shared)))
             if shared_gate:
-                plain = place._replace(quantization=None)
-                self.add_module(shared_gate, Linear(whole(hidden_size), {shared_gate: whole(1)}, False, plain))
+                self.add_module(shared_gate, Linear(whole(hidden_size), {shared_gate: whole(1)}, False, place.of_router()))
         # past nn.Module, which knows them by the checkpoint's names
         children = self._modules.get(router), self._modules.get(shared or ""), self._modules.get(shared_gate or "")
         self.__dict__.update(zip(("_router", "_shared", "_shared_gate"), children, strict=True))

@@ -310,3 +310,30 @@ def test_a_checkpoint_whose_config_lies_elsewhere(tmp_path):
     (tmp_path / "model" / "config.json").write_text(json.dumps(config))
     model = read(tmp_path / "model")
     assert estimate(model, EngineConfig(), 8 * GIB).weights_bytes == model.stored_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("skipped", "dtype", "said"),
+    [
+        (["0"], "auto", "no layer's cache has 8 bits without --kv-cache-dtype fp8"),
+        (["sliding_window"], "auto", "no layer's cache has 8 bits without --kv-cache-dtype fp8"),
+        (["1", "9"], "fp8", "--kv-cache-dtype-skip-layers 9: .* has layers 0 to 3"),
+    ],
+)
+def test_layers_that_cannot_be_left_out_are_refused_as_by_an_engine(skipped, dtype, said):
+    config = EngineConfig(kv_cache_dtype=dtype, kv_cache_dtype_skip_layers=skipped)
+    with pytest.raises(EstimateError, match=said):
+        estimate(read(tiny_model("qwen2-mixed")), config, 8 * GIB)
+
+
+def test_a_layer_that_is_left_out_counts_on_its_own_stage():
+    """By its number in the model, whichever stage has it: the first holds the embedding, and so fewer layers' worth."""
+    model = read(tiny_model("qwen2-mixed"))
+    model = model._replace(sizes=model.sizes._replace(layers=model.sizes.layers[:1] * 4))
+
+    def of(*skipped):
+        config = EngineConfig(kv_cache_dtype="fp8", kv_cache_dtype_skip_layers=list(skipped), pipeline_parallel_size=2)
+        return estimate(model, config, 8 * GIB).kv_bytes_per_token
+
+    grows = [of(str(i)) > of() for i in range(4)]
+    assert grows in ([True, True, False, False], [False, False, True, True])

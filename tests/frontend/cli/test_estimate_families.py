@@ -15,7 +15,7 @@ from quire.frontend.cli import main as cli
 from quire.frontend.cli.estimate import estimate, gpu_bytes
 from quire.frontend.cli.estimate_model import on_rank
 from quire.frontend.cli.estimate_sizes import EstimateError
-from quire.frontend.cli.estimate_weights import weights_bytes
+from quire.frontend.cli.estimate_weights import experts_are_kept, weights_bytes
 from quire.ipc.config import EngineConfig
 from quire.ipc.memory_plan import RankSizes
 from quire.workers.attention.kv_cache import KVCache
@@ -115,11 +115,50 @@ def test_other_models_are_counted_by_transformers_path(tmp_path, asked_here):
     assert found.kv_bytes_per_token == 2 * 2 * 64 * 4
 
 
-def test_experts_of_a_quantized_checkpoint_count_as_plain_weights(tmp_path, asked_here):
-    config = json.loads((tiny_model("gpt-oss") / "config.json").read_bytes())
-    found = read(folder_of(tmp_path, {**config, "quantization_config": {"quant_method": "mxfp4"}}))
-    whole = weights_bytes(found, None, 2, has_fp8=True)
-    assert 2 * found.expert_parameters < whole < 2 * found.num_parameters
+FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+TOKEN = {"num_bits": 8, "dynamic": True, "strategy": "token"}
+
+
+def compressed(weights, inputs=None):
+    return {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": weights, "input_activations": inputs}}}
+
+
+@pytest.mark.parametrize(
+    ("config", "is_kept"),
+    [
+        ({"quant_method": "mxfp4"}, True),
+        (FP8, True),
+        ({**FP8, "activation_scheme": "static"}, False),
+        (GPTQ, True),
+        ({**GPTQ, "desc_act": True}, False),
+        ({**GPTQ, "bits": 8}, False),
+        ({**GPTQ, "group_size": 48}, False),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, False),
+        (compressed({"num_bits": 4, "group_size": 128}), True),
+        (compressed({"num_bits": 4, "group_size": 128, "actorder": "group"}), False),
+        (compressed({"num_bits": 8}), False),
+        (compressed({"num_bits": 8}, TOKEN), True),
+        (compressed({"num_bits": 8}, {**TOKEN, "dynamic": False}), False),
+    ],
+)
+def test_experts_of_a_quantized_checkpoint_take_what_their_kernels_hold(config, is_kept):
+    assert experts_are_kept(config, has_fp8=True) == is_kept
+
+
+def test_experts_on_a_gpu_count_as_stored_or_plain(tmp_path, asked_here):
+    """By what keeps them: whole ones on several GPUs are dequantized."""
+    fields = json.loads((tiny_model("gpt-oss") / "config.json").read_bytes())
+    found = read(folder_of(tmp_path, {**fields, "quantization_config": {"quant_method": "mxfp4"}}))
+    found = found._replace(stored_bytes=1000, stored_expert_bytes=found.expert_parameters * 17 // 32)
+    plain = 2 * found.expert_parameters + 1000
+    assert weights_bytes(found, None, 2, has_fp8=True) == found.stored_expert_bytes + 1000
+    assert weights_bytes(found, None, 2, has_fp8=True, deals_experts=True) == plain
+    loaded = read(tiny_model("qwen3-moe"))
+    experts = loaded.expert_parameters
+    of = {name: weights_bytes(loaded, name, 2, has_fp8=True) for name in (None, "fp8", "int4", "int8_per_channel_weight_only")}
+    assert of["fp8"] < of[None] - experts and of["int4"] < of["fp8"] - experts * 3 // 8
+    assert of["int8_per_channel_weight_only"] - of["fp8"] == experts
 
 
 def test_what_no_worker_can_run_is_not_estimated(tmp_path, asked_here):

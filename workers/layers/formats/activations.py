@@ -65,7 +65,7 @@ class RoundedInputs(Products):
         for rows, layer in self._layers:
             key = _key(layer)
             if key not in done:
-                done[key] = self._inner.product(_rounded(x, layer))
+                done[key] = self._inner.product(rounded_for(x, layer))
             parts.append(done[key][:, start : start + rows])
             start += rows
         y = done.popitem()[1] if len(done) == 1 else torch.cat(parts, -1)
@@ -79,7 +79,13 @@ def _key(layer: StoredLayer | None) -> object:
     return layer.activations, layer.input_scale, layer.input_zero_point
 
 
-def _rounded(x: torch.Tensor, layer: StoredLayer | None) -> torch.Tensor:
+def rounds_alike(one: StoredLayer | None, other: StoredLayer | None) -> bool:
+    """Whether both layers' inputs are rounded to the same values."""
+    return _key(one) == _key(other)
+
+
+def rounded_for(x: torch.Tensor, layer: StoredLayer | None) -> torch.Tensor:
+    """x [T, K] as the layer wants its inputs."""
     if layer is None or layer.activations is None:
         return x
     return rounded(x, layer.activations, layer.input_scale, layer.input_zero_point)

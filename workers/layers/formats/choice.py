@@ -39,6 +39,8 @@ def quantized_format(
     choices, refused, capability = {}, {}, capability_of(device)
     for layer in partition.rows:
         found = choose(partition.sources.get(layer), partition.columns, capability)
+        if layer in partition.sources and partition.shape[0] == 1:
+            found = "a single output"
         choices[layer] = Choice() if isinstance(found, str) else found
         if isinstance(found, str):
             refused[layer] = found

@@ -21,6 +21,7 @@ from quire.workers.layers.formats.schemes import (
     RowInt8,
     Scaled,
     Scheme,
+    SchemeOf,
     field,
     one_of,
 )
@@ -34,7 +35,7 @@ def read_quantization(config: object) -> Quantization:
     if method is None and (config.get("load_in_4bit") or config.get("load_in_8bit")):
         method = "bitsandbytes"
     method = OTHER_NAMES.get(str(method), method)
-    readers: dict[object, Callable[[Json], Callable[[str], Scheme | None]]] = {
+    readers: dict[object, Callable[[Json], SchemeOf]] = {
         "gptq": read_gptq,
         "awq": read_awq,
         "auto-round": read_auto_round,
@@ -51,10 +52,11 @@ def read_quantization(config: object) -> Quantization:
     return Quantization(str(method), readers[method](config), kv_cache_dtype)
 
 
-def read_fp8(config: Json) -> Callable[[str], Scheme | None]:
+def read_fp8(config: Json) -> SchemeOf:
     """DeepSeek's and transformers' blocks of 128 by 128, and one scale a tensor. The head is never quantized."""
     one_of(config.get("fmt") or "e4m3", ("e4m3", "float8_e4m3fn"), "quantization_config: fmt")
     one_of(config.get("scale_fmt") or "ue8m0", ("ue8m0", "float"), "quantization_config: scale_fmt")
+    one_of(config.get("expert_dtype") or "fp8", ("fp8",), "quantization_config: expert_dtype")
     is_static = one_of(
         config.get("activation_scheme") or "dynamic", ("dynamic", "static"), "quantization_config: activation_scheme"
     )
@@ -72,10 +74,10 @@ def read_fp8(config: Json) -> Callable[[str], Scheme | None]:
         activations=Activations(dtype="fp8", is_static=is_static == "static", group_size=block[1] if block else 0),
     )
     skipped = checked(names_of(config, "ignored_layers", "modules_to_not_convert"), "modules_to_not_convert")
-    return lambda layer: None if layer == HEAD or is_skipped(layer, skipped) else scheme
+    return lambda *names: None if HEAD in names or is_skipped(names, skipped) else scheme
 
 
-def read_bitsandbytes(config: Json) -> Callable[[str], Scheme | None]:
+def read_bitsandbytes(config: Json) -> SchemeOf:
     """Four-bit codes or int8, as transformers saves them: without a list of what it skips, it skips the head."""
     has_list = config.get("llm_int8_skip_modules") is not None
     skipped = checked(names_of(config, "llm_int8_skip_modules") if has_list else [HEAD], "llm_int8_skip_modules")
@@ -88,10 +90,10 @@ def read_bitsandbytes(config: Json) -> Callable[[str], Scheme | None]:
         scheme = FourBitCodes(quant_type=kind, is_nested=field(config, "bnb_4bit_use_double_quant", bool, False))
     else:
         raise QuantizationError("quantization_config of bitsandbytes sets neither load_in_4bit nor load_in_8bit")
-    return lambda layer: None if is_skipped(layer, skipped) else scheme
+    return lambda *names: None if is_skipped(names, skipped) else scheme
 
 
-def read_mxfp4(config: Json) -> Callable[[str], Scheme | None]:
+def read_mxfp4(config: Json) -> SchemeOf:
     """As gpt-oss says it. The head is never quantized."""
     skipped = checked(names_of(config, "modules_to_not_convert"), "modules_to_not_convert")
-    return lambda layer: None if layer == HEAD or is_skipped(layer, skipped) else MxFp4()
+    return lambda *names: None if HEAD in names or is_skipped(names, skipped) else MxFp4()

@@ -4,7 +4,7 @@ A name goes before a regex, and that before a class, as compressed-tensors ranks
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Literal
 
 from quire.workers.layers.formats.names import checked
@@ -17,6 +17,7 @@ from quire.workers.layers.formats.schemes import (
     QuantizationError,
     Scaled,
     Scheme,
+    SchemeOf,
     field,
     group,
     one_of,
@@ -24,14 +25,17 @@ from quire.workers.layers.formats.schemes import (
 
 WHERE = "quantization_config"
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mxfp4-pack-quantized")
+ARGUMENTS = (  # of weights and of activations; the last four were for the packer
+    "num_bits", "type", "symmetric", "group_size", "strategy", "block_structure", "dynamic", "actorder",
+    "scale_dtype", "zp_dtype", "observer", "observer_kwargs",
+)  # fmt: skip
 LINEAR = ("Linear", "LinearBase", "Module")  # classes that a linear layer is of
 
 
-def read_compressed(config: Json) -> Callable[[str], Scheme | None]:
+def read_compressed(config: Json) -> SchemeOf:
     """The scheme of a layer's group, unless it is ignored."""
-    one_of((config.get("sparsity_config") or {}).get("format", "dense"), ("dense",), f"{WHERE}: sparsity_config.format")
-    transforms = config.get("transform_config") or {}
-    if isinstance(transforms, dict) and transforms.get("config_groups"):
+    one_of(field(config, "sparsity_config", dict, {}).get("format", "dense"), ("dense",), f"{WHERE}: sparsity_config.format")
+    if field(config, "transform_config", dict, {}).get("config_groups"):
         raise QuantizationError(f"{WHERE}: transform_config is set: rotated weights are not supported, plain ones are")
     groups = field(config, "config_groups", dict, {})
     if not groups and not config.get("kv_cache_scheme"):  # of a checkpoint for an 8-bit KV cache alone there are none
@@ -45,10 +49,10 @@ def read_compressed(config: Json) -> Callable[[str], Scheme | None]:
     ranked.sort(key=lambda found: _rank(found[0]))
     ignored = _targets(config, "ignore", "ignore")
 
-    def scheme_of(layer: str) -> Scheme | None:
-        if any(_matches(pattern, layer) for pattern in ignored):
+    def scheme_of(*names: str) -> Scheme | None:
+        if any(_matches(pattern, names) for pattern in ignored):
             return None
-        return next((scheme for target, scheme in ranked if _matches(target, layer)), None)
+        return next((scheme for target, scheme in ranked if _matches(target, names)), None)
 
     return scheme_of
 
@@ -65,10 +69,10 @@ def _rank(target: str) -> int:
     return 2 if target in LINEAR else 1 if target.startswith("re:") else 0
 
 
-def _matches(target: str, layer: str) -> bool:
+def _matches(target: str, names: Sequence[str]) -> bool:
     if target.startswith("re:"):
-        return re.match(target[3:], layer) is not None
-    return target == layer or target in LINEAR
+        return any(re.match(target[3:], name) for name in names)
+    return target in names or target in LINEAR
 
 
 def _scheme(entry: Json, format_name: object, where: str) -> Scheme | None:
@@ -77,6 +81,7 @@ def _scheme(entry: Json, format_name: object, where: str) -> Scheme | None:
         one_of(entry.get("input_activations"), (None,), f"{where}.input_activations of a group without weights")
         return None
     weights_at = f"{where}.weights"
+    _refuse_unknown(weights, weights_at)
     kind = one_of(weights.get("type") or "int", ("int", "float"), f"{weights_at}.type")
     one_of(field(weights, "dynamic", bool, False, weights_at), (False,), f"{weights_at}.dynamic")
     bits = weights.get("num_bits", 8)
@@ -110,6 +115,12 @@ def _scheme(entry: Json, format_name: object, where: str) -> Scheme | None:
         is_symmetric=is_symmetric,
         activations=activations,
     )
+
+
+def _refuse_unknown(arguments: Json, where: str) -> None:
+    """compressed-tensors takes no others, either; what is null changes nothing."""
+    if other := sorted(name for name, value in arguments.items() if name not in ARGUMENTS and value is not None):
+        raise QuantizationError(f"{where}.{other[0]} is not known: supported are {', '.join(ARGUMENTS)}")
 
 
 def read_kv_cache_scheme(config: Json) -> Literal["fp8_e4m3"] | None:
@@ -159,6 +170,7 @@ def _block(weights: Json, strategy: str, where: str) -> tuple[int, int]:
 def _activations(config: Json | None, where: str) -> Activations | None:
     if config is None or field(config, "num_bits", int, 8, where) >= 16:
         return None
+    _refuse_unknown(config, where)
     one_of(config.get("num_bits", 8), (8,), f"{where}.num_bits")
     kind = one_of(config.get("type") or "int", ("int", "float"), f"{where}.type")
     dynamic = one_of(config.get("dynamic", False), (True, False), f"{where}.dynamic")

@@ -25,4 +25,4 @@ SCHEMES["fp8"] = SCHEMES["fp8_per_tensor"]
 def quantization_while_loading(name: str) -> Quantization:
     """Of a name in ipc.quantization.WHILE_LOADING."""
     scheme = SCHEMES[name]
-    return Quantization(name, lambda layer: None if layer == HEAD else scheme)
+    return Quantization(name, lambda *names: None if HEAD in names else scheme)

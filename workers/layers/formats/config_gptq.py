@@ -4,7 +4,7 @@ auto-round writes in the layouts of the others; what differs is how it says whic
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from quire.workers.layers.formats.names import HEAD, checked, is_skipped, names_of
@@ -16,13 +16,13 @@ from quire.workers.layers.formats.schemes import (
     QuantizationError,
     Scaled,
     Scheme,
+    SchemeOf,
     field,
     group,
     one_of,
 )
 
 WHERE = "quantization_config"
-SchemeOf = Callable[[str], Scheme | None]
 
 
 # ------------------------------------------------------------------------------------------------------------- GPTQ
@@ -34,13 +34,13 @@ def read_gptq(config: Json) -> SchemeOf:
     inside = _inside_blocks(config)
     skipped = checked(names_of(config, "modules_to_not_convert"), "modules_to_not_convert")
 
-    def scheme_of(layer: str) -> Scheme | None:
+    def scheme_of(*names: str) -> Scheme | None:
         for pattern, scheme in rules_with_schemes:
-            if pattern.match(layer):
+            if any(map(pattern.match, names)):
                 return scheme
-        if layer == HEAD:
+        if HEAD in names:
             return base if has_head else None
-        return base if inside(layer) and not is_skipped(layer, skipped) else None
+        return base if inside(names) and not is_skipped(names, skipped) else None
 
     rules_with_schemes = [
         (pattern, None if changes is None else _gptq(config, changes, f"{WHERE}: dynamic {pattern.pattern!r:.60}"))
@@ -79,15 +79,15 @@ def _rules(dynamic: Json) -> list[tuple[re.Pattern[str], Json | None]]:
     return rules
 
 
-def _inside_blocks(config: Json) -> Callable[[str], bool]:
+def _inside_blocks(config: Json) -> Callable[[Sequence[str]], bool]:
     """transformers' modules_in_block_to_quantize: lists of names within a block; absent, all."""
     listed = field(config, "modules_in_block_to_quantize", list, None)
     if listed is None:
-        return lambda layer: True
-    names = [name for entry in listed for name in (entry if isinstance(entry, list) else [entry])]
-    if not all(isinstance(name, str) for name in names):
+        return lambda names: True
+    inner = [name for entry in listed for name in (entry if isinstance(entry, list) else [entry])]
+    if not all(isinstance(name, str) for name in inner):
         raise QuantizationError(f"{WHERE}: modules_in_block_to_quantize must list names of layers")
-    return lambda layer: any(layer.endswith(f".{name}") for name in names)
+    return lambda names: any(name.endswith(f".{end}") for end in inner for name in names)
 
 
 # -------------------------------------------------------------------------------------------------------------- AWQ
@@ -100,11 +100,14 @@ def read_awq(config: Json) -> SchemeOf:
     one_of(config.get("zero_point", True), (True,), f"{WHERE}: zero_point")
     scheme = Awq(group_size=group(config, "group_size" if "group_size" in config else "q_group_size"))
     skipped = names_of(config, "modules_to_not_convert")
-    return lambda layer: None if layer == HEAD or any(name in layer for name in skipped) else scheme
+    return lambda *names: None if HEAD in names or any(part in name for part in skipped for name in names) else scheme
 
 
 # ------------------------------------------------------------------------------------------------------- auto-round
 PACKINGS = ("auto_round:auto_gptq", "auto_round:gptq", "auto_round:auto_awq", "auto_round:awq", "auto_round", "auto_round:fp8")
+
+
+ROTATIONS = ("rotation_config", "spinquant_config", "hadamard_config", "transform_config")
 
 
 def read_auto_round(config: Json) -> SchemeOf:
@@ -117,15 +120,15 @@ def read_auto_round(config: Json) -> SchemeOf:
     blocks, skipped = _blocks(config), checked(names_of(config, "modules_to_not_convert"), "modules_to_not_convert")
     _auto_round(config, {}, WHERE)  # what cannot be served is said once, of the whole
 
-    def scheme_of(layer: str) -> Scheme | None:
-        changes = extra.get(layer)
+    def scheme_of(*names: str) -> Scheme | None:
+        changes = next((extra[name] for name in names if name in extra), None)
         if changes is None:
-            if any(re.search(pattern, layer) for pattern in skipped):
+            if any(re.search(pattern, name) for pattern in skipped for name in names):
                 return None
-            changes = next((found for pattern, found in patterns if found and pattern.search(layer)), None)
-        if changes is None and not any(layer.startswith(f"{block}.") for block in blocks):
+            changes = next((found for pattern, found in patterns if found and any(map(pattern.search, names))), None)
+        if changes is None and not any(name.startswith(block) for block in blocks for name in names):
             return None
-        return _auto_round(config, changes or {}, f"{WHERE}: extra_config of {layer}" if changes else WHERE)
+        return _auto_round(config, changes or {}, f"{WHERE}: extra_config of {names[0]}" if changes else WHERE)
 
     return scheme_of
 
@@ -152,6 +155,9 @@ def _blocks(config: Json) -> list[str]:
 
 def _auto_round(config: Json, changes: Json, where: str) -> Scheme | None:
     merged = {**config, **changes}
+    for name in ROTATIONS:
+        if merged.get(name):
+            raise QuantizationError(f"{where}: {name} is set: rotated weights are not supported, plain ones are")
     bits = merged.get("bits")
     if type(bits) is int and bits >= 16:
         return None
@@ -159,7 +165,8 @@ def _auto_round(config: Json, changes: Json, where: str) -> Scheme | None:
     if packing == "auto_round:fp8":
         return _auto_round_fp8(merged, where)
     one_of(merged.get("data_type") or "int", ("int",), f"{where}: data_type")
-    one_of(field(merged, "act_bits", int, 16, where) >= 16, (True,), f"{where}: act_bits of 16")
+    if (act_bits := field(merged, "act_bits", int, 16, where)) < 16:
+        raise QuantizationError(f"{where}: act_bits is {act_bits}: supported is 16, and 8 with packing_format auto_round:fp8")
     if packing in ("auto_round:auto_awq", "auto_round:awq"):
         one_of(bits, (4,), f"{where}: bits")
         return Awq(group_size=group(merged, where=where))

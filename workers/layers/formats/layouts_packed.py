@@ -176,7 +176,8 @@ class PackQuantizedLayout(PackedLayout):
             "weight_shape": Stored(((2,),), ("I64", "I32"), is_optional=True),
         }
         if not s.is_symmetric:
-            found["weight_zero_point"] = Stored(((parts(self.n, self.per_word), groups),), I32)
+            packed = (parts(self.n, self.per_word), groups)
+            found["weight_zero_point"] = Stored((packed, (1,)) if groups == 1 else (packed,), (*I32, "I8"))
         if s.has_order:
             found["weight_g_idx"] = Stored(((self.k,),), ("I32", "I64"))
         return found | input_tensors(s.activations)
@@ -186,16 +187,27 @@ class PackQuantizedLayout(PackedLayout):
         found = tensors | {"weight_packed": tensors["weight_packed"][start:stop]}
         if scales.dim() and len(scales) == self.n:
             found["weight_scale"] = scales[start:stop]
-        return found if zeros is None else found | {"weight_zero_point": zeros[start // self.per_word : stop // self.per_word]}
+        return (
+            found
+            if zeros is None or zeros.dtype == torch.int8
+            else found | {"weight_zero_point": zeros[start // self.per_word : stop // self.per_word]}
+        )
 
     def unpacked(self, tensors: Tensors) -> Integers:
         bits, groups = self.scheme.bits, self.k // self.group_size
+        if "weight_shape" in tensors and (shape := tensors["weight_shape"].tolist()) != [self.n, self.k]:
+            raise ValueError(f"weight_shape says {shape}, expected {[self.n, self.k]}")
         q = unpack_words(tensors["weight_packed"], bits)[:, : self.k]
         scales = tensors["weight_scale"]
         scales = scales.reshape(-1, groups) if groups == 1 else scales
         if self.scheme.is_symmetric:
             zeros = torch.full_like(scales, 1 << bits - 1, dtype=torch.int32)
+        elif tensors["weight_zero_point"].dtype == torch.int8:  # of the whole tensor there is one, which is not packed
+            zeros = (tensors["weight_zero_point"].to(torch.int32) + (1 << bits - 1)).view(1, 1)
         else:
             zeros = unpack_words(tensors["weight_zero_point"].t(), bits)[:, : len(q)].t().to(torch.int32)
-        order = group_order(tensors.get("weight_g_idx"), self.group_size)
+        g_idx = tensors.get("weight_g_idx")
+        if g_idx is not None and (g_idx == -1).all():
+            g_idx = None  # as compressed-tensors writes what it has not ordered
+        order = group_order(g_idx, self.group_size)
         return Integers(q if order is None else q.index_select(1, order), scales, (1, self.group_size), zeros, order)

@@ -1,6 +1,7 @@
 """Names of layers in a quantization_config: lists of them, and the patterns that transformers and auto-round match them by."""
 
 import re
+from collections.abc import Sequence
 
 from quire.workers.layers.formats.schemes import Json, QuantizationError, field
 
@@ -18,9 +19,9 @@ def names_of(config: Json, *names: str) -> list[str]:
     return []
 
 
-def is_skipped(layer: str, patterns: list[str]) -> bool:
-    """Whether one of transformers' module names or regexes covers the layer: its name, a parent's or the end of it."""
-    return any(layer.endswith(p) or re.match(rf"(?:{p})(?:(?<=\.)|(?=\.|$))", layer) for p in patterns)
+def is_skipped(names: Sequence[str], patterns: list[str]) -> bool:
+    """Whether one of transformers' module names or regexes covers a layer of these names: one, a parent's or the end of one."""
+    return any(name.endswith(p) or re.match(rf"(?:{p})(?:(?<=\.)|(?=\.|$))", name) for p in patterns for name in names)
 
 
 def checked(patterns: list[str], where: str) -> list[str]:

@@ -5,7 +5,7 @@ values without torch, so that what cannot be served is refused before anything i
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -85,12 +85,20 @@ class MxFp4(msgspec.Struct, frozen=True, kw_only=True):
 Scheme = Gptq | Awq | PackQuantized | Scaled | FourBitCodes | RowInt8 | MxFp4
 
 
+class SchemeOf(Protocol):
+    """The scheme of a linear layer, None: it is not quantized. A rule is for a layer if it is for any of the layer's names."""
+
+    def __call__(self, *names: str) -> Scheme | None: ...
+
+
 class Quantization(NamedTuple):
     """What a checkpoint says of its weights."""
 
     method: str  # quant_method
-    scheme_of: Callable[[str], Scheme | None]  # of a linear layer by its checkpoint name; None: it is not quantized
+    scheme_of: SchemeOf
     kv_cache_dtype: Literal["fp8_e4m3"] | None = None  # of the KV cache that the checkpoint was made for; None: it does not say
+    # whether the checkpoint's files have a layer; None: scheme_of has not seen them, and knows no plain ones
+    holds: Callable[[str], bool] | None = None
 
 
 def field(config: Json, name: str, kind: type | tuple[type, ...], default: Any, where: str = "quantization_config") -> Any:

@@ -6,6 +6,7 @@ reader that brings a layer's last tensor does that, on its own thread and stream
 Tensors are taken whole, and this rank's part is cut out of what they hold: groups and words end where ranks do not.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import MappingProxyType
@@ -94,15 +95,18 @@ class StoredLayer:
             first,
             self._part,
             stored.dtypes,
-            partial(self._take, name),
+            partial(self.take, name),
             or_shapes=tuple(others),
             is_optional=stored.is_optional,
             instead=tuple(f"{layer}.{other}" for other in stored.instead),
             then=then,
         )
 
-    def _take(self, name: str, piece: torch.Tensor, row: int) -> None:
-        """On a CPU the piece stays in the mapped file, which is open until the readers are done."""
+    def take(self, name: str, piece: torch.Tensor, row: int = 0) -> None:
+        """A piece of the tensor of this name, behind those before it.
+
+        On a CPU the piece stays in the mapped file, which is open until the readers are done.
+        """
         self._pieces.setdefault(name, []).append(piece.to(self._device))
 
     def dequantize_into(self, weight: torch.Tensor, layer: str) -> None:
@@ -144,7 +148,7 @@ class StoredLayer:
     def taken(self, layer: str) -> Tensors:
         """The whole layer's tensors, for the current stream, and nobody's any more; scales of inputs are kept here.
 
-        Raises WeightsError for a bias that the model has not.
+        Raises WeightsError for a bias that the model has not, and for a scale of inputs that is none.
         """
         if any(piece.any() for piece in self._pieces.pop("bias", [])):
             raise WeightsError(f"{layer} has a bias in the checkpoint, but not in the model that config.json describes")
@@ -154,6 +158,8 @@ class StoredLayer:
         tensors: Tensors = {name: p[0] if len(p) == 1 else torch.cat(p) for name, p in self._pieces.items()}
         self._pieces = {}
         self.input_scale = _scalar(tensors.get("input_scale", tensors.get("activation_scale")))
+        if self.input_scale is not None and not 0 < self.input_scale < math.inf:
+            raise WeightsError(f"{layer} has an input_scale of {self.input_scale:g}: a positive number is expected")
         self.input_zero_point = _scalar(tensors.get("input_zero_point"))
         return tensors
 

@@ -1,0 +1,56 @@
+"""Experts whose inputs the checkpoint wants quantized, on a CPU: experts_reference's formula, inputs rounded before products.
+
+They are rounded as those of a Linear (formats/activations.py). Gate, up and down of each expert may have static scales of
+their own; where those of gate and up are alike, they are one product. Called by experts.py; a GPU's kernels round themselves.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from quire.kernels.experts.experts_reference import SwiGLU, Weights, activate
+from quire.workers.layers.formats.activations import rounded_for, rounds_alike
+from quire.workers.layers.formats.stored import StoredLayer
+
+
+class ExpertInputs(NamedTuple):
+    """How the inputs of an expert's layers are rounded."""
+
+    gate: StoredLayer
+    up: StoredLayer
+    down: StoredLayer
+
+
+def experts_of_rounded_inputs(
+    x: torch.Tensor,
+    w: Weights,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    act: SwiGLU,
+    shared: torch.Tensor | None,
+    inputs: Sequence[ExpertInputs],
+) -> torch.Tensor:
+    """[T, H] of `experts_reference.experts`; inputs: of the experts that are here, an id beyond them is another rank's."""
+    top_k = ids.shape[1]
+    parts = torch.zeros(*ids.shape, x.shape[1], dtype=torch.float32, device=x.device)
+    flat, order = ids.flatten().sort(stable=True)
+    found, counts = flat.unique_consecutive(return_counts=True)
+    for expert, pairs in zip(found.tolist(), order.split(counts.tolist()), strict=True):
+        if expert < len(inputs):
+            y = _expert(x.index_select(0, pairs // top_k), w, expert, act, inputs[expert])
+            parts.view(-1, x.shape[1])[pairs] = y.float() * weights.flatten()[pairs, None]
+    out = parts[:, 0] if shared is None else parts[:, 0].add_(shared)
+    for j in range(1, top_k):
+        out += parts[:, j]
+    return out.to(x.dtype)
+
+
+def _expert(x: torch.Tensor, w: Weights, expert: int, act: SwiGLU, inputs: ExpertInputs) -> torch.Tensor:
+    bias, down_bias = (None if b is None else b[expert] for b in (w.gate_up_bias, w.down_bias))
+    gate_up = F.linear(rounded_for(x, inputs.gate), w.gate_up[expert], bias)
+    if not rounds_alike(inputs.gate, inputs.up):
+        up = F.linear(rounded_for(x, inputs.up), w.gate_up[expert], bias).chunk(2, -1)[1]
+        gate_up = torch.cat((gate_up.chunk(2, -1)[0], up), -1)
+    return F.linear(rounded_for(activate(gate_up, act), inputs.down), w.down[expert], down_bias)

@@ -1,0 +1,64 @@
+"""How checkpoints call and stack experts' tensors, and floats of all experts in one tensor that are quantized while they load.
+
+Each expert's part of such a tensor is given to the layer that it is (`StoredLayer`), which is then unpacked at once, as one
+that came in a tensor of its own: device memory holds some experts' floats, never all. Called by experts.py.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from quire.workers.layers.formats.experts import Sizes
+from quire.workers.layers.formats.layouts_experts import halves
+from quire.workers.layers.formats.stored import StoredLayer
+from quire.workers.loading.target import FLOATS, Target
+from quire.workers.parallel import Part
+
+
+class Names(NamedTuple):
+    """How a checkpoint calls its experts' tensors, and how it stacks them."""
+
+    gate: str = "gate_proj"  # of each expert; all in one are gate_up_proj and down_proj
+    up: str = "up_proj"
+    down: str = "down_proj"
+    are_stacked: bool = False  # always: [E, in, out], not [E, out, in]
+    are_interleaved: bool = False  # row 2i of gate and up is gate's, row 2i + 1 up's
+
+
+class StackedFloats:
+    """<name>.gate_up_proj and .down_proj for layers "<expert>.<kind>"; `thens` are called as each has its weight."""
+
+    def __init__(
+        self,
+        layers: Mapping[str, StoredLayer],
+        thens: Mapping[str, Callable[[], None]],
+        names: Names,
+        experts: Part,
+        sizes: Sizes,
+    ):
+        self._layers, self._thens, self._names, self._experts, self._sizes = layers, thens, names, experts, sizes
+
+    def targets(self, name: str) -> Iterator[tuple[str, Target]]:
+        _, hidden, inner = self._sizes
+        shapes = {"gate_up_proj": (2 * inner.full, hidden), "down_proj": (hidden, inner.full)}
+        for kind, (n, k) in shapes.items():
+            shape = (self._experts.full, k, n) if self._names.are_stacked else (self._experts.full, n, k)
+            yield f"{name}.{kind}", Target(shape, (self._experts.slice,), FLOATS, partial(self._take, kind == "down_proj"))
+
+    def _take(self, is_down: bool, piece: torch.Tensor, row: int) -> None:
+        """Of some experts of this rank."""
+        names = self._names
+        for expert, one in enumerate(piece, self._experts.start + row):
+            weight = one.t() if names.are_stacked else one
+            if is_down:
+                self._give(f"{expert}.{names.down}", weight)
+                continue
+            gate, up = halves(weight[None], names.are_interleaved)
+            self._give(f"{expert}.{names.gate}", gate[0])
+            self._give(f"{expert}.{names.up}", up[0])
+
+    def _give(self, layer: str, weight: torch.Tensor) -> None:
+        self._layers[layer].take("weight", weight)
+        self._thens[layer]()

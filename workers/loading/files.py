@@ -1,0 +1,95 @@
+"""The files of a checkpoint and the tensors in them, from their headers: not a value is read here.
+
+Pickled checkpoints (.bin, .pt) are refused: reading one runs code of whoever wrote it. weights.py reads values, stages.py
+counts bytes, and models/families.py asks which layers of a quantized checkpoint are plain.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import safetensors
+
+from quire.workers.loading.names import CheckpointNames
+from quire.workers.loading.source import Source
+from quire.workers.loading.target import FLOATS, WeightsError
+
+PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+
+
+def checkpoint_files(model_dir: Path) -> list[Path]:
+    """The safetensors files of a folder: model.safetensors, or those that its index names. Raises WeightsError."""
+    index = model_dir / "model.safetensors.index.json"
+    if index.exists():
+        return _indexed_files(index)
+    single = model_dir / "model.safetensors"
+    if single.exists():
+        return [single]
+    if any(path.suffix in PICKLED for path in model_dir.iterdir()):
+        raise WeightsError(
+            f"{model_dir} holds pickled weights (.bin, .pt) only. Quire reads safetensors, because unpickling runs code "
+            "from the file; convert the checkpoint first (transformers' save_pretrained writes safetensors)."
+        )
+    raise WeightsError(f"{model_dir} holds no model.safetensors and no model.safetensors.index.json")
+
+
+def _indexed_files(index: Path) -> list[Path]:
+    try:
+        weight_map = json.loads(index.read_bytes())["weight_map"]
+        names = sorted(set(weight_map.values()))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise WeightsError(f"{index} is not a safetensors index") from None
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+            raise WeightsError(f"{index} names {name!r}, which is not a safetensors file of the same folder")
+        if not (index.parent / name).exists():
+            raise WeightsError(f"{index} names {name}, which is not there: the download may be incomplete")
+    return [index.parent / name for name in names]
+
+
+def open_file(file: Path) -> Any:
+    try:
+        return safetensors.safe_open(file, framework="pt", device="cpu")
+    except (safetensors.SafetensorError, OSError) as error:
+        raise WeightsError(f"{file} cannot be read as safetensors: {error}") from None
+
+
+def checkpoint_sources(model_dir: Path, names: CheckpointNames) -> dict[str, Source]:
+    """Tensors of a folder's files by their names in the model. Raises WeightsError."""
+    sources: dict[str, Source] = {}
+    for file in checkpoint_files(model_dir):
+        with open_file(file) as tensors:
+            for theirs in tensors.keys():  # noqa: SIM118 - not a dict
+                if names.is_ignored(theirs):
+                    continue
+                part, name = tensors.get_slice(theirs), names.in_model(theirs)
+                if name in sources:
+                    raise WeightsError(f"tensor {name} is in {sources[name].file.name} and in {file.name}")
+                sources[name] = Source(file, theirs, tuple(part.get_shape()), part.get_dtype())
+    return sources
+
+
+class StoredLayers:
+    """Which layers a folder holds, and which of them as floats; they are asked for by any of their names.
+
+    Raises WeightsError for files that cannot be read.
+    """
+
+    def __init__(self, model_dir: Path, names: CheckpointNames):
+        sources, self._names = checkpoint_sources(model_dir, names), names
+        self._count = len(sources)
+        self._layers = {name.rpartition(".")[0] for name in sources}
+        self._floats = {name for name, source in sources.items() if source.dtype in FLOATS}
+
+    @property
+    def are_all_plain(self) -> bool:
+        return len(self._floats) == self._count
+
+    def holds(self, layer: str) -> bool:
+        return self._names.in_model(f"{layer}.").removesuffix(".") in self._layers
+
+    def is_plain(self, layer: str) -> bool:
+        """Whether its weight is floats, alone or in a tensor of all experts."""
+        experts, _, number = layer.rpartition(".")[0].rpartition(".")
+        stacked = f"{experts}.gate_up_proj" if number.isdecimal() else layer
+        return any(self._names.in_model(tensor) in self._floats for tensor in (f"{layer}.weight", stacked))
