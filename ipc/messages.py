@@ -157,6 +157,7 @@ class Welcome(Message, tag="welcome", frozen=True):
     step_timeout_s: float
     spins: bool = False  # it waits without sleep, for its model needs no CPU: where cores are left, a frontend may do so, too
     cache: CacheInfo | None = None  # for /metrics
+    model_digest: str = ""  # equal for engines of one model
 
 
 class File(Message, tag="file", frozen=True):
