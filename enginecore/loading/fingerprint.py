@@ -1,8 +1,8 @@
 """Which model a folder holds, told without reading it whole: its settings by their SHA-256, its weights by samples of them.
 
-Two places compare: an agent of another host, file by file (hosts/same_model.py), and a frontend of several engines, by one digest
-of all (Welcome.model_digest). Weights of two models of one kind are alike in size, and differ nearly everywhere: some pages of
-each file tell them apart, in milliseconds. Who changes a few values in place, on one host, is not found out.
+Two places compare: an agent of another host, file by file (hosts/same_model.py), and a frontend of several engines, by one
+digest of all (Welcome.model_digest). Weights of two models of one kind are alike in size, and differ nearly everywhere: some
+pages of each file tell them apart, in milliseconds. Who changes a few values in place, on one host, is not found out.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from typing import Any
 from quire.enginecore.loading.model_files import ModelFilesError
 
 SETTINGS = ("config.json", "quantize_config.json", "model.safetensors.index.json")
-NUM_SAMPLES, SAMPLE_BYTES = 32, 4096  # of each file of weights, spread evenly; the first has the names of tensors, or some of them
+NUM_SAMPLES, SAMPLE_BYTES = 32, 4096  # of each file of weights, spread evenly from end to end
 
 
 def fingerprints(folder: Path, with_weights: bool) -> dict[str, str]:
