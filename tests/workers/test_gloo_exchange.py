@@ -1,4 +1,5 @@
-"""What ranks on CPUs exchange by gloo, ranks as threads: order, bits, buffers that are used again, and peers that stay away."""
+"""What ranks on CPUs exchange by gloo, ranks as threads: order, bits, buffers that are used again, and peers that stay away.
+And which links stages on GPUs get."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +10,7 @@ import torch
 from torch.distributed import HashStore
 
 from quire.workers.group.cpu import GlooExchange, GlooLinks
+from quire.workers.group.group import Group
 from quire.workers.group.place import ExchangeFailed, Place
 
 CPU = torch.device("cpu")
@@ -89,3 +91,24 @@ def test_a_peer_that_stays_away_ends_the_wait() -> None:
 
     said, told = on_ranks(2, run, timeout_s=0.5)
     assert "imed out" in said and told == "yes"
+
+
+@pytest.mark.parametrize(("one_host", "reaches", "links"), [(True, True, "peer"), (True, False, "nccl"), (False, True, "nccl")])
+def test_gpus_that_cannot_reach_each_other_are_linked_by_nccl(one_host, reaches, links, monkeypatch, caplog) -> None:
+    pytest.importorskip("triton")
+    from quire.workers.group import cuda, nccl_links, peer_links
+
+    monkeypatch.setattr(cuda, "reaches_all", lambda place: reaches)
+    monkeypatch.setattr(cuda, "all_agree", lambda mine, device: mine)
+    monkeypatch.setattr(peer_links, "PeerLinks", lambda *args: "peer")
+    monkeypatch.setattr(nccl_links, "NcclLinks", lambda *args: "nccl")
+    group = Group.__new__(Group)
+    group._place = Place(0, 2, CPU, 10.0, stages=2, one_host=one_host)
+    group._nccl, group._hidden_size, group._dtype = object(), 8, torch.float32  # type: ignore[assignment]
+    assert group.links(32, 4) == links
+    said = [record.getMessage() for record in caplog.records]
+    assert said == (
+        ["the GPUs cannot reach each other's memory: NCCL carries what passes between stages, which is slower"]
+        if one_host and not reaches
+        else []
+    )
