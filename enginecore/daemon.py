@@ -212,6 +212,7 @@ def worker_config(config: EngineConfig, folder: Path, summary: ModelSummary) -> 
         emulate_world_size=config.emulate_world_size,
         enable_expert_parallel=config.enable_expert_parallel,
         pipeline_parallel_size=config.pipeline_parallel_size,
+        data_parallel_size=config.data_parallel_size,
         device_index=config.device_index,
     )
 
@@ -271,7 +272,7 @@ def core_config_of(config: EngineConfig, summary: ModelSummary, worker: WorkerCo
         max_num_waiting=config.max_num_waiting,
         seed=_requests_seed(config),
         step_timeout_s=config.step_timeout_s,
-        # its own, and one for each rank
+        # its own, and one for each rank, of all engines; and one is left for frontends
         spins=worker.device == "cuda" and cpu_share() > (1 + worker.world_size) * config.data_parallel_size,
         log_requests=config.enable_log_requests,
         log_stats=not config.disable_log_stats,
