@@ -8,8 +8,9 @@ The router is the real one (frontend/router.py), given token ids. Engines are a 
 one after the other at PREFILL_TOKENS_S, rows decode beside them, the KV cache is an LRU of --cache-blocks. Requests come as a
 Poisson process from conversations of tenants: a tenant's popularity is Zipf's, all of its conversations begin with one text,
 and each turn repeats what was said before. Or from a trace in Mooncake's format: timestamp (ms), input_length, output_length,
-hash_ids. Hits are the part of all prompt tokens that was cached, after the first fifth of the requests, as the times are;
-`unbounded` is one cache for all that never forgets. --decision times the router alone and says what its index takes. Each
+hash_ids. Hits are the part of all prompt tokens that was cached, after the first fifth of the requests, as the times are.
+What no router can better: `unbounded` is one cache for all that never forgets, `pooled` one as large as all together, and both
+have an idle engine for each prompt. --decision times the router alone and says what its index takes. Each
 prints a table and a last line `RESULT {json}`.
 """
 
@@ -230,15 +231,17 @@ def _end(router: Router, number: int, engine: Engine, request: Request) -> Calla
     return happen
 
 
-def unbounded_hits(requests: list[Request], block_size: int) -> float:
-    cache, cached, prompts = Cache(None), 0, 0
+def with_one_cache(requests: list[Request], num_blocks: int | None, block_size: int) -> tuple[float, tuple[float, float]]:
+    """What no router can better: one cache of all engines, each prompt computed at once by an idle one. Hits, TTFT in ms."""
+    cache, cached, prompts, ttft = Cache(num_blocks), 0, 0, []
     for number, request in enumerate(requests):
         ids = request.ids.tolist()
-        if number >= len(requests) // WARM_UP:
-            cached += block_size * cache.count(ids[: (request.num_tokens - 1) // block_size])
-            prompts += request.num_tokens
+        hits = block_size * cache.count(ids[: (request.num_tokens - 1) // block_size])
         cache.add(request.ids_after.tolist())
-    return cached / prompts
+        if number >= len(requests) // WARM_UP:
+            cached, prompts = cached + hits, prompts + request.num_tokens
+            ttft.append(Engine(1).compute(0.0, request.num_tokens - hits))
+    return cached / prompts, _percentiles(ttft, 1e3)
 
 
 def _percentiles(values: list[float], unit: float) -> tuple[float, float]:
@@ -340,8 +343,9 @@ def main(words: list[str] | None = None) -> int:
 
 def append(args: argparse.Namespace, num_requests: int, found: dict[str, Any]) -> None:
     """A row a policy."""
+    speed = "" if args.speed == 1 else f" x{args.speed:g}"
     what = [
-        "conversations" if args.trace is None else Path(args.trace).name,
+        "conversations" if args.trace is None else Path(args.trace).name + speed,
         args.replicas,
         num_requests,
         args.rate if args.trace is None else "",
@@ -352,19 +356,24 @@ def append(args: argparse.Namespace, num_requests: int, found: dict[str, Any]) -
         writer = csv.writer(file)
         if not file.tell():
             writer.writerow(COLUMNS)
-        for policy in args.policies:
+        for policy in ("unbounded", "pooled", *args.policies):
             hits, (median, p99) = found[policy]["hits"], found[policy]["ttft_ms"]
             writer.writerow([date.today(), *what, policy, hits, found["unbounded_hits"], round(median, 1), round(p99, 1)])
 
 
 def compare(requests: list[Request], args: argparse.Namespace) -> Iterator[tuple[str, Any]]:
     tokens, seconds = sum(request.num_tokens for request in requests), max(requests[-1].time_s, 1e-3)
-    best = unbounded_hits(requests, args.block_size)
     load = tokens / PREFILL_TOKENS_S / seconds / args.replicas
     print(f"{len(requests)} requests in {seconds:.0f} s of {tokens / len(requests):.0f} prompt tokens; all computed, they take "
           f"{load:.0%} of {args.replicas} replicas")  # fmt: skip
     print(f"{'':14} {'hits':>6} {'of unbounded':>12} {'TTFT ms':>8} {'P99':>7} {'decision us':>12} {'P99':>7}")
+    sizes = {"unbounded": None, "pooled": args.replicas * args.cache_blocks}
+    bounds = {name: with_one_cache(requests, num_blocks, args.block_size) for name, num_blocks in sizes.items()}
+    best = bounds["unbounded"][0]
     yield "unbounded_hits", round(best, 4)
+    for name, (hits, (median, p99)) in bounds.items():
+        print(f"{name:14} {hits:6.1%} {hits / best if best else 1:12.2f} {median:8.1f} {p99:7.1f}", flush=True)
+        yield name, {"hits": round(hits, 4), "ttft_ms": [round(median, 4), round(p99, 4)]}
     for policy in args.policies:
         found = simulate(requests, policy, args)
         print(f"{policy:14} {found.hits:6.1%} {found.hits / best if best else 1:12.2f} {found.ttft_ms[0]:8.1f} "

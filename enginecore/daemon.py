@@ -26,6 +26,7 @@ from quire.enginecore.hosts.placement import PlacementError
 from quire.enginecore.hosts.remote_host import HostFailed
 from quire.enginecore.hosts.setup import is_spread, place_ranks
 from quire.enginecore.kv.manager import KVManager
+from quire.enginecore.loading.fingerprint import model_digest
 from quire.enginecore.loading.model_files import (
     ModelFilesError,
     ModelSummary,
@@ -118,6 +119,7 @@ def _run(
         summary = model_summary(folder, tokenizer, defaults, config.hf_overrides, overrides)
         form = config.chat_template_content_format
         files = frontend_files(folder, tokenizer, config.chat_template, defaults, overrides, form)
+        digest = model_digest(folder, has_weights, config.hf_overrides)
         template, ranks = place_ranks(config, worker_config(config, folder, summary), folder)
     except (HostFailed, ModelFilesError, PlacementError) as error:
         raise StartupError(str(error)) from error
@@ -130,7 +132,7 @@ def _run(
         grammars.start()  # while the workers load the model
         profile = _wait_until_ready(workers, link, early)
         core_config = core_config_of(config, summary, workers.template, profile)
-        link.set_welcome(_welcome(config, link.epoch, core_config, summary, files), files)
+        link.set_welcome(_welcome(config, link.epoch, core_config, summary, files, digest), files)
         checks_params = profile.processors is not None and profile.processors.checks_params
         preparers = [ParamsCheck(workers)] if checks_params else []
         core = EngineCore(core_config, link, workers, on_beat, preparers, grammars)
@@ -210,6 +212,7 @@ def worker_config(config: EngineConfig, folder: Path, summary: ModelSummary) -> 
         emulate_world_size=config.emulate_world_size,
         enable_expert_parallel=config.enable_expert_parallel,
         pipeline_parallel_size=config.pipeline_parallel_size,
+        data_parallel_size=config.data_parallel_size,
         device_index=config.device_index,
     )
 
@@ -269,7 +272,7 @@ def core_config_of(config: EngineConfig, summary: ModelSummary, worker: WorkerCo
         max_num_waiting=config.max_num_waiting,
         seed=_requests_seed(config),
         step_timeout_s=config.step_timeout_s,
-        # its own, and one for each rank
+        # its own, and one for each rank, of all engines; and one is left for frontends
         spins=worker.device == "cuda" and cpu_share() > (1 + worker.world_size) * config.data_parallel_size,
         log_requests=config.enable_log_requests,
         log_stats=not config.disable_log_stats,
@@ -357,7 +360,9 @@ def _bind(config: EngineConfig) -> CoreToFrontends:
         raise StartupError(f"cannot listen at {config.listen}: {str(error).removeprefix(f'{config.listen}: ')}") from error
 
 
-def _welcome(config: EngineConfig, epoch: int, core: CoreConfig, summary: ModelSummary, files: dict[str, bytes]) -> Welcome:
+def _welcome(
+    config: EngineConfig, epoch: int, core: CoreConfig, summary: ModelSummary, files: dict[str, bytes], digest: str
+) -> Welcome:
     return Welcome(
         epoch=epoch,
         protocol=PROTOCOL_VERSION,
@@ -376,6 +381,7 @@ def _welcome(config: EngineConfig, epoch: int, core: CoreConfig, summary: ModelS
             gpu_memory_utilization=config.gpu_memory_utilization,
             cache_dtype="auto",
         ),
+        model_digest=digest,
     )
 
 

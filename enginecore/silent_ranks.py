@@ -46,6 +46,12 @@ class SilentRanks:
             return f"{self._workers(mute)} silent in an exchange for --collective-timeout-s ({self._timeout_s:g} s); {says}"
         return f"the exchange between the workers failed: {says}"
 
+    def stopped_in_step(self, stopped: Sequence[int], age_s: float) -> str | None:
+        """Of a step of this age: ranks that are all stopped wait for nobody, and say nothing."""
+        if not stopped or age_s <= self._timeout_s:
+            return None
+        return f"{self._workers(stopped)} stopped by a signal, and a step has taken {age_s:.3g} s"
+
     def _mute(self, num_ranks: int) -> list[int]:
         """Of the ranks that have said nothing those that the others wait for: in their own stages, or else in the stages before
         these, where the first one's is the last, whose tokens it needs."""

@@ -45,7 +45,7 @@ class WorkerSupervisor:
         """Let time pass, and look at the workers; whether the oldest step is overdue. Call it after WorkerGroup.messages.
 
         oldest_step: the number of the step that has been in flight for the longest, None without one. Raises WorkersFailed if a
-        worker has ended or takes too long to start.
+        worker has ended, is stopped in a step, or takes too long to start.
         """
         self._clock.tick()
         if oldest_step != self._step:
@@ -54,6 +54,8 @@ class WorkerSupervisor:
                 self._restarts.ready(self.now)
             self._step, self._step_since = oldest_step, self.now
         self._workers.check_alive()
+        if oldest_step is not None:
+            self._workers.check_step(self.now - self._step_since)
         if not self._was_ready and self._start_due is None:
             self._check_start()
         return oldest_step is not None and self.now - self._step_since > self._step_timeout_s

@@ -192,6 +192,13 @@ class WorkerGroup:
         if self._silent.has_heard and (verdict := self._silent.verdict(self.stopped(), self.world_size, time.monotonic())):
             raise WorkersFailed(verdict)
 
+    def check_step(self, age_s: float) -> None:
+        """The oldest step in flight has this age. Raises WorkersFailed if ranks of several are stopped in it for too long."""
+        if self.world_size == 1 or age_s <= self.template.collective_timeout_s:
+            return
+        if said := self._silent.stopped_in_step(self.stopped(), age_s):
+            raise WorkersFailed(said)
+
     def stopped(self) -> list[int]:
         """Ranks whose processes were stopped by a signal."""
         here = [rank for rank, child in zip(self._here, self._children) if child.is_stopped()]  # noqa: B905

@@ -21,6 +21,8 @@ def different_models(one: AsyncClient, other: AsyncClient) -> str | None:
     files, other_files = ({file.name: file.digest for file in welcome.files} for welcome in (a, b))
     if names := sorted(name for name in {*files, *other_files} if files.get(name) != other_files.get(name)):
         return f"{both}, but they are different models: their {', '.join(names)} differ"
+    if a.model_digest != b.model_digest:
+        return f"{both}, but they are different models: their config.json, --hf-overrides or weights differ"
     if (a.limits.vocab_size, a.eos_token_ids) != (b.limits.vocab_size, b.eos_token_ids):
         return f"{both}, but they are different models: their vocabularies or end tokens differ"
     return None

@@ -111,10 +111,11 @@ class Router:
         return engine, num_uncached
 
     def _cost(self, engine: int, num_uncached: int) -> float:
-        """In tokens to be computed, here and later: what is new to a cache drives out what others would have met, sooner where
-        more is driven out than elsewhere. Without that all whose prompts begin alike would share a few caches."""
+        """In tokens to be computed, here and later: what is new to a cache drives out as much that others would have met, so
+        it counts twice; up to four times where more is driven out than elsewhere, or all whose prompts begin alike would share
+        a few caches."""
         ahead = min(max((self._filled[engine] - self._mean_filled) / self._capacities[engine], 0.0), 1.0)
-        return self.work[engine] + num_uncached * (1.0 + ahead)
+        return self.work[engine] + num_uncached * 2.0 * (1.0 + ahead)
 
     def _least_loaded(self, usable: list[int]) -> int:
         least = min(self.work[e] for e in usable)

@@ -173,6 +173,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     emulate_world_size: int = 1
     enable_expert_parallel: bool = False
     pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1  # engines beside each other, this one counted
 
     @property
     def tensor_parallel_size(self) -> int:

@@ -33,6 +33,12 @@ def check_layout(config: Any) -> None:
         "--tensor-parallel-size and --pipeline-parallel-size 1",
     )
     need(1 <= config.data_parallel_size <= MAX_ENGINES, f"--data-parallel-size must be between 1 and {MAX_ENGINES}")
+    need(
+        config.data_parallel_size == 1 or config.tensor_parallel_size > 1 or not config.enable_expert_parallel,
+        "--enable-expert-parallel deals experts over the ranks of --tensor-parallel-size, which is 1: over engines of "
+        "--data-parallel-size they are not dealt (attention of each engine's own, tokens sent to experts all-to-all); use "
+        f"--tensor-parallel-size {config.data_parallel_size} --enable-expert-parallel instead, or leave the flag out",
+    )
 
 
 def split_layers(first: int, layers: Sequence[int], last: int, count: int) -> list[range]:

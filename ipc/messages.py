@@ -17,7 +17,7 @@ from quire.ipc.group_messages import PeerSilent, StoreRequest, StoreValue, TellE
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.utilities import UtilityAnswer, UtilityCall
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 
 # Limits on one message, in bytes. A receiver drops the sender (frontend) or the message (core) that goes beyond.
 MAX_FRONTEND_MESSAGE = 64 << 20  # a request: a prompt of 8 M tokens as int32 would fit
@@ -157,6 +157,7 @@ class Welcome(Message, tag="welcome", frozen=True):
     step_timeout_s: float
     spins: bool = False  # it waits without sleep, for its model needs no CPU: where cores are left, a frontend may do so, too
     cache: CacheInfo | None = None  # for /metrics
+    model_digest: str = ""  # equal for engines of one model
 
 
 class File(Message, tag="file", frozen=True):

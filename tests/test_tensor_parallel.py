@@ -12,7 +12,7 @@ import torch
 from inline_engine import InlineEngine
 from test_greedy_equality import is_greedy
 from thread_ranks import RankOfThreads, Threads, engine_of_ranks
-from tiny_models import ALL_MODELS, MODELS, SPLIT_MODELS, tiny_model
+from tiny_models import ALL_MODELS, ALWAYS, SPLIT_MODELS, tiny_model
 from workers.test_runner import with_late_masks
 
 from quire.ipc.sampling import SamplingParams
@@ -41,8 +41,11 @@ ASKED = {  # name -> (prompt's length, params)
 }
 FAMILIES = ("split-llama", "split-qwen3")
 SIZES = [(name, 2) for name in FAMILIES] + [("split-qwen2", 4), ("split-mistral", 4)]
-ALL = [*((name, 2) for name in (*ALL_MODELS, *SPLIT_MODELS)), *((name, 4) for name in (*MODELS, *SPLIT_MODELS))]
-MISFITS = {("falcon-7b", 2): "7 attention heads", ("qwen3-tied", 4): "6 attention heads"}  # refused, as build.py tells
+ALL = [*((name, 2) for name in (*ALL_MODELS, *SPLIT_MODELS)), *((name, 4) for name in (*ALWAYS, *SPLIT_MODELS))]
+MISFITS = {  # refused, as build.py tells
+    ("falcon-7b", 2): "7 attention heads",
+    **{(name, 4): "6 attention heads" for name in ("qwen3-tied", "phi3", "falcon-40b")},
+}
 CASES = [*SIZES, *(pytest.param(*case, marks=pytest.mark.slow) for case in ALL if case not in [*SIZES, *MISFITS])]
 
 

@@ -217,7 +217,7 @@ GPU_MODELS = {f"gpu-{name}": (MODELS[name][0], _for_gpu(MODELS[name][1])) for na
 _LOUD = {
     "gemma2-uncapped": 3.5, "olmo2": 2.5, "falcon-7b": 2.0, "exaone4": 2.5, "exaone4-full": 3.0, "gemma3-images": 7.0,
     "granite": 4.0, "gptj": 2.0, "olmo2-mha-bias": 3.0, "gpt-neox-sequential": 3.0, "gpt-neox": 2.0, "phi": 1.5,
-    "gemma4-images": 3.5, "gptj-tied": 3.0,
+    "gemma4-images": 3.5, "gptj-tied": 3.0, "split-phi": 1.5,
 }  # fmt: skip
 
 

@@ -307,7 +307,7 @@ class Worker:
     def _serve(self, runner: ModelRunner) -> None:
         spin_s = 0.0
         if self.config.device == "cuda":
-            spin_s = GPU_SPIN_S if cpu_share() > 1 + self.config.world_size else SHORT_SPIN_S
+            spin_s = GPU_SPIN_S if cpu_share() > (1 + self.config.world_size) * self.config.data_parallel_size else SHORT_SPIN_S
             sys.setswitchinterval(GPU_SWITCH_S)
         records = Records(self.reader, max(spin_s, MASK_SPIN_S))
         more_to_capture, timeout_s, record = True, IDLE_S, None

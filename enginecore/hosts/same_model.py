@@ -1,27 +1,24 @@
-"""Whether two hosts have the same model: its settings by their SHA-256, its weights by their sizes.
+"""Whether two hosts have the same model, by what loading/fingerprint.py says of its files.
 
 The core says what it has (`model_files`); an agent finds the model on its own host by the same name (`find_same_model`) and
-names the first file that differs. The weights' bytes are not read twice for it: who changes them in place, at the same size,
-must do so on all hosts.
+names the first file that differs.
 """
 
-import hashlib
 from pathlib import Path
 
+from quire.enginecore.loading.fingerprint import fingerprints, size_of
 from quire.enginecore.loading.model_files import BUNDLED, ModelFilesError, resolve_model
 from quire.ipc.config import EngineConfig
 from quire.ipc.host_messages import ModelFiles
 
-SETTINGS = ("config.json", "quantize_config.json", "model.safetensors.index.json")
-
 
 def model_files(config: EngineConfig, folder: Path) -> ModelFiles:
-    """What the engine's model is, for other hosts. folder: where it was found here."""
+    """What the engine's model is, for other hosts. folder: where it was found here. Raises ModelFilesError."""
     with_weights = config.load_format != "dummy"
     name = config.model
     if name is not None and Path(name).expanduser().is_dir():
         name = str(folder)  # there is no working directory that both sides share
-    files = _files(folder, with_weights)
+    files = fingerprints(folder, with_weights)
     return ModelFiles(name, config.revision, config.download_dir, with_weights, files)
 
 
@@ -33,21 +30,12 @@ def find_same_model(model: ModelFiles) -> Path:
         raise ModelFilesError(f"{model.name} is not there: a model's folder must be at the same place on all hosts")
     else:
         folder = resolve_model(model.name, model.revision, model.download_dir, model.with_weights)
-    have = _files(folder, model.with_weights)
+    have = fingerprints(folder, model.with_weights)
     for name in sorted({*have, *model.files}):
         if name not in have or name not in model.files:
             raise ModelFilesError(f"another model is in {folder}: {name} is on one of the hosts only")
         if have[name] != model.files[name]:
-            what = "other sizes" if name.endswith(".safetensors") else "other contents"
+            is_larger = name.endswith(".safetensors") and size_of(have[name]) != size_of(model.files[name])
+            what = "another size" if is_larger else "other contents"
             raise ModelFilesError(f"another model is in {folder}: {name} has {what} than on the engine's host")
     return folder
-
-
-def _files(folder: Path, with_weights: bool) -> dict[str, str]:
-    files = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in SETTINGS if (folder / name).is_file()}
-    if with_weights:
-        weights = [path for path in folder.glob("*.safetensors") if not path.name.startswith("consolidated")]  # a second copy
-        files |= {path.name: str(path.stat().st_size) for path in weights}
-    else:
-        files.pop("model.safetensors.index.json", None)
-    return files

@@ -16,7 +16,8 @@ def test_a_simulated_router_finds_conversations_again(capsys):
     found = json.loads(capsys.readouterr().out.rpartition("RESULT ")[2])
     aware, dealt = found["cache-aware"], found["round-robin"]
     assert dealt["hits"] < aware["hits"] <= found["unbounded_hits"] and aware["hits"] > 0.8 * found["unbounded_hits"]
-    assert aware["ttft_ms"][0] < dealt["ttft_ms"][0]
+    assert found["unbounded"]["ttft_ms"][0] <= aware["ttft_ms"][0] < dealt["ttft_ms"][0]
+    assert found["pooled"]["hits"] <= found["unbounded"]["hits"] == found["unbounded_hits"]
 
 
 def test_a_trace_is_played(tmp_path, capsys):

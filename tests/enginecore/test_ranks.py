@@ -78,6 +78,12 @@ def test_who_is_stopped_is_at_fault_at_once():
     assert verdict([0], [2]) == "worker 2 was stopped by a signal; the others waited in an exchange"
 
 
+def test_who_are_all_stopped_are_named_by_the_age_of_their_step():
+    silent = SilentRanks(10.0)
+    assert silent.stopped_in_step([0, 1], 10.0) is None and silent.stopped_in_step([], 11.0) is None
+    assert silent.stopped_in_step([0, 1], 10.5) == ("workers 0 and 1 were stopped by a signal, and a step has taken 10.5 s")
+
+
 def test_gpus_that_cannot_share_a_model_are_named():
     h200, h100 = Gpu("NVIDIA H200", 1), Gpu("NVIDIA H100", 1)
     assert unfit_for_ranks([h200], 1) is None and unfit_for_ranks([h200, h200, h100], 2) is None

@@ -40,6 +40,9 @@ class Group:
     def check_alive(self) -> None:
         pass
 
+    def check_step(self, age_s: float) -> None:
+        self.step_age_s = age_s
+
     def dying(self) -> list[str]:
         return self.left
 
@@ -234,6 +237,15 @@ def test_a_step_is_overdue_after_its_time_and_the_next_one_begins_anew(watched):
     with pytest.raises(WorkersFailed, match=r"--step-timeout-s \(60 s\): worker 1 is stopped$"):
         watched.supervisor.fail_step()
     assert watched.group.num_dumps == 2
+
+
+def test_the_workers_are_told_how_old_the_oldest_step_is(watched):
+    watched.turn(step=1)
+    assert watched.group.step_age_s == 0.0
+    watched.turn(step=1)
+    assert watched.group.step_age_s == 0.5
+    watched.turn(step=2)
+    assert watched.group.step_age_s == 0.0
 
 
 def test_a_freeze_of_the_machine_ages_neither_a_step_nor_a_start(watched):

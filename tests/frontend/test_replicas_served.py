@@ -48,6 +48,7 @@ def test_one_engine_needs_no_replicas() -> None:
             {"files": {**toy_tokenizers.files(), "chat_template.jinja": b"{{ x }}"}},
             "different models: their chat_template",
         ),
+        ({"model": "sha256"}, "different models: their config.json, --hf-overrides or weights differ"),
         ({"limits": EngineLimits(64, 401, 4, 20)}, "different models: their vocabularies"),
         ({"eos": (3,)}, "vocabularies or end tokens differ"),
     ],

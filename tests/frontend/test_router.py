@@ -206,9 +206,9 @@ def test_a_search_stays_where_it_is_if_it_can():
 def test_what_waits_at_an_engine_is_weighed_against_what_it_knows():
     one, said = router(2), blocks(100)
     first = finish(one, one.send(said))
-    one.work[first.engine] = 100 * SIZE - 1
+    one.work[first.engine] = 2 * 100 * SIZE - 1
     assert one.send(said).engine == first.engine
-    one.work[first.engine] = 100 * SIZE + 1
+    one.work[first.engine] = 2 * 100 * SIZE + 1
     assert one.send(said).engine != first.engine
 
 

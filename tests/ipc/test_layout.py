@@ -23,11 +23,20 @@ from quire.ipc.layout import split_layers
             {"pipeline_parallel_size": 2, "emulate_world_size": 2, "load_format": "dummy"},
             "--emulate-world-size runs one rank alone",
         ),
+        (
+            {"data_parallel_size": 8, "enable_expert_parallel": True},
+            "not dealt .* all-to-all.*; use --tensor-parallel-size 8 --enable-expert-parallel instead",
+        ),
     ],
 )
 def test_sizes_that_can_never_work_are_named(sizes, message):
     with pytest.raises(ValueError, match=message):
         EngineConfig(**sizes)
+
+
+def test_experts_are_dealt_over_ranks_of_each_engine():
+    EngineConfig(data_parallel_size=2, tensor_parallel_size=2, enable_expert_parallel=True)
+    EngineConfig(enable_expert_parallel=True)
 
 
 def test_workers_of_an_engine():

@@ -5,7 +5,19 @@ from pathlib import Path
 
 import pytest
 from inline_engine import InlineEngine
-from served_ranks import LONG, PROMPT, WORKER, assert_lost_and_replaced, assert_replaced, error_of, killed, stopped
+from served_ranks import (
+    LONG,
+    PROMPT,
+    WORKER,
+    assert_lost_and_replaced,
+    assert_replaced,
+    error_of,
+    killed,
+    restarts_of,
+    running,
+    stopped,
+    worker,
+)
 from serving import SMALL, Served
 from tiny_models import tiny_model
 
@@ -41,6 +53,17 @@ def test_the_first_rank_killed(two: Served) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_stopped_rank_is_named_after_the_timeout_and_all_are_replaced(two: Served, rank: int) -> None:
     assert_lost_and_replaced(two, rank, "suspend", stopped(rank))
+
+
+@pytest.mark.slow
+def test_ranks_that_are_all_stopped_wait_for_nobody_and_are_found_all_the_same(two: Served) -> None:
+    text, restarts, before = two.text(PROMPT, max_tokens=10), restarts_of(two), two.pids(WORKER)
+    stream = running(two)
+    for rank in (0, 1):
+        worker(two, rank).suspend()
+    assert error_of(stream)["code"] == "engine_error"
+    two.line("workers 0 and 1 were stopped by a signal, and a step has taken 2.* s; 1 sequences in flight failed")
+    assert_replaced(two, before, text, restarts)
 
 
 PROCESSOR = """

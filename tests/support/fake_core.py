@@ -66,12 +66,13 @@ class FakeCore:
         spins: bool = False,
         name: str = "toy",
         cache: CacheInfo | None = None,
+        model: str = "",
     ) -> None:
         self.epoch = new_epoch()
         self.beat = Beat(self.epoch, 0.0, 0, 0, 0.0, 0, 0, 0, 0, 0, True)
         self._files = toy_tokenizers.files() if files is None else files
         infos = file_infos(self._files)
-        welcome = Welcome(self.epoch, PROTOCOL_VERSION, [name], limits, infos, list(eos), "0", 1, 60.0, spins, cache)
+        welcome = Welcome(self.epoch, PROTOCOL_VERSION, [name], limits, infos, list(eos), "0", 1, 60.0, spins, cache, model)
         self._limits, self._eos, self._script = limits, eos, script
         self._link = CoreToFrontends(address, epoch=self.epoch, welcome=welcome, files=self._files)
         self.address = self._link.address

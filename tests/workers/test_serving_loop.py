@@ -26,6 +26,7 @@ class Loop:
         num_captures: int = 0,
         waits_s: float | None = None,
         pipeline: object = None,
+        engines: int = 1,
     ) -> None:
         self.spun, self.waited, self.steps, self.captured = [], [], 0, 0
         self._records, self._num_captures = iter(records), num_captures
@@ -34,7 +35,7 @@ class Loop:
         monkeypatch.setattr(worker, "cpu_share", lambda: cores)
         monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
         loop = object.__new__(Worker)
-        loop.config = SimpleNamespace(device="cuda", world_size=1, collective_timeout_s=10.0)
+        loop.config = SimpleNamespace(device="cuda", world_size=1, collective_timeout_s=10.0, data_parallel_size=engines)
         if waits_s is not None:
             loop.group = SimpleNamespace()
         loop.profiler = SimpleNamespace(is_active=False)
@@ -64,9 +65,11 @@ class Loop:
         return self.captured < self._num_captures
 
 
-@pytest.mark.parametrize(("cores", "spin_s"), [(16, GPU_SPIN_S), (2, SHORT_SPIN_S)])
-def test_only_a_worker_that_had_a_plan_spins_for_the_next(monkeypatch, cores, spin_s):
-    loop = Loop(monkeypatch, "-PP--P", cores)
+@pytest.mark.parametrize(
+    ("cores", "engines", "spin_s"), [(16, 1, GPU_SPIN_S), (2, 1, SHORT_SPIN_S), (16, 8, SHORT_SPIN_S), (17, 8, GPU_SPIN_S)]
+)
+def test_only_a_worker_that_had_a_plan_spins_for_the_next_where_all_engines_have_cores(monkeypatch, cores, engines, spin_s):
+    loop = Loop(monkeypatch, "-PP--P", cores, engines=engines)
     assert loop.spun == [0.0, 0.0, spin_s, spin_s, 0.0, 0.0, spin_s] and loop.steps == 3
 
 

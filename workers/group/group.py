@@ -5,6 +5,8 @@ quire.workers.pipeline what is linked from stage to stage. Object collectives ar
 worker at its start, if there are several.
 """
 
+import logging
+
 import torch
 from torch._C._distributed_c10d import PrefixStore, Store
 
@@ -12,6 +14,8 @@ from quire.workers.group.cpu import GlooExchange, GlooLinks
 from quire.workers.group.place import Place
 from quire.workers.parallel import Exchange, NormExchange
 from quire.workers.pipeline import Links
+
+log = logging.getLogger("quire.workers")
 
 
 class Group:
@@ -40,13 +44,23 @@ class Group:
         """To the stages before and behind, for steps of this size: all ranks make theirs now, once. Raises ExchangeFailed."""
         if self._nccl is None:
             return GlooLinks(PrefixStore("links", self._store), self._place)
-        if not self._place.one_host:
-            from quire.workers.group.nccl_links import NcclLinks
+        if self._place.one_host and self._reach_each_other():
+            from quire.workers.group.peer_links import PeerLinks
 
-            return NcclLinks(self._place, max_tokens, self._hidden_size, self._dtype, max_rows)
-        from quire.workers.group.peer_links import PeerLinks
+            return PeerLinks(self._place, max_tokens, self._hidden_size * self._dtype.itemsize, max_rows)
+        from quire.workers.group.nccl_links import NcclLinks
 
-        return PeerLinks(self._place, max_tokens, self._hidden_size * self._dtype.itemsize, max_rows)
+        return NcclLinks(self._place, max_tokens, self._hidden_size, self._dtype, max_rows)
+
+    def _reach_each_other(self) -> bool:
+        """Whether each GPU can read the others' memory: one answer on all ranks. If not, the log has a line."""
+        from quire.workers.group.cuda import all_agree, reaches_all
+
+        if all_agree(reaches_all(self._place), self._place.device):
+            return True
+        if self._place.rank == 0:
+            log.warning("the GPUs cannot reach each other's memory: NCCL carries what passes between stages, which is slower")
+        return False
 
     def most(self, name: str, value: int) -> int:
         """The largest of all ranks' values, once each has said its own, however long some take. A name is for one time."""

@@ -1,4 +1,4 @@
-"""Links of a pipeline between GPUs of several hosts: NCCL's sends and receives.
+"""Links of a pipeline between GPUs of several hosts, or that cannot reach each other's memory: NCCL's sends and receives.
 
 NCCL's send ends when its receiver has come, and who computes is not to wait for that: so what is sent is copied into a slot,
 and leaves it on a stream of its own. Two slots of hidden states are enough for a stage to compute while the next one has not

@@ -10,8 +10,8 @@ import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 
 from quire.kernels.exchange.peer_link import Receiver, Sender, receive, send
-from quire.workers.group.cuda import PATIENCE, all_agree, new_shared, reaches_all
-from quire.workers.group.place import ExchangeFailed, Place
+from quire.workers.group.cuda import PATIENCE, all_agree, new_shared
+from quire.workers.group.place import Place
 from quire.workers.pipeline import most_in_flight
 
 LINE = 128  # bytes: a counter has one for itself, and what follows is aligned to it
@@ -23,11 +23,7 @@ COUNTERS_BYTES = 4 * LINE
 
 class PeerLinks:
     def __init__(self, place: Place, max_tokens: int, token_bytes: int, max_rows: int) -> None:
-        """All ranks together, for steps of this size; token_bytes: of a token's hidden state. Raises ExchangeFailed."""
-        if not all_agree(reaches_all(place), place.device):
-            raise ExchangeFailed(
-                "the GPUs cannot reach each other's memory: --pipeline-parallel-size needs it, --tensor-parallel-size does not"
-            )
+        """All ranks together, whose GPUs reach each other, for steps of this size; token_bytes: of a token's hidden state."""
         hidden_bytes, tokens_bytes = _aligned(max_tokens * token_bytes), _aligned(2 * 4 * max_rows)
         unit = 4 if token_bytes % 16 == 0 else 1
         token_slots = most_in_flight(place.stages)

@@ -1,0 +1,53 @@
+"""Which model a folder holds, told without reading it whole: its settings by their SHA-256, its weights by samples of them.
+
+Two places compare: an agent of another host, file by file (hosts/same_model.py), and a frontend of several engines, by one
+digest of all (Welcome.model_digest). Weights of two models of one kind are alike in size, and differ nearly everywhere: some
+pages of each file tell them apart, in milliseconds. Who changes a few values in place, on one host, is not found out.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from quire.enginecore.loading.model_files import ModelFilesError
+
+SETTINGS = ("config.json", "quantize_config.json", "model.safetensors.index.json")
+NUM_SAMPLES, SAMPLE_BYTES = 32, 4096  # of each file of weights, spread evenly from end to end
+
+
+def fingerprints(folder: Path, with_weights: bool) -> dict[str, str]:
+    """Of each file that counts: a digest of settings, size and digest of weights. Raises ModelFilesError."""
+    try:
+        found = {name: _sha256((folder / name).read_bytes()) for name in SETTINGS if (folder / name).is_file()}
+        if not with_weights:
+            found.pop("model.safetensors.index.json", None)
+            return found
+        weights = [path for path in folder.glob("*.safetensors") if not path.name.startswith("consolidated")]  # a second copy
+        return found | {path.name: _of_weights(path) for path in weights}
+    except OSError as error:
+        raise ModelFilesError(f"{error.filename or folder} cannot be read: {error.strerror}") from error
+
+
+def model_digest(folder: Path, with_weights: bool, overrides: dict[str, Any] | None) -> str:
+    """Of all that makes the model, with what --hf-overrides changes in it. Raises ModelFilesError."""
+    model = fingerprints(folder, with_weights), overrides or {}
+    return _sha256(json.dumps(model, sort_keys=True, default=str).encode())
+
+
+def size_of(fingerprint: str) -> str:
+    """The part of a weights file's fingerprint that is its size."""
+    return fingerprint.partition(" ")[0]
+
+
+def _of_weights(path: Path) -> str:
+    size, samples = path.stat().st_size, hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        for i in range(NUM_SAMPLES):
+            file.seek(max(size - SAMPLE_BYTES, 0) * i // (NUM_SAMPLES - 1))
+            samples.update(file.read(SAMPLE_BYTES))
+    return f"{size} {samples.hexdigest()}"
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
