@@ -210,6 +210,14 @@ def test_what_cannot_run_is_refused_by_its_reason(changes, reason):
         parse_model_config(fields_of("llama", **changes), model_impl="transformers")
 
 
+def test_longrope_that_attention_cannot_take_over_is_refused():
+    """Of cohere2 every fourth layer does not rotate, but a config does not say so."""
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64}
+    factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    with pytest.raises(ModelConfigError, match=r"longrope, and .*3.self_attn does not leave it to attention"):
+        parse_model_config(fields_of("cohere2", rope_parameters=rope | factors), model_impl="transformers")
+
+
 def test_a_refusal_of_auto_names_both_reasons():
     with pytest.raises(ModelConfigError, match=r"architecture MambaForCausalLM is not supported.*recurrent"):
         parse_model_config({"architectures": ["MambaForCausalLM"], "model_type": "mamba"})
