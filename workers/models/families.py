@@ -53,6 +53,7 @@ from quire.workers.models.cache_dtype import with_cache_dtype
 from quire.workers.models.config import ModelConfig, ModelConfigError
 from quire.workers.models.decoder import Family
 from quire.workers.models.fields import Json, flag, number, read_dtype, refuse_unknown, size, words
+from quire.workers.models.stored_head import tied_as_stored
 
 # by config.json's "architectures"
 FAMILIES: dict[str, Family] = {
@@ -127,7 +128,7 @@ def read_model_config(model_dir: str | Path, overrides: Json | None = None, **wi
     beside = Path(model_dir) / "quantize_config.json"
     if quantization_config_of(fields) is None and beside.exists():
         fields["quantization_config"] = _beside(beside)
-    return parse_model_config({**fields, **(overrides or {})}, **wishes)
+    return parse_model_config(tied_as_stored({**fields, **(overrides or {})}, Path(model_dir)), **wishes)
 
 
 def _beside(path: Path) -> Json:
