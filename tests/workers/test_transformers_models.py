@@ -218,6 +218,17 @@ def test_longrope_that_attention_cannot_take_over_is_refused():
         parse_model_config(fields_of("cohere2", rope_parameters=rope | factors), model_impl="transformers")
 
 
+def test_longrope_of_a_part_of_each_head_is_recognised():
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "original_max_position_embeddings": 64}
+    fields = fields_of("phi3-longrope", original_max_position_embeddings=64)
+    config = parse_model_config(
+        {**fields, "rope_parameters": {**rope, "short_factor": [1.0, 1.5] * 2, "long_factor": [2.0, 3.0] * 2}},
+        model_impl="transformers",
+    )
+    ropes = {layer.attention.rope for layer in config.layers}
+    assert {(rope.rotary_dim, rope.type, rope.factor) for rope in ropes} == {(8, "longrope", 32.0)}
+
+
 def test_a_refusal_of_auto_names_both_reasons():
     with pytest.raises(ModelConfigError, match=r"architecture MambaForCausalLM is not supported.*recurrent"):
         parse_model_config({"architectures": ["MambaForCausalLM"], "model_type": "mamba"})

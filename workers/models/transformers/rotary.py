@@ -183,15 +183,18 @@ def _candidates(module: nn.Module, head_dim: int, columns: int) -> Iterator[Rope
         fields = {OTHER_NAMES.get(name, name): value for name, value in some.items() if value is not None}
         if fields.get("type") not in TYPES:
             continue
-        if fields["type"] in ("yarn", "longrope") and "factor" not in fields:
-            fields["factor"] = config.max_position_embeddings / fields["original_max_position_embeddings"]  # type: ignore[union-attr]
+        original = fields.get("original_max_position_embeddings")
+        if fields["type"] in ("yarn", "longrope") and "factor" not in fields and original:
+            fields["factor"] = config.max_position_embeddings / original  # type: ignore[union-attr]
         fields = {name: value for name, value in fields.items() if name in RopeConfig.__struct_fields__}
         for rotary_dim in {columns, 2 * columns}:
             if rotary_dim <= head_dim:
                 for interleaved in (False, True):
                     own = {"rotary_dim": 0 if rotary_dim == head_dim else rotary_dim, "interleaved": interleaved}
                     with contextlib.suppress(msgspec.ValidationError):
-                        yield msgspec.convert({**fields, **own}, RopeConfig, strict=False)
+                        rope = msgspec.convert({**fields, **own}, RopeConfig, strict=False)
+                        if rope.type != "longrope" or {len(rope.short_factor), len(rope.long_factor)} == {rotary_dim // 2}:
+                            yield rope
 
 
 def _rotated(x: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
