@@ -65,6 +65,14 @@ def test_towers_are_passed_over(name):
     assert torch.isfinite(logits(tiny_models.tiny_model(name))).all()
 
 
+@pytest.mark.parametrize("name", ["llama-tied", "qwen3-moe", "gemma3"])
+def test_a_decoder_may_have_been_saved_by_itself(name, tmp_path):
+    folder = with_more(name, tmp_path / "m", {})
+    tensors = load_file(folder / "model.safetensors")
+    save_file({key.removeprefix("model."): tensor for key, tensor in tensors.items()}, folder / "model.safetensors")
+    assert torch.equal(logits(folder), logits(tiny_models.tiny_model(name)))
+
+
 def multimodal(name, folder, holds_head, outer, text):
     """A tiny model with these flags in its two configs, and with a head that is the embedding, a row on, or without one."""
     fields = json.loads((tiny_models.tiny_model(name) / "config.json").read_bytes())

@@ -46,7 +46,7 @@ def read_transformers_config(fields: Json, quantization: Quantization | None) ->
         hidden_size=recording.hidden_size,
         layers=tuple(LayerSpec(attention=spec_of(call), intermediate_size=mlp) for call in recording.attention),
         model=ModelSpec(norm=NormSpec(eps=1e-5)),
-        names=CheckpointNames(),
+        names=CheckpointNames(bare=()),
         tie_word_embeddings=False,  # what is tied, the model itself says
         max_position_embeddings=_positions(inner),
         initializer_range=number(fields, "initializer_range", 0.02),
