@@ -234,6 +234,14 @@ def test_a_refusal_of_auto_names_both_reasons():
         parse_model_config({"architectures": ["MambaForCausalLM"], "model_type": "mamba"})
 
 
+def test_a_model_without_a_family_is_refused_where_transformers_is_not_asked():
+    fields = fields_of("llama", architectures=["Starcoder2ForCausalLM"], model_type="starcoder2")
+    with pytest.raises(ModelConfigError, match=r"--model-impl quire: architecture Starcoder2ForCausalLM .* auto tries"):
+        parse_model_config(fields, model_impl="quire")
+    with pytest.raises(ModelConfigError, match='lacks "architectures"'):
+        parse_model_config({**fields, "architectures": "Starcoder2ForCausalLM"})
+
+
 def test_positions_that_begin_behind_the_padding_token_leave_fewer_tokens():
     fields = {"model_type": "roberta", "architectures": ["RobertaForCausalLM"], "is_decoder": True, "num_hidden_layers": 1}
     assert parse_model_config({**fields, "max_position_embeddings": 514, "pad_token_id": 1}).longest == 512

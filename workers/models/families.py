@@ -171,8 +171,10 @@ def _by_impl(fields: Json, quantized: Quantization | None, model_impl: str) -> M
         try:
             architecture = _architecture(fields)
         except ModelConfigError as error:
-            if model_impl == "quire" or not fields.get("architectures"):
+            if not _architectures(fields):
                 raise
+            if model_impl == "quire":
+                raise ModelConfigError(f"--model-impl quire: {error}; auto tries transformers' own model") from None
             reason = str(error)
         else:
             return _of_family(fields, architecture, quantized)
@@ -246,9 +248,14 @@ def _quantization(config: object, asked: str | None) -> Quantization | None:
     return found
 
 
-def _architecture(fields: Json) -> str:
+def _architectures(fields: Json) -> list[object]:
     names = fields.get("architectures")
-    if not isinstance(names, list) or not names:
+    return names if isinstance(names, list) else []
+
+
+def _architecture(fields: Json) -> str:
+    names = _architectures(fields)
+    if not names:
         raise ModelConfigError('config.json lacks "architectures", which names the model class')
     for name in names:
         if isinstance(name, str) and name in FAMILIES:
@@ -256,4 +263,4 @@ def _architecture(fields: Json) -> str:
             return BY_TEXT.get((name, str(text.get("model_type"))), name) if isinstance(text, dict) else name
     if isinstance(names[0], str) and names[0] in RECURRENT:
         raise ModelConfigError(f"architecture {names[0]} is not supported: it has recurrent layers, which are not served")
-    raise ModelConfigError(f"architecture {names[0]} is not supported; supported are {', '.join(FAMILIES)}")
+    raise ModelConfigError(f"architecture {names[0]!s:.80} is not supported: no family of Quire's own has it (docs/models.md)")

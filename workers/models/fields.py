@@ -275,7 +275,9 @@ def read_rope(
         raise ModelConfigError(f"rope type {_short(type_name)} is not supported; supported are {', '.join(ROPE_NEEDS)}")
     unknown = sorted(params.keys() - ROPE_FIELDS - ROPE_IRRELEVANT)
     if unknown:
-        raise ModelConfigError(f"config.json: {where} sets {', '.join(unknown)}: not supported")
+        raise ModelConfigError(
+            f"config.json: {where} sets {', '.join(unknown)}: not supported; --hf-overrides can give another {where}"
+        )
     rotary_dim = _rotary_dim(fields, where, params, head_dim, partial)
     for name in ROPE_NEEDS[type_name]:
         if params.get(name) is None:
