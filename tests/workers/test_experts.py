@@ -144,7 +144,8 @@ def test_what_experts_cannot_be_dealt_over_is_refused():
         build_model(msgspec.structs.replace(config, layers=layers), torch.float32, dealing(0, 8))
     odd = msgspec.structs.replace(config.layers[0].experts, intermediate_size=47)
     layers = tuple(msgspec.structs.replace(layer, experts=odd) for layer in config.layers)
-    with pytest.raises(ModelConfigError, match="its moe_intermediate_size 47 cannot be split over 2 ranks"):
+    said = "its moe_intermediate_size 47 cannot be split over 2 ranks; 1 would do, or --enable-expert-parallel"
+    with pytest.raises(ModelConfigError, match=said):
         build_model(msgspec.structs.replace(config, layers=layers), torch.float32, Parallel(0, 2))
     assert build_model(msgspec.structs.replace(config, layers=layers), torch.float32, dealing(0, 2)) is not None
 

@@ -66,6 +66,43 @@ def test_towers_are_passed_over(name):
     assert torch.isfinite(logits(tiny_models.tiny_model(name))).all()
 
 
+@pytest.mark.parametrize("name", ["llama-tied", "qwen3-moe", "gemma3"])
+def test_a_decoder_may_have_been_saved_by_itself(name, tmp_path):
+    folder = with_more(name, tmp_path / "m", {})
+    tensors = load_file(folder / "model.safetensors")
+    save_file({key.removeprefix("model."): tensor for key, tensor in tensors.items()}, folder / "model.safetensors")
+    assert torch.equal(logits(folder), logits(tiny_models.tiny_model(name)))
+
+
+def multimodal(name, folder, holds_head, outer, text):
+    """A tiny model with these flags in its two configs, and with a head that is the embedding, a row on, or without one."""
+    fields = json.loads((tiny_models.tiny_model(name) / "config.json").read_bytes())
+    flags = {"tie_word_embeddings": outer, "text_config": fields["text_config"] | {"tie_word_embeddings": text}}
+    with_more(name, folder, {}, **flags)
+    tensors = {key: x for key, x in load_file(folder / "model.safetensors").items() if "lm_head" not in key}
+    if holds_head:
+        [embedding] = (x for key, x in tensors.items() if key.endswith("model.embed_tokens.weight"))
+        tensors["language_model.lm_head.weight"] = embedding.roll(1, 0)
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "outer", "text"),
+    [
+        ("gemma3-images", True, False),
+        ("gemma3-images", False, True),
+        ("ministral3-images", True, False),
+        ("ministral3-images", None, False),
+        ("ministral3-images", None, None),
+    ],
+)
+def test_what_a_checkpoint_holds_says_whether_a_multimodal_model_is_tied(name, outer, text, tmp_path):
+    """transformers writes the outer flag, by default true, and text_config's own, which it does not heed."""
+    untied, tied = (logits(multimodal(name, tmp_path / str(holds), holds, outer, text)) for holds in (True, False))
+    torch.testing.assert_close(untied, tied.roll(1, 1))
+
+
 @pytest.mark.parametrize("name", ["deepseek-v3", "mistral4"])
 def test_latent_attention_in_blocks_of_fp8_is_dequantized(name, tmp_path, monkeypatch):
     """What transformers calls kv_b_proj is no Linear here. How its inputs are rounded: test_rounded_experts.py."""

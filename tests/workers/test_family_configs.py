@@ -189,6 +189,25 @@ GPTJ_6B = {
     "tie_word_embeddings": False, "tokenizer_class": "GPT2Tokenizer", "vocab_size": 50400,
 }  # fmt: skip
 
+SMOLLM2_135M = {
+    "architectures": ["LlamaForCausalLM"], "attention_bias": False, "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
+    "hidden_size": 576, "initializer_range": 0.041666666666666664, "intermediate_size": 1536, "is_llama_config": True,
+    "max_position_embeddings": 8192, "mlp_bias": False, "model_type": "llama", "num_attention_heads": 9,
+    "num_hidden_layers": 30, "num_key_value_heads": 3, "pad_token_id": 2, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
+    "rope_interleaved": False, "rope_scaling": None, "rope_theta": 100000, "tie_word_embeddings": True,
+    "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16"}}, "vocab_size": 49152,
+}  # fmt: skip
+QWEN3_CODER_480B = {
+    "architectures": ["Qwen3MoeForCausalLM"], "decoder_sparse_step": 1, "eos_token_id": 151645, "head_dim": 128,
+    "hidden_act": "silu", "hidden_size": 6144, "initializer_range": 0.02, "intermediate_size": 8192,
+    "max_position_embeddings": 262144, "max_window_layers": 62, "mlp_only_layers": [], "model_type": "qwen3_moe",
+    "moe_intermediate_size": 2560, "norm_topk_prob": True, "num_attention_heads": 96, "num_experts": 160,
+    "num_experts_per_tok": 8, "num_hidden_layers": 62, "num_key_value_heads": 8, "output_router_logits": False,
+    "qkv_bias": False, "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 10000000, "router_aux_loss_coef": 0.0,
+    "shared_expert_intermediate_size": 0, "sliding_window": None, "tie_word_embeddings": False, "use_qk_norm": True,
+    "use_sliding_window": False, "vocab_size": 151936,
+}  # fmt: skip
+
 # what each is to be: (layers, heads, KV heads, head size, windows, tied, positions), and more of the first layer's attention
 KNOWN = {
     "gemma2": (GEMMA2_9B, (42, 16, 8, 256, {0, 4096}, True, 8192), {"softcap": 50.0, "scale": 256**-0.5}),
@@ -214,6 +233,9 @@ KNOWN = {
     "ministral3": (MINISTRAL3_8B, (34, 32, 8, 128, {0}, False, 262144), {}),
     "bloom": (BLOOM_560M, (24, 16, 16, 64, {0}, True, 2048), {"rope": None}),
     "gptj": (GPTJ_6B, (28, 16, 16, 256, {0}, False, 2048), {}),
+    "smollm2": (SMOLLM2_135M, (30, 9, 3, 64, {0}, True, 8192), {}),
+    "falcon3": ({**SMOLLM2_135M, "activation": "swiglu"}, (30, 9, 3, 64, {0}, True, 8192), {}),
+    "qwen3-coder": (QWEN3_CODER_480B, (62, 96, 8, 128, {0}, False, 262144), {}),
 }
 
 
@@ -278,6 +300,10 @@ def test_rotary_embeddings_by_layer():
         (FALCON_7B, {"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn"),
         (FALCON_40B, {"parallel_attn": False}, "parallel_attn"),
         (PHI_2, {"qk_layernorm": True}, "qk_layernorm"),
+        (QWEN3_CODER_480B, {"shared_expert_intermediate_size": 64}, "shared_expert_intermediate_size"),
+        (SMOLLM2_135M, {"activation": "gelu"}, "activation"),
+        (EXAONE4_32B, {"attention_bias": True}, "attention_bias to true: only False"),
+        (EXAONE4_32B, {"num_dreams": 3}, """--hf-overrides '{"num_dreams": null}'"""),
         (PHI_2, {"partial_rotary_factor": 0.01}, "must be even"),
         (SMOLLM3, {"no_rope_layers": [1]}, "no_rope_layers"),
         (EXAONE4_32B, {"layer_types": None, "sliding_window_pattern": "LX"}, "sliding_window_pattern"),

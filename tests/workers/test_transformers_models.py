@@ -210,9 +210,36 @@ def test_what_cannot_run_is_refused_by_its_reason(changes, reason):
         parse_model_config(fields_of("llama", **changes), model_impl="transformers")
 
 
+def test_longrope_that_attention_cannot_take_over_is_refused():
+    """Of cohere2 every fourth layer does not rotate, but a config does not say so."""
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64}
+    factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    with pytest.raises(ModelConfigError, match=r"longrope, and .*3.self_attn does not leave it to attention"):
+        parse_model_config(fields_of("cohere2", rope_parameters=rope | factors), model_impl="transformers")
+
+
+def test_longrope_of_a_part_of_each_head_is_recognised():
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "original_max_position_embeddings": 64}
+    fields = fields_of("phi3-longrope", original_max_position_embeddings=64)
+    config = parse_model_config(
+        {**fields, "rope_parameters": {**rope, "short_factor": [1.0, 1.5] * 2, "long_factor": [2.0, 3.0] * 2}},
+        model_impl="transformers",
+    )
+    ropes = {layer.attention.rope for layer in config.layers}
+    assert {(rope.rotary_dim, rope.type, rope.factor) for rope in ropes} == {(8, "longrope", 32.0)}
+
+
 def test_a_refusal_of_auto_names_both_reasons():
     with pytest.raises(ModelConfigError, match=r"architecture MambaForCausalLM is not supported.*recurrent"):
         parse_model_config({"architectures": ["MambaForCausalLM"], "model_type": "mamba"})
+
+
+def test_a_model_without_a_family_is_refused_where_transformers_is_not_asked():
+    fields = fields_of("llama", architectures=["Starcoder2ForCausalLM"], model_type="starcoder2")
+    with pytest.raises(ModelConfigError, match=r"--model-impl quire: architecture Starcoder2ForCausalLM .* auto tries"):
+        parse_model_config(fields, model_impl="quire")
+    with pytest.raises(ModelConfigError, match='lacks "architectures"'):
+        parse_model_config({**fields, "architectures": "Starcoder2ForCausalLM"})
 
 
 def test_positions_that_begin_behind_the_padding_token_leave_fewer_tokens():
@@ -223,8 +250,9 @@ def test_positions_that_begin_behind_the_padding_token_leave_fewer_tokens():
 
 def test_several_ranks_are_refused():
     config = read_model_config(tiny_models.tiny_model("llama"), model_impl="transformers")
-    with pytest.raises(ModelConfigError, match="one GPU"):
-        build_model(config, torch.float32, Parallel(0, 2))
+    for size in (2, 3):  # three would not fit its heads
+        with pytest.raises(ModelConfigError, match="one GPU"):
+            build_model(config, torch.float32, Parallel(0, size))
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,19 @@ models/families.py asks of a layer's quantization by both names.
 from collections.abc import Iterable
 from typing import NamedTuple
 
+BARE = ("embed_tokens.", "layers.", "norm.")  # of a decoder that was saved without the model around it
+
 
 class CheckpointNames(NamedTuple):
     """`prefixes`: (in the checkpoint, in the model), all applied in this order.
 
-    `ignored`: prefixes, or suffixes if they begin with a dot, of names in the checkpoint.
+    `ignored`: prefixes, or suffixes if they begin with a dot, of names in the checkpoint. `bare`: beginnings of names that
+    the model has behind `model.`.
     """
 
     prefixes: tuple[tuple[str, str], ...] = ()
     ignored: tuple[str, ...] = ()
+    bare: tuple[str, ...] = BARE
 
     def is_ignored(self, name: str) -> bool:
         return any(name.endswith(part) if part.startswith(".") else name.startswith(part) for part in self.ignored)
@@ -26,7 +30,7 @@ class CheckpointNames(NamedTuple):
         for theirs, ours in self.prefixes:
             if name.startswith(theirs):
                 name = ours + name.removeprefix(theirs)
-        return name
+        return f"model.{name}" if name.startswith(self.bare) else name
 
     def in_checkpoint(self, name: str) -> Iterable[str]:
         """What a layer of this name in the model may be called there, the name itself first."""

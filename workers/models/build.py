@@ -76,12 +76,16 @@ def _check_pieces(config: ModelConfig) -> None:
 def _check_size(config: ModelConfig, parallel: Parallel) -> None:
     """Query heads and MLPs are split evenly; KV heads, too, or each is held by several ranks; whole experts are dealt out."""
     size, deals = parallel.size, parallel.deals_experts
+    if size > 1 and config.transformers_config is not None:
+        raise ModelConfigError("--model-impl transformers runs on one GPU: --tensor-parallel-size 1")
     if deals and config.transformers_config is None and all(layer.experts is None for layer in config.layers):
         raise ModelConfigError("--enable-expert-parallel: the model has no experts; leave the flag out")
     if fits := _misfit(config, size, deals):
         do = ", ".join(str(n) for n in range(1, MAX_RANKS + 1) if not _misfit(config, n, deals))
+        dealt = "" if deals or _misfit(config, size, True) else ", or --enable-expert-parallel, which deals whole experts"
         raise ModelConfigError(
-            f"--tensor-parallel-size {size} does not fit the model: its {fits} cannot be split over {size} ranks; {do} would do"
+            f"--tensor-parallel-size {size} does not fit the model: its {fits} cannot be split over {size} ranks; "
+            f"{do} would do{dealt}"
         )
 
 

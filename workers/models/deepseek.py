@@ -132,11 +132,24 @@ def read_v2_layers(fields: Json) -> tuple[LayerSpec, ...]:
 
 def read_v3_layers(fields: Json) -> tuple[LayerSpec, ...]:
     check_only(fields, scoring_func="sigmoid", moe_layer_freq=1, attention_bias=False, topk_method="noaux_tc")
-    return read_layers({"first_k_dense_replace": 3, **fields}, read_group_routing(fields))
+    return read_layers(fields, read_group_routing(fields))
+
+
+def plain_v2_fields(fields: Json) -> Json:
+    """With transformers' defaults; a q_lora_rank of null is none."""
+    return {"n_shared_experts": 2, "q_lora_rank": 1536, **fields}
+
+
+def plain_v3_fields(fields: Json) -> Json:
+    defaults = {
+        "n_shared_experts": 1, "q_lora_rank": 1536, "norm_topk_prob": True, "routed_scaling_factor": 2.5, "n_group": 8,
+        "topk_group": 4, "first_k_dense_replace": 3, "num_nextn_predict_layers": 1,
+    }  # fmt: skip
+    return {**defaults, **fields}
 
 
 FIELDS = MOE_FIELDS | GROUP_FIELDS | MTP_FIELDS | SIZES | TRAINING | {
     "attention_bias", "mlp_bias", "moe_layer_freq", "scoring_func", "topk_method", "rope_interleave",
 }  # fmt: skip
-DEEPSEEK_V2 = Family("deepseek_v2", FIELDS, read_v2_layers, DeepseekBlock)
-DEEPSEEK_V3 = Family("deepseek_v3", FIELDS, read_v3_layers, DeepseekBlock, ignored=mtp_layers)
+DEEPSEEK_V2 = Family("deepseek_v2", FIELDS, read_v2_layers, DeepseekBlock, plain_fields=plain_v2_fields)
+DEEPSEEK_V3 = Family("deepseek_v3", FIELDS, read_v3_layers, DeepseekBlock, plain_fields=plain_v3_fields, ignored=mtp_layers)

@@ -56,6 +56,7 @@ from quire.workers.models.cache_dtype import with_cache_dtype
 from quire.workers.models.config import ModelConfig, ModelConfigError
 from quire.workers.models.decoder import Family
 from quire.workers.models.fields import Json, flag, number, read_dtype, refuse_unknown, size, words
+from quire.workers.models.stored_head import tied_as_stored
 
 log = logging.getLogger("quire.workers")
 
@@ -132,7 +133,8 @@ def read_model_config(model_dir: str | Path, overrides: Json | None = None, **wi
     beside = Path(model_dir) / "quantize_config.json"
     if quantization_config_of(fields) is None and beside.exists():
         fields["quantization_config"] = _beside(beside)
-    own, fields = quantization_config_of(fields), {**fields, **(overrides or {})}
+    own = quantization_config_of(fields)
+    fields = tied_as_stored({**fields, **(overrides or {})}, Path(model_dir))
     config = parse_model_config(fields, **wishes)
     if config.quantization is None or own is None or quantization_config_of(fields) is not own:
         return config  # what a flag says of all layers is not the files' to say
@@ -194,8 +196,10 @@ def _by_impl(fields: Json, quantized: Quantization | None, model_impl: str) -> M
         try:
             architecture = _architecture(fields)
         except ModelConfigError as error:
-            if model_impl == "quire" or not fields.get("architectures"):
+            if not _architectures(fields):
                 raise
+            if model_impl == "quire":
+                raise ModelConfigError(f"--model-impl quire: {error}; auto tries transformers' own model") from None
             reason = str(error)
         else:
             return _of_family(fields, architecture, quantized)
@@ -270,9 +274,14 @@ def _quantization(config: object, asked: str | None) -> Quantization | None:
     return found
 
 
-def _architecture(fields: Json) -> str:
+def _architectures(fields: Json) -> list[object]:
     names = fields.get("architectures")
-    if not isinstance(names, list) or not names:
+    return names if isinstance(names, list) else []
+
+
+def _architecture(fields: Json) -> str:
+    names = _architectures(fields)
+    if not names:
         raise ModelConfigError('config.json lacks "architectures", which names the model class')
     for name in names:
         if isinstance(name, str) and name in FAMILIES:
@@ -280,4 +289,4 @@ def _architecture(fields: Json) -> str:
             return BY_TEXT.get((name, str(text.get("model_type"))), name) if isinstance(text, dict) else name
     if isinstance(names[0], str) and names[0] in RECURRENT:
         raise ModelConfigError(f"architecture {names[0]} is not supported: it has recurrent layers, which are not served")
-    raise ModelConfigError(f"architecture {names[0]} is not supported; supported are {', '.join(FAMILIES)}")
+    raise ModelConfigError(f"architecture {names[0]!s:.80} is not supported: no family of Quire's own has it (docs/models.md)")

@@ -24,10 +24,11 @@ def words(*lines: str) -> frozenset[str]:
 IRRELEVANT = words(
     # provenance and bookkeeping
     "_name_or_path name_or_path model_type transformers_version _commit_hash auto_map finetuning_task task_specific_params",
-    "problem_type id2label label2id num_labels custom_pipelines unsloth_version unsloth_fixed",
+    "problem_type id2label label2id num_labels custom_pipelines unsloth_version unsloth_fixed is_llama_config",
+    "transformers.js_config",
     # training only
     "attention_dropout hidden_dropout resid_pdrop embd_pdrop attn_pdrop dropout gradient_checkpointing pruned_heads",
-    "pretraining_tp router_aux_loss_coef router_jitter_noise output_router_logits loss_type",
+    "pretraining_tp router_aux_loss_coef router_jitter_noise output_router_logits loss_type neftune_noise_alpha",
     # how transformers runs it, not what it computes
     "use_cache output_attentions output_hidden_states output_scores return_dict return_dict_in_generate torchscript",
     "use_bfloat16 tf_legacy_loss chunk_size_feed_forward _attn_implementation _attn_implementation_internal",
@@ -43,12 +44,15 @@ IRRELEVANT = words(
     "max_new_tokens min_new_tokens",
 )
 
-# Fields that are read, but only one value of each is implemented (None, that is absent or null, always is).
+# Fields that are read, but only one value of each is implemented (None, that is absent or null, always is), but by families
+# whose own they are.
 ONLY: dict[str, tuple[Any, ...]] = {
     "is_encoder_decoder": (False,),
     "add_cross_attention": (False,),
     "use_mrope": (False,),
     "rope_interleaved": (False,),
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
 }
 
 # Fields that every family reads.
@@ -87,13 +91,14 @@ def refuse_unknown(fields: Json, family: str, used: frozenset[str], activations:
     known = USED | used | IRRELEVANT | ONLY.keys()
     unknown = sorted(name for name in fields.keys() - known if fields[name] is not None)
     if unknown:
+        without = json.dumps(dict.fromkeys(unknown))
         raise ModelConfigError(
             f"config.json sets {', '.join(unknown)}: not known for {family} models, so the model might run wrong. "
-            "Remove what has no effect on the model."
+            f"Remove what has no effect on the model, or start with --hf-overrides '{without}'."
         )
     for name, allowed in {**ONLY, "hidden_act": tuple(sorted(activations))}.items():
         value = fields.get(name)
-        if value is not None and value not in allowed:
+        if value is not None and value not in allowed and name not in used:
             expected = f"only {' or '.join(map(repr, allowed))} is" if allowed else "it is not"
             raise ModelConfigError(f"config.json sets {name} to {_short(value)}: {expected} supported")
 
@@ -270,7 +275,9 @@ def read_rope(
         raise ModelConfigError(f"rope type {_short(type_name)} is not supported; supported are {', '.join(ROPE_NEEDS)}")
     unknown = sorted(params.keys() - ROPE_FIELDS - ROPE_IRRELEVANT)
     if unknown:
-        raise ModelConfigError(f"config.json: {where} sets {', '.join(unknown)}: not supported")
+        raise ModelConfigError(
+            f"config.json: {where} sets {', '.join(unknown)}: not supported; --hf-overrides can give another {where}"
+        )
     rotary_dim = _rotary_dim(fields, where, params, head_dim, partial)
     for name in ROPE_NEEDS[type_name]:
         if params.get(name) is None:

@@ -62,7 +62,7 @@ def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
 
 def plain_fields(fields: Json) -> Json:
     """With transformers' defaults."""
-    return {"rms_norm_eps": 1e-5, "norm_topk_prob": True, "routed_scaling_factor": 1.0, **fields}
+    return {"rms_norm_eps": 1e-5, "norm_topk_prob": True, "num_nextn_predict_layers": 1, **fields}
 
 
 FIELDS = MOE_FIELDS | GROUP_FIELDS | MTP_FIELDS | {"attention_bias", "use_qk_norm"}

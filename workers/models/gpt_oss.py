@@ -77,7 +77,7 @@ def read_model(fields: Json) -> ModelSpec:
 
 def plain_fields(fields: Json) -> Json:
     """With transformers' defaults. `experts_per_token` and `initial_context_length` repeat other fields."""
-    found = {"head_dim": 64, "sliding_window": 128, "rms_norm_eps": 1e-5, **fields}
+    found = {"head_dim": 64, "sliding_window": 128, "rms_norm_eps": 1e-5, "rope_theta": 150000.0, **fields}
     per_token = found.pop("experts_per_token", None)
     if per_token not in (None, found.get("num_experts_per_tok")):
         raise ModelConfigError(f"config.json: experts_per_token {per_token} and num_experts_per_tok differ")

@@ -11,7 +11,8 @@ from quire.workers.layers.norm import make_norm
 from quire.workers.models.blocks import Attend, GatedMLP, SelfAttention
 from quire.workers.models.config import LayerSpec, ModelConfig, ModelConfigError
 from quire.workers.models.decoder import Family
-from quire.workers.models.fields import Json, flag, read_attention, size, uniform_windows
+from quire.workers.models.fields import Json, flag, read_attention, size, uniform_windows, words
+from quire.workers.models.spellings import only
 
 
 class LlamaBlock(Module):
@@ -32,6 +33,7 @@ class LlamaBlock(Module):
 
 
 def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
+    only(fields, "llama", activation="swiglu")  # in Falcon 3's
     if fields.get("sliding_window") is not None:
         raise ModelConfigError("config.json sets sliding_window: not supported for llama models")
     layer = LayerSpec(
@@ -43,4 +45,4 @@ def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
     return (layer,) * len(uniform_windows(fields, "llama", 0))
 
 
-FAMILY = Family("llama", frozenset({"attention_bias", "mlp_bias"}), read_layers, LlamaBlock)
+FAMILY = Family("llama", words("attention_bias mlp_bias activation"), read_layers, LlamaBlock)

@@ -60,8 +60,8 @@ def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
 
 
 def plain_fields(fields: Json) -> Json:
-    """`rotary_dim` as a part of a head, as others have it."""
-    found = {"head_dim": 128, **fields}
+    """With transformers' defaults, `rotary_dim` as a part of a head, as others have it."""
+    found = {"head_dim": 128, "rope_theta": 5000000.0, **fields}
     rotary = found.pop("rotary_dim", None)
     if rotary is not None:
         found.setdefault("partial_rotary_factor", size(fields, "rotary_dim") / size(found, "head_dim"))

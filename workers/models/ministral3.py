@@ -3,6 +3,8 @@ part of a multimodal model, whose config is nested; the tensors of images are ig
 and later, whose text part is Mistral.
 """
 
+from typing import Any
+
 import msgspec
 
 from quire.workers.loading.names import CheckpointNames
@@ -35,6 +37,10 @@ NAMES = CheckpointNames(
     ignored=("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
 )
 BETA = "llama_4_scaling_beta"
+DEFAULT_ROPE: dict[str, Any] = {  # of Ministral 3
+    "rope_type": "yarn", "rope_theta": 1000000.0, "factor": 16.0, "original_max_position_embeddings": 16384, "beta_fast": 32.0,
+    "beta_slow": 1.0, "mscale_all_dim": 1.0, "mscale": 1.0, BETA: 0.1,
+}  # fmt: skip
 KINDS = ("ministral3", "mistral")  # of a nested text_config
 
 
@@ -48,16 +54,20 @@ def text_fields(fields: Json) -> Json:
             )
     where, params = rope_parameters(fields)
     inert = ("max_position_embeddings",)  # beside the model's own
-    found = {"sliding_window": None, **fields}
+    own = {"rms_norm_eps": 1e-5} if _is_ministral(fields) else {}
+    params = params or (DEFAULT_ROPE if _is_ministral(fields) else {})
+    found = {"sliding_window": None, **own, **fields}
     return found | ({where: {name: value for name, value in params.items() if name not in inert}} if params else {})
+
+
+def _is_ministral(fields: Json) -> bool:
+    return fields.get("model_type") != "mistral"
 
 
 def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
     where, params = rope_parameters(fields)
     plain = {**fields, where: {name: value for name, value in params.items() if name != BETA}}
-    attention = read_attention(
-        plain, default_head_dim=128, theta=1000000.0 if fields.get("model_type") == KINDS[0] else 10000.0
-    )
+    attention = read_attention(plain, default_head_dim=128, theta=1000000.0 if _is_ministral(fields) else 10000.0)
     if params.get(BETA) is not None:
         temperature = TemperatureConfig(
             beta=number(params, BETA, 0.0, where),

@@ -25,7 +25,7 @@ from quire.workers.models.fields import (
     with_windows,
 )
 from quire.workers.models.moe import MoE
-from quire.workers.models.moe_fields import MOE_FIELDS, read_routing, sparse_layers
+from quire.workers.models.moe_fields import MOE_FIELDS, check_only, read_routing, sparse_layers
 
 
 class Qwen3MoeBlock(Module):
@@ -50,6 +50,7 @@ class Qwen3MoeBlock(Module):
 
 
 def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
+    check_only(fields, qkv_bias=False, shared_expert_intermediate_size=0, use_qk_norm=True)  # Qwen3-Coder says so
     routing = read_routing(fields, is_normalized=flag(fields, "norm_topk_prob"))
     experts = ExpertsSpec(routing=routing, intermediate_size=size(fields, "moe_intermediate_size"))
     inner, bias = size(fields, "intermediate_size"), flag(fields, "attention_bias")
@@ -65,6 +66,6 @@ def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
 
 FIELDS = MOE_FIELDS | {
     "moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers", "use_sliding_window",
-    "max_window_layers", "attention_bias",
+    "max_window_layers", "attention_bias", "qkv_bias", "shared_expert_intermediate_size", "use_qk_norm",
 }  # fmt: skip
 FAMILY = Family("qwen3_moe", FIELDS, read_layers, Qwen3MoeBlock)

@@ -2,7 +2,7 @@
 
 The body (what lies between token ids and the head's input) runs over the step's tokens as one sequence [1, T] with their
 positions; attention parts them (attention.py). For logits the causal model runs as it is, with a stand-in for its body: scales,
-caps and biases of logits are its own. build.py makes it, of one rank's whole model: several ranks are refused.
+caps and biases of logits are its own. build.py makes it, of one rank's whole model: it refuses several ranks.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from torch import nn
 from quire.workers.layers.kv_scales import KVScales
 from quire.workers.layers.linear import Placement
 from quire.workers.models.blocks import Attend
-from quire.workers.models.config import ModelConfig, ModelConfigError
+from quire.workers.models.config import ModelConfig
 from quire.workers.models.language_model import Fit, LanguageModel
 from quire.workers.models.transformers.attention import LayerAttention, Step
 from quire.workers.models.transformers.checkpoint import Names
@@ -29,12 +29,10 @@ from quire.workers.models.transformers.skeleton import build_skeleton
 
 
 class TransformersLM(LanguageModel):
-    """Of a config with `transformers_config`. Raises ModelConfigError."""
+    """Of a config with `transformers_config`."""
 
     def __init__(self, config: ModelConfig, place: Placement):
         super().__init__()
-        if place.parallel.size > 1:
-            raise ModelConfigError("--model-impl transformers runs on one GPU: --tensor-parallel-size 1")
         assert config.transformers_config is not None
         self.config, self._dtype = config, place.dtype
         model = build_skeleton(config.transformers_config, place.dtype)

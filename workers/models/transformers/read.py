@@ -18,7 +18,6 @@ from quire.workers.models.transformers.attention import spec_of
 from quire.workers.models.transformers.recorder import Recording, record
 from quire.workers.models.transformers.skeleton import build_skeleton, read_config, text_config
 
-CHANGING_ROPES = ("dynamic", "longrope")  # frequencies depend on the length of the sequence that is run
 POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 NO_LIMIT = 1 << 20  # positions, of a model whose config names no limit
 
@@ -28,8 +27,14 @@ def read_transformers_config(fields: Json, quantization: Quantization | None) ->
     text = json.dumps(fields, sort_keys=True)
     config = read_config(fields)
     inner = text_config(config)
-    _refuse_changing_ropes(inner)
+    kinds = _rope_kinds(inner)
+    if "dynamic" in kinds:
+        raise ModelConfigError(
+            "its rotary embedding is dynamic: frequencies that depend on the length of the sequence are not supported"
+        )
     recording = recorded(text)
+    if "longrope" in kinds and (own := [call.module for call in recording.attention if call.rope is None]):
+        raise ModelConfigError(f"its rotary embedding is longrope, and {own[0]} does not leave it to attention")
     intermediate = getattr(inner, "intermediate_size", None)
     mlp = intermediate if isinstance(intermediate, int) else 4 * recording.hidden_size
     odd = [call.module for call in recording.attention if max(call.qk_dim, call.v_dim) % 2]
@@ -41,7 +46,7 @@ def read_transformers_config(fields: Json, quantization: Quantization | None) ->
         hidden_size=recording.hidden_size,
         layers=tuple(LayerSpec(attention=spec_of(call), intermediate_size=mlp) for call in recording.attention),
         model=ModelSpec(norm=NormSpec(eps=1e-5)),
-        names=CheckpointNames(),
+        names=CheckpointNames(bare=()),
         tie_word_embeddings=False,  # what is tied, the model itself says
         max_position_embeddings=_positions(inner),
         initializer_range=number(fields, "initializer_range", 0.02),
@@ -71,13 +76,10 @@ def _positions(config: Any) -> int:
     return NO_LIMIT
 
 
-def _refuse_changing_ropes(config: Any) -> None:
+def _rope_kinds(config: Any) -> set[str]:
+    """Types of its rotary embeddings, which may be one for each type of layers."""
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     if not isinstance(rope, dict):
-        return
-    for parameters in (rope, *(value for value in rope.values() if isinstance(value, dict))):
-        kind = parameters.get("rope_type", parameters.get("type"))
-        if kind in CHANGING_ROPES:
-            raise ModelConfigError(
-                f"its rotary embedding is {kind}: frequencies that depend on the length of the sequence are not supported"
-            )
+        return set()
+    every = (rope, *(value for value in rope.values() if isinstance(value, dict)))
+    return {str(parameters.get("rope_type", parameters.get("type"))) for parameters in every}

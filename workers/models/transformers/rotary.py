@@ -4,6 +4,10 @@ While a model is recorded, RotaryWatch sees which cosines and sines its modules'
 results went to attention as they were. Then both are tried on real numbers: the table against ours for each scaling that the
 config may mean, the rotation in its two layouts. In a module of transformers where all of that agrees for every call, the
 function does nothing while our model runs (`unrotated`), and the layers' specs say how attention is to rotate.
+
+transformers' longrope looks at the longest position of a step, and changes factors by it. `still_longrope` leaves it the short
+ones; attention takes those or the long ones by the length that is served (attention/rope.py), so it has to be attention that
+rotates: what keeps its own rotation is refused (read.py).
 """
 
 import contextlib
@@ -21,7 +25,7 @@ from quire.workers.models.config import AttentionSpec, RopeConfig
 
 APPLY = "apply_rotary_pos_emb"
 TRIED = 600  # positions
-TYPES = ("default", "linear", "llama3", "yarn")
+TYPES = ("default", "linear", "llama3", "yarn", "longrope")
 OTHER_NAMES = {"rope_type": "type", "rope_theta": "theta"}
 
 
@@ -135,9 +139,20 @@ class RotaryWatch:
         if not torch.equal(theirs, k) or theirs.shape != q.shape:
             return None
         for rope in _candidates(table.module, rotation.head_dim, cos.shape[-1]):
-            if torch.allclose(theirs, _rotated(q, rope), rtol=1e-5, atol=1e-5):
+            short = msgspec.structs.replace(rope, long_factor=rope.short_factor)
+            if torch.allclose(theirs, _rotated(q, short), rtol=1e-5, atol=1e-5):
                 return rope
         return None
+
+
+def still_longrope(model: nn.Module) -> None:
+    """Within `model`, modules of longrope compute as modules of a constant table do, with the short factors."""
+    for module in model.modules():
+        kind = getattr(module, "rope_type", None)
+        if kind == "longrope":
+            module.rope_type = "default"  # type: ignore[assignment]
+        elif isinstance(kind, dict):  # by types of layers
+            module.rope_type = {of: "default" if own == "longrope" else own for of, own in kind.items()}  # type: ignore[assignment]
 
 
 @contextlib.contextmanager
@@ -160,20 +175,26 @@ def _as_it_is(q: torch.Tensor, k: torch.Tensor, *others: Any, **more: Any) -> tu
 
 def _candidates(module: nn.Module, head_dim: int, columns: int) -> Iterator[RopeConfig]:
     """What the config of a rotary module may mean, each scaling of it in both layouts."""
-    parameters = getattr(getattr(module, "config", None), "rope_parameters", None)
+    config = getattr(module, "config", None)
+    parameters = getattr(config, "rope_parameters", None)
     if not isinstance(parameters, dict):
         return
     for some in (parameters, *(value for value in parameters.values() if isinstance(value, dict))):
         fields = {OTHER_NAMES.get(name, name): value for name, value in some.items() if value is not None}
         if fields.get("type") not in TYPES:
             continue
+        original = fields.get("original_max_position_embeddings")
+        if fields["type"] in ("yarn", "longrope") and "factor" not in fields and original:
+            fields["factor"] = config.max_position_embeddings / original  # type: ignore[union-attr]
         fields = {name: value for name, value in fields.items() if name in RopeConfig.__struct_fields__}
         for rotary_dim in {columns, 2 * columns}:
             if rotary_dim <= head_dim:
                 for interleaved in (False, True):
                     own = {"rotary_dim": 0 if rotary_dim == head_dim else rotary_dim, "interleaved": interleaved}
                     with contextlib.suppress(msgspec.ValidationError):
-                        yield msgspec.convert({**fields, **own}, RopeConfig, strict=False)
+                        rope = msgspec.convert({**fields, **own}, RopeConfig, strict=False)
+                        if rope.type != "longrope" or {len(rope.short_factor), len(rope.long_factor)} == {rotary_dim // 2}:
+                            yield rope
 
 
 def _rotated(x: torch.Tensor, rope: RopeConfig) -> torch.Tensor:

@@ -18,6 +18,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, 
 
 from quire.workers.models.config import ModelConfigError
 from quire.workers.models.transformers.interface import NAME, register
+from quire.workers.models.transformers.rotary import still_longrope
 
 Model = transformers.PreTrainedModel
 QUANTIZATION = ("quantization_config", "compression_config")  # ours to read: a model that knew of it would change its layers
@@ -76,6 +77,7 @@ def build_skeleton(config_json: str, dtype: torch.dtype) -> Model:
     for module in model.modules():
         if isinstance(module, Model):  # would look at the ids to warn of padding, of which there is none
             module.warn_if_padding_and_no_attention_mask = _nothing  # type: ignore[assignment]
+    still_longrope(model)
     return model.train(False).requires_grad_(False)
 
 
