@@ -13,11 +13,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import llguidance
-from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
 OPTIONS = '%llguidance {"no_forcing": true}'
 WHITESPACE = r"(?: |\r?\n[ \t]{0,32})"
-EBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.M)
 ANY, SOME = r"/(.|\n)*/", r"/(.|\n)+/"
 
 
@@ -58,20 +56,6 @@ def _without_anchors(text: str) -> str:
         return text
     text = text.removeprefix("^")
     return text[:-1] if re.search(r"(?<!\\)(\\\\)*\$$", text) else text
-
-
-def lark_of(grammar: str) -> str:
-    """Lark of a grammar in Lark or EBNF. Raises ValueError."""
-    if not EBNF_RULE.search(grammar):
-        return grammar
-    try:
-        return gbnf_to_lark(grammar)
-    except RecursionError:
-        raise ValueError("the EBNF is nested too deeply") from None
-    except GbnfToLarkError as error:
-        raise ValueError(f"the EBNF cannot be read: {error}") from None
-    except Exception as error:  # its only other class, for rules that are missing or there twice
-        raise ValueError(f"the EBNF cannot be read: {error}") from None
 
 
 class Writer:

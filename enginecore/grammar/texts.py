@@ -15,7 +15,8 @@ from typing import Any
 
 import msgspec
 
-from quire.enginecore.grammar.lark import OPTIONS, json_schema, lark_of, one_of, regex_body
+from quire.enginecore.grammar.ebnf import lark_of
+from quire.enginecore.grammar.lark import OPTIONS, json_schema, one_of, regex_body
 from quire.enginecore.grammar.structural_tag import structural_tag
 from quire.ipc.structured_outputs import Kind, StructuredOutputs
 

@@ -114,7 +114,7 @@ def accepts(vocabulary: Vocabulary, lark: str, text: str) -> bool:
         (wanted("choice", ["a", 5]), "list of texts"),
         (wanted("grammar", 'start: "a" c'), "1(8)"),
         (wanted("grammar", 'start: "a"\nb: ('), "2("),
-        (wanted("grammar", 'root ::= "a" x'), "'x' not found"),
+        (wanted("grammar", 'root ::= "a" x'), "there is no rule 'x'"),
         (wanted("grammar", ""), "start"),
         (wanted("structural_tag", {"structures": [{"begin": "a"}], "triggers": ["b"]}), "structures[0]: 'a' must begin with"),
         (wanted("structural_tag", {"structures": [{"begin": "a"}], "triggers": []}), "must not be empty"),
