@@ -54,12 +54,12 @@ from quire.frontend.http.store.bounds import MAX_FORM_BYTES
 
 
 @functools.cache
-def _document() -> bytes:
-    return json_bytes(document(ROUTES.routes))
+def _document(root_path: str) -> bytes:
+    return json_bytes(document(ROUTES.routes, root_path))
 
 
 async def openapi(services: Services, request: Request, response: Response) -> None:
-    response.send(200, await asyncio.to_thread(_document))  # the first time it takes a while
+    response.send(200, await asyncio.to_thread(_document, services.root_path))  # the first time it takes a while
 
 
 async def _nothing(services: Services, request: Request, response: Response) -> None:
