@@ -60,7 +60,7 @@ def open_vllm(args: argparse.Namespace) -> tuple[Run, Callable[[], None], int]:
         enable_prefix_caching=args.prefix_caching,
         disable_log_stats=True,
         dtype=args.dtype,
-        **layout_options(args),
+        **layout_options(args) | json.loads(args.options),
     )
 
     def run(prompts: Ids, outputs: list[int]) -> tuple[float, Ids]:
@@ -216,7 +216,7 @@ def main() -> None:
     parser.add_argument("--detokenize", action="store_true")
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--cold", action="store_true", help="no warm-up before a workload")
-    parser.add_argument("--options", default="{}", help="more options of LLM for quire, as JSON")
+    parser.add_argument("--options", default="{}", help="more options of LLM, Quire's or vLLM's, as JSON")
     add_layout_arguments(parser)
     parser.add_argument("--csv", type=Path)
     parser.add_argument("--prefix-caching", action="store_true", help=argparse.SUPPRESS)

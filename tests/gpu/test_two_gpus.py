@@ -4,6 +4,7 @@ import psutil
 import pytest
 import torch
 from gpu.test_gpu_engine import GREEDY, prompts, wrong_rows
+from served_ranks import WORKER, restarts_of
 from serving import EventStream, Served, until
 from tiny_models import tiny_model
 
@@ -21,7 +22,6 @@ OPTIONS = {
     "max_num_batched_tokens": 256,
     "kv_cache_memory_bytes": 64 << 20,
 }
-WORKER = "quire.workers"
 
 
 def tokens(llm: LLM, params: SamplingParams) -> list[list[int]]:
@@ -79,7 +79,7 @@ def assert_lost_and_replaced(served: Served, signal: str, rank: int) -> None:
     """A rank that is killed or stopped amid a stream is named, and what replaces all says what they said."""
     body = {"max_tokens": 20, "ignore_eos": True, "return_token_ids": True}
     before, want = served.pids(WORKER), served.complete([5, 6, 7], **body)["choices"][0]["token_ids"]
-    restarts = served.metric("worker_restarts_total")
+    restarts = restarts_of(served)
     processes = sorted((psutil.Process(pid) for pid in before), key=lambda p: (p.create_time(), p.pid))
     stream = running(served)
     getattr(processes[rank], signal)()

@@ -12,6 +12,8 @@ CONFIGS = [(8, 2, 4, 1, 1), (4, 2, 3, 1, 1), (4, 1, 4, 1, 2), (8, 2, 2, 3, 2), (
 # gate and up meet in one program, so neither parts nor stretches of K are gated
 FORMS = [(c, gated) for c in CONFIGS for gated in (False, True) if not gated or c[3] * c[4] == 1]
 SHAPES = [(1000, 4096), (48, 448), (8, 128), (112, 4224), (4096, 14336)]
+# sixteen warps have no shared memory left for as long a row
+CASES = [(*form, shape) for form in FORMS for shape in SHAPES if form[0][0] < 16 or shape[1] < 14336]
 
 
 @pytest.fixture
@@ -31,8 +33,7 @@ def drawn(n: int, k: int, symmetric: bool, dtype: torch.dtype) -> Int4Weight:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize(("config", "gated"), FORMS, ids=str)
+@pytest.mark.parametrize(("config", "gated", "shape"), CASES, ids=str)
 def test_gpu_products_of_one_row(config, shape, symmetric, gated, dtype, on_hopper):
     """Also of rows whose numbers differ by powers of ten."""
     from quire.kernels.linear import int4_row
