@@ -31,11 +31,11 @@ def lark_of(grammar: str) -> str:
 
 class _Grammar:
     def __init__(self, rules: dict[str, Node]) -> None:
-        self._rules = rules
         for node in rules.values():
             for name in _names(node):
                 if name not in rules:
                     raise ValueError(f"the EBNF cannot be read: there is no rule {name!r}")
+        self._rules = rules = {name: _unrolled(name, node) for name, node in rules.items()}
         self._endless = _recursive(rules)
         self._in_parts: set[Node] = set()  # what is no token
         self._places = Places(rules)
@@ -69,6 +69,8 @@ class _Grammar:
         return not any(name in self._endless for name in _names(node))
 
     def _part(self, node: Node) -> Part:
+        if node == Text(""):
+            return Several("seq", ())
         if node not in self._in_parts and self._is_regular(node):
             return Token(node)
         match node:
@@ -162,6 +164,26 @@ def _names(node: Node) -> Iterator[str]:
                 yield from _names(inner)
         case Repeat(inner):
             yield from _names(inner)
+
+
+def _unrolled(name: str, node: Node) -> Node:
+    """A rule that names itself at the end of alternatives only, or at their beginning, as a repetition: x = a x | b is a* b."""
+    for own_place in (-1, 0):
+        again: list[Node] = []
+        once: list[Node] = []
+        for way in node.nodes if isinstance(node, Alt) else (node,):
+            nodes = way.nodes if isinstance(way, Seq) else (way,)
+            own = nodes[own_place] if nodes else None
+            rest = Seq(nodes[:-1] if own_place else nodes[1:])
+            if own in (Ref(name), Repeat(Ref(name), 0, 1)):
+                again.append(rest)
+                once += [rest] if own != Ref(name) else []
+            else:
+                once.append(way)
+        if again and once and name not in _names(Seq((*again, *once))):
+            loop, end = Repeat(Alt(tuple(again)), 0, None), Alt(tuple(once))
+            return Seq((loop, end) if own_place else (end, loop))
+    return node
 
 
 def _recursive(rules: dict[str, Node]) -> set[str]:
