@@ -103,7 +103,6 @@ ROUTES_NOT_HERE = {
     "POST /v1/completions/derender": _RENDER,
     "POST /v1/load_lora_adapter": "LoRA adapters are not served yet",
     "POST /v1/unload_lora_adapter": "LoRA adapters are not served yet",
-    "POST /v2/embed": "embeddings are not served yet",
     "WEBSOCKET /v1/realtime": "audio is not served yet",
 }
 ROUTES_DIFFER = {

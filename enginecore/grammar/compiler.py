@@ -139,7 +139,7 @@ class GrammarCompiler:
         if not ends:
             return None
         if has_grammar and len(starts) > 1:
-            starts = []  # its first token may be the grammar's, too: thinking is taken for begun
+            return None  # no one token tells whether a thought begins: the grammar holds from the first
         thinking = Thinking(ends, params.thinking_token_budget, starts, 0 if has_grammar else MAX_BEFORE_THINKING)
         return None if thinking.ends_in(_last_turn(seq.prompt.tolist(), self.eos_token_ids)) else thinking
 

@@ -13,11 +13,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import llguidance
-from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
 OPTIONS = '%llguidance {"no_forcing": true}'
 WHITESPACE = r"(?: |\r?\n[ \t]{0,32})"
-EBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.M)
+FORMATS = frozenset(("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"))
+_DATA = frozenset(("const", "enum", "default", "examples", "x-guidance"))  # keywords whose values are no schemas
+_NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))  # keys are names
+_LOOK_AROUND = re.compile(r"\(\?<?[=!]")
 ANY, SOME = r"/(.|\n)*/", r"/(.|\n)+/"
 
 
@@ -41,7 +43,30 @@ def json_schema(schema: Any, **options: Any) -> str:
     own = {**own, **options} if isinstance(own, dict) else options
     if not own.keys() & {"whitespace_pattern", "whitespace_flexible"}:
         own = {**own, "whitespace_pattern": WHITESPACE}
-    return "%json " + json.dumps({**schema, "x-guidance": own})
+    return "%json " + json.dumps({**_without_remarks(schema, own.get("lenient") is True), "x-guidance": own})
+
+
+def _without_remarks(schema: Any, lenient: bool) -> Any:
+    """A schema without formats that llguidance does not know, which it would refuse: to JSON Schema they are remarks.
+
+    lenient: without look-around in patterns, too, which are no regular expressions to it, and the one thing that its option of
+    this name does not pass over.
+    """
+    if isinstance(schema, list):
+        return [_without_remarks(item, lenient) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    result: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _DATA:
+            result[key] = value
+        elif key in _NAMED and isinstance(value, dict):
+            result[key] = {name: _without_remarks(inner, lenient) for name, inner in value.items()}
+        elif key == "pattern" and lenient and isinstance(value, str) and _LOOK_AROUND.search(value):
+            continue
+        elif key != "format" or not isinstance(value, str) or value in FORMATS:
+            result[key] = _without_remarks(value, lenient)
+    return result
 
 
 def regex_body(pattern: str) -> str:
@@ -58,20 +83,6 @@ def _without_anchors(text: str) -> str:
         return text
     text = text.removeprefix("^")
     return text[:-1] if re.search(r"(?<!\\)(\\\\)*\$$", text) else text
-
-
-def lark_of(grammar: str) -> str:
-    """Lark of a grammar in Lark or EBNF. Raises ValueError."""
-    if not EBNF_RULE.search(grammar):
-        return grammar
-    try:
-        return gbnf_to_lark(grammar)
-    except RecursionError:
-        raise ValueError("the EBNF is nested too deeply") from None
-    except GbnfToLarkError as error:
-        raise ValueError(f"the EBNF cannot be read: {error}") from None
-    except Exception as error:  # its only other class, for rules that are missing or there twice
-        raise ValueError(f"the EBNF cannot be read: {error}") from None
 
 
 class Writer:

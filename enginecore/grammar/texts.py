@@ -15,12 +15,18 @@ from typing import Any
 
 import msgspec
 
-from quire.enginecore.grammar.lark import OPTIONS, json_schema, lark_of, one_of, regex_body
+from quire.enginecore.grammar.ebnf import lark_of
+from quire.enginecore.grammar.lark import OPTIONS, json_schema, one_of, regex_body
 from quire.enginecore.grammar.structural_tag import structural_tag
 from quire.ipc.structured_outputs import Kind, StructuredOutputs
 
 MAX_ERROR_CHARS = 1000
 _PLACE = re.compile(r"at \d+\(\d+\): (failed to compile JSON schema: )?")
+_WITHIN = re.compile(r"\s*while processing json-schema:///\S*")
+_ONE_OF = re.compile(r"oneOf constraints are not supported\. Enable 'coerce_one_of' .*")
+_ONE_OF_IN_WORDS = (
+    "oneOf with alternatives that may overlap is not supported; use anyOf, or a required property that tells them apart"
+)
 _EXCERPT = re.compile(r"^ +\d+ \| ", re.M)  # how lines of the grammar begin, with what points into them
 
 
@@ -37,7 +43,8 @@ def in_words(kind: Kind, error: str) -> str:
         return "there is no text that it allows"
     error = error.partition("; following special tokens")[0].replace("<non-verbose/>", "")
     if kind != "grammar":
-        error = _EXCERPT.split(_PLACE.sub("", error))[0]
+        error = _WITHIN.sub("", _EXCERPT.split(_PLACE.sub("", error))[0])
+        error = _ONE_OF.sub(_ONE_OF_IN_WORDS, error)
     return "\n".join(line for line in error.splitlines() if OPTIONS not in line).strip()[:MAX_ERROR_CHARS]
 
 

@@ -70,7 +70,7 @@ class ChatTemplate:
                 raise ChatTemplateError(f"chat_template_kwargs must not hold {name!r}")
         if not isinstance(messages, list):
             raise ChatTemplateError("messages must be a list")
-        prepared = [self._prepare(m) for m in _plain(messages, "messages")]
+        prepared = [self._prepare(m, i) for i, m in enumerate(_plain(messages, "messages"))]
         final_text = _tag_final_message(prepared) if continue_final_message else ""
         text = self._render(
             {
@@ -100,20 +100,30 @@ class ChatTemplate:
             raise ChatTemplateError(f"the rendered chat template is longer than {MAX_RENDERED_CHARS} characters")
         return "".join(parts)
 
-    def _prepare(self, message: Any) -> Message:
+    def _prepare(self, message: Any, index: int) -> Message:
+        try:
+            return self._prepared(message)
+        except ChatTemplateError as error:
+            raise ChatTemplateError(f"message {index}: {error}") from error
+
+    def _prepared(self, message: Any) -> Message:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise ChatTemplateError("each message must be an object with a role")
-        speechless = message["role"] == "assistant" and any(message.get(name) for name in _INSTEAD_OF_CONTENT)
-        if message.get("content") is None and not speechless:
-            raise ChatTemplateError("each message must have a content, but for an assistant's with tool_calls")
         prepared = {**message}
-        if "content" in message:
-            prepared["content"] = self._content(message["content"])
+        if not message.get("tool_calls"):
+            prepared.pop("tool_calls", None)  # answers have an empty list or null, which templates take for calls
+        if message.get("content") is None:
+            if message["role"] != "assistant":
+                raise ChatTemplateError("each message must have a content, but for an assistant's")
+            if not any(message.get(name) for name in _INSTEAD_OF_CONTENT):
+                prepared["content"] = ""  # an answer that was cut off before it began, sent back
+        if "content" in prepared:
+            prepared["content"] = self._content(prepared["content"])
         reasoning = next((message[k] for k in _REASONING if message.get(k)), None)
         if reasoning is not None:
             prepared = {"thinking": reasoning, **prepared, "reasoning_content": reasoning}
-        if isinstance(message.get("tool_calls"), list):
-            prepared["tool_calls"] = [_with_arguments(call, self._joins_arguments) for call in message["tool_calls"]]
+        if "tool_calls" in prepared:
+            prepared["tool_calls"] = _calls(prepared["tool_calls"], self._joins_arguments)
             prepared.setdefault("content", None)
         return prepared
 
@@ -149,13 +159,19 @@ def _text_part(part: Any) -> dict[str, Any]:
     raise ChatTemplateError(f"this model takes text only; a message's content holds a part of type {str(kind)[:40]!r}")
 
 
-def _with_arguments(call: Any, as_text: bool) -> Any:
+def _calls(calls: Any, as_text: bool) -> list[Any]:
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise ChatTemplateError("its tool_calls must be a list of objects, each with a function")
+    return [_with_arguments(call, as_text) for call in calls]
+
+
+def _with_arguments(call: dict[str, Any], as_text: bool) -> Any:
     """OpenAI sends a call's arguments as a JSON string; templates want the object, but for those that join it to a text.
 
     A model may have written what is no JSON object. Agents send that back with a tool's complaint, turn after turn: as vLLM
     does, it becomes an empty object.
     """
-    function = call.get("function") if isinstance(call, dict) else None
+    function = call.get("function")
     if not isinstance(function, dict):
         return call
     given = function.get("arguments")

@@ -248,7 +248,9 @@ def test_what_goes_wrong_in_a_template_is_the_requests_error(template: str, matc
         ([{"content": "x"}], {}, "role"),
         ([{"role": "user"}], {}, "must have a content"),
         ([{"role": "user", "content": None, "tool_calls": [{}]}], {}, "must have a content"),
-        ([{"role": "assistant", "tool_calls": []}], {}, "must have a content"),
+        ([*CHAT, {"role": "user", "content": 5}], {}, f"^message {len(CHAT)}: a message's content must be"),
+        ([{"role": "assistant", "tool_calls": "x"}], {}, "tool_calls must be a list of objects"),
+        ([{"role": "assistant", "tool_calls": [5]}], {}, "tool_calls must be a list of objects"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], {}, "text only"),
         (CHAT, {"chat_template_kwargs": {"messages": []}}, "messages"),
         (CHAT, {"chat_template_kwargs": {"f": object()}}, "plain JSON"),
@@ -259,6 +261,14 @@ def test_what_goes_wrong_in_a_template_is_the_requests_error(template: str, matc
 def test_a_malformed_conversation_is_refused(messages: Any, options: dict[str, Any], match: str) -> None:
     with pytest.raises(ChatTemplateError, match=match):
         tokenizer().render_chat(messages, **options)
+
+
+@pytest.mark.parametrize("calls", [[], None])
+def test_an_answer_without_content_and_calls_can_be_sent_back(calls: list | None) -> None:
+    """As a client's model_dump() has it, if it was cut off early. Llama's templates ask whether there are tool_calls at all."""
+    template = "{% for m in messages %}{% if 'tool_calls' in m %}calls{% else %}[{{ m.content }}]{% endif %}{% endfor %}"
+    answer = {"role": "assistant", "content": None, "refusal": None, "tool_calls": calls}
+    assert tokenizer().render_chat([*CHAT[:1], answer], chat_template=template).endswith("][]")
 
 
 def test_a_model_without_template_says_what_to_do() -> None:

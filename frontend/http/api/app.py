@@ -51,7 +51,7 @@ class App:
     ) -> None:
         """root_path: what paths may begin with, for a proxy that passes them on as they are."""
         self._root_path = root_path.encode()
-        self._services = services
+        self._services = dataclasses.replace(services, root_path=root_path) if root_path else services
         self._metrics = services.metrics
         self._metrics.register_handlers(route.name for route in ROUTES.routes)
         self._cors = cors

@@ -85,7 +85,7 @@ FIELDS = (
         "tools",
         "chat",
         "works",
-        "functions that the model may call: name, description, parameters, strict; 256 KiB in all",
+        "functions that may be called: name, description, parameters, strict (its schema is followed, or 400); up to 256 KiB",
         "none",
     ),
     Field(

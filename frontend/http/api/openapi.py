@@ -21,8 +21,8 @@ _KEYS = {
 }
 
 
-def document(routes: Iterable[Route]) -> dict[str, Any]:
-    """The whole document."""
+def document(routes: Iterable[Route], root_path: str = "") -> dict[str, Any]:
+    """The whole document. root_path: of the server, before every path."""
     routes = tuple(routes)
     types = [kind for route in routes for kind in (route.body, route.answer, route.error) if kind is not None]
     unique = list({repr(kind): kind for kind in types}.values())
@@ -35,7 +35,7 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {"title": "Quire", "version": VERSION, "description": "An OpenAI-compatible server for language models."},
-        "servers": [{"url": "/"}],
+        "servers": [{"url": root_path or "/"}],
         "security": [{}, {"api_key": []}, {"x_api_key": []}],
         "tags": [{"name": tag} for tag in dict.fromkeys(route.tag for route in routes)],
         "paths": paths,

@@ -125,7 +125,7 @@ class OutputPlan:
 
     def _thinks_first(self) -> bool:
         """Whether a grammar is to wait for the end of a thought. If none came, it would wait for ever: so only where that is
-        sure, or one token tells, or the operator says so by naming the parser."""
+        sure, or one token tells, or the operator says so by naming the parser. The engine waits for no start of several."""
         if self._reasoning is None or self._opened is not None:
             return bool(self._opened)
         return self._always_thinks or len(self._start_ids() or ()) == 1

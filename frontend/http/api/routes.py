@@ -54,12 +54,12 @@ from quire.frontend.http.store.bounds import MAX_FORM_BYTES
 
 
 @functools.cache
-def _document() -> bytes:
-    return json_bytes(document(ROUTES.routes))
+def _document(root_path: str) -> bytes:
+    return json_bytes(document(ROUTES.routes, root_path))
 
 
 async def openapi(services: Services, request: Request, response: Response) -> None:
-    response.send(200, await asyncio.to_thread(_document))  # the first time it takes a while
+    response.send(200, await asyncio.to_thread(_document, services.root_path))  # the first time it takes a while
 
 
 async def _nothing(services: Services, request: Request, response: Response) -> None:
@@ -143,11 +143,12 @@ ROUTES = RouteTable(
         Route("GET", "/openapi.json", openapi, "This description", answer=dict[str, Any]),
         Route("GET", "/docs", StaticPage("docs.html"), "This description, to be read", answer_type="text/html", is_open=True),
         *(_page_file(path.decode(), file.content_type.decode()) for path, file in FILES.items()),
-        _missing("/v1/embeddings", "Embeddings", "pooling"),
+        *(_missing(path, "Embeddings", "pooling") for path in ("/v1/embeddings", "/v2/embed")),
         _missing("/pooling", "Pooled vectors", "pooling"),
         _missing("/classify", "Classifications", "pooling"),
         *(_missing(path, "Scores", "pooling") for path in ("/score", "/v1/score")),
         *(_missing(path, "Rankings", "pooling") for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
+        _missing("/v1/audio/speech", "Spoken answers", "audio"),
         _missing("/v1/audio/transcriptions", "Transcriptions", "audio", "multipart/form-data"),
         _missing("/v1/audio/translations", "Translations", "audio", "multipart/form-data"),
     ]

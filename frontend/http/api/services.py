@@ -42,6 +42,7 @@ class Services:
     max_response_bytes: int = MAX_RESPONSE_BYTES  # of an answer that is no stream
     state: ServingState = field(default_factory=ServingState)
     storage: Storage = field(default_factory=Storage)
+    root_path: str = ""  # before the paths of those who ask
 
     @classmethod
     def make(

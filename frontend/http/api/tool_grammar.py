@@ -24,14 +24,23 @@ def tool_grammar(use: ToolUse, parser: type[ToolParser] | None) -> StructuredOut
     try:
         if use.mode == "named":
             function = use.functions[0]
-            return _grammar("json", object_schema(function.parameters), f"{function.place}.parameters")
+            return _grammar(
+                "json", followed(object_schema(function.parameters), use.functions[:1]), f"{function.place}.parameters"
+            )
         if use.mode == "required":
-            return _grammar("json", required_schema(use.functions, use.parallel), "tools")
+            return _grammar("json", followed(required_schema(use.functions, use.parallel), use.functions), "tools")
         if parser is not None and any(function.strict for function in use.functions):
             return _grammar("structural_tag", strict_tag(parser, use.functions), "tools")
     except RecursionError:
         raise invalid("tools: their parameters are nested too deeply", "tools") from None
     return None
+
+
+def followed(schema: dict[str, Any], functions: Sequence[Function]) -> dict[str, Any]:
+    """As far as it can be, where no function is strict: a call is what was asked for, and its schema is there for the model."""
+    if any(function.strict for function in functions):
+        return schema
+    return {**schema, "x-guidance": {"lenient": True, "coerce_one_of": True}}
 
 
 def required_schema(functions: Sequence[Function], parallel: bool) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from toy_tokenizers import byte_level, gemma_like, llama2_like, unigram_metaspac
 
 from quire.enginecore.grammar import compiler as compiler_module
 from quire.enginecore.grammar.compiler import GrammarCompiler
+from quire.enginecore.grammar.lark import FORMATS
 from quire.enginecore.grammar.trial import TOO_LARGE, TOO_LONG, Trial, judge
 from quire.enginecore.grammar.vocabulary import Vocabulary, VocabularyError, make_vocabulary
 from quire.enginecore.preparation import PreparationFailed
@@ -75,6 +76,17 @@ TAG = {"structures": [{"begin": "<f=a>", "schema": {"type": "integer"}, "end": "
             ['{  "a": 1}', '{\n\n"a":1}'],
         ),
         (wanted("json", {"type": "object", "x-guidance": {"whitespace_flexible": False}}), ['{"a":1}'], ['{"a": 1}']),
+        (
+            wanted("json", {"properties": {"format": {"type": "string", "format": "path"}}, "required": ["format"]}),
+            ['{"format": "/"}'],
+            ["{}", '{"format": 1}'],
+        ),
+        (wanted("json", {"const": {"format": "path"}}), ['{"format": "path"}'], ["{}"]),
+        (
+            wanted("json", {"type": "string", "pattern": "^(?!x)a$", "not": {"const": "b"}, "x-guidance": {"lenient": True}}),
+            ['"abc"'],
+            ["1"],
+        ),
         (wanted("json_object"), ["{}", '{"a": {"b": []}}'], ["[]", "1"]),
         (wanted("regex", r"\d+-[a-f]{2}/x"), ["12-ab/x"], ["12-zz/x", "-ab/x"]),
         (wanted("regex", "^ab+$"), ["ab", "abbb"], ["a"]),
@@ -93,6 +105,11 @@ def test_grammars_of_every_kind_take_what_they_say_and_nothing_else(vocabulary, 
         assert accepts(vocabulary, verdict.lark, text) == (text in texts), text
 
 
+def test_formats_that_are_followed_are_those_that_llguidance_knows(vocabulary):
+    for name in FORMATS:
+        assert not accepts(vocabulary, judge(wanted("json", {"type": "string", "format": name}), vocabulary).lark, '"?"'), name
+
+
 def accepts(vocabulary: Vocabulary, lark: str, text: str) -> bool:
     import llguidance
 
@@ -108,13 +125,14 @@ def accepts(vocabulary: Vocabulary, lark: str, text: str) -> bool:
         (wanted("json", {"type": "objekt"}), "objekt"),
         (wanted("json", {"contains": {}, "uniqueItems": True}), "uniqueItems"),
         (wanted("json", {"type": "string", "pattern": "(?=a)b"}), "look-around"),
+        (wanted("json", {"oneOf": [{"type": "integer"}, {"type": "number"}]}), "oneOf with alternatives that may overlap"),
         (wanted("regex", "ab(c"), "unclosed group"),
         (wanted("regex", ""), "empty"),
         (wanted("choice", []), "list of texts"),
         (wanted("choice", ["a", 5]), "list of texts"),
         (wanted("grammar", 'start: "a" c'), "1(8)"),
         (wanted("grammar", 'start: "a"\nb: ('), "2("),
-        (wanted("grammar", 'root ::= "a" x'), "'x' not found"),
+        (wanted("grammar", 'root ::= "a" x'), "there is no rule 'x'"),
         (wanted("grammar", ""), "start"),
         (wanted("structural_tag", {"structures": [{"begin": "a"}], "triggers": ["b"]}), "structures[0]: 'a' must begin with"),
         (wanted("structural_tag", {"structures": [{"begin": "a"}], "triggers": []}), "must not be empty"),
@@ -127,6 +145,10 @@ def accepts(vocabulary: Vocabulary, lark: str, text: str) -> bool:
         (
             wanted("json", {"$ref": "#/$defs/x", "$defs": {"x": {"$comment": "tools[1].function.parameters", "contains": {}}}}),
             "tools[1].function.parameters: Un",
+        ),
+        (
+            wanted("json", {"$ref": "#/$defs/x", "$defs": {"x": {"$comment": "tools[1]", "pattern": "(?=a)b"}}}),
+            "tools[1]: regex parse error",
         ),
         (wanted("structural_tag", {"type": "structural_tag"}), "needs a `format`, or `structures`"),
         (wanted("json", {"$ref": "#"}), "there is no text that it allows"),

@@ -287,6 +287,13 @@ def test_a_grammar_waits_for_a_thought_that_begins_and_for_no_other(engine):
     assert begins_one(engine, answer)
 
 
+def test_a_start_of_several_tokens_is_no_way_around_a_grammar(engine):
+    """A model that does not think would never end its thought, and its answer would be free."""
+    fields = {"reasoning_end_token_ids": END, "reasoning_start_token_ids": [49, 60]}
+    for budget in (None, 0, 3):
+        assert is_a_person(engine, one(engine.run("Who?", params(**fields, thinking_token_budget=budget))))
+
+
 # ------------------------------------------------------------------------------------------------------- what goes wrong
 def test_a_matcher_in_error_ends_its_own_request(engine):
     bad = engine.submit("Who is it?", params())

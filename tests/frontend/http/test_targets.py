@@ -68,6 +68,9 @@ def test_paths_are_served_with_the_root_path_and_without():
             assert (await api.ask("GET", path)).status == 401
         for path in ("/v1/models/tiny", "/llm/v1/models/tiny", "/llm/v1/models/org%2Ftiny"):
             assert (await api.ask("GET", path, headers={"Authorization": "Bearer k"})).status == 200
+        for asked in (api, http.Api()):  # clients made from the description ask below the root path, too
+            _, spec = await asked.json("GET", "/openapi.json", headers={"Authorization": "Bearer k"})
+            assert spec["servers"] == [{"url": "/llm" if asked is api else "/"}]
 
     asyncio.run(main())
 

@@ -130,13 +130,31 @@ def test_required_and_named_become_a_schema():
         assert schema["$defs"]["tool1"] == {"$comment": "tools[1].function.parameters", **closed}
         assert grammar.field == "tools"
         await api.json("POST", CHAT, {**TOOLS, "tool_choice": {"type": "function", "function": {"name": "weather"}}})
-        assert json.loads(params_of(api).structured_outputs.text) == WEATHER["function"]["parameters"]
+        assert without_options(params_of(api).structured_outputs) == WEATHER["function"]["parameters"]
         assert params_of(api).structured_outputs.field == "tools[0].function.parameters"
         await api.json("POST", CHAT, TOOLS)
         assert params_of(api).structured_outputs is None
         await api.json("POST", CHAT, {**TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {
             "mode": "required", "tools": [{"type": "function", "function": {"name": "clock"}}]}}})  # fmt: skip
         assert "weather" not in params_of(api).structured_outputs.text
+
+    asyncio.run(main())
+
+
+def without_options(grammar):
+    return {key: value for key, value in json.loads(grammar.text).items() if key != "x-guidance"}
+
+
+def test_what_cannot_be_followed_is_passed_over_unless_a_function_is_strict():
+    """Then as with other servers: the call is made, and its arguments follow the rest of the schema."""
+
+    async def main():
+        api = api_of(output="{}")
+        strict = {"type": "function", "function": {**CLOCK["function"], "strict": True}}
+        for choice in ("required", {"type": "function", "function": {"name": "clock"}}):
+            for tool, options in ((CLOCK, {"lenient": True, "coerce_one_of": True}), (strict, None)):
+                await api.json("POST", CHAT, {**TOOLS, "tools": [WEATHER, tool], "tool_choice": choice})
+                assert json.loads(params_of(api).structured_outputs.text).get("x-guidance") == options
 
     asyncio.run(main())
 
@@ -149,7 +167,7 @@ def test_a_call_that_must_be_made_goes_before_response_format():
         person = {"type": "json_schema", "json_schema": {"name": "p", "schema": {"type": "object"}}}
         for wish in ({"response_format": person}, {"response_format": {"type": "json_object"}}):
             await api.json("POST", CHAT, {**TOOLS, "tool_choice": named, **wish})
-            assert json.loads(params_of(api).structured_outputs.text) == WEATHER["function"]["parameters"]
+            assert without_options(params_of(api).structured_outputs) == WEATHER["function"]["parameters"]
         status, answer = await api.json("POST", CHAT, {**TOOLS, "tool_choice": named, "structured_outputs": {"regex": "a"}})
         assert status == 400 and answer["error"]["param"] == "tool_choice"
 
