@@ -8,8 +8,8 @@ from pathlib import Path
 
 import safetensors
 
+from quire.workers.loading.files import checkpoint_files
 from quire.workers.loading.target import WeightsError
-from quire.workers.loading.weights import checkpoint_files
 from quire.workers.models.fields import Json
 
 TIE = "tie_word_embeddings"
