@@ -11,7 +11,7 @@ import torch
 import triton
 
 from quire.kernels.linear.scaled import BLOCK, Scaled, check, is_exact
-from quire.kernels.linear.scaled_wide_kernel import STRIPE, kernel
+from quire.kernels.linear.scaled_wide_kernel import STRIPE, wide_kernel
 from quire.kernels.triton_support import tma
 from quire.kernels.triton_support.dependent_launch import LATE, PLAIN, launch_options
 from quire.kernels.tuning.current import cached
@@ -144,7 +144,7 @@ def launch(
     mode = LATE if pdl else PLAIN  # EARLY is for small programs
     row_tiles = triton.cdiv(rows, config.block_m)
     items = row_tiles * triton.cdiv(n, config.block_n // piece * width) * config.parts
-    kernel[(min(items, config.programs),)](
+    wide_kernel[(min(items, config.programs),)](
         tma.lines(x.data, rows, k, x.data.stride(0), (STRIPE.value, BLOCK)), x.scales,
         tma.lines(weight.data, len(weight.data), k, weight.data.stride(0), (width, BLOCK)), weight.scales,
         weight.scales if bias is None else bias, out, rows, n, out.stride(-2), out.stride(0) if in_parts else 0,

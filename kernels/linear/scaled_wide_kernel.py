@@ -293,7 +293,7 @@ def _consume(
 
 
 @gluon.jit(do_not_specialize=["M", "row_tiles", "items"])
-def kernel(
+def wide_kernel(
     x_desc, xs_ptr, w_desc, ws_ptr, bias_ptr, out_ptr, M, N, out_stride, part_stride, row_tiles, items,
     K_BLOCKS: gl.constexpr, X_BLOCKS: gl.constexpr, W_BLOCKS: gl.constexpr, K_STEPS: gl.constexpr, BLOCKS: gl.constexpr,
     BLOCK_M: gl.constexpr, ROWS: gl.constexpr, PIECES: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr,
