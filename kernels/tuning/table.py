@@ -94,8 +94,8 @@ class ScaledTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     int4_rows: int  # by `int4_wide`; cuBLAS takes a weight that is dequantized first
     fused_weight: int  # elements up to which one row is brought to 8 bits within the product
     # On a Hopper, whatever the three of fp8 and int8 above say, by `scaled_wide` from 65 rows to so many; 0: none.
-    fp8_wide_rows: int = 256
-    fp8_block_wide_rows: int = 256
+    fp8_wide_rows: int = 192
+    fp8_block_wide_rows: int = 192
     int8_wide_rows: int = 512
     ring_weight: int = 1 << 24  # from which one row goes to Hopper's ring, and not to many small programs
 
