@@ -128,7 +128,8 @@ def latent_decode(
         num_warps=4 if block_m <= 16 else 8, num_stages=2, **options,
     )  # fmt: skip
     if parts > 1:
-        parts_2 = MAX_PARTS if parts > FEW_PARTS else FEW_PARTS
+        # mixed steps, of any number of rows, run one kernel
+        parts_2 = MAX_PARTS if has_limit or parts > FEW_PARTS else FEW_PARTS
         block_l = min(COMBINED // parts_2, latent_2)
         _combine_kernel[(count, heads, triton.cdiv(latent, block_l))](
             partial, lse, query_start, seq_lens, limit if limit is not None else rows, out, parts,

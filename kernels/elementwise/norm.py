@@ -58,10 +58,10 @@ def parts_of(x: torch.Tensor) -> int:
     return 1 if x.dim() == 2 else len(x) - 2 * (x.dtype == torch.int32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["part_units"])
 def _norm_kernel(
-    x_ptr, residual_ptr, weight_ptr, bias_ptr, places_ptr, out_ptr, x_stride, residual_stride, out_stride, part_stride,
-    weight_stride, scale, eps,
+    x_ptr, residual_ptr, weight_ptr, bias_ptr, places_ptr, out_ptr, x_stride, residual_stride, out_stride, part_units,
+    weight_stride, scale, eps, UNIT: tl.constexpr,
     H: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, SCALED: tl.constexpr, PARTS: tl.constexpr, WEIGHS: tl.constexpr,
     WEIGHT: tl.constexpr, BIAS: tl.constexpr, PLACED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -78,7 +78,7 @@ def _norm_kernel(
         places = tl.load(places_ptr + cols, mask, other=0)
     cols += head * H
     wait_for_previous(PDL)
-    x = total_of_parts(x_ptr, row, cols, mask, x_stride, part_stride, PARTS)
+    x = total_of_parts(x_ptr, row, cols, mask, x_stride, part_units * UNIT, PARTS)
     if ADD:
         residual = tl.load(residual_ptr + row * residual_stride + cols, mask, other=0.0)
         x = x.to(residual.dtype)
@@ -130,9 +130,11 @@ def _launch(
     block = triton.next_power_of_2(width)
     num_warps = min(max(block // current().elementwise.norm_warp_elements, 1), MAX_WARPS)
     of_heads = 0 if weight is None or weight.dim() == 1 else weight.stride(0)
+    # of a part: one kernel for any number of rows, which reads parts 16 bytes at a time
+    unit = 16 if width % 16 == 0 and part_stride % 16 == 0 else 1
     _norm_kernel[(rows, x.shape[1] if x.dim() == 3 else 1)](
-        x, second, weight, bias, places, out, x.stride(0), second.stride(0), out.stride(0), part_stride, of_heads, scale, eps,
-        width, block, residual is not None, scale != 1.0, parts, weighs, weight is not None, bias is not None,
+        x, second, weight, bias, places, out, x.stride(0), second.stride(0), out.stride(0), part_stride // unit, of_heads,
+        scale, eps, unit, width, block, residual is not None, scale != 1.0, parts, weighs, weight is not None, bias is not None,
         places is not None, pdl, num_warps=num_warps, **launch_options(pdl),
     )  # fmt: skip
     return out

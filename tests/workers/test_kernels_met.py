@@ -79,7 +79,7 @@ spec = config.attention_specs(ranks)[0]
 def latent_attention(tokens, rows, mixed):
     places, lines = [Place(0, 0)] * len(config.layers), [meta(9, 1, 64, spec.head_dim)]
     cos_sin = meta(4096, spec.rope.rotary_dim, dtype=torch.float32)
-    kind = CudaLatentAttention(spec, types.SimpleNamespace(places=places, k=lines), cos_sin)
+    kind = CudaLatentAttention(spec, types.SimpleNamespace(places=places, k=lines), cos_sin, 4096)
     buffers = types.SimpleNamespace(positions=ints(tokens), slot_mapping=meta(1, tokens, dtype=torch.int64))
     lengths, limit = (ints(rows + 1), ints(rows)), ints(1) if mixed else None
     step = Step(buffers, ints(1, 2048, 128), ints(rows), lengths, True, mixed, limit)
