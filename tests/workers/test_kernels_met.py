@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -99,7 +100,7 @@ logits = meta(max_rows, ranks.vocabulary(config.vocab_size).size)
 
 def met(batch):
     tokens, rows, mixed, _ = batch
-    def attend(layer, qkv, q_norm, k_norm):
+    def attend(layer, qkv, q_norm, k_norm, sinks=None):
         slots = meta(tokens, dtype=torch.int64)
         rope_kv(qkv, ints(tokens), cos_sin, slots, cache, cache, spec.num_heads, q_norm, k_norm, 1e-6, pdl=mode_for(tokens))
         return meta(tokens, spec.q_size)
@@ -228,6 +229,13 @@ def test_no_step_of_another_family_compiles_either(name, streams, tmp_path, monk
     layers = {"n_layer": 2} if "n_layer" in fields else {"num_hidden_layers": 2}
     more = {"use_qk_norm": True} if name == "COMMAND_R" else {}
     check({**fields, **layers, **more, "vocab_size": 32_003}, 37, 512, streams, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_no_step_compiles_with_experts_of_4_bits(streams, tmp_path, monkeypatch):
+    config = json.loads((Path(__file__).parent / "published" / "gpt-oss-20b" / "config.json").read_text())
+    less = {"num_hidden_layers": 2, "layer_types": config["layer_types"][:2], "vocab_size": 32_003}
+    check({**config, **less}, 256, 8192, streams, tmp_path, monkeypatch)
 
 
 def check(config, max_rows, max_tokens, streams, tmp_path, monkeypatch, size=1):
