@@ -169,12 +169,18 @@ def _kernels() -> dict[tuple[str, str], Any]:
     from quire.kernels.experts import (  # noqa: F401
         align,
         four_bits_pairs,
+        four_bits_row,
         four_bits_tiles,
+        four_bits_wide,
+        grouped,
         pairs,
+        pairs_row,
         routing,
         scaled_pairs,
+        scaled_row,
         scaled_tiles,
         tiles,
+        wide,
     )
     from quire.kernels.linear import (  # noqa: F401
         int4,

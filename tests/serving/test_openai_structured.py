@@ -142,7 +142,7 @@ def test_structural_tags_of_both_shapes(client: openai.OpenAI) -> None:
             "type": "object", "properties": {"a": {"type": "array", "contains": {}}}}}}]},
          "tools[1].function.parameters", "at #/properties/a: "),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {
-            "type": "object", "properties": {"a": {"type": "array", "contains": {}}}}}}], "tool_choice": "required"},
+            "type": "object", "properties": {"a": {"type": "array", "items": 3}}}}}], "tool_choice": "required"},
          "tools[0].function.parameters", "at #/properties/a: "),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
