@@ -64,4 +64,6 @@ def killed(rank: int) -> str:
 
 
 def stopped(rank: int) -> str:
-    return f"worker {rank} was stopped by a signal; the others waited in an exchange; 1 sequences in flight failed"
+    """Which of the two is noticed first is chance."""
+    how = r"; the others waited in an exchange|, and a step has taken \S+ s"
+    return f"worker {rank} was stopped by a signal({how}); 1 sequences in flight failed"
