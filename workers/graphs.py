@@ -158,6 +158,7 @@ class GraphSizes:
     def __init__(self, max_rows: int, max_tokens: int, weights_bytes: int):
         self.decode = decode_sizes(min(max_rows, max_tokens))
         self.mixed_tokens = mixed_token_sizes(min(max_tokens, most_tokens(weights_bytes)))
+        self.all_tokens = mixed_token_sizes(max_tokens)  # of eager steps, too
         self.mixed_rows = mixed_row_sizes(max_rows)
 
     def padded(self, plan: StepPlan) -> BatchDescriptor | None:
@@ -285,7 +286,7 @@ class StepGraphs:
         ):  # first what takes longest to compile: the filter kernel with processors
             self._run_tail(1, variant)
         sizes, decode = self.sizes, self.sizes.decode
-        mixed = mixed_specializations(sizes.mixed_tokens, sizes.mixed_rows, self._specialization)
+        mixed = mixed_specializations(sizes.all_tokens, sizes.mixed_rows, self._specialization)
         mixed = mixed or [BatchDescriptor(min(4, decode[-1]), 1, True)]
         for batch in (*mixed, BatchDescriptor(mixed[0].tokens, prompt_rows([mixed[0].rows]), True, True)):
             self._run_forward(batch)

@@ -99,13 +99,21 @@ class NormExchange(Protocol):
 class Partial(NamedTuple):
     """What stands for a sum over the ranks until a norm's `add` forms it: this rank's x, and who sums."""
 
-    x: torch.Tensor  # [T, H], or in parts, float32 [S, T, H]
+    x: torch.Tensor  # [T, H], or in parts as norms take them (kernels/elementwise/norm.py)
     exchange: NormExchange
     parallel: "Parallel"
 
     def summed(self, dtype: torch.dtype) -> torch.Tensor:
         """The sum itself, [T, H]: for a norm that the exchange has no kernel of."""
-        return self.parallel.all_reduce(self.x.sum(0).to(dtype) if self.x.dim() == 3 else self.x)
+        return self.parallel.all_reduce(added_up(self.x).to(dtype) if self.x.dim() == 3 else self.x)
+
+
+def added_up(parts: torch.Tensor) -> torch.Tensor:
+    """[T, H] of float32 [S, T, H], or of int32 [S + 2, T, H], sums of int8 and behind them scales of columns and of rows."""
+    if parts.dtype != torch.int32:
+        return parts.sum(0)
+    (rows, width), (columns, lines) = parts.shape[1:], parts[-2:].view(torch.float32).flatten(1)
+    return parts[:-2].sum(0).float() * lines[:rows, None] * columns[:width]
 
 
 class ExpertCounts(Protocol):

@@ -92,7 +92,9 @@ def in_parts(x: Scaled, weight: Scaled, bias: torch.Tensor | None, *, pdl: int) 
     """The parts, fp8 or int8, of which what is exact stays so; None where there is one."""
     (rows, k), n, exact = x.data.shape, len(weight.data), scaled.is_exact(x, weight)
     is_wide = widens(x, weight, is_gated=False)
-    if not (is_wide or streams(x, weight)) or is_one_row(x, weight, n, is_gated=False) or (exact and bias is not None):
+    if not (is_wide or streams(x, weight)) or is_one_row(x, weight, n, is_gated=False):
+        return None
+    if exact and (bias is not None or rows > n):  # scales of rows would not fit behind the sums
         return None
     from quire.kernels.linear import scaled_hopper, scaled_wide
 

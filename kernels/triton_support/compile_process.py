@@ -177,11 +177,11 @@ def _kernels() -> dict[tuple[str, str], Any]:
         pairs_row,
         routing,
         scaled_pairs,
-        scaled_row,
         scaled_tiles,
         tiles,
         wide,
     )
+    from quire.kernels.experts import scaled_row as scaled_expert_row  # noqa: F401
     from quire.kernels.linear import (  # noqa: F401
         int4,
         int4_hopper,

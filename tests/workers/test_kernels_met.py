@@ -195,6 +195,18 @@ def test_no_step_compiles_with_quantized_weights(form, shape, max_rows, max_toke
     compiles_nothing_late({"quantization_config": QUANTIZED[form]}, shape, max_rows, max_tokens, streams, tmp_path, monkeypatch)
 
 
+@pytest.mark.parametrize("form", ["fp8", "int8"])
+def test_no_step_compiles_with_quantized_weights_on_two_ranks(form, tmp_path, monkeypatch):
+    """int8's exact sums come with their scales to the norm that exchanges them."""
+    compiles_nothing_late({"quantization_config": QUANTIZED[form]}, "8B", 256, 8192, True, tmp_path, monkeypatch, 2)
+
+
+def test_many_rows_of_few_int8_columns_are_not_in_parts(tmp_path, monkeypatch):
+    less = {"hidden_size": 128, "intermediate_size": 2048, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 64}
+    more = {**less, "quantization_config": QUANTIZED["int8"]}
+    compiles_nothing_late(more, "8B", 256, 2048, True, tmp_path, monkeypatch)
+
+
 @pytest.mark.parametrize("streams", [True, False])
 @pytest.mark.parametrize(
     "shape,max_rows,max_tokens,size",
