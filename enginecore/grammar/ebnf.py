@@ -16,7 +16,7 @@ from quire.enginecore.grammar.ebnf_places import Part, Places, Rule, Several, To
 from quire.enginecore.grammar.ebnf_text import Alt, Chars, Node, OneOf, Ref, Repeat, Seq, Text, rules_of
 from quire.enginecore.grammar.lark import quoted
 
-_EBNF_RULE = re.compile(r"^\s*[\w.-]+\s*::=", re.M)
+_EBNF_RULE = re.compile(r"^[ \t]*[\w.-]+[ \t]*::=", re.M)
 
 
 def lark_of(grammar: str) -> str:

@@ -13,6 +13,7 @@ from itertools import islice, product
 from quire.enginecore.grammar.ebnf_text import ANY_CHAR, Alt, Chars, Node, OneOf, Ref, Repeat, Seq, Text, normal
 
 MAX_PLACES = 1000  # of a token; a longer one is taken apart
+MAX_VISITS = 20 * MAX_PLACES  # of parts of a token, those of no character, too
 MAX_LOOKS = 300_000  # at pairs of places, a round; 0.2 s. What is not looked at stays as it is, and admits less
 _NONE = frozenset[int]()
 
@@ -62,6 +63,7 @@ Part = Token | Rule | Several
 
 def running_on(parts: dict[str, Part], places: "Places") -> set[Node]:
     """Tokens of these rules that must be taken apart."""
+    _meet.cache_clear()  # it holds the grammar that was before
     following = _Following(parts, places)
     found = {node for node in following.tokens if places.of(node) is None}
     after = {
@@ -109,13 +111,15 @@ def _meet(some: Chars, others: Chars) -> bool:
 # ------------------------------------------------------------------------------------------------------------- automata
 @dataclass
 class Automaton:
-    """chars: of each place. following: which places may come after it. first, last: where a word begins and may end."""
+    """chars: of each place. following: which places may come after it. first, last: where a word begins and may end. visits:
+    of parts, while it was made."""
 
     chars: list[Chars] = field(default_factory=list)
     following: list[set[int]] = field(default_factory=list)
     first: frozenset[int] = _NONE
     last: frozenset[int] = _NONE
     may_be_empty: bool = True
+    visits: int = 0
 
 
 class Places:
@@ -142,6 +146,9 @@ class Places:
         return ANY_CHAR if made is None else tuple(r for place in made.first for r in made.chars[place])
 
     def _add(self, node: Node, to: Automaton) -> tuple[frozenset[int], frozenset[int], bool]:
+        to.visits += 1
+        if to.visits > MAX_VISITS:
+            raise OverflowError
         match node:
             case Ref(name):
                 return self._add(self._rules[name], to)

@@ -149,7 +149,7 @@ class _Reader:
                     least, most = {"*": (0, None), "+": (1, None), "?": (0, 1)}[sign]
             if (most is not None and least > most) or max(least, most or 0) > MAX_TIMES:
                 self._fail(f"repetitions are {{least,most}}, up to {MAX_TIMES}", begin)
-            node = Repeat(node, least, most)
+            node = Seq(()) if most == 0 else Repeat(node, least, most)
         return node
 
     def _times(self) -> tuple[int, int | None]:
@@ -200,6 +200,8 @@ class _Reader:
             digits = self._text[self._at : self._at + _HEX[char]]
             if not re.fullmatch(f"[0-9a-fA-F]{{{_HEX[char]}}}", digits) or int(digits, 16) > LAST:
                 self._fail(f"\\{char} needs {_HEX[char]} hexadecimal digits of a character")
+            if 0xD800 <= int(digits, 16) <= 0xDFFF:
+                self._fail(f"\\{char}{digits} is half a character: write \\U and the eight digits of the whole one")
             self._at += len(digits)
             return chr(int(digits, 16))
         if char in _ESCAPED:

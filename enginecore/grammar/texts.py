@@ -45,7 +45,9 @@ def in_words(kind: Kind, error: str) -> str:
     if kind != "grammar":
         error = _WITHIN.sub("", _EXCERPT.split(_PLACE.sub("", error))[0])
         error = _ONE_OF.sub(_ONE_OF_IN_WORDS, error)
-    return "\n".join(line for line in error.splitlines() if OPTIONS not in line).strip()[:MAX_ERROR_CHARS]
+    return (
+        "\n".join(line for line in error.splitlines() if OPTIONS not in line).strip()[:MAX_ERROR_CHARS] or "it cannot be read"
+    )
 
 
 # -------------------------------------------------------------------------------------------------------------- kinds

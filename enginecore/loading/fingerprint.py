@@ -13,7 +13,7 @@ from typing import Any
 from quire.enginecore.loading.model_files import ModelFilesError
 
 SETTINGS = ("config.json", "quantize_config.json", "model.safetensors.index.json")
-NUM_SAMPLES, SAMPLE_BYTES = 32, 4096  # of each file of weights, spread evenly from end to end
+NUM_SAMPLES, SAMPLE_BYTES = 256, 4096  # of all files of weights together, spread evenly over each from end to end
 
 
 def fingerprints(folder: Path, with_weights: bool) -> dict[str, str]:
@@ -24,7 +24,8 @@ def fingerprints(folder: Path, with_weights: bool) -> dict[str, str]:
             found.pop("model.safetensors.index.json", None)
             return found
         weights = [path for path in folder.glob("*.safetensors") if not path.name.startswith("consolidated")]  # a second copy
-        return found | {path.name: _of_weights(path) for path in weights}
+        count = max(2, NUM_SAMPLES // max(1, len(weights)))
+        return found | {path.name: _of_weights(path, count) for path in weights}
     except OSError as error:
         raise ModelFilesError(f"{error.filename or folder} cannot be read: {error.strerror}") from error
 
@@ -40,11 +41,11 @@ def size_of(fingerprint: str) -> str:
     return fingerprint.partition(" ")[0]
 
 
-def _of_weights(path: Path) -> str:
+def _of_weights(path: Path, count: int) -> str:
     size, samples = path.stat().st_size, hashlib.sha256()
     with path.open("rb", buffering=0) as file:
-        for i in range(NUM_SAMPLES):
-            file.seek(max(size - SAMPLE_BYTES, 0) * i // (NUM_SAMPLES - 1))
+        for i in range(count):
+            file.seek(max(size - SAMPLE_BYTES, 0) * i // (count - 1))
             samples.update(file.read(SAMPLE_BYTES))
     return f"{size} {samples.hexdigest()}"
 

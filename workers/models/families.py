@@ -134,11 +134,19 @@ def read_model_config(model_dir: str | Path, overrides: Json | None = None, **wi
     if quantization_config_of(fields) is None and beside.exists():
         fields["quantization_config"] = _beside(beside)
     own = quantization_config_of(fields)
-    fields = tied_as_stored({**fields, **(overrides or {})}, Path(model_dir))
+    fields = tied_as_stored(_overridden(fields, overrides or {}), Path(model_dir))
     config = parse_model_config(fields, **wishes)
     if config.quantization is None or own is None or quantization_config_of(fields) is not own:
         return config  # what a flag says of all layers is not the files' to say
     return msgspec.structs.replace(config, quantization=_as_stored(config.quantization, Path(model_dir), config.names))
+
+
+def _overridden(fields: Json, overrides: Json) -> Json:
+    """Null takes a field out of text_config, too."""
+    found, text = {**fields, **overrides}, fields.get("text_config")
+    if isinstance(text, dict) and "text_config" not in overrides:
+        found["text_config"] = {name: v for name, v in text.items() if name not in overrides or overrides[name] is not None}
+    return found
 
 
 def _as_stored(quantized: Quantization, model_dir: Path, names: CheckpointNames) -> Quantization:

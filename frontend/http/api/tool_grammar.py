@@ -40,7 +40,8 @@ def followed(schema: dict[str, Any], functions: Sequence[Function]) -> dict[str,
     """As far as it can be, where no function is strict: a call is what was asked for, and its schema is there for the model."""
     if any(function.strict for function in functions):
         return schema
-    return {**schema, "x-guidance": {"lenient": True, "coerce_one_of": True}}
+    own = schema.get("x-guidance")
+    return {**schema, "x-guidance": {"lenient": True, "coerce_one_of": True, **(own if isinstance(own, dict) else {})}}
 
 
 def required_schema(functions: Sequence[Function], parallel: bool) -> dict[str, Any]:

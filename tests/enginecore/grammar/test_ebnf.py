@@ -206,3 +206,18 @@ def test_random_grammars_admit_what_they_say(nodes: tuple[Node, Node, Node]) -> 
     matcher = matcher_of(grammar)
     for text in texts_up_to(4):
         assert admits(matcher, text) == (text in said), (text, grammar, lark_of(grammar))
+
+
+def test_rules_of_nothing_that_double_are_taken_apart_at_once():
+    doubling = "\n".join(f"e{i} ::= e{i + 1} e{i + 1}" for i in range(40))  # to follow each way would take days
+    assert "start" in lark_of(f'root ::= "(" root ")" | e0 "x"\n{doubling}\ne40 ::= ""\n')
+
+
+@pytest.mark.parametrize("times", ["{0}", "{0,0}"])
+def test_no_times_is_nothing(times):
+    assert "{0,0}" not in lark_of(f'root ::= "a"{times} "b"')
+
+
+def test_half_a_character_is_named():
+    with pytest.raises(ValueError, match="half a character"):
+        lark_of(r'root ::= "\ud800"')
