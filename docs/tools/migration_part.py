@@ -35,6 +35,7 @@ FLAGS_DIFFER = {
     "--disable-access-log-for-endpoints": "there is no access log unless --access-log asks for it",
     "--disable-uvicorn-access-log": "there is no access log unless --access-log asks for it",
     "--dtype": "auto is float32 on a CPU",
+    "--enable-expert-parallel": "over the GPUs of --tensor-parallel-size; over those of --data-parallel-size it is refused",
     "--enable-log-requests": "ids, lengths and parameters; never a text",
     "--gpu-memory-utilization": "default 0.9 (vLLM: 0.92)",
     "--hf-overrides": "JSON; fields that a model does not know are refused by name",
