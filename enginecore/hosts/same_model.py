@@ -31,9 +31,9 @@ def find_same_model(model: ModelFiles) -> Path:
     else:
         folder = resolve_model(model.name, model.revision, model.download_dir, model.with_weights)
     have = fingerprints(folder, model.with_weights)
-    for name in sorted({*have, *model.files}):
-        if name not in have or name not in model.files:
-            raise ModelFilesError(f"another model is in {folder}: {name} is on one of the hosts only")
+    for name in sorted(have.keys() ^ model.files.keys()):  # first, for more files are sampled less
+        raise ModelFilesError(f"another model is in {folder}: {name} is on one of the hosts only")
+    for name in sorted(have):
         if have[name] != model.files[name]:
             is_larger = name.endswith(".safetensors") and size_of(have[name]) != size_of(model.files[name])
             what = "another size" if is_larger else "other contents"
