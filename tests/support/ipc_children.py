@@ -26,8 +26,9 @@ class Role(msgspec.Struct, kw_only=True):
 
 
 def main() -> None:
-    """`--sigterm`: be told of the parent's death by SIGTERM."""
-    role = child_main_config(Role, death_signal=signal.SIGTERM if "--sigterm" in sys.argv else signal.SIGKILL, grace_s=0.2)
+    """`--sigterm`: be told of the parent's death by SIGTERM, and have the time that a busy machine takes to put things away."""
+    told = "--sigterm" in sys.argv
+    role = child_main_config(Role, death_signal=signal.SIGTERM if told else signal.SIGKILL, grace_s=10.0 if told else 0.2)
     ROLES[role.name](role)
 
 

@@ -12,7 +12,7 @@ import pytest
 from fake_client import CHAT, COMPLETIONS, HELLO
 from hypothesis import given
 from hypothesis import strategies as st
-from loop_gap import LoopGap
+from loop_gap import MOST_S, LoopGap
 from replayed import Replayed
 
 from quire.frontend.client.outputs import Delta
@@ -79,10 +79,10 @@ def test_the_meter_sees_what_holds_the_loop():
                 await gap.looked.wait()
         quiet = gap.worst_s
         async with LoopGap() as gap:
-            until = time.thread_time() + 0.06
+            until = time.thread_time() + 1.2 * MOST_S
             while time.thread_time() < until:
                 pass
-        assert quiet < 0.05 < gap.worst_s
+        assert quiet < MOST_S < gap.worst_s
 
     asyncio.run(main())
 
@@ -98,7 +98,7 @@ def test_a_large_answer_is_whole_and_keeps_nobody_waiting(path):
                 await asyncio.wait([wire.connection._task])
         (answer,) = wire.answers()
         assert answer.status == 200 and answer.complete and int(answer.headers["content-length"]) > 1 << 20
-        assert wire.transport.num_writes > 10 and gap.worst_s < 0.05
+        assert wire.transport.num_writes > 10 and gap.worst_s < MOST_S
         choices = json.loads(answer.body)["choices"]
         assert [c["index"] for c in choices] == list(range(32))
         if path == CHAT:
@@ -172,7 +172,7 @@ def test_prompt_logprobs_of_a_long_prompt():
         rows = json.loads(answer.body)["choices"][0]["prompt_logprobs"]
         assert rows[0] is None and len(rows) == 3000
         assert all(str(token) in row for token, row in zip(prompt[1:], rows[1:], strict=True))
-        assert gap.worst_s < 0.05
+        assert gap.worst_s < MOST_S
 
     asyncio.run(main())
 

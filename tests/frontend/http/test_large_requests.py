@@ -9,7 +9,7 @@ import pytest
 from fake_client import CHAT, COMPLETIONS, HELLO
 from hypothesis import given
 from hypothesis import strategies as st
-from loop_gap import LoopGap
+from loop_gap import MOST_S, LoopGap
 
 from quire.frontend.client.turns import Slice, in_thread, turn
 from quire.frontend.http.api.body_shape import MAX_WEIGHT, WEIGHED_BYTES, check_shape, weight_of
@@ -61,7 +61,7 @@ def test_a_body_that_would_hold_the_loop_is_refused_beside_it():
             for body in bodies:
                 answer = await api.ask("POST", CHAT, body)
                 assert answer.status == 400 and json.loads(answer.body)["error"]["code"] == "body_too_complex"
-        assert gap.worst_s < 0.05
+        assert gap.worst_s < MOST_S
 
     asyncio.run(main())
 
@@ -120,9 +120,10 @@ def test_bad_words_are_tokenized_once_for_all_prompts(monkeypatch):
 def test_detokenizing_many_ids_leaves_the_loop_alone():
     async def main():
         api = http.Api()
+        body = json.dumps({"tokens": [60 + i % 30 for i in range(200_000)]}).encode()  # takes the client as long as the server
         async with LoopGap() as gap:
-            answer = await api.ask("POST", "/detokenize", {"tokens": [60 + i % 30 for i in range(200_000)]})
-        assert len(json.loads(answer.body)["prompt"]) == 200_000 and gap.worst_s < 0.05
+            answer = await api.ask("POST", "/detokenize", body)
+        assert len(json.loads(answer.body)["prompt"]) == 200_000 and gap.worst_s < MOST_S
 
     asyncio.run(main())
 

@@ -6,7 +6,7 @@ import json
 import os
 
 import fake_client as http
-from loop_gap import LoopGap
+from loop_gap import MOST_S, LoopGap
 from replayed import Replayed
 from responses_cases import RESPONSES, events_of
 
@@ -14,7 +14,6 @@ from quire.frontend.http.api.responses.answer import ResponseObject
 from quire.frontend.http.api.responses.kept import keep_begun, touch
 
 LOGPROBS = {"include": ["message.output_text.logprobs"], "top_logprobs": 20}
-MOST_S = 0.05
 
 
 @contextlib.asynccontextmanager
