@@ -15,6 +15,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the data processes are forked:
 
 import numpy as np
 import tiny_data
+import tiny_words
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
@@ -33,7 +34,7 @@ def build_tokenizer(seed, size, documents):
     texts = ["".join(text for text, _ in tiny_data.document(rng)) for _ in range(documents)]
     for special in (*tiny_data.SPECIAL_TOKENS, *tiny_data.CALL_TOKENS):
         texts = [text.replace(special, "\n") for text in texts]
-    known = (*tiny_data.WORDS, *tiny_data.NAMES, *tiny_data.CITIES, *tiny_data.CAPITALS)
+    known = (*tiny_words.WORDS, *tiny_words.NAMES, *tiny_words.CITIES, *tiny_words.CAPITALS)
     texts += [f"{word} {word}" for word in known for _ in range(documents // 50)]  # one token, with a space before or not
     tokenizer = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(PRE_TOKENS), "isolated")
@@ -68,7 +69,7 @@ def check_tokenizer(tokenizer, seed):
         pieces = tiny_data.document(rng)
         whole = tokenizer.encode("".join(text for text, _ in pieces), add_special_tokens=False).ids
         assert whole == [i for text, _ in pieces for i in tokenizer.encode(text, add_special_tokens=False).ids], pieces
-    forms = [form for word in tiny_data.WORDS for form in (word, " " + word)]
+    forms = [form for word in tiny_words.WORDS for form in (word, " " + word)]
     whole = sum(len(tokenizer.encode(form, add_special_tokens=False).ids) == 1 for form in forms)
     return f"tokenizer: {tokenizer.get_vocab_size()} tokens, {whole} of {len(forms)} word forms are one token"
 

@@ -26,8 +26,7 @@ MAY_IMPORT = {
     "enginecore": {"ipc"},
     "workers": {"ipc", "kernels"},
 }
-MOST_LINES = 400  # of a file, but for data
-DATA = {"benchmarks/tiny_data.py"}
+MOST_LINES = 400  # of a file
 MOST_FUNCTION_LINES = 60  # a screen; a Triton kernel is one function, whatever it does
 # Decoding is not running: nothing that turns bytes or text into code, and no processes but those of ipc/process/children.py.
 FORBIDDEN_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "multiprocessing", "importlib"}
@@ -221,7 +220,7 @@ def test_a_circle_is_seen(back):
 # ------------------------------------------------------------------------------------------------- sizes and arrows
 def test_no_file_is_longer_than_one_reads_at_a_time():
     lengths = {path: len(source.splitlines()) for path, source in EVERYTHING.items()}
-    assert {path: n for path, n in lengths.items() if n > MOST_LINES and path not in DATA} == {}
+    assert {path: n for path, n in lengths.items() if n > MOST_LINES} == {}
 
 
 def long_functions(path: str, source: str) -> list[str]:

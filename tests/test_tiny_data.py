@@ -28,7 +28,9 @@ def load(name):
     return module
 
 
-tiny_data = load("tiny_data")
+tiny_words, _, _, tiny_data = map(
+    load, ("tiny_words", "tiny_tasks", "tiny_calls", "tiny_data")
+)  # in the order of their imports
 accuracy = load("accuracy")
 
 
@@ -48,7 +50,7 @@ def check_subtract(question, answer):
 
 
 def check_count(question, answer):
-    for opener, closer in itertools.product(tiny_data.OPENERS, tiny_data.CLOSERS):
+    for opener, closer in itertools.product(tiny_words.OPENERS, tiny_words.CLOSERS):
         question = question.removesuffix(closer).removeprefix(opener)
     if "letters" in question.lower() or "how long" in question.lower():
         assert int(answer) in {len(word) for word in re.findall(r"[a-z]+", question)}
@@ -80,9 +82,9 @@ def check_same_words(question, answer):
 
 def check_calendar(question, answer):
     text = question.lower()
-    named = {name: i for i, name in enumerate(map(str.lower, (*tiny_data.DAYS, *tiny_data.MONTHS)))}
+    named = {name: i for i, name in enumerate(map(str.lower, (*tiny_words.DAYS, *tiny_words.MONTHS)))}
     found = [word for word in re.findall(r"[a-z]+", text) if word in named]
-    digits = numbers(text) or [i for i, word in enumerate(tiny_data.NUMBER_WORDS) if i > 1 and re.search(rf"\b{word}\b", text)]
+    digits = numbers(text) or [i for i, word in enumerate(tiny_words.NUMBER_WORDS) if i > 1 and re.search(rf"\b{word}\b", text)]
     if not found:  # the name of month number n
         assert answer == date(2024, digits[0], 1).strftime("%B")
     elif answer.isdigit():
@@ -103,7 +105,7 @@ def days_in(month):
 
 
 def check_capital(question, answer):
-    pairs = [(key.lower(), value.lower()) for key, value in tiny_data.CAPITALS.items()]
+    pairs = [(key.lower(), value.lower()) for key, value in tiny_words.CAPITALS.items()]
     text, said = question.lower(), answer.lower()
     assert any((said == city and country in text) or (said == country and city in text) for country, city in pairs)
 
@@ -164,11 +166,11 @@ def test_held_out_questions_are_never_trained():
     scored = {task: tiny_data.benchmark_items(task, 200) for task in tiny_data.SCORED}
     for task, items in scored.items():
         assert len({(item.question, json.dumps(item.tools)) for item in items}) == 200, task
-        assert all(tiny_data.is_held_out(item.key) for item in items)
+        assert all(tiny_words.is_held_out(item.key) for item in items)
     rng = random.Random(1)
     for task in tiny_data.TASKS:
         trained = [tiny_data.draw(task, rng) for _ in range(1500)]
-        assert not any(tiny_data.is_held_out(item.key) for item in trained)
+        assert not any(tiny_words.is_held_out(item.key) for item in trained)
         assert not {item.key for item in trained} & {item.key for item in scored[task]}
     asked = {item.question for task in ("add", "subtract", "sort", "reverse", "capital", "json") for item in scored[task]}
     said = {message["content"] for _ in range(3000) for message in tiny_data.conversation(rng)[0]}
@@ -176,8 +178,8 @@ def test_held_out_questions_are_never_trained():
 
 
 def test_the_simplest_phrasings_are_trained():
-    for core in (tiny_data.CAPITAL_OF[0], tiny_data.YES_NO[0], tiny_data.CALENDAR[1][0]):
-        assert not tiny_data.is_held_out("phrasing|" + core)
+    for core in (tiny_words.CAPITAL_OF[0], tiny_words.YES_NO[0], tiny_words.CALENDAR[1][0]):
+        assert not tiny_words.is_held_out("phrasing|" + core)
 
 
 def chat_template():
