@@ -256,14 +256,14 @@ def _pairs(before: int, count: int, window: int) -> float:
 
 
 def play_shared(costs: Costs, n_in: list[int], n_out: list[int], budget: int, stages: int, engines: int) -> dict[str, Any]:
-    """The slowest engine's; a stage works on each cohort's steps in turn, at its part of their time."""
+    """The slowest engine's; a stage works on each micro-batch's steps in turn, at its part of their time."""
     of_engines = []
     for engine in range(engines):
-        shares = [slice(engine + engines * cohort, None, engines * stages) for cohort in range(stages)]
-        cohorts = [play(costs, n_in[share], n_out[share], budget) for share in shares]
-        parts = {name: round(sum(c["parts"].get(name, 0.0) for c in cohorts) / stages, 4) for name in PARTS}
-        seconds = max(sum(c["seconds"] for c in cohorts) / stages, max(c["seconds"] for c in cohorts))
-        of_engines.append({"steps": sum(c["steps"] for c in cohorts), "parts": parts, "seconds": seconds})
+        shares = [slice(engine + engines * micro_batch, None, engines * stages) for micro_batch in range(stages)]
+        micro_batches = [play(costs, n_in[share], n_out[share], budget) for share in shares]
+        parts = {name: round(sum(c["parts"].get(name, 0.0) for c in micro_batches) / stages, 4) for name in PARTS}
+        seconds = max(sum(c["seconds"] for c in micro_batches) / stages, max(c["seconds"] for c in micro_batches))
+        of_engines.append({"steps": sum(c["steps"] for c in micro_batches), "parts": parts, "seconds": seconds})
     return max(of_engines, key=lambda played: played["seconds"])
 
 

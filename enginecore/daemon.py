@@ -253,7 +253,7 @@ def core_config_of(config: EngineConfig, summary: ModelSummary, worker: WorkerCo
         eos_token_ids=tuple(summary.eos_token_ids),
         vocab_size=profile.vocab_size,
         mixed_step_tokens=mixed_step_tokens(profile.weights_bytes, worker.device),
-        num_cohorts=config.pipeline_parallel_size,
+        num_micro_batches=config.pipeline_parallel_size,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
     )
     capacity = kv_capacity_tokens(windows, worker.block_size, profile.num_blocks, worker.max_model_len)

@@ -139,13 +139,13 @@ def test_a_step_that_does_not_wait_for_its_tokens_is_seen(monkeypatch):
 
 
 @pytest.mark.parametrize("stage", [0, 1])
-def test_a_wrong_cohort_is_seen(stage):
+def test_a_wrong_micro_batch_is_seen(stage):
     engine = small("split-llama", 2)
     runner, step = engine.runner.runners[stage], engine.runner.runners[stage].step
 
     def of_another(words, read_masks):
-        """Its rows are those that the other cohort has sent."""
-        words[HEADER.at["cohort"]] ^= int(words[HEADER.at["flags"]]) & FLAG_SAME_DECODE_ROWS
+        """Its rows are those that the other micro-batch has sent."""
+        words[HEADER.at["micro_batch"]] ^= int(words[HEADER.at["flags"]]) & FLAG_SAME_DECODE_ROWS
         return step(words, read_masks)
 
     runner.step = of_another

@@ -26,7 +26,7 @@ from quire.workers.models.language_model import LanguageModel
 from quire.workers.pipeline import Links, Pipeline, advance
 
 NO_ROWS = np.zeros(0, np.int32)
-COHORT = HEADER.at["cohort"]
+MICRO_BATCH = HEADER.at["micro_batch"]
 PROMPT_LOGPROB_ROWS = 512  # rows of logits that exist at once for prompt logprobs
 CANDIDATE_ROWS = 64  # rows of logits that are copied at once for candidates
 
@@ -72,7 +72,7 @@ class ModelRunner:
         self.buffers = StepBuffers.allocate(ctx.max_tokens, ctx.max_rows, num_groups, ctx.device)
         if stage.count > 1:
             model.between.hidden = torch.zeros(ctx.max_tokens, ctx.config.hidden_size, dtype=ctx.dtype, device=ctx.device)
-        self._decode_rows = [NO_ROWS] * stage.count  # of each cohort, as the core knows them
+        self._decode_rows = [NO_ROWS] * stage.count  # of each micro-batch, as the core knows them
         self._appliers = {  # of the sections applied on the host, where tokens are sampled
             "logits_processors": self._apply_logits_processors,
             "custom_processors": self._take_in_custom_processors,
@@ -90,9 +90,9 @@ class ModelRunner:
     @torch.inference_mode()
     def step(self, words: np.ndarray, read_masks: ReadMasks) -> list[PromptRow]:
         """Run one plan, int32 words; returns what it yields beside its tokens."""
-        plan = decode_plan(words, self._decode_rows[words[COHORT]])
+        plan = decode_plan(words, self._decode_rows[words[MICRO_BATCH]])
         if not plan.same_decode_rows:
-            self._decode_rows[plan.cohort] = plan.decode_rows.copy()
+            self._decode_rows[plan.micro_batch] = plan.decode_rows.copy()
         device_plan = self.device.load_plan(words)
         if self.custom_processors is not None:
             self.custom_processors.begin_step(plan)

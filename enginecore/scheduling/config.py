@@ -20,5 +20,5 @@ class SchedulerConfig:
     eos_token_ids: tuple[int, ...] = ()
     vocab_size: int = 0
     mixed_step_tokens: int = MIXED_STEP_TOKENS  # of the steps with decode rows over which prompts are spread
-    num_cohorts: int = 1  # of decode rows, which are scheduled in turn: as many as the model has stages
+    num_micro_batches: int = 1  # of decode rows, which are scheduled in turn: as many as the model has stages
     long_prefill_token_threshold: int = 0  # most tokens of one prompt in a step, whatever room it has; 0: no such limit

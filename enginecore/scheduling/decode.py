@@ -10,7 +10,7 @@ Whatever of the scheduler takes for granted that a decode row computes one token
     a step's budget      is spent by a decode row as by one token of a prompt
 
 The scheduler calls it for every step, once to schedule and once to take results; a steady step is a few numpy calls. Of a model
-in stages the rows are dealt into cohorts (cohorts.py): a step has the rows of the one whose turn it is.
+in stages the rows are divided into micro-batches (micro_batches.py): a step has the rows of the one whose turn it is.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from collections.abc import Callable
 import numpy as np
 
 from quire.enginecore.kv.manager import KVManager
-from quire.enginecore.scheduling.cohorts import Cohort, Cohorts
+from quire.enginecore.scheduling.micro_batches import MicroBatch, MicroBatches
 from quire.enginecore.scheduling.plan_builder import PlanBuilder
 from quire.enginecore.scheduling.sequence import Sequence, SequenceState, Slots
 from quire.enginecore.scheduling.step import ScheduledStep
@@ -33,51 +33,53 @@ def num_tokens_of(rows: np.ndarray) -> int:
 
 
 class DecodeRows:
-    def __init__(self, slots: Slots, kv: KVManager, num_cohorts: int = 1):
+    def __init__(self, slots: Slots, kv: KVManager, num_micro_batches: int = 1):
         self._slots = slots
         self._kv = kv
-        self.cohorts = Cohorts(num_cohorts)
+        self.micro_batches = MicroBatches(num_micro_batches)
         self._filled: list[tuple[Sequence, int]] = []  # rows that filled a block, and their computed tokens
         self.num_stalled = 0  # rows left out of this step for want of blocks
 
     def __len__(self) -> int:
-        return len(self.cohorts)
+        return len(self.micro_batches)
 
     def add(self, sequences: list[Sequence]) -> None:
         """Rows from the next step on."""
         for seq in sequences:
             seq.state = SequenceState.DECODE
         if sequences:
-            self.cohorts.deal(np.asarray([s.slot for s in sequences], np.int32))
+            self.micro_batches.assign(np.asarray([s.slot for s in sequences], np.int32))
 
     def remove(self, seq: Sequence) -> None:
-        self.cohorts.remove(seq.slot)
+        self.micro_batches.remove(seq.slot)
 
     # -------------------------------------------------------------------------------------------------- schedule
     def schedule(self, build: PlanBuilder, budget: int, make_room: MakeRoom) -> np.ndarray:
-        """Slots of the step's decode rows, those of the cohort whose turn it is, which take `budget` tokens at most."""
-        t, cohort = self._slots, self.cohorts.now
+        """Slots of the step's decode rows, those of the micro-batch whose turn it is, which take `budget` tokens at most."""
+        t, micro_batch = self._slots, self.micro_batches.now
         self.num_stalled = 0
-        rows, most = cohort.rows, budget // TOKENS_PER_ROW
+        rows, most = micro_batch.rows, budget // TOKENS_PER_ROW
         if not len(rows):
             return rows
         left = t.sched_tokens[rows] < t.final_len[rows]
         if not left.all():
-            rows = cohort.rows = rows[left]  # their last token is in flight
+            rows = micro_batch.rows = rows[left]  # their last token is in flight
         if len(rows) > most:  # take turns
-            cohort.rows = np.concatenate([rows[most:], rows[:most]])
+            micro_batch.rows = np.concatenate([rows[most:], rows[:most]])
             rows = rows[:most]
         short = t.sched_tokens[rows] > t.capacity[rows]
         if short.any():
-            rows = self._grow(cohort, rows, short, build, make_room)
-        if self.cohorts.are_several and len(rows):
+            rows = self._grow(micro_batch, rows, short, build, make_room)
+        if self.micro_batches.are_several and len(rows):
             build.lag = build.step - int(t.last_step[rows].max())
         t.last_step[rows] = build.step
         return rows
 
-    def _grow(self, cohort: Cohort, rows: np.ndarray, short: np.ndarray, build: PlanBuilder, make_room: MakeRoom) -> np.ndarray:
+    def _grow(
+        self, micro_batch: MicroBatch, rows: np.ndarray, short: np.ndarray, build: PlanBuilder, make_room: MakeRoom
+    ) -> np.ndarray:
         """Give the rows at the end of their last block another one; who gets none is left out, or preempted."""
-        t, before = self._slots, cohort.rows
+        t, before = self._slots, micro_batch.rows
         needy = [t.sequence(slot) for slot in rows[short]]
         needy.sort(key=lambda s: s.order)
         stalled: set[int] = set()
@@ -91,9 +93,9 @@ class DecodeRows:
             build.block_updates += self._kv.grow(seq.blocks, seq.slot, 1)
             t.capacity[seq.slot] += self._kv.block_size
         self.num_stalled = len(stalled)
-        if not stalled and cohort.rows is before:
+        if not stalled and micro_batch.rows is before:
             return rows
-        running = set(cohort.rows.tolist()) - stalled
+        running = set(micro_batch.rows.tolist()) - stalled
         return np.asarray([slot for slot in rows.tolist() if slot in running], np.int32)
 
     def advance(self, sampling: np.ndarray, lengths: np.ndarray) -> None:
@@ -101,9 +103,11 @@ class DecodeRows:
         self._slots.sched_tokens[sampling] = lengths + TOKENS_PER_ROW
 
     def are_as_sent(self, rows: np.ndarray) -> bool:
-        """Whether the step's decode rows are its cohort's last step's, which the workers hold. They hold these from now on."""
-        cohort = self.cohorts.now
-        sent, cohort.sent = cohort.sent, rows
+        """Whether the step's decode rows are those of its micro-batch's last step, which the workers hold.
+
+        They hold these from now on."""
+        micro_batch = self.micro_batches.now
+        sent, micro_batch.sent = micro_batch.sent, rows
         return rows is sent or (sent is not None and np.array_equal(rows, sent))
 
     # --------------------------------------------------------------------------------------------------- results
@@ -147,5 +151,5 @@ class DecodeRows:
 
     def check(self, held: list[Sequence]) -> None:
         """Assert that the rows are sequences in this state, each once. Those whose last token is in flight have none."""
-        rows = self.cohorts.check()
+        rows = self.micro_batches.check()
         assert rows <= {s.slot for s in held if s.state is SequenceState.DECODE}

@@ -40,7 +40,7 @@ class PlanBuilder:
     def __init__(self, step: int, now: float) -> None:
         self.step = step
         self.now = now
-        self.cohort = self.lag = 0  # see sections.HEADER
+        self.micro_batch = self.lag = 0  # see sections.HEADER
         self.slot_updates: list[bytes] = []  # of slot_words
         self.block_updates: list[tuple[int, int, int]] = []  # fields of BLOCK
         self.prefills: list[tuple[Sequence, int]] = []
@@ -103,7 +103,7 @@ class PlanBuilder:
             variant=int(np.bitwise_or.reduce(variants)) if len(variants) else 0,
             same_decode_rows=same,
             max_seq_len=max([longest, *(end for _, end in self.prefills)]),
-            cohort=self.cohort,
+            micro_batch=self.micro_batch,
             lag=self.lag,
         )
 

@@ -34,7 +34,7 @@ class Scheduler:
         self.counters = Counters()
         self._eos = np.zeros(max(config.vocab_size, 1), bool)
         self._eos[[i for i in config.eos_token_ids if i < config.vocab_size]] = True
-        self._decode = DecodeRows(self.slots, self.kv, config.num_cohorts)
+        self._decode = DecodeRows(self.slots, self.kv, config.num_micro_batches)
         self._prefills = Prefills(self.slots, self.kv, config.long_prefill_token_threshold)
         self._leaving = Leaving(self.slots, self.kv, self.waiting, self._prefills, self._decode, self.counters)
         self._admission = Admission(
@@ -86,7 +86,7 @@ class Scheduler:
             self._end(seq)
         self._leaving.let_go()
         self.kv.pool.forget_all()
-        self._decode.cohorts.forget_sent()
+        self._decode.micro_batches.forget_sent()
         return gone
 
     def _end(self, seq: Sequence) -> None:
@@ -133,16 +133,16 @@ class Scheduler:
         `now`, seconds since the Unix epoch, only stamps sequences that start.
         """
         self._leaving.has_preempted = False
-        build, cohorts = PlanBuilder(self._step + 1, now), self._decode.cohorts
-        for cohort in cohorts.turns(self._leaving.returned):
-            decode, build.cohort = self._choose_rows(build), cohort
+        build, micro_batches = PlanBuilder(self._step + 1, now), self._decode.micro_batches
+        for micro_batch in micro_batches.turns(self._leaving.returned):
+            decode, build.micro_batch = self._choose_rows(build), micro_batch
             if len(decode) or build.prefills:
                 break
         else:
             return None
         self._step = build.step
-        if cohorts.are_several:
-            cohorts.begin(build.step)
+        if micro_batches.are_several:
+            micro_batches.begin(build.step)
         same = self._decode.are_as_sent(decode)
         rows, samples, sampling = decode, np.ones(len(decode), bool), decode
         if build.prefills:
@@ -179,7 +179,7 @@ class Scheduler:
             # nothing is in flight, so that no result will bring us back here
             if has_more:
                 has_more = self._schedule_prefills(build, budget)
-            elif len(self._decode.cohorts.now.rows):
+            elif len(self._decode.micro_batches.now.rows):
                 decode = self._decode.schedule(build, budget, make_room)  # whose turn it was were preempted: the next ones'
             else:
                 break
@@ -202,12 +202,12 @@ class Scheduler:
     def _for_prefill(self, num_decode: int) -> int:
         """Tokens that prefills may take beside so many of decode rows."""
         left = self.config.max_num_batched_tokens - num_decode
-        if not num_decode and (self.config.num_cohorts == 1 or not len(self._decode)):
+        if not num_decode and (self.config.num_micro_batches == 1 or not len(self._decode)):
             return left
         under_way = self._prefills.num_tokens_left
         num_waiting, tokens_waiting = self._admission.backlog(2 * left - under_way)
         num_prompts, num_tokens = len(self._prefills) + num_waiting, under_way + tokens_waiting
-        if self.config.num_cohorts > 1:  # all of them wait for the step
+        if self.config.num_micro_batches > 1:  # all of them wait for the step
             num_decode = len(self._decode)
         return prefill_budget(num_decode, num_prompts, num_tokens, left, self.config.mixed_step_tokens)
 

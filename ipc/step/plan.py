@@ -58,7 +58,7 @@ DTYPES = {s.name: dtype_of(s.record) for s in SECTIONS}
 _NO_ROWS = {name: np.zeros(0, dtype) for name, dtype in DTYPES.items()}
 _STEP, _FLAGS, _VARIANT, _WORDS = (HEADER.at[name] for name in ("step", "flags", "variant", "words"))
 _MAX_SEQ_LEN, _DEVICE_WORDS = HEADER.at["max_seq_len"], HEADER.at["device_words"]
-_COHORT, _LAG = HEADER.at["cohort"], HEADER.at["lag"]
+_MICRO_BATCH, _LAG = HEADER.at["micro_batch"], HEADER.at["lag"]
 _DECODE = "decode_rows"
 # (name, its count's word in the header, words of a row, dtype); the word after the count's is the section's offset
 _PLACES = [(s.name, HEADER.at[f"num_{s.name}"], s.record.width, DTYPES[s.name]) for s in SECTIONS]
@@ -81,9 +81,9 @@ class StepPlan:
     step: int
     sections: Mapping[str, np.ndarray]
     variant: int = 0
-    same_decode_rows: bool = False  # decode_rows is what the cohort's last plan held: send only their number
+    same_decode_rows: bool = False  # decode_rows is what the micro-batch's last plan held: send only their number
     max_seq_len: int = 0
-    cohort: int = 0
+    micro_batch: int = 0
     lag: int = 0
 
     def section(self, name: str) -> np.ndarray:
@@ -143,7 +143,7 @@ class StepPlan:
         header[_STEP], header[_VARIANT], header[_WORDS] = self.step & STEP_MASK, self.variant, at
         header[_FLAGS] = FLAG_SAME_DECODE_ROWS * self.same_decode_rows
         header[_MAX_SEQ_LEN] = self.max_seq_len
-        header[_COHORT], header[_LAG] = self.cohort, self.lag
+        header[_MICRO_BATCH], header[_LAG] = self.micro_batch, self.lag
         return np.concatenate([np.array(header, np.int32), *parts])
 
     def _place(self, places: list[tuple[str, int, int, np.dtype]], at: int, header: list[int], parts: list[np.ndarray]) -> int:
@@ -162,7 +162,7 @@ class StepPlan:
 
 
 def decode_plan(words: np.ndarray, last_decode_rows: np.ndarray) -> StepPlan:
-    """Read a plan; its sections are views into `words`, but unchanged decode rows are `last_decode_rows`, its cohort's."""
+    """Read a plan; its sections are views into `words`, but unchanged decode rows are `last_decode_rows`, its micro-batch's."""
     h = words[: HEADER.width].tolist()
     same = bool(h[_FLAGS] & FLAG_SAME_DECODE_ROWS)
     sections = {}
@@ -172,7 +172,7 @@ def decode_plan(words: np.ndarray, last_decode_rows: np.ndarray) -> StepPlan:
             sections[name] = words[at : at + count * width].view(dtype)
     if same:
         sections[_DECODE] = last_decode_rows
-    return StepPlan(h[_STEP], sections, h[_VARIANT], same, h[_MAX_SEQ_LEN], h[_COHORT], h[_LAG])
+    return StepPlan(h[_STEP], sections, h[_VARIANT], same, h[_MAX_SEQ_LEN], h[_MICRO_BATCH], h[_LAG])
 
 
 Ids = Sequence[int] | np.ndarray

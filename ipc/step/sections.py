@@ -210,13 +210,13 @@ HEADER = Record(
     Field("words"),  # length of the whole plan
     Field("device_words"),  # length of what the device reads: header and sections applied there
     Field("world_size"),  # ranks that the plan is for: written by who sends it (the scheduler does not know), checked by each
-    Field("cohort"),  # whose turn it is of the decode rows, which are dealt into as many cohorts as the model has stages
+    Field("micro_batch"),  # that the decode rows belong to; there are as many of them as the model has pipeline stages
     Field("lag"),  # the decode rows go on from tokens that were sampled so many steps before, or earlier; 0: from none
     *(Field(name) for s in SECTIONS for name in (f"num_{s.name}", s.name)),  # rows of a section, and its first word
     width=32,
 )
 
-FLAG_SAME_DECODE_ROWS = 1  # the decode rows are those of the cohort's last plan that had them
+FLAG_SAME_DECODE_ROWS = 1  # the decode rows are those of the micro-batch's last plan that had them
 
 # variants: what the tail must be able to do in this step; more bits cost more time
 VARIANT_RANDOM = 1  # some row has a temperature

@@ -2,7 +2,7 @@
 
     prepare_step  1. slot updates, block updates and decode rows of the plan go into the tables (`SlotTables`)
                   2. ids, positions, slot mapping, row offsets, lengths (`StepBuffers`), padded to num_tokens and num_rows:
-                     decode row r: slot = decode_slots[cohort, r], id = last_token[slot], position = seq_len[slot];
+                     decode row r: slot = decode_slots[micro-batch, r], id = last_token[slot], position = seq_len[slot];
                      prefill rows: slot, start, length and ids from the plan, laid out after the decode rows.
                      Padded rows have the dummy slot, length 0, and start at the last token; padded tokens map to slot -1.
     finish_step   seq_len, last_token, history and counts of the rows, then one 64-bit word a row: step << 32 | token. With
@@ -33,7 +33,7 @@ H_NUM_BLOCK_UPDATES, H_BLOCK_UPDATES = tl.constexpr(HEADER.at["num_block_updates
 H_NUM_DECODE_ROWS, H_DECODE_ROWS = tl.constexpr(HEADER.at["num_decode_rows"]), tl.constexpr(HEADER.at["decode_rows"])
 H_NUM_PREFILL_ROWS, H_PREFILL_ROWS = tl.constexpr(HEADER.at["num_prefill_rows"]), tl.constexpr(HEADER.at["prefill_rows"])
 H_NUM_PREFILL_TOKENS = tl.constexpr(HEADER.at["num_prefill_tokens"])
-H_PREFILL_TOKENS, H_COHORT = tl.constexpr(HEADER.at["prefill_tokens"]), tl.constexpr(HEADER.at["cohort"])
+H_PREFILL_TOKENS, H_MICRO_BATCH = tl.constexpr(HEADER.at["prefill_tokens"]), tl.constexpr(HEADER.at["micro_batch"])
 FLAG_SAME_DECODE_ROWS = tl.constexpr(sections.FLAG_SAME_DECODE_ROWS)
 SLOT_WORDS, BLOCK_WORDS, PREFILL_WORDS = tl.constexpr(SLOT.width), tl.constexpr(BLOCK_UPDATE.width), tl.constexpr(PREFILL.width)
 S_SLOT, S_PROCESSOR_ROW = tl.constexpr(SLOT.at["slot"]), tl.constexpr(SLOT.at["processor_row"])
@@ -61,10 +61,10 @@ def _clamp(x, most):
 
 
 @triton.jit
-def _slots_of_cohort(plan, decode_slots, num_slots, COHORTS: tl.constexpr):
-    """The decode rows of the plan's cohort; of a model in one piece there is one."""
-    if COHORTS > 1:
-        decode_slots += _clamp(tl.load(plan + H_COHORT), COHORTS - 1) * num_slots
+def _slots_of_micro_batch(plan, decode_slots, num_slots, MICRO_BATCHES: tl.constexpr):
+    """The decode rows of the plan's micro-batch; of a model in one piece there is one."""
+    if MICRO_BATCHES > 1:
+        decode_slots += _clamp(tl.load(plan + H_MICRO_BATCH), MICRO_BATCHES - 1) * num_slots
     return decode_slots
 
 
@@ -78,7 +78,7 @@ def _section(plan, count_word: tl.constexpr, at_word: tl.constexpr, width: tl.co
 @triton.jit
 def _apply_kernel(
     plan, plan_len, slot_params, block_table, decode_slots, num_slots, num_tables, max_blocks, num_blocks,
-    PROGRAMS: tl.constexpr, BLOCK: tl.constexpr, COHORTS: tl.constexpr,
+    PROGRAMS: tl.constexpr, BLOCK: tl.constexpr, MICRO_BATCHES: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
     lanes = tl.arange(0, BLOCK)
@@ -103,7 +103,7 @@ def _apply_kernel(
     if (tl.load(plan + H_FLAGS) & FLAG_SAME_DECODE_ROWS) == 0:
         n, at = _section(plan, H_NUM_DECODE_ROWS, H_DECODE_ROWS, 1, plan_len)
         n = tl.minimum(n, num_slots)
-        decode_slots = _slots_of_cohort(plan, decode_slots, num_slots, COHORTS)
+        decode_slots = _slots_of_micro_batch(plan, decode_slots, num_slots, MICRO_BATCHES)
         for i in range(pid * BLOCK, n, PROGRAMS * BLOCK):
             inside = i + lanes < n
             slot = tl.load(plan + at + i + lanes, inside, other=0)
@@ -114,7 +114,7 @@ def _apply_kernel(
 def _build_kernel(
     plan, plan_len, decode_slots, seq_len, last_token, block_table, input_ids, positions, slot_mapping, row_slots, query_start,
     seq_lens, logits_indices, samples, num_decode_rows, num_rows, T, R, num_slots, max_blocks, vocab, mapping_stride,
-    GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, COHORTS: tl.constexpr,
+    GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, MICRO_BATCHES: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
     i = pid * BLOCK + tl.arange(0, BLOCK)  # a token, and a row
@@ -147,7 +147,7 @@ def _build_kernel(
     is_decode = i < decode_rows
     is_prefill = (i >= decode_rows) & (i < rows)
     row_words = plan + rows_at + j_row * PREFILL_WORDS
-    decode_slots = _slots_of_cohort(plan, decode_slots, num_slots, COHORTS)
+    decode_slots = _slots_of_micro_batch(plan, decode_slots, num_slots, MICRO_BATCHES)
     decode_slot = tl.load(decode_slots + i, is_decode, other=0)
     slot = tl.where(is_decode, decode_slot, tl.load(row_words + P_SLOT, is_prefill, other=num_slots - 1))
     slot = _clamp(slot, num_slots - 1)

@@ -13,7 +13,7 @@ from quire.kernels.step.tables import LogitsProcessorPool, SlotTables, StepBuffe
 
 _STEP, _FLAGS = HEADER.at["step"], HEADER.at["flags"]
 _NUM_DECODE, _NUM_PREFILL = HEADER.at["num_decode_rows"], HEADER.at["num_prefill_rows"]
-_NUM_PREFILL_TOKENS, _COHORT = HEADER.at["num_prefill_tokens"], HEADER.at["cohort"]
+_NUM_PREFILL_TOKENS, _MICRO_BATCH = HEADER.at["num_prefill_tokens"], HEADER.at["micro_batch"]
 _START, _LENGTH = PREFILL.at["start"], PREFILL.at["length"]
 _TOP_IDS, _TOP_LOGPROBS = LOGPROBS.at["top_ids"], LOGPROBS.at["top_logprobs"]
 
@@ -39,7 +39,7 @@ def prepare_step(
     out = step.host
     ids, positions, slots = out["input_ids"], out["positions"], out["row_slots"]
     query_start, seq_lens, samples = out["query_start"], out["seq_lens"], out["samples"]
-    decode = state["decode_slots"][h[_COHORT], :nd]
+    decode = state["decode_slots"][h[_MICRO_BATCH], :nd]
     slots[:nd] = decode
     ids[:nd] = state["last_token"][decode]
     positions[:nd] = state["seq_len"][decode]
@@ -83,7 +83,7 @@ def _apply(words: np.ndarray, h: list[int], state: dict[str, np.ndarray]) -> Non
         table = state["block_table"]
         table.reshape(-1, table.shape[2])[tables, indices] = blocks
     if not h[_FLAGS] & FLAG_SAME_DECODE_ROWS:
-        state["decode_slots"][h[_COHORT], : h[_NUM_DECODE]] = _rows(words, h, "decode_rows", 1)[:, 0]
+        state["decode_slots"][h[_MICRO_BATCH], : h[_NUM_DECODE]] = _rows(words, h, "decode_rows", 1)[:, 0]
 
 
 def _pad(out: dict[str, np.ndarray], rows: int, num_rows: int, total: int, num_tokens: int, dummy: int) -> None:

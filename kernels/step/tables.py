@@ -43,11 +43,11 @@ class SlotTables:
     seq_len: torch.Tensor  # int32 [S], tokens whose KV is computed
     params: torch.Tensor  # int32 [S, SLOT.width], rows of SLOT; float32 values as bits
     history: torch.Tensor  # int32 [S, HISTORY], last output tokens of slots with a processor row, newest last, -1 padded
-    decode_slots: torch.Tensor  # int32 [cohorts, S], the decode rows of each one's last plan that had them
+    decode_slots: torch.Tensor  # int32 [micro-batches, S], the decode rows of each one's last plan that had them
 
     @classmethod
     def allocate(
-        cls, max_num_seqs: int, num_groups: int, max_blocks: int, device: torch.device | str, num_cohorts: int = 1
+        cls, max_num_seqs: int, num_groups: int, max_blocks: int, device: torch.device | str, num_micro_batches: int = 1
     ) -> "SlotTables":
         """Empty tables: every slot samples greedily and has no processor row."""
         s = max_num_seqs + 1
@@ -55,7 +55,7 @@ class SlotTables:
         def ints(*shape: int) -> torch.Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
 
-        decode = ints(num_cohorts, s)
+        decode = ints(num_micro_batches, s)
         tables = cls(ints(num_groups, s, max_blocks), ints(s), ints(s), ints(s, SLOT.width), ints(s, HISTORY) - 1, decode)
         for value in SLOT_VALUES:
             tables.column(value.name).fill_(value.default)

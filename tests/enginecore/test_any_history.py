@@ -45,10 +45,10 @@ events = st.lists(
     eos=st.booleans(),
     look_ahead=st.booleans(),
     target=st.sampled_from([MIXED_STEP_TOKENS, 4]),
-    cohorts=st.sampled_from([1, 1, 2, 3]),
+    micro_batches=st.sampled_from([1, 1, 2, 3]),
 )
 def test_any_history_ends_every_request_once_with_its_own_tokens(
-    events, blocks, windows, budget, seqs, caching, policy, processors, eos, look_ahead, target, cohorts
+    events, blocks, windows, budget, seqs, caching, policy, processors, eos, look_ahead, target, micro_batches
 ):
     h = Harness(
         num_blocks=blocks * len(windows),
@@ -61,7 +61,7 @@ def test_any_history_ends_every_request_once_with_its_own_tokens(
         look_ahead=look_ahead,
         eos=range(0, VOCAB, 11) if eos else (),
         mixed_step_tokens=target,
-        num_cohorts=cohorts,
+        num_micro_batches=micro_batches,
     )
     aborted = set()
     for what, arg in events:

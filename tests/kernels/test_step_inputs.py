@@ -276,24 +276,24 @@ def compare_steps(device, steps, capture=False):
     assert (theirs[1].entries[:, tables.ENTRY_KEY] != 0).any()
 
 
-def compare_cohorts(device):
+def compare_micro_batches(device):
     """Each has its own decode rows, sent or held; both paths."""
     from quire.kernels.step import step_inputs
 
-    ours, theirs = (SlotTables.allocate(MAX_SEQS, GROUPS, MAX_BLOCKS, d, num_cohorts=3) for d in (device, "cpu"))
+    ours, theirs = (SlotTables.allocate(MAX_SEQS, GROUPS, MAX_BLOCKS, d, num_micro_batches=3) for d in (device, "cpu"))
     buffers = [StepBuffers.allocate(40, MAX_SEQS, GROUPS, d) for d in (device, "cpu")]
     sent = {0: [2, 4], 1: [1], 2: [0, 3, 5]}
-    for step, cohort in enumerate([0, 1, 2, 1, 0, 2, 1, 0], 1):
-        plan = make_plan(step, decode_rows=sent[cohort], same=step > 3)
-        plan[HEADER.at["cohort"]] = cohort
+    for step, micro_batch in enumerate([0, 1, 2, 1, 0, 2, 1, 0], 1):
+        plan = make_plan(step, decode_rows=sent[micro_batch], same=step > 3)
+        plan[HEADER.at["micro_batch"]] = micro_batch
         step_inputs.prepare_step(plan.to(device), ours, buffers[0], 8, 5, **SIZES)
         step_inputs_cpu.prepare_step(plan, theirs, buffers[1], 8, 5, **SIZES)
         for side in buffers:
-            assert side.row_slots[: len(sent[cohort])].tolist() == sent[cohort]
+            assert side.row_slots[: len(sent[micro_batch])].tolist() == sent[micro_batch]
         assert torch.equal(ours.decode_slots.cpu(), theirs.decode_slots)
     for wild in (3, -1, 2**31 - 1):
         plan = make_plan(9, decode_rows=[1])
-        plan[HEADER.at["cohort"]] = wild
+        plan[HEADER.at["micro_batch"]] = wild
         step_inputs.prepare_step(plan.to(device), ours, buffers[0], 8, 5, **SIZES)
 
 
@@ -330,13 +330,13 @@ def test_kernels_agree_with_the_cpu_path_in_the_interpreter():
 
 
 @pytest.mark.interpret
-def test_cohorts_have_decode_rows_of_their_own_in_the_interpreter():
-    compare_cohorts("cpu")
+def test_micro_batches_have_decode_rows_of_their_own_in_the_interpreter():
+    compare_micro_batches("cpu")
 
 
 @pytest.mark.gpu
-def test_cohorts_have_decode_rows_of_their_own():
-    compare_cohorts("cuda")
+def test_micro_batches_have_decode_rows_of_their_own():
+    compare_micro_batches("cuda")
     torch.cuda.synchronize()
 
 

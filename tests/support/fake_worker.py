@@ -49,12 +49,12 @@ class FakeWorker:
         self.prefix: dict[int, list[int]] = {}  # slot -> computed tokens
         self.last_token: dict[int, int] = {}
         self.sampled_in: dict[int, int] = {}  # slot -> the last step
-        self.decode_rows: dict[int, np.ndarray] = {}  # by cohort
+        self.decode_rows: dict[int, np.ndarray] = {}  # by micro-batch
 
     def run(self, plan: StepPlan) -> np.ndarray:
         """One sampled id per row. The plan goes through its wire form."""
-        plan = decode_plan(plan.encode(), self.decode_rows.get(plan.cohort, np.zeros(0, np.int32)))
-        self.decode_rows[plan.cohort] = plan.decode_rows.copy()
+        plan = decode_plan(plan.encode(), self.decode_rows.get(plan.micro_batch, np.zeros(0, np.int32)))
+        self.decode_rows[plan.micro_batch] = plan.decode_rows.copy()
         ages = [plan.step - self.sampled_in[slot] for slot in plan.decode_rows.tolist()]
         assert not plan.lag or plan.lag == min(ages), "a row's last token is younger than the plan says"
         updates, new = plan.section("block_updates"), plan.section("slot_updates")["slot"].tolist()

@@ -74,7 +74,7 @@ class InlineEngine:
                 num_blocks=num_blocks,
                 windows=cache.windows,
                 num_processor_rows=max_num_seqs,
-                num_cohorts=parallel.stage.count,
+                num_micro_batches=parallel.stage.count,
                 eos_token_ids=tuple(eos),
                 vocab_size=config.vocab_size,
                 **scheduling,

@@ -37,7 +37,7 @@ class Harness:
         self.scheduler = Scheduler(self.config)
         self.worker = FakeWorker(max_num_seqs + 1, max_model_len // block_size + 1, block_size, windows, VOCAB)
         self.in_flight: deque = deque()
-        self.depth = STEPS_OF_STAGE * self.config.num_cohorts
+        self.depth = STEPS_OF_STAGE * self.config.num_micro_batches
         self.outputs: dict[int, list[int]] = {}
         self.finished: dict[int, str] = {}
         self.sequences: dict[int, Sequence] = {}
@@ -84,7 +84,7 @@ class Harness:
         if made is not None:
             plan, step = made
             assert plan.num_tokens <= self.config.max_num_batched_tokens
-            assert not len(plan.decode_rows) or bool(plan.lag) == (self.config.num_cohorts > 1)
+            assert not len(plan.decode_rows) or bool(plan.lag) == (self.config.num_micro_batches > 1)
             self.plans.append(plan)
             self.in_flight.append((step, self.worker.run(plan)))
         return made
