@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from quire.kernels.attention.kv_lines_cpu import as_lines, as_numpy, line_strides
+from quire.kernels.attention.kv_entries_cpu import as_entries, as_numpy, entry_strides
 from quire.kernels.attention.score_shape import PLAIN_SCORES, ScoreShape
 
 # A chunk behind cached keys needs a mask of [queries, keys], and torch computes the masked part too: slices keep both small.
@@ -49,16 +49,16 @@ class Scratch:
 class _Gathered:
     """Where a batch or row gathers to: all views of the plan's scratch, made once a step."""
 
-    index: np.ndarray  # [lines] of the cache
-    k_lines: np.ndarray  # [lines, D]
-    v_lines: np.ndarray
+    index: np.ndarray  # [entries] of the cache
+    k_entries: np.ndarray  # [entries, D]
+    v_entries: np.ndarray
     k: torch.Tensor  # [n, Hkv, length, D]
     v: torch.Tensor
 
-    def load(self, k_lines: np.ndarray, v_lines: np.ndarray, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    def load(self, k_entries: np.ndarray, v_entries: np.ndarray, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         # mode "clip": the default checks the indices in a pass of its own, into a buffer
-        k_lines.take(self.index, 0, self.k_lines, "clip")
-        v_lines.take(self.index, 0, self.v_lines, "clip")
+        k_entries.take(self.index, 0, self.k_entries, "clip")
+        v_entries.take(self.index, 0, self.v_entries, "clip")
         return (self.k, self.v) if self.k.dtype == dtype else (self.k.to(dtype), self.v.to(dtype))
 
 
@@ -106,7 +106,7 @@ class CpuAttentionPlan:
         last `window` keys, or with is_chunked what its chunk of so many has; 0: all.
         """
         _blocks, self.num_kv_heads, self.block_size, self.head_dim = k_cache.shape
-        self.lines = line_strides(k_cache)
+        self.entry_strides = entry_strides(k_cache)
         self.strides = k_cache.stride()
         self.cache_dtype = k_cache.dtype
         self.window, self.is_chunked = window, is_chunked
@@ -151,28 +151,30 @@ class CpuAttentionPlan:
         n = max(1, _BATCH_ELEMENTS // (self.num_kv_heads * length * self.head_dim))
         return [members[i : i + n] for i in range(0, len(members), n)]
 
-    def _line_index(self, rows: np.ndarray, first_keys: np.ndarray, length: int) -> np.ndarray:
-        """Cache lines [n, Hkv, length] of the keys from first_keys [n] on of rows [n]; undefined beyond a row's end."""
-        heads = np.arange(self.num_kv_heads) * self.lines.head
+    def _entry_index(self, rows: np.ndarray, first_keys: np.ndarray, length: int) -> np.ndarray:
+        """Cache entries [n, Hkv, length] of the keys from first_keys [n] on of rows [n]; undefined beyond a row's end."""
+        heads = np.arange(self.num_kv_heads) * self.entry_strides.head
         if first_keys.any():
             keys = np.minimum(first_keys[:, None] + np.arange(length), self._tables.shape[1] * self.block_size - 1)
             blocks = self._tables[rows[:, None], keys // self.block_size].astype(np.int64)
-            return (blocks * self.lines.block + keys % self.block_size * self.lines.slot)[:, None] + heads[:, None]
-        blocks = self._tables[rows, : -(-length // self.block_size)].astype(np.int64) * self.lines.block
-        slots = heads[:, None, None] + np.arange(self.block_size) * self.lines.slot
+            return (blocks * self.entry_strides.block + keys % self.block_size * self.entry_strides.slot)[:, None] + heads[
+                :, None
+            ]
+        blocks = self._tables[rows, : -(-length // self.block_size)].astype(np.int64) * self.entry_strides.block
+        slots = heads[:, None, None] + np.arange(self.block_size) * self.entry_strides.slot
         return (blocks[:, None, :, None] + slots).reshape(len(rows), self.num_kv_heads, -1)[:, :, :length]
 
     def _gathered(self, index: np.ndarray) -> _Gathered:
-        """What is at cache lines [n, Hkv, length]."""
+        """What is at cache entries [n, Hkv, length]."""
         shape = (*index.shape, self.head_dim)
         k, v = (side[: index.size * self.head_dim].view(shape) for side in self._sides)
-        k_lines, v_lines = (as_numpy(x.view(-1, self.head_dim)) for x in (k, v))
-        return _Gathered(index.reshape(-1), k_lines, v_lines, k, v)
+        k_entries, v_entries = (as_numpy(x.view(-1, self.head_dim)) for x in (k, v))
+        return _Gathered(index.reshape(-1), k_entries, v_entries, k, v)
 
     def _plan_batch(self, members: list[tuple[int, int, int, int]], length: int) -> _Batch:
         rows, tokens, first_keys, seq_lens = np.array(members).T
         num_keys = seq_lens - first_keys
-        index = self._line_index(rows, first_keys, length)
+        index = self._entry_index(rows, first_keys, length)
         mask = np.zeros((len(rows), self.num_kv_heads, length), np.float32)
         padded = (np.arange(length) >= num_keys[:, None])[:, None]
         np.copyto(index, index[np.arange(len(rows)), :, num_keys - 1][:, :, None], where=padded)
@@ -187,7 +189,7 @@ class CpuAttentionPlan:
         return _Batch(where, shown.unsqueeze_(2).to(self.dtype), torch.from_numpy(first_keys.copy()), kv, factors)
 
     def _plan_row(self, row: int, begin: int, end: int, first_key: int, seq_len: int) -> _Row:
-        kv = self._gathered(self._line_index(np.array([row]), np.array([first_key]), seq_len - first_key))
+        kv = self._gathered(self._entry_index(np.array([row]), np.array([first_key]), seq_len - first_key))
         plan = _Row(begin, end, first_key, seq_len - (end - begin), [], kv)
         if plan.num_cached or (self.window and self.window < seq_len):
             for query in range(0, end - begin, _QUERY_SLICE):
@@ -233,39 +235,39 @@ def attention_cpu(
             raise ValueError(f"cache strides {cache.stride()} are not the plan's, {plan.strides}")
     if k_scale is not None:
         scale = scale * float(k_scale)
-    out[: plan.num_tokens] = attend_lines(q, as_lines(k_cache), as_lines(v_cache), plan, scale, shape)
+    out[: plan.num_tokens] = attend_entries(q, as_entries(k_cache), as_entries(v_cache), plan, scale, shape)
     if v_scale is not None:
         out[: plan.num_tokens] *= v_scale.to(out.dtype)
 
 
-def attend_lines(
+def attend_entries(
     q: torch.Tensor,
-    k_lines: np.ndarray,
-    v_lines: np.ndarray,
+    k_entries: np.ndarray,
+    v_entries: np.ndarray,
     plan: CpuAttentionPlan,
     scale: float,
     shape: ScoreShape = PLAIN_SCORES,
 ) -> torch.Tensor:
-    """[T, Hq, D]: attention_cpu of caches given as lines (kv_lines_cpu.as_lines), which are made once for many layers."""
+    """[T, Hq, D]: attention_cpu of caches given as entries (kv_entries_cpu.as_entries), which are made once for many layers."""
     if not shape.is_plain:
-        return _attend_shaped(q, k_lines, v_lines, plan, scale, shape)
+        return _attend_shaped(q, k_entries, v_entries, plan, scale, shape)
     if plan.is_one_batch:
-        return _attend_batch(q, k_lines, v_lines, plan, plan.batches[0], scale)
+        return _attend_batch(q, k_entries, v_entries, plan, plan.batches[0], scale)
     out = torch.empty(plan.num_tokens, *q.shape[1:], dtype=q.dtype)
     for begin, end in plan.padding:
         out[begin:end] = 0
     for batch in plan.batches:
-        out[batch.tokens] = _attend_batch(q[batch.tokens], k_lines, v_lines, plan, batch, scale)
+        out[batch.tokens] = _attend_batch(q[batch.tokens], k_entries, v_entries, plan, batch, scale)
     for row in plan.rows:
-        _attend_row(q, *row.kv.load(k_lines, v_lines, plan.dtype), out, plan, row, scale)
+        _attend_row(q, *row.kv.load(k_entries, v_entries, plan.dtype), out, plan, row, scale)
     return out
 
 
 def _attend_batch(
-    q: torch.Tensor, k_lines: np.ndarray, v_lines: np.ndarray, plan: CpuAttentionPlan, batch: _Batch, scale: float
+    q: torch.Tensor, k_entries: np.ndarray, v_entries: np.ndarray, plan: CpuAttentionPlan, batch: _Batch, scale: float
 ) -> torch.Tensor:
     """q [n, Hq, D] -> the same. The heads of a group are queries of one product: they share keys and mask."""
-    k, v = batch.kv.load(k_lines, v_lines, plan.dtype)
+    k, v = batch.kv.load(k_entries, v_entries, plan.dtype)
     if batch.factors is not None:
         return _multiply(q, *batch.factors, scale)
     grouped = q.unflatten(1, (plan.num_kv_heads, -1))
@@ -302,19 +304,19 @@ def _attend_row(
 
 
 def _attend_shaped(
-    q: torch.Tensor, k_lines: np.ndarray, v_lines: np.ndarray, plan: CpuAttentionPlan, scale: float, shape: ScoreShape
+    q: torch.Tensor, k_entries: np.ndarray, v_entries: np.ndarray, plan: CpuAttentionPlan, scale: float, shape: ScoreShape
 ) -> torch.Tensor:
-    """attend_lines with softcap, ALiBi or sinks, which SDPA does not know."""
+    """attend_entries with softcap, ALiBi or sinks, which SDPA does not know."""
     out = torch.empty(plan.num_tokens, *q.shape[1:], dtype=q.dtype)
     for begin, end in plan.padding:
         out[begin:end] = 0
     for batch in plan.batches:
-        k, v = batch.kv.load(k_lines, v_lines, plan.dtype)
+        k, v = batch.kv.load(k_entries, v_entries, plan.dtype)
         keys = batch.first_keys[:, None] + torch.arange(k.shape[2])
         last = batch.first_keys + (batch.mask[:, 0, 0] == 0).sum(-1) - 1
         out[batch.tokens] = _shaped(q[batch.tokens][:, None], k, v, batch.mask, keys, last[:, None], scale, shape)[:, 0]
     for row in plan.rows:
-        k, v = row.kv.load(k_lines, v_lines, plan.dtype)
+        k, v = row.kv.load(k_entries, v_entries, plan.dtype)
         for query in range(0, row.end - row.begin, _QUERY_SLICE):
             last_query, first, end_key = plan.slice_keys(row, query)
             mask = plan.slice_mask(row, query)[None, None]

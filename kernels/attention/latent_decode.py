@@ -1,9 +1,9 @@
 """Latent attention of rows with one query: split over keys, and combined.
 
 Formula and shapes: `latent_reference.latent_attention`. A program takes up to 64 heads of one row and an equal part of its
-keys, in whole tiles: all heads read the same lines, which come once where there are no more heads. How many parts depends on
+keys, in whole tiles: all heads read the same entries, which come once where there are no more heads. How many parts depends on
 the number of rows alone, so that the grid can be captured; parts of short rows are empty and end at once. Rows from `limit` on
-(a number on the device) are others' and are left out. Moves a row's lines once for 64 heads, and partial sums of 4 L bytes.
+(a number on the device) are others' and are left out. Moves a row's entries once for 64 heads, and partial sums of 4 L bytes.
 """
 
 import math

@@ -1,8 +1,8 @@
-"""Latent attention in plain torch: the oracle of `latent_lines`, `latent_decode` and `latent_prefill`.
+"""Latent attention in plain torch: the oracle of `latent_rope_kv`, `latent_decode` and `latent_prefill`.
 
-A token's line in the cache is rotated | latent, R + L elements, for all heads. With q of the same form,
+A token's entry in the cache is rotated | latent, R + L elements, for all heads. With q of the same form,
 
-    out[t, h] = Σ_s softmax_s(scale · q[t, h] · line[s]) latent[s],    s from 0 to t's position
+    out[t, h] = Σ_s softmax_s(scale · q[t, h] · entry[s]) latent[s],    s from 0 to t's position
 
 q [T, Hq, R + L], out [T, Hq, L], cache [blocks, 1, block size, R + L]. Rotated pairs lie as halves of R, whatever the model's.
 """
@@ -10,7 +10,7 @@ q [T, Hq, R + L], out [T, Hq, L], cache [blocks, 1, block size, R + L]. Rotated 
 import torch
 
 
-def latent_lines(
+def latent_rope_kv(
     q: torch.Tensor,
     q_latent: torch.Tensor,
     kv: torch.Tensor,
@@ -24,7 +24,7 @@ def latent_lines(
     interleaved: bool,
     q_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Queries [T, Hq, R + L] of q [T, Hq, N + R] and q_latent [Hq, T, L]; lines of kv [T, L + R] are written to the cache."""
+    """Queries [T, Hq, R + L] of q [T, Hq, N + R] and q_latent [Hq, T, L]; entries of kv [T, L + R] are written to the cache."""
     latent, rotary = q_latent.shape[2], kv.shape[1] - q_latent.shape[2]
     cos, sin = cos_sin[positions.long()].chunk(2, -1)
 
@@ -35,9 +35,9 @@ def latent_lines(
 
     c = kv[:, :latent].float()
     c = norm_weight * (c * torch.rsqrt(c.square().mean(-1, keepdim=True) + eps)).to(kv.dtype)
-    lines = torch.cat((rotated(kv[:, latent:], cos, sin), c), -1)
+    entries = torch.cat((rotated(kv[:, latent:], cos, sin), c), -1)
     written = slot_mapping >= 0
-    cache.view(-1, cache.shape[3])[slot_mapping[written]] = lines[written]
+    cache.view(-1, cache.shape[3])[slot_mapping[written]] = entries[written]
     factor = torch.ones(len(q), 1, 1, device=q.device) if q_scales is None else q_scales[positions.long()][:, None, None]
     q_rotated = rotated(q[:, :, -rotary:], cos[:, None] * factor, sin[:, None] * factor)
     return torch.cat((q_rotated, (q_latent.transpose(0, 1).float() * factor).to(q.dtype)), -1)
@@ -61,9 +61,9 @@ def latent_attention(
         begin, end = query_start[r : r + 2].tolist()
         if not length or begin == end:
             continue
-        lines = cache[block_table[slot, : -(-length // size)].long(), 0].flatten(0, 1)[:length].float()
-        scores = torch.einsum("thd,sd->ths", q[begin:end].float(), lines) * scale
+        entries = cache[block_table[slot, : -(-length // size)].long(), 0].flatten(0, 1)[:length].float()
+        scores = torch.einsum("thd,sd->ths", q[begin:end].float(), entries) * scale
         position = torch.arange(length - (end - begin), length, device=q.device)
         scores.masked_fill_(torch.arange(length, device=q.device) > position[:, None, None], float("-inf"))
-        out[begin:end] = torch.einsum("ths,sl->thl", scores.softmax(-1), lines[:, -latent:]).to(q.dtype)
+        out[begin:end] = torch.einsum("ths,sl->thl", scores.softmax(-1), entries[:, -latent:]).to(q.dtype)
     return out

@@ -26,9 +26,9 @@ def attend(
         key = start + tl.arange(0, TILE)
         inside = key < end
         block = tl.load(table_ptr + key // BLOCK_SIZE, inside, other=0)
-        line = cache_ptr + (block.to(tl.int64) * BLOCK_SIZE + key % BLOCK_SIZE) * (R + L)
-        rotated = tl.load(line[None, :] + r[:, None], inside[None, :] & (r < R)[:, None], other=0.0)
-        latent = tl.load(line[:, None] + R + j[None, :], inside[:, None] & (j < L)[None, :], other=0.0)
+        entry = cache_ptr + (block.to(tl.int64) * BLOCK_SIZE + key % BLOCK_SIZE) * (R + L)
+        rotated = tl.load(entry[None, :] + r[:, None], inside[None, :] & (r < R)[:, None], other=0.0)
+        latent = tl.load(entry[:, None] + R + j[None, :], inside[:, None] & (j < L)[None, :], other=0.0)
         score = tl.dot(q_rotated, rotated, input_precision="ieee")
         score = tl.dot(q_latent, tl.trans(latent), score, input_precision="ieee") * scale
         score = tl.where(inside[None, :] & (key[None, :] <= position[:, None]), score, float("-inf"))

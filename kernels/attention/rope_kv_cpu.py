@@ -1,6 +1,6 @@
 """QK-norm, rotary embedding and KV write on the CPU: as rope_kv_reference, with everything that layers share done once.
 
-Once a step: `rotations`, and the cache lines to write (kv_lines_cpu.token_lines). A layer then turns q and k together,
+Once a step: `rotations`, and the cache entries to write (kv_entries_cpu.token_entries). A layer then turns q and k together,
 (x1, x2) -> (x1, x2) * (cos, cos) + (x2, x1) * (-sin, sin), and makes two writes. In numpy, whose calls cost half of torch's:
 one token of 4 + 2 heads of 64 takes 7 us, rope_kv_reference 47. Of a long prefill this is 1% on one core, beside the products.
 """
@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from quire.kernels.attention.kv_lines_cpu import as_numpy
+from quire.kernels.attention.kv_entries_cpu import as_numpy
 from quire.kernels.elementwise import norm_cpu
 from quire.kernels.elementwise.norm_reference import Weighs
 
@@ -26,7 +26,7 @@ class Rotations(NamedTuple):
 class Writes(NamedTuple):
     """Where a step's keys and values go."""
 
-    lines: np.ndarray  # int64 [N, Hkv], cache lines
+    entries: np.ndarray  # int64 [N, Hkv], indices of cache entries
     tokens: np.ndarray | None  # int64 [N], which tokens are written; None: all
 
 
@@ -60,8 +60,8 @@ def rope_kv(
     qkv: torch.Tensor,
     at: Rotations,
     writes: Writes,
-    k_lines: np.ndarray,
-    v_lines: np.ndarray | None,
+    k_entries: np.ndarray,
+    v_entries: np.ndarray | None,
     num_q_heads: int,
     weights: torch.Tensor | None = None,
     eps: float = 1e-6,
@@ -72,10 +72,10 @@ def rope_kv(
     """Write k and v of qkv [T, (Hq + 2 Hkv) D] to the cache, in its dtype; returns the rotated q [T, Hq, D], strided.
 
     `weights` are those of QK-norm by head (`head_weights`), q_scales float32 [T] the tokens'; qkv stays as it was.
-    v_lines None: there is no v in qkv. Of a layer that reads another's keys and values qkv is q alone: nothing is written.
+    v_entries None: there is no v in qkv. Of a layer that reads another's keys and values qkv is q alone: nothing is written.
     """
-    num_rotated = num_q_heads + writes.lines.shape[1]
-    shape = (qkv.shape[0], -1, k_lines.shape[1])
+    num_rotated = num_q_heads + writes.entries.shape[1]
+    shape = (qkv.shape[0], -1, k_entries.shape[1])
     heads = as_numpy(qkv).reshape(shape)
     if qkv.dtype == torch.float32 and weights is None:
         x = heads[:, :num_rotated]
@@ -98,9 +98,9 @@ def rope_kv(
     if eight_bits is not None:
         k = to_eight_bits(k, qkv.dtype, eight_bits.dtype, eight_bits.k_scale)
         v = to_eight_bits(v, qkv.dtype, eight_bits.dtype, eight_bits.v_scale)
-    k_lines[writes.lines] = k
-    if v_lines is not None:
-        v_lines[writes.lines] = v
+    k_entries[writes.entries] = k
+    if v_entries is not None:
+        v_entries[writes.entries] = v
     return q
 
 

@@ -1,4 +1,4 @@
-"""Latent attention: lines, decode and prefill against the reference, and that against attention with keys and values made."""
+"""Latent attention: entries, decode and prefill against the reference, and that against attention with keys and values made."""
 
 import pytest
 import torch
@@ -36,17 +36,17 @@ def case(shape, lengths, queries, dtype=torch.float32, device="cpu"):
 def test_the_reference_is_attention_with_keys_and_values_made():
     heads, nope, rotary, latent, size = SHAPES[0]
     value, length = 12, 21
-    q, lines = random(length, heads, nope + rotary), random(length, rotary + latent, seed=5)
+    q, entries = random(length, heads, nope + rotary), random(length, rotary + latent, seed=5)
     up = random(heads, nope + value, latent, seed=7)
     k = torch.cat(
-        (torch.einsum("hnl,sl->shn", up[:, :nope], lines[:, rotary:]), lines[:, None, :rotary].expand(-1, heads, -1)), -1
+        (torch.einsum("hnl,sl->shn", up[:, :nope], entries[:, rotary:]), entries[:, None, :rotary].expand(-1, heads, -1)), -1
     )
-    v = torch.einsum("hvl,sl->shv", up[:, nope:], lines[:, rotary:])
+    v = torch.einsum("hvl,sl->shv", up[:, nope:], entries[:, rotary:])
     scores = torch.einsum("thd,shd->ths", q, k) * SCALE
     scores.masked_fill_(torch.arange(length) > torch.arange(length)[:, None, None], float("-inf"))
     want = torch.einsum("ths,shv->thv", scores.softmax(-1), v)
     cache = torch.zeros(-(-length // size), 1, size, rotary + latent)
-    cache.view(-1, rotary + latent)[:length] = lines
+    cache.view(-1, rotary + latent)[:length] = entries
     absorbed = torch.cat((q[..., nope:], torch.einsum("thn,hnl->thl", q[..., :nope], up[:, :nope])), -1)
     table, one = torch.arange(len(cache))[None].int(), torch.tensor([0, length]).int()
     out = latent_reference.latent_attention(absorbed, cache, table, one[:1], one, one[1:], scale=SCALE, latent=latent)
@@ -54,7 +54,7 @@ def test_the_reference_is_attention_with_keys_and_values_made():
 
 
 def compare_lines(shape, dtype, device, tokens=5):
-    from quire.kernels.attention.latent_lines import latent_lines
+    from quire.kernels.attention.latent_rope_kv import latent_rope_kv
 
     heads, nope, rotary, latent, size = shape
     make = {"dtype": dtype, "device": device}
@@ -71,8 +71,8 @@ def compare_lines(shape, dtype, device, tokens=5):
     q_scales = 1 + random(64, seed=9, device=device).abs()
     for how in ({"interleaved": True}, {"interleaved": False}, {"interleaved": True, "q_scales": q_scales}):
         arguments = (q, q_latent, kv, weight, 1e-6, cos_sin, positions, mapping)
-        got = latent_lines(*arguments, caches[0], **how)
-        want = latent_reference.latent_lines(*arguments, caches[1], **how)
+        got = latent_rope_kv(*arguments, caches[0], **how)
+        want = latent_reference.latent_rope_kv(*arguments, caches[1], **how)
         torch.testing.assert_close(got, want, **tolerance)
         torch.testing.assert_close(caches[0], caches[1], **tolerance)
 
@@ -132,12 +132,12 @@ def test_prefill_in_the_interpreter(shape, lengths, queries, first):
 
 @pytest.mark.interpret
 def test_what_does_not_fit_is_refused():
-    from quire.kernels.attention.latent_lines import latent_lines
+    from quire.kernels.attention.latent_rope_kv import latent_rope_kv
 
     x, cache = torch.zeros(2, 3, 8), torch.zeros(2, 1, 4, 12)
     ids = torch.zeros(2).long()
     with pytest.raises(ValueError, match="fit"):
-        latent_lines(x, torch.zeros(3, 2, 9), torch.zeros(2, 12), torch.zeros(8), 1e-6, torch.zeros(4, 4), ids, ids, cache,
+        latent_rope_kv(x, torch.zeros(3, 2, 9), torch.zeros(2, 12), torch.zeros(8), 1e-6, torch.zeros(4, 4), ids, ids, cache,
                      interleaved=True)  # fmt: skip
 
 

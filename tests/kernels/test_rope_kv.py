@@ -129,17 +129,17 @@ def test_other_rotations_and_norms(shape, how, dtype):
 @pytest.mark.parametrize("shape", [*SHAPES[1:], NOTHING_ROTATED])
 def test_the_quick_cpu_path_is_the_reference(shape, how):
     from quire.kernels.attention import rope_kv_cpu
-    from quire.kernels.attention.kv_lines_cpu import as_lines, line_strides, token_lines
+    from quire.kernels.attention.kv_entries_cpu import as_entries, entry_strides, token_entries
 
     ours, theirs = case(shape, torch.float32, "cpu"), case(shape, torch.float32, "cpu")
     rope_kv_reference.rope_kv(**theirs, **how)
     k, v, mapping, heads = ours["k_cache"], ours["v_cache"], ours["slot_mapping"].numpy(), ours["num_q_heads"]
     tokens = (mapping >= 0).nonzero()[0]
-    lines = token_lines(mapping[tokens], line_strides(k), k.shape[2], k.shape[1])
+    entries = token_entries(mapping[tokens], entry_strides(k), k.shape[2], k.shape[1])
     at = rope_kv_cpu.rotations(ours["cos_sin"], ours["positions"].numpy(), how.get("interleaved", False))
     weights = rope_kv_cpu.head_weights(ours["q_weight"], ours["k_weight"], heads, k.shape[1])
-    writes, eps = rope_kv_cpu.Writes(lines, tokens), ours["eps"]
-    caches = as_lines(k), as_lines(v)
+    writes, eps = rope_kv_cpu.Writes(entries, tokens), ours["eps"]
+    caches = as_entries(k), as_entries(v)
     qkv = ours["qkv"].contiguous()
     q_scales = how["q_scales"].numpy()[ours["positions"].numpy()] if "q_scales" in how else None
     weighs = how.get("weighs", "rounded")

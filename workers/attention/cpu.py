@@ -1,6 +1,6 @@
 """Attention on the CPU, in torch and numpy. What layers share is made once a step, on the host.
 
-Rotations are shared by the layers of one rotary table; the cache lines to write and to read, by the layers of a KV group.
+Rotations are shared by the layers of one rotary table; the cache entries to write and to read, by the layers of a KV group.
 """
 
 from itertools import pairwise
@@ -8,8 +8,8 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from quire.kernels.attention.attention_cpu import CpuAttentionPlan, Scratch, attend_lines
-from quire.kernels.attention.kv_lines_cpu import as_lines, line_strides, token_lines
+from quire.kernels.attention.attention_cpu import CpuAttentionPlan, Scratch, attend_entries
+from quire.kernels.attention.kv_entries_cpu import as_entries, entry_strides, token_entries
 from quire.kernels.attention.rope_kv_cpu import EightBits, Rotations, Writes, head_weights, rope_kv, rotations
 from quire.kernels.attention.score_shape import ScoreShape
 from quire.kernels.step.tables import SlotTables, StepBuffers
@@ -84,8 +84,8 @@ class CpuModelAttention(ModelAttention):
             tokens = np.flatnonzero(mapping >= 0)
             mapping = mapping[tokens]
         num_kv_heads = self._cache.groups[group].spec.num_kv_heads
-        lines = token_lines(mapping, line_strides(self._first_keys(group)), self._cache.block_size, num_kv_heads)
-        return Writes(lines, tokens)
+        entries = token_entries(mapping, entry_strides(self._first_keys(group)), self._cache.block_size, num_kv_heads)
+        return Writes(entries, tokens)
 
 
 class CpuAttention:
@@ -104,13 +104,13 @@ class CpuAttention:
         self._head_weights: dict[int, torch.Tensor] = {}  # of QK-norm, by layer
         # of the cache as it is allocated now
         self._cached: list[torch.Tensor] = []
-        self._lines: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # of k and v, by layer
+        self._entries: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # of k and v, by layer
 
     def begin(self, positions: np.ndarray, turned: Rotations, writes: Writes, plan: CpuAttentionPlan) -> None:
         self._q_scales = None if self._all_q_scales is None else self._all_q_scales[positions]
         self._rotations, self._writes, self._plan = turned, writes, plan
         if self._cached is not self._cache.k:
-            self._cached, self._lines = self._cache.k, {}
+            self._cached, self._entries = self._cache.k, {}
 
     def attend(
         self,
@@ -122,10 +122,7 @@ class CpuAttention:
     ) -> torch.Tensor:
         spec = self._spec
         shape = self._shape if sinks is None else self._shape._replace(sinks=sinks)
-        lines = self._lines.get(layer)
-        if lines is None:
-            lines = self._lines[layer] = self._lines_of(layer)
-        k_lines, v_lines = lines
+        k_entries, v_entries = self._entries_of(layer)
         weights, eps = None, 0.0
         if q_norm is not None and k_norm is not None and spec.qk_norm_eps is not None:
             eps = spec.qk_norm_eps
@@ -133,26 +130,24 @@ class CpuAttention:
             if weights is None:
                 weights = self._head_weights[layer] = head_weights(q_norm, k_norm, spec.num_heads, spec.num_kv_heads)
         if spec.cache_dtype is not None:
-            return self._attend_eight_bits(layer, qkv, k_lines, v_lines, weights, eps, shape)
-        lines, how = (k_lines, v_lines), (spec.qk_norm_weighs, self._q_scales)
-        q = rope_kv(qkv, self._rotations, self._writes, *lines, spec.num_heads, weights, eps, None, *how)
-        return attend_lines(q, k_lines, v_lines, self._plan, spec.scale, shape).reshape(qkv.shape[0], -1)
+            return self._attend_eight_bits(layer, qkv, k_entries, v_entries, weights, eps, shape)
+        heads, how = spec.num_heads, (spec.qk_norm_weighs, self._q_scales)
+        q = rope_kv(qkv, self._rotations, self._writes, k_entries, v_entries, heads, weights, eps, None, *how)
+        return attend_entries(q, k_entries, v_entries, self._plan, spec.scale, shape).reshape(qkv.shape[0], -1)
 
     def attend_latents(self, layer: int, latents: Latents) -> torch.Tensor:
-        """[T, Hq, L]. Values are all of the keys' lines: what is of no value is cut off in the end."""
-        spec, cached = self._spec, self._lines.get(layer)
-        if cached is None:
-            cached = self._lines[layer] = self._lines_of(layer)
-        lines, _ = cached
-        q = rope_kv(latents.lines(), self._rotations, self._writes, lines, None, spec.num_heads, q_scales=self._q_scales)
-        return attend_lines(q, lines, lines, self._plan, spec.scale)[..., -spec.latent_dim :]
+        """[T, Hq, L]. Whole entries are the keys and the values: of the output, the part that is of no value is cut off."""
+        spec, qk = self._spec, latents.queries_and_keys()
+        entries, _ = self._entries_of(layer)
+        q = rope_kv(qk, self._rotations, self._writes, entries, None, spec.num_heads, q_scales=self._q_scales)
+        return attend_entries(q, entries, entries, self._plan, spec.scale)[..., -spec.latent_dim :]
 
     def _attend_eight_bits(
         self,
         layer: int,
         qkv: torch.Tensor,
-        k_lines: np.ndarray,
-        v_lines: np.ndarray,
+        k_entries: np.ndarray,
+        v_entries: np.ndarray,
         weights: torch.Tensor | None,
         eps: float,
         shape: ScoreShape,
@@ -160,10 +155,14 @@ class CpuAttention:
         spec, (k_scale, v_scale) = self._spec, self._cache.scales[layer]
         cached = EightBits(self.dtype, k_scale, v_scale)
         heads, how = spec.num_heads, spec.qk_norm_weighs
-        q = rope_kv(qkv, self._rotations, self._writes, k_lines, v_lines, heads, weights, eps, cached, how, self._q_scales)
-        out = attend_lines(q, k_lines, v_lines, self._plan, spec.scale * k_scale, shape)
+        q = rope_kv(qkv, self._rotations, self._writes, k_entries, v_entries, heads, weights, eps, cached, how, self._q_scales)
+        out = attend_entries(q, k_entries, v_entries, self._plan, spec.scale * k_scale, shape)
         return out.reshape(qkv.shape[0], -1).mul_(v_scale)
 
-    def _lines_of(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
-        tensor = self._cache.places[layer].tensor
-        return as_lines(self._cache.k[tensor]), as_lines(self._cache.v[tensor])
+    def _entries_of(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
+        """Of its k and v caches; made once."""
+        found = self._entries.get(layer)
+        if found is None:
+            tensor = self._cache.places[layer].tensor
+            found = self._entries[layer] = as_entries(self._cache.k[tensor]), as_entries(self._cache.v[tensor])
+        return found

@@ -14,8 +14,8 @@ from quire.kernels.attention.decode import decode_attention
 from quire.kernels.attention.decode_rope import Rope, can_fuse
 from quire.kernels.attention.decode_schedule import DecodeSchedule, DecodeWorkspace, decode_schedule
 from quire.kernels.attention.latent_decode import latent_decode, num_parts
-from quire.kernels.attention.latent_lines import latent_lines
 from quire.kernels.attention.latent_prefill import latent_prefill
+from quire.kernels.attention.latent_rope_kv import latent_rope_kv
 from quire.kernels.attention.prefill import prefill_attention
 from quire.kernels.attention.prefill_schedule import PrefillWorkspace, prefill_schedule
 from quire.kernels.attention.rope_kv import choose_tile, rope_kv
@@ -147,14 +147,14 @@ class CudaLatentAttention:
     def attend(self, step: Step, layer: int, x: Latents) -> torch.Tensor:
         """[T, Hq, L]"""
         place, t, pdl = self._cache.places[layer], len(x.kv), mode_for(len(x.kv))
-        lines, positions = self._cache.k[place.tensor], step.buffers.positions[:t]
+        latent_cache, positions = self._cache.k[place.tensor], step.buffers.positions[:t]
         mapping = step.buffers.slot_mapping[place.group, :t]
-        at = (self._cos_sin, positions, mapping, lines)
-        q = latent_lines(
+        at = (self._cos_sin, positions, mapping, latent_cache)
+        q = latent_rope_kv(
             x.q, x.q_latent, x.kv, x.norm_weight, x.eps, *at, interleaved=self._interleaved, q_scales=self._q_scales, pdl=pdl
         )
         out = torch.empty_like(x.q_latent).view(t, self._spec.num_heads, -1)
-        arguments = (q, lines, step.block_table[place.group], step.rows, *step.lengths, out)
+        arguments = (q, latent_cache, step.block_table[place.group], step.rows, *step.lengths, out)
         if step.has_decode:
             latent_decode(*arguments, scale=self._spec.scale, limit=step.limit, pdl=pdl)
         if step.has_prefill:

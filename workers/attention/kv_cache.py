@@ -35,7 +35,7 @@ class Kind(NamedTuple):
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype
-    has_values: bool = True  # lines of their own
+    has_values: bool = True  # entries of their own
 
     def block_bytes(self, block_size: int) -> int:
         pair = block_bytes([(self.num_kv_heads, block_size, self.head_dim, self.dtype.itemsize)])

@@ -1,6 +1,6 @@
 """Latent attention (MLA, arXiv:2405.04434): what a layer gives it, and the CPU's way.
 
-A token's line in the cache is one for all heads: 64 rotated elements, then a normed latent of 512, of which every head's key
+A token's entry in the cache is one for all heads: 64 rotated elements, then a normed latent of 512, of which every head's key
 and value are products. Weights that make keys of latents are multiplied into the queries instead, and those that make values
 into what comes out: so attention is that of many queries with one key of 576, whose last 512 elements are the value.
 """
@@ -25,7 +25,7 @@ class Latents(NamedTuple):
         None  # what becomes of the normed latent; a GPU's kernels do not ask
     )
 
-    def lines(self) -> torch.Tensor:
+    def queries_and_keys(self) -> torch.Tensor:
         """Queries and keys, not rotated yet: [T, (Hq + 1) (R + L)], for devices without a kernel."""
         latent = self.q_latent.shape[2]
         c = norm_cpu.rms_norm(self.kv[:, :latent], self.norm_weight, self.eps)

@@ -1,12 +1,12 @@
-"""What latent attention reads: queries rotated and joined with their part for latents, a token's line normed and written.
+"""Rotary embedding and KV write of latent attention (MLA): queries and cache entries in the form that its kernels read.
 
     out[t, h] = rotate(q[t, h, N:]) | q_latent[h, t]            q [T, Hq, N + R], q_latent [Hq, T, L], out [T, Hq, R + L]
                                                           times q_scales[position], float32 [P], if they are given
-    line[t] = rotate(kv[t, L:]) | norm(kv[t, :L])               kv [T, L + R], to the cache at slot_mapping[t], -1: nowhere
+    entry[t] = rotate(kv[t, L:]) | norm(kv[t, :L])              kv [T, L + R], to the cache at slot_mapping[t], -1: nowhere
 
-One launch; a program a token and head, and one a token for its line. Pairs that are neighbours in q and kv (interleaved) lie as
-halves in out and line, as others do: products of the two are the same. The norm is RMSNorm's, rounded before its weight.
-Reference: `latent_reference.latent_lines`.
+One launch; a program a token and head, and one a token for its cache entry. Interleaved pairs of q and kv lie as
+halves in out and entry, as others do: products of the two are the same. The norm is RMSNorm's, rounded before its weight.
+Reference: `latent_reference.latent_rope_kv`.
 """
 
 import torch
@@ -33,7 +33,7 @@ def _rotate(x_ptr, out_ptr, cos_sin_ptr, i, inside, factor, R: tl.constexpr, INT
 
 
 @triton.jit(do_not_specialize=["T"])
-def _lines_kernel(
+def _latent_rope_kv_kernel(
     q_ptr, q_latent_ptr, kv_ptr, weight_ptr, cos_sin_ptr, q_scales_ptr, positions_ptr, mapping_ptr, cache_ptr, out_ptr,
     q_stride, head_stride, kv_stride, eps, T,
     HEADS: tl.constexpr, NOPE: tl.constexpr, R: tl.constexpr, L: tl.constexpr, HALF_2: tl.constexpr, L_2: tl.constexpr,
@@ -58,18 +58,18 @@ def _lines_kernel(
         tl.store(out + R + j, x, latent)
     else:
         place = tl.load(mapping_ptr + token).to(tl.int64)
-        line = cache_ptr + tl.maximum(place, 0) * (R + L)
+        entry = cache_ptr + tl.maximum(place, 0) * (R + L)
         kv = kv_ptr + token * kv_stride
-        _rotate(kv + L, line, cos_sin, i, half, 1.0, R, INTERLEAVED, place >= 0)
+        _rotate(kv + L, entry, cos_sin, i, half, 1.0, R, INTERLEAVED, place >= 0)
         c = tl.load(kv + j, latent, other=0.0)
         wide = c.to(tl.float32)
         wide = wide * tl.rsqrt(tl.sum(wide * wide, 0) / L + eps)
         weight = tl.load(weight_ptr + j, latent, other=0.0).to(tl.float32)
         y = wide.to(c.dtype).to(tl.float32) * weight
-        tl.store(line + R + j, y.to(c.dtype), latent & (place >= 0))
+        tl.store(entry + R + j, y.to(c.dtype), latent & (place >= 0))
 
 
-def latent_lines(
+def latent_rope_kv(
     q: torch.Tensor,
     q_latent: torch.Tensor,
     kv: torch.Tensor,
@@ -89,12 +89,12 @@ def latent_lines(
     rotary = kv.shape[1] - latent
     fits = kv.shape[0] == tokens and q_latent.shape[:2] == (heads, tokens) and norm_weight.shape == (latent,)
     if not fits or cos_sin.shape[1] != rotary or cache.shape[1] != 1 or cache.shape[3] != rotary + latent or width < rotary:
-        raise ValueError(f"latent_lines: q {q.shape}, {q_latent.shape}, kv {kv.shape}, cache {cache.shape} do not fit")
+        raise ValueError(f"latent_rope_kv: q {q.shape}, {q_latent.shape}, kv {kv.shape}, cache {cache.shape} do not fit")
     if not (q_latent.is_contiguous() and cache.is_contiguous() and q.stride(2) == kv.stride(1) == 1):
-        raise ValueError("latent_lines: latents and cache must be contiguous, q and kv in their last dimension")
+        raise ValueError("latent_rope_kv: latents and cache must be contiguous, q and kv in their last dimension")
     out = q.new_empty(tokens, heads, rotary + latent)
     if tokens:
-        _lines_kernel[(tokens, heads + 1)](
+        _latent_rope_kv_kernel[(tokens, heads + 1)](
             q, q_latent, kv, norm_weight, cos_sin, cos_sin if q_scales is None else q_scales, positions, slot_mapping, cache,
             out, q.stride(0), q.stride(1), kv.stride(0), eps, tokens,
             heads, width - rotary, rotary, latent, triton.next_power_of_2(max(rotary // 2, 1)),
