@@ -25,7 +25,7 @@ from kernels_small import DEVICE, MODELS, Model, copies, measure, ranked
 
 from quire.kernels.elementwise import activation, norm
 from quire.kernels.linear import int4, int8, quantize, scaled, w8a16
-from quire.kernels.linear.fp8 import fp8_linear, fp8_linear_in_parts
+from quire.kernels.linear.fp8 import fp8_linear, fp8_linear_split_k
 from quire.kernels.linear.int4_weight import Int4Weight, pack
 from quire.kernels.linear.scaled import Scaled
 from quire.kernels.linear.w8a16_weight import Weight8
@@ -37,11 +37,11 @@ MAX_SWEPT_ROWS = 512
 Call = Callable[[], object]
 BEFORE_A_NORM = ("o", "down")
 IN_PARTS: dict[str, Callable[..., object]] = {
-    "int4": int4.int4_linear_in_parts,
-    "w8a16": w8a16.w8a16_linear_in_parts,
-    "fp8": fp8_linear_in_parts,
-    "fp8_block": fp8_linear_in_parts,
-    "int8": int8.int8_linear_in_parts,
+    "int4": int4.int4_linear_split_k,
+    "w8a16": w8a16.w8a16_linear_split_k,
+    "fp8": fp8_linear_split_k,
+    "fp8_block": fp8_linear_split_k,
+    "int8": int8.int8_linear_split_k,
 }
 
 
@@ -172,7 +172,7 @@ def int4_hopper_configs(rows: int, k: int) -> list[Any]:
     from quire.kernels.linear import int4_hopper, int4_wide
 
     sms = hopper.num_sms(DEVICE)
-    configs = [] if rows < hopper.MAX_ROWS else int4_wide.configs(rows, k, sms, in_parts=False)
+    configs = [] if rows < hopper.MAX_ROWS else int4_wide.configs(rows, k, sms, split_k=False)
     for warps, blocks, sharing in itertools.product((4, 8), (1, 2, 4), (1, 2, 3, 4) if rows <= hopper.MAX_ROWS else ()):
         stage = (16 * warps * 64 + int4_hopper.block_rows(rows) * 256) * blocks
         stages = min(int4_hopper.SHARED_BYTES // sharing // stage, int4_hopper.MAX_STAGES)
@@ -221,7 +221,7 @@ def sweep_8(x: Scaled, weights: list[Scaled], n: int, is_gated: bool) -> list[tu
         from quire.kernels.linear import scaled_wide
 
         sms, by_block = hopper.num_sms(x.data.device), weights[0].scales.shape[1] > 1
-        wide = scaled_wide.configs(scaled_wide.bucket(rows), x.data.shape[1], sms, in_parts=False, by_block=by_block)
+        wide = scaled_wide.configs(scaled_wide.bucket(rows), x.data.shape[1], sms, split_k=False, by_block=by_block)
         launches.update(dict.fromkeys(wide, scaled_wide.launch))
 
     def calls(config: Any) -> list[Call]:

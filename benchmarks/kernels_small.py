@@ -306,7 +306,7 @@ def bench_stream(table: Table, m: Model, rows: int, tune: bool) -> None:
 
     for name, (n, k) in m.linears.items():
         weights, x = [random(n, k) for _ in range(copies(n * k * 2))], random(rows, k)
-        is_gated, in_parts = name == "gate_up", name in ("o", "down")
+        is_gated, split_k = name == "gate_up", name in ("o", "down")
         columns = n // 2 if is_gated else n
 
         def calls(c: kernel.Config, weights=weights, x=x, is_gated=is_gated, columns=columns) -> list[Callable[[], object]]:
@@ -314,9 +314,9 @@ def bench_stream(table: Table, m: Model, rows: int, tune: bool) -> None:
             out = torch.empty(shape, dtype=dtype, device=DEVICE)
             return [lambda w=w: kernel.launch(x, w, None, out, c, is_gated=is_gated, pdl=LATE) for w in weights]
 
-        best = kernel.choose(rows, columns, k, num_sms(weights[0].device), is_gated=is_gated, in_parts=in_parts)
+        best = kernel.choose(rows, columns, k, num_sms(weights[0].device), is_gated=is_gated, split_k=split_k)
         if tune:
-            timed = sorted((measure(calls(c), 5), c) for c in {best, *stream_candidates(rows, is_gated, in_parts)})
+            timed = sorted((measure(calls(c), 5), c) for c in {best, *stream_candidates(rows, is_gated, split_k)})
             for micros, config in timed[:6]:
                 print(f"    {micros:9.2f} µs  {config}")
             best = timed[0][1]
@@ -327,11 +327,11 @@ def bench_stream(table: Table, m: Model, rows: int, tune: bool) -> None:
         table.add("linear_hopper", f"{name} {rows} x {n} x {k}", calls(best), moved, beside)
 
 
-def stream_candidates(rows: int, is_gated: bool, in_parts: bool) -> list[Any]:
+def stream_candidates(rows: int, is_gated: bool, split_k: bool) -> list[Any]:
     from quire.kernels.linear import linear_hopper as kernel
 
     found = []
-    for block_k, sharing, parts in itertools.product((64, 128), (1, 2, 3), (1, 2, 4, 8) if in_parts else (1,)):
+    for block_k, sharing, parts in itertools.product((64, 128), (1, 2, 3), (1, 2, 4, 8) if split_k else (1,)):
         if (stages := kernel.max_stages(rows, block_k, sharing, is_gated)) >= 2:
             found.append(kernel.Config(block_k, stages, num_sms(torch.device(DEVICE, 0)) * sharing, parts))
     return found

@@ -1,8 +1,8 @@
 """A KV cache on the CPU as a matrix of entries, [entries, D]: an entry is the D elements of one token and head.
 
 numpy indexes them: it copies entries 2 to 4 times as fast as torch's index_put and index_copy, and at least as fast as
-index_select (32,000 entries of 64 floats: 280 us), with a third of the call's overhead. Element types that numpy lacks travel as
-integers.
+index_select (32,000 entries of 64 floats: 280 us), with a third of the call's overhead. Element types that numpy lacks travel
+as integers.
 """
 
 from typing import NamedTuple

@@ -1,8 +1,8 @@
 """Latent attention of rows with one query: split over keys, and combined.
 
 Formula and shapes: `latent_reference.latent_attention`. A program takes up to 64 heads of one row and an equal part of its
-keys, in whole tiles: all heads read the same entries, which come once where there are no more heads. How many parts depends on
-the number of rows alone, so that the grid can be captured; parts of short rows are empty and end at once. Rows from `limit` on
+keys, in whole tiles: all heads read the same entries, which come once where there are no more heads. How many splits depends on
+the number of rows alone, so that the grid can be captured; splits of short rows are empty and end at once. Rows from `limit` on
 (a number on the device) are others' and are left out. Moves a row's entries once for 64 heads, and partial sums of 4 L bytes.
 """
 
@@ -23,8 +23,8 @@ PROGRAMS = 264  # enough to fill a GPU
 LOG2E = math.log2(math.e)
 
 
-def num_parts(rows: int, heads: int) -> int:
-    """Of each row's keys, a power of two."""
+def num_splits(rows: int, heads: int) -> int:
+    """Into which each row's keys are divided, a power of two."""
     programs = rows * triton.cdiv(heads, MAX_HEADS)
     return min(MAX_PARTS, triton.next_power_of_2(max(1, PROGRAMS // programs)))
 
@@ -110,7 +110,7 @@ def latent_decode(
     """Into out [T, Hq, L], of rows with one query, the first `limit` int32 [1] of them (None: all). See the module."""
     heads, latent = out.shape[1:]
     rotary, count = q.shape[2] - latent, len(rows)
-    parts = num_parts(count, heads)
+    parts = num_splits(count, heads)
     block_m = max(16, min(MAX_HEADS, triton.next_power_of_2(heads)))
     exact = q.dtype == torch.float32
     block_m = 16 if exact else block_m

@@ -39,7 +39,7 @@ def weighed(normed, weight, dtype: tl.constexpr, WEIGHS: tl.constexpr):
 
 
 @triton.jit
-def total_of_parts(x_ptr, row, cols, mask, x_stride, part_stride, PARTS: tl.constexpr):
+def sum_of_splits(x_ptr, row, cols, mask, x_stride, part_stride, PARTS: tl.constexpr):
     """Columns of a row of x, of its parts' total where there are several: float32, or of x's dtype."""
     at = x_ptr + row * x_stride + cols
     x = tl.load(at, mask, other=0)
@@ -51,10 +51,10 @@ def total_of_parts(x_ptr, row, cols, mask, x_stride, part_stride, PARTS: tl.cons
     return x
 
 
-def parts_of(x: torch.Tensor) -> int:
-    """How many parts the kernels add up of x [T, H], 1, or in parts. Raises TypeError for parts of another dtype."""
+def num_splits(x: torch.Tensor) -> int:
+    """How many partial sums x has: 1 of [T, H], else S of [S, T, H]. Raises TypeError for partial sums of another dtype."""
     if x.dim() == 3 and x.dtype not in (torch.float32, torch.int32):
-        raise TypeError(f"parts of x must be float32 or int32, not {x.dtype}")
+        raise TypeError(f"partial sums must be float32 or int32, not {x.dtype}")
     return 1 if x.dim() == 2 else len(x) - 2 * (x.dtype == torch.int32)
 
 
@@ -78,7 +78,7 @@ def _norm_kernel(
         places = tl.load(places_ptr + cols, mask, other=0)
     cols += head * H
     wait_for_previous(PDL)
-    x = total_of_parts(x_ptr, row, cols, mask, x_stride, part_units * UNIT, PARTS)
+    x = sum_of_splits(x_ptr, row, cols, mask, x_stride, part_units * UNIT, PARTS)
     if ADD:
         residual = tl.load(residual_ptr + row * residual_stride + cols, mask, other=0.0)
         x = x.to(residual.dtype)
@@ -112,7 +112,7 @@ def _launch(
 ) -> torch.Tensor:
     parts, part_stride = 1, 0
     if x.dim() == 3 and residual is not None:
-        parts, part_stride = parts_of(x), x.stride(0)
+        parts, part_stride = num_splits(x), x.stride(0)
         out = torch.empty_like(residual) if out is None else out
         x = x[0]
         if x.shape != residual.shape:

@@ -22,7 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
-from quire.kernels.elementwise.norm import parts_of, total_of_parts
+from quire.kernels.elementwise.norm import num_splits, sum_of_splits
 from quire.kernels.exchange.waiting import trap
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
 from quire.kernels.tuning.current import current
@@ -92,7 +92,7 @@ def _all_reduce_norm_kernel(
     weight = tl.load(weight_ptr + cols, mask, other=0.0)
     wait_for_previous(PDL)
     turn = tl.load(turns_ptr + row)
-    x = total_of_parts(x_ptr, row, cols, mask, x_stride, part_stride, PARTS)
+    x = sum_of_splits(x_ptr, row, cols, mask, x_stride, part_stride, PARTS)
     dtype: tl.constexpr = residual_ptr.dtype.element_ty
     word: tl.constexpr = places_ptr.dtype.element_ty
     mine = x.to(dtype).to(word, bitcast=True)
@@ -140,13 +140,13 @@ def all_reduce_norm(
     x [T, H], or parts of it as `norm.add_rms_norm` takes them; T up to buffers.max_rows. Raises ValueError for what does not
     fit, TypeError for parts of another dtype.
     """
-    in_parts = x.dim() == 3
-    parts, part_stride = parts_of(x), x.stride(0) if in_parts else 0
-    first = x[0] if in_parts else x
+    split_k = x.dim() == 3
+    parts, part_stride = num_splits(x), x.stride(0) if split_k else 0
+    first = x[0] if split_k else x
     rows, width = residual.shape
     if first.shape != residual.shape or weight.shape != (width,) or width != buffers.hidden_size or rows > buffers.max_rows:
         raise ValueError(f"all_reduce_norm: {x.shape}, {residual.shape}, {weight.shape}, {buffers.places.shape} do not fit")
-    if (not in_parts and x.dtype != residual.dtype) or weight.dtype != residual.dtype:
+    if (not split_k and x.dtype != residual.dtype) or weight.dtype != residual.dtype:
         raise ValueError(f"all_reduce_norm: dtypes differ: {x.dtype}, {residual.dtype}, {weight.dtype}")
     if residual.element_size() != buffers.places.element_size():
         raise ValueError(f"all_reduce_norm: buffers of {buffers.places.dtype} are not for {residual.dtype}")

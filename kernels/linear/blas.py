@@ -3,8 +3,8 @@
 Which one is in the tuning table, measured over all of a layer's products. Both accumulate in float32. The preference is the
 process's: it is set anew whenever it changes.
 
-Where a product has too few tiles to fill the GPU, equal stretches of K computed as a batch are faster, if somebody behind it
-adds up the parts anyway (`batched_parts`, for `split_linear`).
+Where a product has too few tiles to fill the GPU, equal ranges of K computed as a batch are faster, if somebody behind it
+adds up the parts anyway (`batched_split_k`, for `split_linear`).
 """
 
 import torch
@@ -42,9 +42,9 @@ def blas_linear(
     return torch.mm(x, weight.t(), out=out) if bias is None else torch.addmm(bias, x, weight.t(), out=out)
 
 
-def batched_parts(x: torch.Tensor, weight: torch.Tensor, parts: int) -> torch.Tensor:
-    """x @ weight^T over `parts` equal stretches of K: float32 [parts, M, N]; x [M, K], weight [N, K], 16-bit."""
+def batched_split_k(x: torch.Tensor, weight: torch.Tensor, parts: int) -> torch.Tensor:
+    """x @ weight^T over `parts` equal ranges of K: float32 [parts, M, N]; x [M, K], weight [N, K], 16-bit."""
     (rows, k), n = x.shape, weight.shape[0]
     prefer("cublas")
-    stretches = weight.view(n, parts, k // parts).permute(1, 2, 0)
-    return torch.bmm(x.view(rows, parts, k // parts).transpose(0, 1), stretches, out_dtype=torch.float32)
+    ranges = weight.view(n, parts, k // parts).permute(1, 2, 0)
+    return torch.bmm(x.view(rows, parts, k // parts).transpose(0, 1), ranges, out_dtype=torch.float32)

@@ -80,16 +80,16 @@ def fp8_linear(
     return out
 
 
-def fp8_linear_in_parts(
+def fp8_linear_split_k(
     x: Scaled, weight: Scaled, bias: torch.Tensor | None = None, *, dtype: torch.dtype, pdl: int = PLAIN
 ) -> torch.Tensor:
     """As `fp8_linear`, or parts for a norm to add up, where one product has too few tiles for the GPU (`scaled_hopper`)."""
-    parts = in_parts(x, weight, bias, pdl=pdl)
+    parts = split_k(x, weight, bias, pdl=pdl)
     return fp8_linear(x, weight, bias, dtype=dtype, pdl=pdl) if parts is None else parts
 
 
-def in_parts(x: Scaled, weight: Scaled, bias: torch.Tensor | None, *, pdl: int) -> torch.Tensor | None:
-    """The parts, fp8 or int8, of which what is exact stays so; None where there is one."""
+def split_k(x: Scaled, weight: Scaled, bias: torch.Tensor | None, *, pdl: int) -> torch.Tensor | None:
+    """Partial sums over K of an fp8 or int8 product, exact ones of int8; None where K is not split."""
     (rows, k), n, exact = x.data.shape, len(weight.data), scaled.is_exact(x, weight)
     is_wide = widens(x, weight, is_gated=False)
     if not (is_wide or streams(x, weight)) or is_one_row(x, weight, n, is_gated=False):
@@ -100,7 +100,7 @@ def in_parts(x: Scaled, weight: Scaled, bias: torch.Tensor | None, *, pdl: int) 
 
     kernel: Any = scaled_wide if is_wide else scaled_hopper
     more = {"by_block": weight.scales.shape[1] > 1, "exact": exact} if is_wide else {}
-    config = kernel.choose(rows, n, k, hopper.num_sms(x.data.device), in_parts=True, **more)
+    config = kernel.choose(rows, n, k, hopper.num_sms(x.data.device), split_k=True, **more)
     if config.parts == 1:
         return None
     dtype = torch.int32 if exact else torch.float32

@@ -332,7 +332,7 @@ def launch(
         _dot_kernel[grid](*arguments, x.stride(0), out.stride(0), rows, n, *shape, block_rows(rows), *flags, **options)
 
 
-def int4_linear_in_parts(
+def int4_linear_split_k(
     x: torch.Tensor, weight: Int4Weight, bias: torch.Tensor | None = None, *, pdl: int = PLAIN
 ) -> torch.Tensor:
     """As `int4_linear`, or float32 parts [S, M, N] for a norm to add up, where one product has too few tiles for the GPU.
@@ -344,12 +344,12 @@ def int4_linear_in_parts(
         from quire.kernels.linear import int4_hopper, int4_row, int4_wide
 
         if int4_row.takes(x, weight):
-            return int4_row.linear_in_parts(x, weight, bias, pdl=pdl)
+            return int4_row.linear_split_k(x, weight, bias, pdl=pdl)
         if int4_wide.takes(x, weight):
-            if int4_wide.num_parts(x, weight) > 1:
-                return int4_wide.linear_in_parts(x, weight, bias, pdl=pdl)
-        elif int4_hopper.takes(x, weight) and int4_hopper.num_parts(x, weight) > 1:
-            return int4_hopper.linear_in_parts(x, weight, bias, pdl=pdl)
+            if int4_wide.num_splits(x, weight) > 1:
+                return int4_wide.linear_split_k(x, weight, bias, pdl=pdl)
+        elif int4_hopper.takes(x, weight) and int4_hopper.num_splits(x, weight) > 1:
+            return int4_hopper.linear_split_k(x, weight, bias, pdl=pdl)
     return int4_linear(x, weight, bias, pdl=pdl)
 
 

@@ -236,14 +236,14 @@ def takes(x: torch.Tensor, weight: Int4Weight) -> bool:
 
 
 @cached
-def choose(rows: int, n: int, k: int, sms: int, *, is_gated: bool = False, in_parts: bool = False) -> Config:
+def choose(rows: int, n: int, k: int, sms: int, *, is_gated: bool = False, split_k: bool = False) -> Config:
     """The configuration for n output columns on so many SMs, by what was fastest for Llama-3.1-8B's at 1, 16 and 64 rows.
 
     Up to 16 rows a program waits for single instructions most of the time: as many an SM as there are tiles for, up to four.
     """
     block_m, tiles = block_rows(rows), triton.cdiv(n, TILE_ROWS // 2 if is_gated else TILE_ROWS)
     parts = 1
-    while in_parts and parts < MAX_PARTS and tiles * parts * 2 <= sms * 2 and k >= parts * 2 * MIN_PART:
+    while split_k and parts < MAX_PARTS and tiles * parts * 2 <= sms * 2 and k >= parts * 2 * MIN_PART:
         parts *= 2
     is_few, are_many = block_m <= FEW.value, tiles * parts > sms * 2
     sharing = 4 if is_few and are_many else 2
@@ -300,18 +300,18 @@ def linear(
     return out
 
 
-def _choose_parts(x: torch.Tensor, weight: Int4Weight) -> Config:
-    return choose(len(x), weight.outputs, weight.inputs, hopper.num_sms(x.device), in_parts=True)
+def _choose_split_k(x: torch.Tensor, weight: Int4Weight) -> Config:
+    return choose(len(x), weight.outputs, weight.inputs, hopper.num_sms(x.device), split_k=True)
 
 
-def num_parts(x: torch.Tensor, weight: Int4Weight) -> int:
-    """Parts of `linear_in_parts`; 1 where the product by itself has tiles enough."""
-    return _choose_parts(x, weight).parts
+def num_splits(x: torch.Tensor, weight: Int4Weight) -> int:
+    """Splits over K of `linear_split_k`; 1 where the product by itself has tiles enough."""
+    return _choose_split_k(x, weight).parts
 
 
-def linear_in_parts(x: torch.Tensor, weight: Int4Weight, bias: torch.Tensor | None, *, pdl: int) -> torch.Tensor:
-    """Float32 [S, M, N] whose sum over S is x @ W^T + bias, S = `num_parts` > 1."""
-    config = _choose_parts(x, weight)
+def linear_split_k(x: torch.Tensor, weight: Int4Weight, bias: torch.Tensor | None, *, pdl: int) -> torch.Tensor:
+    """Float32 [S, M, N] whose sum over S is x @ W^T + bias, S = `num_splits` > 1."""
+    config = _choose_split_k(x, weight)
     out = torch.empty(config.parts, len(x), weight.outputs, dtype=torch.float32, device=x.device)
     launch(x, weight, bias, out, config, pdl=pdl)
     return out

@@ -263,14 +263,14 @@ def _chunks(config: Config, k: int) -> tuple[int, int]:
 
 
 @cached
-def choose(n: int, k: int, sms: int, *, is_gated: bool = False, in_parts: bool = False) -> Config:
+def choose(n: int, k: int, sms: int, *, is_gated: bool = False, split_k: bool = False) -> Config:
     """The configuration for n output columns on so many SMs, as measured for an 8B's layers on an H200.
 
     A program's warps share the work on the row, so they are eight; without parts each has half of K where there are too few of
     them. Four blocks a stage are faster than two where a program has K for several such stages.
     """
     tiles, parts = triton.cdiv(n, 64), 1
-    while in_parts and parts < MAX_PARTS and tiles * parts <= sms and k >= parts * 2 * MIN_PART:
+    while split_k and parts < MAX_PARTS and tiles * parts <= sms and k >= parts * 2 * MIN_PART:
         parts *= 2
     config = Config(8, 4 if k >= parts * 2048 else 2, 1, parts, 1 if is_gated or parts > 2 else 2)
     stages = max_stages(config, k, 1 if tiles <= sms else 2)
@@ -323,9 +323,9 @@ def linear(
     return out
 
 
-def linear_in_parts(x: torch.Tensor, weight: Int4Weight, bias: torch.Tensor | None, *, pdl: int) -> torch.Tensor:
+def linear_split_k(x: torch.Tensor, weight: Int4Weight, bias: torch.Tensor | None, *, pdl: int) -> torch.Tensor:
     """Float32 [S, 1, N] whose sum over S is x @ W^T + bias; y [1, N] itself where the product has programs enough."""
-    config = choose(weight.outputs, weight.inputs, hopper.num_sms(x.device), in_parts=True)
+    config = choose(weight.outputs, weight.inputs, hopper.num_sms(x.device), split_k=True)
     if config.parts == 1:
         return linear(x, weight, bias, None, is_gated=False, pdl=pdl)
     out = torch.empty(config.parts, 1, weight.outputs, dtype=torch.float32, device=x.device)

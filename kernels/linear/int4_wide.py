@@ -285,20 +285,20 @@ def bucket(rows: int) -> int:
     return 64 if rows <= 64 else triton.cdiv(rows, 128) * 128
 
 
-def choose(rows: int, n: int, k: int, sms: int, *, is_gated: bool = False, in_parts: bool = False) -> Config:
+def choose(rows: int, n: int, k: int, sms: int, *, is_gated: bool = False, split_k: bool = False) -> Config:
     """The configuration for n output columns on so many SMs: that of least `cycles`."""
-    return _choose(bucket(rows), n, k, sms, is_gated, in_parts)
+    return _choose(bucket(rows), n, k, sms, is_gated, split_k)
 
 
 @cached
-def _choose(rows: int, n: int, k: int, sms: int, is_gated: bool, in_parts: bool) -> Config:
-    return min(configs(rows, k, sms, in_parts=in_parts), key=lambda config: cycles(config, rows, n, k, sms, is_gated=is_gated))
+def _choose(rows: int, n: int, k: int, sms: int, is_gated: bool, split_k: bool) -> Config:
+    return min(configs(rows, k, sms, split_k=split_k), key=lambda config: cycles(config, rows, n, k, sms, is_gated=is_gated))
 
 
-def configs(rows: int, k: int, sms: int, *, in_parts: bool) -> list[Config]:
+def configs(rows: int, k: int, sms: int, *, split_k: bool) -> list[Config]:
     """What there is to choose from; the ring is as deep as fits."""
     found = []
-    for block_m, stripes, parts in itertools.product((64, 128, 256), (1, 2, 4), (1, 2, 4, 8) if in_parts else (1,)):
+    for block_m, stripes, parts in itertools.product((64, 128, 256), (1, 2, 4), (1, 2, 4, 8) if split_k else (1,)):
         is_held = block_m * stripes <= MAX_SUMS and block_m < 2 * rows
         if is_held and (parts == 1 or k >= parts * MIN_STEPS * BLOCK):
             stages = min(SHARED_BYTES // stage_bytes(block_m, stripes), MAX_STAGES)
@@ -369,18 +369,18 @@ def linear(
     return out
 
 
-def _choose_parts(x: torch.Tensor, weight: Int4Weight) -> Config:
-    return choose(len(x), weight.outputs, weight.inputs, hopper.num_sms(x.device), in_parts=True)
+def _choose_split_k(x: torch.Tensor, weight: Int4Weight) -> Config:
+    return choose(len(x), weight.outputs, weight.inputs, hopper.num_sms(x.device), split_k=True)
 
 
-def num_parts(x: torch.Tensor, weight: Int4Weight) -> int:
-    """Parts of `linear_in_parts`; 1 where the product by itself has tiles enough."""
-    return _choose_parts(x, weight).parts
+def num_splits(x: torch.Tensor, weight: Int4Weight) -> int:
+    """Splits over K of `linear_split_k`; 1 where the product by itself has tiles enough."""
+    return _choose_split_k(x, weight).parts
 
 
-def linear_in_parts(x: torch.Tensor, weight: Int4Weight, bias: torch.Tensor | None, *, pdl: int) -> torch.Tensor:
-    """Float32 [S, M, N] whose sum over S is x @ W^T + bias, S = `num_parts` > 1."""
-    config = _choose_parts(x, weight)
+def linear_split_k(x: torch.Tensor, weight: Int4Weight, bias: torch.Tensor | None, *, pdl: int) -> torch.Tensor:
+    """Float32 [S, M, N] whose sum over S is x @ W^T + bias, S = `num_splits` > 1."""
+    config = _choose_split_k(x, weight)
     out = torch.empty(config.parts, len(x), weight.outputs, dtype=torch.float32, device=x.device)
     launch(x, weight, bias, out, config, pdl=pdl)
     return out

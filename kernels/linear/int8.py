@@ -11,7 +11,7 @@ import triton.language as tl
 
 from quire.kernels.elementwise.activation import gated
 from quire.kernels.linear import scaled
-from quire.kernels.linear.fp8 import in_parts, launch_few, widens
+from quire.kernels.linear.fp8 import launch_few, split_k, widens
 from quire.kernels.linear.scaled import Scaled, is_exact
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
 
@@ -43,11 +43,11 @@ def int8_linear(
     return out
 
 
-def int8_linear_in_parts(
+def int8_linear_split_k(
     x: Scaled, weight: Scaled, bias: torch.Tensor | None = None, *, dtype: torch.dtype, pdl: int = PLAIN
 ) -> torch.Tensor:
-    """As `fp8.fp8_linear_in_parts`."""
-    parts = in_parts(x, weight, bias, pdl=pdl)
+    """As `fp8.fp8_linear_split_k`."""
+    parts = split_k(x, weight, bias, pdl=pdl)
     return int8_linear(x, weight, bias, dtype=dtype, pdl=pdl) if parts is None else parts
 
 

@@ -230,13 +230,13 @@ def _choose_for(x: torch.Tensor, weight: torch.Tensor, is_gated: bool) -> Skinny
     return choose(x.shape[0], n // 2 if is_gated else n, k, is_gated)
 
 
-def streams(x: torch.Tensor, weight: torch.Tensor, *, in_parts: bool = False) -> bool:
+def streams(x: torch.Tensor, weight: torch.Tensor, *, split_k: bool = False) -> bool:
     """Whether `linear_hopper` gets these: where it can compute them and has programs enough to keep the memory busy.
 
     In parts few columns are enough, but for 2 to 4 rows, where the vector kernel is faster.
     """
     tuning = linear_tuning().stream
-    least = (tuning.min_parts_columns if x.shape[0] <= MAX_VECTOR_ROWS else 1) if in_parts else tuning.min_columns
+    least = (tuning.min_parts_columns if x.shape[0] <= MAX_VECTOR_ROWS else 1) if split_k else tuning.min_columns
     return weight.shape[0] >= least and hopper.takes_linear(x, weight)
 
 

@@ -117,7 +117,7 @@ def _kernel(
 
 
 @cached
-def choose(rows: int, n: int, k: int, sms: int, *, is_gated: bool = False, in_parts: bool = False) -> Config:
+def choose(rows: int, n: int, k: int, sms: int, *, is_gated: bool = False, split_k: bool = False) -> Config:
     """The configuration for n output columns on so many SMs, after the tuning table.
 
     A product is in parts if it may be, has tiles for half of the SMs or fewer, and parts of at least MIN_PART of K.
@@ -127,7 +127,7 @@ def choose(rows: int, n: int, k: int, sms: int, *, is_gated: bool = False, in_pa
     tiles = triton.cdiv(n, TILE.value // 2 if is_gated else TILE.value)
     parts = 1
     max_parts = next((most for limit, most in tuning.max_parts if rows <= limit), tuning.max_parts[-1][1])
-    while in_parts and parts < max_parts and tiles * parts * 2 <= sms and k >= parts * 2 * MIN_PART:
+    while split_k and parts < max_parts and tiles * parts * 2 <= sms and k >= parts * 2 * MIN_PART:
         parts *= 2
     programs = sms * sharing
     steps = triton.cdiv(k, block_k * parts) * triton.cdiv(tiles * parts, programs)
@@ -183,19 +183,19 @@ def linear(
     return out
 
 
-def _choose_parts(x: torch.Tensor, weight: torch.Tensor) -> Config:
+def _choose_split_k(x: torch.Tensor, weight: torch.Tensor) -> Config:
     n, k = weight.shape
-    return choose(len(x), n, k, num_sms(x.device), in_parts=True)
+    return choose(len(x), n, k, num_sms(x.device), split_k=True)
 
 
-def num_parts(x: torch.Tensor, weight: torch.Tensor) -> int:
-    """Parts of `linear_in_parts`; 1 where the product by itself has tiles enough."""
-    return _choose_parts(x, weight).parts
+def num_splits(x: torch.Tensor, weight: torch.Tensor) -> int:
+    """Splits over K of `linear_split_k`; 1 where the product by itself has tiles enough."""
+    return _choose_split_k(x, weight).parts
 
 
-def linear_in_parts(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, pdl: int) -> torch.Tensor:
-    """Float32 [S, M, N] whose sum over S is x @ weight^T + bias, S = `num_parts` > 1."""
-    config = _choose_parts(x, weight)
+def linear_split_k(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, pdl: int) -> torch.Tensor:
+    """Float32 [S, M, N] whose sum over S is x @ weight^T + bias, S = `num_splits` > 1."""
+    config = _choose_split_k(x, weight)
     out = torch.empty(config.parts, len(x), len(weight), dtype=torch.float32, device=x.device)
     launch(x, weight, bias, out, config, pdl=pdl)
     return out

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from quire.kernels.elementwise.activation import gated
-from quire.kernels.elementwise.norm import parts_of, total_of_parts
+from quire.kernels.elementwise.norm import num_splits, sum_of_splits
 from quire.kernels.linear.scaled import BLOCK, Scaled
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
 
@@ -110,7 +110,7 @@ def _norm_kernel(
     mask = cols < H
     weight = tl.load(weight_ptr + cols, mask, other=0.0)
     wait_for_previous(PDL)
-    x = total_of_parts(x_ptr, row, cols, mask, x_stride, part_stride, PARTS)
+    x = sum_of_splits(x_ptr, row, cols, mask, x_stride, part_stride, PARTS)
     if ADD:
         residual = tl.load(residual_ptr + row * residual_stride + cols, mask, other=0.0)
         x = x.to(residual.dtype)
@@ -190,17 +190,17 @@ def rms_norm_quantize(
     x may be parts that are added up, as `add_rms_norm` has them. Raises ValueError if shapes do not fit.
     """
     rows, width = residual.shape
-    in_parts = x is not None and x.dim() == 3
-    added = residual if x is None else x[0] if in_parts else x
+    split_k = x is not None and x.dim() == 3
+    added = residual if x is None else x[0] if split_k else x
     if added.shape != residual.shape or weight.shape != (width,) or weight.dtype != residual.dtype:
         raise ValueError(f"rms_norm_quantize: {added.shape}, {residual.shape}, {weight.shape} do not fit")
-    if (not in_parts and added.dtype != residual.dtype) or not added.stride(1) == residual.stride(1) == 1:
+    if (not split_k and added.dtype != residual.dtype) or not added.stride(1) == residual.stride(1) == 1:
         raise ValueError("rms_norm_quantize: x needs the residual's dtype, unless it is in parts, and both unit stride")
     out = _new(rows, width, dtype, by_block, residual.device)
     block, size, warps = _cut(width, by_block)
     if rows <= PROGRAMS:  # alone on their SMs: at one row 16 warps take 1.97 us for two parts, 8 take 2.21
         warps = min(2 * warps, MAX_WARPS)
-    parts, part_stride = (parts_of(x), x.stride(0)) if x is not None and in_parts else (1, 0)
+    parts, part_stride = (num_splits(x), x.stride(0)) if x is not None and split_k else (1, 0)
     if rows:
         _norm_kernel[(rows,)](
             added, residual, weight, out.data, out.scales, out.scales if static_scale is None else static_scale,

@@ -2,7 +2,7 @@
 
 Operands, scales and results as in `scaled`; in parts as `split_linear`: float32 [S, M, N] whose sum is y. int8 with a scale a
 token and a row is exact in parts, too: int32 [S + 2, M, N], S sums, and float32 bits of what multiplies their total, ws at the
-beginning of the next, xs at that of the last (`norm.total_of_parts`).
+beginning of the next, xs at that of the last (`norm.sum_of_splits`).
 
 A stage of the ring is TILE rows of W and the rows of x, some blocks of 128 of K of each. wgmma multiplies both from shared
 memory, x in front: it takes 64 rows of it, of which those beyond BLOCK_M are whatever lies behind in shared memory, and give
@@ -256,7 +256,7 @@ def max_stages(rows: int, tile: int, blocks: int, sharing: int) -> int:
 
 
 @cached
-def choose(rows: int, n: int, k: int, sms: int, *, is_gated: bool = False, in_parts: bool = False) -> Config:
+def choose(rows: int, n: int, k: int, sms: int, *, is_gated: bool = False, split_k: bool = False) -> Config:
     """The configuration for n output columns on so many SMs: the best, or nearly, of an 8B's layers at 1, 16 and 64 rows.
 
     Where tiles are few, small ones have an SM each, or two, with long stages; in parts, which cost the norm behind more the
@@ -264,7 +264,7 @@ def choose(rows: int, n: int, k: int, sms: int, *, is_gated: bool = False, in_pa
     """
     width = 32 if is_gated else 64
     tiles, parts, blocks = triton.cdiv(n, width), 1, 4 if k >= 4096 else 2
-    while in_parts and parts < MAX_PARTS and tiles * parts * 2 <= sms and k >= parts * 2 * MIN_STEPS * blocks * BLOCK:
+    while split_k and parts < MAX_PARTS and tiles * parts * 2 <= sms and k >= parts * 2 * MIN_STEPS * blocks * BLOCK:
         parts *= 2
     tile, sharing = 64, 1
     if tiles > sms:
@@ -288,12 +288,12 @@ def launch(
 ) -> None:
     """Run the kernel, for 1 to 64 rows; out [M, N], or parts if config has several. Raises ValueError as `check`."""
     check(x, weight, bias, out, is_gated)
-    (rows, k), n, in_parts = x.data.shape, out.shape[-1], config.parts > 1
-    if rows > MAX_ROWS or (in_parts and (is_gated or out.shape[0] != config.parts + 2 * (out.dtype == torch.int32))):
+    (rows, k), n, split_k = x.data.shape, out.shape[-1], config.parts > 1
+    if rows > MAX_ROWS or (split_k and (is_gated or out.shape[0] != config.parts + 2 * (out.dtype == torch.int32))):
         raise ValueError(f"scaled_hopper: {rows} rows to {out.shape} of {out.dtype} are not for this kernel")
-    if in_parts and not out.is_contiguous():
+    if split_k and not out.is_contiguous():
         raise ValueError("scaled_hopper: parts need to be contiguous")
-    if out.dtype == torch.int32 and not (in_parts and bias is None and is_exact(x, weight) and rows <= n):
+    if out.dtype == torch.int32 and not (split_k and bias is None and is_exact(x, weight) and rows <= n):
         raise ValueError("scaled_hopper: bare sums are of int8 with a scale a token and a row, without bias")
     block_m, width = block_rows(rows), config.tile // 2 if is_gated else config.tile
     programs = min(triton.cdiv(n, width), max(config.programs // config.parts, 1))

@@ -70,7 +70,7 @@ def choose(
     sms: int,
     *,
     is_gated: bool = False,
-    in_parts: bool = False,
+    split_k: bool = False,
     by_block: bool = False,
     exact: bool = False,
 ) -> Config:
@@ -78,23 +78,23 @@ def choose(
 
     by_block: W's scales are of blocks; exact: as `scaled.is_exact` says.
     """
-    return _choose(bucket(rows), n, k, sms, is_gated, in_parts, by_block, exact)
+    return _choose(bucket(rows), n, k, sms, is_gated, split_k, by_block, exact)
 
 
 @cached
-def _choose(rows: int, n: int, k: int, sms: int, is_gated: bool, in_parts: bool, by_block: bool, exact: bool) -> Config:
-    found = configs(rows, k, sms, in_parts=in_parts, by_block=by_block)
+def _choose(rows: int, n: int, k: int, sms: int, is_gated: bool, split_k: bool, by_block: bool, exact: bool) -> Config:
+    found = configs(rows, k, sms, split_k=split_k, by_block=by_block)
     return min(found, key=lambda config: cycles(config, rows, n, k, sms, is_gated=is_gated, exact=exact))
 
 
-def configs(rows: int, k: int, sms: int, *, in_parts: bool, by_block: bool = False) -> list[Config]:
+def configs(rows: int, k: int, sms: int, *, split_k: bool, by_block: bool = False) -> list[Config]:
     """What there is to choose from; the ring is as deep as fits.
 
     Of blocks of scales only tiles whose sums are half of the registers: of larger ones the compiler spills.
     """
     found = []
     shapes = FEW_TILES if rows <= STRIPE.value else SMALL_TILES if by_block else SMALL_TILES + LARGE_TILES
-    for (block_m, block_n), parts in itertools.product(shapes, (1, 2, 4, 8) if in_parts else (1,)):
+    for (block_m, block_n), parts in itertools.product(shapes, (1, 2, 4, 8) if split_k else (1,)):
         if block_m < 2 * rows and (parts == 1 or k >= parts * MIN_STEPS * BLOCK):
             stages = min(SHARED_BYTES // stage_bytes(block_m, block_n), MAX_STAGES)
             found.append(Config(block_m, block_n, stages, sms, parts))
@@ -132,10 +132,10 @@ def launch(
     Raises ValueError as `check`, and for scales that it does not take.
     """
     check(x, weight, bias, out, is_gated)
-    (rows, k), n, in_parts = x.data.shape, out.shape[-1], config.parts > 1
-    if in_parts and (is_gated or not out.is_contiguous() or len(out) != config.parts + 2 * (out.dtype == torch.int32)):
+    (rows, k), n, split_k = x.data.shape, out.shape[-1], config.parts > 1
+    if split_k and (is_gated or not out.is_contiguous() or len(out) != config.parts + 2 * (out.dtype == torch.int32)):
         raise ValueError(f"scaled_wide: {config.parts} parts in {out.shape} of {out.dtype} are not for this kernel")
-    if out.dtype == torch.int32 and not (in_parts and bias is None and is_exact(x, weight) and rows <= n):
+    if out.dtype == torch.int32 and not (split_k and bias is None and is_exact(x, weight) and rows <= n):
         raise ValueError("scaled_wide: bare sums are of int8 with a scale a token and a row, without bias")
     blocks, piece = weight.scales.shape[1], piece_of(config)
     width = piece // 2 if is_gated else piece
@@ -147,7 +147,7 @@ def launch(
     wide_kernel[(min(items, config.programs),)](
         tma.lines(x.data, rows, k, x.data.stride(0), (STRIPE.value, BLOCK)), x.scales,
         tma.lines(weight.data, len(weight.data), k, weight.data.stride(0), (width, BLOCK)), weight.scales,
-        weight.scales if bias is None else bias, out, rows, n, out.stride(-2), out.stride(0) if in_parts else 0,
+        weight.scales if bias is None else bias, out, rows, n, out.stride(-2), out.stride(0) if split_k else 0,
         row_tiles, items, triton.cdiv(k, BLOCK), x.scales.shape[1], blocks,
         *k_blocks(k, config, is_exact(x, weight)), config.block_m, piece, config.block_n // piece, config.stages, config.parts,
         bias is not None, is_gated, mode,

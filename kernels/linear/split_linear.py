@@ -78,10 +78,10 @@ def kernel_specialization(rows: int) -> tuple[int, int, int]:
 def pays(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether parts for the norm are faster to be had than the product."""
     (rows, k), n = x.shape, weight.shape[0]
-    if linear.streams(x, weight, in_parts=True):
+    if linear.streams(x, weight, split_k=True):
         from quire.kernels.linear import linear_hopper
 
-        return linear_hopper.num_parts(x, weight) > 1
+        return linear_hopper.num_splits(x, weight) > 1
     few = MIN_ROWS <= rows <= MAX_ROWS and _is_small(n, k)
     dense = x.stride(1) == weight.stride(1) == 1
     return x.dtype.itemsize == 2 and dense and (few or (batched_splits(rows, n, k) > 0 and x.is_contiguous()))
@@ -107,15 +107,15 @@ def split_linear(
     if x.dtype != weight.dtype or not x.stride(1) == weight.stride(1) == 1:
         raise ValueError("split_linear: x and weight need one dtype, and unit stride in the last dimension")
     if batches:
-        parts = blas.batched_parts(x, weight, batches)
+        parts = blas.batched_split_k(x, weight, batches)
         if bias is not None:
             parts[0] += bias
         return parts
-    if config is None and linear.streams(x, weight, in_parts=True):
+    if config is None and linear.streams(x, weight, split_k=True):
         from quire.kernels.linear import linear_hopper
 
-        if linear_hopper.num_parts(x, weight) > 1:
-            return linear_hopper.linear_in_parts(x, weight, bias, pdl=mode_for(rows) if dependents else PLAIN)
+        if linear_hopper.num_splits(x, weight) > 1:
+            return linear_hopper.linear_split_k(x, weight, bias, pdl=mode_for(rows) if dependents else PLAIN)
     config = config or linear_tuning().split.config
     part = triton.cdiv(triton.cdiv(k, config.splits), config.block_k) * config.block_k
     splits = triton.cdiv(k, part)

@@ -177,7 +177,7 @@ def choose(x: torch.Tensor, n: int, *, is_gated: bool) -> Config:
     return config._replace(num_stages=max(1, min(config.num_stages, fitting)))
 
 
-def num_parts(rows: int, n: int, k: int, block_n: int, sms: int) -> int:
+def num_splits(rows: int, n: int, k: int, block_n: int, sms: int) -> int:
     """Stretches of K for as many programs as two an SM; 1 of many rows."""
     tiles, parts = triton.cdiv(n, block_n), 1
     while 1 <= rows <= MAX_ROWS and parts < MAX_PARTS and tiles * parts <= sms and k >= parts * 2 * MIN_PART:
@@ -231,16 +231,16 @@ def w8a16_linear(
     return out
 
 
-def w8a16_linear_in_parts(
+def w8a16_linear_split_k(
     x: torch.Tensor, weight: Weight8, bias: torch.Tensor | None = None, *, pdl: int = PLAIN
 ) -> torch.Tensor:
     """As `w8a16_linear`, or float32 parts [S, M, N] for a norm to add up, where one product has too few tiles for the GPU."""
     if _streams(x, weight):
         from quire.kernels.linear import w8a16_hopper
 
-        return w8a16_hopper.linear_in_parts(x, weight, bias, pdl=pdl)
+        return w8a16_hopper.linear_split_k(x, weight, bias, pdl=pdl)
     config = choose(x, weight.outputs, is_gated=False)
-    parts = num_parts(len(x), weight.outputs, weight.data.shape[1], config.block_n, hopper.num_sms(x.device))
+    parts = num_splits(len(x), weight.outputs, weight.data.shape[1], config.block_n, hopper.num_sms(x.device))
     if parts == 1 or _is_one_row(x, weight):
         return w8a16_linear(x, weight, bias, pdl=pdl)
     out = torch.empty(parts, len(x), weight.outputs, dtype=torch.float32, device=x.device)

@@ -268,15 +268,15 @@ def takes(x: torch.Tensor, weight: Weight8) -> bool:
 
 
 @cached
-def choose(rows: int, n: int, k: int, sms: int, *, is_gated: bool = False, in_parts: bool = False) -> Config:
+def choose(rows: int, n: int, k: int, sms: int, *, is_gated: bool = False, split_k: bool = False) -> Config:
     """The configuration for n output columns on so many SMs: of an 8B's layers the best, or nearly, at 1, 16 and 64 rows."""
     block_m = block_rows(rows)
-    warps, blocks, sharing = 4, 2 if block_m <= 32 else 1, 3 if block_m > 32 and not in_parts else 2
+    warps, blocks, sharing = 4, 2 if block_m <= 32 else 1, 3 if block_m > 32 and not split_k else 2
     width = 16 * warps // (2 if is_gated else 1)
     tiles = triton.cdiv(n, width)
     stage = BLOCK * blocks
     parts = 1
-    while in_parts and parts < MAX_PARTS and tiles * parts * 2 <= sms * sharing and k >= parts * 2 * MIN_STEPS * stage:
+    while split_k and parts < MAX_PARTS and tiles * parts * 2 <= sms * sharing and k >= parts * 2 * MIN_STEPS * stage:
         parts *= 2
     steps = triton.cdiv(k, stage * parts) * triton.cdiv(tiles * parts, sms * sharing)
     return Config(warps, blocks, min(max_stages(rows, warps, blocks, sharing), steps), sms * sharing, parts)
@@ -336,9 +336,9 @@ def linear(
     return out
 
 
-def linear_in_parts(x: torch.Tensor, weight: Weight8, bias: torch.Tensor | None, *, pdl: int) -> torch.Tensor:
+def linear_split_k(x: torch.Tensor, weight: Weight8, bias: torch.Tensor | None, *, pdl: int) -> torch.Tensor:
     """As `linear`, or float32 [S, M, N] whose sum over S it is, where the product by itself has too few tiles for the GPU."""
-    config = choose(len(x), weight.outputs, x.shape[1], hopper.num_sms(x.device), in_parts=True)
+    config = choose(len(x), weight.outputs, x.shape[1], hopper.num_sms(x.device), split_k=True)
     if config.parts == 1:
         return linear(x, weight, bias, None, is_gated=False, pdl=pdl)
     out = torch.empty(config.parts, len(x), weight.outputs, dtype=torch.float32, device=x.device)

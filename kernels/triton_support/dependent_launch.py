@@ -51,8 +51,8 @@ def mode_for(rows: int) -> int:
     return EARLY if rows <= current().step.early_rows else LATE
 
 
-def mode_for_parts(rows: int) -> int:
-    """Of a norm that adds up parts, which come in any step: LATE where others are PLAIN."""
+def mode_for_split_k(rows: int) -> int:
+    """Of a norm that adds up partial sums over K, which come in any step: LATE where others are PLAIN."""
     return max(late(), mode_for(rows))
 
 

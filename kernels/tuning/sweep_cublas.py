@@ -95,7 +95,7 @@ def sweep_batched(bench: Bench, workload: Workload, table: Tuning) -> Tuning:
     sizes = step_sizes(table.step, split_linear.MAX_ROWS + 1, min(MAX_BATCHED_ROWS, workload.most_tokens))
     found = {}
     for name, model in (("batched_small", workload.small), ("batched_large", workload.large)):
-        products = [p for p in model.products if p.in_parts]
+        products = [p for p in model.products if p.split_k]
         weights = [[bench.random(p.n, p.k) for _ in range(bench.copies(p.n * p.k * 2))] for p in products]
         present: tuple[tuple[int, int, int], ...] = getattr(split, name)
         best = []
@@ -131,7 +131,7 @@ def _parts_micros(
         def call(
             w: torch.Tensor, x: torch.Tensor = x, residual: torch.Tensor = residual, scale: torch.Tensor = scale
         ) -> torch.Tensor:
-            y = blas.batched_parts(x, w, parts) if parts > 1 else blas.blas_linear(x, w)
+            y = blas.batched_split_k(x, w, parts) if parts > 1 else blas.blas_linear(x, w)
             return norm.add_rms_norm(y, residual, scale, EPS)
 
         try:

@@ -62,7 +62,7 @@ def _is_streamed(stream: StreamTuning, product: Product, rows: int) -> bool:
     if not 2 <= rows <= stream.max_rows:
         return False
     few = stream.min_parts_columns if rows <= linear.MAX_VECTOR_ROWS else 1
-    return product.n >= (few if product.in_parts else stream.min_columns)
+    return product.n >= (few if product.split_k else stream.min_columns)
 
 
 def _skinny_candidates(rule: SkinnyRule, cases: Sequence[tuple[Product, int]]) -> list[SkinnyConfig]:
@@ -119,8 +119,8 @@ def sweep_stream(bench: Bench, workload: Workload, table: Tuning) -> Tuning:
             changed = [*stream.max_parts]
             changed[number] = (limit, parts)
             options.append(replace(stream, max_parts=tuple(changed)))
-        in_parts = [p for p in all_products if p.in_parts]
-        stream = _fastest_stream(bench, table, f"stream parts to {limit} rows", stream, options, in_parts, (min(limit, 64),))
+        split_k = [p for p in all_products if p.split_k]
+        stream = _fastest_stream(bench, table, f"stream parts to {limit} rows", stream, options, split_k, (min(limit, 64),))
     return with_linear(table, replace(part, stream=stream))
 
 
@@ -144,7 +144,7 @@ def _stream_case(bench: Bench, table: Tuning, product: Product, rows: int) -> Ca
     residual, scale = torch.zeros_like(out), bench.random(product.columns)
 
     def call(config: kernel.Config, w: torch.Tensor) -> torch.Tensor:
-        if not product.in_parts:
+        if not product.split_k:
             kernel.launch(x, w, None, out, config, is_gated=product.is_gated, pdl=LATE)
             return out
         parts = out
@@ -157,7 +157,7 @@ def _stream_case(bench: Bench, table: Tuning, product: Product, rows: int) -> Ca
         residual.zero_()
         with using(with_linear(table, replace(table.linear[BF16], stream=stream))):
             shape = (rows, product.columns, product.k, bench.num_sms)
-            config = kernel.choose(*shape, is_gated=product.is_gated, in_parts=product.in_parts)
+            config = kernel.choose(*shape, is_gated=product.is_gated, split_k=product.split_k)
         return [functools.partial(call, config, w) for w in weights]
 
     return calls
@@ -168,7 +168,7 @@ def sweep_split(bench: Bench, workload: Workload, table: Tuning) -> Tuning:
     if hopper.available(bench.device):
         return table
     part = table.linear[BF16]
-    products = [p for p in workload.small.products if p.in_parts]
+    products = [p for p in workload.small.products if p.split_k]
     cases = [_split_case(bench, product, min(rows, workload.most_tokens)) for product in products for rows in (32, 64)]
     candidates = [
         SplitConfig(splits, block_n, block_k, 4, stages)

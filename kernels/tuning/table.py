@@ -54,7 +54,7 @@ class StreamTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     max_rows: int  # beyond it cuBLAS is as fast; at most 64
     min_columns: int  # of a product that is not in parts: fewer are too few programs
-    min_parts_columns: int  # of one in parts, at 2 to 4 rows, where the vector kernel is faster below
+    min_parts_columns: int  # of one that may be split over K, at 2 to 4 rows, where the vector kernel is faster below
     block_k: int
     sharing: int  # programs an SM
     gated_sharing: int

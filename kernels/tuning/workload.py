@@ -24,21 +24,21 @@ class Model(NamedTuple):
         width = (self.q_heads + 2 * self.kv_heads) * self.head_dim
         return [
             Product("qkv", width, self.hidden),
-            Product("o", self.hidden, self.q_heads * self.head_dim, in_parts=True),
+            Product("o", self.hidden, self.q_heads * self.head_dim, split_k=True),
             Product("gate_up", 2 * self.intermediate, self.hidden, is_gated=True),
-            Product("down", self.hidden, self.intermediate, in_parts=True),
+            Product("down", self.hidden, self.intermediate, split_k=True),
             Product("head", self.vocab, self.hidden),
         ]
 
 
 class Product(NamedTuple):
-    """x [M, k] @ W^T [k, n]. in_parts: a norm follows, which may add up parts over K."""
+    """x [M, k] @ W^T [k, n]. split_k: a norm follows, which can add up the partial sums of a product split over K."""
 
     name: str
     n: int
     k: int
     is_gated: bool = False
-    in_parts: bool = False
+    split_k: bool = False
 
     @property
     def columns(self) -> int:

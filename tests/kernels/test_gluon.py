@@ -62,7 +62,7 @@ from quire.kernels.linear.scaled import Scaled
 for rows, dtype, gated, parts, blocks in ((1, torch.float8_e4m3fn, False, False, 1), (64, torch.float8_e4m3fn, True, False, 32),
                                           (16, torch.float8_e4m3fn, False, True, 32), (16, torch.int8, False, False, 1),
                                           (1, torch.int8, False, True, 1)):
-    config = kernel.choose(rows, 4096, 4096, 132, is_gated=gated, in_parts=parts)
+    config = kernel.choose(rows, 4096, 4096, 132, is_gated=gated, split_k=parts)
     sums = torch.int32 if dtype == torch.int8 else torch.float32
     out = meta(config.parts + 2 * (sums == torch.int32), rows, 4096, dtype=sums) if config.parts > 1 else meta(rows, 4096)
     x = Scaled(meta(rows, 4096, dtype=dtype), meta(rows, blocks, dtype=torch.float32))
@@ -78,7 +78,7 @@ from quire.kernels.linear.scaled import Scaled
 E4M3 = torch.float8_e4m3fn
 for rows, dtype, gated, parts, blocks in ((256, E4M3, True, False, 1), (100, E4M3, False, True, 1), (256, E4M3, True, 0, 32),
                                           (256, torch.int8, False, True, 1)):
-    config = kernel.choose(rows, 4096, 4096, 132, is_gated=gated, in_parts=parts, by_block=blocks > 1)
+    config = kernel.choose(rows, 4096, 4096, 132, is_gated=gated, split_k=parts, by_block=blocks > 1)
     sums = torch.int32 if dtype == torch.int8 else torch.float32
     out = meta(config.parts + 2 * (sums == torch.int32), rows, 4096, dtype=sums) if config.parts > 1 else meta(rows, 4096)
     x = Scaled(meta(rows, 4096, dtype=dtype), meta(rows, blocks, dtype=torch.float32))
@@ -93,7 +93,7 @@ from quire.kernels.linear import w8a16_hopper as kernel
 from quire.kernels.linear.w8a16_weight import Weight8
 for rows, dtype, gated, parts, group in ((17, torch.float8_e4m3fn, False, False, 4096), (64, torch.int8, True, False, 128),
                                          (33, torch.int8, False, True, 32)):
-    config = kernel.choose(rows, 4096, 4096, 132, is_gated=gated, in_parts=parts)
+    config = kernel.choose(rows, 4096, 4096, 132, is_gated=gated, split_k=parts)
     out = meta(config.parts, rows, 4096, dtype=torch.float32) if config.parts > 1 else meta(rows, 4096)
     n = 8192 if gated else 4096
     zeros = meta(n, 4096 // group, dtype=torch.int16) if parts else None
@@ -105,7 +105,7 @@ INT4 = """
 from quire.kernels.linear import int4_hopper, int4_row, int4_wide
 from quire.kernels.linear.int4_weight import Int4Weight
 for gated, zeros in ((False, True), (True, False)):
-    config = int4_row.choose(4096, 4096, 132, is_gated=gated, in_parts=not gated)
+    config = int4_row.choose(4096, 4096, 132, is_gated=gated, split_k=not gated)
     out = meta(1, 4096) if gated else meta(config.parts, 1, 4096, dtype=torch.float32)
     n = 8192 if gated else 4096
     zeros = meta(32, n, dtype=torch.uint8) if zeros else None
@@ -114,7 +114,7 @@ for gated, zeros in ((False, True), (True, False)):
 for rows, gated, parts, zeros in ((1, False, True, True), (16, True, False, False), (64, True, False, True),
                                   (100, True, False, False), (256, False, True, True)):
     kernel = int4_wide if rows > 64 else int4_hopper
-    config = kernel.choose(rows, 4096, 4096, 132, is_gated=gated, in_parts=parts)
+    config = kernel.choose(rows, 4096, 4096, 132, is_gated=gated, split_k=parts)
     out = meta(config.parts, rows, 4096, dtype=torch.float32) if config.parts > 1 else meta(rows, 4096)
     n = 8192 if gated else 4096
     zeros = meta(32, n, dtype=torch.uint8) if zeros else None
@@ -125,7 +125,7 @@ for rows, gated, parts, zeros in ((1, False, True, True), (16, True, False, Fals
 LINEAR = """
 from quire.kernels.linear import linear_hopper as kernel
 for rows, gated, parts in ((16, False, False), (64, True, False), (32, False, True)):
-    config = kernel.choose(rows, 4096, 4096, 132, is_gated=gated, in_parts=parts)
+    config = kernel.choose(rows, 4096, 4096, 132, is_gated=gated, split_k=parts)
     out = meta(config.parts, rows, 4096, dtype=torch.float32) if parts else meta(rows, 4096)
     kernel.launch(meta(rows, 4096), meta(8192 if gated else 4096, 4096), None, out, config, is_gated=gated, pdl=1)
 """

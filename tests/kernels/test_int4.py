@@ -148,12 +148,12 @@ def test_which_kernel_of_a_hopper_computes_what(monkeypatch):
         assert seen.pop() == want
     for rows, want in ((1, "ring"), (200, "wide")):
         assert int4.int4_linear(torch.zeros(rows, 4096).bfloat16(), weight, is_gated=True).shape == (rows, 256)
-        assert int4.int4_linear_in_parts(torch.zeros(rows, 4096).bfloat16(), weight).dim() == 3
+        assert int4.int4_linear_split_k(torch.zeros(rows, 4096).bfloat16(), weight).dim() == 3
         assert seen == [want, want]
         seen.clear()
     monkeypatch.setattr(int4, "linear_tuning", lambda: SimpleNamespace(norm_linear_weight=512 * 4096))
     for rows, want in ((1, "plain"), (2, "ring")):
-        int4.int4_linear_in_parts(torch.zeros(rows, 4096).bfloat16(), weight)
+        int4.int4_linear_split_k(torch.zeros(rows, 4096).bfloat16(), weight)
         assert seen.pop() == want
 
 
@@ -246,7 +246,7 @@ def compare_hopper(rows, shape, symmetric, gated, dtype, config=None, parts=Fals
     g = torch.Generator().manual_seed(rows)
     x = torch.randn(rows, k + 8, generator=g).cuda().to(dtype)[:, :k]
     bias = torch.randn(columns, generator=g).cuda().to(dtype) if rows % 2 else None
-    config = config or kernel.choose(rows, n, k, 132, is_gated=gated, in_parts=parts)
+    config = config or kernel.choose(rows, n, k, 132, is_gated=gated, split_k=parts)
     want = x.double() @ w.T + (0 if bias is None else bias.double())
     if gated:
         gate, up = want.chunk(2, -1)
@@ -339,26 +339,26 @@ def test_gpu_hopper_configurations_of_many_rows(config, gated, rows, on_hopper):
 WEIGHTS = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (4096, 1024), (1024, 3072), (8192, 28672), (96, 448)]
 
 
-@pytest.mark.parametrize("in_parts", [False, True])
+@pytest.mark.parametrize("split_k", [False, True])
 @pytest.mark.parametrize("shape", WEIGHTS, ids=str)
-def test_configurations_fit_into_an_sm(shape, in_parts):
+def test_configurations_fit_into_an_sm(shape, split_k):
     """Shared memory, registers for sums, parts that are not empty; and few of them, for each is compiled."""
     pytest.importorskip("triton.experimental.gluon")
     from quire.kernels.linear import int4_hopper, int4_wide
 
     n, k = shape
     for rows in range(1, 65):
-        config = int4_hopper.choose(rows, n, k, 132, in_parts=in_parts)
+        config = int4_hopper.choose(rows, n, k, 132, split_k=split_k)
         stage = (64 * 64 + int4_hopper.block_rows(rows) * 256) * config.blocks
         assert config.stages * stage * (config.programs // 132) <= int4_hopper.SHARED_BYTES and config.stages >= 1
         assert k > (config.parts - 1) * -(-k // (128 * config.blocks * config.parts)) * 128 * config.blocks
     found = set()
     for rows in range(33, 1025):
-        config = int4_wide.choose(rows, n, k, 132, in_parts=in_parts)
+        config = int4_wide.choose(rows, n, k, 132, split_k=split_k)
         assert config.stages * int4_wide.stage_bytes(config.block_m, config.stripes) <= int4_wide.SHARED_BYTES
         assert config.stages >= 3 and config.block_m * config.stripes <= int4_wide.MAX_SUMS
-        assert k > (config.parts - 1) * -(-k // (128 * config.parts)) * 128 and (in_parts or config.parts == 1)
-        assert config == int4_wide.choose(int4_wide.bucket(rows), n, k, 132, in_parts=in_parts)
+        assert k > (config.parts - 1) * -(-k // (128 * config.parts)) * 128 and (split_k or config.parts == 1)
+        assert config == int4_wide.choose(int4_wide.bucket(rows), n, k, 132, split_k=split_k)
         found.add(config)
     assert len(found) <= 16
 

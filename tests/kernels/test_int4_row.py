@@ -74,17 +74,17 @@ def test_gpu_a_row_that_is_no_number_has_no_numbers_for_a_result(wrong, on_hoppe
     assert not out.isfinite().any()
 
 
-@pytest.mark.parametrize("is_gated,in_parts", [(False, False), (False, True), (True, False)])
+@pytest.mark.parametrize("is_gated,split_k", [(False, False), (False, True), (True, False)])
 @pytest.mark.parametrize("shape", [(4096, 4096), (6144, 4096), (4096, 14336), (14336, 4096), (28672, 8192), (18432, 14336)])
-def test_configurations_fit_into_an_sm(shape, is_gated, in_parts):
+def test_configurations_fit_into_an_sm(shape, is_gated, split_k):
     pytest.importorskip("triton.experimental.gluon")
     from quire.kernels.linear import int4_row
 
     n, k = shape
-    config = int4_row.choose(n, k, 132, is_gated=is_gated, in_parts=in_parts)
+    config = int4_row.choose(n, k, 132, is_gated=is_gated, split_k=split_k)
     assert int4_row.shared_bytes(config, k) <= int4.hopper.SHARED_BYTES and config.stages >= int4_row.MIN_STAGES
     assert not is_gated or config.parts * config.split == 1
-    assert in_parts or config.parts == 1
+    assert split_k or config.parts == 1
 
 
 def test_one_row_of_much_is_its_own(monkeypatch):

@@ -57,13 +57,13 @@ def test_parts_of_integers_are_integers(rows, launched):
     """Sums in float32 would be rounded twice."""
     n = 512 if rows > 1 else 4096  # one row streams large weights only
     weight, x = drawn(n, 4096, "cpu"), drawn(rows, 4096, "cpu")
-    parts = int8.int8_linear_in_parts(x, weight, dtype=torch.bfloat16)
+    parts = int8.int8_linear_split_k(x, weight, dtype=torch.bfloat16)
     [(config, out)] = launched
     assert out is parts and out.dtype == torch.int32 and out.shape == (config.parts + 2, rows, n) and config.parts > 1
 
 
 def test_integers_with_a_bias_are_not_in_parts(launched):
-    assert fp8.in_parts(drawn(2, 4096, "cpu"), drawn(512, 4096, "cpu"), torch.zeros(512), pdl=0) is None
+    assert fp8.split_k(drawn(2, 4096, "cpu"), drawn(512, 4096, "cpu"), torch.zeros(512), pdl=0) is None
 
 
 @pytest.mark.gpu
@@ -73,7 +73,7 @@ def test_gpu_a_norm_behind_parts_is_that_behind_the_product(shape, rows):
     weight, x = drawn(*shape, "cuda"), drawn(rows, shape[1], "cuda")
     residual = torch.randn(rows, shape[0], device="cuda").bfloat16()
     ones, (ours, plain) = torch.ones(shape[0], device="cuda").bfloat16(), (residual.clone(), residual.clone())
-    parts = int8.int8_linear_in_parts(x, weight, dtype=torch.bfloat16)
+    parts = int8.int8_linear_split_k(x, weight, dtype=torch.bfloat16)
     got = norm.add_rms_norm(parts, ours, ones, 1e-5)
     want = norm.add_rms_norm(int8.int8_linear(x, weight, dtype=torch.bfloat16), plain, ones, 1e-5)
     assert torch.equal(got, want) and torch.equal(ours, plain)

@@ -106,7 +106,7 @@ def test_gpu_a_chain_of_dependent_launches_gives_the_same(rows, kernel):
         for _ in range(30):
             y = kernel.linear(y, down, None, None, is_gated=False, pdl=pdl)
             y = kernel.linear(y, up, None, None, is_gated=True, pdl=pdl)
-            y = add_rms_norm(kernel.linear_in_parts(y, down, None, pdl=pdl), residual, scale, 1e-6, pdl=pdl)
+            y = add_rms_norm(kernel.linear_split_k(y, down, None, pdl=pdl), residual, scale, 1e-6, pdl=pdl)
         results.append((y, residual))
     for result in results[1:]:
         assert torch.equal(result[0], results[0][0]) and torch.equal(result[1], results[0][1])
@@ -211,4 +211,4 @@ def test_only_16_bit_products_of_2_to_64_rows_are_streamed(monkeypatch):
     assert not hopper.takes_linear(x[:8, :60], weight[:, :60].contiguous())
     few = weight[:1024]
     assert linear.streams(x[:2], weight) and not linear.streams(x[:64], few)
-    assert [linear.streams(x[:rows], few, in_parts=True) for rows in (2, 4, 5, 64)] == [False, False, True, True]
+    assert [linear.streams(x[:rows], few, split_k=True) for rows in (2, 4, 5, 64)] == [False, False, True, True]

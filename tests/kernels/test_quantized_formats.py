@@ -105,7 +105,7 @@ def test_products_are_those_of_the_dequantized_weights(form, rows, tmp_path, on_
         close(layer(x), theirs(x))
         assert layer(x, out) is out
         close(out, theirs(x))
-        close(layer.in_parts(x), theirs(x))
+        close(layer.split_k(x), theirs(x))
         if "gate_up" in name:
             close(layer.gated(x), theirs.gated(x))
         if "down" in name:
@@ -138,7 +138,7 @@ def test_one_row_of_16_bits_is_one_kernel_with_what_is_before(form, tmp_path, on
     x, residual, inner = (torch.randn(1, n, generator=g).bfloat16() for n in (64, 64, 2 * down.format.partition.columns.size))
     near = {"rtol": 0.05, "atol": 0.1}  # an input that bfloat16 rounds to another of 8 bits
     if form == "w8a8":
-        torch.testing.assert_close(o.in_parts(x).float(), o_plain(x.float()), **near)
+        torch.testing.assert_close(o.split_k(x).float(), o_plain(x.float()), **near)
         torch.testing.assert_close(o(x).float(), o_plain(x.float()), **near)
         torch.testing.assert_close(down.behind_silu(inner).float(), down_plain.behind_silu(inner.float()), **near)
     for first in (None, x):

@@ -36,19 +36,19 @@ def wide(monkeypatch):
 
 @pytest.mark.parametrize("rows", [33, 64, 65, 128, 129, 300, 512])
 def test_tiles_fit_into_an_sm(rows, wide):
-    for (n, k, gated), in_parts, by_block in ((layer, p, b) for layer in LAYERS for p in (False, True) for b in (False, True)):
-        how = {"is_gated": gated, "in_parts": in_parts and not gated, "by_block": by_block}
+    for (n, k, gated), split_k, by_block in ((layer, p, b) for layer in LAYERS for p in (False, True) for b in (False, True)):
+        how = {"is_gated": gated, "split_k": split_k and not gated, "by_block": by_block}
         config = wide.choose(rows, n, k, 132, **how)
         assert config.stages * wide.stage_bytes(config.block_m, config.block_n) <= wide.SHARED_BYTES and config.stages >= 4
         assert config.block_m * config.block_n <= (128 * 128 if by_block else 128 * 256)
-        assert config.parts == 1 or (in_parts and not gated and k >= config.parts * wide.MIN_STEPS * 128)
+        assert config.parts == 1 or (split_k and not gated and k >= config.parts * wide.MIN_STEPS * 128)
         assert config == wide.choose(wide.bucket(rows), n, k, 132, **how)
 
 
 def test_few_tiles_are_cut_over_k_where_a_norm_adds_up(wide):
-    assert wide.choose(256, 4096, 14336, 132, in_parts=True).parts > 1
+    assert wide.choose(256, 4096, 14336, 132, split_k=True).parts > 1
     assert wide.choose(256, 4096, 14336, 132).parts == 1
-    assert wide.choose(512, 65536, 4096, 132, in_parts=True).parts == 1
+    assert wide.choose(512, 65536, 4096, 132, split_k=True).parts == 1
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_the_table_can_leave_it_out(launched):
     x, weight = operands(100, 1024, 512, "row", KINDS[0], "cpu")
     with using(replace(current(), scaled=replace(current().scaled, fp8_wide_rows=0))):
         fp8.fp8_linear(x, weight, dtype=torch.bfloat16)
-        assert fp8.in_parts(x, weight, None, pdl=0) is None
+        assert fp8.split_k(x, weight, None, pdl=0) is None
     assert launched == ["cublas"]
 
 
@@ -99,7 +99,7 @@ def test_blocks_of_gate_and_up_need_squares(n, rows, takes, launched):
 
 def test_parts_of_integers_are_integers(launched):
     x, weight = operands(256, 4096, 14336, "row", torch.int8, "cpu")
-    parts = int8.int8_linear_in_parts(x, weight, dtype=torch.bfloat16)
+    parts = int8.int8_linear_split_k(x, weight, dtype=torch.bfloat16)
     [(config, out)] = launched
     assert out is parts and out.dtype == torch.int32 and out.shape == (config.parts + 2, 256, 4096) and config.parts > 1
 
@@ -206,7 +206,7 @@ def test_gpu_a_graph_of_dependent_launches_is_the_kernels_one_by_one(on_hopper):
         for up, down in pairs:
             h = quantize.rms_norm_quantize(x, residual, ones, 1e-5, KINDS[0], pdl=pdl)
             h = fp8.fp8_linear(h, up, dtype=torch.bfloat16, is_gated=True)
-            x = fp8.fp8_linear_in_parts(quantize.quantize(h, KINDS[0], pdl=pdl), down, dtype=torch.bfloat16)
+            x = fp8.fp8_linear_split_k(quantize.quantize(h, KINDS[0], pdl=pdl), down, dtype=torch.bfloat16)
         return norm.add_rms_norm(x, residual, ones, 1e-5, pdl=pdl)
 
     want = run(PLAIN)

@@ -57,19 +57,19 @@ def test_few_rows_get_what_was_measured(is_gated, on_an_h200):
 
 
 def test_streamed_products_are_cut_as_measured(on_an_h200):
-    def cut(rows, n, k, is_gated, in_parts):
+    def cut(rows, n, k, is_gated, split_k):
         sharing = 2 if is_gated else 1
         tiles, parts = triton.cdiv(n, 64 // sharing), 1
-        while in_parts and parts < (8 if rows <= 32 else 4) and tiles * parts * 2 <= 132 and k >= parts * 512:
+        while split_k and parts < (8 if rows <= 32 else 4) and tiles * parts * 2 <= 132 and k >= parts * 512:
             parts *= 2
         steps = triton.cdiv(k, 128 * parts) * triton.cdiv(tiles * parts, 132 * sharing)
         return 128, min(linear_hopper.max_stages(rows, 128, sharing, is_gated), steps), 132 * sharing, parts
 
-    for (n, k), rows, (is_gated, in_parts) in itertools.product(
+    for (n, k), rows, (is_gated, split_k) in itertools.product(
         SHAPES, range(1, 65), ((False, False), (True, False), (False, True))
     ):
-        found = linear_hopper.choose(rows, n, k, 132, is_gated=is_gated, in_parts=in_parts)
-        assert tuple(found) == cut(rows, n, k, is_gated, in_parts)
+        found = linear_hopper.choose(rows, n, k, 132, is_gated=is_gated, split_k=split_k)
+        assert tuple(found) == cut(rows, n, k, is_gated, split_k)
 
 
 def test_many_rows_go_to_the_library_and_the_parts_that_were_measured(on_an_h200):

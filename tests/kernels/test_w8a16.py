@@ -31,7 +31,7 @@ def by_row(x, weight, bias, out, config, **how):
     w8a16_row.launch(x, weight.data, weight.scales, weight.zeros, weight.group, bias, out, config, **how)
 
 
-def in_parts(x, weight, bias, out, config, *, is_gated, pdl):
+def split_k(x, weight, bias, out, config, *, is_gated, pdl):
     parts = torch.full((3, *out.shape), float("nan"), device=x.device)
     w8a16.launch(x, weight, bias, parts, config, is_gated=is_gated, pdl=pdl)
     out.copy_(parts.sum(0))
@@ -73,14 +73,14 @@ def test_one_row_in_the_interpreter(shape, kind, gated):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_parts_in_the_interpreter(shape, kind):
-    compare(5, shape, kind, torch.float32, "cpu", False, Config(32, 32, 4, 1), launch=in_parts)
+    compare(5, shape, kind, torch.float32, "cpu", False, Config(32, 32, 4, 1), launch=split_k)
 
 
 @pytest.mark.parametrize(
     ("n", "k", "parts"), [(4096, 4096, 4), (4096, 14336, 4), (28672, 4096, 1), (1024, 3072, 2), (1024, 512, 1)]
 )
 def test_parts_are_as_many_as_fill_a_gpu(n, k, parts):
-    assert w8a16.num_parts(64, n, k, 64, 132) == parts and w8a16.num_parts(65, n, k, 64, 132) == 1
+    assert w8a16.num_splits(64, n, k, 64, 132) == parts and w8a16.num_splits(65, n, k, 64, 132) == 1
 
 
 @pytest.mark.interpret
@@ -144,9 +144,9 @@ def test_gpu_one_row(shape, kind, gated):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows", [2, 16, 64])
 def test_gpu_parts(rows, kind):
-    compare(rows, (4096, 14336, 128), kind, torch.bfloat16, "cuda", False, pdl=LATE, launch=in_parts)
+    compare(rows, (4096, 14336, 128), kind, torch.bfloat16, "cuda", False, pdl=LATE, launch=split_k)
     weight, x = drawn((4096, 4096, 128), kind, "cuda"), torch.randn(rows, 4096, device="cuda").bfloat16()
-    parts, whole = w8a16.w8a16_linear_in_parts(x, weight, pdl=LATE), w8a16.w8a16_linear(x, weight).float()
+    parts, whole = w8a16.w8a16_linear_split_k(x, weight, pdl=LATE), w8a16.w8a16_linear(x, weight).float()
     assert parts.dim() == 3
     torch.testing.assert_close(parts.sum(0), whole, rtol=0.01, atol=0.01)
 

@@ -71,4 +71,4 @@ def test_layers_side_by_side_keep_what_they_are():
         h = x if s is None else (x / s).clamp(-448, 448).to(torch.float8_e4m3fn).float() * s
         expected.append(torch.nn.functional.linear(h, weights[name], values[f"{name}.bias"]))
     torch.testing.assert_close(layer(x), torch.cat(expected, 1))
-    torch.testing.assert_close(layer.in_parts(x[:1]), torch.cat(expected, 1)[:1])
+    torch.testing.assert_close(layer.split_k(x[:1]), torch.cat(expected, 1)[:1])

@@ -62,7 +62,7 @@ def test_all_products_are_one_product_in_different_dress(is_packed, packed, monk
     x, residual = torch.randn(3, 8), torch.randn(3, 8)
     y = torch.nn.functional.linear(x, weight, bias)
     torch.testing.assert_close(layer(x), y)
-    torch.testing.assert_close(layer.in_parts(x), y)
+    torch.testing.assert_close(layer.split_k(x), y)
     torch.testing.assert_close(layer.gated(x), ops.silu_mul(y))
     out = torch.empty_like(y)
     assert layer(x, out) is out and torch.equal(out, layer(x))
@@ -102,11 +102,11 @@ def test_an_adapter_adds_to_every_product_and_an_empty_slot_is_the_format_itself
     norm.weight.fill_(1.0)
     x = torch.randn(2, 8)
     plain = layer(x)
-    products = [layer.gated, layer.in_parts, layer.normed]
-    assert products == [layer.format.gated, layer.format.in_parts, layer.format.normed]
+    products = [layer.gated, layer.split_k, layer.normed]
+    assert products == [layer.format.gated, layer.format.split_k, layer.format.normed]
     layer.set_adapter(Doubled())
     y = plain + x.sum(-1, keepdim=True)
-    assert torch.equal(layer(x), y) and torch.equal(layer.in_parts(x), y) and torch.equal(layer.gated(x), ops.silu_mul(y))
+    assert torch.equal(layer(x), y) and torch.equal(layer.split_k(x), y) and torch.equal(layer.gated(x), ops.silu_mul(y))
     h = norm(x)
     assert torch.equal(layer.normed(None, x, norm)[0], layer(h))
     layer.set_adapter(None)

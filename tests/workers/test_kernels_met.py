@@ -49,7 +49,7 @@ source = pathlib.Path(ops.__file__).read_text()
 assert "x.is_cuda" in source
 exec(compile(source.replace(".is_cuda", ".is_meta"), ops.__file__, "exec"), ops.__dict__)
 blas.prefer = lambda library: None
-blas.batched_parts = lambda x, w, parts: meta(parts, len(x), len(w), dtype=torch.float32)
+blas.batched_split_k = lambda x, w, parts: meta(parts, len(x), len(w), dtype=torch.float32)
 
 config = read_model_config(folder)
 if config.quantization is not None:

@@ -13,7 +13,7 @@ from quire.ipc.step.sections import TOKENS_PER_ROW
 from quire.kernels.attention.decode import decode_attention
 from quire.kernels.attention.decode_rope import Rope, can_fuse
 from quire.kernels.attention.decode_schedule import DecodeSchedule, DecodeWorkspace, decode_schedule
-from quire.kernels.attention.latent_decode import latent_decode, num_parts
+from quire.kernels.attention.latent_decode import latent_decode, num_splits
 from quire.kernels.attention.latent_prefill import latent_prefill
 from quire.kernels.attention.latent_rope_kv import latent_rope_kv
 from quire.kernels.attention.prefill import prefill_attention
@@ -101,7 +101,7 @@ class CudaModelAttention(ModelAttention):
         self._latent_heads = {spec.num_heads for spec in latents}
 
     def kernel_specialization(self, num_tokens: int, num_rows: int) -> Hashable:
-        latents = [num_parts(num_rows, heads) > 1 for heads in self._latent_heads]
+        latents = [num_splits(num_rows, heads) > 1 for heads in self._latent_heads]
         return choose_tile(num_tokens), *(space.decode.launch(num_rows) for space in self.workspaces.values()), *latents
 
     def begin(self, tables: SlotTables, step: StepBuffers, num_tokens: int, num_rows: int, num_decode_rows: int | None) -> None:

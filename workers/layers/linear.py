@@ -79,7 +79,7 @@ class Linear(Module):
 
     _products: Products
     gated: Callable[[torch.Tensor], torch.Tensor]
-    in_parts: Callable[[torch.Tensor], torch.Tensor]
+    split_k: Callable[[torch.Tensor], torch.Tensor]
     behind_silu: Callable[[torch.Tensor], torch.Tensor]
     normed: Normed
 
@@ -118,7 +118,7 @@ class Linear(Module):
             products = Summed(products, self._parallel)
         if self._parallel.norm_exchange is not None:
             products = BehindSums(products)
-        methods = {name: getattr(products, name) for name in ("gated", "in_parts", "behind_silu", "normed")}
+        methods = {name: getattr(products, name) for name in ("gated", "split_k", "behind_silu", "normed")}
         self.__dict__.update(_products=products, **methods)  # past nn.Module, which would take a format for a second child
 
     def fuses_silu(self, rows: int) -> bool:
@@ -147,12 +147,12 @@ class Summed(Products):
         y = self._parallel.all_reduce(self._inner.product(x))
         return y if out is None else out.copy_(y)
 
-    def in_parts(self, x: torch.Tensor) -> torch.Tensor:
+    def split_k(self, x: torch.Tensor) -> torch.Tensor:
         exchange = self._parallel.norm_exchange
         if exchange is None or not exchange.takes(len(x)):
             return self.product(x)
         return cast(
-            torch.Tensor, Partial(self._inner.in_parts(x), exchange, self._parallel)
+            torch.Tensor, Partial(self._inner.split_k(x), exchange, self._parallel)
         )  # nothing but a norm's `add` looks at it
 
 
@@ -161,7 +161,7 @@ class BehindSums(Products):
 
     def __init__(self, inner: Products):
         self._inner = inner
-        self.__dict__.update(product=inner.product, gated=inner.gated, in_parts=inner.in_parts)
+        self.__dict__.update(product=inner.product, gated=inner.gated, split_k=inner.split_k)
 
     def normed(
         self, x: torch.Tensor | Partial | None, residual: torch.Tensor, norm: Norm, is_gated: bool = False

@@ -68,8 +68,8 @@ def rms_norm(
 
 
 def _pdl_of_add(x: torch.Tensor) -> int:
-    """x may be parts of `linear_in_parts`."""
-    return _kernels().dependent_launch.mode_for_parts(x.shape[1]) if x.dim() == 3 else _launch_mode(x)
+    """x may be parts of `linear_split_k`."""
+    return _kernels().dependent_launch.mode_for_split_k(x.shape[1]) if x.dim() == 3 else _launch_mode(x)
 
 
 def add_rms_norm(
@@ -83,7 +83,7 @@ def add_rms_norm(
 ) -> torch.Tensor:
     """residual += scale · x in place; returns the norm of the new residual.
 
-    x, residual [T, H]; x may be parts of `linear_in_parts`, or a Partial, whose sum over the ranks is added.
+    x, residual [T, H]; x may be parts of `linear_split_k`, or a Partial, whose sum over the ranks is added.
     """
     if isinstance(x, Partial):
         if scale == 1.0 and weighs == "rounded":
@@ -160,11 +160,11 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out
 
 
 def splits(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether `linear_in_parts` is there for these and faster than `linear`: some rows, few columns, on CUDA."""
+    """Whether `linear_split_k` is there for these and faster than `linear`: some rows, few columns, on CUDA."""
     return x.is_cuda and _kernels().split_linear.pays(x, weight)
 
 
-def linear_in_parts(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def linear_split_k(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """float32 [S, T, out]: what `linear` gives is their sum, which `add_rms_norm` forms on the way."""
     return _kernels().split_linear.split_linear(x, weight, bias, dependents=_kernels().dependent_launch.supported())
 

@@ -151,7 +151,7 @@ class SelfAttention(Module):
             out = attend(self.layer, qkv, q_norm, k_norm)
         if logits_indices is not None:
             out = out.index_select(0, logits_indices)
-        return self.o_proj.in_parts(out) if self._is_added else self.o_proj(out)
+        return self.o_proj.split_k(out) if self._is_added else self.o_proj(out)
 
 
 class GatedMLP(Module):
@@ -186,7 +186,7 @@ class GatedMLP(Module):
         h, residual = self.gate_up_proj.normed(x, residual, norm, self._is_silu)
         if not self._is_silu:
             h = ops.activate_mul(h, self._activation)
-        return self.down_proj.in_parts(h) if self._is_added else self.down_proj(h), residual
+        return self.down_proj.split_k(h) if self._is_added else self.down_proj(h), residual
 
     def of(self, h: torch.Tensor) -> torch.Tensor:
         """The output for normed h [T, H]."""
@@ -220,7 +220,7 @@ class MLP(Module):
     def forward(self, x: torch.Tensor | None, residual: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
         h, residual = self.up_proj.normed(x, residual, norm)
         h = ops.activate(h, self._activation)
-        return self.down_proj.in_parts(h) if self._is_added else self.down_proj(h), residual
+        return self.down_proj.split_k(h) if self._is_added else self.down_proj(h), residual
 
     def of(self, h: torch.Tensor) -> torch.Tensor:
         """The output for normed h [T, H]."""

@@ -102,4 +102,4 @@ class LatentAttention(Module):
         out = attend(self.layer, latents, None, None)
         if logits_indices is not None:
             out, residual = out.index_select(0, logits_indices), residual.index_select(0, logits_indices)
-        return self.o_proj.in_parts(self.kv_b_proj.values(out)), residual
+        return self.o_proj.split_k(self.kv_b_proj.values(out)), residual

@@ -94,15 +94,15 @@ class Dense(Unquantized):
     def gated(self, x: torch.Tensor) -> torch.Tensor:
         return ops.gated_linear(x, self.weight, self.bias)
 
-    def in_parts(self, x: torch.Tensor) -> torch.Tensor:
+    def split_k(self, x: torch.Tensor) -> torch.Tensor:
         if ops.splits(x, self.weight):
-            return ops.linear_in_parts(x, self.weight, self.bias)
+            return ops.linear_split_k(x, self.weight, self.bias)
         return ops.linear(x, self.weight, self.bias)
 
     def normed(
         self, x: torch.Tensor | None, residual: torch.Tensor, norm: Norm, is_gated: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        is_in_parts = x is not None and x.dim() == 3  # of a quantized product, which may be in parts at one row, too
-        if norm.is_plain and not is_in_parts and ops.fuses_norm(residual, self.weight):
+        is_split_k = x is not None and x.dim() == 3  # of a quantized product, which may be in parts at one row, too
+        if norm.is_plain and not is_split_k and ops.fuses_norm(residual, self.weight):
             return ops.norm_linear(x, residual, norm.weight, norm.eps, self.weight, self.bias, is_gated)
         return super().normed(x, residual, norm, is_gated)

@@ -2,9 +2,9 @@
 
     product    y = x Wᵀ + b
     gated      silu(first half of y) · second half of y
-    in_parts   y for a norm's `add` alone: in parts [S, T, out] that it adds up, where that pays
+    split_k    y for a norm's `add` alone: where it is faster, S partial sums over K, [S, T, out], which the norm adds up
     normed     y of norm(residual + x), and residual + x
-    behind_silu    in_parts of silu(first half of x) · second half, for formats that fuse just that
+    behind_silu    split_k of silu(first half of x) · second half, for formats that fuse just that
 
 A format implements `product`, and of the others those that it can fuse: here they are made of `product`. What lies around the
 format, an adapter or a sum over ranks, has the same products (layers/linear.py). Nobody asks which format a layer has.
@@ -35,8 +35,8 @@ class Products:
         """silu(first half of y) · second half of y: [T, out / 2]."""
         return ops.silu_mul(self.product(x))
 
-    def in_parts(self, x: torch.Tensor) -> torch.Tensor:
-        """y [T, out], or parts [S, T, out] whose sum it is, as kernels/elementwise/norm has them: `RMSNorm.add` takes both."""
+    def split_k(self, x: torch.Tensor) -> torch.Tensor:
+        """y [T, out], or its partial sums [S, T, out], as kernels/elementwise/norm has them: `RMSNorm.add` takes both."""
         return self.product(x)
 
     def fuses_silu(self, rows: int) -> bool:
@@ -44,8 +44,8 @@ class Products:
         return False
 
     def behind_silu(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """`in_parts` of silu(gate) · up; gate_up [T, 2 in] = gate|up."""
-        return self.in_parts(ops.silu_mul(gate_up))
+        """`split_k` of silu(gate) · up; gate_up [T, 2 in] = gate|up."""
+        return self.split_k(ops.silu_mul(gate_up))
 
     def normed(
         self, x: torch.Tensor | None, residual: torch.Tensor, norm: Norm, is_gated: bool = False

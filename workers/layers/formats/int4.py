@@ -5,7 +5,7 @@
 
 import torch
 
-from quire.kernels.linear.int4 import int4_linear, int4_linear_in_parts
+from quire.kernels.linear.int4 import int4_linear, int4_linear_split_k
 from quire.kernels.linear.int4_norm import int4_norm_linear, pays
 from quire.kernels.linear.int4_weight import GROUPS, SYMMETRIC_ZERO, Int4Weight, pack, stacked, takes
 from quire.kernels.triton_support.dependent_launch import mode_for
@@ -49,14 +49,14 @@ class Int4(OrderedFormat[Int4Weight]):
     ) -> torch.Tensor:
         return int4_linear(x, weight, bias, out, is_gated=is_gated, pdl=pdl)
 
-    def _linear_in_parts(self, x: torch.Tensor, weight: Int4Weight, bias: torch.Tensor | None, pdl: int) -> torch.Tensor:
-        return int4_linear_in_parts(x, weight, bias, pdl=pdl)
+    def _linear_split_k(self, x: torch.Tensor, weight: Int4Weight, bias: torch.Tensor | None, pdl: int) -> torch.Tensor:
+        return int4_linear_split_k(x, weight, bias, pdl=pdl)
 
     def normed(
         self, x: torch.Tensor | None, residual: torch.Tensor, norm: Norm, is_gated: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        is_in_parts = x is not None and x.dim() == 3
-        if len(self.weights) > 1 or not norm.is_plain or is_in_parts or not pays(len(residual), self.weights[0][0]):
+        is_split_k = x is not None and x.dim() == 3
+        if len(self.weights) > 1 or not norm.is_plain or is_split_k or not pays(len(residual), self.weights[0][0]):
             return super().normed(x, residual, norm, is_gated)
         weight, bias = self.weights[0]
         return int4_norm_linear(x, residual, norm.weight, norm.eps, weight, bias, is_gated=is_gated, pdl=mode_for(1))

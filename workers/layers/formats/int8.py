@@ -12,9 +12,9 @@ class Int8(ScaledFormat):
     kind = torch.int8
 
     def _linear(
-        self, x: Scaled, weight: Weight, bias: torch.Tensor | None, is_gated: bool = False, *, in_parts: bool = False
+        self, x: Scaled, weight: Weight, bias: torch.Tensor | None, is_gated: bool = False, *, split_k: bool = False
     ) -> torch.Tensor:
         pdl = mode_for(len(x.data))
-        if in_parts:
-            return int8.int8_linear_in_parts(x, weight.scaled, bias, dtype=self.dtype, pdl=pdl)
+        if split_k:
+            return int8.int8_linear_split_k(x, weight.scaled, bias, dtype=self.dtype, pdl=pdl)
         return int8.int8_linear(x, weight.scaled, bias, dtype=self.dtype, is_gated=is_gated, pdl=pdl)

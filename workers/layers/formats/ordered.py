@@ -11,7 +11,7 @@ import torch
 
 from quire.kernels.elementwise import activation
 from quire.kernels.elementwise import norm as norms
-from quire.kernels.triton_support.dependent_launch import mode_for, mode_for_parts
+from quire.kernels.triton_support.dependent_launch import mode_for, mode_for_split_k
 from quire.workers.layers.formats.quantized import Quantized
 from quire.workers.layers.norm import Norm
 
@@ -41,7 +41,7 @@ class OrderedFormat(Quantized[W]):
         """y, columns of x in the weight's order."""
         raise NotImplementedError
 
-    def _linear_in_parts(self, x: torch.Tensor, weight: W, bias: torch.Tensor | None, pdl: int) -> torch.Tensor:
+    def _linear_split_k(self, x: torch.Tensor, weight: W, bias: torch.Tensor | None, pdl: int) -> torch.Tensor:
         """y, or parts of it for a norm."""
         return self._linear(x, weight, bias, None, False, pdl)
 
@@ -75,15 +75,15 @@ class OrderedFormat(Quantized[W]):
         if not self.fuses_silu(len(gate_up)):
             return super().behind_silu(gate_up)
         (weight, bias), pdl = self.weights[0], mode_for(len(gate_up))
-        return self._linear_in_parts(activation.silu_mul(gate_up, perm=weight.perm, pdl=pdl), weight, bias, pdl)
+        return self._linear_split_k(activation.silu_mul(gate_up, perm=weight.perm, pdl=pdl), weight, bias, pdl)
 
-    def in_parts(self, x: torch.Tensor) -> torch.Tensor:
+    def split_k(self, x: torch.Tensor) -> torch.Tensor:
         if len(self.weights) > 1:
             return self.product(x)
         (weight, bias), pdl = self.weights[0], mode_for(len(x))
         if weight.perm is not None:
             x = activation.gather(x, weight.perm, pdl=pdl)
-        return self._linear_in_parts(x, weight, bias, pdl)
+        return self._linear_split_k(x, weight, bias, pdl)
 
     def normed(
         self, x: torch.Tensor | None, residual: torch.Tensor, norm: Norm, is_gated: bool = False
@@ -94,6 +94,6 @@ class OrderedFormat(Quantized[W]):
         if x is None:
             h = norms.rms_norm(residual, norm.weight, norm.eps, places=weight.places, pdl=pdl)
         else:
-            mode = mode_for_parts(len(residual)) if x.dim() == 3 else pdl
+            mode = mode_for_split_k(len(residual)) if x.dim() == 3 else pdl
             h = norms.add_rms_norm(x, residual, norm.weight, norm.eps, places=weight.places, pdl=mode)
         return self._linear(h, weight, bias, None, is_gated, pdl), residual

@@ -12,7 +12,7 @@ import torch
 from quire.kernels.linear import quantize, scaled_fused
 from quire.kernels.linear.fp8 import wide_rows
 from quire.kernels.linear.scaled import BLOCK, Scaled
-from quire.kernels.triton_support.dependent_launch import mode_for, mode_for_parts
+from quire.kernels.triton_support.dependent_launch import mode_for, mode_for_split_k
 from quire.workers.layers.formats.format import Partition
 from quire.workers.layers.formats.layouts import Form, Integers
 from quire.workers.layers.formats.quantized import Quantized
@@ -69,7 +69,7 @@ class ScaledFormat(Quantized[Weight]):
         self.by_block = any(0 < size < partition.columns.size for size in sizes)
 
     def _linear(
-        self, x: Scaled, weight: Weight, bias: torch.Tensor | None, is_gated: bool = False, *, in_parts: bool = False
+        self, x: Scaled, weight: Weight, bias: torch.Tensor | None, is_gated: bool = False, *, split_k: bool = False
     ) -> torch.Tensor:
         raise NotImplementedError
 
@@ -115,7 +115,7 @@ class ScaledFormat(Quantized[Weight]):
 
     def _quantized(self, x: torch.Tensor, weight: Weight) -> Scaled:
         # LATE where other kernels of the step are PLAIN: behind it `scaled_wide` begins with its weights
-        pdl = mode_for_parts(len(x))
+        pdl = mode_for_split_k(len(x))
         return quantize.quantize(x, self.kind, by_block=self.by_block, static_scale=weight.input_scale, pdl=pdl)
 
     def _fuses(self, rows: int, weight: Weight) -> bool:
@@ -129,13 +129,13 @@ class ScaledFormat(Quantized[Weight]):
         )  # fmt: skip
         return y
 
-    def in_parts(self, x: torch.Tensor) -> torch.Tensor:
+    def split_k(self, x: torch.Tensor) -> torch.Tensor:
         if len(self.weights) > 1:
             return self.product(x)
         weight, bias = self.weights[0]
         if self._fuses(len(x), weight):
             return self._fused(x, weight, bias)
-        return self._linear(self._quantized(x, weight), weight, bias, in_parts=True)
+        return self._linear(self._quantized(x, weight), weight, bias, split_k=True)
 
     def fuses_silu(self, rows: int) -> bool:
         """Not of few rows: a product gates itself, and 8 bits of that take less time. Of one, where a kernel does all of it."""
@@ -146,11 +146,11 @@ class ScaledFormat(Quantized[Weight]):
     def behind_silu(self, gate_up: torch.Tensor) -> torch.Tensor:
         if len(self.weights) > 1:
             return super().behind_silu(gate_up)
-        (weight, bias), pdl = self.weights[0], mode_for_parts(len(gate_up))
+        (weight, bias), pdl = self.weights[0], mode_for_split_k(len(gate_up))
         if self._fuses(len(gate_up), weight):
             return self._fused(gate_up, weight, bias, is_gate_up=True)
         h = quantize.silu_mul_quantize(gate_up, self.kind, by_block=self.by_block, static_scale=weight.input_scale, pdl=pdl)
-        return self._linear(h, weight, bias, in_parts=True)
+        return self._linear(h, weight, bias, split_k=True)
 
     def normed(
         self, x: torch.Tensor | None, residual: torch.Tensor, norm: Norm, is_gated: bool = False
@@ -159,12 +159,12 @@ class ScaledFormat(Quantized[Weight]):
             return super().normed(x, residual, norm, is_gated)
         weight, bias = self.weights[0]
         how: dict[str, Any] = {"by_block": self.by_block, "static_scale": weight.input_scale}
-        is_in_parts = x is not None and x.dim() == 3
-        if not is_gated and self._fuses(len(residual), weight) and not is_in_parts:
+        is_split_k = x is not None and x.dim() == 3
+        if not is_gated and self._fuses(len(residual), weight) and not is_split_k:
             how.update(norm=(residual, norm.weight, norm.eps), pdl=mode_for(1))
             y, total = scaled_fused.fused_linear(x, weight.scaled, bias, dtype=self.dtype, **how)
             assert total is not None, "of a norm there is a sum"
             return y, total
-        how["pdl"] = mode_for_parts(len(residual))
+        how["pdl"] = mode_for_split_k(len(residual))
         h = quantize.rms_norm_quantize(x, residual, norm.weight, norm.eps, self.kind, **how)
         return self._linear(h, weight, bias, is_gated), residual

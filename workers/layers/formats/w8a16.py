@@ -6,7 +6,7 @@ Unsigned values become signed ones, less 128, and so do their zero points.
 
 import torch
 
-from quire.kernels.linear.w8a16 import w8a16_linear, w8a16_linear_in_parts
+from quire.kernels.linear.w8a16 import w8a16_linear, w8a16_linear_split_k
 from quire.kernels.linear.w8a16_weight import GROUPS, Weight8, stacked, takes
 from quire.workers.layers.formats.layouts import Form, Integers
 from quire.workers.layers.formats.ordered import OrderedFormat
@@ -53,5 +53,5 @@ class W8A16(OrderedFormat[Weight8]):
     ) -> torch.Tensor:
         return w8a16_linear(x, weight, bias, out, is_gated=is_gated, pdl=pdl)
 
-    def _linear_in_parts(self, x: torch.Tensor, weight: Weight8, bias: torch.Tensor | None, pdl: int) -> torch.Tensor:
-        return w8a16_linear_in_parts(x, weight, bias, pdl=pdl)
+    def _linear_split_k(self, x: torch.Tensor, weight: Weight8, bias: torch.Tensor | None, pdl: int) -> torch.Tensor:
+        return w8a16_linear_split_k(x, weight, bias, pdl=pdl)
