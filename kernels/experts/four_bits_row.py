@@ -23,13 +23,13 @@ from quire.kernels.experts.row_four_bits import codes, less, load_block, span, t
 from quire.kernels.experts.row_operands import (
     OUTPUTS,
     WORDS,
+    experts_at_once,
     inputs_layout,
     load_inputs,
-    over_stretches,
     own,
-    parts_of,
     products_layout,
     results_layout,
+    sum_over_splits,
     weights_operand,
     words_layout,
 )
@@ -115,7 +115,7 @@ def _gate_up_kernel(
             ahead = first + (i + AHEAD)
             loaded = loaded + (load_block(w_ptr, s_ptr, z_ptr, w_at, s_at, 2 * N, ahead, BLOCKS, MASKED, GROUP, MX, ZEROS),)  # type: ignore[assignment]
     buffer = gl.allocate_shared_memory(gl.float32, [16 * WARPS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    y = over_stretches(buffer, own(sums[0] + sums[1], layout), 2, F) * factors + bias
+    y = sum_over_splits(buffer, own(sums[0] + sums[1], layout), 2, F) * factors + bias
     gate, up = gl.split(y.permute((1, 0)))
     h = activated(gate, up, out_ptr.dtype.element_ty, LIMIT, ALPHA, OFFSET, CUBIC).to(out_ptr.dtype.element_ty)
     column = first_n + gl.arange(0, OUTPUTS, layout=h.type.layout)
@@ -129,14 +129,14 @@ def _down_kernel(
     PARTS: gl.constexpr, WARPS: gl.constexpr, AHEAD: gl.constexpr, MX: gl.constexpr, ZEROS: gl.constexpr,
     BIAS: gl.constexpr, SHARED: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Program (c, t): 8 columns c of row t, PARTS of its experts at a time; stream s is stretch s // PARTS of K."""
+    """Program (c, t): 8 columns c of row t, PARTS of its experts at a time; stream s is split s // PARTS of K."""
     layout: gl.constexpr = products_layout(WARPS)
     rows: gl.constexpr = gl.SliceLayout(1, words_layout(WARPS))
     streams: gl.constexpr = gl.SliceLayout(1, inputs_layout(WARPS))
     BLOCKS: gl.constexpr = ROW_WORDS // WORDS
-    STRETCHES: gl.constexpr = 2 * WARPS // PARTS
-    STEPS: gl.constexpr = (BLOCKS + STRETCHES - 1) // STRETCHES
-    MASKED: gl.constexpr = STEPS * STRETCHES > BLOCKS
+    SPLITS: gl.constexpr = 2 * WARPS // PARTS
+    STEPS: gl.constexpr = (BLOCKS + SPLITS - 1) // SPLITS
+    MASKED: gl.constexpr = STEPS * SPLITS > BLOCKS
     ROUNDS: gl.constexpr = TOP_K // PARTS
     ALL: gl.constexpr = ROUNDS * STEPS
     first_n = gl.program_id(0) * OUTPUTS
@@ -200,7 +200,7 @@ def _down_kernel(
         if i % STEPS == STEPS - 1:
             pair = first_pair + i // STEPS * PARTS + j
             at = gl.load(ids_ptr + pair).to(gl.int64)[:, None] * N + n[None, :]
-            y = over_stretches(buffers.index(i // STEPS), own(sums[0] + sums[1], layout), PARTS, F)
+            y = sum_over_splits(buffers.index(i // STEPS), own(sums[0] + sums[1], layout), PARTS, F)
             if MX:
                 y *= gl.load(factor_ptr + at, live[None, :], other=0.0)
             if BIAS:
@@ -257,4 +257,4 @@ def experts(
 
 
 def _parts(top_k: int, warps: int) -> dict[str, int]:
-    return {} if warps == 1 else {"PARTS": parts_of(top_k, 2 * warps)}
+    return {} if warps == 1 else {"PARTS": experts_at_once(top_k, 2 * warps)}

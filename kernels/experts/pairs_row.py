@@ -16,14 +16,14 @@ from quire.kernels.experts.experts_reference import SwiGLU, Weights
 from quire.kernels.experts.row_operands import (
     OUTPUTS,
     WORDS,
+    experts_at_once,
     inputs_layout,
     load_inputs,
     load_words,
-    over_stretches,
     own,
-    parts_of,
     products_layout,
     results_layout,
+    sum_over_splits,
     weights_operand,
     words_layout,
 )
@@ -85,7 +85,7 @@ def _gate_up_kernel(
             ahead = first + (i + AHEAD)
             loaded = loaded + (load_words(words_ptr, w_at + ahead * WORDS, ahead < BLOCKS, MASKED),)  # type: ignore[assignment]
     buffer = gl.allocate_shared_memory(gl.float32, [16 * WARPS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    y = over_stretches(buffer, own(sums[0] + sums[1], layout), 2, F)
+    y = sum_over_splits(buffer, own(sums[0] + sums[1], layout), 2, F)
     if BIAS:
         n = first_n + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(0, F))
         both = expert * 2 * N + gl.arange(0, 2, layout=gl.SliceLayout(1, F))[:, None] * N + n[None, :]
@@ -102,13 +102,13 @@ def _down_kernel(
     K: gl.constexpr, TOP_K: gl.constexpr, PARTS: gl.constexpr, HELD: gl.constexpr, WARPS: gl.constexpr, AHEAD: gl.constexpr,
     BIAS: gl.constexpr, SHARED: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Program (c, t): 8 columns c of row t, PARTS of its experts at a time; stream s is stretch s // PARTS of K."""
+    """Program (c, t): 8 columns c of row t, PARTS of its experts at a time; stream s is split s // PARTS of K."""
     layout: gl.constexpr = products_layout(WARPS)
     dtype: gl.constexpr = h_ptr.dtype.element_ty
     BLOCKS: gl.constexpr = K // (2 * WORDS)
-    STRETCHES: gl.constexpr = 2 * WARPS // PARTS
-    STEPS: gl.constexpr = (BLOCKS + STRETCHES - 1) // STRETCHES
-    UNEVEN: gl.constexpr = STEPS * STRETCHES > BLOCKS
+    SPLITS: gl.constexpr = 2 * WARPS // PARTS
+    STEPS: gl.constexpr = (BLOCKS + SPLITS - 1) // SPLITS
+    UNEVEN: gl.constexpr = STEPS * SPLITS > BLOCKS
     MASKED: gl.constexpr = UNEVEN or HELD > 0
     ROUNDS: gl.constexpr = TOP_K // PARTS
     ALL: gl.constexpr = ROUNDS * STEPS
@@ -153,7 +153,7 @@ def _down_kernel(
         if i % STEPS == STEPS - 1:
             pair = first_pair + i // STEPS * PARTS + j
             expert = gl.load(ids_ptr + pair).to(gl.int64)
-            y = over_stretches(buffers.index(i // STEPS), own(sums[0] + sums[1], layout), PARTS, F)
+            y = sum_over_splits(buffers.index(i // STEPS), own(sums[0] + sums[1], layout), PARTS, F)
             is_here = n[None, :] < (gl.where(expert < HELD, N, 0) if HELD else N + 0 * expert)[:, None]
             if BIAS:
                 y += gl.load(bias_ptr + expert[:, None] * N + n[None, :], is_here, other=0.0).to(gl.float32)
@@ -194,7 +194,7 @@ def down(
     out = h.new_empty(rows, hidden)
     _down_kernel[(triton.cdiv(hidden, OUTPUTS.value), rows)](
         h, w.down, h if bias is None else bias, h if shared is None else shared, ids, weights, out,
-        0 if shared is None else shared.stride(0), hidden, inner, top_k, parts_of(top_k, 2 * warps), held, warps, ahead,
+        0 if shared is None else shared.stride(0), hidden, inner, top_k, experts_at_once(top_k, 2 * warps), held, warps, ahead,
         bias is not None, shared is not None, pdl, num_warps=warps, **launch_options(pdl),
     )  # fmt: skip
     return out

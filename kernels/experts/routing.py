@@ -5,7 +5,7 @@
     router          both; of few rows in one launch, in which the program of a row that finishes last chooses
 
 Logits are never rounded to 16 bits: of nearly equal experts the same one is chosen for the same token, whatever its company.
-They are few columns for much reading, so K is cut into S stretches, which `route` adds up on its way; in float32 S depends on
+They are few columns for much reading, so K is cut into S ranges, which `route` adds up on its way; in float32 S depends on
 K alone. Moves W once for 16 (64) rows. `route` is a program a row: k times the greatest, and among equals the first. Values
 that are no numbers lose against all others, and no id is ever beyond the last expert. Reference: `routing_reference`.
 """

@@ -1,6 +1,6 @@
 """Products of one row with some experts' rows of W on mma (Gluon): what `pairs_row` and `four_bits_row` share.
 
-A program has OUTPUTS output columns and `streams` of them, two a warp: a stream is one expert's, or gate or up, or a stretch of
+A program has OUTPUTS output columns and `streams` of them, two a warp: a stream is one expert's, or gate or up, or a split of
 K, with inputs of its own. Its OUTPUTS rows of W are rows of mma's first operand and its inputs a column of the second, so each
 stream's results lie in its own column; what stands in the others means nothing. A thread has four words side by side of a row,
 16 bytes, and a word holds a pair of neighbours: mma sums over K, so the operands' order of K is the words'.
@@ -95,18 +95,18 @@ def results_layout(parts: int, warps: int) -> gl.BlockedLayout:
 
 
 @gluon.jit
-def over_stretches(buffer, values, PARTS: gl.constexpr, layout: gl.constexpr):
-    """[PARTS, 8] of values [8 * streams], stream s being stretch s // PARTS of part s % PARTS: summed in order."""
+def sum_over_splits(buffer, values, PARTS: gl.constexpr, layout: gl.constexpr):
+    """[PARTS, 8] of values [8 * streams], stream s being split s // PARTS of part s % PARTS: summed in order."""
     STREAMS: gl.constexpr = values.shape[0] // OUTPUTS
     buffer.store(values)
     tl.debug_barrier()
-    stretches = buffer._reinterpret(gl.float32, [STREAMS // PARTS, PARTS, OUTPUTS], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
-    total = stretches.index(0).load(layout)
-    for stretch in gl.static_range(1, STREAMS // PARTS):
-        total += stretches.index(stretch).load(layout)
+    sums = buffer._reinterpret(gl.float32, [STREAMS // PARTS, PARTS, OUTPUTS], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    total = sums.index(0).load(layout)
+    for split in gl.static_range(1, STREAMS // PARTS):
+        total += sums.index(split).load(layout)
     return total
 
 
-def parts_of(top_k: int, streams: int) -> int:
+def experts_at_once(top_k: int, streams: int) -> int:
     """A row's experts at a time: a power of two that divides them."""
     return min(top_k & -top_k, streams)

@@ -12,7 +12,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
 from quire.kernels.experts.experts_reference import SwiGLU
-from quire.kernels.experts.row_operands import OUTPUTS, over_stretches, own, parts_of, products_layout, results_layout
+from quire.kernels.experts.row_operands import OUTPUTS, experts_at_once, own, products_layout, results_layout, sum_over_splits
 from quire.kernels.experts.row_swiglu import activated
 from quire.kernels.experts.scaled_weight import ScaledWeights
 from quire.kernels.linear.int4_digits import plus
@@ -150,7 +150,7 @@ def _gate_up_kernel(
     n = first_n + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(0, F))
     half = gl.arange(0, 2, layout=gl.SliceLayout(1, F))
     buffer = gl.allocate_shared_memory(gl.float32, [16 * WARPS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    y = over_stretches(buffer, own(acc.to(gl.float32), layout), 2, F)
+    y = sum_over_splits(buffer, own(acc.to(gl.float32), layout), 2, F)
     if X_BLOCKS == 1:
         y *= gl.load(xs_ptr + x_row)
     if BLOCKS == 1:
@@ -169,12 +169,12 @@ def _down_kernel(
     K: gl.constexpr, X_BLOCKS: gl.constexpr, BLOCKS: gl.constexpr, TOP_K: gl.constexpr, PARTS: gl.constexpr,
     WARPS: gl.constexpr, AHEAD: gl.constexpr, BIAS: gl.constexpr, SHARED: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Program (c, t): 8 columns c of row t, PARTS of its experts at a time; stream s is stretch s // PARTS of K."""
+    """Program (c, t): 8 columns c of row t, PARTS of its experts at a time; stream s is split s // PARTS of K."""
     layout: gl.constexpr = products_layout(WARPS)
     UNITS: gl.constexpr = K // UNIT
-    STRETCHES: gl.constexpr = 2 * WARPS // PARTS
-    STEPS: gl.constexpr = ((UNITS + 1) // 2 + STRETCHES - 1) // STRETCHES
-    MASKED: gl.constexpr = 2 * STEPS * STRETCHES > UNITS
+    SPLITS: gl.constexpr = 2 * WARPS // PARTS
+    STEPS: gl.constexpr = ((UNITS + 1) // 2 + SPLITS - 1) // SPLITS
+    MASKED: gl.constexpr = 2 * STEPS * SPLITS > UNITS
     ALL: gl.constexpr = TOP_K // PARTS * STEPS
     BY_BLOCK: gl.constexpr = BLOCKS > 1 or X_BLOCKS > 1
     ACC: gl.constexpr = gl.int32 if h_ptr.dtype.element_ty == gl.int8 and not BY_BLOCK else gl.float32
@@ -221,7 +221,7 @@ def _down_kernel(
         if i % STEPS == STEPS - 1:
             pair = round_pair + j
             at = gl.load(ids_ptr + pair).to(gl.int64)[:, None] * N + n[None, :]
-            y = over_stretches(buffers.index(i // STEPS), own(acc.to(gl.float32), layout), PARTS, F)
+            y = sum_over_splits(buffers.index(i // STEPS), own(acc.to(gl.float32), layout), PARTS, F)
             if X_BLOCKS == 1:
                 y *= gl.load(hs_ptr + pair)[:, None]
             if BLOCKS == 1:
@@ -264,7 +264,7 @@ def down(
     _down_kernel[(triton.cdiv(hidden, OUTPUTS.value), rows)](
         h.data, h.scales, w.down.data, w.down.scales, out if bias is None else bias, out if shared is None else shared, ids,
         weights, out, 0 if shared is None else shared.stride(0), hidden,
-        k, h.scales.shape[1], w.down.scales.shape[1], top_k, parts_of(top_k, 2 * warps), warps, config.ahead,
+        k, h.scales.shape[1], w.down.scales.shape[1], top_k, experts_at_once(top_k, 2 * warps), warps, config.ahead,
         bias is not None, shared is not None, pdl, num_warps=warps, **launch_options(pdl),
     )  # fmt: skip
     return out

@@ -60,7 +60,7 @@ class Config(NamedTuple):
     stripes: int  # of W, of each warpgroup; stripes * block_m is at most 256: their sums are registers
     stages: int
     programs: int  # at most
-    parts: int = 1  # stretches of K
+    parts: int = 1  # splits of K
 
 
 @gluon.jit

@@ -40,7 +40,7 @@ class Config(NamedTuple):
     block_k: int
     stages: int  # tiles in the ring
     programs: int  # at most, of all parts together
-    parts: int = 1  # stretches of K
+    parts: int = 1  # splits of K
 
 
 @gluon.jit(do_not_specialize=["M", "part_stride"])
@@ -49,7 +49,7 @@ def _kernel(
     K_STEPS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
     BIAS: gl.constexpr, GATED: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Program (p, s): tiles p, p + programs, ... of the output, stretch s of K, which is K_STEPS * BLOCK_K long."""
+    """Program (p, s): tiles p, p + programs, ... of the output, split s of K, which is K_STEPS * BLOCK_K long."""
     BYTES: gl.constexpr = (TILE + BLOCK_M) * BLOCK_K * w_desc.dtype.primitive_bitwidth // 8
     WIDTH: gl.constexpr = TILE // 2 if GATED else TILE  # output columns of a tile
     w_buffer = gl.allocate_shared_memory(w_desc.dtype, [STAGES, TILE, BLOCK_K], w_desc.layout)

@@ -46,7 +46,7 @@ class Config(NamedTuple):
     blocks: int  # of 128 of K in a stage
     stages: int  # of the ring
     programs: int  # at most, of all parts together
-    parts: int = 1  # stretches of K
+    parts: int = 1  # splits of K
 
 
 @gluon.jit
@@ -144,7 +144,7 @@ def _kernel(
     K_STEPS: gl.constexpr, BLOCK_M: gl.constexpr, TILE: gl.constexpr, BLOCKS: gl.constexpr, STAGES: gl.constexpr,
     BIAS: gl.constexpr, GATED: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Program (p, s): tiles p, p + programs, ... of the output, stretch s of K, which is K_STEPS stages long."""
+    """Program (p, s): tiles p, p + programs, ... of the output, split s of K, which is K_STEPS stages long."""
     BYTES: gl.constexpr = (TILE + BLOCK_M) * BLOCK_K * BLOCKS
     WIDTH: gl.constexpr = TILE // 2 if GATED else TILE  # output columns of a tile
     INT: gl.constexpr = w_desc.dtype == gl.int8

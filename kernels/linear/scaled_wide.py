@@ -33,7 +33,7 @@ class Config(NamedTuple):
     block_n: int  # rows of W of a tile, 64 to 256; block_m * block_n is 64 x 128 to 128 x 256: sums are registers
     stages: int
     programs: int  # at most
-    parts: int = 1  # stretches of K
+    parts: int = 1  # splits of K
 
 
 def piece_of(config: Config) -> int:

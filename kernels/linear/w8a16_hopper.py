@@ -83,7 +83,7 @@ class Config(NamedTuple):
     blocks: int  # of 128 of K in a stage
     stages: int
     programs: int  # at most, of all parts together
-    parts: int = 1  # stretches of K
+    parts: int = 1  # splits of K
 
 
 @gluon.jit
@@ -181,7 +181,7 @@ def _kernel(
     WARPS: gl.constexpr, BLOCKS: gl.constexpr, STAGES: gl.constexpr, ZEROS: gl.constexpr, BIAS: gl.constexpr,
     GATED: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Program (p, s): tiles p, p + programs, ... of the output, stretch s of K, which is K_STEPS stages long."""
+    """Program (p, s): tiles p, p + programs, ... of the output, split s of K, which is K_STEPS stages long."""
     TILE: gl.constexpr = 16 * WARPS  # rows of W
     WIDTH: gl.constexpr = TILE // 2 if GATED else TILE  # output columns of a tile
     BYTES: gl.constexpr = (TILE + BLOCK_M * 2) * BLOCK_K * BLOCKS

@@ -90,7 +90,7 @@ def _layer_micros(
 
 
 def sweep_batched(bench: Bench, workload: Workload, table: Tuning) -> Tuning:
-    """Rows at which equal stretches of K as a batch are faster, with the norm that adds them up behind."""
+    """Rows at which equal ranges of K as a batch are faster, with the norm that adds them up behind."""
     split = table.linear[BF16].split
     sizes = step_sizes(table.step, split_linear.MAX_ROWS + 1, min(MAX_BATCHED_ROWS, workload.most_tokens))
     found = {}

@@ -346,7 +346,7 @@ def test_groups_of_inputs_that_are_all_of_a_ranks(size, by_block):
 # ------------------------------------------------------------------------------------------------------------- loading
 @pytest.mark.parametrize("form", ["gptq", "awq", "auto-round", "pack-quantized-symmetric", "gptq-8bit", "int4"])
 def test_readers_unpack_some_outputs_at_a_time(form, tmp_path, on_gpu, monkeypatch):
-    """As much memory as a stretch takes, as many of them as there are readers."""
+    """As much memory as a chunk takes, as many of them as there are readers."""
     quantized("llama-mqa-bias", form, tmp_path / "model")
     want = {name: p.clone() for name, p in built(tmp_path / "model", form).named_parameters()}
     monkeypatch.setattr(layouts, "CPU_STRETCH", 16 * 64)
@@ -376,7 +376,7 @@ def test_a_ranks_outputs_may_begin_within_a_word(tmp_path, on_gpu, monkeypatch):
     layout = PackQuantizedLayout(PackQuantized(bits=4, group_size=64), layer, 128, 64)
     plain = layout.unpacked(stored)
     for rows in (slice(0, 128), slice(3, 101), slice(64, 128), slice(60, 61)):
-        parts = list(layout.stretches(stored, rows, slice(0, 64)))
+        parts = list(layout.chunks(stored, rows, slice(0, 64)))
         assert torch.equal(torch.cat([p.q for p in parts]), plain.q[rows])
         assert torch.equal(torch.cat([p.scales for p in parts]), plain.scales[rows])
 

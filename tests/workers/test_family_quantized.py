@@ -99,8 +99,8 @@ def test_what_a_gpu_keeps_stands_for_the_same_values(family, form, ranks, tmp_pa
 
 
 @pytest.mark.parametrize("block", [(1, 8), (12, 16), (4, 8), (3, 16)])
-@pytest.mark.parametrize("stretches", [[(0, 4), (8, 12)], [(4, 12)], [(8, 11), (0, 3), (3, 4)], [(1, 7), (9, 12), (0, 1)]])
-def test_pieces_that_are_joined_are_the_rows_of_the_whole(block, stretches):
+@pytest.mark.parametrize("ranges", [[(0, 4), (8, 12)], [(4, 12)], [(8, 11), (0, 3), (3, 4)], [(1, 7), (9, 12), (0, 1)]])
+def test_pieces_that_are_joined_are_the_rows_of_the_whole(block, ranges):
     """As kernels that keep integers get them: blocks that pieces cut are given a scale for each row."""
     gen = torch.Generator().manual_seed(0)
     grid = (-(-12 // block[0]), -(-16 // block[1]))
@@ -108,7 +108,7 @@ def test_pieces_that_are_joined_are_the_rows_of_the_whole(block, stretches):
     whole = Integers(q, scales, block, torch.randint(0, 9, grid, dtype=torch.int32, generator=gen))
     want = torch.empty(12, 16)
     whole.dequantize_into(want)
-    pieces = joined([whole.part(slice(*stretch), slice(0, 16)) for stretch in stretches])
+    pieces = joined([whole.part(slice(*range_), slice(0, 16)) for range_ in ranges])
     got = torch.empty(len(pieces.q), 16)
     pieces.dequantize_into(got)
-    assert torch.equal(got, torch.cat([want[start:stop] for start, stop in stretches]))
+    assert torch.equal(got, torch.cat([want[start:stop] for start, stop in ranges]))

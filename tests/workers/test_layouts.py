@@ -223,7 +223,7 @@ def test_one_zero_point_of_a_whole_packed_tensor_is_not_packed():
     out = torch.empty(8, 16)
     layout.dequantize_into(tensors, out, slice(0, 8), slice(0, 16))
     assert torch.equal(out, (q - 8 + 3) * 0.5)
-    whole = layouts.joined(list(layout.stretches(tensors, slice(0, 8), slice(0, 16))))
+    whole = layouts.joined(list(layout.chunks(tensors, slice(0, 8), slice(0, 16))))
     assert torch.equal(whole.zeros.expand(8, 1), torch.full((8, 1), 5))
 
 
@@ -235,5 +235,5 @@ def test_an_order_that_was_never_made_is_none():
         "weight_scale": torch.full((8, 2), 0.5),
         "weight_g_idx": torch.full((16,), -1, dtype=torch.int32),
     }
-    [found] = layout.stretches(tensors, slice(0, 8), slice(0, 16))
+    [found] = layout.chunks(tensors, slice(0, 8), slice(0, 16))
     assert found.order is None and torch.equal(found.q, q.to(torch.uint8))

@@ -19,7 +19,7 @@ from quire.workers.layers.formats.schemes import Quantization, QuantizationError
 from quire.workers.layers.formats.stored import Source, source_of
 from quire.workers.layers.module import Module
 from quire.workers.layers.norm import Norm
-from quire.workers.layers.stretches import Rows
+from quire.workers.layers.row_ranges import Rows
 from quire.workers.parallel import Parallel, Part, Partial
 
 

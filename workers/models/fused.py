@@ -6,7 +6,7 @@ A rank's rows of each of the checkpoint's layers, in the order q|k|v (or gate|up
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from quire.workers.layers.stretches import Rows, Stretches
+from quire.workers.layers.row_ranges import RowRanges, Rows
 from quire.workers.parallel import Part
 
 RowsByName = Mapping[str, Rows]
@@ -39,7 +39,7 @@ def separate(of: HeadRows) -> RowsByName:
 def keys_twice(of: HeadRows) -> RowsByName:
     """q_proj and k_proj, whose keys are the values, too."""
     kv = of.kv_heads.times(of.head_dim)
-    return {"q_proj": of.heads.times(of.head_dim), "k_proj": Stretches(kv.full, ((kv.start, kv.stop), (kv.start, kv.stop)))}
+    return {"q_proj": of.heads.times(of.head_dim), "k_proj": RowRanges(kv.full, ((kv.start, kv.stop), (kv.start, kv.stop)))}
 
 
 def queries_alone(of: HeadRows) -> RowsByName:
@@ -53,7 +53,7 @@ def stacked(name: str) -> RowsOf:
     def rows(of: HeadRows) -> RowsByName:
         k, v = of.heads.full * of.head_dim, (of.heads.full + of.kv_heads.full) * of.head_dim
         full = v + of.kv_heads.full * of.head_dim
-        return {name: Stretches.of(full, [of.rows(of.heads), of.rows(of.kv_heads, k), of.rows(of.kv_heads, v)])}
+        return {name: RowRanges.of(full, [of.rows(of.heads), of.rows(of.kv_heads, k), of.rows(of.kv_heads, v)])}
 
     return rows
 
@@ -70,7 +70,7 @@ def by_group(name: str) -> RowsOf:
 
         queries = [head(h // group * size + h % group) for h in of.each(of.heads)]
         keys, values = ([head(g * size + group + i) for g in of.each(of.kv_heads)] for i in (0, 1))
-        return {name: Stretches.of(of.kv_heads.full * size * of.head_dim, [*queries, *keys, *values])}
+        return {name: RowRanges.of(of.kv_heads.full * size * of.head_dim, [*queries, *keys, *values])}
 
     return rows
 
@@ -85,6 +85,6 @@ def stacked_pair(name: str) -> Callable[[Part], RowsByName]:
 
     def rows(inner: Part) -> RowsByName:
         up = inner.full + inner.start, inner.full + inner.stop
-        return {name: Stretches.of(2 * inner.full, [(inner.start, inner.stop), up])}
+        return {name: RowRanges.of(2 * inner.full, [(inner.start, inner.stop), up])}
 
     return rows

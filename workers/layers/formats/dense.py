@@ -12,7 +12,7 @@ from quire.workers.layers.formats.format import Format, Partition, Products, che
 from quire.workers.layers.formats.stored import StoredLayer
 from quire.workers.layers.module import new_parameter
 from quire.workers.layers.norm import Norm
-from quire.workers.layers.stretches import copied_rows
+from quire.workers.layers.row_ranges import copied_rows
 from quire.workers.loading.target import Target
 from quire.workers.parallel import Part
 

@@ -155,7 +155,7 @@ class Int4Experts(FourBitExperts):
 
     def _put(self, into: FourBits, stored: StoredLayer, tensors: dict[str, torch.Tensor], place: Place) -> None:
         start, (rows, columns) = place.rows.start, stored.slices
-        for integers in stored.layout.stretches(tensors, rows, columns):
+        for integers in stored.layout.chunks(tensors, rows, columns):
             if integers.order is not None:
                 raise ValueError("inputs are in an order of their own, which quantization_config does not say")
             q, full = integers.q, integers.with_all_scales()
@@ -193,7 +193,7 @@ class ScaledExpertsFormat(KeptExperts):
 
     def _put(self, into: ScaledExperts, stored: StoredLayer, tensors: dict[str, torch.Tensor], place: Place) -> None:
         start, blocks = place.rows.start, into.scales.shape[1]
-        for integers in stored.layout.stretches(tensors, *stored.slices):
+        for integers in stored.layout.chunks(tensors, *stored.slices):
             if integers.zeros is not None and bool(integers.zeros.any()):
                 raise ValueError("zero points, of what quantization_config calls symmetric")
             (q, scales, (_, width), _, _), some = integers.by_rows(), slice(start, start + len(integers.q))

@@ -20,7 +20,7 @@ from quire.workers.layers import ops
 from quire.workers.layers.formats.stored import NOT_QUANTIZED, Source
 from quire.workers.layers.module import WeightOwner, fill_cut
 from quire.workers.layers.norm import Norm
-from quire.workers.layers.stretches import Rows, cut
+from quire.workers.layers.row_ranges import Rows, cut
 from quire.workers.parallel import Part
 
 

@@ -80,7 +80,7 @@ class Integers(NamedTuple):
     def dequantize_into(self, out: torch.Tensor, rows: slice = ALL, columns: slice = ALL) -> None:
         """These rows and columns, in the inputs' own order, into out, of any float dtype. Computed in float32."""
         start, stop, _ = rows.indices(len(self.q))
-        for part in row_stretches(stop - start, self.q.shape[1], self.q.device):
+        for part in row_chunks(stop - start, self.q.shape[1], self.q.device):
             w = self._rows(start + part.start, start + part.stop)
             if self.order is not None:
                 w = torch.empty_like(w).index_copy_(1, self.order, w)
@@ -137,7 +137,7 @@ class Layout(Protocol):
     @property
     def form(self) -> Form | None: ...
 
-    def stretches(self, tensors: Tensors, rows: slice, columns: slice) -> Iterator[Integers]:
+    def chunks(self, tensors: Tensors, rows: slice, columns: slice) -> Iterator[Integers]:
         """These outputs and inputs of a layout with a form, some outputs at a time where unpacking takes memory.
 
         Tensors and results may share memory. Raises ValueError for values that contradict each other.
@@ -156,7 +156,7 @@ class Layout(Protocol):
         ...
 
 
-def row_stretches(n: int, k: int, device: torch.device) -> Iterator[slice]:
+def row_chunks(n: int, k: int, device: torch.device) -> Iterator[slice]:
     """Rows of [n, k] by some million elements."""
     rows = max(1, (CPU_STRETCH if device.type == "cpu" else GPU_STRETCH) // k)
     return (slice(start, min(start + rows, n)) for start in range(0, n, rows))
@@ -174,7 +174,7 @@ class IntegerLayout(ABC):
     def unpacked(self, tensors: Tensors) -> Integers:
         """On the tensors' device. Raises ValueError for values that contradict each other."""
 
-    def stretches(self, tensors: Tensors, rows: slice, columns: slice) -> Iterator[Integers]:
+    def chunks(self, tensors: Tensors, rows: slice, columns: slice) -> Iterator[Integers]:
         yield self.unpacked(tensors).part(rows, columns)
 
     def dequantize_into(self, tensors: Tensors, out: torch.Tensor, rows: slice, columns: slice) -> None:

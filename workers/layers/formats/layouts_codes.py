@@ -1,6 +1,6 @@
 """Layouts of codes: bitsandbytes' four bits into a table of 16 values and int8 with a scale a row, and mxfp4's small floats.
 
-bitsandbytes' codes run along the flattened weight, two a byte, the *high* nibble first, with a scale (absmax) for each stretch
+bitsandbytes' codes run along the flattened weight, two a byte, the *high* nibble first, with a scale (absmax) for each block
 of `blocksize` elements, whatever the rows. Nested, the scales are codes themselves: absmax = nested_quant_map[code] *
 nested_absmax + offset. Offset and sizes stand in a JSON of their own, quant_state.
 """
@@ -20,7 +20,7 @@ from quire.workers.layers.formats.layouts import (
     Stored,
     Tensors,
     refuse,
-    row_stretches,
+    row_chunks,
 )
 from quire.workers.layers.formats.schemes import MX_GROUP, FourBitCodes, MxFp4
 
@@ -51,7 +51,7 @@ class FourBitLayout:
             found["weight.nested_quant_map"] = Stored(((256,),), ("F32",))
         return found
 
-    def stretches(self, tensors: Tensors, rows: slice, columns: slice) -> Iterator[Integers]:
+    def chunks(self, tensors: Tensors, rows: slice, columns: slice) -> Iterator[Integers]:
         raise NotImplementedError("codes are no integers")
 
     def dequantize_into(self, tensors: Tensors, out: torch.Tensor, rows: slice, columns: slice) -> None:
@@ -67,7 +67,7 @@ class FourBitLayout:
             scales = _times_blocks(table, tensors["weight.nested_absmax"], _size(state, "nested_blocksize"))
             scales = scales + _number(state, "nested_offset")
         values = torch.empty(2 * len(octets), dtype=torch.float32, device=octets.device)
-        for part in row_stretches(len(octets), 2, octets.device):
+        for part in row_chunks(len(octets), 2, octets.device):
             codes = torch.stack((octets[part] >> 4, octets[part] & 15), -1).flatten()
             values[2 * part.start : 2 * part.stop] = tensors["weight.quant_map"].index_select(0, codes.to(torch.int32))
         values = _times_blocks(values[: self.n * self.k], scales, _size(state, "blocksize"))
@@ -97,7 +97,7 @@ def _number(state: dict[str, object], name: str) -> float:
 
 
 def _times_blocks(values: torch.Tensor, scales: torch.Tensor, size: int) -> torch.Tensor:
-    """Flat values, each stretch of `size` times its scale; the last may be short. Raises ValueError."""
+    """Flat values, each block of `size` times its scale; the last may be short. Raises ValueError."""
     blocks = -(-len(values) // size)
     if len(scales) != blocks:
         raise ValueError(f"{len(values)} values in blocks of {size} need {blocks} scales, not {len(scales)}")
@@ -154,7 +154,7 @@ class MxFp4Layout(IntegerLayout):
             raise ValueError(f"{self.scheme.scales_name} has a NaN (255)")
         table = torch.tensor([*E2M1_HALVES, *(-x for x in E2M1_HALVES)], dtype=torch.int8, device=octets.device)
         q = torch.empty(self.n, self.k, dtype=torch.int8, device=octets.device)
-        for part in row_stretches(self.n, self.k, octets.device):
+        for part in row_chunks(self.n, self.k, octets.device):
             codes = torch.stack((octets[part] & 15, octets[part] >> 4), -1).flatten(1)
             q[part] = table[codes.to(torch.int32)]
         scales = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents.to(torch.int32) - E8M0_BIAS - 1)

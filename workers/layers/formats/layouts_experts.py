@@ -37,7 +37,7 @@ class StackedMxFp4Layout:
             f"{self.name}_scales": Stored((shape,), ("U8", "F8_E8M0")),
         }
 
-    def stretches(self, tensors: Tensors, rows: slice, columns: slice) -> Iterator[Integers]:
+    def chunks(self, tensors: Tensors, rows: slice, columns: slice) -> Iterator[Integers]:
         raise NotImplementedError("several weights are not one")
 
     def codes(self, tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor]:

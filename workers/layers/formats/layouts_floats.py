@@ -5,14 +5,14 @@
     4 bits      s = (max - min) / 15,       z = round(-min / s), q = round(w / s) + z; 0 lies between min and max
 
 in float32, over the scheme's blocks. Four-bit scales are rounded to bfloat16 first, so that a kernel may hold them as 16 bits:
-q goes with the scale that is kept. Works on the tensor's device and stream, in stretches of rows, for a wide layer in float32
+q goes with the scale that is kept. Works on the tensor's device and stream, in chunks of rows, for a wide layer in float32
 is four times what becomes of it.
 """
 
 import torch
 from torch.nn import functional as F
 
-from quire.workers.layers.formats.layouts import Form, IntegerLayout, Integers, Stored, Tensors, row_stretches
+from quire.workers.layers.formats.layouts import Form, IntegerLayout, Integers, Stored, Tensors, row_chunks
 from quire.workers.layers.formats.schemes import FP8_MAX, INT8_MAX, PackQuantized, Scaled
 from quire.workers.loading.target import FLOATS
 
@@ -43,9 +43,9 @@ class FloatsLayout(IntegerLayout):
         else:
             scales, zeros = no_zeros(torch.maximum(high, -low) / (FP8_MAX if self.is_fp8 else INT8_MAX)), None
         q = torch.empty(w.shape, dtype=self.dtype, device=w.device)
-        for stretch in row_stretches(self.n, self.k, w.device):
-            block = torch.arange(stretch.start, stretch.stop, device=w.device) // rows
-            values = F.pad(w[stretch].float(), (0, -self.k % columns)).unflatten(1, (-1, columns))
+        for chunk in row_chunks(self.n, self.k, w.device):
+            block = torch.arange(chunk.start, chunk.stop, device=w.device) // rows
+            values = F.pad(w[chunk].float(), (0, -self.k % columns)).unflatten(1, (-1, columns))
             values /= scales[block, :, None]
             if self.is_fp8:
                 values.clamp_(-FP8_MAX, FP8_MAX)
@@ -53,7 +53,7 @@ class FloatsLayout(IntegerLayout):
                 values.round_()
             if zeros is not None:
                 values.add_(zeros[block, :, None]).clamp_(0, FOUR_BITS)
-            q[stretch] = values.flatten(1)[:, : self.k].to(self.dtype)
+            q[chunk] = values.flatten(1)[:, : self.k].to(self.dtype)
         return Integers(q, scales, self.block, None if zeros is None else zeros.to(torch.int32))
 
 

@@ -20,7 +20,7 @@ from quire.workers.layers.formats.layouts import (
     parts,
     refuse,
     refuse_groups,
-    row_stretches,
+    row_chunks,
 )
 from quire.workers.layers.formats.schemes import Awq, Gptq, PackQuantized
 
@@ -52,10 +52,10 @@ class PackedLayout(IntegerLayout):
         """The tensors of these outputs alone, from a multiple of eight to one, or beyond the last."""
         raise NotImplementedError
 
-    def stretches(self, tensors: Tensors, rows: slice, columns: slice) -> Iterator[Integers]:
+    def chunks(self, tensors: Tensors, rows: slice, columns: slice) -> Iterator[Integers]:
         device = next(iter(tensors.values())).device
         first = rows.start // WORD * WORD
-        for part in row_stretches(parts(rows.stop - first, WORD), WORD * self.k, device):
+        for part in row_chunks(parts(rows.stop - first, WORD), WORD * self.k, device):
             start, stop = first + part.start * WORD, first + part.stop * WORD
             integers = self.unpacked(self.outputs(tensors, start, stop))
             yield integers.part(slice(max(start, rows.start) - start, min(stop, rows.stop) - start), columns)

@@ -1,6 +1,6 @@
 """Formats that keep a quantized weight as kernels take it, on a GPU: what they share, and layers side by side that differ.
 
-The reader that brings a layer's last tensor makes the kernel's weight of it, a stretch of outputs after the other, before it
+The reader that brings a layer's last tensor makes the kernel's weight of it, a chunk of outputs after the other, before it
 reads on: the device holds the final weights and what a few readers are at. In the end layers of one Linear are stacked into one
 weight; where their inputs must be treated differently (another order, another static scale), they are a weight each. Dummy
 values are integers, too, drawn and packed the same way. int4.py, w8a16.py, fp8.py and int8.py have formats; choice.py chooses.
@@ -15,10 +15,10 @@ from torch import nn
 
 from quire.workers.layers import ops
 from quire.workers.layers.formats.format import Format, Partition, checkpoint_prefix
-from quire.workers.layers.formats.layouts import Form, Integers, row_stretches
+from quire.workers.layers.formats.layouts import Form, Integers, row_chunks
 from quire.workers.layers.formats.stored import StoredLayer
 from quire.workers.layers.module import new_parameter
-from quire.workers.layers.stretches import copied_rows
+from quire.workers.layers.row_ranges import copied_rows
 from quire.workers.loading.target import Target, WeightsError
 
 DRAWN_AT_ONCE = 1 << 26  # elements of a dummy weight
@@ -103,15 +103,15 @@ class Quantized(Format, Generic[W]):
     def _load(self, layer: str, name: str) -> None:
         """Of a layer whose tensors are all there, by its name in the checkpoint; on a reader's thread and stream."""
         try:
-            self._make(layer, self.stored[layer].stretches(name))
+            self._make(layer, self.stored[layer].chunks(name))
         except WeightsError:
             raise
         except ValueError as error:
             raise WeightsError(f"{name}: {error}") from None
 
-    def _make(self, layer: str, stretches: Iterator[Integers]) -> None:
+    def _make(self, layer: str, chunks: Iterator[Integers]) -> None:
         weight: W | None = None
-        for integers in stretches:
+        for integers in chunks:
             below = self._weight_of(integers, self.stored[layer])
             weight = below if weight is None else self._stacked(weight, below)
             assert weight is not None, "outputs of one layer have the same inputs"
@@ -149,7 +149,7 @@ class Quantized(Format, Generic[W]):
             self.stored[layer].input_scale = ONE_STEP
         n, k = self.partition.rows[layer].size, self.partition.columns.size
         is_packed = form.values == "uint4"  # what is drawn is not what is kept
-        for part in row_stretches(n, k, self.device) if is_packed else [slice(0, n)]:
+        for part in row_chunks(n, k, self.device) if is_packed else [slice(0, n)]:
             yield drawn(form, (part.stop - part.start, k), limit, generator, self.device)
 
     def _form(self, layer: str) -> Form:
@@ -166,7 +166,7 @@ def _use_here(weight: Any) -> None:
 
 
 def drawn(form: Form, shape: tuple[int, int], limit: float, generator: torch.Generator, device: torch.device) -> Integers:
-    """Random `Integers` of a form, [N, K]; no more than a stretch of them is ever held in another dtype."""
+    """Random `Integers` of a form, [N, K]; no more than a chunk of them is ever held in another dtype."""
     n, k = shape
     grid = (-(-n // form.block[0]), -(-k // form.block[1]))
     largest, dtypes = LARGEST[form.values], {"int8": torch.int8, "fp8": torch.float8_e4m3fn}

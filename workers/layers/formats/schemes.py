@@ -65,7 +65,7 @@ class Scaled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FourBitCodes(msgspec.Struct, frozen=True, kw_only=True):
-    """bitsandbytes' nf4 or fp4: a table of 16 values, a scale for each stretch of the flattened weight."""
+    """bitsandbytes' nf4 or fp4: a table of 16 values, a scale for each block of the flattened weight."""
 
     quant_type: Literal["nf4", "fp4"]
     is_nested: bool  # the scales are quantized, too

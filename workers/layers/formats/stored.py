@@ -19,7 +19,7 @@ from quire.workers.layers.formats.layouts_codes import FourBitLayout, MxFp4Layou
 from quire.workers.layers.formats.layouts_floats import FloatsLayout
 from quire.workers.layers.formats.layouts_packed import AwqLayout, GptqLayout, PackQuantizedLayout
 from quire.workers.layers.formats.schemes import Activations, Awq, FourBitCodes, Gptq, MxFp4, PackQuantized, Scaled, Scheme
-from quire.workers.layers.stretches import Rows, cut
+from quire.workers.layers.row_ranges import Rows, cut
 from quire.workers.loading.target import FLOATS, Target, WeightsError
 from quire.workers.parallel import Part
 
@@ -124,7 +124,7 @@ class StoredLayer:
         self.layout.dequantize_into(tensors, whole, slice(0, self._rows.full), self._columns.slice)
         weight.copy_(cut(whole, self._rows))
 
-    def stretches(self, layer: str) -> Iterator[Integers]:
+    def chunks(self, layer: str) -> Iterator[Integers]:
         """This rank's part of a layer whose layout has a form, some outputs at a time, and the tensors are released.
 
         Raises WeightsError, as `taken`.
@@ -132,9 +132,9 @@ class StoredLayer:
         tensors = self.taken(layer)
         try:
             if isinstance(self._rows, Part):
-                yield from self.layout.stretches(tensors, self._rows.slice, self._columns.slice)
+                yield from self.layout.chunks(tensors, self._rows.slice, self._columns.slice)
             else:
-                yield self._joined(list(self.layout.stretches(tensors, slice(0, self._rows.full), self._columns.slice)))
+                yield self._joined(list(self.layout.chunks(tensors, slice(0, self._rows.full), self._columns.slice)))
         except (ValueError, RuntimeError) as error:
             raise WeightsError(f"{layer} cannot be unpacked: {error}") from None
 
@@ -143,7 +143,7 @@ class StoredLayer:
         assert not isinstance(self._rows, Part)
         whole = joined(pieces)
         columns = slice(0, whole.q.shape[1])
-        return joined([whole.part(slice(*stretch), columns) for stretch in self._rows.ranges])
+        return joined([whole.part(slice(*range_), columns) for range_ in self._rows.ranges])
 
     def taken(self, layer: str) -> Tensors:
         """The whole layer's tensors, for the current stream, and nobody's any more; scales of inputs are kept here.

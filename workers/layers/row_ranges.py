@@ -1,7 +1,7 @@
-"""Stretches: the rows of a checkpoint's layer that a rank holds where they are not one range, in the order of y.
+"""RowRanges: the rows of a checkpoint's layer that a rank holds where they are not one range, in the order of y.
 
 Of layers that are several in one tensor: q, k and v one after another or interleaved by head, gate and up. It stands for a
-`Part` among a Linear's outputs, and `targets` copy each stretch to its place.
+`Part` among a Linear's outputs, and `targets` copy each range to its place.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,7 +14,7 @@ from quire.workers.loading.target import FLOATS, Target
 from quire.workers.parallel import Part
 
 
-class Stretches(NamedTuple):
+class RowRanges(NamedTuple):
     """`ranges` of a dimension of `full`."""
 
     full: int
@@ -30,7 +30,7 @@ class Stretches(NamedTuple):
         return self.size == self.full
 
     @classmethod
-    def of(cls, full: int, parts: Iterable[tuple[int, int]]) -> "Stretches":
+    def of(cls, full: int, parts: Iterable[tuple[int, int]]) -> "RowRanges":
         """Of these ranges, of which neighbours are joined."""
         joined: list[tuple[int, int]] = []
         for start, stop in parts:
@@ -47,7 +47,7 @@ class Stretches(NamedTuple):
             at += stop - start
 
 
-Rows = Part | Stretches
+Rows = Part | RowRanges
 
 
 def cut(x: torch.Tensor, rows: Rows) -> torch.Tensor:
