@@ -1,4 +1,4 @@
-"""ExpertLoad: how evenly tokens go to the ranks that whole experts are dealt over; asked of the workers, shown by /metrics.
+"""ExpertLoad: how evenly tokens go to the ranks of expert parallelism; asked of the workers, shown by /metrics.
 
 Asked by a control record (workers/expert_load.py answers) twice a second while there are steps, so that no step waits for it.
 Nothing of it happens without --enable-expert-parallel. Owned by the core's loop.
@@ -52,7 +52,7 @@ class ExpertLoad:
         return None
 
     def so_far(self) -> ExpertStats | None:
-        """None where experts are not dealt out."""
+        """None without expert parallelism."""
         if not self._is_on:
             return None
         mean = sum(sum(told.by_rank) for told in self._recent) / len(self._tokens)

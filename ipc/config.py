@@ -61,7 +61,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_logprobs: int = 20
     seed: int = 0
     tensor_parallel_size: int = 1
-    enable_expert_parallel: bool = False  # whole experts are dealt over these ranks, not a part of each
+    enable_expert_parallel: bool = False  # whole experts are distributed over these ranks, not a part of each
     pipeline_parallel_size: int = 1
     collective_timeout_s: float = 10.0
     emulate_world_size: int = 1  # run one rank of so many, alone
@@ -295,7 +295,7 @@ def _add_memory(add: Add) -> None:
     add(
         "--pipeline-parallel-size", "-pp", type=int, metavar="N", help="stages of layers, each on GPUs of its own, or processes"
     )
-    add("--data-parallel-size", "-dp", type=int, metavar="N", help="whole engines, to which requests are dealt (--router)")
+    add("--data-parallel-size", "-dp", type=int, metavar="N", help="whole engines, which share the requests (--router)")
     add("--gpu-memory-utilization", type=float, help="part of the GPU's memory to fill, what other processes have included")
     add("--cpu-kv-cache-gib", type=float, help="size of the KV cache on a CPU, GiB")
     add(

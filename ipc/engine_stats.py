@@ -38,7 +38,7 @@ class ExpertTokens(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
 
 class ExpertStats(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Of ranks that whole experts are dealt over."""
+    """Of ranks that whole experts are distributed over."""
 
     tokens: list[int]  # by rank, over all layers; a token that k experts of a layer get counts k times
     imbalance: float  # of late: each layer's busiest rank's tokens, summed over layers, by the mean rank's; 1 is even
@@ -54,7 +54,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     mask_time: Distribution  # seconds to compute the grammar masks of a step that has some
     batch_fill: Distribution  # rows of a step as a part of max_num_seqs
     processes: list[ProcessUsage] = []  # the core's and its workers'
-    experts: ExpertStats | None = None  # None: experts are not dealt over ranks
+    experts: ExpertStats | None = None  # None: no expert parallelism
 
 
 class CacheInfo(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

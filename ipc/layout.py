@@ -1,6 +1,7 @@
 """How a model is laid out over workers: what sizes there may be, and which layers a stage has.
 
-Sizes are fields of EngineConfig, which has them checked (config.py); workers deal out layers, and `quire estimate` as they do.
+Sizes are fields of EngineConfig, which has them checked (config.py); workers assign layers to stages by it, and so does
+`quire estimate`.
 """
 
 from collections.abc import Sequence
@@ -35,9 +36,9 @@ def check_layout(config: Any) -> None:
     need(1 <= config.data_parallel_size <= MAX_ENGINES, f"--data-parallel-size must be between 1 and {MAX_ENGINES}")
     need(
         config.data_parallel_size == 1 or config.tensor_parallel_size > 1 or not config.enable_expert_parallel,
-        "--enable-expert-parallel deals experts over the ranks of --tensor-parallel-size, which is 1: over engines of "
-        "--data-parallel-size they are not dealt (attention of each engine's own, tokens sent to experts all-to-all); use "
-        f"--tensor-parallel-size {config.data_parallel_size} --enable-expert-parallel instead, or leave the flag out",
+        "--enable-expert-parallel distributes experts over the ranks of --tensor-parallel-size, which is 1: over engines "
+        "of --data-parallel-size they are not distributed (attention of each engine's own, tokens sent to experts all-to-all); "
+        f"use --tensor-parallel-size {config.data_parallel_size} --enable-expert-parallel instead, or leave the flag out",
     )
 
 
@@ -49,7 +50,7 @@ def split_layers(first: int, layers: Sequence[int], last: int, count: int) -> li
     total = [0]
     for num_bytes in layers:
         total.append(total[-1] + num_bytes)
-    best: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}  # layers dealt out -> (cost, the ends of their stages)
+    best: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}  # layers assigned -> (cost, the ends of their stages)
     for stage in range(count):
         more = (first if stage == 0 else 0) + (last if stage == count - 1 else 0)
         ends = range(stage + 1, len(layers) - (count - stage - 1) + 1)

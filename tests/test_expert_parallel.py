@@ -1,4 +1,5 @@
-"""fp32 on the CPU: whole experts dealt over two or four ranks give the tokens that a part of each, and one rank alone, give.
+"""fp32 on the CPU: whole experts distributed over two or four ranks give the tokens that a part of
+each, and one rank alone, give.
 
 What is asked and how it is scheduled is test_tensor_parallel.py's. Small faults turn it red. The layer by itself is in
 tests/workers/test_experts.py, ranks as processes in tests/serving/test_expert_parallel.py.
@@ -23,7 +24,7 @@ CASES = [name if name == ALWAYS else pytest.param(name, marks=pytest.mark.slow) 
 @pytest.mark.parametrize("name", CASES)
 def test_two_ranks_give_the_tokens_of_one_alone(name):
     """As two ranks do that hold a part of each expert: test_tensor_parallel.py compares them with the same."""
-    engine = small(name, 2, deals_experts=True)
+    engine = small(name, 2, expert_parallel=True)
     assert_same(name, engine)
     assert engine.scheduler.counters.preemptions > 0 and engine.scheduler.counters.cached_tokens > 0
 
@@ -32,12 +33,12 @@ def test_two_ranks_give_the_tokens_of_one_alone(name):
 @pytest.mark.parametrize("name", ["qwen2-moe", "mixtral-sliding-tied", "qwen3-moe-mixed", "deepseek-v3"])
 def test_four_ranks_give_the_tokens_of_one_alone(name):
     """Five and six experts over four ranks, too."""
-    assert_same(name, small(name, 4, deals_experts=True))
+    assert_same(name, small(name, 4, expert_parallel=True))
 
 
 @pytest.mark.slow
 def test_sums_of_few_rows_may_be_formed_by_the_norm():
-    assert_same("qwen3-moe", small("qwen3-moe", 2, for_norms=True, deals_experts=True))
+    assert_same("qwen3-moe", small("qwen3-moe", 2, for_norms=True, expert_parallel=True))
 
 
 @pytest.mark.parametrize(
@@ -45,13 +46,13 @@ def test_sums_of_few_rows_may_be_formed_by_the_norm():
 )
 def test_dummy_weights_are_one_model_on_any_number_of_ranks(name):
     folder, asked = tiny_model(name), [list(prompt(40))]
-    engine = engine_of_ranks(folder, 2, dummy=True, deals_experts=True)
+    engine = engine_of_ranks(folder, 2, dummy=True, expert_parallel=True)
     assert engine.generate(asked, GREEDY) == InlineEngine(folder, dummy=True).generate(asked, GREEDY)
 
 
 def test_one_rank_runs_alone_where_the_others_are_emulated():
     alone = Alone(4)
-    parallel = Parallel(0, 4, "cpu", alone, alone, deals_experts=True)
+    parallel = Parallel(0, 4, "cpu", alone, alone, expert_parallel=True)
     engine = InlineEngine(tiny_model("qwen3-moe"), dummy=True, parallel=parallel)
     assert [len(tokens) for tokens in engine.generate([list(prompt(n)) for n in (3, 40)], GREEDY)] == [24, 24]
 
@@ -80,7 +81,7 @@ def experts_in_another_order(engine):
 
 @pytest.mark.parametrize("fault", [the_others_experts, one_expert_beside, experts_in_another_order])
 def test_a_fault_is_seen(fault):
-    engine = small(ALWAYS, 2, deals_experts=True)
+    engine = small(ALWAYS, 2, expert_parallel=True)
     fault(engine)
     with pytest.raises(AssertionError):
         assert_same(ALWAYS, engine)

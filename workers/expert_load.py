@@ -1,4 +1,4 @@
-"""How many tokens each rank's experts get, where whole experts are dealt over the ranks: counted on the device.
+"""How many tokens each rank's experts get, where whole experts are distributed over the ranks: counted on the device.
 
 All ranks route all tokens alike, so one of them counts for all: routers add to a layer's counts while they route, in graphs
 too, and between two steps the core asks for the sums (enginecore/expert_load.py). Padding is not counted.
@@ -10,7 +10,7 @@ import torch
 
 from quire.ipc.engine_stats import ExpertTokens
 from quire.workers.models.config import ModelConfig
-from quire.workers.parallel import Parallel, dealt
+from quire.workers.parallel import Parallel, even_split
 
 
 class ExpertLoad:
@@ -42,7 +42,7 @@ class ExpertLoad:
         counts = self._copied().reshape(len(self._layers), -1)
         new = counts if self._told is None else counts - self._told  # int32, so right across a turn
         self._told = counts
-        parts = [dealt(counts.shape[1], rank, self._size) for rank in range(self._size)]
+        parts = [even_split(counts.shape[1], rank, self._size) for rank in range(self._size)]
         by_rank = np.stack([new[:, part.slice].sum(1, dtype=np.int64) for part in parts])
         return msgspec.msgpack.encode(ExpertTokens(by_rank.sum(1).tolist(), int(by_rank.max(0).sum())))
 

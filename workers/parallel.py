@@ -3,7 +3,7 @@
 `build_model` is given a `Parallel`, and layers ask it for their sizes. A layer whose results are partial (its input dimension
 is split) sums them over the ranks by `all_reduce`; the LM head is split over the vocabulary, and who needs all of it asks for
 `all_logits`. How tensors travel is the `Exchange`'s business. Of a model in stages (pipeline parallelism) the ranks here are
-those of one `Stage`, which has some of the layers; stages.py deals them out.
+those of one `Stage`, which has some of the layers; stages.py assigns them.
 """
 
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ def whole(n: int) -> Part:
     return Part(n, 0, n)
 
 
-def dealt(n: int, rank: int, size: int) -> Part:
+def even_split(n: int, rank: int, size: int) -> Part:
     """A rank's of n things in a row, one more on each of the first ranks where they do not divide."""
     each, more = divmod(n, size)
     start = rank * each + min(rank, more)
@@ -148,9 +148,9 @@ class Parallel:
         norm_exchange: NormExchange | None = None,
         stage: Stage = Stage(),
         *,
-        deals_experts: bool = False,
+        expert_parallel: bool = False,
     ) -> None:
-        """deals_experts: each rank has whole experts, not a part of each (--enable-expert-parallel)."""
+        """expert_parallel: each rank has whole experts, not a part of each (--enable-expert-parallel)."""
         if not 0 <= rank < size:
             raise ValueError(f"there is no rank {rank} among {size}")
         self.rank = rank
@@ -158,7 +158,7 @@ class Parallel:
         self.device = torch.device(device)
         self._exchange = exchange
         self.norm_exchange = norm_exchange
-        self.deals_experts = deals_experts
+        self.expert_parallel = expert_parallel
         self.expert_load: ExpertCounts | None = None  # of the rank that counts for all
         self.stage = stage
 
@@ -171,11 +171,11 @@ class Parallel:
 
     def experts(self, n: int) -> Part:
         """This rank's of n experts: all, of which it has a part each, or its share of whole ones."""
-        return dealt(n, self.rank, self.size) if self.deals_experts else whole(n)
+        return even_split(n, self.rank, self.size) if self.expert_parallel else whole(n)
 
     def of_each_expert(self, n: int) -> Part:
         """This rank's of n, an expert's width. Raises ValueError as `split`."""
-        return whole(n) if self.deals_experts else self.split(n)
+        return whole(n) if self.expert_parallel else self.split(n)
 
     def kv_heads(self, n: int) -> Part:
         """This rank's of n KV heads; where they are fewer than ranks, neighbours hold the same one. Query heads are split."""

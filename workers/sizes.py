@@ -29,7 +29,7 @@ def rank_sizes(asked: SizesAsked) -> RankSizes:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_bytes(msgspec.json.encode(asked.config))
         config = read_model_config(folder)
-        parallel = Parallel(0, asked.tensor_parallel_size, "meta", deals_experts=asked.enable_expert_parallel)
+        parallel = Parallel(0, asked.tensor_parallel_size, "meta", expert_parallel=asked.enable_expert_parallel)
         model = build_model(config, torch.float32, parallel)
     experts = [module for module in model.modules() if isinstance(module, Experts)]
     return RankSizes(

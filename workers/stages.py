@@ -1,4 +1,4 @@
-"""Which layers each stage of a model has: consecutive ones, dealt out by their bytes, embedding and head counted.
+"""Which layers each stage of a model has: consecutive ones, of about equal bytes, embedding and head counted.
 
 All ranks compute the same from the model's configuration alone. Called by a worker before it builds its part.
 """

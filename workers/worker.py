@@ -88,7 +88,7 @@ class Worker:
         self.reader = PlanReader.attach(own_fds(config.plan_ring_fds))
         self.ring = ResultRing.attach(own_fds(config.result_ring_fds)) if config.result_ring_fds else None
         self.device = torch.device("cuda", config.device_index) if config.device == "cuda" else torch.device("cpu")
-        self.parallel = Parallel(device=self.device, deals_experts=config.enable_expert_parallel)
+        self.parallel = Parallel(device=self.device, expert_parallel=config.enable_expert_parallel)
         self.custom_processors: CustomProcessors | None = None
         self.profiler = Profiler(config.profile_dir, config.rank, config.device)
 
@@ -182,12 +182,13 @@ class Worker:
             checkpoint = None if c.load_format == "dummy" else Path(c.model_dir)
             stage = stage_of(model_config, dtype, place.stage, place.stages, checkpoint)
             group = self.group = Group(ChannelStore(self.link, c.rank), place, model_config.hidden_size, dtype)
-            (rank, size), deals = place.within_stage[:2], c.enable_expert_parallel
+            (rank, size), expert_parallel = place.within_stage[:2], c.enable_expert_parallel
             exchanges = group.exchange, group.norm_exchange
-            self.parallel = Parallel(rank, size, self.device, *exchanges, stage, deals_experts=deals)
+            self.parallel = Parallel(rank, size, self.device, *exchanges, stage, expert_parallel=expert_parallel)
         elif c.emulate_world_size > 1:
             alone = Alone(c.emulate_world_size)
-            self.parallel = Parallel(0, c.emulate_world_size, self.device, alone, alone, deals_experts=c.enable_expert_parallel)
+            size, expert_parallel = c.emulate_world_size, c.enable_expert_parallel
+            self.parallel = Parallel(0, size, self.device, alone, alone, expert_parallel=expert_parallel)
         if c.enable_expert_parallel and c.rank == c.output_rank:
             self.parallel.expert_load = expert_load_of(model_config, self.parallel)
 

@@ -148,7 +148,9 @@ def estimate(model: Model, config: EngineConfig, memory: int, gpu: str = "") -> 
     block_size = config.block_size or plan.default_block_size(is_gpu)
     weights, has_fp8 = model.num_parameters * item, not _plain(gpu).startswith(WITHOUT_FP8)
     if is_gpu:
-        weights = weights_bytes(model, config.quantization, item, has_fp8=has_fp8, deals_experts=config.enable_expert_parallel)
+        weights = weights_bytes(
+            model, config.quantization, item, has_fp8=has_fp8, expert_parallel=config.enable_expert_parallel
+        )
     block = plan.kv_block_bytes(sizes, block_size, item)
     groups = len(plan.kv_groups(sizes))
     if is_gpu:
@@ -190,7 +192,7 @@ def estimate(model: Model, config: EngineConfig, memory: int, gpu: str = "") -> 
 def on_one(model: Model, config: EngineConfig) -> Model:
     """What one of the GPUs holds that share the model. Raises EstimateError."""
     ranks, stages = config.tensor_parallel_size, config.pipeline_parallel_size
-    return share_of(model, ranks, stages, deals_experts=config.enable_expert_parallel)
+    return share_of(model, ranks, stages, expert_parallel=config.enable_expert_parallel)
 
 
 def cpu_packed_bytes(model: Model, item: int) -> int:

@@ -141,13 +141,13 @@ def computed_parameters(sizes: ModelSizes, tied: bool) -> int:
     return total
 
 
-def on_rank(model: Model, size: int, *, deals_experts: bool = False) -> Model:
+def on_rank(model: Model, size: int, *, expert_parallel: bool = False) -> Model:
     """What one of `size` GPUs holds: heads and MLP split, the head of an untied model, too; the embedding whole.
 
     Raises EstimateError where the model cannot be split so.
     """
     if model.asked is not None:
-        found = sizes_on_rank(model.name, model.asked, size, deals_experts=deals_experts)
+        found = sizes_on_rank(model.name, model.asked, size, expert_parallel=expert_parallel)
         plain = model.num_parameters - model.expert_parameters
         return model._replace(
             sizes=found.sizes,
@@ -157,7 +157,7 @@ def on_rank(model: Model, size: int, *, deals_experts: bool = False) -> Model:
             stored_bytes=model.stored_bytes * (found.num_parameters - found.expert_parameters) // plain,
             stored_expert_bytes=model.stored_expert_bytes * found.expert_parameters // max(1, model.expert_parameters),
         )
-    if deals_experts:
+    if expert_parallel:
         raise EstimateError(f"{model.name}: --enable-expert-parallel: the model has no experts; leave the flag out")
 
     def of(layer: LayerSizes) -> LayerSizes:

@@ -23,10 +23,10 @@ class EstimateError(ValueError):
     """No estimate can be made; the text is for the user."""
 
 
-def sizes_on_rank(name: str, config: Json, size: int = 1, *, deals_experts: bool = False) -> RankSizes:
+def sizes_on_rank(name: str, config: Json, size: int = 1, *, expert_parallel: bool = False) -> RankSizes:
     """Of the rank of `size` that holds most; weights as they are when nothing is quantized. Raises EstimateError."""
     plain = {key: value for key, value in config.items() if key not in ("quantization_config", "compression_config")}
-    answer = _answer(msgspec.json.encode(SizesAsked(plain, size, deals_experts)))
+    answer = _answer(msgspec.json.encode(SizesAsked(plain, size, expert_parallel)))
     if isinstance(answer, str):
         raise EstimateError(f"{name}: {answer}")
     return answer

@@ -5,9 +5,9 @@ from quire.frontend.cli.estimate_sizes import EstimateError
 from quire.ipc.layout import split_layers
 
 
-def share_of(model: Model, ranks: int, stages: int, *, deals_experts: bool = False) -> Model:
+def share_of(model: Model, ranks: int, stages: int, *, expert_parallel: bool = False) -> Model:
     """Of `ranks` GPUs of each of `stages` stages, one of the stage that holds most. Raises EstimateError."""
-    own = model if ranks == 1 and not deals_experts else on_rank(model, ranks, deals_experts=deals_experts)
+    own = model if ranks == 1 and not expert_parallel else on_rank(model, ranks, expert_parallel=expert_parallel)
     pairs = zip(own.sizes.layers, model.sizes.layers, strict=True)
     layers = tuple(layer._replace(cache_itemsize=whole.cache_itemsize) for layer, whole in pairs)
     own = own._replace(sizes=own.sizes._replace(layers=layers))

@@ -16,7 +16,7 @@ PLAIN = 0.0
 WEIGHT_ONLY = "int8_per_channel_weight_only"  # of WHILE_LOADING, what no kernel of experts takes
 
 
-def weights_bytes(model: Model, quantization: str | None, item: int, *, has_fp8: bool, deals_experts: bool = False) -> int:
+def weights_bytes(model: Model, quantization: str | None, item: int, *, has_fp8: bool, expert_parallel: bool = False) -> int:
     """quantization: --quantization; item: bytes of a plain weight. Head and embedding are not quantized."""
     others = model.num_parameters - model.expert_parameters
     if model.quantization is not None:
@@ -25,7 +25,7 @@ def weights_bytes(model: Model, quantization: str | None, item: int, *, has_fp8:
         bits = _bits_while_loading(quantization, has_fp8)
     if bits == MXFP4_BITS and model.expert_parameters:
         bits = None  # a mixture's other layers are plain ones
-    experts = _experts_bytes(model, quantization, item, has_fp8, deals_experts)
+    experts = _experts_bytes(model, quantization, item, has_fp8, expert_parallel)
     if bits is None:
         return model.stored_bytes + experts
     if bits == PLAIN:
@@ -41,10 +41,10 @@ def _bits_while_loading(quantization: str | None, has_fp8: bool) -> float:
     return INT4_BITS if quantization == "int4" else 8.0
 
 
-def _experts_bytes(model: Model, quantization: str | None, item: int, has_fp8: bool, deals_experts: bool) -> int:
+def _experts_bytes(model: Model, quantization: str | None, item: int, has_fp8: bool, expert_parallel: bool) -> int:
     """Whole experts of several GPUs' are plain, and those that no kernel takes."""
     plain = model.expert_parameters * item
-    if deals_experts:
+    if expert_parallel:
         return plain
     if model.quantization is None:
         bits = PLAIN if quantization == WEIGHT_ONLY else _bits_while_loading(quantization, has_fp8)

@@ -3,7 +3,7 @@
     ids int32 [T, k]  ->  order int32 [P]            P = T k pairs; those of expert 0 first, within an expert by row
                           tiles int32 [3, slots]     expert, first place in `order`, rows (0 or less: the slot is empty)
 
-A program an expert; none waits for another, for slots are dealt out with room: expert e, which has `before` pairs before its
+A program an expert; none waits for another, for slots are given out with room: expert e, which has `before` pairs before its
 own, begins at slot before // tile + e, which is beyond the last of expert e - 1. So there are P // tile + E slots, as many for
 every batch of a size, and grids over them can be captured. Nothing is atomic: the order depends on the ids alone. Ids from E
 on are none of ours: they are in no tile, and `order` ends before it is full.

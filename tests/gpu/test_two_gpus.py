@@ -42,15 +42,15 @@ def test_fp32_on_two_equals_transformers(name, eager):
         llm.shutdown()
 
 
-@pytest.mark.parametrize("deals_experts", [False, True])
+@pytest.mark.parametrize("expert_parallel", [False, True])
 @pytest.mark.parametrize(
     ("name", "eager"), [("gpu-qwen2-moe", False), ("gpu-mixtral-sliding-tied", False), ("gpu-gpt-oss", True)]
 )
-def test_parts_of_experts_and_whole_ones_give_the_tokens_of_one(name, eager, deals_experts):
+def test_parts_of_experts_and_whole_ones_give_the_tokens_of_one(name, eager, expert_parallel):
     llm = LLM(
         str(tiny_model(name)),
         tensor_parallel_size=2,
-        enable_expert_parallel=deals_experts,
+        enable_expert_parallel=expert_parallel,
         enforce_eager=eager,
         **OPTIONS,
     )

@@ -1,4 +1,4 @@
-"""Sizes of a layout that can be, and how layers are dealt out to stages."""
+"""Sizes of a layout that can be, and how layers are assigned to stages."""
 
 import itertools
 
@@ -25,7 +25,7 @@ from quire.ipc.layout import split_layers
         ),
         (
             {"data_parallel_size": 8, "enable_expert_parallel": True},
-            "not dealt .* all-to-all.*; use --tensor-parallel-size 8 --enable-expert-parallel instead",
+            "not distributed .* all-to-all.*; use --tensor-parallel-size 8 --enable-expert-parallel instead",
         ),
     ],
 )

@@ -109,7 +109,7 @@ def held(w, ids, first, stop):
 
 
 def assert_parts_add_up(shape, dtype, device, config):
-    """Experts dealt over two ranks, one of which may have none that are wanted; what others have is never looked at."""
+    """Experts distributed over two ranks, one of which may have none that are wanted; what others have is never looked at."""
     from quire.kernels.experts import experts
 
     x, w, ids, weights, shared = operands(shape, dtype, device, has_bias=shape[0] % 2 == 1)

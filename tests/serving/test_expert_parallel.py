@@ -15,7 +15,7 @@ LAYERS, TOP_K = 3, 2
 
 
 @pytest.fixture(scope="module")
-def dealt() -> Iterator[Served]:
+def even_split() -> Iterator[Served]:
     with Served(str(tiny_model("qwen3-moe")), *SMALL, "-tp", "2", "--enable-expert-parallel") as served:
         yield served.ready()
         assert served.end() == 0

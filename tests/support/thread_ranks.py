@@ -86,19 +86,19 @@ class Together:
         return getattr(self.first, name)
 
 
-def engine_of_ranks(folder, size, exchange=None, for_norms=False, deals_experts=False, **options):
+def engine_of_ranks(folder, size, exchange=None, for_norms=False, expert_parallel=False, **options):
     """An InlineEngine of so many ranks. exchange(group, rank): what a rank exchanges by, in place of RankOfThreads.
 
-    for_norms: sums of few rows are formed with the norms behind them. deals_experts: the first rank counts, too."""
+    for_norms: sums of few rows are formed with the norms behind them. expert_parallel: the first rank counts, too."""
     if size == 1:
         return InlineEngine(folder, **options)
     group, make = Threads(size), exchange or Threads.rank
     exchanges = [make(group, rank) for rank in range(size)]
     ranks = [
-        Parallel(rank, size, exchange=e, norm_exchange=e if for_norms else None, deals_experts=deals_experts)
+        Parallel(rank, size, exchange=e, norm_exchange=e if for_norms else None, expert_parallel=expert_parallel)
         for rank, e in enumerate(exchanges)
     ]
-    if deals_experts:
+    if expert_parallel:
         ranks[0].expert_load = ExpertLoad(size, torch.device("cpu"))
     first, *others = (InlineEngine(folder, parallel=rank, **options) for rank in ranks)
     first.group = group

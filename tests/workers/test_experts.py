@@ -56,7 +56,7 @@ def assert_same_experts(model, other, part=slice(None)):
 
 
 def dealing(rank, size):
-    return Parallel(rank, size, deals_experts=True)
+    return Parallel(rank, size, expert_parallel=True)
 
 
 def stacked(tensors):
@@ -311,9 +311,9 @@ def test_stacked_experts_of_another_format_are_refused(tmp_path):
         build_model(read_model_config(folder), torch.float32, Parallel())
 
 
-@pytest.mark.parametrize("deals_experts", [False, True])
+@pytest.mark.parametrize("expert_parallel", [False, True])
 @pytest.mark.parametrize("name", tiny_moe.FIRST)
-def test_the_ranks_together_are_the_whole_model(name, deals_experts):
+def test_the_ranks_together_are_the_whole_model(name, expert_parallel):
     """Parts of each expert, or whole ones, and parts of shared ones, summed once; biases that are added once."""
     folder = tiny_models.tiny_model(name)
     config = read_model_config(folder)
@@ -326,7 +326,7 @@ def test_the_ranks_together_are_the_whole_model(name, deals_experts):
             )
 
     [alone], _ = on_every_rank(1, logits)
-    parts, group = on_every_rank(2, logits, deals_experts=deals_experts)
+    parts, group = on_every_rank(2, logits, expert_parallel=expert_parallel)
     assert torch.equal(*parts)
     torch.testing.assert_close(parts[0], alone, atol=2e-4, rtol=1e-4)
     of_norms = 2 if name in ("minimax-m2", "olmoe") else 0

@@ -68,7 +68,7 @@ with torch.device("meta"):
         places = meta(3, size, most, config.hidden_size, dtype=torch.int16)
         buffers = PeerNormExchange(Buffers(0, size, most, places, meta(size, dtype=torch.int64), ints(most), 1), None)
     deals = size > 1 and any(layer.experts is not None for layer in config.layers)
-    ranks = Parallel(0, size, "meta", exchange, buffers, deals_experts=deals)
+    ranks = Parallel(0, size, "meta", exchange, buffers, expert_parallel=deals)
     if deals:
         ranks.expert_load, starts = ExpertLoad(size, torch.device("meta")), ints(4096)
     model = build_model(config, torch.bfloat16, ranks)

@@ -33,7 +33,7 @@ from quire.workers.parallel import Part, whole
 class Router(WeightOwner):
     """h [T, H] -> the experts of each row and their weights. `correction` is the name of its tensor beside the router's.
 
-    Where whole experts are dealt over ranks, ids are numbers among this rank's, or their number for any other.
+    Where whole experts are distributed over ranks, ids are numbers among this rank's, or their number for any other.
     On a CPU its weight is float32: logits are never rounded to 16 bits (kernels/experts/routing.py).
     """
 

@@ -74,22 +74,23 @@ def _check_pieces(config: ModelConfig) -> None:
 
 
 def _check_size(config: ModelConfig, parallel: Parallel) -> None:
-    """Query heads and MLPs are split evenly; KV heads, too, or each is held by several ranks; whole experts are dealt out."""
-    size, deals = parallel.size, parallel.deals_experts
+    """Query heads and MLPs are split evenly; KV heads, too, or each is held by several ranks; whole experts are distributed."""
+    size, expert_parallel = parallel.size, parallel.expert_parallel
     if size > 1 and config.transformers_config is not None:
         raise ModelConfigError("--model-impl transformers runs on one GPU: --tensor-parallel-size 1")
-    if deals and config.transformers_config is None and all(layer.experts is None for layer in config.layers):
+    if expert_parallel and config.transformers_config is None and all(layer.experts is None for layer in config.layers):
         raise ModelConfigError("--enable-expert-parallel: the model has no experts; leave the flag out")
-    if fits := _misfit(config, size, deals):
-        do = ", ".join(str(n) for n in range(1, MAX_RANKS + 1) if not _misfit(config, n, deals))
-        dealt = "" if deals or _misfit(config, size, True) else ", or --enable-expert-parallel, which deals whole experts"
+    if fits := _misfit(config, size, expert_parallel):
+        do = ", ".join(str(n) for n in range(1, MAX_RANKS + 1) if not _misfit(config, n, expert_parallel))
+        or_experts = ", or --enable-expert-parallel, which distributes whole experts"
+        or_experts = "" if expert_parallel or _misfit(config, size, True) else or_experts
         raise ModelConfigError(
             f"--tensor-parallel-size {size} does not fit the model: its {fits} cannot be split over {size} ranks; "
-            f"{do} would do{dealt}"
+            f"{do} would do{or_experts}"
         )
 
 
-def _misfit(config: ModelConfig, size: int, deals_experts: bool) -> str | None:
+def _misfit(config: ModelConfig, size: int, expert_parallel: bool) -> str | None:
     """What of the model cannot be split so."""
     for layer in dict.fromkeys(config.layers):
         heads, kv_heads = layer.attention.num_heads, layer.attention.num_kv_heads
@@ -99,9 +100,9 @@ def _misfit(config: ModelConfig, size: int, deals_experts: bool) -> str | None:
             return f"{kv_heads} KV heads"
         widths = {"intermediate_size": layer.intermediate_size}
         if (experts := layer.experts) is not None:
-            if deals_experts and experts.routing.num_experts < size:
+            if expert_parallel and experts.routing.num_experts < size:
                 return f"{experts.routing.num_experts} experts"
-            of_each = 0 if deals_experts else experts.intermediate_size
+            of_each = 0 if expert_parallel else experts.intermediate_size
             widths = {"moe_intermediate_size": of_each, "shared experts' size": experts.shared_size}
         for name, width in widths.items():
             if width % size:

@@ -67,10 +67,10 @@ SHARED = [
 
 @pytest.mark.parametrize(("name", "size", "deals"), SHARED)
 def test_one_of_several_ranks_of_any_family_is_counted_as_it_is_built(name, size, deals, asked_here):
-    folder, ranks = tiny_model(name), Parallel(0, size, deals_experts=deals)
+    folder, ranks = tiny_model(name), Parallel(0, size, expert_parallel=deals)
     config = EngineConfig(device="cpu", tensor_parallel_size=size, enable_expert_parallel=deals)
     worker_config = read_model_config(folder)
-    model = on_rank(read(folder), size, deals_experts=deals)
+    model = on_rank(read(folder), size, expert_parallel=deals)
     built = build_model(worker_config, torch.float32, ranks)
     cache = KVCache(worker_config.attention_specs(ranks), 16, torch.float32)
     assert model.num_parameters == sum(p.numel() for p in built.parameters())
@@ -92,7 +92,7 @@ def test_a_worker_is_asked_in_a_process_of_its_own(capsys):
     assert cli.main(["estimate", folder, "--gpu", "L4", "-tp", "2", "--enable-expert-parallel", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     config = read_model_config(folder)
-    built = build_model(config, torch.float32, Parallel(0, 2, deals_experts=True))
+    built = build_model(config, torch.float32, Parallel(0, 2, expert_parallel=True))
     assert found["weights_bytes"] == sum(p.numel() for p in built.parameters()) * 4
 
 
@@ -153,7 +153,7 @@ def test_experts_on_a_gpu_count_as_stored_or_plain(tmp_path, asked_here):
     found = found._replace(stored_bytes=1000, stored_expert_bytes=found.expert_parameters * 17 // 32)
     plain = 2 * found.expert_parameters + 1000
     assert weights_bytes(found, None, 2, has_fp8=True) == found.stored_expert_bytes + 1000
-    assert weights_bytes(found, None, 2, has_fp8=True, deals_experts=True) == plain
+    assert weights_bytes(found, None, 2, has_fp8=True, expert_parallel=True) == plain
     loaded = read(tiny_model("qwen3-moe"))
     experts = loaded.expert_parameters
     of = {name: weights_bytes(loaded, name, 2, has_fp8=True) for name in (None, "fp8", "int4", "int8_per_channel_weight_only")}
