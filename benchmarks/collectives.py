@@ -61,14 +61,14 @@ def ways(rows: int, hidden: int, ours: PeerNormExchange, nccl: NcclExchange, ran
         "one-shot, norm": lambda: norm(one_shot(shared, "sum", group)),
         "two-shot, norm": lambda: norm(two_shot(shared, "sum", group)),
     }
-    if ours.takes(rows):
+    if ours.supports(rows):
         found["ours"] = lambda: ours.add_rms_norm(x, residual, weight, EPS)
     return found
 
 
 def check(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, ours: PeerNormExchange) -> None:
     """Ours is the reference, and the same bits on all ranks."""
-    if not ours.takes(len(x)):
+    if not ours.supports(len(x)):
         return
     xs = [torch.empty_like(x) for _ in range(dist.get_world_size())]
     dist.all_gather(xs, x)

@@ -13,7 +13,7 @@ from thread_ranks import engine_of_ranks
 from tiny_models import tiny_model
 from tiny_moe import MODELS
 
-from quire.workers.group.alone import Alone
+from quire.workers.group.emulated import EmulatedExchange
 from quire.workers.layers.experts import Experts, Router
 from quire.workers.parallel import Parallel
 
@@ -51,8 +51,8 @@ def test_dummy_weights_are_one_model_on_any_number_of_ranks(name):
 
 
 def test_one_rank_runs_alone_where_the_others_are_emulated():
-    alone = Alone(4)
-    parallel = Parallel(0, 4, "cpu", alone, alone, expert_parallel=True)
+    emulated = EmulatedExchange(4)
+    parallel = Parallel(0, 4, "cpu", emulated, emulated, expert_parallel=True)
     engine = InlineEngine(tiny_model("qwen3-moe"), dummy=True, parallel=parallel)
     assert [len(tokens) for tokens in engine.generate([list(prompt(n)) for n in (3, 40)], GREEDY)] == [24, 24]
 

@@ -169,4 +169,4 @@ def test_stages_hold_their_parts_alone():
         whole = InlineEngine(tiny_model(name)).model
         assert set().union(*names) == {n for n, _ in whole.named_parameters()}
         assert [len(r.ctx.cache.k) for r in runners] == [1, 1, 1] and np.prod(runners[0].ctx.pool.counts.shape) == 0
-        assert torch.is_tensor(runners[1].model.between.hidden)
+        assert torch.is_tensor(runners[1].model.stage_buffer.hidden)

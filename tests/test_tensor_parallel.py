@@ -17,7 +17,7 @@ from workers.test_runner import with_late_masks
 
 from quire.ipc.sampling import SamplingParams
 from quire.workers.attention.kv_cache import cache_groups
-from quire.workers.group.alone import Alone
+from quire.workers.group.emulated import EmulatedExchange
 from quire.workers.models.config import ModelConfigError
 from quire.workers.models.families import read_model_config
 from quire.workers.parallel import Parallel
@@ -135,8 +135,8 @@ def test_dummy_weights_are_one_model_on_any_number_of_ranks(name):
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_one_rank_runs_alone_where_the_others_are_emulated(size):
-    alone = Alone(size)
-    engine = InlineEngine(tiny_model("split-llama"), dummy=True, parallel=Parallel(0, size, "cpu", alone, alone))
+    emulated = EmulatedExchange(size)
+    engine = InlineEngine(tiny_model("split-llama"), dummy=True, parallel=Parallel(0, size, "cpu", emulated, emulated))
     prompts, params = [list(prompt(n)) for n in (3, 40)], SamplingParams(temperature=1.0, seed=1, logprobs=2, **PLAIN)
     for asked in (GREEDY, params):
         assert [len(tokens) for tokens in engine.generate(prompts, asked)] == [MOST_TOKENS] * 2

@@ -87,7 +87,7 @@ class Exchange(Protocol):
 class NormExchange(Protocol):
     """A sum over the ranks that the norm behind it forms itself, where that is faster: on GPUs, of few rows."""
 
-    def takes(self, rows: int) -> bool:
+    def supports(self, rows: int) -> bool:
         """Whether it does so for so many rows: the same on all ranks."""
         ...
 

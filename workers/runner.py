@@ -71,7 +71,7 @@ class ModelRunner:
         self.tables = SlotTables.allocate(ctx.max_rows, num_groups, ctx.max_blocks, ctx.device, stage.count)
         self.buffers = StepBuffers.allocate(ctx.max_tokens, ctx.max_rows, num_groups, ctx.device)
         if stage.count > 1:
-            model.between.hidden = torch.zeros(ctx.max_tokens, ctx.config.hidden_size, dtype=ctx.dtype, device=ctx.device)
+            model.stage_buffer.hidden = torch.zeros(ctx.max_tokens, ctx.config.hidden_size, dtype=ctx.dtype, device=ctx.device)
         self._decode_rows = [NO_ROWS] * stage.count  # of each micro-batch, as the core knows them
         self._appliers = {  # of the sections applied on the host, where tokens are sampled
             "logits_processors": self._apply_logits_processors,
@@ -85,7 +85,7 @@ class ModelRunner:
     def join(self, links: Links) -> None:
         """The stages before and behind are there."""
         stage = self.ctx.parallel.stage
-        self.pipeline = Pipeline(stage, links, self.model.between.hidden, self.tables, self.buffers)
+        self.pipeline = Pipeline(stage, links, self.model.stage_buffer.hidden, self.tables, self.buffers)
 
     @torch.inference_mode()
     def step(self, words: np.ndarray, read_masks: ReadMasks) -> list[PromptRow]:

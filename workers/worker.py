@@ -45,7 +45,7 @@ from quire.workers.devices.cpu import CpuDevice
 from quire.workers.devices.device import Device, DeviceContext
 from quire.workers.devices.threads import choose_num_threads
 from quire.workers.expert_load import expert_load_of
-from quire.workers.group.alone import Alone
+from quire.workers.group.emulated import EmulatedExchange
 from quire.workers.group.group import Group
 from quire.workers.group.place import ExchangeFailed, Place
 from quire.workers.group.store import ChannelStore
@@ -186,9 +186,9 @@ class Worker:
             exchanges = group.exchange, group.norm_exchange
             self.parallel = Parallel(rank, size, self.device, *exchanges, stage, expert_parallel=expert_parallel)
         elif c.emulate_world_size > 1:
-            alone = Alone(c.emulate_world_size)
+            emulated = EmulatedExchange(c.emulate_world_size)
             size, expert_parallel = c.emulate_world_size, c.enable_expert_parallel
-            self.parallel = Parallel(0, size, self.device, alone, alone, expert_parallel=expert_parallel)
+            self.parallel = Parallel(0, size, self.device, emulated, emulated, expert_parallel=expert_parallel)
         if c.enable_expert_parallel and c.rank == c.output_rank:
             self.parallel.expert_load = expert_load_of(model_config, self.parallel)
 

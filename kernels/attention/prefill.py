@@ -253,8 +253,8 @@ def prefill_attention(
         raise ValueError(f"heads {num_heads}/{num_kv_heads} of {head_dim} do not fit the workspace")
     check_layout(q, k_cache, v_cache, block_table, out, scale)
     shape.check(num_heads)
-    takes_hopper = workspace.hopper and not is_chunked
-    if takes_hopper and (hopper_config := workspace.hopper_config(window, shape)) is not None:
+    uses_hopper = workspace.hopper and not is_chunked
+    if uses_hopper and (hopper_config := workspace.hopper_config(window, shape)) is not None:
         from quire.kernels.attention import prefill_hopper as hopper
 
         if hopper.can_copy(q, k_cache, v_cache):

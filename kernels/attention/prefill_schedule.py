@@ -162,8 +162,8 @@ class PrefillWorkspace:
         config = config or choose_prefill_config(dtype, cache_dtype or dtype, head_dim, group)
         if config.query_rows < group:
             raise ValueError(f"a tile of {config.query_rows} rows does not hold a group of {group} heads")
-        takes = _hopper_takes(device, dtype, cache_dtype or dtype, head_dim)
-        hopper = hopper and config.query_rows == HOPPER_ROWS and takes
+        supported = _hopper_supports(device, dtype, cache_dtype or dtype, head_dim)
+        hopper = hopper and config.query_rows == HOPPER_ROWS and supported
         heads, tokens = hopper_tile(group) if hopper else (group, config.query_rows // group)
         rules = tuple(rule for rule in tuning.prefill_hopper if rule.fits((cache_dtype or dtype).itemsize, head_dim, group))
         if num_programs is None:
@@ -198,10 +198,10 @@ class PrefillWorkspace:
         return next((rule.config for rule in self.hopper_rules if rule.fits_scores(window, shape.softcap > 0)), None)
 
 
-def _hopper_takes(device: torch.device, dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int) -> bool:
+def _hopper_supports(device: torch.device, dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int) -> bool:
     shape_fits = 64 <= head_dim <= 256 and head_dim % 16 == 0
-    takes_cache = cache_dtype == dtype or cache_dtype.itemsize == 1
-    return dtype.itemsize == 2 and takes_cache and shape_fits and hopper.available(device)
+    cache_fits = cache_dtype == dtype or cache_dtype.itemsize == 1
+    return dtype.itemsize == 2 and cache_fits and shape_fits and hopper.available(device)
 
 
 def prefill_schedule(

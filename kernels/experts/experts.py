@@ -110,7 +110,7 @@ def _configuration(
     x: torch.Tensor, w: Weights, top_k: int, num_experts: int
 ) -> RowConfig | PairConfig | TilesConfig | WideConfig:
     config = choose_wide(len(x), top_k, num_experts)
-    if config and grouped.takes(x, w.gate_up, w.down, (torch.bfloat16, torch.float16), w.down.shape[2]):
+    if config and grouped.supports(x, w.gate_up, w.down, (torch.bfloat16, torch.float16), w.down.shape[2]):
         return config
     return choose(len(x), top_k, num_experts, x.element_size(), pairs.can_use_mma(x, w.down.shape[2]))
 

@@ -46,10 +46,10 @@ def choose_wide(rows: int, top_k: int, num_experts: int) -> WideConfig | None:
     return None if rows <= few else grouped.rule(current().experts.wide_four_bits, rows * top_k / num_experts)
 
 
-def _takes_wide(x: torch.Tensor, w: FourBitWeights) -> bool:
+def _supports_wide(x: torch.Tensor, w: FourBitWeights) -> bool:
     """mxfp4 in bfloat16 alone, whose exponents hold all of its numbers."""
     dtypes = (torch.bfloat16,) if w.gate_up.is_mx else (torch.bfloat16, torch.float16)
-    return w.gate_up.is_mx == w.down.is_mx and grouped.takes(x, w.gate_up.words, w.down.words, dtypes, w.down.inputs)
+    return w.gate_up.is_mx == w.down.is_mx and grouped.supports(x, w.gate_up.words, w.down.words, dtypes, w.down.inputs)
 
 
 def _can_use_mma(x: torch.Tensor, w: FourBitWeights) -> bool:
@@ -86,6 +86,6 @@ def experts(
 
 def _configuration(x: torch.Tensor, w: FourBitWeights, top_k: int) -> RowConfig | Pairs | Tiles | WideConfig:
     num_experts = len(w.gate_up.words)
-    if _takes_wide(x, w) and (config := choose_wide(len(x), top_k, num_experts)):
+    if _supports_wide(x, w) and (config := choose_wide(len(x), top_k, num_experts)):
         return config
     return choose(len(x), top_k, num_experts, x.element_size(), _can_use_mma(x, w))

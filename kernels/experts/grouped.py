@@ -82,7 +82,7 @@ def rule(rules: WideRules, per_expert: float) -> WideConfig | None:
     return next((config for limit, config in rules if per_expert <= limit), None)
 
 
-def takes(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, dtypes: tuple[torch.dtype, ...], inner: int) -> bool:
+def supports(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, dtypes: tuple[torch.dtype, ...], inner: int) -> bool:
     """Whether the kernels compute these experts: x [T, H] of these types, on a Hopper; weights [E, N, ...] and rows of h, of
     `inner` columns, as the copy engine needs them."""
     if x.dtype not in dtypes or x.shape[1] % 8 or inner % 8 or not hopper.available(x.device):

@@ -31,7 +31,7 @@ def _multiplies_blocks(device: torch.device) -> bool:
     return device.type == "cuda" and multiplies_blocks(torch.cuda.get_device_capability(device), torch.version.cuda)
 
 
-def cublas_takes(x: Scaled, weight: Scaled, *, with_blocks: bool) -> bool:
+def cublas_supports(x: Scaled, weight: Scaled, *, with_blocks: bool) -> bool:
     """Whether torch._scaled_mm computes it: sizes that cuBLAS divides, scales alike on both sides, squares of 128.
 
     with_blocks: as `multiplies_blocks` says of the GPU.
@@ -45,7 +45,7 @@ def cublas_takes(x: Scaled, weight: Scaled, *, with_blocks: bool) -> bool:
 
 
 def cublas(x: Scaled, weight: Scaled, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    """x @ W^T + bias [M, N] by torch._scaled_mm, for what `cublas_takes`."""
+    """x @ W^T + bias [M, N] by torch._scaled_mm, for what `cublas_supports`."""
     rows, data = len(x.data), x.data
     if weight.scales.shape[1] > 1:
         # 1 x 128 scales lie with tokens side by side, a multiple of four of them, and W's as its transpose
@@ -72,7 +72,7 @@ def fp8_linear(
     rows, columns = len(x.data), len(weight.data)
     # torch's product with a scale a row gives bfloat16 alone
     is_ours = scaled.is_ours(rows, False, weight.scales.shape[1] > 1) or widens(x, weight, is_gated=is_gated)
-    if not is_ours and dtype == torch.bfloat16 and cublas_takes(x, weight, with_blocks=_multiplies_blocks(x.data.device)):
+    if not is_ours and dtype == torch.bfloat16 and cublas_supports(x, weight, with_blocks=_multiplies_blocks(x.data.device)):
         y = cublas(x, weight, bias, dtype)
         return silu_mul(y, pdl=pdl) if is_gated else y
     out = torch.empty(rows, columns // 2 if is_gated else columns, dtype=dtype, device=x.data.device)
@@ -140,7 +140,7 @@ def is_one_row(x: Scaled, weight: Scaled, n: int, *, is_gated: bool) -> bool:
     Of the 8B's gate_up it takes 31 us with squares of scales where the plain cores take 53.
     """
     is_large = weight.data.numel() >= current().scaled.ring_weight
-    return scaled_row.takes(x, weight, n, is_gated=is_gated) and not (is_large and streams(x, weight))
+    return scaled_row.supports(x, weight, n, is_gated=is_gated) and not (is_large and streams(x, weight))
 
 
 def launch_few(

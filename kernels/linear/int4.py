@@ -343,12 +343,12 @@ def int4_linear_split_k(
     if hopper.available(x.device) and not is_little:
         from quire.kernels.linear import int4_hopper, int4_row, int4_wide
 
-        if int4_row.takes(x, weight):
+        if int4_row.supports(x, weight):
             return int4_row.linear_split_k(x, weight, bias, pdl=pdl)
-        if int4_wide.takes(x, weight):
+        if int4_wide.supports(x, weight):
             if int4_wide.num_splits(x, weight) > 1:
                 return int4_wide.linear_split_k(x, weight, bias, pdl=pdl)
-        elif int4_hopper.takes(x, weight) and int4_hopper.num_splits(x, weight) > 1:
+        elif int4_hopper.supports(x, weight) and int4_hopper.num_splits(x, weight) > 1:
             return int4_hopper.linear_split_k(x, weight, bias, pdl=pdl)
     return int4_linear(x, weight, bias, pdl=pdl)
 
@@ -373,12 +373,12 @@ def int4_linear(
     if hopper.available(x.device):
         from quire.kernels.linear import int4_hopper, int4_row, int4_wide  # import Gluon, which other GPUs' Triton may not have
 
-        if int4_row.takes(x, weight):
+        if int4_row.supports(x, weight):
             return int4_row.linear(x, weight, bias, out, is_gated=is_gated, pdl=pdl)
-        if int4_wide.takes(x, weight):
+        if int4_wide.supports(x, weight):
             return int4_wide.linear(x, weight, bias, out, is_gated=is_gated, pdl=pdl)
         # the 8B's qkv_proj, for one row: 9.6 us by the ring, which has no parts to cut it in here, 7.6 on the plain cores
-        if int4_hopper.takes(x, weight) and (len(x) > 1 or is_gated):
+        if int4_hopper.supports(x, weight) and (len(x) > 1 or is_gated):
             return int4_hopper.linear(x, weight, bias, out, is_gated=is_gated, pdl=pdl)
     if len(x) > MAX_ROWS:
         dense = dequantize(weight, x.new_empty(weight.outputs, weight.inputs))

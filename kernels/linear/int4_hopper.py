@@ -228,7 +228,7 @@ def block_rows(rows: int) -> int:
     return max(8, triton.next_power_of_2(rows))
 
 
-def takes(x: torch.Tensor, weight: Int4Weight) -> bool:
+def supports(x: torch.Tensor, weight: Int4Weight) -> bool:
     """Whether the kernel computes this product: 16-bit, 1 to 64 rows, laid out as TMA needs it; K even blocks or padded."""
     if not 1 <= len(x) <= MAX_ROWS or x.dtype not in MAGIC or not hopper.available(x.device):
         return False
@@ -263,7 +263,7 @@ def launch(
     is_gated: bool = False,
     pdl: int = PLAIN,
 ) -> None:
-    """Run the kernel, for what it `takes`; out [M, N], or float32 [S, M, N] if config has S > 1 parts.
+    """Run the kernel, for what it `supports`; out [M, N], or float32 [S, M, N] if config has S > 1 parts.
 
     Raises ValueError if shapes or types do not fit.
     """

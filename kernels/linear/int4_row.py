@@ -228,7 +228,7 @@ def _kernel(
     gl.store(out_ptr + part * N + columns, values.to(out_ptr.dtype.element_ty), columns < N)
 
 
-def takes(x: torch.Tensor, weight: Int4Weight) -> bool:
+def supports(x: torch.Tensor, weight: Int4Weight) -> bool:
     """Whether the kernel is for this product: one 16-bit row, much of W, groups of 128, scales of 16 bits, W as TMA needs it.
 
     Of little W, to make integers of the row costs more than it saves.
@@ -287,7 +287,7 @@ def launch(
     is_gated: bool = False,
     pdl: int = PLAIN,
 ) -> None:
-    """Run the kernel, for what it `takes`; out [1, N], or float32 [S, 1, N] if config has S > 1 parts.
+    """Run the kernel, for what it `supports`; out [1, N], or float32 [S, 1, N] if config has S > 1 parts.
 
     Raises ValueError if shapes or types do not fit.
     """

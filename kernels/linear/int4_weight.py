@@ -41,7 +41,7 @@ class Int4Weight(NamedTuple):
         return self.words.shape[0]
 
 
-def takes(group: int, inputs: int) -> bool:
+def supports(group: int, inputs: int) -> bool:
     """Whether the kernels compute with groups of so many inputs; a group of -1 or of K and more is all of K."""
     return inputs % 2 == 0 and (group in (32, 64) or group % BLOCK == 0 or not 0 < group < inputs)
 
@@ -54,7 +54,7 @@ def pack(
     Raises ValueError for groups that the kernels do not take.
     """
     outputs, inputs = q.shape
-    if not takes(group, inputs):
+    if not supports(group, inputs):
         raise ValueError(f"int4: groups of {group} of {inputs} inputs are not computed: take {GROUPS}, of an even number")
     padded = -(-inputs // BLOCK) * BLOCK
     group = padded if not 0 < group < inputs else group

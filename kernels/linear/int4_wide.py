@@ -273,7 +273,7 @@ def stage_bytes(block_m: int, stripes: int) -> int:
     return block_m * BLOCK * 2 + 2 * stripes * STRIPE.value * BLOCK // 2
 
 
-def takes(x: torch.Tensor, weight: Int4Weight) -> bool:
+def supports(x: torch.Tensor, weight: Int4Weight) -> bool:
     """Whether the kernel computes this product, and fast: 16-bit, laid out as TMA needs it, so many rows as the table says."""
     if not hopper.MAX_ROWS < len(x) <= current().scaled.int4_rows or x.dtype not in MAGIC or not hopper.available(x.device):
         return False
@@ -331,7 +331,7 @@ def launch(
     is_gated: bool = False,
     pdl: int = PLAIN,
 ) -> None:
-    """Run the kernel, for what it `takes`; out [M, N], or float32 [S, M, N] if config has S > 1 parts.
+    """Run the kernel, for what it `supports`; out [M, N], or float32 [S, M, N] if config has S > 1 parts.
 
     Raises ValueError if shapes or types do not fit.
     """

@@ -18,7 +18,7 @@ from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options,
 SCALED_AT_ONCE = 1024  # sums of a row
 
 
-def int_mm_takes(rows: int, n: int, k: int) -> bool:
+def int_mm_supports(rows: int, n: int, k: int) -> bool:
     """Whether torch._int_mm computes [rows, k] by [k, n] on every GPU."""
     return rows > 16 and n % 8 == 0 and k % 8 == 0
 
@@ -35,7 +35,7 @@ def int8_linear(
     """x @ W^T + bias in dtype [M, N]; gated: silu(g) * u of its halves, [M, N / 2]."""
     (rows, k), columns = x.data.shape, len(weight.data)
     is_ours = scaled.is_ours(rows, True, False) or widens(x, weight, is_gated=is_gated)
-    if not is_ours and int_mm_takes(rows, columns, k) and is_exact(x, weight):
+    if not is_ours and int_mm_supports(rows, columns, k) and is_exact(x, weight):
         sums = torch._int_mm(x.data, weight.data.t())
         return scale(sums, x.scales, weight.scales, bias, dtype=dtype, is_gated=is_gated, pdl=pdl)
     out = torch.empty(rows, columns // 2 if is_gated else columns, dtype=dtype, device=x.data.device)

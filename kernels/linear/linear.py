@@ -237,7 +237,7 @@ def streams(x: torch.Tensor, weight: torch.Tensor, *, split_k: bool = False) -> 
     """
     tuning = linear_tuning().stream
     least = (tuning.min_parts_columns if x.shape[0] <= MAX_VECTOR_ROWS else 1) if split_k else tuning.min_columns
-    return weight.shape[0] >= least and hopper.takes_linear(x, weight)
+    return weight.shape[0] >= least and hopper.supports_linear(x, weight)
 
 
 def skinny_linear(

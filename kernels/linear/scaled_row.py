@@ -94,7 +94,7 @@ def _kernel(
     tl.store(out_ptr + n, y.to(dtype), live)
 
 
-def takes(x: Scaled, weight: Scaled, n: int, *, is_gated: bool) -> bool:
+def supports(x: Scaled, weight: Scaled, n: int, *, is_gated: bool) -> bool:
     """Whether these are one row, and W's scales are its rows' or of blocks of 128 x 128; gate and up in blocks of their own."""
     if len(x.data) != 1 or weight.data.stride(1) != 1:
         return False
@@ -119,10 +119,10 @@ def launch(
     is_gated: bool = False,
     pdl: int = PLAIN,
 ) -> None:
-    """Run the kernel for what it `takes`; out [1, N], gated [1, N / 2]. Raises ValueError as `check`."""
+    """Run the kernel for what it `supports`; out [1, N], gated [1, N / 2]. Raises ValueError as `check`."""
     check(x, weight, bias, out, is_gated)
     k, n = x.data.shape[1], out.shape[1]
-    if not takes(x, weight, n, is_gated=is_gated) or BLOCK % config.block_n:
+    if not supports(x, weight, n, is_gated=is_gated) or BLOCK % config.block_n:
         raise ValueError(f"scaled_row: x {x.data.shape} and scales {weight.scales.shape} are not for this kernel")
     _kernel[(triton.cdiv(n, config.block_n),)](
         x.data, x.scales, weight.data, weight.scales, weight.scales if bias is None else bias, out, weight.data.stride(0), n,

@@ -19,7 +19,7 @@ from quire.kernels.elementwise.activation import gated, silu_mul
 from quire.kernels.linear import scaled, w8a16_row
 from quire.kernels.linear.blas import blas_linear
 from quire.kernels.linear.scaled import BLOCK, Config
-from quire.kernels.linear.w8a16_weight import GROUPS, Weight8, takes
+from quire.kernels.linear.w8a16_weight import GROUPS, Weight8, supports
 from quire.kernels.triton_support import hopper
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
 from quire.kernels.triton_support.hopper import block_rows
@@ -156,7 +156,7 @@ def launch(
     out_dtype = x.dtype if out.dim() == 2 else torch.float32
     if out.dtype != out_dtype or not x.stride(1) == out.stride(-1) == 1 or not weight.data.is_contiguous():
         raise ValueError("w8a16: x and out need one dtype and unit stride in the last dimension, a weight to be contiguous")
-    if not takes(weight.group, k):
+    if not supports(weight.group, k):
         raise ValueError(f"w8a16: groups of {weight.group} of {k} inputs are not computed: take {GROUPS}")
     zeros, block_k = weight.scales if weight.zeros is None else weight.zeros, BLOCK if groups == 1 else min(weight.group, BLOCK)
     part = triton.cdiv(k, parts * block_k) * block_k
@@ -188,7 +188,7 @@ def num_splits(rows: int, n: int, k: int, block_n: int, sms: int) -> int:
 def _is_one_row(x: torch.Tensor, weight: Weight8) -> bool:
     """Whether one row's own kernel computes it: Hopper's ring does where W is large."""
     is_large = weight.data.numel() >= current().scaled.ring_weight and hopper.available(x.device)
-    return w8a16_row.takes(x, weight.data) and not is_large
+    return w8a16_row.supports(x, weight.data) and not is_large
 
 
 def _streams(x: torch.Tensor, weight: Weight8) -> bool:
@@ -197,7 +197,7 @@ def _streams(x: torch.Tensor, weight: Weight8) -> bool:
         return False
     from quire.kernels.linear import w8a16_hopper  # imports Gluon, which other GPUs' Triton may not have
 
-    return w8a16_hopper.takes(x, weight)
+    return w8a16_hopper.supports(x, weight)
 
 
 def w8a16_linear(

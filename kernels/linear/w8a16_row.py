@@ -116,7 +116,7 @@ def _kernel(
     tl.store(out_ptr + n, y.to(dtype), n < N)
 
 
-def takes(x: torch.Tensor, data: torch.Tensor) -> bool:
+def supports(x: torch.Tensor, data: torch.Tensor) -> bool:
     """Whether this is one row, and W int8 in whole words."""
     return len(x) == 1 and x.stride(1) == 1 and data.dtype == torch.int8 and data.shape[1] % WORD == 0 and data.is_contiguous()
 
@@ -143,13 +143,13 @@ def launch(
     is_gated: bool = False,
     pdl: int = PLAIN,
 ) -> None:
-    """Run the kernel for what it `takes`; a weight as `w8a16.Weight8` has it; out [1, N], gated [1, N / 2].
+    """Run the kernel for what it `supports`; a weight as `w8a16.Weight8` has it; out [1, N], gated [1, N / 2].
 
     Raises ValueError if shapes or types do not fit.
     """
     (columns, k), n = data.shape, out.shape[1]
     fits = x.shape == (1, k) and columns == (2 * n if is_gated else n) and (bias is None or bias.shape == (columns,))
-    if not takes(x, data) or not fits or len(out) != 1 or scales.shape != (columns, triton.cdiv(k, group)):
+    if not supports(x, data) or not fits or len(out) != 1 or scales.shape != (columns, triton.cdiv(k, group)):
         raise ValueError(f"w8a16_row: x {x.shape}, weight {data.shape}, out {out.shape} do not fit")
     if x.dtype != out.dtype or out.stride(1) != 1 or group % WORD:
         raise ValueError("w8a16_row: x and out need one dtype and unit stride in the last dimension, groups whole words")

@@ -35,7 +35,7 @@ class Weight8(NamedTuple):
         return (w * self.scales.float()[:, of]).to(dtype)
 
 
-def takes(group: int, inputs: int) -> bool:
+def supports(group: int, inputs: int) -> bool:
     """Whether the kernels compute with groups of so many inputs."""
     return group in (32, 64) or group % BLOCK == 0 or group >= inputs
 

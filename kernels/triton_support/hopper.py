@@ -43,7 +43,7 @@ def max_rows() -> int:
     return min(MAX_ROWS, linear_tuning().stream.max_rows)
 
 
-def takes_linear(x: torch.Tensor, weight: torch.Tensor) -> bool:
+def supports_linear(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether `linear_hopper` computes x @ weight^T: 2 to 64 rows, 16-bit, as TMA needs them; x [M, K], weight [N, K]."""
     if not 2 <= x.shape[0] <= max_rows() or x.dtype.itemsize != 2 or x.dtype != weight.dtype or not available(x.device):
         return False

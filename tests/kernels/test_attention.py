@@ -112,7 +112,7 @@ def test_interpreted_prefill_takes_the_query_tiles_of_another_kernel(heads, shap
     from quire.kernels.attention import prefill_schedule
     from quire.kernels.tuning.configs import PrefillConfig
 
-    monkeypatch.setattr(prefill_schedule, "_hopper_takes", lambda *args: True)
+    monkeypatch.setattr(prefill_schedule, "_hopper_supports", lambda *args: True)
     monkeypatch.setattr(prefill_schedule.PrefillWorkspace, "hopper_config", lambda *args: None)
     case = Case([(60, 50), (9, 9), (100, 3)], *heads, 16, 16, 40, shape=shape)
     got = run_prefill(case, hopper=True, config=PrefillConfig(128, 16, 4, 2, 1), num_programs=3)

@@ -25,7 +25,7 @@ CAPPED_SINKS = {"softcap": 1.5, "sinks": True}
 
 @pytest.fixture(autouse=True)
 def emulator(monkeypatch):
-    monkeypatch.setattr(prefill_schedule, "_hopper_takes", lambda *args: True)
+    monkeypatch.setattr(prefill_schedule, "_hopper_supports", lambda *args: True)
     monkeypatch.setattr(prefill_hopper, "_kernel", Emulator(prefill_hopper._kernel))
 
 

@@ -220,9 +220,9 @@ def test_gpu_hopper_prefill_of_8_bits_does_all_of_this(heads, cache_dtype, on_ho
 )
 def test_what_hopper_takes(dtype, cache_dtype, head_dim, taken, monkeypatch):
     monkeypatch.setattr(hopper, "available", lambda device: True)
-    assert attention_prefill_schedule._hopper_takes(torch.device("cuda"), dtype, cache_dtype, head_dim) is taken
+    assert attention_prefill_schedule._hopper_supports(torch.device("cuda"), dtype, cache_dtype, head_dim) is taken
     monkeypatch.setattr(hopper, "available", lambda device: False)
-    assert not attention_prefill_schedule._hopper_takes(torch.device("cuda"), dtype, cache_dtype, head_dim)
+    assert not attention_prefill_schedule._hopper_supports(torch.device("cuda"), dtype, cache_dtype, head_dim)
 
 
 def test_query_tiles_of_hopper_leave_few_rows_idle():
@@ -248,7 +248,7 @@ def test_only_calls_that_tma_can_read_and_a_rule_gives_it_go_to_hopper(monkeypat
     from quire.kernels.attention import prefill_hopper as kernel
 
     calls = []
-    monkeypatch.setattr(attention_prefill_schedule, "_hopper_takes", lambda *args: True)
+    monkeypatch.setattr(attention_prefill_schedule, "_hopper_supports", lambda *args: True)
     monkeypatch.setattr(kernel, "launch", lambda *args, **kwargs: calls.append("hopper"))
     monkeypatch.setattr(attention_prefill, "_prefill_kernel", {(8,): lambda *args, **kwargs: calls.append("portable")})
     config = H200.attention.prefill_hopper[-1].config

@@ -153,11 +153,11 @@ def test_the_table_chooses_by_rows_an_expert_gets(monkeypatch):
             assert grouped.rule(rules, limit) == config
     assert grouped.rule((), 1.0) is None and grouped.rule(((2.0, None),), 1.0) is None
     x, w = torch.empty(8, 64, dtype=BF16), torch.empty(2, 16, 64, dtype=BF16)
-    assert not grouped.takes(x, w, w, (BF16,), 64)  # no Hopper
+    assert not grouped.supports(x, w, w, (BF16,), 64)  # no Hopper
     monkeypatch.setattr(grouped.hopper, "available", lambda device: True)
-    assert grouped.takes(x, w, w, (BF16,), 64)
-    assert not grouped.takes(x, w, w, (BF16,), 60) and not grouped.takes(x.float(), w, w, (BF16,), 64)
-    assert not grouped.takes(x, w.mT, w, (BF16,), 64)
+    assert grouped.supports(x, w, w, (BF16,), 64)
+    assert not grouped.supports(x, w, w, (BF16,), 60) and not grouped.supports(x.float(), w, w, (BF16,), 64)
+    assert not grouped.supports(x, w.mT, w, (BF16,), 64)
 
 
 # -------------------------------------------------------------------------------------------------------------- a GPU

@@ -251,7 +251,7 @@ def compare_hopper(rows, shape, symmetric, gated, dtype, config=None, parts=Fals
     if gated:
         gate, up = want.chunk(2, -1)
         want = torch.nn.functional.silu(gate) * up
-    assert kernel.takes(x, weight) or is_wide
+    assert kernel.supports(x, weight) or is_wide
     if config.parts > 1:
         out = torch.full((config.parts, rows, n), float("nan"), dtype=torch.float32, device="cuda")
         kernel.launch(x, weight, bias, out, config, is_gated=gated, pdl=pdl)

@@ -101,7 +101,7 @@ def test_one_row_of_much_is_its_own(monkeypatch):
     assert int4.int4_linear(x, weight).shape == (1, 256) and seen == [1]
     assert int4.int4_linear(x, weight, is_gated=True).shape == (1, 128) and seen == [1, 1]
     for other in (pack(q, None, s.float(), 128), pack(q, None, torch.ones(256, 8).bfloat16(), 64)):
-        assert not int4_row.takes(x, other)
-    assert not int4_row.takes(torch.zeros(2, 512).bfloat16(), weight) and not int4_row.takes(x.float(), weight)
+        assert not int4_row.supports(x, other)
+    assert not int4_row.supports(torch.zeros(2, 512).bfloat16(), weight) and not int4_row.supports(x.float(), weight)
     monkeypatch.setattr(int4_row, "LITTLE", 256 * 512)
-    assert not int4_row.takes(x, weight)
+    assert not int4_row.supports(x, weight)

@@ -206,9 +206,9 @@ def test_tma_copies_only_aligned_lines():
 def test_only_16_bit_products_of_2_to_64_rows_are_streamed(monkeypatch):
     monkeypatch.setattr(hopper, "available", lambda device: True)
     x, weight = torch.zeros(65, 64).half(), torch.zeros(4096, 64).half()
-    assert [hopper.takes_linear(x[:rows], weight) for rows in (1, 2, 64, 65)] == [False, True, True, False]
-    assert not hopper.takes_linear(x[:8].float(), weight.float()) and not hopper.takes_linear(x[:8], weight.bfloat16())
-    assert not hopper.takes_linear(x[:8, :60], weight[:, :60].contiguous())
+    assert [hopper.supports_linear(x[:rows], weight) for rows in (1, 2, 64, 65)] == [False, True, True, False]
+    assert not hopper.supports_linear(x[:8].float(), weight.float()) and not hopper.supports_linear(x[:8], weight.bfloat16())
+    assert not hopper.supports_linear(x[:8, :60], weight[:, :60].contiguous())
     few = weight[:1024]
     assert linear.streams(x[:2], weight) and not linear.streams(x[:64], few)
     assert [linear.streams(x[:rows], few, split_k=True) for rows in (2, 4, 5, 64)] == [False, False, True, True]

@@ -129,9 +129,9 @@ def test_what_cublas_takes():
     for scaling in SCALINGS:
         x, weight = operands(80, 256, 512, scaling, torch.float8_e4m3fn, "cpu")
         for with_blocks in (False, True):
-            assert fp8.cublas_takes(x, weight, with_blocks=with_blocks) == (scaling == "row" or with_blocks)
+            assert fp8.cublas_supports(x, weight, with_blocks=with_blocks) == (scaling == "row" or with_blocks)
     x, weight = operands(80, 256, 520, "row", torch.float8_e4m3fn, "cpu")
-    assert not fp8.cublas_takes(x, weight, with_blocks=True)
+    assert not fp8.cublas_supports(x, weight, with_blocks=True)
 
 
 @pytest.mark.parametrize("gated", [False, True])

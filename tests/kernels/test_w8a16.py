@@ -190,7 +190,7 @@ def compare_ring(ring, rows, shape, kind, dtype, gated, config):
     if gated:
         gate, up = want.chunk(2, -1)
         want = torch.nn.functional.silu(gate) * up
-    assert ring.takes(x, weight)
+    assert ring.supports(x, weight)
     if config.parts > 1:
         out = torch.full((config.parts, rows, n), float("nan"), device="cuda")
         ring.launch(x, weight, bias, out, config)

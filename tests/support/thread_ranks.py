@@ -48,7 +48,7 @@ class RankOfThreads:
     def close(self):
         pass
 
-    def takes(self, rows):
+    def supports(self, rows):
         return rows <= MOST_ROWS
 
     def add_rms_norm(self, x, residual, weight, eps):

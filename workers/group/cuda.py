@@ -90,7 +90,7 @@ class PeerNormExchange:
         self.buffers = buffers
         self._handle = handle
 
-    def takes(self, rows: int) -> bool:
+    def supports(self, rows: int) -> bool:
         return rows <= self.buffers.max_rows
 
     def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -149,7 +149,7 @@ class Summed(Products):
 
     def split_k(self, x: torch.Tensor) -> torch.Tensor:
         exchange = self._parallel.norm_exchange
-        if exchange is None or not exchange.takes(len(x)):
+        if exchange is None or not exchange.supports(len(x)):
             return self.product(x)
         return cast(
             torch.Tensor, Partial(self._inner.split_k(x), exchange, self._parallel)

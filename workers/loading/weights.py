@@ -24,8 +24,8 @@ from quire.workers.layers.module import WeightOwner
 from quire.workers.loading.files import checkpoint_sources, open_file
 from quire.workers.loading.source import Source
 from quire.workers.loading.target import Target, WeightsError
-from quire.workers.models.between_stages import Elsewhere
 from quire.workers.models.language_model import Fit, LanguageModel
+from quire.workers.models.stage_boundary import MissingLayer
 
 READERS = 4  # threads, each of which reads and copies by turns
 SLICE_BYTES = 64 << 20  # of a tensor, copied at once by a reader: bounds the temporary of a dtype conversion
@@ -150,7 +150,7 @@ def weight_owners(model: LanguageModel) -> Iterator[tuple[str, WeightOwner]]:
 
 def _elsewhere(model: LanguageModel) -> tuple[str, ...]:
     """How the names of tensors begin that other stages have."""
-    return tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, Elsewhere))
+    return tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, MissingLayer))
 
 
 def checkpoint_targets(model: LanguageModel) -> dict[str, Target]:

@@ -18,12 +18,12 @@ from quire.workers.layers.linear import Linear, Placement
 from quire.workers.layers.module import Module
 from quire.workers.layers.norm import Norm, NormSpec, make_norm
 from quire.workers.loading.names import CheckpointNames
-from quire.workers.models.between_stages import Between, Elsewhere, HandOver, Received
 from quire.workers.models.blocks import Attend, SelfAttention
 from quire.workers.models.config import LayerSpec, ModelConfig, ModelSpec
 from quire.workers.models.fields import SILU, Json, rms_norm_eps
 from quire.workers.models.language_model import LanguageModel
 from quire.workers.models.per_layer_inputs import PerLayerInputs
+from quire.workers.models.stage_boundary import MissingLayer, StageBuffer, StageInput, StageOutput
 from quire.workers.parallel import whole
 
 
@@ -60,12 +60,12 @@ class Family(NamedTuple):
 class Decoder(Module):
     """Embedding, blocks, final norm: token ids int32 [T] -> hidden states [T, H], or [R, H] of logits_indices.
 
-    Of a stage, what it has of these: what comes from the stage before, and goes to the next one, is `between`'s.
+    Of a stage, what it has of these: what comes from the stage before, and goes to the next one, is `stage_buffer`'s.
     """
 
     _begin: Module
 
-    def __init__(self, config: ModelConfig, make_block: MakeBlock, place: Placement, between: Between):
+    def __init__(self, config: ModelConfig, make_block: MakeBlock, place: Placement, stage_buffer: StageBuffer):
         super().__init__()
         model, size, stage = config.model, config.hidden_size, place.parallel.stage
         scale = model.embedding_scale
@@ -73,21 +73,21 @@ class Decoder(Module):
             scale = float(torch.tensor(scale, dtype=place.dtype, device="cpu"))
         on_device = size, place.dtype, place.device
         has_table = stage.is_first or (stage.is_last and config.tie_word_embeddings)
-        self.embed_tokens: Module = Embedding(config.vocab_size, *on_device, scale) if has_table else Elsewhere()
+        self.embed_tokens: Module = Embedding(config.vocab_size, *on_device, scale) if has_table else MissingLayer()
         if model.embedding_norm is not None:
-            self.embed_norm: Module = make_norm(model.embedding_norm, *on_device) if stage.is_first else Elsewhere()
+            self.embed_norm: Module = make_norm(model.embedding_norm, *on_device) if stage.is_first else MissingLayer()
         self._has_embed_norm = model.embedding_norm is not None and stage.is_first
         self._has_inputs = model.per_layer is not None
         if model.per_layer is not None:
             self.per_layer_inputs = PerLayerInputs(config, model.per_layer, place)
         self.layers = nn.ModuleList(
-            make_block(config, spec, place.at(f"model.layers.{i}"), i) if i in stage.layers else Elsewhere()
+            make_block(config, spec, place.at(f"model.layers.{i}"), i) if i in stage.layers else MissingLayer()
             for i, spec in enumerate(config.layers)
         )
         norm = make_norm(model.norm, *on_device)
-        self.norm: Norm | HandOver = norm if stage.is_last else HandOver(norm, between)
+        self.norm: Norm | StageOutput = norm if stage.is_last else StageOutput(norm, stage_buffer)
         # past nn.Module, for which it would be a child by two names
-        self.__dict__["_begin"] = self.embed_tokens if stage.is_first else Received(between)
+        self.__dict__["_begin"] = self.embed_tokens if stage.is_first else StageInput(stage_buffer)
 
     def forward(self, input_ids: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None) -> torch.Tensor:
         x, residual = None, self._begin(input_ids)
@@ -109,9 +109,9 @@ class CausalLM(LanguageModel):
     def __init__(self, config: ModelConfig, make_block: MakeBlock, place: Placement):
         super().__init__()
         self.config = config
-        self.between = Between()
-        self.model = Decoder(config, make_block, place, self.between)
-        self.lm_head = self._make_head(place) if place.parallel.stage.is_last else Elsewhere()
+        self.stage_buffer = StageBuffer()
+        self.model = Decoder(config, make_block, place, self.stage_buffer)
+        self.lm_head = self._make_head(place) if place.parallel.stage.is_last else MissingLayer()
         self._parallel = place.parallel
         self._logits = config.model.logit_scale, config.model.logit_softcap
 

@@ -12,9 +12,9 @@ from quire.workers.layers.kv_scales import KVScales
 from quire.workers.layers.module import Module, WeightOwner
 from quire.workers.loading.source import Source
 from quire.workers.loading.target import Target
-from quire.workers.models.between_stages import Between
 from quire.workers.models.blocks import Attend
 from quire.workers.models.config import ModelConfig
+from quire.workers.models.stage_boundary import StageBuffer
 
 
 class Fit(NamedTuple):
@@ -29,7 +29,7 @@ class LanguageModel(Module):
     """A decoder and its language-model head."""
 
     config: ModelConfig
-    between: Between  # of a model that may be in stages
+    stage_buffer: StageBuffer  # of a model that may be in stages
 
     def forward(
         self,

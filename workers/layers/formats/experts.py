@@ -258,7 +258,7 @@ def choose(
         return f"inputs split among GPUs within groups of {width}, or in an order of their own"
     if form.values == "uint4" and activations is None:
         for each, inputs in ((form, sizes.hidden), (down_form, inner.size)):
-            if not int4_weight.takes(each.block[1], inputs):
+            if not int4_weight.supports(each.block[1], inputs):
                 return f"4-bit weights in groups of {each.block[1]} (kernels take {int4_weight.GROUPS}, of an even number)"
         return Choice(Int4Experts, (form, down_form))
     if form.values == "fp8" and capability < FIRST_FP8:

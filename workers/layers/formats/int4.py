@@ -7,7 +7,7 @@ import torch
 
 from quire.kernels.linear.int4 import int4_linear, int4_linear_split_k
 from quire.kernels.linear.int4_norm import int4_norm_linear, pays
-from quire.kernels.linear.int4_weight import GROUPS, SYMMETRIC_ZERO, Int4Weight, pack, stacked, takes
+from quire.kernels.linear.int4_weight import GROUPS, SYMMETRIC_ZERO, Int4Weight, pack, stacked, supports
 from quire.kernels.triton_support.dependent_launch import mode_for
 from quire.workers.layers.formats.layouts import Form, Integers
 from quire.workers.layers.formats.ordered import OrderedFormat
@@ -21,7 +21,7 @@ def refusal(form: Form, activations: Activations | None, inputs: int) -> str | N
     height, width = form.block
     if activations is not None:
         return f"4-bit weights with {activations.dtype} activations (kernels take 16-bit ones)"
-    if height > 1 or not takes(width, inputs):
+    if height > 1 or not supports(width, inputs):
         return f"4-bit weights in groups of {width} (kernels take {GROUPS}, of an even number)"
     return None
 

@@ -7,7 +7,7 @@ Unsigned values become signed ones, less 128, and so do their zero points.
 import torch
 
 from quire.kernels.linear.w8a16 import w8a16_linear, w8a16_linear_split_k
-from quire.kernels.linear.w8a16_weight import GROUPS, Weight8, stacked, takes
+from quire.kernels.linear.w8a16_weight import GROUPS, Weight8, stacked, supports
 from quire.workers.layers.formats.layouts import Form, Integers
 from quire.workers.layers.formats.ordered import OrderedFormat
 from quire.workers.layers.formats.stored import StoredLayer
@@ -18,7 +18,7 @@ MIDDLE = 128
 def refusal(form: Form, inputs: int) -> str | None:
     """Why a layer of 8-bit values is not computed; None: it is."""
     width = form.block[1]
-    if not takes(width, inputs):
+    if not supports(width, inputs):
         return f"8-bit weights in groups of {width} (kernels take {GROUPS})"
     return None
 

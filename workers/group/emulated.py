@@ -1,4 +1,4 @@
-"""One rank of several that are not there (--emulate-world-size): its share of the work, and exchanges that cost nothing.
+"""Exchanges of a rank whose others are not there (--emulate-world-size): its share of the work, and sums that cost nothing.
 
 To measure what a rank of a larger group takes on the one GPU at hand. What it computes means nothing.
 """
@@ -8,7 +8,7 @@ import torch
 from quire.workers.layers import ops
 
 
-class Alone:
+class EmulatedExchange:
     """An Exchange and a NormExchange of `size` ranks that all say what this one says; sums are its own part."""
 
     def __init__(self, size: int) -> None:
@@ -23,7 +23,7 @@ class Alone:
     def close(self) -> None:
         pass
 
-    def takes(self, rows: int) -> bool:
+    def supports(self, rows: int) -> bool:
         return True
 
     def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
