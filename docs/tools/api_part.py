@@ -79,7 +79,7 @@ def _route_row(route: Route) -> list[str]:
     notes = [route.summary, ROUTE_NOTES.get(name, "")]
     if route.query:
         notes.append("query: " + ", ".join(_query(name, schema) for name, schema in route.query.items()))
-    body = _link(route.body) if route.body else ("a form" if route.takes != JSON else "")
+    body = _link(route.body) if route.body else ("a form" if route.media_type != JSON else "")
     answer = _link(route.answer) if isinstance(route.answer, type) and issubclass(route.answer, msgspec.Struct) else ""
     answer = answer or ("JSON" if route.answer_type == JSON and route.answer else route.answer_type if not route.answer else "")
     if route.answer is None and route.answer_type == JSON:

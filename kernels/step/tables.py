@@ -214,17 +214,17 @@ class SamplerWorkspace:
         )
 
 
-PART_WORDS = 3  # of a row that travel between ranks: see kernels/sampling/sampler_parts.py
+SHARD_WORDS = 3  # of a row that travel between ranks: see kernels/sampling/sampler_sharded.py
 
 
 @dataclass
-class PartsWorkspace:
+class ShardedWorkspace:
     """What the kernels of a rank's part of the vocabulary hand to each other; the CPU path needs none of it."""
 
     block_max: torch.Tensor  # float32 [R, NB], of the rank's own blocks
     block_sum: torch.Tensor
 
     @classmethod
-    def allocate(cls, max_rows: int, own_vocab: int, device: torch.device | str) -> "PartsWorkspace":
+    def allocate(cls, max_rows: int, own_vocab: int, device: torch.device | str) -> "ShardedWorkspace":
         shape = max_rows, -(-own_vocab // SAMPLER_BLOCK)
         return cls(torch.zeros(shape, device=device), torch.zeros(shape, device=device))

@@ -203,7 +203,7 @@ def _kernels() -> dict[tuple[str, str], Any]:
         w8a16_hopper,
         w8a16_row,
     )
-    from quire.kernels.sampling import sampler, sampler_filter, sampler_parts  # noqa: F401
+    from quire.kernels.sampling import sampler, sampler_filter, sampler_sharded  # noqa: F401
     from quire.kernels.step import step_inputs  # noqa: F401
 
     ours = [module for name, module in sys.modules.items() if name.startswith("quire.kernels.")]

@@ -10,7 +10,7 @@ import torch
 
 from quire.ipc.step.result_ring import ResultRing
 from quire.ipc.step.sections import result_words
-from quire.kernels.sampling import sampler_cpu, sampler_parts_cpu
+from quire.kernels.sampling import sampler_cpu, sampler_sharded_cpu
 from quire.kernels.step import step_inputs_cpu
 from quire.workers.attention.cpu import CpuModelAttention
 from quire.workers.devices.device import RESULT_DEPTH, Device, DeviceContext
@@ -20,7 +20,7 @@ from quire.workers.devices.masks import CpuMasks
 class CpuDevice(Device):
     def __init__(self, ctx: DeviceContext, ring: ResultRing | None):
         super().__init__(
-            ctx, step_inputs_cpu, sampler_cpu, sampler_parts_cpu, CpuMasks(ctx.sampled_rows, ctx.config.vocab_size)
+            ctx, step_inputs_cpu, sampler_cpu, sampler_sharded_cpu, CpuMasks(ctx.sampled_rows, ctx.config.vocab_size)
         )
         self._ring = ring
         if ring is None:

@@ -20,7 +20,7 @@ from quire.ipc.step.result_ring import ResultRing
 from quire.ipc.step.sections import HEADER, result_words
 from quire.kernels.experts import experts
 from quire.kernels.linear import scaled, split_linear
-from quire.kernels.sampling import sampler, sampler_parts
+from quire.kernels.sampling import sampler, sampler_sharded
 from quire.kernels.step import step_inputs
 from quire.kernels.triton_support.dependent_launch import mode_for
 from quire.kernels.tuning.current import current
@@ -37,7 +37,7 @@ DEVICE_WORDS = HEADER.at["device_words"]
 class CudaDevice(Device):
     def __init__(self, ctx: DeviceContext, ring: ResultRing | None):
         masks = CudaMasks(ctx.sampled_rows, ctx.config.vocab_size, ctx.device)
-        super().__init__(ctx, step_inputs, sampler, sampler_parts, masks)
+        super().__init__(ctx, step_inputs, sampler, sampler_sharded, masks)
         self._ring = ring
         self._stream = torch.cuda.Stream(ctx.device)
         self.plan = torch.zeros(ctx.max_device_words, dtype=torch.int32, device=ctx.device)

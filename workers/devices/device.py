@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from quire.ipc.step.sections import NO_TOKEN, VARIANT_FILTER, VARIANT_LOGPROBS, VARIANT_MASK, VARIANT_PROCESSORS, VARIANT_RANDOM
-from quire.kernels.step.tables import LogitsProcessorPool, PartsWorkspace, SamplerWorkspace, SlotTables, StepBuffers
+from quire.kernels.step.tables import LogitsProcessorPool, SamplerWorkspace, ShardedWorkspace, SlotTables, StepBuffers
 from quire.workers.attention.attention import ModelAttention
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.devices.masks import RowMasks
@@ -49,15 +49,17 @@ class Device(ABC):
     results: torch.Tensor  # int64 [depth, words]: the result ring's words
 
     def __init__(
-        self, ctx: DeviceContext, step_inputs: ModuleType, sampler: ModuleType, sampler_parts: ModuleType, masks: RowMasks
+        self, ctx: DeviceContext, step_inputs: ModuleType, sampler: ModuleType, sampler_sharded: ModuleType, masks: RowMasks
     ):
         self.ctx = ctx
         self.masks = masks
         self._step_inputs = step_inputs
         self._sampler = sampler
-        self._sampler_parts = sampler_parts
+        self._sampler_sharded = sampler_sharded
         self._own = ctx.parallel.vocabulary(ctx.config.vocab_size)  # tokens whose logits this rank computes
-        self._parts = PartsWorkspace.allocate(0 if self._own.is_whole else ctx.sampled_rows, self._own.size, ctx.device)
+        self._sharded_workspace = ShardedWorkspace.allocate(
+            0 if self._own.is_whole else ctx.sampled_rows, self._own.size, ctx.device
+        )
         self._workspace = SamplerWorkspace.allocate(ctx.sampled_rows, ctx.config.vocab_size, ctx.device)
 
     # ------------------------------------------------------------------------------------------- the same everywhere
@@ -93,7 +95,7 @@ class Device(ABC):
             logits = self.ctx.parallel.all_logits(logits, vocab)
             sampled, logprobs = self._sample(logits, tables, step, variant, processed)
         else:
-            sampled, logprobs = self._sample_with_others(logits, tables, step, bool(variant & VARIANT_RANDOM)), None
+            sampled, logprobs = self._sample_sharded(logits, tables, step, bool(variant & VARIANT_RANDOM)), None
         pool, max_rows, out = self.ctx.pool, self.ctx.max_rows, self.results if results is None else results
         self._step_inputs.finish_step(plan, tables, pool, step, sampled, out, rows, max_rows=max_rows, logprobs=logprobs)
 
@@ -119,19 +121,17 @@ class Device(ABC):
             processors=bool(variant & VARIANT_PROCESSORS),
             bitmask=self.masks.tensor[:rows] if variant & VARIANT_MASK else None,
         )
-        if (
-            processed is not None
-        ):  # by the operator's own code, which may say other things on other ranks: the first one's count
+        if processed is not None:  # by the operator's own code, which may differ between ranks: the first one's counts
             sampled = self.ctx.parallel.all_gather(sampled)[0]
         has_logprobs = bool(variant & VARIANT_LOGPROBS)
         return sampled, self._sampler.sampled_logprobs(logits, sampled, self._workspace) if has_logprobs else None
 
-    def _sample_with_others(self, logits: torch.Tensor, tables: SlotTables, step: StepBuffers, random: bool) -> torch.Tensor:
-        """Tokens of greedy and plain random rows, of whose logits each rank has a part: three words a row are exchanged."""
+    def _sample_sharded(self, logits: torch.Tensor, tables: SlotTables, step: StepBuffers, random: bool) -> torch.Tensor:
+        """Tokens of greedy and plain random rows of logits sharded over the vocabulary: three words a row are exchanged."""
         slots, positions = step.row_slots[: len(logits)], step.seq_lens[: len(logits)]
-        pool, parts, first = self.ctx.pool, self._sampler_parts, self._own.start
-        best = parts.own_best(logits, first, slots, positions, tables, pool, self._parts, random=random)
-        sampled: torch.Tensor = parts.choose(self.ctx.parallel.all_gather(best), slots, tables, random=random)
+        pool, sampler, first = self.ctx.pool, self._sampler_sharded, self._own.start
+        best = sampler.best_of_shard(logits, first, slots, positions, tables, pool, self._sharded_workspace, random=random)
+        sampled: torch.Tensor = sampler.choose(self.ctx.parallel.all_gather(best), slots, tables, random=random)
         return sampled
 
     def tail_without_masks(

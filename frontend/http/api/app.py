@@ -111,12 +111,12 @@ class App:
             request.max_body = min(request.max_body, _MAX_BODY_OF_GET)
             return None
         request.max_body = route.max_body or request.max_body
-        reads_json = route.takes == JSON and route.body is not None
+        reads_json = route.media_type == JSON and route.body is not None
         # A browser asks before it sends JSON across origins; a form, or what has no type, it sends unasked.
         if not (reads_json and b"content-type" in request.headers) and not self._cors.lets_in(request.headers):
             return ApiError(403, "A page of this origin may not use this server.", code="origin_not_allowed")
         # Where no body is read, its type is nobody's concern: aiohttp announces bytes even where it sends none.
-        return _check_media_type(request, route.takes) if reads_json or route.takes != JSON else None
+        return _check_media_type(request, route.media_type) if reads_json or route.media_type != JSON else None
 
     def _has_key(self, request: Request) -> bool:
         owner = self._keys.owner(request.headers)
@@ -129,7 +129,7 @@ class App:
         assert isinstance(route, Route)
         began = time.perf_counter()
         try:
-            if len(request.body) >= WEIGHED_BYTES and route.takes == JSON:
+            if len(request.body) >= WEIGHED_BYTES and route.media_type == JSON:
                 await in_thread(check_shape, bytes(request.body))
             await route.handler(self._services, request, response)
         except asyncio.CancelledError:
@@ -169,11 +169,11 @@ def _no_such_path(path: bytes) -> ApiError:
     return ApiError(404, f"There is no such path here.{f' Did you mean {meant}?' if meant else ''}", code="not_found")
 
 
-def _check_media_type(request: Request, takes: str) -> ApiError | None:
+def _check_media_type(request: Request, media_type: str) -> ApiError | None:
     """A browser sends other types across origins unasked, but not JSON."""
     given = request.headers.get(b"content-type")
-    if given is not None and given.partition(b";")[0].strip().lower() != takes.encode():
-        return ApiError(415, f"The header content-type must be {takes}.", code="unsupported_media_type")
+    if given is not None and given.partition(b";")[0].strip().lower() != media_type.encode():
+        return ApiError(415, f"The header content-type must be {media_type}.", code="unsupported_media_type")
     coding = request.headers.get(b"content-encoding")
     if coding is not None and coding.strip().lower() != b"identity":
         return ApiError(415, "A compressed body is not understood.", code="unsupported_media_type")

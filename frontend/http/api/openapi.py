@@ -72,10 +72,10 @@ def _answer(route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:
 
 
 def _request_body(route: Route, schema_of: dict[str, Any]) -> dict[str, Any] | None:
-    if route.takes != JSON:
+    if route.media_type != JSON:
         required = [name for name in route.form if "[" not in name]
         form = {"type": "object", "properties": dict(route.form), "required": required}
-        return {"required": True, "content": _content(route.takes, form if route.form else {"type": "object"})}
+        return {"required": True, "content": _content(route.media_type, form if route.form else {"type": "object"})}
     if route.body is None:
         return None
     content = _content(JSON, schema_of[repr(route.body)])

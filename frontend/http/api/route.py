@@ -27,7 +27,7 @@ class Route(NamedTuple):
 
     body, answer: structs of JSON. streams: "stream": true asks for server-sent events. query: name -> JSON Schema.
     form: fields of a form -> JSON Schema, those without brackets needed.
-    is_open: needs no API key. prompt_field: what to name when a prompt is too long. takes: the body's media type.
+    is_open: needs no API key. prompt_field: what to name when a prompt is too long. media_type: the body's.
     max_body: bytes, in place of the server's own limit. missing: why the route answers 501, whatever is sent. error: its shape.
     """
 
@@ -45,7 +45,7 @@ class Route(NamedTuple):
     form: Mapping[str, Mapping[str, Any]] = {}
     is_open: bool = False
     prompt_field: str | None = None
-    takes: str = JSON
+    media_type: str = JSON
     max_body: int | None = None
     missing: str = ""
     error: type[msgspec.Struct] = ErrorResponse

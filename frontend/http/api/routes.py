@@ -66,9 +66,9 @@ async def _nothing(services: Services, request: Request, response: Response) -> 
     """Of a route that is missing: app.py answers for it."""
 
 
-def _missing(path: str, what: str, tag: str, takes: str = "application/json") -> Route:
+def _missing(path: str, what: str, tag: str, media_type: str = "application/json") -> Route:
     text = f"{what} are not supported by this server yet: it serves models that generate text, see /v1/chat/completions."
-    return Route("POST", path, _nothing, f"{what}: not here yet, answers 501", tag, takes=takes, missing=text)
+    return Route("POST", path, _nothing, f"{what}: not here yet, answers 501", tag, media_type=media_type, missing=text)
 
 
 def _page_file(path: str, content_type: str) -> Route:
@@ -107,7 +107,7 @@ ROUTES = RouteTable(
         Route("GET", "/v1/models", service_routes.list_models, "The models that are served", "models", answer=ModelList),
         Route("GET", "/v1/models/{model:path}", service_routes.one_model, "One of them", "models", answer=ModelCard),
         Route("POST", "/v1/files", files.upload_file, "Upload the input of a batch: a form with purpose and file", "batches",
-              answer=files.FileObject, takes="multipart/form-data", form=files.UPLOAD_FIELDS, max_body=MAX_FORM_BYTES),
+              answer=files.FileObject, media_type="multipart/form-data", form=files.UPLOAD_FIELDS, max_body=MAX_FORM_BYTES),
         Route("GET", "/v1/files", files.list_files, "Your files", "batches", answer=dict[str, Any], query=PAGE_FIELDS),
         Route("GET", "/v1/files/{file_id}", files.read_file, "One of them", "batches", answer=files.FileObject),
         Route("GET", "/v1/files/{file_id}/content", files.read_file, "What is in it", "batches",

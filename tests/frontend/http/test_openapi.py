@@ -42,7 +42,7 @@ def test_every_schema_and_reference_is_valid():
 def test_examples_are_taken_and_answers_are_as_described():
     async def main():
         for route in ROUTES.routes:
-            needs_more = route.takes != "application/json" or (route.body is not None and route.example is None)  # a file
+            needs_more = route.media_type != "application/json" or (route.body is not None and route.example is None)  # a file
             if route.missing or route.parameters or route.answer_type != "application/json" or needs_more:
                 continue
             api = http.Api()

@@ -1,12 +1,12 @@
-"""Greedy and plain random rows of a vocabulary that ranks share: three words a row travel between GPUs, and no logits.
+"""Sampling of greedy and plain random rows over a sharded vocabulary: three words a row travel between GPUs, and no logits.
 
-    own_best     of this rank's logits: their maximum, the score of the block that wins among its own, the token in it
-    choose       of all ranks' words: the token of the rank whose block wins among all
+    best_of_shard    of this rank's logits: their maximum, the score of the block that wins among its own, the token in it
+    choose           of all ranks' words: the token of the rank whose block wins among all
 
-A rank's part is whole SAMPLER_BLOCKs, and blocks and tokens keep their numbers in the whole for the noise: the race is that of
+A rank's shard is whole SAMPLER_BLOCKs, and blocks and tokens keep their numbers in the whole for the noise: the race is that of
 `sampler.sample` over the whole row. Its score is relative to the rank's own maximum; `choose` sees all of them, and takes the
-first of equals. Rows with filters, processors or masks need all logits, and are `sampler`'s. `sampler_parts_cpu` is the same in
-torch. Bytes: R * V / ranks of logits, plus one block a row.
+first of equals. Rows with filters, processors or masks need all logits, and are `sampler`'s. `sampler_sharded_cpu` is the same
+in torch. Bytes: R * V / ranks of logits, plus one block a row.
 """
 
 import torch
@@ -27,13 +27,13 @@ from quire.kernels.sampling.sampler_logits import (
     row_state,
 )
 from quire.kernels.step import tables as words
-from quire.kernels.step.tables import LogitsProcessorPool, PartsWorkspace, SlotTables
+from quire.kernels.step.tables import LogitsProcessorPool, ShardedWorkspace, SlotTables
 
-TOP, SCORE, TOKEN = (tl.constexpr(at) for at in range(words.PART_WORDS))  # planes of what travels, int32, floats as bits
+TOP, SCORE, TOKEN = (tl.constexpr(at) for at in range(words.SHARD_WORDS))  # planes of what travels, int32, floats as bits
 
 
 @triton.jit
-def _own_best_kernel(
+def _best_of_shard_kernel(
     logits, stride, row_slots, positions, slot_params, block_max, block_sum, best, V, first, num_blocks, num_slots, num_rows,
     BLOCKS: tl.constexpr, RANDOM: tl.constexpr,
 ):  # fmt: skip
@@ -89,23 +89,23 @@ def _choose_kernel(
     tl.store(sampled + row, tl.load(everyone + best.to(tl.int64) * 3 * num_rows + TOKEN * num_rows + row))
 
 
-def own_best(
+def best_of_shard(
     logits: torch.Tensor,
     first: int,
     row_slots: torch.Tensor,
     positions: torch.Tensor,
     tables: SlotTables,
     pool: LogitsProcessorPool,
-    workspace: PartsWorkspace,
+    workspace: ShardedWorkspace,
     *,
     random: bool,
 ) -> torch.Tensor:
-    """int32 [PART_WORDS, R], of this rank's logits [R, n], of the tokens from `first` on."""
+    """int32 [SHARD_WORDS, R], of this rank's logits [R, n], of the tokens from `first` on."""
     rows, vocab = logits.shape
     num_blocks, num_slots = triton.cdiv(vocab, words.SAMPLER_BLOCK), tables.max_num_seqs + 1
     if logits.stride(1) != 1 or rows > len(workspace.block_max) or workspace.block_max.shape[1] != num_blocks:
-        raise ValueError(f"sampler_parts: workspace does not fit logits {logits.shape}")
-    best = torch.empty((words.PART_WORDS, rows), dtype=torch.int32, device=logits.device)
+        raise ValueError(f"sampler_sharded: workspace does not fit logits {logits.shape}")
+    best = torch.empty((words.SHARD_WORDS, rows), dtype=torch.int32, device=logits.device)
     if rows == 0:
         return best
     _partial_kernel[(rows, triton.cdiv(num_blocks, PARTIAL_BLOCKS))](
@@ -113,7 +113,7 @@ def own_best(
         row_slots, 0, row_slots, 0, row_slots, tables.params, workspace.block_max, workspace.block_sum, vocab, num_blocks,
         num_slots, PARTIAL_BLOCKS, random, 0, False, num_warps=8, enable_fp_fusion=False,
     )  # fmt: skip
-    _own_best_kernel[(rows,)](
+    _best_of_shard_kernel[(rows,)](
         logits, logits.stride(0), row_slots, positions, tables.params, workspace.block_max, workspace.block_sum, best, vocab,
         first, num_blocks, num_slots, rows, triton.next_power_of_2(num_blocks), random, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
@@ -121,7 +121,7 @@ def own_best(
 
 
 def choose(everyone: torch.Tensor, row_slots: torch.Tensor, tables: SlotTables, *, random: bool) -> torch.Tensor:
-    """int32 [R] tokens, of all ranks' words int32 [ranks, PART_WORDS, R]: the same on every rank."""
+    """int32 [R] tokens, of all ranks' words int32 [ranks, SHARD_WORDS, R]: the same on every rank."""
     size, _, rows = everyone.shape
     sampled = torch.empty(rows, dtype=torch.int32, device=everyone.device)
     if rows:

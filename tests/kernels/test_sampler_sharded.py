@@ -1,11 +1,11 @@
-"""A vocabulary in parts: what ranks say of theirs, put together, is the token of the whole row, with kernels and in torch."""
+"""A sharded vocabulary: what ranks say of their shards together is the token of the whole row, with kernels and in torch."""
 
 import pytest
 import torch
 from sampler_harness import KINDS, SLOTS, SamplerHarness
 
-from quire.kernels.sampling import sampler_cpu, sampler_parts_cpu
-from quire.kernels.step.tables import PART_WORDS, SAMPLER_BLOCK, PartsWorkspace
+from quire.kernels.sampling import sampler_cpu, sampler_sharded_cpu
+from quire.kernels.step.tables import SAMPLER_BLOCK, SHARD_WORDS, ShardedWorkspace
 from quire.workers.parallel import Parallel
 
 
@@ -14,21 +14,21 @@ def kind(request):
     return request.param
 
 
-def in_parts(h, logits, slots, positions, size, kind, random=True):
+def sharded(h, logits, slots, positions, size, kind, random=True):
     """The tokens by `size` ranks; each rank must say the same."""
-    parts = sampler_parts_cpu
+    sampler = sampler_sharded_cpu
     if kind != "torch":
-        from quire.kernels.sampling import sampler_parts as parts
+        from quire.kernels.sampling import sampler_sharded as sampler
     vocab, said = logits.shape[1], []
     slots, positions = (torch.as_tensor(x, dtype=torch.int32).to(h.device) for x in (slots, positions))
     for rank in range(size):
         part = Parallel(rank, size).vocabulary(vocab)
         assert not part.is_whole
         own = logits[:, part.slice].to(h.device)
-        workspace = PartsWorkspace.allocate(len(logits), part.size, h.device)
-        said.append(parts.own_best(own, part.start, slots, positions, h.tables, h.pool, workspace, random=random))
-        assert said[-1].shape == (PART_WORDS, len(logits)) and said[-1].dtype == torch.int32
-    return parts.choose(torch.stack(said), slots, h.tables, random=random).cpu()
+        workspace = ShardedWorkspace.allocate(len(logits), part.size, h.device)
+        said.append(sampler.best_of_shard(own, part.start, slots, positions, h.tables, h.pool, workspace, random=random))
+        assert said[-1].shape == (SHARD_WORDS, len(logits)) and said[-1].dtype == torch.int32
+    return sampler.choose(torch.stack(said), slots, h.tables, random=random).cpu()
 
 
 def harness(kind, vocab, rows):
@@ -49,8 +49,8 @@ def test_the_tokens_are_those_of_whole_rows(kind, vocab, size):
         cpu = SamplerHarness(vocab, rows=rows)
         cpu.tables.params.copy_(h.tables.params.cpu())
         want = cpu.sample(logits, slots, positions, filtered=False, processors=False)
-        assert torch.equal(in_parts(h, logits, slots, positions, size, kind), want)
-        greedy = in_parts(h, logits, slots, positions, size, kind, random=False)
+        assert torch.equal(sharded(h, logits, slots, positions, size, kind), want)
+        greedy = sharded(h, logits, slots, positions, size, kind, random=False)
         assert torch.equal(greedy, logits.argmax(1).int())
 
 
@@ -67,13 +67,13 @@ def test_the_lowest_of_equals_and_rows_without_sense(kind):
     logits[5, :SAMPLER_BLOCK], logits[5, SAMPLER_BLOCK + 3] = float("nan"), -2.0
     logits[5, SAMPLER_BLOCK + 4 :] = -3.0
     logits[5, SAMPLER_BLOCK : SAMPLER_BLOCK + 3] = -3.0
-    got = in_parts(h, logits, range(6), [9] * 6, 2, kind)
+    got = sharded(h, logits, range(6), [9] * 6, 2, kind)
     assert got.tolist() == [40, 0, 0, 700, 0, SAMPLER_BLOCK + 3]
 
 
 def test_no_rows(kind):
     h = harness(kind, 1024, 1)
-    assert in_parts(h, torch.zeros(0, 1024), [], [], 2, kind).tolist() == []
+    assert sharded(h, torch.zeros(0, 1024), [], [], 2, kind).tolist() == []
 
 
 def test_the_race_of_a_part_is_that_of_the_whole():

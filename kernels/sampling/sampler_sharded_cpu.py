@@ -1,26 +1,26 @@
-"""`sampler_parts` on a CPU, with the same signatures, by what `sampler_cpu` is made of."""
+"""`sampler_sharded` on a CPU, with the same signatures, by what `sampler_cpu` is made of."""
 
 import numpy as np
 import torch
 
 from quire.kernels.sampling.sampler_cpu import S_TEMPERATURE, finite, race
-from quire.kernels.step.tables import PART_WORDS, LogitsProcessorPool, PartsWorkspace, SlotTables
+from quire.kernels.step.tables import SHARD_WORDS, LogitsProcessorPool, ShardedWorkspace, SlotTables
 
 
-def own_best(
+def best_of_shard(
     logits: torch.Tensor,
     first: int,
     row_slots: torch.Tensor,
     positions: torch.Tensor,
     tables: SlotTables,
     pool: LogitsProcessorPool | None = None,
-    workspace: PartsWorkspace | None = None,
+    workspace: ShardedWorkspace | None = None,
     *,
     random: bool,
 ) -> torch.Tensor:
-    """int32 [PART_WORDS, R]. See `sampler_parts.own_best`."""
+    """int32 [SHARD_WORDS, R]. See `sampler_sharded.best_of_shard`."""
     rows = len(logits)
-    best = np.zeros((PART_WORDS, rows), np.int32)
+    best = np.zeros((SHARD_WORDS, rows), np.int32)
     x, params = finite(logits.float().numpy()), tables.host["params"][row_slots[:rows].numpy()]
     floats = best.view(np.float32)
     floats[0] = x.max(1) if rows else 0.0
@@ -34,7 +34,7 @@ def own_best(
 
 
 def choose(everyone: torch.Tensor, row_slots: torch.Tensor, tables: SlotTables, *, random: bool) -> torch.Tensor:
-    """int32 [R] tokens. See `sampler_parts.choose`."""
+    """int32 [R] tokens. See `sampler_sharded.choose`."""
     words = everyone.numpy()
     rows, floats = words.shape[2], words.view(np.float32)
     key = tops = floats[:, 0]
