@@ -163,7 +163,7 @@ def block_bytes(shapes: Iterable[tuple[int, int, int, int]]) -> int:
 
 
 def most_useful_blocks(num_groups: int, max_num_seqs: int, max_model_len: int, block_size: int) -> int:
-    """What a full house of longest requests could use, and the null block."""
+    """What max_num_seqs of the longest requests could use, and the null block."""
     return num_groups * max_num_seqs * -(-max_model_len // block_size) + 1
 
 

@@ -80,7 +80,7 @@ def sizes_of(model: ModelConfig, parallel: Parallel | None = None) -> ModelSizes
 
 
 def cpu_budget(config: WorkerConfig, cache: KVCache, activation_bytes: int) -> Budget:
-    """--cpu-kv-cache-gib, but no more than a full house of longest requests could use."""
+    """--cpu-kv-cache-gib, but no more than max_num_seqs of the longest requests could use."""
     if (asked := asked_for(config, cache)) is not None:
         return Budget(asked, activation_bytes)
     blocks = int(config.cpu_kv_cache_gib * GIB) // cache.block_bytes

@@ -6,11 +6,10 @@ import logging
 import signal
 import time
 import types
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from core_by_hand import EPOCH, VOCAB_SIZE, CoreByHand, add
+from core_by_hand import EPOCH, VOCAB_SIZE, add
 
 from quire.enginecore import core as core_module
 from quire.enginecore import daemon
@@ -19,13 +18,6 @@ from quire.enginecore.step_times import Expected
 from quire.enginecore.workers import WorkersFailed
 from quire.ipc.links.core_and_workers import WorkerToCore
 from quire.ipc.messages import Abort, Beat, PromptLogprobs, PromptLogprobsOfRow, RequestError, SideResults, StepOutputs
-
-
-@pytest.fixture
-def by_hand() -> Iterator[CoreByHand]:
-    by_hand = CoreByHand()
-    yield by_hand
-    by_hand.close()
 
 
 def test_a_request_that_comes_with_its_frontends_loss_is_not_run(by_hand):

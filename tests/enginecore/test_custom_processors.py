@@ -1,7 +1,6 @@
 """Requests for the operator's own logits processors in the core: refused, checked first, and ended if a class fails."""
 
 import logging
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -14,13 +13,6 @@ from quire.ipc.step.control import decode_control, encode_control
 from quire.ipc.step.sections import NO_TOKEN, VARIANT_CUSTOM
 
 ARGS = {"only": 3}
-
-
-@pytest.fixture
-def by_hand() -> Iterator[CoreByHand]:
-    by_hand = CoreByHand()
-    yield by_hand
-    by_hand.close()
 
 
 def use_processors(by_hand, **info) -> None:

@@ -4,7 +4,6 @@ The grammar is the test: it makes rows of one request wait, and sends masks, or 
 """
 
 import dataclasses
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -45,13 +44,6 @@ class Grammar:
 
     def send(self) -> None:
         self.by_hand.core.send_masks(self.steps[-1], self.row, MASK)
-
-
-@pytest.fixture
-def by_hand() -> Iterator[CoreByHand]:
-    by_hand = CoreByHand()
-    yield by_hand
-    by_hand.close()
 
 
 def tokens_of(message: StepOutputs) -> list[int]:

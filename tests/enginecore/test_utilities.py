@@ -1,9 +1,7 @@
 """What frontends ask of the engine beside requests: each call is answered once, whatever becomes of the workers."""
 
-from collections.abc import Iterator
-
 import pytest
-from core_by_hand import EPOCH, CoreByHand, add
+from core_by_hand import EPOCH, add
 
 from quire.enginecore.workers import WorkersFailed
 from quire.ipc.messages import ControlReply, StepOutputs, Utility, UtilityResult
@@ -17,13 +15,6 @@ from quire.ipc.utilities import (
     StopProfile,
     UtilityFailed,
 )
-
-
-@pytest.fixture
-def by_hand() -> Iterator[CoreByHand]:
-    by_hand = CoreByHand()
-    yield by_hand
-    by_hand.close()
 
 
 def ask(by_hand, frontend, call, number=1):

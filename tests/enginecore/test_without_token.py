@@ -1,20 +1,10 @@
 """Requests whose wishes leave no token: they end with an error that names them, and their neighbours do not notice."""
 
-from collections.abc import Iterator
-
 import pytest
-from core_with_model import CoreWithModel
 
 from quire.enginecore.without_token import nothing_left
 from quire.ipc.messages import RequestError
 from quire.ipc.sampling import SamplingParams
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[CoreWithModel]:
-    made = CoreWithModel()
-    yield made
-    made.close()
 
 
 def params(**fields) -> SamplingParams:

@@ -4,11 +4,10 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Iterator
 
 import pytest
 import zmq
-from core_by_hand import CoreByHand, add, worker_template
+from core_by_hand import add, worker_template
 
 from quire.enginecore import workers as group_module
 from quire.enginecore.worker_supervisor import DYING_LIMIT_S, SAY_EVERY_S, WorkerSupervisor
@@ -92,13 +91,6 @@ class Watched:
 @pytest.fixture
 def watched() -> Watched:
     return Watched()
-
-
-@pytest.fixture
-def by_hand() -> Iterator[CoreByHand]:
-    by_hand = CoreByHand()
-    yield by_hand
-    by_hand.close()
 
 
 @pytest.fixture

@@ -1,8 +1,6 @@
 """AsyncClient against a core in a thread: requests and answers over the wire, refusals before it, and a core that goes."""
 
 import asyncio
-import functools
-import inspect
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -11,6 +9,7 @@ import msgspec
 import pytest
 import toy_tokenizers
 from fake_core import LIMITS, FakeCore, echo, outputs, prompt_of
+from own_loop import heard, in_own_loop, until
 
 from quire.frontend.client import async_client as client_module
 from quire.frontend.client.async_client import (
@@ -41,28 +40,13 @@ def with_core(**options: Any) -> Callable[[Callable[..., Awaitable[None]]], Call
                 async with AsyncClient(core.address) as client:
                     await test(core, client, **kwargs)
 
-        @functools.wraps(test)
-        def start(**kwargs: Any) -> None:
-            asyncio.run(asyncio.wait_for(run(**kwargs), 100))
-
-        start.__signature__ = inspect.Signature(list(inspect.signature(test).parameters.values())[2:])  # type: ignore[attr-defined]
-        return start
+        return in_own_loop(test, run)
 
     return decorate
 
 
-async def until(condition: Callable[[], object]) -> None:
-    """Turns of the loop until something is so; every event that matters here wakes the loop."""
-    while not condition():
-        await asyncio.sleep(0)
-
-
 async def last(generator: AsyncIterator[RequestOutput]) -> RequestOutput:
     return [output async for output in generator][-1]
-
-
-async def heard(core: FakeCore, kind: type) -> Any:
-    return await asyncio.to_thread(core.next, kind)
 
 
 # -------------------------------------------------------------------------------------------------------- generating

@@ -5,7 +5,8 @@ import random
 
 import pytest
 from fake_core import FakeCore, echo, outputs
-from replica_cases import CACHE, CAT, ENDLESS, THE, WORLD, ended, engine_of, heard, refuse, until, with_cores
+from own_loop import heard, until
+from replica_cases import CACHE, CAT, ENDLESS, THE, WORLD, ended, engine_of, refuse, with_cores
 
 from quire.frontend import replicas as module
 from quire.frontend.client import client as client_module

@@ -9,7 +9,8 @@ import fake_client
 import pytest
 import toy_tokenizers
 from fake_core import LIMITS, FakeCore, echo
-from replica_cases import CAT, ENDLESS, THE, engine_of, heard, refuse, until, with_cores
+from own_loop import heard, until
+from replica_cases import CAT, ENDLESS, THE, engine_of, refuse, with_cores
 
 from quire.frontend import replicas as module
 from quire.frontend.client.async_client import AsyncClient

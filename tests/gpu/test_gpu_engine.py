@@ -57,12 +57,6 @@ def below_the_maximum(name, some, got) -> float:
     return worst
 
 
-@pytest.fixture(autouse=True)
-def ieee_products():
-    torch.backends.cuda.matmul.allow_tf32 = False
-    yield
-
-
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_fp32_equals_transformers(name, graphs):

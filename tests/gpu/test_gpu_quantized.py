@@ -39,12 +39,6 @@ ALL = FORMATS | GPU_FORMATS | WHILE_LOADING
 EVERY = list(ALL)
 
 
-@pytest.fixture(autouse=True)
-def ieee_products():
-    torch.backends.cuda.matmul.allow_tf32 = False
-    yield
-
-
 @functools.cache
 def prompts():
     generator = torch.Generator().manual_seed(1)

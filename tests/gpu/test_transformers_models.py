@@ -15,12 +15,6 @@ WISHES = {"model_impl": "transformers"}
 ROUNDING = 1e-4  # of logits of about 4: what lies so near the maximum is equal
 
 
-@pytest.fixture(autouse=True)
-def ieee_products():
-    torch.backends.cuda.matmul.allow_tf32 = False
-    yield
-
-
 def prompts():
     generator = torch.Generator().manual_seed(1)
     return [torch.randint(4, 500, (n,), generator=generator).tolist() for n in (1, 5, 17, 48, 97)]

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from experts_cases import CLAMPED, DEEPSEEK, GELU, GPT_OSS, QWEN, TOLERANCE
+from experts_cases import CLAMPED, DEEPSEEK, GELU, GPT_OSS, QWEN, TOLERANCE, check_dependent_launches
 
 from quire.kernels.experts import experts_reference
 from quire.kernels.experts.experts_reference import SwiGLU, Weights
@@ -232,7 +232,6 @@ def test_a_row_in_a_batch_equals_the_row_alone():
 def test_dependent_launches_and_graphs_change_nothing(rows):
     from quire.kernels.elementwise.norm import rms_norm
     from quire.kernels.experts import experts
-    from quire.kernels.triton_support.dependent_launch import EARLY, LATE, PLAIN
 
     x, w, ids, weights, shared = operands((rows, *QWEN), torch.bfloat16, "cuda")
     x = x.contiguous()
@@ -245,16 +244,7 @@ def test_dependent_launches_and_graphs_change_nothing(rows):
             y = rms_norm(experts.experts(y, w, ids, weights, SwiGLU(), shared, pdl=pdl), ones, 1e-6, pdl=pdl)
         return y
 
-    want = chain(PLAIN)
-    assert torch.isfinite(want).all()
-    for pdl in (LATE, EARLY)[: 2 if rows == 1 else 1]:
-        assert torch.equal(chain(pdl), want)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            captured = chain(pdl)
-        for _ in range(3):
-            graph.replay()
-        assert torch.equal(captured, want)
+    check_dependent_launches(chain, early=rows == 1)
 
 
 @pytest.mark.gpu

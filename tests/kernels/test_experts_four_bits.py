@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from experts_cases import CLAMPED, GPT_OSS, QWEN, TOLERANCE, made, mx
+from experts_cases import CLAMPED, GPT_OSS, QWEN, TOLERANCE, check_dependent_launches, made, mx
 
 from quire.kernels.experts import experts_reference
 from quire.kernels.experts.experts_reference import SwiGLU, Weights
@@ -150,7 +150,6 @@ def test_a_row_in_a_batch_equals_the_row_alone():
 @pytest.mark.parametrize("rows", [1, 16, 64])
 def test_dependent_launches_and_graphs_change_nothing(rows):
     from quire.kernels.experts import experts
-    from quire.kernels.triton_support.dependent_launch import EARLY, LATE, PLAIN
 
     x, w, _, ids, weights, shared = operands((rows, *GPT_OSS), "mx", torch.bfloat16, "cuda")
 
@@ -160,13 +159,4 @@ def test_dependent_launches_and_graphs_change_nothing(rows):
             y = experts.experts(y / 8, w, ids, weights, SwiGLU(), shared, pdl=pdl)
         return y
 
-    want = chain(PLAIN)
-    assert torch.isfinite(want).all()
-    for pdl in (LATE, EARLY)[: 2 if rows == 1 else 1]:
-        assert torch.equal(chain(pdl), want)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            captured = chain(pdl)
-        for _ in range(3):
-            graph.replay()
-        assert torch.equal(captured, want)
+    check_dependent_launches(chain, early=rows == 1)

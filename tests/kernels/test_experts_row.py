@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from experts_cases import CLAMPED, DEEPSEEK, GPT_OSS, QWEN, TOLERANCE
+from experts_cases import CLAMPED, DEEPSEEK, GPT_OSS, QWEN, TOLERANCE, check_dependent_launches
 
 pytest.importorskip("triton.experimental.gluon")
 
@@ -169,12 +169,6 @@ def test_eight_bits(shape, config, small, by_block, on_hopper):
 REAL = [(1, *GPT_OSS), (1, *QWEN), (2, *DEEPSEEK), (4, *QWEN)]
 
 
-@pytest.fixture
-def on_hopper():
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("needs a Hopper GPU")
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("warps", [(4, 4), (8, 8), (4, 8), (1, 1)], ids=str)
 @pytest.mark.parametrize("form", FORMS)
@@ -199,7 +193,6 @@ def test_dependent_launches_and_graphs_change_nothing(rows, form, on_hopper):
     """The choice of experts is made in the chain, just before: `down` must not read an older one."""
     from quire.kernels.experts import experts, routing
     from quire.kernels.experts.routing_reference import Routing
-    from quire.kernels.triton_support.dependent_launch import EARLY, LATE, PLAIN
 
     torch.manual_seed(rows)
     hidden, inner, num_experts, top_k = 2048, 768, 32, 8
@@ -220,13 +213,4 @@ def test_dependent_launches_and_graphs_change_nothing(rows, form, on_hopper):
             x = torch.nn.functional.normalize(experts.experts(x, w, ids, weights, SwiGLU(), config=config, pdl=pdl), dim=1) * 32
         return x
 
-    want = chain(PLAIN)
-    assert torch.isfinite(want).all()
-    for pdl in (LATE, EARLY)[: 2 if rows == 1 else 1]:
-        assert torch.equal(chain(pdl), want)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            captured = chain(pdl)
-        for _ in range(3):
-            graph.replay()
-        assert torch.equal(captured, want)
+    check_dependent_launches(chain, early=rows == 1)

@@ -226,12 +226,6 @@ def test_gpu_a_row_is_the_same_whatever_the_others_hold(rows):
     assert torch.equal(int4.int4_linear(x, weight)[0], first)
 
 
-@pytest.fixture
-def on_hopper():
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("needs a Hopper GPU")
-
-
 def compare_hopper(rows, shape, symmetric, gated, dtype, config=None, parts=False, pdl=PLAIN, scales=None):
     """Hopper's kernels against the formula; k a multiple of 8, as TMA needs rows of x. int4_wide rounds weights to x's type."""
     from quire.kernels.linear import int4_hopper, int4_wide

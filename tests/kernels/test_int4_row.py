@@ -16,12 +16,6 @@ SHAPES = [(1000, 4096), (48, 448), (8, 128), (112, 4224), (4096, 14336)]
 CASES = [(*form, shape) for form in FORMS for shape in SHAPES if form[0][0] < 16 or shape[1] < 14336]
 
 
-@pytest.fixture
-def on_hopper():
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("needs a Hopper GPU")
-
-
 def drawn(n: int, k: int, symmetric: bool, dtype: torch.dtype) -> Int4Weight:
     g = torch.Generator().manual_seed(n + k)
     groups = -(-k // 128)

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from serving import SMALL, SOON_S, Background, EventStream, Served, until
+from serving import SMALL, SOON_S, Background, EventStream, Served, error_of, until
 
 from quire.enginecore.loading.model_files import BUNDLED
 
@@ -38,13 +38,6 @@ def running(served: Served, **fields: Any) -> EventStream:
     stream = served.stream(PROMPT, **{**LONG, **fields})
     stream.wait_for_text()
     return stream
-
-
-def error_of(stream: EventStream) -> dict[str, Any]:
-    """What a stream's last event says has gone wrong."""
-    with stream:
-        *_, last = stream
-        return last["error"]
 
 
 def test_a_client_that_hangs_up_frees_what_its_request_held(served: Served) -> None:

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from serving import SMALL, SOON_S, Background, Daemon, EventStream, Served, until
+from serving import SMALL, SOON_S, Background, Daemon, Served, error_of, until
 
 pytestmark = pytest.mark.slow
 
@@ -15,7 +15,7 @@ PROMPT = "Once upon a time there was a little dog"
 LONG = {"max_tokens": 1500, "min_tokens": 1500}  # and no end of the story before
 
 
-class House:
+class Deployment:
     """A daemon and two frontends; the daemon may be replaced."""
 
     def __init__(self, address: str) -> None:
@@ -29,16 +29,16 @@ class House:
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    house = House(f"ipc://{tmp_path_factory.mktemp('house')}/engine.sock")
-    with house.stack:
-        house.first.ready()
-        house.second.ready()
-        yield house
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    deployment = Deployment(f"ipc://{tmp_path_factory.mktemp('deployment')}/engine.sock")
+    with deployment.stack:
+        deployment.first.ready()
+        deployment.second.ready()
+        yield deployment
 
 
-def test_frontends_say_503_while_the_daemon_is_away_and_find_it_again(house: House) -> None:
-    daemon, first, second = house.daemon, house.first, house.second
+def test_frontends_say_503_while_the_daemon_is_away_and_find_it_again(deployment: Deployment) -> None:
+    daemon, first, second = deployment.daemon, deployment.first, deployment.second
     text = first.text(PROMPT, max_tokens=10)
     cut_off = [frontend.stream(PROMPT, **LONG) for frontend in (first, second)]
     for stream in cut_off:
@@ -48,7 +48,7 @@ def test_frontends_say_503_while_the_daemon_is_away_and_find_it_again(house: Hou
 
     daemon.kill(signal.SIGKILL)
     for stream in cut_off:
-        assert last_error(stream)["code"] == "engine_down"
+        assert error_of(stream)["code"] == "engine_down"
     answer = whole.result()
     assert (answer.status, answer.error["code"]) == (503, "engine_down") and int(answer.headers["retry-after"]) > 0
     assert daemon.wait() == -signal.SIGKILL  # and its worker is gone, too
@@ -58,17 +58,19 @@ def test_frontends_say_503_while_the_daemon_is_away_and_find_it_again(house: Hou
         assert (answer.status, answer.error["code"]) == (503, "engine_down") and int(answer.headers["retry-after"]) > 0
         assert frontend.ask("GET", "/metrics").status == 200
 
-        frontend.line(rf"the engine ended unexpectedly \(no connection to {house.address}\); requests get 503 until it is back")
-    house.daemon = house.new_daemon()  # at the same address, where a dead one's socket lies
+        frontend.line(
+            rf"the engine ended unexpectedly \(no connection to {deployment.address}\); requests get 503 until it is back"
+        )
+    deployment.daemon = deployment.new_daemon()  # at the same address, where a dead one's socket lies
     for frontend in (first, second):
         until(lambda frontend=frontend: frontend.health() == 200)
         assert frontend.text(PROMPT, max_tokens=10) == text
         frontend.line("the engine is back")
 
 
-def test_a_frontend_killed_in_mid_stream_takes_only_its_own_requests_along(house: House) -> None:
+def test_a_frontend_killed_in_mid_stream_takes_only_its_own_requests_along(deployment: Deployment) -> None:
     """The last one: it leaves nobody alive."""
-    daemon, first, second = house.daemon, house.first, house.second
+    daemon, first, second = deployment.daemon, deployment.first, deployment.second
     short = {"max_tokens": 150, "min_tokens": 150}
     undisturbed = second.text(PROMPT, **short)
     assert first.text(PROMPT, **short) == undisturbed
@@ -93,11 +95,4 @@ def test_a_frontend_killed_in_mid_stream_takes_only_its_own_requests_along(house
     assert any(line.endswith(f"frontend {name} is here") for line in daemon.lines)
     assert (second.end(), daemon.end()) == (0, 0)
     assert second.lines[-1].endswith("stopped")
-    assert not Path(house.address.removeprefix("ipc://")).exists()
-
-
-def last_error(stream: EventStream) -> dict[str, object]:
-    """A stream's last event, which must be an error that is said and not a connection that breaks."""
-    with stream:
-        *_, last = stream
-        return last["error"]  # type: ignore[return-value]
+    assert not Path(deployment.address.removeprefix("ipc://")).exists()

@@ -11,14 +11,13 @@ from served_ranks import (
     WORKER,
     assert_lost_and_replaced,
     assert_replaced,
-    error_of,
     killed,
     restarts_of,
     running,
     stopped,
     worker,
 )
-from serving import SMALL, Served
+from serving import SMALL, Served, error_of
 from tiny_models import tiny_model
 
 from quire.enginecore.loading.model_files import BUNDLED

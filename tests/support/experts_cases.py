@@ -1,5 +1,7 @@
 """What tests of experts' kernels have in common: activations, tolerances by dtype, and shapes of real models."""
 
+from collections.abc import Callable
+
 import torch
 
 from quire.kernels.experts.experts_reference import SwiGLU
@@ -40,3 +42,19 @@ def made(form, shape, generator, device="cpu"):
         offset = 8 if zeros is None else zeros.repeat_interleave(group, -1)[..., :k]
         values = (q.double() - offset) * scales.double().repeat_interleave(group, -1)[..., :k]
     return weight, values
+
+
+def check_dependent_launches(chain: Callable[[int], torch.Tensor], *, early: bool) -> None:
+    """chain(mode), kernels one after the other on a GPU: dependent launches give what plain ones give, in a graph, too."""
+    from quire.kernels.triton_support.dependent_launch import EARLY, LATE, PLAIN
+
+    want = chain(PLAIN)
+    assert torch.isfinite(want).all()
+    for mode in (LATE, EARLY) if early else (LATE,):
+        assert torch.equal(chain(mode), want)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = chain(mode)
+        for _ in range(3):
+            graph.replay()
+        assert torch.equal(captured, want)

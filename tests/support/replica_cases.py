@@ -1,14 +1,13 @@
 """Tests of Replicas: cores in threads, a client of all of them, and what a test asks of both."""
 
 import asyncio
-import functools
-import inspect
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import toy_tokenizers
 from fake_core import FakeCore
+from own_loop import heard, in_own_loop
 
 from quire.frontend.client.stream import Stream
 from quire.frontend.replicas import Replicas
@@ -38,23 +37,9 @@ def with_cores(*options: dict[str, Any]) -> Callable[[Callable[..., Awaitable[No
                 for core in cores:
                     core.stop()
 
-        @functools.wraps(test)
-        def start(**kwargs: Any) -> None:
-            asyncio.run(asyncio.wait_for(run(**kwargs), 100))
-
-        start.__signature__ = inspect.Signature(list(inspect.signature(test).parameters.values())[2:])  # type: ignore[attr-defined]
-        return start
+        return in_own_loop(test, run)
 
     return decorate
-
-
-async def until(condition: Callable[[], object]) -> None:
-    while not condition():
-        await asyncio.sleep(0)
-
-
-async def heard(core: FakeCore, kind: type) -> Any:
-    return await asyncio.to_thread(core.next, kind)
 
 
 def engine_of(client: Replicas, stream: Stream) -> int:

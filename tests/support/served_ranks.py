@@ -1,10 +1,9 @@
 """Workers of a served model as processes: which is which rank, a stream that they are amid, and that all have been replaced."""
 
 import math
-from typing import Any
 
 import psutil
-from serving import EventStream, Served, until
+from serving import EventStream, Served, error_of, until
 
 PROMPT = "Once upon a time there was a little dog"
 LONG = {"max_tokens": 1500, "min_tokens": 1500}
@@ -28,12 +27,6 @@ def running(served: Served) -> EventStream:
     stream = served.stream(PROMPT, **LONG)
     stream.wait_for_text()
     return stream
-
-
-def error_of(stream: EventStream) -> dict[str, Any]:
-    with stream:
-        *_, last = stream
-        return last["error"]
 
 
 def restarts_of(served: Served) -> float:

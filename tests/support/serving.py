@@ -281,6 +281,13 @@ class Background(threading.Thread):
         return self._result
 
 
+def error_of(stream: EventStream) -> dict[str, Any]:
+    """What a stream's last event says has gone wrong."""
+    with stream:
+        *_, last = stream
+        return last["error"]
+
+
 def until(condition: Callable[[], Any], timeout_s: float = DEADLINE_S) -> float:
     """Look again and again until it is so; the seconds that took."""
     started = time.monotonic()

@@ -5,7 +5,6 @@ that cannot be compiled is refused; how many are is counted, for a compiler that
 """
 
 import json
-from collections.abc import Iterator
 
 import jsonschema
 import pytest
@@ -108,13 +107,6 @@ SCHEMAS = st.recursive(
     ),
     max_leaves=5,
 )
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[CoreWithModel]:
-    made = CoreWithModel()
-    yield made
-    made.close()
 
 
 def check(engine: CoreWithModel, schema: dict, named: dict, seed: int) -> None:

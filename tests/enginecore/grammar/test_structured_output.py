@@ -6,7 +6,6 @@ everything that a request may wish besides, and whatever runs beside it.
 
 import json
 import re
-from collections.abc import Iterator
 
 import jsonschema
 import pytest
@@ -30,13 +29,6 @@ SCHEMA = {
 }
 PERSON = StructuredOutputs("json", json.dumps(SCHEMA))
 YES_NO = StructuredOutputs("choice", '["yes", "no"]')
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[CoreWithModel]:
-    made = CoreWithModel()
-    yield made
-    made.close()
 
 
 def params(wanted: StructuredOutputs | None = PERSON, **fields) -> SamplingParams:
