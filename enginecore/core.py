@@ -119,7 +119,7 @@ class EngineCore:
         self.owners = Owners(link)
         self.utilities = Utilities(self.owners, workers, self.scheduler, config.info, config.has_profiler)
         self._in_flight: deque[InFlight] = deque()
-        self._most_in_flight = STEPS_OF_STAGE * s.num_micro_batches
+        self._max_in_flight = STEPS_OF_STAGE * s.num_micro_batches
         self._side_results: dict[int, SideResults] = {}  # step -> not yet passed on
         self._masks = StepMasks(config.step_timeout_s)
         self._grammar = GrammarSteps(self.scheduler, workers, self.owners, self._masks, grammars, link.epoch)
@@ -250,7 +250,7 @@ class EngineCore:
 
     # ------------------------------------------------------------------------------------------------------ steps
     def _fill(self) -> None:
-        while self.workers.is_ready and len(self._in_flight) < self._most_in_flight and self.scheduler.has_work:
+        while self.workers.is_ready and len(self._in_flight) < self._max_in_flight and self.scheduler.has_work:
             if self._masks or (made := self.scheduler.schedule(time.time())) is None:
                 return
             plan, scheduled = made

@@ -11,7 +11,7 @@ import msgspec
 
 from quire.enginecore.workers import WorkerGroup
 from quire.ipc.engine_stats import ExpertStats, ExpertTokens
-from quire.ipc.group_messages import TellExpertLoad
+from quire.ipc.group_messages import ReportExpertLoad
 from quire.ipc.messages import ControlReply
 
 log = logging.getLogger("quire.enginecore")
@@ -37,7 +37,7 @@ class ExpertLoad:
             return
         if self._workers.is_ready:
             self._asked_at_step, self._next, self._waits = num_steps, now + INTERVAL_S, True
-            self._workers.send_control(TellExpertLoad, self._take)
+            self._workers.send_control(ReportExpertLoad, self._take)
 
     def _take(self, reply: ControlReply) -> None:
         if reply.rank != self._workers.template.output_rank:

@@ -94,13 +94,13 @@ def stop_cores(cores: Sequence[CoreProcess], grace_s: float = STOP_GRACE_S) -> N
         core.stop(max(0.0, deadline - time.monotonic()))
 
 
-def tell_of_engines(client: Client) -> list[Coroutine[None, None, None]]:
+def log_engine_changes(client: Client) -> list[Coroutine[None, None, None]]:
     """What logs when somebody else's engines end and are back: each for as long as it is not cancelled."""
     engines = client.engines
-    return [tell_of_engine(engine, len(engines) > 1) for engine in engines]
+    return [log_changes_of(engine, len(engines) > 1) for engine in engines]
 
 
-async def tell_of_engine(client: Client, is_one_of_several: bool = False) -> None:
+async def log_changes_of(client: Client, is_one_of_several: bool = False) -> None:
     """Of the one engine whose client this is."""
     was_connected = True
     while True:

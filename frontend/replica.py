@@ -63,8 +63,8 @@ class Replica(AsyncClient):
             case Beat():
                 owner.add_up(self.number, message)
 
-    def _tell(self, message: FrontendMessage) -> None:
-        super()._tell(message)
+    def _enqueue(self, message: FrontendMessage) -> None:
+        super()._enqueue(message)
         match message:
             case Abort():
                 for request_id in message.ids:

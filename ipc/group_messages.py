@@ -41,7 +41,7 @@ class PeerSilent(GroupMessage, tag="peer_silent", frozen=True):
     message: str
 
 
-class TellExpertLoad(GroupMessage, tag="tell_expert_load", frozen=True):
+class ReportExpertLoad(GroupMessage, tag="report_expert_load", frozen=True):
     """How many tokens the experts of each rank got: answered by engine_stats.ExpertTokens, by the output rank."""
 
     id: int

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from quire.ipc.engine_stats import CacheInfo, EngineStats
-from quire.ipc.group_messages import PeerSilent, StoreRequest, StoreValue, TellExpertLoad
+from quire.ipc.group_messages import PeerSilent, ReportExpertLoad, StoreRequest, StoreValue
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.utilities import UtilityAnswer, UtilityCall
 
@@ -380,7 +380,7 @@ class CheckParams(Message, tag="check_params", frozen=True):
 
 
 # What a serving worker is told between two steps, in a record of the plan ring.
-ControlRequest = DumpStacks | CaptureMaskedTails | StartProfiler | StopProfiler | CheckParams | TellExpertLoad
+ControlRequest = DumpStacks | CaptureMaskedTails | StartProfiler | StopProfiler | CheckParams | ReportExpertLoad
 
 
 class AllocateKV(Message, tag="allocate_kv", frozen=True):

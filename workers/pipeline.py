@@ -22,7 +22,7 @@ from quire.workers.parallel import Stage
 STEPS_OF_STAGE = 2  # in flight
 
 
-def most_in_flight(num_stages: int) -> int:
+def max_in_flight(num_stages: int) -> int:
     """Steps that the workers may have been given and not have done."""
     return STEPS_OF_STAGE * num_stages
 
@@ -54,7 +54,7 @@ class Pipeline:
         self._stage, self._links, self._hidden = stage, links, hidden
         self._tables, self._buffers = tables, buffers
         self._due: deque[tuple[int, int]] = deque()  # steps whose tokens come back, and their rows: the first stage's
-        self._most_due = most_in_flight(stage.count)
+        self._most_due = max_in_flight(stage.count)
 
     def begin(self, plan: StepPlan) -> None:
         """What the step needs of others is there, for what is launched from now on."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from quire.ipc.config import WorkerConfig
-from quire.ipc.group_messages import PeerSilent, TellExpertLoad
+from quire.ipc.group_messages import PeerSilent, ReportExpertLoad
 from quire.ipc.links.core_and_workers import WorkerToCore
 from quire.ipc.messages import (
     MAX_CONTROL_PAYLOAD,
@@ -163,7 +163,7 @@ class Worker:
         processors = self.custom_processors if stage.is_last else None
         runner = ModelRunner(model, self._context(model_config, cache, dtype), self._make_device, processors)
         if self.group is not None:  # sizes of steps follow from it, and so what ranks exchange; and all are there now
-            runner.weights_bytes = self.group.most("weights_bytes", weights_bytes)
+            runner.weights_bytes = self.group.max_over_ranks("weights_bytes", weights_bytes)
             if stage.count > 1:
                 runner.join(self.group.links(runner.ctx.max_tokens, runner.ctx.max_rows))
         budget = self._measure(runner, weights_bytes)
@@ -269,7 +269,7 @@ class Worker:
     def _meet(self, where: str) -> None:
         """Wait for all ranks: where they go on by exchanging, which is not to last long."""
         if self.group is not None:
-            self.group.most(where, 0)
+            self.group.max_over_ranks(where, 0)
 
     def _report(self, runner: ModelRunner, budget: Budget, weights_bytes: int) -> None:
         c, cache = self.config, runner.ctx.cache
@@ -368,7 +368,7 @@ class Worker:
                     self.profiler.start()
                 case CheckParams() if self.custom_processors is not None:
                     payload = self.custom_processors.check(request.params).encode(errors="replace")
-                case TellExpertLoad() if (load := self.parallel.expert_load) is not None:
+                case ReportExpertLoad() if (load := self.parallel.expert_load) is not None:
                     payload = load.take()
                 case StopProfiler():
                     payload = self.profiler.stop().encode()

@@ -273,13 +273,6 @@ def answer_note(struct: Struct, name: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------------ errors
-def codes_in_the_source() -> set[str]:
-    sources = [path.read_text() for path in (ROOT / "frontend/http").rglob("*.py")]
-    return {name for text in sources for name in re.findall(r'ApiError\([^)]*?code="([a-z_]+)"', text, re.DOTALL)} | {
-        name for text in sources for name in re.findall(r'\bcode="([a-z_]+)"', text)
-    }
-
-
 def error_codes() -> str:
     from quire.frontend.http.api.field_notes import ERROR_CODES
 

@@ -117,7 +117,7 @@ class Agent:
             reason = f"it runs Quire {VERSION}, and the engine's host {hello.version[:40]}: they must be the same"
             self._link.send(connection, HostRefused(reason))
             return
-        if self._core is not None and hello.engine != self._engine and self._tell(HostBeat([])):
+        if self._core is not None and hello.engine != self._engine and self._send(HostBeat([])):
             self._link.send(
                 connection, HostRefused("it serves another engine, and an agent serves one: start another agent there")
             )
@@ -125,14 +125,14 @@ class Agent:
         self._end("another generation of workers comes" if hello.engine == self._engine else "another engine comes")
         self._core, self._engine, self._heard_at = connection, hello.engine[:MAX_ENGINE_ID], self._clock.now
         log.info("an engine has connected")
-        self._tell(HostWelcome(VERSION, self._gpus))
+        self._send(HostWelcome(VERSION, self._gpus))
 
     def _handle(self, command: HostCommand | None) -> None:
         match command:
             case PlanRecord() if self._ranks is not None:
                 self._write(self._ranks, command)
-            case RankCommand(rank, told) if self._ranks is not None:
-                self._ranks.tell(rank, told)
+            case RankCommand(rank, worker_command) if self._ranks is not None:
+                self._ranks.send(rank, worker_command)
             case BeginRanks() if self._ranks is None and self._begin is None:
                 self._prepare(command)
             case DumpRankStacks() if self._ranks is not None:
@@ -150,12 +150,12 @@ class Agent:
         except (RingFull, RingCorrupt, ValueError) as error:
             self._refuse(f"a worker there does not take its plans: {error}")
 
-    def _tell(self, message: HostMessage) -> bool:
+    def _send(self, message: HostMessage) -> bool:
         return self._core is not None and self._link.send(self._core, message)
 
     def _refuse(self, reason: str) -> None:
         log.error("%s", reason)
-        self._tell(HostRefused(reason))
+        self._send(HostRefused(reason))
         self._end("the engine was refused")
 
     # -------------------------------------------------------------------------------------------------------- ranks
@@ -202,9 +202,9 @@ class Agent:
             return
         ended = self._ranks.ended()  # looked at first: what they said before they ended is there by now
         for message in self._ranks.messages():
-            self._tell(RankMessage(message))
+            self._send(RankMessage(message))
         for end in ended:
-            self._tell(end)
+            self._send(end)
 
     def _beat(self) -> None:
         if self._clock.now < self._next_beat:
@@ -212,7 +212,7 @@ class Agent:
         self._next_beat = self._clock.now + BEAT_INTERVAL_S
         if self._core is None:
             return
-        if not self._tell(HostBeat(self._ranks.stopped() if self._ranks is not None else [])):
+        if not self._send(HostBeat(self._ranks.stopped() if self._ranks is not None else [])):
             self._leave("the engine has gone")
         elif self._clock.now - self._heard_at > CORE_SILENCE_S:
             self._leave(f"nothing was heard of the engine for {CORE_SILENCE_S:.0f} s")

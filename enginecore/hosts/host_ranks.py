@@ -74,7 +74,7 @@ class HostRanks:
         """Raises RingFull, RingCorrupt, or ValueError for what is no record."""
         self._ring.write(kind, np.frombuffer(words, np.int32), WRITE_TIMEOUT_S)
 
-    def tell(self, rank: int, command: WorkerCommand) -> None:
+    def send(self, rank: int, command: WorkerCommand) -> None:
         if rank in self._children:
             self._link.send(rank, command)
 

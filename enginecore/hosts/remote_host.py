@@ -62,7 +62,7 @@ class RemoteHost:
             self._link.connect(entry.address, entry.public_key)
         except zmq.ZMQError as error:
             raise self._failed(f"its address cannot be used: {error}") from None
-        self.tell(HostHello(VERSION, self._engine))
+        self.send(HostHello(VERSION, self._engine))
 
     @property
     def where(self) -> str:
@@ -74,11 +74,11 @@ class RemoteHost:
     def encode(self, command: HostCommand) -> bytes:
         return self._link.encode(command)
 
-    def tell(self, command: HostCommand) -> None:
+    def send(self, command: HostCommand) -> None:
         """Raises HostFailed if it does not take what it is told."""
-        self.tell_encoded(self._link.encode(command))
+        self.send_encoded(self._link.encode(command))
 
-    def tell_encoded(self, encoded: bytes) -> None:
+    def send_encoded(self, encoded: bytes) -> None:
         if not self._link.send(encoded):
             raise self._failed("it does not take what it is sent")
 
@@ -120,7 +120,7 @@ class RemoteHost:
             if others := sorted({name for name in welcome.gpus[: len(self.ranks)] if name != self._gpu_name}):
                 raise self._failed(f"its GPUs differ from this host's: {', '.join(others)} there, {self._gpu_name} here")
         self.is_welcome = True
-        self.tell(BeginRanks(self._model, self._configs))
+        self.send(BeginRanks(self._model, self._configs))
 
     def check(self, now: float, limit_s: float) -> None:
         """Raises HostFailed if it is lost, cannot be reached, or has said nothing for limit_s. After `messages`."""

@@ -83,7 +83,7 @@ class RemoteRanks:
         """Tell all hosts to kill their ranks, and leave them: the last word is on its way when this returns."""
         for host in self._hosts:
             with suppress(HostFailed):
-                host.tell(EndRanks())
+                host.send(EndRanks())
             host.close()
         if self._found is not None:
             self._found.cancel()
@@ -114,7 +114,7 @@ class RemoteRanks:
             self._next_beat = now + BEAT_INTERVAL_S
             for host in self._hosts:
                 if host.is_welcome:
-                    host.tell(CoreBeat())
+                    host.send(CoreBeat())
         return [message for host in self._hosts for message in host.messages(now)]
 
     def check(self, is_suspect: bool = False) -> None:
@@ -128,7 +128,7 @@ class RemoteRanks:
         """False if the rank is not elsewhere. Raises HostFailed."""
         host = self._by_rank.get(rank)
         if host is not None:
-            host.tell(RankCommand(rank, command))
+            host.send(RankCommand(rank, command))
         return host is not None
 
     def write(self, kind: int, parts: Sequence[np.ndarray]) -> None:
@@ -137,7 +137,7 @@ class RemoteRanks:
             words = b"".join(np.ascontiguousarray(part, np.int32).tobytes() for part in parts)
             encoded = self._hosts[0].encode(PlanRecord(kind, words))
             for host in self._hosts:
-                host.tell_encoded(encoded)
+                host.send_encoded(encoded)
 
     def is_stopped(self, rank: int) -> bool:
         return rank in self._by_rank and rank in self._by_rank[rank].stopped
@@ -145,7 +145,7 @@ class RemoteRanks:
     def dump_stacks(self) -> None:
         for host in self._hosts:
             with suppress(HostFailed):
-                host.tell(DumpRankStacks())
+                host.send(DumpRankStacks())
 
     def where(self, rank: int) -> str:
         """Words behind a worker's number; nothing where there is one host."""

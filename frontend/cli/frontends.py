@@ -27,10 +27,10 @@ MAX_KEPT = 256  # connections that wait for one frontend's next process: they ar
 class Frontends:
     """All of them. `template`: what they have in common; the sockets are theirs from now on."""
 
-    def __init__(self, template: FrontendConfig, sockets: list[socket.socket], tells_of_engine: bool) -> None:
+    def __init__(self, template: FrontendConfig, sockets: list[socket.socket], logs_engine_changes: bool) -> None:
         self._grace_s = template.drain_delay_s + template.shutdown_grace_s + _LAST_WORDS_S
         self._all = [
-            Frontend(self, msgspec.structs.replace(template, index=i, tells_of_engine=i == 0 and tells_of_engine), sock)
+            Frontend(self, msgspec.structs.replace(template, index=i, logs_engine_changes=i == 0 and logs_engine_changes), sock)
             for i, sock in enumerate(sockets)
         ]
 

@@ -176,7 +176,7 @@ async def _serve_here(
     def ready(client: Client) -> None:
         print_ready(client.welcome.served_model_names[0])
 
-    template = msgspec.structs.replace(template, listen_fd=sockets[0].detach(), tells_of_engine=not engine.are_ours)
+    template = msgspec.structs.replace(template, listen_fd=sockets[0].detach(), logs_engine_changes=not engine.are_ours)
     await _until_stopped(signals, serve(template, signals, ready), engine)
 
 
@@ -191,7 +191,7 @@ async def _serve_in_children(
     metrics_fd = os.memfd_create("quire-metrics", os.MFD_CLOEXEC)
     os.ftruncate(metrics_fd, block_bytes() * len(sockets))
     template = msgspec.structs.replace(template, metrics_fd=metrics_fd)
-    frontends = Frontends(template, sockets, tells_of_engine=not engine.are_ours)
+    frontends = Frontends(template, sockets, logs_engine_changes=not engine.are_ours)
     try:
         if (model := await _ready(frontends, signals)) is None:
             return

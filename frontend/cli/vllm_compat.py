@@ -36,7 +36,7 @@ def take_out(words: Sequence[str], known: Collection[str]) -> tuple[list[str], l
         name, key, value = split_flag(word)
         if _LEVEL.fullmatch(name):
             name, value = "-O", name[2:]
-        row = None if name in known else BY_FLAG.get(name) or _negated(name, known)
+        row = None if name in known else BY_FLAG.get(name) or _negated(name)
         if row is None:
             left.append(word)
             continue
@@ -87,7 +87,7 @@ def without_vllms(parser: CommandParser, words: list[str]) -> list[str]:
     return words
 
 
-def _negated(name: str, known: Collection[str]) -> Row | None:
+def _negated(name: str) -> Row | None:
     """The row of --x for --no-x, which only switches have."""
     row = BY_FLAG.get("--" + name.removeprefix("--no-")) if name.startswith("--no-") else None
     return row if row is not None and row.kind == "switch" else None

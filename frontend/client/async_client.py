@@ -69,7 +69,7 @@ class AsyncClient(Client):
         self._digests: dict[str, str] = {}  # of the files that the tokenizer was made of
         self._broken: str | None = None  # what is wrong with the core's files
         self._may_spin = False
-        self._dispatcher = Dispatcher(self._tell)
+        self._dispatcher = Dispatcher(self._enqueue)
         self._utilities = UtilityCalls()
         self._unsent: deque[FrontendMessage] = deque()  # Abort and Finish that found the link busy
 
@@ -205,7 +205,7 @@ class AsyncClient(Client):
         return await self._utilities.call(self._link, call, kind)
 
     # ------------------------------------------------------------------------------------------------- to and from the core
-    def _tell(self, message: FrontendMessage) -> None:
+    def _enqueue(self, message: FrontendMessage) -> None:
         """Send what must not be lost: later, if the link is busy; never, if the core is lost."""
         if self._link is not None:
             self._link.hold()  # a request of a thousand prompts that ends has as many to send

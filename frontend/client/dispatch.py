@@ -1,6 +1,6 @@
 """Dispatcher: which running request an arriving message belongs to. It owns the tables of one connection's requests.
 
-It knows no socket: messages come in by method calls, what must be told to the core goes out through `tell`. `outputs` is the
+It knows no socket: messages come in by method calls, what is for the core goes out through `send`. `outputs` is the
 frontend's hot path, called once per step message with all its tokens: a handful of Python operations per token, everything
 else per request or per message. Streams of requests that have ended keep their own state; the tables forget them.
 """
@@ -21,8 +21,8 @@ _DROPPED_S = 60.0
 class Dispatcher:
     """Requests by id, their children by key, and what to do with messages about them."""
 
-    def __init__(self, tell: Callable[[FrontendMessage], None]) -> None:
-        self._tell = tell
+    def __init__(self, send: Callable[[FrontendMessage], None]) -> None:
+        self._send = send
         self._epoch = 0
         self._eos_token_ids: frozenset[int] = frozenset()
         self.requests: dict[int, RequestState] = {}
@@ -45,7 +45,7 @@ class Dispatcher:
         if request is not None:
             self._drop(request)
             request.abort()
-            self._tell(Abort(self._epoch, [request_id]))
+            self._send(Abort(self._epoch, [request_id]))
 
     def release(self, request_id: int) -> RequestState | None:
         """A request that is to go on elsewhere, as it is: nobody here knows it any more. None if it has ended."""
@@ -59,7 +59,7 @@ class Dispatcher:
         """Abort a request that was sent and never added."""
         if params.logprobs is not None:
             self._dropped_sequences.update((sequence_key(request_id, child), time.monotonic()) for child in range(params.n))
-        self._tell(Abort(self._epoch, [request_id]))
+        self._send(Abort(self._epoch, [request_id]))
 
     def fail(self, request_id: int, error: ClientError) -> None:
         """The core has given a request up."""
@@ -143,7 +143,7 @@ class Dispatcher:
                 self._dropped_sequences[sequence.key] = time.monotonic()
             sequence.request.close_one()
             self._ended(sequence.request, news)
-            self._tell(Finish(self._epoch, sequence.key))
+            self._send(Finish(self._epoch, sequence.key))
 
     def _ended(self, request: RequestState, news: list[RequestState]) -> None:
         """A child has ended: the consumer must hear of it, even one that waits for nothing but the end."""
@@ -161,7 +161,7 @@ class Dispatcher:
         """Fewer logprobs than tokens that want them: nothing in this message can be trusted."""
         ids = list(self.requests)
         self.fail_all(EngineError("the engine's answers do not fit together"))
-        self._tell(Abort(self._epoch, ids))
+        self._send(Abort(self._epoch, ids))
 
     def prompt_logprobs(self, message: PromptLogprobs) -> None:
         request = self.requests.get(message.id)

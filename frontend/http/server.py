@@ -38,7 +38,7 @@ from quire.frontend.http.server_state import Limits, ServerState
 from quire.frontend.http.store.bounds import DEFAULT_FILES_MIB
 from quire.frontend.http.store.storage import Storage
 from quire.frontend.http.tls import TlsFiles
-from quire.frontend.launcher import tell_of_engines
+from quire.frontend.launcher import log_engine_changes
 from quire.frontend.replicas import client_of
 from quire.frontend.router import DEFAULT_ROUTER, Policy
 from quire.ipc.links.curve import FrontendKeys, load_keys, make_keys, parse_key, write_keys
@@ -76,7 +76,7 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     metrics_fd: int = -1
     index: int = 0
     num_frontends: int = 1
-    tells_of_engine: bool = False  # log its end and return: the launcher does where it is the launcher's own
+    logs_engine_changes: bool = False  # log its end and return: the launcher does where it is the launcher's own
     drain_delay_s: float = 0.0  # from a stop, when /ready turns 503, to when nobody new is let in
     shutdown_grace_s: float = 30.0
     tls: TlsFiles | None = None
@@ -145,7 +145,7 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
     await listener.open(config.accepted_fds)
     sweeper = asyncio.create_task(_sweep(server, client))
     lag = asyncio.create_task(watch_lag(services.metrics.histograms["frontend_lag_seconds"]))
-    tellers = [asyncio.create_task(each) for each in tell_of_engines(client)] if config.tells_of_engine else []
+    loggers = [asyncio.create_task(each) for each in log_engine_changes(client)] if config.logs_engine_changes else []
     batches = asyncio.create_task(BatchRunner(app, storage, client).run_forever())
     try:
         on_ready(client)
@@ -160,8 +160,8 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
         await asyncio.wait((batches,))
         sweeper.cancel()
         lag.cancel()
-        for teller in tellers:
-            teller.cancel()
+        for logger in loggers:
+            logger.cancel()
         listener.close()
         await end_all(services)
         await storage.close()

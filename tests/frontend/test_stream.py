@@ -24,7 +24,7 @@ async def test_what_arrived_since_the_last_turn_is_one_delta(bench: Bench) -> No
     bench.arrive([(1, WORLD)], {1: "length"})
     assert await anext(stream) == [Delta(0, " world", [WORLD], finish_reason="length", num_tokens=3)]
     assert stream.finished and await rest(stream) == []
-    assert bench.told == []
+    assert bench.sent == []
 
 
 @in_loop
@@ -82,9 +82,9 @@ async def test_a_child_that_ends_without_a_token_is_reported(bench: Bench) -> No
 async def test_a_stop_string_ends_the_sequence_and_tells_the_core(bench: Bench) -> None:
     stream = bench.submit(stop=["t, w"])
     for token in (THE, CAT, COMMA, WORLD):
-        assert bench.told == []
+        assert bench.sent == []
         bench.arrive([(1, token)])
-    assert bench.told == [Finish(1, key(1))]
+    assert bench.sent == [Finish(1, key(1))]
     bench.arrive([(1, BANG)], {1: "length"})  # was on its way already
     (delta,) = await rest(stream)
     assert delta == Delta(0, " the ca", [THE, CAT, COMMA, WORLD], None, "stop", "t, w", 4)
@@ -99,7 +99,7 @@ async def test_tokens_behind_a_stop_string_in_the_same_message_are_dropped(bench
     (delta,) = await rest(stream)
     assert (delta.text, delta.token_ids, delta.num_tokens) == (" ", [CAT], 2)
     assert [[p.logprob for p in d.values()] for d in delta.logprobs or []] == [[-2.0]]
-    assert bench.told == [Finish(1, key(1))]
+    assert bench.sent == [Finish(1, key(1))]
 
 
 @in_loop
@@ -107,7 +107,7 @@ async def test_a_stop_string_in_the_last_token_needs_no_word_to_the_core(bench: 
     stream = bench.submit(stop=["cat"])
     bench.arrive([(1, CAT)], {1: "length"})
     (delta,) = await rest(stream)
-    assert (delta.text, delta.finish_reason, delta.stop_reason, bench.told) == (" ", "stop", "cat", [])
+    assert (delta.text, delta.finish_reason, delta.stop_reason, bench.sent) == (" ", "stop", "cat", [])
 
 
 @in_loop
@@ -184,7 +184,7 @@ async def test_fewer_logprobs_than_tokens_that_want_them_fail_all_and_free_the_c
     for stream in streams:
         with pytest.raises(EngineError):
             await rest(stream)
-    assert bench.told == [Abort(1, [1, 2])]
+    assert bench.sent == [Abort(1, [1, 2])]
 
 
 @in_loop
@@ -210,7 +210,7 @@ async def test_cancelling_aborts_once_and_ends_the_stream_with_what_was_held_bac
     bench.arrive([(key(1, 0), CAT), (key(1, 1), THE)], {key(1, 1): "length"})
     stream.cancel()
     stream.cancel()
-    assert bench.told == [Abort(1, [1])]
+    assert bench.sent == [Abort(1, [1])]
     assert [(d.index, d.text, d.finish_reason) for d in await rest(stream)] == [(0, " cat", "abort"), (1, " the", "length")]
     bench.arrive([(key(1, 0), WORLD)])
     assert await rest(stream) == []
@@ -225,7 +225,7 @@ async def test_cancelling_wakes_a_waiting_consumer_and_nothing_happens_after_the
     await asyncio.sleep(0)
     stream.cancel()
     assert [d.finish_reason for d in await turn] == ["abort"]
-    assert bench.told == [Abort(1, [1])]
+    assert bench.sent == [Abort(1, [1])]
 
 
 @in_loop
@@ -235,7 +235,7 @@ async def test_a_dropped_stream_is_aborted_unless_it_has_ended(bench: Bench) -> 
     del stream, ended
     gc.collect()
     await asyncio.sleep(0)
-    assert bench.told == [Abort(1, [1])]
+    assert bench.sent == [Abort(1, [1])]
     bench.dispatcher.check()
 
 
@@ -251,7 +251,7 @@ async def test_an_error_is_raised_after_what_had_arrived(bench: Bench) -> None:
         with pytest.raises(ClientError):
             await stream.collect()
         assert stream.finished
-    assert bench.told == []
+    assert bench.sent == []
 
 
 @in_loop
@@ -263,7 +263,7 @@ async def test_a_refused_request_raises_in_a_consumer_that_waits_for_the_end(ben
     with pytest.raises(EngineError):
         await task
     stream.cancel()
-    assert bench.told == []
+    assert bench.sent == []
 
 
 @in_loop

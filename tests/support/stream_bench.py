@@ -26,8 +26,8 @@ class Bench:
     """A Dispatcher, what it has told the core, and streams of requests 1, 2, ..."""
 
     def __init__(self) -> None:
-        self.told: list[FrontendMessage] = []
-        self.dispatcher = Dispatcher(self.told.append)
+        self.sent: list[FrontendMessage] = []
+        self.dispatcher = Dispatcher(self.sent.append)
         self.dispatcher.begin(1, [EOS])
         self.count = 0
 

@@ -13,7 +13,7 @@ from thread_ranks import TIMEOUT_S, RankOfThreads, Threads
 
 from quire.workers.models.families import read_model_config
 from quire.workers.parallel import Parallel
-from quire.workers.pipeline import most_in_flight
+from quire.workers.pipeline import max_in_flight
 from quire.workers.stages import stage_of
 
 
@@ -84,7 +84,7 @@ def engine_of_stages(folder, stages, size=1, links=LinksOfThreads, **options):
         for rank in range(size):
             exchange = RankOfThreads(group, rank) if size > 1 else None
             parallel = Parallel(rank, size, exchange=exchange, stage=stage)
-            engine = EngineOfStages(folder, parallel=parallel, depth=most_in_flight(stages), **options)
+            engine = EngineOfStages(folder, parallel=parallel, depth=max_in_flight(stages), **options)
             engine.runner.join(links(wires[rank], stage))
             engines.append(engine)
     first = engines[0]

@@ -27,7 +27,7 @@ from quire.kernels.tuning.current import current
 from quire.workers.attention.cuda import CudaModelAttention
 from quire.workers.devices.device import RESULT_DEPTH, Device, DeviceContext
 from quire.workers.devices.masks import CudaMasks
-from quire.workers.pipeline import most_in_flight
+from quire.workers.pipeline import max_in_flight
 
 log = logging.getLogger("quire.workers")
 
@@ -41,7 +41,7 @@ class CudaDevice(Device):
         self._ring = ring
         self._stream = torch.cuda.Stream(ctx.device)
         self.plan = torch.zeros(ctx.max_device_words, dtype=torch.int32, device=ctx.device)
-        depth = 2 * most_in_flight(ctx.parallel.stage.count)  # plans whose copy may be under way are half of that
+        depth = 2 * max_in_flight(ctx.parallel.stage.count)  # plans whose copy may be under way are half of that
         self._staging = [torch.zeros(ctx.max_device_words, dtype=torch.int32).pin_memory() for _ in range(depth)]
         self._staging_views = [s.numpy() for s in self._staging]
         self._turn = 0

@@ -62,7 +62,7 @@ class Group:
             log.warning("the GPUs cannot reach each other's memory: NCCL carries what passes between stages, which is slower")
         return False
 
-    def most(self, name: str, value: int) -> int:
+    def max_over_ranks(self, name: str, value: int) -> int:
         """The largest of all ranks' values, once each has said its own, however long some take. A name is for one time."""
         self._store.set(f"{name}/{self._place.rank}", str(value))
         return max(int(self._store.get(f"{name}/{rank}")) for rank in range(self._place.size))

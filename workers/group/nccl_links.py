@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from quire.workers.group.place import ExchangeFailed, Place, first_sentence
-from quire.workers.pipeline import most_in_flight
+from quire.workers.pipeline import max_in_flight
 
 HIDDEN_SLOTS = 2
 
@@ -23,7 +23,7 @@ class NcclLinks:
         behind, before = place.in_stage(place.stage + 1), place.in_stage(place.stage - 1)
         first, last = place.in_stage(0), place.in_stage(-1)
         hidden = torch.zeros(HIDDEN_SLOTS, max_tokens * hidden_size, dtype=dtype, device=place.device)
-        tokens = torch.zeros(most_in_flight(place.stages), 2 * max_rows, dtype=torch.int32, device=place.device)
+        tokens = torch.zeros(max_in_flight(place.stages), 2 * max_rows, dtype=torch.int32, device=place.device)
         try:
             self._hidden = _Link(hidden, behind, before)
             self._tokens = _Link(tokens, first, last)

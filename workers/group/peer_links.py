@@ -12,7 +12,7 @@ import torch.distributed._symmetric_memory as symm_mem
 from quire.kernels.exchange.peer_link import Receiver, Sender, receive, send
 from quire.workers.group.cuda import PATIENCE, all_agree, new_shared
 from quire.workers.group.place import Place
-from quire.workers.pipeline import most_in_flight
+from quire.workers.pipeline import max_in_flight
 
 LINE = 128  # bytes: a counter has one for itself, and what follows is aligned to it
 HIDDEN_SLOTS = 2
@@ -26,7 +26,7 @@ class PeerLinks:
         """All ranks together, whose GPUs reach each other, for steps of this size; token_bytes: of a token's hidden state."""
         hidden_bytes, tokens_bytes = _aligned(max_tokens * token_bytes), _aligned(2 * 4 * max_rows)
         unit = 4 if token_bytes % 16 == 0 else 1
-        token_slots = most_in_flight(place.stages)
+        token_slots = max_in_flight(place.stages)
         sizes = COUNTERS_BYTES, HIDDEN_SLOTS * hidden_bytes, token_slots * tokens_bytes
         self._memory = new_shared((sum(sizes),), torch.uint8, place.device)
         self._memory[:COUNTERS_BYTES].zero_()

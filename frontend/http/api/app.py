@@ -134,10 +134,10 @@ class App:
             await route.handler(self._services, request, response)
         except asyncio.CancelledError:
             if not response.client_gone:
-                _tell(response, shutting_down())
+                _send_error(response, shutting_down())
             raise
         except Exception as error:
-            _tell(response, _as_api_error(error, route))  # kept in no variable: it refers to this frame
+            _send_error(response, _as_api_error(error, route))  # kept in no variable: it refers to this frame
         finally:
             if response.status:
                 self._metrics.count_http(route.name, request.method, response.status, time.perf_counter() - began)
@@ -152,11 +152,11 @@ def _as_api_error(error: Exception, route: Route) -> ApiError:
     return known or internal_error()
 
 
-def _tell(response: Response, error: ApiError) -> None:
+def _send_error(response: Response, error: ApiError) -> None:
     if response.state is ResponseState.WAITING:
         response.send_error(error)
     elif response.state is ResponseState.STREAMING and not response.is_sized:
-        response.end(error_event(response.told(error)))
+        response.end(error_event(response.error_for_client(error)))
 
 
 def without_root(path: bytes, root_path: bytes) -> bytes:

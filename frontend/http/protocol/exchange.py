@@ -112,11 +112,11 @@ class Response:
         self.state = ResponseState.DONE
 
     def send_error(self, error: ApiError) -> None:
-        error = self.told(error)
+        error = self.error_for_client(error)
         self.send(error.status, error.body(), headers=error.headers())
 
-    def told(self, error: ApiError) -> ApiError:
-        """The error as this request's client is told it."""
+    def error_for_client(self, error: ApiError) -> ApiError:
+        """The error in the shape that this request's API has for errors."""
         return error if self._request.error_as is None else self._request.error_as(error)
 
     def start(self, content_type: bytes = EVENT_STREAM, first: bytes = b"") -> None:

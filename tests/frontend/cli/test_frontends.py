@@ -15,7 +15,7 @@ def test_connections_that_wait_for_a_frontend_are_kept_up_to_a_limit(monkeypatch
     monkeypatch.setattr(frontends_module, "MAX_KEPT", 3)
     sockets = bind("127.0.0.1", 0, 2)
     address = sockets[0].getsockname()
-    frontends = Frontends(FrontendConfig(engine_addresses=[], listen_fd=-1), sockets, tells_of_engine=False)
+    frontends = Frontends(FrontendConfig(engine_addresses=[], listen_fd=-1), sockets, logs_engine_changes=False)
     other, down = frontends._all
     sockets[1].listen(16)  # as its process did
     clients = [socket.create_connection(address, timeout=10.0) for _ in range(5)]
