@@ -7,7 +7,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from quire.kernels.experts import four_bits_numbers, grouped_hopper
-from quire.kernels.linear.int4_operands import BLOCK_K, halves, joined, less_zeros, rows_of, scaled, scales_of, scales_of_block
+from quire.kernels.linear.int4_operands import BLOCK_K, halves, joined, rows_of, scales_of, scales_of_block
 from quire.kernels.triton_support import dependent_launch
 
 STRIPE = grouped_hopper.STRIPE
@@ -80,17 +80,4 @@ def mx_operand(words, four, dtype: gl.constexpr, layout: gl.constexpr):
     for t in gl.static_range(4):
         factors = ((four >> (8 * t)) & 0xFF) * 0x00800080
         pairs = pairs + (halves(_times(_codes(words, t), factors), dtype),)  # type: ignore[assignment]
-    return joined(pairs, 0, 4, layout)
-
-
-@gluon.jit
-def int_operand(
-    words, magic, scales, zeros, FIRST: gl.constexpr, SCALES: gl.constexpr, dtype: gl.constexpr, ZEROS: gl.constexpr,
-    layout: gl.constexpr,
-):  # fmt: skip
-    """A block's numbers of a stripe [STRIPE, 128]; its scales and zeros are those from FIRST on."""
-    pairs = ()
-    for t in gl.static_range(4):
-        numbers = less_zeros(words, magic, zeros[FIRST + t * SCALES // 4], t, dtype, ZEROS)
-        pairs = pairs + (scaled(numbers, scales[FIRST + t * SCALES // 4], dtype),)  # type: ignore[assignment]
     return joined(pairs, 0, 4, layout)

@@ -21,11 +21,11 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from quire.kernels.experts import grouped, grouped_hopper, tiles
 from quire.kernels.experts.align import align
 from quire.kernels.experts.experts_reference import SwiGLU
-from quire.kernels.experts.four_bits_operands import int_operand, mx_operand, prefetch_scales, scales_of_stage
+from quire.kernels.experts.four_bits_operands import mx_operand, prefetch_scales, scales_of_stage
 from quire.kernels.experts.four_bits_weight import FourBits, FourBitWeights
 from quire.kernels.experts.grouped import Work
 from quire.kernels.experts.grouped_hopper import place_of, store, swiglu, wait_for_previous
-from quire.kernels.linear.int4_operands import BLOCK_K, MAGIC, WORDS, load_words, rows_of, scales_of_block
+from quire.kernels.linear.int4_operands import BLOCK_K, MAGIC, WORDS, int_operand, load_words, rows_of, scales_of_block
 from quire.kernels.linear.int4_weight import BLOCK, BLOCK_WORDS
 from quire.kernels.triton_support import hopper, tma
 from quire.kernels.triton_support.dependent_launch import LATE, PLAIN, launch_options

@@ -18,14 +18,14 @@ WORDS = gl.constexpr(16)  # of a row that are multiplied at once: 32 of K
 
 
 @gluon.constexpr_function
-def _bits(number: int) -> int:
+def bits(number: int) -> int:
     return number.bit_length() - 1
 
 
 @gluon.constexpr_function
 def words_layout(warps: int) -> gl.DistributedLinearLayout:
     """Of words [8 * streams, 16]."""
-    rows_of_warps = [[16 << i, 0] for i in range(_bits(warps))]
+    rows_of_warps = [[16 << i, 0] for i in range(bits(warps))]
     return gl.DistributedLinearLayout(
         [[0, 1], [0, 2], [8, 0]], [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]], rows_of_warps, [], [16 * warps, 16]
     )
@@ -35,9 +35,9 @@ def words_layout(warps: int) -> gl.DistributedLinearLayout:
 def inputs_layout(warps: int) -> gl.DistributedLinearLayout:
     """Of inputs [columns of mma, 16], which every warp has: a column a stream, or 8."""
     columns = max(8, 2 * warps)
-    more = [[8 << i, 0] for i in range(_bits(columns) - 3)]
+    more = [[8 << i, 0] for i in range(bits(columns) - 3)]
     return gl.DistributedLinearLayout(
-        [[0, 1], [0, 2], *more], [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]], [[0, 0]] * _bits(warps), [], [columns, 16]
+        [[0, 1], [0, 2], *more], [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]], [[0, 0]] * bits(warps), [], [columns, 16]
     )
 
 

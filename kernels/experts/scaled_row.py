@@ -12,7 +12,15 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
 from quire.kernels.experts.experts_reference import SwiGLU
-from quire.kernels.experts.row_operands import OUTPUTS, experts_at_once, own, products_layout, results_layout, sum_over_splits
+from quire.kernels.experts.row_operands import (
+    OUTPUTS,
+    bits,
+    experts_at_once,
+    own,
+    products_layout,
+    results_layout,
+    sum_over_splits,
+)
 from quire.kernels.experts.row_swiglu import activated
 from quire.kernels.experts.scaled_weight import ScaledWeights
 from quire.kernels.linear.int4_digits import plus
@@ -26,25 +34,20 @@ UNIT = gl.constexpr(64)  # of K, a row's 64 bytes that are multiplied at once; a
 
 
 @gluon.constexpr_function
-def _bits(number: int) -> int:
-    return number.bit_length() - 1
-
-
-@gluon.constexpr_function
 def weights_layout(warps: int) -> gl.DistributedLinearLayout:
     """Of bytes [8 * streams, 64]: 16 side by side a thread."""
     return gl.DistributedLinearLayout(
         [[0, 1], [0, 2], [0, 4], [0, 8], [8, 0]], [[0, 16], [0, 32], [1, 0], [2, 0], [4, 0]],
-        [[16 << i, 0] for i in range(_bits(warps))], [], [16 * warps, 64],
+        [[16 << i, 0] for i in range(bits(warps))], [], [16 * warps, 64],
     )  # fmt: skip
 
 
 @gluon.constexpr_function
 def inputs_layout(warps: int) -> gl.DistributedLinearLayout:
     """Of bytes [streams, 64], which every warp has."""
-    more = [[8 << i, 0] for i in range(_bits(warps) - 2)]
+    more = [[8 << i, 0] for i in range(bits(warps) - 2)]
     return gl.DistributedLinearLayout(
-        [[0, 1], [0, 2], [0, 4], [0, 8], *more], [[0, 16], [0, 32], [1, 0], [2, 0], [4, 0]], [[0, 0]] * _bits(warps), [],
+        [[0, 1], [0, 2], [0, 4], [0, 8], *more], [[0, 16], [0, 32], [1, 0], [2, 0], [4, 0]], [[0, 0]] * bits(warps), [],
         [2 * warps, 64],
     )  # fmt: skip
 

@@ -24,7 +24,7 @@ def scales_of_block(group: int) -> int:
 
 
 @gluon.constexpr_function
-def _rows_of_warps(warps: int, far: int) -> list[list[int]]:
+def rows_of_warps(warps: int, far: int) -> list[list[int]]:
     """A layout's bases: the first row of warps 1, 2, 4, so far apart."""
     return [[far << i, 0] for i in range(warps.bit_length() - 1)]
 
@@ -35,7 +35,7 @@ def load_words(buffer, block: gl.constexpr, WARPS: gl.constexpr, GATED: gl.const
     near: gl.constexpr = 8 if not GATED else 8 * WARPS  # from a thread's first row to its second
     far: gl.constexpr = 16 if not GATED else 8  # from warp to warp
     layout: gl.constexpr = gl.DistributedLinearLayout(
-        [[near, 0], [0, 4], [0, 8]], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], _rows_of_warps(WARPS, far), [], [16 * WARPS, 16]
+        [[near, 0], [0, 4], [0, 8]], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], rows_of_warps(WARPS, far), [], [16 * WARPS, 16]
     )
     words = buffer.slice(block * WORDS, WORDS, dim=1).load(layout)
     if GATED:
@@ -130,3 +130,16 @@ def scales_of(
         scales = scales + (gl.load(s_ptr + at, mask, other=0.0),)  # type: ignore[assignment]
         zeros = zeros + (gl.load(z_ptr + at, mask, other=0) if ZEROS else 0,)  # type: ignore[assignment]
     return scales, zeros
+
+
+@gluon.jit
+def int_operand(
+    words, magic, scales, zeros, FIRST: gl.constexpr, SCALES: gl.constexpr, dtype: gl.constexpr, ZEROS: gl.constexpr,
+    layout: gl.constexpr,
+):  # fmt: skip
+    """A block's numbers of a stripe [STRIPE, 128]; its scales and zeros are those from FIRST on."""
+    pairs = ()
+    for t in gl.static_range(4):
+        numbers = less_zeros(words, magic, zeros[FIRST + t * SCALES // 4], t, dtype, ZEROS)
+        pairs = pairs + (scaled(numbers, scales[FIRST + t * SCALES // 4], dtype),)  # type: ignore[assignment]
+    return joined(pairs, 0, 4, layout)

@@ -20,6 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from quire.kernels.elementwise import activation
 from quire.kernels.linear.int4_digits import DIGITS, plus, store_row
+from quire.kernels.linear.int4_operands import rows_of_warps
 from quire.kernels.linear.int4_weight import BLOCK, BLOCK_WORDS, Int4Weight
 from quire.kernels.triton_support import dependent_launch, hopper, tma
 from quire.kernels.triton_support.dependent_launch import LATE, PLAIN, launch_options
@@ -44,11 +45,6 @@ class Config(NamedTuple):
     stages: int
     parts: int = 1  # of K, a program each
     split: int = 1  # stretches of a part, two only of what is not gated
-
-
-@gluon.constexpr_function
-def _rows_of_warps(warps: int, far: int) -> list[list[int]]:
-    return [[far << i, 0] for i in range(warps.bit_length() - 1)]
 
 
 @gluon.constexpr_function
@@ -175,7 +171,7 @@ def _kernel(
     near: gl.constexpr = 8 if not GATED else 8 * WARPS  # from a thread's first row to its second
     far: gl.constexpr = 16 if not GATED else 8  # from warp to warp
     w_layout: gl.constexpr = gl.DistributedLinearLayout(
-        [[0, 1], [0, 2], [near, 0], [0, 16], [0, 32]], [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]], _rows_of_warps(WARPS, far), [],
+        [[0, 1], [0, 2], [near, 0], [0, 16], [0, 32]], [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]], rows_of_warps(WARPS, far), [],
         [TILE, BYTES_OF_BLOCK],
     )  # fmt: skip
     rows_layout: gl.constexpr = gl.DistributedLinearLayout(

@@ -24,11 +24,9 @@ from quire.kernels.linear.int4_operands import (
     BLOCK_K,
     MAGIC,
     WORDS,
-    joined,
-    less_zeros,
+    int_operand,
     load_words,
     rows_of,
-    scaled,
     scales_of,
     scales_of_block,
 )
@@ -111,19 +109,6 @@ def _produce(
 
 
 @gluon.jit
-def _operand(
-    words, magic, scales, zeros, FIRST: gl.constexpr, SCALES: gl.constexpr, dtype: gl.constexpr, ZEROS: gl.constexpr,
-    layout: gl.constexpr,
-):  # fmt: skip
-    """A block's numbers of a stripe [STRIPE, 128]; its scales and zeros are those from FIRST on."""
-    pairs = ()
-    for t in gl.static_range(4):
-        numbers = less_zeros(words, magic, zeros[FIRST + t * SCALES // 4], t, dtype, ZEROS)
-        pairs = pairs + (scaled(numbers, scales[FIRST + t * SCALES // 4], dtype),)  # type: ignore[assignment]
-    return joined(pairs, 0, 4, layout)
-
-
-@gluon.jit
 def _store(
     acc, output, stripe, row_tile, part, M, N,
     BLOCK_M: gl.constexpr, BIAS: gl.constexpr, GATED: gl.constexpr, layout: gl.constexpr,
@@ -200,7 +185,7 @@ def _consume(
             added = ()
             for i in gl.static_range(STRIPES):
                 words = load_words(w_buffer.index((stage * 2 + WARPGROUP) * STRIPES + i), 0, 4, GATED)
-                operand = _operand(words, magic, scales, zeros, i * SCALES, SCALES, dtype, ZEROS, w_layout)
+                operand = int_operand(words, magic, scales, zeros, i * SCALES, SCALES, dtype, ZEROS, w_layout)
                 turn = step * STRIPES + i
                 mbarrier.wait(turns.index(WARPGROUP), (turn + WARPGROUP + 1) & 1)
                 acc = warpgroup_mma(operand, x, sums[i], is_async=True)

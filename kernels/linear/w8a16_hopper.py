@@ -27,6 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from quire.kernels.elementwise import activation
+from quire.kernels.linear.int4_operands import rows_of
 from quire.kernels.linear.scaled import BLOCK
 from quire.kernels.linear.w8a16_weight import Weight8
 from quire.kernels.triton_support import dependent_launch, hopper, tma
@@ -150,16 +151,6 @@ def _add_block(
 
 
 @gluon.jit
-def _rows_of(tile, N, layout: gl.constexpr, TILE: gl.constexpr, GATED: gl.constexpr):
-    """Rows of W in a tile as the product has them, and whether there are such: [TILE]."""
-    i = gl.arange(0, TILE, layout=layout)
-    if GATED:
-        column = tile * (TILE // 2) + i // 16 * 8 + i % 8
-        return column + i // 8 % 2 * N, column < N
-    return tile * TILE + i, tile * TILE + i < N
-
-
-@gluon.jit
 def _scales(
     s_ptr, z_ptr, at, live, block, SCALES: gl.constexpr, GROUP: gl.constexpr, GROUPS: gl.constexpr, ZEROS: gl.constexpr
 ):  # fmt: skip
@@ -213,7 +204,7 @@ def _kernel(
     layout: gl.constexpr = gl.NVMMADistributedLayout([3 if MANY else 2, 0], [WARPS, 1], [16, BLOCK_M, 16] if MANY else [16, 8])
     step = 0
     for tile in range(program, tiles, programs):
-        rows, live = _rows_of(tile, N, gl.SliceLayout(1, layout), TILE, GATED)
+        rows, live = rows_of(tile, N, gl.SliceLayout(1, layout), TILE, GATED)
         at = rows.to(gl.int64) * GROUPS
         acc = gl.zeros([TILE, BLOCK_M], gl.float32, layout)
         scales, zeros = _scales(s_ptr, z_ptr, at, live, first_block, SCALES, GROUP, GROUPS, ZEROS)
