@@ -228,9 +228,9 @@ def _own_gpus(config: EngineConfig, gpus: list[Gpu]) -> list[Gpu]:
     size, shared_by = config.data_parallel_size, sizes_in_words(config.tensor_parallel_size, config.pipeline_parallel_size)
     needed = max(size * config.world_size, config.device_index + 1)
     if gpus and size > 1 and needed > len(gpus):
-        wish = f"--data-parallel-size {size}" + (f" with {shared_by}" if config.world_size > 1 else "")
+        flags = f"--data-parallel-size {size}" + (f" with {shared_by}" if config.world_size > 1 else "")
         there = "is 1" if len(gpus) == 1 else f"are {len(gpus)}"
-        raise StartupError(f"{wish} needs {needed} GPUs, and there {there} (CUDA_VISIBLE_DEVICES counts)")
+        raise StartupError(f"{flags} needs {needed} GPUs, and there {there} (CUDA_VISIBLE_DEVICES counts)")
     if gpus and config.device_index >= len(gpus):
         raise StartupError(f"device_index {config.device_index}: GPUs are numbered 0 to {len(gpus) - 1} here")
     return gpus[config.device_index :]

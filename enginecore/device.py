@@ -24,14 +24,14 @@ def find_gpus() -> list[Gpu]:
 
 def unfit_for_ranks(gpus: Sequence[Gpu], tensor_parallel: int, pipeline_parallel: int = 1) -> str | None:
     """Why so many ranks cannot share a model on the first of these GPUs, for the user; None if they can."""
-    size, wish = tensor_parallel * pipeline_parallel, sizes_in_words(tensor_parallel, pipeline_parallel)
+    size, flags = tensor_parallel * pipeline_parallel, sizes_in_words(tensor_parallel, pipeline_parallel)
     if size > len(gpus):
         there = "1 is" if len(gpus) == 1 else f"{len(gpus)} are"
         needed = "so many GPUs are" if pipeline_parallel == 1 or tensor_parallel == 1 else f"{size} GPUs are"
-        return f"{wish}: {needed} needed, and {there} there (CUDA_VISIBLE_DEVICES counts)"
+        return f"{flags}: {needed} needed, and {there} there (CUDA_VISIBLE_DEVICES counts)"
     if len({gpu.name for gpu in gpus[:size]}) > 1:
         names = ", ".join(gpu.name for gpu in gpus[:size])
-        return f"{wish}: these GPUs differ ({names}); choose equal ones by CUDA_VISIBLE_DEVICES"
+        return f"{flags}: these GPUs differ ({names}); choose equal ones by CUDA_VISIBLE_DEVICES"
     return None
 
 

@@ -42,7 +42,7 @@ class WithoutToken:
         return bool((tokens.view(np.uint32) >= self._vocab_size)[step.samples].any())
 
     def _end(self, step: ScheduledStep, rows: np.ndarray, tokens: np.ndarray, failure: str | None) -> None:
-        """failure: of the engine; None where it is the request's own wishes that leave nothing."""
+        """failure: of the engine; None where the request's own parameters leave nothing."""
         without = rows[tokens[rows] == NO_TOKEN]
         for slot in step.slots[without]:
             if not self._scheduler.slots.alive[slot]:

@@ -25,20 +25,20 @@ class Interface(NamedTuple):
 LOOPBACK = Interface("lo", "127.0.0.1")
 
 
-def find_interface(wish: str) -> Interface:
+def find_interface(name_or_address: str) -> Interface:
     """The interface of this name or with this address. Raises ValueError, with those that there are."""
     names = {name: _addresses(name) for _, name in socket.if_nameindex()}
-    if names.get(wish):
-        return Interface(wish, names[wish][0])
+    if names.get(name_or_address):
+        return Interface(name_or_address, names[name_or_address][0])
     with suppress(ValueError):
-        address = ipaddress.ip_address(wish)
+        address = ipaddress.ip_address(name_or_address)
         if address.version == 4 and address.is_loopback:  # all of 127.0.0.0/8 is there, and not listed
-            return Interface(LOOPBACK.name, wish)
+            return Interface(LOOPBACK.name, name_or_address)
         for name, addresses in names.items():
             if str(address) in addresses:
                 return Interface(name, str(address))
     there = ", ".join(f"{name} ({', '.join(addresses)})" for name, addresses in names.items() if addresses)
-    raise ValueError(f"--interface {wish}: no network interface here has this name or address; there are {there}")
+    raise ValueError(f"--interface {name_or_address}: no network interface here has this name or address; there are {there}")
 
 
 def _addresses(name: str) -> list[str]:

@@ -153,7 +153,7 @@ NOTHING_LEFT = Failure("invalid", "nothing that the output may go on with is lef
 
 
 def restrict(mask: np.ndarray, allowed: np.ndarray | None, banned: SequenceOf[int]) -> bool:
-    """Take out of a mask, uint32 [words], what the request's other wishes forbid; returns whether anything is left."""
+    """Take out of a mask, uint32 [words], what the request's other parameters forbid; returns whether anything is left."""
     if allowed is not None:
         mask &= allowed
     for i in banned:

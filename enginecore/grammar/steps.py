@@ -78,9 +78,11 @@ class GrammarSteps:
         """The plan of a step with mask rows was sent."""
         rows, slots = scheduled.mask_rows, scheduled.slots[scheduled.mask_rows]
         self._waiting.expect(scheduled.step, rows, now)
-        wishes = self._scheduler.slots.variant[slots] & VARIANT_PROCESSORS != 0
-        columns = zip(rows.tolist(), slots.tolist(), wishes.tolist(), strict=True)
-        works = [None if has_wishes else self._plain_work(scheduled.step, row, slot) for row, slot, has_wishes in columns]
+        processors = self._scheduler.slots.variant[slots] & VARIANT_PROCESSORS != 0
+        columns = zip(rows.tolist(), slots.tolist(), processors.tolist(), strict=True)
+        works = [
+            None if has_processors else self._plain_work(scheduled.step, row, slot) for row, slot, has_processors in columns
+        ]
         is_plain = np.asarray([work is not None for work in works], bool)
         self._steps[scheduled.step] = _Waiting(scheduled, rows, slots, works, is_plain)
         self._submit(self._ask())
@@ -254,7 +256,7 @@ class GrammarSteps:
             self._send(step, [row], mask.view(np.int32)[None])
 
     def _banned(self, seq: Sequence) -> list[int]:
-        """Ids that the request's other wishes keep away from the next token, as the sampler does; sets `allowed`."""
+        """Ids that the request's other parameters keep away from the next token, as the sampler does; sets `allowed`."""
         p, c = seq.params, seq.constraint
         if not p.needs_logits_processors:
             return []

@@ -115,8 +115,8 @@ class RemoteHost:
             raise self._failed(f"it runs Quire {welcome.version}, and this host {VERSION}: they must be the same")
         if self._gpu_name is not None:
             if len(welcome.gpus) < len(self.ranks):
-                wish = f"{len(self.ranks)} GPUs are wanted there"
-                raise self._failed(f"{wish}, and it has {len(welcome.gpus)} (CUDA_VISIBLE_DEVICES counts)")
+                needed = f"{len(self.ranks)} GPUs are wanted there"
+                raise self._failed(f"{needed}, and it has {len(welcome.gpus)} (CUDA_VISIBLE_DEVICES counts)")
             if others := sorted({name for name in welcome.gpus[: len(self.ranks)] if name != self._gpu_name}):
                 raise self._failed(f"its GPUs differ from this host's: {', '.join(others)} there, {self._gpu_name} here")
         self.is_welcome = True

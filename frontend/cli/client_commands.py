@@ -38,7 +38,7 @@ def _add_chat(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     )
     add_client_arguments(chat)
     chat.add_argument("--system", "--system-prompt", help="a system message (default: none)")
-    _add_wishes(chat)
+    _add_sampling(chat)
     chat.add_argument("-q", "--quick", metavar="TEXT", help="ask this, print the answer, end (default: a conversation)")
     chat.set_defaults(run=_chat, parser=chat)
 
@@ -50,12 +50,12 @@ def _add_complete(commands: "argparse._SubParsersAction[CommandParser]") -> None
         description="Completions of any OpenAI-compatible server. With text piped in, goes on with it once.",
     )
     add_client_arguments(complete)
-    _add_wishes(complete)
+    _add_sampling(complete)
     complete.add_argument("-q", "--quick", metavar="TEXT", help="go on with this, and end (default: prompt by prompt)")
     complete.set_defaults(run=_complete, parser=complete)
 
 
-def _add_wishes(parser: CommandParser) -> None:
+def _add_sampling(parser: CommandParser) -> None:
     parser.add_argument("--max-tokens", type=int, help="longest answer, in tokens (default: what the server allows)")
     parser.add_argument("--temperature", type=float, help="0 gives the same answer each time (default: the server's)")
 

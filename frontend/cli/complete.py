@@ -11,8 +11,8 @@ from quire.frontend.cli.chat import typed_lines
 
 def body_of(args: argparse.Namespace, model: str) -> dict[str, Any]:
     """What all requests have in common."""
-    wishes = {"max_tokens": args.max_tokens, "temperature": args.temperature}
-    return {"model": model, **{name: value for name, value in wishes.items() if value is not None}}
+    sampling = {"max_tokens": args.max_tokens, "temperature": args.temperature}
+    return {"model": model, **{name: value for name, value in sampling.items() if value is not None}}
 
 
 def complete(args: argparse.Namespace, stdin: TextIO | None = None, out: TextIO | None = None) -> int:

@@ -116,8 +116,8 @@ RECURRENT = words(
 )
 
 
-def read_model_config(model_dir: str | Path, overrides: Json | None = None, **wishes: Any) -> ModelConfig:
-    """ModelConfig of the folder's config.json, `overrides` in place of its fields; wishes are those of parse_model_config.
+def read_model_config(model_dir: str | Path, overrides: Json | None = None, **options: Any) -> ModelConfig:
+    """ModelConfig of the folder's config.json, `overrides` in place of its fields; options are those of parse_model_config.
 
     Raises ModelConfigError for a model that cannot be served.
     """
@@ -135,7 +135,7 @@ def read_model_config(model_dir: str | Path, overrides: Json | None = None, **wi
         fields["quantization_config"] = _beside(beside)
     own = quantization_config_of(fields)
     fields = tied_as_stored(_overridden(fields, overrides or {}), Path(model_dir))
-    config = parse_model_config(fields, **wishes)
+    config = parse_model_config(fields, **options)
     if config.quantization is None or own is None or quantization_config_of(fields) is not own:
         return config  # what a flag says of all layers is not the files' to say
     return msgspec.structs.replace(config, quantization=_as_stored(config.quantization, Path(model_dir), config.names))

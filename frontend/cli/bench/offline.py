@@ -48,8 +48,8 @@ def engine(config: EngineConfig) -> LLM:
 
 def _generate(llm: LLM, requests: Sequence[Request], args: argparse.Namespace, use_tqdm: bool) -> int:
     """Returns the number of output tokens."""
-    wishes = {name: value for name in ("temperature", "top_p", "top_k") if (value := getattr(args, name, None)) is not None}
-    params = [SamplingParams(**{"temperature": 1.0, **wishes}, max_tokens=r.output_len, ignore_eos=True) for r in requests]
+    sampling = {name: value for name in ("temperature", "top_p", "top_k") if (value := getattr(args, name, None)) is not None}
+    params = [SamplingParams(**{"temperature": 1.0, **sampling}, max_tokens=r.output_len, ignore_eos=True) for r in requests]
     outputs = llm.generate([r.prompt for r in requests], params, use_tqdm=use_tqdm)
     return sum(len(completion.token_ids) for output in outputs for completion in output.outputs)
 

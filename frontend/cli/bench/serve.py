@@ -72,12 +72,12 @@ class Load:
 
     def _body(self, request: Request) -> bytes:
         args = self._args
-        wishes = {name: getattr(args, name) for name in ("temperature", "top_p", "top_k", "min_p", "logprobs")}
+        sampling = {name: getattr(args, name) for name in ("temperature", "top_p", "top_k", "min_p", "logprobs")}
         body: dict[str, Any] = {
             "model": self._model,
             "stream": True,
             "stream_options": {"include_usage": True},
-            **{name: value for name, value in wishes.items() if value is not None},
+            **{name: value for name, value in sampling.items() if value is not None},
         }
         if args.ignore_eos:
             body["ignore_eos"] = True

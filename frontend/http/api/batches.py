@@ -99,12 +99,12 @@ def _metadata(data: bytearray) -> dict[str, str] | None:
         raise invalid(text, "metadata") from None
 
 
-def _output_time_to_live(wish: ExpiresAfter | None) -> int | None:
-    if wish is None:
+def _output_time_to_live(expires_after: ExpiresAfter | None) -> int | None:
+    if expires_after is None:
         return None
-    if wish.anchor != "created_at":
+    if expires_after.anchor != "created_at":
         raise invalid("output_expires_after.anchor must be created_at", "output_expires_after")
-    return checked_time_to_live(wish.seconds, "output_expires_after")
+    return checked_time_to_live(expires_after.seconds, "output_expires_after")
 
 
 async def list_batches(services: Services, request: Request, response: Response) -> None:

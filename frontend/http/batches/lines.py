@@ -47,7 +47,7 @@ class _CustomId(msgspec.Struct):
     custom_id: Any = None
 
 
-class _Wishes(msgspec.Struct):
+class _Flags(msgspec.Struct):
     """Of a body: what a file of answers cannot hold."""
 
     stream: Any = None
@@ -56,7 +56,7 @@ class _Wishes(msgspec.Struct):
 
 _line_decoder = msgspec.json.Decoder(_Line)
 _custom_id_decoder = msgspec.json.Decoder(_CustomId)
-_wishes_decoder = msgspec.json.Decoder(_Wishes)
+_flags_decoder = msgspec.json.Decoder(_Flags)
 
 
 def parse_line(data: bytes) -> Line:
@@ -66,7 +66,7 @@ def parse_line(data: bytes) -> Line:
     try:
         line = _line_decoder.decode(data)
         body = bytes(line.body)
-        wishes = _wishes_decoder.decode(body)
+        flags = _flags_decoder.decode(body)
     except msgspec.ValidationError as error:
         raise _wrong(data, str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -78,9 +78,9 @@ def parse_line(data: bytes) -> Line:
         raise BadLine("invalid_method", "method must be POST", "method", custom_id)
     if line.url not in ENDPOINTS:
         raise BadLine("invalid_url", f"url must be {' or '.join(ENDPOINTS)}", "url", custom_id)
-    if wishes.stream:
+    if flags.stream:
         raise BadLine("invalid_value", "stream is not possible in a batch", "body.stream", custom_id)
-    if wishes.background:
+    if flags.background:
         raise BadLine("invalid_value", "background is not possible in a batch", "body.background", custom_id)
     return Line(custom_id, line.url, body)
 

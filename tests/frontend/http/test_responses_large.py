@@ -11,7 +11,7 @@ from replayed import Replayed
 from responses_cases import RESPONSES, events_of
 
 from quire.frontend.http.api.responses.answer import ResponseObject
-from quire.frontend.http.api.responses.kept import keep_begun, touch
+from quire.frontend.http.api.responses.records import keep_begun, touch
 
 LOGPROBS = {"include": ["message.output_text.logprobs"], "top_logprobs": 20}
 

@@ -1,7 +1,7 @@
 """background: true: a response that runs on in this process while its client asks for it now and then, at whichever frontend.
 
 Its record says what it has come to. A cancellation is written there, by any frontend; the one that runs it sees it within a
-moment, and says all the while that it still runs: so a response whose server was killed is known to have failed (kept.py).
+moment, and says all the while that it still runs: so a response whose server was killed is known to have failed (records.py).
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from quire.frontend.http.api.chat_run import submit_chat
 from quire.frontend.http.api.errors import from_exception
 from quire.frontend.http.api.generate import running
 from quire.frontend.http.api.prompt_run import PromptRun
-from quire.frontend.http.api.responses.kept import keep_begun, keep_result, touch
+from quire.frontend.http.api.responses.records import keep_begun, keep_result, touch
 from quire.frontend.http.api.responses.running import RunningTurn
 from quire.frontend.http.api.responses.turn import Turn
 from quire.frontend.http.api.services import Services

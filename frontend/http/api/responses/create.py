@@ -1,7 +1,7 @@
 """POST /v1/responses: OpenAI's Responses API, run as the chat that it stands for.
 
 The way of a request: request.py checks its fields, turn.py makes a chat of it (items.py, messages.py, translate.py), running.py
-runs that and makes items of what comes (output.py), kept.py keeps the response. In the background: background.py.
+runs that and makes items of what comes (output.py), records.py keeps the response. In the background: background.py.
 """
 
 import msgspec

@@ -18,8 +18,8 @@ from quire.frontend.http.api.logprobs import LogprobStyle
 from quire.frontend.http.api.prompt_run import PromptRun, usage_of
 from quire.frontend.http.api.request_metrics import count_first_token
 from quire.frontend.http.api.responses.answer import usage_of_response
-from quire.frontend.http.api.responses.kept import keep, keep_result
 from quire.frontend.http.api.responses.output import EventWriter, Output
+from quire.frontend.http.api.responses.records import keep, keep_result
 from quire.frontend.http.api.responses.text_logprobs import TokensOfText
 from quire.frontend.http.api.responses.turn import Turn
 from quire.frontend.http.api.services import Services

@@ -9,7 +9,7 @@ from quire.frontend.client.turns import in_thread
 from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.json_pieces import send_parts
 from quire.frontend.http.api.pages import page_parts, page_query
-from quire.frontend.http.api.responses.kept import Record, cancel, find, item_id_of
+from quire.frontend.http.api.responses.records import Record, cancel, find, item_id_of
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import json_bytes
 from quire.frontend.http.protocol.errors import ApiError

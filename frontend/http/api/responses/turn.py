@@ -11,7 +11,7 @@ from quire.frontend.http.api.params import check_model
 from quire.frontend.http.api.request_log import given_id
 from quire.frontend.http.api.responses.answer import ResponseObject, begun
 from quire.frontend.http.api.responses.items import check_calls, completed_items, referenced_ids
-from quire.frontend.http.api.responses.kept import conversation, referred_items
+from quire.frontend.http.api.responses.records import conversation, referred_items
 from quire.frontend.http.api.responses.request import ENCRYPTED, ResponsesRequest, check_request
 from quire.frontend.http.api.responses.translate import chat_request, in_our_words
 from quire.frontend.http.api.responses.truncation import leave_out_oldest

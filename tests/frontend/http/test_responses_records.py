@@ -13,7 +13,7 @@ from responses_cases import HERMES, RESPONSES, create, refusal, said, serving, s
 
 from quire.frontend.client.outputs import Delta
 from quire.frontend.client.stream import EngineError
-from quire.frontend.http.api.responses import background, kept
+from quire.frontend.http.api.responses import background, records
 from quire.frontend.http.store.storage import Storage
 
 A, B = {"Authorization": "Bearer a"}, {"Authorization": "Bearer b"}
@@ -137,7 +137,7 @@ def test_nobody_sees_anothers():
 def test_what_cannot_be_kept_is_answered_all_the_same(monkeypatch, caplog):
     async def main():
         async with serving() as api:
-            monkeypatch.setattr(kept, "_MAX_BYTES", 500)
+            monkeypatch.setattr(records, "_MAX_BYTES", 500)
             answer = await create(api, {"input": "hi"})
             assert answer["store"] is False and answer["status"] == "completed" and "too large" in caplog.text
             assert (await api.ask("GET", path(answer))).status == 404
@@ -246,7 +246,7 @@ def test_one_whose_server_was_killed_has_failed(tmp_path):
             api.client.speak = None
             begun = await create(api, {"input": "hi", "background": True})
             task = api.services.state.background[begun["id"]]
-            now[0] += kept.ABANDONED_S - 1
+            now[0] += records.ABANDONED_S - 1
             assert await status_of(api, begun) == "in_progress"
             now[0] += 2  # and nobody has touched it
             _, answer = await api.json("GET", path(begun))
