@@ -23,7 +23,6 @@ from quire.kernels.linear.int4_weight import BLOCK, BLOCK_WORDS, SYMMETRIC_ZERO
 MX_GROUP = 32
 E8M0_NAN, MOST = 255, 254  # of e8m0; exponents of floats
 HALF_EXPONENT = 126  # a half is the code times 2^-126
-LARGEST_CODE = 6.0
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 

@@ -4,7 +4,6 @@ A program walks items p, p + programs, ... of places (`grouped`) x tiles of colu
 columns, so that what runs at the same time shares rows of an expert's weights, and rows of x, in L2.
 """
 
-import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
@@ -81,7 +80,3 @@ def registers(sharing: int) -> tuple[int, int]:
 
 def programs(slots: int, columns: int, sms: int, sharing: int) -> int:
     return min(slots * columns, sms * sharing)
-
-
-def tiles_of(columns: int, width: int) -> int:
-    return triton.cdiv(columns, width)
