@@ -72,11 +72,11 @@ class Leaving:
                 return False
         return True
 
-    def let_go(self) -> None:
+    def release_returned(self) -> None:
         """A step has returned: sequences whose last one it was give back what they held."""
         leaving, self._leaving = self._leaving, []
         for seq in leaving:
-            self._go(seq)
+            self._release_when_returned(seq)
 
     def _leave(self, seq: Sequence, before: SequenceState) -> None:
         if before is SequenceState.DECODE:
@@ -85,9 +85,9 @@ class Leaving:
             self._prefills.remove(seq)
         self._slots.running[seq.slot] = False
         self._kv.remove_pending(seq.blocks)
-        self._go(seq)
+        self._release_when_returned(seq)
 
-    def _go(self, seq: Sequence) -> None:
+    def _release_when_returned(self, seq: Sequence) -> None:
         if self._slots.last_step[seq.slot] > self.returned:
             self._leaving.append(seq)
         else:

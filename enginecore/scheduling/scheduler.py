@@ -107,7 +107,7 @@ class Scheduler:
         self._leaving.returned = self._step
         for seq in gone:
             self._end(seq)
-        self._leaving.let_go()
+        self._leaving.release_returned()
         self.kv.pool.forget_all()
         self._decode.micro_batches.forget_sent()
         return gone
@@ -258,7 +258,7 @@ class Scheduler:
             reason = Finished(seq.key, "stop", token) if by_stop_id else Finished(seq.key, "length")
             out.finished.append((seq.owner, reason))
             self._end(seq)
-        self._leaving.let_go()
+        self._leaving.release_returned()
         return out
 
     def _report_started(self, slots: np.ndarray, out: StepOutput) -> None:

@@ -1,10 +1,10 @@
-"""WaitingQueue: sequences without a slot, in the order in which they are to start, in lines by what they wait for. No I/O.
+"""WaitingQueue: sequences without a slot, in the order in which they are to start, in queues by what they wait for. No I/O.
 
-Four kinds of line, each in order: *ready* ones wait for a slot and blocks, which everybody does; some need a processor row
-besides; some wait until another sequence has computed a prefix that they share (one line a prefix); and some are held, until
-their next mask is made. Only the first costs a step something, and nobody there waits for the others, however many they are.
-`first` is the next in order of those who could start. Admission looks and takes (admission.py); whoever gives something back
-says so here (leaving.py).
+There are four kinds of queue, each in order. *Ready* ones wait for a slot and blocks, which all do. Some need a processor row
+besides. Some wait until another sequence has computed a prefix that they share, with a queue for each prefix. Some are held
+until their next mask is made. Only the first kind costs a step something, and nobody there waits for the others, however many
+they are. `first` is the next in order of those who could start. Admission looks and takes (admission.py); whoever gives
+something back says so here (leaving.py).
 """
 
 import bisect
@@ -15,42 +15,42 @@ from collections.abc import Iterator
 from quire.enginecore.scheduling.sequence import Sequence
 
 Key = tuple[int, int]  # unique, so that an entry's sequence is never compared
-Line = list[tuple[Key, Sequence]]  # sorted
+Queue = list[tuple[Key, Sequence]]  # sorted
 
 
 class WaitingQueue:
-    """fcfs: by arrival. priority: by (priority, arrival). Preempted ones stand where they stood before."""
+    """fcfs: by arrival. priority: by (priority, arrival). Preempted ones are where they were before."""
 
     def __init__(self, policy: str):
         if policy not in ("fcfs", "priority"):
             raise ValueError(f"no scheduling policy named {policy!r}; there are fcfs and priority")
         self._by_priority = policy == "priority"
-        self._ready: Line = []
-        self._for_row: Line = []
-        self._for_prefix: dict[bytes, Line] = {}  # by the hash of the prefix's last block
-        self._held: Line = []
-        self._line_of: dict[Sequence, Line] = {}  # the owner of membership
+        self._ready: Queue = []
+        self._for_row: Queue = []
+        self._for_prefix: dict[bytes, Queue] = {}  # by the hash of the prefix's last block
+        self._held: Queue = []
+        self._queue_of: dict[Sequence, Queue] = {}  # the owner of membership
         self.no_room_for: Sequence | None = None  # the first one, if there was no room for it when it was looked at
 
     def _entry(self, seq: Sequence) -> tuple[Key, Sequence]:
         return (seq.order if self._by_priority else (0, seq.order[1])), seq
 
     def push(self, seq: Sequence) -> None:
-        self._stand(seq, self._held if seq.is_held else self._for_row if seq.needs_processor_row else self._ready)
+        self._enqueue(seq, self._held if seq.is_held else self._for_row if seq.needs_processor_row else self._ready)
 
     def release(self, seq: Sequence) -> None:
         """It is held no longer."""
         self.remove(seq)
         self.push(seq)
 
-    def _stand(self, seq: Sequence, line: Line) -> None:
-        self._line_of[seq] = line
-        bisect.insort(line, self._entry(seq))
+    def _enqueue(self, seq: Sequence, queue: Queue) -> None:
+        self._queue_of[seq] = queue
+        bisect.insort(queue, self._entry(seq))
 
     def remove(self, seq: Sequence) -> None:
-        """Take it out, from wherever it stands. Raises KeyError if it does not wait."""
-        line = self._line_of.pop(seq)
-        del line[bisect.bisect_left(line, self._entry(seq))]
+        """Take it out of its queue. Raises KeyError if it does not wait."""
+        queue = self._queue_of.pop(seq)
+        del queue[bisect.bisect_left(queue, self._entry(seq))]
         if seq is self.no_room_for:
             self.no_room_for = None
 
@@ -63,38 +63,38 @@ class WaitingQueue:
 
     def could_start(self, num_processor_rows: int) -> Iterator[Sequence]:
         """Those that `first` would name one after the other, if so many rows are free. Nothing may change meanwhile."""
-        line: Iterator[tuple[Key, Sequence]] = iter(self._ready)
+        queue: Iterator[tuple[Key, Sequence]] = iter(self._ready)
         if num_processor_rows and self._for_row:
-            line = heapq.merge(line, itertools.islice(self._for_row, num_processor_rows))
-        return (seq for _, seq in line)
+            queue = heapq.merge(queue, itertools.islice(self._for_row, num_processor_rows))
+        return (seq for _, seq in queue)
 
     # -------------------------------------------------------------------------------------------- shared prefixes
     def wait_for_prefix(self, seq: Sequence, block_hash: bytes) -> None:
         """It stands aside until `prefix_resolved(block_hash)`."""
         self.remove(seq)
-        self._stand(seq, self._for_prefix.setdefault(block_hash, []))
+        self._enqueue(seq, self._for_prefix.setdefault(block_hash, []))
 
     def prefix_resolved(self, block_hash: bytes) -> None:
         """Whoever waited for this prefix is in order again with the others."""
-        for rows, line in ((False, self._ready), (True, self._for_row)):
+        for rows, queue in ((False, self._ready), (True, self._for_row)):
             back = [entry for entry in self._for_prefix.get(block_hash, []) if entry[1].needs_processor_row == rows]
-            line += back
-            line.sort()  # two sorted runs: they are merged
-            self._line_of.update((seq, line) for _, seq in back)
+            queue += back
+            queue.sort()  # two sorted runs: they are merged
+            self._queue_of.update((seq, queue) for _, seq in back)
         self._for_prefix.pop(block_hash, None)
 
     def __len__(self) -> int:
-        return len(self._line_of)
+        return len(self._queue_of)
 
     def __iter__(self) -> Iterator[Sequence]:
-        return iter(list(self._line_of))
+        return iter(list(self._queue_of))
 
     def check(self) -> None:
-        """Assert that every sequence stands in one line, and every line is in order."""
-        lines = [self._ready, self._for_row, self._held, *self._for_prefix.values()]
-        assert all(seq.is_held == (self._line_of[seq] is self._held) for seq in self._line_of)
-        assert all(line == sorted(line, key=lambda entry: entry[0]) for line in lines)
-        assert [seq for line in lines for _, seq in line if self._line_of.get(seq) is not line] == []
-        assert sum(map(len, lines)) == len(self._line_of)
+        """Assert that every sequence is in one queue, and every queue is in order."""
+        queues = [self._ready, self._for_row, self._held, *self._for_prefix.values()]
+        assert all(seq.is_held == (self._queue_of[seq] is self._held) for seq in self._queue_of)
+        assert all(queue == sorted(queue, key=lambda entry: entry[0]) for queue in queues)
+        assert [seq for queue in queues for _, seq in queue if self._queue_of.get(seq) is not queue] == []
+        assert sum(map(len, queues)) == len(self._queue_of)
         assert all(not seq.needs_processor_row for _, seq in self._ready)
-        assert self.no_room_for is None or self.no_room_for in self._line_of
+        assert self.no_room_for is None or self.no_room_for in self._queue_of

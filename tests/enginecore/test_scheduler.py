@@ -167,7 +167,7 @@ def test_a_crowd_that_leaves_at_once_costs_each_the_same(monkeypatch):
     looks = []
     monkeypatch.setattr(h.scheduler.kv, "remove_pending", looks.append)
     leaving = h.scheduler._leaving
-    monkeypatch.setattr(leaving, "let_go", lambda: looks.extend(leaving._leaving))
+    monkeypatch.setattr(leaving, "release_returned", lambda: looks.extend(leaving._leaving))
     h.scheduler.abort_owner(0)
     assert len(looks) == 64
     monkeypatch.undo()
