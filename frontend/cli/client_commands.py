@@ -14,12 +14,14 @@ def add_client_commands(commands: "argparse._SubParsersAction[CommandParser]", w
     _add_complete(commands)
     _add_models(commands)
     environment = commands.add_parser(
-        "collect-env", help="what a report of a problem should say", description="Versions, GPUs and limits of this machine."
+        "collect-env",
+        help="print versions, GPUs and limits, for a bug report",
+        description="Versions, GPUs and limits of this machine.",
     )
     environment.set_defaults(run=_collect_env, parser=environment)
     completion = commands.add_parser(
         "completion",
-        help="a script for your shell's completion",
+        help="print a script for your shell's completion",
         description='For bash: eval "$(quire completion bash)"; for zsh: source <(quire completion zsh); for fish: '
         "quire completion fish | source",
     )
@@ -46,7 +48,7 @@ def _add_chat(commands: "argparse._SubParsersAction[CommandParser]") -> None:
 def _add_complete(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     complete = commands.add_parser(
         "complete",
-        help="let a served model go on with a text",
+        help="complete a text with a served model",
         description="Completions of any OpenAI-compatible server. With text piped in, goes on with it once.",
     )
     add_client_arguments(complete)
