@@ -42,7 +42,7 @@ class DenseAttention:
     def __call__(self, layer, qkv, q_norm, k_norm, sinks=None):
         c = self.specs[layer]
         if isinstance(qkv, Latents):
-            return self.of_latents(layer, qkv.lines())
+            return self.of_latents(layer, qkv.queries_and_keys())
         length = qkv.shape[0]
         if c.shares is not None:
             return self.attend(
