@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from quire.workers.layers.formats.schemes import PackQuantized, QuantizationError, Scaled
 from quire.workers.layers.linear import Linear, Placement
 from quire.workers.models.transformers.experts import StackedExperts, recognised, transformers_own
 from quire.workers.models.transformers.interface import EXPERTS
@@ -67,6 +68,7 @@ def replace_layers(model: Model, recording: Recording, place: Placement) -> Repl
             transposed.add(f"{name}.weight")
             _set(model, name, _linear([name], [Shape(module.nx, module.nf, True)], place, FlatLinear))
     for name in recording.experts:
+        _check_experts(name, place)
         _replace_experts(model.get_submodule(name), place)
     _make_rest(model, tied, place)
     _replace_tied_head(model, recording, tied, place)
@@ -140,6 +142,16 @@ def _linear(names: Sequence[str], shapes: Sequence[Shape], place: Placement, cls
 def _set(model: Model, name: str, module: nn.Module) -> None:
     parent, _, own = name.rpartition(".")
     setattr(model.get_submodule(parent), own, module)
+
+
+def _check_experts(name: str, place: Placement) -> None:
+    """Raises QuantizationError where they would have to be rounded while they are loaded; of stored ones checkpoint.py does."""
+    scheme = None if place.quantization is None else place.quantization.scheme_of(f"{name}.0")
+    if place.quantization is not None and isinstance(scheme, PackQuantized | Scaled) and scheme.from_floats:
+        raise QuantizationError(
+            f"--quantization {place.quantization.method}: {name} is a mixture of experts that transformers' model computes with, "
+            "whose weights stay floats: leave the flag out"
+        )
 
 
 def _replace_experts(module: nn.Module, place: Placement) -> None:

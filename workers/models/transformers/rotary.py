@@ -183,9 +183,9 @@ def _candidates(module: nn.Module, head_dim: int, columns: int) -> Iterator[Rope
         fields = {OTHER_NAMES.get(name, name): value for name, value in some.items() if value is not None}
         if fields.get("type") not in TYPES:
             continue
-        original = fields.get("original_max_position_embeddings")
-        if fields["type"] in ("yarn", "longrope") and "factor" not in fields and original:
-            fields["factor"] = config.max_position_embeddings / original  # type: ignore[union-attr]
+        original, longest = fields.get("original_max_position_embeddings"), getattr(config, "max_position_embeddings", None)
+        if fields["type"] in ("yarn", "longrope") and "factor" not in fields and original and longest:
+            fields["factor"] = longest / original
         fields = {name: value for name, value in fields.items() if name in RopeConfig.__struct_fields__}
         for rotary_dim in {columns, 2 * columns}:
             if rotary_dim <= head_dim:
