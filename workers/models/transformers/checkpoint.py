@@ -94,7 +94,7 @@ class Names:
         return name, pattern
 
     def _check_floats(self, theirs: str, name: str, pattern: str | None, source: Source) -> None:
-        """Raises WeightsError for a part of a quantized layer that would have to be converted: conversions know floats alone."""
+        """Raises WeightsError for a part of a quantized layer that would have to be converted: they know floats alone."""
         layer = theirs.rpartition(".weight")[0] or theirs.rpartition(".")[0]
         if name in self._known:
             is_part = pattern is not None and source.dtype not in FLOATS
