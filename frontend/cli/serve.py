@@ -29,6 +29,7 @@ from quire.frontend.http.api.tracing import TracingError, check_endpoint
 from quire.frontend.http.listener import FrontendError, UnixPath, bind, bind_unix
 from quire.frontend.http.server import FrontendConfig, StopSignals, frontend_keys, run, serve
 from quire.frontend.http.store.contents import FilesFolder
+from quire.frontend.http.store.storage import check_folder
 from quire.frontend.http.tls import make_context
 from quire.frontend.launcher import EngineStartError
 from quire.frontend.router import DEFAULT_ROUTER
@@ -130,10 +131,16 @@ def run_server(config: ServeConfig, prespawned: Child | None, early: EarlyStop) 
 
 def _files_folder(path: str | None) -> FilesFolder:
     """Raises ServeError."""
+    folder = None
     try:
-        return FilesFolder(None if path is None else Path(path).expanduser().resolve())
+        folder = FilesFolder(None if path is None else Path(path).expanduser().resolve())
+        if path is not None:
+            check_folder(folder.path)
     except (OSError, ValueError) as error:
+        if folder is not None:
+            folder.close()
         raise ServeError(f"--files-dir: {error}") from None
+    return folder
 
 
 class ReadyMessage:
