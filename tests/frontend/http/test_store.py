@@ -1,7 +1,6 @@
 """The store: bounds, owners, leases, several processes at once, and one that is killed amid anything."""
 
 import asyncio
-import errno
 import os
 import random
 import signal
@@ -19,7 +18,7 @@ from quire.frontend.http.store import bounds
 from quire.frontend.http.store.batch_queue import ACTIVE, LEASE_S, Answer, BatchQueue, Result, read_answers
 from quire.frontend.http.store.contents import Contents, FilesFolder
 from quire.frontend.http.store.database import Database, StoreFull
-from quire.frontend.http.store.storage import RECORDS, Storage, check_folder
+from quire.frontend.http.store.storage import Storage
 
 
 class Clock:
@@ -261,7 +260,7 @@ def test_answers_count_as_bytes(database):
 WRITER = """
 import asyncio, sys, secrets
 from quire.frontend.http.api.files import new_file, new_file_id
-from quire.frontend.http.store.storage import RECORDS, Storage, check_folder
+from quire.frontend.http.store.storage import Storage
 
 async def main(folder, owner, count):
     storage = Storage(folder)
@@ -343,59 +342,6 @@ def test_what_is_wrong_with_the_disk_is_a_503(tmp_path):
         await storage.close()
 
     asyncio.run(main())
-
-
-def test_a_file_that_does_not_fit_on_the_disk_leaves_nothing_there(tmp_path, caplog):
-    def pieces():
-        yield b"x" * 100
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    async def main():
-        storage = Storage(str(tmp_path))
-        for _ in range(2):
-            with pytest.raises(ApiError) as error:
-                await storage.upload("a", Result("f1", b"{}", 100, 0.0, "batch"), pieces())
-            assert (error.value.status, error.value.code) == (503, "storage_error")
-        with pytest.raises(ApiError):  # alone: its record cannot be removed before there is room again
-            await storage.files(lambda contents: contents.write("f2", pieces()))
-        assert await storage.files(lambda contents: contents.ids()) == []
-        await storage.close()
-
-    asyncio.run(main())
-    (told,) = caplog.records  # why, once, for the operator
-    assert "No space left on device" in told.getMessage() and str(tmp_path) in told.getMessage()
-
-
-def test_a_folder_that_is_gone_is_a_503(tmp_path):
-    async def main():
-        storage = Storage(str(tmp_path))
-        await storage.get("file", "a", "x")
-        (tmp_path / "contents").rmdir()
-        with pytest.raises(ApiError) as error:
-            await storage.upload("a", Result("f1", b"{}", 3, 0.0, "batch"), [b"abc"])
-        assert error.value.status == 503
-        with pytest.raises(FileNotFoundError):
-            await storage.open_content("f1")
-        await storage.close()
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize(
-    ("wrong", "told"),
-    [
-        (lambda folder: (folder / RECORDS).write_bytes(b"no database" * 100), "records.sqlite3: file is not a database"),
-        (lambda folder: (folder / RECORDS).mkdir(), "Is a directory"),
-        (lambda folder: (folder / "contents").write_bytes(b""), "contents"),
-    ],
-)
-def test_a_folder_that_cannot_be_used_is_refused_at_the_start(tmp_path, wrong, told):
-    check_folder(tmp_path)
-    for file in (tmp_path / "contents", tmp_path / RECORDS):
-        file.rmdir() if file.is_dir() else file.unlink()
-    wrong(tmp_path)
-    with pytest.raises((OSError, ValueError), match=told):
-        check_folder(tmp_path)
 
 
 def test_garbage_of_a_killed_process_is_removed_at_the_next_start(tmp_path):
