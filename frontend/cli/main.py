@@ -8,7 +8,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from quire.frontend.cli.vllm_compat import nearest
 from quire.ipc.process.command import CommandParser, quiet_interrupts
 from quire.ipc.process.flags import json_flags, normal_words, split_flag
 from quire.ipc.version import VERSION
@@ -58,6 +57,8 @@ def subcommands(parser: argparse.ArgumentParser) -> dict[str, CommandParser]:
 
 
 def _meant(parser: CommandParser, unknown: list[str]) -> str:
+    from quire.frontend.cli.vllm_compat import nearest
+
     names = [split_flag(word)[0] for word in unknown if word.startswith("--")]
     known = parser.actions()
     close = [flag for name in names if (flag := nearest(name, known) if "serve" in parser.prog else "")]
