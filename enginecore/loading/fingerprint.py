@@ -1,4 +1,4 @@
-"""Which model a folder holds, told without reading it whole: its settings by their SHA-256, its weights by samples of them.
+"""Which model a folder holds, told without reading it whole: its settings by what counts in them, its weights by samples.
 
 Two places compare: an agent of another host, file by file (hosts/same_model.py), and a frontend of several engines, by one
 digest of all (Welcome.model_digest). Weights of two models of one kind are alike in size, and differ nearly everywhere: some
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.enginecore.loading.model_files import ModelFilesError
+from quire.enginecore.loading.settings import plain
 
 SETTINGS = ("config.json", "quantize_config.json", "model.safetensors.index.json")
 NUM_SAMPLES, SAMPLE_BYTES = 256, 4096  # of all files of weights together, spread evenly over each from end to end
@@ -19,7 +20,7 @@ NUM_SAMPLES, SAMPLE_BYTES = 256, 4096  # of all files of weights together, sprea
 def fingerprints(folder: Path, with_weights: bool) -> dict[str, str]:
     """Of each file that counts: a digest of settings, size and digest of weights. Raises ModelFilesError."""
     try:
-        found = {name: _sha256((folder / name).read_bytes()) for name in SETTINGS if (folder / name).is_file()}
+        found = {name: _of_settings(folder / name) for name in SETTINGS if (folder / name).is_file()}
         if not with_weights:
             found.pop("model.safetensors.index.json", None)
             return found
@@ -39,6 +40,18 @@ def model_digest(folder: Path, with_weights: bool, overrides: dict[str, Any] | N
 def size_of(fingerprint: str) -> str:
     """The part of a weights file's fingerprint that is its size."""
     return fingerprint.partition(" ")[0]
+
+
+def _of_settings(path: Path) -> str:
+    """Of an index, where tensors are: what else it says are sums. A file that is none is refused elsewhere."""
+    data = path.read_bytes()
+    try:
+        fields = json.loads(data)
+    except ValueError:
+        return _sha256(data)
+    if isinstance(fields, dict) and "weight_map" in fields:
+        fields = {"weight_map": fields["weight_map"]}
+    return _sha256(plain(fields) if isinstance(fields, dict) else data)
 
 
 def _of_weights(path: Path, count: int) -> str:

@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from quire.enginecore.loading.settings import plain
 from quire.ipc.generation_config import check_overrides, generation_defaults
 from quire.ipc.text_config import is_stretched, text_fields
 
@@ -318,11 +319,9 @@ def frontend_files(
         settings = read_json(tokenizer_dir / "tokenizer_config.json")
         files["tokenizer_config.json"] = json.dumps({**settings, CONTENT_FORMAT: content_format}).encode()
     generation = _generation_config_file(model_dir, generation_config)
-    if generation_overrides:
+    if generation is not None or generation_overrides:
         fields = {} if generation is None else read_json(generation)
-        files["generation_config.json"] = json.dumps({**fields, **generation_overrides}).encode()
-    elif generation is not None:
-        files["generation_config.json"] = generation.read_bytes()
+        files["generation_config.json"] = plain({**fields, **generation_overrides})
     return files
 
 

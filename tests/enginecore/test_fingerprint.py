@@ -1,12 +1,14 @@
 """Models told apart by their files: equal copies are one model, whatever else differs is another."""
 
+import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from quire.enginecore.loading.fingerprint import SAMPLE_BYTES, fingerprints, model_digest, size_of
-from quire.enginecore.loading.model_files import ModelFilesError
+from quire.enginecore.loading.model_files import ModelFilesError, frontend_files
 
 
 @pytest.fixture
@@ -41,11 +43,47 @@ def test_weights_of_one_size_are_told_apart(folder: Path, at: int) -> None:
 
 def test_settings_overrides_and_files_count(folder: Path) -> None:
     digests = [model_digest(folder, True, None), model_digest(folder, False, None), model_digest(folder, True, {"a": 1})]
-    (folder / "config.json").write_text("{ }")
+    (folder / "config.json").write_text('{"head_dim": null}')
     digests.append(model_digest(folder, True, None))
     (folder / "more.safetensors").write_bytes(b"")
     digests.append(model_digest(folder, True, None))
     assert len(set(digests)) == 5
+
+
+SAVED = [  # config.json of one model, by several programs
+    {"hidden_size": 8, "torch_dtype": "bfloat16", "transformers_version": "4.50.0", "use_cache": True},
+    {"_name_or_path": "/data/models/it", "dtype": "torch.bfloat16", "torch_dtype": None, "hidden_size": 8},
+    {"dtype": "bfloat16", "hidden_size": 8, "_attn_implementation": "eager", "unsloth_version": "2026.1"},
+]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_who_wrote_the_settings_does_not_count(folder: Path, nested: bool) -> None:
+    def digest(fields: dict[str, Any]) -> str:
+        (folder / "config.json").write_text(json.dumps({"text_config": fields} if nested else fields, indent=len(fields)))
+        return model_digest(folder, True, None)
+
+    assert len({digest(fields) for fields in SAVED}) == 1
+    others = [{"dtype": "float16"}, {"dtype": None}, {"hidden_size": 16}, {"head_dim": None}, {"model_type": "llama"}]
+    assert len({digest({**SAVED[2], **other}) for other in others}) == len(others)
+    assert digest(SAVED[0]) not in {digest({**SAVED[2], **other}) for other in others}
+
+
+def test_frontends_get_equal_files_of_copies_that_others_saved(folder: Path) -> None:
+    """By whose digests engines are compared, too."""
+    found = []
+    for written in ({"top_k": 5, "transformers_version": "4.50.0"}, {"_from_model_config": True, "top_k": 5}, {"top_k": 6}):
+        (folder / "generation_config.json").write_text(json.dumps(written))
+        found.append(frontend_files(folder)["generation_config.json"])
+    assert found[0] == found[1] != found[2]
+
+
+def test_sums_of_an_index_do_not_count(folder: Path) -> None:
+    found = []
+    for index in ({"weight_map": {"a": "b"}}, {"metadata": {"total_size": 8}, "weight_map": {"a": "b"}}, {"weight_map": {}}):
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+        found.append(model_digest(folder, True, None))
+    assert found[0] == found[1] != found[2]
 
 
 def test_what_cannot_be_read_is_named(folder: Path) -> None:

@@ -12,7 +12,8 @@ from inline_engine import InlineEngine
 from quantized_models import FORMATS, quantized
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers_tiny import NEW_TOKENS, TYPES, WISHES, outcome, prompts
+from transformers_tiny import NEW_TOKENS, TYPES, WISHES, greedy, outcome, prompts, tiny_config
+from transformers_tiny import tiny_model as tiny_random
 
 from quire.frontend.client.engine_options import engine_options
 from quire.ipc.config import add_engine_arguments
@@ -227,6 +228,24 @@ def test_longrope_of_a_part_of_each_head_is_recognised():
     )
     ropes = {layer.attention.rope for layer in config.layers}
     assert {(rope.rotary_dim, rope.type, rope.factor) for rope in ropes} == {(8, "longrope", 32.0)}
+
+
+def test_longrope_of_phi_moe_is_served_up_to_its_original_length(tmp_path):
+    """Its module asks for the longest position of a step, and has scales of its own; beyond, transformers mixes both."""
+    small = tiny_config("phimoe").to_dict()
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_mscale": 1.2, "long_mscale": 1.4}
+    rope |= {
+        "short_factor": [1.0 + 0.1 * i for i in range(8)],
+        "long_factor": [2.0] * 8,
+        "original_max_position_embeddings": 64,
+    }
+    model = tiny_random(type(tiny_config("phimoe"))(**{**small, "rope_parameters": rope, "sliding_window": 256}))
+    model.save_pretrained(tmp_path)
+    engine = InlineEngine(tmp_path, wishes=WISHES, budget=16, max_model_len=64)
+    assert engine.generate(prompts(), GREEDY) == greedy(model, prompts())
+    assert engine.model.config.longest == 64 and {a.rope.type for a in engine.model.config.attention_specs(Parallel())} == {
+        "longrope"
+    }
 
 
 def test_a_refusal_of_auto_names_both_reasons():

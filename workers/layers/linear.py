@@ -44,11 +44,16 @@ class Placement(NamedTuple):
         knows = self.quantization is not None and self.quantization.holds is not None
         return self if knows else self._replace(quantization=None)
 
-    def sources(self, inputs: Part, outputs: Mapping[str, Rows]) -> dict[str, Source]:
-        """How the checkpoint holds those of a Linear's layers that are quantized. Raises QuantizationError."""
+    def sources(self, inputs: Part, outputs: Mapping[str, Rows], is_tied: bool = False) -> dict[str, Source]:
+        """How the checkpoint holds those of a Linear's layers that are quantized. Raises QuantizationError.
+
+        What is tied and not in the files is none of them, whatever the rules say: packers seldom list such a head.
+        """
         if self.quantization is None:
             return {}
-        schemes = {layer: self.quantization.scheme_of(f"{self.prefix}{layer}") for layer in outputs}
+        holds = self.quantization.holds if is_tied else None
+        held = [layer for layer in outputs if holds is None or holds(f"{self.prefix}{layer}")]
+        schemes = {layer: self.quantization.scheme_of(f"{self.prefix}{layer}") for layer in held}
         return {
             layer: source_of(scheme, f"{self.prefix}{layer}", outputs[layer].full, inputs.full)
             for layer, scheme in schemes.items()
@@ -96,7 +101,7 @@ class Linear(Module):
         super().__init__()
         self._parallel = place.parallel
         self._sums = not inputs.is_whole and not is_partial
-        sources = place.sources(inputs, outputs)
+        sources = place.sources(inputs, outputs, tied_to is not None)
         if tied_to is not None and sources:
             raise QuantizationError(
                 f"quantization_config: {', '.join(sources)} is quantized, but tied to the embedding, which is not: "

@@ -69,6 +69,7 @@ class Names:
             name, pattern = self._renamed(theirs)
             if name not in self._known and any(pattern.search(theirs) for pattern in self._ignored):
                 continue
+            self._check_floats(theirs, name, pattern, fit.sources[theirs])
             if pattern is not None and name in self._known:
                 groups.setdefault(name, []).append((theirs, pattern, fit.sources[theirs]))
             elif name in sources:
@@ -91,6 +92,20 @@ class Names:
         if name not in self._known and theirs in self._known:
             return theirs, None
         return name, pattern
+
+    def _check_floats(self, theirs: str, name: str, pattern: str | None, source: Source) -> None:
+        """Raises WeightsError for a part of a quantized layer that would have to be converted: they know floats alone."""
+        layer = theirs.rpartition(".weight")[0] or theirs.rpartition(".")[0]
+        if name in self._known:
+            is_part = pattern is not None and source.dtype not in FLOATS
+        else:
+            weight, by = self._renamed(f"{layer}.weight")
+            is_part = by is not None and weight in self._known
+        if is_part:
+            raise WeightsError(
+                f"quantization_config: {layer} is quantized, one of several layers that transformers' model has in one tensor "
+                "(experts mostly): supported there are floats"
+            )
 
     def _conversion(self, name: str, members: list[tuple[str, str, Source]], converter: Any) -> tuple[set[str], Convert]:
         """The model's tensors that come of a group, and how."""

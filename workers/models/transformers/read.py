@@ -53,7 +53,7 @@ def read_transformers_config(fields: Json, quantization: Quantization | None) ->
         dtype=read_dtype(fields),
         quantization=quantization,
         transformers_config=text,
-        longest=_positions(inner) - recording.first_position if recording.first_position else None,
+        longest=_longest(inner, recording.first_position),
     )
 
 
@@ -74,6 +74,14 @@ def _positions(config: Any) -> int:
         if isinstance(value, int) and value > 0:
             return value
     return NO_LIMIT
+
+
+def _longest(config: Any, first_position: int) -> int | None:
+    """Phi-MoE's long factors are its authors': beyond the original length transformers computes with the short ones."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    if "long_mscale" in rope and isinstance(original := rope.get("original_max_position_embeddings"), int):
+        return original
+    return _positions(config) - first_position if first_position else None
 
 
 def _rope_kinds(config: Any) -> set[str]:

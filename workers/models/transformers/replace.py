@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from quire.workers.layers.formats.schemes import PackQuantized, QuantizationError, Scaled, Scheme
 from quire.workers.layers.linear import Linear, Placement
 from quire.workers.models.transformers.experts import StackedExperts, recognised, transformers_own
 from quire.workers.models.transformers.interface import EXPERTS
@@ -47,6 +48,7 @@ class Shape(NamedTuple):
 
 def replace_layers(model: Model, recording: Recording, place: Placement) -> Replacement:
     """Changes `model`, whose parameters are on the meta device, in place. Raises QuantizationError."""
+    place = _with_plain_head(model, place)
     tied = {name: other for name, other in model.get_expanded_tied_weights_keys(all_submodels=True).items() if name != other}
     transposed: set[str] = set()
     fixed = {name.rpartition(".")[0] for name in (*tied, *tied.values())}
@@ -67,6 +69,7 @@ def replace_layers(model: Model, recording: Recording, place: Placement) -> Repl
             transposed.add(f"{name}.weight")
             _set(model, name, _linear([name], [Shape(module.nx, module.nf, True)], place, FlatLinear))
     for name in recording.experts:
+        _check_experts(name, place)
         _replace_experts(model.get_submodule(name), place)
     _make_rest(model, tied, place)
     _replace_tied_head(model, recording, tied, place)
@@ -140,6 +143,35 @@ def _linear(names: Sequence[str], shapes: Sequence[Shape], place: Placement, cls
 def _set(model: Model, name: str, module: nn.Module) -> None:
     parent, _, own = name.rpartition(".")
     setattr(model.get_submodule(parent), own, module)
+
+
+def _with_plain_head(model: Model, place: Placement) -> Placement:
+    """--quantization leaves the head as it is, whatever its name; of a stored one the files say what it is."""
+    quantization, head = place.quantization, model.get_output_embeddings()
+    names = {name for name, module in model.named_modules() if module is head}
+    if quantization is None:
+        return place
+
+    def scheme_of(*layer: str) -> Scheme | None:
+        scheme = quantization.scheme_of(*layer)
+        return None if names.intersection(layer) and _rounds(scheme) else scheme
+
+    return place._replace(quantization=quantization._replace(scheme_of=scheme_of))
+
+
+def _rounds(scheme: Scheme | None) -> bool:
+    """Whether it is --quantization's, of weights that the checkpoint has as floats."""
+    return isinstance(scheme, PackQuantized | Scaled) and scheme.from_floats
+
+
+def _check_experts(name: str, place: Placement) -> None:
+    """Raises QuantizationError where they would have to be rounded while they are loaded; of stored ones checkpoint.py does."""
+    quantization = place.quantization
+    if quantization is not None and _rounds(quantization.scheme_of(f"{name}.0")):
+        raise QuantizationError(
+            f"--quantization {quantization.method}: {name} is a mixture of experts that transformers' model computes with, "
+            "whose weights stay floats: leave the flag out"
+        )
 
 
 def _replace_experts(module: nn.Module, place: Placement) -> None:

@@ -14,6 +14,7 @@ import contextlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -26,6 +27,7 @@ from quire.workers.models.config import AttentionSpec, RopeConfig
 APPLY = "apply_rotary_pos_emb"
 TRIED = 600  # positions
 TYPES = ("default", "linear", "llama3", "yarn", "longrope")
+ASKS_BY_ITSELF = "PhimoeRotaryEmbedding"  # for the longest position, whatever its type
 OTHER_NAMES = {"rope_type": "type", "rope_theta": "theta"}
 
 
@@ -153,6 +155,16 @@ def still_longrope(model: nn.Module) -> None:
             module.rope_type = "default"  # type: ignore[assignment]
         elif isinstance(kind, dict):  # by types of layers
             module.rope_type = {of: "default" if own == "longrope" else own for of, own in kind.items()}  # type: ignore[assignment]
+        if type(module).__name__ == ASKS_BY_ITSELF:
+            module.forward = partial(_of_short, module)
+
+
+def _of_short(module: Any, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines of Phi-MoE's module, whatever the longest position."""
+    scale = module.config.rope_parameters.get("short_mscale", module.attention_scaling)
+    angles = position_ids[..., None].float() * module.inv_freq.float()
+    angles = torch.cat((angles, angles), -1)
+    return (angles.cos() * scale).to(x.dtype), (angles.sin() * scale).to(x.dtype)
 
 
 @contextlib.contextmanager
@@ -183,9 +195,11 @@ def _candidates(module: nn.Module, head_dim: int, columns: int) -> Iterator[Rope
         fields = {OTHER_NAMES.get(name, name): value for name, value in some.items() if value is not None}
         if fields.get("type") not in TYPES:
             continue
-        original = fields.get("original_max_position_embeddings")
-        if fields["type"] in ("yarn", "longrope") and "factor" not in fields and original:
-            fields["factor"] = config.max_position_embeddings / original  # type: ignore[union-attr]
+        original, longest = fields.get("original_max_position_embeddings"), getattr(config, "max_position_embeddings", None)
+        if fields["type"] in ("yarn", "longrope") and "factor" not in fields and original and longest:
+            fields["factor"] = longest / original
+        if "short_mscale" in fields:
+            fields["attention_factor"] = fields["short_mscale"]
         fields = {name: value for name, value in fields.items() if name in RopeConfig.__struct_fields__}
         for rotary_dim in {columns, 2 * columns}:
             if rotary_dim <= head_dim:
