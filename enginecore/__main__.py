@@ -12,7 +12,8 @@ def main() -> None:
     worker = prespawn(WORKER_MODULE)  # it loads torch while we load our modules and read the model's files
     config = child_main_config(EngineConfig, death_signal=signal.SIGTERM)
     set_up_logging(config.log_level, config.log_format)
-    from quire.enginecore.daemon import StartupError, Stopped, run_engine
+    from quire.enginecore.daemon import StartupError, run_engine
+    from quire.enginecore.stop_signals import Stopped
     from quire.enginecore.workers import WorkersFailed
 
     try:

@@ -51,7 +51,8 @@ def main(argv: list[str] | None = None) -> None:
         from quire.ipc.process.children import WORKER_MODULE, prespawn
 
         worker = prespawn(WORKER_MODULE)  # it loads torch meanwhile
-        from quire.enginecore.daemon import StartupError, Stopped, run_engine
+        from quire.enginecore.daemon import StartupError, run_engine
+        from quire.enginecore.stop_signals import Stopped
         from quire.enginecore.workers import WorkersFailed
 
     try:

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Literal
 
 import zmq
@@ -38,6 +37,7 @@ from quire.enginecore.loading.model_files import (
 from quire.enginecore.params_check import ParamsCheck
 from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.prefill_budget import mixed_step_tokens
+from quire.enginecore.stop_signals import EarlyStop, on_stop_signals
 from quire.enginecore.worker_supervisor import SAY_EVERY_S, log_slow_start
 from quire.enginecore.workers import WorkerGroup, WorkersFailed
 from quire.ipc.config import EngineConfig, WorkerConfig
@@ -68,42 +68,31 @@ class StartupError(Exception):
     """The engine cannot start; the text is for the user."""
 
 
-class Stopped(BaseException):
-    """It was told to end before it was ready. A handler raises it amid whatever runs, and libraries catch Exceptions."""
-
-
-class EarlyStop:
-    """The handler of stop signals until the loop runs. It raises Stopped; once, for there is something to put away then."""
-
-    def __init__(self) -> None:
-        self._asked = False
-
-    def __call__(self, *_: object) -> None:
-        _on_stop_signals(signal.SIG_IGN)
-        self._asked = True
-        self.check()
-
-    def check(self) -> None:
-        """Raises Stopped if it was raised before: amid a finalizer, it was dropped."""
-        if self._asked:
-            raise Stopped("stopped while it was starting")
-
-
 def run_engine(
     config: EngineConfig, on_ready: Callable[[str], None], prespawned: Child, on_beat: Callable[[], None] = lambda: None
 ) -> None:
-    """Run one engine until SIGTERM or SIGINT. `on_ready` gets the address once requests can come; `on_beat` is called every
+    """Run one engine until it is told to stop. `on_ready` gets the address once requests can come; `on_beat` is called every
     BEAT_INTERVAL_S from then on, while the loop turns.
 
     prespawned: the first worker's process, which waits for its configuration; it has ended when this returns or raises. Raises
-    StartupError before it is ready, WorkersFailed when the workers are lost for good.
+    StartupError before it is ready, or Stopped, WorkersFailed when the workers are lost for good.
     """
-    early = EarlyStop()
-    _on_stop_signals(early)
+    early, is_ready = EarlyStop(), False
+    on_stop_signals(early)
+
+    def ready(address: str) -> None:
+        nonlocal is_ready
+        is_ready = True
+        on_ready(address)
+
     try:
-        _run(config, on_ready, prespawned, on_beat, early)
+        _run(config, ready, prespawned, on_beat, early)
+    except (OSError, zmq.ZMQError) as error:  # no descriptors, memory or processes are to be had
+        if is_ready:
+            raise
+        raise StartupError(f"the machine does not let it start: {error}") from error
     finally:
-        _on_stop_signals(signal.SIG_IGN)  # we are ending, and the caller has a last word to say
+        on_stop_signals(signal.SIG_IGN)  # we are ending, and the caller has a last word to say
         prespawned.terminate(0.0)
 
 
@@ -136,7 +125,7 @@ def _run(
         checks_params = profile.processors is not None and profile.processors.checks_params
         preparers = [ParamsCheck(workers)] if checks_params else []
         core = EngineCore(core_config, link, workers, on_beat, preparers, grammars)
-        _on_stop_signals(lambda *_: core.stop(0.0 if core.stopping else DRAIN_S))
+        on_stop_signals(lambda *_: core.stop(0.0 if core.stopping else DRAIN_S))
         signal.signal(signal.SIGUSR1, lambda *_: core.ask_for_stacks())
         early.check()
         log.info("ready after %.1f s: %s", time.monotonic() - started, link.address)
@@ -151,11 +140,6 @@ def _run(
         ranks.close()
         grammars.close()
         link.close()
-
-
-def _on_stop_signals(handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, handler)
 
 
 # ------------------------------------------------------------------------------------------------ what is decided

@@ -39,7 +39,6 @@ from quire.ipc.step.plan_ring import KIND_CONTROL, KIND_PLAN, KIND_SHUTDOWN, Pla
 from quire.ipc.step.result_ring import ResultRing
 from quire.ipc.step.sections import HEADER, StepLimits, max_device_words
 from quire.kernels.step.tables import LogitsProcessorPool
-from quire.kernels.tuning.current import TuningError
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.devices.cpu import CpuDevice
 from quire.workers.devices.device import Device, DeviceContext
@@ -51,12 +50,11 @@ from quire.workers.group.place import ExchangeFailed, Place
 from quire.workers.group.store import ChannelStore
 from quire.workers.layers.kv_scales import warn_of_scales
 from quire.workers.loading.prepare_cpu import quicken_attributes
-from quire.workers.loading.target import WeightsError
 from quire.workers.loading.weights import dummy_weights, load_weights
 from quire.workers.logits_processors.batch import CustomProcessors
 from quire.workers.logits_processors.engine import vllm_config
-from quire.workers.logits_processors.load import ProcessorError, load_classes
-from quire.workers.memory import Budget, OutOfMemory, cpu_budget, cpu_step_bytes, gpu_budget, graphs_bytes, largest_plan
+from quire.workers.logits_processors.load import load_classes
+from quire.workers.memory import Budget, cpu_budget, cpu_step_bytes, gpu_budget, graphs_bytes, largest_plan
 from quire.workers.models.build import build_model
 from quire.workers.models.config import ModelConfig, ModelConfigError
 from quire.workers.models.families import read_model_config
@@ -66,6 +64,7 @@ from quire.workers.profiler import Profiler, ProfilerError
 from quire.workers.records import MASK_SPIN_S, Records
 from quire.workers.runner import ModelRunner, PromptRow, no_masks
 from quire.workers.stages import stage_of
+from quire.workers.start_failures import in_words
 
 log = logging.getLogger("quire.workers")
 
@@ -106,13 +105,12 @@ class Worker:
             runner = self._start()
             with runner.device.stream():
                 self._warm_up(runner)
-        except (ModelConfigError, WeightsError, TuningError, ProcessorError, OutOfMemory, torch.OutOfMemoryError) as error:
-            return self._fail(str(error))
-        except Exception as error:
-            if not type(error).__module__.startswith("triton."):
+        except ExchangeFailed:
+            raise
+        except Exception as error:  # what is none of ours to say is raised
+            if (why := in_words(error)) is None:
                 raise
-            log.exception("a kernel cannot be compiled")
-            return self._fail(f"a kernel cannot be compiled for this GPU: {_reason(error)}")
+            return self._fail(why)
         with runner.device.stream():
             if self.ring is not None:
                 self._clear_results(runner)
@@ -383,14 +381,6 @@ class Worker:
         if self.ring is None:  # every rank has them, and one speaks
             return
         self.link.send(SideResults(self.config.rank, step, [row.message() for row in results]))
-
-
-def _reason(error: BaseException) -> str:
-    """The innermost cause in a line: Triton's own errors end in a caret below the source, or in the command that failed."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip(" ^~") and not line.startswith("Repro command")]
-    return f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__
 
 
 def choose_dtype(name: str, config: ModelConfig, device: str) -> torch.dtype:

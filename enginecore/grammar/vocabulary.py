@@ -78,7 +78,7 @@ def make_vocabulary(tokenizer_json: bytes, vocab_size: int, eos_token_ids: Colle
     """vocab_size, eos_token_ids: the model's. Raises VocabularyError for tokenizers whose tokens are not pieces of a text."""
     try:
         parsed = msgspec.json.decode(tokenizer_json, type=_TokenizerJson)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise VocabularyError(f"structured output is not available: the tokenizer cannot be read: {error}") from None
     tokens = [b""] * (vocab_size + 1)
     vocab = parsed.model.vocab

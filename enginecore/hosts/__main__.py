@@ -11,6 +11,7 @@ from quire.ipc.interfaces import find_interface
 from quire.ipc.links.core_and_hosts import HostToCore
 from quire.ipc.links.curve import ENGINES, CoreKeys, KeyPair, load_allow_list, load_or_make_keys, make_keys, parse_key
 from quire.ipc.process.children import child_main_config, tell_parent
+from quire.ipc.process.command import stop_signals
 from quire.ipc.process.logs import set_up_logging
 
 
@@ -24,7 +25,7 @@ def main() -> None:
         tell_parent({"error": str(error)})
         sys.exit(1)
     agent = Agent(link, find_interface(config.interface) if config.interface else None)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in stop_signals():
         signal.signal(number, lambda *_: agent.stop())
     tell_parent({"ready": link.address, "public_key": own.public.decode(), "gpus": str(agent.num_gpus)})
     agent.run()

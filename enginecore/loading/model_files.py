@@ -185,7 +185,7 @@ def read_json(path: Path, required: bool = False) -> dict[str, Any]:
         if required:
             raise ModelFilesError(f"{path} does not exist") from None
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelFilesError(f"{path} cannot be read: {error}") from None
     if not isinstance(value, dict):
         raise ModelFilesError(f"{path} is not a JSON object")
@@ -262,7 +262,7 @@ def tokenizer_eos_id(tokenizer_dir: Path) -> int | None:
         return None
     try:
         known = msgspec.json.decode(path.read_bytes(), type=_TokenizerJson)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ModelFilesError(f"{path} cannot be read: {error}") from None
     return next((added.id for added in known.added_tokens if added.content == token), None)
 

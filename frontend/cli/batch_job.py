@@ -6,7 +6,6 @@ there. The engine is restarted when it dies, as `quire serve` does; a request th
 
 import asyncio
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -32,6 +31,7 @@ from quire.frontend.launcher import EngineStartError
 from quire.frontend.replicas import client_of
 from quire.frontend.supervisor import StartFailed
 from quire.ipc.config import EngineConfig
+from quire.ipc.process.command import stop_signals
 from quire.ipc.process.logs import set_up_logging
 
 __all__ = ["BatchFileError", "run_job"]
@@ -145,7 +145,7 @@ def _run_with_engine(job: Job, config: EngineConfig, parsers: ParserNames) -> No
 async def _run_beside(job: Job, engine: Engines, parsers: ParserNames) -> None:
     """Answer all, with the engine kept alive, until that is done or we are told to stop."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in stop_signals():
         loop.add_signal_handler(number, stop.set)
     async with client_of(engine.addresses) as client:  # raises EngineDown, ValueError
         services = Services.make(client, parsers=parsers)

@@ -139,7 +139,10 @@ class Engines:
 
 def _socket_folder(number: int | None) -> str:
     """A folder for an engine's socket, gone with this process. One within the private directory: that one is locked by us for
-    its life, and the engine locks the folder in which it binds."""
-    folder = os.path.join(private_directory(), "engine" if number is None else f"engine-{number}")
-    os.mkdir(folder, 0o700)
+    its life, and the engine locks the folder in which it binds. Raises ValueError."""
+    try:
+        folder = os.path.join(private_directory(), "engine" if number is None else f"engine-{number}")
+        os.mkdir(folder, 0o700)
+    except OSError as error:
+        raise ValueError(error.strerror) from None
     return folder

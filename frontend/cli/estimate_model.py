@@ -226,7 +226,7 @@ def _max_model_len(config: Json) -> int:
 def _json(path: Path) -> Json:
     try:
         value = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise EstimateError(f"{path} cannot be read: {error}") from None
     if not isinstance(value, dict):
         raise EstimateError(f"{path} is not a JSON object")
@@ -237,7 +237,10 @@ def _local_tensors(folder: Path) -> Iterator[Tensor]:
     paths = [folder / "model.safetensors"]
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        paths = [folder / name for name in sorted(set(_json(index).get("weight_map", {}).values()))]
+        try:
+            paths = [folder / name for name in sorted(set(_json(index)["weight_map"].values()))]
+        except (KeyError, TypeError, AttributeError):
+            raise EstimateError(f"{index} is not a safetensors index") from None
     for path in paths:
         if path.is_file():
             yield from _tensors(path)
@@ -254,7 +257,7 @@ def _tensors(path: Path) -> Iterator[Tensor]:
             if name != "__metadata__":
                 start, stop = tensor["data_offsets"]
                 yield Tensor(name, math.prod(tensor["shape"]), stop - start)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error) as error:
         raise EstimateError(f"{path} is not a safetensors file: {error}") from None
 
 

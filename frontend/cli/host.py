@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from quire.ipc.host_config import HostConfig, add_host_arguments
-from quire.ipc.process.command import CommandParser, quiet_interrupts
+from quire.ipc.process.command import CommandParser, quiet_interrupts, stop_signals
 
 if TYPE_CHECKING:
     from quire.ipc.process.children import Child
@@ -72,7 +72,7 @@ def _run(config: HostConfig) -> int:
         from quire.ipc.process.children import spawn
     agent = spawn(AGENT_MODULE, config)
     try:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in stop_signals():
             signal.signal(number, lambda *_: agent.send_signal(signal.SIGTERM))
         return _watch(agent)
     finally:

@@ -8,14 +8,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from quire.frontend.cli.bench.arguments import add_bench
-from quire.frontend.cli.client_commands import add_client_commands
-from quire.frontend.cli.estimate import add_estimate
-from quire.frontend.cli.host import add_host
-from quire.frontend.cli.run_batch import add_run_batch
-from quire.frontend.cli.serve_command import add_route, add_serve
-from quire.frontend.cli.vllm_compat import nearest
-from quire.ipc.process.command import CommandParser
+from quire.ipc.process.command import CommandParser, quiet_interrupts
 from quire.ipc.process.flags import json_flags, normal_words, split_flag
 from quire.ipc.version import VERSION
 
@@ -64,6 +57,8 @@ def subcommands(parser: argparse.ArgumentParser) -> dict[str, CommandParser]:
 
 
 def _meant(parser: CommandParser, unknown: list[str]) -> str:
+    from quire.frontend.cli.vllm_compat import nearest
+
     names = [split_flag(word)[0] for word in unknown if word.startswith("--")]
     known = parser.actions()
     close = [flag for name in names if (flag := nearest(name, known) if "serve" in parser.prog else "")]
@@ -71,6 +66,14 @@ def _meant(parser: CommandParser, unknown: list[str]) -> str:
 
 
 def _parser() -> CommandParser:
+    with quiet_interrupts():
+        from quire.frontend.cli.bench.arguments import add_bench
+        from quire.frontend.cli.client_commands import add_client_commands
+        from quire.frontend.cli.estimate import add_estimate
+        from quire.frontend.cli.host import add_host
+        from quire.frontend.cli.run_batch import add_run_batch
+        from quire.frontend.cli.serve_command import add_route, add_serve
+
     parser = CommandParser(prog="quire", description="Quire serves large language models.")
     parser.add_argument("--version", action="version", version=f"quire {VERSION}")
     parser.set_defaults(parser=parser, run=None)

@@ -29,13 +29,14 @@ from quire.frontend.http.api.tracing import TracingError, check_endpoint
 from quire.frontend.http.listener import FrontendError, UnixPath, bind, bind_unix
 from quire.frontend.http.server import FrontendConfig, StopSignals, frontend_keys, run, serve
 from quire.frontend.http.store.contents import FilesFolder
+from quire.frontend.http.store.storage import check_folder
 from quire.frontend.http.tls import make_context
 from quire.frontend.launcher import EngineStartError
 from quire.frontend.router import DEFAULT_ROUTER
 from quire.frontend.supervisor import StartFailed
 from quire.ipc.config import EngineConfig
 from quire.ipc.process.children import Child
-from quire.ipc.process.command import as_started
+from quire.ipc.process.command import as_started, stop_signals
 
 log = logging.getLogger("quire.serve")
 
@@ -57,7 +58,7 @@ class ServeError(Exception):
 
 
 class EarlyStop:
-    """SIGTERM before StopSignals takes over. It raises, so that what has been started is put away, until `only_note`.
+    """SIGTERM, SIGHUP before StopSignals takes over. It raises, so that what has been started is put away, until `only_note`.
 
     Nothing may be raised from where the event loop begins: uvloop's C code is left half way, and a stop was lost with it. Nor
     is raising enough before that: amid a finalizer the exception is dropped. So it is noted in either case.
@@ -90,7 +91,10 @@ def run_server(config: ServeConfig, prespawned: Child | None, early: EarlyStop) 
 
     Raises ServeError.
     """
-    engine = Engines(config.engine, config.frontend.engine_addresses, prespawned)
+    try:
+        engine = Engines(config.engine, config.frontend.engine_addresses, prespawned)
+    except ValueError as error:
+        raise ServeError(str(error)) from None
     files = _files_folder(config.frontend.files_dir)
     unix_path: UnixPath | None = None
     try:
@@ -130,10 +134,17 @@ def run_server(config: ServeConfig, prespawned: Child | None, early: EarlyStop) 
 
 def _files_folder(path: str | None) -> FilesFolder:
     """Raises ServeError."""
+    folder = None
     try:
-        return FilesFolder(None if path is None else Path(path).expanduser().resolve())
+        folder = FilesFolder(None if path is None else Path(path).expanduser().resolve())
+        if path is not None:
+            check_folder(folder.path)
     except (OSError, ValueError) as error:
-        raise ServeError(f"--files-dir: {error}") from None
+        if folder is not None:
+            folder.close()
+        what = "a folder for files, or --files-dir" if path is None else "--files-dir"
+        raise ServeError(f"{what}: {error}") from None
+    return folder
 
 
 class ReadyMessage:
@@ -239,7 +250,8 @@ async def _until_stopped(signals: StopSignals, serving: Coroutine[None, None, No
 def main(config: ServeConfig, prespawned: Child | None = None) -> int:
     """The exit code of `quire serve`; `prespawned` as for `run_server`."""
     early = EarlyStop()
-    before = signal.signal(signal.SIGTERM, early)  # until StopSignals takes over
+    numbers = [number for number in stop_signals() if number != signal.SIGINT]  # which is raised as KeyboardInterrupt
+    before = {number: signal.signal(number, early) for number in numbers}  # until StopSignals takes over
     try:
         run_server(config, prespawned, early)
         log.info("stopped")
@@ -249,5 +261,6 @@ def main(config: ServeConfig, prespawned: Child | None = None) -> int:
     except KeyboardInterrupt:  # while the model was loading
         return 130
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     return 0

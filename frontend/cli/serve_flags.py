@@ -251,7 +251,7 @@ def _names(text: str) -> tuple[str, ...]:
     """A JSON list, as vLLM takes it, or names with commas between them."""
     try:
         names = json.loads(text) if text.lstrip().startswith("[") else [part.strip() for part in text.split(",")]
-    except ValueError:
+    except (ValueError, RecursionError):
         names = None
     if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
         raise argparse.ArgumentTypeError("names are like a,b or a JSON list; origins are like https://example.org")

@@ -58,7 +58,7 @@ def is_fine(row: Row, value: str | None, key: str = "") -> bool:
         return False
     try:
         members = {key: _json_or_text(value)} if key else json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return isinstance(members, dict) and all(f"{name}={_as_text(member)}" in row.fine for name, member in members.items())
 
@@ -66,7 +66,7 @@ def is_fine(row: Row, value: str | None, key: str = "") -> bool:
 def _json_or_text(value: str) -> Any:
     try:
         return json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return value
 
 

@@ -9,7 +9,6 @@ import logging
 import mmap
 import os
 import resource
-import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -42,6 +41,7 @@ from quire.frontend.launcher import log_engine_changes
 from quire.frontend.replicas import client_of
 from quire.frontend.router import DEFAULT_ROUTER, Policy
 from quire.ipc.links.curve import FrontendKeys, load_keys, make_keys, parse_key, write_keys
+from quire.ipc.process.command import stop_signals
 
 log = logging.getLogger("quire.http")
 
@@ -98,13 +98,13 @@ def run(main: Callable[[], object]) -> None:
 
 
 class StopSignals:
-    """SIGTERM and SIGINT: the first means end in order, the second means now."""
+    """SIGTERM, SIGINT, a closed terminal: the first means end in order, the second means now."""
 
     def __init__(self) -> None:
         self.stop = asyncio.Event()
         self.now = asyncio.Event()
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in stop_signals():
             loop.add_signal_handler(number, self._on_signal)
 
     def _on_signal(self) -> None:

@@ -235,7 +235,7 @@ def _json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(files[name])
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{name} is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise ValueError(f"{name} is not a JSON object")

@@ -23,11 +23,15 @@ _held: dict[str, int] = {}  # private directories of this process and the descri
 
 
 def private_directory() -> str:
-    """Make a directory that only this user can enter, removed when this process ends."""
+    """Make a directory that only this user can enter, removed when this process ends. Raises OSError."""
     base = _base_directory()
-    _remove_stale_directories(base)
     while True:
-        path = tempfile.mkdtemp(prefix=_PREFIX, dir=base)
+        try:
+            _remove_stale_directories(base)
+            path = tempfile.mkdtemp(prefix=_PREFIX, dir=base)
+        except OSError as error:
+            why = f"no folder for sockets can be made in {base}: {error.strerror}; XDG_RUNTIME_DIR names another place"
+            raise OSError(error.errno, why) from None
         try:
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:

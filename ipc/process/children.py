@@ -251,6 +251,7 @@ def child_main_config(
     parser.add_argument("--beat-fd", type=int, required=True)
     parser.add_argument("--parent-pid", type=int, required=True)
     args, _ = parser.parse_known_args()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until it has a handler of its own; Python's would be a traceback
     die_with_parent(args.parent_pid, death_signal)
     for fd in (args.control_fd, args.beat_fd):
         os.set_inheritable(fd, False)

@@ -43,6 +43,12 @@ def as_started(command: str) -> str:
     return " ".join([name, *words])
 
 
+def stop_signals() -> list[signal.Signals]:
+    """What ends a process of ours in order: SIGTERM, SIGINT, and a closed terminal's SIGHUP, unless it is ignored (nohup)."""
+    hangup = [] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [signal.SIGHUP]
+    return [signal.SIGTERM, signal.SIGINT, *hangup]
+
+
 @contextmanager
 def quiet_interrupts() -> Iterator[None]:
     """While a command's modules are imported, Ctrl-C ends it at once: there is nothing to put away yet (a prespawned child

@@ -73,7 +73,7 @@ class JsonObject(argparse.Action):
     ) -> None:
         try:
             given = json.loads(values)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise argparse.ArgumentError(self, f"this is not JSON: {error}") from None
         if not isinstance(given, dict):
             raise argparse.ArgumentError(self, 'a JSON object is needed, like {"key": 1}')
@@ -139,5 +139,5 @@ def _json(text: str) -> Any:
     """A JSON value, or the text as it is."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text

@@ -1,8 +1,8 @@
 """Logging of every process of ours: one line a record on stderr, with time, process and level; nothing of requests' texts.
 With --log-format json a line is an object with these as its fields.
 
-A process goes on when nobody reads what it writes: a closed stdout or stderr is /dev/null, and what a pipe without a reader is
-given is dropped.
+A process goes on when nobody takes what it writes: a closed stdout or stderr is /dev/null, and what a pipe without a reader, a
+full disk or a terminal that was closed is given is dropped.
 """
 
 import io
@@ -63,10 +63,10 @@ def _dropping(fd: int, old: TextIO | None) -> TextIO:
 
 
 class _Dropping(io.FileIO):
-    """A file whose reader may go away."""
+    """A file that takes what it can."""
 
     def write(self, data: Any) -> int:
-        try:
-            return super().write(data)
-        except BrokenPipeError:
-            return memoryview(data).nbytes
+        with suppress(OSError):
+            if (taken := super().write(data)) is not None:  # None: it does not block, and is full
+                return taken
+        return memoryview(data).nbytes

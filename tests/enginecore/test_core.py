@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import logging
 import signal
 import time
@@ -12,7 +13,7 @@ import pytest
 from core_by_hand import EPOCH, VOCAB_SIZE, add
 
 from quire.enginecore import core as core_module
-from quire.enginecore import daemon
+from quire.enginecore import daemon, stop_signals
 from quire.enginecore.core import AWAKE_S, LATE_S
 from quire.enginecore.step_times import Expected
 from quire.enginecore.workers import WorkersFailed
@@ -255,21 +256,37 @@ def test_a_stop_ends_the_wait_of_an_idle_core(by_hand):
 class Dropped:
     """Is stopped in its finalizer, where what is raised goes nowhere."""
 
-    def __init__(self, stop: daemon.EarlyStop) -> None:
+    def __init__(self, stop: stop_signals.EarlyStop) -> None:
         self._stop = stop
 
     def __del__(self) -> None:
-        with contextlib.suppress(daemon.Stopped):
+        with contextlib.suppress(stop_signals.Stopped):
             self._stop(signal.SIGTERM, None)
 
 
+@pytest.mark.parametrize("is_ready", [False, True])
+def test_a_machine_that_has_no_descriptors_ends_a_start_in_a_line(monkeypatch, is_ready):
+    def run(config, on_ready, *_):
+        if is_ready:
+            on_ready("ipc:///x")
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(daemon, "_run", run)
+    monkeypatch.setattr(daemon, "on_stop_signals", lambda handler: None)
+    ended = []
+    child = types.SimpleNamespace(terminate=ended.append)
+    with pytest.raises(OSError if is_ready else daemon.StartupError, match="Too many open files"):
+        daemon.run_engine(None, lambda address: None, child)
+    assert ended == [0.0]
+
+
 def test_a_stop_that_was_dropped_while_the_workers_start_is_not_lost(by_hand, caplog, monkeypatch):
-    monkeypatch.setattr(daemon, "_on_stop_signals", lambda handler: None)
+    monkeypatch.setattr(stop_signals, "on_stop_signals", lambda handler: None)
     monkeypatch.setattr(daemon, "BEAT_INTERVAL_S", 0.0)
-    early = daemon.EarlyStop()
+    early = stop_signals.EarlyStop()
     early.check()
     Dropped(early)
-    with pytest.raises(daemon.Stopped, match="while it was starting"):
+    with pytest.raises(stop_signals.Stopped, match="while it was starting"):
         daemon._wait_until_ready(SlowWorkers(caplog), by_hand.link, early)
 
 
@@ -277,7 +294,7 @@ def test_workers_that_take_long_to_start_are_spoken_of(by_hand, caplog, monkeypa
     monkeypatch.setattr(logging.getLogger("quire"), "propagate", True)
     monkeypatch.setattr(daemon, "BEAT_INTERVAL_S", 0.0)
     with caplog.at_level(logging.INFO, "quire"):
-        early = daemon.EarlyStop()
+        early = stop_signals.EarlyStop()
         assert daemon._wait_until_ready(SlowWorkers(caplog), by_hand.link, early, say_every_s=0.1) == "a profile"
     first, second = dict.fromkeys(message for message in caplog.messages if "still starting" in message)
     assert "load the model" in first and "KV cache" in second

@@ -253,7 +253,7 @@ def test_a_stop_before_the_event_loop_listens_is_heard_by_it():
     async def signals(early: EarlyStop) -> bool:
         return early.signals().stop.is_set()
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     try:
         early = EarlyStop()
         early.only_note()

@@ -85,6 +85,7 @@ def test_a_byte_token_is_its_byte_and_an_unknown_id_is_nothing() -> None:
         ({"tokenizer.json": b"{}"}, "tokenizer.json"),
         (toy_tokenizers.files() | {"generation_config.json": b"["}, "generation_config.json"),
         (toy_tokenizers.files() | {"tokenizer_config.json": b"[]"}, "tokenizer_config.json"),
+        (toy_tokenizers.files() | {"tokenizer_config.json": b"[" * 100_000}, "tokenizer_config.json"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(files: dict[str, bytes], named: str) -> None:

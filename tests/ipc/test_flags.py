@@ -58,7 +58,7 @@ def test_json_flags_take_their_keys_one_by_one():
     parts = parsed("--hf_overrides.a_b.c", "1.5", "--hf-overrides.a_b.d=x", "--hf-overrides.e+", "1", "--hf-overrides.e+=2")
     assert whole.hf_overrides == parts.hf_overrides == {"a_b": {"c": 1.5, "d": "x"}, "e": [1, 2]}
     assert parsed("--override-generation-config.temperature=0.5").override_generation_config == {"temperature": 0.5}
-    for text in ("nonsense", "[1]", "3"):
+    for text in ("nonsense", "[1]", "3", "[" * 100_000):
         with redirect_stderr(io.StringIO()) as said, pytest.raises(SystemExit):
             parsed("--hf-overrides", text)
         assert "--hf-overrides" in said.getvalue() and "JSON" in said.getvalue()

@@ -34,6 +34,12 @@ def test_private_directory_is_private_and_removed_with_its_sockets(base):
     assert list(base.iterdir()) == []
 
 
+def test_a_place_where_nothing_can_be_made_is_named_with_what_helps(base, monkeypatch):
+    monkeypatch.setattr(paths, "_base_directory", lambda: str(base / "nowhere"))
+    with pytest.raises(OSError, match=r"no folder for sockets can be made in .*/nowhere: No such .*; XDG_RUNTIME_DIR names"):
+        paths.private_directory()
+
+
 def test_directories_of_the_living_stay_and_those_of_the_dead_go(base):
     mine = paths.private_directory()
     script = (

@@ -169,6 +169,15 @@ def test_child_that_cannot_start_is_an_ended_child(capfd):
     assert "no_such_module_anywhere" in capfd.readouterr().err
 
 
+def test_an_interrupted_child_has_nothing_to_say(reports, capfd):
+    child = start(reports, "busy")
+    reports.next()
+    child.send_signal(signal.SIGINT)
+    assert child.wait(20.0) == -signal.SIGINT
+    child.close()
+    assert "Traceback" not in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["idle", "busy"])
 def test_child_ends_when_the_parent_closes_the_control_socket(reports, name):
     child = start(reports, name)

@@ -188,7 +188,7 @@ def test_fields_that_change_nothing_are_accepted():
 
 
 def test_unreadable_files_are_named(tmp_path):
-    for text in (None, "{", "[]"):
+    for text in (None, "{", "[]", "[" * 100_000):
         if text is not None:
             (tmp_path / "config.json").write_text(text)
         with pytest.raises(ModelConfigError, match=r"config\.json"):

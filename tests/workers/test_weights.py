@@ -196,15 +196,16 @@ def test_index_may_name_only_safetensors_of_its_own_folder(folder, name):
         load(folder)
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", "{", '{"weight_map": 3}', '{"weight_map": {"a": []}}'])
+@pytest.mark.parametrize("text", ["[]", "{}", "{", '{"weight_map": 3}', '{"weight_map": {"a": []}}', "[" * 100_000])
 def test_broken_index_is_refused(folder, text):
     (folder / "model.safetensors.index.json").write_text(text)
     with pytest.raises(WeightsError, match="is not a safetensors index"):
         load(folder)
 
 
-def test_index_that_names_an_absent_file_is_an_incomplete_download(folder):
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "model-1-of-2.safetensors"}}))
+@pytest.mark.parametrize("name", ["model-1-of-2.safetensors", f"{'x' * 5000}.safetensors", "\0.safetensors"])
+def test_index_that_names_an_absent_file_is_an_incomplete_download(folder, name):
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
     with pytest.raises(WeightsError, match="incomplete"):
         load(folder)
 

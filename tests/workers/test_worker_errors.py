@@ -10,7 +10,8 @@ from triton.runtime.errors import OutOfResources
 
 from quire.ipc.messages import WorkerFailed
 from quire.kernels.tuning.current import TuningError, read_table
-from quire.workers.worker import Worker, _reason
+from quire.workers.start_failures import _reason
+from quire.workers.worker import Worker
 
 
 def compilation_error() -> CompilationError:
@@ -81,6 +82,21 @@ def test_a_tuning_table_that_is_none_is_told(tmp_path):
     worker.run()
     [message] = worker.link.sent
     assert isinstance(message, WorkerFailed) and "gpu.json is not a tuning table" in message.message
+
+
+@pytest.mark.parametrize(
+    "error,said",
+    [
+        (RuntimeError("[enforce fail] err == 0. can't allocate memory: you tried to allocate 9 bytes."), "allocate 9 bytes"),
+        (MemoryError(), "memory does not suffice"),
+        (OSError(24, "Too many open files"), "Too many open files"),
+    ],
+)
+def test_a_machine_that_is_too_small_is_told_in_a_line(error, said):
+    worker = worker_that_fails(error)
+    worker.run()
+    [message] = worker.link.sent
+    assert said in message.message and "\n" not in message.message
 
 
 def test_other_errors_are_raised():

@@ -5,6 +5,7 @@ counts bytes, and models/families.py asks which layers of a quantized checkpoint
 """
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +38,12 @@ def _indexed_files(index: Path) -> list[Path]:
     try:
         weight_map = json.loads(index.read_bytes())["weight_map"]
         names = sorted(set(weight_map.values()))
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise WeightsError(f"{index} is not a safetensors index") from None
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
             raise WeightsError(f"{index} names {name!r}, which is not a safetensors file of the same folder")
-        if not (index.parent / name).exists():
+        if not os.path.exists(index.parent / name):  # False also for a name that no file can have
             raise WeightsError(f"{index} names {name}, which is not there: the download may be incomplete")
     return [index.parent / name for name in names]
 

@@ -126,7 +126,7 @@ def read_model_config(model_dir: str | Path, overrides: Json | None = None, **op
         fields = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise ModelConfigError(f"{path} does not exist") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelConfigError(f"{path} is not JSON: {error}") from None
     if not isinstance(fields, dict):
         raise ModelConfigError(f"{path} is not a JSON object")
@@ -168,7 +168,7 @@ def _beside(path: Path) -> Json:
     """Of old checkpoints, which have no quantization_config: AutoGPTQ's file says neither that it is GPTQ, AutoAWQ's does."""
     try:
         config = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelConfigError(f"{path} is not JSON: {error}") from None
     if not isinstance(config, dict):
         raise ModelConfigError(f"{path} is not a JSON object")

@@ -22,7 +22,7 @@ def count_request(metrics: Metrics, run: PromptRun) -> None:
     first = times.first_token_time
     last = max(times.last_token_time or first, first)
     end = times.finished_time or last
-    metrics.observe("e2e_request_latency_seconds", end - times.arrival_time)
+    metrics.observe("e2e_request_latency_seconds", max(0.0, end - times.arrival_time))  # less, where the clock was set back
     metrics.observe("request_decode_time_seconds", last - first)
     if times.queue_s is not None:
         prefill_s = max(0.0, first - times.arrival_time - times.queue_s)

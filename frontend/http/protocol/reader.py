@@ -90,9 +90,7 @@ class RequestReader:
     def refuse(self, error: ApiError) -> None:
         """End the reading with an error as the last answer."""
         request = self._incoming.request if self._incoming is not None else Request()
-        request.method = (
-            request.method or self._parser.get_method().decode()
-        )  # a HEAD's answer has no body, whatever came of it
+        self._note_method(request)
         self._release(len(request.body))
         request.body.clear()
         request.refusal = error
@@ -137,6 +135,12 @@ class RequestReader:
         """The message being read cannot be served; the first fault counts. Raising through the parser would gain nothing."""
         if self._fault is None and not self.ended:
             self._fault = error
+            if self._incoming is not None:
+                self._note_method(self._incoming.request)  # now: the parser goes on, to the next one's
+
+    def _note_method(self, request: Request) -> None:
+        """A HEAD's answer has no body, whatever came of it."""
+        request.method = request.method or self._parser.get_method().decode()
 
     def _parse(self, data: bytes) -> None:
         """Feed the parser. It stops at the head of a request that offers an upgrade ("h2c": Java's client does, on every POST),

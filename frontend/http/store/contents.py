@@ -12,8 +12,9 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 _PREFIX = "quire-files-"
 _LOCK = "server.lock"
@@ -70,20 +71,20 @@ class Contents:
         self._folder.mkdir(mode=0o700, exist_ok=True)
 
     def write(self, id: str, pieces: Iterable[bytes | memoryview]) -> int:
-        """Write a content whose record is there already; its size. On the disk when this returns. Raises OSError."""
-        size = 0
-        with open(self._path(id), "xb", opener=_private) as file:
-            for piece in pieces:
-                for begin in range(0, len(piece), _PIECE):
-                    file.write(piece[begin : begin + _PIECE])
-                size += len(piece)
-            file.flush()
-            os.fsync(file.fileno())
+        """Write a content whose record is there already; its size. On the disk when this returns. Raises OSError, and then
+        nothing of it is left: where the disk is full, even its record could not be removed before it is."""
+        with open(self._path(id), "xb", opener=_private) as file, ExitStack() as on_failure:
+            on_failure.callback(self.remove, [id])
+            size = _write(file, pieces)
+            on_failure.pop_all()
         return size
 
-    def open(self, id: str) -> int:
-        """A descriptor to read from, which outlives a removal. Raises OSError."""
-        return os.open(self._path(id), os.O_RDONLY | os.O_CLOEXEC)
+    def open(self, id: str) -> int | None:
+        """A descriptor to read from, which outlives a removal; None if there is no such content. Raises OSError."""
+        try:
+            return os.open(self._path(id), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
 
     def remove(self, ids: Iterable[str]) -> None:
         for id in ids:
@@ -95,6 +96,17 @@ class Contents:
 
     def _path(self, id: str) -> Path:
         return self._folder / id
+
+
+def _write(file: BinaryIO, pieces: Iterable[bytes | memoryview]) -> int:
+    size = 0
+    for piece in pieces:
+        for begin in range(0, len(piece), _PIECE):
+            file.write(piece[begin : begin + _PIECE])
+        size += len(piece)
+    file.flush()
+    os.fsync(file.fileno())
+    return size
 
 
 def _private(path: str, flags: int) -> int:

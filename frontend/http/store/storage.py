@@ -6,6 +6,7 @@ its own, as /v1/responses does: owner is the digest of the request's API key (`R
 """
 
 import asyncio
+import logging
 import os
 import secrets
 import sqlite3
@@ -25,13 +26,30 @@ from quire.frontend.http.store.database import Database, Page, StoreFull
 
 __all__ = ["Page", "Storage", "StoreFull", "new_record_id"]
 
+log = logging.getLogger("quire.http")
+
 T = TypeVar("T")
+_SAY_AGAIN_S = 60.0  # that a disk is full
+RECORDS = "records.sqlite3"
 _NUM_FILE_THREADS = 4
 _PIECE = 256 << 10  # of a content that is read; some 100 us
 
 
 def new_record_id(prefix: str) -> str:
     return f"{prefix}{secrets.token_hex(16)}"
+
+
+def check_folder(folder: Path) -> None:
+    """Open what is there as a server does, or make it: what is wrong with a folder is for its operator, at the start.
+
+    Raises OSError, ValueError.
+    """
+    path = folder / RECORDS
+    try:
+        Database(path, 0).close()
+    except sqlite3.Error as error:
+        raise ValueError(f"{path}: {error}") from None
+    Contents(folder)
 
 
 class Storage:
@@ -45,6 +63,7 @@ class Storage:
         self._folder = folder
         self._max_bytes = max_bytes
         self._num_uploads = 0
+        self._trouble, self._say_again_at = "", 0.0  # why a call failed, for the log
         self._private: FilesFolder | None = None
         self._open: tuple[Database, Contents, BatchQueue] | None = None
         self._database_thread = ThreadPoolExecutor(1, "quire-store")
@@ -131,7 +150,10 @@ class Storage:
 
     async def open_content(self, id: str) -> int:
         """A descriptor, the caller's to close. Raises FileNotFoundError."""
-        return await self._in(self._file_threads, lambda: self._opened()[1].open(id))
+        fd = await self._in(self._file_threads, lambda: self._opened()[1].open(id))
+        if fd is None:
+            raise FileNotFoundError(id)
+        return fd
 
     async def pieces(self, fd: int, size: int) -> AsyncIterator[bytes]:
         """A content, piece by piece as they are taken."""
@@ -165,13 +187,20 @@ class Storage:
 
     async def _in(self, threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
         try:
-            return await asyncio.get_running_loop().run_in_executor(threads, work)
+            done = await asyncio.get_running_loop().run_in_executor(threads, work)
         except StoreFull as error:
             raise ApiError(400, f"{error}.", code="storage_full") from error
-        except FileNotFoundError:
-            raise
         except (sqlite3.Error, OSError) as error:
+            self._log_trouble(str(error))
             raise ApiError(503, "The server's store cannot be used now.", code="storage_error", retry_after_s=5) from error
+        return done
+
+    def _log_trouble(self, why: str) -> None:
+        """A full disk fails every call."""
+        now = time.monotonic()
+        if why != self._trouble or now >= self._say_again_at:
+            self._trouble, self._say_again_at = why, now + _SAY_AGAIN_S
+            log.error("the store cannot be used (%s): %s", self._folder or "in the folder for temporary files", why)
 
     def _opened(self) -> tuple[Database, Contents, BatchQueue]:
         """First in the database's thread: its connection is that thread's."""
@@ -179,7 +208,7 @@ class Storage:
             if self._folder is None and self._private is None:
                 self._private = FilesFolder(None)
             folder = Path(self._folder) if self._private is None else self._private.path  # type: ignore[arg-type]
-            database, contents = Database(folder / "records.sqlite3", self._max_bytes, self.clock), Contents(folder)
+            database, contents = Database(folder / RECORDS, self._max_bytes, self.clock), Contents(folder)
             contents.remove(database.without_record(contents.ids()))
             self._open = database, contents, BatchQueue(database)
         return self._open

@@ -4,6 +4,7 @@ import asyncio
 import mmap
 import os
 import time
+from types import SimpleNamespace
 
 import fake_client as http
 import pytest
@@ -13,16 +14,33 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.utils import floatToGoString
 
 from quire.frontend.client.async_client import EngineError
+from quire.frontend.client.outputs import RequestMetrics
 from quire.frontend.http.api import metric_names
 from quire.frontend.http.api.metrics import MAX_HANDLERS, Metrics, block_bytes
 from quire.frontend.http.api.metrics_text import CONTENT_TYPE, MAX_BEAT_AGE_S, EngineState, metrics_text
+from quire.frontend.http.api.request_metrics import count_request
 from quire.frontend.http.loop_lag import INTERVAL_S, watch_lag
 from quire.ipc.engine_stats import (
     Distribution,
 )
 from quire.ipc.process.usage import process_usage
+from quire.ipc.sampling import SamplingParams
 
 TINY = 'model_name="tiny",engine="0"'
+
+
+def test_a_clock_that_is_set_back_takes_nothing_away_from_a_sum():
+    """A sum that falls is a restart to Prometheus."""
+    hour_ago = 1_000_000.0 - 3600
+    times = RequestMetrics(1_000_000.0)
+    times.queue_s, times.first_token_time, times.last_token_time, times.finished_time = 0.0, hour_ago, hour_ago, hour_ago
+    stream = SimpleNamespace(metrics=times, num_prompt_tokens=3, num_cached_tokens=0)
+    metrics = Metrics()
+    run = SimpleNamespace(stream=stream, has_begun=False, num_tokens=[2], num_tokens_left_out=0, params=SamplingParams())
+    count_request(metrics, run)
+    text = metrics_text(metrics, FullClient().welcome, []).decode()
+    sums = [value for name, value in samples(text).items() if "_seconds_sum" in name]
+    assert sums and min(sums) >= 0
 
 
 def scrape(client, metrics: Metrics | None = None) -> str:

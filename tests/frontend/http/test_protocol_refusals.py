@@ -121,6 +121,17 @@ def test_the_answer_to_a_head_has_no_body_however_early_it_is_refused(rest):
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("methods", [("HEAD", "POST"), ("POST", "HEAD")])
+def test_a_refusals_form_follows_its_own_method_not_that_of_the_request_behind_it(methods):
+    async def main():
+        wire = http.Wire(http.EchoApp())
+        first, second = (b"%s /a HTTP/1.1\r\nHost: x\r\n" % method.encode() for method in methods)
+        (answer,) = await wire.talk(first + b"Host: y\r\n\r\n" + second + b"\r\n", methods[0])
+        assert answer.status == 400 and bool(answer.body) == (methods[0] == "POST")
+
+    asyncio.run(main())
+
+
 def test_a_refusal_without_a_body_keeps_the_connection():
     async def main():
         wire = http.Wire(http.EchoApp())

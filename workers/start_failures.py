@@ -1,0 +1,41 @@
+"""Why a worker could not start, in a line for the operator: what is wrong with the model, with flags, or with the machine.
+
+worker.py tells the core this line, which ends the start. What is none of these is a bug: it is raised, with its traceback.
+"""
+
+import logging
+
+import torch
+
+from quire.kernels.tuning.current import TuningError
+from quire.workers.loading.target import WeightsError
+from quire.workers.logits_processors.load import ProcessorError
+from quire.workers.memory import OutOfMemory
+from quire.workers.models.config import ModelConfigError
+
+log = logging.getLogger("quire.workers")
+
+_OF_THE_OPERATOR = (ModelConfigError, WeightsError, TuningError, ProcessorError, OutOfMemory, torch.OutOfMemoryError, OSError)
+
+
+def in_words(error: Exception) -> str | None:
+    """None for a bug."""
+    if isinstance(error, _OF_THE_OPERATOR):
+        return str(error)
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # torch's, on a CPU: a RuntimeError
+        return (
+            f"the host's memory does not suffice ({_reason(error)}): a smaller KV cache (--cpu-kv-cache-gib), fewer tokens a "
+            "step (--max-num-batched-tokens) or a higher limit of the process (ulimit -v) may help"
+        )
+    if type(error).__module__.startswith("triton."):
+        log.error("a kernel cannot be compiled", exc_info=error)
+        return f"a kernel cannot be compiled for this GPU: {_reason(error)}"
+    return None
+
+
+def _reason(error: BaseException) -> str:
+    """The innermost cause in a line: Triton's own errors end in a caret below the source, or in the command that failed."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip(" ^~") and not line.startswith("Repro command")]
+    return f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__
