@@ -137,6 +137,10 @@ class Tokenizer:
         """The same as text, for logprobs: U+FFFD stands for bytes that are no character by themselves."""
         return self.pieces.all[token_id].decode(errors="replace")
 
+    def token_piece(self, token_id: int) -> str:
+        """As the vocabulary writes it, "Ġthe" say; empty for an id that it lacks."""
+        return self.backend.id_to_token(token_id) or ""
+
     # ----------------------------------------------------------------------------------------------------------- chats
     def chat_template(self, override: str | None = None, with_tools: bool = False) -> ChatTemplate:
         """The model's template ("tool_use" where there is one and tools are given), or `override`: a name or a template.

@@ -192,7 +192,7 @@ FIELDS_OF: dict[str, dict[str, Note]] = {
         "prompt": Note("a text; either this or messages", "none"),
         "messages": Note("a conversation; either this or prompt", "none"),
         "add_special_tokens": Note("put the tokenizer's special tokens around it", "true for a prompt, false for messages"),
-        "return_token_strs": Note("the tokens as texts, too", "false"),
+        "return_token_strs": Note("the tokens as the vocabulary writes them, too", "false"),
     },
     "DetokenizeRequest": {"tokens": Note("token ids of the vocabulary")},
 }
