@@ -38,7 +38,7 @@ def to_lark(wanted: StructuredOutputs, special_names: Mapping[str, int] = Mappin
 
 
 def in_words(wanted: StructuredOutputs, error: str) -> str:
-    """llguidance's error, for the user: without what we wrote around it, and without places in that. Only Lark is as it came."""
+    """llguidance's error, for the user: without what we wrote around it and places in that. Of Lark: as it came."""
     if "NoExtension" in error:
         return "there is no text that it allows"
     error = error.partition("; following special tokens")[0].replace("<non-verbose/>", "")

@@ -32,7 +32,9 @@ _ANTHROPIC = {
 FIELDS_OF: dict[str, dict[str, Note]] = {
     "StreamOptions": {
         "include_usage": Note("a last event with the usage", "false, or --enable-force-include-usage"),
-        "continuous_usage_stats": Note("the usage so far in every event, with include_usage", "false, or --enable-force-include-usage"),
+        "continuous_usage_stats": Note(
+            "the usage so far in every event, with include_usage", "false, or --enable-force-include-usage"
+        ),
     },
     "ResponseFormat": {
         "type": Note("text, json_object, json_schema or structural_tag"),

@@ -114,7 +114,9 @@ async def generate(services: Services, request: Request, response: Response) -> 
         services.request_log.started(name, runs, bool(body.stream))
         choice = _choice_maker(services, params)
         if body.stream:
-            return await _stream(services, response, stream, run, name, choice, services.defaults.stream_options(body.stream_options))
+            return await _stream(
+                services, response, stream, run, name, choice, services.defaults.stream_options(body.stream_options)
+            )
         (deltas,) = await collect(runs, services.metrics, services.max_response_bytes)
         answer = GenerateResponse(
             request_id=name,

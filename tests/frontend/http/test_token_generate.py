@@ -40,7 +40,10 @@ def test_an_answer_in_one_piece():
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("usage", [{}, {"continuous_usage_stats": True}, {"include_usage": True}, {"include_usage": True, "continuous_usage_stats": True}])
+@pytest.mark.parametrize(
+    "usage",
+    [{}, {"continuous_usage_stats": True}, {"include_usage": True}, {"include_usage": True, "continuous_usage_stats": True}],
+)
 def test_a_stream(usage):
     async def main():
         api = http.Api()
