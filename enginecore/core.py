@@ -18,7 +18,7 @@ from quire.enginecore.expert_load import ExpertLoad
 from quire.enginecore.grammar.compiler import GrammarCompiler
 from quire.enginecore.grammar.steps import GrammarSteps
 from quire.enginecore.intake import Intake, IntakeConfig, in_words
-from quire.enginecore.masks import StepMasks
+from quire.enginecore.masks import MASKS_LATE_S, StepMasks
 from quire.enginecore.owners import Owners
 from quire.enginecore.preparation import Preparer, PreparingRequests
 from quire.enginecore.publish import messages_of, read_logprobs, side_messages
@@ -335,7 +335,7 @@ class EngineCore:
             return
         oldest = self._in_flight[0]
         if self._masks.due(oldest.scheduled.step):  # it goes on when the poller has its masks, whose threads need Python's lock
-            self._poll(until_beat)
+            self._poll(min(until_beat, MASKS_LATE_S))
             return
         expected = max(oldest.sent_at, self._last_result) + self._expected.seconds(oldest.scheduled) - now
         if self.config.spins and -LATE_S < expected < SPIN_S:

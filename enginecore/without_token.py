@@ -43,7 +43,7 @@ class WithoutToken:
 
     def _end(self, step: ScheduledStep, rows: np.ndarray, tokens: np.ndarray, failure: str | None) -> None:
         """failure: of the engine; None where it is the request's own wishes that leave nothing."""
-        without = rows[tokens[rows] == NO_TOKEN]
+        without = rows[(tokens[rows] == NO_TOKEN) & step.samples[rows]]
         for slot in step.slots[without]:
             if not self._scheduler.slots.alive[slot]:
                 continue  # aborted since, and its id may be another request's by now

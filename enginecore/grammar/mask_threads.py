@@ -3,7 +3,8 @@
 One thread does all that a step asks for in two calls of llguidance, which spreads them over threads of its own: a row takes ten
 microseconds there, and several threads in Python would take longer to agree on its lock. Who was among the rows of a call that
 took long works in a thread of another kind from then on, one row at a time, until it was quick: there a slow grammar is found
-out, holds up nobody's masks but its own, and ends its request if it takes too long. The loop is woken by a descriptor, or waits
+out, holds up nobody's masks but its own, and ends its request if it takes too long. Its sequence has one token at a time then,
+each scheduled when its mask is there (held.py). The loop is woken by a descriptor, or waits
 a little for the results itself.
 """
 
@@ -30,6 +31,7 @@ PIECE = 64  # sequences in one call, for each thread
 PARTS, MIN_PART = 2, 16  # masks are made in so many calls, of so many at least: some are sent while the next are made
 LONG_S = 7e-4  # masks that took longer are made in one call the next time: its threads are busy for the same time
 SLOW_S = 0.02  # who was in a call that took longer is looked at alone, to see whose fault it is
+SLOW_FOR = 64  # masks after one that took long alone, which are as slow for all that is known
 YIELD_S = 2e-4  # at most: it may be at what takes long
 CLOSE_S = 10.0  # for threads to end: a piece of one takes a second at most, or its request ends
 _FINISHED = SequenceState.FINISHED
@@ -94,6 +96,8 @@ class MaskThreads:
         self._done: list[Done] = []
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.num_outstanding = 0  # works that were submitted and not taken back
+        self.num_quick = 0  # those of them that are done together
+        self.has_slow = False  # whether some constraint was found slow
 
     def fileno(self) -> int:
         """For a poller: readable when `take` may have something."""
@@ -110,6 +114,7 @@ class MaskThreads:
             (by_queue[c.queue] if c.queue else quick).append(work)
         if quick:
             by_queue[0] = quick
+            self.num_quick += len(quick)
             self._begun.acquire(blocking=False)
             self._may_begin = True
         for number, some in by_queue.items():
@@ -135,6 +140,7 @@ class MaskThreads:
         for done in found:
             self.num_outstanding -= len(done.works)
             for work in done.works:
+                self.num_quick -= not work.constraint.queue
                 work.constraint.num_works -= 1
         return found
 
@@ -163,6 +169,7 @@ class MaskThreads:
 
     def _hand_over(self, done: Done) -> None:
         with self._news:
+            self.has_slow = self.has_slow or any(work.constraint.slow_for for work in done.works)
             self._done.append(done)
             os.eventfd_write(self._fd, 1)
             self._news.notify()
@@ -242,10 +249,11 @@ class _Maker:
             self._end_part(part, part, masks, seconds + making_s)
 
     def _end_part(self, works: list[Work], masked: list[Work], masks: np.ndarray, seconds: float) -> None:
-        is_slow = seconds > SLOW_S
+        is_slow, is_alone = seconds > SLOW_S, self._piece == 1
         for work in works:
-            work.constraint.is_slow = is_slow
-        if self._piece == 1 and seconds > MAX_WAIT_S:
+            c = work.constraint
+            c.slow_for = (SLOW_FOR if is_alone else 1) if is_slow else max(c.slow_for - 1, 0)
+        if is_alone and seconds > MAX_WAIT_S:
             works[0].fail(TOO_SLOW)
         ended, masks = [w for w in works if w.has_ended], masks[:, : self._num_words]
         if ended:

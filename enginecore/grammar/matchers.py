@@ -95,8 +95,8 @@ class Constraint:
     """
 
     __slots__ = (
-        "allowed", "eos_token_ids", "is_slow", "last_resort", "lexer", "matcher", "num_works", "queue", "stops", "thinking",
-        "unconsumed",
+        "allowed", "eos_token_ids", "last_resort", "lexer", "mask", "matcher", "num_works", "queue", "slow_for", "stops",
+        "thinking", "unconsumed",
     )  # fmt: skip
 
     def __init__(
@@ -115,10 +115,16 @@ class Constraint:
         self.last_resort = last_resort
         self.eos_token_ids = eos_token_ids
         self.unconsumed: list[int] = []  # tokens that the matcher was not given yet
-        self.is_slow = False  # the next three belong to MaskThreads
+        self.mask: np.ndarray | None = None  # int32 [words], for the next token, if it was made ahead
+        self.slow_for = 0  # so many masks, unless one of them is slow, too; this and the next two belong to MaskThreads
         self.num_works = 0
         self.queue = 0
         self.allowed: np.ndarray | None = None  # uint32 [words], of the request's allowed_token_ids, once they were looked at
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether a mask of it took long, or was made together with one that did."""
+        return self.slow_for > 0
 
     def mask_from(self, num_prompt_tokens: int) -> int:
         """The length from which its rows need masks: a grammar's from the start, for thinking may end with any token."""

@@ -4,6 +4,7 @@
     N's tokens are in                                             `take`: those that need only these are asked for, too
     N's tokens count                                              `advance`: so are the others; they are sent as they come
     what takes longer than INLINE_S                               `turn`: is taken in a later turn of the loop
+    what takes longer than MASKS_LATE_S                           its sequence is held (held.py), the step does without it
 
 A row whose mask nobody needs any more is said to get none at once, so that it holds up nothing. Owned by the core's loop.
 """
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from quire.enginecore.grammar.compiler import GrammarCompiler
+from quire.enginecore.grammar.held import HeldSequences
 from quire.enginecore.grammar.mask_threads import Work
 from quire.enginecore.grammar.matchers import NOTHING_LEFT, Constraint, Failure, restrict, stop_bits
 from quire.enginecore.masks import StepMasks
@@ -22,11 +24,12 @@ from quire.enginecore.owners import Owners
 from quire.enginecore.scheduling.scheduler import Scheduler
 from quire.enginecore.scheduling.sequence import Sequence, SequenceState
 from quire.enginecore.scheduling.step import ScheduledStep, StepOutput
-from quire.enginecore.without_token import nothing_left
+from quire.enginecore.without_token import TOO_LATE, nothing_left
 from quire.enginecore.workers import WorkerGroup
 from quire.ipc.messages import CaptureMaskedTails, Finished, StepOutputs
 from quire.ipc.step.sections import INT32_MAX, MAX_BAD_WORD_TOKENS, VARIANT_PROCESSORS
 
+AHEAD = 0  # the step of a mask that is made before its row is scheduled
 INLINE_S = 4e-3  # that the loop waits for masks before it does other things: they take a fraction of that
 
 
@@ -66,6 +69,8 @@ class GrammarSteps:
         self._threads = grammars.mask_threads if grammars is not None else None
         self._epoch = epoch
         self._steps: dict[int, _Waiting] = {}  # in flight, with mask rows
+        self._held = HeldSequences(scheduler)
+        self._now = 0.0  # of the last turn
         self._told = 0  # the generation of workers that knows that masks will come
         self._num_words = -(-scheduler.config.vocab_size // 32)
 
@@ -84,6 +89,8 @@ class GrammarSteps:
         is_plain = np.asarray([work is not None for work in works], bool)
         self._steps[scheduled.step] = _Waiting(scheduled, rows, slots, works, is_plain)
         self._submit(self._ask())
+        if self._threads is not None and self._threads.has_slow:
+            self._held.hold(scheduled, rows)
 
     def take(self, scheduled: ScheduledStep, tokens: np.ndarray) -> list[Sequence]:
         """A step has returned, and its tokens are about to count; returns the sequences whose matchers have to hear of them.
@@ -111,22 +118,23 @@ class GrammarSteps:
         """The tokens count. Sequences whose grammars have ended with them are put into `out`, if that is known soon.
 
         Returns whether any matcher had to hear of them."""
-        is_awaited = self._threads is not None and self._threads.num_outstanding > 0
+        is_awaited = self._threads is not None and self._threads.num_quick > 0
         if not news and not is_awaited and not self._waiting:
             return False
         works = self._ask()
         by_length = {f.key for _, f in out.finished if f.reason == "length"} if news else ()
         for seq in news:
             if seq.constraint.unconsumed and (seq.state is not SequenceState.FINISHED or seq.key in by_length):
-                works.append(self._work(seq))
+                works.append(self._work_ahead(seq) if seq.is_held else self._work(seq))
         self._submit(works)
         deadline = time.monotonic() + INLINE_S
-        while self._threads is not None and self._threads.num_outstanding and (left := deadline - time.monotonic()) > 0:
+        while self._threads is not None and self._threads.num_quick and (left := deadline - time.monotonic()) > 0:
             self._apply(left, out)
         return bool(news) or is_awaited
 
     def turn(self, now: float) -> None:
-        """Take what is done, and give up what is overdue or nobody's."""
+        """Take what is done, and give up what is overdue or nobody's. now: seconds, that only grow."""
+        self._now = now
         if self._scheduler.slots.num_constrained and self._told != self._workers.generation and self._workers.is_ready:
             self._told = self._workers.generation
             self._workers.send_control(CaptureMaskedTails, lambda _: None)
@@ -136,9 +144,16 @@ class GrammarSteps:
             for step in self._steps:
                 if step > self._scheduler.oldest_step:
                     self._waiting.postpone(step, now)  # it waits for the tokens of a step that may take long
+            self._give_up_dead()
+            for step, late in self._waiting.late(now):
+                if len(rows := self._held.set_aside(self._steps[step].scheduled, late, now)):
+                    self._waiting.send(step, rows)
+                    self._workers.send_no_masks(step, rows)
             for step, rows in self._waiting.overdue(now):
                 self._workers.send_no_masks(step, rows)
-            self._give_up_dead()
+        if self._held:
+            for seq in self._held.overdue(now):
+                self._fail(seq, Failure("engine_error", TOO_LATE))
 
     def clear(self) -> None:
         """The steps in flight are lost."""
@@ -150,7 +165,7 @@ class GrammarSteps:
         """What to ask for when this row's tokens are known, if it is a mask of its grammar and nothing else."""
         seq = self._scheduler.slots.sequence(slot)
         c: Constraint | None = seq.constraint
-        if c is None or c.matcher is None or c.thinking is not None:
+        if c is None or c.matcher is None or c.thinking is not None or c.mask is not None:
             return None
         return Work(seq, c, [], step, row)
 
@@ -223,6 +238,10 @@ class GrammarSteps:
         c: Constraint | None = seq.constraint
         if c is None:
             return []
+        if c.mask is not None:
+            mask, c.mask = c.mask, None
+            self._send(step, [row], mask[None])
+            return []
         opening = c.thinking.opening if c.thinking is not None else None
         if c.matcher is not None and (c.thinking is None or opening is not None):
             work = self._work(seq)
@@ -240,6 +259,13 @@ class GrammarSteps:
         c: Constraint = seq.constraint
         tokens, c.unconsumed = c.unconsumed, []
         return Work(seq, c, tokens)
+
+    def _work_ahead(self, seq: Sequence) -> Work:
+        """For the mask of a held sequence's next row."""
+        work = self._work(seq)
+        work.step, work.row, work.banned = AHEAD, 0, self._banned(seq)
+        self._held.has_asked(work, self._now)
+        return work
 
     def _force(self, seq: Sequence, c: Constraint, token: int, step: int, row: int) -> None:
         """Send a mask that allows one token."""
@@ -262,7 +288,7 @@ class GrammarSteps:
             c.allowed = np.zeros(self._num_words, np.uint32)
             words, bits = stop_bits(p.allowed_token_ids)
             c.allowed[words] = bits
-        known = self._scheduler.slots.known(seq)
+        known = self._scheduler.slots.known(seq) if seq.slot >= 0 else seq.known
         banned = list(seq.min_tokens_stop_ids) if len(known) < seq.min_len else []
         outputs = known[len(seq.prompt) :][-MAX_BAD_WORD_TOKENS:].tolist()
         for word in p.bad_words_token_ids or ():
@@ -286,6 +312,10 @@ class GrammarSteps:
                     self._fail(work.seq, work.failure)
                 else:
                     self._complete(work.seq, out)
+            if self._held:
+                for work, mask in zip(done.masked, done.masks, strict=True):
+                    if work.seq.is_held and work.row not in self._waiting.due(work.step):
+                        self._held.take(work, mask)
             steps = {work.step for work in done.masked}
             for step in steps:
                 at = [i for i, work in enumerate(done.masked) if work.step == step] if len(steps) > 1 else slice(None)
@@ -301,7 +331,7 @@ class GrammarSteps:
                 out.finished = [(owner, end if f.key == end.key and f.reason == "length" else f) for owner, f in out.finished]
             return
         self._scheduler.complete(seq)
-        if out is not None:
+        if out is not None and seq.owner in out.owners:  # else no message of the step goes there
             out.finished.append((seq.owner, end))
         else:
             self._owners.send(seq.owner, StepOutputs(self._epoch, 0, b"", b"", [end]))

@@ -13,7 +13,7 @@ from quire.enginecore.kv.manager import KVManager
 from quire.enginecore.scheduling.admission import Admission
 from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.decode import DecodeRows, num_tokens_of
-from quire.enginecore.scheduling.leaving import Leaving
+from quire.enginecore.scheduling.leaving import RUNNING, Leaving
 from quire.enginecore.scheduling.plan_builder import NO_WORDS, PlanBuilder
 from quire.enginecore.scheduling.prefill import Prefills
 from quire.enginecore.scheduling.prefill_budget import prefill_budget
@@ -71,6 +71,29 @@ class Scheduler:
         length = int(self.slots.num_tokens[seq.slot]) if seq.slot >= 0 else len(seq.known)
         self._admission.peak.observe(length - len(seq.prompt))
         self._end(seq)
+
+    def hold(self, seq: Sequence) -> None:
+        """A sequence of the step that was just scheduled is in none from now on, until `release`."""
+        seq.is_held = True
+        if seq.state is SequenceState.DECODE:
+            self._decode.remove(seq)
+
+    def set_aside(self, scheduled: ScheduledStep, row: int) -> None:
+        """This row of the last step that was scheduled will have no token. Its sequence, if it has not ended, is preempted,
+        and starts again after `release`."""
+        seq = self.slots.sequence(scheduled.slots[row])
+        scheduled.samples[row] = False
+        seq.is_held = True
+        if seq.state in RUNNING:
+            self._leaving.preempt(seq)
+
+    def release(self, seq: Sequence) -> None:
+        """A sequence that was held, or set aside, may be scheduled again."""
+        seq.is_held = False
+        if seq.state is SequenceState.DECODE:
+            self._decode.add([seq])
+        elif seq.state is SequenceState.WAITING:
+            self.waiting.release(seq)
 
     def abort_owner(self, owner: int) -> int:
         """Drop all of a frontend's requests."""

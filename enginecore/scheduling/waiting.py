@@ -1,9 +1,10 @@
 """WaitingQueue: sequences without a slot, in the order in which they are to start, in lines by what they wait for. No I/O.
 
-Three kinds of line, each in order: *ready* ones wait for a slot and blocks, which everybody does; some need a processor row
-besides; and some wait until another sequence has computed a prefix that they share (one line a prefix). Who stands in the
-second or third costs a step nothing and holds up nobody in the first, however many they are. `first` is the next in order of
-those who could start. Admission looks and takes (admission.py); whoever gives something back says so here (leaving.py).
+Four kinds of line, each in order: *ready* ones wait for a slot and blocks, which everybody does; some need a processor row
+besides; some wait until another sequence has computed a prefix that they share (one line a prefix); and some are held, until
+their next mask is made. Only the first costs a step something, and nobody there waits for the others, however many they are.
+`first` is the next in order of those who could start. Admission looks and takes (admission.py); whoever gives something back
+says so here (leaving.py).
 """
 
 import bisect
@@ -27,6 +28,7 @@ class WaitingQueue:
         self._ready: Line = []
         self._for_row: Line = []
         self._for_prefix: dict[bytes, Line] = {}  # by the hash of the prefix's last block
+        self._held: Line = []
         self._line_of: dict[Sequence, Line] = {}  # the owner of membership
         self.no_room_for: Sequence | None = None  # the first one, if there was no room for it when it was looked at
 
@@ -34,7 +36,12 @@ class WaitingQueue:
         return (seq.order if self._by_priority else (0, seq.order[1])), seq
 
     def push(self, seq: Sequence) -> None:
-        self._stand(seq, self._for_row if seq.needs_processor_row else self._ready)
+        self._stand(seq, self._held if seq.is_held else self._for_row if seq.needs_processor_row else self._ready)
+
+    def release(self, seq: Sequence) -> None:
+        """It is held no longer."""
+        self.remove(seq)
+        self.push(seq)
 
     def _stand(self, seq: Sequence, line: Line) -> None:
         self._line_of[seq] = line
@@ -84,7 +91,8 @@ class WaitingQueue:
 
     def check(self) -> None:
         """Assert that every sequence stands in one line, and every line is in order."""
-        lines = [self._ready, self._for_row, *self._for_prefix.values()]
+        lines = [self._ready, self._for_row, self._held, *self._for_prefix.values()]
+        assert all(seq.is_held == (self._line_of[seq] is self._held) for seq in self._line_of)
         assert all(line == sorted(line, key=lambda entry: entry[0]) for line in lines)
         assert [seq for line in lines for _, seq in line if self._line_of.get(seq) is not line] == []
         assert sum(map(len, lines)) == len(self._line_of)

@@ -150,7 +150,7 @@ class CoreWithModel:
         core._watch_workers()
         core._fill()
         answered = self.workers.answer()
-        if not (core._collect() or answered) and (core.preparing or core._masks):
+        if not (core._collect() or answered) and (core.preparing or core._masks or core._grammar._held):
             core._poll(0.02)
         core._beat()
         core.check()

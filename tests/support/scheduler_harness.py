@@ -100,6 +100,25 @@ class Harness:
             assert self.names[f.key] not in self.finished, "ended twice"
             self.finished[self.names[f.key]] = f.reason
 
+    def hold(self, number, from_this_step_on):
+        """A sequence of the last step waits for its next mask; or for that step's, which comes no more."""
+        step, t = self.in_flight[-1][0], self.scheduler.slots
+        rows = (step.samples & t.alive[step.slots]).nonzero()[0].tolist()
+        if from_this_step_on:  # masks are made when all tokens before are known
+            rows = [row for row in rows if t.sched_tokens[step.slots[row]] - t.num_tokens[step.slots[row]] == 1]
+        if rows:
+            row = rows[number % len(rows)]
+            if from_this_step_on:
+                self.scheduler.set_aside(step, row)
+            else:
+                self.scheduler.hold(t.sequence(step.slots[row]))
+            self.scheduler.check()
+
+    def release(self, number):
+        if held := [seq for seq in self.sequences.values() if seq.is_held]:
+            self.scheduler.release(held[number % len(held)])
+            self.scheduler.check()
+
     def turn(self, depth=None):
         """As the core's loop: fill the pipeline, then take the oldest result."""
         while len(self.in_flight) < (depth or self.depth) and self.schedule() is not None:

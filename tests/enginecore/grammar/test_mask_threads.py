@@ -117,7 +117,7 @@ def test_who_was_quick_alone_is_back_among_the_others(threads, monkeypatch):
     monkeypatch.setattr(module, "SLOW_S", 60.0)
     works = [work(i) for i in range(3)]
     for each in works:
-        each.constraint.is_slow = True
+        each.constraint.slow_for = 1
     threads.submit(works)
     assert [len(done.works) for done in all_of(threads)] == [1] * 3
     threads.submit([Work(w.seq, w.constraint, [], step=2, row=0) for w in works])
@@ -127,7 +127,7 @@ def test_who_was_quick_alone_is_back_among_the_others(threads, monkeypatch):
 def test_a_matcher_is_in_one_threads_hands_at_a_time(threads):
     first = work()
     threads.submit([first])
-    first.constraint.is_slow = True  # found slow while it has work: the next goes where that is
+    first.constraint.slow_for = 1  # found slow while it has work: the next goes where that is
     threads.submit([Work(first.seq, first.constraint, [], step=2, row=0)])
     assert first.constraint.queue == 0
     assert sum(len(done.works) for done in all_of(threads)) == 2 and first.constraint.num_works == 0
@@ -137,7 +137,7 @@ def test_works_begin_at_once_and_nobody_waits_long_for_that(threads, monkeypatch
     monkeypatch.setattr(module, "YIELD_S", 20.0)
     for tokens, is_slow in [("a", False), ("", False), ("a", True)] * 5:  # the last waits for no thread of its kind
         each = work(tokens=tokens)
-        each.constraint.is_slow = is_slow
+        each.constraint.slow_for = is_slow
         threads.submit([each])
         threads.let_begin()
         all_of(threads)
@@ -166,7 +166,7 @@ def test_masks_that_took_long_come_in_one_part_the_next_time(threads, monkeypatc
 
 def test_closing_waits_for_what_is_being_done_and_drops_the_rest(threads):
     works = [work(row=i) for i in range(1000)]
-    works[0].constraint.is_slow = True  # it has a thread of another kind
+    works[0].constraint.slow_for = 1  # it has a thread of another kind
     threads.submit(works)
     ends = threads._threads
     threads.close()

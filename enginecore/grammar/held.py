@@ -1,0 +1,62 @@
+"""HeldSequences: those that are in no step until their next mask is made, so that a slow grammar holds up nobody but itself.
+
+There are two ways in. Whose grammar is known to be slow has one token at a time, which is scheduled when its mask is there
+(`hold`). Whose mask is late for a step in flight is left out of that: the step goes on without a token for its row, and the
+sequence is preempted (`set_aside`). A mask that is made meanwhile waits in the sequence's constraint for its next row.
+Owned by GrammarSteps; lines, blocks and slots are the scheduler's.
+"""
+
+import math
+
+import numpy as np
+
+from quire.enginecore.grammar.mask_threads import Work
+from quire.enginecore.masks import MASK_TIMEOUT_S
+from quire.enginecore.scheduling.scheduler import Scheduler
+from quire.enginecore.scheduling.sequence import Sequence, SequenceState
+from quire.enginecore.scheduling.step import ScheduledStep
+
+
+class HeldSequences:
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._since: dict[Sequence, float] = {}  # when its mask was asked for
+
+    def __bool__(self) -> bool:
+        return bool(self._since)
+
+    def hold(self, scheduled: ScheduledStep, rows: np.ndarray) -> None:
+        """After this step, hold the sequences of those of its rows whose grammars are slow."""
+        for slot in scheduled.slots[rows].tolist():
+            seq = self._scheduler.slots.sequence(slot)
+            c = seq.constraint
+            if c is not None and c.is_slow and c.thinking is None:
+                self._scheduler.hold(seq)
+                self._since[seq] = math.inf
+
+    def set_aside(self, scheduled: ScheduledStep, rows: list[int], now: float) -> np.ndarray:
+        """Leave these rows out of a step in flight, as far as masks are being made for them; returns these, int32 [n]."""
+        slots = self._scheduler.slots
+        late = [row for row in rows if slots.sequence(scheduled.slots[row]).constraint is not None]
+        for row in late:
+            seq = slots.sequence(scheduled.slots[row])
+            self._scheduler.set_aside(scheduled, row)
+            self._since[seq] = now
+        return np.asarray(late, np.int32)
+
+    def has_asked(self, work: Work, now: float) -> None:
+        """The mask of a held sequence was asked for, ahead of any step."""
+        self._since[work.seq] = now
+
+    def take(self, work: Work, mask: np.ndarray) -> None:
+        """A held sequence's mask, int32 [words], is there: it may go on."""
+        if self._since.pop(work.seq, None) is not None and work.seq.state is not SequenceState.FINISHED:
+            work.constraint.mask = mask.copy()
+            self._scheduler.release(work.seq)
+
+    def overdue(self, now: float) -> list[Sequence]:
+        """Those that have waited for too long; they and those that have ended are forgotten."""
+        late = [seq for seq, since in self._since.items() if now >= since + MASK_TIMEOUT_S]
+        for seq in [*late, *(seq for seq in self._since if seq.state is SequenceState.FINISHED)]:
+            self._since.pop(seq, None)
+        return late
