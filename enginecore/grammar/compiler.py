@@ -170,7 +170,7 @@ class GrammarCompiler:
         while len(grammar.matchers) < min(num_sequences, self._num_threads):
             matcher = self._add_matcher(grammar, vocabulary)
             if matcher.is_error():
-                return Grammar(error=in_words(wanted.kind, matcher.get_error()))
+                return Grammar(error=in_words(wanted, matcher.get_error()))
             if time.monotonic() - begin > QUICK_S:
                 break
         return grammar

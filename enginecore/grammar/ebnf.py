@@ -19,9 +19,14 @@ from quire.enginecore.grammar.lark import quoted
 _EBNF_RULE = re.compile(r"^[ \t]*[\w.-]+[ \t]*::=", re.M)
 
 
+def is_ebnf(grammar: str) -> bool:
+    """Or else it is Lark."""
+    return _EBNF_RULE.search(grammar) is not None
+
+
 def lark_of(grammar: str) -> str:
     """Lark of a grammar in Lark or EBNF. Raises ValueError with what is wrong, and where."""
-    if not _EBNF_RULE.search(grammar):
+    if not is_ebnf(grammar):
         return grammar
     try:
         return _Grammar(rules_of(grammar)).lark()

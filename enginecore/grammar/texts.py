@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from quire.enginecore.grammar.ebnf import lark_of
+from quire.enginecore.grammar.ebnf import is_ebnf, lark_of
 from quire.enginecore.grammar.lark import OPTIONS, json_schema, one_of, regex_body
 from quire.enginecore.grammar.structural_tag import structural_tag
 from quire.ipc.structured_outputs import Kind, StructuredOutputs
@@ -37,12 +37,12 @@ def to_lark(wanted: StructuredOutputs, special_names: Mapping[str, int] = Mappin
     return _KINDS[wanted.kind](wanted.text)
 
 
-def in_words(kind: Kind, error: str) -> str:
-    """llguidance's error, for the user: without what we wrote around it, and without places in that."""
+def in_words(wanted: StructuredOutputs, error: str) -> str:
+    """llguidance's error, for the user: without what we wrote around it and places in that. Of Lark: as it came."""
     if "NoExtension" in error:
         return "there is no text that it allows"
     error = error.partition("; following special tokens")[0].replace("<non-verbose/>", "")
-    if kind != "grammar":
+    if wanted.kind != "grammar" or is_ebnf(wanted.text):
         error = _WITHIN.sub("", _EXCERPT.split(_PLACE.sub("", error))[0])
         error = _ONE_OF.sub(_ONE_OF_IN_WORDS, error)
     return (

@@ -155,12 +155,12 @@ def judge(wanted: StructuredOutputs, vocabulary: Vocabulary) -> Verdict:
         return Verdict(str(error))
     matcher = _matcher(lark, vocabulary)
     if matcher.is_error():
-        return Verdict(with_place(wanted, in_words(wanted.kind, matcher.get_error()), lambda part: _error_of(part, vocabulary)))
+        return Verdict(with_place(wanted, in_words(wanted, matcher.get_error()), lambda part: _error_of(part, vocabulary)))
     seconds = try_tokens(matcher, vocabulary)
     if seconds > MAX_MASK_S:
         return Verdict(f"it takes {seconds:.2f} s to find out what may follow a token")
     if matcher.is_error():
-        return Verdict(in_words(wanted.kind, matcher.get_error()))
+        return Verdict(in_words(wanted, matcher.get_error()))
     return Verdict("", lark, max(_data_bytes() - before, len(lark)))
 
 
@@ -174,7 +174,7 @@ def _error_of(wanted: StructuredOutputs, vocabulary: Vocabulary) -> str:
         matcher = _matcher(to_lark(wanted, vocabulary.special_names), vocabulary)
     except ValueError as error:
         return str(error)
-    return in_words(wanted.kind, matcher.get_error()) if matcher.is_error() else ""
+    return in_words(wanted, matcher.get_error()) if matcher.is_error() else ""
 
 
 def try_tokens(matcher: llguidance.LLMatcher, vocabulary: Vocabulary) -> float:

@@ -61,7 +61,7 @@ def _meant(parser: CommandParser, unknown: list[str]) -> str:
 
     names = [split_flag(word)[0] for word in unknown if word.startswith("--")]
     known = parser.actions()
-    close = [flag for name in names if (flag := nearest(name, known) if "serve" in parser.prog else "")]
+    close = [flag for name in names if (flag := nearest(name, known, vllms=parser.prog == "quire serve"))]
     return f"; did you mean {', '.join(dict.fromkeys(close))}?" if close else ""
 
 

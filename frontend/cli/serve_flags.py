@@ -185,7 +185,7 @@ def _add_requests(add_to: Any) -> None:
         "--enable-force-include-usage",
         action=Switch,
         default=False,
-        help="streams end with the usage, unless a request says otherwise (default: off)",
+        help="streams have the usage in every event and at their end, whatever a request says (default: off)",
     )
     add(
         "--enable-request-id-headers",

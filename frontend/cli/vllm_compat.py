@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from quire.frontend.cli.vllm_flags import ANY, BY_FLAG, WORKING, Row
+from quire.frontend.cli.vllm_flags import ANY, BY_FLAG, Row
 from quire.ipc.process.command import CommandParser
 from quire.ipc.process.flags import split_flag
 
@@ -112,8 +112,8 @@ def _refusal(name: str, key: str, value: str, row: Row) -> str:
     return f"{shown} is not supported: {row.why}{nearest}" + (f" (taken: {', '.join(allowed)})" if allowed else "")
 
 
-def nearest(name: str, known: Collection[str]) -> str:
-    """The flag that was probably meant, "" if none looks like it. name, known: with dashes."""
-    candidates = [flag for flag in (*known, *WORKING.split(), *BY_FLAG) if flag.startswith("--")]
+def nearest(name: str, known: Collection[str], vllms: bool = True) -> str:
+    """The flag that was probably meant, "" if none looks like it. name, known: with dashes. vllms: among those of its, too."""
+    candidates = [flag for flag in (*known, *(BY_FLAG if vllms else ())) if flag.startswith("--")]
     close = difflib.get_close_matches(name, candidates, n=1, cutoff=0.75)
     return close[0] if close else ""

@@ -2,7 +2,7 @@
 
 A flag that `quire serve` knows works, whatever stands here: WORKING only lists such names, for the documentation. The others
 have a row: values for which nothing is needed (all of them, or vLLM's default, which is how it is here), why, and the nearest
-flag or way. vllm_compat.py applies the rows; docs are generated from `verdicts`. Names as in vLLM 0.30.
+flag or way. vllm_compat.py applies the rows; docs are generated from `verdicts`. Names as in vLLM 0.33.
 """
 
 from typing import Literal, NamedTuple
@@ -257,6 +257,28 @@ ROWS = (
     Row("--enable-layerwise-nvtx-tracing --enable-logging-iteration-details", "switch", OFF, _MEASURES, "/metrics"),
     Row("--jit-monitor-mode", "value", ANY, "kernels that were compiled are logged"),
     Row("--jit-monitor-verbose --fail-on-environ-validation", "switch", OFF, "vLLM's environment variables mean nothing here"),
+    # -------------------------------------------------------------------------------------------- of its latest versions
+    Row("--sparse-indexer-topk-backend --kda-decode-backend", "value", ANY, _KERNELS),
+    Row("--enable-hc-sp --monokernel", "switch", ANY, _KERNELS),
+    Row("--enable-scale-out", "switch", ANY, "/inference/v1/generate and /tokenize are always there"),
+    Row("--enable-shm-tensor-arena", "switch", ANY, "only token ids go between processes"),
+    Row("--watchdog-config", "json", ANY, "a worker that hangs is replaced", "--step-timeout-s"),
+    Row("--custom-histogram-buckets", "json", (), "buckets are vLLM's defaults, which its boards expect", "/metrics"),
+    Row("--logging-config", "json", (), "lines are this server's", "--log-level, --log-format"),
+    Row("--reasoning-effort-map --aux-output-config --engram-config", "json", (), "no model here needs it",
+        "--default-chat-template-kwargs"),
+    Row("--anthropic-disabled-thinking-effort", "value", (), "it is a request's to say", "--default-chat-template-kwargs"),
+    Row("--tool-strict-level", "value", (), "each tool says whether it is strict", "strict in the tool"),
+    Row("--watermark-config", "json", (), "texts bear no watermark"),
+    Row("--grpc-port", "value", (), "requests come by HTTP, or from Python by ZeroMQ", "--port"),
+    Row("--device-memory-utilization", "value", (), "it is called otherwise", "--gpu-memory-utilization"),
+    Row("--max-num-active-seqs", "value", (), "it is called otherwise", "--max-num-seqs"),
+    Row("--long-prefill-token-threshold-adaptive", "switch", OFF, "it is a number", "--long-prefill-token-threshold"),
+    Row("--enable-mamba-shared-prefix-checkpoint --swa-bounded-replay", "switch", OFF, "prefixes are shared by whole blocks"),
+    Row("--sleep-mode-backend --sleep-preserve-parameter-names", "list", (), "engines do not sleep"),
+    Row("--sleep-mode-offload-cudagraph", "switch", OFF, "engines do not sleep"),
+    Row("--elastic-ep-max-dp-size --max-lora-cls-labels", "value", (), "neither ranks nor adapters come and go"),
+    Row("--trust-request-mm-kwargs", "switch", OFF, "models of text only are served"),
 )  # fmt: skip
 
 BY_FLAG = {flag: row for row in ROWS for flag in row.flags.split()}

@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, wait
 from numbers import Integral
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import msgspec
 import uvloop
@@ -108,8 +108,11 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: dict[str, Any] | None = None,
+        chat_template_content_format: Literal["auto", "string", "openai"] = "auto",
     ) -> list[RequestOutput]:
         """`generate` for one conversation or a list of them, rendered with the model's chat template or `chat_template`."""
+        if chat_template_content_format not in ("auto", "string", "openai"):
+            raise ValueError(f"chat_template_content_format is auto, string or openai, not {chat_template_content_format!r}")
         if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
             kind = type(messages).__name__
             raise TypeError(f"messages must be a list of messages, or a list of such lists, got {kind}")
@@ -124,6 +127,7 @@ class LLM:
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 chat_template_kwargs=chat_template_kwargs,
+                chat_template_content_format=chat_template_content_format,
             )
             for conversation in conversations
         ]

@@ -137,10 +137,17 @@ class Tokenizer:
         """The same as text, for logprobs: U+FFFD stands for bytes that are no character by themselves."""
         return self.pieces.all[token_id].decode(errors="replace")
 
+    def token_piece(self, token_id: int) -> str:
+        """As the vocabulary writes it, "Ġthe" say; empty for an id that it lacks."""
+        return self.backend.id_to_token(token_id) or ""
+
     # ----------------------------------------------------------------------------------------------------------- chats
-    def chat_template(self, override: str | None = None, with_tools: bool = False) -> ChatTemplate:
+    def chat_template(
+        self, override: str | None = None, with_tools: bool = False, content_format: str = "auto"
+    ) -> ChatTemplate:
         """The model's template ("tool_use" where there is one and tools are given), or `override`: a name or a template.
 
+        content_format: see ChatTemplate; auto: the operator's, or what the template looks like.
         Raises ChatTemplateError where there is none, or it is not valid.
         """
         if override is not None:
@@ -155,7 +162,7 @@ class Tokenizer:
             raise ChatTemplateError(
                 "the model has no chat template; give one with the request or at launch, or use completions"
             )
-        return ChatTemplate(source, self.special_tokens, self._content_format)
+        return ChatTemplate(source, self.special_tokens, self._content_format if content_format == "auto" else content_format)
 
     def render_chat(
         self,
@@ -167,10 +174,11 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        chat_template_content_format: str = "auto",
     ) -> str:
         """A conversation as prompt text (see ChatTemplate.render). Encode it with add_special_tokens=False: a template writes
         its own BOS. Raises ChatTemplateError."""
-        return self.chat_template(chat_template, bool(tools)).render(
+        return self.chat_template(chat_template, bool(tools), chat_template_content_format).render(
             messages,
             tools=tools,
             documents=documents,

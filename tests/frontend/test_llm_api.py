@@ -93,6 +93,12 @@ def test_chats_are_rendered_one_or_many(llm: LLM) -> None:
     two = llm.chat([one, one], SamplingParams(max_tokens=1), chat_template="{{ messages[0].content }}{{ tools | length }}",
                    tools=[{"type": "function"}])  # fmt: skip
     assert [o.prompt for o in two] == ["the1", "the1"]
+    parts = [{"role": "user", "content": [{"type": "text", "text": "the"}]}]
+    for form, shown in (("auto", "the"), ("string", "the"), ("openai", "[{'type': 'text', 'text': 'the'}]")):
+        (output,) = llm.chat(parts, SamplingParams(max_tokens=1), chat_template_content_format=form)  # type: ignore[arg-type]
+        assert shown in output.prompt
+    with pytest.raises(ValueError, match="auto, string or openai"):
+        llm.chat(parts, chat_template_content_format="parts")  # type: ignore[arg-type]
     assert llm.chat([]) == []
     for wrong in (one[0], None, "hi"):
         with pytest.raises(TypeError, match="list of messages"):

@@ -1,8 +1,10 @@
 """The flags of `quire bench`: those of `vllm bench`, as far as there is something behind them. Only argparse is needed."""
 
 import argparse
+import sys
 from typing import Any
 
+from quire.frontend.cli.vllm_compat import without_vllms
 from quire.ipc.config import add_engine_arguments
 from quire.ipc.process.command import CommandParser
 from quire.ipc.process.flags import JsonObject
@@ -21,9 +23,11 @@ def add_bench(commands: "argparse._SubParsersAction[CommandParser]") -> None:
         ("startup", "seconds to an engine's first token", _add_startup),
     ):
         parser = kinds.add_parser(name, help=text, description=f"Measures {text}, started for it.")
-        add(parser.add_argument_group("benchmark"))
+        group = parser.add_argument_group("benchmark")
+        group.add_argument("--model", dest="model_flag", metavar="MODEL", help="the same as MODEL without the flag")
+        add(group)
         add_engine_arguments(parser)
-        parser.set_defaults(run=_offline, parser=parser)
+        parser.set_defaults(run=_offline, parser=parser, prepare=without_vllms, notes=())
 
 
 _SERVE = "A load on any OpenAI-compatible server: throughput, and percentiles of times to first token, per and between tokens."
@@ -56,16 +60,19 @@ def _add_serve(parser: CommandParser) -> None:
     load.add_argument("--timeout-s", type=float, default=6 * 3600.0, help="for one request (default: 6 hours)")
     load.add_argument("--seed", type=int, default=0, help="of prompts and times (default: 0)")
     _add_sampling(load)
-    load.add_argument("--min-p", type=float, help="as in a request (default: the server's)")
+    for name in ("--min-p", "--presence-penalty", "--frequency-penalty", "--repetition-penalty"):
+        load.add_argument(name, type=float, help="as in a request (default: the server's)")
     load.add_argument("--logprobs", type=int, help="number of logprobs (default: none)")
     load.add_argument("--ignore-eos", action="store_true", help="go on to the output's length")
     load.add_argument("--extra-body", action=JsonObject, default={}, metavar="JSON", help="of bodies, too (default: none)")
     _add_results(parser.add_argument_group("results"))
-    parser.set_defaults(run=_serve, parser=parser)
+    parser.set_defaults(run=_serve, parser=parser, prepare=without_vllms, notes=())
 
 
 def _add_dataset(group: Any) -> None:
-    group.add_argument("--num-prompts", type=_count, default=1000, help="requests to make (default: %(default)s)")
+    group.add_argument(
+        "--num-prompts", "--num-prompt", type=_count, default=1000, help="requests to make (default: %(default)s)"
+    )
     group.add_argument(
         "--dataset-name",
         choices=["random", "sharegpt", "custom"],
@@ -73,10 +80,13 @@ def _add_dataset(group: Any) -> None:
         help="random tokens, a ShareGPT file, or JSON lines with a prompt each (default: %(default)s)",
     )
     group.add_argument("--dataset-path", metavar="FILE", help="of sharegpt and custom (default: none)")
-    group.add_argument("--input-len", "--random-input-len", type=_count, help="tokens of a random prompt (default: 1024)")
+    group.add_argument(
+        "--input-len", "--random-input-len", "--random-input", type=_count, help="tokens of a random prompt (default: 1024)"
+    )
     group.add_argument(
         "--output-len",
         "--random-output-len",
+        "--random-output",
         "--sharegpt-output-len",
         "--custom-output-len",
         type=_count,
@@ -210,6 +220,7 @@ def _serve(args: argparse.Namespace) -> int:
     from quire.frontend.cli.bench.serve import bench_serve
 
     _check(args)
+    _say_notes(args)
     return bench_serve(args)
 
 
@@ -217,7 +228,16 @@ def _offline(args: argparse.Namespace) -> int:
     from quire.frontend.cli.bench.offline import run
 
     _check(args)
+    if args.model is not None and args.model_flag is not None:
+        args.parser.error("the model is given twice")
+    args.model = args.model or args.model_flag
+    _say_notes(args)
     return run(args)
+
+
+def _say_notes(args: argparse.Namespace) -> None:
+    if args.notes:
+        print(f"{args.parser.prog}: nothing is needed here for {', '.join(args.notes)}", file=sys.stderr)
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -25,6 +25,7 @@ from quire.frontend.cli.bench.metrics import Result, report, summary
 from quire.frontend.cli.bench.sse_client import Connections, Target, clock
 
 CHAT = "openai-chat"
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "logprobs", "presence_penalty", "frequency_penalty", "repetition_penalty")
 PATHS = {"openai": "/v1/completions", "vllm": "/v1/completions", "quire": "/v1/completions", CHAT: "/v1/chat/completions"}
 
 
@@ -72,7 +73,7 @@ class Load:
 
     def _body(self, request: Request) -> bytes:
         args = self._args
-        sampling = {name: getattr(args, name) for name in ("temperature", "top_p", "top_k", "min_p", "logprobs")}
+        sampling = {name: getattr(args, name) for name in _SAMPLING}
         body: dict[str, Any] = {
             "model": self._model,
             "stream": True,

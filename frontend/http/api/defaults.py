@@ -11,7 +11,7 @@ from quire.frontend.http.api.schemas import ChatRequest, SamplingFields, StreamO
 
 
 class RequestDefaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """include_usage: at the end of every stream, whatever the request says."""
+    """include_usage: in every event of a stream and at its end, whatever the request says."""
 
     response_role: str = "assistant"
     chat_template_kwargs: dict[str, Any] = {}
@@ -26,9 +26,14 @@ class RequestDefaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             return
         if self.return_tokens_as_token_ids and body.return_tokens_as_token_ids is None:
             body.return_tokens_as_token_ids = True
-        if self.include_usage and body.stream:
-            body.stream_options = body.stream_options or StreamOptions()
-            body.stream_options.include_usage = True
+        if body.stream:
+            body.stream_options = self.stream_options(body.stream_options)
+
+    def stream_options(self, asked: StreamOptions | None) -> StreamOptions:
+        """Of a stream."""
+        if self.include_usage:
+            return StreamOptions(include_usage=True, continuous_usage_stats=True)
+        return asked or StreamOptions()
 
     def role(self, body: ChatRequest) -> str:
         """Of the answer: ours, or that of the message that it goes on with. Roles are the template's to know."""

@@ -32,7 +32,9 @@ _ANTHROPIC = {
 FIELDS_OF: dict[str, dict[str, Note]] = {
     "StreamOptions": {
         "include_usage": Note("a last event with the usage", "false, or --enable-force-include-usage"),
-        "continuous_usage_stats": Note("the usage so far in every event", "false"),
+        "continuous_usage_stats": Note(
+            "the usage so far in every event, with include_usage", "false, or --enable-force-include-usage"
+        ),
     },
     "ResponseFormat": {
         "type": Note("text, json_object, json_schema or structural_tag"),
@@ -192,7 +194,7 @@ FIELDS_OF: dict[str, dict[str, Note]] = {
         "prompt": Note("a text; either this or messages", "none"),
         "messages": Note("a conversation; either this or prompt", "none"),
         "add_special_tokens": Note("put the tokenizer's special tokens around it", "true for a prompt, false for messages"),
-        "return_token_strs": Note("the tokens as texts, too", "false"),
+        "return_token_strs": Note("the tokens as the vocabulary writes them, too", "false"),
     },
     "DetokenizeRequest": {"tokens": Note("token ids of the vocabulary")},
 }

@@ -174,7 +174,7 @@ class Streaming:
         self._runs = runs
         self._metrics = metrics
         self._include_usage = includes_usage(body)
-        self._usage_always = options is not None and bool(options.continuous_usage_stats)
+        self._usage_always = options is not None and options.usage_in_every_event
         self._token_ids = bool(body.return_token_ids)
         self._parsed = answer_format.parsed
         plain = self._parsed is None and not answer_format.wants_logprobs
@@ -292,7 +292,7 @@ class Streaming:
         index, reason = run.first_choice + delta.index, str(delta.finish_reason)
         if self._parsed is not None:
             reason = self._parsed.finish_reason(delta.index, delta.finish_reason)
-        return self._chunks.finish(index, reason, delta.stop_reason, self._running_usage())
+        return self._chunks.finish(index, reason, delta.stop_reason, self._running_usage(), self._token_ids)
 
     def _running_usage(self) -> Usage | None:
         if self._usage is not None:

@@ -49,8 +49,14 @@ class Unsupported(MoreFields, kw_only=True):
 
 
 class StreamOptions(msgspec.Struct):
+    """continuous_usage_stats means nothing without include_usage."""
+
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+
+    @property
+    def usage_in_every_event(self) -> bool:
+        return bool(self.include_usage and self.continuous_usage_stats)
 
 
 class SamplingFields(Unsupported, kw_only=True):

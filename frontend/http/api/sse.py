@@ -121,10 +121,18 @@ class ChunkWriter:
         delta = b'"role":%b,"content":%b},"logprobs":null,"finish_reason":null}]' % (json_bytes(role), content)
         return self._openings[index] + delta + ids + self._usage(usage) + b"}\n\n"
 
-    def finish(self, index: int, finish_reason: str, stop_reason: int | str | None, usage: Usage | None = None) -> bytes:
-        """A choice's last chunk."""
-        reason = json_bytes(finish_reason), json_bytes(stop_reason), self._usage(usage)
-        tail = b',"logprobs":null,"finish_reason":%b,"stop_reason":%b}]%b}\n\n' % reason
+    def finish(
+        self,
+        index: int,
+        finish_reason: str,
+        stop_reason: int | str | None,
+        usage: Usage | None = None,
+        token_ids: bool = False,
+    ) -> bytes:
+        """A choice's last chunk. token_ids: it has this field, too, for clients that add up every chunk's."""
+        ids = b',"token_ids":[]' if token_ids else b""
+        reason = json_bytes(finish_reason), json_bytes(stop_reason), ids, self._usage(usage)
+        tail = b',"logprobs":null,"finish_reason":%b,"stop_reason":%b%b}]%b}\n\n' % reason
         return self._openings[index] + self._finish_delta + tail
 
     def usage(self, usage: Usage) -> bytes:

@@ -114,7 +114,9 @@ async def generate(services: Services, request: Request, response: Response) -> 
         services.request_log.started(name, runs, bool(body.stream))
         choice = _choice_maker(services, params)
         if body.stream:
-            return await _stream(services, response, stream, run, name, choice, body.stream_options or StreamOptions())
+            return await _stream(
+                services, response, stream, run, name, choice, services.defaults.stream_options(body.stream_options)
+            )
         (deltas,) = await collect(runs, services.metrics, services.max_response_bytes)
         answer = GenerateResponse(
             request_id=name,
@@ -189,7 +191,7 @@ async def _stream(
                 run.finish_reasons[delta.index] = delta.finish_reason
                 services.metrics.count("request_success", delta.finish_reason)
             if delta.token_ids or delta.finish_reason is not None:
-                usage = usage_of([run]) if options.continuous_usage_stats else None
+                usage = usage_of([run]) if options.usage_in_every_event else None
                 events.append(_event(GenerateChunk(request_id=name, choices=[choice(delta)], usage=usage)))
         if response.state is ResponseState.WAITING:
             response.start(first=b"".join(events))
@@ -197,7 +199,7 @@ async def _stream(
             response.write(b"".join(events))
         await response.drain()
     last = b""
-    if options.include_usage or services.defaults.include_usage:
+    if options.include_usage:
         last = _event(GenerateChunk(request_id=name, choices=[], usage=usage_of([run])))
     response.end(last + DONE)
 

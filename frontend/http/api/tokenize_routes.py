@@ -52,7 +52,7 @@ async def tokenize(services: Services, request: Request, response: Response) -> 
 
     strings: list[str] | None = None
     if body.return_token_strs:
-        strings = await _made(lambda: list(map(tokenizer.token_str, ids)), len(ids))
+        strings = await _made(lambda: list(map(tokenizer.token_piece, ids)), len(ids))
     answer = TokenizeResponse(len(ids), services.limits.max_model_len, ids, strings)
     if len(ids) <= _FEW_TOKENS:
         return response.send(200, json_bytes(answer))

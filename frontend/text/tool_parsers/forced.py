@@ -7,7 +7,7 @@ import re
 
 from quire.frontend.text.tool_parsers.base import ToolParser
 from quire.frontend.text.tool_parsers.json_values import json_calls
-from quire.frontend.text.tool_parsers.reader import Reader, Waits
+from quire.frontend.text.tool_parsers.reader import Malformed, Reader, Waits
 
 _ALL = re.compile(r"[\s\S]*")
 
@@ -20,7 +20,12 @@ class RequiredCalls(ToolParser):
         yield from self._reader.rest_is_content()
 
     def _list(self, reader: Reader) -> Waits[None]:
-        yield from json_calls(reader)
+        try:
+            yield from json_calls(reader)
+        except Malformed:
+            if reader.ended and reader.at >= len(reader.text):  # cut off: the head of a call that nobody can use
+                reader.settle()
+            raise
         reader.close()
 
 

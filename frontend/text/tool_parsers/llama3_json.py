@@ -1,5 +1,6 @@
-"""Llama 3 and 4: the answer is `{"name": ..., "parameters": {...}}`, or several with `;` between, or after `<|python_tag|>`.
+"""Llama 3 and 4: the answer is `{"name": ..., "parameters": {...}}`, or several, `;` or spaces between them.
 
+All may stand behind `<|python_tag|>`.
 Without the tag, only an answer that begins with such an object is a call; any other key than a call's makes content of it.
 """
 
@@ -27,7 +28,8 @@ class Llama3Json(ToolParser):
 
     def _calls(self, reader: Reader) -> Waits[None]:
         yield from json_call(reader, _SHAPE)
-        while (yield from reader.skip_space()) == ";":
-            reader.take()
+        while (char := (yield from reader.skip_space())) in (";", "{"):
+            if char == ";":
+                reader.take()
             yield from json_call(reader, _SHAPE)
         reader.give_back()  # spaces: of a text behind, if there is one

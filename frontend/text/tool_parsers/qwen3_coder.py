@@ -2,18 +2,19 @@
 
 Values are bare text: their types come from the function's schema. A text is passed on as it comes, without the line breaks
 around it; anything else when it is complete, as what its type says if it can be read as that, else as a text. Some models leave
-the outer tags out.
+the outer tags out, or a value's end: the next parameter that the function has, or the call's own end, ends a value, too.
 """
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any
 from urllib.parse import unquote
 
 import msgspec
 
-from quire.frontend.text.tool_parsers.base import ToolParser
+from quire.frontend.text.tool_parsers.base import Parameters, ToolParser
 from quire.frontend.text.tool_parsers.python_values import json_escaped
 from quire.frontend.text.tool_parsers.reader import Malformed, Markers, Reader, Waits
 
@@ -21,16 +22,21 @@ START, END = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 _NAME_ENDS = Markers(">")
-_VALUE_ENDS = Markers("\n" + PARAMETER_END, PARAMETER_END)
+_VALUE_ENDS = ("\n" + PARAMETER_END, PARAMETER_END, f"\n{FUNCTION_END}\n{END}")
 _NO_TEXTS = {"number", "integer", "boolean", "null"}
 _MAX_LOOKS = 32  # at what stands before a marker, of one value: each takes as long as the value is
 _MAX_OPTIONS = 64  # of a parameter's schema that are looked at
+_MAX_ENDS = 256  # parameters of a function that may end another's value
 _SCALARS = {"True": True, "False": False, "None": None}
 
 
 class Qwen3Coder(ToolParser):
     starts = Markers(START, FUNCTION)
     special = (START, END)
+
+    def __init__(self, tools: Mapping[str, Parameters] | None = None, new_id: Callable[[], str] | None = None) -> None:
+        super().__init__(tools, new_id)
+        self._value_ends: dict[str, Markers] = {}
 
     def _call(self, reader: Reader) -> Waits[None]:
         if (yield from reader.looks_like(START)):
@@ -59,7 +65,8 @@ class Qwen3Coder(ToolParser):
             first = False
             yield from reader.skip_space()
             has_more = yield from reader.looks_like(PARAMETER)
-        yield from reader.expect(FUNCTION_END)
+        if not (yield from reader.looks_like(END)):
+            yield from reader.expect(FUNCTION_END)
         reader.write("}")
         reader.end_arguments()
 
@@ -69,26 +76,36 @@ class Qwen3Coder(ToolParser):
         yield from reader.expect(">")
         if (yield from reader.peek()) == "\n":
             reader.take()
-        types = _types(self._tools.get(function, {}), key)
+        types, ends = _types(self._tools.get(function, {}), key), self._ends(function)
         reader.write(f'{separator}"{json_escaped(key)}": ')
         if types <= {"string"}:
             reader.write('"')
-            yield from reader.pieces_up_to(_VALUE_ENDS, lambda piece: reader.write(json_escaped(piece)))
+            yield from reader.pieces_up_to(ends, lambda piece: reader.write(json_escaped(piece)))
             reader.write('"')
         else:
-            reader.write(_as_json((yield from self._value(reader, "string" not in types and not types <= _NO_TEXTS)), types))
+            reader.write(
+                _as_json((yield from self._value(reader, ends, "string" not in types and not types <= _NO_TEXTS)), types)
+            )
         yield from reader.skip_space()  # the line break
-        yield from reader.expect(PARAMETER_END)
+        if not (yield from reader.looks_like(PARAMETER)) and not (yield from reader.looks_like(FUNCTION_END)):
+            yield from reader.expect(PARAMETER_END)
 
-    def _value(self, reader: Reader, is_json: bool) -> Waits[str]:
+    def _ends(self, function: str) -> Markers:
+        """Of the function's values."""
+        if function not in self._value_ends:
+            names = islice(_properties(self._tools.get(function, {})), _MAX_ENDS)
+            self._value_ends[function] = Markers(*_VALUE_ENDS, *(f"\n{PARAMETER}{name}>" for name in names))
+        return self._value_ends[function]
+
+    def _value(self, reader: Reader, ends: Markers, is_json: bool) -> Waits[str]:
         """Take a value up to its end: a marker within a text of JSON is none."""
         parts: list[str] = []
-        yield from reader.pieces_up_to(_VALUE_ENDS, parts.append)
+        yield from reader.pieces_up_to(ends, parts.append)
         for _ in range(_MAX_LOOKS if is_json else 0):
             if not _is_in_text("".join(parts)):
                 break
             parts.append(reader.take())
-            yield from reader.pieces_up_to(_VALUE_ENDS, parts.append)
+            yield from reader.pieces_up_to(ends, parts.append)
         return "".join(parts)
 
 
@@ -106,8 +123,7 @@ def _is_in_text(value: str) -> bool:
 def _types(schema: Mapping[str, Any], key: str) -> frozenset[str]:
     """JSON Schema's types of one parameter; a text's if it is not known."""
     root = {**schema, **(_resolved(schema, schema) or {})}
-    properties = root.get("properties")
-    parameter = properties.get(key) if isinstance(properties, dict) else None
+    parameter = _properties(schema).get(key)
     if not isinstance(parameter, dict):
         return frozenset({"string"})
     found, todo, looked = set[str](), [parameter], 0
@@ -118,6 +134,11 @@ def _types(schema: Mapping[str, Any], key: str) -> frozenset[str]:
             found |= {str(k) for k in (_list(kind) or [kind]) if k is not None}
             todo += [o for k in ("anyOf", "oneOf") for o in _list(option.get(k))]
     return frozenset(found or {"any"})
+
+
+def _properties(schema: Mapping[str, Any]) -> dict[str, Any]:
+    properties = {**schema, **(_resolved(schema, schema) or {})}.get("properties")
+    return properties if isinstance(properties, dict) else {}
 
 
 def _resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from quire.enginecore.grammar.ebnf import lark_of
 from quire.enginecore.grammar.ebnf_text import Alt, Node, OneOf, Ref, Repeat, Seq, Text, rules_of
 from quire.enginecore.grammar.limits import PARSER_LIMITS
-from quire.enginecore.grammar.texts import to_lark
+from quire.enginecore.grammar.texts import in_words, to_lark
 from quire.ipc.structured_outputs import StructuredOutputs
 
 # llama.cpp's, of its folder of examples: tokens of white space and names would run on into what follows them
@@ -102,6 +102,15 @@ def test_a_wrong_one_says_where(grammar: str, error: str) -> None:
     with pytest.raises(ValueError) as raised:
         lark_of(grammar)
     assert error in str(raised.value)
+
+
+def test_an_error_of_llguidance_does_not_speak_of_the_lark_that_was_made() -> None:
+    lark = "start: T0\nT0: T1"
+    error = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), lark, log_level=0).get_error()
+    said = in_words(StructuredOutputs("grammar", "root ::= x\nx ::= y"), error)
+    assert "2(" in error and "T0" in error, error
+    assert said and "2(" not in said and "T0" not in said and "^" not in said
+    assert in_words(StructuredOutputs("grammar", lark), error) == error.strip()
 
 
 def test_a_rule_that_ends_with_itself_is_a_repetition() -> None:

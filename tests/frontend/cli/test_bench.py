@@ -9,6 +9,7 @@ import pytest
 from http_servers import answering
 from toy_tokenizers import byte_level
 
+from quire.enginecore.loading.model_files import BUNDLED
 from quire.frontend.cli import main as cli
 from quire.frontend.cli.bench import datasets
 from quire.frontend.cli.bench.datasets import DatasetError
@@ -83,11 +84,11 @@ def bench(server: Streams, *words: str) -> int:
 def test_a_run_and_its_file(streams, tmp_path, capsys):
     where = ("--save-result", "--save-detailed", "--result-dir", str(tmp_path / "new"), "--result-filename", "r.json")
     load = (
-        "--num-prompts",
+        "--num-prompt",
         "12",
-        "--input-len",
+        "--random-input",
         "5",
-        "--output-len",
+        "--random-output",
         "4",
         "--random-range-ratio",
         "0.5",
@@ -95,6 +96,7 @@ def test_a_run_and_its_file(streams, tmp_path, capsys):
         "3",
     )
     more = ("--num-warmups", "2", "--metadata", "a=b", "--header", "X-One=two", "--goodput", "ttft:100000", "--ignore-eos",
+            "--trust-remote-code", "--repetition-penalty", "1.5",
             "--temperature", "0", "--extra-body", '{"min_tokens": 1}', "--api-key", "k", "--request-rate", "5000")  # fmt: skip
     assert bench(streams, *load, *where, *more) == 0
     found = json.loads((tmp_path / "new" / "r.json").read_text())
@@ -105,7 +107,13 @@ def test_a_run_and_its_file(streams, tmp_path, capsys):
     assert [len(text) for text in found["generated_texts"]] == found["output_lens"]
     assert len(streams.bodies) == 1 + 2 + 12
     body = streams.bodies[-1]
-    assert body["min_tokens"] == 1 and body["ignore_eos"] is True and body["temperature"] == 0 and body["model"] == "m"
+    assert (
+        body["min_tokens"] == 1
+        and body["ignore_eos"] is True
+        and body["temperature"] == 0
+        and body["repetition_penalty"] == 1.5
+        and body["model"] == "m"
+    )
     assert all(isinstance(i, int) for i in body["prompt"]) and {2, 3, 4, 5, 6} >= {b["max_tokens"] for b in streams.bodies}
     assert streams.headers[-1]["X-One"] == "two" and streams.headers[-1]["Authorization"] == "Bearer k"
     out = capsys.readouterr().out
@@ -154,6 +162,13 @@ def test_what_there_is_to_measure(capsys):
     assert cli.main(["bench"]) == 2
     out = capsys.readouterr().out
     assert all(kind in out for kind in ("serve", "throughput", "latency", "startup"))
+
+
+def test_an_engine_is_named_as_for_vllm(capsys):
+    for measure in ("throughput", "latency", "startup"):
+        with pytest.raises(SystemExit):
+            cli.main(["bench", measure, "one", "--model", "another"])
+        assert f"bench {measure}: the model is given twice" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------------------- its parts
@@ -234,5 +249,7 @@ SMALL = ("--device", "cpu", "--max-model-len", "64", "--max-num-seqs", "4", "--c
 def test_measures_of_an_engine(measure, words, keys, tmp_path, capsys):
     asyncio.set_event_loop(None)
     path = tmp_path / "found.json"
-    assert cli.main(["bench", measure, *SMALL, *words, "--output-json", str(path)]) == 0
+    vllms = ["--model", str(BUNDLED), "-O2", "--trust-remote-code"]
+    assert cli.main(["bench", measure, *SMALL, *words, *vllms, "--output-json", str(path)]) == 0
+    assert "no code of a checkpoint is ever run" in capsys.readouterr().err
     assert keys <= set(json.loads(path.read_text()))

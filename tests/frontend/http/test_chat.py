@@ -165,7 +165,9 @@ def test_return_token_ids():
         assert whole["choices"][0]["prompt_token_ids"] == [5, 6] and whole["choices"][0]["token_ids"] == ids
         events = await api.events(COMPLETIONS, {"prompt": [5, 6], "return_token_ids": True})
         assert events[0]["choices"][0]["prompt_token_ids"] == [5, 6]
-        assert [i for e in events[:-1] for i in e["choices"][0].get("token_ids", [])] == ids
+        assert [i for e in events[:-1] for i in e["choices"][0]["token_ids"]] == ids
+        events = await api.events(CHAT, {**HELLO, "return_token_ids": True})
+        assert [i for e in events[1:-1] for i in e["choices"][0]["token_ids"]] == ids
 
     asyncio.run(main())
 
@@ -179,5 +181,7 @@ def test_continuous_usage():
         assert counts == sorted(counts) and counts[:2] == [0, 1] and counts[-1] == NUM_TOKENS
         events = await http.Api().events(COMPLETIONS, {"prompt": "ab", "echo": True, **options})
         assert [e["usage"]["completion_tokens"] for e in events[:2]] == [0, 1]
+        events = await http.Api().events(CHAT, {**HELLO, "stream_options": {"continuous_usage_stats": True}})
+        assert not any("usage" in e for e in events[:-1]), "include_usage is what asks for usage"
 
     asyncio.run(main())

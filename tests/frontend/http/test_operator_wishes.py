@@ -59,6 +59,7 @@ def test_requests_have_the_defaults_they_leave_out():
             assert "token_id:" not in str(answer["choices"][0]["logprobs"])
             events = await api.events(path, {**body, "stream_options": {"include_usage": False}})
             assert events[-2]["usage"]["completion_tokens"] > 0 and events[-2]["choices"] == []
+            assert all(event["usage"]["prompt_tokens"] for event in events[:-1])
         events = await api.events("/inference/v1/generate", {"token_ids": [1], "sampling_params": {}})
         assert events[-2]["usage"]["completion_tokens"] > 0 and events[-2]["choices"] == []
         said = http.Api(http.FakeClient(template="{{ a }}{{ b }}"), defaults=defaults)

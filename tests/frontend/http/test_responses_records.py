@@ -159,7 +159,7 @@ def test_a_response_in_the_background():
         async with serving() as api:
             api.client.speak = None
             begun = await create(api, {"input": "hi", "background": True})
-            assert begun["status"] == "in_progress" and begun["background"] and begun["output"] == []
+            assert begun["status"] == "queued" and begun["background"] and begun["output"] == []
             assert await status_of(api, begun) == "in_progress"
             error = await refusal(api, {"input": "x", "previous_response_id": begun["id"]})
             assert error["code"] == "response_in_progress"

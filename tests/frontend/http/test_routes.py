@@ -123,7 +123,7 @@ def test_tokenize_and_detokenize():
     async def main():
         api = http.Api()
         _, answer = await api.json("POST", "/tokenize", {"model": "tiny", "prompt": "hé", "return_token_strs": True})
-        assert answer["count"] == 3 and answer["max_model_len"] == 200 and answer["token_strs"][0] == "h"
+        assert answer["count"] == 3 and answer["max_model_len"] == 200 and answer["token_strs"] == ["h", "Ã", "©"]
         _, text = await api.json("POST", "/detokenize", {"tokens": answer["tokens"]})
         assert text == {"prompt": "hé"}
         _, answer = await api.json("POST", "/tokenize", HELLO)

@@ -42,7 +42,8 @@ async def create_response(services: Services, request: Request, response: Respon
     turn = await prepare_turn(services, request, body, num_bytes)
     if body.background:
         await begin(services, turn)
-        return response.send(200, json_bytes(turn.response))
+        queued = msgspec.structs.replace(turn.response, status="queued")  # as OpenAI and vLLM say it, whatever became of it
+        return response.send(200, json_bytes(queued))
     answer, runs = turn.response, list[PromptRun]()
     async with running(answer.id, runs, services.metrics, services.request_log):
         runs.append(submit_chat(services, turn.chat_body, turn.chat, answer.id))
