@@ -25,7 +25,16 @@ from quire.frontend.cli.bench.metrics import Result, report, summary
 from quire.frontend.cli.bench.sse_client import Connections, Target, clock
 
 CHAT = "openai-chat"
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "logprobs", "presence_penalty", "frequency_penalty", "repetition_penalty")
+_SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "logprobs",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
 PATHS = {"openai": "/v1/completions", "vllm": "/v1/completions", "quire": "/v1/completions", CHAT: "/v1/chat/completions"}
 
 
