@@ -66,7 +66,7 @@ FLAG_NOTES: dict[str, FlagNote] = {
     ),
     "--max-files-mib": FlagNote("disk, never memory", "4096"),
     # -------------------------------------------------------------------------------------------------------- requests
-    "--trust-request-chat-template": FlagNote("loops in loops hold up all templates: not for strangers", "off"),
+    "--trust-request-chat-template": FlagNote("each may take 2 s, in which long conversations of others wait", "off"),
     "--response-role": FlagNote("", "assistant"),
     "--default-chat-template-kwargs": FlagNote("without thoughts, answers are shorter", '{"enable_thinking": false}'),
     "--return-tokens-as-token-ids": _NONE,

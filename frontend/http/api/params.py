@@ -4,6 +4,7 @@ Defaults come, in this order, from the request, the model's generation_config.js
 the rest of the context for chats). What needs the prompt's length is checked here, so that the text can name the numbers.
 """
 
+import contextlib
 import re
 from operator import attrgetter
 from typing import Any
@@ -25,6 +26,7 @@ from quire.frontend.http.api.schemas import (
 from quire.frontend.http.api.structured import structured_outputs
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.text.chat_template import ChatTemplateError
+from quire.frontend.text.time_limit import time_limit
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.limits import output_limit, output_room
 from quire.ipc.sampling import BOUNDS, SamplingParams
@@ -34,6 +36,7 @@ _OTHER = {"max_tokens", "structured_outputs"}
 _COPIED = [n for n in SamplingParams.__struct_fields__ if n in SamplingFields.__struct_fields__ and n not in _OTHER]
 _copied_values = attrgetter(*_COPIED)  # at once: a look at each costs three times as much
 LONG_BODY, _MANY_MESSAGES = 16 << 10, 64  # bytes and messages that a template makes a prompt of in 3 ms
+OWN_TEMPLATE_S = 2.0  # for a template of the request's own; others that need the thread wait for it
 _RESERVED_KWARGS = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize", "self")
 )
@@ -160,15 +163,16 @@ def chat_text(body: ChatRequest | TokenizeRequest, tokenizer: Tokenizer, trust_t
     if continues and opens:
         raise invalid("continue_final_message and add_generation_prompt exclude each other", "continue_final_message")
     try:
-        return tokenizer.render_chat(
-            messages,
-            tools=body.tools or None,
-            documents=body.documents or None,
-            chat_template=body.chat_template,
-            add_generation_prompt=opens,
-            continue_final_message=continues,
-            chat_template_kwargs=variables,
-        )
+        with time_limit(OWN_TEMPLATE_S) if body.chat_template is not None else contextlib.nullcontext():
+            return tokenizer.render_chat(
+                messages,
+                tools=body.tools or None,
+                documents=body.documents or None,
+                chat_template=body.chat_template,
+                add_generation_prompt=opens,
+                continue_final_message=continues,
+                chat_template_kwargs=variables,
+            )
     except ChatTemplateError as error:
         raise invalid(f"messages: {error}", "messages") from None
 
