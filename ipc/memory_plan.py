@@ -46,6 +46,7 @@ class ModelSizes(NamedTuple):
     vocab_size: int
     hidden_size: int
     layers: tuple[LayerSizes, ...]
+    layer_inputs: int = 0  # values that a token has for all layers together beside its hidden state (Gemma 4)
 
 
 class SizesAsked(msgspec.Struct, frozen=True):
@@ -85,7 +86,7 @@ def cpu_step_bytes(model: ModelSizes, max_tokens: int, max_rows: int, itemsize: 
     layer = max(model.layers, key=lambda layer: layer.q_size + 2 * layer.kv_size)
     attention = 2 * (layer.q_size + 2 * layer.kv_size) + 2 * layer.q_size  # qkv, rotated and not; output, padded or not
     mlp = 4 * max(layer.intermediate_size for layer in model.layers)  # gate and up, and their product; a copy padded
-    per_token = 4 * model.hidden_size + max(attention, mlp)
+    per_token = 4 * model.hidden_size + max(attention, mlp) + 3 * model.layer_inputs  # two terms, one for a moment also normed
     logits = max_rows * model.vocab_size * (itemsize + 3 * 4)  # as they are, and in the sampler, in float32
     return max_tokens * per_token * itemsize + logits + PRIMITIVES_BYTES
 
@@ -97,7 +98,7 @@ def gpu_step_bytes(model: ModelSizes, max_tokens: int, itemsize: int) -> int:
     """
     attention = max(2 * layer.q_size + 2 * layer.kv_size for layer in model.layers)
     mlp = 3 * max(layer.intermediate_size for layer in model.layers)  # gate and up, and their product
-    return max_tokens * (4 * model.hidden_size + max(attention, mlp)) * itemsize
+    return max_tokens * (4 * model.hidden_size + max(attention, mlp) + 3 * model.layer_inputs) * itemsize
 
 
 def cpu_packed_bytes(model: ModelSizes, is_tied: bool, itemsize: int) -> int:

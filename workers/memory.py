@@ -54,9 +54,7 @@ def cpu_step_bytes(
 
     Computed, not measured as on a GPU: the largest step of a 0.5B model would take a second of every start.
     """
-    own = 0 if model.model.per_layer is None else len(model.layers) * model.model.per_layer.size
-    inputs = 3 * max_tokens * own * dtype.itemsize  # of each layer: two parts and, for a moment, a normed one
-    return inputs + memory_plan.cpu_step_bytes(sizes_of(model, parallel), max_tokens, max_rows, dtype.itemsize)
+    return memory_plan.cpu_step_bytes(sizes_of(model, parallel), max_tokens, max_rows, dtype.itemsize)
 
 
 def sizes_of(model: ModelConfig, parallel: Parallel | None = None) -> ModelSizes:
@@ -76,7 +74,8 @@ def sizes_of(model: ModelConfig, parallel: Parallel | None = None) -> ModelSizes
         )
         for s, mlp in specs
     )
-    return ModelSizes(model.vocab_size, model.hidden_size, layers)
+    layer_inputs = 0 if model.model.per_layer is None else len(layers) * model.model.per_layer.size
+    return ModelSizes(model.vocab_size, model.hidden_size, layers, layer_inputs)
 
 
 def cpu_budget(config: WorkerConfig, cache: KVCache, activation_bytes: int) -> Budget:
