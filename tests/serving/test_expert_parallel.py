@@ -15,10 +15,10 @@ LAYERS, TOP_K = 3, 2
 
 
 @pytest.fixture(scope="module")
-def even_split() -> Iterator[Served]:
-    with Served(str(tiny_model("qwen3-moe")), *SMALL, "-tp", "2", "--enable-expert-parallel") as served:
-        yield served.ready()
-        assert served.end() == 0
+def served() -> Iterator[Served]:
+    with Served(str(tiny_model("qwen3-moe")), *SMALL, "-tp", "2", "--enable-expert-parallel") as server:
+        yield server.ready()
+        assert server.end() == 0
 
 
 def by_rank(served: Served) -> list[float]:
@@ -26,22 +26,22 @@ def by_rank(served: Served) -> list[float]:
     return [float(n) for n in re.findall(rf'^{TOKENS}{{model_name="[^"]*",engine="0",rank="[01]"}} (\S+)$', text, re.M)]
 
 
-def test_the_tokens_of_one_process_and_how_evenly_experts_were_asked(dealt: Served) -> None:
-    until(lambda: by_rank(dealt) == [0, 0])  # there is a first Beat
-    assert dealt.metric("expert_parallel_imbalance") == 1.0
+def test_the_tokens_of_one_process_and_how_evenly_experts_were_asked(served: Served) -> None:
+    until(lambda: by_rank(served) == [0, 0])  # there is a first Beat
+    assert served.metric("expert_parallel_imbalance") == 1.0
     ids, asked = [5, 60, 7, 190, 200, 40], ({"temperature": 0.0}, {"temperature": 0.9, "seed": 3})
     engine = InlineEngine(tiny_model("qwen3-moe"))
     alone = engine.generate([ids] * 2, [SamplingParams(max_tokens=24, ignore_eos=True, **p) for p in asked])
     for params, tokens in zip(asked, alone, strict=True):
-        answer = dealt.complete(ids, max_tokens=24, ignore_eos=True, return_token_ids=True, **params)
+        answer = served.complete(ids, max_tokens=24, ignore_eos=True, return_token_ids=True, **params)
         assert answer["choices"][0]["token_ids"] == tokens
     # the second prompt's first tokens are cached in no block of 16; each request computes its prompt and all tokens but the
     # last, and maybe one beyond; the last layer computes last tokens alone
     least = 2 * ((LAYERS - 1) * (6 + 23) + 24) * TOP_K
-    until(lambda: sum(by_rank(dealt)) >= least)
-    assert sum(by_rank(dealt)) <= least + 2 * LAYERS * TOP_K
-    assert 1.0 <= dealt.metric("expert_parallel_imbalance") <= 2.0
-    assert min(by_rank(dealt)) > 0
+    until(lambda: sum(by_rank(served)) >= least)
+    assert sum(by_rank(served)) <= least + 2 * LAYERS * TOP_K
+    assert 1.0 <= served.metric("expert_parallel_imbalance") <= 2.0
+    assert min(by_rank(served)) > 0
 
 
 def test_a_dense_model_is_refused() -> None:
