@@ -1,4 +1,4 @@
-"""A bound on how long a piece of Python code runs in its thread: for templates that strangers send, whose loops may have no end."""
+"""A bound on how long Python code runs in its thread: for templates that strangers send, whose loops may have no end."""
 
 import contextlib
 import sys

@@ -97,7 +97,7 @@ def test_what_is_one_kernel_is_the_tables_choice():
 
 
 @pytest.mark.gpu
-def test_gpu_int8_of_the_ring_is_the_reference_to_the_bit(ring):
+def test_gpu_int8_is_the_reference_to_the_bit():
     weight, x = drawn((640, 14336), torch.int8, "row", "cuda"), torch.randn(1, 14336, device="cuda").bfloat16()
     q = quantize_reference(x, torch.int8)
     sums = (q.data.double() @ weight.data.double().T).float()
@@ -106,7 +106,7 @@ def test_gpu_int8_of_the_ring_is_the_reference_to_the_bit(ring):
 
 
 @pytest.mark.gpu
-def test_gpu_ring_behind_a_norm_gated(ring):
+def test_gpu_behind_a_norm_gated(on_hopper):
     weight = drawn((2 * 2048, 4096), KINDS[0], "block", "cuda")
     x, residual = (torch.randn(1, 4096, device="cuda").bfloat16() for _ in range(2))
     norm_weight = torch.rand(4096, device="cuda").bfloat16()

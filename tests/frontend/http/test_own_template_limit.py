@@ -7,7 +7,8 @@ import pytest
 
 from quire.frontend.http.api import params
 
-ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% for k in range(99999) %}{% endfor %}{% endfor %}{% endfor %}"
+LOOP = "{% for i in range(99999) %}"
+ENDLESS = 3 * LOOP + 3 * "{% endfor %}"
 
 
 @pytest.mark.parametrize("path", [http.CHAT, "/tokenize"])
