@@ -1,7 +1,8 @@
 """ExpertLoad: how evenly tokens go to the ranks of expert parallelism; asked of the workers, shown by /metrics.
 
 Asked by a control record (workers/expert_load.py answers) twice a second while there are steps, so that no step waits for it.
-Nothing of it happens without --enable-expert-parallel. Owned by the core's loop.
+The first rank of each pipeline stage counts for the layers of its stage. Nothing of it happens without
+--enable-expert-parallel. Owned by the core's loop.
 """
 
 import logging
@@ -17,44 +18,45 @@ from quire.ipc.messages import ControlReply
 log = logging.getLogger("quire.enginecore")
 
 INTERVAL_S = 0.5
-RECENT = 20  # answers that the ratio is of: ten seconds of work
+RECENT = 20  # answers of each stage that the ratio is of: ten seconds of work
 
 
 class ExpertLoad:
     def __init__(self, workers: WorkerGroup) -> None:
         self._workers = workers
-        size = workers.world_size // workers.template.pipeline_parallel_size
+        self._num_stages = workers.template.pipeline_parallel_size
+        size = workers.world_size // self._num_stages
         self._is_on = workers.template.enable_expert_parallel and size > 1
         self._tokens = [0] * size
-        self._recent: deque[ExpertTokens] = deque(maxlen=RECENT)
+        self._recent: deque[ExpertTokens] = deque(maxlen=RECENT * self._num_stages)
         self._asked_at_step = 0
         self._next = 0.0
-        self._waits = False
+        self._num_unanswered = 0  # stages
 
     def turn(self, num_steps: int, now: float) -> None:
         """Ask, if it is time. num_steps: how many there were; now: seconds. Raises WorkersFailed."""
-        if not self._is_on or num_steps == self._asked_at_step or now < self._next or self._waits:
+        if not self._is_on or num_steps == self._asked_at_step or now < self._next or self._num_unanswered:
             return
         if self._workers.is_ready:
-            self._asked_at_step, self._next, self._waits = num_steps, now + INTERVAL_S, True
+            self._asked_at_step, self._next, self._num_unanswered = num_steps, now + INTERVAL_S, self._num_stages
             self._workers.send_control(ReportExpertLoad, self._take)
 
     def _take(self, reply: ControlReply) -> None:
-        if reply.rank != self._workers.template.output_rank:
+        if reply.rank % len(self._tokens):
             return
-        self._waits = False
+        self._num_unanswered -= 1
         if reply.error:
-            return log.warning("tokens of experts could not be counted: %s", reply.error)
-        told = msgspec.msgpack.decode(reply.payload, type=ExpertTokens)
-        if any(told.by_rank):
-            self._tokens = [a + b for a, b in zip(self._tokens, told.by_rank, strict=True)]
-            self._recent.append(told)
-        return None
+            log.warning("tokens of experts could not be counted: %s", reply.error)
+        elif reply.payload:  # else the stage has no experts
+            load = msgspec.msgpack.decode(reply.payload, type=ExpertTokens)
+            if any(load.by_rank):
+                self._tokens = [a + b for a, b in zip(self._tokens, load.by_rank, strict=True)]
+                self._recent.append(load)
 
     def so_far(self) -> ExpertStats | None:
         """None without expert parallelism."""
         if not self._is_on:
             return None
-        mean = sum(sum(told.by_rank) for told in self._recent) / len(self._tokens)
-        busiest = sum(told.busiest for told in self._recent)
+        mean = sum(sum(load.by_rank) for load in self._recent) / len(self._tokens)
+        busiest = sum(load.busiest for load in self._recent)
         return ExpertStats(self._tokens, busiest / mean if mean else 1.0)
