@@ -41,7 +41,7 @@ ASKED = {  # name -> (prompt's length, params)
 }
 FAMILIES = ("split-llama", "split-qwen3")
 SIZES = [(name, 2) for name in FAMILIES] + [("split-qwen2", 4), ("split-mistral", 4)]
-ALL = [*((name, 2) for name in (*ALL_MODELS, *SPLIT_MODELS)), *((name, 4) for name in (*ALWAYS, *SPLIT_MODELS))]
+ALL = [*((name, 2) for name in (*ALL_MODELS, *SPLIT_MODELS)), *((name, 4) for name in (*sorted(ALWAYS), *SPLIT_MODELS))]
 MISFITS = {  # refused, as build.py tells
     ("falcon-7b", 2): "7 attention heads",
     **{(name, 4): "6 attention heads" for name in ("qwen3-tied", "phi3", "falcon-40b")},
