@@ -7,13 +7,11 @@ works without the interpreter's lock. Used by streams and HTTP routes; nothing h
 """
 
 import asyncio
-import threading
 import time
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from queue import SimpleQueue
-from typing import Any, ParamSpec, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
 
 SLICE_S = 2e-3
 # A thread in Python code gives the interpreter up after so long. The default, 5 ms, is what the loop would wait each time that
@@ -24,38 +22,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _locks: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]" = weakref.WeakKeyDictionary()
-
-
-class _OneThread(Executor):
-    """A thread that nobody waits for at the exit of the process: a chat template can keep it for ever."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        future: Future[T] = Future()
-        self._calls.put((future, lambda: fn(*args, **kwargs)))
-        with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
-        return future
-
-    def _run(self) -> None:
-        while True:
-            future, call = self._calls.get()
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(call())
-                except BaseException as error:  # belongs to whoever awaits
-                    future.set_exception(error)
-            del future, call  # or they would live until the next
-
-
-_python = _OneThread("quire-python")
+_python = ThreadPoolExecutor(1, "quire-python")
 _native = ThreadPoolExecutor(4, "quire-native")
 
 
