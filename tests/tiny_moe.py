@@ -256,6 +256,6 @@ WIDE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "wide-qwen3-moe": ("qwen3_moe", {**MODELS["qwen3-moe"][1], **_WIDE, "moe_intermediate_size": 256}),
     "wide-deepseek-v3": (
         "deepseek_v3",
-        {**MODELS["deepseek-v3"][1], "hidden_size": 256, "moe_intermediate_size": 256, "head_dim": 64},
+        {**MODELS["deepseek-v3"][1], "hidden_size": 256, "moe_intermediate_size": 256},
     ),
 }

@@ -8,3 +8,11 @@ import torch
 def on_hopper():
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs a Hopper GPU")
+
+
+@pytest.fixture(autouse=True)
+def gives_memory_back(request):
+    """Test processes share the GPU: what one's allocator keeps the others lack."""
+    yield
+    if request.node.get_closest_marker("gpu"):
+        torch.cuda.empty_cache()

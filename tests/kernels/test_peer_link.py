@@ -133,9 +133,13 @@ def test_ends_as_streams_of_one_gpu():
     from quire.kernels.exchange.peer_link import receive, send
 
     assert pass_on("cuda", 8) == (8, 8)  # loads the kernels: to load one waits for those that run
-    sender, receiver, _, _ = ends("cuda", slot_bytes=1 << 20)
     xs = [torch.randn(256, 1024, device="cuda") for _ in range(20)]
-    sender, outs = sender._replace(unit=4), [torch.zeros_like(x) for x in xs]
+    outs = [torch.zeros_like(x) for x in xs]
+    sender, receiver, _, _ = ends("cuda", slot_bytes=1 << 20)
+    send(xs[0], 0, sender._replace(unit=4))  # and the copy by units
+    receive(outs[0], 0, receiver)
+    sender, receiver, _, _ = ends("cuda", slot_bytes=1 << 20)
+    sender = sender._replace(unit=4)
     streams = [torch.cuda.Stream(), torch.cuda.Stream()]
     torch.cuda.synchronize()
     for turn, (x, out) in enumerate(zip(xs, outs, strict=True)):

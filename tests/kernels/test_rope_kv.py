@@ -158,7 +158,9 @@ def compare_queries_alone(shape, dtype, device):
     alone["qkv"], before = alone["qkv"][:, :width].clone(), alone["k_cache"].clone()
     rope_kv.rope_kv(**whole)
     rope_kv.rope_kv(**alone)
-    assert torch.equal(alone["qkv"], whole["qkv"][:, :width]) and torch.equal(alone["k_cache"], before)
+    # another tile of heads may add a norm's squares in another order
+    torch.testing.assert_close(alone["qkv"], whole["qkv"][:, :width], rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    assert torch.equal(alone["k_cache"], before)
 
 
 @pytest.mark.interpret
