@@ -1,10 +1,10 @@
 """Products of fp8 weights (e4m3) with fp8 activations: which kernel computes what, and prompts by cuBLAS.
 
 Operands, scales and results as in `scaled`. On a Hopper up to 64 rows, of a small W two: its own ring (`scaled_hopper`), and
-up to 512 `scaled_wide`; one row: `scaled_row`; few rows elsewhere: the portable kernel; beyond what the tuning table says:
-torch._scaled_mm, which takes a scale a row of W and a token, or, on a Hopper with CUDA 12.9, squares of 128 and 1 x 128.
-Activations' scales are per token or block of it, never over the batch (`quantize`). Where cuBLAS does not take a shape, the
-portable kernel does.
+for more `scaled_wide`, to what the tuning table says or while cuBLAS's tiles are few; one row: `scaled_row`; few rows
+elsewhere: the portable kernel; beyond: torch._scaled_mm, which takes a scale a row of W and a token, or, on a Hopper with CUDA
+12.9, squares of 128 and 1 x 128. Activations' scales are per token or block of it, never over the batch (`quantize`). Where
+cuBLAS does not take a shape, the portable kernel does.
 """
 
 import functools
@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+import triton
 
 from quire.kernels.elementwise.activation import silu_mul
 from quire.kernels.linear import scaled, scaled_row
-from quire.kernels.linear.scaled import BLOCK, Scaled
+from quire.kernels.linear.scaled import BLOCK, MAX_BUCKET, Scaled
 from quire.kernels.triton_support import hopper
 from quire.kernels.triton_support.dependent_launch import LATE, PLAIN, late
 from quire.kernels.tuning.current import current
@@ -125,9 +126,15 @@ def wide_rows(weight: Scaled) -> int:
     return tuning.fp8_block_wide_rows if weight.scales.shape[1] > 1 else tuning.fp8_wide_rows
 
 
+def leaves_idle(rows: int, n: int, sms: int) -> bool:
+    """Whether cuBLAS's tiles, 128 x 128, are so few that half of the SMs have none; of smaller ones there are enough."""
+    return rows <= MAX_BUCKET and 2 * triton.cdiv(rows, 128) * triton.cdiv(n, 128) <= sms
+
+
 def widens(x: Scaled, weight: Scaled, *, is_gated: bool) -> bool:
     """Whether `scaled_wide` computes it: a tile of gate and up, 64 columns of each, needs its scales to be of one square."""
-    if not hopper.MAX_ROWS < len(x.data) <= wide_rows(weight):
+    rows, most, device = len(x.data), wide_rows(weight), weight.data.device
+    if rows <= hopper.MAX_ROWS or not most or not (rows <= most or leaves_idle(rows, len(weight.data), hopper.num_sms(device))):
         return False
     blocks = weight.scales.shape[1] > 1
     in_squares = weight.rows == (BLOCK if blocks else 1) and not (blocks and is_gated and len(weight.data) % BLOCK)

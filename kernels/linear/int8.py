@@ -1,8 +1,8 @@
 """Products of int8 weights with int8 activations (w8a8): as `fp8.fp8_linear`, sums exact in int32, times the token's scale and
 then the row's.
 
-Few rows: our kernels (`fp8.launch_few`); beyond what the tuning table says: torch._int_mm, which is as exact, and a pass over
-its int32 sums. Reference: `scaled.Scaled.dequantized`. With 16-bit activations: `w8a16`.
+On a Hopper by our kernels (`fp8.launch_few`), elsewhere few rows; beyond what the tuning table says: torch._int_mm, which is as
+exact, and a pass over its int32 sums. Reference: `scaled.Scaled.dequantized`. With 16-bit activations: `w8a16`.
 """
 
 import torch

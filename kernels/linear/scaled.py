@@ -23,6 +23,7 @@ from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options,
 from quire.kernels.tuning.current import cached, current
 
 BLOCK = 128  # of K: a scale's where there are several, and a sum's before it goes to float32
+MAX_BUCKET = 512  # rows beyond which `scaled_wide` has two configurations more
 
 
 class Scaled(NamedTuple):
@@ -159,13 +160,20 @@ def is_ours(rows: int, is_int8: bool, by_block: bool) -> bool:
     return rows <= (tuning.int8_rows if is_int8 else tuning.fp8_block_rows if by_block else tuning.fp8_rows)
 
 
+def bucket(rows: int) -> int:
+    """Numbers of rows that get one configuration of `scaled_wide`: up to 64, to each multiple of 128, to 1,024, and beyond."""
+    if rows <= MAX_BUCKET:
+        return 64 if rows <= 64 else triton.cdiv(rows, 128) * 128
+    return 2 * MAX_BUCKET if rows <= 2 * MAX_BUCKET else 16 * MAX_BUCKET
+
+
 def kernel_specialization(rows: int) -> tuple[int, ...]:
     """Numbers of rows beyond 64 with equal answers run the same kernels of products with quantized weights."""
     tuning = current().scaled
     wide = (tuning.fp8_wide_rows, tuning.fp8_block_wide_rows, tuning.int8_wide_rows)
     limits = (256, tuning.fp8_rows, tuning.fp8_block_rows, tuning.int8_rows, *wide)
     most = max(tuning.int4_rows, *wide)
-    return *(rows <= limit for limit in limits), min(rows, most + 1) // -128  # buckets of int4_wide and scaled_wide
+    return *(rows <= limit for limit in limits), bucket(min(rows, most + 1))  # of scaled_wide, and of int4_wide
 
 
 def launch(

@@ -1,4 +1,5 @@
-"""Products of scaled 8-bit operands of many rows for Hopper: 65 to 512, where cuBLAS's tiles do not fill the GPU.
+"""Products of scaled 8-bit operands of many rows for Hopper: 65 to 512, where cuBLAS's tiles do not fill the GPU,
+and of int8 all, for which cuBLAS gives int32 sums that are still to be scaled.
 
 Operands, scales, results and parts as in `scaled_hopper`; scales of W are of rows, or of squares of 128 in which a tile's
 pieces lie (`fp8.widens`). Tiles and parts are chosen for the GPU's SMs (`choose`); the kernel is `scaled_wide_kernel`'s.
@@ -10,7 +11,7 @@ from typing import NamedTuple
 import torch
 import triton
 
-from quire.kernels.linear.scaled import BLOCK, Scaled, check, is_exact
+from quire.kernels.linear.scaled import BLOCK, MAX_BUCKET, Scaled, bucket, check, is_exact
 from quire.kernels.linear.scaled_wide_kernel import STRIPE, wide_kernel
 from quire.kernels.triton_support import tma
 from quire.kernels.triton_support.dependent_launch import LATE, PLAIN, launch_options
@@ -25,7 +26,7 @@ MAX_STAGES = 8
 MIN_STEPS = 4  # of a part of K
 # For choices alone, of H100 and H200 alike: bytes a clock of an SM's ring, of L2 and of memory for each of all SMs; clocks of
 # the tensor cores for 64 x 128 x 128, and where products have to wait for each other; of a tile's begin and end.
-SM_BYTES, L2_BYTES, MEMORY_BYTES, PRODUCT, ALONE, AROUND = 60.0, 50.0, 16.0, 280, 350, 4000
+SM_BYTES, L2_BYTES, MEMORY_BYTES, PRODUCT, ALONE, AROUND = 62.0, 62.0, 16.0, 340, 350, 4000
 
 
 class Config(NamedTuple):
@@ -58,11 +59,6 @@ def stage_bytes(block_m: int, block_n: int) -> int:
     return (block_m + block_n) * BLOCK
 
 
-def bucket(rows: int) -> int:
-    """Numbers of rows that get one configuration: up to 64, and to each multiple of 128."""
-    return 64 if rows <= 64 else triton.cdiv(rows, 128) * 128
-
-
 def choose(
     rows: int,
     n: int,
@@ -90,10 +86,17 @@ def _choose(rows: int, n: int, k: int, sms: int, is_gated: bool, split_k: bool, 
 def configs(rows: int, k: int, sms: int, *, split_k: bool, by_block: bool = False) -> list[Config]:
     """What there is to choose from; the ring is as deep as fits.
 
-    Of blocks of scales only tiles whose sums are half of the registers: of larger ones the compiler spills.
+    Of blocks of scales only tiles whose sums are half of the registers: of larger ones the compiler spills. Of prompts' rows no
+    parts: they have tiles enough.
     """
-    found = []
-    shapes = FEW_TILES if rows <= STRIPE.value else SMALL_TILES if by_block else SMALL_TILES + LARGE_TILES
+    found, split_k = [], split_k and rows <= MAX_BUCKET
+    shapes: tuple[tuple[int, int], ...]
+    if rows <= STRIPE.value:
+        shapes = FEW_TILES
+    elif by_block:
+        shapes = SMALL_TILES
+    else:  # of prompts, small tiles wait for L2
+        shapes = LARGE_TILES if rows > 2 * MAX_BUCKET else SMALL_TILES + LARGE_TILES
     for (block_m, block_n), parts in itertools.product(shapes, (1, 2, 4, 8) if split_k else (1,)):
         if block_m < 2 * rows and (parts == 1 or k >= parts * MIN_STEPS * BLOCK):
             stages = min(SHARED_BYTES // stage_bytes(block_m, block_n), MAX_STAGES)
@@ -112,7 +115,7 @@ def cycles(config: Config, rows: int, n: int, k: int, sms: int, *, is_gated: boo
     copied = stage_bytes(block_m, block_n) * max(busy / sms / L2_BYTES, 1 / SM_BYTES)
     streamed = block_n * BLOCK * busy / min(row_tiles, programs) / sms / MEMORY_BYTES
     step = max(product, copied, streamed)
-    moved = 8 * parts * rows * n / sms / SM_BYTES if parts > 1 else 0.0  # float32, written and read
+    moved = 24 * parts * rows * n / sms / SM_BYTES if parts > 1 else 0.0  # float32, written, read and added up by a norm
     stored = block_m * block_n / 16
     return triton.cdiv(items, programs) * (steps * step + stored) + AROUND + moved
 

@@ -98,22 +98,8 @@ def test_what_is_one_kernel_is_the_tables_choice():
 
 @pytest.mark.gpu
 def test_gpu_int8_is_the_reference_to_the_bit():
-    weight, x = drawn((640, 14336), torch.int8, "row", "cuda"), torch.randn(1, 14336, device="cuda").bfloat16()
+    weight, x = drawn((640, 4096), torch.int8, "row", "cuda"), torch.randn(1, 4096, device="cuda").bfloat16()
     q = quantize_reference(x, torch.int8)
     sums = (q.data.double() @ weight.data.double().T).float()
     got, _ = scaled_fused.fused_linear(x, weight, dtype=torch.bfloat16)
     assert torch.equal(got, (sums * q.scales * weight.scales.T).bfloat16())
-
-
-@pytest.mark.gpu
-def test_gpu_behind_a_norm_gated(on_hopper):
-    weight = drawn((2 * 2048, 4096), KINDS[0], "block", "cuda")
-    x, residual = (torch.randn(1, 4096, device="cuda").bfloat16() for _ in range(2))
-    norm_weight = torch.rand(4096, device="cuda").bfloat16()
-    before = (residual, norm_weight, 1e-5)
-    got, total = scaled_fused.fused_linear(x, weight, dtype=torch.bfloat16, by_block=True, norm=before, is_gated=True)
-    assert torch.equal(total, residual + x)
-    y = quantize_reference(norm_reference.rms_norm(total, norm_weight, 1e-5), KINDS[0], by_block=True)
-    gate, up = (y.dequantized(torch.float64) @ weight.dequantized(torch.float64).T).chunk(2, -1)
-    want = torch.nn.functional.silu(gate) * up
-    assert (got.double() - want).abs().max() <= 0.03 * want.abs().max()

@@ -46,9 +46,17 @@ def test_tiles_fit_into_an_sm(rows, wide):
 
 
 def test_few_tiles_are_cut_over_k_where_a_norm_adds_up(wide):
-    assert wide.choose(256, 4096, 14336, 132, split_k=True).parts > 1
-    assert wide.choose(256, 4096, 14336, 132).parts == 1
+    assert wide.choose(100, 4096, 14336, 132, split_k=True).parts > 1
+    assert wide.choose(100, 4096, 14336, 132).parts == 1
     assert wide.choose(512, 65536, 4096, 132, split_k=True).parts == 1
+    assert wide.choose(2000, 256, 14336, 132, split_k=True).parts == 1  # a prompt's, whatever its tiles
+
+
+def test_prompts_have_large_tiles_where_registers_hold_them(wide):
+    for exact in (False, True):
+        assert wide.choose(2048, 6144, 4096, 132, exact=exact) == wide.choose(8192, 6144, 4096, 132, exact=exact)
+        assert wide.choose(2048, 6144, 4096, 132, exact=exact)[:2] in wide.LARGE_TILES
+    assert wide.choose(2048, 6144, 4096, 132, by_block=True)[:2] in wide.SMALL_TILES
 
 
 @pytest.fixture
@@ -70,14 +78,26 @@ def launched(monkeypatch, wide):
 
 @pytest.mark.parametrize("scaling", SCALINGS)
 @pytest.mark.parametrize("dtype", KINDS, ids=str)
-@pytest.mark.parametrize(("rows", "who"), [(64, "few"), (65, "wide"), (192, "wide"), (513, "cublas")])
+@pytest.mark.parametrize(("rows", "who"), [(64, "few"), (65, "wide"), (192, "wide"), (193, "cublas"), (2000, "cublas")])
 def test_who_computes(rows, who, dtype, scaling, launched):
-    x, weight = operands(rows, 1024, 512, scaling, dtype, "cpu")
+    n = 6144  # 96 tiles of cuBLAS's, of 256 rows
+    x, weight = operands(rows, n, 256, scaling, dtype, "cpu")
     product = int8.int8_linear if dtype == torch.int8 else fp8.fp8_linear
     product(x, weight, dtype=torch.bfloat16)
-    if rows > 512 and (scaling == "block"):  # as cuBLAS takes them on such a GPU alone, or never
+    if dtype == torch.int8 and rows > 192:
+        who = "wide"
+    elif rows > 192 and scaling == "block":  # as cuBLAS takes them on such a GPU alone
         who = "portable"
-    assert launched[0] == who if who != "wide" else launched[0][1].shape == (rows, 1024)
+    assert launched[0] == who if who != "wide" else launched[0][1].shape == (rows, n)
+
+
+@pytest.mark.parametrize(
+    ("rows", "n", "who"), [(256, 4096, "wide"), (257, 4096, "cublas"), (512, 2048, "wide"), (513, 128, "cublas")]
+)
+def test_few_tiles_of_cublas_are_ours(rows, n, who, launched):
+    x, weight = operands(rows, n, 128, "row", KINDS[0], "cpu")
+    fp8.fp8_linear(x, weight, dtype=torch.bfloat16)
+    assert launched[0] == who if who != "wide" else launched[0][1].shape == (rows, n)
 
 
 def test_the_table_can_leave_it_out(launched):
@@ -98,10 +118,10 @@ def test_blocks_of_gate_and_up_need_squares(n, rows, takes, launched):
 
 
 def test_parts_of_integers_are_integers(launched):
-    x, weight = operands(256, 4096, 14336, "row", torch.int8, "cpu")
+    x, weight = operands(100, 4096, 14336, "row", torch.int8, "cpu")
     parts = int8.int8_linear_split_k(x, weight, dtype=torch.bfloat16)
     [(config, out)] = launched
-    assert out is parts and out.dtype == torch.int32 and out.shape == (config.parts + 2, 256, 4096) and config.parts > 1
+    assert out is parts and out.dtype == torch.int32 and out.shape == (config.parts + 2, 100, 4096) and config.parts > 1
 
 
 @pytest.fixture
@@ -129,7 +149,7 @@ def test_gpu_tiles(scaling, dtype, gated, tile, on_hopper):
 
         return launch
 
-    for rows, shape in ((65, (192, 1344)), (257, (1024, 448)), (300, (320, 4224)), (512, (1000, 512))):
+    for rows, shape in ((65, (192, 1344)), (257, (1024, 448)), (300, (320, 4224)), (512, (1000, 512)), (1300, (1344, 448))):
         if not (gated and scaling == "block" and shape[0] % 64):
             for programs in (132, 5):
                 compare(run(programs), rows, shape, scaling, dtype, "cuda", torch.bfloat16, gated, 5e-3)
