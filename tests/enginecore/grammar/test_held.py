@@ -12,6 +12,7 @@ from quire.enginecore import masks
 from quire.enginecore.grammar import held, mask_threads
 from quire.enginecore.scheduling.step import StepOutput
 from quire.ipc.messages import Abort, Finish, Finished, RequestError
+from quire.ipc.process.loop_clock import LoopClock
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.structured_outputs import StructuredOutputs
 
@@ -101,6 +102,22 @@ def test_a_late_mask_is_waited_for_by_its_own_sequence_alone(engine, monkeypatch
     engine.until(lambda: engine.has_ended(late))
     assert engine.outputs[late << 8].ids == alone
     engine.until(lambda: engine.core.scheduler.is_idle and not engine.core._grammar._held)
+
+
+def test_masks_are_not_late_because_the_step_before_took_long(engine, monkeypatch):
+    """They are asked for when it returns, and are made a turn later."""
+    alone, preemptions, clock = plain(engine), engine.core.scheduler.counters.preemptions, [0.0]
+    run, threads, asked = engine.workers._run, engine.core._grammar._threads, []
+    monkeypatch.setattr(engine.core.supervisor, "_clock", LoopClock(lambda: clock[0]))
+    monkeypatch.setattr(engine.workers, "_run", lambda: (run(), clock.append(clock.pop() + 5 * masks.MASKS_LATE_S)))
+    request_id, submit = engine.submit(PROMPT, params()), threads.submit
+    monkeypatch.setattr(threads, "submit", asked.extend)
+    while not engine.has_ended(request_id):
+        before, asked[:] = asked[:], []
+        engine.turn()
+        assert not engine.core._grammar._held
+        submit(before)
+    assert engine.outputs[request_id << 8].ids == alone and engine.core.scheduler.counters.preemptions == preemptions
 
 
 @pytest.mark.parametrize("fields", FIELDS)
