@@ -92,8 +92,7 @@ class GrammarSteps:
         is_plain = np.asarray([work is not None for work in works], bool)
         self._steps[scheduled.step] = _Waiting(scheduled, rows, slots, works, is_plain)
         self._submit(self._ask())
-        if self._threads is not None and self._threads.has_slow:
-            self._held.hold(scheduled, rows)
+        self._held.hold(scheduled, rows)
 
     def take(self, scheduled: ScheduledStep, tokens: np.ndarray) -> list[Sequence]:
         """A step has returned, and its tokens are about to count; returns the sequences whose matchers have to hear of them.
@@ -311,6 +310,7 @@ class GrammarSteps:
         """Take results; `out`: of the step whose tokens they follow, if it was not published yet."""
         assert self._threads is not None
         for done in self._threads.take(timeout_s):
+            self._held.are_slow(done.slow)
             for work in done.ended:
                 if work.failure is not None:
                     self._fail(work.seq, work.failure)

@@ -10,7 +10,7 @@ from core_with_model import CoreWithModel, Output
 
 from quire.enginecore import masks
 from quire.enginecore.grammar import held, mask_threads
-from quire.enginecore.scheduling.step import StepOutput
+from quire.enginecore.scheduling.step import ScheduledStep, StepOutput
 from quire.ipc.messages import Abort, Finish, Finished, RequestError
 from quire.ipc.process.loop_clock import LoopClock
 from quire.ipc.sampling import SamplingParams
@@ -122,15 +122,43 @@ def test_masks_are_not_late_because_the_step_before_took_long(engine, monkeypatc
 
 @pytest.mark.parametrize("fields", FIELDS)
 def test_a_slow_grammars_tokens_are_scheduled_when_their_masks_are_there(engine, monkeypatch, fields):
-    alone = plain(engine, **fields)
+    """But the first two: with one it is found out, and the other is scheduled by then."""
+    alone, grammar = plain(engine, **fields), engine.core._grammar
     monkeypatch.setattr(mask_threads, "SLOW_S", -1.0)  # every mask is slow
-    waited = []
-    expect = engine.core._masks.expect
-    monkeypatch.setattr(engine.core._masks, "expect", lambda step, rows, now: (expect(step, rows, now), waited.append(step)))
+    waited, scheduled, expect = [], [], grammar.expect
+
+    def watched(step: ScheduledStep, now: float) -> None:
+        expect(step, now)
+        scheduled.extend(step.mask_rows)
+        waited.extend(engine.core._masks.due(step.step))
+
+    monkeypatch.setattr(grammar, "expect", watched)
     requests = [(PROMPT, params(**fields))] * 3
     assert [ids_of(result) for result in engine.run_all(requests)] == [alone] * 3
-    assert engine.core._grammar._threads.has_slow and waited
-    engine.until(lambda: not engine.core._grammar._held)
+    assert 3 <= len(waited) <= 6 < 3 * len(alone) <= len(scheduled)
+    engine.until(lambda: not grammar._held)
+
+
+@pytest.mark.parametrize("is_aborted", [False, True])
+def test_a_grammar_counts_as_slow_until_it_is_quick_again_or_has_ended(engine, monkeypatch, is_aborted):
+    """From then on steps look at nobody's."""
+    monkeypatch.setattr(mask_threads, "SLOW_S", 60.0)
+    alone, held_ones = plain(engine), engine.core._grammar._held
+    assert not held_ones._slow
+    monkeypatch.setattr(mask_threads, "SLOW_FOR", 3)
+    monkeypatch.setattr(mask_threads, "SLOW_S", -1.0)
+    slow = begun(engine, 2)
+    assert [seq.request_id for seq in held_ones._slow] == [slow]
+    monkeypatch.setattr(mask_threads, "SLOW_S", 60.0)
+    if is_aborted:
+        engine.frontend.send(Abort(EPOCH, [slow]))
+        assert plain(engine) == alone
+    else:
+        engine.until(lambda: not held_ones._slow)
+        assert not engine.has_ended(slow)
+        engine.until(lambda: engine.has_ended(slow))
+        assert engine.outputs[slow << 8].ids == alone
+    assert not held_ones._slow
 
 
 def test_a_mask_that_never_comes_ends_its_request_and_no_other(engine, monkeypatch):
