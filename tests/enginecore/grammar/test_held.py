@@ -195,11 +195,11 @@ def test_held_sequences_give_their_blocks_to_who_needs_them(monkeypatch):
     engine = CoreWithModel(num_blocks=12, max_model_len=160, look_ahead=False)
     try:
         wide = {"max_tokens": 70, "ignore_eos": True}
-        wishes = [params(wanted, **wide) for wanted in (AMBIGUOUS, PERSON, AMBIGUOUS, None)]
-        prompts = [f"{i} {PROMPT}" for i in range(len(wishes))]  # that share no block
-        expected = [ids_of(engine.run(*request)) for request in zip(prompts, wishes, strict=True)]
+        asked = [params(wanted, **wide) for wanted in (AMBIGUOUS, PERSON, AMBIGUOUS, None)]
+        prompts = [f"{i} {PROMPT}" for i in range(len(asked))]  # that share no block
+        expected = [ids_of(engine.run(*request)) for request in zip(prompts, asked, strict=True)]
         monkeypatch.setattr(mask_threads, "SLOW_S", -1.0)
-        results = engine.run_all(list(zip(prompts, wishes, strict=True)))
+        results = engine.run_all(list(zip(prompts, asked, strict=True)))
         assert [ids_of(result) for result in results] == expected
         assert engine.core.scheduler.counters.preemptions
     finally:
