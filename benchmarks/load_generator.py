@@ -1,9 +1,10 @@
 """A load: which requests, when, and the processes that make them. Used by serve.py; the client itself is sse_client.py.
 
-Lengths, prompts and arrival times follow from the seed alone, so every engine gets the same ones. A load's requests are dealt
-to several processes, each with its own event loop and its share of the connections; all start at one instant of the machine's
-monotonic clock. In a closed loop a connection sends its next request when the last has ended. In an open loop (Poisson)
-requests have due times and wait for nobody: times count from when a request was due, so a lagging generator is charged, too.
+Lengths, prompts and arrival times follow from the seed alone, so every engine gets the same ones. A load's requests are
+distributed over several processes, each with its own event loop and its share of the connections; all start at one instant of
+the machine's monotonic clock. In a closed loop a connection sends its next request when the last has ended. In an open loop
+(Poisson) requests have due times and wait for nobody: times count from when a request was due, so a lagging generator is
+charged, too.
 """
 
 import asyncio

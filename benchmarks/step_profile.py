@@ -28,8 +28,8 @@ def prepared(
         blocks = 2 + max(rows, most_rows) * (context // 64 + 2)
         engine = InlineEngine(
             model, device="cuda", dtype=torch.bfloat16, max_num_seqs=1024, budget=8192, block_size=64, num_blocks=blocks,
-            max_model_len=8192, graphs=True, dummy=True, wishes={"quantization": quantization}, enable_prefix_caching=False,
-            look_ahead=False,
+            max_model_len=8192, graphs=True, dummy=True, model_options={"quantization": quantization},
+            enable_prefix_caching=False, look_ahead=False,
         )  # fmt: skip
         engine.scheduler.check = lambda: None
     engine.scheduler.abort_owner(0)

@@ -42,6 +42,6 @@ class PeerSilent(GroupMessage, tag="peer_silent", frozen=True):
 
 
 class ReportExpertLoad(GroupMessage, tag="report_expert_load", frozen=True):
-    """How many tokens the experts of each rank got: answered by engine_stats.ExpertTokens, by the output rank."""
+    """How many tokens the experts of each rank got: answered by engine_stats.ExpertTokens, by the first of each stage."""
 
     id: int

@@ -15,8 +15,10 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 @pytest.mark.parametrize(("length", "max_model_len"), [(480, 512), (513, 600)])
 def test_either_side_of_the_original_length(name, length, max_model_len, impl):
     prompt = torch.randint(4, 500, (length,), generator=torch.Generator().manual_seed(3)).tolist()
-    wishes = {"model_impl": impl}
-    [output] = InlineEngine(tiny_model(name), max_model_len=max_model_len, wishes=wishes).generate([prompt], GREEDY)
+    model_options = {"model_impl": impl}
+    [output] = InlineEngine(tiny_model(name), max_model_len=max_model_len, model_options=model_options).generate(
+        [prompt], GREEDY
+    )
     ids = torch.tensor([prompt])
     with torch.inference_mode():
         want = reference(name).generate(ids, max_new_tokens=24, do_sample=False, eos_token_id=None, pad_token_id=0)

@@ -117,7 +117,7 @@ def test_sums_of_few_rows_may_be_formed_by_the_norm(name):
 
 
 @pytest.mark.parametrize(("case", "why"), MISFITS.items())
-def test_heads_that_cannot_be_dealt_out_are_refused(case, why):
+def test_heads_that_cannot_be_distributed_are_refused(case, why):
     with pytest.raises(ModelConfigError, match=f"its {why} cannot be split over {case[1]} ranks"):
         small(*case)
 

@@ -1,7 +1,7 @@
 """How many tokens each rank's experts get, where whole experts are distributed over the ranks: counted on the device.
 
-All ranks route all tokens alike, so one of them counts for all: routers add to a layer's counts while they route, in graphs
-too, and between two steps the core asks for the sums (enginecore/expert_load.py). Padding is not counted.
+All ranks of a stage route all tokens alike, so the first of them counts for all: routers add to a layer's counts while they
+route, in graphs too, and between two steps the core asks for the sums (enginecore/expert_load.py). Padding is not counted.
 """
 
 import msgspec
@@ -55,6 +55,8 @@ class ExpertLoad:
 
 
 def expert_load_of(model: ModelConfig, parallel: Parallel) -> ExpertLoad | None:
-    """None where one rank has all experts, and where the layers of this stage have none."""
+    """Of the first rank of each stage; None without expert parallelism, and where the layers of this stage have no experts."""
+    if not parallel.expert_parallel or parallel.size == 1 or parallel.rank:
+        return None
     has_experts = any(layer.experts is not None for i, layer in enumerate(model.layers) if i in parallel.stage.layers)
-    return ExpertLoad(parallel.size, parallel.device) if has_experts and parallel.size > 1 else None
+    return ExpertLoad(parallel.size, parallel.device) if has_experts else None

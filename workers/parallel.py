@@ -159,7 +159,7 @@ class Parallel:
         self._exchange = exchange
         self.norm_exchange = norm_exchange
         self.expert_parallel = expert_parallel
-        self.expert_load: ExpertCounts | None = None  # of the rank that counts for all
+        self.expert_load: ExpertCounts | None = None  # of the rank that counts for all of its stage
         self.stage = stage
 
     def split(self, n: int) -> Part:

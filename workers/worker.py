@@ -187,8 +187,7 @@ class Worker:
             emulated = EmulatedExchange(c.emulate_world_size)
             size, expert_parallel = c.emulate_world_size, c.enable_expert_parallel
             self.parallel = Parallel(0, size, self.device, emulated, emulated, expert_parallel=expert_parallel)
-        if c.enable_expert_parallel and c.rank == c.output_rank:
-            self.parallel.expert_load = expert_load_of(model_config, self.parallel)
+        self.parallel.expert_load = expert_load_of(model_config, self.parallel)
 
     def _await_allocation(self) -> AllocateKV:
         while (command := self.link.receive(timeout_s=60.0)) is None:

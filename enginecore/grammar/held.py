@@ -3,7 +3,7 @@
 There are two ways in. Whose grammar is known to be slow has one token at a time, which is scheduled when its mask is there
 (`hold`). Whose mask is late for a step in flight is left out of that: the step goes on without a token for its row, and the
 sequence is preempted (`set_aside`). A mask that is made meanwhile waits in the sequence's constraint for its next row.
-Owned by GrammarSteps; lines, blocks and slots are the scheduler's.
+Owned by GrammarSteps; queues, blocks and slots are the scheduler's.
 """
 
 import math
@@ -21,16 +21,23 @@ class HeldSequences:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._since: dict[Sequence, float] = {}  # when its mask was asked for
+        self._slow: dict[Sequence, None] = {}  # whose grammar was slow when it was looked at last
 
     def __bool__(self) -> bool:
         return bool(self._since)
 
+    def are_slow(self, works: list[Work]) -> None:
+        """The grammars of these were found slow, or still are."""
+        self._slow.update((work.seq, None) for work in works if work.seq.state is not SequenceState.FINISHED)
+
     def hold(self, scheduled: ScheduledStep, rows: np.ndarray) -> None:
         """After this step, hold the sequences of those of its rows whose grammars are slow."""
-        for slot in scheduled.slots[rows].tolist():
-            seq = self._scheduler.slots.sequence(slot)
-            c = seq.constraint
-            if c is not None and c.is_slow and c.thinking is None:
+        if not self._slow:
+            return
+        self._slow = {s: None for s in self._slow if s.state is not SequenceState.FINISHED and s.constraint.is_slow}
+        slots = set(scheduled.slots[rows].tolist())
+        for seq in self._slow:
+            if seq.slot in slots and seq.constraint.thinking is None:
                 self._scheduler.hold(seq)
                 self._since[seq] = math.inf
 

@@ -4,8 +4,7 @@ One thread does all that a step asks for in two calls of llguidance, which sprea
 microseconds there, and several threads in Python would take longer to agree on its lock. Who was among the rows of a call that
 took long works in a thread of another kind from then on, one row at a time, until it was quick: there a slow grammar is found
 out, holds up nobody's masks but its own, and ends its request if it takes too long. Its sequence has one token at a time then,
-each scheduled when its mask is there (held.py). The loop is woken by a descriptor, or waits
-a little for the results itself.
+each scheduled when its mask is there (held.py). The loop is woken by a descriptor, or waits a little for the results itself.
 """
 
 import operator
@@ -79,6 +78,7 @@ class Done:
     ended: list[Work]  # complete, or failed
     masked: list[Work]
     masks: np.ndarray
+    slow: list[Work]  # those of them whose grammars are slow by now
 
 
 class MaskThreads:
@@ -97,7 +97,6 @@ class MaskThreads:
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.num_outstanding = 0  # works that were submitted and not taken back
         self.num_quick = 0  # those of them that are done together
-        self.has_slow = False  # whether some constraint was found slow
 
     def fileno(self) -> int:
         """For a poller: readable when `take` may have something."""
@@ -169,7 +168,6 @@ class MaskThreads:
 
     def _hand_over(self, done: Done) -> None:
         with self._news:
-            self.has_slow = self.has_slow or any(work.constraint.slow_for for work in done.works)
             self._done.append(done)
             os.eventfd_write(self._fd, 1)
             self._news.notify()
@@ -253,13 +251,14 @@ class _Maker:
         for work in works:
             c = work.constraint
             c.slow_for = (SLOW_FOR if is_alone else 1) if is_slow else max(c.slow_for - 1, 0)
+        slow = [work for work in works if work.constraint.slow_for]
         if is_alone and seconds > MAX_WAIT_S:
             works[0].fail(TOO_SLOW)
         ended, masks = [w for w in works if w.has_ended], masks[:, : self._num_words]
         if ended:
             kept = [i for i, w in enumerate(masked) if not w.has_ended]
             masked, masks = [masked[i] for i in kept], masks[kept]
-        self._hand_over(Done(works, ended, masked, masks))
+        self._hand_over(Done(works, ended, masked, masks, slow))
 
     def _consume(self, works: list[Work]) -> None:
         """Roll the matchers on. One that has ended is seen by its mask, if it has none and no more tokens, here."""

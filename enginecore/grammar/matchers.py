@@ -155,7 +155,7 @@ class Failure(NamedTuple):
     message: str
 
 
-NOTHING_LEFT = Failure("invalid", "nothing that the output may go on with is left")  # by the request's other wishes
+NOTHING_LEFT = Failure("invalid", "nothing that the output may go on with is left")  # by the request's other parameters
 
 
 def restrict(mask: np.ndarray, allowed: np.ndarray | None, banned: SequenceOf[int]) -> bool:

@@ -71,6 +71,7 @@ class GrammarSteps:
         self._steps: dict[int, _Waiting] = {}  # in flight, with mask rows
         self._held = HeldSequences(scheduler)
         self._now = 0.0  # of the last turn
+        self._oldest = 0  # step, as the last turn saw it
         self._told = 0  # the generation of workers that knows that masks will come
         self._num_words = -(-scheduler.config.vocab_size // 32)
 
@@ -91,8 +92,7 @@ class GrammarSteps:
         is_plain = np.asarray([work is not None for work in works], bool)
         self._steps[scheduled.step] = _Waiting(scheduled, rows, slots, works, is_plain)
         self._submit(self._ask())
-        if self._threads is not None and self._threads.has_slow:
-            self._held.hold(scheduled, rows)
+        self._held.hold(scheduled, rows)
 
     def take(self, scheduled: ScheduledStep, tokens: np.ndarray) -> list[Sequence]:
         """A step has returned, and its tokens are about to count; returns the sequences whose matchers have to hear of them.
@@ -144,8 +144,8 @@ class GrammarSteps:
             self._apply(0.0, None)
         if self._waiting:
             for step in self._steps:
-                if step > self._scheduler.oldest_step:
-                    self._waiting.postpone(step, now)  # it waits for the tokens of a step that may take long
+                if step > self._oldest:
+                    self._waiting.postpone(step, now)  # its masks are asked for once the step before returns: maybe just now
             self._give_up_dead()
             for step, late in self._waiting.late(now):
                 if len(rows := self._held.set_aside(self._steps[step].scheduled, late, now)):
@@ -153,6 +153,7 @@ class GrammarSteps:
                     self._workers.send_no_masks(step, rows)
             for step, rows in self._waiting.overdue(now):
                 self._workers.send_no_masks(step, rows)
+        self._oldest = self._scheduler.oldest_step
         if self._held:
             for seq in self._held.overdue(now):
                 self._fail(seq, Failure("engine_error", TOO_LATE))
@@ -309,6 +310,7 @@ class GrammarSteps:
         """Take results; `out`: of the step whose tokens they follow, if it was not published yet."""
         assert self._threads is not None
         for done in self._threads.take(timeout_s):
+            self._held.are_slow(done.slow)
             for work in done.ended:
                 if work.failure is not None:
                     self._fail(work.seq, work.failure)

@@ -138,7 +138,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.waiting) or bool(self._prefills) or len(self._decode) > 0 or self._leaving.is_draining
+        return self.waiting.num_to_schedule > 0 or bool(self._prefills) or len(self._decode) > 0 or self._leaving.is_draining
 
     @property
     def has_requests(self) -> bool:
@@ -193,7 +193,7 @@ class Scheduler:
         """Put the step's prefill rows into `build`; returns the slots of its decode rows."""
         budget, make_room = self.config.max_num_batched_tokens, self._leaving.make_room
         decode = self._decode.schedule(build, self._for_decode(), make_room)
-        if not self._prefills and not self.waiting and len(decode):
+        if not self._prefills and not self.waiting.num_to_schedule and len(decode):
             return decode
         has_more = self._schedule_prefills(build, self._for_prefill(num_tokens_of(decode)))
         if not len(decode) and not build.prefills and not self._leaving.has_preempted:
@@ -218,7 +218,7 @@ class Scheduler:
     def _for_decode(self) -> int:
         """Tokens that decode rows may take: not all, where something waits to be computed first; in turns for a budget of 1."""
         budget = self.config.max_num_batched_tokens
-        if not self._prefills and not (self.waiting and self.slots.free):
+        if not self._prefills and not (self.waiting.num_to_schedule and self.slots.free):
             return budget
         return budget - (budget // 8 or (1 if budget > 1 else self._step % 2))
 

@@ -2,9 +2,9 @@
 
 There are four kinds of queue, each in order. *Ready* ones wait for a slot and blocks, which all do. Some need a processor row
 besides. Some wait until another sequence has computed a prefix that they share, with a queue for each prefix. Some are held
-until their next mask is made. Only the first kind costs a step something, and nobody there waits for the others, however many
-they are. `first` is the next in order of those who could start. Admission looks and takes (admission.py); whoever gives
-something back says so here (leaving.py).
+until their next mask is made: no step is made for these, or keeps tokens for them. A step looks at the first kind alone, and
+nobody there waits for the others, however many they are. `first` is the next in order of those who could start. Admission
+looks and takes (admission.py); whoever gives something back says so here (leaving.py).
 """
 
 import bisect
@@ -85,6 +85,11 @@ class WaitingQueue:
 
     def __len__(self) -> int:
         return len(self._queue_of)
+
+    @property
+    def num_to_schedule(self) -> int:
+        """Those that are not held."""
+        return len(self._queue_of) - len(self._held)
 
     def __iter__(self) -> Iterator[Sequence]:
         return iter(list(self._queue_of))

@@ -1,9 +1,9 @@
 """The frontend processes of `quire serve --frontends N`: kept alive, and their shares of one port.
 
 Each has a listening socket of its own at the shared port (SO_REUSEPORT), which its parent, who calls this, holds as well. The
-kernel deals new connections out to all sockets that listen, whoever is behind them. So a frontend that is down does not listen:
-its socket is closed, what waited in the queue is kept for its next process (MAX_KEPT at most), and others get what is new. Only
-while none is up does a socket stay, and connections wait there.
+kernel distributes new connections over all sockets that listen, whoever is behind them. So a frontend that is down does not
+listen: its socket is closed, what waited in the queue is kept for its next process (MAX_KEPT at most), and others get what is
+new. Only while none is up does a socket stay, and connections wait there.
 """
 
 import asyncio

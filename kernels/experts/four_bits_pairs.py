@@ -40,7 +40,7 @@ def _words(w_row, start, inside, BLOCK: tl.constexpr, WORDS: tl.constexpr):
     at = 4 * start + tl.arange(0, 4 * BLOCK)
     mask = inside[:, None] & (at < WORDS)[None, :]
     words = tl.load(w_row[:, None] + at[None, :], mask, other=0, eviction_policy="evict_first")
-    return words.reshape(inside.shape[0], BLOCK, 4)  # loaded flat: else the compiler deals W's rows out to threads
+    return words.reshape(inside.shape[0], BLOCK, 4)  # loaded flat: else the compiler distributes W's rows over threads
 
 
 @triton.jit

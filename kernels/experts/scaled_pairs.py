@@ -48,7 +48,7 @@ def _added(acc, x, w_row, s_ptr, at, columns, start, total, live, K: tl.constexp
     k = NEIGHBOURS * start + tl.arange(0, NEIGHBOURS * columns.shape[0])
     mask = live[:, None] & (k < K)[None, :]
     w = tl.load(w_row[:, None] + k[None, :], mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
-    # loaded flat: else the compiler deals W's rows out to threads
+    # loaded flat: else the compiler distributes W's rows over threads
     part = tl.sum(w.reshape(live.shape[0], columns.shape[0], NEIGHBOURS) * x[None, :, :], 2)
     if BLOCKS > 1:
         inside = live[:, None] & (columns * NEIGHBOURS < K)[None, :]

@@ -192,7 +192,7 @@ def test_masks_are_counted_row_by_row():
 
 
 def test_masks_are_late_only_once_they_can_be_made(by_hand, monkeypatch):
-    """A step's masks are made of the tokens of the step before it, which may take as long as it likes."""
+    """A step's masks are made of the tokens of the step before it, which may take as long as it likes, until just now."""
     frontend, grammar = by_hand.frontend(), Grammar(by_hand, 1)
     frontend.send(add(1, 5, max_tokens=8))
     by_hand.until(lambda: grammar.steps)
@@ -205,4 +205,6 @@ def test_masks_are_late_only_once_they_can_be_made(by_hand, monkeypatch):
     assert core._masks.due(second) and core.scheduler.oldest_step == first
     monkeypatch.setattr(type(core.scheduler), "oldest_step", second)
     core._grammar.turn(later + masks_module.MASK_TIMEOUT_S)
+    assert core._masks.due(second)
+    core._grammar.turn(later + 2 * masks_module.MASK_TIMEOUT_S)
     assert not core._masks

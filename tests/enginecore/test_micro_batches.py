@@ -61,7 +61,7 @@ def test_one_row_has_two_steps_in_flight_and_no_more():
     h.assert_right()
 
 
-def test_many_prompts_of_one_step_are_dealt_out():
+def test_many_prompts_of_one_step_are_distributed():
     h = decoding(32, micro_batches=4)
     for _ in range(4):
         h.schedule()
@@ -73,7 +73,7 @@ def test_rows_stay_where_they_came_from_while_micro_batches_are_about_equal():
     """Who goes to another one has to wait once."""
     micro_batches = MicroBatches(2)
 
-    def deal(rows: int) -> int:
+    def assign(rows: int) -> int:
         """-> how many of them stayed"""
         next(iter(micro_batches.turns(returned=0)))
         before, first = len(micro_batches.now.rows), 1000 * len(micro_batches)
@@ -81,9 +81,9 @@ def test_rows_stay_where_they_came_from_while_micro_batches_are_about_equal():
         micro_batches.check()
         return len(micro_batches.now.rows) - before
 
-    assert deal(4) == 2 and deal(60) in range(29, 33)
-    assert [deal(3) for _ in range(4)] == [3, 3, 3, 3]
-    assert deal(1) == 1 and len(micro_batches) == 4 + 60 + 12 + 1
+    assert assign(4) == 2 and assign(60) in range(29, 33)
+    assert [assign(3) for _ in range(4)] == [3, 3, 3, 3]
+    assert assign(1) == 1 and len(micro_batches) == 4 + 60 + 12 + 1
 
 
 def test_chunks_of_a_prompt_follow_each_other_while_others_decode():

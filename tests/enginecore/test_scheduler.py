@@ -35,6 +35,28 @@ def test_unchanged_decode_rows_cost_no_words():
     assert len(steady) >= 6 and all(p.encode().size == 32 for p in steady)
 
 
+def test_who_waits_for_a_mask_takes_no_tokens_of_others_and_is_no_work():
+    h = Harness(budget=8, max_num_seqs=10, num_blocks=60)
+    for n in range(9):
+        h.add([n, n], max_tokens=12)
+    while h.scheduler.num_decode_rows < 9:
+        h.turn(depth=1)
+    h.schedule()
+    h.hold(0, from_this_step_on=True)
+    h.collect()
+    assert len(h.scheduler.waiting) == 1 and h.scheduler.num_decode_rows == 8
+    for _ in range(3):
+        h.turn(depth=1)
+        assert len(h.plans[-1].decode_rows) == 8
+    while len(h.finished) < 8:
+        h.turn(depth=1)
+    assert not h.scheduler.has_work and len(h.scheduler.waiting) == 1
+    h.release(0)
+    assert h.scheduler.has_work
+    h.run()
+    h.assert_right()
+
+
 def test_a_tiny_pool_preempts_and_changes_no_token():
     h = Harness(num_blocks=14, block_size=4, max_num_seqs=4, look_ahead=False)
     for n in range(4):

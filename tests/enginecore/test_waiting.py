@@ -1,4 +1,4 @@
-"""WaitingQueue: who is first, in the line of what it waits for."""
+"""WaitingQueue: who is first, in the queue of what it waits for."""
 
 import random
 

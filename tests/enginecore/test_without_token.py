@@ -1,4 +1,4 @@
-"""Requests whose wishes leave no token: they end with an error that names them, and their neighbours do not notice."""
+"""Requests whose parameters leave no token: they end with an error that names them, and their neighbours do not notice."""
 
 import pytest
 

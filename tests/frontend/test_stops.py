@@ -124,7 +124,7 @@ def test_a_stop_tokens_own_text_is_left_out_unless_wanted(include: bool, expecte
     assert out.kept_tokens == 2
 
 
-def test_an_end_of_sequence_token_is_shown_only_if_both_wishes_are_made() -> None:
+def test_an_end_of_sequence_token_is_shown_only_if_both_are_asked_for() -> None:
     ids = [*TOKENIZER.encode(" the"), EOS]
     for skip, include, expected in [(True, True, " the"), (False, False, " the"), (False, True, " the</s>")]:
         out = output(skip_special_tokens=skip, include_stop_str_in_output=include)

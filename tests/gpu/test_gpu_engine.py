@@ -156,13 +156,13 @@ def test_graphs_equal_eager_steps_for_every_kind_of_sampling(dtype):
 @pytest.mark.parametrize("name", ["gpu-llama", "gpu-qwen2-mixed", "gpu-qwen3"])
 def test_caches_of_8_bits_by_graphs_and_as_on_the_cpu(name, cached):
     """Keys that are rounded to another side, for a sum's last bit, may change a token: of fp32 prompts few."""
-    wishes = {"kv_cache_dtype": cached, "kv_cache_dtype_skip_layers": ["sliding_window"]}
+    model_options = {"kv_cache_dtype": cached, "kv_cache_dtype_skip_layers": ["sliding_window"]}
     for dtype in (torch.float32, torch.bfloat16):
-        kw = {"device": "cuda", "dtype": dtype, "wishes": wishes}
+        kw = {"device": "cuda", "dtype": dtype, "model_options": model_options}
         eager = InlineEngine(tiny_model(name), graphs=False, **kw).generate(prompts(), GREEDY)
         assert InlineEngine(tiny_model(name), graphs=True, **kw).generate(prompts(), GREEDY) == eager
         if dtype == torch.float32:
-            cpu = InlineEngine(tiny_model(name), wishes=wishes).generate(prompts(), GREEDY)
+            cpu = InlineEngine(tiny_model(name), model_options=model_options).generate(prompts(), GREEDY)
             assert sum(ours[:8] == theirs[:8] for ours, theirs in zip(eager, cpu, strict=True)) >= 12
 
 

@@ -73,7 +73,7 @@ def test_tokens_are_those_of_the_dequantized_experts(case, tmp_path):
 @pytest.mark.parametrize("asked", ["fp8", "fp8_per_block", "int8", "int4"])
 @pytest.mark.parametrize("family", ["wide-qwen3-moe", "wide-deepseek-v3"])
 def test_rounded_while_loading(family, asked):
-    how = HOW | {"wishes": {"quantization": asked}}
+    how = HOW | {"model_options": {"quantization": asked}}
     eager, graphs = (InlineEngine(tiny_model(family), graphs=graphs, **how) for graphs in (False, True))
     kind = FourBitWeights if asked == "int4" else ScaledWeights
     assert all(isinstance(module.weights, kind) for module in experts_of(eager.model))

@@ -71,7 +71,7 @@ def kinds(engine):
 def test_16_bit_tokens_are_those_of_the_dequantized_weights(family, form, tmp_path):
     model = quantized(family, form, tmp_path / "model")
     how = {"device": "cuda", "dtype": torch.bfloat16, "max_num_seqs": 8, "num_blocks": 64}
-    how["wishes"] = {"quantization": form if form in WHILE_LOADING else None}
+    how["model_options"] = {"quantization": form if form in WHILE_LOADING else None}
     eager, graphs = (InlineEngine(tmp_path / "model", graphs=graphs, **how) for graphs in (False, True))
     assert ("Dense" in kinds(eager)) == (form in PLAIN)
     for engine in (eager, graphs):
@@ -102,7 +102,13 @@ def test_families_with_other_blocks(family, form, near, tmp_path):
 @pytest.mark.parametrize("form", ["int4", "int8", "fp8"])
 @pytest.mark.parametrize("family", ["gpu-qwen2-moe", "gpu-deepseek-v3"])
 def test_linear_layers_beside_experts(family, form):
-    how = {"device": "cuda", "dtype": torch.bfloat16, "max_num_seqs": 8, "num_blocks": 64, "wishes": {"quantization": form}}
+    how = {
+        "device": "cuda",
+        "dtype": torch.bfloat16,
+        "max_num_seqs": 8,
+        "num_blocks": 64,
+        "model_options": {"quantization": form},
+    }
     eager, graphs = (InlineEngine(tiny_model(family), graphs=graphs, **how) for graphs in (False, True))
     assert "Dense" not in kinds(eager)
     unpadded = torch.arange(4, 68).view(8, 8).tolist()

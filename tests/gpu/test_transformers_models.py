@@ -11,7 +11,7 @@ pytestmark = pytest.mark.gpu
 
 NEW_TOKENS = 32
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
-WISHES = {"model_impl": "transformers"}
+MODEL_OPTIONS = {"model_impl": "transformers"}
 ROUNDING = 1e-4  # of logits of about 4: what lies so near the maximum is equal
 
 
@@ -35,11 +35,13 @@ def below(name, got):
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("name", ["gpu-llama", "gpu-qwen3", "gpu-mistral-sliding"])
 def test_fp32_equals_transformers(name, graphs):
-    engine = InlineEngine(tiny_model(name), device="cuda", graphs=graphs, wishes=WISHES)
+    engine = InlineEngine(tiny_model(name), device="cuda", graphs=graphs, model_options=MODEL_OPTIONS)
     assert below(name, engine.generate(prompts(), GREEDY))[0] <= ROUNDING
     assert below(name, [engine.generate([p], GREEDY)[0] for p in prompts()])[0] <= ROUNDING
 
 
 def test_bf16_stays_near():
-    engine = InlineEngine(tiny_model("gpu-llama"), device="cuda", graphs=True, dtype=torch.bfloat16, wishes=WISHES)
+    engine = InlineEngine(
+        tiny_model("gpu-llama"), device="cuda", graphs=True, dtype=torch.bfloat16, model_options=MODEL_OPTIONS
+    )
     assert below("gpu-llama", engine.generate(prompts(), GREEDY))[1] < 0.05

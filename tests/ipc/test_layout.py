@@ -34,7 +34,7 @@ def test_sizes_that_can_never_work_are_named(sizes, message):
         EngineConfig(**sizes)
 
 
-def test_experts_are_dealt_over_ranks_of_each_engine():
+def test_experts_are_distributed_over_ranks_of_each_engine():
     EngineConfig(data_parallel_size=2, tensor_parallel_size=2, enable_expert_parallel=True)
     EngineConfig(enable_expert_parallel=True)
 

@@ -103,7 +103,7 @@ def test_some_of_the_experts_in_the_interpreter(shape, config):
 
 
 def held(w, ids, first, stop):
-    """What a rank has that these experts were dealt to, and its ids."""
+    """What a rank has that these experts were assigned to, and its ids."""
     own = Weights(*(None if t is None else t[first:stop] for t in w))
     return own, torch.where((ids >= first) & (ids < stop), ids - first, stop - first).int()
 

@@ -1,4 +1,5 @@
-"""`quire serve --enable-expert-parallel`: ranks as processes on CPUs, the tokens of one, and the load of each in /metrics."""
+"""`quire serve --enable-expert-parallel`: ranks as processes on CPUs, the tokens of one, and the load of each in /metrics,
+of all layers, in one stage or two."""
 
 import re
 from collections.abc import Iterator
@@ -14,9 +15,10 @@ TOKENS = "quire:expert_parallel_tokens_total"
 LAYERS, TOP_K = 3, 2
 
 
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with Served(str(tiny_model("qwen3-moe")), *SMALL, "-tp", "2", "--enable-expert-parallel") as server:
+@pytest.fixture(scope="module", params=["1", pytest.param("2", marks=pytest.mark.slow)], ids=["one stage", "two stages"])
+def served(request: pytest.FixtureRequest) -> Iterator[Served]:
+    layout = "-tp", "2", "-pp", request.param, "--enable-expert-parallel"
+    with Served(str(tiny_model("qwen3-moe")), *SMALL, *layout) as server:
         yield server.ready()
         assert server.end() == 0
 

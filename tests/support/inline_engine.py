@@ -42,13 +42,13 @@ class InlineEngine:
         eos=(),
         dummy=False,
         processors=(),
-        wishes=MappingProxyType({}),
+        model_options=MappingProxyType({}),
         parallel=None,
         **scheduling,
     ):
         self.depth, self.device = depth, torch.device(device)
         parallel = parallel or Parallel(device=self.device)
-        config = read_model_config(model_dir, **wishes)
+        config = read_model_config(model_dir, **model_options)
         max_model_len = max_model_len or min(config.max_position_embeddings, 512)
         self.model = build_model(config, dtype, parallel).eval()
         if dummy:

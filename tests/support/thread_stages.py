@@ -11,6 +11,7 @@ import torch
 from inline_engine import InlineEngine
 from thread_ranks import TIMEOUT_S, RankOfThreads, Threads
 
+from quire.workers.expert_load import expert_load_of
 from quire.workers.models.families import read_model_config
 from quire.workers.parallel import Parallel
 from quire.workers.pipeline import max_in_flight
@@ -75,7 +76,7 @@ class EngineOfStages(InlineEngine):
         return super()._results(step)
 
 
-def engine_of_stages(folder, stages, size=1, links=LinksOfThreads, **options):
+def engine_of_stages(folder, stages, size=1, links=LinksOfThreads, expert_parallel=False, **options):
     """An InlineEngine of so many stages, of `size` ranks each. links(wires, stage): a rank's, in place of LinksOfThreads."""
     config = read_model_config(folder)
     wires, engines = [Wires(stages) for _ in range(size)], []
@@ -83,7 +84,8 @@ def engine_of_stages(folder, stages, size=1, links=LinksOfThreads, **options):
         stage, group = stage_of(config, torch.float32, index, stages), Threads(size)
         for rank in range(size):
             exchange = RankOfThreads(group, rank) if size > 1 else None
-            parallel = Parallel(rank, size, exchange=exchange, stage=stage)
+            parallel = Parallel(rank, size, exchange=exchange, stage=stage, expert_parallel=expert_parallel)
+            parallel.expert_load = expert_load_of(config, parallel)
             engine = EngineOfStages(folder, parallel=parallel, depth=max_in_flight(stages), **options)
             engine.runner.join(links(wires[rank], stage))
             engines.append(engine)

@@ -26,7 +26,7 @@ TYPES = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 VOCAB, LAYERS = 256, 4
 PROMPTS = (3, 29, 14, 1)  # lengths
 NEW_TOKENS = 14
-WISHES = MappingProxyType({"model_impl": "transformers"})
+MODEL_OPTIONS = MappingProxyType({"model_impl": "transformers"})
 MOST_PARAMETERS = 20_000_000
 CHUNK = 16  # tokens of a step
 
@@ -186,7 +186,7 @@ def outcome(model_type: str) -> Outcome:
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         try:
-            engine = InlineEngine(Path(folder), wishes=WISHES, budget=CHUNK, max_model_len=128, block_size=16)
+            engine = InlineEngine(Path(folder), model_options=MODEL_OPTIONS, budget=CHUNK, max_model_len=128, block_size=16)
         except ModelConfigError as error:
             return Outcome(name, "refused", str(error).removeprefix("--model-impl transformers: "))
         params = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)

@@ -55,7 +55,7 @@ def assert_same_experts(model, other, part=slice(None)):
             assert (one is None) == (two is None) and (one is None or torch.equal(one, two[part]))
 
 
-def dealing(rank, size):
+def expert_parallel_rank(rank, size):
     return Parallel(rank, size, expert_parallel=True)
 
 
@@ -96,7 +96,7 @@ def test_ranks_hold_whole_experts_of_every_way_to_store_them(size, tmp_path):
     for folder in folders:
         whole, config, stop = model_of(folder), read_model_config(folder), 0
         for rank in range(size):
-            model = build_experts_alone(config, dealing(rank, size), folder)
+            model = build_experts_alone(config, expert_parallel_rank(rank, size), folder)
             held = len(experts_of(model)[0].down)
             assert_same_experts(model, whole, slice(stop, stop + held))
             stop += held
@@ -118,7 +118,7 @@ def test_a_rank_reads_its_own_experts_alone(tmp_path):
     folder, kinds = tiny_models.tiny_model("qwen3-moe"), load_file(tiny_models.tiny_model("qwen3-moe") / "model.safetensors")
     of_experts = sum(t.numel() * 4 for key, t in kinds.items() if ".experts." in key)
     config, loaded = read_model_config(folder), []
-    for parallel in (Parallel(), dealing(0, 2), dealing(1, 2)):
+    for parallel in (Parallel(), expert_parallel_rank(0, 2), expert_parallel_rank(1, 2)):
         model = build_model(config, torch.float32, parallel)
         loaded.append(load_weights(model, folder, "cpu", progress=False))
     assert loaded[0] - loaded[1] == loaded[0] - loaded[2] == of_experts // 2
@@ -128,32 +128,32 @@ def test_a_rank_reads_its_own_experts_alone(tmp_path):
         return tensors | {key: tensors[key][:3]}
 
     with pytest.raises(WeightsError, match=r"misshapen: model\.layers\.1\.mlp\.experts\.7\.up_proj\.weight"):
-        model_of(changed("qwen3-moe", tmp_path / "misshapen", misshapen), dealing(0, 2))
+        model_of(changed("qwen3-moe", tmp_path / "misshapen", misshapen), expert_parallel_rank(0, 2))
 
 
-def test_what_experts_cannot_be_dealt_over_is_refused():
-    for parallel in (dealing(0, 1), dealing(0, 2)):
+def test_what_experts_cannot_be_distributed_over_is_refused():
+    for parallel in (expert_parallel_rank(0, 1), expert_parallel_rank(0, 2)):
         with pytest.raises(ModelConfigError, match=r"--enable-expert-parallel: the model has no experts"):
             build_model(read_model_config(tiny_models.tiny_model("llama")), torch.float32, parallel)
     config = read_model_config(tiny_models.tiny_model("gpt-oss-plain"))
     with pytest.raises(ModelConfigError, match="its 4 attention heads cannot be split over 8 ranks"):
-        build_model(config, torch.float32, dealing(0, 8))
+        build_model(config, torch.float32, expert_parallel_rank(0, 8))
     wide = msgspec.structs.replace(config.layers[0].attention, num_heads=8, num_kv_heads=8)
     layers = tuple(msgspec.structs.replace(layer, attention=wide) for layer in config.layers)
     with pytest.raises(ModelConfigError, match="its 4 experts cannot be split over 8 ranks; 1, 2, 4 would do"):
-        build_model(msgspec.structs.replace(config, layers=layers), torch.float32, dealing(0, 8))
+        build_model(msgspec.structs.replace(config, layers=layers), torch.float32, expert_parallel_rank(0, 8))
     odd = msgspec.structs.replace(config.layers[0].experts, intermediate_size=47)
     layers = tuple(msgspec.structs.replace(layer, experts=odd) for layer in config.layers)
     said = "its moe_intermediate_size 47 cannot be split over 2 ranks; 1 would do, or --enable-expert-parallel"
     with pytest.raises(ModelConfigError, match=said):
         build_model(msgspec.structs.replace(config, layers=layers), torch.float32, Parallel(0, 2))
-    assert build_model(msgspec.structs.replace(config, layers=layers), torch.float32, dealing(0, 2)) is not None
+    assert build_model(msgspec.structs.replace(config, layers=layers), torch.float32, expert_parallel_rank(0, 2)) is not None
 
 
 def test_tokens_are_counted_by_rank():
     """Of every layer with experts, real rows alone; the busiest of each layer."""
     load = ExpertLoad(2, torch.device("cpu"))
-    parallel = dealing(0, 2)
+    parallel = expert_parallel_rank(0, 2)
     parallel.expert_load = load
     model = build_model(read_model_config(tiny_models.tiny_model("mixtral-sliding-tied")), torch.float32, parallel)
     dummy_weights(model, 1)

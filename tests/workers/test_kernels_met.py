@@ -67,9 +67,9 @@ with torch.device("meta"):
         most = current().exchange.max_rows(size)
         places = meta(3, size, most, config.hidden_size, dtype=torch.int16)
         buffers = PeerNormExchange(Buffers(0, size, most, places, meta(size, dtype=torch.int64), ints(most), 1), None)
-    deals = size > 1 and any(layer.experts is not None for layer in config.layers)
-    ranks = Parallel(0, size, "meta", exchange, buffers, expert_parallel=deals)
-    if deals:
+    expert_parallel = size > 1 and any(layer.experts is not None for layer in config.layers)
+    ranks = Parallel(0, size, "meta", exchange, buffers, expert_parallel=expert_parallel)
+    if expert_parallel:
         ranks.expert_load, starts = ExpertLoad(size, torch.device("meta")), ints(4096)
     model = build_model(config, torch.bfloat16, ranks)
 for module in model.modules():
@@ -107,7 +107,7 @@ def met(batch):
     if spec.latent_dim:
         attend = latent_attention(tokens, rows, mixed)
     KEYS.clear()
-    if deals:
+    if expert_parallel:
         ranks.expert_load.begin(starts[rows : rows + 1], ints(1), tokens)
     hidden = model(ints(tokens), ints(tokens), attend, ints(rows) if mixed else None)
     model.compute_logits(hidden, logits[:rows])

@@ -104,7 +104,7 @@ def reference_logits(name, ids, ours, dtype, scales):
 )
 def test_tokens_are_those_of_rounded_keys_and_values(name, dtype, skipped, scaled, tmp_path):
     folder = with_scales(name, tmp_path / "model") if scaled else tiny_model(name)
-    engine = InlineEngine(folder, wishes={"kv_cache_dtype": dtype, "kv_cache_dtype_skip_layers": skipped}, budget=16)
+    engine = InlineEngine(folder, model_options={"kv_cache_dtype": dtype, "kv_cache_dtype_skip_layers": skipped}, budget=16)
     layers = [i for i, spec in enumerate(engine.runner.ctx.cache.specs) if spec.cache_dtype is not None]
     assert layers and (not skipped or len(layers) < len(engine.runner.ctx.cache.specs))
     scales = dict(enumerate(zip(K_SCALES, V_SCALES, strict=True))) if scaled else dict.fromkeys(layers, (1.0, 1.0))
@@ -117,8 +117,8 @@ def test_tokens_are_those_of_rounded_keys_and_values(name, dtype, skipped, scale
         assert (chosen >= logits.max(-1).values - 1e-5).all() and len(set(output)) > 4
 
 
-def loaded(folder, **wishes):
-    model = build_model(read_model_config(folder, **wishes), torch.float32, Parallel())
+def loaded(folder, **model_options):
+    model = build_model(read_model_config(folder, **model_options), torch.float32, Parallel())
     load_weights(model, folder, "cpu")
     return model
 

@@ -34,7 +34,7 @@ def prompts():
 
 
 def engine_of(folder, form):
-    return InlineEngine(folder, wishes={"quantization": form} if form in WHILE_LOADING else {})
+    return InlineEngine(folder, model_options={"quantization": form} if form in WHILE_LOADING else {})
 
 
 def assert_tokens(model, prompt, output):

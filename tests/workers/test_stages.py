@@ -2,14 +2,17 @@
 
 import shutil
 
+import msgspec
 import pytest
 import torch
 from inline_engine import InlineEngine
 from quantized_models import quantized
 from safetensors.torch import load_file, save_file
+from thread_ranks import engine_of_ranks
 from thread_stages import engine_of_stages
 from tiny_models import tiny_model
 
+from quire.ipc.engine_stats import ExpertTokens
 from quire.ipc.sampling import SamplingParams
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.loading.target import WeightsError
@@ -110,3 +113,22 @@ def test_a_quantized_model_is_cut_by_the_bytes_that_are_stored(form, tmp_path):
     asked = [list(range(5, 25)), [7, 8, 9]]
     params = SamplingParams(temperature=0.8, seed=2, max_tokens=12, ignore_eos=True)
     assert engine_of_stages(folder, 2).generate(asked, params) == InlineEngine(folder).generate(asked, params)
+
+
+def counted(engine):
+    """By rank: what it has counted of experts' tokens, None where another counts for it."""
+    loads = [runner.ctx.parallel.expert_load for runner in engine.runner.runners]
+    return [load and msgspec.msgpack.decode(load.take(), type=ExpertTokens) for load in loads]
+
+
+@pytest.mark.parametrize("name", ["qwen3-moe", pytest.param("qwen3-moe-mixed", marks=pytest.mark.slow)])
+def test_the_first_rank_of_each_stage_counts_the_tokens_of_its_layers_experts(name):
+    """Together, as many as the first of two ranks that have all layers."""
+    folder, asked = tiny_model(name), [list(range(5, 25)), [7, 8, 9]]
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    together, staged = engine_of_ranks(folder, 2, expert_parallel=True), engine_of_stages(folder, 2, 2, expert_parallel=True)
+    assert staged.generate(asked, params) == together.generate(asked, params)
+    [whole, _], [first, second, last, fourth] = counted(together), counted(staged)
+    assert second is None and fourth is None and min(first.by_rank + last.by_rank) > 0
+    assert [a + b for a, b in zip(first.by_rank, last.by_rank, strict=True)] == whole.by_rank
+    assert first.busiest + last.busiest == whole.busiest

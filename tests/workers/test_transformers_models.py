@@ -12,7 +12,7 @@ from inline_engine import InlineEngine
 from quantized_models import FORMATS, quantized
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers_tiny import NEW_TOKENS, TYPES, WISHES, greedy, outcome, prompts, tiny_config
+from transformers_tiny import MODEL_OPTIONS, NEW_TOKENS, TYPES, greedy, outcome, prompts, tiny_config
 from transformers_tiny import tiny_model as tiny_random
 
 from quire.frontend.client.engine_options import engine_options
@@ -60,7 +60,7 @@ def test_at_least_110_of_transformers_models_run():
 def test_both_implementations_give_the_same_tokens(name):
     folder = tiny_models.tiny_model(name)
     outputs = [
-        InlineEngine(folder, wishes={"model_impl": impl}, budget=24).generate(prompts(), GREEDY)
+        InlineEngine(folder, model_options={"model_impl": impl}, budget=24).generate(prompts(), GREEDY)
         for impl in ("quire", "transformers")
     ]
     assert outputs[0] == outputs[1]
@@ -77,17 +77,17 @@ def test_both_implementations_give_the_same_tokens(name):
 def test_quantized_checkpoints_give_the_same_tokens(form, tmp_path):
     quantized("qwen2-mixed", form, tmp_path / "model")
     outputs = [
-        InlineEngine(tmp_path / "model", wishes={"model_impl": impl}).generate(prompts(), GREEDY)
+        InlineEngine(tmp_path / "model", model_options={"model_impl": impl}).generate(prompts(), GREEDY)
         for impl in ("quire", "transformers")
     ]
     assert outputs[0] == outputs[1]
 
 
-@pytest.mark.parametrize("wishes", [{"quantization": "int8"}, {"kv_cache_dtype": "fp8"}])
-def test_wishes_are_heard(wishes):
+@pytest.mark.parametrize("model_options", [{"quantization": "int8"}, {"kv_cache_dtype": "fp8"}])
+def test_model_options_apply(model_options):
     folder = tiny_models.tiny_model("llama-tied")
     outputs = [
-        InlineEngine(folder, wishes={**wishes, "model_impl": impl}).generate(prompts(), GREEDY)
+        InlineEngine(folder, model_options={**model_options, "model_impl": impl}).generate(prompts(), GREEDY)
         for impl in ("quire", "transformers")
     ]
     assert outputs[0] == outputs[1]
@@ -118,7 +118,7 @@ def test_a_tied_head_of_two_values_is_refused(tmp_path):
     tensors = load_file(folder / "model.safetensors")
     save_file({**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"] + 1}, folder / "model.safetensors")
     with pytest.raises(WeightsError, match=r"ties lm_head.weight to model.embed_tokens.weight"):
-        InlineEngine(folder, wishes=WISHES)
+        InlineEngine(folder, model_options=MODEL_OPTIONS)
 
 
 def test_missing_and_surplus_tensors_are_named(tmp_path):
@@ -128,7 +128,7 @@ def test_missing_and_surplus_tensors_are_named(tmp_path):
     moved = tensors.pop("model.layers.1.mlp.up_proj.weight")
     save_file({**tensors, "model.layers.1.mlp.other.weight": moved}, folder / "model.safetensors")
     with pytest.raises(WeightsError, match=r"missing: model.layers.1.mlp.up_proj.weight; surplus: model.layers.1.mlp.other"):
-        InlineEngine(folder, wishes=WISHES)
+        InlineEngine(folder, model_options=MODEL_OPTIONS)
 
 
 def test_vllms_name_is_taken():
@@ -241,7 +241,7 @@ def test_longrope_of_phi_moe_is_served_up_to_its_original_length(tmp_path):
     }
     model = tiny_random(type(tiny_config("phimoe"))(**{**small, "rope_parameters": rope, "sliding_window": 256}))
     model.save_pretrained(tmp_path)
-    engine = InlineEngine(tmp_path, wishes=WISHES, budget=16, max_model_len=64)
+    engine = InlineEngine(tmp_path, model_options=MODEL_OPTIONS, budget=16, max_model_len=64)
     assert engine.generate(prompts(), GREEDY) == greedy(model, prompts())
     assert engine.model.config.longest == 64 and {a.rope.type for a in engine.model.config.attention_specs(Parallel())} == {
         "longrope"

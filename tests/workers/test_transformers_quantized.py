@@ -11,7 +11,7 @@ from inline_engine import InlineEngine
 from quantized_models import FORMATS
 from quantized_packers import nf4, packed
 from safetensors.torch import load_file, save_file
-from transformers_tiny import NEW_TOKENS, WISHES, prompts, tiny_config
+from transformers_tiny import MODEL_OPTIONS, NEW_TOKENS, prompts, tiny_config
 from transformers_tiny import tiny_model as tiny_random
 
 from quire.ipc.sampling import SamplingParams
@@ -44,11 +44,11 @@ def test_quantized_experts_are_refused_by_name(pack, form, tmp_path):
     folder = of_experts(tmp_path, pack, FORMATS[form][0])
     assert len(InlineEngine(folder).generate(prompts(), GREEDY)) == len(prompts())  # our own file reads them
     with pytest.raises(WeightsError, match=r"quantization_config: model\.layers\.0\.mlp\.experts\.0\.down_proj is quantized"):
-        InlineEngine(folder, wishes=WISHES)
+        InlineEngine(folder, model_options=MODEL_OPTIONS)
 
 
 def test_experts_that_would_stay_floats_without_a_word_are_refused():
-    config = read_model_config(tiny_models.tiny_model("qwen3-moe"), quantization="int4", **WISHES)
+    config = read_model_config(tiny_models.tiny_model("qwen3-moe"), quantization="int4", **MODEL_OPTIONS)
     with pytest.raises(ModelConfigError, match=r"--quantization int4: model\.layers\.0\.mlp\.experts .* leave the flag out"):
         build_model(config, torch.float32, Parallel())
 
@@ -59,7 +59,7 @@ def test_a_head_of_another_name_stays_as_it_is(tied, tmp_path):
     config = tiny_config("biogpt")
     config.tie_word_embeddings = tied
     tiny_random(config).save_pretrained(tmp_path)
-    config = read_model_config(tmp_path, quantization="int8_per_channel_weight_only", **WISHES)
+    config = read_model_config(tmp_path, quantization="int8_per_channel_weight_only", **MODEL_OPTIONS)
     model = build_model(config, torch.float16, Parallel())  # which is not packed
     load_weights(model, tmp_path, "cpu")
     stored, weights = load_file(tmp_path / "model.safetensors"), list(model.parameters())
@@ -71,9 +71,9 @@ def test_a_head_of_another_name_stays_as_it_is(tied, tmp_path):
     assert not is_kept("biogpt.layers.0.fc1.weight")
 
 
-@pytest.mark.parametrize("wishes", [{}, WISHES])
+@pytest.mark.parametrize("model_options", [{}, MODEL_OPTIONS])
 @pytest.mark.parametrize("form", ["pack-quantized", "nf4"])
-def test_a_tied_head_that_no_rule_names_is_none_of_the_quantized_layers(form, wishes, tmp_path):
+def test_a_tied_head_that_no_rule_names_is_none_of_the_quantized_layers(form, model_options, tmp_path):
     shutil.copytree(tiny_models.tiny_model("llama-tied"), folder := tmp_path / "model")
     config = FORMATS[form][0] | ({"ignore": []} if form == "pack-quantized" else {"llm_int8_skip_modules": ["visual"]})
     tensors = load_file(folder / "model.safetensors")
@@ -83,7 +83,7 @@ def test_a_tied_head_that_no_rule_names_is_none_of_the_quantized_layers(form, wi
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     fields = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**fields, "quantization_config": config}))
-    assert len(InlineEngine(folder, wishes=wishes).generate(prompts(), GREEDY)) == len(prompts())
+    assert len(InlineEngine(folder, model_options=model_options).generate(prompts(), GREEDY)) == len(prompts())
 
 
 def test_a_scaling_without_a_factor_may_lack_the_positions_too():

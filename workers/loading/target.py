@@ -24,7 +24,7 @@ class Target(NamedTuple):
 
     `write(piece, row)` is called with runs of consecutive rows that together are `part` of the tensor; `row` counts from
     the part's first (a tensor without dimensions comes whole, as row 0). The piece lies in the mapped file: what does more
-    than copy it begins with `piece.to(device)`. RowRanges of one tensor come in order; of several tensors, at the same time.
+    than copy it begins with `piece.to(device)`. Runs of one tensor come in order; of several tensors, at the same time.
     """
 
     shape: tuple[int, ...]  # of the tensor in the file; -1 is any length

@@ -1,7 +1,7 @@
 """Bodies of requests and responses, as msgspec structs with OpenAI's and vLLM's field names.
 
 body.py decodes them. A field that is null means the same as one that is absent. Fields that would change the answer and are not
-supported stand in `Unsupported`, and `check_supported` refuses them by name: a wish silently ignored is worse than an error.
+supported stand in `Unsupported`, and `check_supported` refuses them by name: one silently ignored is worse than an error.
 Bounds on values are SamplingParams' (ipc/sampling.py).
 """
 

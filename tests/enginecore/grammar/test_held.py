@@ -10,8 +10,9 @@ from core_with_model import CoreWithModel, Output
 
 from quire.enginecore import masks
 from quire.enginecore.grammar import held, mask_threads
-from quire.enginecore.scheduling.step import StepOutput
+from quire.enginecore.scheduling.step import ScheduledStep, StepOutput
 from quire.ipc.messages import Abort, Finish, Finished, RequestError
+from quire.ipc.process.loop_clock import LoopClock
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.structured_outputs import StructuredOutputs
 
@@ -103,17 +104,61 @@ def test_a_late_mask_is_waited_for_by_its_own_sequence_alone(engine, monkeypatch
     engine.until(lambda: engine.core.scheduler.is_idle and not engine.core._grammar._held)
 
 
+def test_masks_are_not_late_because_the_step_before_took_long(engine, monkeypatch):
+    """They are asked for when it returns, and are made a turn later."""
+    alone, preemptions, clock = plain(engine), engine.core.scheduler.counters.preemptions, [0.0]
+    run, threads, asked = engine.workers._run, engine.core._grammar._threads, []
+    monkeypatch.setattr(engine.core.supervisor, "_clock", LoopClock(lambda: clock[0]))
+    monkeypatch.setattr(engine.workers, "_run", lambda: (run(), clock.append(clock.pop() + 5 * masks.MASKS_LATE_S)))
+    request_id, submit = engine.submit(PROMPT, params()), threads.submit
+    monkeypatch.setattr(threads, "submit", asked.extend)
+    while not engine.has_ended(request_id):
+        before, asked[:] = asked[:], []
+        engine.turn()
+        assert not engine.core._grammar._held
+        submit(before)
+    assert engine.outputs[request_id << 8].ids == alone and engine.core.scheduler.counters.preemptions == preemptions
+
+
 @pytest.mark.parametrize("fields", FIELDS)
 def test_a_slow_grammars_tokens_are_scheduled_when_their_masks_are_there(engine, monkeypatch, fields):
-    alone = plain(engine, **fields)
+    """But the first two: with one it is found out, and the other is scheduled by then."""
+    alone, grammar = plain(engine, **fields), engine.core._grammar
     monkeypatch.setattr(mask_threads, "SLOW_S", -1.0)  # every mask is slow
-    waited = []
-    expect = engine.core._masks.expect
-    monkeypatch.setattr(engine.core._masks, "expect", lambda step, rows, now: (expect(step, rows, now), waited.append(step)))
+    waited, scheduled, expect = [], [], grammar.expect
+
+    def watched(step: ScheduledStep, now: float) -> None:
+        expect(step, now)
+        scheduled.extend(step.mask_rows)
+        waited.extend(engine.core._masks.due(step.step))
+
+    monkeypatch.setattr(grammar, "expect", watched)
     requests = [(PROMPT, params(**fields))] * 3
     assert [ids_of(result) for result in engine.run_all(requests)] == [alone] * 3
-    assert engine.core._grammar._threads.has_slow and waited
-    engine.until(lambda: not engine.core._grammar._held)
+    assert 3 <= len(waited) <= 6 < 3 * len(alone) <= len(scheduled)
+    engine.until(lambda: not grammar._held)
+
+
+@pytest.mark.parametrize("is_aborted", [False, True])
+def test_a_grammar_counts_as_slow_until_it_is_quick_again_or_has_ended(engine, monkeypatch, is_aborted):
+    """From then on steps look at nobody's."""
+    monkeypatch.setattr(mask_threads, "SLOW_S", 60.0)
+    alone, held_ones = plain(engine), engine.core._grammar._held
+    assert not held_ones._slow
+    monkeypatch.setattr(mask_threads, "SLOW_FOR", 3)
+    monkeypatch.setattr(mask_threads, "SLOW_S", -1.0)
+    slow = begun(engine, 2)
+    assert [seq.request_id for seq in held_ones._slow] == [slow]
+    monkeypatch.setattr(mask_threads, "SLOW_S", 60.0)
+    if is_aborted:
+        engine.frontend.send(Abort(EPOCH, [slow]))
+        assert plain(engine) == alone
+    else:
+        engine.until(lambda: not held_ones._slow)
+        assert not engine.has_ended(slow)
+        engine.until(lambda: engine.has_ended(slow))
+        assert engine.outputs[slow << 8].ids == alone
+    assert not held_ones._slow
 
 
 def test_a_mask_that_never_comes_ends_its_request_and_no_other(engine, monkeypatch):
@@ -150,11 +195,11 @@ def test_held_sequences_give_their_blocks_to_who_needs_them(monkeypatch):
     engine = CoreWithModel(num_blocks=12, max_model_len=160, look_ahead=False)
     try:
         wide = {"max_tokens": 70, "ignore_eos": True}
-        wishes = [params(wanted, **wide) for wanted in (AMBIGUOUS, PERSON, AMBIGUOUS, None)]
-        prompts = [f"{i} {PROMPT}" for i in range(len(wishes))]  # that share no block
-        expected = [ids_of(engine.run(*request)) for request in zip(prompts, wishes, strict=True)]
+        asked = [params(wanted, **wide) for wanted in (AMBIGUOUS, PERSON, AMBIGUOUS, None)]
+        prompts = [f"{i} {PROMPT}" for i in range(len(asked))]  # that share no block
+        expected = [ids_of(engine.run(*request)) for request in zip(prompts, asked, strict=True)]
         monkeypatch.setattr(mask_threads, "SLOW_S", -1.0)
-        results = engine.run_all(list(zip(prompts, wishes, strict=True)))
+        results = engine.run_all(list(zip(prompts, asked, strict=True)))
         assert [ids_of(result) for result in results] == expected
         assert engine.core.scheduler.counters.preemptions
     finally:

@@ -99,13 +99,14 @@ def test_many_come_in_pieces_and_a_slow_one_is_found(threads, monkeypatch):
     monkeypatch.setattr(module, "SLOW_S", 60.0)
     monkeypatch.setattr(module, "LONG_S", 60.0)
     threads.submit([work(i) for i in range(40)])
-    assert [len(done.works) for done in all_of(threads)] == [20, 20]  # one is sent while the next is made
+    assert [(len(done.works), done.slow) for done in all_of(threads)] == [(20, []), (20, [])]  # one is sent as the next is made
     threads.submit([work(i) for i in range(200)])
     assert [len(done.works) for done in all_of(threads)] == [64, 64, 36, 36]
     monkeypatch.setattr(module, "SLOW_S", 0.0)
     works = [work(i) for i in range(20)]
     threads.submit(works)
-    assert [len(done.works) for done in all_of(threads)] == [16, 4] and all(w.constraint.is_slow for w in works)
+    assert [(len(done.works), done.slow) for done in all_of(threads)] == [(16, works[:16]), (4, works[16:])]
+    assert all(w.constraint.is_slow for w in works)
     monkeypatch.setattr(module, "MAX_WAIT_S", 0.0)
     again = [Work(w.seq, w.constraint, [], step=2, row=i) for i, w in enumerate(works)]
     threads.submit(again)

@@ -1,4 +1,4 @@
-"""Constraints: thinking and its budget, ends, and masks that other wishes restrict."""
+"""Constraints: thinking and its budget, ends, and masks that other parameters restrict."""
 
 import itertools
 
@@ -72,7 +72,7 @@ def test_stop_ids_become_bits():
 @pytest.mark.parametrize(
     ("allowed", "banned", "left"), [(None, [], {1, 40}), ([40, 2], [], {40}), (None, [1, 40], set()), ([1], [1], set())]
 )
-def test_what_other_wishes_forbid_is_taken_out(allowed, banned, left):
+def test_what_other_parameters_forbid_is_taken_out(allowed, banned, left):
     def words(ids) -> np.ndarray:
         made = np.zeros(2, np.uint32)
         made[stop_bits(ids).words] = stop_bits(ids).bits

@@ -1,7 +1,7 @@
 """Structured output from message to tokens, by the real core, the real runner and the bundled model in float32.
 
 Output that ends by its grammar is one of its language; cut by length or a stop id it is a beginning of one. So it is with
-everything that a request may wish besides, and whatever runs beside it.
+everything that a request may ask for besides, and whatever runs beside it.
 """
 
 import json
@@ -74,7 +74,7 @@ def _is(engine: CoreWithModel, grammar, wanted: StructuredOutputs) -> bool:
     ],
     ids=lambda fields: "-".join(fields) or "greedy",
 )
-def test_output_parses_and_validates_whatever_else_is_wished(engine, fields):
+def test_output_parses_and_validates_whatever_else_is_asked_for(engine, fields):
     for output in engine.run("Who is it?", params(**fields)):
         assert is_a_person(engine, output)
         assert not set(output.ids[:-1]) & set(engine.eos)

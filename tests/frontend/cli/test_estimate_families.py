@@ -56,21 +56,21 @@ def test_a_cpu_engine_of_any_family_counts_the_same(name, asked_here):
 
 
 SHARED = [
-    (name, size, deals)
+    (name, size, expert_parallel)
     for name, (size, *ways) in {
         "gpt-oss": (2, False, True), "qwen2-moe": (4, False, True), "deepseek-v3": (2, False, True), "olmo2": (4, False),
         "mixtral-sliding-tied": (2, False, True), "bloom": (2, False), "falcon-11b": (2, False), "gemma3": (2, False),
     }.items()
-    for deals in ways
+    for expert_parallel in ways
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "size", "deals"), SHARED)
-def test_one_of_several_ranks_of_any_family_is_counted_as_it_is_built(name, size, deals, asked_here):
-    folder, ranks = tiny_model(name), Parallel(0, size, expert_parallel=deals)
-    config = EngineConfig(device="cpu", tensor_parallel_size=size, enable_expert_parallel=deals)
+@pytest.mark.parametrize(("name", "size", "expert_parallel"), SHARED)
+def test_one_of_several_ranks_of_any_family_is_counted_as_it_is_built(name, size, expert_parallel, asked_here):
+    folder, ranks = tiny_model(name), Parallel(0, size, expert_parallel=expert_parallel)
+    config = EngineConfig(device="cpu", tensor_parallel_size=size, enable_expert_parallel=expert_parallel)
     worker_config = read_model_config(folder)
-    model = on_rank(read(folder), size, expert_parallel=deals)
+    model = on_rank(read(folder), size, expert_parallel=expert_parallel)
     built = build_model(worker_config, torch.float32, ranks)
     cache = KVCache(worker_config.attention_specs(ranks), 16, torch.float32)
     assert model.num_parameters == sum(p.numel() for p in built.parameters())

@@ -235,7 +235,7 @@ def test_refused_fields_get_a_400_that_names_them():
         ({"model": 5}, "model"),
     ],
 )  # fmt: skip
-def test_wishes_that_cannot_be_granted_are_named(body, param):
+def test_what_cannot_be_granted_is_named(body, param):
     async def main():
         async with serving(template=HERMES) as api:
             assert (await refusal(api, {"input": "hi", **body}))["param"] == param
