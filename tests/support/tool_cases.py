@@ -246,6 +246,19 @@ CASES = [
         "",
         [("f", '{"a": "x\\n<parameter=b>", "n": 5, "s": "y"}')],
     ),
+    (  # of what begins a parameter, only what the call does not have yet ends a value
+        "qwen3_coder",
+        "<tool_call>\n<function=f>\n<parameter=a>\nA call:\n<parameter=a>\nfoo\n</parameter>\n</function>\n</tool_call>",
+        "",
+        [("f", '{"a": "A call:\\n<parameter=a>\\nfoo"}')],
+    ),
+    (
+        "qwen3_coder",
+        "<tool_call><function=f>\n<parameter=n>\n5\n</parameter>\n<parameter=a>\n<x>\n<parameter=n>\n<parameter=s>\nnull\n<parameter=x>"
+        "\n[1,\n<parameter=s>\n</function>\n</tool_call><function=f><parameter=s>y\n<parameter=n>1</parameter></function>",
+        "",
+        [("f", '{"n": 5, "a": "<x>\\n<parameter=n>", "s": null, "x": "[1,\\n<parameter=s>"}'), ("f", '{"s": "y", "n": 1}')],
+    ),
     ("qwen3_coder", "<tool_call><function=f>\n<parameter=n>\n5\n</parameter>\n</tool_call>", "", [("f", '{"n": 5}')]),
     ("qwen3_coder", "<tool_call>\n<function=g>\n</function>\n</tool_call>\n", "", [("g", "{}")]),
     ("qwen3_coder", "<tool_call><function=g><parameter=zz>5</parameter></function></tool_call>", "", [("g", '{"zz": "5"}')]),

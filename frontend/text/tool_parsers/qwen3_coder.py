@@ -2,7 +2,8 @@
 
 Values are bare text: their types come from the function's schema. A text is passed on as it comes, without the line breaks
 around it; anything else when it is complete, as what its type says if it can be read as that, else as a text. Some models leave
-the outer tags out, or a value's end: the next parameter that the function has, or the call's own end, ends a value, too.
+the outer tags out, or a value's end: the beginning of a parameter that the function has and the call does not have yet, or the
+call's own end, ends a value, too. Other parameters' beginnings are quotations, a part of the value.
 """
 
 import json
@@ -37,6 +38,7 @@ class Qwen3Coder(ToolParser):
     def __init__(self, tools: Mapping[str, Parameters] | None = None, new_id: Callable[[], str] | None = None) -> None:
         super().__init__(tools, new_id)
         self._value_ends: dict[str, Markers] = {}
+        self._begun: set[str] = set()  # how the parameters that the call has begin
 
     def _call(self, reader: Reader) -> Waits[None]:
         if (yield from reader.looks_like(START)):
@@ -59,6 +61,7 @@ class Qwen3Coder(ToolParser):
             raise Malformed
         reader.begin(name, verbatim=False)
         reader.write("{")
+        self._begun.clear()
         first = True
         while has_more:
             yield from self._parameter(reader, name, "" if first else ", ")
@@ -76,11 +79,12 @@ class Qwen3Coder(ToolParser):
         yield from reader.expect(">")
         if (yield from reader.peek()) == "\n":
             reader.take()
+        self._begun.add(_beginning(key))
         types, ends = _types(self._tools.get(function, {}), key), self._ends(function)
         reader.write(f'{separator}"{json_escaped(key)}": ')
         if types <= {"string"}:
             reader.write('"')
-            yield from reader.pieces_up_to(ends, lambda piece: reader.write(json_escaped(piece)))
+            yield from self._pieces(reader, ends, lambda piece: reader.write(json_escaped(piece)))
             reader.write('"')
         else:
             reader.write(
@@ -94,19 +98,29 @@ class Qwen3Coder(ToolParser):
         """Of the function's values."""
         if function not in self._value_ends:
             names = islice(_properties(self._tools.get(function, {})), _MAX_ENDS)
-            self._value_ends[function] = Markers(*_VALUE_ENDS, *(f"\n{PARAMETER}{name}>" for name in names))
+            self._value_ends[function] = Markers(*_VALUE_ENDS, *(_beginning(name) for name in names if ">" not in name))
         return self._value_ends[function]
+
+    def _pieces(self, reader: Reader, ends: Markers, write: Callable[[str], None]) -> Waits[None]:
+        """Take a value up to its end, telling `write` of each piece."""
+        while (yield from reader.pieces_up_to(ends, write)) in self._begun:
+            write(reader.take())
 
     def _value(self, reader: Reader, ends: Markers, is_json: bool) -> Waits[str]:
         """Take a value up to its end: a marker within a text of JSON is none."""
         parts: list[str] = []
-        yield from reader.pieces_up_to(ends, parts.append)
+        yield from self._pieces(reader, ends, parts.append)
         for _ in range(_MAX_LOOKS if is_json else 0):
             if not _is_in_text("".join(parts)):
                 break
             parts.append(reader.take())
-            yield from reader.pieces_up_to(ends, parts.append)
+            yield from self._pieces(reader, ends, parts.append)
         return "".join(parts)
+
+
+def _beginning(key: str) -> str:
+    """What a parameter begins with, behind another one's value."""
+    return f"\n{PARAMETER}{key}>"
 
 
 def _is_in_text(value: str) -> bool:

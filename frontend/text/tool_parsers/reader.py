@@ -160,8 +160,8 @@ class Reader:
                 return self.take(at - self.at)
             yield
 
-    def pieces_up_to(self, markers: Markers, write: Callable[[str], None]) -> Waits[None]:
-        """Take what stands before a marker, however long, telling `write` of each piece."""
+    def pieces_up_to(self, markers: Markers, write: Callable[[str], None]) -> Waits[str]:
+        """Take what stands before a marker, however long, telling `write` of each piece. Returns the marker, which stays."""
         while True:
             at, found = markers.find(self.text, self.at)
             if found is None and self.ended:
@@ -169,7 +169,7 @@ class Reader:
             if at > self.at:
                 write(self.take(at - self.at))
             if found is not None:
-                return
+                return found
             if self.ended:
                 raise Malformed
             yield
