@@ -246,6 +246,13 @@ CASES = [
         "",
         [("f", '{"a": "x\\n<parameter=b>", "n": 5, "s": "y"}')],
     ),
+    ("qwen3_coder", "<function=f>\n<parameter=a>\nx <\n</param", "", [("f", '{"a": "x <')]),  # cut off within an end
+    (  # behind an escape
+        "qwen3_coder",
+        '<function=f><parameter=x>["\\u00e9</parameter>", "\\ud83d\\ude00</parameter>"]</parameter></function>',
+        "",
+        [("f", '{"x": ["\\u00e9</parameter>", "\\ud83d\\ude00</parameter>"]}')],
+    ),
     (  # of what begins a parameter, only what the call does not have yet ends a value
         "qwen3_coder",
         "<tool_call>\n<function=f>\n<parameter=a>\nA call:\n<parameter=a>\nfoo\n</parameter>\n</function>\n</tool_call>",

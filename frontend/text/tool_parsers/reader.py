@@ -161,16 +161,18 @@ class Reader:
             yield
 
     def pieces_up_to(self, markers: Markers, write: Callable[[str], None]) -> Waits[str]:
-        """Take what stands before a marker, however long, telling `write` of each piece. Returns the marker, which stays."""
+        """Take what stands before a marker, however long, telling `write` of each piece. Returns the marker, which stays.
+
+        Where the text was cut off within what looks like a marker, that is no part of a piece. Malformed without a marker.
+        """
         while True:
             at, found = markers.find(self.text, self.at)
-            if found is None and self.ended:
-                at = len(self.text)
             if at > self.at:
                 write(self.take(at - self.at))
             if found is not None:
                 return found
             if self.ended:
+                self.take(len(self.text) - at)
                 raise Malformed
             yield
 
