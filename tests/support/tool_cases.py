@@ -114,6 +114,12 @@ CASES = [
         )
     ),
     ("hermes", '<tool_call><tool_call>{"name": "f"}</tool_call>', "<tool_call>", [("f", "{}")]),
+    (  # an end that is missing; the next call is none the less one
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": {"a": 1}}\n<tool_call>{"name": "g", "arguments": {}}</tool_call>',
+        "",
+        [("f", '{"a": 1}'), ("g", "{}")],
+    ),
     # llama
     ("llama3_json", '{"name": "f", "parameters": {"a": 1}}', "", [("f", '{"a": 1}')]),
     (
@@ -159,6 +165,12 @@ CASES = [
     ),
     ("granite", '<tool_call>[{"name": "f", "arguments": {}}]', "", [("f", "{}")]),
     ("granite", '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>', "", [("f", "{}")]),
+    (
+        "granite",
+        '<|tool_call|>[{"name": "f", "arguments": {}}]\n<|tool_call|>[{"name": "g", "arguments": {}}] ok',
+        " ok",
+        [("f", "{}"), ("g", "{}")],
+    ),
     # deepseek
     (
         "deepseek_v3",
@@ -174,6 +186,12 @@ CASES = [
         "<｜tool▁call▁begin｜>g<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
         "So",
         [("f", '{"a": 1}'), ("g", "{}")],
+    ),
+    (
+        "deepseek_v31",
+        "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}\n<｜tool▁call▁begin｜>g<｜tool▁sep｜>{}<｜tool▁call▁end｜>",
+        "",
+        [("f", "{}"), ("g", "{}")],
     ),
     ("deepseek_v3", "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>", "", [("f", "{}")]),
     # pythonic
@@ -253,6 +271,15 @@ CASES = [
         "<tool_call>\n<function=f>\n<parameter=a>\nx\n<parameter=b>\n<parameter=n>\n5\n<parameter=s>\ny\n</function>\n</tool_call>",
         "",
         [("f", '{"a": "x\\n<parameter=b>", "n": 5, "s": "y"}')],
+    ),
+    *(
+        (
+            "qwen3_coder",
+            f"<tool_call>\n<function=f>\n<parameter=n>\n5\n</parameter>\n{begin}<function=g>\n</function>\n</tool_call>",
+            "",
+            [("f", '{"n": 5}'), ("g", "{}")],
+        )
+        for begin in ("", "<tool_call>")
     ),
     ("qwen3_coder", "<function=f>\n<parameter=a>\nx <\n</param", "", [("f", '{"a": "x <')]),  # cut off within an end
     (  # behind an escape

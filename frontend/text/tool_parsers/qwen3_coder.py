@@ -68,7 +68,10 @@ class Qwen3Coder(ToolParser):
             first = False
             yield from reader.skip_space()
             has_more = yield from reader.looks_like(PARAMETER)
-        if not (yield from reader.looks_like(END)):
+        for next_one in (END, START, FUNCTION):
+            if (yield from reader.looks_like(next_one)):
+                break
+        else:
             yield from reader.expect(FUNCTION_END)
         reader.write("}")
         reader.end_arguments()

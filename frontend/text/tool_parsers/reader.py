@@ -112,11 +112,13 @@ class Reader:
         return char
 
     def expect(self, text: str) -> Waits[None]:
-        """Take exactly this text."""
-        for char in text:
-            if (yield from self.peek()) != char:
-                raise Malformed
-            self.take()
+        """Take exactly this text. Malformed if another comes, of which nothing is taken: a call may begin there."""
+        if (yield from self.looks_like(text)):
+            self.take(len(text))
+            return
+        if self.ended and text.startswith(self.text[self.at :]):
+            self.take(len(text))  # cut off
+        raise Malformed
 
     def look(self, pattern: re.Pattern[str], most: int) -> Waits[str]:
         """The characters ahead that match `pattern`, [...]*; none is taken. Malformed if there are more than most."""
