@@ -281,6 +281,16 @@ CASES = [
         )
         for begin in ("", "<tool_call>")
     ),
+    (  # an end behind which the call does not go on is a quotation
+        "qwen3_coder",
+        "<tool_call>\n<function=f>\n<parameter=a>\nWrite\n</parameter>\n behind it, </parameter>.\n</parameter>\n<parameter=n>"
+        "\n1\n</parameter>\n\n</function>\n</tool_call>",
+        "",
+        [("f", '{"a": "Write\\n</parameter>\\n behind it, </parameter>.", "n": 1}')],
+    ),
+    ("qwen3_coder", "<function=f><parameter=a>x</parameter>\n", "", [("f", '{"a": "x"')]),
+    ("qwen3_coder", "<function=f><parameter=a>x</parameter>\n</func", "", [("f", '{"a": "x"')]),
+    ("qwen3_coder", "<function=f><parameter=a>x</parameter>" + " " * 200 + "</function>", "", [("f", '{"a": "x"}')]),
     ("qwen3_coder", "<function=f>\n<parameter=a>\nx <\n</param", "", [("f", '{"a": "x <')]),  # cut off within an end
     (  # behind an escape
         "qwen3_coder",

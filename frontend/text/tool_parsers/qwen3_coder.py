@@ -3,7 +3,8 @@
 Values are bare text: their types come from the function's schema. A text is passed on as it comes, without the line breaks
 around it; anything else when it is complete, as what its type says if it can be read as that, else as a text. Some models leave
 the outer tags out, or a value's end: the beginning of a parameter that the function has and the call does not have yet, or the
-call's own end, ends a value, too. Other parameters' beginnings are quotations, a part of the value.
+call's own end, ends a value, too. Other parameters' beginnings are quotations, a part of the value; so is an end behind which
+the call does not go on.
 """
 
 import json
@@ -24,6 +25,7 @@ FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 _NAME_ENDS = Markers(">")
 _VALUE_ENDS = ("\n" + PARAMETER_END, PARAMETER_END, f"\n{FUNCTION_END}\n{END}")
+_BEHIND_VALUES = (PARAMETER, FUNCTION_END, END, START, FUNCTION)  # what may come behind a value's end marker
 _NO_TEXTS = {"number", "integer", "boolean", "null"}
 _MAX_LOOKS = 32  # at what stands before a marker, of one value: each takes as long as the value is
 _MAX_OPTIONS = 64  # of a parameter's schema that are looked at
@@ -106,7 +108,11 @@ class Qwen3Coder(ToolParser):
 
     def _pieces(self, reader: Reader, ends: Markers, write: Callable[[str], None]) -> Waits[None]:
         """Take a value up to its end, telling `write` of each piece."""
-        while (yield from reader.pieces_up_to(ends, write)) in self._begun:
+        while True:
+            found = yield from reader.pieces_up_to(ends, write)
+            is_value_end = found.endswith(PARAMETER_END)
+            if found not in self._begun and (not is_value_end or (yield from reader.is_followed(found, _BEHIND_VALUES))):
+                return
             write(reader.take())
 
     def _value(self, reader: Reader, ends: Markers, is_json: bool) -> Waits[str]:

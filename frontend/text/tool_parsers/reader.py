@@ -17,6 +17,7 @@ T = TypeVar("T")
 Waits = Generator[None, None, T]
 
 MAX_NAME = 256  # characters of a function's name
+_MAX_SPACES = 128  # characters looked at behind a marker; more spaces than half of them are as good as what may follow
 SPACE = re.compile(r"[ \t\r\n]*")
 
 
@@ -139,6 +140,17 @@ class Reader:
                 return True
             if not text.startswith(ahead) or self.ended:
                 return False
+            yield
+
+    def is_followed(self, text: str, by: tuple[str, ...]) -> Waits[bool]:
+        """Whether one of these, or the end, comes behind this text, which comes next, and spaces; nothing is taken."""
+        while True:
+            behind = self.text[self.at + len(text) : self.at + len(text) + _MAX_SPACES]
+            rest = behind.lstrip(" \t\r\n")
+            if rest.startswith(by) or len(behind) - len(rest) > _MAX_SPACES // 2:
+                return True
+            if not any(one.startswith(rest) for one in by) or self.ended:
+                return not rest or any(one.startswith(rest) for one in by)
             yield
 
     def optional(self, text: str) -> Waits[bool]:
