@@ -114,6 +114,20 @@ CASES = [
         )
     ),
     ("hermes", '<tool_call><tool_call>{"name": "f"}</tool_call>', "<tool_call>", [("f", "{}")]),
+    (  # bare line breaks and tabs in a text; anywhere but in arguments they are wrong
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": {"a": "x\n\ty\\n\r", "b\n": 1}}</tool_call>',
+        "",
+        [("f", '{"a": "x\\n\\ty\\n\\r", "b\\n": 1}')],
+    ),
+    *(
+        ("hermes", text, text, [])
+        for text in (
+            '<tool_call>{"name": "f\n", "arguments": {}}</tool_call>',
+            '<tool_call>{"arguments": {"a": "\n"}, "name": "f"}</tool_call>',
+        )
+    ),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "\x0b"}}</tool_call>', '\x0b"}}</tool_call>', [("f", '{"a": "')]),
     (  # an end that is missing; the next call is none the less one
         "hermes",
         '<tool_call>{"name": "f", "arguments": {"a": 1}}\n<tool_call>{"name": "g", "arguments": {}}</tool_call>',

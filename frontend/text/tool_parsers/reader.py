@@ -94,6 +94,14 @@ class Reader:
             self._texts.append(piece)
         return piece
 
+    def take_as(self, text: str) -> None:
+        """Take a character of verbatim arguments, which is this text there. Malformed elsewhere, with nothing taken."""
+        if not (self._writes and self._verbatim):
+            raise Malformed
+        self._sources.append(self.text[self.at])
+        self._texts.append(text)
+        self.at += 1
+
     def run(self, pattern: re.Pattern[str]) -> Waits[None]:
         """Take characters as long as they match; `pattern` is of the form [...]*."""
         while True:
