@@ -8,9 +8,7 @@ core compiles it.
 `Trial` is the core's side, used by one thread of compiler.py; `main` is the child's.
 """
 
-import os
 import resource
-import select
 import socket
 from collections.abc import Collection
 from contextlib import suppress
@@ -25,11 +23,11 @@ from quire.enginecore.grammar.places import with_place
 from quire.enginecore.grammar.texts import in_words, to_lark
 from quire.enginecore.grammar.vocabulary import Vocabulary, VocabularyError, make_vocabulary
 from quire.ipc.process.children import Child, child_main_config, own_fds, prespawn
+from quire.ipc.process.framing import data_bytes, is_readable, limit_this_process, receive, send
 from quire.ipc.structured_outputs import StructuredOutputs
 
 MODULE = "quire.enginecore.grammar.trial"
 START_TIMEOUT_S = 30.0  # for modules and vocabulary; on a busy machine
-_LENGTH = 8
 
 
 class TrialConfig(msgspec.Struct, frozen=True):
@@ -71,11 +69,11 @@ class Trial:
         assert self._socket is not None
         answer = b""
         with suppress(OSError):
-            _send(self._socket, _encode(wanted))
-            if not _readable(self._socket, timeout_s):
+            send(self._socket, _encode(wanted))
+            if not is_readable(self._socket, timeout_s):
                 self.close()
                 return Verdict(TOO_LONG)
-            answer = _receive(self._socket)
+            answer = receive(self._socket)
         if not answer:
             self.close()
             return Verdict(TOO_LARGE)
@@ -89,8 +87,8 @@ class Trial:
         mine.settimeout(START_TIMEOUT_S)
         self._socket = mine
         with suppress(OSError):
-            _send(mine, self._tokenizer_json)
-        ready = _decode_verdict(_receive(mine)) if _readable(mine, START_TIMEOUT_S) else None
+            send(mine, self._tokenizer_json)
+        ready = _decode_verdict(receive(mine)) if is_readable(mine, START_TIMEOUT_S) else None
         if ready is None or ready.error:
             self.close()
             if ready is None:
@@ -106,49 +104,23 @@ class Trial:
         self._socket = self._child = None
 
 
-def _readable(sock: socket.socket, timeout_s: float) -> bool:
-    poll = select.poll()
-    poll.register(sock, select.POLLIN)
-    return bool(poll.poll(timeout_s * 1000))
-
-
-def _send(sock: socket.socket, data: bytes) -> None:
-    sock.sendall(len(data).to_bytes(_LENGTH, "little") + data)
-
-
-def _receive(sock: socket.socket) -> bytes:
-    """The next message; empty if the other end is gone."""
-    header = _exactly(sock, _LENGTH)
-    return _exactly(sock, int.from_bytes(header, "little")) if len(header) == _LENGTH else b""
-
-
-def _exactly(sock: socket.socket, size: int) -> bytes:
-    parts = bytearray()
-    while len(parts) < size and (part := sock.recv(min(size - len(parts), 1 << 20))):
-        parts += part
-    return bytes(parts) if len(parts) == size else b""
-
-
 # ------------------------------------------------------------------------------------------------- in the child
 def main() -> None:
     config = child_main_config(TrialConfig)
     sock = socket.socket(fileno=own_fds([config.socket_fd])[0])
     try:
-        vocabulary = make_vocabulary(_receive(sock), config.vocab_size, config.eos_token_ids)
+        vocabulary = make_vocabulary(receive(sock), config.vocab_size, config.eos_token_ids)
     except VocabularyError as error:
-        return _send(sock, _encode(Verdict(str(error))))
-    limit = _data_bytes() + TRIAL_BYTES
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what llguidance says before it aborts is not the operator's business
-    _send(sock, _encode(Verdict("")))
-    while request := _receive(sock):
-        _send(sock, _encode(judge(_decode_wanted(request), vocabulary)))
+        return send(sock, _encode(Verdict(str(error))))
+    limit_this_process(TRIAL_BYTES)
+    send(sock, _encode(Verdict("")))
+    while request := receive(sock):
+        send(sock, _encode(judge(_decode_wanted(request), vocabulary)))
 
 
 def judge(wanted: StructuredOutputs, vocabulary: Vocabulary) -> Verdict:
     """Compile a grammar, and try what it takes to go on a little with it."""
-    before = _data_bytes()
+    before = data_bytes()
     try:
         lark = to_lark(wanted, vocabulary.special_names)
     except ValueError as error:
@@ -161,7 +133,7 @@ def judge(wanted: StructuredOutputs, vocabulary: Vocabulary) -> Verdict:
         return Verdict(f"it takes {seconds:.2f} s to find out what may follow a token")
     if matcher.is_error():
         return Verdict(in_words(wanted, matcher.get_error()))
-    return Verdict("", lark, max(_data_bytes() - before, len(lark)))
+    return Verdict("", lark, max(data_bytes() - before, len(lark)))
 
 
 def _matcher(lark: str, vocabulary: Vocabulary) -> llguidance.LLMatcher:
@@ -196,12 +168,6 @@ def try_tokens(matcher: llguidance.LLMatcher, vocabulary: Vocabulary) -> float:
 def _cpu_seconds() -> float:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
-
-
-def _data_bytes() -> int:
-    """What RLIMIT_DATA counts."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[5]) * resource.getpagesize()
 
 
 if __name__ == "__main__":

@@ -2,11 +2,14 @@
 
 Two places compare: an agent of another host, file by file (hosts/same_model.py), and a frontend of several engines, by one
 digest of all (Welcome.model_digest). Weights of two models of one kind are alike in size, and differ nearly everywhere: some
-pages of each file tell them apart, in milliseconds. Who changes a few values in place, on one host, is not found out.
+pages of each file tell them apart. Who changes a few values in place, on one host, is not found out.
+
+Of 163 files, in 8 threads: 0.05 s from memory, 0.15 s from a cold NVMe disk, 0.4 s where each page takes 2 ms.
 """
 
 import hashlib
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,9 @@ from quire.enginecore.loading.model_files import ModelFilesError
 from quire.enginecore.loading.settings import plain
 
 SETTINGS = ("config.json", "quantize_config.json", "model.safetensors.index.json")
-NUM_SAMPLES, SAMPLE_BYTES = 256, 4096  # of all files of weights together, spread evenly over each from end to end
+# Pages of all files of weights together, and the fewest of one file: spread evenly over its tensors from end to end.
+NUM_SAMPLES, MIN_SAMPLES, SAMPLE_BYTES = 256, 8, 4096
+_NUM_THREADS = 8
 
 
 def fingerprints(folder: Path, with_weights: bool) -> dict[str, str]:
@@ -25,8 +30,10 @@ def fingerprints(folder: Path, with_weights: bool) -> dict[str, str]:
             found.pop("model.safetensors.index.json", None)
             return found
         weights = [path for path in folder.glob("*.safetensors") if not path.name.startswith("consolidated")]  # a second copy
-        count = max(2, NUM_SAMPLES // max(1, len(weights)))
-        return found | {path.name: _of_weights(path, count) for path in weights}
+        count = max(MIN_SAMPLES, NUM_SAMPLES // max(1, len(weights)))
+        with ThreadPoolExecutor(_NUM_THREADS) as threads:
+            digests = threads.map(lambda path: _of_weights(path, count), weights)
+            return found | dict(zip((path.name for path in weights), digests, strict=True))
     except OSError as error:
         raise ModelFilesError(f"{error.filename or folder} cannot be read: {error.strerror}") from error
 
@@ -47,18 +54,24 @@ def _of_settings(path: Path) -> str:
     data = path.read_bytes()
     try:
         fields = json.loads(data)
-    except ValueError:
+        if isinstance(fields, dict) and "weight_map" in fields:
+            fields = {"weight_map": fields["weight_map"]}
+        return _sha256(plain(fields) if isinstance(fields, dict) else data)
+    except (ValueError, RecursionError):
         return _sha256(data)
-    if isinstance(fields, dict) and "weight_map" in fields:
-        fields = {"weight_map": fields["weight_map"]}
-    return _sha256(plain(fields) if isinstance(fields, dict) else data)
 
 
 def _of_weights(path: Path, count: int) -> str:
+    """Its size, and a digest of the first page and of `count` more behind the header, which is alike in models of one kind."""
     size, samples = path.stat().st_size, hashlib.sha256()
     with path.open("rb", buffering=0) as file:
+        first = file.read(SAMPLE_BYTES)
+        samples.update(first)
+        begin = 8 + int.from_bytes(first[:8], "little")  # of the tensors: a header's length stands before it
+        last = max(size - SAMPLE_BYTES, 0)
+        begin = begin if begin < last else 0
         for i in range(count):
-            file.seek(max(size - SAMPLE_BYTES, 0) * i // (count - 1))
+            file.seek(begin + (last - begin) * i // (count - 1))
             samples.update(file.read(SAMPLE_BYTES))
     return f"{size} {samples.hexdigest()}"
 

@@ -66,7 +66,7 @@ FLAG_NOTES: dict[str, FlagNote] = {
     ),
     "--max-files-mib": FlagNote("disk, never memory", "4096"),
     # -------------------------------------------------------------------------------------------------------- requests
-    "--trust-request-chat-template": FlagNote("each may take 2 s, in which long conversations of others wait", "off"),
+    "--trust-request-chat-template": FlagNote("one core, 512 MiB; they wait for each other, nobody else does", "off"),
     "--response-role": FlagNote("", "assistant"),
     "--default-chat-template-kwargs": FlagNote("without thoughts, answers are shorter", '{"enable_thinking": false}'),
     "--return-tokens-as-token-ids": _NONE,

@@ -165,7 +165,8 @@ def _add_requests(add_to: Any) -> None:
         "--trust-request-chat-template",
         action=Switch,
         default=False,
-        help="let requests bring chat templates of their own, nothing bounds their loops (default: off, they get 400)",
+        help="let requests bring chat templates of their own, rendered in a process of its own, each for 2 s at most (default:"
+        " off, they get 400)",
     )
     add("--response-role", default="assistant", metavar="ROLE", help="role of chat answers (default: %(default)s)")
     add(

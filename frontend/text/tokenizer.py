@@ -142,27 +142,24 @@ class Tokenizer:
         return self.backend.id_to_token(token_id) or ""
 
     # ----------------------------------------------------------------------------------------------------------- chats
-    def chat_template(
-        self, override: str | None = None, with_tools: bool = False, content_format: str = "auto"
-    ) -> ChatTemplate:
+    def template_source(self, override: str | None = None, with_tools: bool = False) -> str:
         """The model's template ("tool_use" where there is one and tools are given), or `override`: a name or a template.
 
-        content_format: see ChatTemplate; auto: the operator's, or what the template looks like.
-        Raises ChatTemplateError where there is none, or it is not valid.
+        Raises ChatTemplateError where there is none.
         """
         if override is not None:
-            source = self._templates.get(override, override)
-        elif with_tools and "tool_use" in self._templates:
-            source = self._templates["tool_use"]
-        elif "default" in self._templates:
-            source = self._templates["default"]
-        elif self._templates:
+            return self._templates.get(override, override)
+        if with_tools and "tool_use" in self._templates:
+            return self._templates["tool_use"]
+        if "default" in self._templates:
+            return self._templates["default"]
+        if self._templates:
             raise ChatTemplateError(f"choose a chat template by name; the model has {', '.join(sorted(self._templates))}")
-        else:
-            raise ChatTemplateError(
-                "the model has no chat template; give one with the request or at launch, or use completions"
-            )
-        return ChatTemplate(source, self.special_tokens, self._content_format if content_format == "auto" else content_format)
+        raise ChatTemplateError("the model has no chat template; give one with the request or at launch, or use completions")
+
+    def content_format(self, wanted: str = "auto") -> str | None:
+        """How messages' contents are given to templates (see ChatTemplate); auto: as the operator says, None if nothing."""
+        return self._content_format if wanted == "auto" else wanted
 
     def render_chat(
         self,
@@ -178,7 +175,8 @@ class Tokenizer:
     ) -> str:
         """A conversation as prompt text (see ChatTemplate.render). Encode it with add_special_tokens=False: a template writes
         its own BOS. Raises ChatTemplateError."""
-        return self.chat_template(chat_template, bool(tools), chat_template_content_format).render(
+        source, form = self.template_source(chat_template, bool(tools)), self.content_format(chat_template_content_format)
+        return ChatTemplate(source, self.special_tokens, form).render(
             messages,
             tools=tools,
             documents=documents,

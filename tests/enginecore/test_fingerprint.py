@@ -41,6 +41,40 @@ def test_weights_of_one_size_are_told_apart(folder: Path, at: int) -> None:
     assert model_digest(folder, False, None) == model_digest(folder, False, {})
 
 
+@pytest.mark.parametrize(("first", "last"), [(0, 1), (1, 2), (3, 4)])  # fifths of the tensors in which the models differ
+@pytest.mark.parametrize("num_files", [1, 163])
+def test_weights_in_many_files_are_told_apart(tmp_path: Path, num_files: int, first: int, last: int) -> None:
+    """Files of one size that begin with equal headers, longer than a sample, and end alike."""
+    header = b'{"t":{"dtype":"BF16"}}'.ljust(2 * SAMPLE_BYTES)
+    data = bytearray(20 * SAMPLE_BYTES)
+    found = []
+    for name, value in (("a", b"\0"), ("b", b"\1")):
+        (tmp_path / name).mkdir()
+        data[first * 4 * SAMPLE_BYTES : last * 4 * SAMPLE_BYTES] = value * 4 * SAMPLE_BYTES
+        for i in range(num_files):
+            file = tmp_path / name / f"model-{i:05d}.safetensors"
+            file.write_bytes(len(header).to_bytes(8, "little") + header + data)
+        found.append(fingerprints(tmp_path / name, True))
+    assert len(found[0]) == num_files
+    assert all(found[0][name] != found[1][name] for name in found[0])
+
+
+@pytest.mark.parametrize("length", [b"", b"\xff" * 8, bytes(8), b"{}"])
+def test_files_that_are_no_safetensors_have_fingerprints_too(folder: Path, length: bytes) -> None:
+    (folder / "model.safetensors").write_bytes(length)
+    assert size_of(fingerprints(folder, True)["model.safetensors"]) == str(len(length))
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, '{"a_config":' * 500 + "{}" + "}" * 500, "", "\ufffe"])
+def test_settings_that_cannot_be_read_are_told_apart(folder: Path, text: str) -> None:
+    """They are refused where they are used."""
+    digests = [model_digest(folder, True, None)]
+    for written in (text, text, text + "]"):
+        (folder / "config.json").write_text(written)
+        digests.append(model_digest(folder, True, None))
+    assert digests[1] == digests[2] and len(set(digests)) == 3
+
+
 def test_settings_overrides_and_files_count(folder: Path) -> None:
     digests = [model_digest(folder, True, None), model_digest(folder, False, None), model_digest(folder, True, {"a": 1})]
     (folder / "config.json").write_text('{"head_dim": null}')

@@ -114,6 +114,26 @@ CASES = [
         )
     ),
     ("hermes", '<tool_call><tool_call>{"name": "f"}</tool_call>', "<tool_call>", [("f", "{}")]),
+    (  # bare line breaks and tabs in a text; anywhere but in arguments they are wrong
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": {"a": "x\n\ty\\n\r", "b\n": 1}}</tool_call>',
+        "",
+        [("f", '{"a": "x\\n\\ty\\n\\r", "b\\n": 1}')],
+    ),
+    *(
+        ("hermes", text, text, [])
+        for text in (
+            '<tool_call>{"name": "f\n", "arguments": {}}</tool_call>',
+            '<tool_call>{"arguments": {"a": "\n"}, "name": "f"}</tool_call>',
+        )
+    ),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "\x0b"}}</tool_call>', '\x0b"}}</tool_call>', [("f", '{"a": "')]),
+    (  # an end that is missing; the next call is none the less one
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": {"a": 1}}\n<tool_call>{"name": "g", "arguments": {}}</tool_call>',
+        "",
+        [("f", '{"a": 1}'), ("g", "{}")],
+    ),
     # llama
     ("llama3_json", '{"name": "f", "parameters": {"a": 1}}', "", [("f", '{"a": 1}')]),
     (
@@ -159,6 +179,12 @@ CASES = [
     ),
     ("granite", '<tool_call>[{"name": "f", "arguments": {}}]', "", [("f", "{}")]),
     ("granite", '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>', "", [("f", "{}")]),
+    (
+        "granite",
+        '<|tool_call|>[{"name": "f", "arguments": {}}]\n<|tool_call|>[{"name": "g", "arguments": {}}] ok',
+        " ok",
+        [("f", "{}"), ("g", "{}")],
+    ),
     # deepseek
     (
         "deepseek_v3",
@@ -175,6 +201,12 @@ CASES = [
         "So",
         [("f", '{"a": 1}'), ("g", "{}")],
     ),
+    (
+        "deepseek_v31",
+        "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}\n<｜tool▁call▁begin｜>g<｜tool▁sep｜>{}<｜tool▁call▁end｜>",
+        "",
+        [("f", "{}"), ("g", "{}")],
+    ),
     ("deepseek_v3", "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>", "", [("f", "{}")]),
     # pythonic
     (
@@ -189,6 +221,14 @@ CASES = [
         "",
         [("f", r"""{"a": "\nAéA'\\q", "b": -0.5, "c": 1000, "d": 3, "e": 5.0}""")],
     ),
+    (  # a string in three quotes, one of nothing
+        "pythonic",
+        """[f(a=\"\"\"it's "so"\n\\\"\"\"\", b='', c=\"\", d='''''', e={'''k''': ''})]""",
+        "",
+        [("f", r"""{"a": "it's \"so\"\n\"", "b": "", "c": "", "d": "", "e": {"k": ""}}""")],
+    ),
+    ("pythonic", """[f(a="x " \n 'y''''z''', b={'k' "l": ''""})]""", "", [("f", '{"a": "x yz", "b": {"kl": ""}}')]),
+    ("pythonic", """[f(a="x ", b='''y''""", "", [("f", '{"a": "x ", "b": "y\'\'')]),
     ("pythonic", "<|python_start|>[f(a=1)]<|python_end|>", "", [("f", '{"a": 1}')]),
     ("pythonic", "[f(a=[1, ], b={})] and more", " and more", [("f", '{"a": [1], "b": {}}')]),
     *(
@@ -245,6 +285,45 @@ CASES = [
         "<tool_call>\n<function=f>\n<parameter=a>\nx\n<parameter=b>\n<parameter=n>\n5\n<parameter=s>\ny\n</function>\n</tool_call>",
         "",
         [("f", '{"a": "x\\n<parameter=b>", "n": 5, "s": "y"}')],
+    ),
+    *(
+        (
+            "qwen3_coder",
+            f"<tool_call>\n<function=f>\n<parameter=n>\n5\n</parameter>\n{begin}<function=g>\n</function>\n</tool_call>",
+            "",
+            [("f", '{"n": 5}'), ("g", "{}")],
+        )
+        for begin in ("", "<tool_call>")
+    ),
+    (  # an end behind which the call does not go on is a quotation
+        "qwen3_coder",
+        "<tool_call>\n<function=f>\n<parameter=a>\nWrite\n</parameter>\n behind it, </parameter>.\n</parameter>\n<parameter=n>"
+        "\n1\n</parameter>\n\n</function>\n</tool_call>",
+        "",
+        [("f", '{"a": "Write\\n</parameter>\\n behind it, </parameter>.", "n": 1}')],
+    ),
+    ("qwen3_coder", "<function=f><parameter=a>x</parameter>\n", "", [("f", '{"a": "x"')]),
+    ("qwen3_coder", "<function=f><parameter=a>x</parameter>\n</func", "", [("f", '{"a": "x"')]),
+    ("qwen3_coder", "<function=f><parameter=a>x</parameter>" + " " * 200 + "</function>", "", [("f", '{"a": "x"}')]),
+    ("qwen3_coder", "<function=f>\n<parameter=a>\nx <\n</param", "", [("f", '{"a": "x <')]),  # cut off within an end
+    (  # behind an escape
+        "qwen3_coder",
+        '<function=f><parameter=x>["\\u00e9</parameter>", "\\ud83d\\ude00</parameter>"]</parameter></function>',
+        "",
+        [("f", '{"x": ["\\u00e9</parameter>", "\\ud83d\\ude00</parameter>"]}')],
+    ),
+    (  # of what begins a parameter, only what the call does not have yet ends a value
+        "qwen3_coder",
+        "<tool_call>\n<function=f>\n<parameter=a>\nA call:\n<parameter=a>\nfoo\n</parameter>\n</function>\n</tool_call>",
+        "",
+        [("f", '{"a": "A call:\\n<parameter=a>\\nfoo"}')],
+    ),
+    (
+        "qwen3_coder",
+        "<tool_call><function=f>\n<parameter=n>\n5\n</parameter>\n<parameter=a>\n<x>\n<parameter=n>\n<parameter=s>\nnull\n<parameter=x>"
+        "\n[1,\n<parameter=s>\n</function>\n</tool_call><function=f><parameter=s>y\n<parameter=n>1</parameter></function>",
+        "",
+        [("f", '{"n": 5, "a": "<x>\\n<parameter=n>", "s": null, "x": "[1,\\n<parameter=s>"}'), ("f", '{"s": "y", "n": 1}')],
     ),
     ("qwen3_coder", "<tool_call><function=f>\n<parameter=n>\n5\n</parameter>\n</tool_call>", "", [("f", '{"n": 5}')]),
     ("qwen3_coder", "<tool_call>\n<function=g>\n</function>\n</tool_call>\n", "", [("g", "{}")]),

@@ -75,7 +75,7 @@ def chat_plan(
     """How this request's output is read; None where it is plain text. prompt: its conversation as text."""
     if body.thinking_token_budget == -1:  # vLLM's way to ask for no limit
         body.thinking_token_budget = None
-    template = tokenizer.chat_template(body.chat_template or None, bool(body.tools)).source
+    template = tokenizer.template_source(body.chat_template or None, bool(body.tools))
     thinks = names.reasoning_parser(template) is not None
     if tools is None and not thinks and body.thinking_token_budget is None:
         return None

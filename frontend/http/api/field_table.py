@@ -44,7 +44,7 @@ FIELDS = (
         "chat_template",
         "chat",
         "works",
-        "a jinja2 template of the request's own; with --trust-request-chat-template only, else 400; rendered in a sandbox",
+        "a jinja2 template of the request's own; with --trust-request-chat-template only, else 400; sandboxed, and has 2 s",
         "the model's",
     ),
     Field(

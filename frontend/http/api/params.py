@@ -4,7 +4,6 @@ Defaults come, in this order, from the request, the model's generation_config.js
 the rest of the context for chats). What needs the prompt's length is checked here, so that the text can name the numbers.
 """
 
-import contextlib
 import re
 from operator import attrgetter
 from typing import Any
@@ -26,7 +25,7 @@ from quire.frontend.http.api.schemas import (
 from quire.frontend.http.api.structured import structured_outputs
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.text.chat_template import ChatTemplateError
-from quire.frontend.text.time_limit import time_limit
+from quire.frontend.text.stranger_templates import ToRender, render_apart
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.limits import output_limit, output_room
 from quire.ipc.sampling import BOUNDS, SamplingParams
@@ -36,7 +35,6 @@ _OTHER = {"max_tokens", "structured_outputs"}
 _COPIED = [n for n in SamplingParams.__struct_fields__ if n in SamplingFields.__struct_fields__ and n not in _OTHER]
 _copied_values = attrgetter(*_COPIED)  # at once: a look at each costs three times as much
 LONG_BODY, _MANY_MESSAGES = 16 << 10, 64  # bytes and messages that a template makes a prompt of in 3 ms
-OWN_TEMPLATE_S = 2.0  # for a template of the request's own; others that need the thread wait for it
 _RESERVED_KWARGS = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize", "self")
 )
@@ -140,16 +138,50 @@ def completion_prompts(body: CompletionRequest) -> list[str | list[int]]:
     return prompt  # type: ignore[return-value]
 
 
-def chat_text(body: ChatRequest | TokenizeRequest, tokenizer: Tokenizer, trust_template: bool = False) -> str:
-    """The conversation as prompt text, by the model's template, or the request's own if such are trusted."""
+async def prompt_text(
+    body: ChatRequest | TokenizeRequest, tokenizer: Tokenizer, trust_template: bool, num_bytes: int = 0
+) -> str:
+    """The conversation as prompt text, by the model's template, of a long one beside the event loop; or by the request's own
+    template, if such are trusted, in another process. num_bytes: of the request's body."""
     if body.chat_template is not None and not trust_template:
         raise invalid(
             "chat_template: this server takes none from requests (see --trust-request-chat-template)", "chat_template"
         )
+    arguments = _template_arguments(body)
+    try:
+        if body.chat_template is not None:
+            source = tokenizer.template_source(body.chat_template, bool(body.tools))
+            return await render_apart(ToRender(source, tokenizer.special_tokens, tokenizer.content_format(), **arguments))
+        variables = arguments.pop("variables")
+        if num_bytes <= LONG_BODY and len(arguments["messages"]) <= _MANY_MESSAGES:
+            return tokenizer.render_chat(**arguments, chat_template_kwargs=variables)
+        return await in_thread(tokenizer.render_chat, **arguments, chat_template_kwargs=variables)
+    except ChatTemplateError as error:
+        raise invalid(f"messages: {error}", "messages") from None
+
+
+def _template_arguments(body: ChatRequest | TokenizeRequest) -> dict[str, Any]:
+    """What a template is given, by the names of ChatTemplate.render. Raises ApiError 400."""
     messages = body.messages or []
     parts = [m.get(name) for m in messages for name in ("content", "tool_calls")]
     if sum(len(part) for part in parts if isinstance(part, list)) > MAX_ITEMS:
         raise invalid(f"messages may hold at most {MAX_ITEMS} content parts and tool calls", "messages")
+    continues = bool(body.continue_final_message)
+    opens = body.add_generation_prompt if body.add_generation_prompt is not None else not continues
+    if continues and opens:
+        raise invalid("continue_final_message and add_generation_prompt exclude each other", "continue_final_message")
+    return {
+        "messages": messages,
+        "tools": body.tools or None,
+        "documents": body.documents or None,
+        "add_generation_prompt": opens,
+        "continue_final_message": continues,
+        "variables": _template_variables(body),
+    }
+
+
+def _template_variables(body: ChatRequest | TokenizeRequest) -> dict[str, Any]:
+    """chat_template_kwargs, and what other fields of the request say to templates."""
     variables = dict(body.chat_template_kwargs or {})
     for name in variables:
         if name in _RESERVED_KWARGS or not re.fullmatch(r"[A-Za-z]\w{0,63}", name):
@@ -158,33 +190,7 @@ def chat_text(body: ChatRequest | TokenizeRequest, tokenizer: Tokenizer, trust_t
         variables.setdefault("reasoning_effort", body.reasoning_effort)
         if body.reasoning_effort == "none":
             variables.setdefault("enable_thinking", False)
-    continues = bool(body.continue_final_message)
-    opens = body.add_generation_prompt if body.add_generation_prompt is not None else not continues
-    if continues and opens:
-        raise invalid("continue_final_message and add_generation_prompt exclude each other", "continue_final_message")
-    try:
-        with time_limit(OWN_TEMPLATE_S) if body.chat_template is not None else contextlib.nullcontext():
-            return tokenizer.render_chat(
-                messages,
-                tools=body.tools or None,
-                documents=body.documents or None,
-                chat_template=body.chat_template,
-                add_generation_prompt=opens,
-                continue_final_message=continues,
-                chat_template_kwargs=variables,
-            )
-    except ChatTemplateError as error:
-        raise invalid(f"messages: {error}", "messages") from None
-
-
-async def prompt_text(
-    body: ChatRequest | TokenizeRequest, tokenizer: Tokenizer, trust_template: bool, num_bytes: int = 0
-) -> str:
-    """`chat_text`; of a long conversation, or by a template of the request's own, which is compiled first, beside the event
-    loop. num_bytes: of the request's body."""
-    if body.chat_template is None and num_bytes <= LONG_BODY and len(body.messages or ()) <= _MANY_MESSAGES:
-        return chat_text(body, tokenizer)
-    return await in_thread(chat_text, body, tokenizer, trust_template)
+    return variables
 
 
 async def encoded(client: Client, text: str, add_special_tokens: bool, keep: int | None, side: str | None = None) -> list[int]:

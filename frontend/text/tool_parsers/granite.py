@@ -18,6 +18,7 @@ class Granite(ToolParser):
         yield from reader.expect("<")
         yield from reader.expect("|tool_call|>" if (yield from reader.peek()) == "|" else "tool_call>")
         yield from json_calls(reader)
+        reader.settle()
         yield from reader.skip_space()
         if (yield from reader.optional(END)):
             reader.close()

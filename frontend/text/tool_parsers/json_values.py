@@ -1,7 +1,8 @@
 """JSON as it comes: values, and calls written as {"name": ..., "arguments": {...}}, alone or in a list.
 
 Strict JSON, checked character by character: what has been taken is always the beginning of a valid value, and Malformed is
-raised at the first character that cannot go on with it. Values may be nested as deep as memory allows. Used by most formats.
+raised at the first character that cannot go on with it. Only bare line breaks and tabs in texts of arguments become what they
+should be. Values may be nested as deep as memory allows. Used by most formats.
 """
 
 import json
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from quire.frontend.text.tool_parsers.reader import MAX_NAME, Malformed, Reader, Waits
 
 _STRING_BODY = re.compile(r'[^"\\\x00-\x1f]*')
+_BARE = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}  # what models write in texts of arguments, and JSON wants as escapes
 _DIGITS = re.compile(r"[0-9]*")
 _LITERALS = {"t": "true", "f": "false", "n": "null"}
 _CLOSING = {"{": "}", "[": "]"}
@@ -117,6 +119,9 @@ def json_string(reader: Reader) -> Waits[None]:
         if char == '"':
             reader.take()
             return
+        if char in _BARE:
+            reader.take_as(_BARE[char])
+            continue
         if char != "\\":
             raise Malformed
         reader.take()

@@ -1,7 +1,8 @@
 """Python literals as they come, written as JSON: what models put into `f(a='x', b=[1, None])`.
 
-Numbers, strings with Python's escapes, True, False, None (and JSON's own), lists, tuples, dicts with strings as keys. What has
-been taken is always the beginning of a valid value; Malformed is raised at the first character (or word) that is none.
+Numbers, strings with Python's escapes (in three quotes or several behind each other, too), True, False, None (and JSON's own),
+lists, tuples, dicts with strings as keys. What has been taken is always the beginning of a valid value; Malformed is raised at
+the first character (or word) that is none. A value in brackets of its own, `(1)`, is taken for a tuple of one.
 """
 
 import json
@@ -52,7 +53,7 @@ def python_value(reader: Reader) -> Waits[None]:
                     yield from _key(reader)
                 continue
         elif char in _BODY:
-            yield from _string(reader, char)
+            yield from _string(reader)
         else:
             yield from _word(reader)
         while closing:
@@ -79,7 +80,7 @@ def _key(reader: Reader) -> Waits[None]:
     char = yield from reader.peek()
     if char not in _BODY:
         raise Malformed
-    yield from _string(reader, char)
+    yield from _string(reader)
     yield from reader.skip_space()
     yield from reader.expect(":")
     reader.write(": ")
@@ -106,9 +107,23 @@ def _number(word: str) -> str:
     return json.dumps(value)
 
 
-def _string(reader: Reader, quote: str) -> Waits[None]:
-    reader.take()
+def _string(reader: Reader) -> Waits[None]:
+    """Strings behind each other are one, as in Python."""
     reader.write('"')
+    char = yield from reader.peek()
+    while char in _BODY:
+        yield from _quoted(reader, char)
+        char = yield from reader.skip_space()
+    reader.write('"')
+
+
+def _quoted(reader: Reader, quote: str) -> Waits[None]:
+    """In one quote or three of this kind."""
+    reader.take()
+    end = quote
+    if (yield from reader.looks_like(quote * 2)):
+        reader.take(2)
+        end = quote * 3
     while True:
         char = yield from reader.peek()
         while char and char != quote and char != "\\":
@@ -118,11 +133,13 @@ def _string(reader: Reader, quote: str) -> Waits[None]:
             char = yield from reader.peek()
         if not char:
             raise Malformed
-        if char == quote:
-            reader.take()
-            reader.write('"')
+        if char == "\\":
+            yield from _escape(reader)
+        elif (yield from reader.looks_like(end)):
+            reader.take(len(end))
             return
-        yield from _escape(reader)
+        else:
+            reader.write(json_escaped(reader.take()))
 
 
 def _escape(reader: Reader) -> Waits[None]:

@@ -2,7 +2,9 @@
 
 Values are bare text: their types come from the function's schema. A text is passed on as it comes, without the line breaks
 around it; anything else when it is complete, as what its type says if it can be read as that, else as a text. Some models leave
-the outer tags out, or a value's end: the next parameter that the function has, or the call's own end, ends a value, too.
+the outer tags out, or a value's end: the beginning of a parameter that the function has and the call does not have yet, or the
+call's own end, ends a value, too. Other parameters' beginnings are quotations, a part of the value; so is an end behind which
+the call does not go on.
 """
 
 import json
@@ -23,6 +25,7 @@ FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 _NAME_ENDS = Markers(">")
 _VALUE_ENDS = ("\n" + PARAMETER_END, PARAMETER_END, f"\n{FUNCTION_END}\n{END}")
+_BEHIND_VALUES = (PARAMETER, FUNCTION_END, END, START, FUNCTION)  # what may come behind a value's end marker
 _NO_TEXTS = {"number", "integer", "boolean", "null"}
 _MAX_LOOKS = 32  # at what stands before a marker, of one value: each takes as long as the value is
 _MAX_OPTIONS = 64  # of a parameter's schema that are looked at
@@ -37,6 +40,7 @@ class Qwen3Coder(ToolParser):
     def __init__(self, tools: Mapping[str, Parameters] | None = None, new_id: Callable[[], str] | None = None) -> None:
         super().__init__(tools, new_id)
         self._value_ends: dict[str, Markers] = {}
+        self._begun: set[str] = set()  # how the parameters that the call has begin
 
     def _call(self, reader: Reader) -> Waits[None]:
         if (yield from reader.looks_like(START)):
@@ -59,13 +63,17 @@ class Qwen3Coder(ToolParser):
             raise Malformed
         reader.begin(name, verbatim=False)
         reader.write("{")
+        self._begun.clear()
         first = True
         while has_more:
             yield from self._parameter(reader, name, "" if first else ", ")
             first = False
             yield from reader.skip_space()
             has_more = yield from reader.looks_like(PARAMETER)
-        if not (yield from reader.looks_like(END)):
+        for next_one in (END, START, FUNCTION):
+            if (yield from reader.looks_like(next_one)):
+                break
+        else:
             yield from reader.expect(FUNCTION_END)
         reader.write("}")
         reader.end_arguments()
@@ -76,11 +84,12 @@ class Qwen3Coder(ToolParser):
         yield from reader.expect(">")
         if (yield from reader.peek()) == "\n":
             reader.take()
+        self._begun.add(_beginning(key))
         types, ends = _types(self._tools.get(function, {}), key), self._ends(function)
         reader.write(f'{separator}"{json_escaped(key)}": ')
         if types <= {"string"}:
             reader.write('"')
-            yield from reader.pieces_up_to(ends, lambda piece: reader.write(json_escaped(piece)))
+            yield from self._pieces(reader, ends, lambda piece: reader.write(json_escaped(piece)))
             reader.write('"')
         else:
             reader.write(
@@ -94,25 +103,39 @@ class Qwen3Coder(ToolParser):
         """Of the function's values."""
         if function not in self._value_ends:
             names = islice(_properties(self._tools.get(function, {})), _MAX_ENDS)
-            self._value_ends[function] = Markers(*_VALUE_ENDS, *(f"\n{PARAMETER}{name}>" for name in names))
+            self._value_ends[function] = Markers(*_VALUE_ENDS, *(_beginning(name) for name in names if ">" not in name))
         return self._value_ends[function]
+
+    def _pieces(self, reader: Reader, ends: Markers, write: Callable[[str], None]) -> Waits[None]:
+        """Take a value up to its end, telling `write` of each piece."""
+        while True:
+            found = yield from reader.pieces_up_to(ends, write)
+            is_value_end = found.endswith(PARAMETER_END)
+            if found not in self._begun and (not is_value_end or (yield from reader.is_followed(found, _BEHIND_VALUES))):
+                return
+            write(reader.take())
 
     def _value(self, reader: Reader, ends: Markers, is_json: bool) -> Waits[str]:
         """Take a value up to its end: a marker within a text of JSON is none."""
         parts: list[str] = []
-        yield from reader.pieces_up_to(ends, parts.append)
+        yield from self._pieces(reader, ends, parts.append)
         for _ in range(_MAX_LOOKS if is_json else 0):
             if not _is_in_text("".join(parts)):
                 break
             parts.append(reader.take())
-            yield from reader.pieces_up_to(ends, parts.append)
+            yield from self._pieces(reader, ends, parts.append)
         return "".join(parts)
+
+
+def _beginning(key: str) -> str:
+    """What a parameter begins with, behind another one's value."""
+    return f"\n{PARAMETER}{key}>"
 
 
 def _is_in_text(value: str) -> bool:
     """Whether this is the beginning of JSON, up to within a text."""
     try:
-        json.loads(value)
+        json.loads(value + " ")  # an escape at the very end, "\\u00e9, is said to be wrong
     except json.JSONDecodeError as error:
         return error.msg.startswith("Unterminated string")
     except RecursionError:

@@ -17,6 +17,7 @@ T = TypeVar("T")
 Waits = Generator[None, None, T]
 
 MAX_NAME = 256  # characters of a function's name
+_MAX_SPACES = 128  # characters looked at behind a marker; more spaces than half of them are as good as what may follow
 SPACE = re.compile(r"[ \t\r\n]*")
 
 
@@ -93,6 +94,14 @@ class Reader:
             self._texts.append(piece)
         return piece
 
+    def take_as(self, text: str) -> None:
+        """Take a character of verbatim arguments, which is this text there. Malformed elsewhere, with nothing taken."""
+        if not (self._writes and self._verbatim):
+            raise Malformed
+        self._sources.append(self.text[self.at])
+        self._texts.append(text)
+        self.at += 1
+
     def run(self, pattern: re.Pattern[str]) -> Waits[None]:
         """Take characters as long as they match; `pattern` is of the form [...]*."""
         while True:
@@ -112,11 +121,13 @@ class Reader:
         return char
 
     def expect(self, text: str) -> Waits[None]:
-        """Take exactly this text."""
-        for char in text:
-            if (yield from self.peek()) != char:
-                raise Malformed
-            self.take()
+        """Take exactly this text. Malformed if another comes, of which nothing is taken: a call may begin there."""
+        if (yield from self.looks_like(text)):
+            self.take(len(text))
+            return
+        if self.ended and text.startswith(self.text[self.at :]):
+            self.take(len(text))  # cut off
+        raise Malformed
 
     def look(self, pattern: re.Pattern[str], most: int) -> Waits[str]:
         """The characters ahead that match `pattern`, [...]*; none is taken. Malformed if there are more than most."""
@@ -137,6 +148,17 @@ class Reader:
                 return True
             if not text.startswith(ahead) or self.ended:
                 return False
+            yield
+
+    def is_followed(self, text: str, by: tuple[str, ...]) -> Waits[bool]:
+        """Whether one of these, or the end, comes behind this text, which comes next, and spaces; nothing is taken."""
+        while True:
+            behind = self.text[self.at + len(text) : self.at + len(text) + _MAX_SPACES]
+            rest = behind.lstrip(" \t\r\n")
+            if rest.startswith(by) or len(behind) - len(rest) > _MAX_SPACES // 2:
+                return True
+            if not any(one.startswith(rest) for one in by) or self.ended:
+                return not rest or any(one.startswith(rest) for one in by)
             yield
 
     def optional(self, text: str) -> Waits[bool]:
@@ -160,17 +182,19 @@ class Reader:
                 return self.take(at - self.at)
             yield
 
-    def pieces_up_to(self, markers: Markers, write: Callable[[str], None]) -> Waits[None]:
-        """Take what stands before a marker, however long, telling `write` of each piece."""
+    def pieces_up_to(self, markers: Markers, write: Callable[[str], None]) -> Waits[str]:
+        """Take what stands before a marker, however long, telling `write` of each piece. Returns the marker, which stays.
+
+        Where the text was cut off within what looks like a marker, that is no part of a piece. Malformed without a marker.
+        """
         while True:
             at, found = markers.find(self.text, self.at)
-            if found is None and self.ended:
-                at = len(self.text)
             if at > self.at:
                 write(self.take(at - self.at))
             if found is not None:
-                return
+                return found
             if self.ended:
+                self.take(len(self.text) - at)
                 raise Malformed
             yield
 

@@ -107,7 +107,7 @@ async def _prompt(services: Services, body: CountTokensRequest, num_bytes: int) 
     tokenizer = services.client.tokenizer
     text = await _prompt_text(chat, tokenizer, num_bytes)
     ids = await encoded(services.client, text, False, None)
-    thinks = services.parsers.reasoning_parser(tokenizer.chat_template(None, bool(chat.tools)).source) is not None
+    thinks = services.parsers.reasoning_parser(tokenizer.template_source(None, bool(chat.tools))) is not None
     if thinks and body.thinking is not None and body.thinking.type == "disabled":
         chat.thinking_token_budget = 0  # for templates that know no such switch
     return _Prompt(model, chat, ids, chat_plan(services.parsers, chat, tools, tokenizer, text))

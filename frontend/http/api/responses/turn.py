@@ -79,7 +79,7 @@ def _translate(
 def _knows_developer(services: Services, with_tools: bool) -> bool:
     """Whether the model's chat template has that role."""
     try:
-        return "developer" in services.client.tokenizer.chat_template(with_tools=with_tools).source
+        return "developer" in services.client.tokenizer.template_source(with_tools=with_tools)
     except ChatTemplateError:  # there is none: whoever renders the conversation says so
         return False
 

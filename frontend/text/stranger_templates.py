@@ -1,0 +1,159 @@
+"""Chat templates that requests bring are rendered in a process of its own, which they may keep busy, swell or crash.
+
+jinja's sandbox keeps a template from what is not its business, and bounds nothing: not loops, not `**`, not a comparison of
+lists that hold the same list twice, and so on down (945 bytes of template: 4 s in C, in which no other thread runs). A trace
+function that looks at the clock ends Python code only, and is lost where jinja catches what it raises. So there is a child,
+with little memory, which is killed when it is late. It costs a short request 0.03 ms, the first one, and one after a kill,
+0.2 s. What is to be rendered waits in line: whoever sends such templates can hold up others that do.
+
+`render_apart` is the server's side, `main` the child's.
+"""
+
+import asyncio
+import atexit
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from quire.frontend.text.chat_template import ChatTemplate, ChatTemplateError
+from quire.ipc.process.children import Child, child_main_config, own_fds, prespawn
+from quire.ipc.process.framing import is_readable, limit_this_process, receive, send
+
+MODULE = "quire.frontend.text.stranger_templates"
+START_TIMEOUT_S = 30.0  # on a busy machine
+TIMEOUT_S = 2.0  # to read a template, compile it and render a conversation; others wait for it
+MAX_BYTES = 512 << 20
+_READY = b"ready"
+
+
+class ToRender(msgspec.Struct, frozen=True):
+    """What ChatTemplate and its `render` are given."""
+
+    source: str
+    special_tokens: dict[str, str]
+    content_format: str | None
+    messages: list[Any]
+    tools: list[dict[str, Any]] | None
+    documents: list[dict[str, Any]] | None
+    add_generation_prompt: bool
+    continue_final_message: bool
+    variables: dict[str, Any]
+
+
+class Rendered(msgspec.Struct, frozen=True):
+    """error: why there is no text, for the user."""
+
+    text: str
+    error: str = ""
+
+
+class TemplateProcessConfig(msgspec.Struct, frozen=True):
+    socket_fd: int
+
+
+_encode = msgspec.json.Encoder().encode
+_decode_wanted = msgspec.json.Decoder(ToRender).decode
+_decode_rendered = msgspec.json.Decoder(Rendered).decode
+
+
+class TemplateProcess:
+    """One child, started at the first template, and anew after one that ended it. Not for several threads at once."""
+
+    def __init__(self) -> None:
+        self._child: Child | None = None
+        self._socket: socket.socket | None = None
+
+    def render(self, wanted: ToRender, timeout_s: float) -> str:
+        """The prompt text. Raises ChatTemplateError; OSError if no process can be had."""
+        try:
+            request = _encode(wanted)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ChatTemplateError("a chat template of your own and its conversation must be plain JSON data") from error
+        if self._socket is None or is_readable(self._socket, 0.0):  # it has ended since, for nothing has been asked
+            self.close()
+            self._socket = self._start()
+        answer = b""
+        with suppress(OSError):
+            send(self._socket, request)
+            if not is_readable(self._socket, timeout_s):
+                self.close()
+                raise ChatTemplateError(f"the chat template took more than {timeout_s:g} s")
+            answer = receive(self._socket)
+        if not answer:
+            self.close()
+            raise ChatTemplateError("the chat template needs more memory, or is nested deeper, than is allowed")
+        rendered = _decode_rendered(answer)
+        if rendered.error:
+            raise ChatTemplateError(rendered.error)
+        return rendered.text
+
+    def _start(self) -> socket.socket:
+        mine, theirs = socket.socketpair()
+        with theirs:
+            self._child = prespawn(MODULE)
+            self._child.configure(TemplateProcessConfig(theirs.fileno()), [theirs.fileno()])
+        mine.settimeout(START_TIMEOUT_S)
+        with suppress(OSError):
+            if receive(mine) == _READY:
+                return mine
+        mine.close()
+        self.close()
+        raise OSError("the process that renders chat templates did not start")
+
+    def close(self) -> None:
+        """End the child now. The next `render` starts another."""
+        if self._socket is not None:
+            self._socket.close()
+        if self._child is not None:
+            self._child.terminate(0.0)
+        self._socket = self._child = None
+
+
+_process = TemplateProcess()
+_thread = ThreadPoolExecutor(1, "quire-templates")  # waits for the process, without the interpreter's lock
+atexit.register(_process.close)  # the thread has ended by then
+
+
+async def render_apart(wanted: ToRender) -> str:
+    """The prompt text, TIMEOUT_S later at most when its turn has come. Raises ChatTemplateError."""
+    return await asyncio.get_running_loop().run_in_executor(_thread, lambda: _process.render(wanted, TIMEOUT_S))
+
+
+# ------------------------------------------------------------------------------------------------- in the child
+def main() -> None:
+    config = child_main_config(TemplateProcessConfig)
+    sock = socket.socket(fileno=own_fds([config.socket_fd])[0])
+    limit_this_process(MAX_BYTES)
+    send(sock, _READY)
+    while request := receive(sock):
+        send(sock, _answer(_decode_wanted(request)))
+
+
+def _answer(wanted: ToRender) -> bytes:
+    try:
+        return _encode(Rendered(_render(wanted)))
+    except ChatTemplateError as error:
+        text = str(error)
+    except UnicodeEncodeError:
+        text = "the chat template makes a text with half of a surrogate pair"
+    except MemoryError:
+        text = "the chat template needs more memory than is allowed"
+    return _encode(Rendered("", text.encode(errors="replace").decode()))
+
+
+def _render(wanted: ToRender) -> str:
+    return ChatTemplate(wanted.source, wanted.special_tokens, wanted.content_format).render(
+        wanted.messages,
+        tools=wanted.tools,
+        documents=wanted.documents,
+        add_generation_prompt=wanted.add_generation_prompt,
+        continue_final_message=wanted.continue_final_message,
+        variables=wanted.variables,
+    )
+
+
+if __name__ == "__main__":
+    main()
