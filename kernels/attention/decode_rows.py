@@ -4,11 +4,9 @@ import torch
 import triton
 import triton.language as tl
 
-from quire.kernels.attention.tile import row_lengths
+from quire.kernels.attention.tile import COMPILED, row_lengths
 from quire.kernels.triton_support.dependent_launch import prefetch
 from quire.kernels.tuning.configs import DecodeConfig
-
-COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter knows no inline assembly
 
 
 @triton.jit

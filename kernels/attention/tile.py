@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 LOG2_E = 1.4426950408889634
+COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter knows no inline assembly
 
 
 def check_layout(
@@ -46,6 +47,29 @@ def compute_type(q, key_ptr):
         return tl.minimum(tl.maximum(q.to(tl.float32), -65504.0), 65504.0).to(tl.float16)
     else:
         return q
+
+
+@triton.jit
+def reads_pairs(q, value_ptr):
+    """Whether values of 8 bits are read two of a key at a time: few rows of fp16, on the tensor cores that read registers.
+
+    These want values of neighbouring keys side by side. Of 16 bits they are turned on their way from shared memory, of 8 bits
+    each byte would be a load of its own, which takes longer than memory does.
+    """
+    return COMPILED and value_ptr.dtype.element_ty.primitive_bitwidth == 8 and q.dtype == tl.float16 and q.shape[0] < 64
+
+
+@triton.jit
+def _unpaired(pairs, HIGH: tl.constexpr, E5M2: tl.constexpr):
+    """The lower or the higher byte of each 16-bit word, an 8-bit float, as fp16."""
+    ASM: tl.constexpr = (
+        "{ .reg .b32 t; .reg .b16 a, b; prmt.b32 t, $1, 0, "
+        + ("0x0031" if HIGH else "0x0020")
+        + "; mov.b32 {a, b}, t; cvt.rn.f16x2."
+        + ("e5m2x2" if E5M2 else "e4m3x2")
+        + " $0, a; }"
+    )
+    return tl.inline_asm_elementwise(ASM, "=r,r", [pairs], dtype=tl.float16, is_pure=True, pack=2)
 
 
 def windowed(window: int, is_chunked: bool) -> int:
@@ -189,6 +213,13 @@ def attend_tiles(
     # A tile's block ids are read one tile ahead. Read in the same iteration they would be a load that the loads of K and V wait
     # for, on which Triton's pipeliner spends half of its stages.
     block = _tile_blocks(block_row_ptr, tile_begin, end_key, tile_end, BLOCK_SIZE, TILE)
+    PAIRS: tl.constexpr = reads_pairs(q, value_ptr)
+    E5M2: tl.constexpr = value_ptr.dtype.element_ty == tl.float8e5
+    WORD: tl.constexpr = 2 if PAIRS else 1  # values
+    offs_v = tl.arange(0, HEAD_PAD // WORD)
+    if PAIRS:
+        value_ptr = value_ptr.to(tl.pointer_type(tl.int16))
+        acc, odd = tl.split(acc.reshape(acc.shape[0], HEAD_PAD // 2, 2))
     for tile in range(tile_begin, tile_end):
         next_block = _tile_blocks(block_row_ptr, tile + 1, end_key, tile_end, BLOCK_SIZE, TILE)
         block = tl.minimum(tl.maximum(block, 0), num_blocks - 1).to(tl.int64)
@@ -199,21 +230,25 @@ def attend_tiles(
             if BLOCK_SIZE > TILE:
                 token += (tile * TILE) % BLOCK_SIZE
             key_ptrs = key_ptr + block * stride_key_block + token[:, None] * stride_key_token + offs_d[None, :]
-            value_ptrs = value_ptr + block * stride_value_block + token[:, None] * stride_value_token + offs_d[None, :]
+            values = token[:, None] * (stride_value_token // WORD)
+            value_ptrs = value_ptr + block * (stride_value_block // WORD) + values + offs_v[None, :]
         else:
             token = offs_n % BLOCK_SIZE
             key_ptrs = key_ptr + (block * stride_key_block + token * stride_key_token)[:, None] + offs_d[None, :]
-            value_ptrs = value_ptr + (block * stride_value_block + token * stride_value_token)[:, None] + offs_d[None, :]
+            values = block * (stride_value_block // WORD) + token * (stride_value_token // WORD)
+            value_ptrs = value_ptr + values[:, None] + offs_v[None, :]
         if MASKED:
             # Zero, not garbage: 0 * NaN would pass through the product with V, whatever the weight.
-            load_mask = ((keys >= first_key) & (keys < end_key))[:, None]
+            key_mask = ((keys >= first_key) & (keys < end_key))[:, None]
+            value_mask = key_mask
             if HEAD_DIM < HEAD_PAD:
-                load_mask = load_mask & (offs_d[None, :] < HEAD_DIM)
-            k = tl.load(key_ptrs, mask=load_mask, other=0.0)
-            v = tl.load(value_ptrs, mask=load_mask, other=0.0)
+                key_mask = key_mask & (offs_d[None, :] < HEAD_DIM)
+                value_mask = value_mask & (offs_v[None, :] < HEAD_DIM // WORD)
+            k = tl.load(key_ptrs, mask=key_mask, other=0.0)
+            v = tl.load(value_ptrs, mask=value_mask, other=0)
         elif HEAD_DIM < HEAD_PAD:
             k = tl.load(key_ptrs, mask=offs_d[None, :] < HEAD_DIM, other=0.0)
-            v = tl.load(value_ptrs, mask=offs_d[None, :] < HEAD_DIM, other=0.0)
+            v = tl.load(value_ptrs, mask=offs_v[None, :] < HEAD_DIM // WORD, other=0)
         else:
             k = tl.load(key_ptrs)
             v = tl.load(value_ptrs)
@@ -240,9 +275,16 @@ def attend_tiles(
         else:
             row_sum = row_sum * rescale + tl.sum(p, 1)
         acc = acc * rescale[:, None]
-        acc = tl.dot(p.to(q.dtype), v.to(q.dtype), acc, input_precision=PRECISION)
+        if PAIRS:
+            odd = odd * rescale[:, None]
+            acc = tl.dot(p.to(q.dtype), _unpaired(v, False, E5M2), acc)
+            odd = tl.dot(p.to(q.dtype), _unpaired(v, True, E5M2), odd)
+        else:
+            acc = tl.dot(p.to(q.dtype), v.to(q.dtype), acc, input_precision=PRECISION)
         row_max = new_max
         block = next_block
+    if PAIRS:
+        acc = tl.join(acc, odd).reshape(acc.shape[0], HEAD_PAD)
     return acc, row_max, row_sum
 
 

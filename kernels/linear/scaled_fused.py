@@ -96,12 +96,17 @@ def pays(rows: int, weight: Scaled) -> bool:
     return rows == 1 and is_small and weight.rows == (BLOCK if blocks else 1) and weight.data.stride(1) == 1
 
 
-def choose_columns(n: int, is_int8: bool) -> int:
-    """Of a program, n in all: so few programs that the row, which each makes anew, costs less than W; reckoned.
+def choose(n: int, k: int, is_int8: bool) -> tuple[int, int]:
+    """Output columns of a program, n in all, and its warps: so few programs that the row, which each makes anew, costs less than
+    W; reckoned.
 
     int8 takes twice the registers: 252 with 16 columns, at K = 4096, where fp8 takes 122.
     """
-    return 4 if n < MANY_COLUMNS else 8 if is_int8 else 16
+    return 4 if n < MANY_COLUMNS else 8 if is_int8 else 16, max(1, _block_k(k) // 512)
+
+
+def _block_k(k: int) -> int:
+    return max(BLOCK, triton.next_power_of_2(k))
 
 
 def fused_linear(
@@ -134,12 +139,12 @@ def fused_linear(
         raise ValueError(f"scaled_fused: {norm_weight.shape} and x do not fit a norm of {k}")
     total = None if norm is None else residual if x is None else torch.empty_like(residual)
     out = given.new_empty((1, n))
-    block_k, block_n = max(BLOCK, triton.next_power_of_2(k)), choose_columns(n, weight.data.dtype == torch.int8)
+    block_k, (block_n, num_warps) = _block_k(k), choose(n, k, weight.data.dtype == torch.int8)
     _kernel[(triton.cdiv(n, block_n),)](
         given if x is None else x, residual, norm_weight, out if static_scale is None else static_scale, weight.data,
         weight.scales, weight.scales if bias is None else bias, out if total is None else total, out, weight.data.stride(0), n,
         eps, k, blocks, block_n, block_k, BLOCK if by_block else block_k, LARGEST[weight.data.dtype],
         static_scale is not None, weight.data.dtype == torch.int8, norm is not None, norm is not None and x is not None,
-        is_gate_up, bias is not None, pdl, num_warps=max(1, block_k // 512), **launch_options(pdl),
+        is_gate_up, bias is not None, pdl, num_warps=num_warps, **launch_options(pdl),
     )  # fmt: skip
     return out, total
