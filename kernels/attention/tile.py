@@ -50,25 +50,12 @@ def compute_type(q, key_ptr):
 
 
 @triton.jit
-def reads_pairs(q, value_ptr):
-    """Whether values of 8 bits are read two of a key at a time: few rows of fp16, on the tensor cores that read registers.
-
-    These want values of neighbouring keys side by side. Of 16 bits they are turned on their way from shared memory, of 8 bits
-    each byte would be a load of its own, which takes longer than memory does.
-    """
-    return COMPILED and value_ptr.dtype.element_ty.primitive_bitwidth == 8 and q.dtype == tl.float16 and q.shape[0] < 64
-
-
-@triton.jit
 def _unpaired(pairs, HIGH: tl.constexpr, E5M2: tl.constexpr):
     """The lower or the higher byte of each 16-bit word, an 8-bit float, as fp16."""
-    ASM: tl.constexpr = (
-        "{ .reg .b32 t; .reg .b16 a, b; prmt.b32 t, $1, 0, "
-        + ("0x0031" if HIGH else "0x0020")
-        + "; mov.b32 {a, b}, t; cvt.rn.f16x2."
-        + ("e5m2x2" if E5M2 else "e4m3x2")
-        + " $0, a; }"
-    )
+    BYTES: tl.constexpr = "0x0031" if HIGH else "0x0020"
+    KIND: tl.constexpr = "e5m2x2" if E5M2 else "e4m3x2"
+    PERMUTE: tl.constexpr = "{ .reg .b32 t; .reg .b16 a, b; prmt.b32 t, $1, 0, " + BYTES + "; mov.b32 {a, b}, t; "
+    ASM: tl.constexpr = PERMUTE + "cvt.rn.f16x2." + KIND + " $0, a; }"
     return tl.inline_asm_elementwise(ASM, "=r,r", [pairs], dtype=tl.float16, is_pure=True, pack=2)
 
 
@@ -213,7 +200,10 @@ def attend_tiles(
     # A tile's block ids are read one tile ahead. Read in the same iteration they would be a load that the loads of K and V wait
     # for, on which Triton's pipeliner spends half of its stages.
     block = _tile_blocks(block_row_ptr, tile_begin, end_key, tile_end, BLOCK_SIZE, TILE)
-    PAIRS: tl.constexpr = reads_pairs(q, value_ptr)
+    # Values of 8 bits, and few rows: the tensor cores want those of two neighbouring keys in a register. Of 16 bits they are
+    # turned on their way from shared memory, of 8 bits each would be a load of its own, which takes longer than memory does.
+    IS_8_BIT: tl.constexpr = value_ptr.dtype.element_ty.primitive_bitwidth == 8
+    PAIRS: tl.constexpr = COMPILED and IS_8_BIT and q.dtype == tl.float16 and q.shape[0] < 64
     E5M2: tl.constexpr = value_ptr.dtype.element_ty == tl.float8e5
     WORD: tl.constexpr = 2 if PAIRS else 1  # values
     offs_v = tl.arange(0, HEAD_PAD // WORD)
