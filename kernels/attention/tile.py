@@ -235,10 +235,10 @@ def attend_tiles(
                 key_mask = key_mask & (offs_d[None, :] < HEAD_DIM)
                 value_mask = value_mask & (offs_v[None, :] < HEAD_DIM // WORD)
             k = tl.load(key_ptrs, mask=key_mask, other=0.0)
-            v = tl.load(value_ptrs, mask=value_mask, other=0)
+            v = tl.load(value_ptrs, mask=value_mask, other=0.0)
         elif HEAD_DIM < HEAD_PAD:
             k = tl.load(key_ptrs, mask=offs_d[None, :] < HEAD_DIM, other=0.0)
-            v = tl.load(value_ptrs, mask=offs_v[None, :] < HEAD_DIM // WORD, other=0)
+            v = tl.load(value_ptrs, mask=offs_v[None, :] < HEAD_DIM // WORD, other=0.0)
         else:
             k = tl.load(key_ptrs)
             v = tl.load(value_ptrs)

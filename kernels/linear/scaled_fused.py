@@ -99,7 +99,8 @@ def pays(rows: int, weight: Scaled) -> bool:
 def choose(n: int, k: int, is_int8: bool) -> tuple[int, int]:
     """Output columns of a program, n in all, and its warps: few programs, for each makes the row anew.
 
-    Of Qwen3-0.6B's four products in fp8 a sweep found 2 % less. int8 takes twice the registers: 252 with 16 columns, at K = 4096, where fp8 takes 122.
+    Of Qwen3-0.6B's four products in fp8 a sweep found 2 % less. int8 takes twice the registers: 252 with 16 columns, at K =
+    4096, where fp8 takes 122.
     """
     return 4 if n < MANY_COLUMNS else 8 if is_int8 else 16, max(1, _block_k(k) // 512)
 
