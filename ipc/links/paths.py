@@ -12,6 +12,7 @@ import os
 import socket
 import stat
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,6 +21,7 @@ from pathlib import Path
 MAX_SOCKET_PATH = 107  # bytes, sockaddr_un
 _PREFIX = "quire-ipc-"
 _held: dict[str, int] = {}  # private directories of this process and the descriptors that lock them
+_removing = threading.RLock()  # an exit that finds nothing held waits for the thread that removes it
 
 
 def private_directory() -> str:
@@ -48,16 +50,18 @@ def private_directory() -> str:
 
 def remove_private_directory(path: str) -> None:
     """Remove one directory of `private_directory`; nothing if it is gone already."""
-    fd = _held.pop(path, None)
-    if fd is not None:
-        _remove_directory(path)
-        os.close(fd)
+    with _removing:
+        fd = _held.pop(path, None)
+        if fd is not None:
+            _remove_directory(path)
+            os.close(fd)
 
 
 def remove_private_directories() -> None:
     """Remove all that this process holds; for exits that skip atexit."""
-    for path in list(_held):
-        remove_private_directory(path)
+    with _removing:
+        for path in list(_held):
+            remove_private_directory(path)
 
 
 def _base_directory() -> str:

@@ -301,8 +301,10 @@ def _watch_parent(control: socket.socket, grace_s: float) -> None:
     with suppress(ConnectionError):
         while control.recv(4096):
             pass
-    if signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, signal.SIG_IGN, None):
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(grace_s)  # a handler in the main thread ends the process sooner, unless it is stuck
+    handler = signal.getsignal(signal.SIGTERM)
+    if handler not in (signal.SIG_DFL, None):
+        if handler != signal.SIG_IGN:  # ignored: the main thread is ending already
+            os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(grace_s)  # the main thread ends the process sooner, unless it is stuck
     remove_private_directories()
     os._exit(_ORPHAN_EXIT_CODE)

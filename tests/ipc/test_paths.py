@@ -34,6 +34,28 @@ def test_private_directory_is_private_and_removed_with_its_sockets(base):
     assert list(base.iterdir()) == []
 
 
+def test_who_is_about_to_exit_waits_for_a_thread_that_removes_a_directory(base, monkeypatch):
+    path, removing, go_on = paths.private_directory(), threading.Event(), threading.Event()
+    remove = paths._remove_directory
+
+    def slowly(path: str) -> None:
+        removing.set()
+        assert go_on.wait(20)
+        remove(path)
+
+    monkeypatch.setattr(paths, "_remove_directory", slowly)
+    first = threading.Thread(target=paths.remove_private_directories)
+    first.start()
+    assert removing.wait(20)
+    second = threading.Thread(target=paths.remove_private_directories)
+    second.start()
+    second.join(0.1)
+    assert second.is_alive() and os.path.exists(path)
+    go_on.set()
+    first.join(20), second.join(20)
+    assert not os.path.exists(path)
+
+
 def test_a_place_where_nothing_can_be_made_is_named_with_what_helps(base, monkeypatch):
     monkeypatch.setattr(paths, "_base_directory", lambda: str(base / "nowhere"))
     with pytest.raises(OSError, match=r"no folder for sockets can be made in .*/nowhere: No such .*; XDG_RUNTIME_DIR names"):
