@@ -101,7 +101,9 @@ def test_attention_and_what_is_beside_it_are_cut_as_measured(on_an_h200):
             return [DecodeConfig(64, 8 if wide else 4, 2 if wide else 3, 1)]
         if wide:
             return [DecodeConfig(64, 4, 3, 1)]
-        last = DecodeConfig(64, 4, 3, 3) if cache_size == 1 else DecodeConfig(64, 4, 2, 4)
+        last = DecodeConfig(64, 4, 2, 4)
+        if cache_size == 1:
+            return [DecodeConfig(128, 4, 3, 2), last]
         return [DecodeConfig(64, 4, 4, 1), DecodeConfig(64, 4, 3, 2, whole_tiles=4), last]
 
     dtypes = [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.float16, torch.float8_e4m3fn)]
