@@ -140,6 +140,17 @@ class SamplingParams(msgspec.Struct, kw_only=True, array_like=True, forbid_unkno
         checked = msgspec.structs.replace(self, **{name: value})
         msgspec.structs.force_setattr(self, name, getattr(checked, name))
 
+    @classmethod
+    def from_optional(cls, **fields: Any) -> Self:
+        """As vLLM's: of a field that is None the default holds, but for max_tokens, whose None means as many as fit.
+
+        logit_bias may come as JSON has it, with ids that are texts; what is beyond its bounds counts as the bound.
+        """
+        given = {name: value for name, value in fields.items() if value is not None or name == "max_tokens"}
+        if "logit_bias" in given:
+            given["logit_bias"] = {int(token): min(100.0, max(-100.0, bias)) for token, bias in given["logit_bias"].items()}
+        return cls(**given)
+
     def clone(self) -> Self:
         """A copy, of which fields can be set."""
         return msgspec.structs.replace(self)

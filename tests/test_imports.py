@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 import quire
-from quire import LLM, SamplingParams
+from quire import LLM, SamplingParams, sampling_params
 from quire.ipc.version import VERSION
 
 ROOT = Path(__file__).parents[1]
@@ -68,7 +68,12 @@ def test_the_package_imports_nothing_until_a_name_is_asked_for_and_then_no_torch
 def test_a_script_beside_a_clone_named_quire_gets_the_package_and_not_the_clones_folder(tmp_path):
     """The folder of a script is first on its path: a folder `quire` there is the package to Python, whatever is installed."""
     (tmp_path / "quire").symlink_to(ROOT)
-    code = "from quire import LLM, AsyncClient, SamplingParams; from quire.ipc import messages; print(messages.__file__)"
+    code = """if True:
+        from quire import LLM, AsyncClient, SamplingParams
+        from quire.ipc import messages
+        from quire.sampling_params import RequestOutputKind
+        print(messages.__file__)
+    """
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert Path(done.stdout.strip()).resolve() == ROOT / "ipc" / "messages.py"
@@ -83,6 +88,12 @@ def test_the_package_names_what_it_has():
         _ = quire.Llm
     with pytest.raises(ImportError):
         from quire import Llm  # noqa: F401
+
+
+def test_the_parameters_of_requests_are_found_where_vllms_are():
+    assert {name: getattr(sampling_params, name) for name in sampling_params.__all__} == {
+        name: getattr(quire, name) for name in sampling_params.__all__
+    }
 
 
 def test_workers_import_no_transformers():

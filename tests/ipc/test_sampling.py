@@ -158,6 +158,16 @@ def test_a_field_is_set_within_its_bounds_only_and_a_copy_is_its_own():
     assert (p.top_p, p.max_tokens) == (1.0, 100)
 
 
+def test_from_optional_takes_none_for_a_default_and_ids_that_are_texts():
+    p = SamplingParams.from_optional(n=None, top_p=0.5, max_tokens=None, logit_bias={"5": 300, 6: -1})
+    assert p == SamplingParams(top_p=0.5, max_tokens=None, logit_bias={5: 100.0, 6: -1})
+    assert SamplingParams.from_optional() == SamplingParams()
+    with pytest.raises(ValueError, match="top_p must be"):
+        SamplingParams.from_optional(top_p=2)
+    with pytest.raises(TypeError):
+        SamplingParams.from_optional(best_of=3)
+
+
 @pytest.mark.parametrize("field", [{"output_kind": 1}, {"structured_outputs": {"json": {}}}])
 def test_what_is_of_another_type_is_refused_by_name(field):
     with pytest.raises(ValueError, match=f"{next(iter(field))} must be"):
