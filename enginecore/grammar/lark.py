@@ -14,10 +14,19 @@ from typing import Any
 
 import llguidance
 
+from quire.enginecore.grammar.schema_values import (
+    LOWER_BOUNDS,
+    UPPER_BOUNDS,
+    check_literal,
+    check_min_properties,
+    kept_bound,
+)
+
 OPTIONS = '%llguidance {"no_forcing": true}'
 WHITESPACE = r"(?: |\r?\n[ \t]{0,32})"
 FORMATS = frozenset(("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"))
 _DATA = frozenset(("const", "enum", "default", "examples", "x-guidance"))  # keywords whose values are no schemas
+_LITERALS = frozenset(("const", "enum"))
 _NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))  # keys are names
 _LOOK_AROUND = re.compile(r"\(\?<?[=!]")
 ANY, SOME = r"/(.|\n)*/", r"/(.|\n)+/"
@@ -43,29 +52,36 @@ def json_schema(schema: Any, **options: Any) -> str:
     own = {**own, **options} if isinstance(own, dict) else options
     if not own.keys() & {"whitespace_pattern", "whitespace_flexible"}:
         own = {**own, "whitespace_pattern": WHITESPACE}
-    return "%json " + json.dumps({**_without_remarks(schema, own.get("lenient") is True), "x-guidance": own})
+    return "%json " + json.dumps({**_kept(schema, own.get("lenient") is True), "x-guidance": own})
 
 
-def _without_remarks(schema: Any, lenient: bool) -> Any:
-    """A schema without formats that llguidance does not know, which it would refuse: to JSON Schema they are remarks.
+def _kept(schema: Any, lenient: bool) -> Any:
+    """A schema as llguidance keeps it: without formats that it does not know, which it would refuse (to JSON Schema they are
+    remarks), and with values that it keeps (schema_values.py). Raises ValueError for others.
 
     lenient: without look-around in patterns, too, which are no regular expressions to it, and the one thing that its option of
-    this name does not pass over.
+    this name does not pass over; values that it does not keep are passed over as well.
     """
     if isinstance(schema, list):
-        return [_without_remarks(item, lenient) for item in schema]
+        return [_kept(item, lenient) for item in schema]
     if not isinstance(schema, dict):
         return schema
+    if not lenient:
+        check_min_properties(schema)
     result: dict[str, Any] = {}
     for key, value in schema.items():
         if key in _DATA:
+            if key in _LITERALS and not lenient:
+                check_literal(value)
             result[key] = value
         elif key in _NAMED and isinstance(value, dict):
-            result[key] = {name: _without_remarks(inner, lenient) for name, inner in value.items()}
+            result[key] = {name: _kept(inner, lenient) for name, inner in value.items()}
+        elif key in LOWER_BOUNDS or key in UPPER_BOUNDS:
+            result[key] = kept_bound(key, value)
         elif key == "pattern" and lenient and isinstance(value, str) and _LOOK_AROUND.search(value):
             continue
         elif key != "format" or not isinstance(value, str) or value in FORMATS:
-            result[key] = _without_remarks(value, lenient)
+            result[key] = _kept(value, lenient)
     return result
 
 

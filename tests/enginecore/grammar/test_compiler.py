@@ -105,6 +105,31 @@ def test_grammars_of_every_kind_take_what_they_say_and_nothing_else(vocabulary, 
         assert accepts(vocabulary, verdict.lark, text) == (text in texts), text
 
 
+@pytest.mark.parametrize(
+    ("schema", "texts", "not_these"),
+    [
+        (
+            {"type": "integer", "minimum": -(2**63), "maximum": 2**64 - 1},
+            ["5", "-9223372036854774784"],
+            ["18446744073709551616"],
+        ),
+        ({"type": "number", "minimum": -3.4e38, "maximum": 1.7976931348623157e308}, ["5.5", "-5"], ["1e400"]),
+        ({"type": "integer", "minimum": 2**53 + 1, "maximum": 2**53 + 3}, ["9007199254740994"], ["9007199254740992"]),
+        ({"type": "integer", "exclusiveMaximum": 2**53 + 1}, ["9007199254740991"], ["9007199254740993", "9007199254740992"]),
+        ({"type": "number", "maximum": 1234567890123456789}, ["1234567890123456500"], ["1234567890123456800"]),
+        ({"enum": [2**53, 10**22]}, ["9007199254740992", "10000000000000000000000"], ["9007199254740993"]),
+        ({"minProperties": 2, "required": ["a"], "type": "object"}, ['{"a":1,"b":2}'], ['{"a":1}']),
+        ({"type": "object", "properties": {"minimum": {"type": "null"}}}, ['{"minimum":null}'], ['{"minimum":1}']),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_values_that_llguidance_would_not_keep_are_made_so_that_it_does(vocabulary, schema, texts, not_these):
+    verdict = judge(wanted("json", schema), vocabulary)
+    assert not verdict.error
+    for text in [*texts, *not_these]:
+        assert accepts(vocabulary, verdict.lark, text) == (text in texts), text
+
+
 def test_formats_that_are_followed_are_those_that_llguidance_knows(vocabulary):
     for name in FORMATS:
         assert not accepts(vocabulary, judge(wanted("json", {"type": "string", "format": name}), vocabulary).lark, '"?"'), name
@@ -126,6 +151,13 @@ def accepts(vocabulary: Vocabulary, lark: str, text: str) -> bool:
         (wanted("json", {"contains": {}, "uniqueItems": True}), "uniqueItems"),
         (wanted("json", {"type": "string", "pattern": "(?=a)b"}), "look-around"),
         (wanted("json", {"oneOf": [{"type": "integer"}, {"type": "number"}]}), "oneOf with alternatives that may overlap"),
+        (wanted("json", {"type": "integer", "minimum": 1e20, "maximum": 2e20}), "minimum 1e+20: a bound beyond 64 bits"),
+        (wanted("json", {"enum": ["a", {"b": [2**53 + 1]}]}), "9007199254740993 in const or enum is beyond 2^53"),
+        (wanted("json", {"items": {"const": -(2**63)}}), "-9223372036854775808 in const or enum"),
+        (
+            wanted("json", {"minProperties": 2, "patternProperties": {"^[ab]$": {}}, "additionalProperties": False}),
+            "minProperties 2",
+        ),
         (wanted("regex", "ab(c"), "unclosed group"),
         (wanted("regex", ""), "empty"),
         (wanted("choice", []), "list of texts"),

@@ -1,0 +1,57 @@
+"""What of a JSON Schema llguidance takes and does not keep: made so that it is kept, or refused, by the keyword's name.
+
+Numbers are doubles to it, and bounds of integers 64 bits. A bound that is no double goes to the next one inward, and one beyond
+64 bits, as schemas made from types have them (the least int64, the largest double), to the last that it can count with: what
+comes out is within the bounds that were asked for. A const that is no double would come out as its neighbour.
+
+Used by lark.py, in the process that tries grammars.
+"""
+
+import math
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+
+LOWER_BOUNDS, UPPER_BOUNDS = frozenset(("minimum", "exclusiveMinimum")), frozenset(("maximum", "exclusiveMaximum"))
+MAX_BOUND = 2**63 - 1024  # the largest double below 2^63
+_EXACT = 2**53  # up to here each integer is a double
+
+
+def kept_bound(key: str, value: Any) -> Any:
+    """A bound as llguidance keeps it, no wider than it was. Raises ValueError for one beyond which it can count no more."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value  # not JSON Schema's: llguidance says so
+    is_lower = key in LOWER_BOUNDS
+    if (value > MAX_BOUND) if is_lower else (value < -MAX_BOUND):
+        raise ValueError(f"{key} {value}: a bound beyond 64 bits is not supported")
+    if abs(value) > MAX_BOUND:
+        return -MAX_BOUND if is_lower else MAX_BOUND
+    if isinstance(value, float) or abs(value) <= _EXACT:
+        return value
+    bound, inward = float(value), math.inf if is_lower else -math.inf
+    while not (min(_readings(bound)) >= value if is_lower else max(_readings(bound)) <= value):
+        bound = math.nextafter(bound, inward)
+    return int(bound)
+
+
+def _readings(number: float) -> tuple[int, int]:
+    """A double beyond _EXACT as an integer, and as it is written: with the fewest digits that tell it, and noughts."""
+    return int(number), int(Decimal(repr(number)))
+
+
+def check_literal(value: Any) -> None:
+    """Raises ValueError for a const, or one of an enum, with an integer that would come out as another."""
+    if isinstance(value, list | dict):
+        for part in value.values() if isinstance(value, dict) else value:
+            check_literal(part)
+    elif isinstance(value, int) and abs(value) > _EXACT and _readings(float(value)) != (value, value):
+        raise ValueError(f"{value} in const or enum is beyond 2^53, where not every integer is kept; a text is")
+
+
+def check_min_properties(schema: Mapping[str, Any]) -> None:
+    """Raises ValueError where names that are given twice could make up the number: only those that are listed come once."""
+    least, required = schema.get("minProperties"), schema.get("required")
+    num_required = len(required) if isinstance(required, list) else 0
+    is_open = schema.get("additionalProperties") is not False or schema.get("patternProperties")
+    if isinstance(least, int) and least > num_required + 1 and is_open:
+        raise ValueError(f"minProperties {least} is not supported where names are free: list them in properties or required")
