@@ -13,7 +13,7 @@ from messages_cases import CLOCK, COUNT, HELLO, PATH, TOOLS, accumulated, api_of
 
 from quire.frontend.client.async_client import EngineDown, Overloaded
 from quire.frontend.client.outputs import Delta
-from quire.frontend.client.stream import EngineError
+from quire.frontend.client.stream import EngineError, InvalidRequest
 from quire.frontend.http.api.messages import stream
 from quire.frontend.http.api.messages.field_table import FIELDS
 from quire.frontend.http.api.messages.schemas import CountTokensRequest, MessagesRequest, NotHere
@@ -86,6 +86,16 @@ def test_what_is_refused_is_named(extra, named):
             error = ErrorResponse.model_validate(answer, strict=True)
             assert status == 400 and error.error.type == "invalid_request_error" and named in error.error.message, answer
             assert not api.client.streams
+
+    run(main)
+
+
+def test_what_the_engine_says_of_a_schema_names_its_place():
+    async def main():
+        api = api_of()
+        api.client.speak = lambda s: s.end(InvalidRequest("response_format.json_schema.schema: bad"))
+        status, answer = await api.json("POST", PATH, HELLO)
+        assert (status, answer["error"]["message"]) == (400, "output_config.format.schema: bad.")
 
     run(main)
 

@@ -262,6 +262,25 @@ def test_a_grammar_that_leaves_nothing_fails_the_response():
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    ("chats", "ours", "param"),
+    [
+        ("response_format.json_schema.schema: bad", "text.format.schema: bad.", "text.format"),
+        ("tools[0].function.parameters: at #/a: bad", "tools[0].parameters: at #/a: bad.", "tools[0].parameters"),
+        ("structured_outputs.regex: bad", "structured_outputs.regex: bad.", "structured_outputs"),
+    ],
+)
+def test_what_the_engine_says_of_a_grammar_names_the_field_that_was_sent(chats, ours, param):
+    async def main():
+        async with serving() as api:
+            api.client.speak = lambda s: s.end(InvalidRequest(chats))
+            for extra in ({}, {"stream": True}):
+                error = await refusal(api, {"input": "hi", **extra})
+                assert (error["message"], error["param"]) == (ours, param)
+
+    asyncio.run(main())
+
+
 def test_a_server_that_stops_says_so():
     async def main():
         async with serving() as api:

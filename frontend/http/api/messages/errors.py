@@ -37,7 +37,7 @@ _WORDS = [
         (r"\btool_choice 'required' or a function\b", "tool_choice of type 'any' or 'tool'"),
         (r"\btool_choice 'auto'", "tool_choice of type 'auto'"),
         (r"\bthinking_token_budget\b", "thinking.budget_tokens"),
-        (r"^(response_format|structured_outputs)\b", "output_config.format"),
+        (r"^(response_format(\.json_schema)?|structured_outputs)\b", "output_config.format"),
         (r"^stop\b", "stop_sequences"),
     )
 ]

@@ -8,11 +8,11 @@ import asyncio
 import logging
 
 from quire.frontend.http.api.chat_run import submit_chat
-from quire.frontend.http.api.errors import from_exception
 from quire.frontend.http.api.generate import running
 from quire.frontend.http.api.prompt_run import PromptRun
 from quire.frontend.http.api.responses.records import keep_begun, keep_result, touch
 from quire.frontend.http.api.responses.running import RunningTurn
+from quire.frontend.http.api.responses.translate import error_of
 from quire.frontend.http.api.responses.turn import Turn
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.protocol.errors import ApiError, internal_error, shutting_down
@@ -62,7 +62,7 @@ async def _run(services: Services, turn: Turn, begun: asyncio.Future[None]) -> N
         if not begun.done():
             begun.set_exception(error) if isinstance(error, Exception) else begun.cancel()
             return
-        known = shutting_down() if isinstance(error, asyncio.CancelledError) else from_exception(error, "input")
+        known = shutting_down() if isinstance(error, asyncio.CancelledError) else error_of(error)
         if known is None:
             logger.exception("a response in the background failed")
         response.fail(known or internal_error())

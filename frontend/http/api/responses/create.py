@@ -6,6 +6,7 @@ runs that and makes items of what comes (output.py), records.py keeps the respon
 
 import msgspec
 
+from quire.frontend.client.stream import InvalidRequest
 from quire.frontend.http.api.body import BodyDecoder
 from quire.frontend.http.api.chat_run import submit_chat
 from quire.frontend.http.api.generate import running
@@ -15,7 +16,8 @@ from quire.frontend.http.api.reading import read_body
 from quire.frontend.http.api.responses.background import begin
 from quire.frontend.http.api.responses.request import ResponsesRequest
 from quire.frontend.http.api.responses.running import RunningTurn
-from quire.frontend.http.api.responses.turn import prepare_turn
+from quire.frontend.http.api.responses.translate import error_of
+from quire.frontend.http.api.responses.turn import Turn, prepare_turn
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import json_bytes
 from quire.frontend.http.protocol.exchange import Request, Response
@@ -40,6 +42,14 @@ async def create_response(services: Services, request: Request, response: Respon
     num_bytes = len(request.body)
     body = await read_body(_decoder, request, services.unknown_fields)
     turn = await prepare_turn(services, request, body, num_bytes)
+    try:
+        await _answer(services, turn, response, num_bytes)
+    except InvalidRequest as error:  # what only the engine finds out, of a grammar, say
+        raise error_of(error) or error from None
+
+
+async def _answer(services: Services, turn: Turn, response: Response, num_bytes: int) -> None:
+    body = turn.body
     if body.background:
         await begin(services, turn)
         queued = msgspec.structs.replace(turn.response, status="queued")  # as OpenAI and vLLM say it, whatever became of it

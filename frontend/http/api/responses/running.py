@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator
 from quire.frontend.client.outputs import Delta
 from quire.frontend.client.stream import Stream
 from quire.frontend.http.api.chat_output import ChatOutput
-from quire.frontend.http.api.errors import from_exception
 from quire.frontend.http.api.generate import collect, follow, most_logprobs
 from quire.frontend.http.api.json_pieces import too_large, write_pieces
 from quire.frontend.http.api.logprobs import LogprobStyle
@@ -21,6 +20,7 @@ from quire.frontend.http.api.responses.answer import usage_of_response
 from quire.frontend.http.api.responses.output import EventWriter, Output
 from quire.frontend.http.api.responses.records import keep, keep_result
 from quire.frontend.http.api.responses.text_logprobs import TokensOfText
+from quire.frontend.http.api.responses.translate import error_of
 from quire.frontend.http.api.responses.turn import Turn
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.protocol.errors import ApiError, internal_error, shutting_down
@@ -122,7 +122,7 @@ class RunningTurn:
         if isinstance(error, asyncio.CancelledError):
             self._output.tell_error(shutting_down())
         else:
-            known = from_exception(error, "input") if isinstance(error, Exception) else None
+            known = error_of(error) if isinstance(error, Exception) else None
             self.fail(known or internal_error())
         stream.end(writer.take())
 

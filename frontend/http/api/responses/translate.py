@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from quire.frontend.http.api.errors import invalid
+from quire.frontend.http.api.errors import from_exception, invalid
 from quire.frontend.http.api.responses.messages import is_unfinished, messages_of
 from quire.frontend.http.api.responses.request import ReasoningConfig, ResponsesRequest, TextConfig
 from quire.frontend.http.api.schemas import ChatRequest, Json
@@ -34,6 +34,7 @@ _FIELDS = {  # of a chat -> what they are called here
     "reasoning_effort": "reasoning.effort",
     "tool_choice.function.name": "tool_choice.name",
 }
+_FORMAT = re.compile(r"\bresponse_format(\.json_schema)?\b")
 
 
 def chat_request(body: ResponsesRequest, items: Sequence[Json], knows_developer: bool) -> ChatRequest:
@@ -132,6 +133,13 @@ def in_our_words(error: ApiError) -> ApiError:
     if param is None:
         return error
     ours = _FIELDS.get(param) or re.sub(r"^(tools\[\d+\])\.function\b|^(tool_choice)\.allowed_tools\b", r"\1\2", param)
-    if ours == param:
+    message = _FORMAT.sub("text.format", error.message).replace(param, ours)
+    if (message, ours) == (error.message, param):
         return error
-    return ApiError(error.status, error.message.replace(param, ours), param=ours, code=error.code)
+    return ApiError(error.status, message, param=ours, code=error.code)
+
+
+def error_of(error: Exception) -> ApiError | None:
+    """What a chat met that ran, in this route's words; None for a bug of ours."""
+    known = from_exception(error, "input")
+    return None if known is None else in_our_words(known)
