@@ -307,12 +307,28 @@ def python() -> str:
 
 
 # ----------------------------------------------------------------------------------------------------------------- metrics
+_ONE = "one of a request; in vLLM one of each of its n choices"
+METRICS_DIFFER = {
+    "vllm:inter_token_latency_seconds": "of streams; in vLLM of answers in one piece, too",
+    "vllm:request_generation_tokens": f"over all choices: {_ONE}",
+} | {
+    f"vllm:{name}": _ONE
+    for name in (
+        "e2e_request_latency_seconds", "time_to_first_token_seconds", "request_time_per_output_token_seconds",
+        "request_queue_time_seconds", "request_inference_time_seconds", "request_prefill_time_seconds",
+        "request_decode_time_seconds", "request_prompt_tokens", "request_prefill_kv_computed_tokens",
+        "request_params_max_tokens",
+    )
+}  # fmt: skip
+
+
 def metrics() -> str:
     here, reasons = _metrics_here(), _reasons()
     rows = []
     for name in VLLM["metrics"]:
         if name.removesuffix("_total") in here:
-            rows.append((name, SAME, ""))
+            text = METRICS_DIFFER.get(name, "")
+            rows.append((name, DIFFERS if text else SAME, text))
         else:
             why = next(text for pattern, text in reasons if any(fnmatch.fnmatch(n, pattern) for n in (name, f"{name}_total")))
             rows.append((name, NOT_HERE, why))
