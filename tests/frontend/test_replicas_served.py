@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import tempfile
 from typing import Any
 
@@ -12,6 +13,7 @@ from fake_core import LIMITS, FakeCore, echo
 from own_loop import heard, until
 from replica_cases import CAT, ENDLESS, THE, engine_of, refuse, with_cores
 
+from quire.frontend import launcher
 from quire.frontend import replicas as module
 from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.client.stream import EngineDown, InvalidRequest
@@ -91,6 +93,37 @@ def test_an_engine_that_comes_back_as_another_model_gets_nothing(monkeypatch, ca
             assert {engine_of(client, stream) for stream in more} == {0, 1}
         for core in cores:
             core.stop()
+
+    asyncio.run(asyncio.wait_for(main(), 100))
+
+
+def test_engines_of_two_versions_are_used_and_named(monkeypatch, caplog) -> None:
+    async def main() -> None:
+        with FakeCore(echo, version="1") as one, FakeCore(echo, version="2") as two:
+            async with Replicas([one.address, two.address], [None, None]) as client:
+                assert client.health() is None and all(engine.health() is None for engine in client.engines)
+            [said] = {record.getMessage() for record in caplog.records if record.levelname == "WARNING"}
+            assert f"{one.address} is of version 1" in said and f"{two.address} is of version 2" in said
+
+    monkeypatch.setattr(logging.getLogger("quire"), "propagate", True)
+    asyncio.run(asyncio.wait_for(main(), 100))
+
+
+def test_an_engine_that_stops_in_order_did_not_end_unexpectedly(monkeypatch, caplog) -> None:
+    monkeypatch.setattr(launcher, "_LOOK_S", 0.001)
+    monkeypatch.setattr(logging.getLogger("quire"), "propagate", True)
+
+    async def main() -> None:
+        with FakeCore() as stopped, FakeCore() as killed:
+            async with Replicas([stopped.address, killed.address], [None, None]) as client:
+                tasks = [asyncio.create_task(log) for log in launcher.log_engine_changes(client)]
+                await asyncio.sleep(0)
+                stopped.say_that_it_stops()
+                killed.stop()
+                await until(lambda: f"the engine at {stopped.address} was told to stop; the others get its" in caplog.text)
+                await until(lambda: f"an engine ended unexpectedly (no connection to {killed.address})" in caplog.text)
+                for task in tasks:
+                    task.cancel()
 
     asyncio.run(asyncio.wait_for(main(), 100))
 
