@@ -19,6 +19,7 @@ from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.client.stream import EngineDown, InvalidRequest
 from quire.frontend.replicas import Replicas, client_of
 from quire.ipc.messages import EngineLimits, Utility, UtilityResult
+from quire.ipc.numerics import Numerics
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.utilities import (
     GetServerInfo,
@@ -54,6 +55,7 @@ def test_one_engine_needs_no_replicas() -> None:
         ({"model": "sha256"}, "different models: their config.json, --hf-overrides or weights differ"),
         ({"limits": EngineLimits(64, 401, 4, 20)}, "different models: their vocabularies"),
         ({"eos": (3,)}, "vocabularies or end tokens differ"),
+        ({"numerics": Numerics(dtype="bfloat16")}, r"they differ in --dtype \((none and bfloat16|bfloat16 and none)\)$"),
     ],
 )
 def test_engines_of_different_models_are_refused_by_both_names(other: dict[str, Any], match: str) -> None:
