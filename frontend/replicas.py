@@ -158,7 +158,7 @@ class Replicas(Client):
         self.foreign = {e.number: problem for e in here if (problem := different_models(ours, e))}
         if problem := self.foreign.get(number):
             if self._has_started:  # before, it is raised
-                log.error("%s; it gets no requests", problem)
+                log.error("%s; the engine at %s gets no requests", problem, engine.address)
             return
         if engine.welcome.version != ours.welcome.version:  # while they are replaced one by one
             log.warning("%s and %s: what they answer may differ", _version(ours), _version(engine))

@@ -71,6 +71,8 @@ def test_engines_of_different_models_are_refused_by_both_names(other: dict[str, 
 
 
 def test_an_engine_that_comes_back_as_another_model_gets_nothing(monkeypatch, caplog) -> None:
+    monkeypatch.setattr(logging.getLogger("quire"), "propagate", True)
+
     async def main() -> None:
         folders = [tempfile.mkdtemp() for _ in range(2)]
         addresses = [f"ipc://{folder}/s.sock" for folder in folders]
@@ -80,6 +82,7 @@ def test_an_engine_that_comes_back_as_another_model_gets_nothing(monkeypatch, ca
             await until(lambda: not client.engines[0].is_connected)
             cores[0] = FakeCore(address=addresses[0], name="dog")
             await until(lambda: client.engines[0].is_connected)
+            assert f"; the engine at {addresses[0]} gets no requests" in caplog.text
             assert "serves 'toy'" in client.engines[0].health() and client.health() is None
             assert client.welcome.served_model_names == ["toy"]
             streams = [client.submit([THE, i], ENDLESS) for i in range(8)]
@@ -108,6 +111,29 @@ def test_engines_of_two_versions_are_used_and_named(monkeypatch, caplog) -> None
             assert f"{one.address} is of version 1" in said and f"{two.address} is of version 2" in said
 
     monkeypatch.setattr(logging.getLogger("quire"), "propagate", True)
+    asyncio.run(asyncio.wait_for(main(), 100))
+
+
+def test_an_engine_that_refuses_us_says_why_once(monkeypatch, caplog) -> None:
+    monkeypatch.setattr(module, "RETRY_S", 0.0)
+    monkeypatch.setattr(logging.getLogger("quire"), "propagate", True)
+
+    async def main() -> None:
+        with FakeCore() as one, FakeCore() as two:
+            client = Replicas([one.address, two.address], [None, None])
+            connect, refusals = client._replicas[0].connect, iter(["another key", "another key", "another version"])
+
+            async def refused(timeout_s: float | None) -> None:
+                if why := next(refusals, None):
+                    raise EngineDown(why)
+                await connect(timeout_s)
+
+            monkeypatch.setattr(client._replicas[0], "connect", refused)
+            async with client:
+                await until(lambda: all(engine.health() is None for engine in client.engines))
+        said = [record.getMessage() for record in caplog.records]
+        assert said.count("another key") == said.count("another version") == 1
+
     asyncio.run(asyncio.wait_for(main(), 100))
 
 
