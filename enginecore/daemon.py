@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 import zmq
 
 from quire.enginecore.core import BEAT_INTERVAL_S, CoreConfig, EngineCore
@@ -121,7 +122,8 @@ def _run(
         grammars.start()  # while the workers load the model
         profile = _wait_until_ready(workers, link, early)
         core_config = core_config_of(config, summary, workers.template, profile)
-        link.set_welcome(_welcome(config, link.epoch, core_config, summary, files, digest), files)
+        welcome = _welcome(config, link.epoch, core_config, summary, files, digest)
+        link.set_welcome(msgspec.structs.replace(welcome, numerics=profile.numerics), files)
         checks_params = profile.processors is not None and profile.processors.checks_params
         preparers = [ParamsCheck(workers)] if checks_params else []
         core = EngineCore(core_config, link, workers, on_beat, preparers, grammars)

@@ -28,6 +28,7 @@ from quire.ipc.sampling import SamplingParams, check_against, loggable
 from quire.ipc.step.sections import MAX_CANDIDATES
 
 MAX_CACHE_SALT = 1024  # characters
+MOST_ON_THE_WAY_S = 60.0  # since a frontend has taken it: one that says more, or the future, has another host's clock
 
 
 class Refusal(Exception):
@@ -78,7 +79,8 @@ class Intake:
         stop_ids, ends = self._stop_ids(params)
         custom = self.config.processors
         is_processed = custom is not None and (custom.all_requests or bool(params.extra_args))
-        arrival_time = request.arrival_time if 0 < request.arrival_time < 1e12 else time.time()
+        now = time.time()
+        arrival_time = request.arrival_time if now - MOST_ON_THE_WAY_S < request.arrival_time < now else now
         return [
             Sequence(
                 owner=owner,

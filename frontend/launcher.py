@@ -22,6 +22,8 @@ log = logging.getLogger("quire.serve")
 ENGINE_ENDED = "the engine ended unexpectedly (%s); requests get 503 until it is back"
 ENGINE_IS_BACK = "the engine is back"
 REPLICA_ENDED = "an engine ended unexpectedly (%s); the others get its requests until it is back"
+ENGINE_STOPPED = "the engine at %s was told to stop; requests get 503 until it is back"
+REPLICA_STOPPED = "the engine at %s was told to stop; the others get its requests until it is back"
 REPLICA_IS_BACK = "the engine at %s is back"
 
 _POLL_S = 1.0
@@ -108,6 +110,8 @@ async def log_changes_of(client: Client, is_one_of_several: bool = False) -> Non
             was_connected = client.is_connected
             if was_connected:
                 log.info(*([REPLICA_IS_BACK, client.address] if is_one_of_several else [ENGINE_IS_BACK]))
+            elif client.was_stopped:
+                log.warning(REPLICA_STOPPED if is_one_of_several else ENGINE_STOPPED, client.address)
             else:
                 log.error(REPLICA_ENDED if is_one_of_several else ENGINE_ENDED, f"no connection to {client.address}")
         await asyncio.sleep(_LOOK_S)

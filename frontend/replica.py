@@ -6,6 +6,7 @@ from typing import Protocol
 from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.links.curve import FrontendKeys
+from quire.ipc.links.frontend_to_core import SHUTTING_DOWN
 from quire.ipc.messages import Abort, Beat, CoreMessage, Finish, FrontendMessage, RequestError, StepOutputs, Welcome
 
 
@@ -19,6 +20,9 @@ class Owner(Protocol):
 
     def connected(self, number: int) -> None:
         """An engine is there, or there again: with an empty cache, and perhaps with another model."""
+
+    def stopped(self, number: int) -> None:
+        """An engine was told to stop, and is about to be lost: what it has not begun was not taken any more."""
 
     def lost(self, number: int) -> None:
         """All that ran there has failed already."""
@@ -83,5 +87,7 @@ class Replica(AsyncClient):
             self._owner.connected(self.number)
 
     def _on_lost(self, reason: str) -> None:
+        if reason == SHUTTING_DOWN:
+            self._owner.stopped(self.number)
         super()._on_lost(reason)
         self._owner.lost(self.number)

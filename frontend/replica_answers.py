@@ -9,6 +9,7 @@ import msgspec
 
 from quire.frontend.client.async_client import AsyncClient
 from quire.ipc.messages import EngineLimits, Welcome
+from quire.ipc.numerics import differing_flags
 from quire.ipc.utilities import ProfileDone, ResetDone, ServerInfo, UtilityAnswer
 
 
@@ -25,6 +26,8 @@ def different_models(one: AsyncClient, other: AsyncClient) -> str | None:
         return f"{both}, but they are different models: their config.json, --hf-overrides or weights differ"
     if (a.limits.vocab_size, a.eos_token_ids) != (b.limits.vocab_size, b.eos_token_ids):
         return f"{both}, but they are different models: their vocabularies or end tokens differ"
+    if flags := differing_flags(a.numerics, b.numerics):
+        return f"{both}, but they do not answer alike: they differ in {flags}"
     return None
 
 

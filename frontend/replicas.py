@@ -3,7 +3,8 @@
 Each request goes to one engine, with all of its sequences, and so do all steps of a beam search. What an engine refuses for its
 load goes to the next, until all have refused. An engine that is lost fails what ran there, and only that: it is not asked again
 until it is back, which its AsyncClient sees to. What ran is not asked again elsewhere, for it may be what has ended the
-engine. One engine needs none of this: `client_of` makes the client of any number.
+engine; but what came too late for an engine that was told to stop is. One engine needs none of this: `client_of` makes the
+client of any number.
 """
 
 import asyncio
@@ -67,6 +68,10 @@ class Sent:
     refused: set[int] = field(default_factory=set)
 
 
+def _version(engine: AsyncClient) -> str:
+    return f"the engine at {engine.address} is of version {engine.welcome.version}"
+
+
 class Replicas(Client):
     """Several engines of one model."""
 
@@ -119,12 +124,14 @@ class Replicas(Client):
 
     async def _keep_connecting(self, engine: Replica) -> None:
         """Raises ValueError for a tokenizer that cannot be read, and for an address that cannot be used."""
+        said = ""
         while True:
             try:
                 return await engine.connect(None)
             except EngineDown as error:
-                log.error("%s", error)
-                self._refusal = str(error)
+                if str(error) != said:  # not every second
+                    log.error("%s", error)
+                self._refusal = said = str(error)
                 await asyncio.sleep(RETRY_S)
             except ValueError as error:
                 if not self._has_started:
@@ -151,8 +158,10 @@ class Replicas(Client):
         self.foreign = {e.number: problem for e in here if (problem := different_models(ours, e))}
         if problem := self.foreign.get(number):
             if self._has_started:  # before, it is raised
-                log.error("%s; it gets no requests", problem)
+                log.error("%s; the engine at %s gets no requests", problem, engine.address)
             return
+        if engine.welcome.version != ours.welcome.version:  # while they are replaced one by one
+            log.warning("%s and %s: what they answer may differ", _version(ours), _version(engine))
         self._welcome = holds_for_all([e.welcome for e in here if e.number not in self.foreign])
         self._tokenizer = engine._tokenizer
         if self._router is None:
@@ -166,6 +175,12 @@ class Replicas(Client):
         largest = max((cache.num_gpu_blocks for cache in caches), default=DEFAULT_NUM_BLOCKS)
         most = min(INDEX_FACTOR * largest * len(self._replicas), MAX_INDEX_BLOCKS)
         return Router(len(self._replicas), self._policy, block_size=size, max_blocks=most)
+
+    def stopped(self, number: int) -> None:
+        for request_id, sent in list(self._sent.items()):
+            # rows of prompt_logprobs come before a first token does, and would come twice
+            if sent.engine == number and sent.inputs is not None and sent.task.params.prompt_logprobs is None:
+                self.send_elsewhere(number, request_id)
 
     def lost(self, number: int) -> None:
         for request_id in [i for i, sent in self._sent.items() if sent.engine == number]:

@@ -60,7 +60,7 @@ class Supervisor:
             child = self._process.child
             how = await self._watch(child)
             child.close()
-            await self._start_again(f"ended unexpectedly ({how})")
+            await self._start_again(how)
             log.info("%s is back", self._process.name)
 
     async def _start_again(self, what: str) -> None:
@@ -87,8 +87,10 @@ class Supervisor:
                     child.send_signal(signal.SIGKILL)
                     await _done_within(ended, KILL_WAIT_S)
                     how = "was killed" if child.poll() is not None else "cannot even be killed"
-                    return f"it hung, without a sign of life for {self._hung_after_s:.0f} s, and {how}"
-            return (child.receive(0.0) or {}).get("error") or how_it_ended(child.poll())
+                    return f"ended unexpectedly (it hung, without a sign of life for {self._hung_after_s:.0f} s, and {how})"
+            if (code := child.poll()) == 0:  # by a signal to it alone: ours come when nobody watches any more
+                return "was told to stop, by a signal to its own process"
+            return f"ended unexpectedly ({(child.receive(0.0) or {}).get('error') or how_it_ended(code)})"
         finally:
             ended.cancel()
 

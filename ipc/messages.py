@@ -14,10 +14,11 @@ import msgspec
 
 from quire.ipc.engine_stats import CacheInfo, EngineStats
 from quire.ipc.group_messages import PeerSilent, ReportExpertLoad, StoreRequest, StoreValue
+from quire.ipc.numerics import Numerics
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.utilities import UtilityAnswer, UtilityCall
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 
 # Limits on one message, in bytes. A receiver drops the sender (frontend) or the message (core) that goes beyond.
 MAX_FRONTEND_MESSAGE = 64 << 20  # a request: a prompt of 8 M tokens as int32 would fit
@@ -158,6 +159,7 @@ class Welcome(Message, tag="welcome", frozen=True):
     spins: bool = False  # it waits without sleep, for its model needs no CPU: where cores are left, a frontend may do so, too
     cache: CacheInfo | None = None  # for /metrics
     model_digest: str = ""  # equal for engines of one model
+    numerics: Numerics = Numerics()  # equal for engines that answer alike
 
 
 class File(Message, tag="file", frozen=True):
@@ -300,6 +302,7 @@ class WorkerProfile(Message, tag="profile", frozen=True):
     block_bytes: int
     num_processor_rows: int  # of the pool of rare sampling state
     processors: ProcessorsInfo | None = None
+    numerics: Numerics = Numerics()
 
 
 class WorkerReady(Message, tag="ready", frozen=True):

@@ -59,6 +59,7 @@ from quire.workers.models.build import build_model
 from quire.workers.models.config import ModelConfig, ModelConfigError
 from quire.workers.models.families import read_model_config
 from quire.workers.models.language_model import LanguageModel
+from quire.workers.numerics import numerics_of
 from quire.workers.parallel import Parallel
 from quire.workers.profiler import Profiler, ProfilerError
 from quire.workers.records import MASK_SPIN_S, Records
@@ -284,6 +285,7 @@ class Worker:
                 block_bytes=cache.block_bytes,
                 num_processor_rows=runner.ctx.pool.num_rows,
                 processors=self.custom_processors.info if self.custom_processors is not None else None,
+                numerics=numerics_of(c, runner.ctx.config, runner.ctx.dtype),
             )
         )
 

@@ -14,6 +14,8 @@ from quire.ipc.process.children import child_main_config, tell_parent
 from quire.ipc.process.command import stop_signals
 from quire.ipc.process.logs import set_up_logging
 
+LAST_WORD_S = 1.0  # to leave: that this host stops
+
 
 def main() -> None:
     config = child_main_config(HostConfig, death_signal=signal.SIGTERM)
@@ -29,7 +31,7 @@ def main() -> None:
         signal.signal(number, lambda *_: agent.stop())
     tell_parent({"ready": link.address, "public_key": own.public.decode(), "gpus": str(agent.num_gpus)})
     agent.run()
-    link.close()
+    link.close(LAST_WORD_S)
 
 
 def _bind(config: HostConfig, own: KeyPair) -> HostToCore:

@@ -85,13 +85,16 @@ class Agent:
                 self._pass_on()
                 self._beat()
         finally:
+            if self._stopping:
+                self._send(HostRefused("its agent was told to stop"))
             self._end("this host stops")
             os.close(self._wake_fd)
 
     def stop(self) -> None:
-        """Safe from a signal handler."""
-        self._stopping = True
-        os.eventfd_write(self._wake_fd, 1)
+        """Safe from a signal handler, and again."""
+        if not self._stopping:
+            self._stopping = True
+            os.eventfd_write(self._wake_fd, 1)
 
     def _wait(self) -> None:
         poller = zmq.Poller()

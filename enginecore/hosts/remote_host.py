@@ -6,6 +6,7 @@ Whatever befalls it is a HostFailed that names host and ranks. Nothing here wait
 generation has connections of its own. The agent's side is agent.py; all hosts together are remote_ranks.py.
 """
 
+import logging
 from collections.abc import Sequence
 
 import zmq
@@ -24,12 +25,15 @@ from quire.ipc.host_messages import (
     RankEnded,
     RankMessage,
 )
-from quire.ipc.links.core_and_hosts import CoreToHost, HostLost, HostUnreadable
+from quire.ipc.links.core_and_hosts import CoreToHost, HostLost, HostUnreadable, NotThisHost
 from quire.ipc.messages import SideResults, WorkerMessage
 from quire.ipc.process.children import how_it_ended
 from quire.ipc.version import VERSION
 
+log = logging.getLogger("quire.enginecore")
+
 CONNECT_TIMEOUT_S = 10.0
+RETURN_TIMEOUT_S = 240.0  # for a host that was here to be back; a restart's limit is a little longer
 LEAST_SILENCE_S = 3.0  # six of its beats
 SUSPECT_SILENCE_S = 2.0  # four, where a rank is waited for already
 LINGER_S = 1.0  # for the last word to leave
@@ -53,11 +57,12 @@ class RemoteHost:
         self.is_welcome = False
         self._since: float | None = None  # of its last message, or of our attempt to connect
         self._heard_at = 0.0
-        self._connect_timeout_s = CONNECT_TIMEOUT_S
+        self._was_here = False
+        self._answer = "no answer"  # to our last attempt
 
-    def connect(self, entry: HostEntry, now: float, timeout_s: float) -> None:
-        """Raises HostFailed for an address that no socket can use."""
-        self.address, self._heard_at, self._since, self._connect_timeout_s = entry.address, now, now, timeout_s
+    def connect(self, entry: HostEntry, now: float, was_here: bool) -> None:
+        """was_here: in an earlier generation. Raises HostFailed for an address that no socket can use."""
+        self.address, self._heard_at, self._since, self._was_here = entry.address, now, now, was_here
         try:
             self._link.connect(entry.address, entry.public_key)
         except zmq.ZMQError as error:
@@ -129,10 +134,15 @@ class RemoteHost:
         try:
             self._link.check()
         except HostLost as error:
-            raise self._failed(str(error)) from None
+            if not (self._was_here and isinstance(error, NotThisHost)):
+                raise self._failed(str(error)) from None
+            if self._answer != str(error):
+                log.warning("%s: %s; it is waited for", self.where, error)
+            self._answer = str(error)  # libzmq connects again, until the agent is back
         if not self.is_welcome:
-            if now - self._since > self._connect_timeout_s:
-                raise self._failed(f"it cannot be reached: no answer for {self._connect_timeout_s:.0f} s")
+            timeout_s = RETURN_TIMEOUT_S if self._was_here else CONNECT_TIMEOUT_S
+            if now - self._since > timeout_s:
+                raise self._failed(f"it cannot be reached: {self._answer} for {timeout_s:.0f} s")
         elif now - self._heard_at > limit_s:
             raise self._failed(f"nothing was heard of it for {limit_s:.3g} s: it, or its agent, is stopped or cut off")
 

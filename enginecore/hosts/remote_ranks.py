@@ -14,7 +14,7 @@ import numpy as np
 import zmq
 
 from quire.enginecore.hosts.placement import HostEntry, Placement, all_here
-from quire.enginecore.hosts.remote_host import CONNECT_TIMEOUT_S, LEAST_SILENCE_S, SUSPECT_SILENCE_S, HostFailed, RemoteHost
+from quire.enginecore.hosts.remote_host import LEAST_SILENCE_S, SUSPECT_SILENCE_S, HostFailed, RemoteHost
 from quire.ipc.config import WorkerConfig
 from quire.ipc.host_messages import BEAT_INTERVAL_S, CoreBeat, DumpRankStacks, EndRanks, ModelFiles, PlanRecord, RankCommand
 from quire.ipc.links.core_and_hosts import CoreToHost
@@ -22,7 +22,6 @@ from quire.ipc.links.curve import KeyPair
 from quire.ipc.messages import WorkerCommand, WorkerMessage
 from quire.ipc.process.loop_clock import LoopClock
 
-RETURN_TIMEOUT_S = 240.0  # for a host that was here to be back; a restart's limit is a little longer
 Find = Callable[[], Sequence[HostEntry]]  # may take seconds; raises HostFailed
 
 
@@ -74,10 +73,10 @@ class RemoteRanks:
             self._connect(self.placement.hosts)
 
     def _connect(self, entries: Sequence[HostEntry]) -> None:
-        timeout_s = RETURN_TIMEOUT_S if self._searches else CONNECT_TIMEOUT_S
+        were_here = self._searches > 0
         self._searches += 1
         for host, entry in zip(self._hosts, entries, strict=True):
-            host.connect(entry, self._clock.now, timeout_s)
+            host.connect(entry, self._clock.now, were_here)
 
     def end(self) -> None:
         """Tell all hosts to kill their ranks, and leave them: the last word is on its way when this returns."""

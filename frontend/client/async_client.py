@@ -31,7 +31,7 @@ from quire.frontend.client.stream import (
 from quire.frontend.client.utility_calls import A, UtilityCalls
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.links.curve import FrontendKeys
-from quire.ipc.links.frontend_to_core import FrontendToCore, LinkBusy, LinkDown
+from quire.ipc.links.frontend_to_core import SHUTTING_DOWN, FrontendToCore, LinkBusy, LinkDown
 from quire.ipc.messages import (
     AddRequest,
     Beat,
@@ -244,6 +244,7 @@ class AsyncClient(Client):
         return Tokenizer.from_files(self._link.files)
 
     def _on_lost(self, reason: str) -> None:
+        self.was_stopped = reason == SHUTTING_DOWN
         self._unsent.clear()
         self._dispatcher.fail_all(EngineDown(f"the engine was lost: {reason}"))
         self._utilities.fail_all(EngineDown(f"the engine was lost: {reason}"))

@@ -38,13 +38,14 @@ class Engine(Protocol):
 
 class Client(ABC):
     """address: where its engine is, or engines are, for people. beat: the latest Beat, of several engines with the sums of
-    their sequences, which came at beat_time (time.monotonic()).
+    their sequences, which came at beat_time (time.monotonic()). was_stopped: its one engine said so, when it was lost last.
     """
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.beat: Beat | None = None
         self.beat_time = 0.0
+        self.was_stopped = False
         self._welcome: Welcome | None = None
         self._tokenizer: Tokenizer | None = None
         self._next_id = 0

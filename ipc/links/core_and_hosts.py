@@ -34,6 +34,10 @@ class HostLost(Exception):
     """The connection cannot be had, or is gone; the text says what happened, without the host's name."""
 
 
+class NotThisHost(HostLost):
+    """What listens there is not the host with this key, as far as can be told: a proxy before one that is away looks so."""
+
+
 def check_host_address(address: str, *, listens: bool = False) -> None:
     """Raises ValueError for what is no tcp address; a port that is to be chosen is only a listener's."""
     host = paths.check_address(address)
@@ -107,7 +111,7 @@ class CoreToHost:
             elif event == _NOT_ADMITTED:
                 raise HostLost(f"it does not admit this engine's key, {self._keys.public.decode()}")
             elif event & _NO_HANDSHAKE or not self._is_up:
-                raise HostLost("its key is not the one that is expected, or what listens there is no `quire host`")
+                raise NotThisHost("its key is not the one that is expected, or what listens there is no `quire host`")
             else:
                 raise HostLost("its agent, or the connection to it, is gone")
 

@@ -94,7 +94,13 @@ def load_allow_list(path: str | Path, of: str = FRONTENDS) -> frozenset[bytes]:
         lines = [line.strip() for line in Path(path).read_text().splitlines()]
     except FileNotFoundError:
         raise ValueError(f"{path} is not there: write the public keys of {of}") from None
-    keys = frozenset(parse_key(line.split()[0], path) for line in lines if line and line != "#" and not line.startswith("# "))
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} cannot be read: it is no text") from None
+    keys = frozenset(
+        parse_key(line.split()[0], f"{path}, line {number}")
+        for number, line in enumerate(lines, 1)
+        if line and line != "#" and not line.startswith("# ")
+    )
     if not keys:
         raise ValueError(f"{path}: no key in this list: nobody could connect")
     return keys

@@ -45,9 +45,9 @@ from quire.ipc.messages import (
 
 PING_INTERVAL_S = 2.0
 SILENCE_S = 5.0  # without a message from the core, which beats every 0.5 s
+SHUTTING_DOWN = "the engine is shutting down"  # why a link is lost to a core that was told to stop
 _TICK_S = 0.25
-_SEND_HWM = 8192
-_RECEIVE_HWM = 256
+_SEND_HWM, _RECEIVE_HWM = 8192, 256
 _MIN_BACKOFF_S, _MAX_BACKOFF_S = 0.05, 1.0
 _BATCH = 64  # messages dispatched before the event loop gets its turn
 _MISMATCH = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -365,7 +365,7 @@ class _Connection:
             case Refused():
                 self.end(f"refused by the engine: {message.reason}", refused=True)
             case ShuttingDown() if message.epoch == self.epoch or not self._serving:
-                self.end("the engine is shutting down")
+                self.end(SHUTTING_DOWN)
             case File() if message.epoch == self.epoch and not self._serving:
                 self._received(message)
             case RequestError() if self._serving and message.epoch == self.epoch:

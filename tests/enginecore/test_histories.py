@@ -2,6 +2,7 @@
 
 import math
 import random
+import time
 
 import numpy as np
 import pytest
@@ -122,6 +123,17 @@ def test_what_is_refused_at_the_door():
         it.accept(0, AddRequest(0, 1, TokenInputs(np.asarray([100], np.int32).tobytes()), Generate(SamplingParams())), 0),
         RequestError,
     )
+
+
+@pytest.mark.parametrize(("said", "is_taken"), [(-0.5, True), (-59, True), (-3600, False), (3600, False), (-1e12, False)])
+def test_the_clock_of_another_host_is_not_ours(said, is_taken, monkeypatch):
+    """Else a request would have waited an hour, by the metrics."""
+    monkeypatch.setattr(time, "time", lambda: 1e9)
+    s = Scheduler(SchedulerConfig(4, 64, 128, 16, 40, (0,), vocab_size=100))
+    it = Intake(IntakeConfig(EngineLimits(128, 100, 4, 20), (), True, False, 0, 9), s.kv.hasher)
+    prompt = np.arange(3, dtype=np.int32).tobytes()
+    (seq,) = it.accept(0, AddRequest(0, 1, TokenInputs(prompt), Generate(SamplingParams()), arrival_time=1e9 + said), 0)
+    assert seq.arrival_time == (1e9 + said if is_taken else 1e9)
 
 
 @pytest.mark.parametrize("by_priority", [False, True])

@@ -14,7 +14,7 @@ from quire.frontend.client.beam_search import BeamSearchParams, search_all
 from quire.frontend.client.stream import EngineDown, InvalidRequest, Overloaded
 from quire.frontend.replicas import Replicas
 from quire.ipc.links.frontend_to_core import LinkBusy, LinkDown
-from quire.ipc.messages import Abort, AddRequest, Candidates, Finish, RequestError
+from quire.ipc.messages import Abort, AddRequest, Candidates, Finish, RequestError, ShuttingDown, Started
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.utilities import (
     ResetDone,
@@ -185,6 +185,27 @@ async def test_an_engine_that_dies_takes_only_its_own_requests_along(cores: list
     await until(lambda: client.engines[0].health() is None)
     await until(lambda: engine_of(client, (stream := client.submit([THE], ENDLESS))) == 0 or stream.cancel())
     await ended(more)
+
+
+@with_cores({}, {})
+async def test_what_an_engine_that_stops_has_not_begun_goes_to_the_next(cores: list[FakeCore], client: Replicas) -> None:
+    """It was sent before the engine said that it stops, and has come too late there."""
+    streams = [client.submit([THE, i], ENDLESS) for i in range(8)]
+    begun, late = [stream for stream in streams if engine_of(client, stream) == 0][:2]
+    request = await heard(cores[0], AddRequest)
+    assert request.id == begun.id
+    key = request.id << 8
+    cores[0].say(outputs([(key, CAT)], epoch=cores[0].epoch, started=[Started(key, 0, 0.0)]), ShuttingDown(cores[0].epoch))
+    with pytest.raises(EngineDown, match="shutting down"):
+        await begun.collect()
+    await until(lambda: all(engine_of(client, stream) == 1 for stream in streams if stream is not begun))
+    assert client.engines[0].was_stopped and not client.engines[1].was_stopped
+    while (request := await heard(cores[1], AddRequest)).id != late.id:
+        pass
+    cores[1].say(outputs([(late.id << 8, CAT)], {late.id << 8: "length"}, epoch=cores[1].epoch))
+    assert list((await late.collect())[0].token_ids) == [CAT]
+    client.check()
+    await ended(streams)
 
 
 @with_cores({}, {})

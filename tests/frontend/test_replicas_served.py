@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import tempfile
 from typing import Any
 
@@ -12,11 +13,13 @@ from fake_core import LIMITS, FakeCore, echo
 from own_loop import heard, until
 from replica_cases import CAT, ENDLESS, THE, engine_of, refuse, with_cores
 
+from quire.frontend import launcher
 from quire.frontend import replicas as module
 from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.client.stream import EngineDown, InvalidRequest
 from quire.frontend.replicas import Replicas, client_of
 from quire.ipc.messages import EngineLimits, Utility, UtilityResult
+from quire.ipc.numerics import Numerics
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.utilities import (
     GetServerInfo,
@@ -52,6 +55,7 @@ def test_one_engine_needs_no_replicas() -> None:
         ({"model": "sha256"}, "different models: their config.json, --hf-overrides or weights differ"),
         ({"limits": EngineLimits(64, 401, 4, 20)}, "different models: their vocabularies"),
         ({"eos": (3,)}, "vocabularies or end tokens differ"),
+        ({"numerics": Numerics(dtype="bfloat16")}, r"they differ in --dtype \((none and bfloat16|bfloat16 and none)\)$"),
     ],
 )
 def test_engines_of_different_models_are_refused_by_both_names(other: dict[str, Any], match: str) -> None:
@@ -67,6 +71,8 @@ def test_engines_of_different_models_are_refused_by_both_names(other: dict[str, 
 
 
 def test_an_engine_that_comes_back_as_another_model_gets_nothing(monkeypatch, caplog) -> None:
+    monkeypatch.setattr(logging.getLogger("quire"), "propagate", True)
+
     async def main() -> None:
         folders = [tempfile.mkdtemp() for _ in range(2)]
         addresses = [f"ipc://{folder}/s.sock" for folder in folders]
@@ -76,6 +82,7 @@ def test_an_engine_that_comes_back_as_another_model_gets_nothing(monkeypatch, ca
             await until(lambda: not client.engines[0].is_connected)
             cores[0] = FakeCore(address=addresses[0], name="dog")
             await until(lambda: client.engines[0].is_connected)
+            assert f"; the engine at {addresses[0]} gets no requests" in caplog.text
             assert "serves 'toy'" in client.engines[0].health() and client.health() is None
             assert client.welcome.served_model_names == ["toy"]
             streams = [client.submit([THE, i], ENDLESS) for i in range(8)]
@@ -91,6 +98,60 @@ def test_an_engine_that_comes_back_as_another_model_gets_nothing(monkeypatch, ca
             assert {engine_of(client, stream) for stream in more} == {0, 1}
         for core in cores:
             core.stop()
+
+    asyncio.run(asyncio.wait_for(main(), 100))
+
+
+def test_engines_of_two_versions_are_used_and_named(monkeypatch, caplog) -> None:
+    async def main() -> None:
+        with FakeCore(echo, version="1") as one, FakeCore(echo, version="2") as two:
+            async with Replicas([one.address, two.address], [None, None]) as client:
+                assert client.health() is None and all(engine.health() is None for engine in client.engines)
+            [said] = {record.getMessage() for record in caplog.records if record.levelname == "WARNING"}
+            assert f"{one.address} is of version 1" in said and f"{two.address} is of version 2" in said
+
+    monkeypatch.setattr(logging.getLogger("quire"), "propagate", True)
+    asyncio.run(asyncio.wait_for(main(), 100))
+
+
+def test_an_engine_that_refuses_us_says_why_once(monkeypatch, caplog) -> None:
+    monkeypatch.setattr(module, "RETRY_S", 0.0)
+    monkeypatch.setattr(logging.getLogger("quire"), "propagate", True)
+
+    async def main() -> None:
+        with FakeCore() as one, FakeCore() as two:
+            client = Replicas([one.address, two.address], [None, None])
+            connect, refusals = client._replicas[0].connect, iter(["another key", "another key", "another version"])
+
+            async def refused(timeout_s: float | None) -> None:
+                if why := next(refusals, None):
+                    raise EngineDown(why)
+                await connect(timeout_s)
+
+            monkeypatch.setattr(client._replicas[0], "connect", refused)
+            async with client:
+                await until(lambda: all(engine.health() is None for engine in client.engines))
+        said = [record.getMessage() for record in caplog.records]
+        assert said.count("another key") == said.count("another version") == 1
+
+    asyncio.run(asyncio.wait_for(main(), 100))
+
+
+def test_an_engine_that_stops_in_order_did_not_end_unexpectedly(monkeypatch, caplog) -> None:
+    monkeypatch.setattr(launcher, "_LOOK_S", 0.001)
+    monkeypatch.setattr(logging.getLogger("quire"), "propagate", True)
+
+    async def main() -> None:
+        with FakeCore() as stopped, FakeCore() as killed:
+            async with Replicas([stopped.address, killed.address], [None, None]) as client:
+                tasks = [asyncio.create_task(log) for log in launcher.log_engine_changes(client)]
+                await asyncio.sleep(0)
+                stopped.say_that_it_stops()
+                killed.stop()
+                await until(lambda: f"the engine at {stopped.address} was told to stop; the others get its" in caplog.text)
+                await until(lambda: f"an engine ended unexpectedly (no connection to {killed.address})" in caplog.text)
+                for task in tasks:
+                    task.cancel()
 
     asyncio.run(asyncio.wait_for(main(), 100))
 

@@ -107,12 +107,21 @@ Test = Callable[[Kept], Coroutine[None, None, None]]
 
 @pytest.fixture
 def kept(tmp_path, monkeypatch, caplog) -> Iterator[Kept]:
-    monkeypatch.setenv("PYTHONPATH", str(Path(fake_engine.__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(fake_engine.__file__).parent), prepend=os.pathsep)
     monkeypatch.setattr(logging.getLogger("quire"), "propagate", True)
     monkeypatch.setattr(supervisor_module, "_LOOK_S", 0.1)
     caplog.set_level(logging.INFO, "quire")
     yield Kept(tmp_path, caplog)
     remove_private_directories()  # of sockets: tests that count them come later
+
+
+def test_an_engine_that_was_told_to_stop_is_said_to_be(kept):
+    async def test(kept: Kept) -> None:
+        kept.kill(signal.SIGTERM)
+        await kept.said("the engine was told to stop, by a signal to its own process; requests get 503 until it is back; next")
+        await kept.back()
+
+    kept.run(test)
 
 
 def test_an_engine_that_dies_is_started_again_at_its_address(kept):

@@ -39,7 +39,7 @@ def nothing_is_left_behind() -> Iterator[None]:
 
 @pytest.fixture
 def reports(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reports]:
-    monkeypatch.setenv("PYTHONPATH", str(Path(ipc_cores.__file__).parent))  # where ipc_children is
+    monkeypatch.setenv("PYTHONPATH", str(Path(ipc_cores.__file__).parent), prepend=os.pathsep)  # where ipc_children is
     pipe = Reports()
     yield pipe
     pipe.close()

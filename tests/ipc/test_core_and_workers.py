@@ -17,6 +17,7 @@ from quire.ipc.messages import (
     WorkerProfile,
     WorkerReady,
 )
+from quire.ipc.numerics import Numerics
 
 
 @pytest.fixture
@@ -43,6 +44,7 @@ def make_worker(core_link):
 def make_profile(rank: int) -> WorkerProfile:
     values = dict.fromkeys(WorkerProfile.__struct_fields__, 16)
     given = {"rank": rank, "kv_groups": [KVGroup(0, [0, 1])], "device": "cpu", "processors": ProcessorsInfo(True, False)}
+    given["numerics"] = Numerics("float32", "fp8", "fp8_e4m3", True, 3, ["Mine"])
     return WorkerProfile(**values | given)
 
 

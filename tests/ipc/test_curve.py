@@ -60,6 +60,12 @@ def test_allow_list_has_comments_and_names(tmp_path):
         path.write_text(bad)
         with pytest.raises(ValueError, match="allowed"):
             load_allow_list(path)
+    path.write_text("\n".join([*lines, "#a comment that is none"]))
+    with pytest.raises(ValueError, match="allowed, line 7: a key is 40 characters"):
+        load_allow_list(path)
+    path.write_bytes(b"\xff\x00")
+    with pytest.raises(ValueError, match=r"allowed cannot be read: it is no text$"):
+        load_allow_list(path)
 
 
 def test_keys_of_z85_only():

@@ -10,8 +10,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
+import msgspec
 import numpy as np
 import toy_tokenizers
 import zmq
@@ -29,6 +30,7 @@ from quire.ipc.messages import (
     Finished,
     FinishReason,
     FrontendMessage,
+    ShuttingDown,
     Started,
     StepOutputs,
     Welcome,
@@ -67,12 +69,15 @@ class FakeCore:
         name: str = "toy",
         cache: CacheInfo | None = None,
         model: str = "",
+        **more: Any,
     ) -> None:
+        """more: fields of its Welcome."""
         self.epoch = new_epoch()
         self.beat = Beat(self.epoch, 0.0, 0, 0, 0.0, 0, 0, 0, 0, 0, True)
         self._files = toy_tokenizers.files() if files is None else files
         infos = file_infos(self._files)
         welcome = Welcome(self.epoch, PROTOCOL_VERSION, [name], limits, infos, list(eos), "0", 1, 60.0, spins, cache, model)
+        welcome = msgspec.structs.replace(welcome, **more)
         self._limits, self._eos, self._script = limits, eos, script
         self._link = CoreToFrontends(address, epoch=self.epoch, welcome=welcome, files=self._files)
         self.address = self._link.address
@@ -107,6 +112,9 @@ class FakeCore:
         """Change the Beat, and send it now."""
         self.beat = Beat(**{**{n: getattr(self.beat, n) for n in Beat.__struct_fields__}, **fields})
         self._do(lambda: self._link.broadcast(self.beat))
+
+    def say_that_it_stops(self) -> None:
+        self._do(lambda: self._link.broadcast(ShuttingDown(self.epoch)))
 
     def stop(self) -> None:
         """Go without a word. May be called again."""

@@ -39,9 +39,13 @@ def main() -> None:
                 sys.exit(1)
             signal.sigwait(stop)
         case _:
+            told: list[int] = []
+            for number in stop:
+                signal.signal(number, lambda number, _: told.append(number))
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, stop)
             with FakeCore(script, address=config.listen) as core:
                 tell_parent({"ready": core.address})
-                while not stop & signal.sigpending():
+                while not told:
                     beat()
                     select.select([], [], [], 0.02)
 

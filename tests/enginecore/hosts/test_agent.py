@@ -143,6 +143,12 @@ def test_a_second_engine_is_refused_until_the_first_has_gone(host: Host) -> None
     answer(second, HostWelcome)
 
 
+def test_an_agent_that_is_told_to_stop_says_so(host: Host) -> None:
+    engine = host.welcomed()
+    host.agent.stop()
+    assert answer(engine, HostRefused).reason == "its agent was told to stop"
+
+
 def test_an_engines_next_connection_takes_the_place_of_its_last(host: Host) -> None:
     host.welcomed("first")
     again = host.welcomed("first")

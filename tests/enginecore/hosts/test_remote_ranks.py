@@ -1,7 +1,9 @@
 """The core's end of other hosts against agents by hand: what they may say, and how it is named when they say something else."""
 
+import socket
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import msgspec
 import numpy as np
@@ -44,7 +46,8 @@ class Other:
 
     def __init__(self, gpu_name: str | None = None, silence_s: float = 10.0) -> None:
         own, engine = make_keys(), make_keys()
-        self.link = HostToCore("tcp://127.0.0.1:*", CoreKeys(own, frozenset({engine.public})))
+        self.keys = CoreKeys(own, frozenset({engine.public}))
+        self.link = HostToCore("tcp://127.0.0.1:*", self.keys)
         entry = HostEntry(self.link.address, own.public, 2)
         self.ranks = RemoteRanks(place([entry], 3, 3, 0, None), engine, MODEL, gpu_name, silence_s=silence_s)
         self.configs = {rank: msgspec.structs.replace(worker_template(3), rank=rank) for rank in (1, 2)}
@@ -55,8 +58,8 @@ class Other:
     def next(self, kind: type[HostCommand]):
         """What the core sends next, which must be of a kind."""
         poller = zmq.Poller()
-        for socket in self.link.sockets():
-            poller.register(socket, zmq.POLLIN)
+        for source in self.link.sockets():
+            poller.register(source, zmq.POLLIN)
         deadline = time.monotonic() + TIMEOUT_S
         while time.monotonic() < deadline:
             poller.poll(100)
@@ -79,8 +82,8 @@ class Other:
         said: list = []
         deadline = time.monotonic() + TIMEOUT_S
         poller = zmq.Poller()
-        for socket in self.ranks.sockets():
-            poller.register(socket, zmq.POLLIN)
+        for source in self.ranks.sockets():
+            poller.register(source, zmq.POLLIN)
         while not condition() and not said:
             assert time.monotonic() < deadline, "it has not come in time"
             poller.poll(20)
@@ -109,6 +112,27 @@ def other() -> Iterator[Other]:
     other = Other()
     yield other
     other.close()
+
+
+def test_a_host_that_was_here_is_waited_for_behind_a_proxy_that_hangs_up(other: Other) -> None:
+    """Which is what another key looks like, too: at the first start it is taken for one."""
+    other.begun()
+    other.ranks.end()
+    other.link.close()
+    with socket.create_server(("127.0.0.1", int(other.link.address.rpartition(":")[2]))) as proxy:
+        proxy.setblocking(False)
+        tries = []
+
+        def have_been_two() -> bool:
+            with suppress(BlockingIOError):
+                proxy.accept()[0].close()
+                tries.append(other.ranks._hosts[0].is_welcome)
+            return len(tries) > 1
+
+        other.ranks.begin(other.configs)
+        other.turn_until(have_been_two)
+    other.link = HostToCore(other.link.address, other.keys)
+    other.begun()
 
 
 def test_commands_and_records_go_there_and_messages_come(other: Other) -> None:

@@ -1,0 +1,37 @@
+"""What a worker's answers follow from beside its model's files, for ipc/numerics.py: its flags, with defaults resolved.
+
+All ranks of an engine say the same, for all have the whole model's configuration.
+"""
+
+import torch
+
+from quire.ipc.config import WorkerConfig
+from quire.ipc.numerics import Numerics
+from quire.workers.models.config import ModelConfig
+
+
+def numerics_of(config: WorkerConfig, model: ModelConfig, dtype: torch.dtype) -> Numerics:
+    ropes = [layer.attention.rope for layer in model.layers]
+    return Numerics(
+        dtype=str(dtype).removeprefix("torch."),
+        quantization=_quantization(model),
+        kv_cache_dtype=_kv_cache_dtype(model),
+        long_rope=any(
+            rope is not None and rope.long_factor and config.max_model_len > rope.original_max_position_embeddings
+            for rope in ropes
+        ),
+        dummy_seed=config.seed if config.load_format == "dummy" else None,
+        logits_processors=[name.rpartition(":")[2] for name in config.logits_processors],
+    )
+
+
+def _quantization(model: ModelConfig) -> str:
+    method = model.quantization.method if model.quantization is not None else ""
+    return "fp8" if method == "fp8_per_tensor" else method  # two names of one
+
+
+def _kv_cache_dtype(model: ModelConfig) -> str:
+    dtypes = [layer.attention.cache_dtype for layer in model.layers]
+    named = sorted({dtype for dtype in dtypes if dtype is not None})
+    others = [str(i) for i, dtype in enumerate(dtypes) if dtype is None]
+    return (", ".join(named) or "auto") + (f" but for layers {' '.join(others)}" if named and others else "")
