@@ -16,9 +16,9 @@ import torch
 import triton
 import triton.language as tl
 
-from quire.kernels.attention.decode_rows import COMPILED
 from quire.kernels.attention.decode_schedule import DecodeWorkspace
 from quire.kernels.attention.rope_kv import to_cache
+from quire.kernels.attention.tile import COMPILED
 
 
 @dataclass(frozen=True)
