@@ -203,6 +203,7 @@ def test_masks_are_asked_for_before_the_scheduler_has_the_tokens(engine, monkeyp
 
     stop = engine.encode(",")
     requests = [("Who is it?", params()), ("Who?", params(max_tokens=7)), ("Say it", params(YES_NO))]
+    requests += [("Who was it?", params()), ("Who will it be?", params())]  # long enough to be there together
     requests += [
         ("Who is that?", params(stop_token_ids=stop, temperature=0.9, seed=3)),
         ("And?", params(bad_words_token_ids=[[1, 2]])),
