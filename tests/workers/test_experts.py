@@ -83,6 +83,18 @@ def test_stacked_tensors_are_those_of_each_expert(name, size, tmp_path):
         assert_same_experts(model_of(folder, parallel), model_of(tiny_models.tiny_model(name), parallel))
 
 
+@pytest.mark.parametrize("name", ["mixtral", "minimax-m2"])
+def test_transformers_5_may_save_its_own_names(name, tmp_path):
+    own = tiny_models.tiny_model(name)
+    tiny_models.reference(name).save_pretrained(tmp_path, save_original_format=False)
+    assert "model.layers.0.mlp.gate.weight" in load_file(tmp_path / "model.safetensors")
+    assert_same_experts(model_of(tmp_path), model_of(own))
+    quantized = {"quant_method": "fp8", "modules_to_not_convert": ["model.layers.0.mlp"]}
+    scheme_of = read_model_config(own, {"quantization_config": quantized}).quantization.scheme_of
+    found = [scheme_of(f"model.layers.{layer}.block_sparse_moe.experts.0.w1") for layer in (0, 1)]
+    assert found[0] is None and found[1] is not None
+
+
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks_hold_whole_experts_of_every_way_to_store_them(size, tmp_path):
     fp8_config = {"quant_method": "fp8", "weight_block_size": [16, 16]}
