@@ -1,6 +1,7 @@
 """Experts as a layer: checkpoints that stack them or not, quantized ones, ranks that hold a part of each."""
 
 import json
+import re
 import shutil
 
 import msgspec
@@ -80,6 +81,18 @@ def test_stacked_tensors_are_those_of_each_expert(name, size, tmp_path):
     for rank in range(size):
         parallel = Parallel(rank, size)
         assert_same_experts(model_of(folder, parallel), model_of(tiny_models.tiny_model(name), parallel))
+
+
+@pytest.mark.parametrize("name", ["mixtral", "minimax-m2"])
+def test_transformers_5_may_save_its_own_names(name, tmp_path):
+    own = tiny_models.tiny_model(name)
+    tiny_models.reference(name).save_pretrained(tmp_path, save_original_format=False)
+    assert "model.layers.0.mlp.gate.weight" in load_file(tmp_path / "model.safetensors")
+    assert_same_experts(model_of(tmp_path), model_of(own))
+    quantized = {"quant_method": "fp8", "modules_to_not_convert": ["model.layers.0.mlp"]}
+    scheme_of = read_model_config(own, {"quantization_config": quantized}).quantization.scheme_of
+    found = [scheme_of(f"model.layers.{layer}.block_sparse_moe.experts.0.w1") for layer in (0, 1)]
+    assert found[0] is None and found[1] is not None
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -244,6 +257,20 @@ def test_experts_quantized_one_by_one_are_dequantized(tmp_path):
     packed = changed("qwen3-moe", tmp_path / "fp8", fp8, quantization_config=config)
     plain = changed("qwen3-moe", tmp_path / "plain", lambda tensors: fp8(tensors, plain=True))
     for parallel in (Parallel(), Parallel(1, 2)):
+        assert_same_experts(model_of(packed, parallel), model_of(plain, parallel))
+
+
+def test_rules_may_leave_some_of_the_experts_layers_out(tmp_path):
+    left_out = r"model\.layers\.\d+\.(self_attn|mlp\.gate$|mlp\.experts\.\d+\.down_proj|mlp\.experts\.0\.)"
+    config = {"quant_method": "fp8", "weight_block_size": [16, 16], "modules_to_not_convert": [left_out]}
+
+    def some(tensors, *, plain=False):
+        some = {key: tensor for key, tensor in tensors.items() if not re.match(left_out, key)}
+        return {key: tensor for key, tensor in tensors.items() if key not in some} | fp8(some, plain=plain)
+
+    packed = changed("qwen3-moe", tmp_path / "fp8", some, quantization_config=config)
+    plain = changed("qwen3-moe", tmp_path / "plain", lambda tensors: some(tensors, plain=True))
+    for parallel in (Parallel(), Parallel(1, 2), expert_parallel_rank(1, 2)):
         assert_same_experts(model_of(packed, parallel), model_of(plain, parallel))
 
 

@@ -283,6 +283,13 @@ def test_rotary_embeddings_by_layer():
     assert (ministral.rope.type, ministral.rope.theta) == ("yarn", 1e6)
 
 
+def test_multimodal_gemma_3_does_not_cap_its_logits():
+    """As transformers' does not, unlike that of text alone."""
+    capped = {"final_logit_softcapping": 20.0}
+    assert parse_model_config({**GEMMA3_1B, **capped}).model.logit_softcap == 20.0
+    assert parse_model_config({**GEMMA3_4B, "text_config": {**GEMMA3_4B["text_config"], **capped}}).model.logit_softcap == 0.0
+
+
 @pytest.mark.parametrize(
     ("fields", "changes", "said"),
     [

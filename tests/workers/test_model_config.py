@@ -5,6 +5,7 @@ import json
 import pytest
 import tiny_models
 
+from quire.ipc.text_config import text_fields
 from quire.workers.attention.kv_cache import cache_groups
 from quire.workers.models.config import ModelConfigError
 from quire.workers.models.families import FAMILIES, parse_model_config, read_model_config
@@ -89,6 +90,8 @@ def test_old_and_new_spellings_mean_the_same():
     assert parse(rope_scaling=None, rope_theta=3.0) == parse(rope_parameters={"rope_type": "default", "rope_theta": 3.0})
     assert parse(torch_dtype="torch.float16", dtype=None).dtype == "float16"
     assert parse().dtype is None
+    first = {"max_position_embeddings": ..., "max_sequence_length": 64}  # of LLaMA's first conversions
+    assert parse(**first).max_position_embeddings == text_fields({"max_sequence_length": 64})["max_position_embeddings"] == 64
 
 
 def test_absent_fields_have_transformers_defaults():

@@ -65,6 +65,8 @@ def test_values_that_contradict_each_other_name_the_layer(tmp_path):
         ("fp8-tensor", "input_scale", 0.0, "input_scale of 0: a positive number"),
         ("fp8-tensor", "input_scale", float("nan"), "input_scale of nan: a positive number"),
         ("gptq", "qweight", [[1] * 64] * 16, r"qweight is I64, expected I32"),
+        ("gptq", "scales", [[1.0] * 63 + [float("nan")]] * 4, "scales has values that are infinite or no numbers"),
+        ("fp8-tensor", "weight_scale", float("inf"), "weight_scale has values that are infinite or no numbers"),
     ],
 )
 def test_tensors_that_say_what_cannot_be_name_the_layer(form, tensor, value, said, tmp_path):

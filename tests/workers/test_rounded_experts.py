@@ -49,6 +49,10 @@ def fp8_static(x, kind):
     return (x / STATIC[kind]).clamp(-448, 448).to(torch.float8_e4m3fn).float() * STATIC[kind]
 
 
+def int8_but_of_down(x, kind):
+    return x if kind == "w2" else int8_tokens(x, kind)
+
+
 def static_inputs(w, layer):
     scale = torch.tensor(STATIC[layer.rpartition(".")[2]])
     return {**fp8_rows(w, layer)[0], "input_scale": scale}
@@ -62,6 +66,11 @@ def static_inputs(w, layer):
             compressed("float-quantized", {**CHANNEL, "type": "float"}, {"num_bits": 8, "type": "float", "strategy": "tensor"}),
             static_inputs,
             fp8_static,
+        ),
+        (
+            {**compressed("int-quantized", CHANNEL, TOKEN), "ignore": ["re:.*w2$"]},
+            lambda w, layer: None if layer.endswith("w2") else int8_rows(w, layer)[0],
+            int8_but_of_down,
         ),
     ],
 )

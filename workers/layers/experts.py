@@ -137,16 +137,17 @@ class Experts(WeightOwner):
         return Weights(self.gate_up, self.down, self.gate_up_bias, self.down_bias)
 
     def _quantized(self, place: Placement) -> dict[str, StoredLayer]:
-        """The layers that the checkpoint has quantized, by name behind our own. Raises QuantizationError."""
+        """The layers that the checkpoint has quantized, all or some, by name behind our own. Raises QuantizationError."""
         if place.quantization is None:
             return {}
         hidden_size, names = whole(self._sizes.hidden), self._names
         one, holds = f"{place.prefix}0.{names.gate}", place.quantization.holds
-        first = f"{place.prefix}gate_up_proj" if names.are_stacked and not (holds and holds(one)) else one
-        if (scheme := place.quantization.scheme_of(first)) is None:
-            return {}
-        if first != one and not (isinstance(scheme, PackQuantized | Scaled) and scheme.from_floats):
-            return self._stacked_mxfp4(scheme, first)
+        if names.are_stacked and not (holds and holds(one)):
+            first = f"{place.prefix}gate_up_proj"
+            if (scheme := place.quantization.scheme_of(first)) is None:
+                return {}
+            if not (isinstance(scheme, PackQuantized | Scaled) and scheme.from_floats):
+                return self._stacked_mxfp4(scheme, first)
         kinds = (
             (names.gate, self._inner, hidden_size),
             (names.up, self._inner, hidden_size),
@@ -156,10 +157,9 @@ class Experts(WeightOwner):
         for expert in range(self._sizes.experts):
             for kind, rows, columns in kinds:
                 layer = f"{place.prefix}{expert}.{kind}"
-                if (scheme := place.quantization.scheme_of(layer)) is None:
-                    raise QuantizationError(f"quantization_config: {layer} is not quantized, but other experts' layers are")
-                source = source_of(scheme, layer, rows.full, columns.full)
-                found[f"{expert}.{kind}"] = StoredLayer(source, rows, columns, self._device)
+                if (scheme := place.quantization.scheme_of(layer)) is not None:
+                    source = source_of(scheme, layer, rows.full, columns.full)
+                    found[f"{expert}.{kind}"] = StoredLayer(source, rows, columns, self._device)
         return found
 
     def _stacked_mxfp4(self, scheme: Scheme, layer: str) -> dict[str, StoredLayer]:
@@ -181,7 +181,14 @@ class Experts(WeightOwner):
             return []
         own, names = self._experts, self._names
         kinds = (names.gate, names.up, names.down)
-        return [ExpertInputs(*(self._stored[f"{expert}.{kind}"] for kind in kinds)) for expert in range(own.start, own.stop)]
+        return [
+            ExpertInputs(*(self._stored.get(f"{expert}.{kind}") for kind in kinds)) for expert in range(own.start, own.stop)
+        ]
+
+    @property
+    def _has_plain(self) -> bool:
+        """Beside quantized layers, as rules may leave some of an expert's out."""
+        return 0 < len(self._stored) < 3 * self._sizes.experts and all(layer[0].isdecimal() for layer in self._stored)
 
     def _keeps(self) -> tuple[KeptExperts | None, dict[str, str]]:
         """What keeps the weights quantized, on a GPU; None: nothing does, and why, by the layers that are dequantized."""
@@ -191,6 +198,8 @@ class Experts(WeightOwner):
         gate_up, down = ([s for layer, s in self._stored.items() if is_down[layer] == kind] for kind in (False, True))
         if not self._experts.is_whole:
             return None, dict.fromkeys(self._stored, "of some of all experts")
+        if self._has_plain:
+            return None, dict.fromkeys(self._stored, "experts of which some layers are plain")
         found = choose(gate_up, down, self._sizes, capability)
         if isinstance(found, str):
             return None, dict.fromkeys(self._stored, found)
@@ -253,6 +262,9 @@ class Experts(WeightOwner):
             where = f"{name}.{layer}" if expert else name
             for tensor, target in stored.targets(where, has_bias or not expert, thens[layer]):
                 yield tensor, target._replace(is_read=own is not None, instead=(*target.instead, *stacked))
+        for tensor, target in self._targets_of_each(name) if self._has_plain else ():
+            if tensor.removeprefix(f"{name}.").removesuffix(".weight") not in self._stored:
+                yield tensor, target
 
     def _then(self, name: str, layer: str) -> Callable[[], None]:
         """What becomes of a quantized layer whose tensors are all there."""

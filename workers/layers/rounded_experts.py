@@ -16,11 +16,11 @@ from quire.workers.layers.formats.stored import StoredLayer
 
 
 class ExpertInputs(NamedTuple):
-    """How the inputs of an expert's layers are rounded."""
+    """How the inputs of an expert's layers are rounded; None: of a plain one, not at all."""
 
-    gate: StoredLayer
-    up: StoredLayer
-    down: StoredLayer
+    gate: StoredLayer | None
+    up: StoredLayer | None
+    down: StoredLayer | None
 
 
 def experts_of_rounded_inputs(

@@ -22,7 +22,7 @@ from quire.workers.models.gemma2 import FIELDS as GEMMA_FIELDS
 from quire.workers.models.gemma2 import GemmaBlock, gemma_layers, gemma_model, plain_fields, read_gemma_attention
 from quire.workers.models.spellings import ACTIVATIONS, text_config, windows_but_every
 
-# attn_logit_softcapping is in configs, and transformers' model passes over it
+# attn_logit_softcapping is in configs, and transformers' model passes over it; the multimodal one over final_logit_softcapping
 FIELDS = GEMMA_FIELDS | {"rope_local_base_freq", "sliding_window_pattern", "_sliding_window_pattern"}
 DEFAULTS = {
     "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8,
@@ -80,7 +80,7 @@ def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
 def text_fields(fields: Json) -> Json:
     """Of either config: with text_config it is the multimodal one."""
     if "text_config" in fields:
-        fields = {**DEFAULTS, **text_config(fields, OF_IMAGES)}
+        fields = {**DEFAULTS, **text_config(fields, OF_IMAGES), "final_logit_softcapping": None}
     return plain_fields(fields)
 
 

@@ -12,7 +12,7 @@ from quire.workers.models.blocks import Attend, GatedMLP, SelfAttention
 from quire.workers.models.config import LayerSpec, ModelConfig, ModelConfigError
 from quire.workers.models.decoder import Family
 from quire.workers.models.fields import Json, flag, read_attention, size, uniform_windows, words
-from quire.workers.models.spellings import only
+from quire.workers.models.spellings import only, renamed
 
 
 class LlamaBlock(Module):
@@ -32,6 +32,11 @@ class LlamaBlock(Module):
         return self.mlp(x, residual, self.post_attention_layernorm)
 
 
+def plain_fields(fields: Json) -> Json:
+    """The first conversions of LLaMA, and Vicunas made from them, call the context length so."""
+    return renamed(fields, {"max_sequence_length": "max_position_embeddings"}, {})
+
+
 def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
     only(fields, "llama", activation="swiglu")  # in Falcon 3's
     if fields.get("sliding_window") is not None:
@@ -45,4 +50,5 @@ def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
     return (layer,) * len(uniform_windows(fields, "llama", 0))
 
 
-FAMILY = Family("llama", words("attention_bias mlp_bias activation"), read_layers, LlamaBlock)
+FIELDS = words("attention_bias mlp_bias activation")
+FAMILY = Family("llama", FIELDS, read_layers, LlamaBlock, plain_fields=plain_fields)

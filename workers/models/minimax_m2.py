@@ -15,6 +15,7 @@ from quire.workers.models.blocks import Attend, SelfAttention
 from quire.workers.models.config import ExpertsSpec, LayerSpec, ModelConfig
 from quire.workers.models.decoder import Family
 from quire.workers.models.fields import Json, read_attention, size
+from quire.workers.models.mixtral import CHECKPOINT
 from quire.workers.models.moe import MoE
 from quire.workers.models.moe_fields import MOE_FIELDS, check_only, read_routing
 from quire.workers.models.qk_norms import over_all_heads
@@ -73,5 +74,11 @@ FIELDS = MOE_FIELDS | MTP | INERT | {
     "partial_rotary_factor",
 }  # fmt: skip
 FAMILY = Family(
-    "minimax_m2", FIELDS, read_layers, MiniMaxM2Block, plain_fields=plain_fields, ignored=lambda fields: ("model.mtp.",)
+    "minimax_m2",
+    FIELDS,
+    read_layers,
+    MiniMaxM2Block,
+    plain_fields=plain_fields,
+    names=CHECKPOINT,
+    ignored=lambda fields: ("model.mtp.",),
 )

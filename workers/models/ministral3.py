@@ -67,7 +67,7 @@ def _is_ministral(fields: Json) -> bool:
 def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
     where, params = rope_parameters(fields)
     plain = {**fields, where: {name: value for name, value in params.items() if name != BETA}}
-    attention = read_attention(plain, default_head_dim=128, theta=1000000.0 if _is_ministral(fields) else 10000.0)
+    attention = read_attention(plain, default_head_dim=128)
     if params.get(BETA) is not None:
         temperature = TemperatureConfig(
             beta=number(params, BETA, 0.0, where),

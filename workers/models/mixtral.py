@@ -10,6 +10,7 @@ from quire.workers.layers.linear import Placement
 from quire.workers.layers.module import Module
 from quire.workers.layers.norm import RMSNorm
 from quire.workers.layers.stacked_experts import Names
+from quire.workers.loading.names import CheckpointNames
 from quire.workers.models.blocks import Attend, SelfAttention
 from quire.workers.models.config import ExpertsSpec, LayerSpec, ModelConfig
 from quire.workers.models.decoder import Family
@@ -18,6 +19,7 @@ from quire.workers.models.moe import MoE
 from quire.workers.models.moe_fields import MOE_FIELDS, read_routing
 
 NAMES = Names("w1", "w3", "w2")
+CHECKPOINT = CheckpointNames(inner=((".mlp.", ".block_sparse_moe."),))  # as transformers 5 calls it, and may save it
 
 
 class MixtralBlock(Module):
@@ -50,4 +52,4 @@ def plain_fields(fields: Json) -> Json:
     return {"sliding_window": None, "rms_norm_eps": 1e-5, **fields}
 
 
-FAMILY = Family("mixtral", MOE_FIELDS, read_layers, MixtralBlock, plain_fields=plain_fields)
+FAMILY = Family("mixtral", MOE_FIELDS, read_layers, MixtralBlock, plain_fields=plain_fields, names=CHECKPOINT)

@@ -71,6 +71,7 @@ class StoredLayer:
         self._part = part
         self._rows, self._columns, self._device = rows, columns, device
         self._pieces: dict[str, list[torch.Tensor]] = {}
+        self._not_finite: list[str] = []  # tensors
 
     @property
     def slices(self) -> tuple[slice, slice]:
@@ -105,8 +106,11 @@ class StoredLayer:
     def take(self, name: str, piece: torch.Tensor, row: int = 0) -> None:
         """A piece of the tensor of this name, behind those before it.
 
-        On a CPU the piece stays in the mapped file, which is open until the readers are done.
+        On a CPU the piece stays in the mapped file, which is open until the readers are done. Scales are looked at here, where
+        no device has to be waited for: one that is no number would make every answer wrong, and say nothing.
         """
+        if name != "weight" and piece.is_floating_point() and not _are_finite(piece):
+            self._not_finite.append(name)
         self._pieces.setdefault(name, []).append(piece.to(self._device))
 
     def dequantize_into(self, weight: torch.Tensor, layer: str) -> None:
@@ -148,7 +152,7 @@ class StoredLayer:
     def taken(self, layer: str) -> Tensors:
         """The whole layer's tensors, for the current stream, and nobody's any more; scales of inputs are kept here.
 
-        Raises WeightsError for a bias that the model has not, and for a scale of inputs that is none.
+        Raises WeightsError for a bias that the model has not, and for scales that are none.
         """
         if any(piece.any() for piece in self._pieces.pop("bias", [])):
             raise WeightsError(f"{layer} has a bias in the checkpoint, but not in the model that config.json describes")
@@ -160,8 +164,19 @@ class StoredLayer:
         self.input_scale = _scalar(tensors.get("input_scale", tensors.get("activation_scale")))
         if self.input_scale is not None and not 0 < self.input_scale < math.inf:
             raise WeightsError(f"{layer} has an input_scale of {self.input_scale:g}: a positive number is expected")
+        if self._not_finite:
+            raise WeightsError(
+                f"{layer}.{self._not_finite[0]} has values that are infinite or no numbers: quantize the layer again, or leave "
+                "it as it is"
+            )
         self.input_zero_point = _scalar(tensors.get("input_zero_point"))
         return tensors
+
+
+def _are_finite(scales: torch.Tensor) -> bool:
+    """By their sum, which is twenty times as fast as to ask each of them, and infinite if two are near float32's limit."""
+    values = scales.to(torch.float32) if scales.dtype == torch.float8_e8m0fnu else scales
+    return bool(values.sum(dtype=torch.float32).isfinite())
 
 
 def _scalar(tensor: torch.Tensor | None) -> float | None:
